@@ -1,0 +1,35 @@
+# Two commands are enough: `make demo` and `make test`. Both set everything up in .venv first.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test test-slow lint types benchmark clean
+
+demo: $(READY)
+	@if [ -f runs/demo/report.html ]; then echo "the demo has run already; remove runs/demo to run it again"; \
+	else $(BIN)/mettle train da-supcon --name demo --resume; fi
+	@echo "open runs/demo/report.html in a browser"
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(PYTEST)
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow $(PYTEST)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/pyright
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "mettle needs Python 3.11 or newer; say which with: make PYTHON=python3.12 ..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,5 @@
+"""``python -m mettle``: the command line."""
+
+from mettle.cli import main
+
+main()

@@ -1,0 +1,33 @@
+"""Settings that every test shares."""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # one test process per core
+sys.path.insert(0, str(Path(__file__).parent))  # tests/oracles and tests/laws as `oracles`, `laws`
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--no-skips", action="store_true", help="count a skipped test as a failure")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    report = outcome.get_result()
+    if report.skipped and not hasattr(report, "wasxfail") and item.config.getoption("--no-skips"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which --no-skips does not allow: {report.longrepr}"
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory) -> Path:
+    """Embedded data are drawn once for all tests of a machine's user, like for any other user."""
+    return Path("~/.cache/mettle").expanduser()

@@ -1,0 +1,86 @@
+"""Every public name comes from one place, and what is listed is there."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import mettle
+
+ROOT = Path(mettle.__file__).parent
+ROOMS = sorted(set(mettle.__all__) - {"errors"})
+
+
+def test_the_package_lists_its_rooms_and_loads_each():
+    assert mettle.__all__ == sorted(mettle.__all__)
+    for name in mettle.__all__:
+        assert getattr(mettle, name).__name__ == f"mettle.{name}"
+    assert set(dir(mettle)) >= set(mettle.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="lossse"):
+        _ = mettle.lossse
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_lists_its_public_names_sorted_and_has_them(name):
+    module = importlib.import_module(f"mettle.{name}")
+    assert module.__all__ == sorted(module.__all__)
+    for public in module.__all__:
+        assert hasattr(module, public), f"{name}.__all__ names {public}, which is not there"
+
+
+def test_no_public_name_is_offered_by_two_rooms():
+    seen: dict[str, str] = {}
+    for name in ROOMS:
+        for public in importlib.import_module(f"mettle.{name}").__all__:
+            assert public not in seen, f"{public} comes from both {seen[public]} and {name}"
+            seen[public] = name
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_public_things_are_documented(name):
+    module = importlib.import_module(f"mettle.{name}")
+    for public in module.__all__:
+        thing = getattr(module, public)
+        if callable(thing):
+            assert (thing.__doc__ or "").strip(), f"mettle.{name}.{public} has no docstring"
+
+
+def test_folders_hold_no_drawer_for_odds_and_ends():
+    names = {path.stem for path in ROOT.rglob("*.py")}
+    assert not names & {"utils", "util", "misc", "common", "helpers"}
+
+
+def test_help_starts_without_torch():
+    code = "import sys; from mettle.cli import app; assert 'torch' not in sys.modules and 'pydantic' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_is_fast():
+    def once() -> float:
+        began = time.process_time()
+        wall = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "mettle", "--help"], check=True, capture_output=True)
+        return min(time.perf_counter() - wall, 10.0) + (time.process_time() - began)
+
+    assert min(once() for _ in range(3)) < 2.0  # half a second on an idle machine; the suite shares its cores
+
+
+def test_the_distribution_is_never_called_by_another_projects_name():
+    """`mettle` on PyPI is not ours: no file may tell anyone to install it."""
+    pattern = re.compile(r"pip install (?:[\"'])?mettle(?!-ml)\b")
+    repository = ROOT.parents[1]
+    for path in [*repository.glob("*.md"), *repository.glob("docs/**/*.md"), *ROOT.rglob("*.py")]:
+        assert not pattern.search(path.read_text(encoding="utf-8")), path
+
+
+def test_every_module_parses_and_says_what_it_is():
+    for path in ROOT.rglob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{path} has no docstring"
