@@ -1,0 +1,28 @@
+"""The one engine for everything quadratic.
+
+    loss.terms ─┐                          ┌─ dense   whole matrix, plain autograd: the reference
+                ├─ contract ─ engine ──────┤
+    difficulty ─┘                          └─ tiled   O(n · tile) memory, own backward pass
+"""
+
+from mettle.pairs.contract import Acc, Difficulty, Mask, Measure, PairLoss, Rows, Sweep, Tile, lse, peak, total
+from mettle.pairs.engine import PairOutput, pair_loss
+from mettle.pairs.facts import PairFacts, pair_facts
+
+__all__ = [
+    "Acc",
+    "Difficulty",
+    "Mask",
+    "Measure",
+    "PairFacts",
+    "PairLoss",
+    "PairOutput",
+    "Rows",
+    "Sweep",
+    "Tile",
+    "lse",
+    "pair_facts",
+    "pair_loss",
+    "peak",
+    "total",
+]

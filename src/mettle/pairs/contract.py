@@ -1,0 +1,136 @@
+"""What a pairwise loss and a difficulty say to the engine, and what the engine owes them.
+
+A loss never sees a whole matrix. It is handed *tiles* of similarities and says what each row accumulates over its
+pairs (a sum, a log-sum-exp, a maximum), then how a row's value follows from what was accumulated:
+
+    terms(tile, rows) -> {name: total(...) | lse(...) | peak(...)}     elementwise, on any tile
+    finish(rows)      -> (n,) one value per anchor                      never reduced further here
+
+The engine owns everything else: tiles, masks, weights, memory, precision, the backward pass. A difficulty weighs the
+pairs of a tile; the engine puts the weights *inside* the accumulators, hence one law for every loss: weight 0 = the
+pair is absent, 1 = nothing changes, 2 = as if it were listed twice.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+Mask = Tensor | bool
+"""Which pairs of a tile: a boolean tensor, or ``True`` / ``False`` for all / none of them."""
+
+Rows = Mapping[str, Tensor]
+"""What has been accumulated so far: columns (n, 1) while sweeping a tile, vectors (n,) in ``finish``."""
+
+Measure = Literal["cosine", "dot", "squared", "l1"]
+"""Similarity of two embeddings: cosine, dot product, minus squared distance, minus L1 distance."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Some anchors against some references."""
+
+    s: Tensor  # (a, b) similarities, higher = more alike
+    pos: Mask  # same label, not the anchor itself
+    neg: Mask  # other label
+    temperature: float = 1.0  # of the loss, for difficulties that are defined on s / temperature
+    biased: Tensor | None = None  # (a, b) similarities under a second encoder, where there is one
+
+
+@dataclass(frozen=True)
+class Acc:
+    """One thing that every row accumulates over the pairs of ``mask``."""
+
+    kind: Literal["total", "lse", "peak"]
+    x: Tensor | float
+    mask: Mask
+    weigh: Literal["full", "present", "none"] = "full"
+    ceiling: float | None = None
+
+
+def total(x: Tensor | float, mask: Mask, *, weigh: Literal["full", "present", "none"] = "full") -> Acc:
+    """Σ w·x over the masked pairs; ``total(1.0, mask)`` counts them.
+
+    ``weigh="present"`` uses only whether a pair is there (w not 0), ``"none"`` ignores the difficulty.
+    """
+    return Acc("total", x, mask, weigh)
+
+
+def lse(
+    x: Tensor,
+    mask: Mask,
+    *,
+    weigh: Literal["full", "present", "none"] = "full",
+    ceiling: float | None = None,
+) -> Acc:
+    """Log Σ w·eˣ over the masked pairs, -inf where there are none.
+
+    ``ceiling`` promises -ceiling <= x <= ceiling, which lets the engine share one exponential between both ends of
+    a pair instead of tracking every row's maximum.
+    """
+    return Acc("lse", x, mask, weigh, ceiling)
+
+
+def peak(x: Tensor, mask: Mask) -> Acc:
+    """Max x over the masked pairs that are present (w > 0), -inf where there are none.
+
+    Where several pairs tie, they share the gradient equally, so the order of rows never matters.
+    """
+    return Acc("peak", x, mask)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One pass over the tiles. ``rows`` of earlier sweeps are handed to the terms of later ones."""
+
+    terms: Callable[[Tile, Rows], dict[str, Acc]]
+    over: Literal["all", "positives"] = "all"  # which tiles need a visit
+    reads: bool = False  # whether terms use rows of earlier sweeps; if not, both ends of a pair share the work
+
+
+class PairLoss(Protocol):
+    """What the engine needs of a loss."""
+
+    @property
+    def measure(self) -> Measure:
+        """The similarity that tiles hold."""
+        ...
+
+    @property
+    def temperature(self) -> float:
+        """Handed on to difficulties; 1 where the loss has none."""
+        ...
+
+    def sweeps(self) -> tuple[Sweep, ...]:
+        """The passes over all pairs, usually one."""
+        ...
+
+    def finish(self, rows: Rows) -> Tensor:
+        """(n,) one value per anchor from what its row accumulated; finite, with finite gradient, in every row."""
+        ...
+
+    def defined(self, rows: Rows) -> Tensor:
+        """(n,) whether the loss means anything for this anchor; the others are left out of the mean and counted."""
+        ...
+
+
+class Difficulty(Protocol):
+    """What makes a pair hard, as a weight per pair.
+
+    ``stats`` names row facts that ``weigh`` needs (the hardest positive of each row, say); most need none and return
+    an empty dict. Weights carry no gradient while ``detach`` is true.
+    """
+
+    @property
+    def detach(self) -> bool:
+        """Whether weights are constants for the gradient."""
+        ...
+
+    def stats(self, tile: Tile) -> dict[str, Acc]:
+        """Row facts needed before weighing."""
+        ...
+
+    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+        """(a, b) weights, at least 0; entries outside ``pos`` and ``neg`` are ignored."""
+        ...

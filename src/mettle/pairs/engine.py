@@ -1,0 +1,177 @@
+"""The door to the engines: check what came, lay out the job, choose an engine, give back one value per anchor."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mettle.errors import InputError
+from mettle.pairs import dense, tiled
+from mettle.pairs.contract import Difficulty, PairLoss
+from mettle.pairs.job import Job
+from mettle.pairs.relation import Side
+from mettle.pairs.similarity import ready
+
+Engine = Literal["auto", "dense", "tiled"]
+Reference = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
+"""Embeddings and labels to compare with instead of the batch itself, and optionally their ids."""
+
+DENSE_UP_TO = 1024 * 1024  # pairs; beyond this, tiles are faster and smaller
+
+
+@dataclass(frozen=True)
+class PairOutput:
+    """What a pairwise loss gives: one value per anchor, where it is defined, and which engine computed it."""
+
+    values: Tensor
+    defined: Tensor
+    engine: str
+
+    def per_anchor(self) -> Tensor:
+        """(n,) with NaN where the loss is not defined."""
+        return torch.where(self.defined, self.values, torch.nan)
+
+    def mean(self) -> Tensor:
+        """Mean over the anchors for which the loss is defined; NaN when there are none."""
+        return torch.where(self.defined, self.values, 0).sum() / self.defined.sum()
+
+
+def pair_loss(
+    loss: PairLoss,
+    z: Tensor,
+    labels: Tensor,
+    *,
+    ref: Reference | None = None,
+    ids: Tensor | None = None,
+    difficulty: Difficulty | None = None,
+    biased: Tensor | tuple[Tensor, Tensor] | None = None,
+    engine: Engine = "auto",
+    tile: int = tiled.SIZE,
+) -> PairOutput:
+    """Evaluate ``loss`` on a batch, against itself or against ``ref``.
+
+    Args:
+        loss: what each row accumulates and how it ends.
+        z: (n, d) embeddings.
+        labels: (n,) whole numbers; equal labels are positives.
+        ref: compare with these embeddings and labels (and ids) instead of with the batch itself.
+        ids: (n,) sample ids; pairs of equal id are left out when ``ref`` has ids too.
+        difficulty: how much each pair counts.
+        biased: a second encoder's embeddings of the batch (and of ``ref``).
+        engine: ``auto`` chooses by size; ``dense`` and ``tiled`` insist.
+        tile: rows of a tile.
+    """
+    check(z, labels, "embeddings", "labels")
+    if ref is not None:
+        check(ref[0], ref[1], "reference embeddings", "reference labels")
+        if ref[0].shape[1] != z.shape[1] or ref[0].device != z.device:
+            raise InputError(
+                f"reference embeddings are {tuple(ref[0].shape)} on {ref[0].device}, "
+                f"embeddings {tuple(z.shape)} on {z.device}: both need one width and one device"
+            )
+    name = choose(engine, len(z) * (len(z) if ref is None else len(ref[0])), loss)
+    with torch.autocast(z.device.type, enabled=False):
+        job, order = layout(loss, z, labels, ref, ids, difficulty, biased, sort=name == "tiled")
+        rows = tiled.rows(job, tile) if name == "tiled" else dense.rows(job)
+        rows = {k: v for k, v in rows.items() if not k.startswith("difficulty.")}
+        values, defined = loss.finish(rows), loss.defined(rows)
+        if order is not None:
+            back = torch.argsort(order)
+            values, defined = values[back], defined[back]
+        # z - z is 0 where z is finite and NaN elsewhere: a broken embedding can never give a finite loss.
+        values = values + (z.detach() - z.detach()).sum().to(values.dtype)
+    return PairOutput(values, defined, name)
+
+
+def layout(
+    loss: PairLoss,
+    z: Tensor,
+    labels: Tensor,
+    ref: Reference | None,
+    ids: Tensor | None,
+    difficulty: Difficulty | None,
+    biased: Tensor | tuple[Tensor, Tensor] | None,
+    *,
+    sort: bool,
+) -> tuple[Job, Tensor | None]:
+    """The job for an engine, rows sorted by label when asked for, and the order they were put in."""
+    order = torch.argsort(labels, stable=True) if sort else None
+
+    def put(x: Tensor | None, by: Tensor | None) -> Tensor | None:
+        return x if x is None or by is None else x[by]
+
+    own = ready(z, loss.measure)
+    left = Side(_must(put(labels, order)), put(ids, order))
+    if ref is None:
+        second = None if biased is None else ready(_single(biased), loss.measure).detach()
+        both = None if second is None else (_must(put(second, order)),) * 2
+        return Job(loss, difficulty, left, left, _must(put(own, order)), None, both), order
+    by = torch.argsort(ref[1], stable=True) if sort else None
+    right = Side(_must(put(ref[1], by)), put(ref[2], by) if len(ref) == 3 else None)
+    other = _must(put(ready(ref[0], loss.measure), by))
+    both = None
+    if biased is not None:
+        if isinstance(biased, Tensor):
+            raise InputError("with ref=, biased must be a pair: the second encoder's batch and reference embeddings")
+        first, second = (ready(b, loss.measure).detach() for b in biased)
+        both = (_must(put(first, order)), _must(put(second, by)))
+    return Job(loss, difficulty, left, right, _must(put(own, order)), other, both), order
+
+
+def choose(engine: Engine, pairs: int, loss: PairLoss) -> str:
+    """Dense for small batches and for measures that only it has, tiled beyond."""
+    if engine not in ("auto", "dense", "tiled"):
+        raise InputError(f"no engine {engine!r}: choose auto, dense or tiled")
+    if loss.measure == "l1":
+        if engine == "tiled":
+            raise InputError("the L1 measure has a dense form only: use engine='dense', or another measure")
+        return "dense"
+    if engine != "auto":
+        return engine
+    return "dense" if pairs <= DENSE_UP_TO else "tiled"
+
+
+def check(z: Tensor, labels: Tensor, what: str, names: str) -> None:
+    """Refuse what cannot be compared, before any work."""
+    rules: list[tuple[Callable[[], bool], str]] = [
+        (lambda: isinstance(z, Tensor), f"{what} must be a tensor, got {type(z).__name__}"),
+        (lambda: isinstance(labels, Tensor), f"{names} must be a tensor, got {type(labels).__name__}"),
+        (
+            lambda: z.ndim == 2,
+            f"{what} must be (n, d), got shape {tuple(getattr(z, 'shape', ()))}. Several views per sample: "
+            "stack them to (views * n, d) and repeat the labels",
+        ),
+        (lambda: z.is_floating_point(), f"{what} must be floating point, got {getattr(z, 'dtype', None)}"),
+        (lambda: len(z) > 0, f"{what} are empty: a batch needs at least two samples of one class"),
+        (
+            lambda: labels.ndim == 1 and len(labels) == len(z),
+            f"{names} must have one entry per embedding: got {tuple(getattr(labels, 'shape', ()))} for "
+            f"{len(z) if isinstance(z, Tensor) and z.ndim else 0} embeddings. If the embeddings stack two views, "
+            "pass labels.repeat(2)",
+        ),
+        (
+            lambda: not labels.is_floating_point() and labels.dtype != torch.bool and not labels.is_complex(),
+            f"{names} must be whole numbers, got {getattr(labels, 'dtype', None)}: use labels.long()",
+        ),
+        (
+            lambda: labels.device == z.device,
+            f"{names} are on {getattr(labels, 'device', None)}, {what} on {getattr(z, 'device', None)}: "
+            "move them to one device",
+        ),
+    ]
+    for holds, message in rules:
+        if not holds():
+            raise InputError(message)
+
+
+def _single(biased: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    if isinstance(biased, Tensor):
+        return biased
+    raise InputError("biased must be one tensor when the batch is compared with itself")
+
+
+def _must(x: Tensor | None) -> Tensor:
+    assert x is not None
+    return x

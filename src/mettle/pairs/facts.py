@@ -1,0 +1,117 @@
+"""What a difficulty did to a batch, counted over its pairs."""
+
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from mettle.pairs import dense, tiled
+from mettle.pairs.contract import Acc, Difficulty, PairLoss, Rows, Sweep, Tile, total
+from mettle.pairs.engine import DENSE_UP_TO, check, layout
+
+
+@dataclass(frozen=True)
+class PairFacts:
+    """Counts and means over the pairs of one batch.
+
+    ``hard`` = the difficulty raised the weight above 1; ``kept`` = it left the pair in at all (weight above 0).
+    ``effective_negatives`` = (Σw)² / Σw² per anchor, averaged: how many negatives the weights really use.
+    """
+
+    engine: str
+    anchors: int
+    anchors_without_positives: int
+    zero_rows: int
+    positive_similarity: float
+    negative_similarity: float
+    hard_positives: float
+    hard_negatives: float
+    kept_positives: float
+    kept_negatives: float
+    positive_weight: float
+    negative_weight: float
+    effective_negatives: float
+
+    def as_dict(self) -> dict[str, float | int | str]:
+        """Plain numbers for a log line."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """A "loss" that only counts: its terms are the weights themselves."""
+
+    loss: PairLoss
+    difficulty: Difficulty | None
+
+    @property
+    def measure(self):
+        return self.loss.measure
+
+    @property
+    def temperature(self) -> float:
+        return self.loss.temperature
+
+    def sweeps(self) -> tuple[Sweep, ...]:
+        return (Sweep(self.terms),)
+
+    def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+        w = torch.ones_like(tile.s)
+        if self.difficulty is not None:
+            mark = "difficulty."
+            w = self.difficulty.weigh(tile, {k.removeprefix(mark): v for k, v in rows.items() if mark in k})
+        found = {}
+        for side, mask in (("positive", tile.pos), ("negative", tile.neg)):
+            found |= {
+                f"{side}.count": total(1.0, mask, weigh="none"),
+                f"{side}.similarity": total(tile.s, mask, weigh="none"),
+                f"{side}.weight": total(w, mask, weigh="none"),
+                f"{side}.square": total(w * w, mask, weigh="none"),
+                f"{side}.hard": total((w > 1).to(tile.s.dtype), mask, weigh="none"),
+                f"{side}.kept": total((w != 0).to(tile.s.dtype), mask, weigh="none"),
+            }
+        return found
+
+    def finish(self, rows: Rows) -> Tensor:
+        return rows["positive.count"]
+
+    def defined(self, rows: Rows) -> Tensor:
+        return rows["positive.count"] > 0
+
+
+@torch.no_grad()
+def pair_facts(
+    loss: PairLoss,
+    z: Tensor,
+    labels: Tensor,
+    *,
+    difficulty: Difficulty | None = None,
+    biased: Tensor | None = None,
+    engine: str | None = None,
+) -> PairFacts:
+    """Count over a batch compared with itself."""
+    check(z, labels, "embeddings", "labels")
+    counts = _Counts(loss, difficulty)
+    job, _ = layout(counts, z.detach(), labels, None, None, difficulty, biased, sort=True)
+    small = len(z) ** 2 <= DENSE_UP_TO or loss.measure == "l1"
+    rows = dense.rows(job) if small else tiled.rows(job)
+    sums = {name: float(value.sum()) for name, value in rows.items() if not name.startswith("difficulty.")}
+
+    def mean(side: str, what: str) -> float:
+        return sums[f"{side}.{what}"] / max(sums[f"{side}.count"], 1.0)
+
+    weight, square = rows["negative.weight"], rows["negative.square"]
+    used = square > 0
+    effective = float((weight[used] ** 2 / square[used]).mean()) if bool(used.any()) else 0.0
+    return PairFacts(
+        engine=engine or ("dense" if small else "tiled"),
+        anchors=len(z),
+        anchors_without_positives=int((rows["positive.count"] == 0).sum()),
+        zero_rows=int((z.abs().amax(1) == 0).sum()),
+        effective_negatives=effective,
+        **{
+            f"{what}_{side}s" if what in ("hard", "kept") else f"{side}_{what}": mean(side, what)
+            for side in ("positive", "negative")
+            for what in ("similarity", "hard", "kept", "weight")
+        },  # type: ignore[arg-type]
+    )

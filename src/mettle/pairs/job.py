@@ -1,0 +1,91 @@
+"""One call of a pairwise loss, laid out for an engine: what to compare, in which order, in how many passes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mettle.pairs.contract import Acc, Difficulty, Measure, PairLoss, Rows, Tile
+from mettle.pairs.relation import Side, Span, masks
+from mettle.pairs.similarity import similarity
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass over the tiles: how to weigh them and what to accumulate."""
+
+    terms: Callable[[Tile, Rows], dict[str, Acc]]
+    weigh: Callable[[Tile, Rows], Tensor | None]
+    reads: bool  # whether terms or weights use rows of earlier steps
+    positives_only: bool = False
+    constant: bool = False  # no gradient flows through what this step accumulates
+
+
+@dataclass(frozen=True)
+class Job:
+    """Prepared embeddings of both sides, their relation, and the loss that compares them."""
+
+    loss: PairLoss
+    difficulty: Difficulty | None
+    left: Side
+    right: Side
+    z: Tensor
+    ref: Tensor | None  # None: the batch is compared with itself
+    biased: tuple[Tensor, Tensor] | None  # a second encoder's view of both sides
+
+    @property
+    def measure(self) -> Measure:
+        """The similarity in use."""
+        return self.loss.measure
+
+    def steps(self) -> list[Step]:
+        """The difficulty's row facts first, if it needs any, then the sweeps of the loss."""
+        found: list[Step] = []
+        difficulty = self.difficulty
+        weigh = self._weigh
+        if difficulty is not None and difficulty.stats(self.blank()):
+            found.append(
+                Step(
+                    lambda tile, _: {f"difficulty.{k}": acc for k, acc in difficulty.stats(tile).items()},
+                    lambda tile, known: None,
+                    reads=False,
+                    constant=difficulty.detach,
+                )
+            )
+        reads_stats = bool(found)
+        for sweep in self.loss.sweeps():
+            only = sweep.over == "positives"
+            found.append(Step(sweep.terms, weigh, sweep.reads or reads_stats, positives_only=only))
+        return found
+
+    def _weigh(self, tile: Tile, known: Rows) -> Tensor | None:
+        if self.difficulty is None:
+            return None
+        mark = "difficulty."
+        stats = {name[len(mark) :]: row for name, row in known.items() if name.startswith(mark)}
+        if not self.difficulty.detach:
+            return self.difficulty.weigh(tile, stats)
+        with torch.no_grad():
+            return self.difficulty.weigh(tile, stats).detach()
+
+    def tile(self, i: Span, j: Span, s: Tensor | None = None) -> Tile:
+        """The anchors of ``i`` against the references of ``j``."""
+        ref = self.z if self.ref is None else self.ref
+        biased = None
+        if self.biased is not None:
+            biased = similarity(self.biased[0][i.rows], self.biased[1][j.rows], self.measure)
+        if s is None:
+            s = similarity(self.z[i.rows], ref[j.rows], self.measure)
+        pos, neg = masks(self.left, self.right, i, j, same_set=self.ref is None)
+        return Tile(s, pos, neg, self.loss.temperature, biased)
+
+    def whole(self) -> tuple[Span, Span]:
+        """Both sides as one block each; the label range is left open so that masks are real tensors."""
+        lowest, highest = -(2**63), 2**63 - 1
+        return Span(0, len(self.left), lowest, highest), Span(0, len(self.right), lowest, highest)
+
+    def blank(self) -> Tile:
+        """A tile of one pair, to learn which terms there are before any work is done."""
+        s = self.z.new_zeros(1, 1)
+        return Tile(s, False, False, self.loss.temperature, None if self.biased is None else s)
