@@ -1,0 +1,255 @@
+"""The one door: every public function of this room passes its arguments through here first.
+
+The core behind it assumes clean data: finite, of equal lengths, integer labels and ids, no zero vectors.
+What cannot be judged is refused with a one-line error; no metric is ever computed on it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mettle.errors import InputError, MettleError
+
+
+class NotMeasurable(MettleError):
+    """The data cannot support the number that was asked for: too few impostors, subjects or templates."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Checked embeddings with what is known about each row.
+
+    Attributes:
+        values: (n, d) float64 if float64 came, float32 otherwise.
+        labels: (n,) int64, who or what each row is.
+        ids: (n,) int64 sample ids, or None when none were given.
+        domains: (n,) how each row was captured (integers or text), or None.
+    """
+
+    values: np.ndarray
+    labels: np.ndarray
+    ids: np.ndarray | None = None
+    domains: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def check_embeddings(
+    embeddings: Any, labels: Any, *, ids: Any = None, domains: Any = None, side: str = ""
+) -> Rows:
+    """Check one set of embeddings and everything that goes with its rows.
+
+    Args:
+        embeddings: (n, d) NumPy array or tensor on any device.
+        labels: (n,) integers.
+        ids: (n,) integer sample ids: "the same picture" means the same id.
+        domains: (n,) integers or text.
+        side: prefix for messages, such as ``"gallery "``.
+
+    Returns:
+        The rows, float64 if float64 came and float32 otherwise, labels and ids int64.
+
+    Raises:
+        InputError: empty, non-finite, zero vectors, wrong shape or length, labels that are not integers.
+    """
+    values = to_numpy(embeddings, f"{side}embeddings")
+    if values.ndim != 2 or 0 in values.shape:
+        raise InputError(f"{side}embeddings must be a non-empty (n, d) matrix: got shape {values.shape}")
+    if values.dtype.kind not in "fiu":
+        raise InputError(f"{side}embeddings must be real numbers: got dtype {values.dtype}")
+    if values.dtype != np.float64:
+        values = values.astype(np.float32, copy=False)
+    finite = np.isfinite(values).all(axis=1)
+    if not finite.all():
+        raise InputError(
+            f"{side}embeddings must be finite: {np.count_nonzero(~finite)} of {len(values)} rows hold NaN or "
+            f"infinity, the first is row {np.argmin(finite)}; find out why the model produced them"
+        )
+    zero = ~values.any(axis=1)
+    if zero.any():
+        raise InputError(
+            f"{side}embeddings must not be zero vectors (their cosine is undefined): row {np.argmax(zero)} "
+            f"is one of {np.count_nonzero(zero)}; drop those rows and count them as failed templates"
+        )
+    n = len(values)
+    rows = Rows(
+        values,
+        integers(labels, f"{side}labels", n),
+        None if ids is None else integers(ids, f"{side}ids", n),
+        None if domains is None else names(domains, f"{side}domains", n),
+    )
+    one_label_per_id(rows)
+    return rows
+
+
+def check_scores(scores: Any, target: Any, subjects: Any = None) -> tuple[np.ndarray, np.ndarray, Any]:
+    """Check scores that came from anywhere, one per pair, higher meaning more alike.
+
+    Args:
+        scores: (m,) finite numbers, or −∞ for a pair with a failed template (never a match).
+        target: (m,) truth values or 0/1: 1 for a genuine pair.
+        subjects: (m, 2) integer labels of the two sides, or None.
+
+    Returns:
+        Scores (float64 if float64 or integers came, else float32), target as bool, subjects as int64 or None.
+
+    Raises:
+        InputError: NaN or +∞, wrong lengths, one class only, subjects that contradict the target.
+    """
+    s = to_numpy(scores, "scores")
+    if s.ndim != 1 or s.dtype.kind not in "fiu":
+        raise InputError(f"scores must be a vector of real numbers: got shape {s.shape}, dtype {s.dtype}")
+    s = s.astype(np.float64 if s.dtype.kind in "iu" or s.dtype == np.float64 else np.float32, copy=False)
+    bad = np.isnan(s) | np.isposinf(s)
+    if bad.any():
+        raise InputError(
+            f"scores must be finite (or −inf for a failed template): {np.count_nonzero(bad)} of {len(s)} are "
+            f"NaN or +inf, the first at position {np.argmax(bad)}"
+        )
+    t = to_numpy(target, "target")
+    if t.shape != s.shape or t.dtype.kind not in "biu" or not np.isin(t, (0, 1)).all():
+        raise InputError(f"target must hold one 0 or 1 per score: got shape {t.shape}, dtype {t.dtype}")
+    t = t.astype(bool)
+    both_kinds(int(np.count_nonzero(t)), int(np.count_nonzero(~t)))
+    return s, t, None if subjects is None else _subject_pairs(subjects, t)
+
+
+def check_gallery(gallery: tuple[Any, ...], probe: Rows) -> Rows:
+    """Check ``(embeddings, labels[, domains[, ids]])`` against the probes it will be compared with."""
+    if not isinstance(gallery, tuple) or not 2 <= len(gallery) <= 4:
+        raise InputError("gallery must be a tuple (embeddings, labels[, domains[, ids]])")
+    values, labels, domains, ids = (*gallery, None, None)[:4]
+    rows = check_embeddings(values, labels, domains=domains, ids=ids, side="gallery ")
+    if rows.values.shape[1] != probe.values.shape[1]:
+        raise InputError(
+            f"gallery embeddings must have the probes' dimension {probe.values.shape[1]}: "
+            f"got {rows.values.shape[1]}"
+        )
+    if (rows.ids is None) != (probe.ids is None):
+        raise InputError(
+            "sample ids must be given on both sides or on none: pass ids= and the gallery's fourth entry"
+        )
+    one_label_per_id(probe, rows)
+    return rows
+
+
+def check_trials(trials: Any, probe: Rows, gallery: Rows | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Check integers (m, 3) of (i, j, target): rows exist, are two samples, and labels confirm the target."""
+    a = to_numpy(trials, "trials")
+    if a.ndim != 2 or a.shape[1] != 3 or a.dtype.kind not in "iu" or len(a) == 0:
+        raise InputError(
+            f"trials must be integers (m, 3) of (i, j, target): got shape {a.shape}, dtype {a.dtype}"
+        )
+    i, j, target = a.astype(np.int64).T
+    other = probe if gallery is None else gallery
+    for name, at, n in (("i", i, len(probe)), ("j", j, len(other))):
+        if at.min() < 0 or at.max() >= n:
+            raise InputError(f"trials must name rows 0 … {n - 1} as {name}: got {at.min()} … {at.max()}")
+    own = i == j if gallery is None else np.zeros(len(i), bool)
+    if probe.ids is not None and other.ids is not None:
+        own |= probe.ids[i] == other.ids[j]
+    if own.any():
+        raise InputError(f"trial {np.argmax(own)} compares a sample with itself: take such trials out")
+    wrong = (probe.labels[i] == other.labels[j]) != target
+    if wrong.any():
+        raise InputError(
+            f"trial {np.argmax(wrong)} contradicts the labels: target must be 1 for equal labels, else 0"
+        )
+    return i, j, target.astype(bool)
+
+
+def both_kinds(genuine: int, impostor: int) -> None:
+    """Refuse a set of pairs that lacks one of the two kinds: no error rate is defined on it."""
+    if genuine == 0 or impostor == 0:
+        kind, need = ("genuine", "two samples of one label") if genuine == 0 else ("impostor", "two labels")
+        raise InputError(
+            f"verification needs genuine and impostor pairs: got {genuine} genuine and {impostor} impostor; "
+            f"a {kind} pair needs {need} among the compared samples"
+        )
+
+
+def one_label_per_id(*tables: Rows) -> None:
+    """Refuse a sample id that carries two labels, in one table or across several."""
+    known = [r for r in tables if r.ids is not None]
+    if not known:
+        return
+    ids = np.concatenate([r.ids for r in known if r.ids is not None])
+    labels = np.concatenate([r.labels for r in known])
+    order = np.lexsort((labels, ids))
+    ids, labels = ids[order], labels[order]
+    clash = (ids[1:] == ids[:-1]) & (labels[1:] != labels[:-1])
+    if clash.any():
+        at = int(np.argmax(clash))
+        raise InputError(
+            f"sample id {ids[at]} carries two labels, {labels[at]} and {labels[at + 1]}: one id is one sample"
+        )
+
+
+def integers(values: Any, name: str, n: int) -> np.ndarray:
+    """One int64 per row, whatever integer type came; never through floats, so ids above 2^24 stay exact."""
+    a = to_numpy(values, name)
+    if a.dtype.kind not in "iu":
+        raise InputError(
+            f"{name} must be integers: got dtype {a.dtype}; code other values with "
+            f"numpy.unique(values, return_inverse=True)[1]"
+        )
+    if a.dtype == np.uint64 and a.size and a.max() > np.iinfo(np.int64).max:
+        raise InputError(f"{name} must fit in int64: got {a.max()}")
+    return _one_per_row(a, name, n).astype(np.int64)
+
+
+def names(values: Any, name: str, n: int) -> np.ndarray:
+    """One integer or text per row; floats are refused because NaN and rounding make bad names."""
+    a = to_numpy(values, name)
+    if a.dtype.kind == "O" and all(isinstance(v, str) for v in a.flat):
+        a = a.astype(str)
+    if a.dtype.kind not in "iuU":
+        raise InputError(f"{name} must be integers or text: got dtype {a.dtype}")
+    return _one_per_row(a, name, n)
+
+
+def to_numpy(values: Any, name: str) -> np.ndarray:
+    """A NumPy view or copy of an array, a tensor on any device, or a sequence."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        return (values.float() if values.dtype is torch.bfloat16 else values).numpy()
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError) as e:
+        raise InputError(f"{name} must be an array or a tensor: got {type(values).__name__} ({e})") from e
+
+
+def codes(*columns: np.ndarray) -> list[np.ndarray]:
+    """Number the distinct values of several columns together: equal values get equal codes from 0 up."""
+    if len({c.dtype.kind == "U" for c in columns}) > 1:
+        raise InputError(
+            "domains must be of one kind on both sides: got integers on one and text on the other"
+        )
+    coded = np.unique(np.concatenate(columns), return_inverse=True)[1].reshape(-1).astype(np.int32)
+    return np.split(coded, np.cumsum([len(c) for c in columns])[:-1])
+
+
+def _one_per_row(a: np.ndarray, name: str, n: int) -> np.ndarray:
+    if a.shape != (n,):
+        raise InputError(f"{name} must have one entry per embedding: got shape {a.shape} for {n} embeddings")
+    return a
+
+
+def _subject_pairs(subjects: Any, target: np.ndarray) -> np.ndarray:
+    a = to_numpy(subjects, "subjects")
+    if a.shape != (len(target), 2) or a.dtype.kind not in "iu":
+        raise InputError(
+            f"subjects must be integers of shape ({len(target)}, 2), the label of each side: "
+            f"got shape {a.shape}, dtype {a.dtype}"
+        )
+    a = a.astype(np.int64)
+    wrong = (a[:, 0] == a[:, 1]) != target
+    if wrong.any():
+        raise InputError(
+            f"subjects contradict target at pair {np.argmax(wrong)}: a genuine pair is of one subject, an "
+            "impostor pair of two"
+        )
+    return a

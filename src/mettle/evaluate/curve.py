@@ -1,0 +1,279 @@
+"""Operating points of sorted scores: counts in whole numbers, rates only at the end.
+
+Accept iff s ≥ τ. FMR(τ) = #impostor ≥ τ / N_i, FNMR(τ) = #genuine < τ / N_g. A threshold can only act at a
+distinct finite score or at +∞, so a tie group moves as one; the −∞ of a failed template is never accepted.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from mettle.errors import InputError
+from mettle.evaluate.checks import NotMeasurable
+from mettle.evaluate.scores import Scores
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Operating points by ascending threshold, the last at +∞."""
+
+    thresholds: np.ndarray
+    fmr: np.ndarray
+    fnmr: np.ndarray
+
+    @property
+    def tar(self) -> np.ndarray:
+        """TAR = 1 − FNMR."""
+        return 1 - self.fnmr
+
+
+@dataclass(frozen=True, eq=False)
+class Roc:
+    """All operating points, computed when first read; :meth:`thinned` is for drawing."""
+
+    scores: Scores
+
+    @cached_property
+    def full(self) -> Curve:
+        """Every distinct finite score and +∞."""
+        return curve_at(self.scores, distinct(self.scores))
+
+    @property
+    def thresholds(self) -> np.ndarray:
+        """Ascending thresholds, the last +∞."""
+        return self.full.thresholds
+
+    @property
+    def fmr(self) -> np.ndarray:
+        """FMR at each threshold."""
+        return self.full.fmr
+
+    @property
+    def fnmr(self) -> np.ndarray:
+        """FNMR at each threshold."""
+        return self.full.fnmr
+
+    @property
+    def tar(self) -> np.ndarray:
+        """TAR at each threshold."""
+        return self.full.tar
+
+    def thinned(self, k: int = 256) -> Curve:
+        """About k of the points, dense where error rates are small; never sorts or copies the scores."""
+        return curve_at(self.scores, grid(self.scores, k)[0])
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """One threshold, chosen for a wanted false-accept rate.
+
+    Attributes:
+        far: the rate that was wanted.
+        fmr: the rate attained, never above ``far``.
+        tar: share of genuine pairs accepted.
+        threshold: the smallest that keeps FMR ≤ far; +∞ when only rejecting everybody does.
+        false_accepts: impostor pairs accepted.
+        impostors: impostor pairs in all.
+        status: by the impostor errors that ``far`` allows, N_i·far: "not measurable" below 1 (the numbers are
+            then None), "refused as headline" below 10, "flagged" below 30, else "ok".
+    """
+
+    far: float
+    fmr: float | None
+    tar: float | None
+    threshold: float | None
+    false_accepts: int | None
+    impostors: int
+    status: str
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """Counts of both kinds of scores between common edges."""
+
+    edges: np.ndarray
+    genuine: np.ndarray
+    impostor: np.ndarray
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """The two operating points around FMR = FNMR, each (threshold, FMR, FNMR).
+
+    Attributes:
+        below: the last point with FMR ≥ FNMR.
+        above: the next one; the same point when the two rates are equal there.
+        half_gap: half the range that the two points leave open for the EER.
+    """
+
+    below: tuple[float, float, float]
+    above: tuple[float, float, float]
+    half_gap: float
+
+
+def counts(scores: Scores, threshold: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """False accepts #impostor ≥ τ and false rejects #genuine < τ, as int64, one for each threshold."""
+    t = np.asarray(threshold, scores.impostor.dtype)
+    accepts = len(scores.impostor) - np.searchsorted(scores.impostor, t, side="left")
+    return accepts, np.searchsorted(scores.genuine, t, side="left")
+
+
+def curve_at(scores: Scores, thresholds: np.ndarray) -> Curve:
+    """The operating points at these finite thresholds, and +∞."""
+    thresholds = np.append(thresholds, np.asarray(np.inf, thresholds.dtype))
+    accepts, rejects = counts(scores, thresholds)
+    return Curve(thresholds, accepts / len(scores.impostor), rejects / len(scores.genuine))
+
+
+def distinct(scores: Scores) -> np.ndarray:
+    """Every distinct finite score, ascending."""
+    values = np.union1d(_unique(scores.genuine), _unique(scores.impostor))
+    return values[np.isfinite(values)]
+
+
+def grid(scores: Scores, k: int) -> tuple[np.ndarray, bool]:
+    """About k operating thresholds, dense where decisions are made, and whether they are all there are.
+
+    A quarter each: false-accept counts in equal ratios from 1 to N_i; false-reject counts likewise; ranks
+    around the EER, within a factor of three; equal steps of both ranks. The lowest score is always there.
+    """
+    few = _unique_up_to(scores, k)
+    if len(few) <= k:
+        return few, True
+    n_g, n_i, quarter = len(scores.genuine), len(scores.impostor), max(4, k // 4)
+    try:
+        centre = float(eer(scores)[0])
+    except NotMeasurable:
+        centre = 0.5
+    around = np.geomspace(max(centre / 3, 1 / n_i), min(1.0, max(3 * centre, 3 / n_i)), quarter // 2)
+    even = np.linspace(0, 1, quarter // 2)
+    rank_i = n_i - np.concatenate([np.geomspace(1, n_i, quarter), around * n_i, even * n_i])
+    rank_g = np.concatenate([np.geomspace(1, n_g, quarter) - 1, around * n_g, even * n_g])
+    picked = [
+        side[np.clip(np.rint(rank), 0, len(side) - 1).astype(np.int64)]
+        for side, rank in ((scores.impostor, rank_i), (scores.genuine, rank_g))
+    ]
+    values = np.unique(np.concatenate([*picked, few[:1]]))
+    return values[np.isfinite(values)], False
+
+
+def histogram(scores: Scores, bins: int) -> Histogram:
+    """Equal bins over the finite scores, the last one closed; failed templates are not drawn."""
+    if bins < 1:
+        raise InputError(f"bins must be at least 1: got {bins}")
+    low = next_above(scores, -np.inf)
+    if low == np.inf:
+        raise NotMeasurable("no finite scores to draw: every template failed")
+    high = max(float(scores.genuine[-1]), float(scores.impostor[-1]))
+    edges = np.linspace(low, high if high > low else low + 1, bins + 1)
+    drawn = []
+    for side in (scores.genuine, scores.impostor):
+        at = np.searchsorted(side, edges[:-1].astype(side.dtype), side="left")
+        drawn.append(np.diff(np.append(at, len(side))))
+    return Histogram(edges, drawn[0], drawn[1])
+
+
+def auc(scores: Scores) -> Fraction:
+    """AUC = (Σ over genuine of #impostor below + ½·#equal) / (N_g·N_i), exactly."""
+    left = np.searchsorted(scores.impostor, scores.genuine, side="left")
+    right = np.searchsorted(scores.impostor, scores.genuine, side="right")
+    twice = int(left.sum()) + int(right.sum())
+    return Fraction(twice, 2 * len(scores.genuine) * len(scores.impostor))
+
+
+def eer(scores: Scores) -> tuple[Fraction, Bracket]:
+    """The value where the path through the operating points (FMR, FNMR) meets FMR = FNMR, exactly.
+
+    With (x₀, y₀) the last point where x ≥ y and (x₁, y₁) the next: EER = x₀ + t·(x₁ − x₀), where
+    t = (x₀ − y₀) / ((x₀ − y₀) − (x₁ − y₁)).
+
+    Raises:
+        NotMeasurable: so many failed templates that FNMR > FMR even at the lowest score.
+    """
+    low = max((t for t in (_last_not_below(scores, side) for side in (0, 1)) if t is not None), default=None)
+    if low is None:
+        raise NotMeasurable(
+            "EER is not measurable: FNMR exceeds FMR at every threshold because of failed templates (−inf); "
+            "report FTA and FRR, or TAR at a false-accept rate"
+        )
+    high = next_above(scores, low)
+    (x0, y0), (x1, y1) = _rates(scores, low), _rates(scores, high)
+    if x0 == y0:
+        point = (low, float(x0), float(y0))
+        return x0, Bracket(point, point, 0.0)
+    t = (x0 - y0) / ((x0 - y0) - (x1 - y1))
+    gap = (min(x0, y1) - max(x1, y0)) / 2
+    bracket = Bracket((low, float(x0), float(y0)), (high, float(x1), float(y1)), float(gap))
+    return x0 + t * (x1 - x0), bracket
+
+
+def operating_point(scores: Scores, far: float) -> OperatingPoint:
+    """The smallest threshold with FMR ≤ far: no interpolation, never the nearest rate."""
+    n_i, n_g = len(scores.impostor), len(scores.genuine)
+    budget = rate(far) * n_i
+    if budget < 1:
+        return OperatingPoint(far, None, None, None, None, n_i, "not measurable")
+    threshold = threshold_for(scores, math.floor(budget))
+    accepts, rejects = (int(c) for c in counts(scores, threshold))
+    status = "refused as headline" if budget < 10 else "flagged" if budget < 30 else "ok"
+    return OperatingPoint(far, accepts / n_i, (n_g - rejects) / n_g, threshold, accepts, n_i, status)
+
+
+def threshold_for(scores: Scores, accepts: int) -> float:
+    """The smallest operating threshold with at most ``accepts`` false accepts."""
+    n = len(scores.impostor)
+    if accepts >= n:
+        return next_above(scores, -np.inf)
+    return next_above(scores, float(scores.impostor[n - accepts - 1]))
+
+
+def next_above(scores: Scores, value: float) -> float:
+    """The next operating threshold above a value: a distinct finite score, or +∞."""
+    found = np.inf
+    for side in (scores.genuine, scores.impostor):
+        at = np.searchsorted(side, np.asarray(value, side.dtype), side="right")
+        if at < len(side):
+            found = min(found, float(side[at]))
+    return found
+
+
+def rate(far: float) -> Fraction:
+    """A false-accept rate as the decimal that was typed: 0.1 of 30 pairs is 3, not 3.0000000000000002."""
+    if not isinstance(far, int | float | np.floating) or not 0 < far <= 1:
+        raise InputError(f"far must be a rate above 0 and at most 1: got {far!r}")
+    return Fraction(str(float(far)))
+
+
+def _rates(scores: Scores, threshold: float) -> tuple[Fraction, Fraction]:
+    accepts, rejects = counts(scores, threshold)
+    return Fraction(int(accepts), len(scores.impostor)), Fraction(int(rejects), len(scores.genuine))
+
+
+def _last_not_below(scores: Scores, which: int) -> float | None:
+    """The largest finite score of one kind at which FMR ≥ FNMR: FMR − FNMR only falls, so bisect."""
+    side = scores.impostor if which else scores.genuine
+    low = int(np.searchsorted(side, -np.inf, side="right"))
+    good, bad = low - 1, len(side)  # side[good] holds, side[bad] does not
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        fmr, fnmr = _rates(scores, float(side[middle]))
+        good, bad = (middle, bad) if fmr >= fnmr else (good, middle)
+    return float(side[good]) if good >= low else None
+
+
+def _unique(ascending: np.ndarray) -> np.ndarray:
+    """Distinct values of a sorted array, without sorting it again."""
+    return ascending[np.append(True, ascending[1:] != ascending[:-1])]
+
+
+def _unique_up_to(scores: Scores, k: int) -> np.ndarray:
+    """The lowest k + 1 distinct finite scores: jump from one to the next by bisection, whatever N is."""
+    found: list[float] = []
+    value = next_above(scores, -np.inf)
+    while value < np.inf and len(found) <= k:
+        found.append(value)
+        value = next_above(scores, value)
+    return np.asarray(found, scores.impostor.dtype)

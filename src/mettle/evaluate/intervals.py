@@ -1,0 +1,253 @@
+"""Intervals by resampling subjects, never pairs.
+
+Pairs of one subject stand and fall together, so an interval that resamples pairs is far too short. Here S
+subjects are drawn with replacement; w_s is how often subject s came. A genuine pair of s weighs w_s, an
+impostor pair of s ≠ t weighs w_s·w_t (copies of one subject never form impostors), and thresholds are found
+anew in every replicate:
+
+    FMR_b(τ) = Σ_{s≠t} w_s w_t C_st(τ) / Σ_{s≠t} w_s w_t C_st(−∞)    C_st(τ): impostor scores ≥ τ of s and t
+    FNMR_b(τ) = Σ_s w_s g_s(τ) / Σ_s w_s g_s(∞)                      g_s(τ): genuine scores < τ of s
+
+Both are evaluated on a grid of some hundred thresholds: all distinct scores if those are few (then replicates
+are exact), otherwise a grid dense around the EER and in the tails, with straight lines between. What the
+lines leave out is removed by shifting the replicates so that the one with all w = 1 equals the exact value.
+
+Up to 512 subjects C is kept as counts by subject pair and bin and the sums are matrix products. Above, the
+products are replaced by their expansion around w = 1, w_s w_t ≈ w_s + w_t − 1, which needs one histogram per
+subject. It drops (w_s − 1)(w_t − 1): a share of about 1 / (errors per subject) of the variance, so it matters
+only for operating points with fewer errors than subjects.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mettle.errors import InputError
+from mettle.evaluate.checks import NotMeasurable
+from mettle.evaluate.curve import grid
+from mettle.evaluate.scores import Scores
+
+DENSE_SUBJECTS = 512
+REPLICATES = 1000
+_CELLS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A percentile interval over resampled subjects.
+
+    Attributes:
+        low: lower end.
+        high: upper end.
+        level: nominal coverage.
+        replicates: how many resamples were usable.
+        seed: of the resampling; the same seed and subjects give the same weights.
+        method: in words.
+    """
+
+    low: float
+    high: float
+    level: float
+    replicates: int
+    seed: int
+    method: str
+
+
+def percentile(values: np.ndarray, level: float, seed: int, method: str) -> Interval:
+    """The central share ``level`` of the replicates."""
+    if not 0 < level < 1:
+        raise InputError(f"level must lie between 0 and 1: got {level!r}; 0.95 is usual")
+    low, high = np.quantile(values, ((1 - level) / 2, (1 + level) / 2))
+    return Interval(float(low), float(high), level, len(values), seed, method)
+
+
+def zero_errors(interval: Interval, subjects: int, perfect: float) -> Interval:
+    """Widen an interval around a perfect value (0 or 1): no errors seen still allows 3 / subjects of them."""
+    bound = min(1.0, max(3.0, -float(np.log(1 - interval.level))) / subjects)
+    low, high = (0.0, bound) if perfect == 0 else (1 - bound, 1.0)
+    method = f"no errors among {subjects} subjects: rule of three"
+    return Interval(low, high, interval.level, interval.replicates, interval.seed, method)
+
+
+def draw(subjects: int, replicates: int, seed: int) -> np.ndarray:
+    """(replicates, subjects) int64: how often each subject is drawn; every row sums to ``subjects``."""
+    if subjects < 2 or replicates < 1:
+        raise InputError(
+            f"intervals need at least 2 subjects and 1 replicate: got {subjects} and {replicates}"
+        )
+    return np.random.default_rng(seed).multinomial(subjects, np.full(subjects, 1 / subjects), size=replicates)
+
+
+@dataclass(frozen=True, eq=False)
+class Replicates:
+    """Error curves of every resample: the first row has all weights one, the rest are the replicates.
+
+    Attributes:
+        impostor: (1 + b, bins) weighted impostor scores in each bin of the grid.
+        genuine: (1 + b, bins) weighted genuine scores in each bin.
+        exact: whether the grid holds every distinct score, so that nothing is interpolated.
+        seed: of the weights.
+        method: in words.
+    """
+
+    impostor: np.ndarray
+    genuine: np.ndarray
+    exact: bool
+    seed: int
+    method: str
+
+    def curves(self) -> tuple[np.ndarray, np.ndarray]:
+        """FMR and FNMR at each grid threshold and at +∞, one row per resample."""
+        accepts = np.cumsum(self.impostor[:, ::-1], axis=1)  # from the top, where counts are small and exact
+        # The expansion can make a sparse tail negative; rates stay within bounds and never rise with τ.
+        rising = np.maximum.accumulate(np.maximum(accepts, 0), axis=1)[:, ::-1]
+        fmr = np.append(rising[:, 1:], np.zeros((len(rising), 1)), axis=1) / rising[:, :1]
+        rejects = np.cumsum(self.genuine, axis=1)
+        return fmr, rejects / rejects[:, -1:]
+
+    def eer(self) -> np.ndarray:
+        """EER of each resample, where the path of grid points meets FMR = FNMR."""
+        fmr, fnmr = self.curves()
+        gap = fmr - fnmr
+        at = np.clip((gap >= 0).sum(axis=1) - 1, 0, gap.shape[1] - 2)[:, None]
+        x0, g0 = np.take_along_axis(fmr, at, 1)[:, 0], np.take_along_axis(gap, at, 1)[:, 0]
+        x1, g1 = np.take_along_axis(fmr, at + 1, 1)[:, 0], np.take_along_axis(gap, at + 1, 1)[:, 0]
+        return x0 + np.clip(g0 / np.maximum(g0 - g1, 1e-300), 0, 1) * (x1 - x0)
+
+    def auc(self) -> np.ndarray:
+        """AUC of each resample: a bin counts the impostors below it and half of its own."""
+        below = np.cumsum(self.impostor, axis=1) - self.impostor / 2
+        pairs = self.genuine.sum(axis=1) * self.impostor.sum(axis=1)
+        return (self.genuine * below).sum(axis=1) / pairs
+
+    def tar(self, far: float) -> np.ndarray:
+        """TAR of each resample at its own threshold: no line between points when the grid is complete."""
+        fmr, fnmr = self.curves()
+        at = np.argmax(fmr <= far * (1 + 1e-9), axis=1)[:, None]  # +∞ always qualifies
+        tar = 1 - np.take_along_axis(fnmr, at, 1)[:, 0]
+        if self.exact:
+            return tar
+        before = np.maximum(at - 1, 0)
+        x0, x1 = np.take_along_axis(fmr, before, 1)[:, 0], np.take_along_axis(fmr, at, 1)[:, 0]
+        share = np.clip((x0 - far) / np.where(x0 > x1, x0 - x1, 1), 0, 1)
+        above = 1 - np.take_along_axis(fnmr, before, 1)[:, 0]
+        return np.where(x0 > far, above + share * (tar - above), tar)
+
+
+def resample(
+    scores: Scores, *, replicates: int = REPLICATES, seed: int = 0, dense: bool | None = None
+) -> Replicates:
+    """Walk through the pairs once and weigh them for every resample of the subjects.
+
+    Args:
+        scores: what :func:`mettle.evaluate.verification` scored.
+        replicates: how many resamples.
+        seed: of the resampling.
+        dense: products of weights (True) or their first-order expansion (False); by default as many
+            subjects allow.
+
+    Raises:
+        NotMeasurable: when most resamples lack a genuine or an impostor pair.
+    """
+    count = scores.subjects
+    if count == 0:
+        next(scores.stream(True))  # says what is missing
+    dense = count <= DENSE_SUBJECTS if dense is None else dense
+    size = int(np.clip((1 << 24) // count**2, 256, 1024)) if dense else 256
+    thresholds, complete = grid(scores, size)
+    weights = np.vstack([np.ones((1, count), np.int64), draw(count, replicates, seed)])
+    genuine, impostor = tally(scores, thresholds, dense)
+    positive = weights @ genuine
+    negative = _products(weights, impostor) if dense else _expansion(weights, impostor)
+    usable = (positive.sum(axis=1) > 0) & (negative.sum(axis=1) > 0)
+    if usable[1:].sum() * 2 < replicates:
+        raise NotMeasurable(
+            f"too few subjects for an interval: {count}, and most resamples lack genuine or impostor pairs"
+        )
+    method = "subject bootstrap, percentile" + ("" if dense else ", first-order impostor weights")
+    return Replicates(negative[usable], positive[usable], complete, seed, method)
+
+
+def tally(scores: Scores, thresholds: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Count scores by subject and bin; bin k holds the scores that thresholds 0 … k-1 accept.
+
+    Returns:
+        (S, bins) genuine counts, and impostor counts: (S, S, bins) float32 if dense, else (S, bins) int64 in
+        which a pair is counted at both of its subjects.
+    """
+    subjects, bins = scores.subjects, len(thresholds) + 1
+    place = _Binning.of(thresholds)
+    genuine = np.zeros(subjects * bins, np.int64)
+    impostor = np.zeros(subjects**2 * bins, np.float32) if dense else np.zeros(subjects * bins, np.int64)
+    for block in scores.stream(True):
+        at = block.genuine_subject.astype(np.int64) * bins + place(block.genuine)
+        genuine += np.bincount(at, minlength=len(genuine))
+        column = place(block.impostor)
+        first, second = (side.astype(np.int64) for side in block.impostor_subjects)
+        if dense:
+            np.add.at(impostor, (first * subjects + second) * bins + column, np.float32(1))
+        else:
+            for side in (first, second):
+                impostor += np.bincount(side * bins + column, minlength=len(impostor))
+    shape = (subjects, subjects, bins) if dense else (subjects, bins)
+    return genuine.reshape(subjects, bins), impostor.reshape(shape)
+
+
+def _products(weights: np.ndarray, impostor: np.ndarray) -> np.ndarray:
+    """Σ_st w_s w_t C_st by bin, for every row of weights: one matrix product, a few replicates at a time."""
+    subjects, _, bins = impostor.shape
+    flat = impostor.reshape(subjects, subjects * bins)
+    out = np.empty((len(weights), bins))
+    for part in _parts(len(weights), 64):
+        w = weights[part].astype(np.float32)
+        half = (w @ flat).reshape(len(w), subjects, bins)
+        out[part] = np.matmul(w[:, None, :], half)[:, 0]
+    return out
+
+
+def _expansion(weights: np.ndarray, impostor: np.ndarray) -> np.ndarray:
+    """Σ_st (w_s + w_t − 1) C_st by bin: the histogram of s holds both roles, so Σ_s w_s H_s − Σ_s H_s / 2."""
+    return weights.astype(float) @ impostor - impostor.sum(axis=0) / 2
+
+
+def _parts(n: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, n, size))
+
+
+@dataclass(frozen=True, eq=False)
+class _Binning:
+    """How many thresholds are ≤ a score: a table of equal cells, then the few thresholds inside the cell.
+
+    Five times faster than bisection on millions of scores, and equal to it.
+    """
+
+    thresholds: np.ndarray  # with +∞ behind them
+    scale: float
+    table: np.ndarray  # thresholds in earlier cells
+    steps: int  # most thresholds in one cell
+
+    @classmethod
+    def of(cls, thresholds: np.ndarray) -> "_Binning":
+        padded = np.append(thresholds, np.asarray(np.inf, thresholds.dtype))
+        span = float(thresholds[-1]) - float(thresholds[0])
+        if not 1e-25 < span < 1e25:  # one threshold, or numbers at the edge of the type: bisect
+            return cls(padded, 1.0, np.empty(0, np.int32), _CELLS)
+        scale = (_CELLS - 1) / span
+        in_cell = np.bincount(_cells(thresholds, thresholds[0], scale), minlength=_CELLS)
+        table = (np.cumsum(in_cell) - in_cell).astype(np.int32)
+        return cls(padded, scale, table, int(in_cell.max()))
+
+    def __call__(self, scores: np.ndarray) -> np.ndarray:
+        if self.steps > 8:
+            return np.searchsorted(self.thresholds[:-1], scores, side="right")
+        at = self.table[_cells(scores, self.thresholds[0], self.scale)]
+        for _ in range(self.steps):
+            at += self.thresholds[at] <= scores
+        return at
+
+
+def _cells(scores: np.ndarray, start: np.floating, scale: float) -> np.ndarray:
+    """Cell of each score: never decreasing in the score, which is all that the table relies on."""
+    place = (scores - start) * scores.dtype.type(scale)
+    return np.clip(place, 0, _CELLS - 1, out=place).astype(np.int32)

@@ -1,0 +1,211 @@
+"""Retrieval: who is nearest? One value per query, then means.
+
+Candidates of a query are the gallery less the items with its own sample id (and, on request, its own domain).
+R is how many candidates are relevant (have its label). Queries without any are left out of the means and
+counted.
+
+    Recall@K    1 if one of the K nearest is relevant (hit rate; not the recall of information retrieval)
+    P@1         the same for K = 1
+    R-precision relevant among the R nearest / R
+    MAP@R       (1/R) Σ_{i≤R} P(i)·rel(i),   P(i) = relevant among the i nearest / i
+
+**Ties.** Candidates with equal scores have no order; each metric is its exact expectation over a random order
+of every tie group, so no number depends on the order of rows. For a group of t items, p of them relevant,
+that starts after a items with h relevant ones:
+
+    Recall@K    1 if h > 0, else 1 − C(t−p, r) / C(t, r),   r = K − a
+    R-precision (h + p·(R − a)/t) / R
+    MAP@R       E[P(i)·rel(i)] = ((h + 1)·p/t + (j − 1)·p(p−1)/(t(t−1))) / i   at the j-th place of the group
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from mettle.errors import InputError, nearest
+from mettle.evaluate import intervals
+from mettle.evaluate.checks import Rows, check_embeddings, check_gallery
+from mettle.evaluate.intervals import Interval
+from mettle.evaluate.ranking import judge, ranked
+
+
+@dataclass(frozen=True, eq=False)
+class Retrieval:
+    """What retrieval found: one value per query that has a relevant candidate, and their means.
+
+    Attributes:
+        per_query: by name (``"recall@1"``, ``"map_at_r"``, ``"r_precision"``, ``"precision_at_1"``), one
+            value for each entry of ``queries``.
+        queries: positions of the judged queries.
+        subjects: subject code of each judged query.
+        excluded: how many queries have no relevant candidate.
+        pessimistic: mean Recall@K if every tie went against us.
+        optimistic: mean Recall@K if every tie went our way.
+    """
+
+    per_query: Mapping[str, np.ndarray]
+    queries: np.ndarray
+    subjects: np.ndarray
+    excluded: int
+    pessimistic: Mapping[int, float]
+    optimistic: Mapping[int, float]
+
+    def __repr__(self) -> str:
+        recall = ", ".join(f"{k}: {v:.4f}" for k, v in self.recall.items())
+        return f"Retrieval(recall={{{recall}}}, map_at_r={self.map_at_r:.4f}, queries={len(self.queries)})"
+
+    @property
+    def recall_at(self) -> Mapping[int, np.ndarray]:
+        """Recall@K of each judged query, by K."""
+        return {k: self.per_query[f"recall@{k}"] for k in self.pessimistic}
+
+    @property
+    def recall(self) -> Mapping[int, float]:
+        """Mean Recall@K over the judged queries, by K."""
+        return {k: float(v.mean()) for k, v in self.recall_at.items()}
+
+    @property
+    def recall_counting_excluded(self) -> Mapping[int, float]:
+        """Mean Recall@K when queries without a relevant candidate count as misses."""
+        share = len(self.queries) / (len(self.queries) + self.excluded)
+        return {k: v * share for k, v in self.recall.items()}
+
+    @property
+    def map_at_r(self) -> float:
+        """Mean average precision at R."""
+        return float(self.per_query["map_at_r"].mean())
+
+    @property
+    def r_precision(self) -> float:
+        """Mean R-precision."""
+        return float(self.per_query["r_precision"].mean())
+
+    @property
+    def precision_at_1(self) -> float:
+        """Share of queries whose nearest candidate is relevant."""
+        return float(self.per_query["precision_at_1"].mean())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader should know before trusting the numbers."""
+        found = [
+            f"ties: recall@{k} lies between {self.pessimistic[k]:.4f} and {self.optimistic[k]:.4f} depending "
+            "on the order of equal scores"
+            for k in self.pessimistic
+            if self.optimistic[k] - self.pessimistic[k] > 1e-3
+        ]
+        if self.excluded:
+            found.append(f"{self.excluded} queries have no relevant candidate and are left out of the means")
+        return tuple(found)
+
+    def interval(self, name: str, level: float = 0.95, *, replicates: int = 1000, seed: int = 0) -> Interval:
+        """Interval of a mean in ``per_query``: query subjects are resampled, the gallery stays fixed.
+
+        mean_b = Σ_s w_s·(sum over queries of s) / Σ_s w_s·(queries of s). It says how the mean would move
+        with other queries against this gallery, not with another gallery.
+        """
+        if name not in self.per_query:
+            raise InputError(f"no interval named {name!r}{nearest(name, self.per_query)}")
+        values = self.per_query[name]
+        sums = np.bincount(self.subjects, weights=values)
+        counts = np.bincount(self.subjects)
+        weights = intervals.draw(len(counts), replicates, seed)
+        drawn = (weights @ sums) / (weights @ counts)
+        method = "query-subject bootstrap, gallery fixed, percentile"
+        found = intervals.percentile(drawn, level, seed, method)
+        extreme = (values == values[0]).all() and values[0] in (0, 1)
+        return intervals.zero_errors(found, len(counts), float(values[0])) if extreme else found
+
+    def summary(self) -> dict[str, Any]:
+        """Everything as plain numbers, ready for JSON; interval None where there is a single subject."""
+        several = len(np.unique(self.subjects)) > 1
+        return {
+            "queries": len(self.queries),
+            "excluded": self.excluded,
+            "subjects": len(np.unique(self.subjects)),
+            "metrics": {
+                name: {
+                    "value": float(values.mean()),
+                    "interval": dict(vars(self.interval(name))) if several else None,
+                }
+                for name, values in self.per_query.items()
+            },
+            "recall_pessimistic": {str(k): v for k, v in self.pessimistic.items()},
+            "recall_optimistic": {str(k): v for k, v in self.optimistic.items()},
+            "recall_counting_excluded": {str(k): v for k, v in self.recall_counting_excluded.items()},
+            "warnings": list(self.warnings),
+        }
+
+
+def retrieval(
+    embeddings: Any,
+    labels: Any,
+    *,
+    k: Sequence[int] = (1, 2, 4, 8),
+    ids: Any = None,
+    gallery: tuple[Any, ...] | None = None,
+    domains: Any = None,
+    exclude_same_domain: bool = False,
+    chunk: int | None = None,
+) -> Retrieval:
+    """Rank a gallery for every query by cosine.
+
+    Args:
+        embeddings: (n, d) array or tensor, the queries.
+        labels: (n,) integers.
+        k: the K of Recall@K.
+        ids: (n,) integer sample ids; a candidate with the query's id is the query itself and is left out.
+            Without a gallery they default to the row numbers.
+        gallery: ``(embeddings, labels[, domains[, ids]])``; by default the queries themselves.
+        domains: (n,) integers or text, needed for ``exclude_same_domain``.
+        exclude_same_domain: leave out candidates of the query's own domain (same camera, same session).
+        chunk: queries scored at a time; it changes memory, never the result.
+
+    Raises:
+        InputError: a query has fewer candidates than the largest K, or no query has a relevant candidate.
+
+    Example:
+        >>> import numpy as np
+        >>> retrieval(np.eye(3)[[0, 0, 1, 1]], [7, 7, 8, 8], k=(1,)).recall[1]
+        1.0
+    """
+    ks = _check_k(k)
+    if chunk is not None and chunk < 1:
+        raise InputError(f"chunk must be at least 1: got {chunk}")
+    query = check_embeddings(embeddings, labels, ids=ids, domains=domains)
+    if gallery is None and query.ids is None:
+        query = Rows(query.values, query.labels, np.arange(len(query)), query.domains)
+    other = query if gallery is None else check_gallery(gallery, query)
+    if exclude_same_domain and (query.domains is None or other.domains is None):
+        raise InputError("exclude_same_domain needs domains, one per row on every side")
+    parts, kept = [], []
+    for lists in ranked(query, other, exclude_same_domain, max(ks), chunk):
+        parts.append(judge(lists, ks))
+        kept.append(lists.queries)
+    if not kept:
+        raise InputError(
+            f"no query has a relevant candidate: none of the {len(query)} labels occurs among its candidates"
+        )
+    queries = np.concatenate(kept)
+    order = np.argsort(queries)  # queries with ties were ranked after the others
+    queries = queries[order]
+    merged = {name: np.concatenate([p[name] for p in parts])[order] for name in parts[0]}
+    subjects = np.unique(query.labels[queries], return_inverse=True)[1].reshape(-1)
+    return Retrieval(
+        MappingProxyType({n: v for n, v in merged.items() if not n.startswith(("least", "most"))}),
+        queries,
+        subjects,
+        len(query) - len(queries),
+        MappingProxyType({k: float(merged[f"least@{k}"].mean()) for k in ks}),
+        MappingProxyType({k: float(merged[f"most@{k}"].mean()) for k in ks}),
+    )
+
+
+def _check_k(k: Sequence[int]) -> tuple[int, ...]:
+    ks = (k,) if isinstance(k, int) else tuple(k)
+    if not ks or not all(isinstance(v, int | np.integer) and not isinstance(v, bool) and v >= 1 for v in ks):
+        raise InputError(f"k must be whole numbers from 1 up, such as (1, 2, 4, 8): got {k!r}")
+    return tuple(sorted({int(v) for v in ks}))

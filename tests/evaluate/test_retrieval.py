@@ -1,0 +1,259 @@
+"""Retrieval against every order of its ties, other libraries, laws, and the bad inputs E1-E10."""
+
+import importlib.util
+import json
+import warnings
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mettle.errors import InputError
+from mettle.evaluate import retrieval
+
+_spec = importlib.util.spec_from_file_location(
+    "oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py"
+)
+assert _spec is not None
+assert _spec.loader is not None
+oracle = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(oracle)
+
+NAMES = ("precision_at_1", "r_precision", "map_at_r")
+
+
+def clusters(seed, n=120, subjects=15, d=16, noise=1.0, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.arange(n) % subjects)
+    return (rng.normal(size=(subjects, d))[y] + noise * rng.normal(size=(n, d))).astype(dtype), y
+
+
+def cosine(a, b):
+    """Exact for the vectors below, whose four entries of ±1 have length two."""
+    return Fraction(int(sum(p * q for p, q in zip(a, b, strict=True))), 4)
+
+
+def small_set(seed):
+    """Few vectors: every other set from the corners of a cube (nearly all ties), others scattered."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(3, 7))
+    y = rng.integers(0, 3, size=n)
+    if seed % 2:
+        x = rng.choice([-1, 1], size=(n, 4))
+        s = [[cosine(a, b) for b in x.tolist()] for a in x.tolist()]
+    else:
+        x = rng.normal(size=(n, 4))
+        unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+        s = (unit @ unit.T).tolist()
+    return x.astype(np.float64 if seed % 3 else np.float32), y.tolist(), s
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_E5_equals_the_mean_over_all_orders_of_ties_on_1000_sets(block):
+    for seed in range(100 * block, 100 * (block + 1)):
+        x, y, s = small_set(seed)
+        n, ks = len(y), (1, 2)
+        lists = {
+            q: [(s[q][c], y[c] == y[q]) for c in range(n) if c != q]
+            for q in range(n)
+            if any(y[c] == y[q] for c in range(n) if c != q)
+        }
+        if not lists:
+            with pytest.raises(InputError, match="no query has a relevant candidate"):
+                retrieval(x, y, k=ks)
+            continue
+        r = retrieval(x, y, k=ks)
+        assert r.queries.tolist() == list(lists)
+        assert r.excluded == n - len(lists)
+        for at, candidates in enumerate(lists.values()):
+            for k in ks:
+                wanted = oracle.recall(candidates, k)
+                assert wanted == oracle.recall_by_formula(candidates, k)
+                assert r.recall_at[k][at] == pytest.approx(float(wanted), abs=1e-12)
+            for name, value in [("r_precision", oracle.r_precision), ("map_at_r", oracle.map_at_r)]:
+                assert r.per_query[name][at] == pytest.approx(float(value(candidates)), abs=1e-12)
+            assert r.per_query["precision_at_1"][at] == r.recall_at[1][at]
+        for k in ks:
+            bounds = [oracle.recall_bounds(c, k) for c in lists.values()]
+            assert r.pessimistic[k] == pytest.approx(np.mean([low for low, _ in bounds]))
+            assert r.optimistic[k] == pytest.approx(np.mean([high for _, high in bounds]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pytorch_metric_learning_agrees_where_there_are_no_ties(seed):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pytorch_metric_learning.distances import CosineSimilarity
+        from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+        from pytorch_metric_learning.utils.inference import CustomKNN
+
+        x, y = clusters(seed, n=200 + seed, subjects=20)
+        wanted = AccuracyCalculator(
+            include=("precision_at_1", "r_precision", "mean_average_precision_at_r"),
+            k="max_bin_count",
+            device=torch.device("cpu"),
+            knn_func=CustomKNN(CosineSimilarity()),
+        ).get_accuracy(torch.from_numpy(x), torch.from_numpy(y))
+    r = retrieval(x, y)
+    assert r.precision_at_1 == pytest.approx(wanted["precision_at_1"], abs=1e-6)
+    assert r.r_precision == pytest.approx(wanted["r_precision"], abs=1e-6)
+    assert r.map_at_r == pytest.approx(wanted["mean_average_precision_at_r"], abs=1e-6)
+
+
+@given(st.integers(0, 10**6), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_E10_order_and_chunking_change_no_value(seed, tied):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(12, 40))
+    x = rng.choice([-1.0, 1.0], size=(n, 4)) if tied else rng.normal(size=(n, 4))
+    y = np.arange(n) % int(rng.integers(2, 5))
+    whole = retrieval(x, y)
+    shuffle = rng.permutation(n)
+    for other, order in [
+        (retrieval(np.asfortranarray(x), y), np.arange(n)),
+        (retrieval(x, y, chunk=1), np.arange(n)),
+        (retrieval(x, y, chunk=5), np.arange(n)),
+        (retrieval(x[shuffle], y[shuffle], chunk=7), shuffle),
+        (retrieval(torch.from_numpy(x), torch.from_numpy(y)), np.arange(n)),
+    ]:
+        for name, values in whole.per_query.items():
+            assert np.array_equal(other.per_query[name], values[order])
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None)
+def test_metrics_keep_their_order(seed):
+    rng = np.random.default_rng(seed)
+    x = rng.choice([-1.0, 0.5, 1.0], size=(30, 5))
+    r = retrieval(x, np.arange(30) % 5)
+    rising = [r.recall_at[k] for k in (1, 2, 4, 8)]
+    assert all((a <= b + 1e-12).all() for a, b in pairwise(rising))
+    assert (r.per_query["map_at_r"] <= r.per_query["r_precision"] + 1e-12).all()
+    for k in (1, 2, 4, 8):
+        assert r.pessimistic[k] - 1e-12 <= r.recall[k] <= r.optimistic[k] + 1e-12
+    for values in r.per_query.values():
+        assert ((values >= -1e-12) & (values <= 1 + 1e-12)).all()
+
+
+def test_E3_constant_embeddings_give_chance_not_perfection():
+    n, per = 40, 4
+    r = retrieval(np.ones((n, 8), np.float32), np.arange(n) // per, k=(1, 2, 5))
+    for k in (1, 2, 5):
+        chance = 1 - np.prod([(n - per - j) / (n - 1 - j) for j in range(k)])
+        assert r.recall[k] == pytest.approx(chance, abs=1e-12)
+    assert r.precision_at_1 == pytest.approx((per - 1) / (n - 1))
+    assert r.r_precision == pytest.approx((per - 1) / (n - 1))
+    assert r.map_at_r < r.r_precision
+    assert (r.pessimistic[5], r.optimistic[5]) == (0, 1)
+    assert r.warnings[0].startswith("ties")
+
+
+def test_E4_perfect_and_worst_rankings():
+    directions = np.repeat(np.eye(4), 3, axis=0)
+    good = retrieval(directions, np.repeat(np.arange(4), 3), k=(1, 2))
+    assert good.recall == {1: 1, 2: 1}
+    assert [getattr(good, name) for name in NAMES] == [1, 1, 1]
+    assert good.warnings == ()
+    bad = retrieval(directions, np.tile(np.arange(3), 4), k=(1, 2))
+    assert bad.recall == {1: 0, 2: 0}
+
+
+def test_E6_the_query_is_known_by_its_id_not_by_place_or_distance():
+    x, y = clusters(0)
+    shelf = np.random.default_rng(1).permutation(len(y))
+    ids = 2**60 + np.arange(len(y))
+    plain = retrieval(x, y)
+    moved = retrieval(x, y, ids=ids, gallery=(x[shelf], y[shelf], None, ids[shelf]))
+    for name, values in plain.per_query.items():
+        assert np.array_equal(moved.per_query[name], values)
+    # Twins: the same picture under another id is a fair candidate, under the same id it is the query itself.
+    doubled, labels = np.vstack([x, x]), np.append(y, y)
+    assert retrieval(doubled, labels).precision_at_1 == 1
+    twice = retrieval(doubled, labels, ids=np.append(ids, ids))
+    assert twice.precision_at_1 == pytest.approx(plain.precision_at_1)
+
+
+def test_without_ids_a_separate_gallery_is_taken_as_it_is():
+    x, y = clusters(1)
+    assert retrieval(x, y, gallery=(x, y)).precision_at_1 == 1
+
+
+def test_E7_lone_queries_are_left_out_counted_and_optionally_missed():
+    x, y = clusters(2)
+    lonely = np.append(y, [900, 901, 902])
+    r = retrieval(np.vstack([x, x[:3] + 1]), lonely)
+    assert (r.excluded, len(r.queries)) == (3, len(y))
+    assert r.recall_counting_excluded[1] == pytest.approx(r.recall[1] * len(y) / (len(y) + 3))
+    assert "3 queries" in r.warnings[-1]
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_E7_more_k_than_candidates_is_an_error(size):
+    x, y = clusters(3)
+    with pytest.raises(InputError, match=f"k=8 exceeds the candidates of query 0, which has {size}"):
+        retrieval(x[:1], y[:1], gallery=(x[:size], np.full(size, y[0])))
+
+
+def test_other_domains_only():
+    x, y = clusters(4, n=90, subjects=10)
+    domain = np.random.default_rng(0).integers(0, 3, 90)
+    r = retrieval(x, y, domains=domain, exclude_same_domain=True)
+    for q in (0, 17, 89):
+        others = np.flatnonzero(domain != domain[q])
+        one = retrieval(x[q : q + 1], y[q : q + 1], gallery=(x[others], y[others]))
+        at = r.queries.tolist().index(q)
+        for name, values in r.per_query.items():
+            assert values[at] == one.per_query[name][0]
+    with pytest.raises(InputError, match="domains"):
+        retrieval(x, y, exclude_same_domain=True)
+
+
+def test_duplicates_far_down_the_list_are_ranked_over_the_whole_gallery():
+    """A tie group that runs past the short list: its share inside K must still be exact."""
+    gallery = np.vstack([np.eye(2)[[0]], np.tile(np.eye(2)[1], (99, 1))])
+    labels = np.append(0, np.repeat([1, 0], [9, 90]))
+    r = retrieval(np.array([[1.0, 0.0]]), [1], gallery=(gallery, labels), k=(1, 2, 5))
+    assert r.recall[1] == 0
+    assert r.recall[2] == pytest.approx(9 / 99)
+    none = np.prod([(90 - j) / (99 - j) for j in range(4)])
+    assert r.recall[5] == pytest.approx(1 - none)
+
+
+def test_interval_resamples_query_subjects_and_says_so():
+    x, y = clusters(5, noise=1.5)
+    r = retrieval(x, y)
+    i = r.interval("recall@1")
+    assert i.low < r.recall[1] < i.high
+    assert (i.replicates, i.seed, i.level) == (1000, 0, 0.95)
+    assert "gallery fixed" in i.method
+    assert r.interval("recall@1") == i
+    values = r.per_query["map_at_r"]
+    sums = np.array([values[r.subjects == s].sum() for s in range(15)])
+    drawn = np.random.default_rng(0).choice(15, size=(4000, 15))
+    means = sums[drawn].sum(axis=1) / len(y)  # every subject has equally many queries
+    assert r.interval("map_at_r").low == pytest.approx(np.quantile(means, 0.025), abs=0.01)
+    with pytest.raises(InputError, match="did you mean"):
+        r.interval("recall@3")
+
+
+def test_no_misses_still_leave_the_rule_of_three():
+    r = retrieval(np.repeat(np.eye(12), 2, axis=0), np.repeat(np.arange(12), 2), k=(1,))
+    assert r.interval("recall@1").low == pytest.approx(1 - 3 / 12)
+    assert r.interval("recall@1").high == 1
+
+
+def test_summary_is_plain_json_and_results_are_frozen():
+    x, y = clusters(6)
+    r = retrieval(x, y)
+    s = json.loads(json.dumps(r.summary(), allow_nan=False))
+    assert s["metrics"]["recall@1"]["value"] == r.recall[1]
+    assert "map_at_r" in repr(r)
+    with pytest.raises(AttributeError):
+        r.excluded = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        r.per_query["recall@1"] = None  # type: ignore[index]

@@ -1,0 +1,99 @@
+"""Metrics in plain Python and exact fractions: slow, obvious, sharing nothing with the package.
+
+Scores are Python numbers (−inf marks a failed template). A verification set is two lists, genuine and
+impostor. A ranked list is a list of (score, relevant) candidates without any order.
+"""
+
+from fractions import Fraction
+from itertools import pairwise, permutations
+from math import comb, inf
+
+
+def operating_points(genuine, impostor):
+    """(τ, FMR, FNMR) at every distinct finite score and +∞, ascending."""
+    found = []
+    for tau in [*sorted({s for s in [*genuine, *impostor] if s != -inf}), inf]:
+        accepted = sum(1 for s in impostor if s >= tau)
+        rejected = sum(1 for s in genuine if s < tau)
+        found.append((tau, Fraction(accepted, len(impostor)), Fraction(rejected, len(genuine))))
+    return found
+
+
+def eer(genuine, impostor):
+    """Walk along the path until FMR no longer exceeds FNMR; None if it starts on the wrong side."""
+    points = operating_points(genuine, impostor)
+    if points[0][1] < points[0][2]:
+        return None
+    for (_, x0, y0), (_, x1, y1) in pairwise(points):
+        if x0 == y0:
+            return x0
+        if x1 < y1:  # the segment from (x0, y0) to (x1, y1) crosses the diagonal
+            return (x0 * y1 - x1 * y0) / ((x0 - x1) + (y1 - y0))
+    return points[-1][1]
+
+
+def auc(genuine, impostor):
+    wins = sum(Fraction(1) if g > i else Fraction(1, 2) if g == i else 0 for g in genuine for i in impostor)
+    return Fraction(wins) / (len(genuine) * len(impostor))
+
+
+def tar(genuine, impostor, far):
+    """(threshold, TAR, FMR) at the first operating point with FMR ≤ far; ``far`` is a Fraction."""
+    for tau, fmr, fnmr in operating_points(genuine, impostor):
+        if fmr <= far:
+            return tau, 1 - fnmr, fmr
+    raise AssertionError("+∞ accepts nobody")
+
+
+def orders(candidates):
+    """Every order of the candidates in which scores never rise: all the ways to break ties."""
+    for order in permutations(candidates):
+        if all(a[0] >= b[0] for a, b in pairwise(order)):
+            yield [relevant for _, relevant in order]
+
+
+def _mean_over_orders(candidates, value):
+    values = [value(order) for order in orders(candidates)]
+    return sum(values, Fraction(0)) / len(values)
+
+
+def recall(candidates, k):
+    return _mean_over_orders(candidates, lambda order: Fraction(int(any(order[:k]))))
+
+
+def recall_bounds(candidates, k):
+    values = [int(any(order[:k])) for order in orders(candidates)]
+    return min(values), max(values)
+
+
+def recall_by_formula(candidates, k):
+    """1 if a relevant item is strictly above the tie group of the K-th, else 1 − C(t−p, r)/C(t, r)."""
+    kth = sorted((s for s, _ in candidates), reverse=True)[k - 1]
+    above = [rel for s, rel in candidates if s > kth]
+    tied = [rel for s, rel in candidates if s == kth]
+    if any(above):
+        return Fraction(1)
+    t, p, r = len(tied), sum(tied), k - len(above)
+    return 1 - Fraction(comb(t - p, r), comb(t, r))
+
+
+def r_precision(candidates):
+    r = sum(rel for _, rel in candidates)
+    return _mean_over_orders(candidates, lambda order: Fraction(sum(order[:r]), r))
+
+
+def map_at_r(candidates):
+    r = sum(rel for _, rel in candidates)
+
+    def value(order):
+        return sum((Fraction(sum(order[: i + 1]), i + 1) for i in range(r) if order[i]), Fraction(0)) / r
+
+    return _mean_over_orders(candidates, value)
+
+
+def resampled(genuine, impostor, weights):
+    """Repeat scores by weight: genuine (score, s) w_s times, impostor (score, s, t) w_s·w_t times."""
+    return (
+        [score for score, s in genuine for _ in range(weights[s])],
+        [score for score, s, t in impostor for _ in range(weights[s] * weights[t])],
+    )
