@@ -1,0 +1,116 @@
+"""`Embedder`: input -> backbone -> pool -> head -> embedding."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from mettle.errors import InputError, RecipeError
+from mettle.model.backbones import Backbone, backbone
+
+
+@dataclass(frozen=True)
+class EmbedderSpec:
+    """What an embedder is made of; enough to rebuild it for a given input shape."""
+
+    backbone: str = "convnet"
+    width: int = 32  # of the own backbones: channels of the first block, or units of an MLP layer / 8
+    depth: int = 4  # of the own backbones: blocks, or layers
+    pool: Literal["average", "gem", "flatten"] = "average"
+    head: Literal["linear", "mlp", "none"] = "linear"
+    dim: int = 128
+    unit: bool = True  # embeddings of length 1
+    pretrained: bool = False  # weights of a timm backbone
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "dim"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"model.{name} must be at least 1, got {getattr(self, name)}")
+
+
+class Embedder(nn.Module):
+    """Pictures (b, c, h, w) in [0, 1], or rows (b, f), to embeddings (b, dim).
+
+    Centring and scaling of the input are part of the module, so that whoever holds the weights cannot get them wrong.
+    """
+
+    def __init__(self, spec: EmbedderSpec, shape: tuple[int, ...]):
+        super().__init__()
+        self.spec, self.shape = spec, tuple(shape)
+        channels = shape[0]
+        size = (channels, 1, 1) if len(shape) == 3 else (channels,)
+        self.centre: Tensor
+        self.spread: Tensor
+        self.register_buffer("centre", torch.zeros(size))
+        self.register_buffer("spread", torch.ones(size))
+        self.backbone: Backbone = backbone(spec.backbone, self.shape, spec.width, spec.depth, spec.pretrained)
+        self.pool = _pool(spec.pool) if len(shape) == 3 else nn.Identity()
+        features = self._width()
+        self.head = _head(spec.head, features, spec.dim)
+        if len(shape) == 3:  # about twice as fast for convolutions on CPUs and on tensor cores
+            self.to(memory_format=torch.channels_last)
+
+    def _width(self) -> int:
+        """Features after pooling, by trying one input (without moving running statistics)."""
+        training = self.training
+        self.eval()
+        with torch.no_grad():
+            width = self.pool(self.backbone(torch.zeros(1, *self.shape))).shape[1]
+        self.train(training)
+        return width
+
+    def calibrate(self, inputs: Tensor) -> None:
+        """Set centring and scaling from a sample of training inputs."""
+        dims = (0, 2, 3) if inputs.ndim == 4 else (0,)
+        self.centre.copy_(inputs.mean(dims).view_as(self.centre))
+        # A constant column has no scale of its own.
+        spread = inputs.std(dims)
+        self.spread.copy_(torch.where(spread < 1e-6, 1.0, spread).view_as(self.spread))
+
+    def features(self, x: Tensor) -> Tensor:
+        """(b, f) what the head sees: the input of linear probes."""
+        if x.shape[1:] != self.shape:
+            raise InputError(f"this model takes inputs of shape {self.shape}, got {tuple(x.shape[1:])}")
+        x = (x - self.centre) / self.spread
+        return self.pool(self.backbone(x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, dim) embeddings."""
+        z = self.head(self.features(x))
+        return nn.functional.normalize(z.float(), dim=1) if self.spec.unit else z
+
+
+class GeM(nn.Module):
+    """Generalised mean over the picture: (mean xᵖ)^(1/p), p learned, between average (1) and maximum (∞)."""
+
+    def __init__(self, p: float = 3.0):
+        super().__init__()
+        self.p = nn.Parameter(torch.tensor(p))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, c, h, w) to (b, c)."""
+        return x.float().clamp(min=1e-6).pow(self.p).mean((2, 3)).pow(1 / self.p)
+
+
+class Average(nn.Module):
+    """Mean over the picture."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, c, h, w) to (b, c); features that are already flat pass."""
+        return x.mean((2, 3)) if x.ndim == 4 else x
+
+
+def _pool(name: str) -> nn.Module:
+    pools = {"average": Average, "gem": GeM, "flatten": nn.Flatten}
+    return pools[name]()
+
+
+def _head(name: str, features: int, dim: int) -> nn.Module:
+    if name == "linear":
+        return nn.Linear(features, dim)
+    if name == "mlp":
+        return nn.Sequential(nn.Linear(features, features), nn.ReLU(inplace=True), nn.Linear(features, dim))
+    if features != dim:
+        raise RecipeError(f"head = 'none' gives {features} numbers: set model.dim = {features}, or choose a head")
+    return nn.Identity()

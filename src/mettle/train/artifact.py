@@ -1,0 +1,131 @@
+"""A run folder: what training leaves behind, and the only thing that everything after it reads.
+
+    recipe.toml        rebuilds the run
+    model.safetensors  the weights
+    contract.json      what an embedding of this model is: dimension, metric, preprocessing, hash of the weights, thresholds
+    metrics.json       what was measured
+    log.jsonl          what happened during training
+    report.html        all of it to look at
+    checkpoints/       the last two states of the run
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from mettle.data.durable import sha256, write_folder, write_text
+from mettle.errors import RunError
+from mettle.model import Embedder, EmbedderSpec
+from mettle.train.recipe import Recipe, load
+
+FORMAT = 1  # of the run folder; raised when an older mettle could misread a newer folder
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder, opened."""
+
+    folder: Path
+    recipe: Recipe
+    state: Mapping[str, Any]  # run.json: format, data fingerprint, versions
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.folder.name
+
+    def contract(self) -> dict[str, Any]:
+        """What an embedding of this model is."""
+        return _json(self.folder / "contract.json", "the run has not finished training; continue it with --resume")
+
+    def metrics(self) -> dict[str, Any]:
+        """What was measured."""
+        return _json(self.folder / "metrics.json", f"evaluate it first: mettle evaluate {self.folder}")
+
+    def model(self, device: str = "cpu") -> Embedder:
+        """The trained embedder, in eval mode, if its weights are those of the contract."""
+        contract = self.contract()
+        path = self.folder / "model.safetensors"
+        if not path.exists() or sha256(path) != contract["weights"]:
+            raise RunError(f"{path} is missing or not the file that contract.json was written for: train again")
+        shape = tuple(contract["input"]["shape"])
+        model = Embedder(EmbedderSpec(**contract["model"]), shape)
+        model.load_state_dict(load_file(path))
+        return model.to(device).eval()
+
+
+def create(folder: Path, recipe: Recipe, facts: Mapping[str, Any]) -> Run:
+    """Make a new run folder; one that exists is never touched."""
+    if folder.exists():
+        raise RunError(f"{folder} is there already: continue it with --resume, or choose another --name")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    state = {"format": FORMAT, **facts}
+
+    def fill(place: Path) -> None:
+        (place / "recipe.toml").write_text(recipe.toml(), encoding="utf-8")
+        (place / "run.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+
+    write_folder(folder, fill)
+    return Run(folder, recipe, state)
+
+
+def open_run(folder: Path | str) -> Run:
+    """Open a run folder, if this version of mettle can read it."""
+    folder = Path(folder)
+    if not (folder / "run.json").is_file():
+        where = "no such folder" if not folder.exists() else "no run.json in it"
+        raise RunError(f"{folder} is not a run of mettle ({where}): give a folder that `mettle train` wrote")
+    state = _json(folder / "run.json", "the folder is damaged")
+    if state.get("format") != FORMAT:
+        raise RunError(
+            f"{folder} was written in run format {state.get('format')}, this version of mettle reads format {FORMAT}: "
+            "use the version that wrote it, or train again"
+        )
+    return Run(folder, load(folder / "recipe.toml"), state)
+
+
+def finish(run: Run, model: Embedder, thresholds: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Write the weights and the contract."""
+    tensors = {name: t.detach().contiguous().cpu() for name, t in model.state_dict().items()}
+    path = run.folder / "model.safetensors"
+    temporary = run.folder / "model.safetensors.part"
+    save_file(tensors, temporary)
+    temporary.replace(path)
+    kind = "image" if len(model.shape) == 3 else "row"
+    contract = {
+        "format": FORMAT,
+        "dim": model.spec.dim,
+        "metric": "cosine",
+        "unit": model.spec.unit,
+        "input": {
+            "kind": kind,
+            "shape": list(model.shape),
+            "scaling": "uint8 / 255, resized with antialias; centring and scaling are inside the model"
+            if kind == "image"
+            else "as read; centring and scaling are inside the model",
+        },
+        "model": vars(model.spec),
+        "weights": sha256(path),
+        "thresholds": dict(thresholds or {}),
+    }
+    write_text(run.folder / "contract.json", json.dumps(contract, indent=1))
+    return contract
+
+
+def set_thresholds(run: Run, thresholds: Mapping[str, Any]) -> None:
+    """Put measured thresholds into the contract."""
+    contract = run.contract() | {"thresholds": dict(thresholds)}
+    write_text(run.folder / "contract.json", json.dumps(contract, indent=1))
+
+
+def _json(path: Path, remedy: str) -> dict[str, Any]:
+    if not path.is_file():
+        raise RunError(f"{path} is missing: {remedy}")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise RunError(f"{path} is damaged: {error}") from None

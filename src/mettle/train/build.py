@@ -1,0 +1,70 @@
+"""From a table of a recipe to the object it describes: ``{kind = "SupCon", temperature = 0.1, ...}``.
+
+Keys are the arguments of the object's constructor, so whatever a user can write in Python can be written in a recipe,
+and nothing else. A table inside a table is built first: a difficulty inside its loss.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from mettle import difficulty
+from mettle.errors import MettleError, RecipeError, nearest
+
+INNER = {"difficulty": difficulty}
+
+
+def built(source: ModuleType | type, table: Mapping[str, Any], where: str) -> Any:
+    """The object that ``table`` describes: of the class ``source``, or of one of the public names of a module."""
+    content = dict(table)
+    if isinstance(source, ModuleType):
+        if "kind" not in content:
+            raise RecipeError(f"[{where}] needs a kind{nearest('', source.__all__)}")
+        kind = content.pop("kind")
+        if kind not in source.__all__:
+            raise RecipeError(f"{where}.kind: no {kind!r}{nearest(str(kind), source.__all__)}")
+        source = getattr(source, kind)
+    for key, module in INNER.items():
+        if isinstance(content.get(key), Mapping):
+            content[key] = built(module, content[key], f"{where}.{key}")
+    known = inspect.signature(source).parameters
+    for key in content:
+        if key not in known:
+            raise RecipeError(f"unknown recipe key '{where}.{key}'{nearest(key, known)}")
+    _check_types(source, content, where)
+    try:
+        return source(**content)
+    except MettleError as error:
+        raise RecipeError(f"[{where}] {error}") from None
+    except TypeError as error:
+        raise RecipeError(f"[{where}] {error}") from None
+
+
+def describe(thing: Any) -> str:
+    """A dataclass as the call that makes it, leaving out what is at its default."""
+    if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
+        return type(thing).__name__
+    parts = []
+    for field in dataclasses.fields(thing):
+        value = getattr(thing, field.name)
+        if value != field.default:
+            parts.append(f"{field.name}={describe(value) if dataclasses.is_dataclass(value) else repr(value)}")
+    return f"{type(thing).__name__}({', '.join(parts)})"
+
+
+def _check_types(source: Any, content: dict[str, Any], where: str) -> None:
+    """Refuse a text where a number is wanted, and convert whole numbers to fractions where those are wanted."""
+    for name, parameter in inspect.signature(source).parameters.items():
+        plain = name in content and name not in INNER and parameter.annotation is not inspect.Parameter.empty
+        if not plain:
+            continue
+        try:
+            adapter = TypeAdapter(parameter.annotation, config=ConfigDict(arbitrary_types_allowed=True))
+            content[name] = adapter.validate_python(content[name])
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise RecipeError(f"recipe key {where}.{name}: {first['msg'].lower()}, got {content[name]!r}") from None

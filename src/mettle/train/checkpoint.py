@@ -1,0 +1,131 @@
+"""Checkpoints: a folder per step, safetensors and JSON, complete or not there at all.
+
+    checkpoints/step-00000200/state.safetensors   every tensor: networks, optimisers, random state
+                              state.json          every plain number, and the hash of the tensors
+                              manifest.json       written last: the hashes of both
+
+A folder appears by a rename, so a process killed while writing leaves the earlier ones untouched. Reading checks
+hashes; a damaged checkpoint is passed over, aloud, for the one before. The last two are kept.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mettle.data.durable import sha256, sweep, write_folder
+from mettle.errors import RunError
+
+KEPT = 2
+
+
+def save(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
+    """Write the state after ``step`` steps, then drop all but the last two checkpoints."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sweep(folder)
+    tensors, rest = flatten(state)
+    place = folder / f"step-{step:08d}"
+    if place.exists():  # the same step again, after a resume: identical by construction, but perhaps damaged
+        shutil.rmtree(place)
+
+    def fill(temporary: Path) -> None:
+        save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, temporary / "state.safetensors")
+        (temporary / "state.json").write_text(json.dumps({"step": step, "state": rest}))
+        hashes = {name: sha256(temporary / name) for name in ("state.safetensors", "state.json")}
+        (temporary / "manifest.json").write_text(json.dumps(hashes))
+
+    try:
+        write_folder(place, fill)
+    except OSError as error:
+        raise RunError(f"could not write a checkpoint to {place}: {error}. Earlier checkpoints are intact") from None
+    for old in stored(folder)[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return place
+
+
+def stored(folder: Path) -> list[Path]:
+    """Checkpoint folders, oldest first."""
+    return sorted(p for p in folder.glob("step-*") if p.is_dir() and p.name[5:].isdigit())
+
+
+def latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
+    """The newest good checkpoint: its step, its state, and a line for each damaged one that was passed over."""
+    passed: list[str] = []
+    for place in reversed(stored(folder)):
+        try:
+            step, state = read(place)
+            return step, state, passed
+        except RunError as error:
+            passed.append(str(error))
+    if passed:
+        raise RunError(f"no checkpoint in {folder} can be read: {passed[0]}. Start the run again under another name")
+    return None
+
+
+def read(place: Path) -> tuple[int, dict[str, Any]]:
+    """One checkpoint, if its hashes agree."""
+    try:
+        hashes = json.loads((place / "manifest.json").read_text())
+        for name in ("state.safetensors", "state.json"):
+            if sha256(place / name) != hashes[name]:
+                raise RunError(f"{place / name} is damaged: its content does not match its hash")
+        tensors = load_file(place / "state.safetensors")
+        content = json.loads((place / "state.json").read_text())
+        return int(content["step"]), restore(tensors, content["state"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{place} is damaged: {type(error).__name__}: {error}") from None
+
+
+def flatten(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], Any]:
+    """Split a nested state into named tensors and JSON with ``{"tensor": name}`` in their places."""
+    if isinstance(state, Tensor):
+        return {prefix: state}, {"tensor": prefix}
+    if isinstance(state, Mapping):
+        tensors: dict[str, Tensor] = {}
+        entries = []
+        for key, value in state.items():
+            found, rest = flatten(value, f"{prefix}/{key}" if prefix else str(key))
+            tensors |= found
+            entries.append([key, rest])
+        return tensors, {"map": entries}  # pairs, because JSON would turn the whole-number keys of optimisers into text
+    if isinstance(state, list | tuple):
+        tensors, items = {}, []
+        for k, value in enumerate(state):
+            found, rest = flatten(value, f"{prefix}/{k}")
+            tensors |= found
+            items.append(rest)
+        return tensors, {"list": items}
+    return {}, {"value": state}
+
+
+def restore(tensors: Mapping[str, Tensor], rest: Any) -> Any:
+    """The inverse of `flatten`."""
+    (kind, content), *_ = rest.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "map":
+        return {key: restore(tensors, value) for key, value in content}
+    if kind == "list":
+        return [restore(tensors, value) for value in content]
+    return content
+
+
+def random_state() -> dict[str, Tensor]:
+    """State of torch's generators, for whatever draws from them (dropout, say)."""
+    found = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        found |= {f"cuda:{k}": state for k, state in enumerate(torch.cuda.get_rng_state_all())}
+    return found
+
+
+def set_random_state(state: Mapping[str, Tensor]) -> None:
+    """Put torch's generators back; generators of absent devices are left out."""
+    torch.set_rng_state(state["cpu"])
+    for k in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        if f"cuda:{k}" in state:
+            torch.cuda.set_rng_state(state[f"cuda:{k}"], k)

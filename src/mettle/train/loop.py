@@ -1,0 +1,133 @@
+"""The training loop: one page, meant to be read and copied.
+
+Every batch is a pure function of (seed, step) and the learning rate a pure function of the step, so a run that is
+stopped after any step and resumed is bit for bit the run that was not.
+"""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mettle.data.loader import Batch, Loader
+from mettle.errors import NumericError
+from mettle.train import checkpoint
+from mettle.train.method import Method, StepResult
+
+COLLAPSED = 0.98  # mean cosine of negatives: all embeddings point one way
+FLAT = 3  # log lines in a row that may show a collapse before the run stops
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long, how fast, how often."""
+
+    steps: int
+    rate: float
+    warmup: float = 0.2
+    log_every: int = 10
+    checkpoint_every: int = 100
+
+    def at(self, step: int) -> float:
+        """Learning rate of a step: a straight rise, then half a cosine down to a thousandth."""
+        rise = self.warmup * self.steps
+        if step < rise:
+            return self.rate * (step + 1) / (rise + 1)
+        done = (step - rise) / max(self.steps - rise, 1)
+        return self.rate * (0.001 + 0.999 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def run(
+    method: Method,
+    loader: Loader,
+    pace: Pace,
+    *,
+    folder: Path,
+    start: int = 0,
+    log: Callable[[dict[str, Any]], None] = lambda line: None,
+    progress: Callable[[int, dict[str, Any]], None] = lambda step, line: None,
+) -> bool:
+    """Train from step ``start``; returns whether the run reached its end (and was not asked to stop).
+
+    ``log`` gets a line of facts every ``pace.log_every`` steps, ``progress`` every step.
+    """
+    guard, began, waited, since = Guard(method.patience), time.perf_counter(), 0.0, start
+    with stop_requests() as stopping:
+        for batch in loader.batches(start, pace.steps):
+            rate = pace.at(batch.step)
+            result = method.step(batch, rate)
+            guard.step(result, batch)
+            waited += batch.waited
+            done = batch.step + 1
+            line = {"step": done, "epoch": batch.epoch, "loss": result.loss, "rate": rate}
+            if done % pace.log_every == 0 or done == pace.steps:
+                spent = time.perf_counter() - began
+                facts = method.facts(result.embeddings, batch)
+                profile = {
+                    "seconds_per_step": spent / (done - since),
+                    "share_in_model_and_loss": 1 - waited / spent,
+                }
+                line |= {"gradient": result.gradient} | facts | profile
+                log(line)
+                guard.facts(facts, done)
+                began, waited, since = time.perf_counter(), 0.0, done
+            progress(done, line)
+            if done % pace.checkpoint_every == 0 or done == pace.steps or stopping():
+                state = {"method": method.state(), "random": checkpoint.random_state()}
+                checkpoint.save(folder / "checkpoints", done, state)
+            if stopping() and done < pace.steps:
+                return False
+    return True
+
+
+class Guard:
+    """Stops a run that has nothing more to give, and says why in plain words."""
+
+    def __init__(self, patience: int) -> None:
+        self.patience, self.refused, self.flat = patience, 0, 0
+
+    def step(self, result: StepResult, batch: Batch) -> None:
+        """A step whose loss or gradient is not finite was not applied; several in a row end the run."""
+        self.refused = 0 if result.applied else self.refused + 1
+        if self.refused >= self.patience:
+            ids = batch.ids[:8].tolist()
+            raise NumericError(
+                f"training diverged: loss {result.loss} and gradient norm {result.gradient} at step {batch.step + 1}, "
+                f"{self.patience} steps in a row (samples {ids}...). Lower train.rate, or set train.clip; the last good "
+                "checkpoint is kept"
+            )
+
+    def facts(self, facts: dict[str, Any], step: int) -> None:
+        """All embeddings alike is a collapse: the loss looks calm and nothing is learned."""
+        self.flat = self.flat + 1 if facts.get("negative_similarity", 0.0) > COLLAPSED else 0
+        if self.flat >= FLAT:
+            raise NumericError(
+                f"the embeddings collapsed: at step {step} samples of different classes have a mean cosine of "
+                f"{facts['negative_similarity']:.3f}. Lower train.rate, raise loss.temperature, or weigh hard pairs less"
+            )
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """Turn the first SIGTERM or Ctrl-C into "finish this step and save"; the second one ends at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+
+    def handle(number, frame) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    old = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,120 @@
+"""A method is what one optimisation step does: which networks, which optimisers, which losses."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mettle.data.loader import Batch
+from mettle.model import Embedder
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did. A step whose loss or gradient is not finite changes nothing."""
+
+    loss: float
+    gradient: float  # norm
+    applied: bool
+    embeddings: Tensor  # detached, for the facts
+
+
+class Method(Protocol):
+    """What the loop needs of a method."""
+
+    model: Embedder  # the network that becomes the artifact
+    patience: int  # steps in a row that may be refused before the run is given up
+
+    def step(self, batch: Batch, rate: float) -> StepResult:
+        """One optimisation step at this learning rate."""
+        ...
+
+    def facts(self, embeddings: Tensor, batch: Batch) -> dict[str, Any]:
+        """What difficulty did, for the log."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a resumed run needs."""
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Put everything back."""
+        ...
+
+
+class Supervised:
+    """One embedder, one loss on its embeddings and labels, one optimiser.
+
+    The loss may be any callable ``loss(embeddings, labels)``; a loss with parameters (an ``nn.Module``) is trained,
+    saved and resumed with the model.
+    """
+
+    def __init__(
+        self,
+        model: Embedder,
+        loss: Any,
+        *,
+        weight_decay: float = 0.01,
+        clip: float = 0.0,
+        precision: str = "float32",
+    ):
+        self.model, self.loss, self.clip = model, loss, clip
+        self.modules = {"model": model} | ({"loss": loss} if isinstance(loss, nn.Module) else {})
+        self.parameters = [p for module in self.modules.values() for p in module.parameters()]
+        self.optimiser = torch.optim.AdamW(_decayed(self.parameters, weight_decay), lr=1e-3)
+        self.device = next(model.parameters()).device.type
+        self.dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
+        self.scaler = torch.amp.GradScaler(self.device, enabled=self.dtype is torch.float16)
+        # A loss scale that starts too high is lowered by refusing steps: that is no divergence yet.
+        self.patience = 20 if self.scaler.is_enabled() else 3
+
+    def step(self, batch: Batch, rate: float) -> StepResult:
+        """Forward, backward, and a step unless something is not finite."""
+        for module in self.modules.values():
+            module.train()
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        with torch.autocast(self.device, dtype=self.dtype, enabled=self.dtype is not None):
+            embeddings = self.model(batch.inputs)
+        loss = self.loss(embeddings, batch.labels)
+        self.optimiser.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimiser)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.clip or torch.inf)
+        value, size = loss.item(), norm.item()
+        applied = bool(torch.isfinite(loss) & torch.isfinite(norm))
+        if applied or self.scaler.is_enabled():
+            self.scaler.step(self.optimiser)
+            self.scaler.update()
+        return StepResult(value, size, applied, embeddings.detach())
+
+    def facts(self, embeddings: Tensor, batch: Batch) -> dict[str, Any]:
+        """The facts of the loss, where it has any."""
+        if not hasattr(self.loss, "facts"):
+            return {}
+        facts = self.loss.facts(embeddings, batch.labels)
+        return facts.as_dict() if hasattr(facts, "as_dict") else dict(facts)
+
+    def state(self) -> dict[str, Any]:
+        """Networks, optimiser, loss scale."""
+        return {
+            "modules": {name: module.state_dict() for name, module in self.modules.items()},
+            "optimiser": self.optimiser.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`state`."""
+        for name, module in self.modules.items():
+            module.load_state_dict(state["modules"][name])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.scaler.load_state_dict(state["scaler"])
+
+
+def _decayed(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay for matrices and kernels, none for biases and norms."""
+    return [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]

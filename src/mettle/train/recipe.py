@@ -1,0 +1,177 @@
+"""A recipe: the typed, frozen description of a run. Written in TOML, overridden by ``--set table.key=value``.
+
+Unknown keys and wrong types are errors that name the nearest known key; the run folder keeps the recipe that
+rebuilds the run.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mettle import losses
+from mettle.errors import MettleError, RecipeError, nearest
+from mettle.model import EmbedderSpec
+from mettle.train.build import built, describe
+
+
+class Table(BaseModel):
+    """A table of a recipe: frozen, no key that is not listed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+
+class Data(Table):
+    """Where samples come from and how they are split."""
+
+    source: str = "glyphs"
+    size: int | None = Field(None, ge=1)  # side in pixels; None keeps the size of the source
+    channels: Literal[1, 3] | None = None
+    label: str | None = None  # column names, where the source has columns
+    domain: str | None = None
+    groups: list[str] | None = None
+    features: list[str] | None = None  # of a table: which columns are inputs
+    policy: Literal["fail", "skip"] = "fail"  # unreadable pictures
+    val: float = Field(0.1, ge=0, lt=1)  # shares of the identities, for a source without a split
+    test: float = Field(0.3, gt=0, lt=1)
+    unseen: list[str] = []  # domains to keep out of training and to probe with
+
+
+class Batches(Table):
+    """What one step sees."""
+
+    classes: int = Field(64, ge=2)
+    samples: int = Field(4, ge=2)
+    views: int = Field(1, ge=1, le=8)
+    augment: str = "mild"
+    workers: int = Field(0, ge=0)  # processes that decode; 0 when the pictures fit into memory
+
+
+class Optimise(Table):
+    """How parameters move."""
+
+    method: Literal["supervised"] = "supervised"
+    steps: int = Field(400, ge=1)
+    rate: float = Field(2e-3, gt=0)  # highest learning rate
+    warmup: float = Field(0.2, ge=0, lt=1)  # share of the steps in which it rises; then it falls as a cosine
+    weight_decay: float = Field(0.01, ge=0)
+    clip: float = Field(0.0, ge=0)  # largest gradient norm; 0 for no limit
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    checkpoint_every: int = Field(100, ge=1)
+    log_every: int = Field(10, ge=1)
+
+
+class Judge(Table):
+    """What is measured afterwards."""
+
+    fars: list[float] = [1e-1, 1e-2, 1e-3]
+    ks: list[int] = [1, 2, 4, 8]
+    baselines: bool = True  # also raw inputs and the untrained network
+
+
+class Recipe(Table):
+    """Everything that decides a run."""
+
+    seed: int = 0
+    data: Data = Data()
+    batch: Batches = Batches()
+    model: dict[str, Any] = {}
+    loss: dict[str, Any] = {"kind": "SupCon"}
+    train: Optimise = Optimise()
+    evaluate: Judge = Judge()
+
+    def spec(self) -> EmbedderSpec:
+        """The model's description."""
+        return built(EmbedderSpec, self.model, "model")
+
+    def criterion(self) -> Any:
+        """The loss, with its difficulty."""
+        return built(losses, self.loss, "loss")
+
+    def title(self) -> str:
+        """One line: what is trained on what."""
+        return f"{describe(self.criterion())} on {self.data.source}"
+
+    def toml(self) -> str:
+        """The recipe as text that reads back to itself."""
+        return tomli_w.dumps(_present(self.model_dump(mode="json")))
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with mettle, by name."""
+    folder = files("mettle.train") / "recipes"
+    return {p.name.removesuffix(".toml"): Path(str(p)) for p in sorted(folder.iterdir(), key=str) if ".toml" in p.name}
+
+
+def load(source: str | Path, overrides: Iterable[str] = (), **tables: Mapping[str, Any]) -> Recipe:
+    """A shipped recipe by name or a file by path, with ``table.key=value`` overrides applied."""
+    known = shipped()
+    path = known.get(str(source), Path(source))
+    if not path.is_file():
+        hint = nearest(str(source), known)
+        raise RecipeError(f"no recipe {str(source)!r}: neither a shipped one nor a file{hint}")
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} is not TOML: {error}") from None
+    for key, table in tables.items():
+        content.setdefault(key, {}).update(table)
+    for override in overrides:
+        _apply(content, override)
+    return parse(content)
+
+
+def parse(content: Mapping[str, Any]) -> Recipe:
+    """Check a parsed recipe, tables of the model and the loss included."""
+    try:
+        recipe = Recipe.model_validate(content)
+    except ValidationError as error:
+        raise RecipeError(_message(error)) from None
+    recipe.spec()
+    recipe.criterion()
+    return recipe
+
+
+def _apply(content: dict[str, Any], override: str) -> None:
+    """Set one key; the value is read as TOML, and as plain text where it is no TOML."""
+    key, sign, text = override.partition("=")
+    if not sign or not key.strip():
+        raise RecipeError(f"--set takes table.key=value, got {override!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *tables, last = key.strip().split(".")
+    place = content
+    for table in tables:
+        place = place.setdefault(table, {})
+        if not isinstance(place, dict):
+            raise RecipeError(f"--set {key}: {table!r} is a value, not a table")
+    place[last] = value
+
+
+def _message(error: ValidationError) -> str:
+    """The first problem, in one line, with the nearest known key where a key is unknown."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        table: Any = Recipe
+        for part in first["loc"][:-1]:
+            table = table.model_fields[str(part)].annotation
+        return f"unknown recipe key {key!r}{nearest(str(first['loc'][-1]), table.model_fields)}"
+    return f"recipe key {key}: {first['msg'].lower()}, got {first['input']!r}"
+
+
+def _present(value: Any) -> Any:
+    """TOML has no null: leave such keys out, they are the defaults."""
+    if isinstance(value, dict):
+        return {key: _present(item) for key, item in value.items() if item is not None}
+    return value
+
+
+__all__ = ["Batches", "Data", "Judge", "MettleError", "Optimise", "Recipe", "load", "parse", "shipped"]

@@ -1,0 +1,152 @@
+"""A whole training run: from a recipe to a finished run folder, or on from where one stopped."""
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mettle.data.augment import preset
+from mettle.data.batches import ClassBatches, Order, SampleBatches
+from mettle.data.images import hold
+from mettle.data.loader import Loader, to_model
+from mettle.data.samples import NO_SPLIT, Samples
+from mettle.data.source import read
+from mettle.data.splits import class_disjoint, unseen_domain
+from mettle.errors import DataError, RecipeError, RunError
+from mettle.model import Embedder
+from mettle.train import checkpoint, loop
+from mettle.train.artifact import Run, create, finish, open_run
+from mettle.train.log import Log
+from mettle.train.method import Method, Supervised
+from mettle.train.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What training came to."""
+
+    run: Run
+    model: Embedder
+    samples: Samples
+    finished: bool  # False: asked to stop; a checkpoint is there
+    resumed_from: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def prepare(recipe: Recipe, cache: Path | None = None) -> Samples:
+    """The data of a recipe, split and ready: pictures of one size, in memory where they fit."""
+    data = recipe.data
+    options: dict[str, Any] = {
+        "label": data.label,
+        "domain": data.domain,
+        "groups": data.groups,
+        "features": data.features,
+        "size": None if data.size is None else (data.size, data.size),
+        "channels": data.channels,
+    }
+    samples = read(data.source, policy=data.policy, cache=cache, **options)
+    if (samples.split == NO_SPLIT).all():
+        samples = class_disjoint(samples, val=data.val, test=data.test, seed=recipe.seed)
+    if data.unseen:
+        samples = unseen_domain(samples, data.unseen)
+    return replace(samples, inputs=hold(samples.inputs))
+
+
+def train(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    resume: bool = False,
+    cache: Path | None = None,
+    progress: Callable[[int, dict[str, Any]], None] = lambda step, line: None,
+    tensorboard: bool = True,
+) -> Outcome:
+    """Train a recipe into ``folder``, or continue the run that is there."""
+    going_on = resume and folder.exists()
+    notes: list[str] = []
+    if going_on:
+        run = open_run(folder)
+        if run.recipe != recipe:
+            raise RunError(f"{folder} was started with another recipe{_difference(run.recipe, recipe)}")
+    samples = prepare(recipe, cache)
+    facts = {"data": samples.fingerprint(), "torch": torch.__version__, "python": platform.python_version()}
+    method, loader = assemble(recipe, samples)
+    if going_on:
+        if run.state["data"] != facts["data"]:
+            raise RunError(f"the data of {folder} have changed since it was started: train again under another --name")
+    else:
+        run = create(folder, recipe, facts)
+    start = 0
+    found = checkpoint.latest(folder / "checkpoints") if going_on else None
+    if found is not None:
+        start, state, notes = found
+        method.load_state(state["method"])
+        checkpoint.set_random_state(state["random"])
+    log = Log(folder, start, tensorboard)
+    setup = recipe.train
+    pace = loop.Pace(setup.steps, setup.rate, setup.warmup, setup.log_every, setup.checkpoint_every)
+    try:
+        done = loop.run(method, loader, pace, folder=folder, start=start, log=log, progress=progress)
+    finally:
+        log.close()
+    if done:
+        finish(run, method.model)
+    return Outcome(run, method.model, samples, done, start if going_on else None, tuple(notes))
+
+
+def assemble(recipe: Recipe, samples: Samples) -> tuple[Method, Loader]:
+    """The method and the loader of a recipe; everything random in them follows from its seed."""
+    part = samples.part("train")
+    if len(part) == 0:
+        raise DataError(f"{recipe.data.source} has no training samples: its split column says so")
+    device = pick_device(recipe.train.device)
+    torch.manual_seed(recipe.seed)
+    model = new_model(recipe, samples).to(device)
+    precision = recipe.train.precision
+    if precision == "auto":
+        precision = "bfloat16" if device.startswith("cuda") else "float32"
+    setup = recipe.train
+    method = Supervised(
+        model, recipe.criterion(), weight_decay=setup.weight_decay, clip=setup.clip, precision=precision
+    )
+    batch = recipe.batch
+    order: Order = ClassBatches(part.labels, batch.classes, batch.samples, recipe.seed)
+    if batch.views > 1:
+        order = SampleBatches(len(part), batch.classes * batch.samples, recipe.seed)
+    return method, Loader(part, order, preset(batch.augment), recipe.seed, batch.views, batch.workers, device)
+
+
+def new_model(recipe: Recipe, samples: Samples) -> Embedder:
+    """The untrained network of a recipe, centred on a sample of the training split."""
+    part = samples.part("train")
+    shape = part.inputs.shape
+    torch.manual_seed(recipe.seed)
+    model = Embedder(recipe.spec(), (shape[2], *shape[:2]) if len(shape) == 3 else shape)
+    some = np.unique(np.linspace(0, len(part) - 1, min(len(part), 2048)).astype(np.int64))
+    model.calibrate(to_model(part.read(some), "cpu"))
+    return model
+
+
+def pick_device(name: str) -> str:
+    """``auto`` means CUDA where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise RecipeError(f"train.device = {name!r}, but torch sees no CUDA device: use 'cpu' or 'auto'")
+    return name
+
+
+def _difference(old: Recipe, new: Recipe) -> str:
+    """Which keys differ, in words."""
+    a, b = old.model_dump(), new.model_dump()
+    keys = [
+        f"{table}.{key}" if isinstance(a[table], dict) else table
+        for table in a
+        for key in (a[table] | b[table] if isinstance(a[table], dict) else [table])
+        if (a[table].get(key) != b[table].get(key) if isinstance(a[table], dict) else a[table] != b[table])
+    ]
+    return f" ({', '.join(dict.fromkeys(keys))} differ): resume with the same recipe, or choose another --name"
