@@ -1,0 +1,142 @@
+"""A folder of pictures: the folder a file lies in says what it is.
+
+    root/<label>/*.jpg                      a set without splits
+    root/<split>/<label>/*.jpg              with splits: train, val (valid, validation), test
+    root/[<split>/]<label>/<domain>/*.jpg   a folder below the label names how the picture was taken
+
+Files are taken in the order of their paths, and a sample's id is its place in that order, counted before
+anything is left out. Hidden files and files of other kinds are passed over. Symbolic links are followed, also
+out of the root; within one label every real folder is read once, which cuts loops.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mettle.data.check import Policy, screen
+from mettle.data.decode import SUFFIXES, Channels, shown
+from mettle.data.images import ImageFiles, Size
+from mettle.data.samples import SPLITS, Column, Samples
+from mettle.errors import DataError
+
+SPLIT_NAMES = {name: name for name in SPLITS} | {"valid": "val", "validation": "val"}
+
+
+class _Found(NamedTuple):
+    path: str  # relative to the root, with forward slashes; first, because files are sorted by it
+    label: str
+    domain: str
+    split: str
+
+
+def read_folder(
+    path: str | Path,
+    *,
+    size: Size | None = None,
+    channels: Channels = 3,
+    policy: Policy = "fail",
+    splits: bool | None = None,
+) -> Samples:
+    """Read a folder of pictures.
+
+    Args:
+        path: The root.
+        size: (height, width) to stretch every picture to; None when all files have one size already.
+        channels: 1 for grey, 3 for RGB.
+        policy: What to do about pictures that cannot be read, see `mettle.data.check.screen`.
+        splits: Whether the folders below the root are splits; None: they are when all of them are named so.
+
+    Raises:
+        DataError: No such folder, no pictures, a picture outside any label folder, or a bad one (by policy).
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise DataError(f"no folder {shown(root)}: give the folder that holds one folder per label")
+    folders = _folders(root)
+    parts = _parts(root, folders, splits)
+    tops = [(label, parts[f.name]) for f in folders for label in _folders(f)] if parts else [(f, "") for f in folders]
+    _refuse_strays(root, [root, *folders] if parts else [root])
+    found = sorted(one for top, split in tops for one in _pictures(root, top, split))
+    if not found:
+        raise DataError(f"no pictures in {shown(root)}: one folder per label, with {', '.join(SUFFIXES)} files")
+    # Label folders without pictures are named too: `check` reports them.
+    names = sorted({_readable(top.name) for top, _ in tops})
+    code = {name: i for i, name in enumerate(names)}
+    samples = Samples.of(
+        ImageFiles([one.path for one in found], size, channels, root),
+        Column(np.array([code[one.label] for one in found], np.int64), tuple(names)),
+        domain=[one.domain for one in found] if any(one.domain for one in found) else None,
+        split=[one.split for one in found] if parts else None,
+        origin=str(root),
+    )
+    return screen(samples, policy)
+
+
+def _parts(root: Path, folders: list[Path], splits: bool | None) -> dict[str, str]:
+    """The split that each folder below the root stands for; empty when they are labels."""
+    parts = {folder.name: SPLIT_NAMES.get(folder.name.lower(), "") for folder in folders}
+    others = [name for name, split in parts.items() if not split]
+    if splits is None and "train" in parts.values() and len(parts) - len(others) > 1 and others:
+        problem = f"{shown(root)} holds splits and {shown(others[0])}"
+        raise DataError(f"{problem}: move that folder away, or pass splits=False if all of them are labels")
+    if splits and others:
+        raise DataError(f"{shown(others[0])} is not a split: name the folders {', '.join(SPLITS)}")
+    return {} if splits is False or others else parts
+
+
+def _pictures(root: Path, top: Path, split: str) -> Iterator[_Found]:
+    """Every picture below one label folder."""
+    label = _readable(top.name)
+    seen, todo = set(), [top]
+    while todo:
+        folder = todo.pop()
+        real = os.stat(folder)
+        if (real.st_dev, real.st_ino) in seen:
+            continue
+        seen.add((real.st_dev, real.st_ino))
+        inside = folder.relative_to(top).parts
+        for entry in _entries(folder):
+            if entry.is_dir():
+                todo.append(Path(entry.path))
+            elif _is_picture(entry):
+                place = Path(entry.path).relative_to(root).as_posix()
+                yield _Found(place, label, _readable(inside[0]) if inside else "", split)
+
+
+def _refuse_strays(root: Path, folders: list[Path]) -> None:
+    for folder in folders:
+        for entry in _entries(folder):
+            if not entry.is_dir() and _is_picture(entry):
+                place = Path(entry.path).relative_to(root).as_posix()
+                raise DataError(f"picture {shown(place)} has no label: move it into the folder of its label")
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [Path(entry.path) for entry in _entries(folder) if entry.is_dir()]
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, hidden entries left out, in order of name."""
+    try:
+        with os.scandir(folder) as entries:
+            kept = [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as problem:
+        raise DataError(f"cannot list {shown(folder)}: {problem.strerror}") from None
+    return sorted(kept, key=lambda entry: entry.name)
+
+
+def _is_picture(entry: os.DirEntry[str]) -> bool:
+    # By name only: a dangling link or a pipe that is called a picture is a bad picture, not nothing.
+    return entry.name.lower().endswith(SUFFIXES)
+
+
+def _readable(name: str) -> str:
+    """The name of a label or a domain; those end up in files and reports, so they must be text."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"folder name {shown(name)} is not valid UTF-8: rename it") from None
+    return name

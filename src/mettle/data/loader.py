@@ -1,0 +1,140 @@
+"""Batches for training: read, put on the device, augmented; the next one is made while this one is used."""
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mettle.data.augment import Augment
+from mettle.data.batches import Order
+from mettle.data.samples import Samples
+from mettle.errors import DataError
+
+AHEAD = 2  # batches in preparation while one is in use
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs ready for the model. With several views, all of view 0 come first, then all of view 1."""
+
+    inputs: Tensor
+    labels: Tensor
+    ids: Tensor
+    step: int
+    epoch: int
+    waited: float  # seconds the training step waited for this batch
+
+
+@dataclass(frozen=True, eq=False)
+class Loader:
+    """Batches by step number; a batch is a pure function of (seed, step)."""
+
+    samples: Samples
+    order: Order
+    augment: Augment
+    seed: int = 0
+    views: int = 1
+    workers: int = 0  # processes that read and decode; 0 reads in a thread, right when pictures are in memory
+    device: str = "cpu"
+
+    def epochs(self) -> Iterator[tuple[int, int, np.ndarray]]:
+        """(step, epoch, positions) from the first step on, without end."""
+        step = epoch = 0
+        while True:
+            batches = self.order.epoch(epoch)
+            if not batches:
+                raise DataError("no full batch can be formed: lower batch.classes or batch.samples")
+            for positions in batches:
+                yield step, epoch, positions
+                step += 1
+            epoch += 1
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        """The batches of steps ``start`` to ``stop`` - 1."""
+        readers = _Processes(self.samples, self.workers) if self.workers else _Thread(self.samples)
+        pending: list[tuple[int, int, np.ndarray, Future]] = []
+        plan = (entry for entry in self.epochs() if entry[0] >= start)
+        with readers, ThreadPoolExecutor(1) as finisher:
+            for step in range(start, stop):
+                while len(pending) < AHEAD and step + len(pending) < stop:
+                    number, epoch, positions = next(plan)
+                    raw = readers.submit(positions)
+                    ready = finisher.submit(self._finish, raw, positions, epoch)
+                    pending.append((number, epoch, positions, ready))
+                began = time.perf_counter()
+                number, epoch, positions, ready = pending.pop(0)
+                inputs = ready.result()
+                labels = torch.from_numpy(np.tile(self.samples.labels[positions], self.views))
+                ids = torch.from_numpy(np.tile(self.samples.ids[positions], self.views))
+                waited = time.perf_counter() - began
+                yield Batch(inputs, labels.to(self.device), ids.to(self.device), number, epoch, waited)
+
+    def _finish(self, raw: Future, positions: np.ndarray, epoch: int) -> Tensor:
+        try:
+            x = to_model(raw.result(), self.device)
+        except BrokenProcessPool:
+            raise DataError(
+                f"a loader worker died while reading samples {self.samples.ids[positions][:4].tolist()}...: "
+                "out of memory, or killed from outside. The run can be resumed"
+            ) from None
+        ids = self.samples.ids[positions]
+        views = [self.augment(x, ids, seed=self.seed, epoch=epoch, view=v) for v in range(self.views)]
+        return views[0] if len(views) == 1 else torch.cat(views)
+
+
+def to_model(array: np.ndarray, device: str) -> Tensor:
+    """Pictures (b, h, w, c) uint8 to (b, c, h, w) float32 in [0, 1]; rows as they are."""
+    x = torch.from_numpy(array).to(device)
+    return x.permute(0, 3, 1, 2).contiguous().float().div_(255) if x.ndim == 4 else x.float()
+
+
+class _Thread:
+    """Reads in one background thread."""
+
+    def __init__(self, samples: Samples):
+        self.samples, self.pool = samples, ThreadPoolExecutor(1)
+
+    def submit(self, positions: np.ndarray) -> Future:
+        return self.pool.submit(self.samples.read, positions)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.pool.shutdown(cancel_futures=True)
+
+
+class _Processes:
+    """Reads in processes, started fresh: a fork of a process that has used threads can hang."""
+
+    def __init__(self, samples: Samples, workers: int):
+        context = multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(workers, context, initializer=_adopt, initargs=(samples,))
+
+    def submit(self, positions: np.ndarray) -> Future:
+        return self.pool.submit(_read, positions)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.pool.shutdown(cancel_futures=True)
+
+
+_adopted: Samples | None = None  # of a worker process
+
+
+def _adopt(samples: Samples) -> None:
+    global _adopted
+    _adopted = samples
+
+
+def _read(positions: np.ndarray) -> np.ndarray:
+    assert _adopted is not None
+    return _adopted.read(positions)

@@ -1,0 +1,226 @@
+"""`Samples`: the one table that every data source becomes.
+
+| column | meaning |
+|---|---|
+| ids    | one int64 per sample, unique, kept through every subset: "the same picture" means the same id |
+| inputs | where the picture or the row of numbers is; read in batches, on demand |
+| label  | who or what it is |
+| domain | how it was captured: device, camera, session, typeface (optional) |
+| groups | any other attribute to slice results by (optional) |
+| split  | train, val, test, or none |
+| role   | query, gallery, or either |
+
+A subset shares its inputs with the whole: it only remembers the positions it keeps.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+import numpy as np
+
+from mettle.errors import DataError, InputError, nearest
+
+SPLITS = ("train", "val", "test")
+ROLES = ("either", "query", "gallery")
+NO_SPLIT = -1
+
+
+class Inputs(Protocol):
+    """Pictures or rows, read by position.
+
+    ``read`` returns (b, h, w, c) uint8 pictures, all of one size, or (b, f) float32 rows.
+    """
+
+    kind: Literal["image", "row"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one item: (h, w, c) or (f,)."""
+        ...
+
+    @property
+    def resident(self) -> bool:
+        """Whether reading is a copy from memory (no decoding, no disk)."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, at: np.ndarray) -> np.ndarray:
+        """The items at these positions, in this order."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A short hash that changes when the content does."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """A categorical column: one int64 code per sample, one name per code."""
+
+    codes: np.ndarray
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, values: Iterable[object]) -> "Column":
+        """Code the distinct values in sorted order (integers by value, everything else as text)."""
+        values = np.asarray(list(values) if not isinstance(values, np.ndarray) else values)
+        if values.dtype.kind not in "iu":
+            values = values.astype(str)
+        distinct, codes = np.unique(values, return_inverse=True)
+        return cls(codes.reshape(-1).astype(np.int64), tuple(str(v) for v in distinct))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def take(self, at: np.ndarray) -> "Column":
+        """The same column for some of the samples; codes keep their meaning."""
+        return Column(self.codes[at], self.names)
+
+    def values(self) -> np.ndarray:
+        """One name per sample."""
+        return np.asarray(self.names, dtype=object)[self.codes]
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """The table. Build it with :meth:`of`, cut it with :meth:`take`, :meth:`where` and :meth:`part`."""
+
+    ids: np.ndarray
+    inputs: Inputs
+    label: Column
+    domain: Column | None = None
+    groups: Mapping[str, Column] = field(default_factory=dict)
+    split: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))
+    role: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))
+    at: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    origin: str = ""
+    skipped: tuple[str, ...] = ()  # bad files left out under the policy "skip", one line each
+
+    @classmethod
+    def of(
+        cls,
+        inputs: Inputs,
+        labels: Iterable[object] | Column,
+        *,
+        ids: Iterable[int] | None = None,
+        domain: Iterable[object] | Column | None = None,
+        groups: Mapping[str, Iterable[object] | Column] | None = None,
+        split: Sequence[object] | np.ndarray | None = None,
+        role: Sequence[object] | np.ndarray | None = None,
+        origin: str = "",
+        skipped: tuple[str, ...] = (),
+    ) -> "Samples":
+        """Build a table; lengths, ids and codes are checked here and nowhere else."""
+        n = len(inputs)
+        whole = np.arange(n, dtype=np.int64)
+        table = cls(
+            ids=whole if ids is None else _ids(ids),
+            inputs=inputs,
+            label=_column(labels),
+            domain=None if domain is None else _column(domain),
+            groups={name: _column(values) for name, values in (groups or {}).items()},
+            split=_codes(split, SPLITS, "split", n),
+            role=_codes(role, ROLES, "role", n),
+            at=whole,
+            origin=origin,
+            skipped=skipped,
+        )
+        lengths = {"ids": len(table.ids), "labels": len(table.label), "split": len(table.split)}
+        lengths |= {"role": len(table.role)} | {name: len(c) for name, c in table.columns().items()}
+        for name, length in lengths.items():
+            if length != n:
+                raise DataError(f"{name} has {length} entries for {n} samples: one entry per sample is needed")
+        if len(np.unique(table.ids)) != n:
+            values, counts = np.unique(table.ids, return_counts=True)
+            raise DataError(f"sample id {values[counts > 1][0]} occurs more than once: ids must be unique")
+        return table
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """One int64 label code per sample."""
+        return self.label.codes
+
+    def columns(self) -> dict[str, Column]:
+        """Every column one can slice by, the domain under the name ``domain``."""
+        return ({"domain": self.domain} if self.domain is not None else {}) | dict(self.groups)
+
+    def column(self, name: str) -> Column:
+        """One column by name; an unknown name is an error that lists the known ones."""
+        columns = self.columns() | {"label": self.label}
+        if name not in columns:
+            raise DataError(f"no column {name!r} in {self.origin or 'these samples'}{nearest(name, columns)}")
+        return columns[name]
+
+    def take(self, positions: np.ndarray) -> "Samples":
+        """Some of the samples, by position in this table, in this order."""
+        at = np.asarray(positions)
+        return replace(
+            self,
+            ids=self.ids[at],
+            label=self.label.take(at),
+            domain=None if self.domain is None else self.domain.take(at),
+            groups={name: column.take(at) for name, column in self.groups.items()},
+            split=self.split[at],
+            role=self.role[at],
+            at=self.at[at],
+        )
+
+    def where(self, mask: np.ndarray) -> "Samples":
+        """The samples for which ``mask`` is true."""
+        return self.take(np.flatnonzero(mask))
+
+    def part(self, split: str) -> "Samples":
+        """One split: ``train``, ``val`` or ``test``."""
+        if split not in SPLITS:
+            raise InputError(f"no split {split!r}{nearest(split, SPLITS)}")
+        return self.where(self.split == SPLITS.index(split))
+
+    def read(self, positions: np.ndarray) -> np.ndarray:
+        """Pictures (b, h, w, c) uint8 or rows (b, f) float32 at these positions of this table."""
+        return self.inputs.read(self.at[np.asarray(positions)])
+
+    def fingerprint(self) -> str:
+        """A short hash of the table and of what it points at."""
+        digest = hashlib.sha256(self.inputs.fingerprint().encode())
+        arrays = [self.ids, self.at, self.labels, self.split, self.role]
+        for array in arrays + [column.codes for column in self.columns().values()]:
+            digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update("\0".join(self.label.names).encode())
+        return digest.hexdigest()[:16]
+
+
+def _ids(ids: Iterable[int]) -> np.ndarray:
+    array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
+    if array.dtype.kind not in "iu":
+        raise DataError(f"sample ids must be whole numbers, got {array.dtype}")
+    return array.astype(np.int64)
+
+
+def _column(values: Iterable[object] | Column) -> Column:
+    return values if isinstance(values, Column) else Column.of(values)
+
+
+def _codes(values: Sequence[object] | np.ndarray | None, names: tuple[str, ...], what: str, n: int) -> np.ndarray:
+    """Codes from codes, or from names; an empty name means "none" for a split and "either" for a role."""
+    absent = NO_SPLIT if what == "split" else 0
+    if values is None:
+        return np.full(n, absent, np.int8)
+    array = np.asarray(values)
+    if array.dtype.kind in "iu":
+        bad = (array < min(absent, 0)) | (array >= len(names))
+        if bad.any():
+            raise DataError(
+                f"{what} codes are 0..{len(names) - 1}, got {array[bad][0]} at row {np.flatnonzero(bad)[0]}"
+            )
+        return array.astype(np.int8)
+    code = {name: i for i, name in enumerate(names)} | {"": absent, "validation": 1, "valid": 1}
+    try:
+        return np.asarray([code[str(v).strip().lower()] for v in array], np.int8)
+    except KeyError as unknown:
+        raise DataError(f"{what} must be one of {', '.join(names)}, got {unknown.args[0]!r}") from None

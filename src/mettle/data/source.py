@@ -1,0 +1,49 @@
+"""One door to all data: a name or a path becomes `Samples`."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mettle.data.arrays import read_npz
+from mettle.data.folder import read_folder
+from mettle.data.glyphs import glyphs
+from mettle.data.manifest import read_manifest
+from mettle.data.samples import Samples
+from mettle.errors import DataError
+
+TABLES = (".csv", ".csv.gz", ".parquet")
+
+
+def read(source: str | Path, *, policy: str = "fail", cache: Path | None = None, **options: Any) -> Samples:
+    """Read ``glyphs``, ``glyphs:closed``, an image folder, a CSV or Parquet manifest, or an NPZ file.
+
+    Args:
+        source: a name of embedded data, or a path.
+        policy: what to do with unreadable pictures: ``fail``, ``skip`` and keep a list, or ``trust`` (do not look).
+        cache: where embedded data are kept once drawn.
+        options: of the reader: ``label``, ``domain``, ``groups``, ``size``, ``channels``, ...
+    """
+    name = str(source)
+    if name.split(":")[0] == "glyphs" and not Path(name).exists():
+        return glyphs(name.partition(":")[2] or "open", cache=cache)
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise DataError(f"no data at {name!r}: give a folder of pictures, a .csv, .parquet or .npz file, or 'glyphs'")
+    reader = _reader(path)
+    options = {key: value for key, value in options.items() if value is not None}
+    known = inspect.signature(reader).parameters
+    for key in options:
+        if key not in known:
+            raise DataError(f"{key!r} does not apply to {name!r}: {reader.__name__} takes {', '.join(list(known)[1:])}")
+    return reader(path, policy=policy, **options)
+
+
+def _reader(path: Path) -> Callable[..., Samples]:
+    if path.is_dir():
+        return read_folder
+    if path.name.lower().endswith(TABLES):
+        return read_manifest
+    if path.suffix.lower() == ".npz":
+        return read_npz
+    raise DataError(f"cannot read {str(path)!r}: wanted a folder, {', '.join(TABLES)} or .npz")

@@ -1,0 +1,62 @@
+"""Who is trained on and who is tested on: disjoint identities, disjoint domains, as pure functions of a seed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mettle.data.draws import shuffled
+from mettle.data.samples import SPLITS, Samples
+from mettle.errors import DataError, InputError
+
+
+def class_disjoint(samples: Samples, *, val: float = 0.1, test: float = 0.3, seed: int = 0) -> Samples:
+    """Split by identity: no label of the test split is ever trained on.
+
+    Args:
+        samples: any table; an existing split is replaced.
+        val: share of the identities for validation.
+        test: share of the identities for testing.
+        seed: which identities; the same for the same set of labels.
+    """
+    if not (0 <= val < 1 and 0 < test < 1 and val + test < 1):
+        raise InputError(f"val and test are shares with val + test < 1, got {val} and {test}")
+    present = np.unique(samples.labels)
+    n_test, n_val = round(test * len(present)), round(val * len(present))
+    if n_test < 2 or len(present) - n_test - n_val < 2:
+        raise DataError(
+            f"{len(present)} identities are too few to hold out {test:.0%} for testing: at least two are needed on "
+            "each side. Add identities, or give the table a split column"
+        )
+    order = present[shuffled(len(present), seed, 0, stream=11)]
+    part = np.zeros(len(samples.label.names) or int(present.max()) + 1, np.int8)
+    part[order[:n_test]], part[order[n_test : n_test + n_val]] = 2, 1
+    return replace(samples, split=part[samples.labels])
+
+
+def sample_split(samples: Samples, *, val: float = 0.1, test: float = 0.3, seed: int = 0) -> Samples:
+    """Split by sample, for closed-set tasks: the same labels on both sides."""
+    order = shuffled(len(samples), seed, 0, stream=13)
+    split = np.zeros(len(samples), np.int8)
+    n_test, n_val = round(test * len(samples)), round(val * len(samples))
+    split[order[:n_test]], split[order[n_test : n_test + n_val]] = 2, 1
+    return replace(samples, split=split)
+
+
+def unseen_domain(samples: Samples, domains: Sequence[str]) -> Samples:
+    """Keep some domains out of training, and let their test samples be the probes.
+
+    Training and validation samples of these domains are dropped. In the test split they become queries, and the test
+    samples of the other domains the gallery.
+    """
+    if samples.domain is None:
+        raise DataError(f"{samples.origin or 'these samples'} have no domain column to hold out")
+    unknown = [name for name in domains if name not in samples.domain.names]
+    if unknown:
+        raise DataError(f"no domain {unknown[0]!r}; there are {', '.join(samples.domain.names)}")
+    codes = [samples.domain.names.index(name) for name in domains]
+    held = np.isin(samples.domain.codes, codes)
+    test = samples.split == SPLITS.index("test")
+    kept = samples.where(test | ~held)
+    held, test = held[test | ~held], test[test | ~held]
+    return replace(kept, role=np.where(~test, 0, np.where(held, 1, 2)).astype(np.int8))

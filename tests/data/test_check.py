@@ -1,0 +1,248 @@
+import corpus
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mettle.data.check import Problem, check, screen
+from mettle.data.images import ImageArray, ImageFiles, Rows, hold
+from mettle.data.samples import Column, Samples
+from mettle.errors import DataError, InputError
+
+
+def pictures(n, seed=0):
+    """Pictures that are nothing like each other, smooth enough to survive JPEG."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (n, 6, 6, 3)).astype(np.uint8)
+    return np.stack([np.kron(one, np.ones((8, 8, 1), np.uint8)) for one in coarse])
+
+
+def on_disk(folder, contents, labels=None, **columns):
+    names = [name for name, _ in contents]
+    for name, data in contents:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    inputs = ImageFiles(names, columns.pop("size", None), root=folder)
+    return Samples.of(inputs, labels or [name.split("/")[0] for name in names], **columns)
+
+
+def png_set(folder, n=8, **columns):
+    contents = [(f"{'ab'[i % 2]}/{i}.png", corpus.encoded(one, "PNG")) for i, one in enumerate(pictures(n))]
+    return on_disk(folder, contents, **columns)
+
+
+def kinds(findings, severity=None):
+    return sorted({p.kind for p in findings.problems if severity in (None, p.severity)})
+
+
+def test_a_sound_set_has_no_problems_and_right_counts(tmp_path):
+    split = ["train"] * 4 + ["test"] * 3 + [""]
+    findings = check(png_set(tmp_path, split=split, domain=[0, 0, 0, 1, 1, 1, 1, 1]))
+    assert findings.problems == ()
+    assert findings.samples == 8
+    assert findings.splits == {"train": 4, "test": 3, "none": 1}
+    assert findings.labels == {"a": 4, "b": 4}
+    assert findings.domains == {"0": 3, "1": 5}
+    findings.gate()
+
+
+def test_d1_every_bad_file_is_found_and_only_those(tmp_path):
+    bad, bombs, good = corpus.bad(), corpus.bombs(), corpus.good()
+    files = [(f"x/{name}", case.data) for name, case in (bad | bombs).items()]
+    files += [(f"y/{name}", case.data) for name, case in good.items()]
+    findings = check(on_disk(tmp_path, files, size=(24, 16)), policy="trust", limit=1000)
+    found = {p.file for p in findings.problems if p.kind == "unreadable"}
+    assert found == {f"x/{name}" for name in bad | bombs}
+    assert all(p.severity == "error" for p in findings.problems if p.kind == "unreadable")
+
+
+def test_d1_fail_names_the_first_and_counts(tmp_path):
+    samples = png_set(tmp_path, 8)
+    for name in ("a/2.png", "b/5.png"):
+        (tmp_path / name).write_bytes(b"")
+    message = r"2 of 8 pictures cannot be used, first: cannot decode 'a/2\.png': the file is empty; .*policy='skip'"
+    for action in (check, screen):
+        with pytest.raises(DataError, match=message):
+            action(samples)
+
+
+def test_d1_skip_leaves_out_what_is_bad_and_keeps_the_rest(tmp_path):
+    samples = png_set(tmp_path, 8, split=["train", "test"] * 4)
+    (tmp_path / "a/2.png").write_bytes(b"")
+    want = np.delete(pictures(8), 2, axis=0)
+    kept = screen(samples, "skip", tolerance=0.2)
+    assert kept.ids.tolist() == [0, 1, 3, 4, 5, 6, 7]
+    assert kept.split.tolist() == [0, 2, 2, 0, 2, 0, 2]
+    assert kept.skipped == ("cannot decode 'a/2.png': the file is empty",)
+    assert np.array_equal(kept.read(np.arange(7)), want)
+    assert np.array_equal(hold(kept.inputs).read(kept.at), want)  # the bad file must not come back
+    findings = check(samples, policy="skip", tolerance=0.2)
+    assert [p.severity for p in findings.problems if p.kind == "unreadable"] == ["warning"]
+    findings.gate()
+
+
+def test_screen_of_a_part_looks_at_that_part_only(tmp_path):
+    samples = png_set(tmp_path, 8, split=["train", "test"] * 4)
+    (tmp_path / "b/1.png").write_bytes(b"")
+    assert screen(samples.part("train")).ids.tolist() == [0, 2, 4, 6]
+    kept = screen(samples.part("test"), "skip", tolerance=0.5)
+    assert kept.ids.tolist() == [3, 5, 7]
+    assert np.array_equal(kept.read(np.array([0])), pictures(8)[3:4])
+
+
+@pytest.mark.parametrize(("bad", "stops"), [(1, False), (2, True)])
+def test_d2_more_than_one_percent_stops_with_the_list(bad, stops, tmp_path):
+    data = corpus.encoded(corpus.BASE, "PNG")
+    files = [(f"a/{i}.png", b"" if i < bad else data) for i in range(100)]
+    samples = on_disk(tmp_path, files)
+    for action in (lambda: screen(samples, "skip"), lambda: check(samples, policy="skip")):
+        if stops:
+            with pytest.raises(DataError, match=r"2 of 100 .*over the 1% limit: .*a/0\.png.*a/1\.png"):
+                action()
+        else:
+            action()
+    assert len(check(samples, policy="trust").errors) == bad
+
+
+def test_d4_classes_of_one_and_none_are_warned_about(tmp_path):
+    inputs = ImageArray(pictures(3))
+    samples = Samples.of(inputs, Column(np.array([0, 0, 2]), ("many", "none", "one")))
+    findings = check(samples)
+    assert [(p.kind, p.severity) for p in findings.problems] == [("empty", "warning"), ("single", "warning")]
+    assert "'none' has no sample" in findings.problems[0].text
+    assert findings.problems[1].id == 2
+    assert kinds(check(samples.take(np.array([0, 1])))) == []  # a part lacks labels by right
+
+
+def test_d4_the_same_content_under_two_labels_is_an_error(tmp_path):
+    one, two, three = (corpus.encoded(p, "PNG") for p in pictures(3))
+    files = [("a/1.png", one), ("a/2.png", two), ("b/1.png", one), ("b/3.png", three)]
+    findings = check(on_disk(tmp_path, files))
+    assert findings.errors == (
+        Problem(
+            "error",
+            "conflict",
+            "'a/1.png' and 'b/1.png' have the same content, under the labels 'a' and 'b'",
+            0,
+            "a/1.png",
+        ),
+    )
+    with pytest.raises(DataError, match="under the labels 'a' and 'b'"):
+        findings.gate()
+
+
+def test_d4_copies_under_one_label_are_warnings(tmp_path):
+    one, two = (corpus.encoded(p, "PNG") for p in pictures(2))
+    findings = check(on_disk(tmp_path, [("a/1.png", one), ("a/2.png", one), ("a/3.png", two)]))
+    assert [(p.kind, p.severity) for p in findings.problems] == [("copy", "warning")]
+
+
+def test_d5_identical_pictures_in_two_splits_are_leakage(tmp_path):
+    one, two, three = (corpus.encoded(p, "PNG") for p in pictures(3))
+    files = [("a/1.png", one), ("a/2.png", one), ("b/1.png", two), ("b/2.png", three)]
+    findings = check(on_disk(tmp_path, files, split=["train", "test", "train", "test"]))
+    assert kinds(check(on_disk(tmp_path, files, split=["train", "", "train", "test"])), "error") == []
+    assert kinds(findings, "error") == ["leakage"]
+    assert "'a/1.png' and 'a/2.png' have the same content, in train and test" in findings.errors[0].text
+
+
+def test_d5_near_copies_in_two_splits_are_warnings(tmp_path):
+    shown = pictures(6)
+    again = [
+        corpus.encoded(np.clip(shown[i].astype(int) + 3, 0, 255).astype(np.uint8), "JPEG", quality=80) for i in (0, 1)
+    ]
+    files = [(f"a/{i}.png", corpus.encoded(one, "PNG")) for i, one in enumerate(shown)]
+    files += [("a/copy0.jpg", again[0]), ("a/copy1.jpg", again[1])]
+    findings = check(on_disk(tmp_path, files, split=["train"] * 6 + ["test", "train"]))
+    near = [p for p in findings.problems if p.kind == "near"]
+    assert [(p.severity, p.file) for p in near] == [("warning", "a/0.png")]  # copy1 is in the split of its original
+    assert "'a/copy0.jpg'" in near[0].text
+
+
+def test_d5_sparse_drawings_are_not_taken_for_copies():
+    drawings = np.zeros((40, 32, 32), np.uint8)
+    for i, drawing in enumerate(drawings):
+        drawing[4 + i % 20 : 8 + i % 20, 3 + i // 2 : 6 + i // 2] = 255
+    samples = Samples.of(ImageArray(drawings), np.arange(40) % 4, split=np.arange(40) % 2 * 2)
+    assert "near" not in kinds(check(samples))
+
+
+@pytest.mark.parametrize(
+    ("test_labels", "protocol", "shared"),
+    [([2, 2, 3, 3], "open-set", 0), ([0, 0, 1, 1], "closed-set", 2), ([0, 0, 2, 2], "mixed", 1)],
+)
+def test_d5_labels_in_train_and_test_are_a_fact_or_an_error(test_labels, protocol, shared):
+    labels = [0, 0, 1, 1, *test_labels]
+    samples = Samples.of(ImageArray(pictures(8)), labels, split=[0] * 4 + [2] * 4)
+    findings = check(samples)
+    assert (findings.protocol, findings.shared_labels) == (protocol, shared)
+    assert findings.errors == ()
+    assert kinds(check(samples, disjoint=True), "error") == (["overlap"] if shared else [])
+
+
+def test_d6_case_collisions_and_repeated_paths(tmp_path):
+    data = [corpus.encoded(one, "PNG") for one in pictures(4)]
+    files = [("a/x.png", data[0]), ("a/X.png", data[1]), ("b/e\u0301.png", data[2]), ("b/\xe9.png", data[3])]
+    findings = check(on_disk(tmp_path, files))
+    assert [p.file for p in findings.problems if p.kind == "case"] == ["a/X.png", "b/e\u0301.png"]
+    labels = Samples.of(ImageArray(pictures(4)), ["Cat", "Cat", "cat", "cat"])
+    assert kinds(check(labels), "warning") == ["case"]
+    twice = Samples.of(ImageFiles(["a/x.png", "a/x.png"], root=tmp_path), ["a", "a"])
+    assert [p.text for p in check(twice).problems] == ["'a/x.png' is listed twice"]
+    torn = Samples.of(ImageFiles(["a/x.png", "a/x.png", "a/X.png"], root=tmp_path), ["a", "b", "b"])
+    assert "'a/x.png' is listed twice, under the labels 'a' and 'b'" in check(torn).errors[0].text
+
+
+def test_pictures_of_several_sizes_are_warned_about(tmp_path):
+    files = [
+        ("a/1.png", corpus.encoded(corpus.BASE, "PNG")),
+        ("a/2.png", corpus.encoded(pictures(1)[0], "PNG")),
+    ]
+    assert kinds(check(on_disk(tmp_path, files))) == ["sizes"]
+    assert kinds(check(on_disk(tmp_path, files, size=(9, 9)))) == []
+
+
+def test_rows_are_searched_for_odd_numbers_and_constant_columns():
+    rows = np.random.default_rng(0).normal(size=(300, 3))
+    rows[:, 1] = 5
+    samples = Samples.of(Rows(rows, ["u", "v", "w"]), np.arange(300) % 2)
+    assert [p.text for p in check(samples).problems] == ["column 'v' is 5 in every row"]
+    rows[7, 2], rows[9, 0] = np.inf, np.nan
+    samples = Samples.of(Rows(rows, ["u", "v", "w"]), np.arange(300) % 2)
+    with pytest.raises(DataError, match=r"2 of 300 rows .*row 8, column 'w': inf is not finite"):
+        check(samples)
+    kept = screen(samples, "skip")
+    assert kept.ids.tolist() == [i for i in range(300) if i not in (7, 9)]
+    assert kept.skipped[1] == "row 10, column 'u': nan is not finite"
+
+
+def test_equal_rows_are_only_warned_about():
+    rows = np.array([[1.0, 2], [1, 2], [3, 4], [5, 7]])
+    samples = Samples.of(Rows(rows), [0, 1, 0, 1], split=[0, 2, 0, 2])
+    findings = check(samples)
+    assert findings.errors == ()
+    assert kinds(findings) == ["conflict", "leakage"]
+
+
+def test_long_lists_are_cut_and_counted():
+    samples = Samples.of(ImageArray(pictures(9)), range(9))
+    problems = check(samples, limit=4).problems
+    assert len(problems) == 5
+    assert problems[-1].text.startswith("and 5 more of: ")
+
+
+def test_an_unknown_policy_is_an_input_error(tmp_path):
+    samples = png_set(tmp_path, 2)
+    with pytest.raises(InputError, match="policy must be"):
+        screen(samples, "ignore")  # type: ignore[arg-type]
+    assert screen(samples, "trust") is samples
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=12))
+def test_d4_d5_conflicts_and_leaks_are_found_exactly(facts):
+    """Against the plain definition: some two samples have one content and two labels, or two splits."""
+    content, label, split = (list(column) for column in zip(*facts, strict=True))
+    samples = Samples.of(ImageArray(pictures(4)[content]), label, split=split)
+    pairs = [(a, b) for a in facts for b in facts if a[0] == b[0]]
+    want = {"conflict"} if any(a[1] != b[1] for a, b in pairs) else set()
+    want |= {"leakage"} if any(a[2] != b[2] for a, b in pairs) else set()
+    assert {problem.kind for problem in check(samples).errors} == want
