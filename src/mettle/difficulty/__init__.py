@@ -1,5 +1,32 @@
-"""What makes a pair hard. One object, every loss: see `mettle.pairs.contract.Difficulty`."""
+"""What makes a pair hard. One object, every loss.
 
+| difficulty | a pair weighs |
+|---|---|
+| `Threshold` | more, the farther a positive lies below one similarity or a negative above another |
+| `AdaptiveThreshold` | the same, with thresholds that follow the data |
+| `Importance` | exponentially more, the more similar a negative is |
+| `Relative` | more, when a negative is hard here and easy for a biased second encoder |
+| `Hardest`, `SemiHard` | 1 or 0: mining |
+| `Product`, `curriculum` | what others say, multiplied, or fading in |
+
+Your own is one small class: see `mettle.pairs.contract.Difficulty`.
+"""
+
+from mettle.difficulty.adaptive import AdaptiveThreshold
+from mettle.difficulty.combine import Product, curriculum
+from mettle.difficulty.hardest import Hardest
+from mettle.difficulty.importance import Importance
+from mettle.difficulty.relative import Relative
+from mettle.difficulty.semihard import SemiHard
 from mettle.difficulty.threshold import Threshold
 
-__all__ = ["Threshold"]
+__all__ = [
+    "AdaptiveThreshold",
+    "Hardest",
+    "Importance",
+    "Product",
+    "Relative",
+    "SemiHard",
+    "Threshold",
+    "curriculum",
+]

@@ -1,13 +1,26 @@
 """The thin shell that every pairwise loss shares: a call, one value per anchor, and the facts."""
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs import Acc, Difficulty, Measure, PairFacts, PairOutput, Rows, Sweep, Tile, pair_facts, pair_loss
+from mettle.pairs import (
+    Acc,
+    Difficulty,
+    Measure,
+    PairFacts,
+    PairOutput,
+    Rows,
+    Sweep,
+    Tile,
+    pair_facts,
+    pair_loss,
+)
 from mettle.pairs.engine import Engine, Reference
+from mettle.pairs.facts import pair_rows
 
 
 class Pairwise:
@@ -33,6 +46,14 @@ class Pairwise:
     def defined(self, rows: Rows) -> Tensor:
         """Anchors with at least one positive that is present."""
         return rows["positives"] > 0
+
+    def share(self, rows: Rows) -> Tensor:
+        """Every anchor counts alike in the mean."""
+        return torch.ones_like(self._any(rows))
+
+    @staticmethod
+    def _any(rows: Rows) -> Tensor:
+        return next(row for row in rows.values() if row.ndim == 1)
 
     def sweeps(self) -> tuple[Sweep, ...]:
         """One pass over all tiles, unless a member needs more."""
@@ -60,6 +81,7 @@ class Pairwise:
         ref: Reference | None = None,
         ids: Tensor | None = None,
         biased: Tensor | tuple[Tensor, Tensor] | None = None,
+        views: bool = False,
         engine: Engine = "auto",
         tile: int = 512,
     ) -> PairOutput:
@@ -71,9 +93,16 @@ class Pairwise:
             ref: (embeddings, labels) or (embeddings, labels, ids) to compare with instead of the batch itself.
             ids: (n,) sample ids, to leave out pairs of equal id against a ``ref`` with ids.
             biased: a second encoder's embeddings, for difficulties that compare two encoders.
+            views: embeddings are (n, v, d): v views of each sample; values come view by view, (v * n,).
             engine: ``auto``, ``dense`` or ``tiled``.
             tile: rows of a tile of the tiled engine.
         """
+        if views:
+            embeddings, labels = stacked(embeddings, labels)
+            biased = stacked(biased, labels)[0] if isinstance(biased, Tensor) else biased
+        observe = getattr(self.difficulty, "observe", None)
+        if observe is not None and torch.is_grad_enabled():
+            observe(embeddings, labels)
         return pair_loss(
             self,
             embeddings,
@@ -89,6 +118,23 @@ class Pairwise:
     def facts(self, embeddings: Tensor, labels: Tensor, *, biased: Tensor | None = None) -> PairFacts:
         """What the difficulty did to this batch."""
         return pair_facts(self, embeddings, labels, difficulty=self.difficulty, biased=biased)
+
+    def rows(self, embeddings: Tensor, labels: Tensor, *, biased: Tensor | None = None) -> Rows:
+        """Everything that the rows of this batch accumulate, in no particular order."""
+        return pair_rows(self, embeddings, labels, difficulty=self.difficulty, biased=biased)
+
+    def at(self, progress: float) -> Self:
+        """The loss at a point of training between 0 and 1, for difficulties that follow a curriculum."""
+        later = getattr(self.difficulty, "at", None)
+        return self if later is None else replace(self, difficulty=later(progress))  # type: ignore[type-var]
+
+
+def stacked(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, v, d) views to (v * n, d), all of view 0 first, with labels repeated."""
+    if not isinstance(embeddings, Tensor) or embeddings.ndim != 3:
+        raise InputError(f"views=True takes embeddings (n, views, d), got {tuple(getattr(embeddings, 'shape', ()))}")
+    count = embeddings.shape[1]
+    return embeddings.transpose(0, 1).flatten(0, 1), labels.repeat(count)
 
 
 def log_add(a: Tensor, b: Tensor) -> Tensor:

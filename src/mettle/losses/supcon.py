@@ -55,7 +55,7 @@ class SupCon(Pairwise):
     def sweeps(self) -> tuple[Sweep, ...]:
         """A second pass only for the penalty, which needs every row's denominator."""
         first = Sweep(self.terms)
-        return (first, Sweep(self.penalty, reads=True)) if self.neg_weight == "penalty" else (first,)
+        return (first, Sweep(self.penalty, reads="rows")) if self.neg_weight == "penalty" else (first,)
 
     def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
         """Positives attract; positives and negatives fill the denominator."""
@@ -95,7 +95,7 @@ class SupCon(Pairwise):
         return value
 
 
-def DASupCon(  # noqa: N802 - a short form that reads like the class it builds
+def DASupCon(
     temperature: float = 0.1,
     alpha: float = 1.0,
     beta: float = 2.0,

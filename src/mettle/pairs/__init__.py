@@ -1,13 +1,27 @@
 """The one engine for everything quadratic.
 
-    loss.terms ─┐                          ┌─ dense   whole matrix, plain autograd: the reference
-                ├─ contract ─ engine ──────┤
-    difficulty ─┘                          └─ tiled   O(n · tile) memory, own backward pass
+loss.terms ─┐                          ┌─ dense   whole matrix, plain autograd: the reference
+            ├─ contract ─ engine ──────┤
+difficulty ─┘                          └─ tiled   O(n · tile) memory, own backward pass
 """
 
-from mettle.pairs.contract import Acc, Difficulty, Mask, Measure, PairLoss, Rows, Sweep, Tile, lse, peak, total
+from mettle.pairs.contract import (
+    Acc,
+    Difficulty,
+    Mask,
+    Measure,
+    PairLoss,
+    Rows,
+    Sweep,
+    Tile,
+    collect,
+    lse,
+    peak,
+    total,
+)
 from mettle.pairs.engine import PairOutput, pair_loss
 from mettle.pairs.facts import PairFacts, pair_facts
+from mettle.pairs.queue import Queue
 
 __all__ = [
     "Acc",
@@ -17,9 +31,11 @@ __all__ = [
     "PairFacts",
     "PairLoss",
     "PairOutput",
+    "Queue",
     "Rows",
     "Sweep",
     "Tile",
+    "collect",
     "lse",
     "pair_facts",
     "pair_loss",

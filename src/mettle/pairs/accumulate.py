@@ -1,13 +1,14 @@
 """Accumulators: fold a tile into its rows, and pull a row's gradient back onto the tile.
 
-Each keeps one value per row. A pair has two ends: where a tile serves both, ``i`` are the rows it holds and ``j``
-the rows that its columns stand for, so that one exponential feeds two sums.
+Each keeps one value per row (or m values, where a term has m of them). A pair has two ends: where a tile serves both,
+``i`` are the rows it holds and ``j`` the rows that its columns stand for, so that one exponential feeds two sums.
 
 | kind | value | pulled back, with g the row's gradient |
 |---|---|---|
 | total | Σ w·x | g·w |
 | lse | log Σ w·eˣ | g·w·eˣ⁻ᵛ, v the value |
 | peak | max x | g shared among the pairs that reach it |
+| collect | every w·x | its own entry of g, times w |
 """
 
 from dataclasses import replace
@@ -20,17 +21,22 @@ from mettle.pairs.contract import Acc
 Ends = tuple[slice, slice | None]
 
 
-def accumulator(acc: Acc, n: int, like: Tensor) -> "Total | BoundedLse | OnlineLse | Peak":
-    """The accumulator that serves this kind of term for ``n`` rows."""
+def accumulator(acc: Acc, n: int, like: Tensor, most: int) -> "Accumulator":
+    """The accumulator that serves this kind of term for ``n`` rows; ``most``: the most positives of any row."""
+    dtype = acc.x.dtype if isinstance(acc.x, Tensor) else like.dtype
+    like = like.new_empty(0, dtype=dtype)
+    shape = (n,) if not isinstance(acc.x, Tensor) else (n, *acc.x.shape[2:])
     if acc.kind == "total":
-        return Total(n, like)
+        return Total(shape, like)
     if acc.kind == "peak":
-        return Peak(n, like)
+        return Peak(shape, like)
+    if acc.kind == "collect":
+        return Collect((n, most), like)
     # e^(x - ceiling) must neither overflow nor lose every term of a row to underflow.
-    room = 80.0 if like.dtype == torch.float32 else 700.0
+    room = 80.0 if dtype == torch.float32 else 700.0
     if acc.ceiling is not None and 2 * acc.ceiling <= room:
-        return BoundedLse(n, like, acc.ceiling)
-    return OnlineLse(n, like)
+        return BoundedLse(shape, like, acc.ceiling)
+    return OnlineLse(shape, like)
 
 
 def share(acc: Acc, w: Tensor | None) -> Tensor | None:
@@ -41,7 +47,8 @@ def share(acc: Acc, w: Tensor | None) -> Tensor | None:
         part = w if part is None else w * part
     elif w is not None and acc.weigh == "present":
         part = (w != 0) if part is None else (w != 0) & part
-    return part
+    several = isinstance(acc.x, Tensor) and acc.x.ndim == 3
+    return part[..., None] if several and part is not None else part
 
 
 def times(y: Tensor, part: Tensor | None) -> Tensor:
@@ -54,24 +61,27 @@ def times(y: Tensor, part: Tensor | None) -> Tensor:
 def spread(g: Tensor, ends: Ends) -> Tensor:
     """A row quantity laid over the tile, both ends added."""
     i, j = ends
-    return g[i, None] if j is None else g[i, None] + g[None, j]
+    return g[i].unsqueeze(1) if j is None else g[i].unsqueeze(1) + g[j].unsqueeze(0)
 
 
 class Total:
     """Σ w·x."""
 
-    def __init__(self, n: int, like: Tensor):
-        self.sum = like.new_zeros(n)
+    def __init__(self, shape: tuple[int, ...], like: Tensor):
+        self.sum = like.new_zeros(shape)
 
-    def fold(self, acc: Acc, w: Tensor | None, ends: Ends, shape: tuple[int, int]) -> None:
+    def fold(self, acc: Acc, w: Tensor | None, ends: Ends, size: tuple[int, int]) -> None:
         """Add one tile."""
         part, (i, j) = share(acc, w), ends
         if isinstance(acc.x, Tensor):
             y = times(acc.x, part)
-        elif part is None:
-            y = self.sum.new_full((1, 1), acc.x).expand(shape)
+        elif part is None:  # counting: every pair of the tile
+            self.sum[i] += acc.x * size[1]
+            if j is not None:
+                self.sum[j] += acc.x * size[0]
+            return
         else:
-            y = part * acc.x
+            y = part if acc.x == 1.0 else part * acc.x
         self.sum[i] += y.sum(1, dtype=self.sum.dtype)
         if j is not None:
             self.sum[j] += y.sum(0, dtype=self.sum.dtype)
@@ -83,17 +93,16 @@ class Total:
     def pull(self, acc: Acc, w: Tensor | None, g: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
         """Gradient of the tile's x, and of its weights."""
         c = spread(g, ends)
-        gw = times(c * acc.x, None if acc.mask is True else acc.mask)  # type: ignore[arg-type]
-        return times(c * torch.ones_like(gw), share(acc, w)), gw
+        return times(c, share(acc, w)), times(c * acc.x, share(replace(acc, weigh="present"), w))
 
 
 class BoundedLse:
     """Log Σ w·eˣ where x is known to stay within ±ceiling: a plain sum, one exponential for both ends."""
 
-    def __init__(self, n: int, like: Tensor, ceiling: float):
-        self.sum, self.ceiling = like.new_zeros(n), ceiling
+    def __init__(self, shape: tuple[int, ...], like: Tensor, ceiling: float):
+        self.sum, self.ceiling = like.new_zeros(shape), ceiling
 
-    def fold(self, acc: Acc, w: Tensor | None, ends: Ends, shape: tuple[int, int]) -> None:
+    def fold(self, acc: Acc, w: Tensor | None, ends: Ends, size: tuple[int, int]) -> None:
         """Add one tile."""
         i, j = ends
         y = times((acc.x - self.ceiling).exp_(), share(acc, w))  # type: ignore[union-attr]
@@ -106,25 +115,21 @@ class BoundedLse:
         return self.sum.log() + self.ceiling
 
     def pull(self, acc: Acc, w: Tensor | None, g: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
-        """Gradient of the tile's x, and of its weights."""
+        """Gradient of the tile's x, and of its weights; an absent pair gets none, not even for its weight."""
         scale = (g / self.sum).masked_fill(self.sum == 0, 0)
         e = (acc.x - self.ceiling).exp_().mul_(spread(scale, ends))  # type: ignore[union-attr]
-        there = replace(acc, weigh="present")  # an absent pair gets no gradient, not even for its weight
-        return times(e, share(acc, w)), times(e, share(there, w))
+        return times(e, share(acc, w)), times(e, share(replace(acc, weigh="present"), w))
 
 
 class OnlineLse:
     """Log Σ w·eˣ for any x: every row tracks its own maximum."""
 
-    def __init__(self, n: int, like: Tensor):
-        self.top, self.sum = like.new_full((n,), -torch.inf), like.new_zeros(n)
+    def __init__(self, shape: tuple[int, ...], like: Tensor):
+        self.top, self.sum = like.new_full(shape, -torch.inf), like.new_zeros(shape)
 
-    def fold(self, acc: Acc, w: Tensor | None, ends: Ends, shape: tuple[int, int]) -> None:
+    def fold(self, acc: Acc, w: Tensor | None, ends: Ends, size: tuple[int, int]) -> None:
         """Add one tile, rescaling the rows whose maximum rises."""
-        part, x = share(acc, w), acc.x
-        assert isinstance(x, Tensor)
-        if part is not None:
-            x = x.masked_fill(part == 0, -torch.inf)
+        part, x = share(acc, w), _present(acc, w)
         for rows, dim in zip(ends, (1, 0), strict=True):
             if rows is None:
                 continue
@@ -141,28 +146,24 @@ class OnlineLse:
 
     def pull(self, acc: Acc, w: Tensor | None, g: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
         """Gradient of the tile's x, and of its weights."""
-        (i, j), x, part = ends, acc.x, share(acc, w)
-        assert isinstance(x, Tensor)
-        if part is not None:
-            x = x.masked_fill(part == 0, -torch.inf)  # absent pairs may lie above a row's maximum
+        (i, j), x = ends, _present(acc, w)  # absent pairs may lie above a row's maximum: they are -inf here
         v = self.value()
         v, g = v.masked_fill(v == -torch.inf, 0), g.masked_fill(v == -torch.inf, 0)
-        e = (x - v[i, None]).exp_().mul_(g[i, None])
+        e = (x - v[i].unsqueeze(1)).exp_().mul_(g[i].unsqueeze(1))
         if j is not None:
-            e = e + (x - v[None, j]).exp_().mul_(g[None, j])
-        there = replace(acc, weigh="present")
-        return times(e, part), times(e, share(there, w))
+            e += (x - v[j].unsqueeze(0)).exp_().mul_(g[j].unsqueeze(0))
+        return times(e, share(acc, w)), times(e, share(replace(acc, weigh="present"), w))
 
 
 class Peak:
     """Max x over the pairs that are present."""
 
-    def __init__(self, n: int, like: Tensor):
-        self.top, self.ties = like.new_full((n,), -torch.inf), like.new_zeros(n)
+    def __init__(self, shape: tuple[int, ...], like: Tensor):
+        self.top, self.ties = like.new_full(shape, -torch.inf), like.new_zeros(shape)
 
-    def fold(self, acc: Acc, w: Tensor | None, ends: Ends, shape: tuple[int, int]) -> None:
+    def fold(self, acc: Acc, w: Tensor | None, ends: Ends, size: tuple[int, int]) -> None:
         """Raise the maximum of each row and count who reaches it."""
-        x = self._present(acc, w)
+        x = _present(acc, w)
         for rows, dim in zip(ends, (1, 0), strict=True):
             if rows is None:
                 continue
@@ -178,15 +179,67 @@ class Peak:
 
     def pull(self, acc: Acc, w: Tensor | None, g: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
         """Gradient of the tile's x; a maximum does not depend on weights."""
-        (i, j), x = ends, self._present(acc, w)
+        (i, j), x = ends, _present(acc, w)
         g = (g / self.ties.clamp(min=1)).masked_fill(self.top == -torch.inf, 0)
-        gx = (x == self.top[i, None]) * g[i, None]
+        gx = (x == self.top[i].unsqueeze(1)) * g[i].unsqueeze(1)
         if j is not None:
-            gx = gx + (x == self.top[None, j]) * g[None, j]
+            gx = gx + (x == self.top[j].unsqueeze(0)) * g[j].unsqueeze(0)
         return gx, torch.zeros_like(gx)
 
-    @staticmethod
-    def _present(acc: Acc, w: Tensor | None) -> Tensor:
-        part = share(acc, w)
-        assert isinstance(acc.x, Tensor)
-        return acc.x if part is None else acc.x.masked_fill(part == 0, -torch.inf)
+
+class Collect:
+    """Every w·x, side by side: (n, most), in the order in which tiles come."""
+
+    def __init__(self, shape: tuple[int, ...], like: Tensor):
+        self.found = like.new_zeros(shape)
+        self.filled = torch.zeros(shape[0], dtype=torch.long, device=like.device)
+
+    def fold(self, acc: Acc, w: Tensor | None, ends: Ends, size: tuple[int, int]) -> None:
+        """Append what each row finds in the tile."""
+        mask = torch.ones(size, dtype=torch.bool, device=self.found.device) if acc.mask is True else acc.mask
+        assert isinstance(mask, Tensor)
+        one = torch.ones((), dtype=self.found.dtype, device=self.found.device)
+        x = (acc.x if isinstance(acc.x, Tensor) else one * acc.x).expand(size)
+        x = times(x, share(replace(acc, mask=True), w))
+        for rows, places, where in self._places(mask, ends):
+            side = x if where == 1 else x.T
+            self.found[rows][places[0], places[1]] = side[places[2]]
+            self.filled[rows] += mask.sum(where)
+
+    def _places(self, mask: Tensor, ends: Ends):
+        """For each end: its rows, (row, slot, which pairs) of every masked pair, and the dimension it runs along."""
+        for rows, dim in zip(ends, (1, 0), strict=True):
+            if rows is not None:
+                side = mask if dim == 1 else mask.T
+                slot = side.cumsum(1) - 1 + self.filled[rows].unsqueeze(1)
+                yield rows, (side.nonzero()[:, 0], slot[side], side), dim
+
+    def value(self) -> Tensor:
+        """(n, most)."""
+        return self.found
+
+    def rewind(self) -> None:
+        """Start over, for a second walk through the same tiles."""
+        self.filled.zero_()
+
+    def pull(self, acc: Acc, w: Tensor | None, g: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
+        """Gradient of the tile's x, and of its weights."""
+        assert isinstance(acc.mask, Tensor)
+        mask = acc.mask
+        gx = torch.zeros(mask.shape, dtype=self.found.dtype, device=mask.device)
+        for rows, places, dim in self._places(mask, ends):
+            part = torch.zeros_like(gx if dim == 1 else gx.T)
+            part[places[2]] = g[rows][places[0], places[1]]
+            gx += part if dim == 1 else part.T
+            self.filled[rows] += mask.sum(dim)
+        return times(gx, share(acc, w)), gx * acc.x
+
+
+Accumulator = Total | BoundedLse | OnlineLse | Peak | Collect
+
+
+def _present(acc: Acc, w: Tensor | None) -> Tensor:
+    """X, -inf where a pair is absent."""
+    part = share(acc, w)
+    assert isinstance(acc.x, Tensor)
+    return acc.x if part is None else acc.x.masked_fill(part == 0, -torch.inf)

@@ -3,8 +3,8 @@
 A loss never sees a whole matrix. It is handed *tiles* of similarities and says what each row accumulates over its
 pairs (a sum, a log-sum-exp, a maximum), then how a row's value follows from what was accumulated:
 
-    terms(tile, rows) -> {name: total(...) | lse(...) | peak(...)}     elementwise, on any tile
-    finish(rows)      -> (n,) one value per anchor                      never reduced further here
+    terms(tile, rows) -> {name: total(...) | lse(...) | peak(...) | collect(...)}   elementwise, on any tile
+    finish(rows)      -> (n,) one value per anchor                                   never reduced further here
 
 The engine owns everything else: tiles, masks, weights, memory, precision, the backward pass. A difficulty weighs the
 pairs of a tile; the engine puts the weights *inside* the accumulators, hence one law for every loss: weight 0 = the
@@ -21,7 +21,10 @@ Mask = Tensor | bool
 """Which pairs of a tile: a boolean tensor, or ``True`` / ``False`` for all / none of them."""
 
 Rows = Mapping[str, Tensor]
-"""What has been accumulated so far: columns (n, 1) while sweeping a tile, vectors (n,) in ``finish``."""
+"""What has been accumulated so far: columns (a, 1) while sweeping a tile, vectors (n,) in ``finish``.
+
+Where a sweep reads both ends of its pairs, ``rows["nameᵀ"]`` is the same quantity of the references, (1, b).
+"""
 
 Measure = Literal["cosine", "dot", "squared", "l1"]
 """Similarity of two embeddings: cosine, dot product, minus squared distance, minus L1 distance."""
@@ -34,6 +37,8 @@ class Tile:
     s: Tensor  # (a, b) similarities, higher = more alike
     pos: Mask  # same label, not the anchor itself
     neg: Mask  # other label
+    i: Tensor  # (a,) positions of the anchors in the batch
+    j: Tensor  # (b,) positions of the references in the batch, or in the reference set
     temperature: float = 1.0  # of the loss, for difficulties that are defined on s / temperature
     biased: Tensor | None = None  # (a, b) similarities under a second encoder, where there is one
 
@@ -42,8 +47,8 @@ class Tile:
 class Acc:
     """One thing that every row accumulates over the pairs of ``mask``."""
 
-    kind: Literal["total", "lse", "peak"]
-    x: Tensor | float
+    kind: Literal["total", "lse", "peak", "collect"]
+    x: Tensor | float  # (a, b), or (a, b, m) for m values per row at once
     mask: Mask
     weigh: Literal["full", "present", "none"] = "full"
     ceiling: float | None = None
@@ -80,13 +85,22 @@ def peak(x: Tensor, mask: Mask) -> Acc:
     return Acc("peak", x, mask)
 
 
+def collect(x: Tensor | float, mask: Mask, *, weigh: Literal["full", "present", "none"] = "none") -> Acc:
+    """The w·x of the masked pairs themselves, (n, m), m = most positives of any row, the rest filled with 0.
+
+    For losses over (anchor, positive, negative): collect the positives, then sweep the negatives against them.
+    """
+    return Acc("collect", x, mask, weigh)
+
+
 @dataclass(frozen=True)
 class Sweep:
     """One pass over the tiles. ``rows`` of earlier sweeps are handed to the terms of later ones."""
 
     terms: Callable[[Tile, Rows], dict[str, Acc]]
     over: Literal["all", "positives"] = "all"  # which tiles need a visit
-    reads: bool = False  # whether terms use rows of earlier sweeps; if not, both ends of a pair share the work
+    # What terms read of earlier sweeps: nothing (both ends of a pair then share the work), the anchors', or both ends'.
+    reads: Literal["nothing", "rows", "both"] = "nothing"
 
 
 class PairLoss(Protocol):
@@ -112,6 +126,10 @@ class PairLoss(Protocol):
 
     def defined(self, rows: Rows) -> Tensor:
         """(n,) whether the loss means anything for this anchor; the others are left out of the mean and counted."""
+        ...
+
+    def share(self, rows: Rows) -> Tensor:
+        """(n,) how much an anchor counts in the mean over anchors; ones, unless the loss is a mean over pairs."""
         ...
 
 

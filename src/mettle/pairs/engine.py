@@ -27,6 +27,7 @@ class PairOutput:
 
     values: Tensor
     defined: Tensor
+    share: Tensor
     engine: str
 
     def per_anchor(self) -> Tensor:
@@ -35,7 +36,8 @@ class PairOutput:
 
     def mean(self) -> Tensor:
         """Mean over the anchors for which the loss is defined; NaN when there are none."""
-        return torch.where(self.defined, self.values, 0).sum() / self.defined.sum()
+        share = self.share * self.defined
+        return (torch.where(self.defined, self.values, 0) * share).sum() / share.sum()
 
 
 def pair_loss(
@@ -76,13 +78,13 @@ def pair_loss(
         job, order = layout(loss, z, labels, ref, ids, difficulty, biased, sort=name == "tiled")
         rows = tiled.rows(job, tile) if name == "tiled" else dense.rows(job)
         rows = {k: v for k, v in rows.items() if not k.startswith("difficulty.")}
-        values, defined = loss.finish(rows), loss.defined(rows)
+        values, defined, share = loss.finish(rows), loss.defined(rows), loss.share(rows)
         if order is not None:
             back = torch.argsort(order)
-            values, defined = values[back], defined[back]
+            values, defined, share = values[back], defined[back], share[back]
         # z - z is 0 where z is finite and NaN elsewhere: a broken embedding can never give a finite loss.
         values = values + (z.detach() - z.detach()).sum().to(values.dtype)
-    return PairOutput(values, defined, name)
+    return PairOutput(values, defined, share, name)
 
 
 def layout(
@@ -103,13 +105,13 @@ def layout(
         return x if x is None or by is None else x[by]
 
     own = ready(z, loss.measure)
-    left = Side(_must(put(labels, order)), put(ids, order))
+    left = _side(labels, ids, order)
     if ref is None:
         second = None if biased is None else ready(_single(biased), loss.measure).detach()
-        both = None if second is None else (_must(put(second, order)),) * 2
+        both = None if second is None else (_must(put(second, order)), _must(put(second, order)))
         return Job(loss, difficulty, left, left, _must(put(own, order)), None, both), order
     by = torch.argsort(ref[1], stable=True) if sort else None
-    right = Side(_must(put(ref[1], by)), put(ref[2], by) if len(ref) == 3 else None)
+    right = _side(ref[1], ref[2] if len(ref) == 3 else None, by)
     other = _must(put(ready(ref[0], loss.measure), by))
     both = None
     if biased is not None:
@@ -164,6 +166,12 @@ def check(z: Tensor, labels: Tensor, what: str, names: str) -> None:
     for holds, message in rules:
         if not holds():
             raise InputError(message)
+
+
+def _side(labels: Tensor, ids: Tensor | None, order: Tensor | None) -> Side:
+    if order is None:
+        return Side(labels, torch.arange(len(labels), device=labels.device), ids)
+    return Side(labels[order], order, None if ids is None else ids[order])
 
 
 def _single(biased: Tensor | tuple[Tensor, Tensor]) -> Tensor:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from mettle.pairs import dense, tiled
 from mettle.pairs.contract import Acc, Difficulty, PairLoss, Rows, Sweep, Tile, total
-from mettle.pairs.engine import DENSE_UP_TO, check, layout
+from mettle.pairs.engine import check, choose, layout
+from mettle.pairs.job import stats_of
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class PairFacts:
     positive_weight: float
     negative_weight: float
     effective_negatives: float
+    clamp_fraction: float = 0.0  # of positive pairs, where a debiased loss is held up by its floor
 
     def as_dict(self) -> dict[str, float | int | str]:
         """Plain numbers for a log line."""
@@ -53,13 +55,12 @@ class _Counts:
         return self.loss.temperature
 
     def sweeps(self) -> tuple[Sweep, ...]:
-        return (Sweep(self.terms),)
+        return (Sweep(self.terms, reads="rows"),)
 
     def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
         w = torch.ones_like(tile.s)
         if self.difficulty is not None:
-            mark = "difficulty."
-            w = self.difficulty.weigh(tile, {k.removeprefix(mark): v for k, v in rows.items() if mark in k})
+            w = self.difficulty.weigh(tile, stats_of(rows))
         found = {}
         for side, mask in (("positive", tile.pos), ("negative", tile.neg)):
             found |= {
@@ -78,6 +79,24 @@ class _Counts:
     def defined(self, rows: Rows) -> Tensor:
         return rows["positive.count"] > 0
 
+    def share(self, rows: Rows) -> Tensor:
+        return torch.ones_like(rows["positive.count"])
+
+
+@torch.no_grad()
+def pair_rows(
+    loss: PairLoss,
+    z: Tensor,
+    labels: Tensor,
+    *,
+    difficulty: Difficulty | None = None,
+    biased: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """What the rows of a batch accumulate, sorted by label, without gradient."""
+    check(z, labels, "embeddings", "labels")
+    job, _ = layout(loss, z.detach(), labels, None, None, difficulty, biased, sort=True)
+    return dense.rows(job) if choose("auto", len(z) ** 2, loss) == "dense" else tiled.rows(job)
+
 
 @torch.no_grad()
 def pair_facts(
@@ -87,14 +106,10 @@ def pair_facts(
     *,
     difficulty: Difficulty | None = None,
     biased: Tensor | None = None,
-    engine: str | None = None,
 ) -> PairFacts:
     """Count over a batch compared with itself."""
-    check(z, labels, "embeddings", "labels")
-    counts = _Counts(loss, difficulty)
-    job, _ = layout(counts, z.detach(), labels, None, None, difficulty, biased, sort=True)
-    small = len(z) ** 2 <= DENSE_UP_TO or loss.measure == "l1"
-    rows = dense.rows(job) if small else tiled.rows(job)
+    rows = pair_rows(_Counts(loss, difficulty), z, labels, difficulty=difficulty, biased=biased)
+    name = choose("auto", len(z) ** 2, loss)
     sums = {name: float(value.sum()) for name, value in rows.items() if not name.startswith("difficulty.")}
 
     def mean(side: str, what: str) -> float:
@@ -104,7 +119,7 @@ def pair_facts(
     used = square > 0
     effective = float((weight[used] ** 2 / square[used]).mean()) if bool(used.any()) else 0.0
     return PairFacts(
-        engine=engine or ("dense" if small else "tiled"),
+        engine=name,
         anchors=len(z),
         anchors_without_positives=int((rows["positive.count"] == 0).sum()),
         zero_rows=int((z.abs().amax(1) == 0).sum()),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ class Step:
 
     terms: Callable[[Tile, Rows], dict[str, Acc]]
     weigh: Callable[[Tile, Rows], Tensor | None]
-    reads: bool  # whether terms or weights use rows of earlier steps
+    reads: Literal["nothing", "rows", "both"]  # what terms or weights use of earlier steps
     positives_only: bool = False
     constant: bool = False  # no gradient flows through what this step accumulates
 
@@ -49,21 +50,20 @@ class Job:
                 Step(
                     lambda tile, _: {f"difficulty.{k}": acc for k, acc in difficulty.stats(tile).items()},
                     lambda tile, known: None,
-                    reads=False,
+                    reads="nothing",
                     constant=difficulty.detach,
                 )
             )
-        reads_stats = bool(found)
+        stats = bool(found)
         for sweep in self.loss.sweeps():
-            only = sweep.over == "positives"
-            found.append(Step(sweep.terms, weigh, sweep.reads or reads_stats, positives_only=only))
+            reads = "rows" if stats and sweep.reads == "nothing" else sweep.reads
+            found.append(Step(sweep.terms, weigh, reads, positives_only=sweep.over == "positives"))
         return found
 
     def _weigh(self, tile: Tile, known: Rows) -> Tensor | None:
         if self.difficulty is None:
             return None
-        mark = "difficulty."
-        stats = {name[len(mark) :]: row for name, row in known.items() if name.startswith(mark)}
+        stats = stats_of(known)
         if not self.difficulty.detach:
             return self.difficulty.weigh(tile, stats)
         with torch.no_grad():
@@ -78,7 +78,7 @@ class Job:
         if s is None:
             s = similarity(self.z[i.rows], ref[j.rows], self.measure)
         pos, neg = masks(self.left, self.right, i, j, same_set=self.ref is None)
-        return Tile(s, pos, neg, self.loss.temperature, biased)
+        return Tile(s, pos, neg, self.left.at[i.rows], self.right.at[j.rows], self.loss.temperature, biased)
 
     def whole(self) -> tuple[Span, Span]:
         """Both sides as one block each; the label range is left open so that masks are real tensors."""
@@ -87,5 +87,18 @@ class Job:
 
     def blank(self) -> Tile:
         """A tile of one pair, to learn which terms there are before any work is done."""
-        s = self.z.new_zeros(1, 1)
-        return Tile(s, False, False, self.loss.temperature, None if self.biased is None else s)
+        s, at = self.z.new_zeros(1, 1), self.left.at[:1]
+        return Tile(s, False, False, at, at, self.loss.temperature, None if self.biased is None else s)
+
+    def most_positives(self) -> int:
+        """The most positives that any anchor has."""
+        labels, counts = self.right.labels.unique(return_counts=True)
+        at = torch.searchsorted(labels, self.left.labels).clamp(max=len(labels) - 1)
+        found = torch.where(labels[at] == self.left.labels, counts[at], 0)
+        return max(int(found.max()) - (self.ref is None), 1)
+
+
+def stats_of(known: Rows) -> dict[str, Tensor]:
+    """The row facts that belong to the difficulty, under the names it gave them."""
+    mark = "difficulty."
+    return {name[len(mark) :]: row for name, row in known.items() if name.startswith(mark)}

@@ -18,6 +18,7 @@ class Side:
     """The labels (and ids, where known) of one side of the comparison, in the order in which tiles are cut."""
 
     labels: Tensor
+    at: Tensor  # where each row came from
     ids: Tensor | None = None
 
     def __len__(self) -> int:
@@ -27,11 +28,8 @@ class Side:
         """Cut into blocks of ``size`` rows, each with its smallest and largest label (one transfer for all)."""
         n = len(self)
         starts = range(0, n, size)
-        if self.labels.is_cuda or n > 0:
-            low = torch.stack([self.labels[i : i + size].amin() for i in starts]).tolist()
-            high = torch.stack([self.labels[i : i + size].amax() for i in starts]).tolist()
-        else:
-            low, high = [], []
+        low = torch.stack([self.labels[i : i + size].amin() for i in starts]).tolist()
+        high = torch.stack([self.labels[i : i + size].amax() for i in starts]).tolist()
         return [Span(i, min(i + size, n), a, b) for i, a, b in zip(starts, low, high, strict=True)]
 
 

@@ -1,0 +1,75 @@
+"""`Threshold` whose thresholds follow the data."""
+
+import torch
+from torch import Tensor, nn
+
+from mettle.difficulty.threshold import Threshold
+from mettle.errors import InputError
+from mettle.pairs import Acc, Rows, Tile
+from mettle.pairs.similarity import ready
+
+ANCHORS = 512  # looked at per batch: enough for a mean and a quantile
+
+
+class AdaptiveThreshold(nn.Module):
+    r"""`Threshold` with running thresholds: positives are hard below their own mean, negatives above a high quantile.
+
+    Formula, after every training batch, m the momentum:
+        positive ← m·positive + (1 − m)·mean similarity of positives, kept in [0.05, 1]
+        negative ← m·negative + (1 − m)·``quantile`` of the similarities of negatives, kept in [−1, 0.95]
+    The thresholds are buffers: saved, resumed and moved with the training state. They move only while gradients are
+    on, so that looking at facts or validating changes nothing.
+    """
+
+    positive: Tensor
+    negative: Tensor
+    detach = True
+    positive_weights = "numerator"
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        beta: float = 2.0,
+        positive: float = 0.7,
+        negative: float = 0.3,
+        momentum: float = 0.99,
+        quantile: float = 0.9,
+    ):
+        super().__init__()
+        Threshold(alpha, beta, positive, negative)  # the same bounds apply
+        if not (0 <= momentum < 1 and 0 < quantile < 1):
+            raise InputError(f"momentum lies in [0, 1), quantile in (0, 1), got {momentum} and {quantile}")
+        self.alpha, self.beta, self.momentum, self.quantile = alpha, beta, momentum, quantile
+        self.register_buffer("positive", torch.tensor(float(positive)))
+        self.register_buffer("negative", torch.tensor(float(negative)))
+
+    def current(self) -> Threshold:
+        """The fixed difficulty that it is now."""
+        return Threshold(self.alpha, self.beta, float(self.positive), float(self.negative))
+
+    @torch.no_grad()
+    def observe(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Move the thresholds by one batch."""
+        z = ready(embeddings, "cosine")
+        some = torch.arange(0, len(z), max(len(z) // ANCHORS, 1), device=z.device)
+        s = z[some] @ z.T
+        same = labels[some, None] == labels[None, :]
+        pos = s[same & (some[:, None] != torch.arange(len(z), device=z.device)[None, :])]
+        neg = s[~same]
+        if len(pos):
+            self._move(self.positive, pos.mean().clamp(0.05, 1.0))
+        if len(neg):
+            k = min(max(int(self.quantile * len(neg)), 1), len(neg))
+            self._move(self.negative, neg.kthvalue(k).values.clamp(-1.0, 0.95))
+
+    def _move(self, threshold: Tensor, towards: Tensor) -> None:
+        if torch.isfinite(towards):
+            threshold.mul_(self.momentum).add_((1 - self.momentum) * towards.to(threshold))
+
+    def stats(self, tile: Tile) -> dict[str, Acc]:
+        """No row facts are needed."""
+        return {}
+
+    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+        """(a, b) weights."""
+        return self.current().weigh(tile, rows)

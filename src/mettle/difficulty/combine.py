@@ -1,0 +1,95 @@
+"""Difficulties made of difficulties: a product of two, and one that grows during training."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mettle.errors import InputError
+from mettle.pairs import Acc, Difficulty, Rows, Tile
+
+
+@dataclass(frozen=True)
+class Product:
+    """The weights of two difficulties multiplied: mine with one and weigh with the other, say."""
+
+    first: Difficulty
+    second: Difficulty
+
+    @property
+    def detach(self) -> bool:
+        """Constant only if both are; each part still obeys its own setting."""
+        return self.first.detach and self.second.detach
+
+    @property
+    def positive_weights(self) -> str:
+        """Where softmax losses let positive weights act: in the numerator only if both parts say so."""
+        where = {getattr(part, "positive_weights", "everywhere") for part in (self.first, self.second)}
+        return where.pop() if len(where) == 1 else "everywhere"
+
+    def stats(self, tile: Tile) -> dict[str, Acc]:
+        """The row facts of both."""
+        parts = {"first": self.first, "second": self.second}
+        return {f"{name}.{key}": acc for name, part in parts.items() for key, acc in part.stats(tile).items()}
+
+    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+        """(a, b) weights."""
+        return _part(self.first, "first.", tile, rows) * _part(self.second, "second.", tile, rows)
+
+
+@dataclass(frozen=True)
+class curriculum:
+    r"""Any difficulty, fading in: w(progress) = 1 + r·(w − 1), r rising from 0 at ``start`` to 1 at ``end``.
+
+    ``at(progress)`` is the difficulty at a point of training between 0 and 1; the trainer asks for it every step. Used
+    without a progress it is at full strength.
+    """
+
+    difficulty: Difficulty
+    start: float = 0.0
+    end: float = 0.1
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end <= 1:
+            raise InputError(
+                f"a curriculum rises from start to end, 0 <= start < end <= 1, got {self.start}, {self.end}"
+            )
+        if not 0 <= self.strength <= 1:
+            raise InputError(f"strength lies between 0 and 1, got {self.strength}")
+
+    def at(self, progress: float) -> "curriculum":
+        """The difficulty when this share of training is done."""
+        rise = min(max((progress - self.start) / (self.end - self.start), 0.0), 1.0)
+        return curriculum(self.difficulty, self.start, self.end, rise)
+
+    @property
+    def detach(self) -> bool:
+        """As the difficulty inside."""
+        return self.difficulty.detach
+
+    @property
+    def positive_weights(self) -> str:
+        """As the difficulty inside."""
+        return getattr(self.difficulty, "positive_weights", "everywhere")
+
+    @property
+    def negatives(self) -> str:
+        """As the difficulty inside."""
+        return getattr(self.difficulty, "negatives", "weight")
+
+    def stats(self, tile: Tile) -> dict[str, Acc]:
+        """As the difficulty inside."""
+        return self.difficulty.stats(tile)
+
+    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+        """(a, b) weights."""
+        return 1 + self.strength * (self.difficulty.weigh(tile, rows) - 1)
+
+
+def _part(difficulty: Difficulty, mark: str, tile: Tile, rows: Rows) -> Tensor:
+    own = {name.removeprefix(mark): row for name, row in rows.items() if name.startswith(mark)}
+    if not difficulty.detach:
+        return difficulty.weigh(tile, own)
+    with torch.no_grad():
+        return difficulty.weigh(tile, own)

@@ -1,0 +1,39 @@
+"""Mining: only the hardest pairs of each anchor."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mettle.errors import InputError
+from mettle.pairs import Acc, Rows, Tile, peak
+
+
+@dataclass(frozen=True)
+class Hardest:
+    r"""Weight 1 for the least similar positive and the most similar negative of each anchor, 0 for the rest.
+
+    ``side`` mines only ``positives`` or only ``negatives`` and keeps the other side whole. Where several pairs tie,
+    all of them stay.
+    """
+
+    side: Literal["both", "positives", "negatives"] = "both"
+    detach: bool = True
+
+    def __post_init__(self) -> None:
+        known = ("both", "positives", "negatives")
+        if self.side not in known:
+            raise InputError(f"side must be one of {known}, got {self.side!r}")
+
+    def stats(self, tile: Tile) -> dict[str, Acc]:
+        """The extremes of each row."""
+        return {"far": peak(-tile.s, tile.pos), "near": peak(tile.s, tile.neg)}
+
+    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+        """(a, b) weights."""
+        s = tile.s
+        pos = -s >= rows["far"] if self.side != "negatives" else torch.ones_like(s, dtype=torch.bool)
+        neg = s >= rows["near"] if self.side != "positives" else torch.ones_like(s, dtype=torch.bool)
+        keep = neg if tile.pos is False else torch.where(tile.pos, pos, neg)  # type: ignore[arg-type]
+        return keep.to(s.dtype)

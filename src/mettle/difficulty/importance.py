@@ -1,0 +1,44 @@
+"""Hard negatives by importance: exponential in similarity."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mettle.errors import InputError
+from mettle.pairs import Acc, Rows, Tile, lse, total
+
+
+@dataclass(frozen=True)
+class Importance:
+    r"""Weights of hard-negative contrastive learning (HCL, Robinson et al. 2021).
+
+    Formula:
+        negatives  w_ij = e^{beta·s_ij/t} / mean over the anchor's negatives of the same, t the loss's temperature
+        positives  w = 1
+    Use when:
+        training without labels and negatives are plenty. Published values lie between 0.5 and 2; too much hurts.
+    Relations:
+        beta = 0 changes nothing; beta → ∞ leaves the hardest negative, N times. Not detached, as published.
+    """
+
+    beta: float = 1.0
+    detach: bool = False
+
+    negatives = "plain"  # their number is not what they weigh: the weights re-sample the same negatives
+
+    def __post_init__(self) -> None:
+        if not self.beta >= 0:
+            raise InputError(f"beta must be at least 0, got {self.beta}")
+
+    def stats(self, tile: Tile) -> dict[str, Acc]:
+        """The mean of the unnormalised weights."""
+        power = self.beta / tile.temperature
+        return {"sum": lse(tile.s * power, tile.neg, ceiling=power), "count": total(1.0, tile.neg)}
+
+    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+        """(a, b) weights."""
+        some = rows["count"] > 0
+        mean = torch.where(some, rows["sum"], 0) - torch.where(some, rows["count"], 1).log()
+        w = (tile.s * (self.beta / tile.temperature) - mean).exp()
+        return w if tile.pos is False else torch.where(tile.pos, 1, w)  # type: ignore[arg-type]

@@ -1,0 +1,79 @@
+"""Hard for this encoder but easy for a biased one: the relative difficulty of a negative."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mettle.errors import InputError
+from mettle.pairs import Acc, Rows, Tile, lse, total
+
+
+@dataclass(frozen=True)
+class Relative:
+    r"""Weights of difficulty-based debiased contrastive learning (WCL, Jang and Wang 2023).
+
+    Formula, for negatives, ℓ = s/t under this encoder (d) and under a bias-amplified one (b); positives weigh 1:
+        similarity  w = 1 + σ( (ℓ_d − ν_d) − (ℓ_b − ν_b) ),  ν = ½ log Σ_n e^{2ℓ} over the anchor's negatives
+        raw         w = 1 + σ( ℓ_d − ℓ_b )
+        distance    w = 1 + u_d / (u_d + u_b),  u = d² divided by its L2 norm over the anchor's negatives
+    Needs:
+        the second encoder's embeddings: ``loss(z, y, biased=z_b)``. Weights are detached.
+    Use when:
+        a spurious attribute (background, colour, device) makes most pairs easy: `SelfTriplet` trains the encoder that
+        falls for it, and pairs on which the two disagree weigh more.
+    Relations:
+        equal encoders give w = 1.5, not 1: a constant weight is a debiased loss at another prior. The ``distance``
+        form goes the other way (far here, near there is raised): it is an ablation, not a synonym.
+    """
+
+    form: Literal["similarity", "raw", "distance"] = "similarity"
+    detach: bool = True
+
+    negatives = "plain"  # a weight of 1.5 does not make one and a half negatives of one
+
+    def __post_init__(self) -> None:
+        known = ("similarity", "raw", "distance")
+        if self.form not in known:
+            raise InputError(f"form must be one of {known}, got {self.form!r}")
+
+    def stats(self, tile: Tile) -> dict[str, Acc]:
+        """How concentrated each encoder's row is."""
+        own, other = tile.s, self._biased(tile)
+        if self.form == "raw":
+            return {}
+        if self.form == "distance":
+            return {
+                "own": total((2 - 2 * own).square(), tile.neg),
+                "other": total((2 - 2 * other).square(), tile.neg),
+            }
+        twice = 2 / tile.temperature
+        return {
+            "own": lse(own * twice, tile.neg, ceiling=twice),
+            "other": lse(other * twice, tile.neg, ceiling=twice),
+        }
+
+    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+        """(a, b) weights."""
+        own, other = tile.s, self._biased(tile)
+        if self.form == "distance":
+            u, v = (
+                (2 - 2 * s).clamp(min=0) / torch.where(r > 0, r, 1).sqrt()
+                for s, r in ((own, rows["own"]), (other, rows["other"]))
+            )
+            both = u + v
+            w = 1 + u / torch.where(both > 0, both, 1)
+        else:
+            gap = (own - other) / tile.temperature
+            if self.form == "similarity":
+                shift = (rows["other"] - rows["own"]) / 2
+                gap = gap + torch.where(torch.isfinite(shift), shift, 0)
+            w = 1 + torch.sigmoid(gap)
+        return w if tile.pos is False else torch.where(tile.pos, 1, w)  # type: ignore[arg-type]
+
+    @staticmethod
+    def _biased(tile: Tile) -> Tensor:
+        if tile.biased is None:
+            raise InputError("Relative compares two encoders: pass the second one's embeddings, loss(z, y, biased=z_b)")
+        return tile.biased

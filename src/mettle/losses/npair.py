@@ -1,0 +1,88 @@
+"""N-pair loss: one pair per class, every other class's positive as a negative."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from mettle.errors import InputError
+from mettle.losses.pairwise import Pairwise, filled, need
+from mettle.pairs import Acc, Difficulty, Measure, PairOutput, Rows, Tile, lse, pair_loss, total
+from mettle.pairs.engine import Engine, check
+
+
+@dataclass(frozen=True)
+class NPair(Pairwise):
+    r"""N-pair loss (Sohn 2016) with its norm term.
+
+    Formula, a_i the first and p_i the second row of class i, dot products, no normalisation:
+        L_i = log(1 + Σ_{j≠i} exp(a_i·p_j − a_i·p_i)) + norm_weight/4 · (|a_i|² + |p_i|²)
+    Needs:
+        exactly two rows of every class, in any order; the first of a class is its anchor. Its mean is over classes,
+        and rows that are positives have no value of their own (NaN in ``per_anchor``).
+    Use when:
+        classes are many: every class of the batch serves as a negative for all others.
+    Relations:
+        without the norm term it is the cross-entropy of the rows of A Pᵀ, InfoNCE at temperature 1 without
+        normalisation. Normalised embeddings saturate it: logits then stay within ±1.
+    """
+
+    norm_weight: float = 0.002
+    difficulty: Difficulty | None = None
+
+    temperature = 1.0
+    measure: Measure = "dot"
+
+    def __post_init__(self) -> None:
+        need(self.norm_weight >= 0, f"norm_weight must be at least 0, got {self.norm_weight}")
+
+    def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+        """The own positive, and everybody else's."""
+        return {
+            "positives": total(1.0, tile.pos, weigh="present"),
+            "near": total(tile.s, tile.pos, weigh="present"),
+            "far": lse(tile.s, tile.neg),
+        }
+
+    def finish(self, rows: Rows) -> Tensor:
+        """Log(1 + Σ e^{far − near})."""
+        alone = rows["far"] == -torch.inf
+        return softplus(filled(rows["far"]) - rows["near"]).masked_fill(alone, 0)
+
+    def output(  # type: ignore[override]
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        engine: Engine = "auto",
+        tile: int = 512,
+        biased: Tensor | None = None,
+    ) -> PairOutput:
+        """Anchors against positives; values at the anchors' rows."""
+        check(embeddings, labels, "embeddings", "labels")
+        anchors, positives = paired(labels)
+        a, p, y = embeddings[anchors], embeddings[positives], labels[anchors]
+        both = None if biased is None else (biased[anchors], biased[positives])
+        found = pair_loss(self, a, y, ref=(p, y), difficulty=self.difficulty, engine=engine, tile=tile, biased=both)
+        norms = a.to(found.values.dtype).square().sum(1) + p.to(found.values.dtype).square().sum(1)
+        values = found.values + self.norm_weight / 4 * norms
+        n = len(embeddings)
+
+        def lay(x: Tensor) -> Tensor:
+            return x.new_zeros(n).index_copy(0, anchors, x)
+
+        return PairOutput(lay(values), lay(found.defined), lay(found.share), found.engine)
+
+
+def paired(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of the anchors and of their positives, class by class."""
+    order = torch.argsort(labels, stable=True)
+    counts = labels.unique(return_counts=True)[1]
+    if bool((counts != 2).any()):
+        some = labels.unique()[counts != 2][0]
+        raise InputError(
+            f"the N-pair loss needs exactly two rows of every class: class {int(some)} has "
+            f"{int(counts[counts != 2][0])}. Draw batches of P classes x 2 samples"
+        )
+    return order[0::2], order[1::2]

@@ -1,0 +1,56 @@
+"""A reference set beyond the batch: the embeddings of the last few batches (cross-batch memory)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mettle.errors import InputError
+
+
+class Queue(nn.Module):
+    """Keeps the last ``size`` embeddings and labels; saved, resumed and moved like any module.
+
+    Old embeddings get no gradient. A batch is compared with itself and with the queue:
+
+        value = loss(z, y, **queue.against(z, y))
+        queue.push(z, y)
+    """
+
+    embeddings: Tensor
+    labels: Tensor
+    count: Tensor
+    place: Tensor
+
+    def __init__(self, size: int, dim: int):
+        super().__init__()
+        if size < 1 or dim < 1:
+            raise InputError(f"a queue needs a size and a dim of at least 1, got {size} and {dim}")
+        self.register_buffer("embeddings", torch.zeros(size, dim))
+        self.register_buffer("labels", torch.zeros(size, dtype=torch.long))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+        self.register_buffer("place", torch.zeros((), dtype=torch.long))
+
+    def __len__(self) -> int:
+        return int(self.count)
+
+    @torch.no_grad()
+    def push(self, z: Tensor, y: Tensor) -> None:
+        """Add a batch, forgetting the oldest entries when full."""
+        if z.shape[1] != self.embeddings.shape[1]:
+            raise InputError(f"this queue holds embeddings of dim {self.embeddings.shape[1]}, got {z.shape[1]}")
+        size = len(self.embeddings)
+        z, y = z.detach()[-size:], y[-size:]
+        at = (torch.arange(len(z), device=z.device) + self.place) % size
+        self.embeddings[at] = z.to(self.embeddings.dtype)
+        self.labels[at] = y
+        self.place.copy_((self.place + len(z)) % size)
+        self.count.copy_((self.count + len(z)).clamp(max=size))
+
+    def against(self, z: Tensor, y: Tensor) -> dict[str, Any]:
+        """Arguments that compare a batch with itself (with gradient, but no row with itself) and with the queue."""
+        held = len(self)
+        own = torch.arange(len(z), device=z.device)
+        ids = torch.cat([own, -1 - torch.arange(held, device=z.device)])
+        ref = torch.cat([z, self.embeddings[:held].to(z.dtype)])
+        return {"ids": own, "ref": (ref, torch.cat([y, self.labels[:held]]), ids)}
