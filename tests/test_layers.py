@@ -45,7 +45,15 @@ def allowed(name: str) -> set[str]:
 
 def test_there_is_something_to_check():
     assert len(FILES) > 30
-    assert {room(path) for path in FILES} >= {"data", "model", "pairs", "losses", "train", "evaluate", "report"}
+    assert {room(path) for path in FILES} >= {
+        "data",
+        "model",
+        "pairs",
+        "losses",
+        "train",
+        "evaluate",
+        "report",
+    }
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -1,10 +1,10 @@
-"""Difficulty-aware metric learning.
+r"""Difficulty-aware metric learning.
 
     data -> model -> difficulty -> losses -> train -> evaluate -> report
-                          \\____ pairs: the one engine for everything quadratic ____/
+                          \____ pairs: the one engine for everything quadratic ____/
 
-Each word above is a module: ``from mettle import losses``, ``from mettle import evaluate``. They are loaded when they are
-first used.
+Each word above is a module: ``from mettle import losses``, ``from mettle import evaluate``. They are loaded when
+they are first used.
 """
 
 from importlib import import_module

@@ -40,7 +40,9 @@ def main() -> None:
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe (see `mettle recipes`) or a TOML file.")] = "da-supcon",
+    recipe: Annotated[
+        str, typer.Argument(help="A shipped recipe (see `mettle recipes`) or a TOML file.")
+    ] = "da-supcon",
     data: Annotated[str | None, typer.Option(help="Folder, .csv, .parquet, .npz, or 'glyphs'.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run folder; default: the recipe's.")] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
@@ -147,7 +149,9 @@ def recipes() -> None:
 @data_app.command("check")
 def data_check(
     path: Annotated[str, typer.Argument(help="Folder, .csv, .parquet, .npz, or 'glyphs'.")],
-    policy: Annotated[str, typer.Option(help="Unreadable files: 'fail', 'skip' and list, or 'trust' and list all.")] = "trust",
+    policy: Annotated[
+        str, typer.Option(help="Unreadable files: 'fail', 'skip' and list, or 'trust' and list all.")
+    ] = "trust",
     label: Annotated[str | None, typer.Option(help="Name of the label column.")] = None,
     domain: Annotated[str | None, typer.Option(help="Name of the domain column.")] = None,
 ) -> None:
@@ -218,7 +222,9 @@ def _free_name(runs: Path, stem: str, resume: bool) -> str:
 
 def _cache() -> Path:
     """Where embedded data are kept between runs."""
-    return Path(os.environ.get("METTLE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "mettle").expanduser()
+    return Path(
+        os.environ.get("METTLE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "mettle"
+    ).expanduser()
 
 
 def _progress(steps: int, every: int) -> Any:
@@ -235,7 +241,13 @@ def _progress(steps: int, every: int) -> Any:
     def bar():
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        columns = (
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+        )
         with Progress(*columns) as shown:
             task = shown.add_task("", total=steps)
             last: dict[str, Any] = {}
@@ -252,7 +264,10 @@ def _progress(steps: int, every: int) -> Any:
             if "seconds_per_step" in line and (step % (5 * every) == 0 or step == steps):
                 left = (steps - step) * line["seconds_per_step"]
                 busy = line["share_in_model_and_loss"]
-                print(f"step {step}/{steps}  {text(line)}  {left:.0f} s left  {busy:.1%} in model and loss", flush=True)
+                print(
+                    f"step {step}/{steps}  {text(line)}  {left:.0f} s left  {busy:.1%} in model and loss",
+                    flush=True,
+                )
 
         yield update
 

@@ -13,9 +13,7 @@ from mettle.evaluate import NotMeasurable, from_scores, verification
 from mettle.evaluate.curve import grid
 from mettle.evaluate.intervals import _Binning, draw, resample
 
-_spec = importlib.util.spec_from_file_location(
-    "oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py"
-)
+_spec = importlib.util.spec_from_file_location("oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py")
 assert _spec is not None
 assert _spec.loader is not None
 oracle = importlib.util.module_from_spec(_spec)
@@ -26,9 +24,7 @@ def clusters(seed, n=60, subjects=12, d=16, noise=1.5):
     rng = np.random.default_rng(seed)
     y = rng.permutation(np.arange(n) % subjects)
     spread = noise * rng.uniform(0.5, 1.5, size=subjects)  # some subjects are harder than others
-    return (rng.normal(size=(subjects, d))[y] + spread[y, None] * rng.normal(size=(n, d))).astype(
-        np.float32
-    ), y
+    return (rng.normal(size=(subjects, d))[y] + spread[y, None] * rng.normal(size=(n, d))).astype(np.float32), y
 
 
 def pairs_of(v):
@@ -177,9 +173,7 @@ def test_the_table_bins_as_bisection_does(dtype, spread):
     probes = np.concatenate([scores, thresholds, [-np.inf]]).astype(dtype)
     wanted = np.searchsorted(thresholds, probes, side="right")
     assert np.array_equal(_Binning.of(thresholds)(probes), wanted)
-    assert np.array_equal(
-        _Binning.of(thresholds[:1])(probes), np.searchsorted(thresholds[:1], probes, side="right")
-    )
+    assert np.array_equal(_Binning.of(thresholds[:1])(probes), np.searchsorted(thresholds[:1], probes, side="right"))
 
 
 def test_a_grid_is_complete_or_says_that_it_is_not():

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from mettle.errors import InputError
 from mettle.evaluate import retrieval
 
-_spec = importlib.util.spec_from_file_location(
-    "oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py"
-)
+_spec = importlib.util.spec_from_file_location("oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py")
 assert _spec is not None
 assert _spec.loader is not None
 oracle = importlib.util.module_from_spec(_spec)

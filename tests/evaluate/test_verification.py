@@ -18,9 +18,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from mettle.errors import InputError
 from mettle.evaluate import NotMeasurable, from_scores, verification
 
-_spec = importlib.util.spec_from_file_location(
-    "oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py"
-)
+_spec = importlib.util.spec_from_file_location("oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py")
 assert _spec is not None
 assert _spec.loader is not None
 oracle = importlib.util.module_from_spec(_spec)
@@ -35,9 +33,7 @@ def random_set(seed):
     """Two lists of scores: every other seed heavily tied, every tenth with failed templates."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 25, size=2)
-    genuine, impostor = (
-        rng.normal(shift, 1, n) for shift, n in zip((rng.uniform(-1, 3), 0), sizes, strict=True)
-    )
+    genuine, impostor = (rng.normal(shift, 1, n) for shift, n in zip((rng.uniform(-1, 3), 0), sizes, strict=True))
     if seed % 2:
         genuine, impostor = np.round(genuine / 2, 1) * 2, np.round(impostor / 2, 1) * 2
     if seed % 10 == 0:
@@ -192,9 +188,7 @@ def test_E3_all_scores_equal_is_chance():
     assert v.tar(far=1) == 1
 
 
-@pytest.mark.parametrize(
-    ("genuine", "impostor", "eer", "auc"), [([3, 4], [1, 2], 0, 1), ([1, 2], [3, 4], 1, 0)]
-)
+@pytest.mark.parametrize(("genuine", "impostor", "eer", "auc"), [([3, 4], [1, 2], 0, 1), ([1, 2], [3, 4], 1, 0)])
 def test_E4_perfect_separation_and_inversion_are_exact(genuine, impostor, eer, auc):
     v = judged(genuine, impostor)
     assert (v.eer, v.auc) == (eer, auc)
@@ -274,9 +268,7 @@ def test_E10_copies_of_a_vector_tie_exactly_whatever_tile_they_fall_into():
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_lengths_do_not_matter_however_extreme(scale):
     x, y = clusters(8)
-    assert verification((x * scale).astype(np.float32), y).auc == pytest.approx(
-        verification(x, y).auc, abs=1e-6
-    )
+    assert verification((x * scale).astype(np.float32), y).auc == pytest.approx(verification(x, y).auc, abs=1e-6)
     huge = x.astype(np.float64) * scale**9
     assert verification(huge, y).auc == pytest.approx(verification(x, y).auc, abs=1e-6)
 

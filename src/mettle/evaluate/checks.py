@@ -37,9 +37,7 @@ class Rows:
         return len(self.labels)
 
 
-def check_embeddings(
-    embeddings: Any, labels: Any, *, ids: Any = None, domains: Any = None, side: str = ""
-) -> Rows:
+def check_embeddings(embeddings: Any, labels: Any, *, ids: Any = None, domains: Any = None, side: str = "") -> Rows:
     """Check one set of embeddings and everything that goes with its rows.
 
     Args:
@@ -125,13 +123,10 @@ def check_gallery(gallery: tuple[Any, ...], probe: Rows) -> Rows:
     rows = check_embeddings(values, labels, domains=domains, ids=ids, side="gallery ")
     if rows.values.shape[1] != probe.values.shape[1]:
         raise InputError(
-            f"gallery embeddings must have the probes' dimension {probe.values.shape[1]}: "
-            f"got {rows.values.shape[1]}"
+            f"gallery embeddings must have the probes' dimension {probe.values.shape[1]}: got {rows.values.shape[1]}"
         )
     if (rows.ids is None) != (probe.ids is None):
-        raise InputError(
-            "sample ids must be given on both sides or on none: pass ids= and the gallery's fourth entry"
-        )
+        raise InputError("sample ids must be given on both sides or on none: pass ids= and the gallery's fourth entry")
     one_label_per_id(probe, rows)
     return rows
 
@@ -140,9 +135,7 @@ def check_trials(trials: Any, probe: Rows, gallery: Rows | None) -> tuple[np.nda
     """Check integers (m, 3) of (i, j, target): rows exist, are two samples, and labels confirm the target."""
     a = to_numpy(trials, "trials")
     if a.ndim != 2 or a.shape[1] != 3 or a.dtype.kind not in "iu" or len(a) == 0:
-        raise InputError(
-            f"trials must be integers (m, 3) of (i, j, target): got shape {a.shape}, dtype {a.dtype}"
-        )
+        raise InputError(f"trials must be integers (m, 3) of (i, j, target): got shape {a.shape}, dtype {a.dtype}")
     i, j, target = a.astype(np.int64).T
     other = probe if gallery is None else gallery
     for name, at, n in (("i", i, len(probe)), ("j", j, len(other))):
@@ -155,9 +148,7 @@ def check_trials(trials: Any, probe: Rows, gallery: Rows | None) -> tuple[np.nda
         raise InputError(f"trial {np.argmax(own)} compares a sample with itself: take such trials out")
     wrong = (probe.labels[i] == other.labels[j]) != target
     if wrong.any():
-        raise InputError(
-            f"trial {np.argmax(wrong)} contradicts the labels: target must be 1 for equal labels, else 0"
-        )
+        raise InputError(f"trial {np.argmax(wrong)} contradicts the labels: target must be 1 for equal labels, else 0")
     return i, j, target.astype(bool)
 
 
@@ -225,9 +216,7 @@ def to_numpy(values: Any, name: str) -> np.ndarray:
 def codes(*columns: np.ndarray) -> list[np.ndarray]:
     """Number the distinct values of several columns together: equal values get equal codes from 0 up."""
     if len({c.dtype.kind == "U" for c in columns}) > 1:
-        raise InputError(
-            "domains must be of one kind on both sides: got integers on one and text on the other"
-        )
+        raise InputError("domains must be of one kind on both sides: got integers on one and text on the other")
     coded = np.unique(np.concatenate(columns), return_inverse=True)[1].reshape(-1).astype(np.int32)
     return np.split(coded, np.cumsum([len(c) for c in columns])[:-1])
 

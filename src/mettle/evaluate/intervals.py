@@ -73,9 +73,7 @@ def zero_errors(interval: Interval, subjects: int, perfect: float) -> Interval:
 def draw(subjects: int, replicates: int, seed: int) -> np.ndarray:
     """(replicates, subjects) int64: how often each subject is drawn; every row sums to ``subjects``."""
     if subjects < 2 or replicates < 1:
-        raise InputError(
-            f"intervals need at least 2 subjects and 1 replicate: got {subjects} and {replicates}"
-        )
+        raise InputError(f"intervals need at least 2 subjects and 1 replicate: got {subjects} and {replicates}")
     return np.random.default_rng(seed).multinomial(subjects, np.full(subjects, 1 / subjects), size=replicates)
 
 
@@ -135,9 +133,7 @@ class Replicates:
         return np.where(x0 > far, above + share * (tar - above), tar)
 
 
-def resample(
-    scores: Scores, *, replicates: int = REPLICATES, seed: int = 0, dense: bool | None = None
-) -> Replicates:
+def resample(scores: Scores, *, replicates: int = REPLICATES, seed: int = 0, dense: bool | None = None) -> Replicates:
     """Walk through the pairs once and weigh them for every resample of the subjects.
 
     Args:

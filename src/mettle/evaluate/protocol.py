@@ -94,9 +94,7 @@ def scenarios(samples: Samples) -> tuple[Scenario, ...]:
 def judge(z: np.ndarray, samples: Samples, ks: Sequence[int] = (1, 2, 4, 8)) -> Judged:
     """Verification and retrieval in every scenario that the samples allow."""
     if len(samples) == 0:
-        raise DataError(
-            "the test split is empty: give the data a test split, or let data.test hold out identities"
-        )
+        raise DataError("the test split is empty: give the data a test split, or let data.test hold out identities")
     ways = scenarios(samples)
     return Judged(
         samples,
@@ -134,7 +132,7 @@ def raw(samples: Samples) -> np.ndarray:
     for start in range(0, len(samples), 1024):
         x = to_model(samples.read(np.arange(start, min(start + 1024, len(samples)))), "cpu")
         if x.ndim == 4:
-            size = [min(side, PIXELS) for side in x.shape[2:]]
+            size = (min(x.shape[2], PIXELS), min(x.shape[3], PIXELS))
             x = torch.nn.functional.adaptive_avg_pool2d(x, size)
         parts.append(x.flatten(1).numpy())
     z = np.concatenate(parts)

@@ -228,9 +228,7 @@ class Listed:
     def stream(self, with_subjects: bool) -> Iterator[Block]:
         """Score the list, piece by piece."""
         if with_subjects and self.subject is None:
-            raise InputError(
-                "intervals resample subjects: pass subjects, the (m, 2) labels of the scored pairs"
-            )
+            raise InputError("intervals resample subjects: pass subjects, the (m, 2) labels of the scored pairs")
         for start in range(0, len(self.target), self.chunk):
             part = slice(start, start + self.chunk)
             s, t = self.score(part), self.target[part]

@@ -124,8 +124,7 @@ class Verification:
         found = []
         if self.auc < 0.5:
             found.append(
-                f"AUC {self.auc:.4f} is below 0.5: orientation? "
-                "a distance may have been passed as a similarity"
+                f"AUC {self.auc:.4f} is below 0.5: orientation? a distance may have been passed as a similarity"
             )
         failed = sum(int(np.isneginf(side).sum()) for side in (self.scores.genuine, self.scores.impostor))
         if failed:
@@ -257,9 +256,7 @@ def from_scores(scores: Any, target: Any, subjects: Any = None) -> Verification:
         1.0
     """
     s, t, pairs = check_scores(scores, target, subjects)
-    return _from_list(
-        lambda part: s[part], t, s.dtype.type, None if pairs is None else (pairs[:, 0], pairs[:, 1])
-    )
+    return _from_list(lambda part: s[part], t, s.dtype.type, None if pairs is None else (pairs[:, 0], pairs[:, 1]))
 
 
 def _listed(probe: Rows, gallery: Rows | None, trials: Any) -> Verification:

@@ -15,7 +15,9 @@ def backbone(name: str, shape: tuple[int, ...], width: int, depth: int, pretrain
     own = {"convnet": convnet, "mlp": mlp}
     resnets = ("resnet18", "resnet34", "resnet50")
     if pretrained and not name.startswith("timm/"):
-        raise RecipeError(f"model.pretrained needs a timm backbone, such as 'timm/resnet18'; {name!r} starts from scratch")
+        raise RecipeError(
+            f"model.pretrained needs a timm backbone, such as 'timm/resnet18'; {name!r} starts from scratch"
+        )
     if name in own:
         if (len(shape) == 3) != (name == "convnet"):
             wanted = "convnet" if len(shape) == 3 else "mlp"
@@ -36,7 +38,11 @@ def convnet(shape: tuple[int, ...], width: int, depth: int) -> nn.Module:
     channels, side = shape[0], min(shape[1:])
     for block in range(depth):
         out = width * 2**block
-        layers += [nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU(inplace=True)]
+        layers += [
+            nn.Conv2d(channels, out, 3, padding=1, bias=False),
+            nn.BatchNorm2d(out),
+            nn.ReLU(inplace=True),
+        ]
         if side >= 2:
             layers.append(nn.MaxPool2d(2))
             side //= 2
@@ -55,7 +61,7 @@ def mlp(shape: tuple[int, ...], width: int, depth: int) -> nn.Module:
 
 
 def resnet(name: str, shape: tuple[int, ...]) -> nn.Module:
-    """torchvision's ResNet without its classifier; small pictures get a 3x3 stem without pooling."""
+    """Torchvision's ResNet without its classifier; small pictures get a 3x3 stem without pooling."""
     net = getattr(torchvision().models, name)(weights=None)
     channels, small = shape[0], min(shape[1:]) <= SMALL
     if small:
@@ -67,15 +73,16 @@ def resnet(name: str, shape: tuple[int, ...]) -> nn.Module:
 
 
 def from_timm(name: str, shape: tuple[int, ...], pretrained: bool) -> nn.Module:
-    """Any timm model as a feature extractor (its own pooling for transformers, a feature map for the rest)."""
+    """Any timm model: a feature map, or features pooled its own way where it has no map (transformers)."""
     library = timm()
     if name not in library.list_models():
         raise RecipeError(f"timm has no model {name!r}{nearest(name, library.list_models())}")
-    options = {"pretrained": pretrained, "in_chans": shape[0], "num_classes": 0}
-    try:
-        return library.create_model(name, global_pool="", img_size=tuple(shape[1:]), **options)
-    except TypeError:  # models of any input size take no img_size
+    options: dict = {"pretrained": pretrained, "in_chans": shape[0], "num_classes": 0}
+    try:  # transformers must be told the size of the picture
+        net = library.create_model(name, global_pool="", img_size=tuple(shape[1:]), **options)
+        options["img_size"] = tuple(shape[1:])
+    except TypeError:  # networks that take any size have no such argument
         net = library.create_model(name, global_pool="", **options)
     with torch.no_grad():
-        flat = net.eval()(torch.zeros(1, *shape)).ndim != 4
-    return library.create_model(name, **options) if flat else net.train()
+        is_map = net.eval()(torch.zeros(1, *shape)).ndim == 4
+    return net.train() if is_map else library.create_model(name, **options)

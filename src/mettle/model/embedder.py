@@ -45,20 +45,19 @@ class Embedder(nn.Module):
         self.register_buffer("centre", torch.zeros(size))
         self.register_buffer("spread", torch.ones(size))
         self.backbone: Backbone = backbone(spec.backbone, self.shape, spec.width, spec.depth, spec.pretrained)
-        self.pool = _pool(spec.pool) if len(shape) == 3 else nn.Identity()
-        features = self._width()
-        self.head = _head(spec.head, features, spec.dim)
+        found = self._try(self.backbone, torch.zeros(1, *self.shape))
+        self.pool = _pool(spec.pool) if found.ndim == 4 else nn.Identity()
+        self.head = _head(spec.head, self._try(self.pool, found).shape[1], spec.dim)
         if len(shape) == 3:  # about twice as fast for convolutions on CPUs and on tensor cores
-            self.to(memory_format=torch.channels_last)
+            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def _width(self) -> int:
-        """Features after pooling, by trying one input (without moving running statistics)."""
-        training = self.training
-        self.eval()
-        with torch.no_grad():
-            width = self.pool(self.backbone(torch.zeros(1, *self.shape))).shape[1]
-        self.train(training)
-        return width
+    @staticmethod
+    @torch.no_grad()
+    def _try(part: nn.Module, x: Tensor) -> Tensor:
+        """What a part makes of an input, to learn its shape (without moving running statistics)."""
+        found = part.eval()(x)
+        part.train()
+        return found
 
     def calibrate(self, inputs: Tensor) -> None:
         """Set centring and scaling from a sample of training inputs."""
@@ -97,8 +96,8 @@ class Average(nn.Module):
     """Mean over the picture."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, c, h, w) to (b, c); features that are already flat pass."""
-        return x.mean((2, 3)) if x.ndim == 4 else x
+        """(b, c, h, w) to (b, c)."""
+        return x.mean((2, 3))
 
 
 def _pool(name: str) -> nn.Module:

@@ -18,7 +18,7 @@ TOLERANCE = 1e-4
 
 
 def export_onnx(model: Embedder, path: Path) -> float:
-    """Write ``path`` (input ``input``, output ``embedding``, any batch size); returns the largest difference from torch.
+    """Write ``path`` (input ``input``, output ``embedding``, any batch size) and return the largest error.
 
     Raises:
         NumericError: the exported model disagrees with torch; nothing is written then.
@@ -27,7 +27,9 @@ def export_onnx(model: Embedder, path: Path) -> float:
         import onnxruntime
         import onnxscript  # noqa: F401 - the exporter needs it and says so less clearly
     except ImportError:
-        raise MissingExtra("export to ONNX needs onnx, onnxruntime and onnxscript: pip install 'mettle-ml[onnx]'") from None
+        raise MissingExtra(
+            "export to ONNX needs onnx, onnxruntime and onnxscript: pip install 'mettle-ml[onnx]'"
+        ) from None
     model = model.cpu().eval()
     generator = torch.Generator().manual_seed(0)
     example = torch.rand(4, *model.shape, generator=generator)
@@ -44,7 +46,9 @@ def export_onnx(model: Embedder, path: Path) -> float:
         (got,) = session.run(["embedding"], {"input": x.numpy()})
         difference = max(difference, float(np.abs(np.asarray(got) - wanted).max()))
     if not difference <= TOLERANCE:
-        raise NumericError(f"the ONNX model differs from torch by {difference:.1e}, more than {TOLERANCE:.0e}: not written")
+        raise NumericError(
+            f"the ONNX model differs from torch by {difference:.1e}, more than {TOLERANCE:.0e}: not written"
+        )
     write_bytes(path, content)
     return difference
 

@@ -1,12 +1,12 @@
 """A run folder: what training leaves behind, and the only thing that everything after it reads.
 
-    recipe.toml        rebuilds the run
-    model.safetensors  the weights
-    contract.json      what an embedding of this model is: dimension, metric, preprocessing, hash of the weights, thresholds
-    metrics.json       what was measured
-    log.jsonl          what happened during training
-    report.html        all of it to look at
-    checkpoints/       the last two states of the run
+recipe.toml        rebuilds the run
+model.safetensors  the weights
+contract.json      what an embedding of this model is: dimension, metric, preprocessing, hash of the weights, thresholds
+metrics.json       what was measured
+log.jsonl          what happened during training
+report.html        all of it to look at
+checkpoints/       the last two states of the run
 """
 
 import json

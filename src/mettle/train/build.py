@@ -18,7 +18,7 @@ from mettle.errors import MettleError, RecipeError, nearest
 INNER = {"difficulty": difficulty}
 
 
-def built(source: ModuleType | type, table: Mapping[str, Any], where: str) -> Any:
+def built(source: Any, table: Mapping[str, Any], where: str) -> Any:
     """The object that ``table`` describes: of the class ``source``, or of one of the public names of a module."""
     content = dict(table)
     if isinstance(source, ModuleType):

@@ -34,7 +34,10 @@ def save(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
         shutil.rmtree(place)
 
     def fill(temporary: Path) -> None:
-        save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, temporary / "state.safetensors")
+        save_file(
+            {name: t.detach().contiguous().cpu() for name, t in tensors.items()},
+            temporary / "state.safetensors",
+        )
         (temporary / "state.json").write_text(json.dumps({"step": step, "state": rest}))
         hashes = {name: sha256(temporary / name) for name in ("state.safetensors", "state.json")}
         (temporary / "manifest.json").write_text(json.dumps(hashes))

@@ -98,8 +98,8 @@ class Guard:
             ids = batch.ids[:8].tolist()
             raise NumericError(
                 f"training diverged: loss {result.loss} and gradient norm {result.gradient} at step {batch.step + 1}, "
-                f"{self.patience} steps in a row (samples {ids}...). Lower train.rate, or set train.clip; the last good "
-                "checkpoint is kept"
+                f"{self.patience} steps in a row (samples {ids}...). Lower train.rate, or set train.clip; the last "
+                "good checkpoint is kept"
             )
 
     def facts(self, facts: dict[str, Any], step: int) -> None:
@@ -108,7 +108,7 @@ class Guard:
         if self.flat >= FLAT:
             raise NumericError(
                 f"the embeddings collapsed: at step {step} samples of different classes have a mean cosine of "
-                f"{facts['negative_similarity']:.3f}. Lower train.rate, raise loss.temperature, or weigh hard pairs less"
+                f"{facts['negative_similarity']:.3f}. Lower train.rate, raise loss.temperature, or weigh less"
             )
 
 

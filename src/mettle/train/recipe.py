@@ -78,12 +78,12 @@ class Recipe(Table):
     """Everything that decides a run."""
 
     seed: int = 0
-    data: Data = Data()
-    batch: Batches = Batches()
+    data: Data = Field(default_factory=Data)  # type: ignore[arg-type]
+    batch: Batches = Field(default_factory=Batches)  # type: ignore[arg-type]
     model: dict[str, Any] = {}
     loss: dict[str, Any] = {"kind": "SupCon"}
-    train: Optimise = Optimise()
-    evaluate: Judge = Judge()
+    train: Optimise = Field(default_factory=Optimise)  # type: ignore[arg-type]
+    evaluate: Judge = Field(default_factory=Judge)
 
     def spec(self) -> EmbedderSpec:
         """The model's description."""

@@ -11,6 +11,7 @@ import torch
 
 from mettle.data.augment import preset
 from mettle.data.batches import ClassBatches, Order, SampleBatches
+from mettle.data.check import screen
 from mettle.data.images import hold
 from mettle.data.loader import Loader, to_model
 from mettle.data.samples import NO_SPLIT, Samples
@@ -48,12 +49,16 @@ def prepare(recipe: Recipe, cache: Path | None = None) -> Samples:
         "size": None if data.size is None else (data.size, data.size),
         "channels": data.channels,
     }
-    samples = read(data.source, policy=data.policy, cache=cache, **options)
+    # Under "fail", pictures that fit into memory are looked at once, when they are put there.
+    samples = read(data.source, policy="skip" if data.policy == "skip" else "trust", cache=cache, **options)
+    samples = replace(samples, inputs=hold(samples.inputs))
+    if samples.inputs.kind == "row" or not samples.inputs.resident:
+        samples = screen(samples, data.policy)
     if (samples.split == NO_SPLIT).all():
         samples = class_disjoint(samples, val=data.val, test=data.test, seed=recipe.seed)
     if data.unseen:
         samples = unseen_domain(samples, data.unseen)
-    return replace(samples, inputs=hold(samples.inputs))
+    return samples
 
 
 def train(
@@ -66,22 +71,17 @@ def train(
     tensorboard: bool = True,
 ) -> Outcome:
     """Train a recipe into ``folder``, or continue the run that is there."""
-    going_on = resume and folder.exists()
-    notes: list[str] = []
-    if going_on:
-        run = open_run(folder)
-        if run.recipe != recipe:
-            raise RunError(f"{folder} was started with another recipe{_difference(run.recipe, recipe)}")
+    old = open_run(folder) if resume and folder.exists() else None
+    if old is not None and old.recipe != recipe:
+        raise RunError(f"{folder} was started with another recipe{_difference(old.recipe, recipe)}")
     samples = prepare(recipe, cache)
     facts = {"data": samples.fingerprint(), "torch": torch.__version__, "python": platform.python_version()}
+    if old is not None and old.state["data"] != facts["data"]:
+        raise RunError(f"the data of {folder} have changed since it was started: train again under another --name")
     method, loader = assemble(recipe, samples)
-    if going_on:
-        if run.state["data"] != facts["data"]:
-            raise RunError(f"the data of {folder} have changed since it was started: train again under another --name")
-    else:
-        run = create(folder, recipe, facts)
-    start = 0
-    found = checkpoint.latest(folder / "checkpoints") if going_on else None
+    run = old or create(folder, recipe, facts)
+    start, notes = 0, []
+    found = checkpoint.latest(folder / "checkpoints")
     if found is not None:
         start, state, notes = found
         method.load_state(state["method"])
@@ -95,7 +95,7 @@ def train(
         log.close()
     if done:
         finish(run, method.model)
-    return Outcome(run, method.model, samples, done, start if going_on else None, tuple(notes))
+    return Outcome(run, method.model, samples, done, None if old is None else start, tuple(notes))
 
 
 def assemble(recipe: Recipe, samples: Samples) -> tuple[Method, Loader]:

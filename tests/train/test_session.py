@@ -1,0 +1,266 @@
+"""Training end to end on a small set: resume, refusal, guards."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from mettle.data.durable import sha256
+from mettle.errors import NumericError, RunError
+from mettle.train import checkpoint, open_run
+from mettle.train import log as logs
+from mettle.train.session import train
+
+from .conftest import make_npz, tiny
+
+
+class Stop(Exception):
+    """A crash in the middle of a run."""
+
+
+def until(last: int):
+    def progress(step: int, line: dict) -> None:
+        if step == last:
+            raise Stop
+
+    return progress
+
+
+def weights(folder: Path) -> str:
+    return sha256(folder / "model.safetensors")
+
+
+def content(folder: Path) -> tuple:
+    """Everything that must be equal: weights, the whole last checkpoint, what was logged (but for times)."""
+    step, state, _ = checkpoint.latest(folder / "checkpoints")
+    tensors, rest = checkpoint.flatten(state)
+    lines = [{k: v for k, v in line.items() if k not in TIMES} for line in logs.read(folder / "log.jsonl")]
+    return (
+        weights(folder),
+        step,
+        {k: v.numpy().tobytes() for k, v in tensors.items()},
+        json.dumps(rest),
+        lines,
+    )
+
+
+TIMES = ("seconds_per_step", "share_in_model_and_loss")
+
+
+@pytest.fixture(scope="module")
+def whole(source, tmp_path_factory):
+    """The run that nobody interrupts."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train(tiny(source), folder, tensorboard=False)
+    return content(folder)
+
+
+def test_two_runs_of_one_seed_are_identical(source, tmp_path, whole):
+    train(tiny(source), tmp_path / "again", tensorboard=False)
+    assert content(tmp_path / "again") == whole
+
+
+def test_another_seed_gives_another_run(source, tmp_path, whole):
+    other = tiny(source).model_copy(update={"seed": 1})
+    train(other, tmp_path / "other", tensorboard=False)
+    assert content(tmp_path / "other")[0] != whole[0]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 5, 8, 11])
+def test_T4_a_resumed_run_is_bit_identical(source, tmp_path, whole, cut):
+    folder, recipe = tmp_path / "run", tiny(source)
+    with pytest.raises(Stop):
+        train(recipe, folder, tensorboard=False, progress=until(cut))
+    outcome = train(recipe, folder, resume=True, tensorboard=False)
+    assert outcome.resumed_from == (cut - 1) // 2 * 2 and outcome.finished
+    assert content(folder) == whole
+
+
+def test_T4_three_resumes_in_a_row(source, tmp_path, whole):
+    folder, recipe = tmp_path / "run", tiny(source)
+    for cut in (3, 4, 9, 11):
+        with pytest.raises(Stop):
+            train(recipe, folder, resume=folder.exists(), tensorboard=False, progress=until(cut))
+    train(recipe, folder, resume=True, tensorboard=False)
+    assert content(folder) == whole
+
+
+def test_T6_resuming_at_an_epoch_end_repeats_and_drops_nothing(source, tmp_path, whole):
+    folder, recipe = tmp_path / "run", tiny(source, checkpoint_every=1)
+    epochs = [line["epoch"] for line in whole[4]]
+    assert len(set(epochs)) > 2, "the run must cross epochs for this test to mean anything"
+    for cut in range(1, 12):
+        with pytest.raises(Stop):
+            train(recipe, folder, resume=folder.exists(), tensorboard=False, progress=until(cut))
+    train(recipe, folder, resume=True, tensorboard=False)
+    assert weights(folder) == whole[0] and content(folder)[4] == whole[4]
+
+
+def test_T5_workers_change_nothing(tmp_path, whole):
+    """Pictures from files, decoded by spawned workers, are those decoded in a thread."""
+    from mettle.data import Loader, SampleBatches, read
+    from mettle.data.augment import preset
+
+    folder = image_folder(tmp_path / "pictures")
+    samples = read(folder)
+    assert not samples.inputs.resident
+    order = SampleBatches(len(samples), 4, seed=3)
+    hashes = []
+    for workers in (0, 1, 2):
+        loader = Loader(samples, order, preset("photo"), seed=3, views=2, workers=workers)
+        hashes.append([batch.inputs.numpy().tobytes() for batch in loader.batches(1, 5)])
+    assert hashes[0] == hashes[1] == hashes[2]
+
+
+def test_T12_a_dead_worker_is_named_not_waited_for(tmp_path):
+    from mettle.data import Loader, SampleBatches, read
+    from mettle.data.augment import preset
+    from mettle.errors import DataError
+
+    samples = read(image_folder(tmp_path / "pictures"))
+    loader = Loader(samples, SampleBatches(len(samples), 4), preset("none"), workers=1)
+    batches = loader.batches(0, 500)
+    next(batches)
+    import multiprocessing
+
+    for child in multiprocessing.active_children():
+        child.kill()
+    with pytest.raises(DataError, match="worker died"):
+        list(batches)
+
+
+def image_folder(root: Path) -> Path:
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for label in "abc":
+        (root / label).mkdir(parents=True)
+        for k in range(4):
+            Image.fromarray(rng.integers(0, 255, (20, 20, 3), np.uint8)).save(root / label / f"{k}.png")
+    return root
+
+
+def test_an_existing_run_is_never_touched(source, tmp_path):
+    folder = tmp_path / "run"
+    train(tiny(source, steps=2), folder, tensorboard=False)
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    with pytest.raises(RunError, match="there already"):
+        train(tiny(source, steps=2), folder, tensorboard=False)
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_T8_a_changed_recipe_or_changed_data_are_refused(source, tmp_path):
+    folder, copy = tmp_path / "run", tmp_path / "data.npz"
+    shutil.copy(source, copy)
+    recipe = tiny(copy)
+    with pytest.raises(Stop):
+        train(recipe, folder, tensorboard=False, progress=until(5))
+    with pytest.raises(RunError, match=r"train\.rate differ"):
+        train(tiny(copy, rate=0.5), folder, resume=True, tensorboard=False)
+    make_npz(copy, seed=9)
+    with pytest.raises(RunError, match="data of .* have changed"):
+        train(recipe, folder, resume=True, tensorboard=False)
+
+
+def test_a_run_of_another_format_is_refused_in_one_line(source, tmp_path):
+    folder = tmp_path / "run"
+    train(tiny(source, steps=1), folder, tensorboard=False)
+    state = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(state | {"format": 99}))
+    with pytest.raises(RunError, match="run format 99"):
+        open_run(folder)
+    with pytest.raises(RunError, match="not a run"):
+        open_run(tmp_path / "nothing")
+
+
+def test_weights_that_are_not_those_of_the_contract_are_refused(source, tmp_path):
+    folder = tmp_path / "run"
+    train(tiny(source, steps=1), folder, tensorboard=False)
+    open_run(folder).model()
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x07")
+    with pytest.raises(RunError, match="not the file"):
+        open_run(folder).model()
+
+
+def test_T9_a_diverging_run_stops_in_plain_words_and_keeps_its_checkpoint(source, tmp_path, monkeypatch):
+    from mettle.losses import SupCon
+
+    calls = iter(range(100))
+
+    def broken(self, z, y, **options):
+        value = original(self, z, y, **options)
+        return value * float("nan") if next(calls) >= 5 else value
+
+    original = SupCon.__call__
+    monkeypatch.setattr(SupCon, "__call__", broken)
+    with pytest.raises(NumericError, match="diverged") as caught:
+        train(tiny(source), tmp_path / "run", tensorboard=False)
+    assert "samples [" in str(caught.value) and "step 8" in str(caught.value)
+    step, state, _ = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    assert step == 6  # steps 6 to 8 were refused; the state at 6 is that of 5
+    assert all(torch.isfinite(t).all() for t in checkpoint.flatten(state)[0].values() if t.is_floating_point())
+
+
+def test_a_collapse_is_named(source, tmp_path, monkeypatch):
+    from mettle.model import Embedder
+
+    def constant(self, x):
+        return torch.ones(len(x), self.spec.dim) + 0 * self.head(self.features(x))
+
+    monkeypatch.setattr(Embedder, "forward", constant)
+    with pytest.raises(NumericError, match="collapsed"):
+        train(tiny(source, log_every=1), tmp_path / "run", tensorboard=False)
+
+
+def test_T11_a_polite_signal_saves_and_stops(source, tmp_path):
+    folder, recipe = tmp_path / "run", tiny(source, checkpoint_every=1000)
+    sent = threading.Event()
+
+    def progress(step: int, line: dict) -> None:
+        if step == 4 and not sent.is_set():
+            sent.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    outcome = train(recipe, folder, tensorboard=False, progress=progress)
+    assert not outcome.finished
+    step, _, _ = checkpoint.latest(folder / "checkpoints")
+    assert step in (4, 5)
+    assert train(recipe, folder, resume=True, tensorboard=False).finished
+
+
+def test_the_log_says_what_difficulty_did_and_where_time_went(whole, source, tmp_path):
+    folder = tmp_path / "run"
+    train(tiny(source), folder, tensorboard=True)
+    lines = logs.read(folder / "log.jsonl")
+    assert [line["step"] for line in lines] == [3, 6, 9, 12]
+    for key in ("loss", "hard_positives", "hard_negatives", "effective_negatives", *TIMES):
+        assert key in lines[-1]
+    assert 0 < lines[-1]["share_in_model_and_loss"] <= 1
+    assert list((folder / "tensorboard").iterdir())
+
+
+def test_T1_killed_training_resumes_to_the_same_weights(source, tmp_path, whole):
+    """A real process, killed with SIGKILL in the middle, continued by another."""
+    folder = tmp_path / "run"
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(tiny(source).toml())
+    command = [sys.executable, "-m", "mettle", "train", str(recipe), "--runs", str(tmp_path), "--name", "run"]
+    command += ["--resume", "--no-report"]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 120
+    while not list((folder / "checkpoints").glob("step-0*")) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert weights(folder) == whole[0]
