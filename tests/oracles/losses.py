@@ -370,9 +370,7 @@ def importance_weights(z, y, temperature=0.5, beta=1.0, ref=None):
     return _weights(z, y, ref, rule)
 
 
-def relative_weights(
-    z, z_biased, y, temperature=0.5, form="similarity", epsilon=0.0, ref=None, ref_biased=None
-):
+def relative_weights(z, z_biased, y, temperature=0.5, form="similarity", epsilon=0.0, ref=None, ref_biased=None):
     """Relative-difficulty weights of negatives: w_ij = 1 + a_ij/(b_ij + a_ij + ε).
 
     a is taken from ``z``, b from ``z_biased``. similarity: a, b = e^{s/t} divided by the row's Euclidean

@@ -26,9 +26,7 @@ def views(seed, samples=5, dim=4):
     """Two views of each sample, view-major, labels = sample ids."""
     rng = np.random.default_rng(seed)
     first = rng.normal(size=(samples, dim))
-    return np.concatenate([first, first + 0.5 * rng.normal(size=(samples, dim))]), np.tile(
-        np.arange(samples), 2
-    )
+    return np.concatenate([first, first + 0.5 * rng.normal(size=(samples, dim))]), np.tile(np.arange(samples), 2)
 
 
 def close(a, b, tol=TOL):
@@ -127,9 +125,7 @@ def test_row_03_in_is_at_most_out(seed):
 
 def test_row_03_equal_positive_similarities_make_in_equal_out():
     angle = 0.7
-    positives = [
-        [math.cos(angle), math.sin(angle) * math.cos(t), math.sin(angle) * math.sin(t)] for t in (0, 1, 4)
-    ]
+    positives = [[math.cos(angle), math.sin(angle) * math.cos(t), math.sin(angle) * math.sin(t)] for t in (0, 1, 4)]
     z = np.array([[1.0, 0.0, 0.0], *positives, [0.3, -0.5, 0.2], [-1.0, 0.1, 0.4]])
     y = [0, 0, 0, 0, 1, 1]
     close(oracle.supcon(z, y, 0.3, "in")[0][0], oracle.supcon(z, y, 0.3, "out")[0][0])
@@ -217,10 +213,7 @@ def test_row_07_wcl_ones_is_dcl_and_equal_encoders_give_one_and_a_half(seed, for
         same(oracle.info_nce(z, y, 0.5, 0.1, w=ones, count=count), oracle.info_nce(z, y, 0.5, 0.1))
     w = oracle.relative_weights(z, z, y, 0.5, form)
     close(w[other], np.full(other.sum(), 1.5))
-    assert (
-        abs(oracle.info_nce(z, y, 0.5, 0.1, w=w, count="plain")[1] - oracle.info_nce(z, y, 0.5, 0.1)[1])
-        > 1e-3
-    )
+    assert abs(oracle.info_nce(z, y, 0.5, 0.1, w=w, count="plain")[1] - oracle.info_nce(z, y, 0.5, 0.1)[1]) > 1e-3
 
 
 def isolated_ng(z, y, i, p, prior, w, count):
@@ -306,10 +299,7 @@ def test_row_10_self_triplet_forms(seed):
         expected.append(((1 + prior * (n - 3)) * (2 - 2 * s[i, p]) - total) / (1 - prior))
     close(oracle.self_triplet(z, y, prior)[0], expected)
     same(oracle.self_triplet(z, y, 0.0, "sum_N"), oracle.self_triplet(z, y, 0.0, "readme"))
-    draws = [
-        oracle.self_triplet(z, y, prior, "one_neg", pick=[(i + k) % n for i in range(n)])[0]
-        for k in range(1, n)
-    ]
+    draws = [oracle.self_triplet(z, y, prior, "one_neg", pick=[(i + k) % n for i in range(n)])[0] for k in range(1, n)]
     draws.pop(n // 2 - 1)  # that shift is the positive
     close(np.mean(draws, axis=0), oracle.self_triplet(z, y, prior, "mean")[0])
     paired = oracle.self_triplet(z, y, 0.0, "paired")[0]
@@ -467,9 +457,7 @@ def test_hand_supcon_and_da_supcon():
 @pytest.mark.parametrize("seed", SEEDS)
 def test_hand_literal_preset_ignores_beta(seed):
     z, y = batch(seed)
-    same(
-        oracle.da_supcon(z, y, beta=0.0, preset="literal"), oracle.da_supcon(z, y, beta=9.0, preset="literal")
-    )
+    same(oracle.da_supcon(z, y, beta=0.0, preset="literal"), oracle.da_supcon(z, y, beta=9.0, preset="literal"))
 
 
 def test_hand_literal_negative_weights_below_zero():

@@ -24,6 +24,7 @@ class AdaptiveThreshold(nn.Module):
     positive: Tensor
     negative: Tensor
     detach = True
+    symmetric = True
     positive_weights = "numerator"
 
     def __init__(

@@ -22,6 +22,11 @@ class Product:
         return self.first.detach and self.second.detach
 
     @property
+    def symmetric(self) -> bool:
+        """Only if both are."""
+        return all(getattr(part, "symmetric", False) for part in (self.first, self.second))
+
+    @property
     def positive_weights(self) -> str:
         """Where softmax losses let positive weights act: in the numerator only if both parts say so."""
         where = {getattr(part, "positive_weights", "everywhere") for part in (self.first, self.second)}
@@ -67,6 +72,11 @@ class curriculum:
     def detach(self) -> bool:
         """As the difficulty inside."""
         return self.difficulty.detach
+
+    @property
+    def symmetric(self) -> bool:
+        """As the difficulty inside."""
+        return getattr(self.difficulty, "symmetric", False)
 
     @property
     def positive_weights(self) -> str:

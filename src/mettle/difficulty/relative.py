@@ -31,6 +31,7 @@ class Relative:
     form: Literal["similarity", "raw", "distance"] = "similarity"
     detach: bool = True
 
+    symmetric = True  # as far as it goes: row facts are asked for at each end anyway
     negatives = "plain"  # a weight of 1.5 does not make one and a half negatives of one
 
     def __post_init__(self) -> None:

@@ -33,6 +33,7 @@ class Threshold:
     form: Literal["hinge", "literal"] = "hinge"
     detach: bool = True
 
+    symmetric = True
     positive_weights = "numerator"  # where softmax losses let its positive weights act: the published reading
 
     def __post_init__(self) -> None:

@@ -76,7 +76,7 @@ class InfoNCE(Pairwise):
         if self.prior == 0:
             return far.expand_as(x), torch.zeros_like(x, dtype=torch.bool)
         there = far > -torch.inf
-        count, far = count.detach(), far.masked_fill(~there, 0)
+        far = far.masked_fill(~there, 0)
         floor = torch.where(there, count, 1).log() - 1 / self.temperature
         taken = x + torch.where(there, count, 1).log() + math.log(self.prior) - far  # log of what is subtracted, over R
         left = taken < 0

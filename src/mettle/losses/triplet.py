@@ -126,8 +126,9 @@ class Triplet(Pairwise):
 
     def finish(self, rows: Rows) -> Tensor:
         """One value per anchor."""
+        alone = rows["negatives present"] == 0  # nothing to be closer than
         if "closest" in rows:
-            return self.surplus(filled(rows["farthest"]) + filled(rows["closest"]))
+            return self.surplus(filled(rows["farthest"]) + filled(rows["closest"])).masked_fill(alone, 0)
         if "value" in rows:
             by = rows["active"] if self.average == "active" else rows["count"]
             return rows["value"] / torch.where(by == 0, 1, by)
@@ -139,7 +140,7 @@ class Triplet(Pairwise):
             far = (rows["far"] / rows["negatives"].clamp(min=1))[:, None]
         miss = self.surplus(near - far) * weight
         by = ((miss > 0) * weight if self.average == "active" else weight).sum(1)
-        return miss.sum(1) / torch.where(by == 0, 1, by)
+        return (miss.sum(1) / torch.where(by == 0, 1, by)).masked_fill(alone, 0)
 
     def defined(self, rows: Rows) -> Tensor:
         """Anchors with a positive; without a negative the loss is 0."""

@@ -138,6 +138,11 @@ class Difficulty(Protocol):
 
     ``stats`` names row facts that ``weigh`` needs (the hardest positive of each row, say); most need none and return
     an empty dict. Weights carry no gradient while ``detach`` is true.
+
+    Three optional attributes, for those who have reason to say:
+        symmetric         True promises w_ij = w_ji, so that both ends of a pair can share the work (default False)
+        positive_weights  "numerator": softmax losses apply positive weights to the numerator only (default "everywhere")
+        negatives         "plain": negatives are counted once whatever they weigh (default "weight")
     """
 
     @property

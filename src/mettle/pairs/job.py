@@ -54,9 +54,10 @@ class Job:
                     constant=difficulty.detach,
                 )
             )
-        stats = bool(found)
+        # Weights that differ between the two ends of a pair must be asked for at each end.
+        apart = bool(found) or not (difficulty is None or getattr(difficulty, "symmetric", False))
         for sweep in self.loss.sweeps():
-            reads = "rows" if stats and sweep.reads == "nothing" else sweep.reads
+            reads = "rows" if apart and sweep.reads == "nothing" else sweep.reads
             found.append(Step(sweep.terms, weigh, reads, positives_only=sweep.over == "positives"))
         return found
 

@@ -1,0 +1,282 @@
+"""The card of a run: everything a reader must know, as a plain dictionary and as Markdown.
+
+    metrics.json, recipe, contract ─ card ─┬─ markdown ─ card.md
+                                           └─ report.html
+
+The page shows the texts of the card, so the two cannot disagree.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mettle import __version__
+from mettle.data.durable import sha256
+from mettle.report.number import MEANING, NONE, band, called, numbers, percent, rate, realised
+from mettle.train.artifact import Run
+
+FEW_IDENTITIES = 30  # below, a bootstrap over identities is too coarse for its nominal level
+COARSE_EER = 0.005  # half the gap between the operating points around the EER; above, a warning
+HEADLINE_FARS = (1e-2, 1e-3)
+
+
+def card(run: Run, metrics: Mapping[str, Any], notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Everything the report says in words and numbers.
+
+    Args:
+        run: the run.
+        metrics: what `evaluate_run` measured, or the content of ``metrics.json``.
+        notes: further warnings, such as files that were left out.
+    """
+    ways = metrics["scenarios"]
+    headline = called(list(ways)[-1])
+    return {
+        "run": run.name,
+        "title": metrics["title"],
+        "about": about(metrics),
+        "headline": headline,
+        "tiles": tiles(metrics),
+        "bars": bars(metrics),
+        "scenarios": [{"name": called(name), "title": way["title"]} for name, way in ways.items()],
+        "rows": rows(metrics),
+        "thresholds": thresholds(metrics),
+        "warnings": [*warnings(metrics), *_changed(run, metrics), *notes],
+        "recipe": run.recipe.toml(),
+        "commands": commands(run),
+        "provenance": provenance(run, metrics),
+    }
+
+
+def about(metrics: Mapping[str, Any]) -> str:
+    """What the test was, in one or two sentences."""
+    data, ways = metrics["data"], metrics["scenarios"]
+    known = data["shared_identities"]
+    who = (
+        "none of them was trained on (open set)"
+        if not known
+        else f"{known:,} of them were also trained on (closed set)"
+    )
+    text = (
+        f"Trained on {data['training_identities']:,} identities, tested on {data['test_samples']:,} samples "
+        f"of {data['test_identities']:,} identities: {who}."
+    )
+    new = data.get("unseen_domains") or []
+    if new:
+        text += f" The test also has {_listed(new)}, which {_are(new)} not in the training data."
+    name, way = list(ways.items())[-1]
+    return f"{text} Headline numbers are {name}: {way['title']}." if name != "all" else text
+
+
+def tiles(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The headline numbers; where there is a second scenario, its EER beside them."""
+    (*others, (_, way)) = metrics["scenarios"].items()
+    known = numbers(way)
+    fars = [n["far"] for n in known if "far" in n]
+    wanted = [far for far in HEADLINE_FARS if far in fars] or fars[-2:]
+    chosen = [n for n in known if n["name"] in MEANING or n.get("far") in wanted]
+    for entry in chosen:
+        if entry.get("status") in ("not measurable", "refused as headline"):
+            entry |= {"text": NONE, "interval": "", "meaning": "too few impostor pairs for this rate"}
+    for name, other in others[:1]:
+        eer = numbers(other)[0]
+        chosen.append(eer | {"name": f"EER, {name}", "meaning": f"the same error rate for {other['title']}"})
+    return chosen
+
+
+def bars(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """EER of this model and of the baselines in the headline scenario, with widths for drawing."""
+    name = list(metrics["scenarios"])[-1]
+    values = {"this model": metrics["scenarios"][name]["verification"]["eer"]["value"]}
+    values |= {other: found[name]["eer"] for other, found in reversed(metrics.get("baselines", {}).items())}
+    known = [value for value in values.values() if value is not None]
+    largest = max(known, default=0.0) or 1.0
+    return [
+        {"name": other, "text": percent(value), "width": 100 * (value or 0) / largest}
+        for other, value in values.items()
+    ]
+
+
+def rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The table of scenarios: one row per number, one cell per scenario."""
+    ways = metrics["scenarios"]
+    table: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, way in ways.items():
+        v, r = way["verification"], way["retrieval"]
+        for entry in numbers(way):
+            table.setdefault(entry["name"], {})[name] = entry
+        for other, found in metrics.get("baselines", {}).items():
+            table.setdefault(f"EER, {other}", {})[name] = _cell(percent(found[name]["eer"]))
+            table.setdefault(f"AUC, {other}", {})[name] = _cell(f"{found[name]['auc']:.4f}")
+        table.setdefault("genuine pairs", {})[name] = _cell(f"{v['genuine']:,}")
+        table.setdefault("impostor pairs", {})[name] = _cell(f"{v['impostor']:,}")
+        table.setdefault("retrieval queries", {})[name] = _cell(f"{r['queries']:,}")
+    return [{"name": row, "cells": [cells.get(name, _cell(NONE)) for name in ways]} for row, cells in table.items()]
+
+
+def thresholds(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each threshold was set for and what it does on the test split."""
+    found = metrics.get("thresholds")
+    if not found:
+        return []
+    table = []
+    for far, entry in found["set"].items():
+        done = []
+        for name, points in found["on test"].items():
+            point = points.get(far, {"far": None, "tar": None})
+            above = point["far"] is not None and point["far"] > float(far)
+            text = {"far": realised(point["far"]), "tar": percent(point["tar"], 1)}
+            done.append({"scenario": called(name), "above": above, **text})
+        value, ends = entry["threshold"], entry.get("tar_interval")
+        table.append(
+            {
+                "far": rate(float(far)),
+                "threshold": f"{value:.4f}" if value is not None else entry["status"],
+                "measured_on": entry.get("measured_on", NONE),
+                "impostors": f"{entry['impostors']:,}",
+                "tar": percent(entry.get("tar"), 1),
+                "interval": band(ends[0], ends[1], "{:.1f}", 100, "%") if ends else "",
+                "test": done,
+            }
+        )
+    return table
+
+
+def warnings(metrics: Mapping[str, Any]) -> list[str]:
+    """What a reader should know before trusting the numbers, most serious first."""
+    data, found = metrics["data"], []
+    if data["shared_identities"]:
+        found.append(
+            f"Closed set: {data['shared_identities']:,} of {data['test_identities']:,} test identities were "
+            "also trained on. The numbers say nothing about new identities."
+        )
+    if data["test_identities"] < FEW_IDENTITIES:
+        found.append(
+            f"Only {data['test_identities']} test identities: intervals over identities are rough, and "
+            "probably too short."
+        )
+    entries = metrics.get("thresholds", {}).get("set", {}).values()
+    if any("optimistic" in entry.get("measured_on", "") for entry in entries):
+        found.append("Thresholds were set on the test identities themselves, so what they do on test is optimistic.")
+    found += _beaten(metrics)
+    for key, way in metrics["scenarios"].items():
+        name, v = called(key), way["verification"]
+        if v["eer"]["value"] is None:
+            found.append(f"{name}: EER is not measurable.")
+        elif v["eer"]["half_gap"] > COARSE_EER:
+            found.append(f"{name}: EER is known to ±{percent(v['eer']['half_gap'])} only: few distinct scores.")
+        for point in v["tar"]:
+            if point["status"] != "ok":
+                allowed = point["far"] * point["impostors"]
+                found.append(
+                    f"{name}: TAR at FAR {rate(point['far'])} is {point['status']}: {point['impostors']:,} "
+                    f"impostor pairs allow {allowed:.3g} false accepts, 30 are wanted."
+                )
+        found += [f"{name}: {text}." for text in v["warnings"] + way["retrieval"]["warnings"]]
+    if len(metrics["scenarios"]) == 1:
+        found.append("The data name no domains, so nothing here says how the model does across devices or sessions.")
+    return found
+
+
+def _beaten(metrics: Mapping[str, Any]) -> list[str]:
+    """Baselines that do at least as well as the model."""
+    found = []
+    for name, way in metrics["scenarios"].items():
+        own = way["verification"]["eer"]["value"]
+        for other, values in metrics.get("baselines", {}).items():
+            if own is not None and values[name]["eer"] is not None and values[name]["eer"] <= own:
+                eer = percent(values[name]["eer"])
+                found.append(f"{called(name)}: {other} did as well or better (EER {eer}): training has not helped.")
+    return found
+
+
+def commands(run: Run) -> list[dict[str, str]]:
+    """The command lines that make this run and its report again."""
+    folder, again = run.folder, f"{run.name}-again"
+    recipe = ["mettle", "train", str(folder / "recipe.toml"), "--runs", str(folder.parent), "--name", again]
+    return [
+        {"what": "train the same recipe again, under another name", "line": shlex.join(recipe)},
+        {"what": "measure this run again", "line": shlex.join(["mettle", "evaluate", str(folder)])},
+        {"what": "write this page again", "line": shlex.join(["mettle", "report", str(folder)])},
+        {
+            "what": "compare the two runs",
+            "line": shlex.join(["mettle", "report", str(folder), str(folder.parent / again), "-o", "comparison.html"]),
+        },
+    ]
+
+
+def provenance(run: Run, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Versions and hashes."""
+    found = [
+        ("data", str(metrics["data"]["source"])),
+        ("data fingerprint", metrics["data"]["fingerprint"]),
+        ("weights (SHA-256)", metrics["weights"]),
+        ("recipe.toml (SHA-256)", sha256(run.folder / "recipe.toml")),
+        ("seed", str(run.recipe.seed)),
+    ]
+    found += [(f"{name}, in training", str(run.state[name])) for name in ("torch", "python") if name in run.state]
+    return [*found, ("mettle, for this report", __version__)]
+
+
+def markdown(facts: Mapping[str, Any]) -> str:
+    """The card as Markdown."""
+    names = [way["name"] for way in facts["scenarios"]]
+    lines = [f"# {_plain(facts['title'])}", "", _plain(facts["about"]), ""]
+    if facts["warnings"]:
+        lines += [*(f"> **Warning.** {_plain(text)}\n>" for text in facts["warnings"]), ""]
+    lines += ["## Headline", "", f"95 % intervals over test identities; {facts['headline']}.", ""]
+    lines += _table(["", "value", "interval"], [[t["name"], t["text"], t["interval"]] for t in facts["tiles"]])
+    lines += ["## All numbers", ""]
+    shown = [[row["name"], *(_joined(cell) for cell in row["cells"])] for row in facts["rows"]]
+    lines += _table(["", *names], shown)
+    if facts["thresholds"]:
+        lines += ["## Thresholds", "", "Accept a pair when its cosine is at least the threshold.", ""]
+        head = ["FAR wanted", "threshold", "measured on", *(f"{name}: FAR, TAR on test" for name in names)]
+        body = [
+            [t["far"], t["threshold"], t["measured_on"], *(f"{p['far']}, {p['tar']}" for p in t["test"])]
+            for t in facts["thresholds"]
+        ]
+        lines += _table(head, body)
+    lines += ["## Again", "", "```sh", *(f"{c['line']}  # {c['what']}" for c in facts["commands"]), "```", ""]
+    lines += ["## Recipe", "", "```toml", facts["recipe"].rstrip(), "```", "", "## Provenance", ""]
+    lines += [f"- {name}: `{value}`" for name, value in facts["provenance"]]
+    return "\n".join(lines) + "\n"
+
+
+def _changed(run: Run, metrics: Mapping[str, Any]) -> list[str]:
+    """A warning where the model was tested on other data than it was trained for."""
+    if run.state.get("data") in (None, metrics["data"]["fingerprint"]):
+        return []
+    return [
+        f"These are not the data as they were in training (fingerprint {metrics['data']['fingerprint']} now, "
+        f"{run.state['data']} then): other data, or the same ones changed."
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    quoted = [f"“{name}”" for name in names[:4]] + ([f"{len(names) - 4} more"] if len(names) > 4 else [])
+    word = "the domain " if len(names) == 1 else "the domains "
+    return word + (quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + " and " + quoted[-1])
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _cell(text: str) -> dict[str, Any]:
+    """A cell of the table that is a plain number."""
+    return {"text": text, "interval": "", "status": "ok"}
+
+
+def _joined(cell: Mapping[str, Any]) -> str:
+    return f"{cell['text']} ({cell['interval']})" if cell["interval"] else cell["text"]
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table and an empty line."""
+    marks = ["---"] + ["---:"] * (len(head) - 1)
+    return [f"| {' | '.join(_plain(cell) for cell in row)} |" for row in (head, marks, *body)] + [""]
+
+
+def _plain(text: str) -> str:
+    """Text that cannot break out of a Markdown line or cell."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

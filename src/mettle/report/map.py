@@ -1,0 +1,123 @@
+"""A map of test embeddings: t-SNE of whole identities, coloured by domain, a few identities marked."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from mettle.evaluate.protocol import Judged
+from mettle.report.figures import BLACK, COLOURS, GREY, INK, address, sheet
+
+SHAPES = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"), ("X", "✖"), ("*", "★"))
+POINTS = 1000  # of the map
+MARKED = 3  # identities marked on the map: so many scattered ones, so many compact ones
+
+
+@dataclass(frozen=True)
+class Map:
+    """A map of embeddings and what its reader needs beside it."""
+
+    image: str
+    legend: tuple[tuple[str, str, str], ...]  # (colour, shape, domain)
+    marked: tuple[int, ...]  # for each number on the map, the test position of one of its samples
+    points: int
+    identities: int
+
+
+def embedding_map(judged: Judged, points: int = POINTS, seed: int = 0) -> Map | None:
+    """t-SNE of some test identities, coloured by domain; None where there is too little to draw."""
+    chosen = sampled(judged.samples.labels, points, seed)
+    unit = _unit(judged.embeddings[chosen])
+    labels = judged.samples.labels[chosen]
+    if len(chosen) < 10 or np.ptp(unit, axis=0).max() < 1e-6:
+        return None
+    place = _tsne(unit, seed)
+    codes, names = _domains(judged, chosen)
+    marked = _marked(unit, labels)
+    with sheet(6.4, 5.2) as figure:
+        axes = figure.add_subplot()
+        for code in range(len(names)):
+            here = codes == code
+            axes.scatter(*place[here].T, s=16, c=_colour(code), marker=_shape(code)[0], lw=0, alpha=0.75)
+            ringed = here & np.isin(labels, marked)
+            axes.scatter(*place[ringed].T, s=34, c=_colour(code), marker=_shape(code)[0], lw=1, ec=INK, zorder=3)
+        for number, label in enumerate(marked, 1):
+            _numbered(axes, str(number), place[labels == label], 0.06 * float(np.ptp(place)))
+        axes.margins(0.03)
+        axes.set(xticks=[], yticks=[])
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        image = address(figure)
+    legend = tuple((_colour(c), _shape(c)[1], name) for c, name in enumerate(names) if name)
+    first = tuple(int(chosen[np.flatnonzero(labels == label)[0]]) for label in marked)
+    return Map(image, legend, first, len(chosen), len(np.unique(labels)))
+
+
+def sampled(labels: np.ndarray, points: int, seed: int) -> np.ndarray:
+    """Positions of whole identities, drawn at random, at most ``points`` of them in all."""
+    drawn = np.random.default_rng(seed)
+    values, counts = np.unique(labels, return_counts=True)
+    order = drawn.permutation(len(values))
+    fits = order[np.cumsum(counts[order]) <= points]
+    if len(fits) < min(2, len(values)):  # identities larger than the map: some samples of all
+        return np.sort(drawn.permutation(len(labels))[:points])
+    return np.flatnonzero(np.isin(labels, values[fits]))
+
+
+def _tsne(unit: np.ndarray, seed: int) -> np.ndarray:
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    # On so few points threads cost more than they bring, and one thread gives the same map everywhere.
+    with threadpool_limits(1):
+        perplexity = min(30.0, (len(unit) - 1) / 3)
+        return TSNE(perplexity=perplexity, init="pca", random_state=seed, max_iter=500).fit_transform(unit)
+
+
+def _numbered(axes: Axes, text: str, place: np.ndarray, reach: float) -> None:
+    """A number beside every clump of these points: a point near one that has the number needs none."""
+    done: list[np.ndarray] = []
+    for point in place:
+        if all(np.linalg.norm(point - other) > reach for other in done):
+            done.append(point)
+            disc = {"boxstyle": "circle,pad=0.2", "fc": "white", "ec": INK, "lw": 0.8}
+            place_of = {"textcoords": "offset points", "ha": "center", "va": "center", "zorder": 4}
+            axes.annotate(text, tuple(point), (-9, 9), fontsize=8, fontweight="bold", bbox=disc, **place_of)
+
+
+def _domains(judged: Judged, chosen: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """A colour code per point and the name of each code: the largest domains, then the rest."""
+    domain = judged.samples.domain
+    if domain is None:
+        return np.zeros(len(chosen), np.int64), [""]
+    values, counts = np.unique(domain.codes[chosen], return_counts=True)
+    top = np.sort(values if len(values) <= len(SHAPES) else values[np.argsort(-counts, kind="stable")][:7])
+    codes = np.full(len(chosen), len(top))
+    for code, value in enumerate(top):
+        codes[domain.codes[chosen] == value] = code
+    rest = [] if len(top) == len(values) else [f"{len(values) - len(top)} other domains"]
+    return codes, [str(domain.names[value]) for value in top] + rest
+
+
+def _marked(unit: np.ndarray, labels: np.ndarray) -> list[int]:
+    """The most scattered and the most compact identities, by mean cosine among their own samples."""
+    spread = {}
+    for label in np.unique(labels):
+        own = unit[labels == label]
+        if len(own) > 1:
+            spread[int(label)] = (float(np.square(own.sum(0)).sum()) - len(own)) / (len(own) * (len(own) - 1))
+    order = sorted(spread, key=lambda label: (spread[label], label))
+    return order if len(order) <= 2 * MARKED else order[:MARKED] + order[-MARKED:]
+
+
+def _unit(z: np.ndarray) -> np.ndarray:
+    z = z.astype(np.float32)
+    return z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+
+
+def _colour(code: int) -> str:
+    return (*COLOURS[:6], GREY, BLACK)[code % 8]
+
+
+def _shape(code: int) -> tuple[str, str]:
+    return SHAPES[code % len(SHAPES)]

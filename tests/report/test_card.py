@@ -1,0 +1,119 @@
+import copy
+import json
+import re
+import shlex
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from mettle.cli import app
+from mettle.report.card import card, markdown, tiles, warnings
+from mettle.report.number import numbers, percent, rate, realised
+
+NBSP = "\N{NO-BREAK SPACE}"
+
+
+def test_numbers_as_text():
+    assert percent(0.043611) == f"4.36{NBSP}%"
+    assert percent(None) == "–"
+    assert [rate(v) for v in (0.1, 0.01, 1e-3, 1e-6)] == [f"{v}{NBSP}%" for v in ("10", "1", "0.1", "0.0001")]
+    assert [realised(v) for v in (0.10983, 0.000268, 1.0)] == [f"{v}{NBSP}%" for v in ("11.0", "0.0268", "100")]
+
+
+def test_every_number_comes_with_its_interval(made):
+    v = made.evaluation.judged.verifications["cross-domain"]
+    eer = numbers(made.evaluation.metrics["scenarios"]["cross-domain"])[0]
+    band = v.interval("eer")
+    assert eer["text"] == percent(v.eer)
+    assert eer["interval"] == f"{100 * band.low:.2f}–{100 * band.high:.2f}{NBSP}%"
+
+
+def test_card_is_plain_and_tells_the_protocol(made):
+    facts = card(made.run, made.evaluation.metrics)
+    assert json.loads(json.dumps(facts))["headline"] == "cross-domain"
+    assert "open set" in facts["about"]
+    assert "40 samples of 5 identities" in facts["about"]
+    assert [bar["name"] for bar in facts["bars"]] == ["this model", "untrained network", "raw inputs"]
+    assert max(bar["width"] for bar in facts["bars"]) == pytest.approx(100)
+    stated = dict(facts["provenance"])
+    assert stated["weights (SHA-256)"] == made.run.contract()["weights"]
+    assert stated["data fingerprint"] == made.run.state["data"]
+
+
+def test_thresholds_show_what_they_do_on_test(made):
+    metrics = made.evaluation.metrics
+    for row, (far, entry) in zip(
+        card(made.run, metrics)["thresholds"], metrics["thresholds"]["set"].items(), strict=True
+    ):
+        assert row["far"] == rate(float(far))
+        for cell in row["test"]:
+            if entry["threshold"] is not None:
+                assert cell["scenario"] in metrics["scenarios"]
+                point = metrics["thresholds"]["on test"][cell["scenario"]][far]
+                assert cell["far"] == realised(point["far"])
+                assert cell["above"] == (point["far"] > float(far))
+
+
+def test_warnings_say_what_is_weak(made, table):
+    found = " ".join(warnings(made.evaluation.metrics))
+    assert "Only 5 test identities" in found
+    assert "TAR at FAR" in found  # a thousandth of so few impostor pairs is less than one
+    assert "Closed set" not in found
+    assert "no domains" in " ".join(warnings(table.evaluation.metrics))
+    closed = copy.deepcopy(made.evaluation.metrics)
+    closed["data"]["shared_identities"] = 3
+    assert "Closed set: 3 of 5" in warnings(closed)[0]
+
+
+def test_a_baseline_that_wins_is_pointed_out(made):
+    metrics = copy.deepcopy(made.evaluation.metrics)
+    eer = metrics["scenarios"]["cross-domain"]["verification"]["eer"]["value"]
+    for values in metrics["baselines"].values():
+        for way in values.values():
+            way["eer"] = 0.9
+    assert "training has not helped" not in " ".join(warnings(metrics))
+    metrics["baselines"]["raw inputs"]["cross-domain"]["eer"] = eer
+    told = [text for text in warnings(metrics) if "training has not helped" in text]
+    assert len(told) == 1
+    assert told[0].startswith("cross-domain: raw inputs")
+
+
+def test_unmeasurable_rate_is_no_headline(made):
+    found = {tile["name"]: tile for tile in tiles(made.evaluation.metrics)}
+    tile = found[f"TAR at FAR 0.1{NBSP}%"]
+    assert tile["text"] == "–"
+    assert "too few impostor pairs" in tile["meaning"]
+
+
+def test_changed_data_are_pointed_out(made):
+    moved = replace(made.run, state={**made.run.state, "data": "another"})
+    assert not any("fingerprint" in text for text in card(made.run, made.evaluation.metrics)["warnings"])
+    assert any("another then" in text for text in card(moved, made.evaluation.metrics)["warnings"])
+
+
+def test_metrics_without_baselines_and_thresholds(made):
+    bare = {k: v for k, v in made.evaluation.metrics.items() if k not in ("baselines", "thresholds")}
+    facts = card(made.run, bare)
+    assert facts["thresholds"] == []
+    assert len(facts["bars"]) == 1
+    assert "## Thresholds" not in markdown(facts)
+
+
+def test_markdown_tables_are_whole(made):
+    text = markdown(card(made.run, made.evaluation.metrics, notes=["a | b <b>"]))
+    assert "a \\| b &lt;b>" in text
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.M):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(widths) == 1
+    assert "cross-domain" in text
+    assert made.run.contract()["weights"] in text
+
+
+def test_commands_are_ones_that_the_command_line_knows(made):
+    for command in card(made.run, made.evaluation.metrics)["commands"]:
+        program, verb, *rest = shlex.split(command["line"])
+        shown = CliRunner().invoke(app, [verb, "--help"])
+        assert program == "mettle"
+        assert shown.exit_code == 0
+        assert all(option in shown.output for option in rest if option.startswith("-"))

@@ -1,0 +1,132 @@
+import base64
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import matplotlib
+import numpy as np
+import pytest
+from tables import judged
+
+from mettle.data.samples import Column
+from mettle.evaluate.verification import from_scores
+from mettle.report import figures, map
+
+
+def svg(address: str) -> str:
+    head, _, body = address.partition(",")
+    assert head == "data:image/svg+xml;base64"
+    text = base64.b64decode(body).decode()
+    assert ET.fromstring(text).tag.endswith("svg")
+    return text
+
+
+def drawn(seed: int = 0):
+    rng = np.random.default_rng(seed)
+    scores = np.concatenate([rng.normal(0.7, 0.1, 200), rng.normal(0.1, 0.2, 2000)])
+    return from_scores(scores, np.repeat([1, 0], [200, 2000]))
+
+
+def test_figures_are_the_same_bytes_every_time():
+    v = drawn()
+    curves = {"in-domain": v.roc.thinned(64), "cross-domain": v.roc.thinned(64)}
+    first, second = figures.roc(curves), figures.roc(curves)
+    assert first == second
+    assert first != figures.roc(curves, baseline=drawn(1).roc.thinned(64))
+
+
+def test_users_style_neither_enters_nor_is_touched():
+    curves = {"all": drawn().roc.thinned(64)}
+    plain = figures.roc(curves)
+    with matplotlib.rc_context({"text.usetex": True, "font.size": 30, "axes.facecolor": "black"}):
+        assert figures.roc(curves) == plain
+        assert matplotlib.rcParams["font.size"] == 30
+
+
+def test_operating_points_and_intervals_are_drawn():
+    curves = {"all": drawn().roc.thinned(64)}
+    point = {"fmr": 0.01, "tar": 0.9, "interval": None}
+    plain, dots = figures.roc(curves), figures.roc(curves, [point])
+    whiskers = figures.roc(curves, [point | {"interval": {"low": 0.8, "high": 0.95}}])
+    assert len({plain, dots, whiskers}) == 3
+    assert figures.roc(curves, [point | {"tar": None, "fmr": None}]) == plain
+
+
+def test_perfect_scores_can_be_drawn():
+    v = from_scores([0.9, 0.9, 0.1, 0.1], [1, 1, 0, 0])
+    svg(figures.roc({"all": v.roc.thinned(64)}))
+    svg(figures.histograms({"all": v.histogram(20)}, {}))
+
+
+def test_histograms_draw_every_threshold():
+    h = {"in-domain": drawn().histogram(40), "cross-domain": drawn(1).histogram(40)}
+    none, one, two = (svg(figures.histograms(h, t)) for t in ({}, {"1 %": 0.4}, {"1 %": 0.4, "10 %": 0.399}))
+    assert none.count("stroke-dasharray") == 0
+    assert one.count("stroke-dasharray") == 2  # one in each panel
+    assert two.count("stroke-dasharray") == 4
+
+
+def test_map_takes_whole_identities():
+    labels = np.repeat(np.arange(50), 30)
+    chosen = map.sampled(labels, 1000, 0)
+    values, counts = np.unique(labels[chosen], return_counts=True)
+    assert 900 < len(chosen) <= 1000
+    assert (counts == 30).all()
+    assert not np.array_equal(values, np.arange(len(values)))  # drawn, not the first ones
+    assert len(map.sampled(np.repeat([0, 1], 5000), 1000, 0)) == 1000
+
+
+def test_map_marks_scattered_before_compact_identities():
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(10), 20)
+    centre = np.eye(10)[labels]
+    unit = centre + rng.normal(0, 0.02 * 1.5 ** labels[:, None], (200, 10))
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    assert map._marked(unit, labels) == [9, 8, 7, 2, 1, 0]
+
+
+def test_map_tells_domains_and_is_reproducible():
+    found = judged("domains")
+    first = map.embedding_map(found)
+    assert first == map.embedding_map(found)
+    assert [name for *_, name in first.legend] == ["0", "1", "2"]
+    assert len({(colour, shape) for colour, shape, _ in first.legend}) == 3
+    assert (first.points, first.identities, len(first.marked)) == (90, 15, 6)
+    assert len(set(found.samples.labels[list(first.marked)])) == 6
+
+
+def test_many_domains_are_folded_into_the_rest():
+    found = judged("domains")
+    domain = Column.of(np.arange(90) % 11)
+    many = replace(found, samples=replace(found.samples, domain=domain))
+    legend = map.embedding_map(many).legend
+    assert len(legend) == 8
+    assert legend[-1][2] == "4 other domains"
+
+
+def test_nothing_to_map():
+    assert map.embedding_map(judged("all", n=8, labels=4)) is None
+    found = judged("all")
+    assert map.embedding_map(replace(found, embeddings=np.ones_like(found.embeddings))) is None
+
+
+LINES = [{"step": s, "loss": 2.0 / s, "hard_positives": 0.5, "hard_negatives": 0.1 * s} for s in range(1, 6)]
+
+
+def test_training_draws_what_the_log_has():
+    assert [f["title"] for f in figures.training([LINES])] == ["Loss", "Hard pairs"]
+    assert figures.training([[]]) == []
+    assert figures.training([LINES[:1]]) == []  # one point is no curve
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "text"])
+def test_training_leaves_out_what_is_no_number(value):
+    broken = [*LINES, {"step": 6, "loss": value}]
+    assert figures.training([broken])[0] == figures.training([LINES])[0]
+
+
+def test_runs_are_laid_over_each_other():
+    other = [line | {"loss": line["loss"] + 1} for line in LINES]
+    both = svg(figures.training([LINES, other])[0]["image"])
+    assert figures.run_colour(0).lower() in both.lower()
+    assert figures.run_colour(1).lower() in both.lower()
+    assert figures.run_colour(1).lower() not in svg(figures.training([LINES])[0]["image"]).lower()
