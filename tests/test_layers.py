@@ -29,7 +29,7 @@ def imported(path: Path) -> set[str]:
             names = [alias.name for alias in node.names]
         else:
             continue
-        found |= {name.split(".")[1] for name in names if name.startswith("mettle.")}
+        found |= {name.split(".")[1] for name in names if name.startswith("mettle.") and ".__" not in name}
     return found
 
 

@@ -103,7 +103,9 @@ def test_T2_a_failing_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch, call
     step, found, _ = checkpoint.latest(tmp_path)
     assert step in (1, 2) and same(found, state(float(step)))
     assert said or step == 2
-    assert ("No space left" in said and "intact" in said) == (call < 6)  # three files, their folder, the rename, the parent folder
+    assert ("No space left" in said and "intact" in said) == (
+        call < 6
+    )  # three files, their folder, the rename, the parent folder
 
 
 KILLER = textwrap.dedent(

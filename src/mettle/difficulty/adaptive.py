@@ -14,7 +14,7 @@ ANCHORS = 512  # looked at per batch: enough for a mean and a quantile
 class AdaptiveThreshold(nn.Module):
     r"""`Threshold` with running thresholds: positives are hard below their own mean, negatives above a high quantile.
 
-    Formula, after every training batch, m the momentum:
+    Formula, before every training batch is weighed, m the momentum:
         positive ← m·positive + (1 − m)·mean similarity of positives, kept in [0.05, 1]
         negative ← m·negative + (1 − m)·``quantile`` of the similarities of negatives, kept in [−1, 0.95]
     The thresholds are buffers: saved, resumed and moved with the training state. They move only while gradients are

@@ -1,12 +1,13 @@
 """Difficulties made of difficulties: a product of two, and one that grows during training."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from mettle.errors import InputError
 from mettle.pairs import Acc, Difficulty, Rows, Tile
+from mettle.pairs.job import weights
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,21 @@ class Product:
         """Where softmax losses let positive weights act: in the numerator only if both parts say so."""
         where = {getattr(part, "positive_weights", "everywhere") for part in (self.first, self.second)}
         return where.pop() if len(where) == 1 else "everywhere"
+
+    @property
+    def negatives(self) -> str:
+        """Counted once if either part says so."""
+        said = [getattr(part, "negatives", "weight") for part in (self.first, self.second)]
+        return "plain" if "plain" in said else "weight"
+
+    def at(self, progress: float) -> "Product":
+        """Both parts at a point of training."""
+        return Product(_later(self.first, progress), _later(self.second, progress))
+
+    def observe(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Let both parts see a training batch."""
+        for part in (self.first, self.second):
+            _observe(part, embeddings, labels)
 
     def stats(self, tile: Tile) -> dict[str, Acc]:
         """The row facts of both."""
@@ -66,7 +82,11 @@ class curriculum:
     def at(self, progress: float) -> "curriculum":
         """The difficulty when this share of training is done."""
         rise = min(max((progress - self.start) / (self.end - self.start), 0.0), 1.0)
-        return curriculum(self.difficulty, self.start, self.end, rise)
+        return curriculum(_later(self.difficulty, progress), self.start, self.end, rise)
+
+    def observe(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Let the difficulty inside see a training batch."""
+        _observe(self.difficulty, embeddings, labels)
 
     @property
     def detach(self) -> bool:
@@ -94,12 +114,25 @@ class curriculum:
 
     def weigh(self, tile: Tile, rows: Rows) -> Tensor:
         """(a, b) weights."""
-        return 1 + self.strength * (self.difficulty.weigh(tile, rows) - 1)
+        return 1 + self.strength * (weights(self.difficulty, tile, rows) - 1)
 
 
 def _part(difficulty: Difficulty, mark: str, tile: Tile, rows: Rows) -> Tensor:
-    own = {name.removeprefix(mark): row for name, row in rows.items() if name.startswith(mark)}
-    if not difficulty.detach:
-        return difficulty.weigh(tile, own)
-    with torch.no_grad():
-        return difficulty.weigh(tile, own)
+    return weights(difficulty, tile, {n.removeprefix(mark): row for n, row in rows.items() if n.startswith(mark)})
+
+
+def _later(difficulty: Difficulty, progress: float) -> Difficulty:
+    return difficulty.at(progress) if hasattr(difficulty, "at") else difficulty  # type: ignore[attr-defined]
+
+
+def _observe(difficulty: Difficulty, embeddings: Tensor, labels: Tensor) -> None:
+    if hasattr(difficulty, "observe"):
+        difficulty.observe(embeddings, labels)  # type: ignore[attr-defined]
+
+
+def nested(difficulty: Difficulty | None) -> Iterator[Difficulty]:
+    """A difficulty and all that it is made of."""
+    if difficulty is not None:
+        yield difficulty
+        for name in ("first", "second", "difficulty"):
+            yield from nested(getattr(difficulty, name, None))

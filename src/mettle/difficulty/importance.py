@@ -40,5 +40,7 @@ class Importance:
         """(a, b) weights."""
         some = rows["count"] > 0
         mean = torch.where(some, rows["sum"], 0) - torch.where(some, rows["count"], 1).log()
-        w = (tile.s * (self.beta / tile.temperature) - mean).exp()
+        # No negative can weigh more than all of them together; a positive could, and is not meant.
+        most = torch.where(some, rows["count"], 1).log() + 1
+        w = torch.minimum(tile.s * (self.beta / tile.temperature) - mean, most).exp()
         return w if tile.pos is False else torch.where(tile.pos, 1, w)  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ class Threshold:
     detach: bool = True
 
     symmetric = True
-    positive_weights = "numerator"  # where softmax losses let its positive weights act: the published reading
+    positive_weights = "numerator"  # where SupCon lets its positive weights act: difficulty-aware SupCon
 
     def __post_init__(self) -> None:
         if not (self.alpha >= 0 and self.beta >= 0):

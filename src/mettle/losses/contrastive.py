@@ -24,7 +24,8 @@ class Contrastive(Pairwise):
         labels. ``normalise`` puts embeddings on the unit sphere, where distances are at most 2.
     Use when:
         pairs are all there is, or a fixed threshold on distance is wanted. Prefer ``hadsell`` or ``linear``: the
-        gradient of ``squared`` vanishes where a negative coincides with its anchor, so it cannot escape.
+        push of ``squared`` fades as a negative nears its anchor, so it hardly escapes. (Exactly coincident points
+        have no direction to move in, in any form.)
     Relations:
         the three forms agree on which pairs are active. A positive margin above 0 keeps some spread inside a class.
     """
@@ -34,7 +35,7 @@ class Contrastive(Pairwise):
     form: Literal["squared", "hadsell", "linear"] = "hadsell"
     normalise: bool = True
     difficulty: Difficulty | None = None
-    l1: bool = False  # L1 distance instead of Euclidean (dense engine only)
+    l1: bool = False  # L1 distance of raw embeddings instead of Euclidean (dense engine only)
 
     temperature = 1.0
 
@@ -50,6 +51,8 @@ class Contrastive(Pairwise):
             not (self.l1 and self.form == "squared"),
             "form 'squared' has no L1 variant: use 'hadsell' or 'linear'",
         )
+
+        need(not (self.l1 and self.normalise), "L1 distances are of raw embeddings: set normalise=False with l1=True")
 
     @property
     def measure(self) -> Measure:  # type: ignore[override]

@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from mettle.losses.pairwise import Pairwise, need
+from mettle.losses.pairwise import Pairwise, need, stacked
 from mettle.pairs import Acc, Difficulty, PairFacts, Rows, Sweep, Tile, lse, total
 
 
@@ -90,10 +90,10 @@ class InfoNCE(Pairwise):
         weight = rows["weight"]
         return rows["value"] / torch.where(weight == 0, 1, weight)
 
-    def facts(self, embeddings: Tensor, labels: Tensor, *, biased: Tensor | None = None) -> PairFacts:
+    def facts(self, embeddings: Tensor, labels: Tensor, *, views: bool = False, **options: Any) -> PairFacts:
         """What the difficulty did to this batch, and for which share of positive pairs the maximum acted."""
-        found = super().facts(embeddings, labels, biased=biased)
-        with torch.no_grad():
-            rows = self.rows(embeddings, labels, biased=biased)
+        if views:
+            embeddings, labels, options["biased"] = stacked(embeddings, labels, options.get("biased"))
+        found, rows = super().facts(embeddings, labels, **options), self.rows(embeddings, labels, **options)
         share = rows["clamped"].sum() / rows["positives"].sum().clamp(min=1)
         return replace(found, clamp_fraction=float(share))

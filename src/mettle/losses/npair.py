@@ -1,6 +1,7 @@
 """N-pair loss: one pair per class, every other class's positive as a negative."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,8 +9,8 @@ from torch.nn.functional import softplus
 
 from mettle.errors import InputError
 from mettle.losses.pairwise import Pairwise, filled, need
-from mettle.pairs import Acc, Difficulty, Measure, PairOutput, Rows, Tile, lse, pair_loss, total
-from mettle.pairs.engine import Engine, check
+from mettle.pairs import Acc, Difficulty, Measure, PairFacts, PairOutput, Rows, Tile, lse, pair_facts, pair_loss, total
+from mettle.pairs.engine import check
 
 
 @dataclass(frozen=True)
@@ -50,21 +51,11 @@ class NPair(Pairwise):
         alone = rows["far"] == -torch.inf
         return softplus(filled(rows["far"]) - rows["near"]).masked_fill(alone, 0)
 
-    def output(  # type: ignore[override]
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        *,
-        engine: Engine = "auto",
-        tile: int = 512,
-        biased: Tensor | None = None,
-    ) -> PairOutput:
-        """Anchors against positives; values at the anchors' rows."""
+    def output(self, embeddings: Tensor, labels: Tensor, **options: Any) -> PairOutput:  # type: ignore[override]
+        """Anchors against positives; values at the anchors' rows. Options: ``biased``, ``engine``, ``tile``."""
         check(embeddings, labels, "embeddings", "labels")
-        anchors, positives = paired(labels)
-        a, p, y = embeddings[anchors], embeddings[positives], labels[anchors]
-        both = None if biased is None else (biased[anchors], biased[positives])
-        found = pair_loss(self, a, y, ref=(p, y), difficulty=self.difficulty, engine=engine, tile=tile, biased=both)
+        anchors, a, p, y, options = self._split(embeddings, labels, options)
+        found = pair_loss(self, a, y, ref=(p, y), difficulty=self.difficulty, **options)
         norms = a.to(found.values.dtype).square().sum(1) + p.to(found.values.dtype).square().sum(1)
         values = found.values + self.norm_weight / 4 * norms
         n = len(embeddings)
@@ -73,6 +64,27 @@ class NPair(Pairwise):
             return x.new_zeros(n).index_copy(0, anchors, x)
 
         return PairOutput(lay(values), lay(found.defined), lay(found.share), found.engine)
+
+    def facts(self, embeddings: Tensor, labels: Tensor, **options: Any) -> PairFacts:  # type: ignore[override]
+        """What the difficulty did, counted over anchors against positives."""
+        check(embeddings, labels, "embeddings", "labels")
+        _, a, p, y, options = self._split(embeddings, labels, options)
+        return pair_facts(self, a, y, difficulty=self.difficulty, ref=(p, y), **options)
+
+    @staticmethod
+    def _split(
+        embeddings: Tensor, labels: Tensor, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, dict]:
+        """Where the anchors are; anchors, positives, their labels; and the options that fit them."""
+        for name in ("ref", "ids", "views"):
+            if options.get(name) not in (None, False):
+                raise InputError(f"the N-pair loss pairs a batch with itself: {name}= does not apply")
+        anchors, positives = paired(labels)
+        biased = options.get("biased")
+        options = {name: value for name, value in options.items() if name in ("engine", "tile")}
+        if biased is not None:
+            options["biased"] = (biased[anchors], biased[positives])
+        return anchors, embeddings[anchors], embeddings[positives], labels[anchors], options
 
 
 def paired(labels: Tensor) -> tuple[Tensor, Tensor]:

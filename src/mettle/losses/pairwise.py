@@ -1,7 +1,7 @@
 """The thin shell that every pairwise loss shares: a call, one value per anchor, and the facts."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from mettle.pairs import (
     pair_facts,
     pair_loss,
 )
-from mettle.pairs.engine import Engine, Reference
+from mettle.pairs.engine import Engine, Reference, check
 from mettle.pairs.facts import pair_rows
 
 
@@ -29,9 +29,12 @@ class Pairwise:
     A member says what its rows accumulate (``terms``) and how a row ends (``finish``); `mettle.pairs` does the rest.
     """
 
-    if TYPE_CHECKING:
+    if TYPE_CHECKING:  # a member's own fields, or these
         temperature: float
         difficulty: Difficulty | None
+    else:
+        temperature = 1.0
+        difficulty = None
 
     measure: Measure = "cosine"
 
@@ -98,8 +101,8 @@ class Pairwise:
             tile: rows of a tile of the tiled engine.
         """
         if views:
-            embeddings, labels = stacked(embeddings, labels)
-            biased = stacked(biased, labels)[0] if isinstance(biased, Tensor) else biased
+            embeddings, labels, biased = stacked(embeddings, labels, biased)
+        check(embeddings, labels, "embeddings", "labels")
         observe = getattr(self.difficulty, "observe", None)
         if observe is not None and torch.is_grad_enabled():
             observe(embeddings, labels)
@@ -115,13 +118,15 @@ class Pairwise:
             tile=tile,
         )
 
-    def facts(self, embeddings: Tensor, labels: Tensor, *, biased: Tensor | None = None) -> PairFacts:
-        """What the difficulty did to this batch."""
-        return pair_facts(self, embeddings, labels, difficulty=self.difficulty, biased=biased)
+    def facts(self, embeddings: Tensor, labels: Tensor, *, views: bool = False, **options: Any) -> PairFacts:
+        """What the difficulty did to this batch. Options: ``ref``, ``ids``, ``biased``, ``views`` as in a call."""
+        if views:
+            embeddings, labels, options["biased"] = stacked(embeddings, labels, options.get("biased"))
+        return pair_facts(self, embeddings, labels, difficulty=self.difficulty, **options)
 
-    def rows(self, embeddings: Tensor, labels: Tensor, *, biased: Tensor | None = None) -> Rows:
+    def rows(self, embeddings: Tensor, labels: Tensor, **options: Any) -> Rows:
         """Everything that the rows of this batch accumulate, in no particular order."""
-        return pair_rows(self, embeddings, labels, difficulty=self.difficulty, biased=biased)
+        return pair_rows(self, embeddings, labels, difficulty=self.difficulty, **options)
 
     def at(self, progress: float) -> Self:
         """The loss at a point of training between 0 and 1, for difficulties that follow a curriculum."""
@@ -129,12 +134,12 @@ class Pairwise:
         return self if later is None else replace(self, difficulty=later(progress))  # type: ignore[type-var]
 
 
-def stacked(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def stacked(embeddings: Tensor, labels: Tensor, biased: Any) -> tuple[Tensor, Tensor, Any]:
     """(n, v, d) views to (v * n, d), all of view 0 first, with labels repeated."""
     if not isinstance(embeddings, Tensor) or embeddings.ndim != 3:
         raise InputError(f"views=True takes embeddings (n, views, d), got {tuple(getattr(embeddings, 'shape', ()))}")
-    count = embeddings.shape[1]
-    return embeddings.transpose(0, 1).flatten(0, 1), labels.repeat(count)
+    flat = [x.transpose(0, 1).flatten(0, 1) if isinstance(x, Tensor) else x for x in (embeddings, biased)]
+    return flat[0], labels.repeat(embeddings.shape[1]), flat[1]
 
 
 def log_add(a: Tensor, b: Tensor) -> Tensor:

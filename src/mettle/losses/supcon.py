@@ -20,9 +20,9 @@ class SupCon(Pairwise):
         in    L_i = −log( (1/|P|) Σ_p e^{x_ip} / D_i )
         With a difficulty, weights enter every sum: a pair of weight 2 counts as if it were listed twice.
         `Threshold` is read as difficulty-aware SupCon: L_i = −(1/|P|) Σ_p w_ip (x_ip − log D_i), positive weights in
-        the numerator only, negative weights inside D. Options: ``normalise`` divides by the ``count`` of positives,
-        their total ``weight``, or not at all (``sum``); ``neg_weight`` puts negative weights into the
-        ``denominator``, into a ``penalty`` (mean of (w − 1)·(−log(1 − p_in)) is added), or uses ``none``.
+        the numerator only, negative weights inside D. Options: ``pos_weight`` and ``neg_weight`` say where weights
+        act (a ``penalty`` adds the mean of (w − 1)·(−log(1 − p_in)) over negatives), ``normalise`` divides by the
+        ``count`` of positives, their total ``weight``, or not at all (``sum``).
     Needs:
         labels; at least two samples of a class in the batch. Embeddings are normalised inside.
     Use when:
@@ -36,12 +36,21 @@ class SupCon(Pairwise):
     temperature: float = 0.1
     form: Literal["out", "in"] = "out"
     difficulty: Difficulty | None = None
-    normalise: Literal["count", "weight", "sum"] | None = None  # None: count for Threshold, weight otherwise
+    pos_weight: Literal["numerator", "everywhere"] | None = None  # None: numerator for Threshold, else everywhere
     neg_weight: Literal["denominator", "penalty", "none"] = "denominator"
+    normalise: Literal["count", "weight", "sum"] | None = None  # None: count for Threshold, weight otherwise
+    base_temperature: float | None = None  # the loss is multiplied by temperature / this; None: by 1
+    mean_all: bool = False  # anchors without positives count as 0 in the mean instead of being left out
 
     def __post_init__(self) -> None:
         need(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
         need(self.form in ("out", "in"), f"form must be 'out' or 'in', got {self.form!r}")
+        known = (None, "numerator", "everywhere")
+        need(self.pos_weight in known, f"pos_weight must be one of {known}, got {self.pos_weight!r}")
+        base = self.base_temperature
+        need(base is None or base > 0, f"base_temperature must be above 0, got {base}")
+        literal = self.form == "in" and getattr(self.difficulty, "form", "") == "literal"
+        need(not literal, "literal weights may be negative and form 'in' takes their logarithm: use form 'out'")
         known = (None, "count", "weight", "sum")
         need(self.normalise in known, f"normalise must be one of {known}, got {self.normalise!r}")
         known = ("denominator", "penalty", "none")
@@ -49,8 +58,9 @@ class SupCon(Pairwise):
 
     @property
     def numerator_only(self) -> bool:
-        """Whether positive weights stay out of the denominator (the published reading of `Threshold`)."""
-        return getattr(self.difficulty, "positive_weights", "everywhere") == "numerator"
+        """Whether positive weights stay out of the denominator."""
+        said = self.pos_weight or getattr(self.difficulty, "positive_weights", "everywhere")
+        return self.difficulty is not None and said == "numerator"
 
     def sweeps(self) -> tuple[Sweep, ...]:
         """A second pass only for the penalty, which needs every row's denominator."""
@@ -92,7 +102,13 @@ class SupCon(Pairwise):
             value = away - filled(rows["attract"]) + (divisor.log() if isinstance(divisor, Tensor) else 0)
         if self.neg_weight == "penalty":
             value = value + (rows["weighted surprise"] - rows["surprise"]) / rows["negatives"].clamp(min=1)
-        return value
+        if self.mean_all:
+            value = value.masked_fill(rows["positives"] == 0, 0)
+        return value if self.base_temperature is None else value * (self.temperature / self.base_temperature)
+
+    def defined(self, rows: Rows) -> Tensor:
+        """Anchors with a positive, or all of them."""
+        return (rows["positives"] > 0) | self.mean_all
 
 
 def DASupCon(
@@ -103,15 +119,23 @@ def DASupCon(
     negative: float = 0.3,
     *,
     preset: Literal["default", "literal"] = "default",
-    **options,
+    form: Literal["out", "in"] = "out",
+    pos_weight: Literal["numerator", "everywhere"] | None = None,
+    neg_weight: Literal["denominator", "penalty", "none"] | None = None,
+    normalise: Literal["count", "weight", "sum"] | None = None,
 ) -> SupCon:
     r"""Difficulty-aware SupCon: `SupCon` whose difficulty is `Threshold`.
 
     ``preset="literal"`` is the formula as first written down: unclamped positive weights, negatives unweighted, no
-    division by the number of positives. Other options go to `SupCon`.
+    division by the number of positives (the mean over anchors stays). The other options are those of `SupCon`.
     """
     need(preset in ("default", "literal"), f"preset must be 'default' or 'literal', got {preset!r}")
-    if preset == "literal":
-        hard = Threshold(alpha, beta, positive, negative, form="literal")
-        return SupCon(temperature, difficulty=hard, **{"normalise": "sum", "neg_weight": "none", **options})
-    return SupCon(temperature, difficulty=Threshold(alpha, beta, positive, negative), **options)
+    literal = preset == "literal"
+    return SupCon(
+        temperature,
+        form,
+        Threshold(alpha, beta, positive, negative, form="literal" if literal else "hinge"),
+        pos_weight,
+        neg_weight or ("none" if literal else "denominator"),
+        normalise or ("sum" if literal else None),
+    )

@@ -60,7 +60,7 @@ class Triplet(Pairwise):
 
     def sweeps(self) -> tuple[Sweep, ...]:
         """Batch-hard needs one pass; the others collect the positives first and meet the negatives after."""
-        if self.mining == "hardest" or isinstance(self.difficulty, Hardest):
+        if self.mining == "hardest" or (self.mining == "all" and self.difficulty == Hardest()):
             return (Sweep(self.extremes),)
         if self.mining == "random":
             seed = drawn(self.random)

@@ -141,7 +141,7 @@ class Difficulty(Protocol):
 
     Three optional attributes, for those who have reason to say:
         symmetric         True promises w_ij = w_ji, so that both ends of a pair can share the work (default False)
-        positive_weights  "numerator": softmax losses apply positive weights to the numerator only (default "everywhere")
+        positive_weights  "numerator": SupCon applies positive weights in the numerator only (default "everywhere")
         negatives         "plain": negatives are counted once whatever they weigh (default "weight")
     """
 

@@ -73,6 +73,7 @@ def pair_loss(
                 f"reference embeddings are {tuple(ref[0].shape)} on {ref[0].device}, "
                 f"embeddings {tuple(z.shape)} on {z.device}: both need one width and one device"
             )
+    check_extras(z, ref, ids, biased, tile)
     name = choose(engine, len(z) * (len(z) if ref is None else len(ref[0])), loss)
     with torch.autocast(z.device.type, enabled=False):
         job, order = layout(loss, z, labels, ref, ids, difficulty, biased, sort=name == "tiled")
@@ -82,9 +83,15 @@ def pair_loss(
         if order is not None:
             back = torch.argsort(order)
             values, defined, share = values[back], defined[back], share[back]
-        # z - z is 0 where z is finite and NaN elsewhere: a broken embedding can never give a finite loss.
-        values = values + (z.detach() - z.detach()).sum().to(values.dtype)
+        for given in (z, *(ref or ())[:1], *(biased if isinstance(biased, tuple) else (biased,))):
+            if given is not None:
+                values = values + broken(given).to(values.dtype)
     return PairOutput(values, defined, share, name)
+
+
+def broken(z: Tensor) -> Tensor:
+    """0 when all of ``z`` is finite, NaN otherwise: added to a loss, it never lets a broken embedding pass."""
+    return (z.detach() - z.detach()).sum()
 
 
 def layout(
@@ -166,6 +173,30 @@ def check(z: Tensor, labels: Tensor, what: str, names: str) -> None:
     for holds, message in rules:
         if not holds():
             raise InputError(message)
+
+
+def check_extras(
+    z: Tensor,
+    ref: Reference | None,
+    ids: Tensor | None,
+    biased: Tensor | tuple[Tensor, Tensor] | None,
+    tile: int,
+) -> None:
+    """Refuse companions of the embeddings that do not fit them."""
+    if tile < 1:
+        raise InputError(f"tile must be at least 1, got {tile}")
+    if ids is not None and (ref is None or len(ref) < 3):
+        raise InputError("ids= leaves out pairs of equal id: pass ref=(embeddings, labels, ids) with it")
+    if ids is not None and len(ids) != len(z):
+        raise InputError(f"ids must have one entry per embedding: got {len(ids)} for {len(z)}")
+    if ref is not None and len(ref) == 3 and len(ref[2]) != len(ref[0]):
+        raise InputError(f"reference ids must have one entry per reference: got {len(ref[2])} for {len(ref[0])}")
+    sides = (len(z), len(z) if ref is None else len(ref[0]))
+    for given, wanted in zip(biased if isinstance(biased, tuple) else (biased,), sides, strict=False):
+        if given is not None and len(given) != wanted:
+            raise InputError(
+                f"biased must hold the second encoder's embeddings of the same rows: got {len(given)} for {wanted}"
+            )
 
 
 def _side(labels: Tensor, ids: Tensor | None, order: Tensor | None) -> Side:

@@ -1,14 +1,15 @@
 """What a difficulty did to a batch, counted over its pairs."""
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mettle.pairs import dense, tiled
 from mettle.pairs.contract import Acc, Difficulty, PairLoss, Rows, Sweep, Tile, total
-from mettle.pairs.engine import check, choose, layout
-from mettle.pairs.job import stats_of
+from mettle.pairs.engine import check, check_extras, choose, layout
+from mettle.pairs.job import stats_of, weights
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class _Counts:
     def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
         w = torch.ones_like(tile.s)
         if self.difficulty is not None:
-            w = self.difficulty.weigh(tile, stats_of(rows))
+            w = weights(self.difficulty, tile, stats_of(rows))
         found = {}
         for side, mask in (("positive", tile.pos), ("negative", tile.neg)):
             found |= {
@@ -90,12 +91,18 @@ def pair_rows(
     labels: Tensor,
     *,
     difficulty: Difficulty | None = None,
-    biased: Tensor | None = None,
+    **options: Any,
 ) -> dict[str, Tensor]:
-    """What the rows of a batch accumulate, sorted by label, without gradient."""
+    """What the rows of a batch accumulate, sorted by label, without gradient. Options: ``ref``, ``ids``, ``biased``."""
     check(z, labels, "embeddings", "labels")
-    job, _ = layout(loss, z.detach(), labels, None, None, difficulty, biased, sort=True)
-    return dense.rows(job) if choose("auto", len(z) ** 2, loss) == "dense" else tiled.rows(job)
+    ref, ids, biased = (options.get(name) for name in ("ref", "ids", "biased"))
+    check_extras(z, ref, ids, biased, 1)
+    job, _ = layout(loss, z.detach(), labels, ref, ids, difficulty, biased, sort=True)
+    return dense.rows(job) if choose("auto", _pairs(z, ref), loss) == "dense" else tiled.rows(job)
+
+
+def _pairs(z: Tensor, ref: Any) -> int:
+    return len(z) * (len(z) if ref is None else len(ref[0]))
 
 
 @torch.no_grad()
@@ -105,11 +112,11 @@ def pair_facts(
     labels: Tensor,
     *,
     difficulty: Difficulty | None = None,
-    biased: Tensor | None = None,
+    **options: Any,
 ) -> PairFacts:
-    """Count over a batch compared with itself."""
-    rows = pair_rows(_Counts(loss, difficulty), z, labels, difficulty=difficulty, biased=biased)
-    name = choose("auto", len(z) ** 2, loss)
+    """Count over a batch compared with itself, or with ``ref``. Options: ``ref``, ``ids``, ``biased``."""
+    rows = pair_rows(_Counts(loss, difficulty), z, labels, difficulty=difficulty, **options)
+    name = choose("auto", _pairs(z, options.get("ref")), loss)
     sums = {name: float(value.sum()) for name, value in rows.items() if not name.startswith("difficulty.")}
 
     def mean(side: str, what: str) -> float:

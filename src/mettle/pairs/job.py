@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mettle.errors import InputError
 from mettle.pairs.contract import Acc, Difficulty, Measure, PairLoss, Rows, Tile
 from mettle.pairs.relation import Side, Span, masks
 from mettle.pairs.similarity import similarity
@@ -64,11 +65,7 @@ class Job:
     def _weigh(self, tile: Tile, known: Rows) -> Tensor | None:
         if self.difficulty is None:
             return None
-        stats = stats_of(known)
-        if not self.difficulty.detach:
-            return self.difficulty.weigh(tile, stats)
-        with torch.no_grad():
-            return self.difficulty.weigh(tile, stats).detach()
+        return weights(self.difficulty, tile, stats_of(known))
 
     def tile(self, i: Span, j: Span, s: Tensor | None = None) -> Tile:
         """The anchors of ``i`` against the references of ``j``."""
@@ -97,6 +94,15 @@ class Job:
         at = torch.searchsorted(labels, self.left.labels).clamp(max=len(labels) - 1)
         found = torch.where(labels[at] == self.left.labels, counts[at], 0)
         return max(int(found.max()) - (self.ref is None), 1)
+
+
+def weights(difficulty: Difficulty, tile: Tile, stats: Rows) -> Tensor:
+    """The weights of a tile, without gradient unless the difficulty wants one; a stranger's are looked at."""
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not difficulty.detach):
+        w = difficulty.weigh(tile, stats)
+    if not type(difficulty).__module__.startswith("mettle.") and not bool((w >= 0).all()):
+        raise InputError(f"{type(difficulty).__name__} gave a negative or NaN weight: weights must be at least 0")
+    return w
 
 
 def stats_of(known: Rows) -> dict[str, Tensor]:

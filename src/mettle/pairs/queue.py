@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mettle.errors import InputError
+from mettle.errors import InputError, NumericError
 
 
 class Queue(nn.Module):
@@ -39,6 +39,10 @@ class Queue(nn.Module):
         """Add a batch, forgetting the oldest entries when full."""
         if z.shape[1] != self.embeddings.shape[1]:
             raise InputError(f"this queue holds embeddings of dim {self.embeddings.shape[1]}, got {z.shape[1]}")
+        if not bool(torch.isfinite(z).all()):
+            raise NumericError(
+                "a batch with NaN or infinite embeddings was not queued: it would spoil every later loss"
+            )
         size = len(self.embeddings)
         z, y = z.detach()[-size:], y[-size:]
         at = (torch.arange(len(z), device=z.device) + self.place) % size

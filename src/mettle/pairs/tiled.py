@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mettle.errors import InputError
 from mettle.pairs.accumulate import Accumulator, Collect, Ends, accumulator
 from mettle.pairs.contract import Acc, Tile
 from mettle.pairs.job import Job, Step
@@ -35,10 +36,12 @@ class _Tiled(torch.autograd.Function):
         for step in walk.steps:
             walk.accumulate(step)
         ctx.walk = walk
-        return tuple(acc.value() for table in walk.tables for acc in table.values())
+        return tuple(value for values in walk.values for value in values.values())
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None):  # type: ignore[override]
+        if torch.is_grad_enabled():  # recomputed tiles have no graph: a second derivative would be silently wrong
+            raise InputError("the tiled engine has first derivatives only: do not pass create_graph=True")
         dz, dref = ctx.walk.pull(grads)
         return None, dz, dref
 
@@ -55,6 +58,7 @@ class _Walk:
         self.ref = self.z if self.job.ref is None else self.job.ref
         self.most = job.most_positives()
         self.tables: list[dict[str, Accumulator]] = []
+        self.values: list[dict[str, Tensor]] = []
 
     def names(self) -> list[str]:
         """Of all accumulators, in order."""
@@ -76,33 +80,35 @@ class _Walk:
             yield tile, i, j, (i.rows, None)
             yield transposed(tile), j, i, (j.rows, None)
 
-    def known(self, step: Step, tables: list, i: slice, j: slice) -> dict[str, Tensor]:
+    def known(self, step: Step, before: int, i: slice, j: slice) -> dict[str, Tensor]:
         """What earlier steps accumulated for these rows, as columns, and for the other end where that is read."""
         if step.reads == "nothing":
             return {}
-        found = {name: acc.value()[i].unsqueeze(1) for table in tables for name, acc in table.items()}
+        values = {name: value for table in self.values[:before] for name, value in table.items()}
+        found = {name: value[i].unsqueeze(1) for name, value in values.items()}
         if step.reads == "both":
-            found |= {f"{name}ᵀ": a.value()[j].unsqueeze(0) for table in tables for name, a in table.items()}
+            found |= {f"{name}ᵀ": value[j].unsqueeze(0) for name, value in values.items()}
         return found
 
     def accumulate(self, step: Step) -> None:
         """One forward pass."""
-        one = slice(0, 1)
-        blank = step.terms(self.job.blank(), self.known(step, self.tables, one, one))
+        one, k = slice(0, 1), len(self.tables)
+        blank = step.terms(self.job.blank(), self.known(step, k, one, one))
         table = {name: accumulator(acc, len(self.z), self.z, self.most) for name, acc in blank.items()}
         with torch.no_grad():
             for i, j, whole in self.tiles(step):
                 for tile, a, b, ends in self.ends(step, i, j, whole):
-                    known = self.known(step, self.tables, a.rows, b.rows)
+                    known = self.known(step, k, a.rows, b.rows)
                     w = step.weigh(tile, known)
                     for name, acc in step.terms(tile, known).items():
                         if acc.mask is not False:
                             table[name].fold(acc, w, ends, (tile.s.shape[0], tile.s.shape[1]))
         self.tables.append(table)
+        self.values.append({name: acc.value() for name, acc in table.items()})
 
     def pull(self, grads: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor | None]:
         """The backward pass: last step first, because it may send gradient to the rows of earlier ones."""
-        values = [acc.value() for table in self.tables for acc in table.values()]
+        values = [value for table in self.values for value in table.values()]
         g = {
             name: torch.zeros_like(value) if grad is None else grad.to(value.dtype).clone()
             for name, value, grad in zip(self.names(), values, grads, strict=True)
@@ -132,7 +138,7 @@ class _Walk:
         step = self.steps[k]
         with torch.enable_grad():
             s = tile.s.detach().requires_grad_()
-            found = self.known(step, self.tables[:k], a.rows, b.rows)
+            found = self.known(step, k, a.rows, b.rows)
             known = {n: v.detach().requires_grad_(v.is_floating_point()) for n, v in found.items()}
             tile = replace(tile, s=s)
             w = step.weigh(tile, known)

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from mettle import difficulty
 from mettle.errors import MettleError, RecipeError, nearest
 
-INNER = {"difficulty": difficulty}
+INNER = {"difficulty": difficulty, "first": difficulty, "second": difficulty}
 
 
 def built(source: Any, table: Mapping[str, Any], where: str) -> Any:

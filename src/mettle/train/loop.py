@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from mettle.data.loader import Batch, Loader
 from mettle.errors import NumericError
 from mettle.train import checkpoint
 from mettle.train.method import Method, StepResult
 
-COLLAPSED = 0.98  # mean cosine of negatives: all embeddings point one way
+COLLAPSED = 0.98  # mean cosine of a batch: all embeddings point one way
 FLAT = 3  # log lines in a row that may show a collapse before the run stops
 
 
@@ -60,21 +63,23 @@ def run(
     with stop_requests() as stopping:
         for batch in loader.batches(start, pace.steps):
             rate = pace.at(batch.step)
-            result = method.step(batch, rate)
+            share = batch.step / pace.steps
+            result = method.step(batch, rate, share)
             guard.step(result, batch)
             waited += batch.waited
             done = batch.step + 1
             line = {"step": done, "epoch": batch.epoch, "loss": result.loss, "rate": rate}
             if done % pace.log_every == 0 or done == pace.steps:
                 spent = time.perf_counter() - began
-                facts = method.facts(result.embeddings, batch)
+                facts = method.facts(result.embeddings, batch, share)
                 profile = {
                     "seconds_per_step": spent / (done - since),
                     "share_in_model_and_loss": 1 - waited / spent,
                 }
-                line |= {"gradient": result.gradient} | facts | profile
+                alike = mean_cosine(result.embeddings)
+                line |= {"gradient": result.gradient, "mean_cosine": alike} | facts | profile
                 log(line)
-                guard.facts(facts, done)
+                guard.spread(alike, done)
                 began, waited, since = time.perf_counter(), 0.0, done
             progress(done, line)
             if done % pace.checkpoint_every == 0 or done == pace.steps or stopping():
@@ -102,14 +107,20 @@ class Guard:
                 "good checkpoint is kept"
             )
 
-    def facts(self, facts: dict[str, Any], step: int) -> None:
+    def spread(self, alike: float, step: int) -> None:
         """All embeddings alike is a collapse: the loss looks calm and nothing is learned."""
-        self.flat = self.flat + 1 if facts.get("negative_similarity", 0.0) > COLLAPSED else 0
+        self.flat = self.flat + 1 if alike > COLLAPSED else 0
         if self.flat >= FLAT:
             raise NumericError(
-                f"the embeddings collapsed: at step {step} samples of different classes have a mean cosine of "
-                f"{facts['negative_similarity']:.3f}. Lower train.rate, raise loss.temperature, or weigh less"
+                f"the embeddings collapsed: at step {step} the samples of a batch have a mean cosine of {alike:.3f}. "
+                "Lower train.rate, raise loss.temperature, or weigh hard pairs less"
             )
+
+
+def mean_cosine(z: Tensor) -> float:
+    """Mean cosine over the pairs of a batch, from the length of its mean vector: 1 when all point one way."""
+    n, unit = len(z), torch.nn.functional.normalize(z.detach().float())
+    return float((unit.sum(0).square().sum() - n) / (n * (n - 1))) if n > 1 else 0.0
 
 
 @contextmanager

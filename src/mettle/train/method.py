@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mettle.data.loader import Batch
+from mettle.difficulty.combine import nested
 from mettle.model import Embedder
 
 
@@ -26,11 +27,11 @@ class Method(Protocol):
     model: Embedder  # the network that becomes the artifact
     patience: int  # steps in a row that may be refused before the run is given up
 
-    def step(self, batch: Batch, rate: float) -> StepResult:
-        """One optimisation step at this learning rate."""
+    def step(self, batch: Batch, rate: float, progress: float) -> StepResult:
+        """One optimisation step at this learning rate, with this share of training done."""
         ...
 
-    def facts(self, embeddings: Tensor, batch: Batch) -> dict[str, Any]:
+    def facts(self, embeddings: Tensor, batch: Batch, progress: float) -> dict[str, Any]:
         """What difficulty did, for the log."""
         ...
 
@@ -46,8 +47,8 @@ class Method(Protocol):
 class Supervised:
     """One embedder, one loss on its embeddings and labels, one optimiser.
 
-    The loss may be any callable ``loss(embeddings, labels)``; a loss with parameters (an ``nn.Module``) is trained,
-    saved and resumed with the model.
+    The loss may be any callable ``loss(embeddings, labels)``; a loss or a difficulty with state of its own (an
+    ``nn.Module``) is trained, saved and resumed with the model.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class Supervised:
         precision: str = "float32",
     ):
         self.model, self.loss, self.clip = model, loss, clip
-        self.modules = {"model": model} | ({"loss": loss} if isinstance(loss, nn.Module) else {})
+        parts = {"model": model, "loss": loss}
+        parts |= {f"difficulty {k}": part for k, part in enumerate(nested(getattr(loss, "difficulty", None)))}
+        self.modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
         self.parameters = [p for module in self.modules.values() for p in module.parameters()]
         self.optimiser = torch.optim.AdamW(_decayed(self.parameters, weight_decay), lr=1e-3)
         self.device = next(model.parameters()).device.type
@@ -69,7 +72,7 @@ class Supervised:
         # A loss scale that starts too high is lowered by refusing steps: that is no divergence yet.
         self.patience = 20 if self.scaler.is_enabled() else 3
 
-    def step(self, batch: Batch, rate: float) -> StepResult:
+    def step(self, batch: Batch, rate: float, progress: float) -> StepResult:
         """Forward, backward, and a step unless something is not finite."""
         for module in self.modules.values():
             module.train()
@@ -77,7 +80,7 @@ class Supervised:
             group["lr"] = rate
         with torch.autocast(self.device, dtype=self.dtype, enabled=self.dtype is not None):
             embeddings = self.model(batch.inputs)
-        loss = self.loss(embeddings, batch.labels)
+        loss = self.criterion(progress)(embeddings, batch.labels)
         self.optimiser.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimiser)
@@ -89,11 +92,16 @@ class Supervised:
             self.scaler.update()
         return StepResult(value, size, applied, embeddings.detach())
 
-    def facts(self, embeddings: Tensor, batch: Batch) -> dict[str, Any]:
+    def criterion(self, progress: float) -> Any:
+        """The loss at this point of training: a curriculum may still be fading in."""
+        return self.loss.at(progress) if hasattr(self.loss, "at") else self.loss
+
+    def facts(self, embeddings: Tensor, batch: Batch, progress: float) -> dict[str, Any]:
         """The facts of the loss, where it has any."""
-        if not hasattr(self.loss, "facts"):
+        loss = self.criterion(progress)
+        if not hasattr(loss, "facts"):
             return {}
-        facts = self.loss.facts(embeddings, batch.labels)
+        facts = loss.facts(embeddings, batch.labels)
         return facts.as_dict() if hasattr(facts, "as_dict") else dict(facts)
 
     def state(self) -> dict[str, Any]:

@@ -1,0 +1,147 @@
+"""Finite differences in float64, for every loss, option and difficulty, and what happens at kinks."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from laws.members import DIFFICULTIES, FORMS, ON_SPHERE, Given, batch, extra, fitting, with_difficulty
+from mettle.errors import InputError
+from mettle.losses import Contrastive, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
+from mettle.pairs import dense
+from mettle.pairs.engine import layout
+from mettle.pairs.job import stats_of
+
+LABELS = {
+    "mixed": [0, 0, 0, 1, 1, 2, 3],
+    "no negatives": [0, 0, 0, 0],
+    "one positive pair": [0, 1, 2, 3, 3],
+    "pairs": [0, 0, 1, 1, 2, 2],
+}
+
+
+def frozen(loss, z, y, **options):
+    """The loss with its weights fixed at this point: what "detached" means for a finite difference."""
+    difficulty = loss.difficulty
+    job, _ = layout(loss, z.detach(), y, None, None, difficulty, options.get("biased"), sort=False)
+    tile = job.tile(*job.whole())
+    known = {k: v[:, None] for k, v in dense.rows(job).items() if k.startswith("difficulty.")}
+    w = difficulty.weigh(tile, stats_of(known))
+    table = Given(w, getattr(difficulty, "positive_weights", "everywhere"), getattr(difficulty, "negatives", "weight"))
+    return with_difficulty(loss, table)
+
+
+@pytest.mark.parametrize("pattern", LABELS)
+@pytest.mark.parametrize("engine", ["dense", "tiled"])
+@pytest.mark.parametrize("form", list(FORMS))
+def test_gradient_of_every_loss(form, engine, pattern):
+    loss = FORMS[form]
+    if isinstance(loss, NPair) and pattern != "pairs":
+        return
+    y = torch.tensor(LABELS[pattern])
+    z = torch.randn(len(y), 4, dtype=torch.float64, generator=torch.Generator().manual_seed(11)).requires_grad_()
+
+    def rows(x):
+        output = loss.output(x, y, engine=engine, tile=3)
+        return output.values[output.defined]
+
+    assert gradcheck(rows, (z,))
+
+
+@pytest.mark.parametrize("difficulty", list(DIFFICULTIES))
+@pytest.mark.parametrize("form", [f for f in ON_SPHERE if "cold" not in f])
+def test_gradient_with_every_difficulty(form, difficulty):
+    """Detached weights: the gradient is that of the loss with its weights frozen, which finite differences check."""
+    loss = with_difficulty(FORMS[form], DIFFICULTIES[difficulty])
+    z, y = batch(10, 4, seed=2)
+    options = extra(loss, z)
+    if not loss.difficulty.detach:
+        if difficulty == "product":
+            return  # half of it is detached on purpose; its parts are checked on their own
+        assert gradcheck(lambda x: loss(x, y, engine="tiled", tile=4, **options), (z,))
+        return
+    fixed = frozen(loss, z, y, **options)
+    assert gradcheck(lambda x: fixed(x, y, engine="tiled", tile=4), (z,))
+    (a,) = torch.autograd.grad(loss(z, y, engine="tiled", tile=4, **options), z)
+    (b,) = torch.autograd.grad(fixed(z, y, engine="dense"), z)
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", ["triplet all", "self triplet"])
+def test_gradient_of_random_draws(form):
+    z, y = batch(9, 4, seed=3)
+
+    def value(x):
+        generator = torch.Generator().manual_seed(4)
+        if form == "triplet all":
+            return Triplet(0.3, "random", random=generator)(x, y, engine="tiled", tile=4)
+        return SelfTriplet(0.1, "one_neg", random=generator)(x, y, engine="tiled", tile=4)
+
+    assert gradcheck(value, (z,))
+
+
+@pytest.mark.parametrize("engine", ["dense", "tiled"])
+@pytest.mark.parametrize("form", list(FORMS))
+def test_L1_L2_gradients_are_finite_where_points_coincide_oppose_or_vanish(form, engine):
+    loss = FORMS[form]
+    unit = torch.eye(4, dtype=torch.float64)[0]
+    rows = [unit, unit, -unit, -unit, unit * 3, torch.zeros(4, dtype=torch.float64), unit * 1e-30, unit * 1e30]
+    z = torch.stack([*rows, *rows]).requires_grad_()
+    labels = torch.arange(8).repeat(2) if isinstance(loss, NPair) else torch.arange(16) // 2 % 3
+    if loss.measure != "cosine":  # raw products of 1e30 are infinite, as they must be
+        z = z.detach().clamp(-3, 3).requires_grad_()
+    value = loss(z, labels, engine=engine, tile=5)
+    (gradient,) = torch.autograd.grad(value, z)
+    assert torch.isfinite(value) and torch.isfinite(gradient).all()
+    if getattr(loss, "measure", "") == "cosine":
+        assert (gradient[5] == 0).all(), "a row without a direction gets no gradient"
+
+
+def test_coincident_points_have_the_documented_subgradient():
+    """d = 0: no direction, no gradient through the distance."""
+    z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([0, 1, 0])
+    for form in ("squared", "hadsell", "linear"):
+        only = Contrastive(0.0, 1.0, form, normalise=False)
+        rows = only.output(z, y)
+        (gradient,) = torch.autograd.grad(rows.values[0], z)
+        assert (gradient[1] == 0).all(), form
+
+
+def test_row_17_of_the_claims_a_stalled_negative_escapes_by_hadsell_only():
+    """A negative almost on its anchor: the note's squared form hardly pushes, Hadsell's and the linear form do."""
+    push = {}
+    for form in ("squared", "hadsell", "linear"):
+        z = torch.tensor([[1.0, 0.0], [1.0, 1e-6], [3.0, 0.0]], dtype=torch.float64, requires_grad=True)
+        loss = Contrastive(0.0, 1.0, form, normalise=False)
+        (gradient,) = torch.autograd.grad(loss.output(z, torch.tensor([0, 1, 0])).values[0], z)
+        push[form] = float(gradient[1].norm())
+    assert push["squared"] < 1e-5 < 0.5 < min(push["hadsell"], push["linear"])
+
+
+def test_ties_share_the_gradient_of_the_hardest():
+    z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [0.6, -0.8]], dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([0, 0, 1, 2])
+    for engine in ("dense", "tiled"):
+        rows = Triplet(0.5, "hardest", squared=True).output(z, y, engine=engine, tile=1)
+        (gradient,) = torch.autograd.grad(rows.values[0], z)
+        torch.testing.assert_close(gradient[2].norm(), gradient[3].norm())
+        assert gradient[2].norm() > 0
+
+
+def test_second_derivatives_are_refused_not_wrong():
+    """The tiled engine computes its own backward pass, which has no derivative of its own."""
+    z, y = batch()
+    with pytest.raises(InputError, match="first derivatives only"):
+        torch.autograd.grad(SupCon(0.2)(z, y, engine="tiled"), z, create_graph=True)
+
+
+@pytest.mark.parametrize("loss", [SupCon(0.2), InfoNCE(0.5, 0.1), LiftedStructure(), Triplet(0.2)], ids=repr)
+def test_anchors_without_positives_get_gradient_only_as_negatives(loss):
+    z, y = fitting(loss)
+    lonely = [k for k in range(len(y)) if (y == y[k]).sum() == 1]
+    assert lonely
+    output = loss.output(z, y)
+    assert not output.defined[lonely].any() and output.defined.sum() == len(y) - len(lonely)
+    assert output.per_anchor()[lonely].isnan().all()
+    if not isinstance(loss, LiftedStructure):  # whose mean is over pairs
+        torch.testing.assert_close(output.values[output.defined].mean(), output.mean())

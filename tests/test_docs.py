@@ -1,0 +1,86 @@
+"""Whatever is shown is executed: Python blocks and `mettle` lines of the pages, and docstring examples."""
+
+import doctest
+import importlib
+import os
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mettle
+
+REPOSITORY = Path(mettle.__file__).parents[2]
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NAMES = [str(page.relative_to(REPOSITORY)) for page in PAGES]
+
+
+def blocks(page: Path) -> list[tuple[str, str, str]]:
+    return FENCE.findall(page.read_text(encoding="utf-8"))
+
+
+def test_pages_hold_something_to_run():
+    kinds = [kind for page in PAGES for kind, _, _ in blocks(page)]
+    assert kinds.count("python") >= 3 and kinds.count("bash") >= 3
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    """Blocks of one page run in order and share their names, as a reader would type them."""
+    monkeypatch.chdir(tmp_path)
+    space: dict = {"__name__": "__main__"}
+    for kind, _, code in blocks(page):
+        if kind == "python":
+            exec(compile(code, str(page), "exec"), space)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_mettle_lines_run(page, tmp_path):
+    """`mettle` lines run in order in one folder; a page keeps them quick by itself, with --set train.steps=..."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "2"}
+    for kind, flags, code in blocks(page):
+        if kind != "bash" or "norun" in flags:
+            continue
+        for line in code.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words and words[0] == "mettle":
+                done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment)
+                assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_make_targets_and_extras_that_are_named_exist(page):
+    makefile = (REPOSITORY / "Makefile").read_text()
+    extras = (REPOSITORY / "pyproject.toml").read_text()
+    for kind, _, code in blocks(page):
+        if kind != "bash":
+            continue
+        for target in re.findall(r"^make ([\w-]+)", code, re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"no make target {target}"
+        for names in re.findall(r"mettle-ml\[([\w,]+)\]", code):
+            for name in names.split(","):
+                assert re.search(rf"^{name}\s*=", extras, re.MULTILINE), f"no extra {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def test_the_first_block_of_the_readme_is_the_demo():
+    kind, _, code = blocks(REPOSITORY / "README.md")[0]
+    assert (kind, code.strip()) == ("bash", "make demo")
+
+
+MODULES = [name for _, name, _ in pkgutil.walk_packages(mettle.__path__, "mettle.") if name != "mettle.__main__"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples_run(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
