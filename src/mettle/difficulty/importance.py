@@ -31,6 +31,14 @@ class Importance:
         if not self.beta >= 0:
             raise InputError(f"beta must be at least 0, got {self.beta}")
 
+    def log_weight(self, tile: Tile) -> Tensor:
+        """Log of the weight before division by the row's mean: lets the engine weigh without a pass for the mean."""
+        return tile.s * (self.beta / tile.temperature)
+
+    def ceiling(self, temperature: float) -> float:
+        """A bound of its size."""
+        return self.beta / temperature
+
     def stats(self, tile: Tile) -> dict[str, Acc]:
         """The mean of the unnormalised weights."""
         power = self.beta / tile.temperature

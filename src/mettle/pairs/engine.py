@@ -13,12 +13,13 @@ from mettle.pairs.contract import Difficulty, PairLoss
 from mettle.pairs.job import Job
 from mettle.pairs.relation import Side
 from mettle.pairs.similarity import ready
+from mettle.pairs.tilt import tilted
 
 Engine = Literal["auto", "dense", "tiled"]
 Reference = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
 """Embeddings and labels to compare with instead of the batch itself, and optionally their ids."""
 
-DENSE_UP_TO = 1024 * 1024  # pairs; beyond this, tiles are faster and smaller
+DENSE_UP_TO = 64 * 64  # pairs; beyond this, tiles are faster and smaller
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def pair_loss(
                 f"embeddings {tuple(z.shape)} on {z.device}: both need one width and one device"
             )
     check_extras(z, ref, ids, biased, tile)
+    loss, difficulty = tilted(loss, difficulty)
     name = choose(engine, len(z) * (len(z) if ref is None else len(ref[0])), loss)
     with torch.autocast(z.device.type, enabled=False):
         job, order = layout(loss, z, labels, ref, ids, difficulty, biased, sort=name == "tiled")

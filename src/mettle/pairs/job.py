@@ -86,7 +86,8 @@ class Job:
     def blank(self) -> Tile:
         """A tile of one pair, to learn which terms there are before any work is done."""
         s, at = self.z.new_zeros(1, 1), self.left.at[:1]
-        return Tile(s, False, False, at, at, self.loss.temperature, None if self.biased is None else s)
+        pos, neg = (torch.zeros(1, 1, dtype=torch.bool, device=s.device) for _ in range(2))
+        return Tile(s, pos, neg, at, at, self.loss.temperature, None if self.biased is None else s)
 
     def most_positives(self) -> int:
         """The most positives that any anchor has."""
