@@ -74,7 +74,7 @@ class Given:
         return {}
 
     def weigh(self, tile, rows):
-        return self.table.to(tile.s.dtype)[tile.i][:, tile.j]
+        return self.table.to(tile.s.dtype)[tile.i, tile.j]
 
 
 def batch(n: int = 14, d: int = 5, seed: int = 0, dtype=torch.float64) -> tuple[Tensor, Tensor]:

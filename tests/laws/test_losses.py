@@ -1,6 +1,7 @@
 """What every pairwise loss obeys, with every difficulty."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from laws.members import (
     value_and_gradient,
     with_difficulty,
 )
-from mettle.difficulty import Relative
+from mettle.difficulty import Importance, Relative
 from mettle.losses import LiftedStructure, NPair, SupCon, Triplet
 
 NAMES = list(FORMS)
@@ -150,7 +151,6 @@ def test_a_live_weight_gets_the_gradient_of_a_formula(form):
     loss = FORMS[form]
     if form not in ON_SPHERE or loss.difficulty is not None:
         return
-    from dataclasses import dataclass
 
     @dataclass(frozen=True)
     class Curve:
@@ -166,6 +166,29 @@ def test_a_live_weight_gets_the_gradient_of_a_formula(form):
     z, y = batch()
     leaf = z.detach().clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: live(x, y, engine="tiled", tile=5), (leaf,))
+
+
+@pytest.mark.parametrize("engine", ["dense", "tiled"])
+@pytest.mark.parametrize("detach", [True, False])
+@pytest.mark.parametrize("form", ON_SPHERE)
+def test_exponential_weights_in_one_pass_equal_those_in_two(form, detach, engine):
+    """`Importance` folded into the loss, against the plain way: a pass for the mean, then weights pair by pair."""
+
+    @dataclass(frozen=True)
+    class Plain:
+        inner: Importance
+
+        def __getattr__(self, name):
+            if name == "log_weight":
+                raise AttributeError(name)
+            return getattr(self.inner, name)
+
+    folded = Importance(0.7, detach=detach)
+    z, y = batch()
+    found = value_and_gradient(with_difficulty(FORMS[form], folded), z, y, engine=engine, tile=4)
+    wanted = value_and_gradient(with_difficulty(FORMS[form], Plain(folded)), z, y, engine=engine, tile=4)
+    close(found[0], wanted[0], 1e-8)
+    close(found[1], wanted[1], 1e-8)
 
 
 def test_the_documented_exception_of_threshold_in_supcon():
@@ -209,7 +232,7 @@ def test_random_draws_are_fair():
     s, at = torch.zeros(n, n), torch.arange(n)
     wins = torch.zeros(n, n)
     for seed in range(draws):
-        wins[at, lot(Tile(s, False, True, at, at), seed).argmax(1)] += 1
+        wins[at, lot(Tile(s, False, True, at[:, None], at[None, :]), seed).argmax(1)] += 1
     expected = draws / n
     chi = ((wins - expected) ** 2 / expected).sum(1)
     assert chi.mean() < 24 and chi.max() < 60  # 19 degrees of freedom

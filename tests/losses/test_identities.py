@@ -1,6 +1,7 @@
 """The reduction table of the methods, row by row, in value and gradient where a row speaks of losses."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch
 from laws.members import Given, batch, pairs_batch, second, value_and_gradient, with_difficulty
 from mettle.difficulty import Importance, Relative, Threshold
 from mettle.losses import DASupCon, InfoNCE, NPair, SelfTriplet, SupCon, Triplet
-from mettle.pairs import Tile
+from mettle.pairs import Tile, dense
+from mettle.pairs.engine import layout
 
 
 def close(a, b, tolerance=1e-10):
@@ -56,15 +58,14 @@ def test_row_04_gradients_of_a_row_of_similarities_sum_to_zero(loss):
         at = torch.arange(len(y))
         table = loss.difficulty.weigh(Tile(s, same_label, ~same_label, at, at), {})
         loss = with_difficulty(loss, Given(table, "numerator"))
-    from dataclasses import replace as other
 
     def value(shift):
         class Shifted(type(loss)):
             def terms(self, tile, rows):
-                return super().terms(other(tile, s=tile.s + shift), rows)
+                return super().terms(replace(tile, s=tile.s + shift), rows)
 
             def positives(self, tile, rows):
-                return super().positives(other(tile, s=tile.s + shift), rows)
+                return super().positives(replace(tile, s=tile.s + shift), rows)
 
         moved = Shifted(**{f: getattr(loss, f) for f in loss.__dataclass_fields__})
         return moved.output(unit, y, engine="dense").values[anchor]
@@ -172,18 +173,13 @@ def test_claim_3_hard_pairs_get_a_larger_share_of_the_gradient():
     hard = (same_label & (unit @ unit.T < 0.7)) | ((y[:, None] != y[None]) & (unit @ unit.T > 0.3))
 
     def share(loss):
-        from mettle.pairs import dense
-        from mettle.pairs.engine import layout
-
         job, _ = layout(loss, unit, y, None, None, loss.difficulty, None, sort=False)
         tile = job.tile(*job.whole())
         s = tile.s.clone().requires_grad_()
-        from dataclasses import replace
-
-        held = replace(tile, s=s)
-        step = job.steps()[0]
-        w = step.weigh(held, {})
-        rows = {k: dense.reduce(a, w, held, 5).squeeze(1) for k, a in step.terms(held, {}).items()}
+        held, rows = replace(tile, s=s), {}
+        for step in job.steps():
+            w = step.weigh(held, rows)
+            rows |= {k: dense.reduce(a, w, held, 5).squeeze(1) for k, a in step.terms(held, rows).items()}
         g = torch.autograd.grad(loss.finish(rows)[loss.defined(rows)].mean(), s)[0].abs()
         return float(g[hard].sum() / g.sum())
 

@@ -86,7 +86,7 @@ class Pairwise:
         biased: Tensor | tuple[Tensor, Tensor] | None = None,
         views: bool = False,
         engine: Engine = "auto",
-        tile: int = 512,
+        tile: int | None = None,
     ) -> PairOutput:
         """Values, where they are defined, and the engine that computed them.
 
@@ -98,7 +98,7 @@ class Pairwise:
             biased: a second encoder's embeddings, for difficulties that compare two encoders.
             views: embeddings are (n, v, d): v views of each sample; values come view by view, (v * n,).
             engine: ``auto``, ``dense`` or ``tiled``.
-            tile: rows of a tile of the tiled engine.
+            tile: rows of a tile of the tiled engine; chosen by size when left out.
         """
         if views:
             embeddings, labels, biased = stacked(embeddings, labels, biased)

@@ -40,8 +40,8 @@ class chosen:
 
 def lot(tile: Tile, seed: int) -> Tensor:
     """(a, b) float64 numbers in [0, 1), equal only by a chance of 2⁻⁵³."""
-    x = _mix(tile.i[:, None] * 0x9E3779B97F4A7C1 + (seed * 0x2545F4914F6CDD1) % (1 << 62))
-    x = _mix(x + tile.j[None, :] * 0x632BE59BD9B4E01)
+    x = _mix(tile.i * 0x9E3779B97F4A7C1 + (seed * 0x2545F4914F6CDD1) % (1 << 62))
+    x = _mix(x + tile.j * 0x632BE59BD9B4E01)
     return ((x >> 11) & ((1 << 53) - 1)).double() / (1 << 53)
 
 

@@ -63,18 +63,22 @@ class SupCon(Pairwise):
         return self.difficulty is not None and said == "numerator"
 
     def sweeps(self) -> tuple[Sweep, ...]:
-        """A second pass only for the penalty, which needs every row's denominator."""
-        first = Sweep(self.terms)
-        return (first, Sweep(self.penalty, reads="rows")) if self.neg_weight == "penalty" else (first,)
+        """Negatives, positives, and for the penalty a pass that needs every row's denominator."""
+        both = Sweep(self.terms), Sweep(self.positives, over="positives")
+        return (*both, Sweep(self.penalty, reads="rows")) if self.neg_weight == "penalty" else both
 
     def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
-        """Positives attract; positives and negatives fill the denominator."""
+        """Negatives fill the denominator."""
+        weigh = "full" if self.neg_weight == "denominator" else "none"
+        return {"far": lse(tile.s / self.temperature, tile.neg, weigh=weigh, ceiling=1 / self.temperature)}
+
+    def positives(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+        """Positives attract, and fill the denominator too."""
         x, top = tile.s / self.temperature, 1 / self.temperature
         found = {
             "positives": total(1.0, tile.pos, weigh="present"),
             "weight": total(1.0, tile.pos),
             "near": lse(x, tile.pos, weigh="present" if self.numerator_only else "full", ceiling=top),
-            "far": lse(x, tile.neg, weigh="full" if self.neg_weight == "denominator" else "none", ceiling=top),
         }
         if self.form == "out":
             return found | {"attract": total(x, tile.pos)}

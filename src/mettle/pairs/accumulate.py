@@ -86,6 +86,18 @@ class Total:
         if j is not None:
             self.sum[j] += y.sum(0, dtype=self.sum.dtype)
 
+    def fold_list(self, acc: Acc, w: Tensor | None, rows: Tensor) -> None:
+        """Add a list of pairs, each to its row."""
+        y = share(acc, w) if not isinstance(acc.x, Tensor) else times(acc.x, share(acc, w))
+        assert y is not None
+        y = y.to(self.sum.dtype) * (1.0 if isinstance(acc.x, Tensor) else acc.x)
+        self.sum.index_add_(0, rows, y.squeeze(1))
+
+    def pull_list(self, acc: Acc, w: Tensor | None, g: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """As `pull`, for a list of pairs."""
+        c = g[rows, None]
+        return times(c, share(acc, w)), times(c * acc.x, share(replace(acc, weigh="present"), w))
+
     def value(self) -> Tensor:
         """One per row."""
         return self.sum
@@ -109,6 +121,16 @@ class BoundedLse:
         self.sum[i] += y.sum(1)
         if j is not None:
             self.sum[j] += y.sum(0)
+
+    def fold_list(self, acc: Acc, w: Tensor | None, rows: Tensor) -> None:
+        """Add a list of pairs, each to its row."""
+        self.sum.index_add_(0, rows, times((acc.x - self.ceiling).exp_(), share(acc, w)).squeeze(1))  # type: ignore[union-attr]
+
+    def pull_list(self, acc: Acc, w: Tensor | None, g: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """As `pull`, for a list of pairs."""
+        scale = (g / self.sum).masked_fill(self.sum == 0, 0)
+        e = (acc.x - self.ceiling).exp_().mul_(scale[rows, None])  # type: ignore[union-attr]
+        return times(e, share(acc, w)), times(e, share(replace(acc, weigh="present"), w))
 
     def value(self) -> Tensor:
         """One per row, -inf where nothing was added."""
@@ -139,6 +161,22 @@ class OnlineLse:
             old = (self.top[rows] - safe).exp_()
             self.sum[rows] = self.sum[rows] * old + y.sum(dim)
             self.top[rows] = top
+
+    def fold_list(self, acc: Acc, w: Tensor | None, rows: Tensor) -> None:
+        """Add a list of pairs, each to its row."""
+        x = _present(acc, w)
+        top = self.top.scatter_reduce(0, rows, x.squeeze(1), "amax")
+        safe = top.masked_fill(top == -torch.inf, 0)
+        y = times((x - safe[rows, None]).exp_(), share(acc, w))
+        self.sum = (self.sum * (self.top - safe).exp_()).index_add_(0, rows, y.squeeze(1))
+        self.top = top
+
+    def pull_list(self, acc: Acc, w: Tensor | None, g: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """As `pull`, for a list of pairs."""
+        x, v = _present(acc, w), self.value()
+        v, g = v.masked_fill(v == -torch.inf, 0), g.masked_fill(v == -torch.inf, 0)
+        e = (x - v[rows, None]).exp_().mul_(g[rows, None])
+        return times(e, share(acc, w)), times(e, share(replace(acc, weigh="present"), w))
 
     def value(self) -> Tensor:
         """One per row, -inf where nothing was added."""
@@ -172,6 +210,19 @@ class Peak:
             old, top = self.top[rows], torch.maximum(self.top[rows], here)
             self.ties[rows] = self.ties[rows] * (old == top) + count * (here == top)
             self.top[rows] = top
+
+    def fold_list(self, acc: Acc, w: Tensor | None, rows: Tensor) -> None:
+        """Add a list of pairs, each to its row."""
+        x = _present(acc, w).squeeze(1)
+        top = self.top.scatter_reduce(0, rows, x, "amax")
+        self.ties = (self.ties * (self.top == top)).index_add_(0, rows, (x == top[rows]).to(self.ties.dtype))
+        self.top = top
+
+    def pull_list(self, acc: Acc, w: Tensor | None, g: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """As `pull`, for a list of pairs."""
+        g = (g / self.ties.clamp(min=1)).masked_fill(self.top == -torch.inf, 0)
+        gx = (_present(acc, w) == self.top[rows, None]) * g[rows, None]
+        return gx, torch.zeros_like(gx)
 
     def value(self) -> Tensor:
         """One per row, -inf where no pair is present."""
@@ -213,6 +264,14 @@ class Collect:
                 side = mask if dim == 1 else mask.T
                 slot = side.cumsum(1) - 1 + self.filled[rows].unsqueeze(1)
                 yield rows, (side.nonzero()[:, 0], slot[side], side), dim
+
+    def fold_list(self, acc: Acc, w: Tensor | None, rows: Tensor) -> None:
+        """Collecting is for sweeps over all pairs."""
+        raise NotImplementedError("collect in a sweep over all pairs")
+
+    def pull_list(self, acc: Acc, w: Tensor | None, g: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Collecting is for sweeps over all pairs."""
+        raise NotImplementedError("collect in a sweep over all pairs")
 
     def value(self) -> Tensor:
         """(n, most)."""

@@ -32,13 +32,13 @@ Measure = Literal["cosine", "dot", "squared", "l1"]
 
 @dataclass(frozen=True)
 class Tile:
-    """Some anchors against some references."""
+    """Some anchors against some references: a block of the matrix, or a list of pairs as one column, (p, 1)."""
 
     s: Tensor  # (a, b) similarities, higher = more alike
     pos: Mask  # same label, not the anchor itself
     neg: Mask  # other label
-    i: Tensor  # (a,) positions of the anchors in the batch
-    j: Tensor  # (b,) positions of the references in the batch, or in the reference set
+    i: Tensor  # positions of the anchors in the batch, as a column: ``table[tile.i, tile.j]`` has the shape of ``s``
+    j: Tensor  # positions of the references in the batch, or in the reference set, as a row
     temperature: float = 1.0  # of the loss, for difficulties that are defined on s / temperature
     biased: Tensor | None = None  # (a, b) similarities under a second encoder, where there is one
 
@@ -98,7 +98,7 @@ class Sweep:
     """One pass over the tiles. ``rows`` of earlier sweeps are handed to the terms of later ones."""
 
     terms: Callable[[Tile, Rows], dict[str, Acc]]
-    over: Literal["all", "positives"] = "all"  # which tiles need a visit
+    over: Literal["all", "positives"] = "all"  # "positives": terms look at positive pairs only, which are few
     # What terms read of earlier sweeps: nothing (both ends of a pair then share the work), the anchors', or both ends'.
     reads: Literal["nothing", "rows", "both"] = "nothing"
 

@@ -51,7 +51,7 @@ def pair_loss(
     difficulty: Difficulty | None = None,
     biased: Tensor | tuple[Tensor, Tensor] | None = None,
     engine: Engine = "auto",
-    tile: int = tiled.SIZE,
+    tile: int | None = None,
 ) -> PairOutput:
     """Evaluate ``loss`` on a batch, against itself or against ``ref``.
 
@@ -64,7 +64,7 @@ def pair_loss(
         difficulty: how much each pair counts.
         biased: a second encoder's embeddings of the batch (and of ``ref``).
         engine: ``auto`` chooses by size; ``dense`` and ``tiled`` insist.
-        tile: rows of a tile.
+        tile: rows of a tile; chosen by size when left out.
     """
     check(z, labels, "embeddings", "labels")
     if ref is not None:
@@ -182,10 +182,10 @@ def check_extras(
     ref: Reference | None,
     ids: Tensor | None,
     biased: Tensor | tuple[Tensor, Tensor] | None,
-    tile: int,
+    tile: int | None = None,
 ) -> None:
     """Refuse companions of the embeddings that do not fit them."""
-    if tile < 1:
+    if tile is not None and tile < 1:
         raise InputError(f"tile must be at least 1, got {tile}")
     if ids is not None and (ref is None or len(ref) < 3):
         raise InputError("ids= leaves out pairs of equal id: pass ref=(embeddings, labels, ids) with it")

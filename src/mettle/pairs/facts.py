@@ -96,7 +96,7 @@ def pair_rows(
     """What the rows of a batch accumulate, sorted by label, without gradient. Options: ``ref``, ``ids``, ``biased``."""
     check(z, labels, "embeddings", "labels")
     ref, ids, biased = (options.get(name) for name in ("ref", "ids", "biased"))
-    check_extras(z, ref, ids, biased, 1)
+    check_extras(z, ref, ids, biased)
     job, _ = layout(loss, z.detach(), labels, ref, ids, difficulty, biased, sort=True)
     return dense.rows(job) if choose("auto", _pairs(z, ref), loss) == "dense" else tiled.rows(job)
 

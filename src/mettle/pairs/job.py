@@ -21,6 +21,7 @@ class Step:
     weigh: Callable[[Tile, Rows], Tensor | None]
     reads: Literal["nothing", "rows", "both"]  # what terms or weights use of earlier steps
     positives_only: bool = False
+    as_list: bool = False  # positive pairs may be taken one by one instead of tile by tile
     constant: bool = False  # no gradient flows through what this step accumulates
 
 
@@ -56,10 +57,14 @@ class Job:
                 )
             )
         # Weights that differ between the two ends of a pair must be asked for at each end.
-        apart = bool(found) or not (difficulty is None or getattr(difficulty, "symmetric", False))
+        stats = bool(found)
+        apart = stats or not (difficulty is None or getattr(difficulty, "symmetric", False))
         for sweep in self.loss.sweeps():
             reads = "rows" if apart and sweep.reads == "nothing" else sweep.reads
-            found.append(Step(sweep.terms, weigh, reads, positives_only=sweep.over == "positives"))
+            only = sweep.over == "positives"
+            # A row fact such as the hardest positive must meet exactly the similarity it was taken from, so a
+            # difficulty that has any sees tiles throughout: a product of two rows rounds differently elsewhere.
+            found.append(Step(sweep.terms, weigh, reads, positives_only=only, as_list=only and not stats))
         return found
 
     def _weigh(self, tile: Tile, known: Rows) -> Tensor | None:
@@ -76,7 +81,8 @@ class Job:
         if s is None:
             s = similarity(self.z[i.rows], ref[j.rows], self.measure)
         pos, neg = masks(self.left, self.right, i, j, same_set=self.ref is None)
-        return Tile(s, pos, neg, self.left.at[i.rows], self.right.at[j.rows], self.loss.temperature, biased)
+        a, b = self.left.at[i.rows, None], self.right.at[None, j.rows]
+        return Tile(s, pos, neg, a, b, self.loss.temperature, biased)
 
     def whole(self) -> tuple[Span, Span]:
         """Both sides as one block each; the label range is left open so that masks are real tensors."""
@@ -85,7 +91,7 @@ class Job:
 
     def blank(self) -> Tile:
         """A tile of one pair, to learn which terms there are before any work is done."""
-        s, at = self.z.new_zeros(1, 1), self.left.at[:1]
+        s, at = self.z.new_zeros(1, 1), self.left.at[:1, None]
         pos, neg = (torch.zeros(1, 1, dtype=torch.bool, device=s.device) for _ in range(2))
         return Tile(s, pos, neg, at, at, self.loss.temperature, None if self.biased is None else s)
 

@@ -16,14 +16,16 @@ from mettle.errors import InputError
 from mettle.pairs.accumulate import Accumulator, Collect, Ends, accumulator
 from mettle.pairs.contract import Acc, Tile
 from mettle.pairs.job import Job, Step
+from mettle.pairs.listed import MOST, Pairs, listed, positive_pairs
 from mettle.pairs.relation import Span
 
 SIZE = 512  # 512 x 512 float32 is 1 MB: a tile and its temporaries stay in a core's cache
+SMALL = 1024  # rows up to which half of that wastes less on the diagonal
 
 
-def rows(job: Job, size: int = SIZE) -> dict[str, Tensor]:
+def rows(job: Job, size: int | None = None) -> dict[str, Tensor]:
     """Everything that the rows accumulate, (n,) or (n, m) each, with gradient to ``job.z`` and ``job.ref``."""
-    walk = _Walk(job, size)
+    walk = _Walk(job, size or (SIZE // 2 if len(job.z) <= SMALL else SIZE))
     values = _Tiled.apply(walk, job.z, job.ref)
     return dict(zip(walk.names(), values, strict=True))
 
@@ -57,6 +59,8 @@ class _Walk:
         self.z = self.job.z
         self.ref = self.z if self.job.ref is None else self.job.ref
         self.most = job.most_positives()
+        self.pairs = positive_pairs(self.job) if any(step.as_list for step in self.steps) else []
+        self.held: dict[int, Tile] = {}
         self.tables: list[dict[str, Accumulator]] = []
         self.values: list[dict[str, Tensor]] = []
 
@@ -96,7 +100,13 @@ class _Walk:
         blank = step.terms(self.job.blank(), self.known(step, k, one, one))
         table = {name: accumulator(acc, len(self.z), self.z, self.most) for name, acc in blank.items()}
         with torch.no_grad():
-            for i, j, whole in self.tiles(step):
+            if step.as_list:
+                for number, pairs in enumerate(self.pairs):
+                    tile, known = self.listed(number), self.gathered(step, k, pairs)
+                    w = step.weigh(tile, known)
+                    for name, acc in step.terms(tile, known).items():
+                        table[name].fold_list(acc, w, pairs.i)
+            for i, j, whole in () if step.as_list else self.tiles(step):
                 for tile, a, b, ends in self.ends(step, i, j, whole):
                     known = self.known(step, k, a.rows, b.rows)
                     w = step.weigh(tile, known)
@@ -118,6 +128,10 @@ class _Walk:
         for k in reversed(range(len(self.steps))):
             step, table = self.steps[k], self.tables[k]
             if step.constant:
+                continue
+            if step.as_list:
+                for number in range(len(self.pairs)):
+                    self._pull_list(k, number, g, dz, dref)
                 continue
             for acc in table.values():
                 if isinstance(acc, Collect):
@@ -154,6 +168,51 @@ class _Walk:
                 g[name][a.rows] += grad.squeeze(1)
         return grads[0]
 
+    def listed(self, number: int) -> Tile:
+        """A list of positive pairs as a tile, remembered for the way back where positives are few."""
+        if number not in self.held:
+            tile = listed(self.job, self.pairs[number])
+            if len(self.pairs) * MOST > 16 * len(self.z) + MOST:
+                return tile
+            self.held[number] = tile
+        return self.held[number]
+
+    def gathered(self, step: Step, before: int, pairs: Pairs) -> dict[str, Tensor]:
+        """What earlier steps accumulated, for each pair of a list."""
+        if step.reads == "nothing":
+            return {}
+        values = {name: value for table in self.values[:before] for name, value in table.items()}
+        found = {name: value[pairs.i].unsqueeze(1) for name, value in values.items()}
+        if step.reads == "both":
+            found |= {f"{name}ᵀ": value[pairs.j].unsqueeze(1) for name, value in values.items()}
+        return found
+
+    def _pull_list(self, k: int, number: int, g: dict[str, Tensor], dz: Tensor, dref: Tensor) -> None:
+        """As `_pull_tile`, for a list of pairs."""
+        step, table, pairs = self.steps[k], self.tables[k], self.pairs[number]
+        with torch.enable_grad():
+            tile = self.listed(number)
+            s = tile.s.detach().requires_grad_()
+            found = self.gathered(step, k, pairs)
+            known = {n: v.detach().requires_grad_(v.is_floating_point()) for n, v in found.items()}
+            tile = replace(tile, s=s)
+            w = step.weigh(tile, known)
+            accs = step.terms(tile, known)
+        outputs, gradients = _pulled(accs, w, table, g, pairs.i)
+        if not outputs:
+            return
+        grads = torch.autograd.grad(outputs, [s, *known.values()], gradients, allow_unused=True)
+        for name, grad in zip(known, grads[1:], strict=True):
+            if grad is not None:
+                own, at = (name[:-1], pairs.j) if name.endswith("ᵀ") else (name, pairs.i)
+                g[own].index_add_(0, at, grad.squeeze(1))
+        if grads[0] is not None:
+            a, b, gs = self.z[pairs.i], self.ref[pairs.j], grads[0]
+            if self.job.measure == "squared":
+                a, b, gs = a - b, b - a, 2 * gs
+            dz.index_add_(0, pairs.i, gs * b)
+            dref.index_add_(0, pairs.j, gs * a)
+
     def _through(self, gs: Tensor, i: Span, j: Span, dref: Tensor) -> Tensor:
         """From similarities to embeddings; adds the references' part and returns the anchors'."""
         a, b = self.z[i.rows], self.ref[j.rows]
@@ -165,7 +224,7 @@ class _Walk:
 
 
 def _pulled(
-    accs: dict[str, Acc], w: Tensor | None, table: dict[str, Accumulator], g: dict[str, Tensor], ends: Ends
+    accs: dict[str, Acc], w: Tensor | None, table: dict[str, Accumulator], g: dict[str, Tensor], ends: Ends | Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Tensors that depend on the tile, with their gradients, ready for one call of autograd."""
     outputs: list[Tensor] = []
@@ -178,7 +237,11 @@ def _pulled(
         if not (moves or live):
             continue
         plain = replace(acc, x=acc.x.detach()) if isinstance(acc.x, Tensor) else acc
-        gx, gw = table[name].pull(plain, None if w is None else w.detach(), g[name], ends)
+        fixed = None if w is None else w.detach()
+        if isinstance(ends, Tensor):
+            gx, gw = table[name].pull_list(plain, fixed, g[name], ends)
+        else:
+            gx, gw = table[name].pull(plain, fixed, g[name], ends)
         if moves:
             assert isinstance(acc.x, Tensor)
             outputs.append(acc.x)
@@ -197,4 +260,4 @@ def transposed(tile: Tile) -> Tile:
         return m.T if isinstance(m, Tensor) else m
 
     flipped = {name: flip(getattr(tile, name)) for name in ("s", "pos", "neg", "biased")}
-    return replace(tile, i=tile.j, j=tile.i, **flipped)
+    return replace(tile, i=tile.j.T, j=tile.i.T, **flipped)

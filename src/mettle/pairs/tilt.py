@@ -98,23 +98,26 @@ class Tilted:
         return {f"total|{name}": replace(plain, x=acc.x * (u if acc.x.ndim == 2 else u[..., None]))}
 
     def _seen(self, rows: Rows) -> dict[str, Tensor]:
-        """What the loss expects to see: names and values after division by the mean of u."""
+        """What the loss expects to see: names and values after division by the mean of u, each end by its own."""
         if "tilt.sum" not in rows:
             return dict(rows)
-        top, some = self.tilt.ceiling(self.temperature), rows["tilt.count"] > 0
-        mean = torch.where(some, rows["tilt.sum"], 0) - torch.where(some, rows["tilt.count"], 1).log()
-        mean = mean.detach() if self.tilt.detach else mean
+        means = {end: self._mean(rows, end) for end in ("", "ᵀ") if f"tilt.sum{end}" in rows}
         found = {}
         for name, row in rows.items():
             kind, mark, own = name.partition("|")
             if not mark:
                 found[name] = row
-            elif kind == "lse":
-                found[own] = row - (mean if row.ndim == mean.ndim else mean[..., None])
-            else:
-                factor = (top - mean).exp()
-                found[own] = row * (factor if row.ndim == mean.ndim else factor[..., None])
+                continue
+            mean = means["ᵀ" if own.endswith("ᵀ") else ""]
+            mean = mean if row.ndim == mean.ndim else mean[..., None]
+            found[own] = row - mean if kind == "lse" else row * (self.tilt.ceiling(self.temperature) - mean).exp()
         return found
+
+    def _mean(self, rows: Rows, end: str) -> Tensor:
+        """Log ū; 0 where there are no negatives."""
+        some = rows[f"tilt.count{end}"] > 0
+        mean = torch.where(some, rows[f"tilt.sum{end}"], 0) - torch.where(some, rows[f"tilt.count{end}"], 1).log()
+        return mean.detach() if self.tilt.detach else mean
 
     def finish(self, rows: Rows) -> Tensor:
         """As inside."""
