@@ -174,3 +174,19 @@ def test_n_pair(norm_weight):
     y = rng.permutation(np.repeat(np.arange(6), 2))
     z = rng.normal(size=(12, 4))
     check(NPair(norm_weight), z, y, oracle.npair(z, y, norm_weight))
+
+
+def test_supcon_scale_and_divisor_options(data):
+    z, y = data
+    wanted = oracle.supcon(z, y, 0.2, base_temperature=0.07)
+    check(SupCon(0.2, base_temperature=0.07), z, y, wanted)
+    wanted = oracle.supcon(z, y, 0.2, mean_all=True)
+    output = SupCon(0.2, mean_all=True).output(torch.tensor(z), torch.tensor(y))
+    np.testing.assert_allclose(float(output.mean()), wanted[1], rtol=1e-9)
+
+
+def test_positive_weights_everywhere_follow_the_law(data):
+    z, y = data
+    hard = Threshold(1.5, 3.0, 0.6, 0.2)
+    w = oracle.threshold_weights(z, y, 1.5, 3.0, 0.6, 0.2)
+    check(SupCon(0.3, difficulty=hard, pos_weight="everywhere"), z, y, oracle.supcon(z, y, 0.3, w=w))
