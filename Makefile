@@ -12,7 +12,7 @@ demo: $(READY)
 	@echo "open runs/demo/report.html in a browser"
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(PYTEST)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(PYTEST)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow $(PYTEST)

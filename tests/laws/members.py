@@ -8,6 +8,9 @@ from torch import Tensor
 
 from mettle.difficulty import Hardest, Importance, Product, Relative, SemiHard, Threshold, curriculum
 from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
+from mettle.pairs import dense
+from mettle.pairs.engine import layout
+from mettle.pairs.job import stats_of
 
 FORMS: dict[str, Any] = {
     "supcon out": SupCon(0.2),
@@ -114,6 +117,17 @@ def value_and_gradient(loss: Any, z: Tensor, y: Tensor, **options) -> tuple[Tens
     output = loss.output(leaf, y, **options)
     (gradient,) = torch.autograd.grad(output.mean(), leaf)
     return output.per_anchor().detach(), gradient
+
+
+def frozen(loss, z, y, **options):
+    """The loss with its weights fixed at this point: what "detached" means for a finite difference."""
+    difficulty = loss.difficulty
+    job, _ = layout(loss, z.detach(), y, None, None, difficulty, options.get("biased"), sort=False)
+    tile = job.tile(*job.whole())
+    known = {k: v[:, None] for k, v in dense.rows(job).items() if k.startswith("difficulty.")}
+    w = difficulty.weigh(tile, stats_of(known))
+    table = Given(w, getattr(difficulty, "positive_weights", "everywhere"), getattr(difficulty, "negatives", "weight"))
+    return with_difficulty(loss, table)
 
 
 __all__ = ["DIFFICULTIES", "FORMS", "ON_SPHERE", "DASupCon", "Given", "batch", "extra", "fitting", "second"]

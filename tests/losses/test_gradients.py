@@ -4,12 +4,9 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from laws.members import DIFFICULTIES, FORMS, ON_SPHERE, Given, batch, extra, fitting, with_difficulty
+from laws.members import DIFFICULTIES, FORMS, ON_SPHERE, batch, extra, fitting, frozen, with_difficulty
 from mettle.errors import InputError
 from mettle.losses import Contrastive, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
-from mettle.pairs import dense
-from mettle.pairs.engine import layout
-from mettle.pairs.job import stats_of
 
 LABELS = {
     "mixed": [0, 0, 0, 1, 1, 2, 3],
@@ -17,17 +14,6 @@ LABELS = {
     "one positive pair": [0, 1, 2, 3, 3],
     "pairs": [0, 0, 1, 1, 2, 2],
 }
-
-
-def frozen(loss, z, y, **options):
-    """The loss with its weights fixed at this point: what "detached" means for a finite difference."""
-    difficulty = loss.difficulty
-    job, _ = layout(loss, z.detach(), y, None, None, difficulty, options.get("biased"), sort=False)
-    tile = job.tile(*job.whole())
-    known = {k: v[:, None] for k, v in dense.rows(job).items() if k.startswith("difficulty.")}
-    w = difficulty.weigh(tile, stats_of(known))
-    table = Given(w, getattr(difficulty, "positive_weights", "everywhere"), getattr(difficulty, "negatives", "weight"))
-    return with_difficulty(loss, table)
 
 
 @pytest.mark.parametrize("pattern", LABELS)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from laws.members import Given, batch, pairs_batch, second, value_and_gradient, with_difficulty
+from laws.members import Given, batch, frozen, pairs_batch, second, value_and_gradient, with_difficulty
 from mettle.difficulty import Importance, Relative, Threshold
 from mettle.losses import DASupCon, InfoNCE, NPair, SelfTriplet, SupCon, Triplet
 from mettle.pairs import Tile, dense
@@ -122,8 +122,6 @@ def test_row_09_relative_weight_is_one_plus_a_sigmoid_of_normalised_logits():
     neg = y[:, None] != y[None]
     hat, hat_b = ((x * neg) / ((x * neg) ** 2).sum(1, keepdim=True).sqrt() for x in (e, eb))
     wanted = 1 + hat / (hat + hat_b)
-    from losses.test_gradients import frozen
-
     found = frozen(InfoNCE(t, 0.1, Relative()), z, y, biased=other).difficulty.table
     close(found[neg], wanted[neg])
 
