@@ -126,6 +126,24 @@ def test_against_itself_by_ids_is_the_batch_alone(engine):
     torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize(("n", "size"), [(1100, 61), (300, 150), (300, 300)])
+@pytest.mark.parametrize("loss", [SupCon(0.2), SupCon(0.2, difficulty=Threshold()), InfoNCE(0.5, 0.1)], ids=repr)
+def test_large_classes_by_lists_and_by_tiles_equal_dense(loss, n, size):
+    """61 of a class: more positive pairs than one list holds. 150 and 300: more than lists are good for."""
+    from mettle.pairs.engine import layout
+    from mettle.pairs.listed import positive_pairs
+
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(n, 6, dtype=torch.float64, generator=generator, requires_grad=True)
+    y = (torch.arange(n) // size)[torch.randperm(n, generator=generator)]
+    lists = positive_pairs(layout(loss, z, y, None, None, None, None, sort=True)[0])
+    assert lists is None if size > 61 else len(lists) == 2
+    found, wanted = (loss.output(z, y, engine=engine) for engine in ("tiled", "dense"))
+    torch.testing.assert_close(found.values, wanted.values)
+    (a,), (b,) = (torch.autograd.grad(output.mean(), z) for output in (found, wanted))
+    torch.testing.assert_close(a, b)
+
+
 class TestQueue:
     def test_a_queue_is_a_larger_reference_without_gradient(self):
         z, y = batch()

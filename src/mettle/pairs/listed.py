@@ -8,7 +8,8 @@ from torch import Tensor
 from mettle.pairs.contract import Tile
 from mettle.pairs.job import Job
 
-MOST = 1 << 16  # pairs handled at once: classes may be large, and memory must not grow with their square
+MOST = 1 << 16  # pairs handled at once
+FEW = 64  # positives per anchor, on average, up to which a list is shorter work than tiles
 
 
 @dataclass(frozen=True)
@@ -19,18 +20,19 @@ class Pairs:
     j: Tensor
 
 
-def positive_pairs(job: Job) -> list[Pairs]:
+def positive_pairs(job: Job) -> list[Pairs] | None:
     """Every positive pair of a job whose rows are sorted by label, in lists of bounded length.
 
-    Only the boundaries are computed up front; a list is a handful of row ranges, expanded when it is used.
+    None where classes are so large that a list would be longer work than the tiles, and take more memory.
     """
     start = torch.searchsorted(job.right.labels, job.left.labels)
     stop = torch.searchsorted(job.right.labels, job.left.labels, right=True)
     counts = stop - start
     ends = counts.cumsum(0)
     found: list[Pairs] = []
-    row, n, total = 0, len(counts), int(ends[-1]) if len(ends) else 0
-    passed = 0
+    row, n, total, passed = 0, len(counts), int(ends[-1]), 0
+    if total > FEW * n:
+        return None
     while passed < total:
         last = int(torch.searchsorted(ends, min(passed + MOST, total)))
         last = max(last + (int(ends[min(last, n - 1)]) <= passed + MOST), row + 1)

@@ -16,7 +16,7 @@ from mettle.errors import InputError
 from mettle.pairs.accumulate import Accumulator, Collect, Ends, accumulator
 from mettle.pairs.contract import Acc, Tile
 from mettle.pairs.job import Job, Step
-from mettle.pairs.listed import MOST, Pairs, listed, positive_pairs
+from mettle.pairs.listed import Pairs, listed, positive_pairs
 from mettle.pairs.relation import Span
 
 SIZE = 512  # 512 x 512 float32 is 1 MB: a tile and its temporaries stay in a core's cache
@@ -59,7 +59,10 @@ class _Walk:
         self.z = self.job.z
         self.ref = self.z if self.job.ref is None else self.job.ref
         self.most = job.most_positives()
-        self.pairs = positive_pairs(self.job) if any(step.as_list for step in self.steps) else []
+        found = positive_pairs(self.job) if any(step.as_list for step in self.steps) else []
+        if found is None:
+            self.steps = [replace(step, as_list=False) for step in self.steps]
+        self.pairs = found or []
         self.held: dict[int, Tile] = {}
         self.tables: list[dict[str, Accumulator]] = []
         self.values: list[dict[str, Tensor]] = []
@@ -169,12 +172,9 @@ class _Walk:
         return grads[0]
 
     def listed(self, number: int) -> Tile:
-        """A list of positive pairs as a tile, remembered for the way back where positives are few."""
+        """A list of positive pairs as a tile, remembered for the way back."""
         if number not in self.held:
-            tile = listed(self.job, self.pairs[number])
-            if len(self.pairs) * MOST > 16 * len(self.z) + MOST:
-                return tile
-            self.held[number] = tile
+            self.held[number] = listed(self.job, self.pairs[number])
         return self.held[number]
 
     def gathered(self, step: Step, before: int, pairs: Pairs) -> dict[str, Tensor]:
