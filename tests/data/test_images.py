@@ -145,7 +145,7 @@ def test_rows_are_numbers_with_one_name_a_column():
 def test_pictures_of_several_sizes_ask_for_a_size(tmp_path):
     (tmp_path / "other.png").write_bytes(corpus.encoded(corpus.BASE, "PNG"))
     inputs = ImageFiles([*files(tmp_path).paths, "other.png"], root=tmp_path)
-    with pytest.raises(DataError, match=r"'other\.png' is 24 x 16, the first is 6 x 5: pass size"):
+    with pytest.raises(DataError, match=r"'other\.png' is 24 x 16, the first is 6 x 5: give one size"):
         inputs.read(np.array([0, 7]))
     assert inputs.resized((6, 5)).read(np.array([0, 7])).shape == (2, 6, 5, 3)
 

@@ -312,7 +312,7 @@ def _sizes(seen: list[_Seen]) -> Iterator[Problem]:
     sizes = Counter(one.shape[:2] for one in seen if one.shape)
     if len(sizes) > 1:
         (h, w), most = sizes.most_common(1)[0]
-        text = f"pictures come in {len(sizes)} sizes ({most} are {h} x {w}): pass size=(height, width)"
+        text = f"pictures come in {len(sizes)} sizes ({most} are {h} x {w}): give one size (data.size in a recipe)"
         yield Problem("warning", "sizes", text)
 
 

@@ -361,7 +361,7 @@ def _read(inputs: Encoded, at: np.ndarray) -> np.ndarray:
         if inputs.size is None and one.shape != inputs.shape:
             (h, w), (h0, w0) = one.shape[:2], inputs.shape[:2]
             differs = f"{shown(inputs.name(i))} is {h} x {w}, the first is {h0} x {w0}"
-            raise DataError(f"{differs}: pass size=(height, width)")
+            raise DataError(f"{differs}: give one size (data.size in a recipe, size= in Python)")
         pictures.append(one)
     return np.stack(pictures) if pictures else np.empty((0, *inputs.shape), np.uint8)
 

@@ -33,7 +33,11 @@ class NPair(Pairwise):
     difficulty: Difficulty | None = None
 
     temperature = 1.0
-    measure: Measure = "dot"
+
+    @property
+    def measure(self) -> Measure:  # type: ignore[override]
+        """Products of raw embeddings."""
+        return "dot"
 
     def __post_init__(self) -> None:
         need(self.norm_weight >= 0, f"norm_weight must be at least 0, got {self.norm_weight}")
