@@ -3,8 +3,9 @@
     python benchmarks/pairs.py            the table and the picture (some minutes)
     python benchmarks/pairs.py --quick    up to N = 2048
 
-Times are process CPU seconds of forward + backward, medians, all in one process: read the ratios. Memory is the growth
-of peak resident memory of a fresh process per implementation and N. The last table is kept in RESULTS.md.
+Times are process CPU seconds of forward + backward, medians of rounds in which all take turns: read the ratios.
+Memory is the growth of peak resident memory in a fresh process per implementation and N. The last table is kept in
+RESULTS.md.
 """
 
 import json
@@ -23,6 +24,8 @@ from mettle.losses import InfoNCE, SupCon
 HERE = Path(__file__).parent
 DIM, EACH = 128, 4
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
+MEMORY_AT = (1024, 4096, 8192, 16384)
+MEASURED = ("mettle SupCon", "mettle relative (WCL)", "plain torch SupCon", "PML SupCon")
 
 
 def plain_torch(z, y, temperature=0.1):
@@ -109,14 +112,14 @@ def main(sizes):
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     found = {"time": {}, "memory": {}}
-    for name, loss in implementations().items():
-        for n in sizes:
-            if n > 8192 and not name.startswith("mettle"):
-                continue  # minutes and gigabytes, and nothing new
-            found["time"].setdefault(name, {})[n] = timed(loss, n)
-            if name in ("mettle SupCon", "mettle relative (WCL)", "plain torch SupCon", "PML SupCon"):
+    made = implementations()
+    for n in sizes:
+        for name, seconds in rounds({k: v for k, v in made.items() if n <= limit(k)}, n).items():
+            found["time"].setdefault(name, {})[n] = seconds
+            print(f"{name:24} N={n:6} {seconds * 1e3:9.1f} ms", flush=True)
+        for name in MEASURED if n in MEMORY_AT else ():
+            if n <= limit(name):
                 found["memory"].setdefault(name, {})[n] = memory(name, n)
-            print(f"{name:24} N={n:6} {found['time'][name][n] * 1e3:9.1f} ms", flush=True)
     nt_xent = {"mettle": timed(InfoNCE(0.5), 512, 2), "PML": timed(pml("NT-Xent"), 512, 2)}
     text = table(found, nt_xent, sizes)
     print(text)
@@ -124,6 +127,20 @@ def main(sizes):
         (HERE / "pairs.json").write_text(json.dumps(found, indent=1))
         picture(found)
         keep(text)
+
+
+def limit(name):
+    """The largest N for which an implementation is run: beyond, rivals take minutes and gigabytes."""
+    return 16384 if name.startswith("mettle") else 4096 if "compile" in name else 8192
+
+
+def rounds(made, n):
+    """Median CPU seconds of each, taken in turns: a machine that slows down slows all of them."""
+    z, y = batch(n)
+    for loss in made.values():
+        once(loss, z, y)
+    times = [{name: once(loss, z, y) for name, loss in made.items()} for _ in range(9 if n <= 2048 else 3)]
+    return {name: median(t[name] for t in times) for name in made}
 
 
 def table(found, nt_xent, sizes):
