@@ -179,13 +179,6 @@ class Verification:
             "warnings": list(self.warnings),
         }
 
-    def _stated_eer(self) -> dict[str, Any]:
-        try:
-            value, half_gap = self.eer, self.eer_bracket.half_gap
-        except NotMeasurable:
-            return {"value": None, "half_gap": None, "interval": None}
-        return {"value": value, "half_gap": half_gap, "interval": self._stated("eer")}
-
     def _stated(self, name: str) -> dict[str, Any] | None:
         """An interval as plain numbers, or None where subjects are unknown or too few."""
         if self.subjects < 2:

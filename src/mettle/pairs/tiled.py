@@ -152,24 +152,30 @@ class _Walk:
 
     def _pull_tile(self, k: int, tile: Tile, a: Span, b: Span, ends: Ends, g: dict[str, Tensor]) -> Tensor | None:
         """Gradient of the tile's similarities, if any; gradient of earlier rows is added to ``g``."""
+        gs, rows = self._differentiate(k, tile, self.known(self.steps[k], k, a.rows, b.rows), g, ends)
+        for name, grad in rows.items():
+            if name.endswith("ᵀ"):
+                g[name[:-1]][b.rows] += grad.squeeze(0)
+            else:
+                g[name][a.rows] += grad.squeeze(1)
+        return gs
+
+    def _differentiate(
+        self, k: int, tile: Tile, found: dict[str, Tensor], g: dict[str, Tensor], ends: Ends | Tensor
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Evaluate a step on a tile again and pull gradients back: onto its similarities, and onto earlier rows."""
         step = self.steps[k]
         with torch.enable_grad():
             s = tile.s.detach().requires_grad_()
-            found = self.known(step, k, a.rows, b.rows)
             known = {n: v.detach().requires_grad_(v.is_floating_point()) for n, v in found.items()}
             tile = replace(tile, s=s)
             w = step.weigh(tile, known)
             accs = step.terms(tile, known)
         outputs, gradients = _pulled(accs, w, self.tables[k], g, ends)
         if not outputs:
-            return None
-        grads = torch.autograd.grad(outputs, [s, *known.values()], gradients, allow_unused=True)
-        for name, grad in zip(known, grads[1:], strict=True):
-            if grad is not None and name.endswith("ᵀ"):
-                g[name[:-1]][b.rows] += grad.squeeze(0)
-            elif grad is not None:
-                g[name][a.rows] += grad.squeeze(1)
-        return grads[0]
+            return None, {}
+        gs, *rows = torch.autograd.grad(outputs, [s, *known.values()], gradients, allow_unused=True)
+        return gs, {name: grad for name, grad in zip(known, rows, strict=True) if grad is not None}
 
     def listed(self, number: int) -> Tile:
         """A list of positive pairs as a tile, remembered for the way back."""
@@ -188,26 +194,15 @@ class _Walk:
         return found
 
     def _pull_list(self, k: int, number: int, g: dict[str, Tensor], dz: Tensor, dref: Tensor) -> None:
-        """As `_pull_tile`, for a list of pairs."""
-        step, table, pairs = self.steps[k], self.tables[k], self.pairs[number]
-        with torch.enable_grad():
-            tile = self.listed(number)
-            s = tile.s.detach().requires_grad_()
-            found = self.gathered(step, k, pairs)
-            known = {n: v.detach().requires_grad_(v.is_floating_point()) for n, v in found.items()}
-            tile = replace(tile, s=s)
-            w = step.weigh(tile, known)
-            accs = step.terms(tile, known)
-        outputs, gradients = _pulled(accs, w, table, g, pairs.i)
-        if not outputs:
-            return
-        grads = torch.autograd.grad(outputs, [s, *known.values()], gradients, allow_unused=True)
-        for name, grad in zip(known, grads[1:], strict=True):
-            if grad is not None:
-                own, at = (name[:-1], pairs.j) if name.endswith("ᵀ") else (name, pairs.i)
-                g[own].index_add_(0, at, grad.squeeze(1))
-        if grads[0] is not None:
-            a, b, gs = self.z[pairs.i], self.ref[pairs.j], grads[0]
+        """As `_pull_tile`, for a list of pairs, and on to the embeddings."""
+        pairs = self.pairs[number]
+        found = self.gathered(self.steps[k], k, pairs)
+        gs, rows = self._differentiate(k, self.listed(number), found, g, pairs.i)
+        for name, grad in rows.items():
+            own, at = (name[:-1], pairs.j) if name.endswith("ᵀ") else (name, pairs.i)
+            g[own].index_add_(0, at, grad.squeeze(1))
+        if gs is not None:
+            a, b = self.z[pairs.i], self.ref[pairs.j]
             if self.job.measure == "squared":
                 a, b, gs = a - b, b - a, 2 * gs
             dz.index_add_(0, pairs.i, gs * b)

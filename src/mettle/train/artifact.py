@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
-from mettle.data.durable import sha256, write_folder, write_text
+from mettle.data.durable import sha256, write_bytes, write_folder, write_text
 from mettle.errors import RunError
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train.recipe import Recipe, load
@@ -92,9 +92,7 @@ def finish(run: Run, model: Embedder, thresholds: Mapping[str, Any] | None = Non
     """Write the weights and the contract."""
     tensors = {name: t.detach().contiguous().cpu() for name, t in model.state_dict().items()}
     path = run.folder / "model.safetensors"
-    temporary = run.folder / "model.safetensors.part"
-    save_file(tensors, temporary)
-    temporary.replace(path)
+    write_bytes(path, save(tensors))
     kind = "image" if len(model.shape) == 3 else "row"
     contract = {
         "format": FORMAT,

@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mettle import losses
-from mettle.errors import MettleError, RecipeError, nearest
+from mettle.errors import RecipeError, nearest
 from mettle.model import EmbedderSpec
 from mettle.train.build import built, describe
 
@@ -174,4 +174,4 @@ def _present(value: Any) -> Any:
     return value
 
 
-__all__ = ["Batches", "Data", "Judge", "MettleError", "Optimise", "Recipe", "load", "parse", "shipped"]
+__all__ = ["Batches", "Data", "Judge", "Optimise", "Recipe", "load", "parse", "shipped"]
