@@ -66,11 +66,11 @@ class Relative:
             both = u + v
             w = 1 + u / torch.where(both > 0, both, 1)
         else:
-            gap = (own - other) / tile.temperature
+            gap = (own - other).mul_(1 / tile.temperature)  # in place: nothing else holds these
             if self.form == "similarity":
                 shift = (rows["other"] - rows["own"]) / 2
-                gap = gap + torch.where(torch.isfinite(shift), shift, 0)
-            w = 1 + torch.sigmoid(gap)
+                gap.add_(torch.where(torch.isfinite(shift), shift, 0))
+            w = torch.sigmoid_(gap) + 1
         return w if tile.pos is False else torch.where(tile.pos, 1, w)  # type: ignore[arg-type]
 
     @staticmethod

@@ -10,6 +10,7 @@ from mettle.errors import InputError
 from mettle.pairs import (
     Acc,
     Difficulty,
+    Mask,
     Measure,
     PairFacts,
     PairOutput,
@@ -140,6 +141,13 @@ def stacked(embeddings: Tensor, labels: Tensor, biased: Any) -> tuple[Tensor, Te
         raise InputError(f"views=True takes embeddings (n, views, d), got {tuple(getattr(embeddings, 'shape', ()))}")
     flat = [x.transpose(0, 1).flatten(0, 1) if isinstance(x, Tensor) else x for x in (embeddings, biased)]
     return flat[0], labels.repeat(embeddings.shape[1]), flat[1]
+
+
+def either(tile: Tile) -> Mask:
+    """Every pair of a tile, positive or negative: all but a row with itself."""
+    if tile.pos is False or tile.neg is False:
+        return tile.neg if tile.pos is False else tile.pos
+    return tile.pos | tile.neg
 
 
 def log_add(a: Tensor, b: Tensor) -> Tensor:

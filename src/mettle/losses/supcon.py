@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mettle.difficulty import Threshold
-from mettle.losses.pairwise import Pairwise, filled, log_add, need
+from mettle.losses.pairwise import Pairwise, either, filled, log_add, need
 from mettle.pairs import Acc, Difficulty, Rows, Sweep, Tile, lse, total
 
 
@@ -63,9 +63,20 @@ class SupCon(Pairwise):
         return self.difficulty is not None and said == "numerator"
 
     def sweeps(self) -> tuple[Sweep, ...]:
-        """Negatives, positives, and for the penalty a pass that needs every row's denominator."""
+        """Everything at once where all pairs count alike; else negatives, positives, and the penalty's pass."""
+        if self.difficulty is None:
+            return (Sweep(self.plain),)
         both = Sweep(self.terms), Sweep(self.positives, over="positives")
         return (*both, Sweep(self.penalty, reads="rows")) if self.neg_weight == "penalty" else both
+
+    def plain(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+        """Everyone else fills the denominator, positives attract."""
+        x, top = tile.s / self.temperature, 1 / self.temperature
+        return {
+            "positives": total(1.0, tile.pos),
+            "away": lse(x, either(tile), ceiling=top),
+            "attract": total(x, tile.pos) if self.form == "out" else lse(x, tile.pos, ceiling=top),
+        }
 
     def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
         """Negatives fill the denominator."""
@@ -96,15 +107,15 @@ class SupCon(Pairwise):
 
     def finish(self, rows: Rows) -> Tensor:
         """Denominator minus attraction, per positive."""
-        count, weight = rows["positives"].clamp(min=1), rows["weight"]
-        away = filled(log_add(rows["near"], rows["far"]))
+        count, weight = rows["positives"].clamp(min=1), rows.get("weight", rows["positives"])
+        away = filled(rows["away"] if "away" in rows else log_add(rows["near"], rows["far"]))
         by = self.normalise or ("count" if self.numerator_only else "weight")
         divisor = {"count": count, "weight": torch.where(weight == 0, 1, weight), "sum": 1.0}[by]
         if self.form == "out":
             value = (weight * away - rows["attract"]) / divisor
         else:
             value = away - filled(rows["attract"]) + (divisor.log() if isinstance(divisor, Tensor) else 0)
-        if self.neg_weight == "penalty":
+        if "surprise" in rows:
             value = value + (rows["weighted surprise"] - rows["surprise"]) / rows["negatives"].clamp(min=1)
         if self.mean_all:
             value = value.masked_fill(rows["positives"] == 0, 0)

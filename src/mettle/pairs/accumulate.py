@@ -11,6 +11,7 @@ Each keeps one value per row (or m values, where a term has m of them). A pair h
 | collect | every w·x | its own entry of g, times w |
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -21,8 +22,8 @@ from mettle.pairs.contract import Acc
 Ends = tuple[slice, slice | None]
 
 
-def accumulator(acc: Acc, n: int, like: Tensor, most: int) -> "Accumulator":
-    """The accumulator that serves this kind of term for ``n`` rows; ``most``: the most positives of any row."""
+def accumulator(acc: Acc, n: int, like: Tensor, most: Callable[[], int]) -> "Accumulator":
+    """The accumulator that serves this kind of term for ``n`` rows; ``most()``: the most positives of any row."""
     dtype = acc.x.dtype if isinstance(acc.x, Tensor) else like.dtype
     like = like.new_empty(0, dtype=dtype)
     shape = (n,) if not isinstance(acc.x, Tensor) else (n, *acc.x.shape[2:])
@@ -31,7 +32,7 @@ def accumulator(acc: Acc, n: int, like: Tensor, most: int) -> "Accumulator":
     if acc.kind == "peak":
         return Peak(shape, like)
     if acc.kind == "collect":
-        return Collect((n, most), like)
+        return Collect((n, most()), like)
     # e^(x - ceiling) must neither overflow nor lose every term of a row to underflow.
     room = 80.0 if dtype == torch.float32 else 700.0
     if acc.ceiling is not None and 2 * acc.ceiling <= room:

@@ -19,7 +19,8 @@ Engine = Literal["auto", "dense", "tiled"]
 Reference = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
 """Embeddings and labels to compare with instead of the batch itself, and optionally their ids."""
 
-DENSE_UP_TO = 64 * 64  # pairs; beyond this, tiles are faster and smaller
+DENSE_UP_TO = 256 * 256  # pairs; beyond this, tiles are faster and smaller
+DENSE_ALIKE_UP_TO = 512 * 512  # the same for a loss of one pass in which all pairs count alike
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def pair_loss(
             )
     check_extras(z, ref, ids, biased, tile)
     loss, difficulty = tilted(loss, difficulty)
-    name = choose(engine, len(z) * (len(z) if ref is None else len(ref[0])), loss)
+    name = choose(engine, len(z) * (len(z) if ref is None else len(ref[0])), loss, difficulty)
     with torch.autocast(z.device.type, enabled=False):
         job, order = layout(loss, z, labels, ref, ids, difficulty, biased, sort=name == "tiled")
         rows = tiled.rows(job, tile) if name == "tiled" else dense.rows(job)
@@ -131,7 +132,7 @@ def layout(
     return Job(loss, difficulty, left, right, _must(put(own, order)), other, both), order
 
 
-def choose(engine: Engine, pairs: int, loss: PairLoss) -> str:
+def choose(engine: Engine, pairs: int, loss: PairLoss, difficulty: Difficulty | None) -> str:
     """Dense for small batches and for measures that only it has, tiled beyond."""
     if engine not in ("auto", "dense", "tiled"):
         raise InputError(f"no engine {engine!r}: choose auto, dense or tiled")
@@ -141,7 +142,8 @@ def choose(engine: Engine, pairs: int, loss: PairLoss) -> str:
         return "dense"
     if engine != "auto":
         return engine
-    return "dense" if pairs <= DENSE_UP_TO else "tiled"
+    alike = difficulty is None and len(loss.sweeps()) == 1
+    return "dense" if pairs <= (DENSE_ALIKE_UP_TO if alike else DENSE_UP_TO) else "tiled"
 
 
 def check(z: Tensor, labels: Tensor, what: str, names: str) -> None:

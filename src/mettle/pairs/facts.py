@@ -10,6 +10,7 @@ from mettle.pairs import dense, tiled
 from mettle.pairs.contract import Acc, Difficulty, PairLoss, Rows, Sweep, Tile, total
 from mettle.pairs.engine import check, check_extras, choose, layout
 from mettle.pairs.job import stats_of, weights
+from mettle.pairs.tilt import tilted
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def pair_rows(
     ref, ids, biased = (options.get(name) for name in ("ref", "ids", "biased"))
     check_extras(z, ref, ids, biased)
     job, _ = layout(loss, z.detach(), labels, ref, ids, difficulty, biased, sort=True)
-    return dense.rows(job) if choose("auto", _pairs(z, ref), loss) == "dense" else tiled.rows(job)
+    return dense.rows(job) if choose("auto", _pairs(z, ref), loss, difficulty) == "dense" else tiled.rows(job)
 
 
 def _pairs(z: Tensor, ref: Any) -> int:
@@ -116,7 +117,7 @@ def pair_facts(
 ) -> PairFacts:
     """Count over a batch compared with itself, or with ``ref``. Options: ``ref``, ``ids``, ``biased``."""
     rows = pair_rows(_Counts(loss, difficulty), z, labels, difficulty=difficulty, **options)
-    name = choose("auto", _pairs(z, options.get("ref")), loss)
+    name = choose("auto", _pairs(z, options.get("ref")), *tilted(loss, difficulty))
     sums = {name: float(value.sum()) for name, value in rows.items() if not name.startswith("difficulty.")}
 
     def mean(side: str, what: str) -> float:

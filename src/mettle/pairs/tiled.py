@@ -58,7 +58,6 @@ class _Walk:
         self.job = replace(job, z=job.z.detach(), ref=None if job.ref is None else job.ref.detach())
         self.z = self.job.z
         self.ref = self.z if self.job.ref is None else self.job.ref
-        self.most = job.most_positives()
         found = positive_pairs(self.job) if any(step.as_list for step in self.steps) else []
         if found is None:
             self.steps = [replace(step, as_list=False) for step in self.steps]
@@ -101,7 +100,7 @@ class _Walk:
         """One forward pass."""
         one, k = slice(0, 1), len(self.tables)
         blank = step.terms(self.job.blank(), self.known(step, k, one, one))
-        table = {name: accumulator(acc, len(self.z), self.z, self.most) for name, acc in blank.items()}
+        table = {name: accumulator(acc, len(self.z), self.z, self.job.most_positives) for name, acc in blank.items()}
         with torch.no_grad():
             if step.as_list:
                 for number, pairs in enumerate(self.pairs):
@@ -201,12 +200,12 @@ class _Walk:
         for name, grad in rows.items():
             own, at = (name[:-1], pairs.j) if name.endswith("ᵀ") else (name, pairs.i)
             g[own].index_add_(0, at, grad.squeeze(1))
-        if gs is not None:
-            a, b = self.z[pairs.i], self.ref[pairs.j]
-            if self.job.measure == "squared":
-                a, b, gs = a - b, b - a, 2 * gs
-            dz.index_add_(0, pairs.i, gs * b)
-            dref.index_add_(0, pairs.j, gs * a)
+        if gs is not None and self.job.measure == "squared":
+            apart = 2 * gs * (self.ref[pairs.j] - self.z[pairs.i])
+            dz.index_add_(0, pairs.i, apart)
+            dref.index_add_(0, pairs.j, -apart)
+        elif gs is not None:
+            pairs.pull(gs, self.z, self.ref, dz, dref)
 
     def _through(self, gs: Tensor, i: Span, j: Span, dref: Tensor) -> Tensor:
         """From similarities to embeddings; adds the references' part and returns the anchors'."""

@@ -1,0 +1,255 @@
+"""The negatives: row sums over all tiles, and their way back. Everything quadratic happens here.
+
+Rows and columns are sorted by label, so a block of rows has its positives in one range of columns. Tiles of that
+range run masked, all others run bare. Backward, every row block owns its gradient: the scores are computed again,
+and because s_ij = s_ji both ends of a pair are served by the row's own sum, Σ_j (g_i f'(s_ij) + g_j f'(s_ij)) z_j.
+"""
+
+import triton
+import triton.language as tl
+
+from mettle.pairs.fused.tile import added, block, carry, held, product, pulled, times
+
+
+@triton.jit
+def tiles(LO, HI, row, n, m, BM: tl.constexpr, BN: tl.constexpr, first, RAGGED: tl.constexpr):
+    """First masked tile, how many are masked in one stretch, one more at the ragged end or not, and all tiles."""
+    last = tl.minimum(row + BM, n) - 1
+    total = (m + BN - 1) // BN
+    full = total
+    if RAGGED:
+        full = m // BN
+    begin = tl.maximum(tl.minimum(tl.load(LO + row) // BN, total), first)
+    end = tl.maximum(tl.minimum((tl.load(HI + last) + BN - 1) // BN, total), begin)
+    extra = tl.where((full < total) & (end < total), 1, 0)
+    return begin, end, extra, total
+
+
+@triton.jit
+def far_forward(
+    Q, QL, K, KL, QB, QBL, KB, KBL, LO, HI, SHIFT, OUT, n, m, padded, splits, k, p0, p1, p2,
+    WIDTH: tl.constexpr, BK: tl.constexpr, WIDTH2: tl.constexpr, BK2: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr, TMA: tl.constexpr,
+    FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr, TWO: tl.constexpr, OTHER: tl.constexpr,
+    ONLINE: tl.constexpr, HALF: tl.constexpr, FLAT: tl.constexpr,
+):  # fmt: skip
+    """Partial row sums of one row block over one split of the columns: OUT (splits, 2, padded).
+
+    ONLINE keeps (maximum, sum); HALF visits each pair once and adds it to both of its ends, OUT (2, padded).
+    """
+    row = tl.program_id(0) * BM
+    split = tl.program_id(1)
+    rows = row + tl.arange(0, BM)
+    lo = tl.load(LO + rows)
+    hi = tl.load(HI + rows)
+    shift = tl.zeros((BM,), tl.float32)
+    if FAR == "relative":
+        shift = tl.load(SHIFT + rows)
+    q, ql = held(Q, QL, row, BM, BK, WIDTH, MODE, TMA)
+    qb = q
+    qbl = q
+    if OTHER:
+        qb, qbl = held(QB, QBL, row, BM, BK2, WIDTH2, MODE, TMA)
+    first = 0
+    if HALF:
+        first = row // BN
+    begin, end, extra, total = tiles(LO, HI, row, n, m, BM, BN, first, True)
+    sum0 = tl.zeros((BM,), tl.float32)
+    sum1 = tl.zeros((BM,), tl.float32)
+    top = tl.full((BM,), -float("inf"), tl.float32)
+
+    bare = total - first - (end - begin) - extra
+    for t in tl.range(bare * split // splits, bare * (split + 1) // splits, flatten=FLAT):
+        j = first + t
+        j = tl.where(j < begin, j, j + (end - begin))
+        s = product(q, ql, Q, QL, K, KL, row, j * BN, BM, BN, BK, WIDTH, MODE, TMA)
+        b = s
+        if OTHER:
+            b = product(qb, qbl, QB, QBL, KB, KBL, row, j * BN, BM, BN, BK2, WIDTH2, MODE, TMA)
+        if ONLINE:
+            new = tl.maximum(top, tl.max(s, 1) * k)
+            f0 = running(s, b, new, k, p0, p1, p2, FAR)
+            sum0 = sum0 * tl.exp2(top - new) + tl.sum(f0, 1)
+            top = new
+        else:
+            f0, f1 = added(s, b, shift, k, p0, p1, p2, FAR, SQUARE, SHAPE)
+            sum0 += tl.sum(f0, 1)
+            if TWO:
+                sum1 += tl.sum(f1, 1)
+            if HALF:
+                columns = j * BN + tl.arange(0, BN)
+                tl.atomic_add(OUT + columns, tl.sum(f0, 0), sem="relaxed")
+                if TWO:
+                    tl.atomic_add(OUT + padded + columns, tl.sum(f1, 0), sem="relaxed")
+    for t in range(split, end - begin + extra, splits):
+        j = tl.where(t < end - begin, begin + t, total - 1)
+        s = product(q, ql, Q, QL, K, KL, row, j * BN, BM, BN, BK, WIDTH, MODE, TMA)
+        b = s
+        if OTHER:
+            b = product(qb, qbl, QB, QBL, KB, KBL, row, j * BN, BM, BN, BK2, WIDTH2, MODE, TMA)
+        columns = j * BN + tl.arange(0, BN)
+        keep = ((columns[None, :] < lo[:, None]) | (columns[None, :] >= hi[:, None])) & (columns < m)[None, :]
+        if HALF:
+            keep = keep & (columns[None, :] > rows[:, None]) & (rows < n)[:, None]
+        if ONLINE:
+            new = tl.maximum(top, tl.max(tl.where(keep, s * k, -float("inf")), 1))
+            safe = tl.where(new == -float("inf"), 0.0, new)
+            f0 = tl.where(keep, running(s, b, safe, k, p0, p1, p2, FAR), 0.0)
+            sum0 = sum0 * tl.exp2(top - safe) + tl.sum(f0, 1)
+            top = new
+        else:
+            f0, f1 = added(s, b, shift, k, p0, p1, p2, FAR, SQUARE, SHAPE)
+            f0 = tl.where(keep, f0, 0.0)
+            sum0 += tl.sum(f0, 1)
+            if HALF:
+                tl.atomic_add(OUT + columns, tl.sum(f0, 0), sem="relaxed")
+            if TWO:
+                f1 = tl.where(keep, f1, 0.0)
+                sum1 += tl.sum(f1, 1)
+                if HALF:
+                    tl.atomic_add(OUT + padded + columns, tl.sum(f1, 0), sem="relaxed")
+    if HALF:
+        tl.atomic_add(OUT + rows, sum0, sem="relaxed")
+        if TWO:
+            tl.atomic_add(OUT + padded + rows, sum1, sem="relaxed")
+    else:
+        out = OUT + split.to(tl.int64) * 2 * padded
+        if ONLINE:
+            tl.store(out + rows, top)
+            tl.store(out + padded + rows, sum0)
+        else:
+            tl.store(out + rows, sum0)
+            if TWO:
+                tl.store(out + padded + rows, sum1)
+
+
+@triton.jit
+def running(s, b, top, k, p0, p1, p2, FAR: tl.constexpr):
+    """What a negative adds when its row's maximum (base 2) is ``top``."""
+    e = tl.exp2(s * k - top[:, None])
+    if FAR == "threshold":
+        e = e * (1.0 + tl.maximum((s - p1) * p0, p2))
+    elif FAR == "raw":
+        e = e * (1.0 + 1.0 / (1.0 + tl.exp2((b - s) * k)))
+    return e
+
+
+@triton.jit
+def far_backward(
+    Q, QL, K, KL, QB, QBL, KB, KBL, LO, HI, ROW, COLUMN, STATS, OUT, n, m, padded, columns_padded, splits,
+    k, p0, p1, p2, live, room,
+    WIDTH: tl.constexpr, WIDTH2: tl.constexpr, BK2: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr, TMA: tl.constexpr,
+    FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr, TWO: tl.constexpr, OTHER: tl.constexpr,
+    ONLINE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Partial gradients of one row block over one split of the columns: OUT (splits, padded, WIDTH).
+
+    ROW and COLUMN are the tables of row coefficients of the two sides; ROWS, COLUMNS say which ends count.
+    """
+    row = tl.program_id(0) * BM
+    split = tl.program_id(1)
+    rows = row + tl.arange(0, BM)
+    lo = tl.load(LO + rows)
+    hi = tl.load(HI + rows)
+    # One scale for all of h keeps float16 from under- and overflowing: no |h| exceeds 2 max |g|.
+    scale = room / tl.load(STATS + 2)
+    c0i, c1i, ui = coefficients(ROW, rows, padded, scale, ROWS, TWO, ONLINE or FAR == "relative", BM)
+    q, ql = held(Q, QL, row, BM, WIDTH, WIDTH, MODE, TMA)
+    qb = q
+    qbl = q
+    if OTHER:
+        qb, qbl = held(QB, QBL, row, BM, BK2, WIDTH2, MODE, TMA)
+    begin, end, extra, total = tiles(LO, HI, row, n, m, BM, BN, 0, False)
+    acc = tl.zeros((BM, WIDTH), tl.float32)
+
+    bare = total - (end - begin)
+    for t in range(bare * split // splits, bare * (split + 1) // splits):
+        j = tl.where(t < begin, t, t + (end - begin))
+        columns = j * BN + tl.arange(0, BN)
+        b = block(K, j * BN, 0, BN, WIDTH, WIDTH, TMA)
+        bl = b
+        if MODE == "split":
+            bl = block(KL, j * BN, 0, BN, WIDTH, WIDTH, TMA)
+        s = times(q, ql, b, bl, tl.zeros((BM, BN), tl.float32), MODE)
+        o = s
+        if OTHER:
+            o = product(qb, qbl, QB, QBL, KB, KBL, row, j * BN, BM, BN, BK2, WIDTH2, MODE, TMA)
+        c0j, c1j, uj = coefficients(
+            COLUMN, columns, columns_padded, scale, COLUMNS, TWO, ONLINE or FAR == "relative", BN
+        )
+        h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, k, p0, p1, p2, live, FAR, SQUARE, SHAPE, ONLINE, ROWS, COLUMNS)
+        acc = carry(h, b, bl, acc, MODE)
+    for t in range(split, end - begin, splits):
+        j = begin + t
+        columns = j * BN + tl.arange(0, BN)
+        b = block(K, j * BN, 0, BN, WIDTH, WIDTH, TMA)
+        bl = b
+        if MODE == "split":
+            bl = block(KL, j * BN, 0, BN, WIDTH, WIDTH, TMA)
+        s = times(q, ql, b, bl, tl.zeros((BM, BN), tl.float32), MODE)
+        o = s
+        if OTHER:
+            o = product(qb, qbl, QB, QBL, KB, KBL, row, j * BN, BM, BN, BK2, WIDTH2, MODE, TMA)
+        c0j, c1j, uj = coefficients(
+            COLUMN, columns, columns_padded, scale, COLUMNS, TWO, ONLINE or FAR == "relative", BN
+        )
+        h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, k, p0, p1, p2, live, FAR, SQUARE, SHAPE, ONLINE, ROWS, COLUMNS)
+        keep = (columns[None, :] < lo[:, None]) | (columns[None, :] >= hi[:, None])
+        acc = carry(tl.where(keep, h, 0.0), b, bl, acc, MODE)
+    c = tl.arange(0, WIDTH)
+    at = (split * padded + rows).to(tl.int64)
+    tl.store(OUT + at[:, None] * WIDTH + c[None, :], acc * (1.0 / scale))
+
+
+@triton.jit
+def coefficients(
+    TABLE, at, padded, scale, USED: tl.constexpr, TWO: tl.constexpr, THIRD: tl.constexpr, SIZE: tl.constexpr
+):
+    """Of one end: for the two sums, scaled, and its log-sum-exp or shift."""
+    c0 = tl.zeros((SIZE,), tl.float32)
+    c1 = c0
+    u = c0
+    if USED:
+        c0 = tl.load(TABLE + at) * scale
+        if TWO:
+            c1 = tl.load(TABLE + padded + at) * scale
+        if THIRD:
+            u = tl.load(TABLE + 4 * padded + at)
+    return c0, c1, u
+
+
+@triton.jit
+def far_scores(
+    Q, QL, K, KL, QB, QBL, KB, KBL, LO, HI, ROW, COLUMN, STATS, H, HL, start, n, m, padded, columns_padded,
+    k, p0, p1, p2, live, room,
+    WIDTH: tl.constexpr, BK: tl.constexpr, WIDTH2: tl.constexpr, BK2: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr, TMA: tl.constexpr,
+    FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr, TWO: tl.constexpr, OTHER: tl.constexpr,
+    ONLINE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One tile of h for the rows from ``start`` on, written out: wide embeddings leave h·z to the library product."""
+    column = tl.program_id(0) * BN
+    local = tl.program_id(1) * BM
+    row = start + local
+    rows = row + tl.arange(0, BM)
+    columns = column + tl.arange(0, BN)
+    lo = tl.load(LO + rows)
+    hi = tl.load(HI + rows)
+    scale = room / tl.load(STATS + 2)
+    c0i, c1i, ui = coefficients(ROW, rows, padded, scale, ROWS, TWO, ONLINE or FAR == "relative", BM)
+    c0j, c1j, uj = coefficients(COLUMN, columns, columns_padded, scale, COLUMNS, TWO, ONLINE or FAR == "relative", BN)
+    q, ql = held(Q, QL, row, BM, BK, WIDTH, MODE, TMA)
+    s = product(q, ql, Q, QL, K, KL, row, column, BM, BN, BK, WIDTH, MODE, TMA)
+    o = s
+    if OTHER:
+        qb, qbl = held(QB, QBL, row, BM, BK2, WIDTH2, MODE, TMA)
+        o = product(qb, qbl, QB, QBL, KB, KBL, row, column, BM, BN, BK2, WIDTH2, MODE, TMA)
+    h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, k, p0, p1, p2, live, FAR, SQUARE, SHAPE, ONLINE, ROWS, COLUMNS)
+    keep = (columns[None, :] < lo[:, None]) | (columns[None, :] >= hi[:, None])
+    h = tl.where(keep, h, 0.0)
+    at = (local + tl.arange(0, BM)).to(tl.int64)[:, None] * columns_padded + columns[None, :]
+    high = h.to(H.dtype.element_ty)
+    tl.store(H + at, high)
+    if MODE == "split":
+        tl.store(HL + at, (h - high.to(tl.float32)).to(tl.bfloat16))

@@ -1,0 +1,209 @@
+"""Which losses have a fused form, and what the kernels must know of them.
+
+A form is a small description: how a negative enters its row (``far``), how the positives enter and the row ends
+(``finish``), and the numbers of both. It is recognised from the loss and its difficulty; whatever is not recognised
+runs on the tiled engine.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Far = Literal["plain", "threshold", "tilt", "relative", "raw", "hinge"]
+Finish = Literal["supcon out", "supcon in", "infonce", "npair", "contrastive"]
+
+EXPONENT = 87.0  # e^-87 is the smallest normal float32: twice the ceiling must stay below it
+WIDEST = 4096  # columns of an embedding that one row of the small kernels can hold
+HALF_FROM = 0.05  # temperature from which float16 operands are accurate enough
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the kernels compute. x = s / temperature; s a cosine, or a dot product where not ``unit``."""
+
+    finish: Finish
+    far: Far = "plain"
+    temperature: float = 1.0
+    unit: bool = True
+    online: bool = False  # every row tracks its own maximum, because no fixed one is safe
+    # negatives: 1 + max(slope·(s − knee), least)
+    slope: float = 0.0
+    knee: float = 0.0
+    least: float = 0.0
+    # positives: 1 + max(slope·(knee − s), least)
+    near_slope: float = 0.0
+    near_knee: float = 0.0
+    near_least: float = 0.0
+    live: bool = False  # gradient flows through the weights too
+    beta: float = 0.0  # of the tilt
+    numerator: bool = False  # SupCon: positive weights stay out of the denominator
+    by: Literal["count", "weight", "sum"] = "weight"
+    scale: float = 1.0  # of the value
+    mean_all: bool = False
+    prior: float = 0.0
+    count_weight: bool = False  # a negative counts as often as it weighs
+    margins: tuple[float, float] = (0.0, 0.0)
+    shape: Literal["squared", "hadsell", "linear"] = "hadsell"  # of the contrastive hinge
+
+    @property
+    def weighted(self) -> bool:
+        """Whether positives carry weights of their own."""
+        return self.near_slope != 0
+
+    @property
+    def two(self) -> bool:
+        """Whether a row sums two things over its negatives."""
+        return self.far == "tilt" or self.count_weight
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether a pair gives both of its ends the same: then half of the tiles do."""
+        return self.far != "relative" and not self.online
+
+
+def fused_form(loss: Any, difficulty: Any, job: Any) -> Form | None:
+    """The fused form of a loss under a difficulty, None where there is none.
+
+    ``job`` needs ``z``, ``ref``, ``biased`` and ``ids``: anything that holds what the engine was called with.
+    """
+    maker = _LOSSES.get(_name(loss))
+    if maker is None or not _suits(job):
+        return None
+    form = maker(loss, difficulty)
+    if form is None or (form.far in ("relative", "raw")) != (job.biased is not None):
+        return None
+    return _ranged(form)
+
+
+def precision(form: Form, dtype: torch.dtype) -> Literal["half", "split"]:
+    """Float16 operands where they are accurate enough, else three bfloat16 products, good to float32."""
+    half = dtype in (torch.float16, torch.bfloat16)
+    safe = form.unit and form.far != "hinge" and form.temperature >= HALF_FROM
+    return "half" if half and safe else "split"
+
+
+def _suits(job: Any) -> bool:
+    """Widths and types that the kernels hold; left out: float64, and pairs excluded by id."""
+    sides: list[Tensor] = [job.z, *(x for x in (job.ref,) if x is not None), *(job.biased or ())]
+    wide = max(x.shape[1] for x in sides)
+    kinds = (torch.float16, torch.bfloat16, torch.float32)
+    return wide <= WIDEST and all(x.dtype in kinds for x in sides) and job.ids is None
+
+
+def _ranged(form: Form) -> Form | None:
+    """The form with a fixed maximum where that is safe, else with a running one, else none."""
+    if form.far == "hinge":
+        return form
+    power = {"tilt": 1 + form.beta, "relative": 2.0}.get(form.far, 1.0)
+    if form.unit and 2 * power / form.temperature <= EXPONENT:
+        return form
+    simple = form.far in ("plain", "threshold", "raw") and not form.count_weight
+    return replace(form, online=True) if simple else None
+
+
+def _name(x: Any) -> str:
+    """Its type, by its full name: this room may not import the rooms of losses and difficulties."""
+    return f"{type(x).__module__}.{type(x).__qualname__}"
+
+
+def _supcon(loss: Any, difficulty: Any) -> Form | None:
+    if loss.neg_weight == "penalty":
+        return None
+    base = 1.0 if loss.base_temperature is None else loss.temperature / loss.base_temperature
+    by = loss.normalise or ("count" if loss.numerator_only else "weight")
+    form = Form(
+        "supcon out" if loss.form == "out" else "supcon in",
+        temperature=loss.temperature,
+        numerator=loss.numerator_only,
+        by=by,
+        scale=base,
+        mean_all=loss.mean_all,
+    )
+    form = _weighed(form, difficulty)
+    if form is None or loss.neg_weight == "denominator":
+        return form
+    # "none": negatives enter unweighted.
+    return replace(form, far="plain", slope=0.0, beta=0.0) if form.far in ("plain", "threshold", "tilt") else None
+
+
+def _infonce(loss: Any, difficulty: Any) -> Form | None:
+    form = _weighed(Form("infonce", temperature=loss.temperature, prior=loss.prior), difficulty)
+    if form is None or loss.prior == 0:
+        return form
+    by_weight = (loss.count or getattr(difficulty, "negatives", "weight")) == "weight"
+    if form.far in ("plain", "tilt") or not by_weight:
+        # A tilt's weights have mean 1, so their sum is the count too.
+        return form
+    return None if form.live or form.far != "threshold" else replace(form, count_weight=True)
+
+
+def _npair(loss: Any, difficulty: Any) -> Form | None:
+    return Form("npair", unit=False) if difficulty is None else None
+
+
+def _contrastive(loss: Any, difficulty: Any) -> Form | None:
+    if difficulty is not None or loss.measure != "cosine":
+        return None
+    return Form("contrastive", "hinge", margins=(loss.positive, loss.negative), shape=loss.form)
+
+
+def _weighed(form: Form, difficulty: Any) -> Form | None:
+    """The form with its difficulty inside."""
+    if difficulty is None:
+        return form
+    maker = _DIFFICULTIES.get(_name(difficulty))
+    return None if maker is None else maker(form, difficulty)
+
+
+def _threshold(form: Form, it: Any, strength: float = 1.0) -> Form:
+    hinge = it.form == "hinge"
+    return replace(
+        form,
+        far="threshold" if it.beta * strength else "plain",
+        slope=strength * it.beta / (1 - it.negative),
+        knee=it.negative,
+        least=0.0 if hinge else -strength,
+        near_slope=strength * it.alpha / it.positive,
+        near_knee=it.positive,
+        near_least=0.0 if hinge else -float("inf"),
+        live=not it.detach,
+    )
+
+
+def _adaptive(form: Form, it: Any) -> Form:
+    return _threshold(form, it.current())
+
+
+def _curriculum(form: Form, it: Any) -> Form | None:
+    inside = it.difficulty
+    if _name(inside) == "mettle.difficulty.adaptive.AdaptiveThreshold":
+        inside = inside.current()
+    return _threshold(form, inside, it.strength) if _name(inside) == "mettle.difficulty.threshold.Threshold" else None
+
+
+def _importance(form: Form, it: Any) -> Form:
+    return replace(form, far="tilt", beta=it.beta, live=not it.detach) if it.beta else form
+
+
+def _relative(form: Form, it: Any) -> Form | None:
+    if not it.detach or it.form == "distance":
+        return None
+    return replace(form, far="raw" if it.form == "raw" else "relative")
+
+
+_LOSSES: dict[str, Callable[[Any, Any], Form | None]] = {
+    "mettle.losses.supcon.SupCon": _supcon,
+    "mettle.losses.infonce.InfoNCE": _infonce,
+    "mettle.losses.npair.NPair": _npair,
+    "mettle.losses.contrastive.Contrastive": _contrastive,
+}
+_DIFFICULTIES: dict[str, Callable[[Form, Any], Form | None]] = {
+    "mettle.difficulty.threshold.Threshold": _threshold,
+    "mettle.difficulty.adaptive.AdaptiveThreshold": _adaptive,
+    "mettle.difficulty.combine.curriculum": _curriculum,
+    "mettle.difficulty.importance.Importance": _importance,
+    "mettle.difficulty.relative.Relative": _relative,
+}
