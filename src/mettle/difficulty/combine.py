@@ -23,6 +23,11 @@ class Product:
         return self.first.detach and self.second.detach
 
     @property
+    def continuous(self) -> bool:
+        """Only if both are."""
+        return all(getattr(part, "continuous", False) for part in (self.first, self.second))
+
+    @property
     def symmetric(self) -> bool:
         """Only if both are."""
         return all(getattr(part, "symmetric", False) for part in (self.first, self.second))
@@ -92,6 +97,11 @@ class curriculum:
     def detach(self) -> bool:
         """As the difficulty inside."""
         return self.difficulty.detach
+
+    @property
+    def continuous(self) -> bool:
+        """As the difficulty inside."""
+        return getattr(self.difficulty, "continuous", False)
 
     @property
     def symmetric(self) -> bool:

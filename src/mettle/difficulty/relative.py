@@ -31,6 +31,7 @@ class Relative:
     form: Literal["similarity", "raw", "distance"] = "similarity"
     detach: bool = True
 
+    continuous = True
     symmetric = True  # as far as it goes: row facts are asked for at each end anyway
     negatives = "plain"  # a weight of 1.5 does not make one and a half negatives of one
 
@@ -66,11 +67,14 @@ class Relative:
             both = u + v
             w = 1 + u / torch.where(both > 0, both, 1)
         else:
-            gap = (own - other).mul_(1 / tile.temperature)  # in place: nothing else holds these
+            gap = own - other
             if self.form == "similarity":
                 shift = (rows["other"] - rows["own"]) / 2
-                gap.add_(torch.where(torch.isfinite(shift), shift, 0))
-            w = torch.sigmoid_(gap) + 1
+                gap = torch.add(torch.where(torch.isfinite(shift), shift, 0), gap, alpha=1 / tile.temperature)
+            else:
+                gap = gap / tile.temperature
+            w = torch.sigmoid_(gap)
+            w = 1 + w if w.requires_grad else w.add_(1)  # in place where no gradient needs the old value
         return w if tile.pos is False else torch.where(tile.pos, 1, w)  # type: ignore[arg-type]
 
     @staticmethod

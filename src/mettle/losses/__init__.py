@@ -1,20 +1,39 @@
 """One loss, one short file; its docstring is the formula."""
 
+from mettle.losses.adacos import AdaCos
+from mettle.losses.arcface import ArcFace
+from mettle.losses.center import Center
 from mettle.losses.contrastive import Contrastive
+from mettle.losses.cosface import CosFace
 from mettle.losses.infonce import InfoNCE
 from mettle.losses.lifted import LiftedStructure
 from mettle.losses.npair import NPair
 from mettle.losses.self_triplet import SelfTriplet
+from mettle.losses.similarity_classification import SimilarityClassification
+from mettle.losses.similarity_ranking import SimilarityRanking
+from mettle.losses.similarity_regression import SimilarityRegression
+from mettle.losses.softmax import NormFace, Softmax
+from mettle.losses.sphereface import SphereFace
 from mettle.losses.supcon import DASupCon, SupCon
 from mettle.losses.triplet import Triplet
 
 __all__ = [
+    "AdaCos",
+    "ArcFace",
+    "Center",
     "Contrastive",
+    "CosFace",
     "DASupCon",
     "InfoNCE",
     "LiftedStructure",
     "NPair",
+    "NormFace",
     "SelfTriplet",
+    "SimilarityClassification",
+    "SimilarityRanking",
+    "SimilarityRegression",
+    "Softmax",
+    "SphereFace",
     "SupCon",
     "Triplet",
 ]

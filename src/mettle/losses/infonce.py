@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
-from mettle.losses.pairwise import Pairwise, need, stacked
+from mettle.losses.pairwise import Pairwise, need, softplus, stacked
 from mettle.pairs import Acc, Difficulty, PairFacts, Rows, Sweep, Tile, lse, total
 
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from mettle.errors import InputError
-from mettle.losses.pairwise import Pairwise, filled, need
+from mettle.losses.pairwise import Pairwise, filled, need, softplus
 from mettle.pairs import Acc, Difficulty, Measure, PairFacts, PairOutput, Rows, Tile, lse, pair_facts, pair_loss, total
 from mettle.pairs.engine import check
 

@@ -156,6 +156,11 @@ def log_add(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(empty, -torch.inf, torch.logaddexp(a.masked_fill(empty, 0), b.masked_fill(empty, 0)))
 
 
+def softplus(x: Tensor) -> Tensor:
+    """Log(1 + eˣ), exact in float64 too: torch's own stops counting the 1 at x = 20."""
+    return torch.nn.functional.softplus(x, threshold=40)
+
+
 def filled(x: Tensor) -> Tensor:
     """Zero, with zero gradient, where a row had nothing to accumulate (-inf)."""
     return x.masked_fill(x == -torch.inf, 0)

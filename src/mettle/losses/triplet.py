@@ -5,11 +5,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from mettle.difficulty import Hardest
 from mettle.losses.distance import distance, squared_distance
-from mettle.losses.pairwise import Pairwise, filled, need
+from mettle.losses.pairwise import Pairwise, filled, need, softplus
 from mettle.losses.random import Random, chosen, drawn
 from mettle.pairs import Acc, Difficulty, Measure, Rows, Sweep, Tile, collect, peak, total
 

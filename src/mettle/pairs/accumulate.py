@@ -20,6 +20,8 @@ from torch import Tensor
 from mettle.pairs.contract import Acc
 
 Ends = tuple[slice, slice | None]
+Pulled = tuple[Tensor, Tensor | None]
+"""Gradient of a term, and of its weights where they are live."""
 
 
 def accumulator(acc: Acc, n: int, like: Tensor, most: Callable[[], int]) -> "Accumulator":
@@ -59,6 +61,18 @@ def times(y: Tensor, part: Tensor | None) -> Tensor:
     return y.masked_fill(~part, 0) if part.dtype == torch.bool else y * part
 
 
+def times_(y: Tensor, part: Tensor | None) -> Tensor:
+    """The same in place, for a ``y`` that nobody else holds."""
+    if part is None:
+        return y
+    return y.masked_fill_(~part, 0) if part.dtype == torch.bool else y.mul_(part)
+
+
+def weights_part(acc: Acc, w: Tensor | None, y: Tensor, live: bool) -> Tensor | None:
+    """The gradient of the weights, where they have one: an absent pair gets none."""
+    return times(y, share(replace(acc, weigh="present"), w)) if live else None
+
+
 def spread(g: Tensor, ends: Ends) -> Tensor:
     """A row quantity laid over the tile, both ends added."""
     i, j = ends
@@ -94,19 +108,19 @@ class Total:
         y = y.to(self.sum.dtype) * (1.0 if isinstance(acc.x, Tensor) else acc.x)
         self.sum.index_add_(0, rows, y.squeeze(1))
 
-    def pull_list(self, acc: Acc, w: Tensor | None, g: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def pull_list(self, acc: Acc, w: Tensor | None, g: Tensor, rows: Tensor, live: bool = False) -> Pulled:
         """As `pull`, for a list of pairs."""
         c = g[rows, None]
-        return times(c, share(acc, w)), times(c * acc.x, share(replace(acc, weigh="present"), w))
+        return times(c, share(acc, w)), weights_part(acc, w, c * acc.x if live else c, live)
 
     def value(self) -> Tensor:
         """One per row."""
         return self.sum
 
-    def pull(self, acc: Acc, w: Tensor | None, g: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
+    def pull(self, acc: Acc, w: Tensor | None, g: Tensor, ends: Ends, live: bool = False) -> Pulled:
         """Gradient of the tile's x, and of its weights."""
         c = spread(g, ends)
-        return times(c, share(acc, w)), times(c * acc.x, share(replace(acc, weigh="present"), w))
+        return times(c, share(acc, w)), weights_part(acc, w, c * acc.x if live else c, live)
 
 
 class BoundedLse:
@@ -118,30 +132,30 @@ class BoundedLse:
     def fold(self, acc: Acc, w: Tensor | None, ends: Ends, size: tuple[int, int]) -> None:
         """Add one tile."""
         i, j = ends
-        y = times((acc.x - self.ceiling).exp_(), share(acc, w))  # type: ignore[union-attr]
+        y = times_((acc.x - self.ceiling).exp_(), share(acc, w))  # type: ignore[union-attr]
         self.sum[i] += y.sum(1)
         if j is not None:
             self.sum[j] += y.sum(0)
 
     def fold_list(self, acc: Acc, w: Tensor | None, rows: Tensor) -> None:
         """Add a list of pairs, each to its row."""
-        self.sum.index_add_(0, rows, times((acc.x - self.ceiling).exp_(), share(acc, w)).squeeze(1))  # type: ignore[union-attr]
+        self.sum.index_add_(0, rows, times_((acc.x - self.ceiling).exp_(), share(acc, w)).squeeze(1))  # type: ignore[union-attr]
 
-    def pull_list(self, acc: Acc, w: Tensor | None, g: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def pull_list(self, acc: Acc, w: Tensor | None, g: Tensor, rows: Tensor, live: bool = False) -> Pulled:
         """As `pull`, for a list of pairs."""
         scale = (g / self.sum).masked_fill(self.sum == 0, 0)
         e = (acc.x - self.ceiling).exp_().mul_(scale[rows, None])  # type: ignore[union-attr]
-        return times(e, share(acc, w)), times(e, share(replace(acc, weigh="present"), w))
+        return times(e, share(acc, w)), weights_part(acc, w, e, live)
 
     def value(self) -> Tensor:
         """One per row, -inf where nothing was added."""
         return self.sum.log() + self.ceiling
 
-    def pull(self, acc: Acc, w: Tensor | None, g: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
+    def pull(self, acc: Acc, w: Tensor | None, g: Tensor, ends: Ends, live: bool = False) -> Pulled:
         """Gradient of the tile's x, and of its weights; an absent pair gets none, not even for its weight."""
         scale = (g / self.sum).masked_fill(self.sum == 0, 0)
         e = (acc.x - self.ceiling).exp_().mul_(spread(scale, ends))  # type: ignore[union-attr]
-        return times(e, share(acc, w)), times(e, share(replace(acc, weigh="present"), w))
+        return times(e, share(acc, w)), weights_part(acc, w, e, live)
 
 
 class OnlineLse:
@@ -158,7 +172,7 @@ class OnlineLse:
                 continue
             top = torch.maximum(self.top[rows], x.amax(dim))
             safe = top.masked_fill(top == -torch.inf, 0)
-            y = times((x - safe.unsqueeze(dim)).exp_(), part)
+            y = times_((x - safe.unsqueeze(dim)).exp_(), part)
             old = (self.top[rows] - safe).exp_()
             self.sum[rows] = self.sum[rows] * old + y.sum(dim)
             self.top[rows] = top
@@ -168,22 +182,22 @@ class OnlineLse:
         x = _present(acc, w)
         top = self.top.scatter_reduce(0, rows, x.squeeze(1), "amax")
         safe = top.masked_fill(top == -torch.inf, 0)
-        y = times((x - safe[rows, None]).exp_(), share(acc, w))
+        y = times_((x - safe[rows, None]).exp_(), share(acc, w))
         self.sum = (self.sum * (self.top - safe).exp_()).index_add_(0, rows, y.squeeze(1))
         self.top = top
 
-    def pull_list(self, acc: Acc, w: Tensor | None, g: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def pull_list(self, acc: Acc, w: Tensor | None, g: Tensor, rows: Tensor, live: bool = False) -> Pulled:
         """As `pull`, for a list of pairs."""
         x, v = _present(acc, w), self.value()
         v, g = v.masked_fill(v == -torch.inf, 0), g.masked_fill(v == -torch.inf, 0)
         e = (x - v[rows, None]).exp_().mul_(g[rows, None])
-        return times(e, share(acc, w)), times(e, share(replace(acc, weigh="present"), w))
+        return times(e, share(acc, w)), weights_part(acc, w, e, live)
 
     def value(self) -> Tensor:
         """One per row, -inf where nothing was added."""
         return self.sum.log() + self.top.masked_fill(self.top == -torch.inf, 0)
 
-    def pull(self, acc: Acc, w: Tensor | None, g: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
+    def pull(self, acc: Acc, w: Tensor | None, g: Tensor, ends: Ends, live: bool = False) -> Pulled:
         """Gradient of the tile's x, and of its weights."""
         (i, j), x = ends, _present(acc, w)  # absent pairs may lie above a row's maximum: they are -inf here
         v = self.value()
@@ -191,7 +205,7 @@ class OnlineLse:
         e = (x - v[i].unsqueeze(1)).exp_().mul_(g[i].unsqueeze(1))
         if j is not None:
             e += (x - v[j].unsqueeze(0)).exp_().mul_(g[j].unsqueeze(0))
-        return times(e, share(acc, w)), times(e, share(replace(acc, weigh="present"), w))
+        return times(e, share(acc, w)), weights_part(acc, w, e, live)
 
 
 class Peak:
@@ -219,7 +233,7 @@ class Peak:
         self.ties = (self.ties * (self.top == top)).index_add_(0, rows, (x == top[rows]).to(self.ties.dtype))
         self.top = top
 
-    def pull_list(self, acc: Acc, w: Tensor | None, g: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def pull_list(self, acc: Acc, w: Tensor | None, g: Tensor, rows: Tensor, live: bool = False) -> Pulled:
         """As `pull`, for a list of pairs."""
         g = (g / self.ties.clamp(min=1)).masked_fill(self.top == -torch.inf, 0)
         gx = (_present(acc, w) == self.top[rows, None]) * g[rows, None]
@@ -229,7 +243,7 @@ class Peak:
         """One per row, -inf where no pair is present."""
         return self.top
 
-    def pull(self, acc: Acc, w: Tensor | None, g: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
+    def pull(self, acc: Acc, w: Tensor | None, g: Tensor, ends: Ends, live: bool = False) -> Pulled:
         """Gradient of the tile's x; a maximum does not depend on weights."""
         (i, j), x = ends, _present(acc, w)
         g = (g / self.ties.clamp(min=1)).masked_fill(self.top == -torch.inf, 0)
@@ -270,7 +284,7 @@ class Collect:
         """Collecting is for sweeps over all pairs."""
         raise NotImplementedError("collect in a sweep over all pairs")
 
-    def pull_list(self, acc: Acc, w: Tensor | None, g: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def pull_list(self, acc: Acc, w: Tensor | None, g: Tensor, rows: Tensor, live: bool = False) -> Pulled:
         """Collecting is for sweeps over all pairs."""
         raise NotImplementedError("collect in a sweep over all pairs")
 
@@ -282,7 +296,7 @@ class Collect:
         """Start over, for a second walk through the same tiles."""
         self.filled.zero_()
 
-    def pull(self, acc: Acc, w: Tensor | None, g: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
+    def pull(self, acc: Acc, w: Tensor | None, g: Tensor, ends: Ends, live: bool = False) -> Pulled:
         """Gradient of the tile's x, and of its weights."""
         assert isinstance(acc.mask, Tensor)
         mask = acc.mask

@@ -139,7 +139,9 @@ class Difficulty(Protocol):
     ``stats`` names row facts that ``weigh`` needs (the hardest positive of each row, say); most need none and return
     an empty dict. Weights carry no gradient while ``detach`` is true.
 
-    Three optional attributes, for those who have reason to say:
+    Four optional attributes, for those who have reason to say:
+        continuous        True promises that a rounding of s moves a weight by no more than a rounding, so that positive
+                          pairs may be taken from a list instead of the tile that row facts came from (default False)
         symmetric         True promises w_ij = w_ji, so that both ends of a pair can share the work (default False)
         positive_weights  "numerator": SupCon applies positive weights in the numerator only (default "everywhere")
         negatives         "plain": negatives are counted once whatever they weigh (default "weight")

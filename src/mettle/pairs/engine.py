@@ -67,6 +67,31 @@ def pair_loss(
         engine: ``auto`` chooses by size; ``dense`` and ``tiled`` insist.
         tile: rows of a tile; chosen by size when left out.
     """
+    loss, difficulty = tilted(loss, difficulty)
+    rows, name = row_sums(
+        loss, z, labels, ref=ref, ids=ids, difficulty=difficulty, biased=biased, engine=engine, tile=tile
+    )
+    with torch.autocast(z.device.type, enabled=False):
+        values, defined, share = loss.finish(rows), loss.defined(rows), loss.share(rows)
+        for given in (z, *(ref or ())[:1], *(biased if isinstance(biased, tuple) else (biased,))):
+            if given is not None:
+                values = values + broken(given).to(values.dtype)
+    return PairOutput(values, defined, share, name)
+
+
+def row_sums(
+    loss: PairLoss,
+    z: Tensor,
+    labels: Tensor,
+    *,
+    ref: Reference | None = None,
+    ids: Tensor | None = None,
+    difficulty: Difficulty | None = None,
+    biased: Tensor | tuple[Tensor, Tensor] | None = None,
+    engine: Engine = "auto",
+    tile: int | None = None,
+) -> tuple[dict[str, Tensor], str]:
+    """What every anchor accumulates, (n,) each with gradient, and the engine that did it. Arguments as above."""
     check(z, labels, "embeddings", "labels")
     if ref is not None:
         check(ref[0], ref[1], "reference embeddings", "reference labels")
@@ -76,20 +101,15 @@ def pair_loss(
                 f"embeddings {tuple(z.shape)} on {z.device}: both need one width and one device"
             )
     check_extras(z, ref, ids, biased, tile)
-    loss, difficulty = tilted(loss, difficulty)
     name = choose(engine, len(z) * (len(z) if ref is None else len(ref[0])), loss, difficulty)
     with torch.autocast(z.device.type, enabled=False):
         job, order = layout(loss, z, labels, ref, ids, difficulty, biased, sort=name == "tiled")
         rows = tiled.rows(job, tile) if name == "tiled" else dense.rows(job)
         rows = {k: v for k, v in rows.items() if not k.startswith("difficulty.")}
-        values, defined, share = loss.finish(rows), loss.defined(rows), loss.share(rows)
         if order is not None:
             back = torch.argsort(order)
-            values, defined, share = values[back], defined[back], share[back]
-        for given in (z, *(ref or ())[:1], *(biased if isinstance(biased, tuple) else (biased,))):
-            if given is not None:
-                values = values + broken(given).to(values.dtype)
-    return PairOutput(values, defined, share, name)
+            rows = {k: v[back] for k, v in rows.items()}
+    return rows, name
 
 
 def broken(z: Tensor) -> Tensor:

@@ -56,15 +56,16 @@ class Job:
                     constant=difficulty.detach,
                 )
             )
-        # Weights that differ between the two ends of a pair must be asked for at each end.
         stats = bool(found)
+        # Weights that differ between the two ends of a pair must be asked for at each end.
         apart = stats or not (difficulty is None or getattr(difficulty, "symmetric", False))
         for sweep in self.loss.sweeps():
             reads = "rows" if apart and sweep.reads == "nothing" else sweep.reads
             only = sweep.over == "positives"
             # A row fact such as the hardest positive must meet exactly the similarity it was taken from, so a
             # difficulty that has any sees tiles throughout: a product of two rows rounds differently elsewhere.
-            found.append(Step(sweep.terms, weigh, reads, positives_only=only, as_list=only and not stats))
+            exact = stats and not getattr(difficulty, "continuous", False)
+            found.append(Step(sweep.terms, weigh, reads, positives_only=only, as_list=only and not exact))
         return found
 
     def _weigh(self, tile: Tile, known: Rows) -> Tensor | None:

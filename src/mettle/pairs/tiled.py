@@ -233,15 +233,16 @@ def _pulled(
         plain = replace(acc, x=acc.x.detach()) if isinstance(acc.x, Tensor) else acc
         fixed = None if w is None else w.detach()
         if isinstance(ends, Tensor):
-            gx, gw = table[name].pull_list(plain, fixed, g[name], ends)
+            gx, gw = table[name].pull_list(plain, fixed, g[name], ends, live)
         else:
-            gx, gw = table[name].pull(plain, fixed, g[name], ends)
+            gx, gw = table[name].pull(plain, fixed, g[name], ends, live)
         if moves:
             assert isinstance(acc.x, Tensor)
             outputs.append(acc.x)
             gradients.append(gx.expand_as(acc.x))
         if live:
             assert w is not None
+            assert gw is not None
             outputs.append(w)
             gradients.append((gw.sum(2) if gw.ndim == 3 else gw).expand_as(w))
     return outputs, gradients

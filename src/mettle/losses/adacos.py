@@ -1,0 +1,75 @@
+"""AdaCos: cosine softmax that finds its own scale."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from mettle.losses.class_vectors import ClassVectors
+from mettle.losses.pairwise import need
+from mettle.pairs.classes import class_rows
+from mettle.pairs.similarity import unit, widen
+
+LEAST = 0.1  # a scale of 0 or below would turn attraction around; only tiny, badly placed problems get there
+
+
+class AdaCos(ClassVectors):
+    r"""Cross-entropy over cosines with an adaptive scale and no margin (Zhang et al. 2019).
+
+    Formula, L_i as in `NormFace` with
+        fixed      s = √2 · ln(C − 1)
+        dynamic    s_t = ln B / cos(min(π/4, θ_med)),  B = (1/n) Σ_i Σ_{j≠y} e^{s_{t−1} cos θ_ij},
+                   θ_med the (lower) median of the angles to the own class; s_0 is the fixed scale
+    Needs:
+        labels 0 to C − 1 and at least three classes. Embeddings are normalised inside.
+    Use when:
+        you do not want to tune a scale.
+    Relations:
+        fixed: `NormFace` with that scale. The running scale is the buffer ``scale``: saved, resumed, and the same on
+        every rank. Only training calls move it; no gradient passes through it.
+    """
+
+    scale: Tensor  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(self, num_classes: int, dim: int, dynamic: bool = True, **options):
+        super().__init__(num_classes, dim, **options)
+        need(
+            num_classes >= 3, f"AdaCos takes its scale from ln(C - 1): {num_classes} classes are too few, use NormFace"
+        )
+        self.dynamic = dynamic
+        self.register_buffer("scale", torch.tensor(math.sqrt(2) * math.log(num_classes - 1), dtype=torch.float64))
+
+    def extra_repr(self) -> str:
+        """As it was built."""
+        return f"{super().extra_repr()}, dynamic={self.dynamic}"
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The mean over samples; a training call adapts the scale first."""
+        self._check(embeddings, labels)
+        if self.dynamic and self.training and torch.is_grad_enabled():
+            self.adapt(embeddings, labels)
+        return super().forward(embeddings, labels)
+
+    @torch.no_grad()
+    def adapt(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Move the scale by what this batch looks like, over all ranks."""
+        target, far = class_rows(unit(widen(embeddings)), self.weight, labels, float(self.scale))
+        target, far = _everywhere(target), _everywhere(far)
+        average = torch.logsumexp(far.double(), 0) - math.log(len(far))
+        angle = target.double().clamp(-1, 1).acos().median()
+        scale = average / angle.clamp(max=math.pi / 4).cos()
+        if bool(torch.isfinite(scale)):  # a broken batch gives a broken loss, not a broken state
+            self.scale.fill_(scale.clamp(min=LEAST).item())
+
+
+def _everywhere(x: Tensor) -> Tensor:
+    """The values of all ranks, in rank order; batches may differ in size."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return x
+    sizes = [torch.zeros(1, dtype=torch.long, device=x.device) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(x)], device=x.device))
+    most = max(int(n) for n in sizes)
+    parts = [x.new_zeros(most) for _ in sizes]
+    dist.all_gather(parts, torch.nn.functional.pad(x, (0, most - len(x))))
+    return torch.cat([part[: int(n)] for part, n in zip(parts, sizes, strict=True)])

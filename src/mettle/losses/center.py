@@ -1,0 +1,128 @@
+"""Center loss: classes stay together around their centres."""
+
+from copy import copy
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from mettle.losses.class_vectors import ClassVectors
+from mettle.losses.pairwise import need
+from mettle.losses.softmax import Softmax
+from mettle.pairs.similarity import widen
+
+
+class Center(nn.Module):
+    r"""A classification loss plus the distance of samples to the running centre of their class (Wen et al. 2016).
+
+    Formula:
+        L_i = base_i + (λ/2) ‖z_i − c_y‖²,   λ = ``weight``
+        after each training call, outside the gradient:  c_j ← c_j − ``rate`` · Σ_{i: y_i=j} (c_j − z_i) / (1 + n_j)
+    Needs:
+        labels 0 to C − 1. Any class-vector loss as ``base``; `Softmax` unless given.
+    Use when:
+        a classifier's features should also be compact. Large λ makes everything collapse.
+    Relations:
+        λ = 0: the base loss. rate 1: a running mean; rate 0: centres stay. Centres are buffers: saved and resumed.
+    """
+
+    centres: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        weight: float = 0.003,
+        rate: float = 0.5,
+        base: ClassVectors | None = None,
+    ):
+        super().__init__()
+        need(weight >= 0, f"weight must be at least 0, got {weight}")
+        need(0 <= rate <= 1, f"rate must be in [0, 1], got {rate}")
+        self.base = Softmax(num_classes, dim) if base is None else base
+        shape = tuple(self.base.weight.shape)
+        need(shape == (num_classes, dim), f"base has {shape} class vectors, Center was told ({num_classes}, {dim})")
+        self.strength, self.rate = weight, rate
+        self.register_buffer("centres", torch.zeros(num_classes, dim))
+
+    @property
+    def weight(self) -> Tensor:
+        """The class vectors of the base loss."""
+        return self.base.weight
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return self.base.num_classes
+
+    @property
+    def difficulty(self) -> Any:
+        """The difficulty of the base loss."""
+        return self.base.difficulty
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The mean over samples; a training call moves the centres."""
+        value = self.base(embeddings, labels) + self.strength * self.spread(embeddings, labels).mean()
+        if self.training and torch.is_grad_enabled():
+            self.move(embeddings, labels)
+        return value
+
+    def per_anchor(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """(n,) one value per sample."""
+        return self.base.per_anchor(embeddings, labels) + self.strength * self.spread(embeddings, labels)
+
+    def spread(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """(n,) half the squared distance to the own centre."""
+        z = widen(embeddings)
+        return (z - self.centres[labels].to(z.dtype)).square().sum(1) / 2
+
+    @torch.no_grad()
+    def move(self, embeddings: Tensor, labels: Tensor) -> None:
+        """The moving-average rule, for the classes of this batch."""
+        known, at, counts = labels.unique(return_inverse=True, return_counts=True)
+        z = widen(embeddings).to(self.centres.dtype)
+        if not bool(torch.isfinite(z).all()):
+            return  # a broken batch gives a broken loss, not a broken state
+        centres = self.centres[known]
+        pull = counts[:, None] * centres - torch.zeros_like(centres).index_add_(0, at, z)
+        self.centres[known] = centres - self.rate * pull / (1 + counts[:, None])
+
+    def at(self, progress: float) -> Self:
+        """The loss at a point of training, for difficulties that follow a curriculum."""
+        base = self.base.at(progress)
+        if base is self.base:
+            return self
+        now = copy(self)
+        now.__dict__["base"] = base
+        return now
+
+    def start_from(self, embeddings: Tensor, labels: Tensor) -> Self:
+        """Set class vectors and centres of the classes that occur to the means of their samples."""
+        self.base.start_from(embeddings, labels)
+        with torch.no_grad():
+            known, at, counts = labels.unique(return_inverse=True, return_counts=True)
+            z = widen(embeddings).to(self.centres.dtype)
+            self.centres[known] = z.new_zeros(len(known), z.shape[1]).index_add_(0, at, z) / counts[:, None]
+        return self
+
+    def logits(self, embeddings: Tensor) -> Tensor:
+        """Of the base loss."""
+        return self.base.logits(embeddings)
+
+    def predict(self, embeddings: Tensor, chunk: int = 4096) -> Tensor:
+        """Of the base loss."""
+        return self.base.predict(embeddings, chunk)
+
+    def extra_repr(self) -> str:
+        """As it was built."""
+        return f"weight={self.strength}, rate={self.rate}"
+
+    def vectors(self) -> Tensor:
+        """Of the base loss."""
+        return self.base.vectors()
+
+    def facts(self, embeddings: Tensor, labels: Tensor) -> dict[str, Any]:
+        """Of the base loss, and how far samples are from their centres."""
+        with torch.no_grad():
+            spread = float((2 * self.spread(embeddings, labels)).sqrt().mean())
+        return self.base.facts(embeddings, labels) | {"distance_to_centre": spread}

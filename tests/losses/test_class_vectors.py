@@ -1,0 +1,531 @@
+"""Class-vector losses against loops that share no code, gradients, edges, sampling, state."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mettle.difficulty import Hardest, Importance, Threshold, curriculum
+from mettle.errors import InputError
+from mettle.losses import AdaCos, ArcFace, Center, CosFace, NormFace, Softmax, SphereFace
+from mettle.pairs.classes import class_rows
+from oracles import classes as oracle
+
+N, C, D = 7, 5, 4
+MODES = ("keep", "none", "easy", "smooth", "detach")
+
+# name: (how it is built, the published sums)
+MEMBERS = {
+    "softmax": (lambda: Softmax(C, D), lambda z, y, W: oracle.softmax(z, y, W, b=np.zeros(len(W)))),
+    "softmax no bias": (lambda: Softmax(C, D, bias=False), oracle.softmax),
+    "modified": (
+        lambda: Softmax(C, D, unit_weights=True, bias=False),
+        lambda z, y, W: oracle.softmax(z, y, W, unit_weights=True),
+    ),
+    "modified with bias": (
+        lambda: Softmax(C, D, unit_weights=True),
+        lambda z, y, W: oracle.softmax(z, y, W, unit_weights=True),
+    ),
+    "normface": (lambda: NormFace(C, D, 12.0), lambda z, y, W: oracle.normface(z, y, W, 12.0)),
+    "cosface": (lambda: CosFace(C, D, 16.0, 0.3), lambda z, y, W: oracle.cosface(z, y, W, 16.0, 0.3)),
+    "cosface 64": (lambda: CosFace(C, D), lambda z, y, W: oracle.cosface(z, y, W, 64.0, 0.35)),
+    **{
+        f"arcface {mode}": (
+            lambda mode=mode: ArcFace(C, D, 16.0, 0.5, mode),
+            lambda z, y, W, mode=mode: oracle.arcface(z, y, W, 16.0, 0.5, mode),
+        )
+        for mode in MODES
+    },
+    "combined": (
+        lambda: ArcFace(C, D, 16.0, 0.3, "none", multiply=1.35, subtract=0.1),
+        lambda z, y, W: oracle.combined(z, y, W, 16.0, 1.35, 0.3, 0.1),
+    ),
+    **{
+        f"sphereface {m}": (
+            lambda m=m: SphereFace(C, D, m, start=5.0, floor=0.5),
+            lambda z, y, W, m=m: oracle.sphereface(z, y, W, m, 5.0),
+        )
+        for m in (1, 2, 3, 4)
+    },
+    "adacos fixed": (
+        lambda: AdaCos(C, D, dynamic=False),
+        lambda z, y, W: oracle.normface(z, y, W, oracle.adacos_fixed_scale(C)),
+    ),
+    "center": (
+        lambda: Center(C, D, 0.1, base=NormFace(C, D, 8.0)),
+        lambda z, y, W: oracle.center(z, y, np.zeros((C, D)), 0.1, oracle.normface(z, y, W, 8.0)),
+    ),
+}
+
+
+@pytest.fixture(params=range(4))
+def data(request):
+    rng = np.random.default_rng(request.param)
+    return rng.normal(size=(N, D)) * rng.uniform(0.5, 3), rng.integers(0, C, N), rng.normal(size=(C, D))
+
+
+def made(name, W):
+    loss = MEMBERS[name][0]().double()
+    with torch.no_grad():
+        loss.weight.copy_(torch.as_tensor(W))
+    return loss
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_values_and_gradients_are_those_of_the_published_sums(name, data):
+    z, y, W = data
+    loss, wanted = made(name, W), MEMBERS[name][1]
+    leaf = torch.tensor(z, requires_grad=True)
+    np.testing.assert_allclose(loss.per_anchor(leaf, torch.tensor(y)).detach(), wanted(z, y, W), rtol=1e-9, atol=1e-9)
+    loss(leaf, torch.tensor(y)).backward()
+    if name == "arcface detach":
+        shift = oracle.arcface_shift(z, y, W, 0.5)
+        wanted = lambda z, y, W: oracle.arcface_detached(z, y, W, 16.0, shift)  # noqa: E731
+    for x, found, at in ((z, leaf.grad, 0), (W, loss.weight.grad, 2)):
+        numeric = oracle.numeric_gradient(
+            lambda x, at=at: wanted(*(x if k == at else v for k, v in enumerate((z, y, W)))).mean(), x
+        )
+        np.testing.assert_allclose(found, numeric, atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", [n for n in MEMBERS if n != "arcface detach"])
+@pytest.mark.parametrize("difficulty", [None, Threshold(), Hardest()], ids=["plain", "threshold", "hardest"])
+def test_gradcheck(name, difficulty):
+    if name == "center":
+        return  # a base loss that is checked itself, and a square
+    torch.manual_seed(3)
+    loss = MEMBERS[name][0]().double()
+    loss.difficulty = difficulty
+    loss.eval()
+    z, y = torch.randn(N, D, dtype=torch.float64, requires_grad=True), torch.randint(0, C, (N,))
+    if isinstance(difficulty, Threshold):  # detached weights are constants: compare with them frozen
+        loss.difficulty = Threshold(detach=False)
+
+    def value(z, W):
+        return torch.func.functional_call(loss, {"weight": W}, (z, y))
+
+    assert torch.autograd.gradcheck(value, (z, loss.weight))
+
+
+@pytest.mark.parametrize("difficulty", [None, Threshold(alpha=0, beta=0)], ids=["fast", "engine"])
+@pytest.mark.parametrize("chunk", [1, 2, 3, C])
+def test_chunks_are_irrelevant_and_the_general_engine_agrees(difficulty, chunk):
+    torch.manual_seed(0)
+    z, y = torch.randn(N, D, dtype=torch.float64, requires_grad=True), torch.randint(0, C, (N,))
+    W = torch.randn(C, D, dtype=torch.float64, requires_grad=True)
+    if difficulty is None:
+        got = class_rows(torch.nn.functional.normalize(z), W, y, 30.0, chunk=chunk)
+    else:
+        loss = CosFace(C, D, 30.0, difficulty=difficulty).double()
+        got = [loss._rows(z, W, y)[k] for k in ("target", "far")]
+    cosine = torch.nn.functional.normalize(z) @ torch.nn.functional.normalize(W).T
+    own = torch.nn.functional.one_hot(y, C).bool()
+    wanted = cosine[own], (30 * cosine).masked_fill(own, -torch.inf).logsumexp(1)
+    mix = torch.randn(2, N, dtype=torch.float64)
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    for a, b in zip(
+        torch.autograd.grad((torch.stack(tuple(got)) * mix).sum(), [z, W]),
+        torch.autograd.grad((torch.stack(wanted) * mix).sum(), [z, W]),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_row_15_no_margin_is_normalised_softmax(data):
+    z, y, W = (torch.tensor(x) for x in data)
+    base = made("normface", W)
+    for loss in (CosFace(C, D, 12.0, 0.0), *(ArcFace(C, D, 12.0, 0.0, mode) for mode in MODES)):
+        loss.double().load_state_dict(base.state_dict())
+        torch.testing.assert_close(loss.per_anchor(z, y), base.per_anchor(z, y))
+    modified, sphere = made("modified", W), made("sphereface 1", W)
+    torch.testing.assert_close(sphere.per_anchor(z, y), modified.per_anchor(z, y))
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 7])
+def test_row_16_psi_falls_without_a_jump(m):
+    cosine = torch.linspace(0, math.pi, 5001, dtype=torch.float64).cos()
+    psi = SphereFace(3, 2, m).psi(cosine)
+    assert (psi.diff() < 0).all()
+    assert psi.diff().abs().max() < m * math.pi / 5000 * 1.01
+    torch.testing.assert_close(psi[[0, -1]], torch.tensor([1.0, 1.0 - 2 * m], dtype=torch.float64))
+
+
+def test_row_17_slope_of_arcface():
+    theta = torch.linspace(0.05, 2.5, 50, dtype=torch.float64)
+    for mode, wanted in (("none", torch.sin(theta + 0.5) / torch.sin(theta)), ("detach", torch.ones_like(theta))):
+        cosine = theta.cos().requires_grad_()
+        slope = torch.autograd.grad(ArcFace(3, 2, mode=mode).target(cosine).sum(), cosine)[0]
+        torch.testing.assert_close(slope, wanted)
+
+
+def test_row_18_adacos_scale():
+    loss = AdaCos(9, 16).double()
+    fixed = math.sqrt(2) * math.log(8)
+    assert float(loss.scale) == pytest.approx(fixed)
+    with torch.no_grad():
+        loss.weight.copy_(torch.eye(9, 16))
+    z = torch.eye(16, dtype=torch.float64)[9:]  # at right angles to every class vector
+    loss(z.requires_grad_(), torch.arange(7))
+    assert float(loss.scale) == pytest.approx(fixed, rel=1e-9)
+
+
+def test_adacos_follows_the_published_rule_and_only_in_training(data):
+    z, y, W = data
+    loss = AdaCos(C, D).double()
+    with torch.no_grad():
+        loss.weight.copy_(torch.as_tensor(W))
+    leaf, labels = torch.tensor(z, requires_grad=True), torch.tensor(y)
+    scale = oracle.adacos_fixed_scale(C)
+    for _ in range(3):
+        values, scale = oracle.adacos_step(z, y, W, scale)
+        assert float(loss(leaf, labels).detach()) == pytest.approx(values.mean(), rel=1e-9)
+        assert float(loss.scale) == pytest.approx(scale, rel=1e-9)
+    loss.eval()
+    loss(leaf, labels)
+    loss.train()
+    with torch.no_grad():
+        loss(leaf, labels)
+    assert float(loss.scale) == pytest.approx(scale, rel=1e-9)
+
+
+def test_row_19_center_moves_by_the_published_rule(data):
+    z, y, W = data
+    for rate in (0.0, 0.5, 1.0):
+        loss = Center(C, D, 0.1, rate).double()
+        with torch.no_grad():
+            loss.centres.copy_(torch.tensor(W))
+        loss(torch.tensor(z, requires_grad=True), torch.tensor(y))
+        np.testing.assert_allclose(loss.centres, oracle.center_update(W, z, y, rate), rtol=1e-12)
+        loss.eval()
+        before = loss.centres.clone()
+        loss(torch.tensor(z, requires_grad=True), torch.tensor(y))
+        assert torch.equal(before, loss.centres)
+
+
+def test_row_20_sampled_classes():
+    torch.manual_seed(1)
+    z, y = torch.randn(6, D, dtype=torch.float64), torch.tensor([0, 3, 3, 17, 40, 0])
+    for share in (0.02, 0.2, 0.5):
+        loss = CosFace(50, D, 16.0, 0.3, sample=share).double()
+        sampled = loss.sampled(y)
+        assert oracle.partial_fc_follows_rule(sampled.tolist(), y.tolist(), 50, share)
+        leaf = z.clone().requires_grad_()
+        value = loss(leaf, y)
+        wanted = oracle.partial_fc(
+            z.numpy(), y.tolist(), loss.weight.detach().numpy(), sampled.tolist(),
+            lambda z, y, W: oracle.cosface(z, y, W, 16.0, 0.3),
+        )  # fmt: skip
+        assert float(value.detach()) == pytest.approx(wanted.mean(), rel=1e-12)
+        value.backward()
+        left_out = torch.ones(50, dtype=torch.bool).index_fill(0, sampled, False)
+        assert (loss.weight.grad[left_out] == 0).all() and (loss.weight.grad[sampled].abs().sum(1) > 0).all()
+    whole, full = CosFace(50, D, 16.0, 0.3, sample=1.0).double(), CosFace(50, D, 16.0, 0.3).double()
+    whole.load_state_dict(full.state_dict())
+    assert torch.equal(whole.per_anchor(z, y), full.per_anchor(z, y))
+
+
+def test_sampled_classes_differ_from_step_to_step_and_are_resumed():
+    torch.manual_seed(1)
+    z, y = torch.randn(6, D, requires_grad=True), torch.arange(6)
+    loss = CosFace(100, D, sample=0.2)
+    drawn = []
+    for _ in range(3):
+        drawn.append(loss.sampled(y))
+        loss(z, y)
+    assert not torch.equal(drawn[0], drawn[1])
+    again = CosFace(100, D, sample=0.2)
+    loss_state = {k: v.clone() for k, v in loss.state_dict().items()}
+    again.load_state_dict(loss_state)
+    assert torch.equal(again(z, y), loss(z, y))
+    loss.eval()  # all classes when it is not training
+    full = CosFace(100, D)
+    full.load_state_dict(loss.state_dict())
+    assert torch.equal(loss(z, y), full(z, y))
+
+
+def test_sparse_gradients_hold_the_same_numbers():
+    torch.manual_seed(1)
+    z, y = torch.randn(6, D, requires_grad=True), torch.arange(6)
+    plain, sparse = CosFace(100, D, sample=0.2), CosFace(100, D, sample=0.2, sparse=True)
+    sparse.load_state_dict(plain.state_dict())
+    plain(z, y).backward()
+    sparse(z, y).backward()
+    assert sparse.weight.grad.is_sparse and sparse.weight.grad.coalesce().indices().shape[1] == 20
+    torch.testing.assert_close(sparse.weight.grad.to_dense(), plain.weight.grad)
+    torch.optim.SparseAdam([sparse.weight]).step()
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_finite_at_cosines_of_exactly_one_and_minus_one(name, dtype):
+    loss = MEMBERS[name][0]().to(dtype)
+    with torch.no_grad():
+        loss.weight.copy_(torch.eye(C, D))
+    z = torch.eye(D, dtype=dtype)
+    z = torch.cat([z, -z]).requires_grad_()
+    labels = torch.arange(4).repeat(2)
+    loss(z, labels).backward()
+    assert torch.isfinite(z.grad).all() and torch.isfinite(loss.weight.grad).all()
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_half_precision_inputs(name, data):
+    z, y, W = data
+    loss = made(name, W).float()
+    for dtype in (torch.float16, torch.bfloat16):
+        half = torch.tensor(z).to(dtype).requires_grad_()
+        loss.weight.grad = None
+        value = loss(half, torch.tensor(y))
+        value.backward()
+        exact = made(name, W)
+        with torch.no_grad():
+            exact.weight.copy_(loss.weight)
+        if isinstance(exact, Center):
+            exact.centres.zero_(), loss.centres.zero_()
+        leaf = half.detach().double().requires_grad_()
+        wanted = exact(leaf, torch.tensor(y))
+        wanted.backward()
+        assert value.dtype == torch.float32
+        assert float(value.detach()) == pytest.approx(float(wanted.detach()), rel=1e-3)
+        error = (half.grad.double() - leaf.grad).norm() / leaf.grad.norm()
+        assert error < (2.5e-3 if dtype == torch.float16 else 1e-2)
+        loss = made(name, W).float()
+
+
+def test_autocast_changes_nothing(data):
+    z, y, W = (torch.tensor(x) for x in data)
+    loss = made("arcface keep", W).float()
+    plain = loss(z.float(), y)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(loss(z.float(), y), plain)
+
+
+def test_float64_in_means_float64_with_float32_class_vectors(data):
+    z, y, W = data
+    loss = made("cosface 64", W).float()
+    exact = oracle.cosface(z, y, W.astype(np.float32).astype(np.float64), 64.0, 0.35)
+    values = loss.per_anchor(torch.tensor(z), torch.tensor(y))
+    assert values.dtype == torch.float64
+    np.testing.assert_allclose(values.detach(), exact, rtol=1e-12, atol=1e-12)
+
+
+def test_one_class_has_nothing_to_lose_and_two_classes_are_logistic():
+    z, y = torch.randn(4, 3, requires_grad=True), torch.zeros(4, dtype=torch.long)
+    for loss in (Softmax(1, 3), NormFace(1, 3), CosFace(1, 3), ArcFace(1, 3), SphereFace(1, 3)):
+        value = loss(z, y)
+        value.backward()
+        assert float(value.detach()) == 0 and (z.grad == 0).all()
+    loss = NormFace(2, 3, 10.0)
+    cosine = loss.logits(z) / 10
+    wanted = torch.nn.functional.softplus(10 * (cosine[:, 1] - cosine[:, 0])).mean()
+    torch.testing.assert_close(loss(z, y), wanted)
+    with pytest.raises(InputError, match="2 classes are too few"):
+        AdaCos(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("label", "says"), [(5, "label 5 is out of range: 5 classes are numbered 0 to 4"), (-1, "label -1 is out of range")]
+)
+@pytest.mark.parametrize("name", MEMBERS)
+def test_labels_out_of_range_are_named(name, label, says):
+    with pytest.raises(InputError, match=says):
+        MEMBERS[name][0]()(torch.randn(2, D), torch.tensor([0, label]))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: CosFace(0, 3), "num_classes"),
+        (lambda: CosFace(3, 0), "dim"),
+        (lambda: CosFace(3, 3, scale=0.0), "scale"),
+        (lambda: CosFace(3, 3, margin=-0.1), "margin"),
+        (lambda: CosFace(3, 3, sample=0.0), "sample"),
+        (lambda: CosFace(3, 3, sparse=True), "sparse"),
+        (lambda: ArcFace(3, 3, margin=4.0), "margin is an angle"),
+        (lambda: ArcFace(3, 3, mode="hard"), "mode"),
+        (lambda: ArcFace(3, 3, multiply=2.0), "use mode 'none'"),
+        (lambda: SphereFace(3, 3, margin=1.5), "whole number"),
+        (lambda: Center(3, 3, rate=2.0), "rate"),
+        (lambda: Center(3, 3, base=CosFace(4, 3)), "base has"),
+        (lambda: CosFace(3, 3)(torch.randn(2, 4), torch.tensor([0, 1])), "4 wide, the class vectors 3"),
+        (lambda: CosFace(3, 3)(torch.randn(2, 3), torch.tensor([0])), "one entry per embedding"),
+        (lambda: CosFace(3, 3)(torch.randn(0, 3), torch.zeros(0, dtype=torch.long)), "empty"),
+        (lambda: CosFace(3, 3).logits(torch.randn(3)), "floating point tensor"),
+        (lambda: CosFace(3, 3).predict(torch.full((1, 3), torch.nan)), "NaN"),
+    ],
+)
+def test_mistakes_are_named(make, says):
+    with pytest.raises(InputError, match=says):
+        make()
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("where", ["embedding", "vector"])
+def test_a_broken_number_never_gives_a_loss(name, where):
+    torch.manual_seed(0)
+    loss, z = MEMBERS[name][0](), torch.randn(4, D)
+    with torch.no_grad():
+        (z if where == "embedding" else loss.weight)[0, 0] = torch.nan
+    before = {k: v.clone() for k, v in loss.named_buffers()}
+    value = loss(z.requires_grad_(), torch.arange(4))
+    assert torch.isnan(value)
+    for key in ("scale", "centres"):
+        if key in before and where == "embedding":
+            assert torch.equal(dict(loss.named_buffers())[key], before[key])
+
+
+@pytest.mark.parametrize("name", [*MEMBERS, "adacos"])
+def test_every_buffer_survives_save_and_resume(name):
+    torch.manual_seed(0)
+    make = (lambda: AdaCos(C, D)) if name == "adacos" else MEMBERS[name][0]
+    loss = make()
+    z, y = torch.randn(3, 6, D), torch.randint(0, C, (3, 6))
+    for k in range(2):
+        loss(z[k].requires_grad_(), y[k])
+    again = make()
+    again.load_state_dict({k: v.clone() for k, v in loss.state_dict().items()})
+    assert torch.equal(again(z[2].requires_grad_(), y[2]), loss(z[2].requires_grad_(), y[2]))
+    assert all(torch.equal(a, b) for a, b in zip(again.buffers(), loss.buffers(), strict=True))
+
+
+def test_a_sample_of_weight_two_counts_as_if_listed_twice(data):
+    z, y, W = (torch.tensor(x) for x in data)
+
+    class Twice:
+        detach = True
+
+        def stats(self, tile):
+            return {}
+
+        def weigh(self, tile, rows):
+            return torch.where(tile.i == 0, 2.0, 1.0).to(tile.s.dtype).expand_as(tile.s)
+
+    class OwnTwice(Twice):
+        def weigh(self, tile, rows):
+            w = super().weigh(tile, rows)
+            return torch.where(tile.pos, w, 1.0) if tile.pos is not False else torch.ones_like(w)
+
+    weighted, plain = made("cosface", W), made("cosface", W)
+    weighted.difficulty = OwnTwice()
+    twice = torch.cat([z, z[:1]]), torch.cat([y, y[:1]])
+    torch.testing.assert_close(weighted(z, y), plain(*twice))
+
+
+def test_weights_of_wrong_classes_are_those_of_the_oracle(data):
+    z, y, W = data
+    difficulty = Threshold(alpha=0.0, beta=2.0, positive=0.7, negative=0.1)
+    loss = made("cosface", W)
+    loss.difficulty = difficulty
+    cosine = oracle.cosines(z, W)
+    w = 1 + np.clip((np.array(cosine) - 0.1) * (2.0 / 0.9), 0, None)
+    w[np.arange(N), y] = 1
+    wanted = oracle.cosface(z, y, W, 16.0, 0.3, w=w)
+    np.testing.assert_allclose(loss.per_anchor(torch.tensor(z), torch.tensor(y)).detach(), wanted, rtol=1e-9)
+    facts = loss.facts(torch.tensor(z), torch.tensor(y))
+    assert facts["hard_negatives"] > 0 and facts["negative_weight"] > 1
+
+
+def test_other_difficulties_and_curricula_apply():
+    torch.manual_seed(0)
+    z, y = torch.randn(6, D, requires_grad=True), torch.arange(6) % C
+    hardest = CosFace(C, D, difficulty=Hardest())
+    plain = CosFace(C, D)
+    plain.load_state_dict(hardest.state_dict())
+    cosine = plain.logits(z) / 64
+    own = torch.nn.functional.one_hot(y, C).bool()
+    worst = cosine.masked_fill(own, -torch.inf).amax(1)
+    wanted = torch.nn.functional.softplus(64 * (worst - cosine[own] + 0.35)).mean()
+    torch.testing.assert_close(hardest(z, y), wanted)
+    assert torch.isfinite(CosFace(C, D, difficulty=Importance(1.0))(z, y))
+    ramp = CosFace(C, D, difficulty=curriculum(Threshold()))
+    plain.load_state_dict(ramp.state_dict())
+    torch.testing.assert_close(ramp.at(0.0)(z, y), plain(z, y))
+    assert ramp.at(1.0).weight is ramp.weight
+
+
+class Largest(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for made in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(made, torch.Tensor):
+                self.size = max(self.size, made.untyped_storage().nbytes() // made.element_size())
+        return out
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda c, d: ArcFace(c, d),
+        lambda c, d: AdaCos(c, d),
+        lambda c, d: SphereFace(c, d),
+        lambda c, d: CosFace(c, d, sample=0.5),
+        lambda c, d: CosFace(c, d, difficulty=Threshold()),
+        lambda c, d: Center(c, d),
+    ],
+)
+def test_no_toy_batch_times_classes_is_never_held(make):
+    b, c, d = 512, 40_000, 4
+    torch.manual_seed(0)
+    loss, z, y = make(c, d), torch.randn(b, d, requires_grad=True), torch.randint(0, c, (b,))
+    with Largest() as seen:
+        loss(z, y).backward()
+        loss.predict(z.detach())
+    assert seen.size < b * c / 4
+
+
+def test_closed_set_classifier_in_one_call():
+    torch.manual_seed(0)
+    centres = torch.randn(C, D) * 4
+    y = torch.arange(C).repeat(20)
+    z = centres[y] + 0.1 * torch.randn(len(y), D)
+    for loss in (NormFace(C, D), CosFace(C, D), Center(C, D, base=ArcFace(C, D)), Softmax(C, D, True, False)):
+        loss.start_from(z, y)
+        assert torch.equal(loss.predict(z), loss.logits(z).argmax(1))
+        assert (loss.predict(z) == y).float().mean() > 0.95
+        torch.testing.assert_close(loss.vectors().norm(dim=1), torch.ones(C))
+
+
+def test_second_derivatives_are_refused_not_wrong():
+    z = torch.randn(4, D, requires_grad=True)
+    with pytest.raises(InputError, match="first derivatives only"):
+        torch.autograd.grad(NormFace(C, D)(z, torch.arange(4)), z, create_graph=True)
+
+
+RANKS = """
+import sys, torch
+import torch.distributed as dist
+from mettle.losses import AdaCos
+rank, path = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+torch.manual_seed(0)
+loss = AdaCos(5, 4).double()
+z, y = torch.randn(9, 4, dtype=torch.float64), torch.arange(9) % 5
+part = slice(0, 4) if rank == 0 else slice(4, 9)
+for _ in range(3):
+    loss(z[part].requires_grad_(), y[part])
+print(repr(float(loss.scale)))
+dist.destroy_process_group()
+"""
+
+
+def test_adacos_scale_is_the_same_on_every_rank(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", RANKS]
+    ranks = [
+        subprocess.Popen([*command, str(r), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True) for r in (0, 1)
+    ]
+    scales = [float(p.communicate(timeout=120)[0].split()[-1]) for p in ranks]
+    torch.manual_seed(0)
+    alone = AdaCos(5, 4).double()
+    z, y = torch.randn(9, 4, dtype=torch.float64), torch.arange(9) % 5
+    for _ in range(3):
+        alone(z.requires_grad_(), y)
+    assert scales[0] == scales[1] == pytest.approx(float(alone.scale), rel=1e-12)
