@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mettle import data, difficulty, errors, evaluate, losses, model, pairs, report, train
+    from mettle import data, difficulty, errors, evaluate, losses, metric, model, pairs, report, train
 
-__all__ = ["data", "difficulty", "errors", "evaluate", "losses", "model", "pairs", "report", "train"]
+__all__ = ["data", "difficulty", "errors", "evaluate", "losses", "metric", "model", "pairs", "report", "train"]
 __version__ = "0.1.0"
 
 

@@ -1,0 +1,104 @@
+"""What a user can get wrong, said in one line. Scikit-learn's own refusals keep their words and become `InputError`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils import column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+
+from mettle.errors import InputError, nearest
+
+METHODS = ("learned", "within", "covariance")
+
+
+class WrongType(InputError, TypeError):
+    """What scikit-learn refuses with a TypeError: sparse matrices, objects that are no numbers."""
+
+
+@contextmanager
+def as_input_error() -> Iterator[None]:
+    """Let scikit-learn judge, and raise its verdict as ours."""
+    try:
+        yield
+    except ValueError as e:
+        raise InputError(str(e)) from e
+    except TypeError as e:
+        raise WrongType(str(e)) from e
+
+
+def need(condition: bool, message: str) -> None:
+    """Refuse an argument."""
+    if not condition:
+        raise InputError(message)
+
+
+def parameters(given: dict[str, Any]) -> None:
+    """Refuse what the constructor of `Mahalanobis` stored, when it comes to fitting."""
+    method, loss, batch = given["method"], given["loss"], given["batch"]
+    need(method in METHODS, f"no method {method!r}{nearest(str(method), METHODS)}")
+    for name, lowest in (("n_components", 1), ("max_iter", 1)):
+        whole = isinstance(given[name], Integral) and given[name] >= lowest
+        need(
+            whole or (name == "n_components" and given[name] is None), f"{name} must be at least 1, got {given[name]!r}"
+        )
+    shrinkage = given["shrinkage"]
+    auto = isinstance(shrinkage, str) and shrinkage == "auto"
+    need(auto or _within(shrinkage, 0, 1), f"shrinkage must be 'auto' or from 0 to 1, got {shrinkage!r}")
+    for name in ("penalty", "tol"):
+        need(_within(given[name], 0, np.finfo(float).max), f"{name} must be at least 0, got {given[name]!r}")
+    sizes = isinstance(batch, (tuple, list)) and len(batch) == 2
+    sizes = sizes and all(isinstance(v, Integral) and int(v) >= 2 for v in batch)
+    need(
+        batch is None or sizes or (isinstance(batch, str) and batch == "auto"),
+        f"batch must be 'auto', None or (classes, samples), each at least 2, got {batch!r}",
+    )
+    need(loss is None or callable(loss), f"loss must be a pairwise loss, a callable or None, got {loss!r}")
+    need(
+        not (isinstance(loss, torch.nn.Module) and any(True for _ in loss.parameters())),
+        f"{type(loss).__name__} has parameters of its own, which would never be trained: use a pairwise loss",
+    )
+
+
+def target(y: Any, n: int, method: str) -> np.ndarray:
+    """(n,) what is known of n examples."""
+    if y is None:
+        raise InputError(
+            f"Mahalanobis(method={method!r}) requires y to be passed, but the target y is None: give labels, or use "
+            "method='covariance'"
+        )
+    with as_input_error():
+        y = column_or_1d(y, warn=True)
+    need(len(y) == n, f"X and y have inconsistent numbers of samples: {n} and {len(y)}")
+    return y
+
+
+def labels(y: np.ndarray, method: str) -> np.ndarray:
+    """Labels of any kind as 0 .. C − 1."""
+    with as_input_error():
+        check_classification_targets(y)
+    found = np.unique(y, return_inverse=True)[1].astype(np.int64)
+    counts = np.bincount(found)
+    need(int(counts.max()) >= 2, f"every label in y occurs once among {len(y)}: some class needs two or more samples")
+    need(
+        method != "learned" or len(counts) >= 2,
+        f"y holds one class only ({y[0]!r}): learning needs two or more, to tell apart",
+    )
+    return found
+
+
+def alike(y: np.ndarray) -> np.ndarray:
+    """1 for alike and 0 for not, from {0, 1}, {−1, 1} or booleans."""
+    kinds = set(np.unique(y).tolist())
+    need(
+        kinds in ({0, 1}, {-1, 1}),
+        f"y of pairs must hold 1 for alike and 0 (or -1) for not, both of them; got {sorted(kinds, key=str)[:5]}",
+    )
+    return (y == 1).astype(np.int64)
+
+
+def _within(value: Any, low: float, high: float) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and low <= float(value) <= high
