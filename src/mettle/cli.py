@@ -206,7 +206,7 @@ def _samples(run: Any, data: str | None) -> Any:
     recipe = run.recipe
     if data is not None:
         shape = run.contract()["input"]["shape"]
-        own = {"source": data, "unseen": []}
+        own = {"source": data, "unseen": [], "pairs": None, "triplets": None}
         if len(shape) == 3:
             own |= {"size": shape[1], "channels": shape[0]}
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=own)})

@@ -8,6 +8,7 @@ from mettle.data.loader import Batch, Loader
 from mettle.data.samples import Column, Samples
 from mettle.data.source import read
 from mettle.data.splits import class_disjoint, sample_split, unseen_domain
+from mettle.data.tuples import Pairs, Triplets
 
 __all__ = [
     "Augment",
@@ -16,8 +17,10 @@ __all__ = [
     "Column",
     "Findings",
     "Loader",
+    "Pairs",
     "SampleBatches",
     "Samples",
+    "Triplets",
     "check",
     "class_disjoint",
     "glyphs",

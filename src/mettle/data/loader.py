@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from mettle.data.augment import Augment
 from mettle.data.batches import Order
 from mettle.data.samples import Samples
+from mettle.data.tuples import Tuples
 from mettle.errors import DataError
 
 AHEAD = 2  # batches in preparation while one is in use
@@ -21,7 +23,10 @@ AHEAD = 2  # batches in preparation while one is in use
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs ready for the model. With several views, all of view 0 come first, then all of view 1."""
+    """Inputs ready for the model. With several views, all of view 0 come first, then all of view 1.
+
+    Of pairs and triplets, all first members come first, then all second ones; targets and weights are theirs.
+    """
 
     inputs: Tensor
     labels: Tensor
@@ -29,6 +34,8 @@ class Batch:
     step: int
     epoch: int
     waited: float  # seconds the training step waited for this batch
+    target: Tensor | None = None  # one per pair
+    weight: Tensor | None = None  # one per pair or triplet
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +49,10 @@ class Loader:
     views: int = 1
     workers: int = 0  # processes that read and decode; 0 reads in a thread, right when pictures are in memory
     device: str = "cpu"
+    tuples: Tuples | None = None  # pairs or triplets of these samples: the order is then one of their rows
 
     def epochs(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """(step, epoch, positions) from the first step on, without end."""
+        """(step, epoch, positions of samples, or of pairs) from the first step on, without end."""
         step = epoch = 0
         while True:
             batches = self.order.epoch(epoch)
@@ -63,17 +71,38 @@ class Loader:
         with readers, ThreadPoolExecutor(1) as finisher:
             for step in range(start, stop):
                 while len(pending) < AHEAD and step + len(pending) < stop:
-                    number, epoch, positions = next(plan)
-                    raw = readers.submit(positions)
-                    ready = finisher.submit(self._finish, raw, positions, epoch)
-                    pending.append((number, epoch, positions, ready))
+                    number, epoch, rows = next(plan)
+                    positions = self._positions(rows)
+                    ready = finisher.submit(self._finish, readers.submit(positions), positions, epoch)
+                    pending.append((number, epoch, rows, ready))
                 began = time.perf_counter()
-                number, epoch, positions, ready = pending.pop(0)
-                inputs = ready.result()
+                number, epoch, rows, ready = pending.pop(0)
+                inputs, positions = ready.result(), self._positions(rows)
                 labels = torch.from_numpy(np.tile(self.samples.labels[positions], self.views))
                 ids = torch.from_numpy(np.tile(self.samples.ids[positions], self.views))
                 waited = time.perf_counter() - began
-                yield Batch(inputs, labels.to(self.device), ids.to(self.device), number, epoch, waited)
+                said = self._said(rows)
+                yield Batch(inputs, labels.to(self.device), ids.to(self.device), number, epoch, waited, **said)
+
+    def _positions(self, rows: np.ndarray) -> np.ndarray:
+        """Which samples to read for these entries of the order: of tuples, all first members, then all second ones."""
+        return rows if self.tuples is None else self._members[rows].T.reshape(-1)
+
+    @cached_property
+    def _members(self) -> np.ndarray:
+        assert self.tuples is not None
+        at = self.tuples.positions(self.samples)
+        if (at < 0).any():
+            row, role = np.argwhere(at < 0)[0]
+            raise self.tuples.error(row, f"sample {self.tuples.members[row, role]} is not among the samples")
+        return at
+
+    def _said(self, rows: np.ndarray) -> dict[str, Tensor]:
+        """What a table of tuples says of these rows."""
+        if self.tuples is None:
+            return {}
+        said = {"target": self.tuples.target, "weight": self.tuples.weight}
+        return {name: torch.from_numpy(c[rows]).float().to(self.device) for name, c in said.items() if c is not None}
 
     def _finish(self, raw: Future, positions: np.ndarray, epoch: int) -> Tensor:
         try:
@@ -84,7 +113,11 @@ class Loader:
                 "out of memory, or killed from outside. The run can be resumed"
             ) from None
         ids = self.samples.ids[positions]
-        views = [self.augment(x, ids, seed=self.seed, epoch=epoch, view=v) for v in range(self.views)]
+        parts = [(x, ids)] * self.views
+        if self.tuples is not None:  # a sample that is first in one pair and second in another is changed in two ways
+            k = len(self.tuples.roles)
+            parts = list(zip(x.chunk(k), np.split(ids, k), strict=True))
+        views = [self.augment(*part, seed=self.seed, epoch=epoch, view=v) for v, part in enumerate(parts)]
         return views[0] if len(views) == 1 else torch.cat(views)
 
 

@@ -4,12 +4,14 @@ from mettle.train.artifact import Run, open_run
 from mettle.train.method import Method, StepResult, Supervised
 from mettle.train.recipe import Recipe, load, shipped
 from mettle.train.session import Outcome, prepare, train
+from mettle.train.similarity import Similarity
 
 __all__ = [
     "Method",
     "Outcome",
     "Recipe",
     "Run",
+    "Similarity",
     "StepResult",
     "Supervised",
     "load",

@@ -3,6 +3,7 @@
 recipe.toml        rebuilds the run
 model.safetensors  the weights
 contract.json      what an embedding of this model is: dimension, metric, preprocessing, hash of the weights, thresholds
+classes.safetensors  the vectors of the training classes, where the loss had such, with their names
 metrics.json       what was measured
 log.jsonl          what happened during training
 report.html        all of it to look at
@@ -10,12 +11,13 @@ checkpoints/       the last two states of the run
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save
+from torch import Tensor
 
 from mettle.data.durable import sha256, write_bytes, write_folder, write_text
 from mettle.errors import RunError
@@ -112,6 +114,12 @@ def finish(run: Run, model: Embedder, thresholds: Mapping[str, Any] | None = Non
     }
     write_text(run.folder / "contract.json", json.dumps(contract, indent=1))
     return contract
+
+
+def keep_classes(run: Run, vectors: Tensor, names: Sequence[str]) -> None:
+    """Write the class vectors of a finished run and whose they are: a closed-set classifier for its embeddings."""
+    content = save({"vectors": vectors.detach().contiguous().cpu()}, metadata={"names": json.dumps(list(names))})
+    write_bytes(run.folder / "classes.safetensors", content)
 
 
 def set_thresholds(run: Run, thresholds: Mapping[str, Any]) -> None:

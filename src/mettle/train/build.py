@@ -12,14 +12,18 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from mettle import difficulty
+from mettle import difficulty, losses
 from mettle.errors import MettleError, RecipeError, nearest
 
-INNER = {"difficulty": difficulty, "first": difficulty, "second": difficulty}
+INNER = {"difficulty": difficulty, "first": difficulty, "second": difficulty, "base": losses}
 
 
-def built(source: Any, table: Mapping[str, Any], where: str) -> Any:
-    """The object that ``table`` describes: of the class ``source``, or of one of the public names of a module."""
+def built(source: Any, table: Mapping[str, Any], where: str, given: Mapping[str, Any] | None = None) -> Any:
+    """The object that ``table`` describes: of the class ``source``, or of one of the public names of a module.
+
+    ``given`` are arguments that no recipe writes, because the data or the model decide them; they reach whoever takes
+    them.
+    """
     content = dict(table)
     if isinstance(source, ModuleType):
         if "kind" not in content:
@@ -30,18 +34,37 @@ def built(source: Any, table: Mapping[str, Any], where: str) -> Any:
         source = getattr(source, kind)
     for key, module in INNER.items():
         if isinstance(content.get(key), Mapping):
-            content[key] = built(module, content[key], f"{where}.{key}")
-    known = inspect.signature(source).parameters
+            content[key] = built(module, content[key], f"{where}.{key}", given)
+    known = arguments(source)
     for key in content:
+        if key in (given or {}):
+            raise RecipeError(f"{where}.{key} follows from the data and the model: leave it out")
         if key not in known:
             raise RecipeError(f"unknown recipe key '{where}.{key}'{nearest(key, known)}")
     _check_types(source, content, where)
     try:
-        return source(**content)
+        return source(**content, **{key: value for key, value in (given or {}).items() if key in known})
     except MettleError as error:
         raise RecipeError(f"[{where}] {error}") from None
     except TypeError as error:
         raise RecipeError(f"[{where}] {error}") from None
+
+
+def arguments(source: Any) -> dict[str, inspect.Parameter]:
+    """What a constructor takes, what it hands on to the class it extends included."""
+    own = dict(inspect.signature(source).parameters)
+    more = [name for name, parameter in own.items() if parameter.kind is inspect.Parameter.VAR_KEYWORD]
+    for name in more:
+        del own[name]
+    if more and isinstance(source, type):
+        own = arguments(source.__mro__[1]) | own
+    return own
+
+
+def written(table: Mapping[str, Any]) -> str:
+    """A table of a recipe as the call that it stands for."""
+    inner = {key: written(value) if isinstance(value, Mapping) else repr(value) for key, value in table.items()}
+    return f"{table.get('kind', '')}({', '.join(f'{key}={value}' for key, value in inner.items() if key != 'kind')})"
 
 
 def describe(thing: Any) -> str:
@@ -58,7 +81,7 @@ def describe(thing: Any) -> str:
 
 def _check_types(source: Any, content: dict[str, Any], where: str) -> None:
     """Refuse a text where a number is wanted, and convert whole numbers to fractions where those are wanted."""
-    for name, parameter in inspect.signature(source).parameters.items():
+    for name, parameter in arguments(source).items():
         plain = name in content and name not in INNER and parameter.annotation is not inspect.Parameter.empty
         if not plain:
             continue

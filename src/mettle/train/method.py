@@ -48,7 +48,8 @@ class Supervised:
     """One embedder, one loss on its embeddings and labels, one optimiser.
 
     The loss may be any callable ``loss(embeddings, labels)``; a loss or a difficulty with state of its own (an
-    ``nn.Module``) is trained, saved and resumed with the model.
+    ``nn.Module``) is trained, saved and resumed with the model. A loss with one vector per class numbers its classes
+    from 0: ``classes`` are the labels that occur in training, in order.
     """
 
     def __init__(
@@ -56,16 +57,21 @@ class Supervised:
         model: Embedder,
         loss: Any,
         *,
+        classes: Tensor | None = None,
         weight_decay: float = 0.01,
+        loss_rate: float = 1.0,
         clip: float = 0.0,
         precision: str = "float32",
     ):
-        self.model, self.loss, self.clip = model, loss, clip
+        self.model, self.loss, self.clip, self.classes = model, loss, clip, classes
         parts = {"model": model, "loss": loss}
         parts |= {f"difficulty {k}": part for k, part in enumerate(nested(getattr(loss, "difficulty", None)))}
         self.modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
-        self.parameters = [p for module in self.modules.values() for p in module.parameters()]
-        self.optimiser = torch.optim.AdamW(_decayed(self.parameters, weight_decay), lr=1e-3)
+        own = [p for name, module in self.modules.items() if name != "model" for p in module.parameters()]
+        own = list(dict.fromkeys(own))  # a difficulty may be found inside its loss and by itself
+        self.parameters = [*model.parameters(), *own]
+        groups = [*_decayed(list(model.parameters()), weight_decay, 1.0), *_decayed(own, weight_decay, loss_rate)]
+        self.optimiser = torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-3)
         self.device = next(model.parameters()).device.type
         self.dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.dtype is torch.float16)
@@ -77,10 +83,10 @@ class Supervised:
         for module in self.modules.values():
             module.train()
         for group in self.optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["pace"]
         with torch.autocast(self.device, dtype=self.dtype, enabled=self.dtype is not None):
             embeddings = self.model(batch.inputs)
-        loss = self.criterion(progress)(embeddings, batch.labels)
+        loss = self.value(embeddings, batch, progress)
         self.optimiser.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimiser)
@@ -92,6 +98,14 @@ class Supervised:
             self.scaler.update()
         return StepResult(value, size, applied, embeddings.detach())
 
+    def value(self, embeddings: Tensor, batch: Batch, progress: float) -> Tensor:
+        """The loss of a batch, a scalar with gradient."""
+        return self.criterion(progress)(embeddings, self.numbered(batch.labels))
+
+    def numbered(self, labels: Tensor) -> Tensor:
+        """Labels as the loss counts them."""
+        return labels if self.classes is None else torch.searchsorted(self.classes, labels)
+
     def criterion(self, progress: float) -> Any:
         """The loss at this point of training: a curriculum may still be fading in."""
         return self.loss.at(progress) if hasattr(self.loss, "at") else self.loss
@@ -101,7 +115,7 @@ class Supervised:
         loss = self.criterion(progress)
         if not hasattr(loss, "facts"):
             return {}
-        facts = loss.facts(embeddings, batch.labels)
+        facts = loss.facts(embeddings, self.numbered(batch.labels))
         return facts.as_dict() if hasattr(facts, "as_dict") else dict(facts)
 
     def state(self) -> dict[str, Any]:
@@ -120,9 +134,9 @@ class Supervised:
         self.scaler.load_state_dict(state["scaler"])
 
 
-def _decayed(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Weight decay for matrices and kernels, none for biases and norms."""
+def _decayed(parameters: list[nn.Parameter], weight_decay: float, pace: float) -> list[dict[str, Any]]:
+    """Weight decay for matrices and kernels, none for biases and norms; ``pace`` multiplies the learning rate."""
     return [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay, "pace": pace},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0, "pace": pace},
     ]

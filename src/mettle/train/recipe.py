@@ -4,6 +4,7 @@ Unknown keys and wrong types are errors that name the nearest known key; the run
 rebuilds the run.
 """
 
+import dataclasses
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mettle import losses
 from mettle.errors import RecipeError, nearest
 from mettle.model import EmbedderSpec
-from mettle.train.build import built, describe
+from mettle.train.build import built, describe, written
 
 
 class Table(BaseModel):
@@ -39,6 +40,8 @@ class Data(Table):
     val: float = Field(0.1, ge=0, lt=1)  # shares of the identities, for a source without a split
     test: float = Field(0.3, gt=0, lt=1)
     unseen: list[str] = []  # domains to keep out of training and to probe with
+    pairs: str | None = None  # a table of pairs of the source, or "same-class" (method similarity)
+    triplets: str | None = None  # a table of triplets instead
 
 
 class Batches(Table):
@@ -46,6 +49,7 @@ class Batches(Table):
 
     classes: int = Field(64, ge=2)
     samples: int = Field(4, ge=2)
+    size: int | None = Field(None, ge=2)  # pairs or triplets in a batch, where there are any; None: classes x samples
     views: int = Field(1, ge=1, le=8)
     augment: str = "mild"
     workers: int = Field(0, ge=0)  # processes that decode; 0 when the pictures fit into memory
@@ -54,10 +58,11 @@ class Batches(Table):
 class Optimise(Table):
     """How parameters move."""
 
-    method: Literal["supervised"] = "supervised"
+    method: Literal["supervised", "similarity"] = "supervised"
     steps: int = Field(400, ge=1)
     rate: float = Field(2e-3, gt=0)  # highest learning rate
     warmup: float = Field(0.2, ge=0, lt=1)  # share of the steps in which it rises; then it falls as a cosine
+    loss_rate: float = Field(1.0, gt=0)  # times that, for parameters of the loss: class vectors are met more seldom
     weight_decay: float = Field(0.01, ge=0)
     clip: float = Field(0.0, ge=0)  # largest gradient norm; 0 for no limit
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -89,13 +94,20 @@ class Recipe(Table):
         """The model's description."""
         return built(EmbedderSpec, self.model, "model")
 
-    def criterion(self) -> Any:
-        """The loss, with its difficulty."""
-        return built(losses, self.loss, "loss")
+    def criterion(self, num_classes: int = 3) -> Any:
+        """The loss, with its difficulty; class-vector losses are told how many classes the training data have."""
+        return built(losses, self.loss, "loss", {"num_classes": num_classes, "dim": self.spec().dim})
 
     def title(self) -> str:
         """One line: what is trained on what."""
-        return f"{describe(self.criterion())} on {self.data.source}"
+        table = f", {self.takes()} {self.data.pairs or self.data.triplets}" if self.takes() else ""
+        loss = self.criterion()
+        name = describe(loss) if dataclasses.is_dataclass(loss) else written(self.loss)
+        return f"{name} on {self.data.source}{table}"
+
+    def takes(self) -> str:
+        """What the loss is over: ``pairs`` or ``triplets`` of a table; empty where labels say it."""
+        return getattr(getattr(losses, str(self.loss.get("kind")), None), "takes", "")
 
     def toml(self) -> str:
         """The recipe as text that reads back to itself."""
@@ -134,7 +146,28 @@ def parse(content: Mapping[str, Any]) -> Recipe:
         raise RecipeError(_message(error)) from None
     recipe.spec()
     recipe.criterion()
+    _check_method(recipe)
     return recipe
+
+
+def _check_method(recipe: Recipe) -> None:
+    """A loss over pairs or triplets, the method that feeds it and the table it needs come together or not at all."""
+    kind, takes, data = recipe.loss.get("kind"), recipe.takes(), recipe.data
+    given = [name for name in ("pairs", "triplets") if getattr(data, name) is not None]
+    if recipe.train.method == "similarity":
+        if not takes:
+            known = [name for name in losses.__all__ if hasattr(getattr(losses, name), "takes")]
+            raise RecipeError(f"train.method = 'similarity' needs a loss over pairs or triplets: {', '.join(known)}")
+        if given != [takes]:
+            came = " and ".join(f"data.{name}" for name in given) or "none"
+            raise RecipeError(f"{kind} needs data.{takes} (a table, or 'same-class') and no other: got {came}")
+        if recipe.batch.views > 1:
+            raise RecipeError("batch.views does not apply to pairs and triplets: leave it out")
+    elif takes:
+        raise RecipeError(f"{kind} needs train.method = 'similarity', got {recipe.train.method!r}")
+    elif given or recipe.batch.size:
+        key = f"data.{given[0]}" if given else "batch.size"
+        raise RecipeError(f"{key} needs train.method = 'similarity', got {recipe.train.method!r}")
 
 
 def _apply(content: dict[str, Any], override: str) -> None:

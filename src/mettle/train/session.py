@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from mettle.data.augment import preset
 from mettle.data.batches import ClassBatches, Order, SampleBatches
@@ -17,13 +18,16 @@ from mettle.data.loader import Loader, to_model
 from mettle.data.samples import NO_SPLIT, Samples
 from mettle.data.source import read
 from mettle.data.splits import class_disjoint, unseen_domain
+from mettle.data.tuples import Tuples
 from mettle.errors import DataError, RecipeError, RunError
 from mettle.model import Embedder
 from mettle.train import checkpoint, loop
-from mettle.train.artifact import Run, create, finish, open_run
+from mettle.train.artifact import Run, create, finish, keep_classes, open_run
+from mettle.train.held_out import held_out
 from mettle.train.log import Log
 from mettle.train.method import Method, Supervised
 from mettle.train.recipe import Recipe
+from mettle.train.similarity import Similarity, named, settled, training_rows
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,11 @@ class Outcome:
 
 def prepare(recipe: Recipe, cache: Path | None = None) -> Samples:
     """The data of a recipe, split and ready: pictures of one size, in memory where they fit."""
+    return prepare_tuples(recipe, cache)[0]
+
+
+def prepare_tuples(recipe: Recipe, cache: Path | None = None) -> tuple[Samples, Tuples | None, tuple[str, ...]]:
+    """The same, with the pairs or triplets of the recipe, if it has any, and notes about those that are left out."""
     data = recipe.data
     options: dict[str, Any] = {
         "label": data.label,
@@ -50,15 +59,20 @@ def prepare(recipe: Recipe, cache: Path | None = None) -> Samples:
         "channels": data.channels,
     }
     # Under "fail", pictures that fit into memory are looked at once, when they are put there.
-    samples = read(data.source, policy="skip" if data.policy == "skip" else "trust", cache=cache, **options)
+    samples = read(data.source, policy="trust", cache=cache, **options)
+    table = named(data, samples)  # before bad pictures are left out: a pair that names one is left out, no mistake
+    samples = screen(samples, "skip") if data.policy == "skip" else samples
     samples = replace(samples, inputs=hold(samples.inputs))
     if samples.inputs.kind == "row" or not samples.inputs.resident:
         samples = screen(samples, data.policy)
     if (samples.split == NO_SPLIT).all():
-        samples = class_disjoint(samples, val=data.val, test=data.test, seed=recipe.seed)
+        if table is not None and (table.split != NO_SPLIT).any():
+            samples = table.by_identity(samples)
+        else:
+            samples = class_disjoint(samples, val=data.val, test=data.test, seed=recipe.seed)
     if data.unseen:
         samples = unseen_domain(samples, data.unseen)
-    return samples
+    return samples, *settled(recipe, table, samples)
 
 
 def train(
@@ -74,16 +88,17 @@ def train(
     old = open_run(folder) if resume and folder.exists() else None
     if old is not None and old.recipe != recipe:
         raise RunError(f"{folder} was started with another recipe{_difference(old.recipe, recipe)}")
-    samples = prepare(recipe, cache)
-    facts = {"data": samples.fingerprint(), "torch": torch.__version__, "python": platform.python_version()}
+    samples, table, left_out = prepare_tuples(recipe, cache)
+    content = samples.fingerprint() + ("" if table is None else f" {table.fingerprint()}")
+    facts = {"data": content, "torch": torch.__version__, "python": platform.python_version()}
     if old is not None and old.state["data"] != facts["data"]:
         raise RunError(f"the data of {folder} have changed since it was started: train again under another --name")
-    method, loader = assemble(recipe, samples)
+    method, loader = assemble(recipe, samples, table)
     run = old or create(folder, recipe, facts)
-    start, notes = 0, []
+    start, passed = 0, []
     found = checkpoint.latest(folder / "checkpoints")
     if found is not None:
-        start, state, notes = found
+        start, state, passed = found
         method.load_state(state["method"])
         checkpoint.set_random_state(state["random"])
     log = Log(folder, start, tensorboard)
@@ -93,12 +108,17 @@ def train(
         done = loop.run(method, loader, pace, folder=folder, start=start, log=log, progress=progress)
     finally:
         log.close()
+    notes = (*passed, *left_out)
     if done:
         finish(run, method.model)
-    return Outcome(run, method.model, samples, done, None if old is None else start, tuple(notes))
+        if isinstance(method, Supervised) and method.classes is not None:
+            keep_classes(run, method.loss.vectors(), [samples.label.names[code] for code in method.classes.tolist()])
+        if table is not None:
+            notes += held_out(run, method.model, getattr(method, "loss", None), table, samples)
+    return Outcome(run, method.model, samples, done, None if old is None else start, notes)
 
 
-def assemble(recipe: Recipe, samples: Samples) -> tuple[Method, Loader]:
+def assemble(recipe: Recipe, samples: Samples, table: Tuples | None = None) -> tuple[Method, Loader]:
     """The method and the loader of a recipe; everything random in them follows from its seed."""
     part = samples.part("train")
     if len(part) == 0:
@@ -109,12 +129,23 @@ def assemble(recipe: Recipe, samples: Samples) -> tuple[Method, Loader]:
     precision = recipe.train.precision
     if precision == "auto":
         precision = "bfloat16" if device.startswith("cuda") else "float32"
-    setup = recipe.train
-    method = Supervised(
-        model, recipe.criterion(), weight_decay=setup.weight_decay, clip=setup.clip, precision=precision
-    )
-    batch = recipe.batch
-    order: Order = ClassBatches(part.labels, batch.classes, batch.samples, recipe.seed)
+    setup, batch = recipe.train, recipe.batch
+    classes = torch.from_numpy(np.unique(part.labels)).to(device)
+    loss = recipe.criterion(len(classes))
+    loss = loss.to(device) if isinstance(loss, nn.Module) else loss
+    options: dict[str, Any] = {"weight_decay": setup.weight_decay, "loss_rate": setup.loss_rate}
+    options |= {"clip": setup.clip, "precision": precision}
+    if table is None:
+        method = Supervised(model, loss, classes=classes if hasattr(loss, "num_classes") else None, **options)
+    else:
+        method = Similarity(model, loss, **options)
+    if table is not None:
+        size = batch.size or batch.classes * batch.samples
+        rows = training_rows(table, size)
+        order: Order = SampleBatches(len(rows), size, recipe.seed)
+        given = (samples, order, preset(batch.augment), recipe.seed)
+        return method, Loader(*given, workers=batch.workers, device=device, tuples=rows)
+    order = ClassBatches(part.labels, batch.classes, batch.samples, recipe.seed)
     if batch.views > 1:
         order = SampleBatches(len(part), batch.classes * batch.samples, recipe.seed)
     return method, Loader(part, order, preset(batch.augment), recipe.seed, batch.views, batch.workers, device)

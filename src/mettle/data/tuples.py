@@ -1,0 +1,319 @@
+"""`Pairs` and `Triplets`: what is known of samples two or three at a time, where no class says it.
+
+| column of a pair table | meaning |
+|---|---|
+| ``first``, ``second`` | the two samples |
+| ``target`` | how alike they are: a grade, or 1 for "same" and 0 for "different" |
+| ``weight`` | how often the pair counts (optional): 0 = absent, 2 = as if it were listed twice |
+| ``split`` | train, val or test (optional); without it, the split that both samples are in |
+
+A triplet table has ``anchor``, ``positive``, ``negative`` and the two optional columns: the anchor is more like the
+positive than like the negative. Tables are CSV (or ``.csv.gz``) or Parquet; other columns are passed over.
+
+A cell names a sample of a source as the source does: a picture by its path (relative to the root of a folder, or as a
+manifest writes it; absolute paths work too), anything by its id: the ``id`` column or array where there is one, else
+the row, counted from 0. Tables keep ids, which survive every subset of the samples.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+import numpy as np
+
+from mettle.data.decode import shown
+from mettle.data.draws import draws
+from mettle.data.manifest import _known, _read, _split
+from mettle.data.references import Names, numbers
+from mettle.data.samples import NO_SPLIT, SPLITS, Samples, _codes
+from mettle.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Tuples:
+    """What pairs and triplets share. Rows are cut with :meth:`where`, and brought to samples with :meth:`settled`."""
+
+    members: np.ndarray  # (n, 2) or (n, 3) sample ids, int64
+    target: np.ndarray | None  # (n,) float64; triplets have none
+    weight: np.ndarray  # (n,) float64
+    split: np.ndarray  # (n,) codes of SPLITS, or NO_SPLIT
+    lines: np.ndarray  # (n,) where each row stands in its file, for messages
+    origin: str = ""
+
+    roles: ClassVar[tuple[str, ...]] = ()
+    noun: ClassVar[str] = ""
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def where(self, mask: np.ndarray) -> Self:
+        """The rows for which ``mask`` is true."""
+        at = np.flatnonzero(mask)
+        target = None if self.target is None else self.target[at]
+        return replace(
+            self,
+            members=self.members[at],
+            target=target,
+            weight=self.weight[at],
+            split=self.split[at],
+            lines=self.lines[at],
+        )
+
+    def part(self, split: str) -> Self:
+        """The rows of one split that are there: weight 0 leaves a row out."""
+        return self.where((self.split == SPLITS.index(split)) & (self.weight > 0))
+
+    def positions(self, samples: Samples) -> np.ndarray:
+        """(n, 2) or (n, 3) positions of the members in a table of samples, -1 for those that it does not hold."""
+        if len(samples) == 0:
+            return np.full(self.members.shape, -1)
+        order = np.argsort(samples.ids, kind="stable")
+        place = np.searchsorted(samples.ids[order], self.members).clip(max=len(samples) - 1)
+        found = order[place]
+        return np.where(samples.ids[found] == self.members, found, -1)
+
+    def within(self, low: float, high: float) -> Self:
+        """The same table, if every target lies between these two."""
+        if self.target is not None:
+            bad = ~((self.target >= low) & (self.target <= high))
+            if bad.any():
+                value = self.target[bad][0]
+                raise self.error(
+                    int(bad.argmax()), f"target {value:g} is not in [{low:g}, {high:g}], as the loss needs"
+                )
+        return self
+
+    def by_identity(self, samples: Samples) -> Samples:
+        """Samples split as the rows say: an identity is in the split of the rows that it occurs in, or in none."""
+        at = self.positions(samples)
+        part = np.full(samples.labels.max(initial=0) + 1, NO_SPLIT, np.int8)
+        for code in range(len(SPLITS)):
+            found = at[self.split == code]
+            part[samples.labels[found[found >= 0]]] = code
+        return replace(samples, split=part[samples.labels])
+
+    def settled(self, samples: Samples) -> tuple[Self, tuple[str, ...]]:
+        """The rows that can be used with these samples, each with its split; and a note for those that cannot.
+
+        Raises:
+            DataError: an identity of one split occurs in rows of another: what is tested on must not be trained on.
+        """
+        notes = []
+        there = self.positions(samples).min(1) >= 0
+        if not there.all():
+            notes.append(f"{(~there).sum()} of {len(self)} {self.noun}s name samples that were left out")
+        table = self.where(there)
+        at = table.positions(samples)
+        of_members = samples.split[at].reshape(at.shape)
+        common = np.where((of_members == of_members[:, :1]).all(1), of_members[:, 0], NO_SPLIT)
+        split = np.where(table.split == NO_SPLIT, common, table.split).astype(np.int8)
+        if (split == NO_SPLIT).any():
+            notes.append(f"{(split == NO_SPLIT).sum()} of {len(self)} {self.noun}s lie across splits and are not used")
+        table = replace(table, split=split).where(split != NO_SPLIT)
+        table._refuse_leaks(samples)
+        return table, tuple(notes)
+
+    def fingerprint(self) -> str:
+        """A short hash of the table."""
+        digest = hashlib.sha256(type(self).__name__.encode())
+        for array in (self.members, self.target, self.weight, self.split):
+            digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()[:16]
+
+    def error(self, row: int, problem: str) -> DataError:
+        """An error about one row."""
+        return DataError(f"{self.origin or self.noun + 's'} line {self.lines[row]}: {problem}")
+
+    def _refuse_leaks(self, samples: Samples) -> None:
+        """No identity may be in two splits, neither by its samples nor by the rows it occurs in."""
+        labels = samples.labels[self.positions(samples)]
+        seen = np.zeros((samples.labels.max(initial=0) + 1, len(SPLITS)), bool)
+        known = samples.split != NO_SPLIT
+        seen[samples.labels[known], samples.split[known]] = True
+        seen[labels, self.split[:, None]] = True
+        leaking = seen[labels].sum(2) > 1
+        if leaking.any():
+            row, role = np.argwhere(leaking)[0]
+            label = labels[row, role]
+            own = SPLITS[self.split[row]]
+            other = next(name for k, name in enumerate(SPLITS) if seen[label, k] and name != own)
+            raise self.error(
+                row,
+                f"a {own} {self.noun} involves {shown(samples.label.names[label])}, which is in the {other} split too: "
+                "what is trained on must not be tested on; split by identity",
+            )
+
+    def _checked(self) -> Self:
+        """The same table, if it makes sense by itself."""
+        n = len(self.members)
+        if n == 0:
+            raise DataError(f"{self.origin or 'the table'} has no {self.noun}s")
+        columns = {"target": self.target, "weight": self.weight, "split": self.split}
+        for name, column in columns.items():
+            if column is not None and column.shape != (n,):
+                raise DataError(f"{name} has shape {column.shape} for {n} {self.noun}s: one entry each is needed")
+        if self.target is not None and not np.isfinite(self.target).all():
+            raise self.error(int((~np.isfinite(self.target)).argmax()), "target is not a finite number")
+        bad = ~((self.weight >= 0) & np.isfinite(self.weight))
+        if bad.any():
+            raise self.error(int(bad.argmax()), f"weight must be at least 0, got {self.weight[bad][0]:g}")
+        for i in range(1, len(self.roles)):
+            for j in range(i):
+                twice = self.members[:, i] == self.members[:, j]
+                if twice.any():
+                    names = f"{self.roles[j]} and {self.roles[i]}"
+                    raise self.error(int(twice.argmax()), f"{names} are one sample: take the row out")
+        return self
+
+    @classmethod
+    def _build(
+        cls,
+        members: Sequence[Iterable[int]],
+        target: Iterable[float] | None,
+        weight: Iterable[float] | None,
+        split: Iterable[object] | None,
+        origin: str,
+        lines: Iterable[int] | None = None,
+    ) -> Self:
+        columns = [_array(column) for column in members]
+        for name, column in zip(cls.roles, columns, strict=True):
+            if len(column) and (column.ndim != 1 or column.dtype.kind not in "iu" or len(column) != len(columns[0])):
+                raise DataError(f"{name} must be sample ids, whole numbers, as many as {cls.roles[0]}")
+        n = len(columns[0])
+        return cls(
+            members=np.stack(columns, 1).astype(np.int64).reshape(n, len(cls.roles)),
+            target=None if target is None else _array(target).astype(np.float64),
+            weight=np.ones(n) if weight is None else _array(weight).astype(np.float64),
+            split=_codes(None if split is None else _array(split), SPLITS, "split", n),
+            lines=np.arange(1, n + 1) if lines is None else _array(lines).astype(np.int64),
+            origin=origin,
+        )._checked()
+
+    @classmethod
+    def _from_file(cls, path: str | Path, samples: Samples, graded: bool) -> Self:
+        table = _read(Path(path))
+        find = Names(samples)
+        return cls._build(
+            [find.ids(table, _known(table, role)) for role in cls.roles],
+            numbers(table, _known(table, "target")) if graded else None,
+            numbers(table, "weight") if "weight" in table.columns else None,
+            _split(table),
+            shown(path),
+            table.lines,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs(Tuples):
+    """Pairs of samples, each with how alike they are. Build them with :meth:`of`, or read them with :meth:`read`."""
+
+    roles: ClassVar[tuple[str, ...]] = ("first", "second")
+    noun: ClassVar[str] = "pair"
+
+    @classmethod
+    def of(
+        cls,
+        first: Iterable[int],
+        second: Iterable[int],
+        target: Iterable[float],
+        *,
+        weight: Iterable[float] | None = None,
+        split: Iterable[object] | None = None,
+        origin: str = "",
+    ) -> Self:
+        """Pairs of sample ids."""
+        return cls._build([first, second], target, weight, split, origin)
+
+    @classmethod
+    def read(cls, path: str | Path, samples: Samples) -> Self:
+        """A CSV or Parquet table; its cells name samples of ``samples``, see the top of this page.
+
+        Raises:
+            DataError: the table does not fit; one line says where and why.
+        """
+        return cls._from_file(path, samples, graded=True)
+
+    @classmethod
+    def same_class(cls, samples: Samples, *, each: int = 1, seed: int = 0) -> Self:
+        """Pairs from labels: in its own split every sample meets ``each`` of its class (target 1), as many others (0).
+
+        A pure function of the samples and the seed.
+        """
+        anchor, positive, negative, split = _same_class(samples, each, seed)
+        n = len(anchor)
+        members = [np.tile(anchor, 2), np.concatenate([positive, negative])]
+        target = np.repeat([1.0, 0.0], n)
+        return cls._build(members, target, None, np.tile(split, 2), f"same-class pairs of {samples.origin}")
+
+
+@dataclass(frozen=True, eq=False)
+class Triplets(Tuples):
+    """Triplets of samples: the anchor is more like the positive than like the negative."""
+
+    roles: ClassVar[tuple[str, ...]] = ("anchor", "positive", "negative")
+    noun: ClassVar[str] = "triplet"
+
+    @classmethod
+    def of(
+        cls,
+        anchor: Iterable[int],
+        positive: Iterable[int],
+        negative: Iterable[int],
+        *,
+        weight: Iterable[float] | None = None,
+        split: Iterable[object] | None = None,
+        origin: str = "",
+    ) -> Self:
+        """Triplets of sample ids."""
+        return cls._build([anchor, positive, negative], None, weight, split, origin)
+
+    @classmethod
+    def read(cls, path: str | Path, samples: Samples) -> Self:
+        """A CSV or Parquet table; its cells name samples of ``samples``, see the top of this page.
+
+        Raises:
+            DataError: the table does not fit; one line says where and why.
+        """
+        return cls._from_file(path, samples, graded=False)
+
+    @classmethod
+    def same_class(cls, samples: Samples, *, each: int = 1, seed: int = 0) -> Self:
+        """Triplets from labels: every sample is anchor of ``each`` triplets, of its class and of another, in its split.
+
+        A pure function of the samples and the seed.
+        """
+        *members, split = _same_class(samples, each, seed)
+        return cls._build(members, None, None, split, f"same-class triplets of {samples.origin}")
+
+
+def _array(values: Iterable[object]) -> np.ndarray:
+    return values if isinstance(values, np.ndarray) else np.asarray(list(values))
+
+
+def _same_class(samples: Samples, each: int, seed: int) -> tuple[np.ndarray, ...]:
+    """Ids of anchors, of a sample of the same class for each, of one of another class; and their splits."""
+    found: list[list[np.ndarray]] = []
+    for code in range(len(SPLITS)):
+        part = samples.where(samples.split == code)
+        order = np.lexsort((part.ids, part.labels))
+        labels, ids, n = part.labels[order], part.ids[order], len(part)
+        _, starts, counts = np.unique(labels, return_index=True, return_counts=True)
+        start, count = np.repeat(starts, counts), np.repeat(counts, counts)
+        usable = np.flatnonzero((count > 1) & (count < n))
+        start, count = start[usable], count[usable]
+        for k in range(each):
+            u = draws(seed, k, ids[usable], 2, stream=17)
+            step = 1 + (u[:, 0] * (count - 1)).astype(np.int64)
+            positive = start + (usable - start + step) % count
+            negative = (start + count + (u[:, 1] * (n - count)).astype(np.int64)) % n
+            found.append([ids[usable], ids[positive], ids[negative], np.full(len(usable), code, np.int8)])
+    if not any(len(columns[0]) for columns in found):
+        raise DataError(
+            f"no same-class pairs in {samples.origin or 'the samples'}: a split needs two classes, one with two samples"
+        )
+    return tuple(np.concatenate(columns) for columns in zip(*found, strict=True))
+
+
+__all__ = ["Pairs", "Triplets", "Tuples"]
