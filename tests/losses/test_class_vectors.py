@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mettle.difficulty import Hardest, Importance, Threshold, curriculum
+from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Threshold, curriculum
 from mettle.errors import InputError
 from mettle.losses import AdaCos, ArcFace, Center, CosFace, NormFace, Softmax, SphereFace
 from mettle.pairs.classes import class_rows
@@ -346,6 +346,8 @@ def test_labels_out_of_range_are_named(name, label, says):
         (lambda: CosFace(3, 3, margin=-0.1), "margin"),
         (lambda: CosFace(3, 3, sample=0.0), "sample"),
         (lambda: CosFace(3, 3, sparse=True), "sparse"),
+        (lambda: Softmax(3, 3, sample=0.5, sparse=True), "bias=False"),
+        (lambda: CosFace(3, 3, difficulty=AdaptiveThreshold()), "use Threshold"),
         (lambda: ArcFace(3, 3, margin=4.0), "margin is an angle"),
         (lambda: ArcFace(3, 3, mode="hard"), "mode"),
         (lambda: ArcFace(3, 3, multiply=2.0), "use mode 'none'"),

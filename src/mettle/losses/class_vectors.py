@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from mettle.data.draws import hashed
+from mettle.difficulty import AdaptiveThreshold
+from mettle.difficulty.combine import nested
 from mettle.errors import InputError
 from mettle.losses.pairwise import Pairwise, need, softplus
 from mettle.pairs import Acc, Difficulty, Measure, Rows, Sweep, Tile, lse, pair_facts, total
@@ -54,7 +56,7 @@ class ClassVectors(nn.Module):
         need(dim >= 1, f"dim must be at least 1, got {dim}")
         need(0 < sample <= 1, f"sample is a share of the classes in (0, 1], got {sample}")
         need(
-            not hasattr(difficulty, "observe"),
+            not any(isinstance(part, AdaptiveThreshold) for part in nested(difficulty)),
             "an adaptive threshold follows pairs of samples, here samples meet class vectors: use Threshold",
         )
         need(sample < 1 or not sparse, "sparse gradients hold the sampled rows: they need sample below 1")
