@@ -149,7 +149,7 @@ class ClassVectors(nn.Module):
         self._check(embeddings, labels)
         with torch.autocast(embeddings.device.type, enabled=False):
             z, (vectors, labels) = self._features(widen(embeddings)), self._chosen(labels)
-            rows = self._rows(z, vectors, labels)
+            rows = self._rows(z, vectors, labels, half=embeddings.dtype in (torch.float16, torch.bfloat16))
             far = rows["far"]
             far = far.masked_fill(far == -torch.inf, torch.finfo(far.dtype).min)  # no other class: nothing to lose
             values = softplus(far - self.logit(rows["target"], z))
@@ -160,10 +160,11 @@ class ClassVectors(nn.Module):
         size = self.magnitude(z)
         return size * self.target(own if self.unit_features else own / torch.where(size == 0, 1, size))
 
-    def _rows(self, z: Tensor, vectors: Tensor, labels: Tensor) -> Rows:
+    def _rows(self, z: Tensor, vectors: Tensor, labels: Tensor, half: bool = False) -> Rows:
         if self.difficulty is None:
             z = unit(z) if self.unit_features else z
-            target, far = class_rows(z, vectors, labels, self._steepness(), unit_vectors=self.unit_vectors)
+            half = half and self.unit_features  # features that keep their length may be too long for float16
+            target, far = class_rows(z, vectors, labels, self._steepness(), unit_vectors=self.unit_vectors, half=half)
             return {"target": target, "far": far, "weight": torch.ones_like(target)}
         shape, ref = (
             _Shape(self._steepness(), self._measure()),

@@ -66,7 +66,8 @@ class Pairwise:
     def __call__(self, embeddings: Tensor, labels: Tensor, **options) -> Tensor:
         """The mean over anchors, a scalar with gradient. Options: see :meth:`output`."""
         output = self.output(embeddings, labels, **options)
-        if _readable(output.defined) and not bool(output.defined.any()):
+        # Looking at a GPU's result would stall it: there, the mean of nothing is NaN.
+        if output.engine != "triton" and _readable(output.defined) and not bool(output.defined.any()):
             raise InputError(
                 f"no anchor has a positive among {len(labels)} samples: each class needs at least two samples in a "
                 "batch. The usual cause is a sampler that draws samples one by one; draw P classes x K samples"
@@ -98,7 +99,7 @@ class Pairwise:
             ids: (n,) sample ids, to leave out pairs of equal id against a ``ref`` with ids.
             biased: a second encoder's embeddings, for difficulties that compare two encoders.
             views: embeddings are (n, v, d): v views of each sample; values come view by view, (v * n,).
-            engine: ``auto``, ``dense`` or ``tiled``.
+            engine: ``auto``, ``dense``, ``tiled`` or, on a GPU, ``triton``.
             tile: rows of a tile of the tiled engine; chosen by size when left out.
         """
         if views:

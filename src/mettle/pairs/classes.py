@@ -15,15 +15,30 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
+from mettle.pairs.fused import available
 from mettle.pairs.similarity import unit
 
 CHUNK = 1 << 19  # similarities held at once, 2 MB in float32: about what a core's cache holds
 
 
 def class_rows(
-    z: Tensor, vectors: Tensor, labels: Tensor, scale: float, *, unit_vectors: bool = True, chunk: int | None = None
+    z: Tensor,
+    vectors: Tensor,
+    labels: Tensor,
+    scale: float,
+    *,
+    unit_vectors: bool = True,
+    half: bool = False,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(B,) similarity to the own class, and (B,) log-sum-exp of scale x similarity over all other classes."""
+    """(B,) similarity to the own class, and (B,) log-sum-exp of scale x similarity over all other classes.
+
+    ``half``: the embeddings were in half precision, so their products on a GPU may be too.
+    """
+    if z.is_cuda and unit_vectors and z.dtype == torch.float32 and available():
+        from mettle.pairs.fused.classes import fused_class_rows
+
+        return fused_class_rows(z, vectors, labels, scale, half)
     size = chunk or max(CHUNK // len(z), 64)
     return _Classes.apply(z, vectors, labels, scale, unit_vectors, size)  # type: ignore[return-value]
 

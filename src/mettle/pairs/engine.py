@@ -10,12 +10,13 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.pairs import dense, tiled
 from mettle.pairs.contract import Difficulty, PairLoss
+from mettle.pairs.fused import available, door
 from mettle.pairs.job import Job
 from mettle.pairs.relation import Side
 from mettle.pairs.similarity import ready
 from mettle.pairs.tilt import tilted
 
-Engine = Literal["auto", "dense", "tiled"]
+Engine = Literal["auto", "dense", "tiled", "triton"]
 Reference = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
 """Embeddings and labels to compare with instead of the batch itself, and optionally their ids."""
 
@@ -31,6 +32,7 @@ class PairOutput:
     defined: Tensor
     share: Tensor
     engine: str
+    whole: Tensor | None = None  # the mean, where the engine has computed it on the way
 
     def per_anchor(self) -> Tensor:
         """(n,) with NaN where the loss is not defined."""
@@ -38,6 +40,8 @@ class PairOutput:
 
     def mean(self) -> Tensor:
         """Mean over the anchors for which the loss is defined; NaN when there are none."""
+        if self.whole is not None:
+            return self.whole
         share = self.share * self.defined
         return (torch.where(self.defined, self.values, 0) * share).sum() / share.sum()
 
@@ -64,9 +68,13 @@ def pair_loss(
         ids: (n,) sample ids; pairs of equal id are left out when ``ref`` has ids too.
         difficulty: how much each pair counts.
         biased: a second encoder's embeddings of the batch (and of ``ref``).
-        engine: ``auto`` chooses by size; ``dense`` and ``tiled`` insist.
+        engine: ``auto`` chooses by device and size; ``dense``, ``tiled`` and ``triton`` insist.
         tile: rows of a tile; chosen by size when left out.
     """
+    if engine in ("auto", "triton"):
+        fused = _fused(loss, z, labels, ref, ids, difficulty, biased, insist=engine == "triton")
+        if fused is not None:
+            return fused
     loss, difficulty = tilted(loss, difficulty)
     rows, name = row_sums(
         loss, z, labels, ref=ref, ids=ids, difficulty=difficulty, biased=biased, engine=engine, tile=tile
@@ -77,6 +85,32 @@ def pair_loss(
             if given is not None:
                 values = values + broken(given).to(values.dtype)
     return PairOutput(values, defined, share, name)
+
+
+def _fused(
+    loss: PairLoss,
+    z: Tensor,
+    labels: Tensor,
+    ref: Reference | None,
+    ids: Tensor | None,
+    difficulty: Difficulty | None,
+    biased: Tensor | tuple[Tensor, Tensor] | None,
+    *,
+    insist: bool,
+) -> PairOutput | None:
+    """On a GPU, with triton, where the loss has a fused form: all of it at once. Else None."""
+    check_all(z, labels, ref, ids, biased)
+    if z.is_cuda and available():
+        with torch.autocast("cuda", enabled=False):
+            found = door.attempt(loss, difficulty, door.call(z, labels, ref, ids, biased))
+        if found is not None:
+            return PairOutput(found.values, found.defined, found.share, "triton", found.mean)
+    if insist:
+        raise InputError(
+            "engine='triton' needs embeddings on a GPU (not float64), triton, and a loss with a fused form: "
+            "use engine='auto', which falls back to tiles"
+        )
+    return None
 
 
 def row_sums(
@@ -92,15 +126,7 @@ def row_sums(
     tile: int | None = None,
 ) -> tuple[dict[str, Tensor], str]:
     """What every anchor accumulates, (n,) each with gradient, and the engine that did it. Arguments as above."""
-    check(z, labels, "embeddings", "labels")
-    if ref is not None:
-        check(ref[0], ref[1], "reference embeddings", "reference labels")
-        if ref[0].shape[1] != z.shape[1] or ref[0].device != z.device:
-            raise InputError(
-                f"reference embeddings are {tuple(ref[0].shape)} on {ref[0].device}, "
-                f"embeddings {tuple(z.shape)} on {z.device}: both need one width and one device"
-            )
-    check_extras(z, ref, ids, biased, tile)
+    check_all(z, labels, ref, ids, biased, tile)
     name = choose(engine, len(z) * (len(z) if ref is None else len(ref[0])), loss, difficulty)
     with torch.autocast(z.device.type, enabled=False):
         job, order = layout(loss, z, labels, ref, ids, difficulty, biased, sort=name == "tiled")
@@ -154,8 +180,8 @@ def layout(
 
 def choose(engine: Engine, pairs: int, loss: PairLoss, difficulty: Difficulty | None) -> str:
     """Dense for small batches and for measures that only it has, tiled beyond."""
-    if engine not in ("auto", "dense", "tiled"):
-        raise InputError(f"no engine {engine!r}: choose auto, dense or tiled")
+    if engine not in ("auto", "dense", "tiled", "triton"):
+        raise InputError(f"no engine {engine!r}: choose auto, dense, tiled or triton")
     if loss.measure == "l1":
         if engine == "tiled":
             raise InputError("the L1 measure has a dense form only: use engine='dense', or another measure")
@@ -197,6 +223,26 @@ def check(z: Tensor, labels: Tensor, what: str, names: str) -> None:
     for holds, message in rules:
         if not holds():
             raise InputError(message)
+
+
+def check_all(
+    z: Tensor,
+    labels: Tensor,
+    ref: Reference | None,
+    ids: Tensor | None,
+    biased: Tensor | tuple[Tensor, Tensor] | None,
+    tile: int | None = None,
+) -> None:
+    """Refuse what cannot be compared: both sides and their companions."""
+    check(z, labels, "embeddings", "labels")
+    if ref is not None:
+        check(ref[0], ref[1], "reference embeddings", "reference labels")
+        if ref[0].shape[1] != z.shape[1] or ref[0].device != z.device:
+            raise InputError(
+                f"reference embeddings are {tuple(ref[0].shape)} on {ref[0].device}, "
+                f"embeddings {tuple(z.shape)} on {z.device}: both need one width and one device"
+            )
+    check_extras(z, ref, ids, biased, tile)
 
 
 def check_extras(

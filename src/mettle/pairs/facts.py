@@ -9,6 +9,7 @@ from torch import Tensor
 from mettle.pairs import dense, tiled
 from mettle.pairs.contract import Acc, Difficulty, PairLoss, Rows, Sweep, Tile, total
 from mettle.pairs.engine import check, check_extras, choose, layout
+from mettle.pairs.fused import available, door
 from mettle.pairs.job import stats_of, weights
 from mettle.pairs.tilt import tilted
 
@@ -118,6 +119,9 @@ def pair_facts(
     """Count over a batch compared with itself, or with ``ref``. Options: ``ref``, ``ids``, ``biased``."""
     rows = pair_rows(_Counts(loss, difficulty), z, labels, difficulty=difficulty, **options)
     name = choose("auto", _pairs(z, options.get("ref")), *tilted(loss, difficulty))
+    if z.is_cuda and available():
+        given = door.call(z, labels, *(options.get(key) for key in ("ref", "ids", "biased")))
+        name = "triton" if door.fits(loss, difficulty, given) is not None else name
     sums = {name: float(value.sum()) for name, value in rows.items() if not name.startswith("difficulty.")}
 
     def mean(side: str, what: str) -> float:

@@ -1,3 +1,4 @@
+# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false
 """The negatives: row sums over all tiles, and their way back. Everything quadratic happens here.
 
 Rows and columns are sorted by label, so a block of rows has its positives in one range of columns. Tiles of that
@@ -160,13 +161,16 @@ def far_backward(
     qbl = q
     if OTHER:
         qb, qbl = held(QB, QBL, row, BM, BK2, WIDTH2, MODE, TMA)
-    begin, end, extra, total = tiles(LO, HI, row, n, m, BM, BN, 0, False)
+    begin, end, _, total = tiles(LO, HI, row, n, m, BM, BN, 0, False)
     acc = tl.zeros((BM, WIDTH), tl.float32)
 
     bare = total - (end - begin)
     for t in range(bare * split // splits, bare * (split + 1) // splits):
         j = tl.where(t < begin, t, t + (end - begin))
         columns = j * BN + tl.arange(0, BN)
+        c0j, c1j, uj = coefficients(
+            COLUMN, columns, columns_padded, scale, COLUMNS, TWO, ONLINE or FAR == "relative", BN
+        )
         b = block(K, j * BN, 0, BN, WIDTH, WIDTH, TMA)
         bl = b
         if MODE == "split":
@@ -175,14 +179,14 @@ def far_backward(
         o = s
         if OTHER:
             o = product(qb, qbl, QB, QBL, KB, KBL, row, j * BN, BM, BN, BK2, WIDTH2, MODE, TMA)
-        c0j, c1j, uj = coefficients(
-            COLUMN, columns, columns_padded, scale, COLUMNS, TWO, ONLINE or FAR == "relative", BN
-        )
         h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, k, p0, p1, p2, live, FAR, SQUARE, SHAPE, ONLINE, ROWS, COLUMNS)
         acc = carry(h, b, bl, acc, MODE)
     for t in range(split, end - begin, splits):
         j = begin + t
         columns = j * BN + tl.arange(0, BN)
+        c0j, c1j, uj = coefficients(
+            COLUMN, columns, columns_padded, scale, COLUMNS, TWO, ONLINE or FAR == "relative", BN
+        )
         b = block(K, j * BN, 0, BN, WIDTH, WIDTH, TMA)
         bl = b
         if MODE == "split":
@@ -191,9 +195,6 @@ def far_backward(
         o = s
         if OTHER:
             o = product(qb, qbl, QB, QBL, KB, KBL, row, j * BN, BM, BN, BK2, WIDTH2, MODE, TMA)
-        c0j, c1j, uj = coefficients(
-            COLUMN, columns, columns_padded, scale, COLUMNS, TWO, ONLINE or FAR == "relative", BN
-        )
         h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, k, p0, p1, p2, live, FAR, SQUARE, SHAPE, ONLINE, ROWS, COLUMNS)
         keep = (columns[None, :] < lo[:, None]) | (columns[None, :] >= hi[:, None])
         acc = carry(tl.where(keep, h, 0.0), b, bl, acc, MODE)

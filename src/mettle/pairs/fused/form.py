@@ -15,7 +15,7 @@ from torch import Tensor
 Far = Literal["plain", "threshold", "tilt", "relative", "raw", "hinge"]
 Finish = Literal["supcon out", "supcon in", "infonce", "npair", "contrastive"]
 
-EXPONENT = 87.0  # e^-87 is the smallest normal float32: twice the ceiling must stay below it
+EXPONENT = 64.0  # sums of e^±64 over millions of pairs, and their inverses, are ordinary float32 numbers
 WIDEST = 4096  # columns of an embedding that one row of the small kernels can hold
 HALF_FROM = 0.05  # temperature from which float16 operands are accurate enough
 
@@ -59,6 +59,11 @@ class Form:
         return self.far == "tilt" or self.count_weight
 
     @property
+    def second(self) -> bool:
+        """Whether a second encoder is compared with."""
+        return self.far in ("relative", "raw")
+
+    @property
     def symmetric(self) -> bool:
         """Whether a pair gives both of its ends the same: then half of the tiles do."""
         return self.far != "relative" and not self.online
@@ -73,7 +78,7 @@ def fused_form(loss: Any, difficulty: Any, job: Any) -> Form | None:
     if maker is None or not _suits(job):
         return None
     form = maker(loss, difficulty)
-    if form is None or (form.far in ("relative", "raw")) != (job.biased is not None):
+    if form is None or (form.second and job.biased is None):
         return None
     return _ranged(form)
 
@@ -98,7 +103,7 @@ def _ranged(form: Form) -> Form | None:
     if form.far == "hinge":
         return form
     power = {"tilt": 1 + form.beta, "relative": 2.0}.get(form.far, 1.0)
-    if form.unit and 2 * power / form.temperature <= EXPONENT:
+    if form.unit and power / form.temperature <= EXPONENT:
         return form
     simple = form.far in ("plain", "threshold", "raw") and not form.count_weight
     return replace(form, online=True) if simple else None

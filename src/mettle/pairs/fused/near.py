@@ -1,3 +1,4 @@
+# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false
 """The positives, in float32: few, so they can be exact. They also end each row, because by then all is known.
 
 Forward writes one value per anchor and a table of row coefficients, (8, padded):
@@ -159,10 +160,10 @@ def near_forward(
         u = tl.zeros((BR,), tl.float32)
         total = plain_sum(PARTIAL, rows, padded, splits, 0, BR)
         second = total
-        far = tl.log(total) + ceiling
+        far = tl.log(total)
         if FAR == "tilt":
             second = plain_sum(PARTIAL, rows, padded, splits, 1, BR)
-            far = tl.log(total) + tl.log(negatives) - tl.log(second) + ceiling
+            far = tl.log(total) + tl.log(negatives) - tl.log(second)
             far = tl.where(negatives == 0, -float("inf"), far)
         if FAR == "relative":
             u = tl.load(SHIFT + rows)
@@ -194,7 +195,7 @@ def near_forward(
         elif FINISH == "contrastive":
             attract += tl.sum(tl.where(keep, pull(s, margin, SHAPE), 0.0), 1)
         elif FINISH == "infonce":
-            log_g, dx, df, _ = against(x, far[:, None], count[:, None], ceiling, prior, PRIOR)
+            log_g, _, df, _ = against(x, far[:, None], count[:, None], ceiling, prior, PRIOR)
             attract += tl.sum(tl.where(keep, w * softplus(log_g - x), 0.0), 1)
             sent += tl.sum(tl.where(keep, w * sigmoid(log_g - x) * df, 0.0), 1)
         else:
@@ -211,7 +212,7 @@ def near_forward(
 
     some = real & (positives > 0)
     some_far = negatives > 0
-    weight = tl.where(weight == 0, 1.0, weight)
+    by_weight = tl.where(weight == 0, 1.0, weight)
     q = tl.zeros((BR,), tl.float32)
     r = q
     a1 = q
@@ -226,7 +227,7 @@ def near_forward(
         if BY == "count":
             divisor = tl.where(some, positives, 1.0)
         if BY == "weight":
-            divisor = weight
+            divisor = by_weight
         a1 = away
         if FINISH == "supcon out":
             raw = (weight * away - attract) / divisor
@@ -241,11 +242,11 @@ def near_forward(
             q = tl.full((BR,), 1.0, tl.float32) * scale
             r = q
             if BY == "weight":
-                a3 = scale / divisor
+                a3 = 1.0 / divisor
         value = raw * scale
         g = q * tl.exp(far - away)
     elif FINISH == "infonce":
-        r = 1.0 / weight
+        r = 1.0 / by_weight
         value = tl.where(far == -float("inf"), 0.0, attract * r)
         g = tl.where(far == -float("inf"), 0.0, sent * r)
         a1 = far
@@ -346,7 +347,7 @@ def attracted(
             if FINISH == "supcon out":
                 g += dw * r * (a3 - x)
             else:
-                g += dw * (a3 - draw)
+                g += dw * (r * a3 - draw)
             if not NUMERATOR:
                 g += dw * repel
         return g

@@ -1,3 +1,4 @@
+# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false
 """Rows made ready for the kernels: sorted by label, on the unit sphere, in the operands' precision; and back again.
 
 Sorting turns every mask into a range: the positives of row i are the columns lo_i <= j < hi_i. Small batches are
@@ -12,8 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 PAD = 256  # rows are padded with zeros to a multiple of this: no load ever needs a mask
+SMALL = 64  # the same in the interpreter, where padding costs as much as rows
 RANKED = 4096  # rows up to which counting is quicker than sorting
-HELD = 8192  # entries of a block of rows
+HELD = 4096  # entries of a block of rows
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ def prepared(z: Tensor, labels: Tensor, other: Tensor | None, mode: str, unit: b
     """``z`` in label order; ``other`` are the labels of the columns, None for the same rows."""
     n, d = z.shape
     z = z if z.stride(1) == 1 else z.contiguous()
-    padded, wide = triton.cdiv(n, PAD) * PAD, width(d)
+    whole = SMALL if mode == "exact" else PAD
+    padded, wide = triton.cdiv(n, whole) * whole, width(d)
     full = torch.empty(padded, wide, dtype=torch.float32, device=z.device)
     kind = {"half": torch.float16, "split": torch.bfloat16, "exact": torch.float32}[mode]
     high = full if mode == "exact" else torch.empty_like(full, dtype=kind)

@@ -1,0 +1,260 @@
+# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false
+"""Margin softmax over any number of classes: the log-sum-exp over all classes but the target, chunk by chunk.
+
+The target's logit, its margin and its loss are a gathered dot product and stay with the caller:
+
+    loss = softplus(lse − target),   lse = log Σ_{c ≠ y} e^{scale · cos(z, w_c)}
+
+Class vectors are normalised chunk by chunk, never as a second copy; of the B × C logits only B × chunk exist at once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mettle.errors import InputError
+from mettle.pairs.fused.call import LOG2E, divided, multiplied
+from mettle.pairs.fused.far import far_forward, far_scores
+from mettle.pairs.fused.form import EXPONENT
+from mettle.pairs.fused.prepare import HELD, PAD, SMALL, Rows, prepared
+from mettle.pairs.fused.table import choice
+from mettle.pairs.similarity import unit
+
+FORWARD, BACKWARD = 1 << 16, 1 << 14  # classes of a chunk
+ROOM = 16384.0  # h reaches this at most: only one end of a pair counts
+
+
+def margin_softmax_lse(
+    z_hat: Tensor, w: Tensor, labels: Tensor, scale: float, classes: Tensor | None = None, mode: str | None = None
+) -> Tensor:
+    """(B,) log Σ e^{scale·cos} over all classes but each row's own, with gradient to ``z_hat`` and ``w``.
+
+    Args:
+        z_hat: (B, d) unit vectors.
+        w: (C, d) class vectors of any length; they are normalised here.
+        labels: (B,) class of each row.
+        scale: of the cosines.
+        classes: (C,) which classes the rows of ``w`` are, in rising order, where only some take part.
+        mode: ``half`` or ``split`` products; by default as precise as ``z_hat``.
+    """
+    if w.ndim != 2 or z_hat.ndim != 2 or w.shape[1] != z_hat.shape[1]:
+        raise InputError(
+            f"class vectors must be (C, d) with the embeddings' d: got {tuple(w.shape)} for {tuple(z_hat.shape)}"
+        )
+    if classes is not None and len(classes) != len(w):
+        raise InputError(f"classes must name every row of w: got {len(classes)} for {len(w)}")
+    if mode is None:
+        mode = "exact" if not z_hat.is_cuda else "split" if z_hat.dtype == torch.float32 else "half"
+    with torch.cuda.device_of(z_hat):
+        return _Lse.apply(z_hat, w, labels, float(scale), classes, mode)  # type: ignore[return-value]
+
+
+class _Lse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, z: Tensor, w: Tensor, labels: Tensor, scale: float, classes: Tensor | None, mode: str):  # type: ignore[override]
+        work = _Work(z.detach(), w.detach(), labels, scale, classes, mode)
+        ctx.work, ctx.dtypes = work, (z.dtype, w.dtype)
+        return work.forward()
+
+    @staticmethod
+    def backward(ctx, g: Tensor):  # type: ignore[override]
+        if torch.is_grad_enabled():
+            raise InputError("the fused engine has first derivatives only: do not pass create_graph=True")
+        dz, dw = ctx.work.backward(g, ctx.needs_input_grad[1])
+        return dz.to(ctx.dtypes[0]), dw, None, None, None, None
+
+
+def fused_class_rows(z: Tensor, w: Tensor, labels: Tensor, scale: float, half: bool) -> tuple[Tensor, Tensor]:
+    """(B,) cosine to the own class and (B,) log-sum-exp over the others, as `mettle.pairs.classes.class_rows`."""
+    with torch.cuda.device_of(z):
+        return _Rows.apply(z, w, labels, float(scale), "half" if half else "split")  # type: ignore[return-value]
+
+
+class _Rows(torch.autograd.Function):
+    """`_Lse` and the own class in one, so that the gradient of the class vectors is written once."""
+
+    @staticmethod
+    def forward(ctx, z: Tensor, w: Tensor, labels: Tensor, scale: float, mode: str):  # type: ignore[override]
+        work = _Work(z.detach(), w.detach(), labels, scale, None, mode if z.is_cuda else "exact")
+        own = unit(w.detach()[labels].to(z.dtype))
+        ctx.work, ctx.like = work, (z.detach(), labels)
+        ctx.save_for_backward(own)
+        return (z * own).sum(1), work.forward()
+
+    @staticmethod
+    def backward(ctx, g_target: Tensor, g_far: Tensor):  # type: ignore[override]
+        if torch.is_grad_enabled():
+            raise InputError("the fused engine has first derivatives only: do not pass create_graph=True")
+        (own,), (z, labels), work = ctx.saved_tensors, ctx.like, ctx.work
+        dz, dw = work.backward(g_far, ctx.needs_input_grad[1])
+        dz = torch.addcmul(dz, own, g_target[:, None])
+        if dw is not None:
+            length = (own * work.w[labels].to(own.dtype)).sum(1, keepdim=True)
+            across = z - own * (own * z).sum(1, keepdim=True)
+            pull = torch.where(length > 0, across / length, 0) * g_target[:, None]
+            dw.index_add_(0, labels, pull.to(dw.dtype))
+        return dz.to(z.dtype), dw, None, None, None
+
+
+class _Work:
+    """One call."""
+
+    def __init__(self, z: Tensor, w: Tensor, labels: Tensor, scale: float, classes: Tensor | None, mode: str):
+        self.mode, self.scale, self.online = mode, scale, scale > EXPONENT
+        self.w = w if w.stride(1) == 1 else w.contiguous()
+        self.rows = prepared(z, labels, None, mode, False)
+        # Where each row's own class stands among the rows of w: nowhere is an empty range.
+        own = labels[self.rows.order[: self.rows.n].long()]
+        begin = own if classes is None else torch.searchsorted(classes, own)
+        end = begin + 1 if classes is None else torch.searchsorted(classes, own, right=True)
+        padding = (0, len(self.rows.full) - self.rows.n)
+        self.begin, self.end = (torch.nn.functional.pad(x, padding) for x in (begin, end))
+        self.choice = choice(mode, self.rows.width)
+        self.lse = z.new_zeros(0)
+
+    def chunks(self, size: int):
+        """Each chunk of classes: its first class, normalised rows, and the rows' own classes as ranges in it."""
+        whole = SMALL if self.mode == "exact" else PAD
+        for first in range(0, len(self.w), size):
+            n = min(size, len(self.w) - first)
+            ready = class_rows(self.w[first : first + n], self.rows, self.mode, whole)
+            lo, hi = ((x - first).clamp(0, n).int() for x in (self.begin, self.end))
+            yield first, n, ready, lo, hi
+
+    def flags(self, shape) -> dict:
+        """What the kernels over all pairs are told."""
+        wide = self.rows.width
+        return {
+            "WIDTH": wide, "BK": shape.depth, "WIDTH2": wide, "BK2": shape.depth, "BM": shape.rows,
+            "BN": shape.columns, "MODE": self.mode, "TMA": False, "FAR": "plain", "SQUARE": False,
+            "SHAPE": "hadsell", "TWO": False, "OTHER": False, "ONLINE": self.online,
+            "num_warps": shape.warps, "num_stages": shape.stages,
+        }  # fmt: skip
+
+    def forward(self) -> Tensor:
+        rows, shape, partial = self.rows, self.choice.forward, []
+        blocks, padded = triton.cdiv(rows.n, shape.rows), len(rows.full)
+        for _, n, (high, low, _), lo, hi in self.chunks(FORWARD):
+            splits = divided(blocks, triton.cdiv(n, shape.columns), rows.full, 4)
+            part = torch.empty(splits, 2, padded, device=rows.full.device)
+            operands = (rows.high, rows.low, high, low)
+            far_forward[(blocks, splits)](
+                *operands, *operands, lo, hi, rows.inverse, part, rows.n, n, padded, splits,
+                LOG2E * self.scale, 0.0, 0.0, 0.0, **self.flags(shape), HALF=False, FLAT=shape.flat,
+            )  # fmt: skip
+            partial.append(part)
+        sums = torch.cat(partial)[:, :, : rows.n]
+        if self.online:
+            top = sums[:, 0].amax(0)
+            safe = torch.where(top == -torch.inf, 0, top)
+            self.lse = (safe + ((sums[:, 0] - safe).exp2() * sums[:, 1]).sum(0).log2()) / LOG2E
+        else:
+            self.lse = sums[:, 0].sum(0).log()
+        return torch.empty_like(self.lse).index_copy_(0, rows.order[: rows.n].long(), self.lse)
+
+    def backward(self, g: Tensor, classes: bool) -> tuple[Tensor, Tensor | None]:
+        rows, shape = self.rows, self.choice.backward
+        if not self.choice.written:  # the rows' gradient is not held: tiles as in the forward pass
+            shape = self.choice.forward
+        n, padded, device = rows.n, len(rows.full), rows.full.device
+        order = rows.order[:n].long()
+        own = g.float()[order].masked_fill(self.lse == -torch.inf, 0)
+        lse = torch.where(self.lse == -torch.inf, 0, self.lse)
+        table = torch.zeros(8, padded, device=device)
+        table[0, :n] = own if self.online else own * torch.exp(-lse)
+        table[4] = 1e30  # a padded row leaves nothing
+        table[4, :n] = torch.where(self.lse == -torch.inf, 1e30, lse * LOG2E)
+        largest = own.abs().amax()
+        stats = torch.where(largest > 0, largest, 1.0).expand(3).contiguous()
+        back = stats[2:] * (self.scale / ROOM)
+        dz = torch.zeros(padded, rows.width, device=device)
+        dw = torch.empty_like(self.w) if classes else None
+        flags = self.flags(shape) | {"ROWS": True, "COLUMNS": False}
+        for first, m, (high, low, inverse), lo, hi in self.chunks(BACKWARD):
+            h = torch.empty(padded, len(high), dtype=high.dtype, device=device)
+            rest = torch.empty_like(h) if self.mode == "split" else h
+            operands = (rows.high, rows.low, high, low)
+            far_scores[(len(high) // shape.columns, padded // shape.rows)](
+                *operands, *operands, lo, hi, table, table, stats, h, rest, 0, n, m, padded, len(high),
+                LOG2E * self.scale, 0.0, 0.0, 0.0, 0.0, ROOM, **flags,
+            )  # fmt: skip
+            dz += self.product(h, rest, high, low)
+            if dw is not None:
+                sent = self.product(h.T, rest.T, rows.high, rows.low)
+                class_project(sent, self.w[first : first + m], inverse, back, dw[first : first + m])
+        found = torch.empty(n, rows.d, device=device).index_copy_(0, order, dz[:n, : rows.d] * back)
+        return found, dw
+
+    def product(self, a: Tensor, a_low: Tensor, b: Tensor, b_low: Tensor) -> Tensor:
+        """a·b in float32."""
+        found = multiplied(a, b)
+        if self.mode == "split":
+            found += multiplied(a, b_low)
+            found += multiplied(a_low, b)
+        return found
+
+
+def class_rows(w: Tensor, rows: Rows, mode: str, whole: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalised class vectors in the operands' precision, padded, and 1 / their lengths."""
+    n, d = w.shape
+    padded = triton.cdiv(n, whole) * whole
+    high = torch.empty(padded, rows.width, dtype=rows.high.dtype, device=w.device)
+    low = torch.empty_like(high) if mode == "split" else high
+    inverse = torch.empty(padded, device=w.device)
+    block = triton.next_power_of_2(rows.width)
+    size = min(32, max(1, HELD // block))
+    class_rows_kernel[(padded // size,)](
+        w, high, low, inverse, n, d, w.stride(0), WIDTH=rows.width, BLOCK=block, ROWS=size, MODE=mode, num_warps=4
+    )
+    return high, low, inverse
+
+
+def class_project(g: Tensor, w: Tensor, inverse: Tensor, back: Tensor, out: Tensor) -> None:
+    """Gradient of class vectors as they are from that of the normalised ones, times ``back``."""
+    n, d = w.shape
+    block = triton.next_power_of_2(d)
+    size = min(32, max(1, HELD // block))
+    class_project_kernel[(triton.cdiv(n, size),)](
+        g, w, inverse, back, out, n, d, g.stride(0), w.stride(0), out.stride(0), BLOCK=block, ROWS=size, num_warps=4
+    )
+
+
+@triton.jit
+def class_rows_kernel(
+    W, HIGH, LOW, INVERSE, n, d, stride,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, MODE: tl.constexpr,
+):  # fmt: skip
+    """Normalise and split a block of class vectors."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, BLOCK)
+    inside = (row < n)[:, None] & (c < d)[None, :]
+    w = tl.load(W + row.to(tl.int64)[:, None] * stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    size = tl.max(tl.abs(w), 1)
+    none = size < 1e-30
+    scaled = w / tl.where(none, 1.0, size)[:, None]
+    length = tl.where(none, 1.0, tl.sqrt(tl.sum(scaled * scaled, 1)))
+    tl.store(INVERSE + row, tl.where(none, 0.0, 1.0 / (size * length)))
+    w = tl.where(none[:, None], 0.0, scaled / length[:, None]) + (w - w)
+    at = row.to(tl.int64)[:, None] * WIDTH + c[None, :]
+    put = (c < WIDTH)[None, :] & (row >= 0)[:, None]
+    high = w.to(HIGH.dtype.element_ty)
+    tl.store(HIGH + at, high, mask=put)
+    if MODE == "split":
+        tl.store(LOW + at, (w - high.to(tl.float32)).to(tl.bfloat16), mask=put)
+
+
+@triton.jit
+def class_project_kernel(
+    G, W, INVERSE, BACK, OUT, n, d, stride, stride_w, stride_out, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):
+    """Take away what would only change a class vector's length."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, BLOCK)
+    inside = (row < n)[:, None] & (c < d)[None, :]
+    far = row.to(tl.int64)[:, None]
+    g = tl.load(G + far * stride + c[None, :], mask=inside, other=0.0)
+    inverse = tl.load(INVERSE + row, mask=row < n, other=0.0)[:, None]
+    w = tl.load(W + far * stride_w + c[None, :], mask=inside, other=0.0).to(tl.float32) * inverse
+    g = (g - w * tl.sum(w * g, 1)[:, None]) * (inverse * tl.load(BACK))
+    tl.store(OUT + far * stride_out + c[None, :], g.to(OUT.dtype.element_ty), mask=inside)

@@ -1,0 +1,82 @@
+"""Tile sizes by operand precision and width: measured choices, one line each, no tuning at run time."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How one kernel is cut and launched."""
+
+    rows: int
+    columns: int
+    depth: int  # columns of the embeddings per product; the width itself where rows are held
+    warps: int
+    stages: int
+    tma: bool = False  # blocks arrive through tensor descriptors
+    half: bool = False  # forward: each pair once, for both of its ends, by atomic additions
+    flat: bool = False  # forward: tiles and depth as one pipelined loop
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The two passes over the negatives; ``written``: h goes through memory to the library product."""
+
+    forward: Shape
+    backward: Shape
+    written: bool = False
+
+
+_HALF = {
+    64: Choice(Shape(128, 128, 64, 8, 3, half=True), Shape(64, 128, 64, 4, 3)),
+    128: Choice(Shape(128, 128, 128, 8, 3, half=True), Shape(64, 128, 128, 4, 2)),
+    256: Choice(Shape(128, 128, 256, 8, 2), Shape(64, 64, 256, 4, 2)),
+    512: Choice(Shape(128, 128, 64, 8, 4, half=True), Shape(128, 128, 64, 8, 4), written=True),
+}
+_SPLIT = {
+    64: Choice(Shape(128, 64, 64, 8, 2, half=True), Shape(64, 64, 64, 4, 2)),
+    128: Choice(Shape(128, 64, 128, 8, 2, half=True), Shape(64, 64, 128, 4, 2)),
+    256: Choice(Shape(128, 128, 64, 8, 2), Shape(128, 128, 64, 8, 2), written=True),
+    512: Choice(Shape(128, 128, 64, 8, 2, half=True), Shape(128, 128, 64, 8, 2), written=True),
+}
+
+
+def choice(mode: str, width: int, *, other: int = 0) -> Choice:
+    """For embeddings of this padded width; ``other`` is the width of a second encoder's, 0 where there is none."""
+    if mode == "exact":
+        depth = width if width <= 256 else 128
+        shape = Shape(16, 16, depth, 4, 1, half=True)
+        return Choice(shape, shape, written=width > 256)
+    table = _HALF if mode == "half" else _SPLIT
+    found = table[next(size for size in sorted(table) if size >= min(width, 512))]
+    return _fitted(found, mode, width) if not other else _paired(mode, width, other)
+
+
+def _fitted(found: Choice, mode: str, width: int) -> Choice:
+    """The nearest entry with its depth cut to this width."""
+    forward, backward = found.forward, found.backward
+    if width > 256 and not found.written and width not in _HALF:
+        # Held in registers, a gradient's width is a power of two; others go through memory.
+        return Choice(forward, Shape(128, 128, 64, 8, 4), written=True)
+    if width <= 256:
+        cut = {shape: min(shape.depth, width) for shape in (forward, backward)}
+        forward = _deep(forward, width if forward.depth > 64 or width <= 64 else cut[forward])
+        backward = _deep(backward, width if not found.written else min(64, width))
+    return Choice(forward, backward, found.written)
+
+
+def _paired(mode: str, width: int, other: int) -> Choice:
+    """Two encoders: two products per tile, so smaller tiles."""
+    wide = max(width, other)
+    if wide <= 128:
+        columns = 64 if mode == "half" else 32
+        return Choice(
+            Shape(128, columns, width, 8, 2, half=True),
+            Shape(64, columns, width, 4, 2),
+        )
+    depth = min(64, width, other)
+    shape = Shape(128, 64, depth, 8, 3) if mode == "half" else Shape(64, 64, depth, 4, 2)
+    return Choice(shape, shape, written=True)
+
+
+def _deep(shape: Shape, depth: int) -> Shape:
+    return Shape(shape.rows, shape.columns, depth, shape.warps, shape.stages, shape.tma, shape.half, shape.flat)

@@ -1,0 +1,248 @@
+"""The fused kernels on the device, against float64: precisions x losses x difficulties x ragged shapes x temperatures.
+
+``pytest tests/gpu`` runs one after another; ``python tests/gpu/test_fused.py 14`` runs the matrix in 14 processes:
+most of the time is compiling.
+"""
+
+import os
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mettle.difficulty import Hardest, Importance, Relative, Threshold
+from mettle.losses import Contrastive, InfoNCE, NPair, SupCon, Triplet
+from mettle.pairs import pair_loss
+from mettle.pairs.fused import available, fused_form
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: the kernels' logic is tested in tests/pairs"),
+    pytest.mark.skipif(not available(), reason="triton is not installed"),
+]
+
+LOSSES = {
+    "supcon": SupCon(0.1),
+    "supcon in": SupCon(0.1, "in"),
+    "da-supcon": SupCon(0.1, difficulty=Threshold(negative=0.1)),
+    "da-supcon live": SupCon(0.1, difficulty=Threshold(negative=0.1, detach=False)),
+    "infonce": InfoNCE(0.5),
+    "debiased": InfoNCE(0.5, 0.1),
+    "hard": InfoNCE(0.5, 0.1, Importance(1.0)),
+    "hard, other power": InfoNCE(0.5, 0.1, Importance(0.7)),
+    "relative": InfoNCE(0.5, 0.1, Relative()),
+    "relative raw": InfoNCE(0.5, 0.1, Relative("raw")),
+    "contrastive": Contrastive(0.4, 1.3),
+}
+SHAPES = [(1000, 128), (517, 64), (769, 100), (1025, 256), (300, 384), (260, 512), (200, 1024), (4097, 128)]
+TEMPERATURES = [1.0, 0.2, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005]
+
+
+def matrix():
+    """(name, loss, n, d, mode)."""
+    found = [(name, loss, 1000, 128, mode) for name, loss in LOSSES.items() for mode in ("split", "half")]
+    found += [(f"supcon {n}x{d}", SupCon(0.1), n, d, mode) for n, d in SHAPES for mode in ("split", "half")]
+    found += [(f"da-supcon {n}x{d}", LOSSES["da-supcon"], n, d, "split") for n, d in SHAPES[1:6]]
+    found += [(f"supcon at {t}", SupCon(t), 1000, 128, "split") for t in TEMPERATURES]
+    found += [(f"supcon at {t}", SupCon(t), 1000, 128, "half") for t in TEMPERATURES if t >= 0.05]
+    found += [(f"infonce at {t}", InfoNCE(t, 0.1), 600, 64, "split") for t in TEMPERATURES]
+    return [case for case in found if not (case[4] == "half" and isinstance(case[1], Contrastive))]
+
+
+def bound(loss, mode):
+    """Relative error of the gradient that is accepted: what the operands' precision gives, over the temperature."""
+    return (3e-6 if mode == "split" else 1.5e-4) * max(1.0, 0.1 / loss.temperature)
+
+
+def batch(n, d, seed, each=4):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    y = (torch.arange(n, device="cuda") // each)[torch.randperm(n, generator=generator, device="cuda")]
+    centres = torch.randn(n // each + 1, d, generator=generator, device="cuda")
+    return centres[y] + 1.5 * torch.randn(n, d, generator=generator, device="cuda"), y
+
+
+def errors(loss, n, d, mode, seed):
+    """Relative error of mean and gradient."""
+    from mettle.pairs.fused.call import fused
+
+    z, y = batch(n, d, seed)
+    biased = second = None
+    if isinstance(loss.difficulty, Relative):
+        second = torch.randn(n, 64, device="cuda")
+        biased = (second, second)
+    form = fused_form(loss, loss.difficulty, SimpleNamespace(z=z, ref=None, biased=biased, ids=None))
+    assert form is not None
+    exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
+    wanted = pair_loss(
+        loss, exact, y, difficulty=loss.difficulty, engine="dense", biased=None if second is None else second.double()
+    )
+    found = fused(form, leaf, y, biased=biased, mode=mode)
+    assert torch.equal(found.defined, wanted.defined)
+    (a,), (b,) = torch.autograd.grad(found.mean, leaf), torch.autograd.grad(wanted.mean(), exact)
+    value = float((found.mean - wanted.mean()).abs() / wanted.mean().abs().clamp(min=1e-3))
+    return value, float((a - b).norm() / b.norm())
+
+
+def fresh():
+    return int.from_bytes(os.urandom(4), "little")
+
+
+@pytest.mark.parametrize("case", matrix(), ids=lambda case: f"{case[0]}-{case[4]}")
+def test_accuracy(case):
+    _, loss, n, d, mode = case
+    seed = fresh()
+    value, gradient = errors(loss, n, d, mode, seed)
+    assert gradient < bound(loss, mode), f"gradient error {gradient:.1e} with seed {seed}"
+    assert value < 10 * bound(loss, mode), f"error of the mean {value:.1e} with seed {seed}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_inputs_of_every_type(dtype):
+    from mettle.pairs.fused.call import fused
+
+    z, y = batch(700, 128, fresh())
+    z = z.to(dtype)
+    form = fused_form(SupCon(0.1), None, SimpleNamespace(z=z, ref=None, biased=None, ids=None))
+    exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
+    a = torch.autograd.grad(fused(form, leaf, y).mean * 1000, leaf)[0]  # above the smallest float16
+    b = torch.autograd.grad(SupCon(0.1)(exact, y, engine="dense") * 1000, exact)[0]
+    assert a.dtype == dtype
+    assert float((a - b).norm() / b.norm()) < {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3}[dtype]
+
+
+@pytest.mark.parametrize("loss", [SupCon(0.1), SupCon(0.01), InfoNCE(0.5, 0.1, Importance(1.0)), NPair()], ids=repr)
+def test_a_reference_set(loss):
+    from mettle.pairs.fused.call import fused
+
+    (z, y), (r, labels) = batch(700, 128, fresh()), batch(1100, 128, fresh())
+    if isinstance(loss, NPair):
+        z, r = z / 16, r / 16
+    form = fused_form(loss, loss.difficulty, SimpleNamespace(z=z, ref=r, biased=None, ids=None))
+    exact, leaves = [x.double().requires_grad_() for x in (z, r)], [x.clone().requires_grad_() for x in (z, r)]
+    wanted = pair_loss(loss, exact[0], y, ref=(exact[1], labels), difficulty=loss.difficulty, engine="dense")
+    found = fused(form, leaves[0], y, (leaves[1], labels))
+    for a, b in zip(torch.autograd.grad(found.mean, leaves), torch.autograd.grad(wanted.mean(), exact), strict=True):
+        assert float((a - b).norm() / b.norm()) < max(5e-6, 5e-7 / loss.temperature)
+
+
+def run(form, z, y):
+    from mettle.pairs.fused.call import fused
+
+    leaf = z.clone().requires_grad_()
+    mean = fused(form, leaf, y).mean
+    mean.backward()
+    return mean.detach(), leaf.grad
+
+
+@pytest.mark.parametrize("d", [128, 512])
+def test_deterministic_runs_are_identical_bit_for_bit(d):
+    z, y = batch(5000, d, fresh())
+    form = fused_form(SupCon(0.1), None, SimpleNamespace(z=z, ref=None, biased=None, ids=None))
+    torch.use_deterministic_algorithms(True)
+    try:
+        first = run(form, z, y)
+        for _ in range(20):
+            again = run(form, z, y)
+            assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("n", [1023, 5000])
+def test_repeated_runs_agree(n):
+    """A race would show as a run that differs by more than the order of additions."""
+    z, y = batch(n, 128, fresh())
+    form = fused_form(SupCon(0.1), None, SimpleNamespace(z=z, ref=None, biased=None, ids=None))
+    first = run(form, z, y)
+    for _ in range(50):
+        again = run(form, z, y)
+        torch.testing.assert_close(again[0], first[0], rtol=1e-6, atol=0)
+        assert float((again[1] - first[1]).norm() / first[1].norm()) < 1e-6
+
+
+def test_a_graph_can_be_captured():
+    from mettle.pairs.fused.call import fused
+
+    z, y = batch(4096, 128, fresh())
+    form = fused_form(SupCon(0.1), None, SimpleNamespace(z=z, ref=None, biased=None, ids=None))
+    wanted = run(form, z, y)
+    leaf = z.clone().requires_grad_()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            torch.autograd.grad(fused(form, leaf, y).mean, leaf)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        mean = fused(form, leaf, y).mean
+        (gradient,) = torch.autograd.grad(mean, leaf)
+    graph.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(mean.detach(), wanted[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(gradient, wanted[1], rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize("loss", [Triplet(0.3, "hardest"), Triplet(0.3, difficulty=Hardest())], ids=repr)
+@pytest.mark.parametrize(("n", "d"), [(1000, 128), (517, 300)])
+def test_batch_hard(loss, n, d):
+    from mettle.pairs.fused.peak import hardest_rows
+
+    z, y = batch(n, d, fresh())
+    exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
+    wanted, rows = replace(loss).output(exact, y, engine="dense"), hardest_rows(loss, leaf, y)
+    a, b = loss.finish(rows).mean(), wanted.values.mean()
+    assert float((a - b).abs() / b) < 1e-6
+    (a,), (b,) = torch.autograd.grad(a, leaf), torch.autograd.grad(b, exact)
+    assert float((a - b).norm() / b.norm()) < 2e-2  # a near-tie may mine the other pair
+
+
+def test_counts_of_scores():
+    from mettle.pairs.fused.counts import score_counts
+
+    z, y = batch(3001, 128, fresh())
+    genuine, impostor = score_counts(z, y, bins=1000)
+    unit = torch.nn.functional.normalize(z.double())
+    i, j = torch.triu_indices(3001, 3001, 1, device="cuda")
+    at = ((unit @ unit.T)[i, j].add(1).mul(500)).floor().long().clamp(0, 999)
+    same = y[i] == y[j]
+    for found, wanted in ((genuine, at[same]), (impostor, at[~same])):
+        wanted = torch.bincount(wanted, minlength=1000)
+        assert int(found.sum()) == int(wanted.sum())
+        moved = int((found - wanted).cumsum(0).abs().max())  # scores within a rounding of an edge of a bin
+        assert moved <= 2e-5 * int(wanted.sum()) + 3
+
+
+@pytest.mark.parametrize(("mode", "within"), [("split", 1e-4), ("half", 6e-3)])
+@pytest.mark.parametrize("c", [1000, 70_001])
+def test_log_sum_exp_over_classes(mode, within, c):
+    from mettle.pairs.fused.classes import margin_softmax_lse
+
+    z = torch.nn.functional.normalize(torch.randn(300, 128, device="cuda"))
+    w, y = torch.randn(c, 128, device="cuda"), torch.randint(0, c, (300,), device="cuda")
+    exact, leaves = [x.double().requires_grad_() for x in (z, w)], [x.clone().requires_grad_() for x in (z, w)]
+    logits = 64 * exact[0] @ torch.nn.functional.normalize(exact[1]).T
+    wanted = logits.scatter(1, y[:, None], -torch.inf).logsumexp(1)
+    found = margin_softmax_lse(*leaves, y, 64.0, mode=mode)
+    assert float((found - wanted).abs().max()) < 64 * within
+    for a, b in zip(torch.autograd.grad(found.mean(), leaves), torch.autograd.grad(wanted.mean(), exact), strict=True):
+        assert float((a - b).norm() / b.norm()) < within
+
+
+def _one(case):
+    name, loss, n, d, mode = case
+    try:
+        value, gradient = errors(loss, n, d, mode, fresh())
+        verdict = "ok" if gradient < bound(loss, mode) and value < 10 * bound(loss, mode) else "BAD"
+        return f"{verdict:5s} {name:28s} {mode:6s} n={n:<5d} d={d:<5d} value {value:.1e}  gradient {gradient:.1e}"
+    except Exception as error:
+        return f"ERROR {name} {mode} n={n} d={d}: {type(error).__name__}: {str(error)[:300]}"
+
+
+if __name__ == "__main__":
+    import multiprocessing
+
+    with multiprocessing.get_context("spawn").Pool(int(sys.argv[1]) if len(sys.argv) > 1 else 8) as pool:
+        for line in pool.imap_unordered(_one, matrix()):
+            print(line, flush=True)

@@ -1,0 +1,395 @@
+"""The fused kernels in triton's interpreter: value and gradient equal to dense, on small odd shapes, in float32."""
+
+import dataclasses
+import importlib.util
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed: the fused kernels cannot run", allow_module_level=True)
+if torch.cuda.is_available():
+    pytest.skip("a GPU is here: tests/gpu runs the same kernels on it", allow_module_level=True)
+if os.environ.get("TRITON_INTERPRET") != "1":
+    if "triton" in sys.modules:
+        pytest.skip("triton was imported before its interpreter was asked for", allow_module_level=True)
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from mettle.difficulty import (
+    AdaptiveThreshold,
+    Hardest,
+    Importance,
+    Product,
+    Relative,
+    SemiHard,
+    Threshold,
+    curriculum,
+)
+from mettle.errors import InputError
+from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SupCon, Triplet
+from mettle.pairs import pair_loss
+from mettle.pairs.fused import fused_form
+from mettle.pairs.fused.call import fused
+from mettle.pairs.fused.classes import margin_softmax_lse
+from mettle.pairs.fused.counts import score_counts, topk
+from mettle.pairs.fused.door import attempt, call
+from mettle.pairs.fused.form import precision
+from mettle.pairs.fused.peak import hardest_rows, mines_hardest
+from mettle.pairs.fused.table import choice
+
+# The interpreter computes with NumPy, which warns where a masked entry divides by zero.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+HARD = Threshold(positive=0.6, negative=0.1)
+LIVE = Threshold(positive=0.6, negative=0.1, detach=False)
+
+FORMS = {
+    "supcon": SupCon(0.1),
+    "supcon in": SupCon(0.2, "in"),
+    "supcon cold": SupCon(0.01),
+    "supcon sum, all anchors": SupCon(0.1, normalise="sum", base_temperature=0.07, mean_all=True),
+    "da-supcon": SupCon(0.1, difficulty=HARD),
+    "da-supcon live": SupCon(0.1, difficulty=LIVE),
+    "da-supcon live everywhere": SupCon(0.1, difficulty=LIVE, pos_weight="everywhere"),
+    "da-supcon in": SupCon(0.1, "in", difficulty=HARD),
+    "da-supcon in live everywhere": SupCon(0.1, "in", difficulty=LIVE, pos_weight="everywhere"),
+    "da-supcon cold": SupCon(0.01, difficulty=HARD),
+    "da-supcon literal": DASupCon(0.1, preset="literal"),
+    "da-supcon curriculum": SupCon(0.1, difficulty=curriculum(HARD, end=0.5).at(0.25)),
+    "da-supcon adaptive": SupCon(0.1, difficulty=AdaptiveThreshold(negative=0.1)),
+    "infonce": InfoNCE(0.5),
+    "infonce cold": InfoNCE(0.01),
+    "infonce threshold": InfoNCE(0.5, difficulty=LIVE),
+    "debiased": InfoNCE(0.5, 0.1),
+    "debiased threshold": InfoNCE(0.5, 0.1, difficulty=HARD),
+    "hard": InfoNCE(0.5, 0.1, Importance(1.0)),
+    "hard, other power": InfoNCE(0.5, 0.1, Importance(0.7)),
+    "hard detached": InfoNCE(0.5, 0.1, Importance(0.7, detach=True)),
+    "supcon hard": SupCon(0.1, difficulty=Importance(1.0)),
+    "relative": InfoNCE(0.5, 0.1, Relative()),
+    "relative raw": InfoNCE(0.5, 0.1, Relative("raw")),
+    "supcon relative": SupCon(0.1, difficulty=Relative()),
+    "contrastive squared": Contrastive(0.4, 1.3, "squared"),
+    "contrastive hadsell": Contrastive(0.4, 1.3, "hadsell"),
+    "contrastive linear": Contrastive(0.4, 1.3, "linear"),
+}
+
+
+def batch(n, d, each=4, seed=0):
+    """Labels in mixed order and far apart; the last class may be incomplete."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = (torch.arange(n) // each)[torch.randperm(n, generator=generator)]
+    labels[labels == 0] = 2**40
+    return torch.randn(n, d, generator=generator), labels
+
+
+def job(z, ref=None, biased=None, ids=None):
+    return SimpleNamespace(z=z, ref=ref, biased=biased, ids=ids)
+
+
+def gap(found, wanted):
+    return float((found.double() - wanted).norm() / wanted.norm().clamp(min=1e-12))
+
+
+def options(loss, z, ref=None):
+    if not isinstance(loss.difficulty, Relative):
+        return None
+    generator = torch.Generator().manual_seed(9)
+    return tuple(torch.randn(len(x), 12, generator=generator) for x in (z, z if ref is None else ref))
+
+
+def compare(loss, z, y, within=2e-6, **how):
+    biased = options(loss, z)
+    biased = biased if biased is None else (biased[0], biased[0])
+    form = fused_form(loss, loss.difficulty, job(z, biased=biased))
+    assert form is not None
+    exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
+    wanted = pair_loss(loss, exact, y, difficulty=loss.difficulty, engine="dense",
+                       biased=None if biased is None else biased[0].double())  # fmt: skip
+    found = fused(form, leaf, y, biased=biased, **how)
+    assert torch.equal(found.defined, wanted.defined)
+    values = torch.where(wanted.defined, wanted.values, 0)
+    torch.testing.assert_close(torch.where(found.defined, found.values, 0).double(), values, rtol=within, atol=within)
+    torch.testing.assert_close(found.mean.double(), wanted.mean(), rtol=within, atol=within)
+    (a,) = torch.autograd.grad(found.mean, leaf, retain_graph=True)
+    (b,) = torch.autograd.grad(wanted.mean(), exact, retain_graph=True)
+    assert gap(a, b) < within
+    by = torch.randn(len(z), generator=torch.Generator().manual_seed(3))  # a gradient of its own for every anchor
+    (a,) = torch.autograd.grad((found.values * by).sum() + found.mean, leaf)
+    (b,) = torch.autograd.grad((values * by).sum() + wanted.mean(), exact)
+    assert gap(a, b) < within
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_value_and_gradient_equal_dense(name):
+    compare(FORMS[name], *batch(37, 20), within=4e-5 if "cold" in name else 4e-6)
+
+
+@pytest.mark.parametrize(("n", "d", "each"), [(1, 3, 1), (2, 3, 2), (17, 2, 3), (33, 64, 5), (100, 5, 7), (20, 300, 3)])
+@pytest.mark.parametrize("name", ["supcon", "da-supcon live", "hard"])
+def test_odd_shapes(name, n, d, each):
+    if n == 1:
+        z, y = batch(n, d, each)
+        form = fused_form(FORMS[name], FORMS[name].difficulty, job(z))
+        assert not fused(form, z, y).defined.any()
+        return
+    compare(FORMS[name], *batch(n, d, each), within=1e-5)
+
+
+@pytest.mark.parametrize("name", ["supcon", "infonce", "da-supcon", "contrastive hadsell"])
+@pytest.mark.parametrize("each", [1, 20])
+def test_nothing_but_negatives_or_nothing_but_positives(name, each):
+    z, y = batch(20, 5, each)
+    if each == 20:
+        compare(FORMS[name], z, y)
+        return
+    leaf = z.requires_grad_()
+    found = fused(fused_form(FORMS[name], FORMS[name].difficulty, job(z)), leaf, y)
+    assert not found.defined.any() and torch.isnan(found.mean)
+    (gradient,) = torch.autograd.grad(found.values.sum(), leaf)
+    assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [SupCon(0.1), SupCon(0.01), SupCon(0.1, "in", difficulty=HARD), InfoNCE(0.5, 0.1, Importance(1.0)),
+     InfoNCE(0.5, 0.1, Relative()), Contrastive(0.4, 1.3), NPair()],
+    ids=lambda loss: f"{type(loss).__name__}-{type(loss.difficulty).__name__}-{loss.temperature}",
+)  # fmt: skip
+@pytest.mark.parametrize("d", [20])
+def test_against_a_reference_set(loss, d):
+    (z, y), (r, labels) = batch(37, d), batch(50, d, seed=5)
+    if isinstance(loss, NPair):
+        z, r = z / d**0.5, r / d**0.5
+    biased = options(loss, z, r)
+    form = fused_form(loss, loss.difficulty, job(z, r, biased))
+    exact, leaves = [x.double().requires_grad_() for x in (z, r)], [x.clone().requires_grad_() for x in (z, r)]
+    wide = None if biased is None else tuple(b.double() for b in biased)
+    wanted = pair_loss(
+        loss, exact[0], y, ref=(exact[1], labels), difficulty=loss.difficulty, biased=wide, engine="dense"
+    )
+    found = fused(form, leaves[0], y, (leaves[1], labels), biased)
+    assert torch.equal(found.defined, wanted.defined)
+    torch.testing.assert_close(found.mean.double(), wanted.mean(), rtol=2e-5, atol=2e-5)
+    for a, b in zip(torch.autograd.grad(found.mean, leaves), torch.autograd.grad(wanted.mean(), exact), strict=True):
+        assert gap(a, b) < 2e-5
+
+
+def test_every_way_of_cutting_gives_the_same():
+    z, y = batch(50, 20)
+    plain = choice("exact", 32)
+    once = dataclasses.replace(plain.forward, half=False)
+    cuts = [
+        dataclasses.replace(plain, forward=once),
+        dataclasses.replace(plain, written=True),
+        dataclasses.replace(plain, forward=dataclasses.replace(once, columns=32)),
+        dataclasses.replace(plain, forward=dataclasses.replace(plain.forward, rows=32)),
+        dataclasses.replace(plain, backward=dataclasses.replace(plain.backward, rows=32, columns=64)),
+        dataclasses.replace(plain, forward=dataclasses.replace(plain.forward, tma=True)),
+        dataclasses.replace(plain, backward=dataclasses.replace(plain.backward, tma=True)),
+    ]
+    for cut in cuts:
+        compare(SupCon(0.1), z, y, within=4e-6, cut=cut)
+
+
+def test_deterministic_runs_are_identical():
+    z, y = batch(70, 20)
+    form = fused_form(SupCon(0.1), None, job(z))
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = []
+        for _ in range(2):
+            leaf = z.clone().requires_grad_()
+            mean = fused(form, leaf, y).mean
+            mean.backward()
+            found.append((mean.detach(), leaf.grad))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_broken_embedding_never_gives_a_finite_loss(name, bad):
+    z, y = batch(20, 5)
+    z[7, 2] = bad
+    biased = options(FORMS[name], z)
+    form = fused_form(FORMS[name], FORMS[name].difficulty, job(z, biased=biased))
+    assert not torch.isfinite(fused(form, z, y, biased=biased).mean)
+
+
+def test_rows_without_direction_get_no_gradient():
+    z, y = batch(20, 5)
+    z[3] = 0
+    z[5] *= 1e-20
+    z[6] *= 1e20
+    compare(SupCon(0.1), z, y)
+
+
+def test_a_second_derivative_is_refused():
+    z, y = batch(20, 5)
+    leaf = z.requires_grad_()
+    found = fused(fused_form(SupCon(0.1), None, job(z)), leaf, y)
+    with pytest.raises(InputError, match="first derivatives only"):
+        torch.autograd.grad(found.mean, leaf, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [SupCon(0.1, neg_weight="penalty"), SupCon(0.1, difficulty=SemiHard()), SupCon(0.1, difficulty=Hardest()),
+     SupCon(0.1, difficulty=Product(HARD, HARD)), SupCon(0.005, difficulty=Importance(1.0)),
+     InfoNCE(0.5, 0.1, Relative("distance")), InfoNCE(0.5, 0.1, LIVE), Triplet(), LiftedStructure(),
+     Contrastive(normalise=False), NPair(difficulty=HARD)],
+    ids=repr,
+)  # fmt: skip
+def test_what_has_no_fused_form_is_told(loss):
+    z, _ = batch(20, 5)
+    biased = (z, z) if isinstance(loss.difficulty, Relative) else None
+    assert fused_form(loss, loss.difficulty, job(z, biased=biased)) is None
+
+
+def test_no_fused_form_for_double_precision_ids_or_a_missing_second_encoder():
+    z, y = batch(20, 5)
+    assert fused_form(SupCon(0.1), None, job(z.double())) is None
+    assert fused_form(SupCon(0.1), None, job(z, z, ids=y)) is None
+    assert fused_form(InfoNCE(0.5, 0.1, Relative()), Relative(), job(z)) is None
+
+
+def test_precision_follows_input_and_temperature():
+    warm, cold = (fused_form(SupCon(t), None, job(torch.zeros(2, 2))) for t in (0.1, 0.02))
+    assert precision(warm, torch.float32) == precision(cold, torch.bfloat16) == "split"
+    assert precision(warm, torch.bfloat16) == precision(warm, torch.float16) == "half"
+
+
+@pytest.mark.parametrize(("n", "d", "each"), [(37, 20, 4), (50, 300, 3), (20, 5, 20), (6, 5, 1)])
+@pytest.mark.parametrize(
+    "loss", [Triplet(0.3, "hardest"), Triplet(0.3, difficulty=Hardest()), Triplet(0.3, "hardest", True, True)], ids=repr
+)
+def test_batch_hard_equals_dense(loss, n, d, each):
+    z, y = batch(n, d, each)
+    assert mines_hardest(loss, loss.difficulty)
+    exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
+    wanted, rows = loss.output(exact, y, engine="dense"), hardest_rows(loss, leaf, y)
+    defined = loss.defined(rows)
+    assert torch.equal(defined, wanted.defined)
+    a, b = torch.where(defined, loss.finish(rows), 0), torch.where(defined, wanted.values, 0)
+    torch.testing.assert_close(a.double(), b, rtol=1e-6, atol=1e-6)
+    (a,), (b,) = torch.autograd.grad(a.sum(), leaf), torch.autograd.grad(b.sum(), exact)
+    torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-6)
+
+
+def test_batch_hard_against_a_reference_set():
+    (z, y), (r, labels), loss = batch(37, 20), batch(50, 20, seed=5), Triplet(0.3, "hardest")
+    rows = hardest_rows(loss, z, y, (r, labels))
+    wanted = pair_loss(loss, z.double(), y, ref=(r.double(), labels), engine="dense")
+    found = torch.where(loss.defined(rows), loss.finish(rows), 0).double()
+    torch.testing.assert_close(found, torch.where(wanted.defined, wanted.values, 0), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("n", "each"), [(2, 1), (37, 4), (50, 50)])
+def test_counts_of_scores_are_exact(n, each):
+    z, y = batch(n, 7, each)
+    genuine, impostor = score_counts(z, y, bins=50)
+    unit = torch.nn.functional.normalize(z.double())
+    i, j = torch.triu_indices(n, n, 1)
+    at = ((unit @ unit.T)[i, j].add(1).mul(25)).floor().long().clamp(0, 49)
+    same = y[i] == y[j]
+    assert torch.equal(genuine, torch.bincount(at[same], minlength=50))
+    assert torch.equal(impostor, torch.bincount(at[~same], minlength=50))
+
+
+def test_running_neighbours_are_the_neighbours(monkeypatch):
+    monkeypatch.setattr("mettle.pairs.fused.counts.QUERIES", 8)
+    monkeypatch.setattr("mettle.pairs.fused.counts.GALLERY", 5)
+    (q, _), (r, _) = batch(19, 6), batch(23, 6, seed=3)
+    scores, at = topk(q, r, 7)
+    exact = torch.nn.functional.normalize(q) @ torch.nn.functional.normalize(r).T
+    wanted, where = exact.topk(7, dim=1)
+    torch.testing.assert_close(scores, wanted)
+    assert torch.equal(at, where)
+
+
+@pytest.mark.parametrize("scale", [16.0, 64.0, 100.0])
+@pytest.mark.parametrize("some", [False, True])
+def test_log_sum_exp_over_chunks_of_classes(monkeypatch, scale, some):
+    monkeypatch.setattr("mettle.pairs.fused.classes.FORWARD", 40)
+    monkeypatch.setattr("mettle.pairs.fused.classes.BACKWARD", 24)
+    generator = torch.Generator().manual_seed(0)
+    z = torch.nn.functional.normalize(torch.randn(21, 20, generator=generator))
+    w, y = 3 * torch.randn(75, 20, generator=generator), torch.randint(0, 75, (21,), generator=generator)
+    known = torch.arange(75)
+    if some:
+        known = torch.randperm(75, generator=generator)[:50].sort().values
+        w = w[known]
+    exact, leaves = [x.double().requires_grad_() for x in (z, w)], [x.clone().requires_grad_() for x in (z, w)]
+    logits = scale * exact[0] @ torch.nn.functional.normalize(exact[1]).T
+    wanted = logits.masked_fill(known[None] == y[:, None], -torch.inf).logsumexp(1)
+    found = margin_softmax_lse(*leaves, y, scale, known if some else None)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=2e-5)
+    by = torch.randn(21, generator=generator)
+    for a, b in zip(
+        torch.autograd.grad((found * by).sum(), leaves), torch.autograd.grad((wanted * by).sum(), exact), strict=True
+    ):
+        assert gap(a, b) < 5e-6
+
+
+def test_class_vectors_that_do_not_fit_are_refused():
+    z, w, y = torch.randn(3, 4), torch.randn(5, 6), torch.zeros(3, dtype=torch.long)
+    with pytest.raises(InputError, match="class vectors must be"):
+        margin_softmax_lse(z, w, y, 16.0)
+    with pytest.raises(InputError, match="classes must name every row"):
+        margin_softmax_lse(z, w[:, :4], y, 16.0, classes=torch.arange(3))
+
+
+@pytest.mark.parametrize("each", [3, 40])
+def test_large_batches_are_sorted_instead_of_ranked(monkeypatch, each):
+    monkeypatch.setattr("mettle.pairs.fused.prepare.RANKED", 0)
+    z, y = batch(70, 20, each)
+    compare(SupCon(0.1, difficulty=HARD), z, y, within=4e-6)
+
+
+def test_the_door():
+    z, y = batch(20, 5)
+    r, labels = batch(20, 5, seed=2)
+    assert attempt(SupCon(0.1), None, call(z.double(), y, None, None, None)) is None
+    assert attempt(SupCon(0.1), None, call(z, y, (r, labels, y), y, None)) is None
+    found = attempt(SupCon(0.1), None, call(z, y, (r, labels, y), None, None))
+    wanted = SupCon(0.1).output(z, y, ref=(r, labels), engine="dense")
+    torch.testing.assert_close(found.mean, wanted.mean(), rtol=1e-5, atol=1e-5)
+    found = attempt(Triplet(0.2, "hardest"), None, call(z, y, None, None, None))
+    assert found.mean is None
+    torch.testing.assert_close(found.values, Triplet(0.2, "hardest").output(z, y, engine="dense").values)
+    z[3, 1] = float("nan")
+    assert torch.isnan(attempt(Triplet(0.2, "hardest"), None, call(z, y, None, None, None)).values).all()
+    found = attempt(InfoNCE(0.5, 0.1, Relative()), Relative(), call(r, y, None, None, z.nan_to_num()))
+    wanted = InfoNCE(0.5, 0.1, Relative()).output(r, y, biased=z.nan_to_num(), engine="dense")
+    torch.testing.assert_close(found.values, wanted.values, rtol=1e-5, atol=1e-5)
+
+
+def test_two_devices_are_refused():
+    z, y = batch(20, 5)
+    form = fused_form(SupCon(0.1), None, job(z))
+    with pytest.raises(InputError, match="use one"):
+        fused(form, z, y.to("meta"))
+
+
+@pytest.mark.parametrize("scale", [8.0, 200.0])
+def test_own_class_and_the_others_in_one_backward(scale):
+    from mettle.pairs.classes import class_rows
+    from mettle.pairs.fused.classes import fused_class_rows
+
+    torch.manual_seed(0)
+    z = torch.nn.functional.normalize(torch.randn(21, 20)).requires_grad_()
+    w, y = torch.randn(50, 20, requires_grad=True), torch.randint(0, 50, (21,))
+    mix = torch.randn(2, 21)
+    found, wanted = fused_class_rows(z, w, y, scale, False), class_rows(z, w, y, scale)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    for a, b in zip(
+        torch.autograd.grad((torch.stack(found) * mix).sum(), [z, w]),
+        torch.autograd.grad((torch.stack(wanted) * mix).sum(), [z, w]),
+        strict=True,
+    ):
+        assert (a - b).norm() / b.norm() < 1e-5
