@@ -314,6 +314,8 @@ def multiplied(h: Tensor, z: Tensor, out: Tensor | None = None) -> Tensor:
     if h.dtype == torch.float32:
         return torch.mm(h, z, out=out) if out is not None else torch.mm(h, z)
     try:
+        if out is not None:
+            return torch.mm(h, z, out_dtype=torch.float32, out=out)
         found = torch.mm(h, z, out_dtype=torch.float32)
     except TypeError:  # torch before 2.8 rounds what it returns to the operands' type: slower, but right
         found = torch.mm(h.float(), z.float())
