@@ -316,7 +316,8 @@ def test_running_neighbours_are_the_neighbours(monkeypatch):
 @pytest.mark.parametrize("some", [False, True])
 def test_log_sum_exp_over_chunks_of_classes(monkeypatch, scale, some):
     monkeypatch.setattr("mettle.pairs.fused.classes.FORWARD", 40)
-    monkeypatch.setattr("mettle.pairs.fused.classes.BACKWARD", 24)
+    monkeypatch.setattr("mettle.pairs.fused.classes.WRITTEN", 0)
+    monkeypatch.setattr("mettle.pairs.fused.classes.LEAST", 24)
     generator = torch.Generator().manual_seed(0)
     z = torch.nn.functional.normalize(torch.randn(21, 20, generator=generator))
     w, y = 3 * torch.randn(75, 20, generator=generator), torch.randint(0, 75, (21,), generator=generator)

@@ -222,8 +222,8 @@ class ClassVectors(nn.Module):
         rest = int(self.sample * self.num_classes) - len(own)
         if rest <= 0:
             return own
-        generator = torch.Generator().manual_seed(int(hashed(self.seed, int(self.draw))[0] >> 1))
-        luck = torch.rand(self.num_classes, generator=generator).to(labels.device)
+        generator = torch.Generator(labels.device).manual_seed(int(hashed(self.seed, int(self.draw))[0] >> 1))
+        luck = torch.rand(self.num_classes, generator=generator, device=labels.device)
         luck[own] = 2
         return luck.topk(len(own) + rest).indices.sort().values
 

@@ -104,9 +104,9 @@ class Pairwise:
         """
         if views:
             embeddings, labels, biased = stacked(embeddings, labels, biased)
-        check(embeddings, labels, "embeddings", "labels")
         observe = getattr(self.difficulty, "observe", None)
         if observe is not None and torch.is_grad_enabled():
+            check(embeddings, labels, "embeddings", "labels")
             observe(embeddings, labels)
         return pair_loss(
             self,

@@ -71,7 +71,7 @@ def run(
             line = {"step": done, "epoch": batch.epoch, "loss": result.loss, "rate": rate}
             if done % pace.log_every == 0 or done == pace.steps:
                 spent = time.perf_counter() - began
-                facts = method.facts(result.embeddings, batch, share)
+                facts = method.facts(result.embeddings, batch, share) | dict(result.facts())
                 profile = {
                     "seconds_per_step": spent / (done - since),
                     "share_in_model_and_loss": 1 - waited / spent,

@@ -1,5 +1,6 @@
 """A method is what one optimisation step does: which networks, which optimisers, which losses."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -7,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from mettle.data.loader import Batch
+from mettle.difficulty import Relative
 from mettle.difficulty.combine import nested
 from mettle.model import Embedder
+from mettle.train.optimisers import decayed
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,7 @@ class StepResult:
     gradient: float  # norm
     applied: bool
     embeddings: Tensor  # detached, for the facts
+    facts: Callable[[], Mapping[str, Any]] = dict  # what only the step knows; asked for when it is logged
 
 
 class Method(Protocol):
@@ -70,8 +74,8 @@ class Supervised:
         own = [p for name, module in self.modules.items() if name != "model" for p in module.parameters()]
         own = list(dict.fromkeys(own))  # a difficulty may be found inside its loss and by itself
         self.parameters = [*model.parameters(), *own]
-        groups = [*_decayed(list(model.parameters()), weight_decay, 1.0), *_decayed(own, weight_decay, loss_rate)]
-        self.optimiser = torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-3)
+        groups = decayed(list(model.parameters()), weight_decay, pace=1.0) + decayed(own, weight_decay, pace=loss_rate)
+        self.optimiser = torch.optim.AdamW(groups, lr=1e-3)
         self.device = next(model.parameters()).device.type
         self.dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.dtype is torch.float16)
@@ -134,9 +138,6 @@ class Supervised:
         self.scaler.load_state_dict(state["scaler"])
 
 
-def _decayed(parameters: list[nn.Parameter], weight_decay: float, pace: float) -> list[dict[str, Any]]:
-    """Weight decay for matrices and kernels, none for biases and norms; ``pace`` multiplies the learning rate."""
-    return [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay, "pace": pace},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0, "pace": pace},
-    ]
+def compares(loss: Any) -> bool:
+    """Whether a loss looks at a second encoder."""
+    return any(isinstance(part, Relative) for part in nested(getattr(loss, "difficulty", None)))

@@ -15,9 +15,15 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mettle import losses
-from mettle.errors import RecipeError, nearest
+from mettle.difficulty.synthesis import Synthesis
+from mettle.errors import InputError, RecipeError, nearest
+from mettle.losses.pairwise import Pairwise
 from mettle.model import EmbedderSpec
 from mettle.train.build import built, describe, written
+from mettle.train.hardness_aware import layout
+from mettle.train.method import compares
+
+BY_SAMPLE = ("similarity", "two-encoder", "jtt")  # methods whose batches are samples, pairs or triplets, not classes
 
 
 class Table(BaseModel):
@@ -49,7 +55,7 @@ class Batches(Table):
 
     classes: int = Field(64, ge=2)
     samples: int = Field(4, ge=2)
-    size: int | None = Field(None, ge=2)  # pairs or triplets in a batch, where there are any; None: classes x samples
+    size: int | None = Field(None, ge=2)  # of batches of samples, pairs or triplets; None: classes x samples
     views: int = Field(1, ge=1, le=8)
     augment: str = "mild"
     workers: int = Field(0, ge=0)  # processes that decode; 0 when the pictures fit into memory
@@ -58,7 +64,7 @@ class Batches(Table):
 class Optimise(Table):
     """How parameters move."""
 
-    method: Literal["supervised", "similarity"] = "supervised"
+    method: Literal["supervised", "similarity", "two-encoder", "hardness-aware", "jtt"] = "supervised"
     steps: int = Field(400, ge=1)
     rate: float = Field(2e-3, gt=0)  # highest learning rate
     warmup: float = Field(0.2, ge=0, lt=1)  # share of the steps in which it rises; then it falls as a cosine
@@ -71,12 +77,28 @@ class Optimise(Table):
     log_every: int = Field(10, ge=1)
 
 
+class Biased(Table):
+    """The second encoder of a loss with a ``Relative`` difficulty (method two-encoder)."""
+
+    loss: dict[str, Any] = {"kind": "SelfTriplet"}
+    rate: float = Field(1.0, gt=0)  # times train.rate
+    weights: Literal["pairs", "mean", "shuffled"] = "pairs"  # the last two are controls
+
+
+class Twice(Table):
+    """The two stages of method jtt."""
+
+    first: float = Field(0.25, gt=0, le=1)  # steps of the first classifier, as a share of train.steps
+    copies: int = Field(5, ge=0)  # more of every sample that it gets wrong; 0 = an ordinary classifier, one stage
+
+
 class Judge(Table):
     """What is measured afterwards."""
 
     fars: list[float] = [1e-1, 1e-2, 1e-3]
     ks: list[int] = [1, 2, 4, 8]
     baselines: bool = True  # also raw inputs and the untrained network
+    spurious: str | None = None  # a column that a model may fall for: background, colour, device
 
 
 class Recipe(Table):
@@ -87,6 +109,9 @@ class Recipe(Table):
     batch: Batches = Field(default_factory=Batches)  # type: ignore[arg-type]
     model: dict[str, Any] = {}
     loss: dict[str, Any] = {"kind": "SupCon"}
+    biased: Biased = Field(default_factory=Biased)  # type: ignore[arg-type]
+    synthesis: dict[str, Any] = {}  # of method hardness-aware
+    jtt: Twice = Field(default_factory=Twice)  # type: ignore[arg-type]
     train: Optimise = Field(default_factory=Optimise)  # type: ignore[arg-type]
     evaluate: Judge = Field(default_factory=Judge)
 
@@ -98,11 +123,22 @@ class Recipe(Table):
         """The loss, with its difficulty; class-vector losses are told how many classes the training data have."""
         return built(losses, self.loss, "loss", {"num_classes": num_classes, "dim": self.spec().dim})
 
+    def biased_criterion(self) -> Any:
+        """The loss of the second encoder."""
+        return built(losses, self.biased.loss, "biased.loss", {"dim": self.spec().dim})
+
+    def synthesised(self) -> Synthesis:
+        """How synthetic negatives are made."""
+        return built(Synthesis, self.synthesis, "synthesis")
+
     def title(self) -> str:
         """One line: what is trained on what."""
         table = f", {self.takes()} {self.data.pairs or self.data.triplets}" if self.takes() else ""
         loss = self.criterion()
         name = describe(loss) if dataclasses.is_dataclass(loss) else written(self.loss)
+        name = {"hardness-aware": f"HardnessAware({name})", "jtt": f"JTT({name})"}.get(self.train.method, name)
+        if self.biased.weights != "pairs":
+            name += f" with {self.biased.weights} weights"
         return f"{name} on {self.data.source}{table}"
 
     def takes(self) -> str:
@@ -147,6 +183,7 @@ def parse(content: Mapping[str, Any]) -> Recipe:
     recipe.spec()
     recipe.criterion()
     _check_method(recipe)
+    _check_networks(recipe)
     return recipe
 
 
@@ -165,9 +202,41 @@ def _check_method(recipe: Recipe) -> None:
             raise RecipeError("batch.views does not apply to pairs and triplets: leave it out")
     elif takes:
         raise RecipeError(f"{kind} needs train.method = 'similarity', got {recipe.train.method!r}")
-    elif given or recipe.batch.size:
-        key = f"data.{given[0]}" if given else "batch.size"
-        raise RecipeError(f"{key} needs train.method = 'similarity', got {recipe.train.method!r}")
+    elif given:
+        raise RecipeError(f"data.{given[0]} needs train.method = 'similarity', got {recipe.train.method!r}")
+    elif recipe.batch.size and recipe.train.method not in BY_SAMPLE:
+        raise RecipeError(f"batch.size needs train.method = {' or '.join(map(repr, BY_SAMPLE))}: set batch.classes")
+
+
+def _check_networks(recipe: Recipe) -> None:
+    """Losses that need a second network or tuples, and the methods that have them, come together or not at all."""
+    method, loss, kind = recipe.train.method, recipe.criterion(), recipe.loss.get("kind")
+    recipe.biased_criterion()
+    recipe.synthesised()
+    if compares(loss) and method != "two-encoder":
+        raise RecipeError(f"a Relative difficulty needs train.method = 'two-encoder', got {method!r}")
+    if method == "two-encoder":
+        if recipe.batch.views != 2:
+            raise RecipeError("train.method = 'two-encoder' compares two views: set batch.views = 2")
+        if not isinstance(loss, Pairwise):
+            raise RecipeError(f"train.method = 'two-encoder' needs a loss over the pairs of a batch, got {kind}")
+    if recipe.biased != Biased.model_validate({}) and not compares(loss):
+        raise RecipeError('[biased] needs a loss with difficulty = { kind = "Relative" } and method two-encoder')
+    if recipe.synthesis and method != "hardness-aware":
+        raise RecipeError(f"[synthesis] needs train.method = 'hardness-aware', got {method!r}")
+    if method == "hardness-aware":
+        try:
+            layout(loss)
+        except InputError as error:
+            raise RecipeError(f"[loss] {error}") from None
+        if recipe.batch.views != 1:
+            raise RecipeError("batch.views does not apply to the tuples of hardness-aware training: leave it out")
+    if kind == "NPair" and recipe.batch.samples != 2:
+        raise RecipeError(f"NPair needs two samples of every class: set batch.samples = 2, not {recipe.batch.samples}")
+    if method == "jtt" and not hasattr(loss, "num_classes"):
+        raise RecipeError(f"train.method = 'jtt' needs a loss with one vector per class, such as Softmax, got {kind}")
+    if recipe.jtt != Twice.model_validate({}) and method != "jtt":
+        raise RecipeError(f"[jtt] needs train.method = 'jtt', got {method!r}")
 
 
 def _apply(content: dict[str, Any], override: str) -> None:
@@ -207,4 +276,4 @@ def _present(value: Any) -> Any:
     return value
 
 
-__all__ = ["Batches", "Data", "Judge", "Optimise", "Recipe", "load", "parse", "shipped"]
+__all__ = ["Batches", "Biased", "Data", "Judge", "Optimise", "Recipe", "Twice", "load", "parse", "shipped"]

@@ -23,11 +23,16 @@ from mettle.errors import DataError, RecipeError, RunError
 from mettle.model import Embedder
 from mettle.train import checkpoint, loop
 from mettle.train.artifact import Run, create, finish, keep_classes, open_run
+from mettle.train.hardness_aware import HardnessAware
 from mettle.train.held_out import held_out
+from mettle.train.jtt import Repeated, mistakes, repeated
 from mettle.train.log import Log
-from mettle.train.method import Method, Supervised
+from mettle.train.method import Method, Supervised, compares
 from mettle.train.recipe import Recipe
 from mettle.train.similarity import Similarity, named, settled, training_rows
+from mettle.train.two_encoder import Attribute, TwoEncoder, keep_biased
+
+POOL = 4096  # training rows that corrupted features are taken from
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,29 @@ def train(
         raise RunError(f"the data of {folder} have changed since it was started: train again under another --name")
     method, loader = assemble(recipe, samples, table)
     run = old or create(folder, recipe, facts)
+    notes: tuple[str, ...] = ()
+    if recipe.train.method == "jtt" and recipe.jtt.copies:
+        wrong, notes, done = _first(recipe, run, samples, progress)
+        if not done:
+            return Outcome(run, method.model, samples, False, None if old is None else 0, notes)
+        method, loader = assemble(recipe, samples, repeat=wrong)
+    start, passed, done = _fit(recipe, folder, method, loader, progress, tensorboard)
+    notes = (*passed, *left_out, *notes)
+    if done:
+        finish(run, method.model)
+        if isinstance(method, Supervised) and method.classes is not None:
+            keep_classes(run, method.loss.vectors(), [samples.label.names[code] for code in method.classes.tolist()])
+        if isinstance(method, TwoEncoder) and method.biased is not None:
+            keep_biased(run, method.biased)
+        if table is not None:
+            notes += held_out(run, method.model, getattr(method, "loss", None), table, samples)
+    return Outcome(run, method.model, samples, done, None if old is None else start, notes)
+
+
+def _fit(
+    recipe: Recipe, folder: Path, method: Method, loader: Loader, progress: Callable, tensorboard: bool
+) -> tuple[int, list[str], bool]:
+    """The loop, from the newest checkpoint on: where it started, what was passed over, whether it reached its end."""
     start, passed = 0, []
     found = checkpoint.latest(folder / "checkpoints")
     if found is not None:
@@ -105,57 +133,96 @@ def train(
     setup = recipe.train
     pace = loop.Pace(setup.steps, setup.rate, setup.warmup, setup.log_every, setup.checkpoint_every)
     try:
-        done = loop.run(method, loader, pace, folder=folder, start=start, log=log, progress=progress)
+        return start, passed, loop.run(method, loader, pace, folder=folder, start=start, log=log, progress=progress)
     finally:
         log.close()
-    notes = (*passed, *left_out)
-    if done:
-        finish(run, method.model)
-        if isinstance(method, Supervised) and method.classes is not None:
-            keep_classes(run, method.loss.vectors(), [samples.label.names[code] for code in method.classes.tolist()])
-        if table is not None:
-            notes += held_out(run, method.model, getattr(method, "loss", None), table, samples)
-    return Outcome(run, method.model, samples, done, None if old is None else start, notes)
 
 
-def assemble(recipe: Recipe, samples: Samples, table: Tuples | None = None) -> tuple[Method, Loader]:
-    """The method and the loader of a recipe; everything random in them follows from its seed."""
+def _first(recipe: Recipe, run: Run, samples: Samples, progress: Callable) -> tuple[np.ndarray, tuple[str, ...], bool]:
+    """The first classifier of "just train twice", in a folder of its own, and the training samples it gets wrong."""
+    steps = max(1, round(recipe.jtt.first * recipe.train.steps))
+    short = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": steps})})
+    method, loader = assemble(short, samples)
+    assert isinstance(method, Supervised)
+    assert method.classes is not None
+    folder = run.folder / "first"
+    folder.mkdir(exist_ok=True)
+    _, passed, done = _fit(short, folder, method, loader, progress, False)
+    part = samples.part("train")
+    wrong = mistakes(method.model, method.loss, method.classes, part) if done else np.empty(0, np.int64)
+    said = f"the first classifier ({steps} steps) got {len(wrong)} of {len(part)} training samples wrong"
+    return wrong, (*passed, said), done
+
+
+def assemble(
+    recipe: Recipe, samples: Samples, table: Tuples | None = None, repeat: np.ndarray | None = None
+) -> tuple[Method, Loader]:
+    """The method and the loader of a recipe; everything random in them follows from its seed.
+
+    ``repeat`` are positions of training samples that come ``jtt.copies`` more times in an epoch.
+    """
     part = samples.part("train")
     if len(part) == 0:
         raise DataError(f"{recipe.data.source} has no training samples: its split column says so")
     device = pick_device(recipe.train.device)
+    return new_method(recipe, samples, device), new_loader(recipe, samples, device, table, repeat)
+
+
+def new_method(recipe: Recipe, samples: Samples, device: str) -> Method:
+    """The method of a recipe, with untrained networks on a device."""
+    part, setup = samples.part("train"), recipe.train
     torch.manual_seed(recipe.seed)
     model = new_model(recipe, samples).to(device)
-    precision = recipe.train.precision
+    precision = setup.precision
     if precision == "auto":
         precision = "bfloat16" if device.startswith("cuda") else "float32"
-    setup, batch = recipe.train, recipe.batch
     classes = torch.from_numpy(np.unique(part.labels)).to(device)
-    loss = recipe.criterion(len(classes))
+    loss: Any = recipe.criterion(len(classes))
     loss = loss.to(device) if isinstance(loss, nn.Module) else loss
-    options: dict[str, Any] = {"weight_decay": setup.weight_decay, "loss_rate": setup.loss_rate}
-    options |= {"clip": setup.clip, "precision": precision}
-    if table is None:
-        method = Supervised(model, loss, classes=classes if hasattr(loss, "num_classes") else None, **options)
-    else:
-        method = Similarity(model, loss, **options)
+    options: dict[str, Any] = {"weight_decay": setup.weight_decay, "clip": setup.clip, "precision": precision}
+    if setup.method == "hardness-aware":
+        return HardnessAware(loss, model, classes=classes, synthesis=recipe.synthesised(), **options)
+    if setup.method == "two-encoder":
+        name = recipe.evaluate.spurious
+        options |= {"attribute": None if name is None else Attribute.of(part, name), "seed": recipe.seed}
+        if compares(loss):
+            other = new_model(recipe, samples, seed=recipe.seed + 1).to(device)
+            options |= {"biased": other, "biased_loss": recipe.biased_criterion()}
+        return TwoEncoder(model, loss, weights=recipe.biased.weights, pace=recipe.biased.rate, **options)
+    if setup.method == "similarity":
+        return Similarity(model, loss, loss_rate=setup.loss_rate, **options)
+    by_class = classes if hasattr(loss, "num_classes") else None
+    return Supervised(model, loss, classes=by_class, loss_rate=setup.loss_rate, **options)
+
+
+def new_loader(
+    recipe: Recipe, samples: Samples, device: str, table: Tuples | None = None, repeat: np.ndarray | None = None
+) -> Loader:
+    """The batches of a recipe."""
+    part, batch, seed = samples.part("train"), recipe.batch, recipe.seed
+    size, change = batch.size or batch.classes * batch.samples, preset(batch.augment)
+    if part.inputs.kind == "row" and (change.corrupt or change.noise):  # features have their own spread and values
+        some = np.unique(np.linspace(0, len(part) - 1, min(len(part), POOL)).astype(np.int64))
+        change = replace(change, pool=to_model(part.read(some), device))
     if table is not None:
-        size = batch.size or batch.classes * batch.samples
         rows = training_rows(table, size)
-        order: Order = SampleBatches(len(rows), size, recipe.seed)
-        given = (samples, order, preset(batch.augment), recipe.seed)
-        return method, Loader(*given, workers=batch.workers, device=device, tuples=rows)
-    order = ClassBatches(part.labels, batch.classes, batch.samples, recipe.seed)
-    if batch.views > 1:
-        order = SampleBatches(len(part), batch.classes * batch.samples, recipe.seed)
-    return method, Loader(part, order, preset(batch.augment), recipe.seed, batch.views, batch.workers, device)
+        order: Order = SampleBatches(len(rows), size, seed)
+        return Loader(samples, order, change, seed, workers=batch.workers, device=device, tuples=rows)
+    if recipe.train.method == "jtt":
+        wrong = np.empty(0, np.int64) if repeat is None else repeat
+        order = Repeated(repeated(len(part), wrong, recipe.jtt.copies), size, seed)
+    elif batch.views > 1:
+        order = SampleBatches(len(part), size, seed)
+    else:
+        order = ClassBatches(part.labels, batch.classes, batch.samples, seed)
+    return Loader(part, order, change, seed, batch.views, batch.workers, device)
 
 
-def new_model(recipe: Recipe, samples: Samples) -> Embedder:
+def new_model(recipe: Recipe, samples: Samples, seed: int | None = None) -> Embedder:
     """The untrained network of a recipe, centred on a sample of the training split."""
     part = samples.part("train")
     shape = part.inputs.shape
-    torch.manual_seed(recipe.seed)
+    torch.manual_seed(recipe.seed if seed is None else seed)
     model = Embedder(recipe.spec(), (shape[2], *shape[:2]) if len(shape) == 3 else shape)
     some = np.unique(np.linspace(0, len(part) - 1, min(len(part), 2048)).astype(np.int64))
     model.calibrate(to_model(part.read(some), "cpu"))

@@ -26,7 +26,8 @@ LOG2E = 1.4426950408889634
 FEW = 16  # rows of a block of positives
 BESIDE = 32  # columns of a block of positives
 ROOM = 8192.0  # h reaches twice this at most: float16 ends at 65504
-WRITTEN = 1 << 25  # bytes of h that are written at once, or twice the embeddings where that is more
+WRITTEN = 1 << 25  # bytes of h that are written at once, or this many times the embeddings where that is more:
+TIMES = {"half": 16, "split": 20, "exact": 8}  # enough rows of 512 columns to give every multiprocessor a block
 LEAST = 4  # tiles that a split is worth
 ONCE_FROM = 8192  # rows from which visiting each pair once is worth a launch to clear the sums
 
@@ -233,7 +234,8 @@ class _Plan:
         padded, other, shape = len(a.full), len(b.full), self.choice.backward
         g = torch.empty(1, padded, a.width, device=a.full.device)
         size = 2 if self.mode == "half" else 4
-        most = max(max(WRITTEN, 8 * other * a.width) // (size * other) // shape.rows, 1) * shape.rows
+        room = max(WRITTEN, TIMES[self.mode] * other * a.width)
+        most = max(room // (size * other) // shape.rows, 1) * shape.rows
         h = torch.empty(min(most, padded), other, dtype=a.high.dtype, device=a.full.device)
         low = torch.empty_like(h) if self.mode == "split" else h
         back = stats[2] * (1 / numbers[-1])

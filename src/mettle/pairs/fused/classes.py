@@ -21,7 +21,9 @@ from mettle.pairs.fused.prepare import HELD, PAD, SMALL, Rows, prepared
 from mettle.pairs.fused.table import choice
 from mettle.pairs.similarity import unit
 
-FORWARD, BACKWARD = 1 << 16, 1 << 14  # classes of a chunk
+FORWARD = 1 << 17  # classes of a chunk on the way there
+WRITTEN = 1 << 26  # entries of h that are written at once on the way back: few chunks, few launches
+LEAST = 1 << 12  # classes of a chunk on the way back
 ROOM = 16384.0  # h reaches this at most: only one end of a pair counts
 
 
@@ -171,7 +173,7 @@ class _Work:
         dz = torch.zeros(padded, rows.width, device=device)
         dw = torch.empty_like(self.w) if classes else None
         flags = self.flags(shape) | {"ROWS": True, "COLUMNS": False}
-        for first, m, (high, low, inverse), lo, hi in self.chunks(BACKWARD):
+        for first, m, (high, low, inverse), lo, hi in self.chunks(max(LEAST, WRITTEN // padded)):
             h = torch.empty(padded, len(high), dtype=high.dtype, device=device)
             rest = torch.empty_like(h) if self.mode == "split" else h
             operands = (rows.high, rows.low, high, low)

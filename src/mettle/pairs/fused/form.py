@@ -7,6 +7,7 @@ runs on the tiled engine.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -77,10 +78,20 @@ def fused_form(loss: Any, difficulty: Any, job: Any) -> Form | None:
     maker = _LOSSES.get(_name(loss))
     if maker is None or not _suits(job):
         return None
-    form = maker(loss, difficulty)
-    if form is None or (form.second and job.biased is None):
-        return None
-    return _ranged(form)
+    constant = difficulty is None or _name(difficulty) in _CONSTANT
+    form = _remembered(loss, difficulty) if constant else _made(loss, difficulty)
+    return None if form is None or (form.second and job.biased is None) else form
+
+
+def _made(loss: Any, difficulty: Any) -> Form | None:
+    form = _LOSSES[_name(loss)](loss, difficulty)
+    return None if form is None else _ranged(form)
+
+
+@lru_cache(64)
+def _remembered(loss: Any, difficulty: Any) -> Form | None:
+    """Losses and most difficulties are frozen: a training run asks for the same form a million times."""
+    return _made(loss, difficulty)
 
 
 def precision(form: Form, dtype: torch.dtype) -> Literal["half", "split"]:
@@ -204,6 +215,11 @@ _LOSSES: dict[str, Callable[[Any, Any], Form | None]] = {
     "mettle.losses.infonce.InfoNCE": _infonce,
     "mettle.losses.npair.NPair": _npair,
     "mettle.losses.contrastive.Contrastive": _contrastive,
+}
+_CONSTANT = {
+    "mettle.difficulty.threshold.Threshold",
+    "mettle.difficulty.importance.Importance",
+    "mettle.difficulty.relative.Relative",
 }
 _DIFFICULTIES: dict[str, Callable[[Form, Any], Form | None]] = {
     "mettle.difficulty.threshold.Threshold": _threshold,
