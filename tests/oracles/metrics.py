@@ -97,3 +97,74 @@ def resampled(genuine, impostor, weights):
         [score for score, s in genuine for _ in range(weights[s])],
         [score for score, s, t in impostor for _ in range(weights[s] * weights[t])],
     )
+
+
+def min_dcf(genuine, impostor, prior, miss, false_accept):
+    """Least normalised detection cost over the operating points; ``prior`` and costs are Fractions."""
+    a, b = miss * prior, false_accept * (1 - prior)
+    return min((a * fnmr + b * fmr) / min(a, b) for _, fmr, fnmr in operating_points(genuine, impostor))
+
+
+def fused(scores, labels, rule):
+    """One score per identity: {label: max or mean of its templates' scores}."""
+    people = {}
+    for score, label in zip(scores, labels, strict=True):
+        people.setdefault(label, []).append(score)
+    return {who: max(s) if rule == "max" else sum(s, Fraction(0)) / len(s) for who, s in people.items()}
+
+
+def among_best(people, who, rank):
+    """Chance that ``who`` is among the ``rank`` best when equal scores are in random order, by listing the orders."""
+    hits = total = 0
+    for order in permutations(people):
+        if all(people[a] >= people[b] for a, b in pairwise(order)):
+            total += 1
+            hits += who in order[:rank]
+    return Fraction(hits, total)
+
+
+def tpir(mated, unknown, fpir, rank):
+    """TPIR at the first threshold with FPIR ≤ fpir.
+
+    ``mated`` is a list of (own label, {label: score}), ``unknown`` of {label: score}.
+    """
+    own = [people[who] for who, people in mated]
+    alarms = [max(people.values()) for people in unknown]
+    for tau in [*sorted({*own, *alarms}), inf]:
+        if Fraction(sum(1 for s in alarms if s >= tau), len(alarms)) <= fpir:
+            hits = [among_best(p, who, rank) if p[who] >= tau else Fraction(0) for who, p in mated]
+            return sum(hits, Fraction(0)) / len(hits), tau
+    raise AssertionError("+∞ alarms nobody")
+
+
+def pair_f1(labels, clusters):
+    """F1 over pairs of samples, pair by pair."""
+    n = len(labels)
+    same_label = [labels[i] == labels[j] for i in range(n) for j in range(i)]
+    same_cluster = [clusters[i] == clusters[j] for i in range(n) for j in range(i)]
+    both = sum(a and b for a, b in zip(same_label, same_cluster, strict=True))
+    return Fraction(2 * both, sum(same_label) + sum(same_cluster))
+
+
+def votes(scores, labels, truth, k, weigh):
+    """Chance that weighted votes of the k nearest elect ``truth``; the k-th place's ties share, as do equal votes."""
+    edge = sorted(scores, reverse=True)[k - 1]
+    above = sum(1 for s in scores if s > edge)
+    tied = sum(1 for s in scores if s == edge)
+    total = {}
+    for s, label in zip(scores, labels, strict=True):
+        part = 1 if s > edge else (k - above) / tied if s == edge else 0
+        total[label] = total.get(label, 0.0) + part * weigh(s)
+    best = max(total.values())
+    winners = [label for label, v in total.items() if abs(v - best) <= 1e-9 * best]
+    return (truth in winners) / len(winners)
+
+
+def normalised(score, first, second):
+    """½·((s − μ_i)/σ_i + (s − μ_j)/σ_j) for the cohort scores of the two sides."""
+    found = 0.0
+    for cohort in (first, second):
+        mean = sum(cohort) / len(cohort)
+        deviation = (sum((c - mean) ** 2 for c in cohort) / (len(cohort) - 1)) ** 0.5
+        found += (score - mean) / deviation / 2
+    return found

@@ -21,7 +21,7 @@ from mettle.pairs.fused.prepare import HELD, PAD, SMALL, Rows, prepared
 from mettle.pairs.fused.table import choice
 from mettle.pairs.similarity import unit
 
-FORWARD = 1 << 17  # classes of a chunk on the way there
+FORWARD = 1 << 18  # classes of a chunk on the way there
 WRITTEN = 1 << 26  # entries of h that are written at once on the way back: few chunks, few launches
 LEAST = 1 << 12  # classes of a chunk on the way back
 ROOM = 16384.0  # h reaches this at most: only one end of a pair counts
@@ -118,11 +118,11 @@ class _Work:
     def chunks(self, size: int):
         """Each chunk of classes: its first class, normalised rows, and the rows' own classes as ranges in it."""
         whole = SMALL if self.mode == "exact" else PAD
-        for first in range(0, len(self.w), size):
+        firsts = torch.arange(0, len(self.w), size, device=self.w.device)[:, None]
+        lo, hi = ((x - firsts).clamp(0, size).int() for x in (self.begin, self.end))  # of all chunks: few launches
+        for k, first in enumerate(range(0, len(self.w), size)):
             n = min(size, len(self.w) - first)
-            ready = class_rows(self.w[first : first + n], self.rows, self.mode, whole)
-            lo, hi = ((x - first).clamp(0, n).int() for x in (self.begin, self.end))
-            yield first, n, ready, lo, hi
+            yield first, n, class_rows(self.w[first : first + n], self.rows, self.mode, whole), lo[k], hi[k]
 
     def flags(self, shape) -> dict:
         """What the kernels over all pairs are told."""

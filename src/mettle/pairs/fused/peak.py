@@ -5,6 +5,7 @@ The tiles keep only each row's highest score and the tile it came from. A second
 again in float32 and finds the pair, so the loss is computed from exact scores of the mined pairs.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mettle.errors import InputError
 from mettle.pairs.contract import Tile
 from mettle.pairs.fused.call import divided
 from mettle.pairs.fused.far import tiles
 from mettle.pairs.fused.prepare import Rows, prepared
-from mettle.pairs.fused.table import choice
+from mettle.pairs.fused.table import PEAK, choice
 from mettle.pairs.fused.tile import held, product
-from mettle.pairs.similarity import ready
 
 
 def mines_hardest(loss: Any, difficulty: Any) -> bool:
@@ -41,30 +42,70 @@ def hardest_rows(
     Where several pairs tie exactly, one of them is mined.
     """
     mode = mode or ("exact" if not z.is_cuda else "split" if z.dtype == torch.float32 else "half")
-    with torch.no_grad(), torch.cuda.device_of(z):
-        left = prepared(z.detach(), labels, None if ref is None else ref[1], mode, True)
-        right = left if ref is None else prepared(ref[0].detach(), ref[1], labels, mode, True)
-        near, far, positives, negatives = mined(left, right, mode)
-    own = ready(z, "cosine")
-    other = own if ref is None else ready(ref[0], "cosine")
+    with torch.cuda.device_of(z):
+        near, far, found = _Mined.apply(z, labels, ref, None if ref is None else ref[0], mode)  # type: ignore[misc]
+    positives, negatives = found
 
-    def peak(at: Tensor, sign: int) -> Tensor:
-        s = (own * other.index_select(0, at.clamp(min=0))).sum(1, keepdim=True)
+    def peak(s: Tensor, count: Tensor, sign: int) -> Tensor:
         none = torch.zeros(0, device=s.device)
-        d = loss.distance(Tile(s, False, False, none, none)).squeeze(1)
-        return torch.where(at >= 0, sign * d, -torch.inf)
+        d = loss.distance(Tile(s[:, None], False, False, none, none)).squeeze(1)
+        return torch.where(count > 0, sign * d, -torch.inf)
 
     return {
         "positives": positives,
         "negatives present": negatives,
-        "farthest": peak(near, 1),
-        "closest": peak(far, -1),
+        "farthest": peak(near, positives, 1),
+        "closest": peak(far, negatives, -1),
     }
 
 
-def mined(left: Rows, right: Rows, mode: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """For every row: its farthest positive and closest negative (−1 where none), and how many there are of each."""
+class _Mined(torch.autograd.Function):
+    """Similarities of the mined pairs, (n,) each; 0 where there is none."""
+
+    @staticmethod
+    def forward(ctx, z: Tensor, labels: Tensor, ref: tuple[Tensor, Tensor] | None, other: Tensor | None, mode: str):  # type: ignore[override]
+        left = prepared(z.detach(), labels, None if ref is None else ref[1], mode, True)
+        right = left if other is None or ref is None else prepared(other.detach(), ref[1], labels, mode, True)
+        at, scores, counts = mined(left, right, mode)
+        ctx.sides, ctx.at, ctx.dtypes = (left, right), at, (z.dtype, None if other is None else other.dtype)
+        ctx.mark_non_differentiable(counts)
+        return scores[0], scores[1], counts
+
+    @staticmethod
+    def backward(ctx, g_near: Tensor, g_far: Tensor, _):  # type: ignore[override]
+        if torch.is_grad_enabled():
+            raise InputError("the fused engine has first derivatives only: do not pass create_graph=True")
+        (left, right), at = ctx.sides, ctx.at
+        a = left.full[: left.n]
+        b = right.full[: right.n]
+        order = left.order[: left.n].long()  # what follows is in the order of labels, as the rows are
+        da, db = torch.zeros_like(a), torch.zeros_like(b) if right is not left else None
+        for g, pair in zip((g_near, g_far), at, strict=True):
+            here = pair.clamp(min=0)
+            g = torch.where(pair >= 0, g[order], 0)[:, None]
+            da.addcmul_(b[here], g)
+            (da if db is None else db).index_add_(0, here, a * g)
+        first, second = ctx.dtypes
+        return (
+            _lengthless(left, da).to(first), None, None,
+            None if db is None or second is None else _lengthless(right, db).to(second), None,
+        )  # fmt: skip
+
+
+def _lengthless(rows: Rows, g: Tensor) -> Tensor:
+    """Gradient of embeddings as they came from that of their directions."""
+    u = rows.full[: rows.n]
+    g = (g - u * torch.linalg.vecdot(u, g)[:, None]).mul_(rows.inverse[: rows.n, None])
+    return torch.empty_like(g[:, : rows.d]).index_copy_(0, rows.order[: rows.n].long(), g[:, : rows.d])
+
+
+def mined(left: Rows, right: Rows, mode: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every row, in label order: (2, n) its farthest positive and closest negative (−1 where none); and in the order
+    in which rows came: (2, n) their similarities, and how many there are of each.
+    """
     shape, device = choice(mode, left.width).forward, left.full.device
+    if mode != "exact" and shape.depth == left.width <= 128:
+        shape = replace(PEAK, depth=left.width)
     blocks = triton.cdiv(left.n, shape.rows)
     splits = divided(blocks, triton.cdiv(right.n, shape.columns), left.full, 4)
     padded = len(left.full)
@@ -75,14 +116,14 @@ def mined(left: Rows, right: Rows, mode: str) -> tuple[Tensor, Tensor, Tensor, T
         WIDTH=left.width, BK=shape.depth, BM=shape.rows, BN=shape.columns, MODE=mode,
         num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
-    near, far = (torch.empty(left.n, dtype=torch.int64, device=device) for _ in range(2))
-    positives, negatives = (torch.empty(left.n, device=device) for _ in range(2))
+    at = torch.empty(2, left.n, dtype=torch.int64, device=device)
+    scores, counts = (torch.empty(2, left.n, device=device) for _ in range(2))
     found_kernel[(left.n,)](
-        left.full, right.full, left.lo, left.hi, left.order, right.order, top, tile, near, far, positives, negatives,
-        right.n, padded, splits, SELF=left is right, WIDTH=left.width, BLOCK=triton.next_power_of_2(left.width),
-        BN=shape.columns, BC=min(32, shape.columns), num_warps=4,
+        left.full, right.full, left.lo, left.hi, left.order, top, tile, at, scores, counts,
+        left.n, right.n, padded, splits, SELF=left is right, WIDTH=left.width,
+        BLOCK=triton.next_power_of_2(left.width), BN=shape.columns, BC=min(32, shape.columns), num_warps=4,
     )  # fmt: skip
-    return near, far, positives, negatives
+    return at, scores, counts
 
 
 @triton.jit
@@ -121,7 +162,7 @@ def peak_kernel(
 
 @triton.jit
 def found_kernel(
-    Z, C, LO, HI, ORDER, COLUMN_ORDER, TOP, TILE, NEAR, FAR, POSITIVES, NEGATIVES, m, padded, splits,
+    Z, C, LO, HI, ORDER, TOP, TILE, AT, SCORES, COUNTS, n, m, padded, splits,
     SELF: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """One row: the pair inside the tile that held its maximum, and the least similar positive, in float32."""
@@ -162,10 +203,12 @@ def found_kernel(
         near = tl.where(here < worst, first, near)
         worst = tl.minimum(worst, here)
     to = tl.load(ORDER + row)
-    tl.store(FAR + to, tl.where(far >= 0, tl.load(COLUMN_ORDER + tl.maximum(far, 0)), -1).to(tl.int64))
-    tl.store(NEAR + to, tl.where(near >= 0, tl.load(COLUMN_ORDER + tl.maximum(near, 0)), -1).to(tl.int64))
+    tl.store(AT + row, near.to(tl.int64))
+    tl.store(AT + n + row, far.to(tl.int64))
+    tl.store(SCORES + to, tl.where(near >= 0, worst, 0.0))
+    tl.store(SCORES + n + to, tl.where(far >= 0, best, 0.0))
     own = hi - lo
-    tl.store(NEGATIVES + to, (m - own).to(tl.float32))
+    tl.store(COUNTS + n + to, (m - own).to(tl.float32))
     if SELF:
         own = own - 1
-    tl.store(POSITIVES + to, own.to(tl.float32))
+    tl.store(COUNTS + to, own.to(tl.float32))

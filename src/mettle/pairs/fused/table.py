@@ -40,6 +40,9 @@ _SPLIT = {
 }
 
 
+PEAK = Shape(128, 64, 0, 8, 3)  # batch-hard mining, for any width that rows are held in
+
+
 def choice(mode: str, width: int, *, other: int = 0) -> Choice:
     """For embeddings of this padded width; ``other`` is the width of a second encoder's, 0 where there is none."""
     if mode == "exact":
@@ -69,10 +72,8 @@ def _paired(mode: str, width: int, other: int) -> Choice:
     wide = max(width, other)
     if wide <= 128:
         columns = 64 if mode == "half" else 32
-        return Choice(
-            Shape(128, columns, width, 8, 2, half=True),
-            Shape(64, columns, width, 4, 2),
-        )
+        backward = Shape(64, 64, width, 4, 2) if mode == "half" else Shape(128, 32, width, 8, 3)
+        return Choice(Shape(128, columns, width, 8, 3, half=True), backward)
     depth = min(64, width, other)
     shape = Shape(128, 64, depth, 8, 3) if mode == "half" else Shape(64, 64, depth, 4, 2)
     return Choice(shape, shape, written=True)
