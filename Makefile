@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint types benchmark clean
+.PHONY: demo test test-slow test-gpu lint types benchmark clean
 
 demo: $(READY)
 	@if [ -f runs/demo/report.html ]; then echo "the demo has run already; remove runs/demo to run it again"; \
@@ -12,10 +12,13 @@ demo: $(READY)
 	@echo "open runs/demo/report.html in a browser"
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(PYTEST)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --ignore tests/gpu $(PYTEST)
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow $(PYTEST)
+	$(BIN)/python -m pytest -m slow --ignore tests/gpu $(PYTEST)
+
+test-gpu: $(READY)
+	$(BIN)/python -m pytest tests/gpu $(PYTEST)
 
 lint: $(READY)
 	$(BIN)/ruff check .

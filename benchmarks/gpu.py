@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py OUT             all rows of the table: OUT/gpu.json, OUT/gpu.png (some minutes)
     python benchmarks/gpu.py OUT --quick     without the rivals and the largest batches
+    python benchmarks/gpu.py OUT --draw      the picture again, from OUT/gpu.json
     python benchmarks/gpu.py OUT --tune      times candidates for the table of tile sizes instead
 
 Times are forward + backward from raw embeddings, CUDA events, medians; memory is the peak above the inputs. Rivals:
@@ -380,15 +381,16 @@ def picture(table, tops):
             floor = [6 * k * k * d / tops["fp16"] / 1e9 for k in n]
             left.plot(n, floor, ":", color=line.get_color(), linewidth=1)
             right.plot(n, [8 * k * d * 4 / 2**20 + 64 for k in n], ":", color=line.get_color(), linewidth=1)
-    for p in table.points:
-        if p["kind"] not in ("half", "split"):
-            left.plot(p["n"], p["ms"], "x", color="grey")
-            left.annotate(f"{p['kind']} (d={p['d']})", (p["n"], p["ms"]), fontsize=6)
-            right.plot(p["n"], p["mb"], "x", color="grey")
+    others = sorted({p["kind"] for p in table.points} - {"half", "split"})
+    for mark, kind in zip("vx^+", others, strict=False):
+        found = [p for p in table.points if p["kind"] == kind]
+        for axis, key in ((left, "ms"), (right, "mb")):
+            axis.plot([p["n"] for p in found], [p[key] for p in found], mark, color="0.35", markersize=6, label=kind)
     for axis, name in ((left, "milliseconds, forward + backward"), (right, "peak MB above the inputs")):
         axis.set(xscale="log", yscale="log", xlabel="batch n", ylabel=name)
         axis.grid(alpha=0.3)
-    left.legend(fontsize=7, title="dotted: 6 n² d at the GEMM rate", title_fontsize=7)
+    left.legend(fontsize=7, title="d = 128 and 512 for others", title_fontsize=7)
+    left.set_title("SupCon; dotted: 6 n² d at the GEMM rate of the same run", fontsize=8)
     right.set_title("dotted: 8 n d floats + 64 MB", fontsize=8)
     figure.savefig(table.out / "gpu.png", dpi=150)
 
@@ -474,6 +476,10 @@ def main():
     quick = "--quick" in sys.argv
     if "--tune" in sys.argv:
         tune(out)
+        return
+    if "--draw" in sys.argv:
+        kept = json.loads((out / "gpu.json").read_text())
+        picture(SimpleNamespace(points=kept["points"], out=out), kept["facts"]["ceilings"])
         return
     table = Table(out)
     tops = ceilings()

@@ -2,7 +2,8 @@
 
 loss.terms ─┐                          ┌─ dense   whole matrix, plain autograd: the reference
             ├─ contract ─ engine ──────┤
-difficulty ─┘                          └─ tiled   O(n · tile) memory, own backward pass
+difficulty ─┘                          ├─ tiled   O(n · tile) memory, own backward pass
+                                       └─ fused   triton kernels, where there is a GPU and a fused form
 """
 
 from mettle.pairs.contract import (

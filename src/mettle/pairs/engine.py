@@ -101,8 +101,14 @@ def _fused(
     """On a GPU, with triton, where the loss has a fused form: all of it at once. Else None."""
     check_all(z, labels, ref, ids, biased)
     if z.is_cuda and available():
-        with torch.autocast("cuda", enabled=False):
-            found = door.attempt(loss, difficulty, door.call(z, labels, ref, ids, biased))
+        try:
+            with torch.autocast("cuda", enabled=False):
+                found = door.attempt(loss, difficulty, door.call(z, labels, ref, ids, biased))
+        except torch.OutOfMemoryError as error:
+            raise InputError(
+                f"the GPU has no memory left for a loss over {len(z)} embeddings of width {z.shape[1]}: free what is "
+                "held there, make the batch smaller, or give half precision"
+            ) from error
         if found is not None:
             return PairOutput(found.values, found.defined, found.share, "triton", found.mean)
     if insist:
