@@ -1,4 +1,5 @@
-# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false
+# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
 """Margin softmax over any number of classes: the log-sum-exp over all classes but the target, chunk by chunk.
 
 The target's logit, its margin and its loss are a gathered dot product and stay with the caller:

@@ -1,4 +1,5 @@
-# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false
+# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
 """All pairs of a set on the device, for evaluation: how many genuine and impostor pairs score what, and neighbours."""
 
 import torch

@@ -1,4 +1,5 @@
-# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false
+# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
 """The negatives: row sums over all tiles, and their way back. Everything quadratic happens here.
 
 Rows and columns are sorted by label, so a block of rows has its positives in one range of columns. Tiles of that

@@ -1,4 +1,5 @@
-# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false
+# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
 """Batch-hard mining: the closest negative and the farthest positive of every row.
 
 The tiles keep only each row's highest score and the tile it came from. A second small kernel looks at that one tile

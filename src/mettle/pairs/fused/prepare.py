@@ -1,4 +1,5 @@
-# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false
+# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
 """Rows made ready for the kernels: sorted by label, on the unit sphere, in the operands' precision; and back again.
 
 Sorting turns every mask into a range: the positives of row i are the columns lo_i <= j < hi_i. Small batches are

@@ -1,4 +1,5 @@
-# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false
+# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
 """What happens on one tile: the product of two blocks of rows, and what a negative adds to its row.
 
 s a similarity, k = log₂e / temperature, e = 2^(k·s) = e^{s/temperature}: one exponential per pair and no maximum to
