@@ -1,17 +1,20 @@
 """The subject bootstrap against scores repeated by weight, its approximation against its exact form."""
 
 import importlib.util
+import math
 import time
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import norm, t
 
 from mettle.errors import InputError
 from mettle.evaluate import NotMeasurable, from_scores, verification
+from mettle.evaluate.binning import Binning
 from mettle.evaluate.curve import grid
-from mettle.evaluate.intervals import _Binning, draw, resample
+from mettle.evaluate.intervals import draw, percentile, resample
 
 _spec = importlib.util.spec_from_file_location("oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py")
 assert _spec is not None
@@ -112,6 +115,27 @@ def test_an_interval_holds_its_value_and_repeats_itself(name):
     assert v.interval(name, seed=1) != i
 
 
+def test_ends_are_quantiles_at_corrected_tails():
+    """The formula of the docstring, term by term in plain Python."""
+    rng = np.random.default_rng(0)
+    weights = draw(20, 300, 1)
+    own = rng.exponential(size=20) * 0.02
+    values = weights @ own / 20 + 0.1
+    point = float(own.mean() + 0.1)
+    found = percentile(values, point, weights, 0.9, 1, "words", rate=400)
+    scaled = [math.log(v / (1 - v)) for v in values.tolist()]
+    centre, mean = math.log(point / (1 - point)), sum(scaled) / 300
+    moved = [sum((weights[b, s] - 1) * (scaled[b] - mean) for b in range(300)) / 300 for s in range(20)]
+    second, third, fourth = (sum(u**p for u in moved) for p in (2, 3, 4))
+    a, kappa = third / (6 * second**1.5), 20 * fourth / second**2
+    nu = min(19, max(2, 40 / (kappa - 1)))
+    z0 = norm.ppf(sum(s < centre for s in scaled) / 300)
+    z = math.sqrt(20 / 19) * t.ppf(0.05, nu)
+    tails = [norm.cdf(z0 + (z0 + q) / (1 - a * (z0 + q))) for q in (z, -z)]
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(values, tails)), abs=1e-12)
+    assert percentile(values * 0 + 0.3, 0.3, weights, 0.9, 1, "words").low == pytest.approx(0.3)
+
+
 def test_nothing_is_resampled_before_an_interval_is_asked_for():
     x, y = clusters(4)
     v = verification(x, y)
@@ -172,8 +196,8 @@ def test_the_table_bins_as_bisection_does(dtype, spread):
     thresholds = np.unique(np.append(scores[:200], scores[:5] * dtype(1.0000001)))
     probes = np.concatenate([scores, thresholds, [-np.inf]]).astype(dtype)
     wanted = np.searchsorted(thresholds, probes, side="right")
-    assert np.array_equal(_Binning.of(thresholds)(probes), wanted)
-    assert np.array_equal(_Binning.of(thresholds[:1])(probes), np.searchsorted(thresholds[:1], probes, side="right"))
+    assert np.array_equal(Binning.of(thresholds)(probes), wanted)
+    assert np.array_equal(Binning.of(thresholds[:1])(probes), np.searchsorted(thresholds[:1], probes, side="right"))
 
 
 def test_a_grid_is_complete_or_says_that_it_is_not():

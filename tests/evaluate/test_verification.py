@@ -323,3 +323,59 @@ def test_results_are_frozen_and_show_themselves():
     with pytest.raises(AttributeError):
         v.trials = "other"  # type: ignore[misc]
     assert "genuine=2" in repr(v)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_min_dcf_equals_fractions(block):
+    for seed in range(50 * block, 50 * (block + 1)):
+        genuine, impostor = random_set(seed)
+        v = judged(genuine, impostor)
+        for prior, miss, false_accept in (("0.01", "1", "1"), ("0.5", "10", "1")):
+            wanted = oracle.min_dcf(genuine, impostor, *(Fraction(p) for p in (prior, miss, false_accept)))
+            found = v.detection_cost(float(prior), miss=float(miss), false_accept=float(false_accept))
+            assert found.value == pytest.approx(float(wanted), abs=1e-12)
+            assert found.bound == 0
+        assert v.min_dcf <= 1
+    for bad in ({"prior": 0}, {"prior": 1}, {"miss": 0}, {"false_accept": math.inf}):
+        with pytest.raises(InputError, match="prior"):
+            v.detection_cost(**bad)
+
+
+def test_det_axes_are_probits_of_the_rates():
+    x, y = clusters(12)
+    v = verification(x, y)
+    a, b = v.det.probit()
+    inside = (v.roc.fmr > 0) & (v.roc.fmr < 1) & (v.roc.fnmr > 0) & (v.roc.fnmr < 1)
+    assert a.tolist() == pytest.approx([NormalDist().inv_cdf(p) for p in v.roc.fmr[inside]], abs=1e-9)
+    assert b.tolist() == pytest.approx([NormalDist().inv_cdf(p) for p in v.roc.fnmr[inside]], abs=1e-9)
+
+
+def test_an_interval_can_be_named_by_a_pair():
+    x, y = clusters(13)
+    v = verification(x, y)
+    assert v.interval(("tar", 0.1)) == v.interval("tar@0.1")
+    for bad in (("tar",), ("eer", 0.1), ("tar", 0.1, 3)):
+        with pytest.raises(InputError):
+            v.interval(bad)
+
+
+def test_a_summary_without_an_eer_says_none():
+    """So many failed templates that FNMR exceeds FMR even at the lowest score."""
+    v = from_scores([-np.inf, -np.inf, 0.9, -np.inf, -np.inf, -np.inf, 0.1], [1, 1, 1, 0, 0, 0, 0])
+    with pytest.raises(NotMeasurable):
+        _ = v.eer
+    s = json.loads(json.dumps(v.summary(), allow_nan=False))
+    assert (s["eer"]["value"], s["eer"]["half_gap"], s["eer"]["interval"]) == (None, None, None)
+    assert s["auc"]["value"] == v.auc
+
+
+def test_rates_at_any_threshold_are_counts():
+    x, y = clusters(14)
+    v = verification(x, y)
+    for tau in (-2.0, 0.0, 0.25, 1.5):
+        fmr, fnmr = v.rates(tau)
+        assert fmr == np.mean(v.scores.impostor >= tau)
+        assert fnmr == np.mean(v.scores.genuine < tau)
+    a, b = v.intervals_at(0.25)
+    assert a.low <= v.rates(0.25)[0] <= a.high
+    assert b.low <= v.rates(0.25)[1] <= b.high

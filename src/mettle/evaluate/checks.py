@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mettle.errors import InputError, MettleError
+from mettle.errors import DataError, InputError, MettleError
 
 
 class NotMeasurable(MettleError):
@@ -131,16 +131,45 @@ def check_gallery(gallery: tuple[Any, ...], probe: Rows) -> Rows:
     return rows
 
 
+def check_tuple(given: Any, name: str) -> Rows:
+    """Check ``(embeddings, labels[, domains[, ids]])``."""
+    if not isinstance(given, tuple) or not 2 <= len(given) <= 4:
+        raise InputError(f"{name} must be a tuple (embeddings, labels[, domains[, ids]])")
+    values, labels, domains, ids = (*given, None, None)[:4]
+    return check_embeddings(values, labels, domains=domains, ids=ids, side=f"{name} ")
+
+
+def check_apart(first: Rows, second: Rows, one: str, two: str) -> None:
+    """Refuse two sides of different dimensions, and a sample that is on both."""
+    if first.values.shape[1] != second.values.shape[1]:
+        raise InputError(
+            f"{two} must have the dimension of {one}, {first.values.shape[1]}: got {second.values.shape[1]}"
+        )
+    if first.ids is None or second.ids is None:
+        return
+    one_label_per_id(first, second)
+    shared = np.intersect1d(first.ids, second.ids)
+    if len(shared):
+        raise DataError(
+            f"leak: {len(shared)} samples are in {one} and in {two}, the first has id {shared[0]}; a sample compared "
+            "with itself is always right, so take it out of one side"
+        )
+
+
 def check_trials(trials: Any, probe: Rows, gallery: Rows | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Check integers (m, 3) of (i, j, target): rows exist, are two samples, and labels confirm the target."""
+    """Check integers (m, 3) of (id, id, target): both exist, are two samples, and labels confirm the target.
+
+    Without sample ids an id is a row number.
+
+    Returns:
+        Rows of the first side, rows of the second, and the target.
+    """
     a = to_numpy(trials, "trials")
     if a.ndim != 2 or a.shape[1] != 3 or a.dtype.kind not in "iu" or len(a) == 0:
-        raise InputError(f"trials must be integers (m, 3) of (i, j, target): got shape {a.shape}, dtype {a.dtype}")
+        raise InputError(f"trials must be integers (m, 3) of (id, id, target): got shape {a.shape}, dtype {a.dtype}")
     i, j, target = a.astype(np.int64).T
     other = probe if gallery is None else gallery
-    for name, at, n in (("i", i, len(probe)), ("j", j, len(other))):
-        if at.min() < 0 or at.max() >= n:
-            raise InputError(f"trials must name rows 0 … {n - 1} as {name}: got {at.min()} … {at.max()}")
+    i, j = _rows_of(i, probe, "first"), _rows_of(j, other, "second")
     own = i == j if gallery is None else np.zeros(len(i), bool)
     if probe.ids is not None and other.ids is not None:
         own |= probe.ids[i] == other.ids[j]
@@ -150,6 +179,27 @@ def check_trials(trials: Any, probe: Rows, gallery: Rows | None) -> tuple[np.nda
     if wrong.any():
         raise InputError(f"trial {np.argmax(wrong)} contradicts the labels: target must be 1 for equal labels, else 0")
     return i, j, target.astype(bool)
+
+
+def _rows_of(ids: np.ndarray, rows: Rows, side: str) -> np.ndarray:
+    """Where samples are, by id, or by row number where rows have no ids."""
+    if rows.ids is None:
+        if ids.min() < 0 or ids.max() >= len(rows):
+            raise InputError(
+                f"trials must name rows 0 … {len(rows) - 1} as their {side} id: got {ids.min()} … {ids.max()}; "
+                "pass ids= if they name samples"
+            )
+        return ids
+    order = np.argsort(rows.ids, kind="stable")
+    known = rows.ids[order]
+    if (known[1:] == known[:-1]).any():
+        raise InputError("trials name samples by id, but some ids occur twice: give every row its own id")
+    at = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+    missing = known[at] != ids
+    if missing.any():
+        first = int(np.argmax(missing))
+        raise InputError(f"trial {first} names id {ids[first]} on its {side} side, which no embedding has")
+    return order[at]
 
 
 def both_kinds(genuine: int, impostor: int) -> None:

@@ -10,10 +10,14 @@ from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
+from scipy.special import ndtri
 
 from mettle.errors import InputError
 from mettle.evaluate.checks import NotMeasurable
+from mettle.evaluate.counted import Counted
 from mettle.evaluate.scores import Scores
+
+Pairs = Scores | Counted  # sorted scores, or counts with a way to look closer
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,12 +33,17 @@ class Curve:
         """TAR = 1 − FNMR."""
         return 1 - self.fnmr
 
+    def probit(self) -> tuple[np.ndarray, np.ndarray]:
+        """The points of a DET picture, Φ⁻¹(FMR) and Φ⁻¹(FNMR), where both rates are strictly between 0 and 1."""
+        inside = (self.fmr > 0) & (self.fmr < 1) & (self.fnmr > 0) & (self.fnmr < 1)
+        return ndtri(self.fmr[inside]), ndtri(self.fnmr[inside])
+
 
 @dataclass(frozen=True, eq=False)
 class Roc:
     """All operating points, computed when first read; :meth:`thinned` is for drawing."""
 
-    scores: Scores
+    scores: Pairs
 
     @cached_property
     def full(self) -> Curve:
@@ -64,6 +73,10 @@ class Roc:
     def thinned(self, k: int = 256) -> Curve:
         """About k of the points, dense where error rates are small; never sorts or copies the scores."""
         return curve_at(self.scores, grid(self.scores, k)[0])
+
+    def probit(self) -> tuple[np.ndarray, np.ndarray]:
+        """The axes of a DET picture; see :meth:`Curve.probit`."""
+        return self.full.probit()
 
 
 @dataclass(frozen=True)
@@ -114,36 +127,45 @@ class Bracket:
     half_gap: float
 
 
-def counts(scores: Scores, threshold: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """False accepts #impostor ≥ τ and false rejects #genuine < τ, as int64, one for each threshold."""
-    t = np.asarray(threshold, scores.impostor.dtype)
-    accepts = len(scores.impostor) - np.searchsorted(scores.impostor, t, side="left")
-    return accepts, np.searchsorted(scores.genuine, t, side="left")
+def counts(scores: Pairs, threshold: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """False accepts #impostor ≥ τ and false rejects #genuine < τ, as int64; one threshold exactly, many as drawn."""
+    t = np.asarray(threshold, scores.dtype)
+    if isinstance(scores, Counted) and t.ndim == 0:
+        accepts, rejects = scores.exactly(float(t))
+        return np.asarray(accepts), np.asarray(rejects)
+    return scores.impostors - scores.below(t), np.searchsorted(scores.genuine, t, side="left")
 
 
-def curve_at(scores: Scores, thresholds: np.ndarray) -> Curve:
+def curve_at(scores: Pairs, thresholds: np.ndarray) -> Curve:
     """The operating points at these finite thresholds, and +∞."""
     thresholds = np.append(thresholds, np.asarray(np.inf, thresholds.dtype))
     accepts, rejects = counts(scores, thresholds)
-    return Curve(thresholds, accepts / len(scores.impostor), rejects / len(scores.genuine))
+    return Curve(thresholds, accepts / scores.impostors, rejects / len(scores.genuine))
 
 
-def distinct(scores: Scores) -> np.ndarray:
-    """Every distinct finite score, ascending."""
+def distinct(scores: Pairs) -> np.ndarray:
+    """Every distinct finite score, ascending; of counts, where each bin that is not empty begins."""
+    if isinstance(scores, Counted):
+        accepts, rejects = scores.lower()
+        moved = (np.diff(accepts) != 0) | (np.diff(rejects) != 0)
+        return np.unique(scores.bins.edges[:-1][moved].astype(scores.dtype))
     values = np.union1d(_unique(scores.genuine), _unique(scores.impostor))
     return values[np.isfinite(values)]
 
 
-def grid(scores: Scores, k: int) -> tuple[np.ndarray, bool]:
+def grid(scores: Pairs, k: int) -> tuple[np.ndarray, bool]:
     """About k operating thresholds, dense where decisions are made, and whether they are all there are.
 
     A quarter each: false-accept counts in equal ratios from 1 to N_i; false-reject counts likewise; ranks
     around the EER, within a factor of three; equal steps of both ranks. The lowest score is always there.
     """
-    few = _unique_up_to(scores, k)
-    if len(few) <= k:
-        return few, True
-    n_g, n_i, quarter = len(scores.genuine), len(scores.impostor), max(4, k // 4)
+    if isinstance(scores, Counted):
+        few = min(scores.genuine[:1], scores.quantiles(np.zeros(1)))
+    else:
+        few = _unique_up_to(scores, k)
+        if len(few) <= k:
+            return few, True
+    n_g, n_i, quarter = len(scores.genuine), scores.impostors, max(4, k // 4)
     try:
         centre = float(eer(scores)[0])
     except NotMeasurable:
@@ -152,27 +174,24 @@ def grid(scores: Scores, k: int) -> tuple[np.ndarray, bool]:
     even = np.linspace(0, 1, quarter // 2)
     rank_i = n_i - np.concatenate([np.geomspace(1, n_i, quarter), around * n_i, even * n_i])
     rank_g = np.concatenate([np.geomspace(1, n_g, quarter) - 1, around * n_g, even * n_g])
-    picked = [
-        side[np.clip(np.rint(rank), 0, len(side) - 1).astype(np.int64)]
-        for side, rank in ((scores.impostor, rank_i), (scores.genuine, rank_g))
-    ]
-    values = np.unique(np.concatenate([*picked, few[:1]]))
+    genuine = scores.genuine[np.clip(np.rint(rank_g), 0, n_g - 1).astype(np.int64)]
+    values = np.unique(np.concatenate([scores.quantiles(rank_i), genuine, few[:1]]))
     return values[np.isfinite(values)], False
 
 
-def histogram(scores: Scores, bins: int) -> Histogram:
+def histogram(scores: Pairs, bins: int) -> Histogram:
     """Equal bins over the finite scores, the last one closed; failed templates are not drawn."""
     if bins < 1:
         raise InputError(f"bins must be at least 1: got {bins}")
-    low = next_above(scores, -np.inf)
-    if low == np.inf:
-        raise NotMeasurable("no finite scores to draw: every template failed")
-    high = max(float(scores.genuine[-1]), float(scores.impostor[-1]))
+    low, high = _range(scores)
     edges = np.linspace(low, high if high > low else low + 1, bins + 1)
     drawn = []
-    for side in (scores.genuine, scores.impostor):
-        at = np.searchsorted(side, edges[:-1].astype(side.dtype), side="left")
-        drawn.append(np.diff(np.append(at, len(side))))
+    starts = edges[:-1].astype(scores.dtype)
+    for at, n in (
+        (np.searchsorted(scores.genuine, starts, side="left"), len(scores.genuine)),
+        (scores.below(starts), scores.impostors),
+    ):
+        drawn.append(np.diff(np.append(at, n)))
     return Histogram(edges, drawn[0], drawn[1])
 
 
@@ -184,7 +203,7 @@ def auc(scores: Scores) -> Fraction:
     return Fraction(twice, 2 * len(scores.genuine) * len(scores.impostor))
 
 
-def eer(scores: Scores) -> tuple[Fraction, Bracket]:
+def eer(scores: Pairs) -> tuple[Fraction, Bracket]:
     """The value where the path through the operating points (FMR, FNMR) meets FMR = FNMR, exactly.
 
     With (x₀, y₀) the last point where x ≥ y and (x₁, y₁) the next: EER = x₀ + t·(x₁ − x₀), where
@@ -193,6 +212,9 @@ def eer(scores: Scores) -> tuple[Fraction, Bracket]:
     Raises:
         NotMeasurable: so many failed templates that FNMR > FMR even at the lowest score.
     """
+    if isinstance(scores, Counted):
+        low, high, (x0, y0), (x1, y1) = _crossing(scores)
+        return _meet(low, high, (x0, y0), (x1, y1))
     low = max((t for t in (_last_not_below(scores, side) for side in (0, 1)) if t is not None), default=None)
     if low is None:
         raise NotMeasurable(
@@ -200,7 +222,13 @@ def eer(scores: Scores) -> tuple[Fraction, Bracket]:
             "report FTA and FRR, or TAR at a false-accept rate"
         )
     high = next_above(scores, low)
-    (x0, y0), (x1, y1) = _rates(scores, low), _rates(scores, high)
+    return _meet(low, high, _rates(scores, low), _rates(scores, high))
+
+
+def _meet(
+    low: float, high: float, first: tuple[Fraction, Fraction], second: tuple[Fraction, Fraction]
+) -> tuple[Fraction, Bracket]:
+    (x0, y0), (x1, y1) = first, second
     if x0 == y0:
         point = (low, float(x0), float(y0))
         return x0, Bracket(point, point, 0.0)
@@ -210,24 +238,102 @@ def eer(scores: Scores) -> tuple[Fraction, Bracket]:
     return x0 + t * (x1 - x0), bracket
 
 
-def operating_point(scores: Scores, far: float) -> OperatingPoint:
+def _crossing(scores: Counted) -> tuple[float, float, tuple[Fraction, Fraction], tuple[Fraction, Fraction]]:
+    """The two operating points around FMR = FNMR: bins say where to look, wider where that was not enough."""
+    n_g, n_i = len(scores.genuine), scores.impostors
+    first, last = crossing_bins(scores)
+    while True:
+        p = scores.points(*scores.around(first, last))
+        ahead = np.flatnonzero([int(a) * n_g >= int(r) * n_i for a, r in zip(p.accepts, p.rejects, strict=True)])
+        low = len(ahead) - 1
+        if len(ahead) and low + 1 < len(p.thresholds):
+            break
+        if len(ahead) and last >= len(scores.counts):  # nothing above: +∞ accepts nobody
+            a, r = int(p.accepts[low]), int(p.rejects[low])
+            return float(p.thresholds[low]), math.inf, (Fraction(a, n_i), Fraction(r, n_g)), (Fraction(0), Fraction(1))
+        first, last = max(0, 2 * first - last), min(len(scores.counts), 2 * last - first)
+    pairs = [(Fraction(int(p.accepts[k]), n_i), Fraction(int(p.rejects[k]), n_g)) for k in (low, low + 1)]
+    return float(p.thresholds[low]), float(p.thresholds[low + 1]), pairs[0], pairs[1]
+
+
+def crossing_bins(scores: Counted) -> tuple[int, int]:
+    """Bins around the EER: the last beginning where FMR ≥ FNMR, and its neighbours."""
+    accepts, rejects = scores.lower()
+    return _surrounding(scores, int(np.count_nonzero(accepts / scores.impostors >= rejects / len(scores.genuine))) - 1)
+
+
+def budget_bins(scores: Counted, accepts: int) -> tuple[int, int]:
+    """Bins around the smallest threshold with at most so many false accepts."""
+    return _surrounding(scores, int(np.count_nonzero(scores.lower()[0] > accepts)) - 1)
+
+
+def _surrounding(scores: Counted, at: int) -> tuple[int, int]:
+    """From the last bin before that holds any score to the next one behind, and one more on either side."""
+    accepts, rejects = scores.lower()
+    filled = np.flatnonzero((np.diff(accepts) != 0) | (np.diff(rejects) != 0))
+    before, behind = filled[filled < at], filled[filled > at]
+    first = int(before[-1]) if len(before) else 0
+    last = int(behind[0]) + 1 if len(behind) else len(scores.counts)
+    return max(0, first - 1), min(len(scores.counts), last + 1)
+
+
+def operating_point(scores: Pairs, far: float) -> OperatingPoint:
     """The smallest threshold with FMR ≤ far: no interpolation, never the nearest rate."""
-    n_i, n_g = len(scores.impostor), len(scores.genuine)
+    n_i, n_g = scores.impostors, len(scores.genuine)
     budget = rate(far) * n_i
     if budget < 1:
         return OperatingPoint(far, None, None, None, None, n_i, "not measurable")
     threshold = threshold_for(scores, math.floor(budget))
     accepts, rejects = (int(c) for c in counts(scores, threshold))
-    status = "refused as headline" if budget < 10 else "flagged" if budget < 30 else "ok"
-    return OperatingPoint(far, accepts / n_i, (n_g - rejects) / n_g, threshold, accepts, n_i, status)
+    return OperatingPoint(far, accepts / n_i, (n_g - rejects) / n_g, threshold, accepts, n_i, status(float(budget)))
 
 
-def threshold_for(scores: Scores, accepts: int) -> float:
+def status(budget: float) -> str:
+    """What a rate deserves that rests on so many allowed impostor errors."""
+    steps = ((1, "not measurable"), (10, "refused as headline"), (30, "flagged"))
+    return next((word for limit, word in steps if budget < limit), "ok")
+
+
+def threshold_for(scores: Pairs, accepts: int) -> float:
     """The smallest operating threshold with at most ``accepts`` false accepts."""
-    n = len(scores.impostor)
+    n = scores.impostors
+    if isinstance(scores, Counted):
+        return _counted_threshold(scores, accepts)
     if accepts >= n:
         return next_above(scores, -np.inf)
     return next_above(scores, float(scores.impostor[n - accepts - 1]))
+
+
+def _counted_threshold(scores: Counted, accepts: int) -> float:
+    first, last = budget_bins(scores, accepts)
+    while True:
+        p = scores.points(*scores.around(first, last))
+        good = np.flatnonzero(p.accepts <= accepts)
+        at = int(good[0]) if len(good) else len(p.thresholds)
+        if len(good) and (at > 0 or first == 0):
+            return float(p.thresholds[at])
+        if not len(good) and last >= len(scores.counts):
+            return math.inf
+        first, last = max(0, 2 * first - last), min(len(scores.counts), 2 * last - first)
+
+
+def min_dcf(scores: Pairs, prior: float, miss: float, false_accept: float) -> tuple[float, float, float]:
+    """The least detection cost over all thresholds, its threshold, and how much lower it could be.
+
+    DCF(τ) = (miss·p·FNMR + false_accept·(1−p)·FMR) / min(miss·p, false_accept·(1−p)). On counts the minimum is taken
+    where bins begin; inside a bin the cost cannot be less than with the rejects of its beginning and the accepts of
+    its end. On sorted scores nothing is left open.
+    """
+    n_g, n_i = len(scores.genuine), scores.impostors
+    a, b = miss * prior, false_accept * (1 - prior)
+    counted = isinstance(scores, Counted)
+    thresholds = scores.bins.edges if counted else distinct(scores)
+    accepts, rejects = scores.lower() if counted else counts(scores, thresholds)
+    accepts, rejects = np.append(accepts, 0) / n_i, np.append(rejects, n_g) / n_g
+    cost = (a * rejects + b * accepts) / min(a, b)
+    at = int(cost.argmin())
+    open_ = float(cost[at] - ((a * rejects[:-1] + b * accepts[1:]) / min(a, b)).min()) if counted else 0.0
+    return float(cost[at]), float(np.append(thresholds, np.inf)[at]), max(0.0, open_)
 
 
 def next_above(scores: Scores, value: float) -> float:
@@ -240,10 +346,10 @@ def next_above(scores: Scores, value: float) -> float:
     return found
 
 
-def rate(far: float) -> Fraction:
+def rate(far: float, name: str = "far") -> Fraction:
     """A false-accept rate as the decimal that was typed: 0.1 of 30 pairs is 3, not 3.0000000000000002."""
     if not isinstance(far, int | float | np.floating) or not 0 < far <= 1:
-        raise InputError(f"far must be a rate above 0 and at most 1: got {far!r}")
+        raise InputError(f"{name} must be a rate above 0 and at most 1: got {far!r}")
     return Fraction(str(float(far)))
 
 
@@ -255,13 +361,26 @@ def _rates(scores: Scores, threshold: float) -> tuple[Fraction, Fraction]:
 def _last_not_below(scores: Scores, which: int) -> float | None:
     """The largest finite score of one kind at which FMR ≥ FNMR: FMR − FNMR only falls, so bisect."""
     side = scores.impostor if which else scores.genuine
-    low = int(np.searchsorted(side, -np.inf, side="right"))
+    low = int(np.searchsorted(side, side.dtype.type(-np.inf), side="right"))  # of the same type, or it is copied
     good, bad = low - 1, len(side)  # side[good] holds, side[bad] does not
     while bad - good > 1:
         middle = (good + bad) // 2
         fmr, fnmr = _rates(scores, float(side[middle]))
         good, bad = (middle, bad) if fmr >= fnmr else (good, middle)
     return float(side[good]) if good >= low else None
+
+
+def _range(scores: Pairs) -> tuple[float, float]:
+    """The lowest and the highest finite score."""
+    if isinstance(scores, Counted):
+        filled = np.flatnonzero(scores.counts)
+        edges = scores.bins.edges
+        low, high = float(edges[filled[0]]), float(edges[filled[-1] + 1])
+        return min(low, float(scores.genuine[0])), max(high, float(scores.genuine[-1]))
+    low = next_above(scores, -np.inf)
+    if low == np.inf:
+        raise NotMeasurable("no finite scores to draw: every template failed")
+    return low, max(float(scores.genuine[-1]), float(scores.impostor[-1]))
 
 
 def _unique(ascending: np.ndarray) -> np.ndarray:

@@ -22,20 +22,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import logit, ndtr, ndtri, stdtrit
 
 from mettle.errors import InputError
+from mettle.evaluate.binning import Binning
 from mettle.evaluate.checks import NotMeasurable
-from mettle.evaluate.curve import grid
-from mettle.evaluate.scores import Scores
+from mettle.evaluate.curve import Pairs, grid
 
 DENSE_SUBJECTS = 512
 REPLICATES = 1000
-_CELLS = 1 << 16
+METHOD = "subject bootstrap, BCa percentiles with Student tails"
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A percentile interval over resampled subjects.
+    """An interval over resampled subjects; see :func:`percentile`.
 
     Attributes:
         low: lower end.
@@ -54,12 +55,54 @@ class Interval:
     method: str
 
 
-def percentile(values: np.ndarray, level: float, seed: int, method: str) -> Interval:
-    """The central share ``level`` of the replicates."""
+def percentile(
+    values: np.ndarray,
+    point: float,
+    weights: np.ndarray,
+    level: float,
+    seed: int,
+    method: str,
+    *,
+    rate: int | None = None,
+) -> Interval:
+    """Percentiles of the replicates, corrected for bias, skewness and few or unequal subjects (BCa, Student tails).
+
+    Plain percentiles are too short, above all where few subjects make most of the errors. With U_s the covariance of
+    the replicates and w_s (how much subject s moves the value), S subjects, and Φ the normal distribution:
+
+        z₀ = Φ⁻¹(share of replicates below the value)                                bias
+        a = Σ U³ / (6 (Σ U²)^{3/2})                                                  skewness
+        ν = 2S / (κ − 1), κ = S Σ U⁴ / (Σ U²)², between 2 and S − 1                  subjects that count
+        z = √(S/(S−1))·t_ν(α/2), and the lower end is the quantile Φ(z₀ + (z₀ + z) / (1 − a(z₀ + z)))
+
+    Args:
+        values: (b,) replicates.
+        point: the value itself.
+        weights: (b, S) of the subjects in each replicate.
+        level: nominal coverage.
+        seed: of the resampling, for the record.
+        method: in words.
+        rate: how many items a rate in [0, 1] rests on; U is then taken on the logit scale. None for differences.
+    """
     if not 0 < level < 1:
         raise InputError(f"level must lie between 0 and 1: got {level!r}; 0.95 is usual")
-    low, high = np.quantile(values, ((1 - level) / 2, (1 + level) / 2))
-    return Interval(float(low), float(high), level, len(values), seed, method)
+    subjects, scaled, centre = weights.shape[1], values, point
+    if rate is not None:
+        ends = 0.5 / rate, 1 - 0.5 / rate
+        scaled, centre = logit(np.clip(values, *ends)), float(logit(np.clip(point, *ends)))
+    moved = (weights - 1.0).T @ (scaled - scaled.mean()) / len(values)
+    second = float(np.square(moved).sum())
+    if second == 0:  # nothing moves
+        return Interval(float(values.min()), float(values.max()), level, len(values), seed, method)
+    skew = float((moved**3).sum()) / (6 * second**1.5)
+    peaked = subjects * float((moved**4).sum()) / second**2
+    count = float(np.clip(2 * subjects / max(peaked - 1, 1e-9), min(2, subjects - 1), subjects - 1))
+    z = np.sqrt(subjects / (subjects - 1)) * stdtrit(count, (1 - level) / 2)
+    share = ((scaled < centre).mean() + (scaled <= centre).mean()) / 2
+    bias = float(np.clip(ndtri(np.clip(share, 0.01, 0.99)), -1, 1))
+    tails = [ndtr(bias + (bias + t) / max(1 - skew * (bias + t), 0.1)) for t in (z, -z)]
+    low, high = np.quantile(values, np.clip(tails, 0, 1))
+    return Interval(min(float(low), point), max(float(high), point), level, len(values), seed, method)
 
 
 def zero_errors(interval: Interval, subjects: int, perfect: float) -> Interval:
@@ -87,6 +130,8 @@ class Replicates:
         exact: whether the grid holds every distinct score, so that nothing is interpolated.
         seed: of the weights.
         method: in words.
+        rows: (b,) which of the draws were usable, ascending.
+        weights: (b, S) how often each subject was drawn.
     """
 
     impostor: np.ndarray
@@ -94,6 +139,8 @@ class Replicates:
     exact: bool
     seed: int
     method: str
+    rows: np.ndarray
+    weights: np.ndarray
 
     def curves(self) -> tuple[np.ndarray, np.ndarray]:
         """FMR and FNMR at each grid threshold and at +∞, one row per resample."""
@@ -133,7 +180,7 @@ class Replicates:
         return np.where(x0 > far, above + share * (tar - above), tar)
 
 
-def resample(scores: Scores, *, replicates: int = REPLICATES, seed: int = 0, dense: bool | None = None) -> Replicates:
+def resample(scores: Pairs, *, replicates: int = REPLICATES, seed: int = 0, dense: bool | None = None) -> Replicates:
     """Walk through the pairs once and weigh them for every resample of the subjects.
 
     Args:
@@ -161,11 +208,34 @@ def resample(scores: Scores, *, replicates: int = REPLICATES, seed: int = 0, den
         raise NotMeasurable(
             f"too few subjects for an interval: {count}, and most resamples lack genuine or impostor pairs"
         )
-    method = "subject bootstrap, percentile" + ("" if dense else ", first-order impostor weights")
-    return Replicates(negative[usable], positive[usable], complete, seed, method)
+    method = "subject bootstrap, percentile widened for few subjects" + (
+        "" if dense else ", first-order impostor weights"
+    )
+    rows = np.flatnonzero(usable[1:])
+    drawn = weights[1:][rows].astype(np.int16)
+    return Replicates(negative[usable], positive[usable], complete, seed, method, rows, drawn)
 
 
-def tally(scores: Scores, thresholds: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
+def at_threshold(
+    scores: Pairs, threshold: float, *, replicates: int = REPLICATES, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """FMR and FNMR of every usable resample at one fixed threshold, and the weights of the subjects in it."""
+    count = scores.subjects
+    if count == 0:
+        next(scores.stream(True))  # says what is missing
+    dense = count <= DENSE_SUBJECTS
+    weights = draw(count, replicates, seed)
+    genuine, impostor = tally(scores, np.asarray([threshold], scores.dtype), dense)
+    positive = weights @ genuine
+    negative = np.maximum(_products(weights, impostor) if dense else _expansion(weights, impostor), 0)
+    usable = (positive.sum(axis=1) > 0) & (negative.sum(axis=1) > 0)
+    if usable.sum() * 2 < replicates:
+        raise NotMeasurable(f"too few subjects for an interval: {count}")
+    positive, negative = positive[usable], negative[usable]
+    return negative[:, 1] / negative.sum(axis=1), positive[:, 0] / positive.sum(axis=1), weights[usable]
+
+
+def tally(scores: Pairs, thresholds: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
     """Count scores by subject and bin; bin k holds the scores that thresholds 0 … k-1 accept.
 
     Returns:
@@ -173,7 +243,7 @@ def tally(scores: Scores, thresholds: np.ndarray, dense: bool) -> tuple[np.ndarr
         which a pair is counted at both of its subjects.
     """
     subjects, bins = scores.subjects, len(thresholds) + 1
-    place = _Binning.of(thresholds)
+    place = Binning.of(thresholds)
     genuine = np.zeros(subjects * bins, np.int64)
     impostor = np.zeros(subjects**2 * bins, np.float32) if dense else np.zeros(subjects * bins, np.int64)
     for block in scores.stream(True):
@@ -209,41 +279,3 @@ def _expansion(weights: np.ndarray, impostor: np.ndarray) -> np.ndarray:
 
 def _parts(n: int, size: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, n, size))
-
-
-@dataclass(frozen=True, eq=False)
-class _Binning:
-    """How many thresholds are ≤ a score: a table of equal cells, then the few thresholds inside the cell.
-
-    Five times faster than bisection on millions of scores, and equal to it.
-    """
-
-    thresholds: np.ndarray  # with +∞ behind them
-    scale: float
-    table: np.ndarray  # thresholds in earlier cells
-    steps: int  # most thresholds in one cell
-
-    @classmethod
-    def of(cls, thresholds: np.ndarray) -> "_Binning":
-        padded = np.append(thresholds, np.asarray(np.inf, thresholds.dtype))
-        span = float(thresholds[-1]) - float(thresholds[0])
-        if not 1e-25 < span < 1e25:  # one threshold, or numbers at the edge of the type: bisect
-            return cls(padded, 1.0, np.empty(0, np.int32), _CELLS)
-        scale = (_CELLS - 1) / span
-        in_cell = np.bincount(_cells(thresholds, thresholds[0], scale), minlength=_CELLS)
-        table = (np.cumsum(in_cell) - in_cell).astype(np.int32)
-        return cls(padded, scale, table, int(in_cell.max()))
-
-    def __call__(self, scores: np.ndarray) -> np.ndarray:
-        if self.steps > 8:
-            return np.searchsorted(self.thresholds[:-1], scores, side="right")
-        at = self.table[_cells(scores, self.thresholds[0], self.scale)]
-        for _ in range(self.steps):
-            at += self.thresholds[at] <= scores
-        return at
-
-
-def _cells(scores: np.ndarray, start: np.floating, scale: float) -> np.ndarray:
-    """Cell of each score: never decreasing in the score, which is all that the table relies on."""
-    place = (scores - start) * scores.dtype.type(scale)
-    return np.clip(place, 0, _CELLS - 1, out=place).astype(np.int32)

@@ -1,7 +1,9 @@
 """Ranked candidates of each query, with their tie groups: the core of retrieval.
 
-Tiles of scores become short lists of the nearest candidates. A list that ends inside a tie group would hide
-part of it, so those queries, and only those, are ranked again over the whole gallery.
+Tiles of fast float32 scores become short lists of the nearest candidates. A fast score is off by at most
+δ = (d + 4)·2⁻²⁴, so where neighbours in a list differ by more than 2δ, down to the first place that no metric reads,
+the order is the exact one and holds no tie. Other lists are scored again exactly; a list that may then end inside a
+tie group, or may miss somebody, is ranked over the whole gallery. The result is that of the exact definition.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +17,9 @@ from mettle.evaluate.checks import Rows, codes
 from mettle.evaluate.scores import Unit
 
 _TILE = 1 << 22  # scores held at a time
+_SPARE = 6  # places of a list beyond what metrics read, so that few lists must be ranked again
+_BLOCK = 32
+_DEAR = 16  # scoring a listed pair costs about as much as so many in a tile
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,17 +52,20 @@ def ranked(query: Rows, gallery: Rows, other_domain: bool, most: int, chunk: int
     double = query.values.dtype == np.float64 or gallery.values.dtype == np.float64
     first = Unit.of(query.values, double)
     second = first if gallery is query else Unit.of(gallery.values, double)
+    quick = first.rounded(), second.rounded()
     labels, among = codes(query.labels, gallery.labels)
     frequency = np.bincount(among, minlength=int(labels.max()) + 1)
     own = _Same.of(query, gallery)
     domain = codes(query.domains, gallery.domains) if other_domain else None  # type: ignore[arg-type]
-    step = chunk or max(1, _TILE // len(gallery))
+    step = min(chunk or max(1, _TILE // len(gallery)), len(query))
+    room = np.empty((step, len(gallery)), np.float32)
     for start in range(0, len(query), step):
         part = slice(start, min(start + step, len(query)))
-        tile = first.take(part).cosine(second)
-        candidates = len(gallery) - own.remove(tile, part)
+        tile = np.matmul(quick[0][part], quick[1].T, out=room[: part.stop - start])
+        removed = own.remove(tile, part)
+        candidates = len(gallery) - removed
         # One id is one label, so whatever its id took out was relevant.
-        total = frequency[labels[part]] - (len(gallery) - candidates)
+        total = frequency[labels[part]] - removed
         if domain is not None:
             tile[domain[0][part, None] == domain[1][None]] = -np.inf
             there = tile > -np.inf
@@ -71,44 +79,108 @@ def ranked(query: Rows, gallery: Rows, other_domain: bool, most: int, chunk: int
             )
         if len(judged):
             rows = tile if len(judged) == len(tile) else tile[judged]
-            yield from _lists(rows, labels[start + judged], among, start + judged, total[judged], most)
+            search = _Search(first.take(start + judged), second, labels[start + judged], among)
+            yield from search.lists(rows, start + judged, total[judged], most)
 
 
-def _lists(
-    tile: np.ndarray, labels: np.ndarray, among: np.ndarray, queries: np.ndarray, total: np.ndarray, most: int
-) -> Iterator[Ranked]:
-    """Short lists, and full ones for the queries whose short list ends inside a tie group that matters."""
-    need = np.maximum(total, most)
-    width = min(tile.shape[1], int(need.max()) + 1)
-    first = _top(tile, width, labels, among, queries, total)
-    if width == tile.shape[1]:
-        yield first
-        return
-    cut = np.take_along_axis(first.scores, need[:, None] - 1, 1)[:, 0] == first.scores[:, -1]
-    if not cut.any():
-        yield first
-        return
-    whole = np.flatnonzero(~cut)
-    if len(whole):
-        yield Ranked(queries[whole], first.scores[whole], first.relevant[whole], total[whole])
-    again, step = np.flatnonzero(cut), max(1, _TILE // tile.shape[1] // 8)
-    for start in range(0, len(again), step):
-        at = again[start : start + step]
-        yield _top(tile[at], tile.shape[1], labels[at], among, queries[at], total[at])
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """Some queries against a gallery: from fast scores to lists that are exact where it matters."""
+
+    query: Unit
+    gallery: Unit
+    labels: np.ndarray
+    among: np.ndarray
+
+    @property
+    def slack(self) -> float:
+        return (self.query.high.shape[1] + 4) * 2.0**-24
+
+    def lists(self, tile: np.ndarray, queries: np.ndarray, total: np.ndarray, most: int) -> Iterator[Ranked]:
+        """Short lists; exact ones where neighbours are close; whole ones where even that leaves something open."""
+        need = np.maximum(total, most)
+        width = int(need.max()) + 1 + _SPARE
+        if width * _DEAR > tile.shape[1]:
+            yield from self._whole(tile, np.arange(len(tile)), queries, total, need)
+            return
+        scores, at = _nearest(tile, width)
+        place = np.arange(width - 1)
+        with np.errstate(invalid="ignore"):  # −∞ − −∞ behind the last candidate, which nobody reads
+            close = ~(scores[:, :-1] - scores[:, 1:] > 2 * self.slack) & (place < need[:, None])
+        doubtful = close.any(axis=1)
+        sure = np.flatnonzero(~doubtful)
+        if len(sure):
+            yield self._ranked(scores[sure], at[sure], sure, queries, total)
+        again, step = np.flatnonzero(doubtful), max(1, _TILE // (width * self.query.high.shape[1]))
+        open_: list[np.ndarray] = []
+        for start in range(0, len(again), step):
+            some = again[start : start + step]
+            exact, places = self._exactly(some, scores[some], at[some])
+            last = np.take_along_axis(exact, need[some, None] - 1, 1)[:, 0]
+            missed = ~(last > scores[some, -1] + self.slack)
+            open_.append(some[missed])
+            kept = np.flatnonzero(~missed)
+            if len(kept):
+                yield self._ranked(exact[kept], places[kept], some[kept], queries, total)
+        if open_:
+            yield from self._whole(tile, np.concatenate(open_), queries, total, need)
+
+    def _exactly(self, some: np.ndarray, scores: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Short lists scored and sorted again."""
+        n, width = at.shape
+        exact = self.query.take(np.repeat(some, width)).paired(self.gallery.take(at.ravel())).reshape(n, width)
+        exact[np.isneginf(scores)] = -np.inf
+        order = np.argsort(-exact, axis=1, kind="stable")
+        return np.take_along_axis(exact, order, 1), np.take_along_axis(at, order, 1)
+
+    def _whole(
+        self, tile: np.ndarray, some: np.ndarray, queries: np.ndarray, total: np.ndarray, need: np.ndarray
+    ) -> Iterator[Ranked]:
+        """Exact scores of whole galleries, as far as metrics read, and to the end where a tie runs beyond that."""
+        step = max(1, _TILE // tile.shape[1] // 4)
+        for start in range(0, len(some), step):
+            rows = some[start : start + step]
+            exact = self.query.take(rows).cosine(self.gallery)
+            exact[np.isneginf(tile[rows])] = -np.inf
+            width = min(exact.shape[1], int(need[rows].max()) + 1)
+            scores, at = _nearest(exact, width)
+            cut = np.take_along_axis(scores, need[rows, None] - 1, 1)[:, 0] == scores[:, -1]
+            cut &= width < exact.shape[1]
+            if not cut.all():
+                yield self._ranked(scores[~cut], at[~cut], rows[~cut], queries, total)
+            if cut.any():
+                best = torch.topk(torch.from_numpy(exact[cut]), exact.shape[1], dim=1)
+                yield self._ranked(best.values.numpy(), best.indices.numpy(), rows[cut], queries, total)
+
+    def _ranked(
+        self, scores: np.ndarray, at: np.ndarray, rows: np.ndarray, queries: np.ndarray, total: np.ndarray
+    ) -> Ranked:
+        relevant = (self.among[at] == self.labels[rows, None]) & (scores > -np.inf)
+        return Ranked(queries[rows], scores, relevant, total[rows])
 
 
-def _top(
-    tile: np.ndarray,
-    width: int,
-    labels: np.ndarray,
-    among: np.ndarray,
-    queries: np.ndarray,
-    total: np.ndarray,
-) -> Ranked:
-    best = torch.topk(torch.from_numpy(tile), width, dim=1)
-    scores = best.values.numpy()
-    relevant = (among[best.indices.numpy()] == labels[:, None]) & (scores > -np.inf)
-    return Ranked(queries, scores, relevant, total)
+def _nearest(tile: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """The highest scores of each row, best first, and where they are.
+
+    The w-th highest of the maxima of blocks is reached by at least w scores, and by few more: those are sorted, in
+    place of the whole row.
+    """
+    whole, (n, size) = torch.from_numpy(tile), tile.shape
+    blocks = size // _BLOCK
+    if blocks > 2 * width:
+        peaks = whole[:, : blocks * _BLOCK].view(n, blocks, _BLOCK).amax(2)
+        floor = torch.topk(peaks, width, dim=1, sorted=False).values.amin(1, keepdim=True).numpy()
+        found = np.flatnonzero(tile >= floor) if np.isfinite(floor).all() else np.empty(0, np.int64)
+        row, col = np.divmod(found, size)
+        count = np.bincount(row, minlength=n)
+        if len(found) and count.max() <= 8 * width:
+            place = np.arange(len(found)) - np.repeat(np.cumsum(count) - count, count)
+            few, at = np.full((n, count.max()), -np.inf, tile.dtype), np.zeros((n, count.max()), np.int64)
+            few[row, place], at[row, place] = tile.reshape(-1)[found], col
+            best = torch.topk(torch.from_numpy(few), width, dim=1)
+            return best.values.numpy(), np.take_along_axis(at, best.indices.numpy(), 1)
+    best = torch.topk(whole, width, dim=1)
+    return best.values.numpy(), best.indices.numpy()
 
 
 @dataclass(frozen=True, eq=False)

@@ -114,8 +114,8 @@ class Retrieval:
         counts = np.bincount(self.subjects)
         weights = intervals.draw(len(counts), replicates, seed)
         drawn = (weights @ sums) / (weights @ counts)
-        method = "query-subject bootstrap, gallery fixed, percentile"
-        found = intervals.percentile(drawn, level, seed, method)
+        point, method = float(values.mean()), f"query-{intervals.METHOD}, gallery fixed"
+        found = intervals.percentile(drawn, point, weights, level, seed, method, rate=len(values))
         extreme = (values == values[0]).all() and values[0] in (0, 1)
         return intervals.zero_errors(found, len(counts), float(values[0])) if extreme else found
 
@@ -189,6 +189,8 @@ def retrieval(
         raise InputError(
             f"no query has a relevant candidate: none of the {len(query)} labels occurs among its candidates"
         )
+    if len(np.unique(np.concatenate([query.labels, other.labels]))) < 2:
+        raise InputError("retrieval needs at least two labels: among samples of one, every neighbour is right")
     queries = np.concatenate(kept)
     order = np.argsort(queries)  # queries with ties were ranked after the others
     queries = queries[order]

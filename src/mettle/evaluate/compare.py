@@ -1,0 +1,149 @@
+"""Comparing two models on the same people: the interval of a difference, not two overlapping intervals.
+
+Both results are resampled with the *same* subjects in every replicate, so what makes a subject hard for both models
+cancels:  Δ_b = first_b − second_b.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mettle.errors import InputError, nearest
+from mettle.evaluate import intervals
+from mettle.evaluate.checks import names
+from mettle.evaluate.groups import resampled_worst
+from mettle.evaluate.intervals import Interval
+from mettle.evaluate.retrieval import Retrieval
+from mettle.evaluate.verification import Verification, named
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two values of one metric on the same subjects, and their difference.
+
+    Attributes:
+        name: the metric.
+        first: value of the first result.
+        second: value of the second.
+        difference: first − second.
+        interval: of the difference.
+    """
+
+    name: str
+    first: float
+    second: float
+    difference: float
+    interval: Interval
+
+    @property
+    def decided(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return not self.interval.low <= 0 <= self.interval.high
+
+    def summary(self) -> dict[str, Any]:
+        """Everything as plain numbers, ready for JSON."""
+        return {**vars(self), "interval": dict(vars(self.interval)), "decided": self.decided}
+
+
+def compare(
+    first: Verification | Retrieval,
+    second: Verification | Retrieval,
+    name: str | tuple[str, float] | None = None,
+    level: float = 0.95,
+    *,
+    replicates: int = 1000,
+    seed: int = 0,
+    groups: Any = None,
+) -> Comparison:
+    """Difference of two results on the same samples, with its interval over resampled subjects.
+
+    Args:
+        first: of one model.
+        second: of another, same kind, same labels, same pairs or queries.
+        name: ``"eer"`` (default), ``"auc"``, ``"tar@1e-3"``; for retrieval a name of ``per_query`` (``"recall@1"``).
+        level: nominal coverage.
+        replicates: how many resamples.
+        seed: of the resampling.
+        groups: retrieval only: one group per row; then the *worst* group's mean is compared, found anew in every
+            replicate.
+
+    Raises:
+        InputError: the two were not measured on the same subjects and pairs.
+
+    Example:
+        >>> import numpy as np
+        >>> from mettle.evaluate import verification
+        >>> rng, y = np.random.default_rng(0), np.repeat(np.arange(30), 4)
+        >>> x = rng.normal(size=(30, 8))[y]
+        >>> a, b = (verification(x + s * rng.normal(size=x.shape), y) for s in (0.5, 1.5))
+        >>> compare(a, b, "auc").decided
+        True
+    """
+    if isinstance(first, Verification) and isinstance(second, Verification):
+        return _verifications(first, second, name or "eer", level, replicates, seed)
+    if isinstance(first, Retrieval) and isinstance(second, Retrieval):
+        return _retrievals(first, second, str(name or "recall@1"), level, replicates, seed, groups)
+    raise InputError(
+        f"compare takes two verifications or two retrievals: got {type(first).__name__} and {type(second).__name__}"
+    )
+
+
+def _verifications(
+    a: Verification, b: Verification, name: str | tuple[str, float], level: float, replicates: int, seed: int
+) -> Comparison:
+    _same(a, b)
+    metric, far = named(name)
+    values, drawn = [a.value(name), b.value(name)], [v.replicates(replicates, seed) for v in (a, b)]
+    both = np.intersect1d(drawn[0].rows, drawn[1].rows)
+    shifted = []
+    for d, point in zip(drawn, values, strict=True):
+        all_ = d.tar(far) if far is not None else getattr(d, metric)()
+        kept = all_[1:][np.searchsorted(d.rows, both)]
+        shifted.append(np.clip(kept + (point - all_[0]), 0, 1))
+    weights = drawn[0].weights[np.searchsorted(drawn[0].rows, both)]
+    difference, method = values[0] - values[1], f"paired {drawn[0].method}"
+    found = intervals.percentile(shifted[0] - shifted[1], difference, weights, level, seed, method)
+    title = name if isinstance(name, str) else f"{name[0]}@{name[1]:g}"
+    return Comparison(title, values[0], values[1], difference, found)
+
+
+def _same(a: Verification, b: Verification) -> None:
+    if a.source is None or b.source is None:
+        if a.subjects == 0 or b.subjects == 0:
+            raise InputError("compare resamples subjects: give from_scores() the subjects of every pair")
+        alike = (a.subjects, a.genuine, a.impostor) == (b.subjects, b.genuine, b.impostor)
+    else:
+        alike = (a.trials, a.genuine, a.impostor) == (b.trials, b.genuine, b.impostor)
+        for one, two in ((a.source.probe, b.source.probe), (a.source.gallery, b.source.gallery)):
+            if one is None or two is None:
+                alike &= one is two
+            else:
+                alike &= np.array_equal(np.sort(one.labels), np.sort(two.labels))
+    if not alike:
+        raise InputError(
+            "compare needs two results on the same labels and the same pairs: evaluate both models on one protocol"
+        )
+
+
+def _retrievals(
+    a: Retrieval, b: Retrieval, name: str, level: float, replicates: int, seed: int, groups: Any
+) -> Comparison:
+    if name not in a.per_query or name not in b.per_query:
+        raise InputError(f"no metric named {name!r}{nearest(name, a.per_query)}")
+    if not (np.array_equal(a.queries, b.queries) and np.array_equal(a.subjects, b.subjects)):
+        raise InputError("compare needs the same queries in both results: evaluate both models on one protocol")
+    count = 1 + int(a.subjects.max())
+    weights = intervals.draw(count, replicates, seed)
+    if groups is None:
+        group = np.zeros(len(a.queries), np.int64)
+    else:
+        group = names(groups, "groups", len(a.queries) + a.excluded)[a.queries]
+    ones = np.ones((1, count), np.int64)
+    points = [float(resampled_worst(r.per_query[name], r.subjects, group, ones)[0]) for r in (a, b)]
+    drawn = [resampled_worst(r.per_query[name], r.subjects, group, weights) for r in (a, b)]
+    method = f"paired query-{intervals.METHOD}, gallery fixed" + ("" if groups is None else ", worst group")
+    difference = points[0] - points[1]
+    found = intervals.percentile(drawn[0] - drawn[1], difference, weights, level, seed, method)
+    title = name if groups is None else f"worst group {name}"
+    return Comparison(title, points[0], points[1], difference, found)

@@ -1,0 +1,336 @@
+"""Groups: any metric by any attribute, and who is worst off.
+
+A verification is counted again among the pairs whose two samples are both in the group; its error rates are also read
+at one *global* threshold, as a deployed system would. Results that have one value per item (retrieval, identification,
+probes) are averaged by group.
+
+Groups with few subjects are listed, but a minimum over noisy estimates is biased low, so only groups with at least
+``minimum`` subjects may be the worst.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from mettle.errors import InputError, MettleError, nearest
+from mettle.evaluate.checks import NotMeasurable, Rows, codes, names
+from mettle.evaluate.identification import Identification
+from mettle.evaluate.intervals import Interval
+from mettle.evaluate.probe import Probe
+from mettle.evaluate.retrieval import Retrieval
+from mettle.evaluate.verification import Verification, verification
+
+MINIMUM = 50
+LOWER_IS_BETTER = ("eer", "fmr", "fnmr")
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """One group.
+
+    Attributes:
+        name: the attribute's value.
+        samples: rows in it.
+        subjects: subjects in it.
+        values: by metric; None where the group cannot support it.
+        verification: the group's own result, for curves and intervals; None for per-item metrics.
+        why_not: why a value is missing.
+    """
+
+    name: str
+    samples: int
+    subjects: int
+    values: Mapping[str, float | None]
+    verification: Verification | None = None
+    why_not: str = ""
+
+    def interval(self, metric: str = "eer", level: float = 0.95, *, replicates: int = 1000, seed: int = 0) -> Interval:
+        """The interval of the group's own number; see :meth:`Verification.interval`."""
+        if self.verification is None:
+            raise NotMeasurable(
+                f"group {self.name!r} has no interval: {self.why_not or 'its metric is a mean by item'}"
+            )
+        return self.verification.interval(metric, level, replicates=replicates, seed=seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """All groups of an attribute.
+
+    Attributes:
+        groups: by name.
+        metric: what groups are ranked by.
+        minimum: subjects that a group needs to be called the worst.
+        threshold: the global threshold, for verification.
+        far: the rate it was set for, or None.
+    """
+
+    groups: Mapping[str, Group]
+    metric: str
+    minimum: int
+    threshold: float | None = None
+    far: float | None = None
+
+    def __getitem__(self, name: Any) -> Group:
+        return self.groups[str(name)]
+
+    def __iter__(self) -> Any:
+        return iter(self.groups.values())
+
+    @property
+    def small(self) -> tuple[str, ...]:
+        """Groups too small to be ranked."""
+        return tuple(g.name for g in self if g.subjects < self.minimum)
+
+    def ranked(self, metric: str | None = None) -> tuple[Group, ...]:
+        """Groups that are large enough and have the number, worst first."""
+        metric = metric or self.metric
+        known = {m for g in self for m in g.values}
+        if metric not in known:
+            raise InputError(f"no metric named {metric!r}{nearest(metric, known)}")
+        sign = -1 if metric in LOWER_IS_BETTER else 1
+        able = [g for g in self if g.subjects >= self.minimum and g.values.get(metric) is not None]
+        return tuple(sorted(able, key=lambda g: (sign * g.values[metric], g.name)))  # type: ignore[operator]
+
+    @property
+    def worst(self) -> Group:
+        """The worst group by the metric.
+
+        Raises:
+            NotMeasurable: no group has enough subjects.
+        """
+        found = self.ranked()
+        if not found:
+            sizes = ", ".join(f"{g.name}: {g.subjects}" for g in self)
+            raise NotMeasurable(
+                f"no group has {self.minimum} subjects, so none can be called the worst ({sizes}); lower minimum= to "
+                "rank them all the same"
+            )
+        return found[0]
+
+    @property
+    def gap(self) -> float:
+        """Difference between the worst and the best ranked group."""
+        found = self.ranked()
+        values = [float(g.values[self.metric]) for g in found]  # type: ignore[arg-type]
+        return abs(values[0] - values[-1]) if values else 0.0
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader should know before comparing groups."""
+        found = []
+        if self.small:
+            found.append(f"groups with fewer than {self.minimum} subjects are not ranked: {', '.join(self.small)}")
+        found += [f"group {g.name}: {g.why_not}" for g in self if g.why_not]
+        return tuple(found)
+
+    def summary(self) -> dict[str, Any]:
+        """Everything as plain numbers, ready for JSON."""
+        ranked = self.ranked()
+        rows = []
+        for g in self:
+            known = {"name": g.name, "samples": g.samples, "subjects": g.subjects, **g.values}
+            rows.append({**known, "interval": _stated(g, self.metric)})
+        return {
+            "metric": self.metric,
+            "minimum": self.minimum,
+            "threshold": self.threshold,
+            "far": self.far,
+            "groups": rows,
+            "worst": ranked[0].name if ranked else None,
+            "gap": self.gap,
+            "warnings": list(self.warnings),
+        }
+
+
+def groups(
+    result: Verification | Retrieval | Identification | Probe,
+    attribute: Any,
+    *,
+    metric: str | None = None,
+    far: float = 1e-2,
+    threshold: float | None = None,
+    minimum: int = MINIMUM,
+    gallery_attribute: Any = None,
+) -> Groups:
+    """Slice a result by an attribute.
+
+    Args:
+        result: of verification, retrieval, identification or probe.
+        attribute: one integer or text for each row that was judged (embeddings, queries, probes, test samples), or a
+            mapping of group names to masks over them, which may overlap.
+        metric: what to rank groups by; by default ``"eer"``, ``"recall@1"``, ``"rank_1"`` or ``"linear"``.
+        far: verification: the false-accept rate that the global threshold is set for, over all pairs.
+        threshold: verification: a threshold that was set elsewhere, in place of ``far``.
+        minimum: subjects that a group needs to be called the worst.
+        gallery_attribute: verification against a gallery: the attribute of the gallery's rows.
+
+    Example:
+        >>> import numpy as np
+        >>> from mettle.evaluate import verification
+        >>> x = np.repeat(np.eye(4), 3, axis=0) + 0.01 * np.arange(48).reshape(12, 4)
+        >>> g = groups(verification(x, np.repeat([0, 1, 2, 3], 3)), ["a"] * 6 + ["b"] * 6, far=0.1, minimum=2)
+        >>> g.worst.values["eer"], g["a"].subjects
+        (0.0, 2)
+    """
+    if isinstance(result, Verification):
+        return _pairs(result, attribute, gallery_attribute, metric or "eer", far, threshold, minimum)
+    values, positions, subjects, count = _items(result)
+    masks = _masks(attribute, count, "attribute")
+    chosen = metric or next(iter(values))
+    if chosen not in values:
+        raise InputError(f"no metric named {chosen!r}{nearest(chosen, values)}")
+    found = {}
+    for name, mask in masks.items():
+        inside = mask[positions]
+        means = {m: float(v[inside].mean()) if inside.any() else None for m, v in values.items()}
+        why = "" if inside.any() else "none of its samples was judged"
+        found[name] = Group(name, int(mask.sum()), len(np.unique(subjects[inside])), means, None, why)
+    return Groups(found, chosen, minimum)
+
+
+def _items(
+    result: Retrieval | Identification | Probe,
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, int]:
+    """Values by item, which rows they belong to, their subjects, and how many rows there are."""
+    if isinstance(result, Retrieval):
+        first = dict(sorted(result.per_query.items(), key=lambda item: not item[0].startswith("recall@")))
+        return first, result.queries, result.subjects, len(result.queries) + result.excluded
+    if isinstance(result, Identification):
+        return {"rank_1": result.found(1)}, result.mated, result.subjects[result.mated], len(result.subjects)
+    if isinstance(result, Probe):
+        n = len(result.linear.labels)
+        values = {"linear": result.linear.correct, "knn": result.knn.correct}
+        return values, np.arange(n), codes(result.linear.labels)[0], n
+    raise InputError(
+        f"groups slices a result of verification, retrieval, identification or probe: got {type(result).__name__}"
+    )
+
+
+def _masks(attribute: Any, n: int, name: str) -> dict[str, np.ndarray]:
+    if isinstance(attribute, Mapping):
+        masks = {str(k): np.asarray(v) for k, v in attribute.items()}
+        for key, mask in masks.items():
+            if mask.shape != (n,) or mask.dtype != bool:
+                raise InputError(f"{name} {key!r} must be a mask of {n} truth values: got {mask.shape}, {mask.dtype}")
+        if not masks:
+            raise InputError(f"{name} names no group")
+        return masks
+    values = names(attribute, name, n)
+    return {str(v): values == v for v in np.unique(values)}
+
+
+def _pairs(
+    v: Verification,
+    attribute: Any,
+    other: Any,
+    metric: str,
+    far: float,
+    threshold: float | None,
+    minimum: int,
+) -> Groups:
+    if v.source is None:
+        raise InputError("groups needs the embeddings: slice a result of verification(), not of from_scores()")
+    probe, gallery = v.source.probe, v.source.gallery
+    masks = _masks(attribute, len(probe), "attribute")
+    if gallery is not None and other is None:
+        raise InputError("gallery_attribute is needed: the verification compared with a gallery")
+    shelf = None if gallery is None else _masks(other, len(gallery), "gallery_attribute")
+    at = v.threshold(far) if threshold is None else float(threshold)
+    found = {}
+    for name, mask in masks.items():
+        among = None if shelf is None else shelf.get(name, np.zeros(len(gallery or ()), bool))
+        found[name] = _group(v, name, mask, among, at)
+    return Groups(found, metric, minimum, at, far if threshold is None else None)
+
+
+def _group(v: Verification, name: str, mask: np.ndarray, among: np.ndarray | None, threshold: float) -> Group:
+    assert v.source is not None
+    people = len(np.unique(v.source.probe.labels[mask]))
+    missing: dict[str, float | None] = {"eer": None, "auc": None, "fmr": None, "fnmr": None}
+    try:
+        own = again(v, mask, among)
+        fmr, fnmr = own.rates(threshold)
+        values: dict[str, float | None] = {"eer": own.eer, "auc": own.auc, "fmr": fmr, "fnmr": fnmr}
+    except MettleError as e:
+        return Group(name, int(mask.sum()), people, missing, None, str(e))
+    return Group(name, int(mask.sum()), people, values, own)
+
+
+def again(v: Verification, mask: np.ndarray, among: np.ndarray | None = None) -> Verification:
+    """The same verification among some of its rows."""
+    source = v.source
+    assert source is not None
+    rows = _some(source.probe, mask)
+    gallery = None if source.gallery is None or among is None else _some(source.gallery, among)
+    arguments = dict(source.arguments)
+    if not (arguments["trials"] is None or isinstance(arguments["trials"], str)):
+        arguments["trials"] = _trials(arguments["trials"], source.probe, source.gallery, mask, among)
+    shelf = None if gallery is None else (gallery.values, gallery.labels, gallery.domains, gallery.ids)
+    return verification(rows.values, rows.labels, domains=rows.domains, ids=rows.ids, gallery=shelf, **arguments)
+
+
+def _trials(trials: Any, probe: Rows, gallery: Rows | None, mask: np.ndarray, among: np.ndarray | None) -> np.ndarray:
+    """The listed trials between rows of a group, renumbered where they name rows."""
+    t = np.asarray(trials)
+    other, inside = (probe, mask) if gallery is None or among is None else (gallery, among)
+    if probe.ids is not None and other.ids is not None:
+        return t[np.isin(t[:, 0], probe.ids[mask]) & np.isin(t[:, 1], other.ids[inside])]
+    t = t[mask[t[:, 0]] & inside[t[:, 1]]]
+    new = np.cumsum(mask) - 1, np.cumsum(inside) - 1
+    return np.stack([new[0][t[:, 0]], new[1][t[:, 1]], t[:, 2]], axis=1)
+
+
+def _some(rows: Rows, mask: np.ndarray) -> Rows:
+    def cut(column: np.ndarray | None) -> np.ndarray | None:
+        return None if column is None else column[mask]
+
+    if not mask.any():
+        raise NotMeasurable("the group has no samples on one side")
+    return Rows(rows.values[mask], rows.labels[mask], cut(rows.ids), cut(rows.domains))
+
+
+def _stated(group: Group, metric: str) -> dict[str, Any] | None:
+    if group.verification is None or metric not in ("eer", "auc"):
+        return None
+    try:
+        return dict(vars(group.interval(metric)))
+    except MettleError:
+        return None
+
+
+def bands(values: Any, count: int = 4, what: str = "") -> np.ndarray:
+    """Cut numbers into bands of about equal size, as an attribute: ``"1 of 4"`` holds the lowest."""
+    v = np.asarray(values, np.float64)
+    if v.ndim != 1 or not np.isfinite(v).all() or count < 2:
+        raise InputError("bands cuts a vector of finite numbers into at least two bands")
+    edges = np.unique(np.quantile(v, np.linspace(0, 1, count + 1)[1:-1]))
+    at = np.searchsorted(edges, v, side="right")
+    return np.asarray([f"{what}{' ' if what else ''}{k + 1} of {len(edges) + 1}" for k in at])
+
+
+def class_size(labels: Any, edges: Sequence[int] = (3, 6, 11, 51)) -> np.ndarray:
+    """How many samples each sample's class has, as an attribute: ``"3 to 5"``, ``"51 or more"``."""
+    y = np.asarray(labels)
+    size = np.unique(y, return_inverse=True, return_counts=True)
+    n = size[2][size[1].reshape(-1)]
+    cuts = sorted(edges)
+    words = [f"fewer than {cuts[0]}"]
+    words += [f"{a} to {b - 1}" for a, b in pairwise(cuts)]
+    words.append(f"{cuts[-1]} or more")
+    return np.asarray(words)[np.searchsorted(cuts, n, side="right")]
+
+
+def resampled_worst(values: np.ndarray, subjects: np.ndarray, group: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The lowest group mean of each replicate, for a paired comparison of minima (see ``compare``)."""
+    found = []
+    for g in np.unique(group):
+        inside = group == g
+        sums = np.bincount(subjects[inside], weights=values[inside], minlength=weights.shape[1])
+        counts = np.bincount(subjects[inside], minlength=weights.shape[1])
+        total = weights @ counts
+        found.append(np.where(total > 0, (weights @ sums) / np.maximum(total, 1), np.inf))
+    return np.min(found, axis=0)

@@ -1,0 +1,251 @@
+"""Identification: who is it, if anybody? Probes against enrolled people, known and unknown probes.
+
+Scores of one identity's templates are fused by a named rule before ranking. A probe is *mated* if its identity is
+enrolled, otherwise *unknown*. Per probe, never per pair, accept iff s ≥ τ:
+
+    FPIR(τ)    share of unknown probes with at least one identity at or above τ
+    TPIR(τ, R) share of mated probes whose own identity scores at or above τ and is among the R best
+    rank-R     TPIR(−∞, R)
+
+Among equal scores the order is random: with a identities strictly above the own one and t at its score (itself
+included), the chance to be among the R best is (R − a) / t, cut to [0, 1].
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mettle.errors import InputError, nearest
+from mettle.evaluate import curve, intervals
+from mettle.evaluate.checks import NotMeasurable, check_apart, check_tuple, codes
+from mettle.evaluate.intervals import Interval
+from mettle.evaluate.scores import Unit
+
+FUSIONS = ("max", "mean")
+_CELLS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Identified:
+    """TPIR at one operating point.
+
+    Attributes:
+        fpir: the rate that was wanted.
+        attained: the rate attained, never above it.
+        tpir: share of mated probes found; None where not measurable.
+        threshold: the smallest operating threshold with FPIR ≤ fpir.
+        rank: R.
+        enrolled: N, identities in the gallery.
+        mated: mated probes.
+        unknown: unknown probes.
+        status: by the unknown probes that the rate allows, as for verification.
+    """
+
+    fpir: float
+    attained: float | None
+    tpir: float | None
+    threshold: float | None
+    rank: int
+    enrolled: int
+    mated: int
+    unknown: int
+    status: str
+
+
+@dataclass(frozen=True, eq=False)
+class Identification:
+    """What identification found, one value per probe.
+
+    Attributes:
+        own: score of each mated probe's own identity.
+        above: how many identities score strictly above it.
+        tied: how many have its score, itself included.
+        best: highest score of each unknown probe.
+        mated: positions of the mated probes.
+        unknown: positions of the unknown ones.
+        subjects: subject code of every probe.
+        enrolled: identities in the gallery.
+        fusion: the rule.
+    """
+
+    own: np.ndarray = field(repr=False)
+    above: np.ndarray = field(repr=False)
+    tied: np.ndarray = field(repr=False)
+    best: np.ndarray = field(repr=False)
+    mated: np.ndarray = field(repr=False)
+    unknown: np.ndarray = field(repr=False)
+    subjects: np.ndarray = field(repr=False)
+    enrolled: int
+    fusion: str
+
+    def found(self, rank: int = 1) -> np.ndarray:
+        """For each mated probe, the chance that its identity is among the ``rank`` best."""
+        if not 1 <= rank <= self.enrolled:
+            raise InputError(f"rank must lie between 1 and the {self.enrolled} enrolled identities: got {rank}")
+        return np.clip((rank - self.above) / self.tied, 0, 1)
+
+    def rank(self, rank: int = 1) -> float:
+        """Share of mated probes whose identity is among the ``rank`` best, whatever its score."""
+        return float(self.found(rank).mean())
+
+    @property
+    def rank_1(self) -> float:
+        """Share of mated probes whose identity scores best."""
+        return self.rank(1)
+
+    @property
+    def cmc(self) -> np.ndarray:
+        """rank(1) … rank(20), or as many as there are identities."""
+        return np.asarray([self.rank(r) for r in range(1, min(20, self.enrolled) + 1)])
+
+    @cached_property
+    def _thresholds(self) -> np.ndarray:
+        return np.append(np.unique(np.append(self.own, self.best)), np.inf)
+
+    def operating_point(self, fpir: float, rank: int = 1) -> Identified:
+        """The smallest threshold that keeps FPIR at or below a rate, and TPIR there."""
+        counts = self.enrolled, len(self.mated), len(self.unknown)
+        found = self.found(rank)
+        budget = curve.rate(fpir, "fpir") * len(self.unknown)
+        if budget < 1:
+            return Identified(fpir, None, None, None, rank, *counts, "not measurable")
+        alarms = len(self.best) - np.searchsorted(np.sort(self.best), self._thresholds, side="left")
+        at = int(np.argmax(alarms <= math.floor(budget)))
+        tau = float(self._thresholds[at])
+        tpir = float((found * (self.own >= tau)).mean())
+        status = curve.status(float(budget))
+        return Identified(fpir, int(alarms[at]) / len(self.best), tpir, tau, rank, *counts, status)
+
+    def tpir(self, fpir: float, rank: int = 1) -> float:
+        """Share of mated probes found among the ``rank`` best at the threshold for a false-positive rate.
+
+        Raises:
+            NotMeasurable: fewer than 1/fpir unknown probes.
+        """
+        value = self.operating_point(fpir, rank).tpir
+        if value is None:
+            raise NotMeasurable(
+                f"tpir at fpir={fpir:g} is not measurable with {len(self.unknown)} unknown probes: give probes whose "
+                "identity is not enrolled, at least 1/fpir of them"
+            )
+        return value
+
+    def threshold(self, fpir: float) -> float:
+        """The smallest operating threshold with FPIR ≤ fpir."""
+        self.tpir(fpir)
+        return float(self.operating_point(fpir).threshold)  # type: ignore[arg-type]
+
+    def interval(self, name: str, level: float = 0.95, *, replicates: int = 1000, seed: int = 0) -> Interval:
+        """Interval of ``"rank_1"`` or, say, ``"tpir@0.01"``: probe subjects are resampled, the gallery stays fixed."""
+        metric, _, rate = name.partition("@")
+        if metric not in ("rank_1", "tpir") or (metric == "tpir") != bool(rate):
+            raise InputError(f"no interval named {name!r}{nearest(name, ('rank_1', 'tpir@0.01'))}")
+        point = self.rank_1 if metric == "rank_1" else self.tpir(float(rate))
+        count = 1 + int(self.subjects.max())
+        weights = intervals.draw(count, replicates, seed)
+        w, u = weights[:, self.subjects[self.mated]], weights[:, self.subjects[self.unknown]]
+        if metric == "rank_1":
+            hits = np.broadcast_to(self.found(1), w.shape)
+        else:
+            hits = self.found(1) * (self.own >= self._resampled(u, float(rate))[:, None])
+        total = w.sum(axis=1)
+        able = total > 0
+        values = (w * hits).sum(axis=1)[able] / total[able]
+        method = f"probe-{intervals.METHOD}, gallery fixed"
+        found = intervals.percentile(values, point, weights[able], level, seed, method, rate=len(self.mated))
+        return intervals.zero_errors(found, count, point) if point in (0, 1) else found
+
+    def _resampled(self, weights: np.ndarray, fpir: float) -> np.ndarray:
+        """The threshold of each replicate: just above the score at which the allowed share of alarms is exceeded."""
+        order = np.argsort(-self.best, kind="stable")
+        scores, alarms = self.best[order], np.cumsum(weights[:, order], axis=1)
+        over = alarms > fpir * (1 + 1e-12) * np.maximum(weights.sum(axis=1, keepdims=True), 1)
+        first = np.argmax(over, axis=1)
+        level = np.where(over.any(axis=1), scores[first], -np.inf)
+        return np.nextafter(level, np.asarray(np.inf, level.dtype))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader should know before trusting the numbers."""
+        if len(self.unknown):
+            return ()
+        return ("no unknown probes: a closed-set result, which says nothing about strangers",)
+
+    def summary(self, fpirs: tuple[float, ...] = (0.1, 0.01)) -> dict[str, Any]:
+        """Everything as plain numbers, ready for JSON."""
+        several = len(np.unique(self.subjects)) > 1
+        points = []
+        for fpir in fpirs:
+            entry = dict(vars(self.operating_point(fpir)))
+            tau = entry["threshold"]
+            entry["threshold"] = tau if tau is not None and np.isfinite(tau) else None
+            known = several and entry["tpir"] is not None
+            entry["interval"] = dict(vars(self.interval(f"tpir@{fpir!r}"))) if known else None
+            points.append(entry)
+        return {
+            "enrolled": self.enrolled,
+            "mated": len(self.mated),
+            "unknown": len(self.unknown),
+            "fusion": self.fusion,
+            "rank_1": {"value": self.rank_1, "interval": dict(vars(self.interval("rank_1"))) if several else None},
+            "cmc": self.cmc.tolist(),
+            "tpir": points,
+            "warnings": list(self.warnings),
+        }
+
+
+def identification(
+    gallery: tuple[Any, ...], probes: tuple[Any, ...], *, fusion: str = "max", chunk: int | None = None
+) -> Identification:
+    """Search every probe among the enrolled identities.
+
+    Args:
+        gallery: ``(embeddings, labels[, domains[, ids]])``: who is enrolled, with one or several templates.
+        probes: the same for the probes; those whose label is not in the gallery are the unknown ones.
+        fusion: how the scores of one identity's templates become one: "max" or "mean".
+        chunk: probes scored at a time; it changes memory, never the result.
+
+    Raises:
+        DataError: a sample id on both sides.
+        InputError: no probe of an enrolled identity, non-finite values, wrong shapes.
+
+    Example:
+        >>> import numpy as np
+        >>> i = identification((np.eye(3)[:2], [7, 8]), (np.eye(3), [7, 8, 9]))
+        >>> i.rank_1, i.tpir(fpir=1.0), len(i.unknown)
+        (1.0, 1.0, 1)
+    """
+    if fusion not in FUSIONS:
+        raise InputError(f"no fusion named {fusion!r}{nearest(fusion, FUSIONS)}")
+    enrolled, probe = check_tuple(gallery, "gallery"), check_tuple(probes, "probes")
+    check_apart(enrolled, probe, "gallery", "probes")
+    double = any(r.values.dtype == np.float64 for r in (enrolled, probe))
+    order = np.argsort(enrolled.labels, kind="stable")
+    people, starts, sizes = np.unique(enrolled.labels[order], return_index=True, return_counts=True)
+    templates, units = Unit.of(enrolled.values[order], double), Unit.of(probe.values, double)
+    at = np.minimum(np.searchsorted(people, probe.labels), len(people) - 1)
+    known = people[at] == probe.labels
+    if not known.any():
+        raise InputError("no probe has an enrolled identity: nobody can be identified; check the labels of both sides")
+    parts = []
+    step = chunk or max(1, _CELLS // len(order))
+    for start in range(0, len(probe), step):
+        part = slice(start, min(start + step, len(probe)))
+        fused = _fuse(units.take(part).cosine(templates), starts, sizes, fusion)
+        own = fused[np.arange(len(fused)), at[part]]
+        above, tied = (fused > own[:, None]).sum(axis=1), (fused == own[:, None]).sum(axis=1)
+        parts.append((own, above, tied, fused.max(axis=1)))
+    own, above, tied, best = (np.concatenate(p) for p in zip(*parts, strict=True))
+    subjects = codes(probe.labels)[0]
+    a, b = np.flatnonzero(known), np.flatnonzero(~known)
+    return Identification(own[a], above[a], tied[a], best[b], a, b, subjects, len(people), fusion)
+
+
+def _fuse(tile: np.ndarray, starts: np.ndarray, sizes: np.ndarray, fusion: str) -> np.ndarray:
+    """One score per identity; templates of one identity are neighbours."""
+    if fusion == "max":
+        return np.maximum.reduceat(tile, starts, axis=1)
+    return np.round(np.add.reduceat(tile.astype(np.float64), starts, axis=1) / sizes, 12)

@@ -1,0 +1,115 @@
+"""The leakage gate: what must not be on both sides of a split, and a run that fails if it is.
+
+A leak is the same sample id, the same file (by hash of its bytes), the same subject where sides must be disjoint, or,
+where embeddings are given, a near-duplicate: cosine ≥ 0.98 across the sides.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mettle.errors import DataError, InputError
+from mettle.evaluate.checks import check_embeddings, to_numpy
+from mettle.evaluate.scores import Unit
+
+NEAR = 0.98
+_NAMED = 3  # leaks of one kind that a message names
+
+
+@dataclass(frozen=True)
+class Leak:
+    """One thing found on both sides.
+
+    Attributes:
+        kind: "id", "hash", "subject" or "near-duplicate".
+        what: the id, hash or label; for a near-duplicate the two positions.
+    """
+
+    kind: str
+    what: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One side of a split; what is None is not checked."""
+
+    ids: Any = None
+    subjects: Any = None
+    hashes: Any = None
+    embeddings: Any = None
+
+
+def leaks(first: Part, second: Part, *, disjoint_subjects: bool = True, near: float = NEAR) -> tuple[Leak, ...]:
+    """Everything that is on both sides.
+
+    Args:
+        first: one side.
+        second: the other.
+        disjoint_subjects: whether one subject on both sides is a leak.
+        near: cosine from which two embeddings are near-duplicates.
+    """
+    found: list[Leak] = []
+    columns = [("id", "ids"), ("hash", "hashes")] + ([("subject", "subjects")] if disjoint_subjects else [])
+    for kind, column in columns:
+        a, b = getattr(first, column), getattr(second, column)
+        if a is None or b is None:
+            continue
+        one, two = to_numpy(a, column), to_numpy(b, column)
+        if (one.dtype.kind in "iu") != (two.dtype.kind in "iu"):
+            raise InputError(f"{column} must be of one kind on both sides: got {one.dtype} and {two.dtype}")
+        found += [Leak(kind, v.item()) for v in np.intersect1d(one, two)]
+    if first.embeddings is not None and second.embeddings is not None:
+        found += _near(first.embeddings, second.embeddings, near)
+    return tuple(found)
+
+
+def gate(
+    first: Part, second: Part, *, names: tuple[str, str] = ("train", "test"), disjoint_subjects: bool = True
+) -> None:
+    """Fail if anything leaks between two sides.
+
+    Raises:
+        DataError: names the kinds of leaks, how many, and the first few.
+
+    Example:
+        >>> gate(Part(ids=[1, 2], subjects=[7, 8]), Part(ids=[3], subjects=[9]))
+    """
+    found = leaks(first, second, disjoint_subjects=disjoint_subjects)
+    if not found:
+        return
+    words = []
+    for kind in dict.fromkeys(leak.kind for leak in found):
+        which = [str(leak.what) for leak in found if leak.kind == kind]
+        more = "" if len(which) <= _NAMED else ", …"
+        words.append(f"{len(which)} with the same {kind} ({', '.join(which[:_NAMED])}{more})")
+    raise DataError(
+        f"leak between {names[0]} and {names[1]}: {'; '.join(words)}. Take them out of one side: numbers measured on "
+        "what was trained on say nothing"
+    )
+
+
+def file_hashes(paths: Iterable[Path | str]) -> list[str]:
+    """SHA-256 of the bytes of each file."""
+    found = []
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                found.append(hashlib.file_digest(file, "sha256").hexdigest())
+        except OSError as e:
+            raise DataError(f"cannot read {path} to compare it: {e.strerror}") from e
+    return found
+
+
+def _near(a: Any, b: Any, near: float) -> list[Leak]:
+    values = [to_numpy(v, "embeddings") for v in (a, b)]
+    rows = [check_embeddings(v, np.arange(len(v))) for v in values]
+    units = [Unit.of(r.values, False) for r in rows]
+    found = []
+    for start in range(0, len(units[0]), 512):
+        tile = units[0].take(slice(start, start + 512)).cosine(units[1])
+        found += [Leak("near-duplicate", (start + int(i), int(j))) for i, j in np.argwhere(tile >= near)]
+    return found

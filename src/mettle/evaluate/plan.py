@@ -1,0 +1,303 @@
+"""Protocols as data: a small JSON file that names sample ids, so that everybody measures the same thing.
+
+    {"format": 1, "name": "left to right", "kind": "verification",
+     "gallery": [ids], "probes": [ids], "calibration": [ids], "training": [ids], "trials": [[id, id, 0 or 1]]}
+
+| kind | what is done |
+|---|---|
+| verification | probes with each other, with the gallery where there is one, or the listed trials |
+| identification | probes searched in the gallery; probes whose subject is not enrolled are the unknown ones |
+| retrieval | probes ranked in the gallery, or in themselves |
+
+Makers: :func:`class_disjoint`, :func:`cross_domain`, :func:`k_shot`, :func:`known_unknown`. They are pure functions of
+what they are given and a seed. A plan is checked for leaks before anything is measured.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mettle.data.durable import write_text
+from mettle.errors import DataError, InputError, nearest
+from mettle.evaluate.calibrate import Carried, calibrate
+from mettle.evaluate.checks import NotMeasurable, integers, names
+from mettle.evaluate.identification import Identification, identification
+from mettle.evaluate.leakage import Part, gate
+from mettle.evaluate.retrieval import Retrieval, retrieval
+from mettle.evaluate.verification import Verification, verification
+
+KINDS = ("verification", "identification", "retrieval")
+FORMAT = 1
+_LISTS = ("gallery", "probes", "calibration", "training")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who is compared with whom, by sample id.
+
+    Attributes:
+        name: for people.
+        kind: "verification", "identification" or "retrieval".
+        probes: ids.
+        gallery: ids, or none to compare probes with each other.
+        calibration: ids of people that thresholds are set on.
+        training: ids that were trained on; none of their subjects may be tested.
+        trials: (id, id, target), or none for all pairs.
+    """
+
+    name: str
+    kind: str
+    probes: tuple[int, ...]
+    gallery: tuple[int, ...] = ()
+    calibration: tuple[int, ...] = ()
+    training: tuple[int, ...] = ()
+    trials: tuple[tuple[int, int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(f"no kind of protocol named {self.kind!r}{nearest(self.kind, KINDS)}")
+        if not self.probes:
+            raise InputError(f"protocol {self.name!r} names no probes")
+        if self.kind == "identification" and not self.gallery:
+            raise InputError(f"protocol {self.name!r} identifies nobody: it needs a gallery")
+        for column in _LISTS:
+            ids = getattr(self, column)
+            if len(set(ids)) != len(ids):
+                raise InputError(f"protocol {self.name!r} names an id twice in {column}")
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash that changes when the protocol does, to be written beside every number."""
+        text = json.dumps({**asdict(self), "name": ""}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def write(self, path: Path | str) -> Path:
+        """Write the file, whole or not at all."""
+        write_text(Path(path), json.dumps({"format": FORMAT, **asdict(self)}))
+        return Path(path)
+
+    @classmethod
+    def read(cls, path: Path | str) -> "Plan":
+        """Read a file.
+
+        Raises:
+            DataError: not there, no JSON, another format, unknown keys, ids that are no whole numbers.
+        """
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as e:
+            raise DataError(f"cannot read the protocol {path}: {e.strerror}") from e
+        except ValueError as e:
+            raise DataError(f"the protocol {path} is no JSON: {e}") from e
+        if not isinstance(content, Mapping) or content.get("format") != FORMAT:
+            raise DataError(f"the protocol {path} must be an object with format {FORMAT}")
+        fields = {k: v for k, v in content.items() if k != "format"}
+        unknown = sorted(set(fields) - set(cls.__dataclass_fields__))
+        if unknown:
+            raise DataError(f"the protocol {path} has an unknown key {unknown[0]!r}{_close(unknown[0], cls)}")
+        for column in _LISTS:
+            fields[column] = tuple(_whole(v, path, column) for v in fields.get(column, ()))
+        fields["trials"] = tuple(tuple(_whole(v, path, "trials") for v in t) for t in fields.get("trials", ()))
+        if any(len(t) != 3 for t in fields["trials"]):
+            raise DataError(f"trials of the protocol {path} must be [id, id, target]")
+        try:
+            return cls(**fields)
+        except (TypeError, InputError) as e:
+            raise DataError(f"the protocol {path} is not usable: {e}") from e
+
+    def run(
+        self,
+        embeddings: Any,
+        labels: Any,
+        ids: Any,
+        *,
+        domains: Any = None,
+        hashes: Any = None,
+        **options: Any,
+    ) -> Verification | Identification | Retrieval:
+        """Check the protocol against the data and measure.
+
+        Args:
+            embeddings: (n, d), of at least every sample that the protocol names.
+            labels: (n,) integers.
+            ids: (n,) integers.
+            domains: (n,), optional.
+            hashes: (n,) hash of each sample's file, optional; the same file on both sides is then a leak.
+            options: for the metric, such as ``k`` of retrieval or ``fusion`` of identification.
+
+        Raises:
+            DataError: an id that is not there, or a leak.
+        """
+        table = _Table.of(embeddings, labels, ids, domains, hashes)
+        self._check(table)
+        probe, shelf = table.side(self.probes), table.side(self.gallery) if self.gallery else None
+        if self.kind == "identification":
+            assert shelf is not None
+            return identification(shelf, probe, **options)
+        values, y, d, known = probe
+        if self.kind == "retrieval":
+            return retrieval(values, y, domains=d, ids=known, gallery=shelf, **options)
+        if self.trials:
+            options["trials"] = np.asarray(self.trials, np.int64)
+        return verification(values, y, domains=d, ids=known, gallery=shelf, **options)
+
+    def carry(
+        self, embeddings: Any, labels: Any, ids: Any, far: float, *, domains: Any = None, conservative: bool = False
+    ) -> Carried:
+        """Set the threshold for a rate on the calibration people and judge it on the test pairs."""
+        if self.kind != "verification" or not self.calibration:
+            raise NotMeasurable(f"protocol {self.name!r} has no calibration people to set a threshold on")
+        table = _Table.of(embeddings, labels, ids, domains, None)
+        values, y, d, known = table.side(self.calibration)
+        set_on = calibrate(verification(values, y, domains=d, ids=known), far, conservative=conservative)
+        test = self.run(embeddings, labels, ids, domains=domains)
+        assert isinstance(test, Verification)
+        return set_on.carry(test)
+
+    def _check(self, table: "_Table") -> None:
+        test = tuple(dict.fromkeys((*self.probes, *self.gallery)))
+        for name in ("training", "calibration"):
+            ids = getattr(self, name)
+            if ids:
+                gate(table.part(ids), table.part(test), names=(name, "test"))
+        if self.kind == "identification" and self.gallery:
+            gate(
+                table.part(self.gallery), table.part(self.probes), names=("gallery", "probes"), disjoint_subjects=False
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """Embeddings and what is known about them, found by id."""
+
+    embeddings: Any
+    labels: np.ndarray
+    ids: np.ndarray
+    domains: np.ndarray | None
+    hashes: np.ndarray | None
+    order: np.ndarray
+
+    @classmethod
+    def of(cls, embeddings: Any, labels: Any, ids: Any, domains: Any, hashes: Any) -> "_Table":
+        n = len(embeddings)
+        known = integers(ids, "ids", n)
+        order = np.argsort(known, kind="stable")
+        if (np.diff(known[order]) == 0).any():
+            raise InputError("ids must be unique: a protocol names samples by them")
+        return cls(
+            embeddings,
+            integers(labels, "labels", n),
+            known,
+            None if domains is None else names(domains, "domains", n),
+            None if hashes is None else names(hashes, "hashes", n),
+            order,
+        )
+
+    def at(self, ids: tuple[int, ...]) -> np.ndarray:
+        wanted = np.asarray(ids, np.int64)
+        place = np.minimum(np.searchsorted(self.ids[self.order], wanted), len(self.ids) - 1)
+        rows = self.order[place]
+        missing = self.ids[rows] != wanted
+        if missing.any():
+            raise DataError(
+                f"the protocol names id {wanted[missing][0]}, one of {missing.sum()} that have no embedding: embed "
+                "all of its samples, and count failures as failed templates"
+            )
+        return rows
+
+    def side(self, ids: tuple[int, ...]) -> tuple[Any, ...]:
+        at = self.at(ids)
+        domains = None if self.domains is None else self.domains[at]
+        return self.embeddings[at], self.labels[at], domains, self.ids[at]
+
+    def part(self, ids: tuple[int, ...]) -> Part:
+        at = self.at(ids)
+        return Part(self.ids[at], self.labels[at], None if self.hashes is None else self.hashes[at])
+
+
+def class_disjoint(
+    ids: Any, labels: Any, *, test: float = 0.3, calibration: float = 0.0, seed: int = 0, name: str = "class-disjoint"
+) -> Plan:
+    """Verification among people who were never trained on; a further share of the people for calibration."""
+    known, y = _columns(ids, labels)
+    people = np.random.default_rng(seed).permutation(np.unique(y))
+    n_test, n_cal = round(test * len(people)), round(calibration * len(people))
+    if n_test < 2 or n_test + n_cal > len(people) or (calibration and n_cal < 2):
+        raise InputError(f"{len(people)} subjects are too few for shares of {test:g} and {calibration:g}")
+    parts = people[:n_test], people[n_test : n_test + n_cal], people[n_test + n_cal :]
+    chosen, cal, train = (tuple(known[np.isin(y, p)].tolist()) for p in parts)
+    return Plan(name, "verification", chosen, (), cal, train)
+
+
+def cross_domain(
+    ids: Any, labels: Any, domains: Any, *, enrol: Any, probe: Any, kind: str = "verification", name: str = ""
+) -> Plan:
+    """Samples of one domain against those of another."""
+    known, y = _columns(ids, labels)
+    d = names(domains, "domains", len(y))
+    sides = []
+    for wanted in (enrol, probe):
+        at = d == wanted
+        if not at.any():
+            raise InputError(f"no domain {wanted!r}{nearest(str(wanted), map(str, np.unique(d)))}")
+        sides.append(tuple(known[at].tolist()))
+    return Plan(name or f"{enrol} to {probe}", kind, sides[1], sides[0])
+
+
+def k_shot(ids: Any, labels: Any, *, k: int = 1, seed: int = 0, kind: str = "identification", name: str = "") -> Plan:
+    """K samples of everybody enrolled, the rest are probes; who has no sample to spare is left out."""
+    known, y = _columns(ids, labels)
+    gallery, probes = _enrol(known, y, np.unique(y), k, seed)
+    return Plan(name or f"{k}-shot", kind, probes, gallery)
+
+
+def known_unknown(
+    ids: Any, labels: Any, *, known: float = 0.5, k: int = 1, seed: int = 0, name: str = "open set"
+) -> Plan:
+    """K samples of some people enrolled; their other samples, and all of the other people's, are probes."""
+    every, y = _columns(ids, labels)
+    people = np.random.default_rng(seed).permutation(np.unique(y))
+    count = round(known * len(people))
+    if not 0 < count < len(people):
+        raise InputError(f"a share of {known:g} of {len(people)} people leaves nobody on one side")
+    gallery, probes = _enrol(every, y, people[:count], k, seed)
+    strangers = every[np.isin(y, people[count:])].tolist()
+    return Plan(name, "identification", (*probes, *strangers), gallery)
+
+
+def _enrol(
+    ids: np.ndarray, labels: np.ndarray, people: np.ndarray, k: int, seed: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if k < 1:
+        raise InputError(f"k must be at least 1: got {k}")
+    rng = np.random.default_rng((seed, 1))
+    gallery: list[int] = []
+    probes: list[int] = []
+    for person in np.sort(people):
+        own = rng.permutation(np.sort(ids[labels == person]))
+        if len(own) > k:
+            gallery += own[:k].tolist()
+            probes += own[k:].tolist()
+    if not gallery:
+        raise InputError(f"nobody has more than {k} samples: enrol fewer")
+    return tuple(gallery), tuple(probes)
+
+
+def _columns(ids: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    n = len(ids)
+    return integers(ids, "ids", n), integers(labels, "labels", n)
+
+
+def _whole(value: Any, path: Any, column: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise DataError(f"the protocol {path} must name whole numbers in {column}: got {value!r}")
+    return value
+
+
+def _close(name: str, cls: type) -> str:
+    return nearest(name, cls.__dataclass_fields__)  # type: ignore[attr-defined]

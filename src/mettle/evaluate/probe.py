@@ -1,0 +1,186 @@
+"""Probes: how much of the labels can a simple classifier read from frozen embeddings?
+
+    linear   logistic regression on unit vectors
+    kNN      each of the k nearest training samples votes with e^{s/T}; equal scores at the k-th place share the votes
+             that are left, equal votes share the credit
+
+Labels are those of the training side (closed set). The worst class is reported beside the mean: a probe can be good on
+average and blind to one class.
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mettle.errors import InputError, nearest
+from mettle.evaluate import intervals
+from mettle.evaluate.checks import Rows, check_apart, check_tuple
+from mettle.evaluate.intervals import Interval
+from mettle.evaluate.scores import Unit
+
+_CELLS = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class Accuracy:
+    """How often one probe is right.
+
+    Attributes:
+        correct: (n,) 1 or 0 for each test sample, between where votes tie.
+        labels: (n,) of the test samples.
+    """
+
+    correct: np.ndarray
+    labels: np.ndarray
+
+    def __repr__(self) -> str:
+        label, worst = self.worst_class
+        return f"Accuracy({self.accuracy:.4f}, worst class {label}: {worst:.4f})"
+
+    @property
+    def accuracy(self) -> float:
+        """Share of test samples that are right."""
+        return float(self.correct.mean())
+
+    @property
+    def per_class(self) -> Mapping[int, float]:
+        """Accuracy by label."""
+        names, at = np.unique(self.labels, return_inverse=True)
+        share = np.bincount(at, weights=self.correct) / np.bincount(at)
+        return dict(zip(names.tolist(), share.tolist(), strict=True))
+
+    @property
+    def worst_class(self) -> tuple[int, float]:
+        """The label with the lowest accuracy, and that accuracy; the smallest of equal labels."""
+        return min(self.per_class.items(), key=lambda item: (item[1], item[0]))
+
+    @property
+    def balanced(self) -> float:
+        """Mean of the accuracies by label."""
+        return float(np.mean(list(self.per_class.values())))
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """What the two probes found."""
+
+    linear: Accuracy
+    knn: Accuracy
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def worst_class(self) -> tuple[int, float]:
+        """The worst class of the linear probe."""
+        return self.linear.worst_class
+
+    def interval(self, name: str, level: float = 0.95, *, replicates: int = 1000, seed: int = 0) -> Interval:
+        """Interval of ``"linear"`` or ``"knn"`` accuracy: test samples are resampled, training ones stay."""
+        if name not in ("linear", "knn"):
+            raise InputError(f"no interval named {name!r}{nearest(name, ('linear', 'knn'))}")
+        values = getattr(self, name).correct
+        weights = intervals.draw(len(values), replicates, seed)
+        point, method = (
+            float(values.mean()),
+            f"{intervals.METHOD.replace('subject', 'test-sample')}, training side fixed",
+        )
+        drawn = weights @ values / len(values)
+        found = intervals.percentile(drawn, point, weights, level, seed, method, rate=len(values))
+        return intervals.zero_errors(found, len(values), point) if point in (0, 1) else found
+
+    def summary(self) -> dict[str, Any]:
+        """Everything as plain numbers, ready for JSON."""
+        found: dict[str, Any] = {"warnings": list(self.warnings)}
+        for name in ("linear", "knn"):
+            one: Accuracy = getattr(self, name)
+            label, worst = one.worst_class
+            found[name] = {
+                "accuracy": one.accuracy,
+                "interval": dict(vars(self.interval(name))) if len(one.labels) > 1 else None,
+                "balanced": one.balanced,
+                "worst_class": {"label": label, "accuracy": worst},
+            }
+        return found
+
+
+def probe(
+    train: tuple[Any, ...],
+    test: tuple[Any, ...],
+    *,
+    k: int = 20,
+    temperature: float = 0.07,
+    strength: float = 1.0,
+    iterations: int = 1000,
+) -> Probe:
+    """Fit a linear and a kNN probe on one set of embeddings and test them on another.
+
+    Args:
+        train: ``(embeddings, labels[, domains[, ids]])``.
+        test: the same; its labels must occur in ``train``.
+        k: neighbours that vote, at most as many as there are.
+        temperature: T of the votes.
+        strength: inverse regularisation of the linear probe.
+        iterations: at most so many steps of its solver.
+
+    Raises:
+        DataError: a sample id on both sides.
+        InputError: one class only, or a test label that was never trained on.
+
+    Example:
+        >>> import numpy as np
+        >>> p = probe((np.eye(2)[[0, 0, 1, 1]], [0, 0, 1, 1]), (np.eye(2), [0, 1]), k=2)
+        >>> p.linear.accuracy, p.knn.worst_class
+        (1.0, (0, 1.0))
+    """
+    a, b = check_tuple(train, "train"), check_tuple(test, "test")
+    check_apart(a, b, "train", "test")
+    strangers = np.setdiff1d(b.labels, a.labels)
+    if len(strangers):
+        raise InputError(f"test label {strangers[0]} never occurs in train: a probe is a closed-set task")
+    if len(np.unique(a.labels)) < 2:
+        raise InputError("train must hold at least two labels: got one, which any probe would guess")
+    if k < 1 or not temperature > 0 or not strength > 0:
+        raise InputError(f"k, temperature and strength must be above 0: got {k}, {temperature}, {strength}")
+    double = any(r.values.dtype == np.float64 for r in (a, b))
+    first, second = Unit.of(a.values, double), Unit.of(b.values, double)
+    linear, notes = _linear(first, a, second, b, strength, iterations)
+    knn = _knn(first, a, second, b, min(k, len(a)), temperature)
+    return Probe(Accuracy(linear, b.labels), Accuracy(knn, b.labels), notes)
+
+
+def _linear(
+    first: Unit, train: Rows, second: Unit, test: Rows, strength: float, iterations: int
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore", UserWarning)  # many classes of few samples are no mistake here
+        warnings.simplefilter("always", ConvergenceWarning)
+        model = LogisticRegression(C=strength, max_iter=iterations).fit(first.vectors(), train.labels)
+    stopped = any(issubclass(w.category, ConvergenceWarning) for w in caught)
+    notes = (f"the linear probe stopped after {iterations} steps before it converged",) if stopped else ()
+    return (model.predict(second.vectors()) == test.labels).astype(float), notes
+
+
+def _knn(first: Unit, train: Rows, second: Unit, test: Rows, k: int, temperature: float) -> np.ndarray:
+    order = np.argsort(train.labels, kind="stable")
+    names, starts = np.unique(train.labels[order], return_index=True)
+    sorted_, truth = first.take(order), np.searchsorted(names, test.labels)
+    correct = np.empty(len(test))
+    step = max(1, _CELLS // len(order))
+    for start in range(0, len(test), step):
+        part = slice(start, start + step)
+        s = second.take(part).cosine(sorted_).astype(np.float64)
+        edge = np.partition(s, -k, axis=1)[:, -k, None]
+        inside, tied = s > edge, s == edge
+        share = (k - inside.sum(axis=1, keepdims=True)) / tied.sum(axis=1, keepdims=True)
+        votes = np.exp((s - s.max(axis=1, keepdims=True)) / temperature) * (inside + share * tied)
+        total = np.add.reduceat(votes, starts, axis=1)
+        total = np.round(total / total.max(axis=1, keepdims=True), 12)  # sums in another order are equal votes
+        winners = total == 1
+        right = winners[np.arange(len(total)), truth[part]]
+        correct[part] = right / winners.sum(axis=1)
+    return correct

@@ -1,0 +1,228 @@
+"""Suspects: samples that may carry the wrong label, labels that may be one subject, pairs that are hardest.
+
+With unit vectors u, S_c the sum of class c and n_c its size, the similarity of sample i to a class is
+
+    s_ic = <u_i, S_c> / n_c,   to its own class without itself: s_iy = (<u_i, S_y> − 1) / (n_y − 1)
+
+    label error       max_{c≠y} s_ic − s_iy: how much better another class fits, and which
+    one subject twice <S_a, S_b> / (n_a n_b) − min(within a, within b),   within c = (|S_c|² − n_c) / (n_c (n_c − 1))
+
+Both are rankings, not verdicts: how many of the first ones are real depends on the data, so look at them.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from mettle.errors import InputError
+from mettle.evaluate.checks import Rows, check_embeddings, codes
+from mettle.evaluate.scores import Unit
+
+_CELLS = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Suspects:
+    """Samples ranked by how much better another label would fit.
+
+    Attributes:
+        order: positions, most suspicious first; samples that are alone in their class are left out.
+        suspicion: of each entry of ``order``; above 0 another class fits better than its own.
+        suggested: the label that fits best, for each entry of ``order``.
+    """
+
+    order: np.ndarray
+    suspicion: np.ndarray
+    suggested: np.ndarray
+
+    @property
+    def count(self) -> int:
+        """How many fit another class better than their own."""
+        return int(np.count_nonzero(self.suspicion > 0))
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Two labels that may be one subject."""
+
+    first: int
+    second: int
+    suspicion: float
+
+
+@dataclass(frozen=True)
+class HardPair:
+    """Two samples by position, and their cosine."""
+
+    first: int
+    second: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Confused:
+    """One label's nearest neighbours.
+
+    Attributes:
+        label: the label.
+        error: share of its samples whose nearest other sample has another label.
+        most: the label it is most often taken for, or None if never.
+        share: how often.
+    """
+
+    label: int
+    error: float
+    most: int | None
+    share: float
+
+
+def label_errors(embeddings: Any, labels: Any) -> Suspects:
+    """Rank samples by how much better another class fits.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.repeat(np.eye(3), 4, axis=0)
+        >>> found = label_errors(x, [0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2, 2])  # the fourth belongs to 0
+        >>> int(found.order[0]), int(found.suggested[0])
+        (3, 0)
+    """
+    _, unit, label, people = _classes(embeddings, labels)
+    sums, size = _sums(unit, label, len(people))
+    able = np.flatnonzero(size[label] > 1)
+    if not len(able):
+        raise InputError("no label has two samples: there is nothing to compare a sample with")
+    suspicion, suggested = np.empty(len(able)), np.empty(len(able), np.int64)
+    for start in range(0, len(able), step := max(1, _CELLS // len(people))):
+        at = able[start : start + step]
+        dot = unit[at] @ sums.T
+        own = label[at]
+        here = np.arange(len(at))
+        inside = (dot[here, own] - 1) / (size[own] - 1)
+        dot /= size
+        dot[here, own] = -np.inf
+        best = dot.argmax(axis=1)
+        suspicion[start : start + step], suggested[start : start + step] = dot[here, best] - inside, best
+    order = np.argsort(-suspicion, kind="stable")
+    return Suspects(able[order], suspicion[order], people[suggested[order]])
+
+
+def same_subject(embeddings: Any, labels: Any, count: int = 20) -> list[Twins]:
+    """Rank pairs of labels by how much they look like one subject: false negatives, if they are."""
+    _, unit, label, people = _classes(embeddings, labels)
+    sums, size = _sums(unit, label, len(people))
+    able = np.flatnonzero(size > 1)
+    if len(able) < 2:
+        raise InputError("fewer than two labels have two samples: there is nothing to compare")
+    sums, size, people = sums[able], size[able], people[able]
+    within = (np.square(sums).sum(axis=1) - size) / (size * (size - 1))
+    found: list[Twins] = []
+    for start in range(0, len(able), step := max(1, _CELLS // len(able))):
+        part = slice(start, min(start + step, len(able)))
+        cross = sums[part] @ sums.T / (size[part, None] * size)
+        score = cross - np.minimum(within[part, None], within)
+        score[np.arange(part.start, part.stop)[:, None] >= np.arange(len(able))] = -np.inf
+        flat = np.argsort(-score, axis=None, kind="stable")[:count]
+        pairs = zip(*np.unravel_index(flat, score.shape), strict=True)
+        found += [Twins(int(people[start + i]), int(people[j]), float(score[i, j])) for i, j in pairs]
+        found = sorted((t for t in found if t.suspicion > -np.inf), key=lambda t: -t.suspicion)[:count]
+    return found
+
+
+def hardest(
+    embeddings: Any, labels: Any, kind: Literal["genuine", "impostor"], *, count: int = 20, each: int = 2
+) -> list[HardPair]:
+    """The hardest pairs, hardest first: genuine ones with the lowest score, impostors with the highest.
+
+    Args:
+        embeddings: (n, d) array or tensor.
+        labels: (n,) integers.
+        kind: which.
+        count: how many.
+        each: how many of them may show the same two labels.
+    """
+    if kind not in ("genuine", "impostor") or count < 1 or each < 1:
+        raise InputError(f"kind must be 'genuine' or 'impostor', count and each from 1 up: got {kind!r}")
+    rows = check_embeddings(embeddings, labels)
+    unit, sign = Unit.of(rows.values), 1 if kind == "impostor" else -1
+    kept: list[tuple[float, int, int]] = []
+    room = 64 * count
+    for start in range(0, len(rows), step := max(1, _CELLS // len(rows))):
+        part = slice(start, min(start + step, len(rows)))
+        tile = sign * unit.take(part).cosine(unit).astype(np.float64)
+        same = rows.labels[part, None] == rows.labels
+        out = same if kind == "impostor" else ~same
+        out |= np.arange(part.start, part.stop)[:, None] >= np.arange(len(rows))
+        tile[out] = -np.inf
+        i, j = np.nonzero(tile > -np.inf)
+        value = tile[i, j]
+        if len(value) > room:
+            # Enough of the hardest that a cap of `each` per two labels cannot run dry, unless one class holds all.
+            top = np.argpartition(-value, room)[:room]
+            i, j, value = i[top], j[top], value[top]
+        kept += [(float(v), start + int(a), int(b)) for v, a, b in zip(value, i, j, strict=True)]
+        kept = sorted(kept, key=lambda t: (-t[0], t[1], t[2]))[:room]
+    seen: dict[tuple[int, int], int] = {}
+    found = []
+    for value, a, b in kept:
+        key = tuple(sorted((int(rows.labels[a]), int(rows.labels[b]))))
+        seen[key] = seen.get(key, 0) + 1  # type: ignore[index, arg-type]
+        if seen[key] <= each:  # type: ignore[index]
+            found.append(HardPair(a, b, sign * value))
+    return found[:count]
+
+
+def confusion(embeddings: Any, labels: Any) -> list[Confused]:
+    """For each label, how often the nearest other sample is of another label, and of which; worst first.
+
+    Nearest samples with equal scores share the count.
+    """
+    rows, _, label, people = _classes(embeddings, labels)
+    unit = Unit.of(rows.values)
+    table = np.zeros((len(people), len(people)))
+    for start in range(0, len(rows), step := max(1, _CELLS // len(rows))):
+        part = slice(start, min(start + step, len(rows)))
+        tile = unit.take(part).cosine(unit)
+        tile[np.arange(len(tile)), np.arange(part.start, part.stop)] = -np.inf
+        i, j = np.nonzero(tile == tile.max(axis=1, keepdims=True))
+        share = 1 / np.bincount(i, minlength=len(tile))
+        np.add.at(table, (label[start + i], label[j]), share[i])
+    found = []
+    for c, name in enumerate(people.tolist()):
+        row = table[c] / table[c].sum()
+        error, row[c] = 1 - row[c], 0
+        most = int(row.argmax())
+        found.append(Confused(name, float(error), int(people[most]) if row[most] else None, float(row[most])))
+    return sorted(found, key=lambda f: (-f.error, f.label))
+
+
+def difficulty(embeddings: Any, labels: Any) -> np.ndarray:
+    """How hard each sample is: cosine of its nearest stranger minus that of its nearest relative.
+
+    Above 0 the nearest neighbour has another label. A sample that is alone in its class has no relative: −1 stands in.
+    """
+    rows, _, label, _ = _classes(embeddings, labels)
+    unit = Unit.of(rows.values)
+    found = np.empty(len(rows))
+    for start in range(0, len(rows), step := max(1, _CELLS // len(rows))):
+        part = slice(start, min(start + step, len(rows)))
+        tile = unit.take(part).cosine(unit).astype(np.float64)
+        tile[np.arange(len(tile)), np.arange(part.start, part.stop)] = -1
+        same = label[part, None] == label
+        found[part] = np.where(same, -1, tile).max(axis=1) - np.where(same, tile, -1).max(axis=1)
+    return found
+
+
+def _classes(embeddings: Any, labels: Any) -> tuple[Rows, np.ndarray, np.ndarray, np.ndarray]:
+    """Checked rows, unit vectors, label codes and the labels they stand for."""
+    rows = check_embeddings(embeddings, labels)
+    people = np.unique(rows.labels)
+    if len(people) < 2:
+        raise InputError("at least two labels are needed: got one")
+    return rows, Unit.of(rows.values).vectors(), codes(rows.labels)[0].astype(np.int64), people
+
+
+def _sums(unit: np.ndarray, label: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    sums = np.zeros((count, unit.shape[1]))
+    np.add.at(sums, label, unit)
+    return sums, np.bincount(label, minlength=count)
