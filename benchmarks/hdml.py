@@ -1,7 +1,7 @@
 """What hardness-aware training costs a step, with a ResNet-18.
 
     python benchmarks/hdml.py            triplet and N-pair, against the same loss without synthesis
-    python benchmarks/hdml.py --quick    smaller pictures, fewer rounds
+    python benchmarks/hdml.py --quick    fewer rounds, smaller pictures
 
 Times are medians over rounds in which all take turns, of whole optimisation steps (forward, backward, optimisers), on
 CUDA where there is one. The goal is at most 25 % over the plain triplet loss; N-pair synthesises (B/2)² features and is
@@ -51,7 +51,7 @@ def seconds(method, batch: Batch, device: str) -> float:
 def main(quick: bool) -> None:
     """Print the table."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    side, rounds, warm = (32, 5, 2) if quick else (96, 15, 3) if device == "cpu" else (224, 40, 10)
+    side, rounds, warm = (96, 5, 1) if quick else (96, 15, 3) if device == "cpu" else (224, 40, 10)
     print(f"ResNet-18, {side} x {side} pictures, {DIM} dimensions, {CLASSES} classes, {device}")
     for kind, size in (("triplet", 120), ("N-pair", 128)):
         labels = (torch.arange(size) // 2).to(device)

@@ -30,12 +30,12 @@ _HALF = {
     64: Choice(Shape(128, 64, 64, 4, 3, half=True), Shape(64, 128, 64, 4, 3)),
     128: Choice(Shape(128, 64, 128, 4, 3, half=True), Shape(64, 128, 128, 4, 2)),
     256: Choice(Shape(128, 128, 256, 8, 2, half=True), Shape(64, 64, 256, 4, 2, tma=True)),
-    512: Choice(Shape(128, 256, 64, 8, 3, tma=True, half=True), Shape(128, 128, 64, 8, 3), written=True),
+    512: Choice(Shape(128, 128, 64, 8, 3, half=True), Shape(128, 128, 64, 8, 3), written=True),
 }
 _SPLIT = {
     64: Choice(Shape(64, 64, 64, 4, 2, half=True), Shape(64, 64, 64, 4, 2)),
     128: Choice(Shape(64, 64, 128, 4, 2, half=True), Shape(64, 64, 128, 4, 2)),
-    256: Choice(Shape(128, 128, 64, 8, 2, half=True), Shape(128, 64, 256, 8, 1)),
+    256: Choice(Shape(128, 128, 64, 8, 2, half=True), Shape(128, 128, 64, 8, 2), written=True),
     512: Choice(Shape(128, 128, 64, 8, 3, half=True), Shape(128, 128, 64, 8, 3), written=True),
 }
 
