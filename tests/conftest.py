@@ -10,7 +10,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests/oracles and tests/laws a
 
 import pytest
 import torch
+from hypothesis import settings
 
+settings.register_profile("mettle", deadline=None)  # machines are shared: slow is not wrong
+settings.load_profile("mettle")
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton

@@ -1,4 +1,4 @@
-"""Scripts that are shown are executed: each one writes its picture."""
+"""Scripts that are shown are executed: each one writes its picture, or prints its table."""
 
 import importlib.util
 import runpy
@@ -11,6 +11,7 @@ from PIL import Image
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+TOLD = {"mahalanobis"}  # print a table instead of drawing
 LONG = {"sphere"}  # these train for a minute: run whole under `slow`, and with a few steps always
 
 
@@ -35,10 +36,16 @@ def test_there_are_examples_and_the_long_ones_are_among_them():
     assert {path.stem for path in SCRIPTS} >= LONG | {"boundaries", "logit_curves"}
 
 
-@pytest.mark.parametrize("name", [path.stem for path in SCRIPTS if path.stem not in LONG])
+@pytest.mark.parametrize("name", [path.stem for path in SCRIPTS if path.stem not in LONG | TOLD])
 def test_a_quick_example_writes_its_picture(name, tmp_path, monkeypatch):
     script(name, tmp_path / "picture.png", monkeypatch)
     assert_picture(tmp_path / "picture.png")
+
+
+@pytest.mark.parametrize("name", sorted(TOLD))
+def test_a_quick_example_prints_its_table(name, tmp_path, monkeypatch, capsys):
+    script(name, tmp_path / "unused", monkeypatch)
+    assert len(capsys.readouterr().out.splitlines()) > 3
 
 
 @pytest.mark.slow
