@@ -65,6 +65,8 @@ def one(method: str, seed: int, options: argparse.Namespace) -> dict[str, dict[s
     recipe = load(method, keys, data={"source": options.data})
     with tempfile.TemporaryDirectory() as folder:
         outcome = train(recipe, Path(folder) / "run", tensorboard=False)
+        if not outcome.finished:
+            raise SystemExit("stopped on request")
         found = parts(outcome.samples, options.most)
         rows = {method: measured(outcome.model, found, options.spurious)}
         if method == "wcl":

@@ -265,6 +265,9 @@ def test_a_missing_column_and_a_column_of_one_group_are_refused(source, tmp_path
     np.savez(tmp_path / "one.npz", **arrays | {"place": np.zeros(len(arrays["label"]), int)})
     with pytest.raises(DataError, match="one group only"):
         train(tiny(tmp_path / "one.npz", evaluate={"spurious": "place"}), tmp_path / "run", tensorboard=False)
+    supervised = parse({"data": {"source": str(source)}, "batch": {"classes": 3}, "evaluate": {"spurious": "palce"}})
+    with pytest.raises(DataError, match="no column 'palce'"):
+        train(supervised, tmp_path / "run", tensorboard=False)
     assert not (tmp_path / "run").exists()
 
 
@@ -294,6 +297,64 @@ def test_rows_are_changed_the_same_way_in_any_company_when_a_pool_is_known():
         torch.testing.assert_close(change(x[k : k + 1], ids[k : k + 1], seed=1, epoch=2)[0], together[k])
     noisy = Augment(noise=0.1, pool=pool)(pool.repeat(20, 1), np.arange(1000), seed=0, epoch=0) - pool.repeat(20, 1)
     torch.testing.assert_close(noisy.std(0), 0.1 * pool.std(0), rtol=0.1, atol=1e-6)
+
+
+def pictures(n=200, side=16):
+    return torch.rand(n, 3, side, side, generator=torch.Generator().manual_seed(0)) * 0.4 + 0.3
+
+
+def changed(x, **options):
+    return Augment(**options)(x, np.arange(len(x)), seed=3, epoch=1)
+
+
+def test_a_crop_keeps_the_asked_share_of_the_area_within_the_picture():
+    ramp = torch.linspace(0, 1, 64).expand(300, 1, 64, 64)
+    both = torch.cat([ramp, ramp.transpose(2, 3)], 1).contiguous()  # one channel rises along x, one along y
+    x = changed(both, crop=(0.25, 0.25), aspect=4 / 3)
+    wide, high = x[:, 0, 5, -1] - x[:, 0, 5, 0], x[:, 1, -1, 5] - x[:, 1, 0, 5]
+    torch.testing.assert_close(wide * high, torch.full_like(wide, 0.25), rtol=0.1, atol=0)
+    ratio = wide / high
+    assert 0.7 < ratio.min() < 0.8 and 1.25 < ratio.max() < 1.4
+    assert x[:, 0].min() < 0.05 and x[:, 0].max() > 0.95
+
+
+def test_grey_pictures_have_three_equal_channels_and_keep_their_brightness():
+    x = pictures()
+    grey = changed(x, grey=1.0)
+    assert torch.equal(grey[:, 0], grey[:, 1]) and torch.equal(grey[:, 1], grey[:, 2])
+    torch.testing.assert_close(grey[:, 0], 0.299 * x[:, 0] + 0.587 * x[:, 1] + 0.114 * x[:, 2])
+    share = (changed(x, grey=0.2) == grey).flatten(1).all(1).float().mean()
+    assert 0.1 < share < 0.3
+
+
+def test_smoothing_is_a_three_tap_gaussian():
+    from mettle.data.draws import draws
+
+    x = torch.zeros(50, 1, 9, 9)
+    x[:, 0, 4, 4] = 1
+    y = changed(x, blur=1.0)
+    width = 0.1 + 1.9 * draws(3, 1, np.arange(50), 24)[:, 21]
+    tap = np.exp(-1 / (2 * width**2))
+    kernel = np.stack([tap, np.ones(50), tap], 1) / (1 + 2 * tap[:, None])
+    np.testing.assert_allclose(y[:, 0, 3:6, 3:6], kernel[:, :, None] * kernel[:, None, :], atol=1e-6)
+    torch.testing.assert_close(changed(torch.full((9, 1, 5, 5), 0.3), blur=1.0), torch.full((9, 1, 5, 5), 0.3))
+
+
+def test_jitter_changes_what_it_says_and_nothing_else():
+    x = pictures()
+    still = changed(x, jitter=(0.4, 0.4, 0.4, 0.1), jitter_share=0.0)
+    torch.testing.assert_close(still, x, rtol=0, atol=1e-5)
+    brighter = changed(x, jitter=(0.2, 0, 0, 0)) / x
+    assert (brighter.flatten(1).std(1) < 1e-5).all() and 0.79 < brighter.min() < 0.9 < 1.1 < brighter.max() < 1.21
+    weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
+    for options in ((0, 0, 0.3, 0), (0, 0, 0, 0.05)):  # colours change, brightness does not
+        y = changed(x, jitter=options)
+        assert (y - x).abs().max() > 0.02
+        torch.testing.assert_close((y * weights).sum(1), (x * weights).sum(1), rtol=0, atol=2e-3)
+    flat = changed(x, jitter=(0, 0.3, 0, 0))
+    means = [(v * weights).sum(1).mean((1, 2)) for v in (x, flat)]
+    torch.testing.assert_close(*means, rtol=0, atol=2e-3)
+    assert changed(x[:, :1], jitter=(0.4, 0.4, 0.4, 0.1)).shape == (200, 1, 16, 16)
 
 
 # Just train twice.

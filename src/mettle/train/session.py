@@ -180,11 +180,12 @@ def new_method(recipe: Recipe, samples: Samples, device: str) -> Method:
     loss: Any = recipe.criterion(len(classes))
     loss = loss.to(device) if isinstance(loss, nn.Module) else loss
     options: dict[str, Any] = {"weight_decay": setup.weight_decay, "clip": setup.clip, "precision": precision}
+    name = recipe.evaluate.spurious
+    attribute = None if name is None else Attribute.of(part, name)  # a missing column is told now, not after training
     if setup.method == "hardness-aware":
         return HardnessAware(loss, model, classes=classes, synthesis=recipe.synthesised(), **options)
     if setup.method == "two-encoder":
-        name = recipe.evaluate.spurious
-        options |= {"attribute": None if name is None else Attribute.of(part, name), "seed": recipe.seed}
+        options |= {"attribute": attribute, "seed": recipe.seed}
         if compares(loss):
             other = new_model(recipe, samples, seed=recipe.seed + 1).to(device)
             options |= {"biased": other, "biased_loss": recipe.biased_criterion()}

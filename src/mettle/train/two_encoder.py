@@ -1,6 +1,5 @@
 """Contrastive learning from two views, with a second encoder that is biased on purpose."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -259,10 +258,9 @@ def dealt(w: Tensor, negative: Tensor, seed: int, step: int) -> Tensor:
 
 
 def keep_biased(run: Run, model: Embedder) -> None:
-    """Write the second encoder of a finished run: ``biased.safetensors``."""
+    """Write the second encoder of a finished run, built like the first: ``biased.safetensors``."""
     tensors = {name: t.detach().contiguous().cpu() for name, t in model.state_dict().items()}
-    facts = {"model": json.dumps(vars(model.spec)), "shape": json.dumps(list(model.shape))}
-    write_bytes(run.folder / "biased.safetensors", save(tensors, metadata=facts))
+    write_bytes(run.folder / "biased.safetensors", save(tensors))
 
 
 def biased_model(run: Run, device: str = "cpu") -> Embedder:
