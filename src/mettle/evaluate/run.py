@@ -13,6 +13,7 @@ from mettle.evaluate.protocol import Judged, baseline, judge, raw, summary, thre
 from mettle.model import Embedder, embed
 from mettle.train.artifact import Run, set_thresholds
 from mettle.train.session import new_model
+from mettle.train.two_encoder import biased_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,8 @@ def evaluate_run(
         metrics["baselines"] = {"raw inputs": baseline(raw(test), test)}
         if untrained is not None:
             metrics["baselines"]["untrained network"] = baseline(untrained, test)
+        if own_data and (run.folder / "biased.safetensors").is_file():
+            metrics["baselines"]["biased encoder (E_b)"] = baseline(embed(biased_model(run), test), test)
     if own_data:
         val = samples.part("val")
         enough = len(val) > 1 and len(np.unique(val.labels)) > 1 and len(val) > len(np.unique(val.labels))
