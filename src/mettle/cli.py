@@ -109,6 +109,55 @@ def report(
 
 
 @app.command()
+def audit(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="NPZ, Parquet, CSV, or NPY with a second NPY file of labels.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for audit.html and audit.json; default: FILE-audit.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Column of labels; default: label, labels, y, identity.")] = None,
+    domain: Annotated[
+        str | None, typer.Option(help="Column of domains; default: domain, camera, device, session; '' for none.")
+    ] = None,
+    group: Annotated[
+        list[str] | None, typer.Option(help="Column to slice by. Repeatable; default: all with few values.")
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(help="Column of picture paths; default: path, image, file, ...; '' for none.")
+    ] = None,
+    embeddings: Annotated[
+        str | None, typer.Option(help="Array, column of lists, or prefix of the numbered columns of the vectors.")
+    ] = None,
+    far: Annotated[
+        list[float] | None, typer.Option(help="False-accept rate. Repeatable; default: 0.1 0.01 0.001.")
+    ] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(help="Keep only rows with COLUMN=VALUE, as in split=test. Repeatable.")
+    ] = None,
+) -> None:
+    """Audit embeddings of any model: one page and one JSON with everything that can be said about them."""
+    from mettle.errors import InputError
+    from mettle.evaluate.audit import FARS
+    from mettle.evaluate.audit import audit as run_audit
+    from mettle.evaluate.table import read_embeddings
+    from mettle.report.audit import write_audit
+
+    if len(files) > 2:
+        raise InputError(f"audit reads one file, or a .npy file and one of labels: got {len(files)}")
+    chosen = {"label": label, "domain": domain, "groups": group, "image": image, "embeddings": embeddings}
+    table = read_embeddings(*files, where=where or (), **chosen)  # type: ignore[arg-type]
+    print(f"{files[0]}: {len(table)} embeddings of dimension {table.values.shape[1]}", flush=True)
+    found = run_audit(table, fars=far or FARS)
+    page = write_audit(found, output or files[0].parent / f"{files[0].name.partition('.')[0]}-audit", _typed())
+    for name, way in found.summary()["scenarios"].items():
+        _print_scenario(name, way["verification"], way["retrieval"])
+    for text in found.warnings:
+        print(f"note: {text}")
+    print(f"audit: {page}")
+
+
+@app.command()
 def embed(
     run: RunFolder,
     data: Annotated[str, typer.Argument(help="Folder, .csv, .parquet, .npz, or 'glyphs'.")],
@@ -188,15 +237,29 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
     facts = metrics["data"]
     print(f"{facts['protocol']}; {facts['test_samples']} test samples of {facts['test_identities']} identities")
     for name, scenario in metrics["scenarios"].items():
-        v, r = scenario["verification"], scenario["retrieval"]
-        band = v["eer"]["interval"]
-        extent = f" [{band['low']:.2%}, {band['high']:.2%}]" if band else ""
-        tars = ", ".join(f"{p['tar']:.1%} at FAR {p['far']:g}" for p in v["tar"] if p["tar"] is not None)
-        recall = r["metrics"].get("recall@1", {}).get("value")
-        shown = "" if recall is None else f"  Recall@1 {recall:.1%}  MAP@R {r['metrics']['map_at_r']['value']:.1%}"
-        print(f"  {name:<13} EER {v['eer']['value']:.2%}{extent}  AUC {v['auc']['value']:.4f}  TAR {tars}{shown}")
+        _print_scenario(name, scenario["verification"], scenario["retrieval"])
         for other, values in metrics.get("baselines", {}).items():
-            print(f"  {'':<13} EER {values[name]['eer']:.2%} with {other}")
+            print(f"  {'':<13} EER {_share(values[name]['eer'])} with {other}")
+
+
+def _print_scenario(name: str, v: dict[str, Any], r: dict[str, Any] | None) -> None:
+    band = v["eer"]["interval"]
+    extent = f" [{band['low']:.2%}, {band['high']:.2%}]" if band else ""
+    tars = ", ".join(f"{p['tar']:.1%} at FAR {p['far']:g}" for p in v["tar"] if p["tar"] is not None)
+    near = r["metrics"] if r else {}
+    shown = f"  Recall@1 {near['recall@1']['value']:.1%}" if "recall@1" in near else ""
+    shown += f"  MAP@R {near['map_at_r']['value']:.1%}" if "map_at_r" in near else ""
+    eer, auc = _share(v["eer"]["value"]), v["auc"]["value"]
+    print(f"  {name:<13} EER {eer}{extent}  AUC {auc:.4f}  TAR {tars or 'not measurable'}{shown}")
+
+
+def _share(value: float | None) -> str:
+    return "not measurable" if value is None else f"{value:.2%}"
+
+
+def _typed() -> list[str]:
+    """The command line as it was given."""
+    return ["mettle", *sys.argv[1:]]
 
 
 def _samples(run: Any, data: str | None) -> Any:
