@@ -35,7 +35,7 @@ _HALF = {
 _SPLIT = {
     64: Choice(Shape(64, 64, 64, 4, 2, half=True), Shape(64, 64, 64, 4, 2)),
     128: Choice(Shape(64, 64, 128, 4, 2, half=True), Shape(64, 64, 128, 4, 2)),
-    256: Choice(Shape(128, 128, 64, 8, 2, half=True), Shape(128, 128, 64, 8, 2), written=True),
+    256: Choice(Shape(128, 128, 64, 8, 2, half=True), Shape(128, 64, 256, 8, 1)),
     512: Choice(Shape(128, 128, 64, 8, 3, half=True), Shape(128, 128, 64, 8, 3), written=True),
 }
 
