@@ -1,4 +1,4 @@
-"""The kernels compiled ahead of time for compute capability 9.0: tensor cores in use, nothing spilled but where that was measured.
+"""The kernels compiled ahead of time for compute capability 9.0: tensor cores in use, nothing spilled (one exception).
 
 A process of its own, because the other tests run triton's interpreter: ``python tests/pairs/test_compile.py all``
 prints registers, spills and shared memory of every entry of the table.
