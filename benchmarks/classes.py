@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from record import keep, status
 
 from mettle.losses import ArcFace, CosFace
 
@@ -159,12 +160,6 @@ def measure_step(name, count):
     print(status("VmHWM") / 1024)
 
 
-def status(key):
-    """A line of /proc/self/status, in kB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key))
-
-
 def main(sizes):
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -182,7 +177,7 @@ def main(sizes):
     if sizes == SIZES:
         (HERE / "classes.json").write_text(json.dumps(found, indent=1))
         picture(found)
-        keep(text)
+        keep("Class vectors on the CPU", "classes.py", text, "![Time and memory against C](classes.png)")
 
 
 def table(found, sizes):
@@ -223,17 +218,6 @@ def picture(found):
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.savefig(HERE / "classes.png", dpi=110)
-
-
-def keep(text):
-    """Put the table into RESULTS.md under its own heading."""
-    path, heading = HERE / "RESULTS.md", "## Class vectors on the CPU"
-    head, _, rest = path.read_text().partition(heading)
-    _, mark, after = rest.partition("\n## ")
-    body = f"{heading}\n\n`python benchmarks/classes.py`, torch {torch.__version__}, one thread.\n\n{text}\n\n"
-    path.write_text(
-        head.rstrip() + "\n\n" + body + "![Time and memory against C](classes.png)\n" + (mark + after if mark else "")
-    )
 
 
 if __name__ == "__main__":

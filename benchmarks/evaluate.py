@@ -24,6 +24,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+from record import keep, status
 
 from mettle import evaluate
 
@@ -116,10 +117,10 @@ def large(n):
 
 def measure_large(n):
     x, y = people(n)
-    before, wall = _status("VmRSS"), time.time()
+    before, wall = status("VmRSS"), time.time()
     Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak so far
     cpu, (v, eer, auc) = seconds(lambda: (v := evaluate.verification(x, y), v.eer, v.auc))
-    peak = _status("VmHWM")
+    peak = status("VmHWM")
     print(
         json.dumps(
             {
@@ -135,11 +136,6 @@ def measure_large(n):
             }
         )
     )
-
-
-def _status(key):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
 def cuda(n):
@@ -191,16 +187,7 @@ def main(quick):
     print(text)
     if not quick:
         (HERE / "evaluate.json").write_text(json.dumps({"verification": v, "retrieval": r, "large": big}, indent=1))
-        keep(text)
-
-
-def keep(text):
-    """Put the table into RESULTS.md under its own heading."""
-    path, heading = HERE / "RESULTS.md", "## Evaluation on the CPU"
-    head, _, rest = path.read_text().partition(heading)
-    _, mark, after = rest.partition("\n## ")
-    body = f"{heading}\n\n`python benchmarks/evaluate.py`, torch {torch.__version__}, one thread.\n\n{text}\n"
-    path.write_text(head.rstrip() + "\n\n" + body + (mark + after if mark else ""))
+        keep("Evaluation on the CPU", "evaluate.py", text)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from record import keep, status
 
 from mettle.difficulty import Importance, Relative, Threshold
 from mettle.losses import InfoNCE, SupCon
@@ -102,12 +103,6 @@ def measure_memory(name, n):
     print((status("VmHWM") - before) / 1024)
 
 
-def status(key):
-    """A line of /proc/self/status, in kB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key))
-
-
 def main(sizes):
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -126,7 +121,7 @@ def main(sizes):
     if sizes == SIZES:
         (HERE / "pairs.json").write_text(json.dumps(found, indent=1))
         picture(found)
-        keep(text)
+        keep("Pairwise losses on the CPU", "pairs.py", text, "![Time and memory against N](pairs.png)")
 
 
 def limit(name):
@@ -182,22 +177,6 @@ def picture(found):
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.savefig(HERE / "pairs.png", dpi=110)
-
-
-def keep(text):
-    """Put the table into RESULTS.md under its own heading."""
-    path, heading = HERE / "RESULTS.md", "## Pairwise losses on the CPU"
-    old = (
-        path.read_text()
-        if path.exists()
-        else "# Results\n\nLast tables of each benchmark, with the command that made them.\n"
-    )
-    head, _, rest = old.partition(heading)
-    _, mark, after = rest.partition("\n## ")
-    body = f"{heading}\n\n`python benchmarks/pairs.py`, torch {torch.__version__}, one thread.\n\n{text}\n\n"
-    path.write_text(
-        head.rstrip() + "\n\n" + body + "![Time and memory against N](pairs.png)\n" + (mark + after if mark else "")
-    )
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from laws.memory import Largest
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Threshold, curriculum
 from mettle.errors import InputError
 from mettle.losses import AdaCos, ArcFace, Center, CosFace, NormFace, Softmax, SphereFace
@@ -448,19 +448,6 @@ def test_other_difficulties_and_curricula_apply():
     plain.load_state_dict(ramp.state_dict())
     torch.testing.assert_close(ramp.at(0.0)(z, y), plain(z, y))
     assert ramp.at(1.0).weight is ramp.weight
-
-
-class Largest(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.size = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for made in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(made, torch.Tensor):
-                self.size = max(self.size, made.untyped_storage().nbytes() // made.element_size())
-        return out
 
 
 @pytest.mark.parametrize(

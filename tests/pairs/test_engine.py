@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from laws.members import Given, batch, with_difficulty
+from laws.memory import Largest
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Relative, SemiHard, Threshold
 from mettle.errors import InputError
 from mettle.losses import Contrastive, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
@@ -36,22 +36,6 @@ HARD = {
     "hardest": Hardest(),
     "semi-hard": SemiHard(0.5),
 }
-
-
-class Largest(TorchDispatchMode):
-    """Remembers the largest tensor that anything made."""
-
-    def __init__(self):
-        super().__init__()
-        self.size = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for made in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(made, torch.Tensor):
-                # What is really held: an expanded view of one number is not a matrix.
-                self.size = max(self.size, made.untyped_storage().nbytes() // made.element_size())
-        return out
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_decision_takes_the_threshold_that_was_set(made):
 
 def test_verdicts(made):
     s = made.evaluation.judged.samples
-    one = [pairs.Pair(0, 9, 0.5)]
+    one = [pairs.HardPair(0, 9, 0.5)]
     at = pairs.Decision(0.5, "")
     above = pairs.Decision(0.51, "")
     told = {(kind, d): pairs.shown(one, s, d, kind)[0] for kind in ("genuine", "impostor") for d in (at, above, None)}

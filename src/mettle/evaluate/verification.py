@@ -104,7 +104,7 @@ class Verification:
         In histogram mode EER and operating points are exact too (the window around them is scored again); AUC and
         the detection cost rest on bins.
         """
-        return {"eer": 0.0, "tar": 0.0, "auc": self._auc[1], "min_dcf": self.detection_cost().bound}
+        return {"eer": 0.0, "tar": 0.0, "auc": self._auc[1], "min_dcf": self._cost.bound}
 
     @cached_property
     def roc(self) -> curve.Roc:
@@ -119,7 +119,11 @@ class Verification:
     @property
     def min_dcf(self) -> float:
         """The least normalised detection cost with one target in a hundred and equal costs; 1 is a useless system."""
-        return self.detection_cost().value
+        return self._cost.value
+
+    @cached_property
+    def _cost(self) -> "Cost":
+        return self.detection_cost()
 
     def detection_cost(self, prior: float = 0.01, *, miss: float = 1.0, false_accept: float = 1.0) -> "Cost":
         """The least normalised detection cost over all thresholds, for a share of targets and two costs."""

@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from mettle.losses.class_vectors import ClassVectors
+from mettle.losses.class_vectors import ClassVectors, class_means
 from mettle.losses.pairwise import need
 from mettle.losses.softmax import Softmax
 from mettle.pairs.similarity import widen
@@ -100,9 +100,8 @@ class Center(nn.Module):
         """Set class vectors and centres of the classes that occur to the means of their samples."""
         self.base.start_from(embeddings, labels)
         with torch.no_grad():
-            known, at, counts = labels.unique(return_inverse=True, return_counts=True)
-            z = widen(embeddings).to(self.centres.dtype)
-            self.centres[known] = z.new_zeros(len(known), z.shape[1]).index_add_(0, at, z) / counts[:, None]
+            known, means = class_means(widen(embeddings).to(self.centres.dtype), labels)
+            self.centres[known] = means
         return self
 
     def logits(self, embeddings: Tensor) -> Tensor:

@@ -108,10 +108,8 @@ class ClassVectors(nn.Module):
     def start_from(self, embeddings: Tensor, labels: Tensor) -> Self:
         """Set the vectors of the classes that occur to the means of their samples."""
         self._check(embeddings, labels)
-        known, at, counts = labels.unique(return_inverse=True, return_counts=True)
-        z = unit(widen(embeddings)) if self.unit_features else widen(embeddings)
-        sums = z.new_zeros(len(known), z.shape[1]).index_add_(0, at, z)
-        self.weight[known] = (sums / counts[:, None]).to(self.weight.dtype)
+        known, means = class_means(unit(widen(embeddings)) if self.unit_features else widen(embeddings), labels)
+        self.weight[known] = means.to(self.weight.dtype)
         return self
 
     @torch.no_grad()
@@ -251,6 +249,12 @@ class ClassVectors(nn.Module):
         if self.sample < 1:
             parts.append(f"sample={self.sample}")
         return ", ".join(parts)
+
+
+def class_means(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The labels that occur, and the mean of the rows of each."""
+    known, at, counts = labels.unique(return_inverse=True, return_counts=True)
+    return known, z.new_zeros(len(known), z.shape[1]).index_add_(0, at, z) / counts[:, None]
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
-from mettle.losses.pairwise import need
+from mettle.losses.pairwise import need, softplus
 from mettle.losses.similarity import Likeness, check_measure, check_rows, similarity, weighted
 
 FORMS = ("hinge", "logistic", "softmax")

@@ -99,8 +99,10 @@ def _fused(
     insist: bool,
 ) -> PairOutput | None:
     """On a GPU, with triton, where the loss has a fused form: all of it at once. Else None."""
-    check_all(z, labels, ref, ids, biased)
-    if z.is_cuda and available():
+    on_gpu = isinstance(z, Tensor) and z.is_cuda
+    if insist or on_gpu:  # elsewhere the other engines look at the same things anyway
+        check_all(z, labels, ref, ids, biased)
+    if on_gpu and available():
         try:
             with torch.autocast("cuda", enabled=False):
                 found = door.attempt(loss, difficulty, door.call(z, labels, ref, ids, biased))

@@ -16,6 +16,7 @@ from PIL import Image
 from mettle.data.samples import Samples
 from mettle.evaluate.protocol import Judged
 from mettle.evaluate.scores import Unit
+from mettle.evaluate.suspects import HardPair
 from mettle.report.number import rate
 
 COUNT = 12  # pairs in a list
@@ -28,15 +29,6 @@ Kind = Literal["genuine", "impostor"]
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two samples, by position in the test split, and their cosine."""
-
-    first: int
-    second: int
-    score: float
-
-
-@dataclass(frozen=True)
 class Decision:
     """The threshold that pairs are shown against."""
 
@@ -44,7 +36,7 @@ class Decision:
     title: str
 
 
-def hardest(judged: Judged, kind: Kind, *, count: int = COUNT, each: int = EACH, cells: int = CELLS) -> list[Pair]:
+def hardest(judged: Judged, kind: Kind, *, count: int = COUNT, each: int = EACH, cells: int = CELLS) -> list[HardPair]:
     """The hardest pairs of the headline scenario, hardest first.
 
     Args:
@@ -71,7 +63,7 @@ def hardest(judged: Judged, kind: Kind, *, count: int = COUNT, each: int = EACH,
         at = np.column_stack([probe[rows[i]], other[j]])
         kept = _merge(kept, (at, hardness[i, j]), labels, count, each)
     sign = 1 if kind == "impostor" else -1
-    return [Pair(int(a), int(b), float(sign * h)) for (a, b), h in zip(*kept, strict=True)]
+    return [HardPair(int(a), int(b), float(sign * h)) for (a, b), h in zip(*kept, strict=True)]
 
 
 def decision(metrics: Mapping[str, Any], far: float = FAR) -> Decision | None:
@@ -96,7 +88,7 @@ def decision(metrics: Mapping[str, Any], far: float = FAR) -> Decision | None:
     return Decision(threshold, f"FAR {rate(found)}, set on {where.partition(':')[0]}")
 
 
-def shown(pairs: list[Pair], samples: Samples, decided: Decision | None, kind: Kind) -> list[dict[str, Any]]:
+def shown(pairs: list[HardPair], samples: Samples, decided: Decision | None, kind: Kind) -> list[dict[str, Any]]:
     """Pairs as the page shows them: names, domains, pictures, and what the threshold makes of them."""
     found = []
     for pair in pairs:
