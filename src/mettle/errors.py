@@ -6,7 +6,11 @@
     ├── RecipeError     a recipe or a --set flag: unknown key, wrong type, impossible combination
     ├── RunError        a run folder: absent, incomplete, of another version, already there
     ├── NumericError    a number that must not be trusted: NaN, infinity, collapse
-    └── MissingExtra    an optional part that is not installed
+    ├── MissingExtra    an optional part that is not installed
+    └── GalleryError    a gallery: absent, damaged, of another model, or its disk or server does not do its part
+        ├── UnknownIdentity   nobody of that name is enrolled
+        ├── GalleryLocked     another process is writing to it
+        └── GalleryUnavailable  disk full, read-only, server down or slow: nothing was changed; try again later
 
 A message names what came, what was wanted and what to do, in one line. The command line prints that line and
 exits with status 2; a traceback that reaches a user is a bug in mettle.
@@ -42,6 +46,22 @@ class NumericError(MettleError, ArithmeticError):
 
 class MissingExtra(MettleError, ImportError):
     """An optional part of mettle is not installed."""
+
+
+class GalleryError(MettleError):
+    """A gallery is absent, damaged, bound to another model, or cannot do what was asked."""
+
+
+class UnknownIdentity(GalleryError, LookupError):
+    """Nobody of that name is enrolled."""
+
+
+class GalleryLocked(GalleryError):
+    """Another process is writing to the gallery."""
+
+
+class GalleryUnavailable(GalleryError):
+    """The disk or the server did not do its part; nothing was changed and a later try may succeed."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
