@@ -1,4 +1,4 @@
-"""A room imports only rooms to its left, `pairs` and `errors`."""
+"""A room imports only rooms to its left, `pairs`, `errors` and `durable`."""
 
 import ast
 from pathlib import Path
@@ -9,7 +9,7 @@ import mettle
 
 ROOT = Path(mettle.__file__).parent
 FLOW = ["data", "model", "difficulty", "losses", "metric", "train", "evaluate", "match", "report", "service"]
-ANYWHERE = {"pairs", "errors"}
+ANYWHERE = {"pairs", "errors", "durable"}
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -34,7 +34,7 @@ def imported(path: Path) -> set[str]:
 
 
 def allowed(name: str) -> set[str]:
-    if name == "errors":
+    if name in ("errors", "durable"):
         return set()
     if name == "pairs":
         return {"pairs", "errors"}

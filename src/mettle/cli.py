@@ -78,7 +78,7 @@ def evaluate(
     """Measure a run: EER, AUC, TAR at false-accept rates, Recall@K, MAP@R, with intervals over identities."""
     import json
 
-    from mettle.data.durable import write_text
+    from mettle.durable import write_text
     from mettle.evaluate.run import evaluate_run
     from mettle.train import open_run
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mettle.data.durable import sha256
+from mettle.durable import sha256
 from mettle.errors import NumericError, RunError
 from mettle.train import checkpoint, open_run
 from mettle.train import log as logs

@@ -25,9 +25,9 @@ from pathlib import Path
 import numpy as np
 
 from mettle.data.draws import draws, hashed
-from mettle.data.durable import write_bytes
 from mettle.data.images import ImageArray
 from mettle.data.samples import Column, Samples
+from mettle.durable import write_bytes
 from mettle.errors import InputError, nearest
 
 SIZE = 32

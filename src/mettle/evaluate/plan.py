@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from mettle.data.durable import write_text
+from mettle.durable import write_text
 from mettle.errors import DataError, InputError, nearest
 from mettle.evaluate.calibrate import Carried, calibrate
 from mettle.evaluate.checks import NotMeasurable, integers, names

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mettle.data.durable import write_text
 from mettle.data.samples import Samples
+from mettle.durable import write_text
 from mettle.errors import DataError
 from mettle.evaluate.protocol import Judged, baseline, judge, raw, summary, thresholds, transfer
 from mettle.model import Embedder, embed

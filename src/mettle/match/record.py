@@ -84,7 +84,9 @@ class Record(Protocol):
         """How much is enrolled now."""
         ...
 
-    def enrol(self, identity: str, vectors: np.ndarray, *, request: str | None = None, replace: bool = False) -> Receipt:
+    def enrol(
+        self, identity: str, vectors: np.ndarray, *, request: str | None = None, replace: bool = False
+    ) -> Receipt:
         """Add (m, dim) templates to an identity; with ``replace`` its former ones are removed in the same change."""
         ...
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mettle.data.durable import write_bytes
+from mettle.durable import write_bytes
 from mettle.errors import MissingExtra, NumericError
 from mettle.model.embedder import Embedder
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mettle.data.durable import write_bytes
 from mettle.data.samples import ROLES, SPLITS, Samples
+from mettle.durable import write_bytes
 from mettle.model.embed import embed
 from mettle.model.embedder import Embedder
 

@@ -14,9 +14,9 @@ from scipy.special import ndtri
 
 from mettle import __version__
 from mettle.data.decode import decode
-from mettle.data.durable import write_text
 from mettle.data.images import Rows
 from mettle.data.samples import Samples
+from mettle.durable import write_text
 from mettle.errors import DataError, RunError
 from mettle.evaluate.audit import Audit
 from mettle.evaluate.curve import Curve

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mettle import __version__
-from mettle.data.durable import sha256
+from mettle.durable import sha256
 from mettle.report.number import MEANING, NONE, band, called, numbers, percent, rate, realised
 from mettle.train.artifact import Run
 

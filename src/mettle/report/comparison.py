@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mettle.data.durable import write_text
+from mettle.durable import write_text
 from mettle.errors import InputError, RunError
 from mettle.report import figures
 from mettle.report.card import about, warnings

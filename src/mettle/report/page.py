@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from mettle.data.durable import write_text
+from mettle.durable import write_text
 from mettle.errors import RunError
 from mettle.evaluate.curve import Curve
 from mettle.evaluate.protocol import PIXELS, Judged, raw

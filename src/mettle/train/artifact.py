@@ -19,7 +19,7 @@ from typing import Any
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from mettle.data.durable import sha256, write_bytes, write_folder, write_text
+from mettle.durable import sha256, write_bytes, write_folder, write_text
 from mettle.errors import RunError
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train.recipe import Recipe, load

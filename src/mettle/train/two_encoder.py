@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from mettle.data.draws import hashed
-from mettle.data.durable import write_bytes
 from mettle.data.loader import Batch
 from mettle.data.samples import Samples
+from mettle.durable import write_bytes
 from mettle.errors import DataError, InputError, RunError
 from mettle.losses import SelfTriplet
 from mettle.model import Embedder, EmbedderSpec

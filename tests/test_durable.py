@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from mettle.data import durable
+from mettle import durable
 
 
 def test_a_failed_write_leaves_the_old_content_and_no_leftovers(tmp_path, monkeypatch):
