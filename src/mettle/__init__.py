@@ -1,23 +1,39 @@
 r"""Difficulty-aware metric learning.
 
-    data -> model -> difficulty -> losses -> train -> evaluate -> report
+    data -> model -> difficulty -> losses -> train -> evaluate -> match -> report
                           \____ pairs: the one engine for everything quadratic ____/
 
-Each word above is a module: ``from mettle import losses``, ``from mettle import evaluate``. They are loaded when
-they are first used.
+Each word above is a module: ``from mettle import losses``, ``from mettle import evaluate``; and `Gallery` is who is
+enrolled under a trained model. They are loaded when they are first used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mettle import data, difficulty, errors, evaluate, losses, metric, model, pairs, report, train
+    from mettle import data, difficulty, errors, evaluate, losses, match, metric, model, pairs, report, train
+    from mettle.match import Gallery
 
-__all__ = ["data", "difficulty", "errors", "evaluate", "losses", "metric", "model", "pairs", "report", "train"]
+__all__ = [
+    "Gallery",
+    "data",
+    "difficulty",
+    "errors",
+    "evaluate",
+    "losses",
+    "match",
+    "metric",
+    "model",
+    "pairs",
+    "report",
+    "train",
+]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str):
+    if name == "Gallery":
+        return import_module("mettle.match.gallery").Gallery
     if name in __all__:
         return import_module(f"mettle.{name}")
     raise AttributeError(f"module 'mettle' has no attribute {name!r}")

@@ -66,7 +66,7 @@ def test_the_wrong_shape_is_named():
         ({"backbone": "convent"}, (1, 8, 8), "did you mean 'convnet'"),
         ({"backbone": "timm/resnet81"}, (3, 32, 32), "did you mean"),
         ({"backbone": "convnet", "pretrained": True}, (1, 8, 8), "needs a timm backbone"),
-        ({"width": 0}, (1, 8, 8), "width must be at least 1"),
+        ({"width": 0}, (1, 8, 8), "width must be between 1 and"),
     ],
 )
 def test_what_does_not_fit_is_refused(spec, shape, message):

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from mettle.errors import InputError, RecipeError
 from mettle.model.backbones import Backbone, backbone
 
+MOST = {"width": 65536, "depth": 1000, "dim": 65536}  # a description from elsewhere must not fill the memory
+
 
 @dataclass(frozen=True)
 class EmbedderSpec:
@@ -24,9 +26,9 @@ class EmbedderSpec:
     pretrained: bool = False  # weights of a timm backbone
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth", "dim"):
-            if getattr(self, name) < 1:
-                raise RecipeError(f"model.{name} must be at least 1, got {getattr(self, name)}")
+        for name, most in MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise RecipeError(f"model.{name} must be between 1 and {most}, got {getattr(self, name)}")
 
 
 class Embedder(nn.Module):

@@ -16,14 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from mettle.durable import sha256, write_bytes, write_folder, write_text
-from mettle.errors import RunError
+from mettle.errors import MettleError, RunError
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train.recipe import Recipe, load
 
+HEADER = 1 << 20  # bytes beside the weights in their file, at most
+LARGEST_JSON = 64 << 20
 FORMAT = 1  # of the run folder; raised when an older mettle could misread a newer folder
 
 
@@ -50,13 +53,19 @@ class Run:
 
     def model(self, device: str = "cpu") -> Embedder:
         """The trained embedder, in eval mode, if its weights are those of the contract."""
-        contract = self.contract()
-        path = self.folder / "model.safetensors"
-        if not path.exists() or sha256(path) != contract["weights"]:
+        contract, path = self.contract(), self.folder / "model.safetensors"
+        try:
+            shape = tuple(int(side) for side in contract["input"]["shape"])
+            model = Embedder(EmbedderSpec(**contract["model"]), shape)
+            weights = contract["weights"]
+        except (KeyError, TypeError, ValueError, RuntimeError, MettleError) as problem:
+            raise RunError(f"{self.folder / 'contract.json'} describes no model of mettle: {_line(problem)}") from None
+        if not path.is_file() or path.stat().st_size > _bytes(model) + HEADER or sha256(path) != weights:
             raise RunError(f"{path} is missing or not the file that contract.json was written for: train again")
-        shape = tuple(contract["input"]["shape"])
-        model = Embedder(EmbedderSpec(**contract["model"]), shape)
-        model.load_state_dict(load_file(path))
+        try:
+            model.load_state_dict(load_file(path))
+        except (SafetensorError, RuntimeError, ValueError) as problem:
+            raise RunError(f"{path} does not hold the weights of this model: {_line(problem)}") from None
         return model.to(device).eval()
 
 
@@ -131,7 +140,20 @@ def set_thresholds(run: Run, thresholds: Mapping[str, Any]) -> None:
 def _json(path: Path, remedy: str) -> dict[str, Any]:
     if not path.is_file():
         raise RunError(f"{path} is missing: {remedy}")
+    if path.stat().st_size > LARGEST_JSON:
+        raise RunError(f"{path} has {path.stat().st_size} bytes, more than any that mettle writes")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise RunError(f"{path} is damaged: {error}") from None
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {_line(error)}") from None
+    if not isinstance(found, dict):
+        raise RunError(f"{path} is damaged: it holds no table")
+    return found
+
+
+def _bytes(model: Embedder) -> int:
+    return sum(t.numel() * t.element_size() for t in model.state_dict().values())
+
+
+def _line(problem: BaseException) -> str:
+    return " ".join(str(problem).split())[:200] or type(problem).__name__

@@ -1,0 +1,27 @@
+"""The command line: typed functions that parse, make one call and print.
+
+Heavy imports happen inside the commands, so that ``mettle --help`` answers at once.
+"""
+
+# Help lists the commands in the order of these imports.
+# isort: skip_file
+
+import sys
+
+from mettle.cli import runs, files, galleries, serving
+from mettle.cli.shell import app
+from mettle.errors import MettleError
+
+__all__ = ["app", "files", "galleries", "main", "runs", "serving"]  # each module registers its commands
+
+
+def main() -> None:
+    """Run the command line; an error that a user can cause is one line and exit status 2."""
+    try:
+        app()
+    except MettleError as error:
+        print(f"mettle: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("mettle: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,86 @@
+"""Commands that judge files: audit, data check."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mettle.cli.shell import app, cache, group, print_scenario, typed
+
+data_app = group("data", "Look at data before training on them.")
+
+
+@app.command()
+def audit(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="NPZ, Parquet, CSV, or NPY with a second NPY file of labels.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for audit.html and audit.json; default: FILE-audit.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Column of labels; default: label, labels, y, identity.")] = None,
+    domain: Annotated[
+        str | None, typer.Option(help="Column of domains; default: domain, camera, device, session; '' for none.")
+    ] = None,
+    group: Annotated[
+        list[str] | None, typer.Option(help="Column to slice by. Repeatable; default: all with few values.")
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(help="Column of picture paths; default: path, image, file, ...; '' for none.")
+    ] = None,
+    embeddings: Annotated[
+        str | None, typer.Option(help="Array, column of lists, or prefix of the numbered columns of the vectors.")
+    ] = None,
+    far: Annotated[
+        list[float] | None, typer.Option(help="False-accept rate. Repeatable; default: 0.1 0.01 0.001.")
+    ] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(help="Keep only rows with COLUMN=VALUE, as in split=test. Repeatable.")
+    ] = None,
+) -> None:
+    """Audit embeddings of any model: one page and one JSON with everything that can be said about them."""
+    from mettle.errors import InputError
+    from mettle.evaluate.audit import FARS
+    from mettle.evaluate.audit import audit as run_audit
+    from mettle.evaluate.table import read_embeddings
+    from mettle.report.audit import write_audit
+
+    if len(files) > 2:
+        raise InputError(f"audit reads one file, or a .npy file and one of labels: got {len(files)}")
+    chosen = {"label": label, "domain": domain, "groups": group, "image": image, "embeddings": embeddings}
+    table = read_embeddings(*files, where=where or (), **chosen)  # type: ignore[arg-type]
+    print(f"{files[0]}: {len(table)} embeddings of dimension {table.values.shape[1]}", flush=True)
+    found = run_audit(table, fars=far or FARS)
+    page = write_audit(found, output or files[0].parent / f"{files[0].name.partition('.')[0]}-audit", typed())
+    for name, way in found.summary()["scenarios"].items():
+        print_scenario(name, way["verification"], way["retrieval"])
+    for text in found.warnings:
+        print(f"note: {text}")
+    print(f"audit: {page}")
+
+
+@data_app.command("check")
+def data_check(
+    path: Annotated[str, typer.Argument(help="Folder, .csv, .parquet, .npz, or 'glyphs'.")],
+    policy: Annotated[
+        str, typer.Option(help="Unreadable files: 'fail', 'skip' and list, or 'trust' and list all.")
+    ] = "trust",
+    label: Annotated[str | None, typer.Option(help="Name of the label column.")] = None,
+    domain: Annotated[str | None, typer.Option(help="Name of the domain column.")] = None,
+) -> None:
+    """Validate data: counts, problems with row numbers, leakage, duplicates. Exit status 1 when there are errors."""
+    from mettle.data import check, read
+
+    samples = read(path, policy="trust", cache=cache(), label=label, domain=domain)
+    found = check(samples, policy=policy)  # type: ignore[arg-type]
+    print(f"{path}: {found.samples} samples, {len(found.labels)} labels, {found.protocol}")
+    for title, counts in (("split", found.splits), ("domain", found.domains)):
+        if counts:
+            print(f"  {title}: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
+    sizes = sorted(found.labels.values())
+    print(f"  samples per label: {sizes[0]} to {sizes[-1]}, median {sizes[len(sizes) // 2]}")
+    for problem in found.problems:
+        print(f"  {problem}")
+    print(f"  {len(found.errors)} errors, {len(found.problems) - len(found.errors)} warnings")
+    if found.errors:
+        raise typer.Exit(1)

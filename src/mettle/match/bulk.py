@@ -1,0 +1,34 @@
+"""Everybody of a data set, person by person, ready to be enrolled."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mettle.data.samples import Column, Samples
+from mettle.errors import DataError
+from mettle.evaluate.table import read_embeddings
+from mettle.model import Embedder
+from mettle.model.embed import embed
+
+
+def people_of_table(path: Path, where: Sequence[str] = ()) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, (m, dim) embeddings) of every label of a file of embeddings, as `mettle audit` reads them."""
+    table = read_embeddings(path, where=where)
+    return by_name(table.label, table.values)
+
+
+def people_of_samples(model: Embedder, samples: Samples, split: str | None = None) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, (m, dim) embeddings) of every label of a data set, embedded by a model."""
+    part = samples if split is None else samples.part(split)
+    if not len(part):
+        raise DataError(f"{samples.origin} has no samples{'' if split is None else f' in split {split!r}'}")
+    return by_name(part.label, embed(model, part))
+
+
+def by_name(label: Column, vectors: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Rows gathered by label, in the order of the labels."""
+    order = np.argsort(label.codes, kind="stable")
+    cuts = np.flatnonzero(np.diff(label.codes[order])) + 1
+    for rows in np.split(order, cuts):
+        yield str(label.names[label.codes[rows[0]]]), vectors[rows]

@@ -1,0 +1,172 @@
+"""From what a user holds (vectors, pictures, files) to unit vectors of the gallery's model."""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mettle.errors import GalleryError, InputError
+from mettle.match.record import Binding
+
+if TYPE_CHECKING:
+    from mettle.model import Embedder
+    from mettle.train.artifact import Run
+
+FILES = ("run.json", "recipe.toml", "contract.json", "model.safetensors")  # what embeds a picture, and no more
+BATCH = 256  # pictures embedded at a time
+
+
+class Embedding:
+    """Unit vectors of one gallery: checked, normalised, and made by the bound model where pictures come."""
+
+    def __init__(self, dim: int, run: "Run | None" = None):
+        self.dim, self.run = dim, run
+        self._model: Embedder | None = None
+
+    def vectors(self, given: Any) -> np.ndarray:
+        """(n, dim) float32 of unit length."""
+        array = _numbers(given)
+        return unit(self.pictures(given) if array is None else array, self.dim)
+
+    def one(self, given: Any) -> np.ndarray:
+        """(dim,) of one probe."""
+        found = self.vectors(given)
+        if len(found) != 1:
+            raise InputError(f"one probe is wanted, got {len(found)}: use identify_many for several")
+        return found[0]
+
+    def pictures(self, given: Any) -> np.ndarray:
+        """(n, dim) embeddings of one picture or of a list of them, as the model gives them."""
+        import torch
+
+        model = self._load()
+        shape = model.shape
+        if len(shape) != 3:
+            raise InputError("the gallery's model takes rows of numbers, not pictures: embed them, then enrol vectors")
+        several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+        stack = [_picture(item, shape) for item in (given if several else [given])]
+        if not stack:
+            raise InputError("no pictures were given")
+        found = []
+        with torch.inference_mode():
+            from mettle.data.loader import to_model
+
+            for start in range(0, len(stack), BATCH):
+                x = to_model(np.stack(stack[start : start + BATCH]), "cpu")
+                found.append(model(x).float().numpy())
+        return np.concatenate(found)
+
+    def _load(self) -> "Embedder":
+        if self.run is None:
+            raise InputError(
+                "pictures need the gallery's model: open the gallery with model=RUN, or give embeddings of shape "
+                f"(n, {self.dim})"
+            )
+        if self._model is None:
+            self._model = self.run.model()
+        return self._model
+
+
+def unit(array: np.ndarray, dim: int) -> np.ndarray:
+    """Rows scaled to length 1; what has no direction is refused."""
+    array = np.atleast_2d(np.asarray(array))
+    if array.ndim != 2 or array.shape[1] != dim or len(array) == 0:
+        raise InputError(f"embeddings of shape (n, {dim}) are wanted, got {array.shape}: another model made these")
+    exact = array.astype(np.float64)
+    if not np.isfinite(exact).all():
+        row = int(np.argwhere(~np.isfinite(exact).all(1))[0, 0])
+        raise InputError(f"embedding {row} holds NaN or infinity: it is not a template")
+    peak = np.abs(exact).max(1, keepdims=True)
+    if not (peak > 0).all():
+        row = int(np.argwhere(peak[:, 0] == 0)[0, 0])
+        raise InputError(f"embedding {row} is zero: it has no direction")
+    exact /= peak  # first, so that neither tiny nor huge rows overflow when squared
+    return (exact / np.linalg.norm(exact, axis=1, keepdims=True)).astype(np.float32)
+
+
+def binding_of(contract: dict[str, Any], fusion: str, thresholds: dict[str, Any]) -> Binding:
+    """What a gallery of this model is bound to."""
+    return Binding(
+        dim=int(contract["dim"]),
+        model=contract["weights"],
+        preprocessing=json.dumps(contract["input"], sort_keys=True),
+        fusion=fusion,
+        thresholds=thresholds or contract.get("thresholds", {}),
+        metric=contract["metric"],
+    )
+
+
+def check_same(bound: Binding, offered: Binding, where: str) -> None:
+    """Refuse a model whose embeddings are not those of the gallery."""
+    if bound.model is None:
+        raise GalleryError(f"{where} holds embeddings from elsewhere: open it without model=, and give embeddings")
+    for name, what in (("dim", "dimension"), ("model", "weights"), ("preprocessing", "input"), ("metric", "metric")):
+        mine, other = getattr(bound, name), getattr(offered, name)
+        if mine != other:
+            raise GalleryError(
+                f"{where} is bound to a model with another {what} ({_short(mine)}, not {_short(other)}): scores of two "
+                "models cannot be compared. Open it with its own model, or enrol everybody anew in a new gallery"
+            )
+
+
+def copy_model(run: "Run", folder: Path) -> None:
+    """Keep what embeds a picture beside the templates, so that the gallery opens alone."""
+    from mettle.durable import write_bytes
+
+    run.model()  # refuses weights that are not those of the contract
+    folder.mkdir(exist_ok=True)
+    for name in FILES:
+        write_bytes(folder / name, (run.folder / name).read_bytes())
+
+
+def _numbers(given: Any) -> np.ndarray | None:
+    """The array, where vectors were given; None where pictures were."""
+    if hasattr(given, "detach"):  # a tensor
+        given = given.detach().cpu().numpy() if given.dtype.is_floating_point else given.cpu().numpy()
+    if isinstance(given, np.ndarray):
+        if given.dtype == np.uint8 and given.ndim in (2, 3):
+            return None
+        if given.dtype.kind == "f":
+            return given
+        raise InputError(f"embeddings are floats and pictures uint8 (h, w) or (h, w, 3): got {given.dtype}")
+    if isinstance(given, list | tuple) and given:
+        if all(isinstance(item, int | float) and not isinstance(item, bool) for item in given):
+            return np.asarray(given, np.float64)
+        parts = [_numbers(item) if not isinstance(item, str | bytes | Path) else None for item in given]
+        if all(part is not None for part in parts):
+            try:
+                return np.concatenate([np.atleast_2d(part) for part in parts])  # type: ignore[arg-type]
+            except ValueError:
+                raise InputError("the embeddings of the list differ in length: one model gives one length") from None
+    return None
+
+
+def _picture(item: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """(h, w, c) uint8 of the model's size, prepared as training pictures were."""
+    from mettle.data.decode import decode
+    from mettle.data.images import ImageArray
+
+    channels, size = shape[0], (shape[1], shape[2])
+    if isinstance(item, str):
+        item = Path(item)
+    if hasattr(item, "save") and hasattr(item, "convert"):  # a Pillow image: one road for all, by way of its bytes
+        buffer = io.BytesIO()
+        item.convert("RGB" if item.mode not in ("L", "RGB", "RGBA", "LA", "P") else item.mode).save(buffer, "PNG")
+        item = buffer.getvalue()
+    if isinstance(item, bytes | Path):
+        return decode(item, size=size, channels=channels)  # type: ignore[arg-type]
+    if hasattr(item, "detach"):
+        item = item.detach().cpu().numpy()
+    if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3):
+        return ImageArray(item[None]).resized(size, channels).array[0]  # type: ignore[arg-type]
+    raise InputError(
+        f"a picture is a path, the bytes of a file, a Pillow image or a uint8 array: got {type(item).__name__}"
+    )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 24 else f"{text[:12]}…"

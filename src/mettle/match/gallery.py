@@ -1,0 +1,421 @@
+"""A gallery: people enrolled under one model, and answers in milliseconds.
+
+    enrol, delete ──> record (SQL, the truth) ──> search (a view that follows it) ──> identify
+    verify <───────── record
+
+Verification reads the person's templates from the record and is exact always. Identification finds candidates by
+the index and says how many it lost when that index was built.
+"""
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mettle.durable import TEMPORARY, sweep, write_folder
+from mettle.errors import GalleryError, InputError, UnknownIdentity
+from mettle.match import fusion as rules
+from mettle.match.answer import Candidate, Identified, Info, Verified
+from mettle.match.choose import Measured, Wanted
+from mettle.match.embedding import Embedding, binding_of, check_same, copy_model
+from mettle.match.move import Moved, move
+from mettle.match.operating import Operating, as_thresholds, operating
+from mettle.match.postgres import PostgresRecord
+from mettle.match.record import Binding, Receipt, Record
+from mettle.match.search import Local, Remote, Search
+from mettle.match.sqlite import SqliteRecord
+
+if TYPE_CHECKING:
+    from mettle.train.artifact import Run
+
+RECORD, INDEX, MODEL = "record.sqlite", "index", "model"
+SERVERS = ("postgresql://", "postgres://")
+MOST = 1000  # candidates of one answer
+TOGETHER = 256  # people of one change, when many are enrolled
+
+
+class Gallery:
+    """People and their templates. Open it with :meth:`open`; every method may be called from several threads."""
+
+    def __init__(self, where: str, record: Record, embedding: Embedding, search: Search, thresholds: Mapping[str, Any]):
+        self.where, self._record, self._embedding, self._search = where, record, embedding, search
+        self._thresholds = thresholds
+        self._size: tuple[int, int] = (-1, 0)  # sequence, identities
+        self.closed = False
+
+    @classmethod
+    def open(
+        cls,
+        where: str | Path,
+        *,
+        model: "str | Path | Run | None" = None,
+        dim: int | None = None,
+        fusion: str | None = None,
+        thresholds: Mapping[Any, Any] | None = None,
+        wanted: Wanted | None = None,
+        read_only: bool = False,
+        create: bool = True,
+    ) -> "Gallery":
+        """Open a gallery, or make a new one.
+
+        Args:
+            where: a folder (SQLite inside), or ``postgresql://user@host/database?gallery=name``.
+            model: the run whose embeddings it holds; needed once, when it is made (for pictures on PostgreSQL: always).
+            dim: instead of a model, the length of embeddings that come from elsewhere.
+            fusion: how several templates of a person become one score: ``best`` (default), ``mean`` or ``centroid``.
+            thresholds: ``{false-accept rate: threshold}``; by default those of the model's contract.
+            wanted: how fast, how exact and how small the index should be.
+            read_only: beside the one writer of a folder there may be many readers.
+            create: whether to make it where there is none.
+
+        Raises:
+            GalleryError: no gallery there, a damaged one, or one that is bound to another model.
+            GalleryLocked: another process is writing to it.
+        """
+        run = _run(model)
+        text, wanted = str(where), wanted or Wanted()
+        if dim is not None and run is not None:
+            raise InputError("give model= or dim=, not both: a model says how long its embeddings are")
+        offered = _offered(run, dim, fusion, thresholds)
+        folder = None if _is_server(where) else Path(where)
+        if _exists(where):
+            record = _reopened(where, read_only)
+        elif read_only or not create:
+            raise GalleryError(f"there is no gallery at {_shown(text)}: make one by opening it with model= or dim=")
+        elif offered is None:
+            raise GalleryError(f"{_shown(text)} is new: say whose embeddings it will hold, by model=RUN or dim=N")
+        else:
+            record = _on_server(text, offered) if folder is None else _in_folder(folder, offered, run)
+        try:
+            bound = record.binding
+            if run is not None:
+                check_same(bound, binding_of(run.contract(), bound.fusion, {}), _shown(text))
+            if dim is not None and dim != bound.dim:
+                raise GalleryError(f"{_shown(text)} holds embeddings of length {bound.dim}, not {dim}: leave dim= out")
+            if fusion is not None and fusion != bound.fusion:
+                raise GalleryError(
+                    f"{_shown(text)} was made with fusion={bound.fusion!r}, not {fusion!r}: leave it out"
+                )
+            if run is None and folder is not None and (folder / MODEL / "run.json").is_file():
+                run = _run(folder / MODEL)
+            known = as_thresholds(thresholds) or (run.contract().get("thresholds") if run else None) or bound.thresholds
+            local = folder is not None or bound.fusion != "best" or wanted.kind != "auto"
+            index = None if folder is None else folder / INDEX
+            search = Local(record, index, wanted, write=not read_only) if local else Remote(record)
+            return cls(_shown(text), record, Embedding(bound.dim, run), search, known)
+        except BaseException:
+            record.close()
+            raise
+
+    @property
+    def binding(self) -> Binding:
+        """What its templates are."""
+        return self._open().binding
+
+    @property
+    def notes(self) -> list[str]:
+        """What was found odd on opening, such as a damaged index that was built again."""
+        return list(getattr(self._search, "notes", ()))
+
+    @property
+    def run(self) -> "Run":
+        """The run whose model embeds pictures for this gallery."""
+        if self._embedding.run is None:
+            raise InputError(f"{self.where} holds embeddings from elsewhere: it has no model of its own")
+        return self._embedding.run
+
+    @staticmethod
+    def move(source: str | Path, target: str | Path) -> Moved:
+        """Copy a gallery into a new one of either kind; counts and checksums of both are compared."""
+        with Gallery.open(source, read_only=True, create=False) as old:
+            bound, run = old.binding, old._embedding.run
+            place = _on_server(str(target), bound) if _is_server(target) else _in_folder(Path(target), bound, run)
+            try:
+                return move(old._open(), place)
+            finally:
+                place.close()
+
+    def snapshot(self, folder: str | Path) -> Path:
+        """Write a consistent copy into a new folder, while the gallery is in use."""
+        folder, record = Path(folder), self._open()
+        if not isinstance(record, SqliteRecord):
+            raise GalleryError(f"{self.where} is on a server: back it up with pg_dump, or move it into a folder")
+        if folder.exists():
+            raise GalleryError(f"{folder} is there already: give the snapshot a new folder")
+
+        def fill(place: Path) -> None:
+            record.snapshot(place / RECORD)
+            if self._embedding.run is not None:
+                copy_model(self._embedding.run, place / MODEL)
+
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        write_folder(folder, fill)
+        return folder
+
+    def enrol(self, identity: str, templates: Any, *, request: str | None = None, replace: bool = False) -> Receipt:
+        """Add templates of a person: pictures, or embeddings (dim,) or (n, dim). Durable when this returns.
+
+        Args:
+            identity: who; somebody already enrolled gets further templates.
+            templates: what is kept: unit vectors, never pictures.
+            request: a name for this request; repeating it changes nothing and returns the first receipt.
+            replace: remove the person's former templates in the same change.
+        """
+        return self._open().enrol(identity, self._embedding.vectors(templates), request=request, replace=replace)
+
+    def enrol_many(self, people: Iterable[tuple[str, Any]], *, replace: bool = False) -> list[Receipt]:
+        """Enrol (identity, templates) of many people: some hundreds at a time become one durable change."""
+        record, receipts = self._open(), []
+        pending: list[tuple[str, np.ndarray]] = []
+        for identity, templates in people:
+            pending.append((identity, self._embedding.vectors(templates)))
+            if len(pending) == TOGETHER:
+                receipts.append(record.enrol_many(pending, replace=replace))
+                pending = []
+        return receipts + ([record.enrol_many(pending, replace=replace)] if pending else [])
+
+    def delete(self, identity: str, *, request: str | None = None) -> Receipt:
+        """Remove a person: never found again once this returns, erased from disk by :meth:`compact`."""
+        return self._open().delete(identity, request=request)
+
+    def verify(
+        self, identity: str, probe: Any, *, far: float | None = None, threshold: float | None = None
+    ) -> Verified:
+        """Whether the probe is this person."""
+        point = self._operating(far, threshold)
+        vector = self._embedding.one(probe)
+        theirs = self._open().templates(identity)
+        if not len(theirs.numbers):
+            raise UnknownIdentity(f"nobody called {identity!r} is enrolled in {self.where}")
+        score = rules.score(self.binding.fusion, vector, theirs.vectors)
+        return Verified(
+            identity, score, point.threshold, point.far, score >= point.threshold, len(theirs.numbers), point.basis
+        )
+
+    def identify(
+        self, probe: Any, *, k: int = 5, far: float | None = None, threshold: float | None = None
+    ) -> Identified:
+        """Who the probe is: the best ``k`` people, and a match only where the best reaches the threshold."""
+        return self._identify(self._embedding.one(probe)[None], k, self._operating(far, threshold))[0]
+
+    def identify_many(
+        self, probes: Any, *, k: int = 5, far: float | None = None, threshold: float | None = None
+    ) -> list[Identified]:
+        """The same for several probes at once, faster than one by one."""
+        point = self._operating(far, threshold)
+        if isinstance(probes, Sequence) and not len(probes):
+            return []
+        return self._identify(self._embedding.vectors(probes), k, point)
+
+    def embed(self, inputs: Any) -> np.ndarray:
+        """(n, dim) embeddings of pictures by the gallery's model, of unit length."""
+        self._open()
+        return self._embedding.vectors(inputs)
+
+    def ids(self) -> Iterator[str]:
+        """Everybody enrolled, sorted."""
+        return self._open().ids()
+
+    def __contains__(self, identity: object) -> bool:
+        return isinstance(identity, str) and len(self._open().templates(identity).numbers) > 0
+
+    def __len__(self) -> int:
+        return self._open().size().identities
+
+    def info(self) -> Info:
+        """The gallery at a glance."""
+        record = self._open()
+        size, bound = record.size(), record.binding
+        server = isinstance(self._search, Remote) or self.where.startswith(SERVERS)
+        return Info(
+            where=self.where,
+            kind="postgresql" if server else "sqlite",
+            identities=size.identities,
+            templates=size.templates,
+            dim=bound.dim,
+            model=bound.model,
+            fusion=bound.fusion,
+            sequence=record.sequence(),
+            index=self._search.facts(),
+            thresholds=self._thresholds,
+            bytes=None if server else sum(f.stat().st_size for f in Path(self.where).rglob("*") if f.is_file()),
+        )
+
+    def reindex(self, wanted: Wanted | None = None) -> Measured | None:
+        """Choose and build the index anew for the present size; returns what was measured against exact search."""
+        self._open()
+        return self._search.reindex(wanted) if isinstance(self._search, Local) else None
+
+    def compact(self) -> None:
+        """Erase what was deleted from every file of the gallery."""
+        record = self._open()
+        record.compact()
+        if isinstance(self._search, Local) and self._search.folder is not None:
+            shutil.rmtree(self._search.folder, ignore_errors=True)
+            self._search.reindex()
+
+    def check(self) -> list[str]:
+        """What is wrong with record or index, in words; an empty list is a sound gallery."""
+        found = self._open().check()
+        return found + (self._search.check() if isinstance(self._search, Local) else [])
+
+    def close(self) -> None:
+        """Keep the index and let go of files and locks; closing twice is allowed."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            if isinstance(self._search, Local) and self._search.rule == "best":
+                self._search.save()
+        finally:
+            self._record.close()
+
+    def __enter__(self) -> "Gallery":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Gallery({self.where!r}{', closed' if self.closed else ''})"
+
+    def _open(self) -> Record:
+        if self.closed:
+            raise GalleryError(f"{self.where} is closed: open it again with Gallery.open")
+        return self._record
+
+    def _operating(self, far: float | None, threshold: float | None) -> Operating:
+        return operating(self._thresholds, self.binding.dim, far, threshold)
+
+    def _identify(self, probes: np.ndarray, k: int, point: Operating) -> list[Identified]:
+        if not 1 <= k <= MOST:
+            raise InputError(f"k must be between 1 and {MOST}, got {k!r}")
+        people, found = self._people(), self._candidates(probes, k)
+        return [_answer(best, point, people) for best in found]
+
+    def _candidates(self, probes: np.ndarray, k: int) -> list[list[tuple[str, float]]]:
+        """The best k people of each probe: as many rows as it takes to see k different ones."""
+        record, m = self._open(), k
+        found: list[list[tuple[str, float]]] = [[] for _ in probes]
+        pending = np.arange(len(probes))
+        while len(pending):
+            scores, numbers = self._search.find(probes[pending], m)
+            known = np.unique(numbers[numbers >= 0])
+            names = dict(zip(known.tolist(), record.names(known), strict=True))
+            short = []
+            for row, probe in enumerate(pending.tolist()):
+                found[probe] = _distinct(numbers[row], scores[row], names)[:k]
+                if len(found[probe]) < k:
+                    short.append(probe)
+            if m >= self._search.rows():
+                break
+            pending, m = np.asarray(short, np.int64), min(4 * m, max(self._search.rows(), 1))
+        return found
+
+    def _people(self) -> int:
+        """Number of people, counted once per change."""
+        record = self._open()
+        sequence = record.sequence()
+        if self._size[0] != sequence:
+            self._size = (sequence, record.size().identities)
+        return self._size[1]
+
+
+def _distinct(numbers: np.ndarray, scores: np.ndarray, names: Mapping[int, str | None]) -> list[tuple[str, float]]:
+    """People in the order of their best row; rows of people deleted meanwhile have no name and are left out."""
+    best: dict[str, float] = {}
+    for number, score in zip(numbers.tolist(), scores.tolist(), strict=True):
+        name = names.get(number) if number >= 0 else None
+        if name is not None and name not in best:
+            best[name] = min(1.0, max(-1.0, score))
+    return list(best.items())
+
+
+def _answer(best: list[tuple[str, float]], point: Operating, people: int) -> Identified:
+    candidates = tuple(Candidate(name, score, score >= point.threshold) for name, score in best)
+    first = candidates[0].identity if candidates and candidates[0].match else None
+    return Identified(first, candidates, point.threshold, point.far, people, point.basis)
+
+
+def _run(model: "str | Path | Run | None") -> "Run | None":
+    if model is None or hasattr(model, "contract"):
+        return model  # type: ignore[return-value]
+    from mettle.train.artifact import open_run
+
+    return open_run(model)  # type: ignore[arg-type]
+
+
+def _offered(
+    run: "Run | None", dim: int | None, fusion: str | None, thresholds: Mapping[Any, Any] | None
+) -> Binding | None:
+    """What a new gallery would be bound to; None where nothing says how long its embeddings are."""
+    rule, given = rules.check_rule(fusion or "best"), as_thresholds(thresholds)
+    if run is not None:
+        return binding_of(run.contract(), rule, given)
+    if dim is None:
+        return None
+    if not isinstance(dim, int | np.integer) or isinstance(dim, bool) or not 1 <= dim <= 65536:
+        raise InputError(f"dim must be a whole number between 1 and 65536, got {dim!r}")
+    return Binding(int(dim), fusion=rule, thresholds=given)
+
+
+def _is_server(where: str | Path) -> bool:
+    return str(where).startswith(SERVERS)
+
+
+def _exists(where: str | Path) -> bool:
+    """Whether there is a gallery; something else in its place is an error."""
+    if _is_server(where):
+        return PostgresRecord.exists(str(where))
+    folder = Path(where)
+    if (folder / RECORD).is_file():
+        return True
+    if folder.exists() and not folder.is_dir():
+        raise GalleryError(f"{folder} is a file, not a gallery: give a folder")
+    strangers = [file.name for file in folder.iterdir() if not _ours(file.name)] if folder.exists() else []
+    if strangers:
+        raise GalleryError(f"{folder} is no gallery: it holds {strangers[0]!r} and no {RECORD}. Choose another folder")
+    return False
+
+
+def _ours(name: str) -> bool:
+    """Whether a gallery that was killed while it was made may have left this."""
+    return name in (MODEL, INDEX, "lock") or name.startswith(RECORD) or TEMPORARY in name
+
+
+def _reopened(where: str | Path, read_only: bool) -> Any:
+    if _is_server(where):
+        return PostgresRecord.open(str(where), write=not read_only)
+    record = SqliteRecord.open(Path(where) / RECORD, write=not read_only)
+    if not read_only:
+        sweep(Path(where))
+    return record
+
+
+def _in_folder(folder: Path, binding: Binding, run: "Run | None") -> SqliteRecord:
+    """A new record, and beside it what embeds pictures for it."""
+    if _exists(folder):
+        raise GalleryError(f"{folder} holds a gallery already: give another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    if run is not None:
+        copy_model(run, folder / MODEL)
+    return SqliteRecord.create(folder / RECORD, binding)
+
+
+def _on_server(url: str, binding: Binding) -> PostgresRecord:
+    return PostgresRecord.create(url, binding)
+
+
+def _shown(where: str) -> str:
+    """A place without its password."""
+    if not where.startswith(SERVERS):
+        return where
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(where)
+    user = f"{parts.username}@" if parts.username else ""
+    port = f":{parts.port}" if parts.port else ""
+    query = f"?{parts.query}" if parts.query.startswith("gallery=") else ""
+    return f"{parts.scheme}://{user}{parts.hostname or ''}{port}{parts.path}{query}"

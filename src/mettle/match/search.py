@@ -1,0 +1,225 @@
+"""Finding rows near a probe: in an index that follows the record, or on the record's own server.
+
+    record ── changes ──> Local: rows in an index in memory, kept on disk as a checksummed view
+    record.search ──────> Remote: PostgreSQL does it
+
+An index is never trusted over the record: it is brought up to date before every search, names come from the record
+afterwards, so what has been deleted cannot be found, by whomever it was deleted.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from mettle.match import fusion, view
+from mettle.match.choose import Measured, Wanted, build
+from mettle.match.index import Exact, Index
+from mettle.match.record import Binding, Changes, Record, Templates
+from mettle.match.shared import Shared
+
+QUICK = 20_000  # rows: up to here a gallery measures and chooses its index whenever it opens without one
+
+
+class Search(Protocol):
+    """Where the rows of people are looked for."""
+
+    def find(self, probes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+        """(p, m) scores and row numbers, best first, padded by -inf and -1."""
+        ...
+
+    def rows(self) -> int:
+        """How many rows there are to find."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of it."""
+        ...
+
+
+class Remote:
+    """The record's own server searches its templates."""
+
+    def __init__(self, record: Any):
+        self.record = record
+
+    def find(self, probes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+        """By pgvector."""
+        return self.record.search(probes, m)
+
+    def rows(self) -> int:
+        """All templates."""
+        return self.record.size().templates
+
+    def facts(self) -> dict[str, Any]:
+        """Where it is."""
+        return {"kind": "pgvector, on the server"}
+
+
+class Local:
+    """An index in memory that follows the record.
+
+    With the rule ``best`` its rows are the templates. With any other it has one row per person, numbered by the
+    newest template of that person: whenever somebody's templates change, so does the number.
+    """
+
+    def __init__(self, record: Record, folder: Path | None, wanted: Wanted, write: bool = True):
+        self.record, self.folder, self.wanted, self.write = record, folder, wanted, write
+        self.rule = record.binding.fusion
+        self.lock = Shared()
+        self.measured: Measured | None = None
+        self.notes: list[str] = []
+        self.sequence = self.saved = -1
+        self.owner: dict[int, str] = {}  # of templates, and
+        self.row: dict[str, int] = {}  # row of a person: both for fused rules only
+        self.index: Index = Exact(record.binding.dim)
+        self._open()
+
+    def find(self, probes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+        """By the index, once it is up to date."""
+        self.follow()
+        with self.lock.read():
+            return self.index.search(probes, m)
+
+    def rows(self) -> int:
+        """Rows of the index as it is."""
+        return len(self.index)
+
+    def facts(self) -> dict[str, Any]:
+        """Kind, size, and what was measured when it was built."""
+        found: dict[str, Any] = {"kind": self.index.kind, "rows": len(self.index)}
+        return found | ({} if self.measured is None else {"measured": str(self.measured)})
+
+    def follow(self) -> None:
+        """Take in what has happened to the record."""
+        if self.record.sequence() == self.sequence:
+            return
+        with self.lock.write():
+            news = self.record.changes(self.sequence)
+            if news is None:
+                self._anew()
+            else:
+                self._apply(news)
+
+    def reindex(self, wanted: Wanted | None = None) -> Measured | None:
+        """Choose and build the index again, measured against exact search, and keep it on disk."""
+        self.wanted = wanted or self.wanted
+        with self.lock.write():
+            self._anew(choose=True)
+        self.save()
+        return self.measured
+
+    def save(self) -> None:
+        """Keep the index on disk, unless what is there is as new."""
+        if self.folder is None or not self.write or self.rule != "best" or self.saved == self.sequence:
+            return
+        with self.lock.read():
+            view.save(self.folder, self.index, self._about())
+            self.saved = self.sequence
+
+    def check(self) -> list[str]:
+        """Whether the index holds exactly the rows that the record says."""
+        self.follow()
+        expected = self.record.size()
+        wanted = expected.templates if self.rule == "best" else expected.identities
+        if len(self.index) != wanted:
+            return [f"the index holds {len(self.index)} rows, the record {wanted}: build it again (reindex)"]
+        return []
+
+    def _open(self) -> None:
+        if self.folder is not None and self.folder.is_dir():
+            try:
+                loaded = view.load(self.folder, self._about())
+                self.index, self.measured = loaded.index, loaded.measured
+                self.sequence = self.saved = loaded.sequence
+                self._remember()
+                self.follow()
+                return
+            except view.Stale as problem:
+                self.notes.append(f"the index on disk was not used ({problem}); built again from the record")
+        self._anew(choose=self.record.size().templates <= QUICK)
+
+    def _about(self) -> view.ViewFacts:
+        bound: Binding = self.record.binding
+        return view.ViewFacts(
+            sequence=self.sequence,
+            count=len(self.index),
+            dim=bound.dim,
+            metric=bound.metric,
+            model=bound.model,
+            fusion=bound.fusion,
+            kind=self.index.kind,
+            measured=self.measured,
+        )
+
+    def _anew(self, choose: bool = False) -> None:
+        """Everything from the record; without ``choose`` into an exact index, which takes no time to build."""
+        self.sequence = self.record.sequence()  # before the scan: what comes in between is taken in once more
+        self.owner, self.row = {}, {}
+        numbers, vectors, people = [], [], []
+        for part in self.record.scan():
+            numbers.append(part.numbers)
+            vectors.append(part.vectors)
+            people.extend(part.identities)
+        dim = self.record.binding.dim
+        at = np.concatenate(numbers) if numbers else np.empty(0, np.int64)
+        table = np.concatenate(vectors) if vectors else np.empty((0, dim), np.float32)
+        if self.rule != "best":
+            at, table, people = self._fused(at, table, people)
+        if choose and len(at):
+            built = build(table, at, self.wanted, labels=np.unique(people, return_inverse=True)[1])
+            self.index, self.measured = built.index, built.measured
+        else:
+            self.index, self.measured = Exact(dim), None
+            self.index.add(at, table)
+
+    def _fused(self, at: np.ndarray, table: np.ndarray, people: list[str]) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        self.owner = dict(zip(at.tolist(), people, strict=True))
+        order: dict[str, list[int]] = {}
+        for position, name in enumerate(people):
+            order.setdefault(name, []).append(position)
+        self.row = {name: int(at[positions].max()) for name, positions in order.items()}
+        made = [fusion.rows(self.rule, table[positions]) for positions in order.values()]
+        rows = np.concatenate(made) if made else np.empty((0, table.shape[1]), np.float32)
+        return np.fromiter(self.row.values(), np.int64, len(self.row)), rows, list(order)
+
+    def _remember(self) -> None:
+        """Whose templates there were when the view on disk was kept: by the record, as far as it still knows."""
+        if self.rule == "best":
+            return
+        raise view.Stale("one row per person is not kept on disk")
+
+    def _apply(self, news: Changes) -> None:
+        if self.rule == "best":
+            self.index.remove(news.removed)
+            fresh = _unknown(news.added, self.index)
+            self.index.add(fresh.numbers, fresh.vectors)
+        else:
+            self._refuse(news)
+        self.sequence = news.sequence
+
+    def _refuse(self, news: Changes) -> None:
+        """The rows of everybody whose templates changed, made anew from the record."""
+        touched = {self.owner.pop(n) for n in news.removed.tolist() if n in self.owner} | set(news.added.identities)
+        self.index.remove(_numbers(self.row.pop(name) for name in sorted(touched) if name in self.row))
+        for name in sorted(touched):
+            now = self.record.templates(name)
+            if not len(now.numbers):
+                continue
+            self.owner |= dict.fromkeys(now.numbers.tolist(), name)
+            self.row[name] = int(now.numbers.max())
+            self.index.add(_numbers([self.row[name]]), fusion.rows(self.rule, now.vectors))
+
+
+def _numbers(values: Iterable[int]) -> np.ndarray:
+    return np.fromiter(values, np.int64)
+
+
+def _unknown(added: Templates, index: Index) -> Templates:
+    """Additions that the index does not hold yet: a scan may have seen them before the change was told."""
+    new = ~index.holds(added.numbers)
+    if new.all():
+        return added
+    kept = tuple(name for name, keep in zip(added.identities, new, strict=True) if keep)
+    return Templates(added.numbers[new], kept, added.vectors[new])
