@@ -72,7 +72,7 @@ def _type(name: str, operand: str) -> str:
         return f"*{operand}"
     if name in ("LO", "HI", "ORDER", "COLUMN_ORDER", "TILE", "COUNTS"):
         return "*i32"
-    if name in ("LABELS", "COLUMNS", "NEAR", "FAR"):
+    if name in ("LABELS", "COLUMNS", "NEAR", "FAR", "AT"):
         return "*i64"
     if name == "DEFINED":
         return "*i1"
@@ -157,6 +157,7 @@ def rest(mode: str, width: int, kind: str) -> list[dict]:
         build(near.shift_kernel, mode, {"SIZE": 64}),
         build(peak.peak_kernel, mode, tile, shape.warps, shape.stages),
         build(peak.found_kernel, mode, row),
+        build(peak.pull_kernel, mode, {"WIDTH": width, "BLOCK": block, "ROWS": peak.PULLED}),
         build(counts.counts_kernel, mode, tile, shape.warps, shape.stages),
         build(
             classes.class_rows_kernel, mode, {name: rows[name] for name in ("WIDTH", "BLOCK", "ROWS")} | {"MODE": mode}

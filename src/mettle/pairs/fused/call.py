@@ -10,6 +10,7 @@ where the table says so, unless torch is asked for deterministic algorithms: the
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.pairs.fused.far import far_backward, far_forward, far_scores
 from mettle.pairs.fused.form import Form, precision
+from mettle.pairs.fused.launch import launch
 from mettle.pairs.fused.near import mean_kernel, near_backward, near_forward, shift_kernel
 from mettle.pairs.fused.prepare import Rows, prepared, projected
 from mettle.pairs.fused.table import Choice, Shape, choice
@@ -118,7 +120,7 @@ class _Plan:
         if form.far == "relative":
             partial, splits = self._sums("twice", two=True)
             self.shift = torch.empty_like(self.left.inverse)
-            shift_kernel[(len(self.shift) // 64,)](partial, self.shift, len(self.shift), splits, SIZE=64)
+            launch(shift_kernel, (len(self.shift) // 64,), partial, self.shift, len(self.shift), splits, SIZE=64)
         partial, splits = self._sums(form.far, form.two)
         return self._finish(partial, splits)
 
@@ -142,7 +144,8 @@ class _Plan:
         splits = divided(blocks, triton.cdiv(right.n, shape.columns), left.full, 16)
         make = torch.zeros if once else torch.empty
         partial = make(1 if once else splits, 2, padded, device=left.full.device)
-        far_forward[(blocks, splits)](
+        launch(
+            far_forward, (blocks, splits),
             *self._operands(left, right, self.left2, self.right2, shape), left.lo, left.hi, self.shift, partial,
             left.n, right.n, padded, splits, *self._numbers(),
             **self._widths(shape), BM=shape.rows, BN=shape.columns, MODE=self.mode, TMA=shape.tma, FAR=far,
@@ -160,13 +163,14 @@ class _Plan:
         blocks = padded // FEW
         sums, self.stats = torch.empty(blocks, 3, device=device), torch.empty(3, device=device)
         mean = torch.empty((), device=device)
-        near_forward[(blocks,)](
+        launch(
+            near_forward, (blocks,),
             left.full, right.full, left.lo, left.hi, partial, self.shift, left.order, values, defined, self.table, sums,
             left.n, right.n, padded, splits, *self._pull(), float(form.scale), *self._ends(),
             **self._near(), FAR=form.far, ONLINE=form.online, BY=form.by, MEAN_ALL=form.mean_all,
             COUNT=form.count_weight, num_warps=4,
         )  # fmt: skip
-        mean_kernel[(1,)](sums, self.stats, mean, blocks, SIZE=1024, num_warps=8)
+        launch(mean_kernel, (1,), sums, self.stats, mean, blocks, SIZE=1024, num_warps=8)
         return values, mean, defined
 
     def backward(
@@ -217,12 +221,14 @@ class _Plan:
             splits = divided(blocks, triton.cdiv(b.n, shape.columns), a.full, 2)
             g = torch.empty(splits, padded, a.width, device=a.full.device)
             flags.pop("BK")
-            far_backward[(blocks, splits)](
-                *operands, a.lo, a.hi, row, column, stats, g, a.n, b.n, padded, other, splits, *numbers, **flags
-            )
+            launch(
+                far_backward, (blocks, splits), *operands, a.lo, a.hi, row, column, stats, g,
+                a.n, b.n, padded, other, splits, *numbers, **flags,
+            )  # fmt: skip
         near = self._near()
         wide = near["BK"]
-        near_backward[(triton.cdiv(a.n, FEW), a.width // wide)](
+        launch(
+            near_backward, (triton.cdiv(a.n, FEW), a.width // wide),
             a.full, b.full, a.lo, a.hi, row, column, g, a.n, b.n, padded, other, splits,
             *self._pull(), *self._ends(), **near, LIVE=form.live, ROWS=rows, COLUMNS=columns, num_warps=4,
         )  # fmt: skip
@@ -242,9 +248,11 @@ class _Plan:
         back = stats[2] * (1 / numbers[-1])
         for start in range(0, a.n, most):
             stop = min(start + most, padded)
-            far_scores[(triton.cdiv(other, shape.columns), (stop - start) // shape.rows)](
-                *operands, a.lo, a.hi, row, column, stats, h, low, start, a.n, b.n, padded, other, *numbers, **flags
-            )
+            launch(
+                far_scores, (triton.cdiv(other, shape.columns), (stop - start) // shape.rows),
+                *operands, a.lo, a.hi, row, column, stats, h, low,
+                start, a.n, b.n, padded, other, *numbers, **flags,
+            )  # fmt: skip
             part = g[0, start:stop]
             multiplied(h[: stop - start], b.high, part)
             if self.mode == "split":
@@ -325,11 +333,17 @@ def multiplied(h: Tensor, z: Tensor, out: Tensor | None = None) -> Tensor:
     return found if out is None else out.copy_(found)
 
 
+@cache
+def multiprocessors(device: int) -> int:
+    """How many a GPU has; asked on every launch, so asked once."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def divided(blocks: int, tiles: int, like: Tensor, each: int) -> int:
     """Into how many parts to cut the columns so that every multiprocessor gets ``each`` programs, or nearly."""
     if not like.is_cuda:
         return 2 if tiles > 2 else 1
-    units = torch.cuda.get_device_properties(like.device).multi_processor_count
+    units = multiprocessors(like.device.index)
     return max(1, min(each * units // blocks, tiles // LEAST, 64))
 
 

@@ -18,6 +18,7 @@ from mettle.errors import InputError
 from mettle.pairs.fused.call import LOG2E, divided, multiplied
 from mettle.pairs.fused.far import far_forward, far_scores
 from mettle.pairs.fused.form import EXPONENT
+from mettle.pairs.fused.launch import launch
 from mettle.pairs.fused.prepare import HELD, PAD, SMALL, Rows, prepared
 from mettle.pairs.fused.table import choice
 from mettle.pairs.similarity import unit
@@ -142,7 +143,8 @@ class _Work:
             splits = divided(blocks, triton.cdiv(n, shape.columns), rows.full, 4)
             part = torch.empty(splits, 2, padded, device=rows.full.device)
             operands = (rows.high, rows.low, high, low)
-            far_forward[(blocks, splits)](
+            launch(
+                far_forward, (blocks, splits),
                 *operands, *operands, lo, hi, rows.inverse, part, rows.n, n, padded, splits,
                 LOG2E * self.scale, 0.0, 0.0, 0.0, **self.flags(shape), HALF=False, FLAT=shape.flat,
             )  # fmt: skip
@@ -178,7 +180,8 @@ class _Work:
             h = torch.empty(padded, len(high), dtype=high.dtype, device=device)
             rest = torch.empty_like(h) if self.mode == "split" else h
             operands = (rows.high, rows.low, high, low)
-            far_scores[(len(high) // shape.columns, padded // shape.rows)](
+            launch(
+                far_scores, (len(high) // shape.columns, padded // shape.rows),
                 *operands, *operands, lo, hi, table, table, stats, h, rest, 0, n, m, padded, len(high),
                 LOG2E * self.scale, 0.0, 0.0, 0.0, 0.0, ROOM, **flags,
             )  # fmt: skip
@@ -207,9 +210,10 @@ def class_rows(w: Tensor, rows: Rows, mode: str, whole: int) -> tuple[Tensor, Te
     inverse = torch.empty(padded, device=w.device)
     block = triton.next_power_of_2(rows.width)
     size = min(32, max(1, HELD // block))
-    class_rows_kernel[(padded // size,)](
-        w, high, low, inverse, n, d, w.stride(0), WIDTH=rows.width, BLOCK=block, ROWS=size, MODE=mode, num_warps=4
-    )
+    launch(
+        class_rows_kernel, (padded // size,), w, high, low, inverse, n, d, w.stride(0),
+        WIDTH=rows.width, BLOCK=block, ROWS=size, MODE=mode, num_warps=4,
+    )  # fmt: skip
     return high, low, inverse
 
 
@@ -218,9 +222,10 @@ def class_project(g: Tensor, w: Tensor, inverse: Tensor, back: Tensor, out: Tens
     n, d = w.shape
     block = triton.next_power_of_2(d)
     size = min(32, max(1, HELD // block))
-    class_project_kernel[(triton.cdiv(n, size),)](
-        g, w, inverse, back, out, n, d, g.stride(0), w.stride(0), out.stride(0), BLOCK=block, ROWS=size, num_warps=4
-    )
+    launch(
+        class_project_kernel, (triton.cdiv(n, size),), g, w, inverse, back, out, n, d,
+        g.stride(0), w.stride(0), out.stride(0), BLOCK=block, ROWS=size, num_warps=4,
+    )  # fmt: skip
 
 
 @triton.jit

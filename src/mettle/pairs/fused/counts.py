@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mettle.pairs.fused.far import tiles
+from mettle.pairs.fused.launch import launch
 from mettle.pairs.fused.prepare import prepared
 from mettle.pairs.fused.table import choice
 from mettle.pairs.fused.tile import held, product
@@ -43,7 +44,8 @@ def _score_counts(z: Tensor, labels: Tensor, bins: int, low: float, high: float)
         counts = torch.zeros(copies, 2, bins, dtype=torch.int32, device=z.device)
         many = min(span, blocks - first)
         splits = min(8, max(1, 4096 // many)) if z.is_cuda else 1
-        counts_kernel[(many, splits)](
+        launch(
+            counts_kernel, (many, splits),
             rows.high, rows.low, rows.lo, rows.hi, counts, first, rows.n, splits, copies, bins, low,
             bins / (high - low),
             WIDTH=rows.width, BK=shape.depth, BM=shape.rows, BN=shape.columns, MODE=mode,

@@ -18,9 +18,12 @@ from mettle.errors import InputError
 from mettle.pairs.contract import Tile
 from mettle.pairs.fused.call import divided
 from mettle.pairs.fused.far import tiles
-from mettle.pairs.fused.prepare import Rows, prepared
+from mettle.pairs.fused.launch import launch
+from mettle.pairs.fused.prepare import Rows, prepared, projected
 from mettle.pairs.fused.table import PEAK, choice
 from mettle.pairs.fused.tile import held, product
+
+PULLED = 8  # rows of a block on the way back
 
 
 def mines_hardest(loss: Any, difficulty: Any) -> bool:
@@ -44,60 +47,51 @@ def hardest_rows(
     """
     mode = mode or ("exact" if not z.is_cuda else "split" if z.dtype == torch.float32 else "half")
     with torch.cuda.device_of(z):
-        near, far, found = _Mined.apply(z, labels, ref, None if ref is None else ref[0], mode)  # type: ignore[misc]
-    positives, negatives = found
-
-    def peak(s: Tensor, count: Tensor, sign: int) -> Tensor:
-        none = torch.zeros(0, device=s.device)
-        d = loss.distance(Tile(s[:, None], False, False, none, none)).squeeze(1)
-        return torch.where(count > 0, sign * d, -torch.inf)
-
-    return {
-        "positives": positives,
-        "negatives present": negatives,
-        "farthest": peak(near, positives, 1),
-        "closest": peak(far, negatives, -1),
-    }
+        scores, found = _Mined.apply(z, labels, ref, None if ref is None else ref[0], mode)  # type: ignore[misc]
+    none = scores.new_empty(0)
+    d = loss.distance(Tile(scores, False, False, none, none))  # both at once: on a batch of this size launches count
+    farthest, closest = torch.where(found > 0, torch.stack([d[0], -d[1]]), -torch.inf)
+    return {"positives": found[0], "negatives present": found[1], "farthest": farthest, "closest": closest}
 
 
 class _Mined(torch.autograd.Function):
-    """Similarities of the mined pairs, (n,) each; 0 where there is none."""
+    """(2, n) similarities of the mined pairs, 0 where there is none, and how many pairs there were to mine from."""
 
     @staticmethod
     def forward(ctx, z: Tensor, labels: Tensor, ref: tuple[Tensor, Tensor] | None, other: Tensor | None, mode: str):  # type: ignore[override]
         left = prepared(z.detach(), labels, None if ref is None else ref[1], mode, True)
         right = left if other is None or ref is None else prepared(other.detach(), ref[1], labels, mode, True)
         at, scores, counts = mined(left, right, mode)
-        ctx.sides, ctx.at, ctx.dtypes = (left, right), at, (z.dtype, None if other is None else other.dtype)
+        ctx.sides, ctx.at = (left, right), at
+        ctx.like = z.new_empty(0), None if other is None else other.new_empty(0)
         ctx.mark_non_differentiable(counts)
-        return scores[0], scores[1], counts
+        return scores, counts
 
     @staticmethod
-    def backward(ctx, g_near: Tensor, g_far: Tensor, _):  # type: ignore[override]
+    def backward(ctx, g: Tensor, _):  # type: ignore[override]
         if torch.is_grad_enabled():
             raise InputError("the fused engine has first derivatives only: do not pass create_graph=True")
-        (left, right), at = ctx.sides, ctx.at
-        a = left.full[: left.n]
-        b = right.full[: right.n]
-        order = left.order[: left.n].long()  # what follows is in the order of labels, as the rows are
-        da, db = torch.zeros_like(a), torch.zeros_like(b) if right is not left else None
-        for g, pair in zip((g_near, g_far), at, strict=True):
-            here = pair.clamp(min=0)
-            g = torch.where(pair >= 0, g[order], 0)[:, None]
-            da.addcmul_(b[here], g)
-            (da if db is None else db).index_add_(0, here, a * g)
-        first, second = ctx.dtypes
-        return (
-            _lengthless(left, da).to(first), None, None,
-            None if db is None or second is None else _lengthless(right, db).to(second), None,
-        )  # fmt: skip
+        (left, right), (first, second), g = ctx.sides, ctx.like, g.float().contiguous()
+        da = torch.zeros_like(left.full)
+        db = da if right is left else torch.zeros_like(right.full)
+        if torch.are_deterministic_algorithms_enabled():
+            _pull(left, right, ctx.at, g, da, db)
+        else:
+            launch(
+                pull_kernel, (triton.cdiv(left.n, PULLED),), left.full, right.full, left.order, ctx.at, g, da, db,
+                left.n, WIDTH=left.width, BLOCK=triton.next_power_of_2(left.width), ROWS=PULLED, num_warps=4,
+            )  # fmt: skip
+        dz = projected(left, da, None, da, first, True)
+        return dz, None, None, None if second is None else projected(right, db, None, db, second, True), None
 
 
-def _lengthless(rows: Rows, g: Tensor) -> Tensor:
-    """Gradient of embeddings as they came from that of their directions."""
-    u = rows.full[: rows.n]
-    g = (g - u * torch.linalg.vecdot(u, g)[:, None]).mul_(rows.inverse[: rows.n, None])
-    return torch.empty_like(g[:, : rows.d]).index_copy_(0, rows.order[: rows.n].long(), g[:, : rows.d])
+def _pull(left: Rows, right: Rows, at: Tensor, g: Tensor, da: Tensor, db: Tensor) -> None:
+    """`pull_kernel` by torch, whose additions can be told to keep one order."""
+    a, order = left.full[: left.n], left.order[: left.n].long()  # rows are in the order of labels
+    for by, pair in zip(g, at, strict=True):
+        here, weight = pair.clamp(min=0), torch.where(pair >= 0, by[order], 0)[:, None]
+        da[: left.n].addcmul_(right.full[here], weight)
+        db.index_add_(0, here, a * weight)
 
 
 def mined(left: Rows, right: Rows, mode: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,19 +106,45 @@ def mined(left: Rows, right: Rows, mode: str) -> tuple[Tensor, Tensor, Tensor]:
     padded = len(left.full)
     top = torch.empty(splits, padded, device=device)
     tile = torch.empty(splits, padded, dtype=torch.int32, device=device)
-    peak_kernel[(blocks, splits)](
+    launch(
+        peak_kernel, (blocks, splits),
         left.high, left.low, right.high, right.low, left.lo, left.hi, top, tile, left.n, right.n, padded, splits,
         WIDTH=left.width, BK=shape.depth, BM=shape.rows, BN=shape.columns, MODE=mode,
         num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
     at = torch.empty(2, left.n, dtype=torch.int64, device=device)
     scores, counts = (torch.empty(2, left.n, device=device) for _ in range(2))
-    found_kernel[(left.n,)](
+    launch(
+        found_kernel, (left.n,),
         left.full, right.full, left.lo, left.hi, left.order, top, tile, at, scores, counts,
         left.n, right.n, padded, splits, SELF=left is right, WIDTH=left.width,
         BLOCK=triton.next_power_of_2(left.width), BN=shape.columns, BC=min(32, shape.columns), num_warps=4,
     )  # fmt: skip
     return at, scores, counts
+
+
+@triton.jit
+def pull_kernel(
+    Z, C, ORDER, AT, G, DZ, DC, n,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the mined pairs' similarities to both ends of each pair."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    real = row < n
+    c = tl.arange(0, BLOCK)
+    order = tl.load(ORDER + row, mask=real, other=0)
+    here = row.to(tl.int64)[:, None] * WIDTH + c[None, :]
+    own = real[:, None] & (c < WIDTH)[None, :]
+    z = tl.load(Z + here, mask=own, other=0.0)
+    pull = tl.zeros((ROWS, BLOCK), tl.float32)
+    for k in tl.static_range(2):
+        pair = tl.load(AT + k * n + row, mask=real, other=-1)
+        there = pair[:, None] * WIDTH + c[None, :]
+        some = own & (pair >= 0)[:, None]
+        g = tl.load(G + k * n + order, mask=real & (pair >= 0), other=0.0)[:, None]
+        pull += g * tl.load(C + there, mask=some, other=0.0)
+        tl.atomic_add(DC + there, g * z, mask=some, sem="relaxed")
+    tl.atomic_add(DZ + here, pull, mask=own, sem="relaxed")
 
 
 @triton.jit

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mettle.pairs.fused.launch import launch
+
 PAD = 256  # rows are padded with zeros to a multiple of this: no load ever needs a mask
 SMALL = 64  # the same in the interpreter, where padding costs as much as rows
 RANKED = 4096  # rows up to which counting is quicker than sorting
@@ -66,7 +68,8 @@ def prepared(z: Tensor, labels: Tensor, other: Tensor | None, mode: str, unit: b
         order[:n] = at
     block = triton.next_power_of_2(wide)
     rows = min(32, max(1, HELD // block))
-    prepare_kernel[(triton.cdiv(padded, rows),)](
+    launch(
+        prepare_kernel, (triton.cdiv(padded, rows),),
         z, labels, columns, order, lo, hi, inverse, full, high, low, n, len(columns), padded, d, z.stride(0),
         WIDTH=wide, BLOCK=block, ROWS=rows, RANK=ranked, UNIT=unit, MODE=mode, num_warps=4,
     )  # fmt: skip
@@ -78,7 +81,8 @@ def projected(rows: Rows, g: Tensor, factor: Tensor | None, stats: Tensor, like:
     out = torch.empty(rows.n, rows.d, dtype=like.dtype, device=like.device)
     block = triton.next_power_of_2(rows.width)
     size = min(32, max(1, HELD // block))
-    project_kernel[(triton.cdiv(rows.n, size),)](
+    launch(
+        project_kernel, (triton.cdiv(rows.n, size),),
         g, rows.full, rows.inverse, rows.order, stats if factor is None else factor, stats, out, rows.n, rows.d,
         WIDTH=rows.width, BLOCK=block, ROWS=size, UNIT=unit, MEAN=factor is not None, num_warps=4,
     )  # fmt: skip
