@@ -1,0 +1,231 @@
+"""What every SQL record does alike: the verbs of `Record` over transactions that a database gives.
+
+`sqlite` and `postgres` say how a transaction is made (`_read`, `_write`, `_reading`); `statements` says what is done
+in it; here is which statements make a verb, so that both kinds obey the same laws by the same lines.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace as replaced
+from typing import TypeVar
+
+import numpy as np
+
+from mettle.errors import GalleryError, UnknownIdentity
+from mettle.match import content, statements
+from mettle.match.content import Content, Tally
+from mettle.match.record import Binding, Changes, Receipt, Size, Templates
+from mettle.match.statements import Session, Tombstone
+
+Result = TypeVar("Result")
+
+
+class Ledger(ABC):
+    """A record in a database. Subclasses give transactions and say how theirs is made, opened and compacted."""
+
+    kind: str
+    _binding: Binding
+    _salt: str
+
+    @abstractmethod
+    def _read(self, work: Callable[[Session], Result]) -> Result:
+        """Run ``work`` in a transaction that reads one moment; it may be run twice."""
+
+    @abstractmethod
+    def _write(self, work: Callable[[Session], Receipt], *, named: bool = False) -> Receipt:
+        """Run ``work`` alone and commit it durably; ``named``: doing it again after a commit changes nothing."""
+
+    @abstractmethod
+    def _reading(self) -> AbstractContextManager[Session]:
+        """A transaction that reads one moment for as long as it is held."""
+
+    def _nameless(self) -> str | None:
+        """What a request is called that the caller did not name; None: it needs no name."""
+        return None
+
+    @property
+    def binding(self) -> Binding:
+        """What its templates are."""
+        return self._binding
+
+    def sequence(self) -> int:
+        """Number of the last acknowledged change."""
+        return self._read(lambda session: statements.counter(session)[0])
+
+    def size(self) -> Size:
+        """How much is enrolled now."""
+        return self._read(statements.size)
+
+    def enrol(
+        self, identity: str, vectors: np.ndarray, *, request: str | None = None, replace: bool = False
+    ) -> Receipt:
+        """Add (m, dim) templates to an identity; the receipt has their numbers."""
+        identity = content.name(identity)
+        rows = content.vectors(vectors, self._binding.dim)
+        asked, name = self._asked("replace" if replace else "enrol", identity, request)
+
+        def work(session: Session) -> Receipt:
+            if known := statements.served(session, name, asked):
+                return known
+            sequence, number, _ = statements.counter(session)
+            sequence += 1
+            owner = statements.owner_of(session, identity)
+            if owner is None:
+                owner = session.rows("INSERT INTO identities (name) VALUES (?) RETURNING id", identity)[0][0]
+            elif replace:
+                statements.remove(session, owner, sequence, content.pseudonym(self._salt, identity), number)
+            statements.insert(session, [(number + i, owner, identity, row) for i, row in enumerate(rows)], sequence)
+            numbers = tuple(range(number, number + len(rows)))
+            return statements.acknowledge(session, name, asked, Receipt(sequence, numbers), number + len(rows))
+
+        receipt = self._write(work, named=name is not None)
+        return receipt if request is not None else replaced(receipt, repeated=False)
+
+    def delete(self, identity: str, *, request: str | None = None) -> Receipt:
+        """Remove an identity and all its templates; the receipt has their numbers."""
+        identity = content.name(identity)
+        asked, name = self._asked("delete", identity, request)
+
+        def work(session: Session) -> Receipt:
+            if known := statements.served(session, name, asked):
+                return known
+            owner = statements.owner_of(session, identity)
+            if owner is None:
+                raise UnknownIdentity(f"nobody called {identity!r:.80} is enrolled: nothing was deleted")
+            sequence, number, _ = statements.counter(session)
+            numbers = statements.remove(session, owner, sequence + 1, content.pseudonym(self._salt, identity), number)
+            session.rows("DELETE FROM identities WHERE id = ?", owner)
+            return statements.acknowledge(session, name, asked, Receipt(sequence + 1, numbers), number)
+
+        receipt = self._write(work, named=name is not None)
+        return receipt if request is not None else replaced(receipt, repeated=False)
+
+    def templates(self, identity: str) -> Templates:
+        """All templates of an identity; none: empty."""
+        identity = content.name(identity)
+        sql = f"{statements.ROWS} WHERE i.name = ? ORDER BY t.number"
+        return self._read(lambda s: statements.as_templates(s, s.rows(sql, identity), self._binding.dim))
+
+    def names(self, numbers: np.ndarray) -> list[str | None]:
+        """Whose templates these are; None for those that are not there."""
+        wanted = [int(number) for number in numbers]
+
+        def work(session: Session) -> dict[int, str]:
+            found: dict[int, str] = {}
+            for start in range(0, len(wanted), statements.PAGE):
+                page = wanted[start : start + statements.PAGE]
+                marks = ", ".join("?" * len(page))
+                found |= session.rows(
+                    "SELECT t.number, i.name FROM templates t JOIN identities i ON i.id = t.identity "
+                    f"WHERE t.number IN ({marks})",
+                    *page,
+                )
+            return found
+
+        found = self._read(work)
+        return [found.get(number) for number in wanted]
+
+    def ids(self) -> Iterator[str]:
+        """All identities, sorted by code point; read in pages, so that nothing is held while the caller works."""
+        last = ""
+        while True:
+            sql = f"SELECT name FROM identities WHERE name > ? ORDER BY name LIMIT {statements.PAGE}"
+            page = self._read(lambda session, last=last, sql=sql: session.rows(sql, last))
+            yield from (row[0] for row in page)
+            if len(page) < statements.PAGE:
+                return
+            last = page[-1][0]
+
+    def scan(self, *, batch: int = 65536) -> Iterator[Templates]:
+        """All templates in the order of their numbers, as of one moment."""
+        with self._reading() as session:
+            for rows in session.each(f"{statements.ROWS} ORDER BY t.number", batch):
+                yield statements.as_templates(session, rows, self._binding.dim)
+
+    def changes(self, after: int) -> Changes | None:
+        """What happened after a sequence number; None where the record no longer remembers, or has not got so far."""
+        after = int(after)
+
+        def work(session: Session) -> Changes | None:
+            sequence, _, floor = statements.counter(session)
+            if not floor <= after <= sequence:
+                return None
+            gone = session.rows("SELECT number FROM removals WHERE sequence > ? ORDER BY number", after)
+            new = session.rows(f"{statements.ROWS} WHERE t.sequence > ? ORDER BY t.number", after)
+            removed = np.fromiter((row[0] for row in gone), np.int64, len(gone))
+            return Changes(sequence, removed, statements.as_templates(session, new, self._binding.dim))
+
+        return self._read(work)
+
+    def digest(self) -> str:
+        """A checksum over all live templates that does not depend on numbers, order or kind of record."""
+        tally = Tally(self._binding.dim)
+        for part in self.scan(batch=8192):
+            tally.add(part.identities, part.vectors)
+        return tally.content().digest
+
+    def check(self) -> list[str]:
+        """What is wrong with the record, in words."""
+        return self._read(lambda session: statements.findings(session, self._binding.dim))[: statements.FINDINGS]
+
+    def tombstones(self, after: int = 0) -> tuple[Tombstone, ...]:
+        """What was removed after a sequence number; keep it apart from backups, and `apply` it to a restored one."""
+        sql = "SELECT sequence, person, number FROM tombstones WHERE sequence > ? ORDER BY sequence"
+        return self._read(lambda session: tuple(Tombstone(*row) for row in session.rows(sql, int(after))))
+
+    def apply(self, tombstones: Sequence[Tombstone]) -> Receipt:
+        """Remove from a restored backup what was removed after the backup was made; the receipt has the numbers.
+
+        Views of the lost history are not taken for views of this record: `changes` answers None to them.
+        """
+
+        def work(session: Session) -> Receipt:
+            sequence, number, _ = statements.counter(session)
+            known = set(session.rows("SELECT sequence, person FROM tombstones"))
+            new = [stone for stone in tombstones if (stone.sequence, stone.person) not in known]
+            if not new:
+                return Receipt(sequence, (), repeated=True)
+            sequence = max(sequence, *(stone.sequence for stone in new)) + 1
+            number = max(number, *(stone.number for stone in new))
+            people = {content.pseudonym(self._salt, name): owner for owner, name in statements.identities(session)}
+            gone: list[int] = []
+            for stone in new:
+                session.rows("INSERT INTO tombstones VALUES (?, ?, ?)", stone.sequence, stone.person, stone.number)
+                if (owner := people.get(stone.person)) is not None:
+                    gone += statements.remove(session, owner, sequence, None, number, before=stone.sequence)
+            session.rows(f"DELETE FROM identities AS i WHERE {statements.ALONE}")
+            session.rows("UPDATE counter SET floor = ?", sequence)
+            return statements.acknowledge(session, None, "", Receipt(sequence, tuple(sorted(gone))), number)
+
+        return self._write(work)
+
+    def load(self, scan: Callable[[], Iterator[Templates]], agree: Callable[[Content, Content], None]) -> Receipt:
+        """Fill an empty record in one change; ``agree`` sees what came and what is here and may still refuse."""
+
+        def work(session: Session) -> Receipt:
+            sequence, number, _ = statements.counter(session)
+            if statements.size(session).templates:
+                raise GalleryError("the target is not empty: move into a new gallery")
+            came, first, owners = Tally(self._binding.dim), number, {}
+            for part in scan():
+                came.add(part.identities, part.vectors)
+                rows = content.vectors(part.vectors, self._binding.dim)
+                owners |= statements.enter(session, [n for n in dict.fromkeys(part.identities) if n not in owners])
+                placed = enumerate(zip(part.identities, rows, strict=True), number)
+                statements.insert(session, [(n, owners[name], name, row) for n, (name, row) in placed], sequence + 1)
+                number += len(rows)
+            here = Tally(self._binding.dim)
+            for rows in session.each(f"{statements.ROWS} ORDER BY t.number", 8192):
+                part = statements.as_templates(session, rows, self._binding.dim)
+                here.add(part.identities, part.vectors)
+            agree(came.content(), here.content())
+            receipt = Receipt(sequence + 1, tuple(range(first, number)))
+            return statements.acknowledge(session, None, "", receipt, number)
+
+        return self._write(work)
+
+    def _asked(self, verb: str, identity: str, request: str | None) -> tuple[str, str | None]:
+        """What is asked, as a hash, and under which name."""
+        name = self._nameless() if request is None else content.name(request, "request")
+        return content.pseudonym(self._salt, f"{verb} {identity}"), name

@@ -1,0 +1,54 @@
+"""Moving a gallery from one kind of record to another, with proof that everything came through."""
+
+from dataclasses import dataclass
+
+from mettle.errors import GalleryError
+from mettle.match.content import Content
+from mettle.match.ledger import Ledger
+from mettle.match.record import Record
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What was moved; `digest` is the same on both sides."""
+
+    identities: int
+    templates: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"moved {self.identities} identities, {self.templates} templates; digest {self.digest[:16]} on both"
+
+
+def move(source: Record, target: Ledger) -> Moved:
+    """Copy all live templates into an empty record of the same binding, in one change.
+
+    Counts and digests of the source, of what came and of what the target holds are compared before the target commits:
+    where they differ, or anything fails, it stays empty. Numbers, requests and tombstones are the target's own.
+    """
+    if source is target:
+        raise GalleryError("source and target are the same gallery: move into a new one")
+    if source.binding != target.binding:
+        raise GalleryError("the target is bound to something else than the source: create it with the source's binding")
+    size = target.size()
+    if size.templates:
+        raise GalleryError(f"the target holds {size.templates} templates already: move into a new gallery")
+    promised = Content(source.size().identities, source.size().templates, source.digest())
+    target.load(source.scan, lambda came, here: _agree(promised, came, here))
+    return Moved(promised.identities, promised.templates, promised.digest)
+
+
+def _agree(promised: Content, came: Content, here: Content) -> None:
+    if came != promised:
+        raise GalleryError(
+            f"the source changed while it was read ({_differs(promised, came)}): stop its writers, try again"
+        )
+    if here != came:
+        raise GalleryError(f"the target did not keep what came ({_differs(came, here)}): it was left empty")
+
+
+def _differs(wanted: Content, got: Content) -> str:
+    return (
+        f"{wanted.identities} identities, {wanted.templates} templates, {wanted.digest[:16]} against "
+        f"{got.identities}, {got.templates}, {got.digest[:16]}"
+    )

@@ -1,0 +1,210 @@
+"""The statements that every SQL record is made of, in words that SQLite and PostgreSQL both speak.
+
+    facts       format, binding, salt
+    counter     one row: sequence (last change), number (next template), floor (what came before it is forgotten)
+    identities  id, name
+    templates   number, identity, sequence (when it came), crc, vector
+    removals    number, sequence: templates that were there once
+    tombstones  sequence, person (keyed hash of the name), number: for a restored backup
+    requests    name, asked (keyed hash of the question), sequence, numbers: the receipt that a retry gets
+
+Every function works inside a transaction that its caller has opened.
+"""
+
+import json
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from mettle.errors import GalleryError, InputError
+from mettle.match import content
+from mettle.match.record import Binding, Receipt, Size, Templates
+
+FORMAT = 1
+REMEMBERED = 100_000  # changes whose removals and requests survive `compact`
+PAGE = 500  # values in one statement: every database takes as many
+FINDINGS = 100  # lines of `check`: more would help nobody
+ALONE = "NOT EXISTS (SELECT 1 FROM templates t WHERE t.identity = i.id)"
+ROWS = "SELECT t.number, i.name, t.crc, t.vector FROM templates t JOIN identities i ON i.id = t.identity"
+
+
+class Session(Protocol):
+    """One transaction of a database. Values stand as ``?``."""
+
+    def rows(self, sql: str, *values: Any) -> list[tuple]:
+        """Run a statement and return what it gives."""
+        ...
+
+    def many(self, sql: str, values: Sequence[tuple]) -> None:
+        """Run a statement once for each tuple of values."""
+        ...
+
+    def each(self, sql: str, batch: int) -> Iterator[list[tuple]]:
+        """What a query gives, a part at a time."""
+        ...
+
+    def pack(self, row: np.ndarray) -> Any:
+        """A vector as this database takes it."""
+        ...
+
+    def unpack(self, blob: bytes) -> bytes:
+        """A vector as this database gives it, as little-endian float32 bytes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tombstone:
+    """Templates of a person that came before this sequence number are gone for good."""
+
+    sequence: int
+    person: str  # keyed hash of the name; the key is the record's, so a backup of it has the same
+    number: int  # the next template's number at that time
+
+
+def first_rows(session: Session, binding: Binding) -> None:
+    """What stands in a new record."""
+    facts = {"format": str(FORMAT), "binding": content.to_json(binding), "salt": secrets.token_hex(32)}
+    session.many("INSERT INTO facts VALUES (?, ?)", list(facts.items()))
+    session.rows("INSERT INTO counter (id, sequence, number, floor) VALUES (1, 0, 1, 0)")
+
+
+def read_facts(session: Session) -> tuple[Binding, str]:
+    """Binding and salt of a record; refuses one that a newer mettle wrote."""
+    facts = dict(session.rows("SELECT key, value FROM facts"))
+    written = facts.get("format", "")
+    if not written.isdecimal() or int(written) < 1 or "salt" not in facts:
+        raise GalleryError("the record does not say its format: it is damaged, restore a snapshot")
+    if int(written) > FORMAT:
+        raise GalleryError(f"a newer mettle wrote this gallery (format {written}, known is {FORMAT}): upgrade mettle")
+    return content.from_json(facts.get("binding", "")), facts["salt"]
+
+
+def forget(session: Session) -> None:
+    """Drop requests and removals of long ago."""
+    sequence = counter(session)[0]
+    floor = sequence - REMEMBERED
+    if floor > 0:
+        session.rows("DELETE FROM requests WHERE sequence <= ?", floor)
+        session.rows("DELETE FROM removals WHERE sequence <= ?", floor)
+        session.rows("UPDATE counter SET floor = ? WHERE floor < ?", floor, floor)
+
+
+def counter(session: Session) -> tuple[int, int, int]:
+    """Last sequence number, next number of a template, and where memory begins."""
+    return session.rows("SELECT sequence, number, floor FROM counter")[0]  # type: ignore[return-value]
+
+
+def size(session: Session) -> Size:
+    """How much is enrolled."""
+    sql = "SELECT (SELECT count(*) FROM identities), (SELECT count(*) FROM templates)"
+    return Size(*session.rows(sql)[0])
+
+
+def identities(session: Session) -> list[tuple]:
+    """All identities with their keys."""
+    return session.rows("SELECT id, name FROM identities")
+
+
+def owner_of(session: Session, identity: str) -> int | None:
+    """Key of an identity, None where there is none."""
+    found = session.rows("SELECT id FROM identities WHERE name = ?", identity)
+    return found[0][0] if found else None
+
+
+def enter(session: Session, names: Sequence[str]) -> dict[str, int]:
+    """Add many new identities; returns their keys."""
+    session.many("INSERT INTO identities (name) VALUES (?)", [(content.name(name),) for name in names])
+    keys: dict[str, int] = {}
+    for start in range(0, len(names), PAGE):
+        page = names[start : start + PAGE]
+        marks = ", ".join("?" * len(page))
+        keys |= session.rows(f"SELECT name, id FROM identities WHERE name IN ({marks})", *page)
+    return keys
+
+
+def served(session: Session, request: str | None, asked: str) -> Receipt | None:
+    """The receipt of a request that was served before."""
+    if request is None:
+        return None
+    found = session.rows("SELECT asked, sequence, numbers FROM requests WHERE name = ?", request)
+    if not found:
+        return None
+    question, sequence, numbers = found[0]
+    if question != asked:
+        raise InputError(f"request {request!r:.80} was used before for something else: give every request its own name")
+    return Receipt(sequence, tuple(json.loads(numbers)), repeated=True)
+
+
+def acknowledge(session: Session, request: str | None, asked: str, receipt: Receipt, number: int) -> Receipt:
+    """Write down that a change was made, and for whom."""
+    session.rows("UPDATE counter SET sequence = ?, number = ?", receipt.sequence, number)
+    if request is not None:
+        numbers = json.dumps(receipt.numbers)
+        session.rows("INSERT INTO requests VALUES (?, ?, ?, ?)", request, asked, receipt.sequence, numbers)
+    return receipt
+
+
+def insert(session: Session, rows: list[tuple[int, int, str, np.ndarray]], sequence: int) -> None:
+    """Add templates: number, key and name of the identity, vector."""
+    session.many(
+        "INSERT INTO templates (number, identity, sequence, crc, vector) VALUES (?, ?, ?, ?, ?)",
+        [
+            (number, owner, sequence, content.checksum(number, name, row.tobytes()), session.pack(row))
+            for number, owner, name, row in rows
+        ],
+    )
+
+
+def remove(
+    session: Session, owner: int, sequence: int, person: str | None, number: int, before: int | None = None
+) -> tuple[int, ...]:
+    """Take the templates of one identity away (those that came before ``before``) and remember that they were there."""
+    limit = sequence if before is None else before
+    chosen = "identity = ? AND sequence < ?"
+    gone = session.rows(f"SELECT number FROM templates WHERE {chosen} ORDER BY number", owner, limit)
+    session.many("INSERT INTO removals (number, sequence) VALUES (?, ?)", [(row[0], sequence) for row in gone])
+    session.rows(f"DELETE FROM templates WHERE {chosen}", owner, limit)
+    if person is not None:
+        session.rows("INSERT INTO tombstones VALUES (?, ?, ?)", sequence, person, number)
+    return tuple(row[0] for row in gone)
+
+
+def as_templates(session: Session, rows: list[tuple], dim: int) -> Templates:
+    """Rows as arrays; a row that fails its checksum is never given out."""
+    blobs = []
+    for number, name, crc, blob in rows:
+        vector = session.unpack(blob)
+        if len(vector) != dim * content.FLOATS.itemsize or content.checksum(number, name, vector) != crc:
+            raise GalleryError(f"template {number} fails its checksum: the record is damaged, restore a snapshot")
+        blobs.append(vector)
+    vectors = np.frombuffer(b"".join(blobs), content.FLOATS).reshape(-1, dim).astype(np.float32)
+    numbers = np.fromiter((row[0] for row in rows), np.int64, len(rows))
+    return Templates(numbers, tuple(row[1] for row in rows), vectors)
+
+
+def findings(session: Session, dim: int) -> list[str]:
+    """What is wrong with rows and counts, in words."""
+    found = []
+    sequence, number, _ = counter(session)
+    for rows in session.each(f"{ROWS} ORDER BY t.number", 8192):
+        for row in rows:
+            try:
+                content.vectors(as_templates(session, [row], dim).vectors, dim)
+            except GalleryError as error:
+                found.append(str(error))
+            except InputError:
+                found.append(f"template {row[0]} is not of unit length")
+    rules = {
+        f"identities i WHERE {ALONE}": "identities have no template",
+        "templates t WHERE NOT EXISTS (SELECT 1 FROM identities i WHERE i.id = t.identity)": "templates are nobody's",
+        f"templates WHERE number >= {number} OR number < 1": "templates have a number that was never given",
+        f"templates WHERE sequence > {sequence}": "templates come from changes that were never made",
+        "removals r WHERE EXISTS (SELECT 1 FROM templates t WHERE t.number = r.number)": "removed templates are there",
+    }
+    for rule, trouble in rules.items():
+        if count := session.rows(f"SELECT count(*) FROM {rule}")[0][0]:
+            found.append(f"{count} {trouble}: restore a snapshot")
+    return found

@@ -1,0 +1,132 @@
+"""Processes that die: killed in the middle of every verb, killed while they hold the lock, forked and left behind."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import killed
+import pytest
+from shelves import FileShelf, memory, units
+
+from mettle.errors import GalleryLocked
+from mettle.match.record import Binding
+from mettle.match.sqlite import SqliteRecord
+
+SCRIPT = str(Path(killed.__file__))
+
+
+def run(*arguments: str, timeout: float = 280) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-W", "error", SCRIPT, *arguments], capture_output=True, text=True, timeout=timeout
+    )
+
+
+def test_g1_kill_loses_nothing_acknowledged(tmp_path):
+    """A hundred: on a disk, where there is time to be killed while it syncs, and in memory, where more is under way."""
+    seed, quick = str(int(time.time()) % 100_000), memory()
+    runs = [run("--kills", "40", "--seed", seed, "--folder", str(tmp_path))]
+    runs += [run("--kills", "60", "--seed", seed, *(["--folder", quick, "--delay", "0.003"] if quick else []))]
+    during: dict[str, int] = {}
+    for done, kills in zip(runs, (40, 60), strict=True):
+        assert done.returncode == 0, done.stderr
+        facts = json.loads(done.stdout)
+        print(facts)
+        assert facts["kills"] == kills and facts["acknowledged"] > kills
+        during |= {verb: during.get(verb, 0) + count for verb, count in facts["killed during"].items()}
+    assert all(during.get(verb, 0) >= 3 for verb in ("enrol", "replace", "delete", "compact", "snapshot")), during
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1600)
+def test_g1_a_thousand_kills_lose_nothing_acknowledged():
+    done = run("--kills", "1000", "--seconds", "1200", "--seed", str(int(time.time()) % 100_000), timeout=1500)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["kills"] >= 300
+
+
+@pytest.mark.parametrize("damage", ["lost", "back again", "half", "not asked for"])
+def test_g1_the_harness_would_see_a_loss(tmp_path, damage):
+    record = SqliteRecord.create(tmp_path / "record.sqlite", Binding(killed.DIM))
+    expected = killed.Expected()
+    for turn, (verb, name) in enumerate([("enrol", "a"), ("enrol", "b"), ("delete", "a"), ("snapshot", "")]):
+        task = {"verb": verb, "name": name, "seed": turn, "n": 3, "request": f"r{turn}"}
+        receipt = killed.act(record, tmp_path, task)
+        expected.apply(task, *((receipt.sequence, list(receipt.numbers)) if receipt else (0, [])))
+    record.close()
+    assert killed.look(tmp_path, expected, None, random.Random(1)) is False
+    shelf = FileShelf(tmp_path)
+    if damage == "lost":
+        shelf.sql("DELETE FROM templates")
+        shelf.sql("DELETE FROM identities")
+    elif damage == "half":
+        shelf.sql("DELETE FROM templates WHERE number = 5")
+    else:
+        record = shelf.open()
+        record.enrol("a", killed.vectors(0, 3))
+        record.close()
+        if damage == "back again":
+            shelf.sql("UPDATE counter SET sequence = 3")
+    with pytest.raises(AssertionError):
+        killed.look(tmp_path, expected, None, random.Random(1))
+
+
+def test_g6_a_second_writer_is_refused_and_a_dead_one_is_no_obstacle(tmp_path):
+    shelf = FileShelf(tmp_path)
+    record = shelf.create()
+    record.enrol("anna", units(1, 1))
+    with pytest.raises(GalleryLocked, match=f"this process .{os.getpid()}."):
+        shelf.open()
+    record.close()
+    holder = subprocess.Popen(
+        [sys.executable, SCRIPT, "--hold", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert holder.stdout.readline().strip() == str(holder.pid)
+        with pytest.raises(GalleryLocked, match=f"process {holder.pid} is writing"):
+            shelf.open()
+        reader = shelf.open(write=False)
+        assert list(reader.ids()) == ["anna"], "readers need no lock"
+        reader.close()
+    finally:
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+        holder.stdout.close()
+    again = shelf.open()
+    assert list(again.ids()) == ["anna"]
+    again.close()
+
+
+def test_g6_a_forked_child_does_not_keep_the_lock(tmp_path):
+    """A process that forked (a loader of images, say) and died leaves no lock behind in its children."""
+    FileShelf(tmp_path).create().close()
+    code = (
+        "import os, sys, time\nfrom pathlib import Path\nfrom mettle.match.sqlite import SqliteRecord\n"
+        "record = SqliteRecord.open(Path(sys.argv[1]))\npid = os.fork()\n"
+        "if pid == 0:\n    os.close(1)\n    time.sleep(60)\n    os._exit(0)\n"
+        "print(pid, flush=True)\nos.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "record.sqlite")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=60,
+    )
+    left = int(done.stdout)
+    try:
+        os.kill(left, 0)  # it is alive
+        FileShelf(tmp_path).open().close()
+    finally:
+        os.kill(left, signal.SIGKILL)
+
+
+def test_a_record_opens_without_torch(tmp_path):
+    code = (
+        "import sys, mettle.match.sqlite, mettle.match.postgres, mettle.match.move\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
