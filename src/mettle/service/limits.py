@@ -1,0 +1,85 @@
+"""How much one client may ask for: sizes, times, numbers, and rates that refill."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, fields
+
+from mettle.errors import InputError
+
+
+@dataclass(frozen=True)
+class Rate:
+    """So many in so many seconds: all at once if nothing was used before, then as they refill."""
+
+    count: int
+    seconds: float = 60.0
+
+    def __post_init__(self):
+        if self.count < 1 or not 0 < self.seconds < float("inf"):
+            raise InputError(f"a rate is a count of 1 or more in a number of seconds above 0: got {self}")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the service takes; every number is a most."""
+
+    body: int = 8 << 20  # bytes of a request
+    pixels: int = 16_000_000  # of a picture, by its header
+    parts: int = 24  # of a multipart body, pictures included
+    field: int = 4096  # bytes of a part that is no picture
+    templates: int = 16  # in one enrolment
+    k: int = 50  # candidates
+    body_seconds: float = 20.0  # from the first byte of a request to its last
+    work_seconds: float = 20.0  # from its last byte to the answer
+    workers: int = 2  # threads that decode and match
+    queue: int = 32  # requests that wait for one
+    active: int = 64  # requests in hand, those still arriving included
+    per_key: Rate = Rate(600, 60)
+    per_target: Rate = Rate(30, 60)  # tries at one identity, by all keys together
+    identify_daily: Rate = Rate(20_000, 86_400)  # identifications by one key
+    refusals: Rate = Rate(60, 60)  # lines of the trail about refused requests; the others are counted
+    wolf: int = 3  # other identities that a new template may match before it is quarantined
+    digits: int = 3  # of a score that leaves the service
+
+    def __post_init__(self):
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name in ("queue", "wolf", "digits") else 1
+            if not isinstance(value, Rate) and not (value >= least or (value > 0 and field.name.endswith("seconds"))):
+                raise InputError(f"limits.{field.name} must be at least {least}: got {value!r}")
+
+
+class Buckets:
+    """One bucket of tokens per name; safe to use from many threads, and never more than ``most`` buckets."""
+
+    def __init__(self, rate: Rate, *, most: int = 100_000, clock: Callable[[], float] = time.monotonic):
+        self._rate, self._most, self._clock = rate, most, clock
+        self._full: OrderedDict[Hashable, float] = OrderedDict()  # name -> when its bucket will be full again
+        self._lock = threading.Lock()
+
+    def take(self, name: Hashable) -> float:
+        """Take a token: 0.0 if there was one, else the seconds until there will be."""
+        step = self._rate.seconds / self._rate.count
+        with self._lock:
+            now = self._clock()
+            full = max(self._full.get(name, now), now) + step
+            wait = full - now - self._rate.seconds
+            if wait > 1e-9:
+                return wait
+            self._full[name] = full
+            self._full.move_to_end(name)
+            self._trim(now)
+            return 0.0
+
+    def __len__(self) -> int:
+        return len(self._full)
+
+    def _trim(self, now: float) -> None:
+        """Forget full buckets, which say nothing, a few at each call; beyond ``most`` the longest unused go too."""
+        for _ in range(2):
+            name, full = next(iter(self._full.items()))
+            if full > now and len(self._full) <= self._most:
+                return
+            del self._full[name]

@@ -1,0 +1,163 @@
+"""The work behind the routes: plain functions that run in a thread, ask the gallery and write the trail.
+
+They fail closed. Whatever goes wrong leaves as an error before an answer exists; a verdict is "match" only where the
+gallery said so and the trail has it on disk.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from mettle.errors import UnknownIdentity
+from mettle.match.answer import Candidate, Identified
+from mettle.match.gallery import MOST
+from mettle.service.keys import Key
+from mettle.service.refusal import Refusal
+from mettle.service.schemas import CandidateAnswer, ChangeAnswer, EmbedAnswer, IdentifyAnswer, InfoAnswer, VerifyAnswer
+from mettle.service.state import State
+from mettle.service.uploads import pixels
+
+
+def embedded(state: State, pictures: Sequence[bytes]) -> np.ndarray:
+    """(n, dim) embeddings of encoded pictures."""
+    if not state.pictures:
+        raise Refusal(422, "no-model", "this gallery has no model for pictures: send embeddings")
+    return np.asarray(state.gallery.embed([pixels(picture, state.limits) for picture in pictures]))
+
+
+def verify(state: State, key: Key, identity: str, probe: np.ndarray) -> VerifyAnswer:
+    """Is it them? Nobody of that name answers like somebody else of that name."""
+    at, full = state.point, key.full(identity)
+    match, score = False, None
+    try:
+        found = state.gallery.verify(full, probe, far=state.far, threshold=state.threshold)
+        match, score = found.match is True and math.isfinite(found.score), found.score
+    except UnknownIdentity:
+        pass
+    verdict = f"match: {identity}" if match else "no match"
+    _tell(state, key, "verify", "match" if match else "no match", full)
+    # A key that may only verify cannot learn from a failed try who is enrolled, or in which direction to improve.
+    seen = score is not None and math.isfinite(score) and (match or key.allows("identify"))
+    return VerifyAnswer(
+        identity=identity,
+        match=match,
+        verdict=verdict,
+        score=_rounded(state, score) if seen and score is not None else None,
+        threshold=at.threshold,
+        far=at.far,
+        basis=at.basis,
+    )
+
+
+def identify(state: State, key: Key, probe: np.ndarray, k: int) -> IdentifyAnswer:
+    """Who is it, if anybody that this key may know of?"""
+    found, own = _candidates(state, key, probe, min(k, state.limits.k))
+    best = next((c.identity for c in own if c.match is True and math.isfinite(c.score)), None)
+    _tell(state, key, "identify", "no match" if best is None else "match", None if best is None else key.full(best))
+    return IdentifyAnswer(
+        match=best,
+        verdict="no match" if best is None else f"match: {best}",
+        candidates=[
+            CandidateAnswer(identity=c.identity, score=_rounded(state, c.score), match=c.match)
+            for c in own
+            if math.isfinite(c.score)
+        ],
+        threshold=found.threshold,
+        far=found.far,
+        false_matches=found.false_matches if key.tenant is None else None,
+        basis=found.basis,
+    )
+
+
+def enrol(
+    state: State, key: Key, identity: str, vectors: np.ndarray, request: str | None, replace: bool
+) -> ChangeAnswer:
+    """Add templates, unless one of them is a wolf."""
+    full = key.full(identity)
+    _refuse_wolves(state, full, vectors)
+    _tell(state, key, "enrol", "begun", full)
+    receipt = state.gallery.enrol(full, vectors, request=_own_request(key, request), replace=replace)
+    _tell(state, key, "enrol", "repeated" if receipt.repeated else "enrolled", full)
+    return ChangeAnswer(
+        identity=identity, templates=len(vectors), sequence=receipt.sequence, repeated=bool(receipt.repeated)
+    )
+
+
+def delete(state: State, key: Key, identity: str, request: str | None) -> ChangeAnswer:
+    """Forget an identity."""
+    full = key.full(identity)
+    _tell(state, key, "delete", "begun", full)
+    receipt = state.gallery.delete(full, request=_own_request(key, request))
+    _tell(state, key, "delete", "repeated" if receipt.repeated else "deleted", full)
+    return ChangeAnswer(
+        identity=identity, templates=len(receipt.numbers), sequence=receipt.sequence, repeated=bool(receipt.repeated)
+    )
+
+
+def embed(state: State, key: Key, pictures: Sequence[bytes]) -> EmbedAnswer:
+    """Embeddings, for the few keys that may have them."""
+    vectors = embedded(state, pictures)
+    if not np.isfinite(vectors).all():
+        raise Refusal(422, "bad-image", "the model has no embedding for a picture")
+    _tell(state, key, "embed", f"embedded {len(vectors)}", None)
+    binding = state.gallery.binding
+    return EmbedAnswer(embeddings=vectors.astype(float).tolist(), dim=binding.dim, model=binding.model)
+
+
+def info(state: State, key: Key) -> InfoAnswer:
+    """What this service takes; how much it holds is told to keys without a tenant only."""
+    facts, at, binding, limits = state.gallery.info(), state.point, state.gallery.binding, state.limits
+    alone = key.tenant is None
+    names = ("body", "pixels", "parts", "templates", "k", "body_seconds", "work_seconds")
+    return InfoAnswer(
+        dim=binding.dim,
+        metric=binding.metric,
+        fusion=binding.fusion,
+        model=binding.model,
+        images=state.pictures,
+        identities=facts.identities if alone else None,
+        templates=facts.templates if alone else None,
+        index=str(facts.index.get("kind")) if facts.index.get("kind") else None,
+        threshold=at.threshold,
+        far=at.far,
+        basis=at.basis,
+        runs=[run.name for run in state.runs],
+        scopes=list(key.scopes),
+        limits={name: float(getattr(limits, name)) for name in names},
+    )
+
+
+def _candidates(state: State, key: Key, probe: np.ndarray, k: int) -> tuple[Identified, list[Candidate]]:
+    """The k best of this key's tenant: all tenants share one index, so look deeper until there are enough."""
+    deep = min(MOST, k if key.tenant is None else max(4 * k, 64))
+    while True:
+        found = state.gallery.identify(probe, k=deep, far=state.far, threshold=state.threshold)
+        own = [Candidate(name, c.score, c.match) for c in found.candidates if (name := key.own(c.identity)) is not None]
+        if key.tenant is None or len(own) >= k or len(found.candidates) < deep or deep == MOST:
+            return found, own[:k]
+        deep = min(MOST, 8 * deep)
+
+
+def _refuse_wolves(state: State, full: str, vectors: np.ndarray) -> None:
+    """A template that looks like many people opens many doors: it is never enrolled."""
+    most = state.limits.wolf
+    for found in state.gallery.identify_many(vectors, k=most + 2, far=state.far, threshold=state.threshold):
+        if sum(c.match and c.identity != full for c in found.candidates) > most:
+            raise Refusal(409, "quarantined", "a template matches too many other identities and was not enrolled")
+
+
+def _own_request(key: Key, request: str | None) -> str | None:
+    """A request's name belongs to its key: two keys may use the same one without meeting."""
+    return None if request is None else f"{key.id}:{request}"
+
+
+def _tell(state: State, key: Key, what: str, outcome: str, full: str | None) -> None:
+    if state.trail is not None:
+        state.trail.append(key.name, what, outcome, subject=full)
+    if what in ("verify", "identify"):
+        state.counters.count("mettle_verdicts_total", route=f"/v1/{what}", verdict=outcome)
+
+
+def _rounded(state: State, score: float) -> float:
+    return round(float(score), state.limits.digits)

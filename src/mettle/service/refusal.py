@@ -1,0 +1,49 @@
+"""A request that is not served: one status, one code for programs, one line for people, and nothing from inside.
+
+Errors of the package carry paths, names and numbers that are no client's business, so their text never leaves the
+process: each kind is translated here into words of the service.
+"""
+
+from mettle.errors import (
+    DataError,
+    GalleryError,
+    GalleryLocked,
+    GalleryUnavailable,
+    InputError,
+    MettleError,
+    NumericError,
+    UnknownIdentity,
+)
+
+
+class Refusal(Exception):
+    """An answer other than the one asked for; raised anywhere below the door, sent by it."""
+
+    def __init__(self, status: int, code: str, message: str, *, retry_after: float | None = None):
+        super().__init__(code)
+        self.status, self.code, self.message, self.retry_after = status, code, message, retry_after
+
+
+def translated(error: MettleError) -> Refusal:
+    """What a client may know about an error of the package."""
+    if isinstance(error, UnknownIdentity):
+        return Refusal(404, "unknown-identity", "nobody of that name is enrolled")
+    if isinstance(error, GalleryUnavailable | GalleryLocked):
+        return Refusal(503, "unavailable", "the gallery is not available; nothing was changed", retry_after=5)
+    if isinstance(error, GalleryError):
+        return Refusal(503, "gallery", "the gallery cannot do this now; its operator must look at it", retry_after=60)
+    if isinstance(error, InputError | NumericError):
+        return Refusal(422, "bad-input", "what was sent does not fit this gallery; GET /v1/info says what does")
+    if isinstance(error, DataError):
+        return Refusal(422, "bad-image", "a picture cannot be read")
+    return Refusal(503, "unavailable", "the service cannot do this now", retry_after=60)
+
+
+def unknown_path() -> Refusal:
+    """There is no such place."""
+    return Refusal(404, "not-found", "no such resource; GET /docs lists what there is")
+
+
+def internal() -> Refusal:
+    """A fault of ours."""
+    return Refusal(500, "internal", "the service failed; nothing was accepted")

@@ -1,0 +1,109 @@
+"""Serving over HTTP: on this machine only, unless told otherwise, and to strangers only with keys."""
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from mettle.errors import InputError, MissingExtra
+from mettle.service.origin import is_loopback
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from uvicorn import Server
+
+HEAD_SECONDS = 10.0  # in which the head of a request must arrive
+CONNECTIONS = 512
+
+
+def serve(app: "FastAPI", host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Serve until interrupted or told to stop; requests in hand are finished first."""
+    if not is_loopback(host) and app.state.mettle.keys is None:
+        raise InputError(f"host {host!r} lets other machines in, and there are no keys: make one, or use 127.0.0.1")
+    server = make_server(app, host, port)
+    with _listening(host, port) as listener, _surviving(signal.SIGTERM):
+        server.run(sockets=[listener])
+
+
+def make_server(app: "FastAPI", host: str = "127.0.0.1", port: int = 8000) -> "Server":
+    """A uvicorn server with our limits: no access log (paths name people), nobody is slow for ever."""
+    try:
+        import uvicorn
+        from uvicorn.protocols.http.h11_impl import H11Protocol
+    except ImportError:
+        raise MissingExtra('the service needs uvicorn: pip install "mettle-ml[app]"') from None
+
+    class Impatient(H11Protocol):
+        """Closes a connection whose next request has begun but whose head does not end."""
+
+        waiting: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._wait()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self.waiting is not None:
+                self.waiting.cancel()
+            super().connection_lost(exc)
+
+        def _wait(self) -> None:
+            """Start the clock when there is no request in hand, once; a request in hand stops it."""
+            idle = self.cycle is None or self.cycle.response_complete
+            if idle and self.waiting is None:
+                self.waiting = self.loop.call_later(HEAD_SECONDS, self._too_late)
+            elif not idle and self.waiting is not None:
+                self.waiting.cancel()
+                self.waiting = None
+
+        def _too_late(self) -> None:
+            self.waiting = None
+            if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
+                self.transport.close()
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            http=Impatient,
+            ws="none",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=30,
+            limit_concurrency=CONNECTIONS,
+            log_level="warning",
+        )
+    )
+
+
+@contextmanager
+def _surviving(stop: signal.Signals) -> Iterator[None]:
+    """Come back after a signal to stop: uvicorn obeys it, then raises it anew; the caller has a gallery to close."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(stop, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(stop, before)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A listening socket; an address that cannot be had is one clear line, not a log of uvicorn's."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=256)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"cannot listen on {host} port {port}: {reason}; choose another --port or --host") from None

@@ -1,0 +1,238 @@
+"""The audit trail: who did what to whom, when, and how it ended; append-only, and chained so that a change shows.
+
+One line of JSON per event:
+
+    {"n": 7, "at": "2031-05-04T10:20:30.123456Z", "who": "front desk", "what": "verify", "subject": "5f1c…",
+     "outcome": "match", "request": "…", "before": "<mark of line 6>", "mark": "<this line's>"}
+
+A mark is an HMAC over the line and the mark before it, under a secret that lies beside the trail (``trail.key``, mode
+0600): without it no line can be changed, added or taken out unseen. ``trail.head`` remembers a late line, so that a
+trail cut off before that line shows too. The subject is an HMAC of the identity, so the trail names nobody, yet all
+uses of one person can be found. Templates, pictures and scores are never written.
+
+A line is on disk before `append` returns. What a crash leaves unfinished at the end was never acknowledged: it is cut
+off at the next start, and a note in the trail says so.
+"""
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mettle.errors import DataError, GalleryLocked, GalleryUnavailable, InputError
+from mettle.service.secret import read_secret, write_secret
+
+START = "0" * 64  # the mark before the first line
+HEAD_EVERY = 64  # lines between two writings of the head
+_TAIL = 1 << 16  # no line is longer
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A trail that was read from end to end."""
+
+    lines: int
+    problems: tuple[str, ...]  # in words; none: nothing was changed
+    torn: int = 0  # bytes at the end that a crash left unfinished; the next start cuts them off
+
+    @property
+    def sound(self) -> bool:
+        """Whether every line is as it was written and none is missing."""
+        return not self.problems
+
+
+class Trail:
+    """A trail that is open for writing, by one process at a time; safe to use from many threads."""
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        self._broken = False
+        try:
+            self._secret = _secret(self.path, create=True)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+            self._file: int | None = os.open(self.path, flags, 0o600)
+        except OSError as error:
+            raise GalleryUnavailable(f"the audit trail {self.path} cannot be opened: {error.strerror}") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._count, self._mark, torn = self._last()
+            if torn:
+                os.ftruncate(self._file, os.fstat(self._file).st_size - torn)
+                self.append("-", "start", f"note: cut {torn} bytes that a crash left unfinished")
+        except BlockingIOError:
+            os.close(self._file)
+            raise GalleryLocked(f"another process writes to the audit trail {self.path}: give each its own") from None
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def append(self, who: str, what: str, outcome: str, *, subject: str | None = None, **more: str | int) -> None:
+        """Write one line and wait until it is on disk; raises GalleryUnavailable where that cannot be had."""
+        with self._lock:
+            if self._file is None or self._broken:
+                raise GalleryUnavailable("the audit trail is closed or cannot be written")
+            at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            line: dict[str, Any] = {"n": self._count + 1, "at": at, "who": who, "what": what, "outcome": outcome}
+            if subject is not None:
+                line["subject"] = self.subject(subject)
+            line |= {**more, "before": self._mark}
+            line["mark"] = mark = _mark(self._secret, line)
+            content = json.dumps(line).encode() + b"\n"
+            before = os.fstat(self._file).st_size
+            try:
+                if os.write(self._file, content) != len(content):
+                    raise OSError
+                os.fsync(self._file)
+            except OSError:
+                self._undo(before)
+                raise GalleryUnavailable("the audit trail cannot be written: is its disk full?") from None
+            self._count, self._mark = self._count + 1, mark
+            if self._count % HEAD_EVERY == 0:
+                self._write_head()
+
+    def subject(self, identity: str) -> str:
+        """What the trail calls an identity."""
+        return _subject(self._secret, identity)
+
+    def close(self) -> None:
+        """Remember the last line and let go of the file; may be called twice."""
+        with self._lock:
+            if self._file is not None:
+                if not self._broken:
+                    self._write_head()
+                os.close(self._file)
+                self._file = None
+
+    def _undo(self, size: int) -> None:
+        """Take back half a line; where even that fails, nothing more is written behind it."""
+        try:
+            os.ftruncate(self._file, size)  # type: ignore[arg-type]
+        except OSError:
+            self._broken = True
+
+    def _write_head(self) -> None:
+        head = {"n": self._count, "mark": self._mark}
+        try:
+            write_secret(_head(self.path), json.dumps(head).encode())
+        except OSError:
+            return  # an older head stays true; the lines themselves are on disk
+
+    def _last(self) -> tuple[int, str, int]:
+        """Number and mark of the last whole line, and how many bytes of an unfinished one follow it."""
+        assert self._file is not None
+        size = os.fstat(self._file).st_size
+        tail = os.pread(self._file, min(size, 2 * _TAIL), max(0, size - 2 * _TAIL))
+        whole, _, rest = tail.rpartition(b"\n")
+        if size > 0 and not whole and len(rest) == len(tail) and size > _TAIL:
+            raise DataError(f"{self.path} is not an audit trail: keep it aside and start a new one")
+        if not whole:
+            return 0, START, len(rest)
+        line = _parsed(whole.rpartition(b"\n")[2])
+        if line is None or not hmac.compare_digest(line["mark"], _mark(self._secret, line)):
+            raise DataError(
+                f"the last line of the audit trail {self.path} was changed: keep it as evidence and start a new one"
+            )
+        return line["n"], line["mark"], len(rest)
+
+
+def verify_trail(path: Path | str) -> Checked:
+    """Read a whole trail and name every line that was changed, added, moved or taken out."""
+    path = Path(path)
+    secret = _secret(path, create=False)
+    problems: list[str] = []
+    count, mark, torn, marks = 0, START, 0, {0: START}
+    wanted = _read_head(path, problems)
+    for number, raw in enumerate(_lines(path), 1):
+        if not raw.endswith(b"\n"):
+            torn = len(raw)
+            break
+        line = _parsed(raw)
+        if line is None:
+            problems.append(f"line {number} is no line of a trail")
+            count += 1
+            continue
+        if not hmac.compare_digest(line["mark"], _mark(secret, line)):
+            problems.append(f"line {number} was changed")
+        elif line["n"] != count + 1 or line["before"] != mark:
+            problems.append(f"line {number} does not follow the one before it")
+        count, mark = line["n"], line["mark"]
+        if wanted and line["n"] == wanted[0]:
+            marks[wanted[0]] = line["mark"]
+    if wanted and marks.get(wanted[0]) != wanted[1]:
+        problems.append(f"line {wanted[0]}, which was written once, is missing: the end was cut off")
+    return Checked(count, tuple(problems), torn)
+
+
+def uses(path: Path | str, identity: str) -> Iterator[dict[str, Any]]:
+    """Every line about one identity: what a person may ask to see."""
+    path = Path(path)
+    wanted = _subject(_secret(path, create=False), identity)
+    for raw in _lines(path):
+        line = _parsed(raw)
+        if line is not None and line.get("subject") == wanted:
+            yield line
+
+
+def _secret(path: Path, *, create: bool) -> bytes:
+    place = path.with_name(path.stem + ".key")
+    if not place.exists():
+        if not create:
+            raise InputError(f"{place} is missing: without it the trail {path} cannot be checked")
+        if path.exists() and path.stat().st_size:
+            raise DataError(f"{place} is missing, so {path} cannot be continued: restore it or start a new trail")
+        write_secret(place, secrets.token_bytes(32))
+    content = read_secret(place)
+    if len(content) != 32:
+        raise DataError(f"{place} is damaged: restore it, or start a new trail")
+    return content
+
+
+def _head(path: Path) -> Path:
+    return path.with_name(path.stem + ".head")
+
+
+def _read_head(path: Path, problems: list[str]) -> tuple[int, str] | None:
+    try:
+        head = json.loads(_head(path).read_bytes())
+        return int(head["n"]), str(head["mark"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        problems.append(f"{_head(path).name} is damaged: whether the end was cut off cannot be told")
+        return None
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while raw := file.readline(2 * _TAIL):
+                yield raw
+    except OSError as error:
+        raise InputError(f"the trail {path} cannot be read: {error.strerror}") from None
+
+
+def _parsed(raw: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw)
+    except ValueError:
+        return None
+    whole = isinstance(line, dict) and all(isinstance(line.get(name), str) for name in ("mark", "before"))
+    return line if whole and isinstance(line.get("n"), int) else None
+
+
+def _mark(secret: bytes, line: dict[str, Any]) -> str:
+    content = json.dumps({name: value for name, value in line.items() if name != "mark"}, sort_keys=True)
+    return hmac.new(secret, b"line\0" + content.encode(), hashlib.sha256).hexdigest()
+
+
+def _subject(secret: bytes, identity: str) -> str:
+    return hmac.new(secret, b"subject\0" + identity.encode(), hashlib.sha256).hexdigest()[:32]

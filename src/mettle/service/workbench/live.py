@@ -1,0 +1,74 @@
+"""Try a picture on the gallery: who is it, or is it who it claims to be?
+
+The picture is the body of the request, as it is; its bytes are counted while they arrive.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+
+from mettle.errors import MettleError
+from mettle.match.answer import Identified, Verified
+from mettle.service.refusal import translated
+
+if TYPE_CHECKING:
+    from mettle.match.gallery import Gallery
+
+LARGEST = 16 << 20  # bytes of a picture
+
+
+def live(gallery: "Gallery", headers: dict[str, str]) -> APIRouter:
+    """Routes that answer from a gallery."""
+    router = APIRouter()
+
+    async def answer(ask: Callable[[], dict[str, Any]]) -> Response:
+        try:
+            return JSONResponse(await run_in_threadpool(ask), headers=headers)
+        except MettleError as error:  # whoever tries pictures need not see what the gallery says about itself
+            refusal = translated(error)
+            return JSONResponse({"error": refusal.message}, refusal.status, headers)
+
+    @router.post("/api/identify")
+    async def identify(request: Request, k: Annotated[int, Query(ge=1, le=100)] = 5) -> Response:
+        content = await _picture(request)
+        return await answer(lambda: identified(gallery.identify(content, k=k)))
+
+    @router.post("/api/verify")
+    async def verify(request: Request, identity: Annotated[str, Query(min_length=1, max_length=1000)]) -> Response:
+        content = await _picture(request)
+        return await answer(lambda: verified(gallery.verify(identity, content)))
+
+    return router
+
+
+def identified(found: Identified) -> dict[str, Any]:
+    """An answer as plain values."""
+    return {
+        "verdict": found.verdict,
+        "match": found.match,
+        "threshold": found.threshold,
+        "far": found.far,
+        "candidates": [vars(c) for c in found.candidates],
+    }
+
+
+def verified(found: Verified) -> dict[str, Any]:
+    """An answer as plain values."""
+    facts = {"identity": found.identity, "score": found.score, "match": found.match, "templates": found.templates}
+    return {"verdict": found.verdict, "threshold": found.threshold, "far": found.far, **facts}
+
+
+async def _picture(request: Request) -> bytes:
+    """The body, unless it is no picture by its type or too large; a form of another site cannot send such a type."""
+    kind = request.headers.get("content-type", "")
+    if not kind.startswith("image/") and kind != "application/octet-stream":
+        raise HTTPException(415, "send a picture as the body of the request, with its own content type")
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > LARGEST:
+            raise HTTPException(413, f"the picture is larger than {LARGEST >> 20} MiB")
+    return bytes(content)

@@ -1,0 +1,46 @@
+// Questions to the service: JSON for facts, one packed body for arrays.
+
+const BASE = new URL("../api/", import.meta.url);
+const TYPES = { f4: Float32Array, f8: Float64Array, u4: Uint32Array };
+
+export class Refused extends Error {}
+
+export function address(path, query) {
+  const url = new URL(path, BASE);
+  for (const [key, value] of query || []) url.searchParams.append(key, value);
+  return url;
+}
+
+export async function ask(path, query) {
+  return told(await fetch(address(path, query)));
+}
+
+export async function told(response) {
+  if (response.ok) return response.json();
+  let text = `the service answered ${response.status}`;
+  try {
+    const body = await response.json();
+    const said = body.error ?? body.message ?? body.detail;
+    text = typeof said === "string" ? said : (said?.message ?? text);
+  } catch {
+    /* no JSON: the status must do */
+  }
+  throw new Refused(text);
+}
+
+// uint32 length of the header, the header as JSON, then each array from a multiple of eight bytes.
+export async function arrays(path, query) {
+  const response = await fetch(address(path, query));
+  if (!response.ok) return told(response);
+  const body = await response.arrayBuffer();
+  const size = new DataView(body).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(body, 4, size)));
+  const found = {};
+  for (const { name, type, length, offset } of header.arrays) {
+    found[name] = new TYPES[type](body, 4 + size + offset, length);
+  }
+  return { ...header, arrays: found };
+}
+
+export const picture = (view, sample) =>
+  address(`runs/${view.index}/picture/${sample}`, [["v", view.facts.key]]).href;
