@@ -1,0 +1,195 @@
+"""What the pages of docs/results say besides numbers: the question, the protocol, the published claims."""
+
+from dataclasses import dataclass, field
+
+from benchmarks.evidence import birds, contrastive, market
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published statement: a metric of one row is above (+1) or below (−1) that of another."""
+
+    text: str
+    row: str
+    base: str
+    metric: str
+    sign: int = 1
+
+
+@dataclass(frozen=True)
+class Page:
+    """What does not come from the numbers."""
+
+    title: str
+    what: str
+    protocol: str
+    words: dict[str, str]
+    metrics: list[str]
+    base: str
+    claims: tuple[Claim, ...] = ()
+    scales: dict[str, float] = field(default_factory=dict)
+    tables: tuple[str, ...] = ("",)  # prefixes of row names, one table each
+
+
+def picked(*names: str) -> dict[str, str]:
+    """Rows of the contrastive studies, in this order."""
+    return {name: contrastive.WORDS[name] for name in names}
+
+
+LEARNERS = ("simclr", "dcl", "hcl", "constant", "wcl", "biased")
+PROBE = (
+    "Then the network is frozen (eval mode) and its 512 features before the head are read by a linear probe whose "
+    "strength is chosen on validation, and by a weighted kNN (k = 20)."
+)
+CONTROL = (
+    "`every negative x 1.5` is WCL without the difficulty: with equally concentrated encoders w averages 1.5, and a "
+    "constant weight is DCL at another prior. It is a fair control only where the mean w below is near 1.5."
+)
+
+PAGES = {
+    "market": Page(
+        "Market-1501: people never seen, across cameras",
+        "Does weighing hard pairs help to tell strangers apart from one camera to another, and is it more than a "
+        "margin?",
+        "651 people to learn from, 100 to choose by, 750 for the test; ResNet-18 from scratch at 128 x 64, 256-d "
+        "embeddings, batches of 64 people x 4 pictures, AdamW at 2e-3 rising and falling once, flips, shifts and "
+        "erased windows. Every method has four candidates, tried at the first seed; the lowest EER across cameras on "
+        "the validation people chooses one, which then runs at all seeds. Test: all pairs of test pictures from two "
+        "cameras (EER, TAR at a false-accept rate), rank-1 of the official queries in the official gallery without "
+        "the query's camera and without distractors, and pairs of one camera for comparison. "
+        "alpha, beta and the margin of the control were not validated here: they come from an earlier study that had "
+        "been read on these same test people, so the test is not untouched for those three numbers.",
+        market.WORDS,
+        ["EER across", "TAR at 1e-3", "TAR at 1e-2", "rank-1 across", "EER within", "AUC across"],
+        "supcon",
+        (
+            Claim("DA-SupCon has a lower EER than SupCon", "da-supcon", "supcon", "EER across", -1),
+            Claim("DA-SupCon has a higher AUC than SupCon", "da-supcon", "supcon", "AUC across"),
+            Claim("DA-SupCon accepts more at a false-accept rate of 1e-3", "da-supcon", "supcon", "TAR at 1e-3"),
+            Claim(
+                "the difficulty does more than a constant margin (TAR at 1e-3)", "da-supcon", "margin", "TAR at 1e-3"
+            ),
+            Claim("DA-SupCon accepts more than ArcFace at 1e-3", "da-supcon", "arcface", "TAR at 1e-3"),
+        ),
+    ),
+    "cifar": Page(
+        "CIFAR-10: two encoders without labels",
+        "Does weighing negatives by relative difficulty (WCL) beat SimCLR, DCL and HCL, on average and for the worst "
+        "class? How biased is the biased encoder?",
+        "45,000 pictures to learn from, without labels; 500 of each class held out for validation; the official test. "
+        "ResNet-18 with a 3x3 stem at stride 2 (a quarter of the usual work at 32 pixels, for more epochs), two-layer "
+        "head to 128, batches of 512 in two views, published augmentation, temperature 0.5, prior 0.1, HCL beta 0.5, "
+        f"AdamW at 1e-3 (E_b: 1e-2), weight decay 1e-6. {PROBE} {CONTROL} Published runs are 400 to 500 epochs of a "
+        "ResNet-50; compare rows with each other, not with published tables.",
+        picked(*LEARNERS),
+        ["top-1", "worst class", "top-1 − worst", "kNN"],
+        "dcl",
+        (
+            Claim("WCL beats HCL (top-1)", "wcl", "hcl", "top-1"),
+            Claim("WCL beats HCL (worst class)", "wcl", "hcl", "worst class"),
+            Claim("WCL beats DCL (top-1)", "wcl", "dcl", "top-1"),
+            Claim("WCL beats its constant-weight control (top-1)", "wcl", "constant", "top-1"),
+            Claim("DCL beats SimCLR (top-1)", "dcl", "simclr", "top-1"),
+            Claim("E_b has a larger gap from average to worst class than DCL", "biased", "dcl", "top-1 − worst"),
+        ),
+    ),
+    "tiny": Page(
+        "Tiny-ImageNet-100: does the biased encoder lose a class?",
+        "With a hundred classes the published biased encoder has a worst class near 0.",
+        "45,000 pictures of 32 pixels to learn from, without labels, 50 of each class held out for validation, the "
+        "official validation set (50 pictures a class) as the test. Network, batches and augmentation as for CIFAR-10; "
+        f"temperature 0.5 and prior 0.05, as published for CIFAR-100. {PROBE} With 50 test pictures a class, a worst "
+        "class moves in steps of 2 %, and the lowest of a hundred is low for every method: read it against the others.",
+        picked("simclr", "dcl", "wcl", "biased"),
+        ["top-1", "worst class", "classes at 0", "kNN"],
+        "dcl",
+        (
+            Claim("E_b is below DCL (top-1)", "biased", "dcl", "top-1", -1),
+            Claim("E_b is below DCL (worst class)", "biased", "dcl", "worst class", -1),
+            Claim("WCL beats DCL (top-1)", "wcl", "dcl", "top-1"),
+        ),
+        {"classes at 0": 1.0},
+    ),
+    "coloured": Page(
+        "Coloured digits: a spurious colour",
+        "In training 95 % of the digits have the colour of their class, in the test colours are drawn at random.",
+        "MNIST with one of ten colours: 50,000 digits to learn from, 10,000 for validation (as biased as training), "
+        "10,000 for the test. Four convolution blocks, two-layer head, batches of 512 in two views, crops and small "
+        "turns but no change of colour, temperature 0.5, prior 0.1, AdamW at 1e-3 (E_b: 1e-2). The linear probe is "
+        "trained on the biased labels too. Supervised and JTT are classifiers trained with labels for as many steps on "
+        "single views; JTT is not tuned (first stage 20 % of the steps, 20 copies). Groups are the 100 pairs of "
+        "digit and colour, about 100 test digits each. Synthetic bias on real digits: a quick check, too easy for a "
+        "claim.",
+        picked("untrained", *LEARNERS, "erm", "jtt"),
+        ["top-1", "worst class", "worst group", "aligned", "conflicting", "colour probe"],
+        "dcl",
+        (
+            Claim("WCL raises the worst group over DCL", "wcl", "dcl", "worst group"),
+            Claim("WCL raises the worst group over HCL", "wcl", "hcl", "worst group"),
+            Claim("colour is read better from E_b than from E_d", "biased", "wcl", "colour probe"),
+            Claim("JTT raises the worst group over plain supervision", "jtt", "erm", "worst group"),
+        ),
+    ),
+    "waterbirds": Page(
+        "Birds on land and water: a spurious background",
+        "In training 95 % of the birds are where their kind belongs, in the test half of them are not.",
+        "A rebuild of Waterbirds at 96 pixels (not the original files): 4,795 pictures to learn from, 1,199 for "
+        "validation, 5,794 for the test. ResNet-18 from scratch, two-layer head, batches of 256 in two views, crops "
+        "of 70 to 100 % and flips, temperature 0.5, prior 0.1, HCL beta 1, AdamW at 1e-3 (E_b: 1e-2). Probe strength "
+        "by average validation accuracy. Supervised and JTT are classifiers trained with labels, for as many steps "
+        "on single views; JTT is not tuned (first stage 20 % of the steps, 20 copies). The published encoders start "
+        "from ImageNet weights; these do not.",
+        picked("untrained", *LEARNERS, "erm", "jtt"),
+        ["top-1", "worst group", "aligned", "conflicting", "place probe"],
+        "dcl",
+        (
+            Claim("WCL raises the worst group over DCL", "wcl", "dcl", "worst group"),
+            Claim("WCL raises the worst group over HCL", "wcl", "hcl", "worst group"),
+            Claim("the place is read better from E_b than from E_d", "biased", "wcl", "place probe"),
+            Claim("JTT raises the worst group over plain supervision", "jtt", "erm", "worst group"),
+        ),
+    ),
+    "tables": Page(
+        "Tables: accuracy and the gap between groups",
+        "Contrastive embeddings of rows, read by a linear probe: is the answer better, and is the gap between two "
+        "protected groups smaller?",
+        "Adult (income; group: sex), COMPAS (re-offence; group: African-American), law school (bar exam; group: "
+        "white), with their own splits. Columns that define the group are left out (Adult: sex, race, marital status, "
+        "relationship and the sampling weight; COMPAS: sex, race and the vendor's scores; law school: race, male). "
+        "Text becomes one column a value. An MLP of two layers of 256, two-layer head to 64, batches of 512 in two "
+        "views (noise of a tenth of a feature's spread, a fifth of the features replaced by another row's), "
+        "temperature 0.5, prior 0.3, HCL beta 1, AdamW at 1e-3 (E_b too). `raw inputs` is the same probe without a "
+        "network. Gaps are absolute differences between the two groups: of accuracy, of the share that is told 1 "
+        "(parity), and the larger of those shares within a class (odds).",
+        picked("raw", *LEARNERS),
+        ["accuracy", "worst class", "worst group", "accuracy gap", "parity gap", "odds gap", "group probe"],
+        "dcl",
+        (
+            Claim("WCL is more accurate than DCL", "wcl", "dcl", "accuracy"),
+            Claim("WCL has a smaller gap in accuracy than DCL", "wcl", "dcl", "accuracy gap", -1),
+            Claim("WCL has a smaller odds gap than DCL", "wcl", "dcl", "odds gap", -1),
+        ),
+        tables=("adult ", "compas ", "law_school "),
+    ),
+    "birds": Page(
+        "CUB-200: bird species never seen",
+        "Does hardness-aware synthesis (HDML) help a triplet and an N-pair loss to find species that were not trained?",
+        "Crops of 96 pixels; 80 species to learn from, 20 to choose by, 100 for the test. ResNet-18 from scratch, "
+        "128-d embeddings (normalised for triplets), batches of 64 species x 2 pictures, AdamW rising and falling "
+        "once, crops and flips. Every method is tried at two learning rates at the first seed; Recall@1 on the "
+        "validation species chooses one, and of four points of every run the best. Triplets: squared distances, "
+        "margin 0.2; N-pair: norm weight 0.01; synthesis as in the shipped recipes (levels in units of the first "
+        "window). Test: every picture against all others; NMI and F1 of k-means with 100 clusters, mean of 3 starts. "
+        "The published networks start from ImageNet weights and see 227 pixels: compare rows with each other only.",
+        birds.WORDS,
+        ["R@1", "R@2", "R@4", "R@8", "NMI", "F1", "MAP@R"],
+        "triplet",
+        (
+            Claim("HDML beats the triplet loss (R@1)", "hdml-triplet", "triplet", "R@1"),
+            Claim("HDML beats the triplet loss on the same tuples (R@1)", "hdml-triplet", "triplet-tuples", "R@1"),
+            Claim("HDML beats the hardest triplets (R@1)", "hdml-triplet", "triplet-hard", "R@1"),
+            Claim("HDML beats the N-pair loss (R@1)", "hdml-npair", "npair", "R@1"),
+            Claim("HDML beats the N-pair loss (NMI)", "hdml-npair", "npair", "NMI"),
+        ),
+    ),
+}
