@@ -14,10 +14,10 @@ def status(key):
     return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
-def keep(heading, script, text, picture=""):
+def keep(heading, script, text, picture="", threads="one thread"):
     """Put a table, and the picture below it, into RESULTS.md under its own heading."""
     head, _, rest = (RESULTS.read_text() if RESULTS.exists() else EMPTY).partition(f"## {heading}")
     _, mark, after = rest.partition("\n## ")
-    body = f"## {heading}\n\n`python benchmarks/{script}`, torch {torch.__version__}, one thread.\n\n{text}\n"
+    body = f"## {heading}\n\n`python benchmarks/{script}`, torch {torch.__version__}, {threads}.\n\n{text}\n"
     body += f"\n{picture}\n" if picture else ""
     RESULTS.write_text(head.rstrip() + "\n\n" + body + (mark + after if mark else ""))

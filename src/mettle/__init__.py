@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mettle import data, difficulty, errors, evaluate, losses, match, metric, model, pairs, report, train
+    from mettle import data, difficulty, errors, evaluate, losses, match, metric, model, pairs, report, service, train
     from mettle.match import Gallery
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "model",
     "pairs",
     "report",
+    "service",
     "train",
 ]
 __version__ = "0.1.0"

@@ -14,7 +14,7 @@ from pathlib import Path
 TEMPORARY = ".tmp-"
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes | memoryview, mode: int = 0o644) -> None:
     """Replace the file at ``path`` by ``content``, all or nothing."""
     path = Path(path)
     handle, temporary = tempfile.mkstemp(prefix=path.name + TEMPORARY, dir=path.parent)
@@ -23,7 +23,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

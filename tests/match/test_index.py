@@ -327,8 +327,8 @@ class TestRefusals:
             with pytest.raises(InputError, match=r"\(p, 24\)"):
                 index.search(wrong, 1)
 
-    @pytest.mark.parametrize("spoil", [np.nan, np.inf, 0.0, 5.0])
-    def test_what_is_no_unit_vector_is_refused_and_nothing_is_added(self, kind, world, spoil):
+    @pytest.mark.parametrize("spoil", [np.nan, np.inf, 5.0])
+    def test_what_is_longer_than_one_or_broken_is_refused_and_nothing_is_added(self, kind, world, spoil):
         vectors, numbers, probes = world
         index = make(kind, numbers[:50], vectors[:50])
         wrong = vectors[50:55].copy()

@@ -14,7 +14,8 @@ from match.proxy import Proxy
 from match.shelves import Server, memory
 from mettle.errors import GalleryError, GalleryUnavailable, MissingExtra
 from mettle.match import Gallery
-from mettle.service import SCOPES, Limits, create_app, uses, verify_trail
+from mettle.service import Limits, create_app, uses, verify_trail
+from mettle.service.keys import SCOPES
 
 ANNA, BEN, CARL, *_ = directions(len(NAMES))
 STRANGER = directions(DIM)[10]

@@ -57,27 +57,42 @@ class Ledger(ABC):
         """How much is enrolled now."""
         return self._read(statements.size)
 
+    @property
+    def identity(self) -> str:
+        """Which record this is: a name that a copy of it shares and no other record has."""
+        return content.pseudonym(self._salt, "record")
+
     def enrol(
         self, identity: str, vectors: np.ndarray, *, request: str | None = None, replace: bool = False
     ) -> Receipt:
         """Add (m, dim) templates to an identity; the receipt has their numbers."""
-        identity = content.name(identity)
-        rows = content.vectors(vectors, self._binding.dim)
-        asked, name = self._asked("replace" if replace else "enrol", identity, request)
+        return self._enrol([(identity, vectors)], request, replace)
+
+    def enrol_many(self, people: Sequence[tuple[str, np.ndarray]], *, replace: bool = False) -> Receipt:
+        """The same for several identities in one change: all of them or, if it fails, none."""
+        return self._enrol(people, None, replace)
+
+    def _enrol(self, people: Sequence[tuple[str, np.ndarray]], request: str | None, replace: bool) -> Receipt:
+        checked = [(content.name(identity), content.vectors(v, self._binding.dim)) for identity, v in people]
+        asked, name = self._asked("replace" if replace else "enrol", " ".join(who for who, _ in checked), request)
 
         def work(session: Session) -> Receipt:
             if known := statements.served(session, name, asked):
                 return known
-            sequence, number, _ = statements.counter(session)
-            sequence += 1
-            owner = statements.owner_of(session, identity)
-            if owner is None:
-                owner = session.rows("INSERT INTO identities (name) VALUES (?) RETURNING id", identity)[0][0]
-            elif replace:
-                statements.remove(session, owner, sequence, content.pseudonym(self._salt, identity), number)
-            statements.insert(session, [(number + i, owner, identity, row) for i, row in enumerate(rows)], sequence)
-            numbers = tuple(range(number, number + len(rows)))
-            return statements.acknowledge(session, name, asked, Receipt(sequence, numbers), number + len(rows))
+            sequence, first, _ = statements.counter(session)
+            sequence, number, cleared = sequence + 1, first, set()
+            for identity, rows in checked:
+                owner = statements.owner_of(session, identity)
+                if owner is None:
+                    owner = session.rows("INSERT INTO identities (name) VALUES (?) RETURNING id", identity)[0][0]
+                elif replace and identity not in cleared:
+                    statements.remove(session, owner, sequence, content.pseudonym(self._salt, identity), number)
+                cleared.add(identity)
+                placed = [(number + i, owner, identity, row) for i, row in enumerate(rows)]
+                statements.insert(session, placed, sequence)
+                number += len(rows)
+            receipt = Receipt(sequence, tuple(range(first, number)))
+            return statements.acknowledge(session, name, asked, receipt, number)
 
         receipt = self._write(work, named=name is not None)
         return receipt if request is not None else replaced(receipt, repeated=False)
@@ -151,8 +166,8 @@ class Ledger(ABC):
             sequence, _, floor = statements.counter(session)
             if not floor <= after <= sequence:
                 return None
-            gone = session.rows("SELECT number FROM removals WHERE sequence > ? ORDER BY number", after)
-            new = session.rows(f"{statements.ROWS} WHERE t.sequence > ? ORDER BY t.number", after)
+            gone = session.rows("SELECT number FROM removals WHERE sequence > ? ORDER BY +number", after)
+            new = session.rows(f"{statements.ROWS} WHERE t.sequence > ? ORDER BY +t.number", after)
             removed = np.fromiter((row[0] for row in gone), np.int64, len(gone))
             return Changes(sequence, removed, statements.as_templates(session, new, self._binding.dim))
 

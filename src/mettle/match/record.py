@@ -7,12 +7,13 @@ A record is SQL: `sqlite` (embedded) or `postgres` (a server). Both obey the sam
     all or none   = a call that raises, or is killed, has changed nothing that a later reader sees
     numbers       = 64-bit, given by the record, never used twice, not even after deletion
     sequence      = +1 per acknowledged change; `changes(after)` tells everything that happened since
-    request       = the same request name twice changes nothing the second time and gives the first receipt
+    request       = the same request name twice changes nothing the second time and gives the first receipt; a name
+                    that was used for another verb or identity is refused
 
 Anything faster than SQL (an index) is a view that can be thrown away and built again from here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -38,7 +39,7 @@ class Receipt:
     """An acknowledged change."""
 
     sequence: int
-    numbers: tuple[int, ...]  # templates that were added or removed
+    numbers: tuple[int, ...]  # templates that were added (enrol) or removed (delete)
     repeated: bool = False  # this request was served before; nothing changed now
 
 
@@ -76,6 +77,11 @@ class Record(Protocol):
         """What its templates are."""
         ...
 
+    @property
+    def identity(self) -> str:
+        """Which record this is: a name that a copy of it shares and no other record has."""
+        ...
+
     def sequence(self) -> int:
         """Number of the last acknowledged change; 0 for a new record."""
         ...
@@ -88,6 +94,10 @@ class Record(Protocol):
         self, identity: str, vectors: np.ndarray, *, request: str | None = None, replace: bool = False
     ) -> Receipt:
         """Add (m, dim) templates to an identity; with ``replace`` its former ones are removed in the same change."""
+        ...
+
+    def enrol_many(self, people: Sequence[tuple[str, np.ndarray]], *, replace: bool = False) -> Receipt:
+        """The same for several identities in one change."""
         ...
 
     def delete(self, identity: str, *, request: str | None = None) -> Receipt:

@@ -64,15 +64,15 @@ class Rows:
         return self._vectors.dtype == np.float32 and not self.dead
 
     def check(self, numbers: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What may be appended: new, distinct, non-negative numbers and finite unit vectors."""
+        """What may be appended: new, distinct, non-negative numbers and finite vectors, unit ones or means of such."""
         numbers, vectors = whole(numbers), np.asarray(vectors)
         if vectors.shape != (len(numbers), self.dim):
             raise InputError(
                 f"vectors must be ({len(numbers)}, {self.dim}), one per number: got shape {vectors.shape}."
             )
         length = np.einsum("nd,nd->n", vectors, vectors)
-        if not (np.abs(length - 1) < 1e-2).all():  # NaN fails too
-            raise InputError("vectors must be finite and of unit length: divide each by its norm before adding it.")
+        if not (length < 1 + 1e-2).all():  # NaN fails too
+            raise InputError("vectors must be finite and at most of unit length: divide each by its norm first.")
         if numbers.size and numbers.min() < 0:
             raise InputError(f"numbers must not be negative: got {numbers.min()}.")
         if len(np.unique(numbers)) < len(numbers) or (self.find(numbers) >= 0).any():

@@ -16,7 +16,7 @@ import numpy as np
 from mettle.match import fusion, view
 from mettle.match.choose import Measured, Wanted, build
 from mettle.match.index import Exact, Index
-from mettle.match.record import Binding, Changes, Record, Templates
+from mettle.match.record import Changes, Record, Templates
 from mettle.match.shared import Shared
 
 QUICK = 20_000  # rows: up to here a gallery measures and chooses its index whenever it opens without one
@@ -60,8 +60,8 @@ class Remote:
 class Local:
     """An index in memory that follows the record.
 
-    With the rule ``best`` its rows are the templates. With any other it has one row per person, numbered by the
-    newest template of that person: whenever somebody's templates change, so does the number.
+    With the rule ``best`` its rows are the templates, and it is kept on disk. With any other it has one row per person,
+    made when the gallery is opened and numbered by the newest template of that person.
     """
 
     def __init__(self, record: Record, folder: Path | None, wanted: Wanted, write: bool = True):
@@ -128,29 +128,30 @@ class Local:
         return []
 
     def _open(self) -> None:
-        if self.folder is not None and self.folder.is_dir():
+        if self.folder is not None and self.folder.is_dir() and self.rule == "best":
             try:
-                loaded = view.load(self.folder, self._about())
+                loaded = view.load(self.folder, self._about(self.record.sequence()))
                 self.index, self.measured = loaded.index, loaded.measured
                 self.sequence = self.saved = loaded.sequence
-                self._remember()
                 self.follow()
                 return
             except view.Stale as problem:
                 self.notes.append(f"the index on disk was not used ({problem}); built again from the record")
         self._anew(choose=self.record.size().templates <= QUICK)
 
-    def _about(self) -> view.ViewFacts:
-        bound: Binding = self.record.binding
+    def _about(self, sequence: int | None = None) -> view.ViewFacts:
+        """What a view of this record is: as it stands, or as the record says that it should be."""
+        bound, rows = self.record.binding, self.record.size().templates
         return view.ViewFacts(
-            sequence=self.sequence,
-            count=len(self.index),
+            sequence=self.sequence if sequence is None else sequence,
+            count=len(self.index) if sequence is None else rows,
             dim=bound.dim,
             metric=bound.metric,
             model=bound.model,
             fusion=bound.fusion,
             kind=self.index.kind,
             measured=self.measured,
+            record=self.record.identity,
         )
 
     def _anew(self, choose: bool = False) -> None:
@@ -183,12 +184,6 @@ class Local:
         made = [fusion.rows(self.rule, table[positions]) for positions in order.values()]
         rows = np.concatenate(made) if made else np.empty((0, table.shape[1]), np.float32)
         return np.fromiter(self.row.values(), np.int64, len(self.row)), rows, list(order)
-
-    def _remember(self) -> None:
-        """Whose templates there were when the view on disk was kept: by the record, as far as it still knows."""
-        if self.rule == "best":
-            return
-        raise view.Stale("one row per person is not kept on disk")
 
     def _apply(self, news: Changes) -> None:
         if self.rule == "best":

@@ -15,7 +15,7 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -122,7 +122,7 @@ def _written(folder: Path, name: str, array: np.ndarray) -> dict[str, Any]:
     raw = array.reshape(-1).view(np.uint8)
     sha = hashlib.sha256(raw.data).hexdigest()
     entry = {"name": f"{name}-{sha}.bin", "bytes": raw.nbytes, "sha256": sha}
-    write_bytes(folder / entry["name"], cast(bytes, raw.data))  # as it lies in memory: no second copy
+    write_bytes(folder / entry["name"], raw.data)  # as it lies in memory: no second copy
     return entry | {"dtype": array.dtype.name, "shape": list(array.shape)}
 
 
