@@ -198,13 +198,14 @@ class Gallery:
         self, probe: Any, *, k: int = 5, far: float | None = None, threshold: float | None = None
     ) -> Identified:
         """Who the probe is: the best ``k`` people, and a match only where the best reaches the threshold."""
-        return self._identify(self._embedding.one(probe)[None], k, self._operating(far, threshold))[0]
+        point = self._asked(k, far, threshold)
+        return self._identify(self._embedding.one(probe)[None], k, point)[0]
 
     def identify_many(
         self, probes: Any, *, k: int = 5, far: float | None = None, threshold: float | None = None
     ) -> list[Identified]:
         """The same for several probes at once, faster than one by one."""
-        point = self._operating(far, threshold)
+        point = self._asked(k, far, threshold)
         if isinstance(probes, Sequence) and not len(probes):
             return []
         return self._identify(self._embedding.vectors(probes), k, point)
@@ -289,9 +290,13 @@ class Gallery:
     def _operating(self, far: float | None, threshold: float | None) -> Operating:
         return operating(self._thresholds, self.binding.dim, far, threshold)
 
-    def _identify(self, probes: np.ndarray, k: int, point: Operating) -> list[Identified]:
+    def _asked(self, k: int, far: float | None, threshold: float | None) -> Operating:
+        """The operating point of an identification, before any picture is looked at."""
         if not 1 <= k <= MOST:
             raise InputError(f"k must be between 1 and {MOST}, got {k!r}")
+        return self._operating(far, threshold)
+
+    def _identify(self, probes: np.ndarray, k: int, point: Operating) -> list[Identified]:
         people, found = self._people(), self._candidates(probes, k)
         return [_answer(best, point, people) for best in found]
 
