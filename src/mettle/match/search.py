@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mettle.match import fusion, view
-from mettle.match.choose import Measured, Wanted, build
+from mettle.match.choose import Measured, Wanted, build, outgrown
 from mettle.match.index import Exact, Index
 from mettle.match.record import Changes, Record, Templates
 from mettle.match.shared import Shared
@@ -89,7 +89,11 @@ class Local:
     def facts(self) -> dict[str, Any]:
         """Kind, size, and what was measured when it was built."""
         found: dict[str, Any] = {"kind": self.index.kind, "rows": len(self.index)}
-        return found | ({} if self.measured is None else {"measured": str(self.measured)})
+        if self.measured is not None:
+            found["measured"] = str(self.measured)
+        if outgrown(len(self.index), self.measured) if self.measured else len(self.index) > QUICK:
+            found["advice"] = "no index was chosen for this size: `mettle gallery index` measures and chooses one"
+        return found
 
     def follow(self) -> None:
         """Take in what has happened to the record."""
@@ -191,10 +195,10 @@ class Local:
             fresh = _unknown(news.added, self.index)
             self.index.add(fresh.numbers, fresh.vectors)
         else:
-            self._refuse(news)
+            self._fuse_again(news)
         self.sequence = news.sequence
 
-    def _refuse(self, news: Changes) -> None:
+    def _fuse_again(self, news: Changes) -> None:
         """The rows of everybody whose templates changed, made anew from the record."""
         touched = {self.owner.pop(n) for n in news.removed.tolist() if n in self.owner} | set(news.added.identities)
         self.index.remove(_numbers(self.row.pop(name) for name in sorted(touched) if name in self.row))
