@@ -297,7 +297,7 @@ class Gallery:
         return self._operating(far, threshold)
 
     def _identify(self, probes: np.ndarray, k: int, point: Operating) -> list[Identified]:
-        people, found = self._people(), self._candidates(probes, k)
+        found, people = self._candidates(probes, k), self._people()
         return [_answer(best, point, people) for best in found]
 
     def _candidates(self, probes: np.ndarray, k: int) -> list[list[tuple[str, float]]]:
@@ -322,7 +322,8 @@ class Gallery:
     def _people(self) -> int:
         """Number of people, counted once per change."""
         record = self._open()
-        sequence = record.sequence()
+        # A search has just asked how far the record has come: asking again would cost as much as the answer is worth.
+        sequence = self._search.sequence if isinstance(self._search, Local) else record.sequence()
         if self._size[0] != sequence:
             self._size = (sequence, record.size().identities)
         return self._size[1]
