@@ -1,23 +1,14 @@
 """Tiny runs, trained for a few steps: pictures in two domains with a hostile label, and rows of numbers."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tables import HOSTILE
+from tables import HOSTILE, Made, make_two
 
-from mettle.data.samples import Samples
-from mettle.evaluate.run import Evaluation, evaluate_run
-from mettle.train import Run, train
+from mettle.evaluate.run import evaluate_run
+from mettle.train import train
 from mettle.train.recipe import parse
-
-
-@dataclass(frozen=True)
-class Made:
-    run: Run
-    evaluation: Evaluation
-    samples: Samples
 
 
 def names(count: int) -> np.ndarray:
@@ -83,6 +74,12 @@ def made(folder) -> Made:
 def other(folder, made) -> Made:
     """Another run on the same pictures."""
     return make(folder, folder / "pictures.npz", "two", seed=1, temperature=0.2)
+
+
+@pytest.fixture(scope="session")
+def two(folder, made) -> Made:
+    """A run of two encoders on the same pictures."""
+    return make_two(folder, folder / "pictures.npz", "both")
 
 
 @pytest.fixture(scope="session")

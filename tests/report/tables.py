@@ -1,11 +1,24 @@
-"""Judged embeddings without a run, and the name that must never become markup."""
+"""Judged embeddings without a run, runs of two encoders, and the name that must never become markup."""
+
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from mettle.data.samples import Samples
 from mettle.evaluate.protocol import Judged, judge
+from mettle.evaluate.run import Evaluation, evaluate_run
+from mettle.train import Run, train
+from mettle.train.recipe import parse
 
 HOSTILE = "<script>alert(1)</script>"
+
+
+@dataclass(frozen=True)
+class Made:
+    run: Run
+    evaluation: Evaluation
+    samples: Samples
 
 
 class Grey:
@@ -35,3 +48,20 @@ def judged(mode: str, n: int = 90, labels: int = 15, seed: int = 0) -> Judged:
     role = np.where(np.arange(n) < n // 2, "query", "gallery") if mode == "roles" else None
     z = rng.normal(size=(labels, 6))[y] + rng.normal(size=(n, 6))
     return judge(z.astype(np.float32), Samples.of(Grey(n), y, domain=domain, role=role), (1,))
+
+
+def make_two(folder: Path, source: Path, name: str, weights: str = "pairs") -> Made:
+    backbone = "convnet" if "pictures" in source.name else "mlp"
+    recipe = parse(
+        {
+            "data": {"source": str(source)},
+            "batch": {"size": 16, "views": 2, "augment": "mild" if backbone == "convnet" else "rows"},
+            "model": {"backbone": backbone, "width": 4, "depth": 2, "dim": 8, "pool": "flatten"},
+            "loss": {"kind": "InfoNCE", "prior": 0.1, "difficulty": {"kind": "Relative"}},
+            "biased": {"weights": weights},
+            "train": {"method": "two-encoder", "steps": 9, "log_every": 1, "device": "cpu"},
+            "evaluate": {"ks": [1, 2]},
+        }
+    )
+    outcome = train(recipe, folder / name, tensorboard=False)
+    return Made(outcome.run, evaluate_run(outcome.run, outcome.samples, model=outcome.model), outcome.samples)

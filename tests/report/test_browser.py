@@ -95,8 +95,23 @@ def test_report_of_rows(browser, table):
         check_width(browser, path, width)
 
 
-def test_comparison(browser, made, other, tmp_path):
-    path = write_comparison([made.run, other.run], tmp_path / "comparison.html")
+def test_report_of_two_encoders(browser, two):
+    path = write_report(two.run, two.evaluation)
+    check_alone(browser, path)
+    for width in (390, 768, 1200):
+        check_width(browser, path, width)
+    page, _, _ = look(browser, path, scheme="dark")
+    assert page.locator(".anchor").count() == 4
+    assert page.locator(".five img").count() == 4 * 10
+    assert page.locator('img[alt^="t-SNE"]').count() == 2
+    boxes = [page.locator('img[alt^="t-SNE"]').nth(k).bounding_box() for k in (0, 1)]
+    assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] < boxes[1]["x"]
+    page.close()
+
+
+def test_comparison(browser, made, other, two, tmp_path):
+    write_report(two.run, two.evaluation)
+    path = write_comparison([made.run, other.run, two.run], tmp_path / "comparison.html")
     check_alone(browser, path)
     for width in (390, 1200):
         check_width(browser, path, width)

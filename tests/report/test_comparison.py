@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from mettle.errors import InputError, RunError
-from mettle.report import write_comparison
+from mettle.report import write_comparison, write_report
 from mettle.report.comparison import comparison, differences, table, verdict
 from mettle.train import open_run
 
@@ -44,7 +44,7 @@ def test_page_has_every_run_and_number(made, other, tmp_path):
             assert f"{v.auc:.4f}" in text
     assert "not a paired test" in text
     assert "Not comparable" not in text
-    assert text.count("data:image/svg+xml") == 6
+    assert text.count("data:image/svg+xml") == 6 + text.count('alt="t-SNE map')
 
 
 def test_only_the_keys_that_differ(made, other):
@@ -112,3 +112,32 @@ def test_errors_name_the_remedy(made, other, altered, tmp_path):
     with pytest.raises(RunError, match=r"format 0.*evaluate it again"):
         write_comparison([made.run, old], tmp_path / "c.html")
     assert not (tmp_path / "c.html").exists()
+
+
+def test_one_map_per_encoder_of_the_same_samples(made, other, two, tmp_path):
+    for one in (made, other, two):
+        write_report(one.run, one.evaluation)
+    found = comparison([made.run, other.run, two.run])["maps"]
+    assert [d["name"] for d in found["drawings"]] == ["one", "two", "both", "both, E_b"]
+    assert len({d["image"] for d in found["drawings"]}) == 4
+    assert found["missing"] == [] and found["points"] == 40 and found["identities"] == 5
+    assert len(found["marked"]) == 5 and [name for *_, name in found["legend"]] == ["indoors", "out & about"]
+    text = write_comparison([made.run, two.run], tmp_path / "c.html").read_text(encoding="utf-8")
+    assert text.count('alt="t-SNE map') == 3 and "<h2>Maps of the embeddings</h2>" in text
+
+
+def test_maps_of_other_weights_or_damaged_ones_are_not_drawn(made, altered, tmp_path):
+    write_report(made.run, made.evaluation)
+    stale = altered(lambda m: m.update(weights="others"), "stale")
+    broken = altered(lambda m: None, "broken")
+    (broken.folder / "map.json").write_text("{", encoding="utf-8")
+    found = comparison([made.run, stale, broken])["maps"]
+    assert [d["name"] for d in found["drawings"]] == ["one"] and found["missing"] == ["stale", "broken"]
+    (made.run.folder / "map.json").unlink()
+    assert comparison([made.run, stale])["maps"] is None
+    assert "Maps of the" not in write_comparison([made.run, stale], tmp_path / "c.html").read_text(encoding="utf-8")
+
+
+def test_probes_of_all_runs_are_in_one_table(made, two):
+    (table,) = comparison([made.run, two.run])["probes"]
+    assert [row["name"] for row in table["rows"]] == ["both: E_d, the model", "both: E_b, the biased encoder"]

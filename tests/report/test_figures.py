@@ -9,7 +9,7 @@ from tables import judged
 
 from mettle.data.samples import Column
 from mettle.evaluate.verification import from_scores
-from mettle.report import figures, map
+from mettle.report import curves, figures, map
 
 
 def svg(address: str) -> str:
@@ -113,20 +113,58 @@ LINES = [{"step": s, "loss": 2.0 / s, "hard_positives": 0.5, "hard_negatives": 0
 
 
 def test_training_draws_what_the_log_has():
-    assert [f["title"] for f in figures.training([LINES])] == ["Loss", "Hard pairs"]
-    assert figures.training([[]]) == []
-    assert figures.training([LINES[:1]]) == []  # one point is no curve
+    assert [f["title"] for f in curves.training([LINES])] == ["Loss", "Hard pairs"]
+    assert curves.training([[]]) == []
+    assert curves.training([LINES[:1]]) == []  # one point is no curve
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "text"])
 def test_training_leaves_out_what_is_no_number(value):
     broken = [*LINES, {"step": 6, "loss": value}]
-    assert figures.training([broken])[0] == figures.training([LINES])[0]
+    assert curves.training([broken])[0] == curves.training([LINES])[0]
 
 
 def test_runs_are_laid_over_each_other():
     other = [line | {"loss": line["loss"] + 1} for line in LINES]
-    both = svg(figures.training([LINES, other])[0]["image"])
+    both = svg(curves.training([LINES, other])[0]["image"])
     assert figures.run_colour(0).lower() in both.lower()
     assert figures.run_colour(1).lower() in both.lower()
-    assert figures.run_colour(1).lower() not in svg(figures.training([LINES])[0]["image"]).lower()
+    assert figures.run_colour(1).lower() not in svg(curves.training([LINES])[0]["image"]).lower()
+
+
+WCL = [
+    {"step": s, "weight_mean": 1.5, "weight_std": 0.1, "clamp_fraction": 0.0, "hard_negatives": 1.0, "biased_loss": -s}
+    for s in range(1, 6)
+]
+HDML = [
+    {"step": s, "lambda": 1 / s, "weight_real": 1 / s, "weight_synthetic": 1 - 1 / s, "reconstruction": 0.5}
+    | {"hard_positives": 0.0, "hard_negatives": 0.0, "positive_weight": 1.0, "negative_weight": 1.0}
+    for s in range(1, 6)
+]
+
+
+def test_what_difficulty_did_is_drawn_and_what_tells_nothing_is_not():
+    titles = [f["title"] for f in curves.training([WCL])]
+    assert titles == ["Loss of the biased encoder", "Weight of negatives"]
+    held = [line | {"clamp_fraction": 0.2} for line in WCL]
+    assert "Held up by the floor" in [f["title"] for f in curves.training([held])]
+    steady = [line | {"effective_negatives": 39.0} for line in HDML]
+    titles = [f["title"] for f in curves.training([steady])]
+    assert titles == ["Pull of negatives (λ)", "Real and synthetic tuples", "Error of the generator"]
+    moving = [line | {"effective_negatives": 39.0 + line["step"]} for line in HDML]
+    assert curves.training([moving])[-1]["title"] == "Effective negatives"
+
+
+def test_the_band_is_one_standard_deviation_either_way():
+    (with_band,) = [f["image"] for f in curves.training([WCL]) if f["title"] == "Weight of negatives"]
+    thin = [{**line, "weight_std": 0.0} for line in WCL]
+    (without,) = [f["image"] for f in curves.training([thin]) if f["title"] == "Weight of negatives"]
+    assert with_band != without
+    assert np.array_equal(curves.series(WCL, "weight_mean", "weight_std")[0], [1, 1.5, 0.1])
+
+
+def test_long_logs_stay_light():
+    lines = [{"step": s, "loss": float(np.sin(s))} for s in range(1, 50_001)]
+    found = curves.series(lines, "loss")
+    assert len(found) == curves.POINTS and found[0, 0] == 1 and found[-1, 0] == 50_000
+    assert len(curves.training([lines])[0]["image"]) < 60_000

@@ -20,7 +20,8 @@ from serving import DIM, NAMES, directions, error, near, picture, send
 
 from mettle.errors import InputError
 from mettle.match import Gallery
-from mettle.service import SCOPES, Limits, Rate, create_app, list_keys, revoke_key, serve, uses
+from mettle.service import Limits, Rate, create_app, list_keys, revoke_key, serve, uses
+from mettle.service.keys import SCOPES
 from mettle.service.places import PLACES, PUBLIC
 
 ANNA, BEN, *_ = directions(len(NAMES))

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from serving import NAMES, answer, directions, error, near, picture, send
 
 from mettle.errors import InputError
-from mettle.service import SCOPES, Limits, Rate
+from mettle.service import Limits, Rate
+from mettle.service.keys import SCOPES
 from mettle.service.limits import Buckets
 
 ANNA = directions(1)[0]

@@ -133,11 +133,22 @@ def test_counts_are_the_same_whether_scores_are_kept_or_not(tmp_path):
     exact = verification(scene.embeddings, scene.label.codes)
     binned = verification(scene.embeddings, scene.label.codes, mode="histogram")
     assert binned.mode == "histogram" and type(binned.scores) is not type(exact.scores)
+    unit = scene.embeddings / np.linalg.norm(scene.embeddings, axis=1, keepdims=True)
+    scores = (unit @ unit.T)[np.triu_indices(len(unit), 1)]
+
+    def apart(thresholds):
+        """Where no score is so near that the last digit of a product decides on which side it lies."""
+        return np.asarray([np.abs(scores - v).min() > 1e-6 for v in thresholds])
+
     thresholds = positions(-1, 1)
+    safe = apart(thresholds)
+    assert safe.mean() > 0.9
     for a, b in zip(counted(exact, thresholds), counted(binned, thresholds), strict=True):
-        assert np.array_equal(a, b)
+        assert np.array_equal(a[safe], b[safe]) and np.abs(a - b).max() <= 2
     first, second = tally(_named(scene), exact), tally(_named(scene, tmp_path), binned)
-    assert np.array_equal(first.accepts, second.accepts) and np.array_equal(first.rejects, second.rejects)
+    safe = apart(first.thresholds)
+    assert np.array_equal(first.accepts[safe], second.accepts[safe])
+    assert np.array_equal(first.rejects[safe], second.rejects[safe])
     assert len(list(tmp_path.glob("workbench-counts-*.npz"))) == 1
 
 

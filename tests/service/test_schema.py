@@ -14,7 +14,7 @@ from schemathesis.specs.openapi.checks import (
 from serving import DIM
 
 from mettle.match import Gallery
-from mettle.service import SCOPES
+from mettle.service.keys import SCOPES
 
 CHECKS = [
     not_a_server_error,

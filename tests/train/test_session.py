@@ -249,6 +249,25 @@ def test_the_log_says_what_difficulty_did_and_where_time_went(whole, source, tmp
     assert list((folder / "tensorboard").iterdir())
 
 
+def test_every_epoch_ends_with_a_line_of_facts(source, tmp_path):
+    train(tiny(source, log_every=5), tmp_path / "run", tensorboard=False)
+    lines = logs.read(tmp_path / "run" / "log.jsonl")
+    assert [line["step"] for line in lines] == [3, 5, 6, 9, 10, 12]  # epochs of three steps
+    assert [line["epoch"] for line in lines] == [0, 1, 1, 2, 3, 3]
+    assert all("hard_negatives" in line for line in lines)
+
+
+def test_lines_at_epoch_ends_survive_a_resume(source, tmp_path):
+    recipe = tiny(source, log_every=100)
+    train(recipe, tmp_path / "whole", tensorboard=False)
+    for cut in (3, 4, 8):
+        with pytest.raises(Stop):
+            train(recipe, tmp_path / "run", resume=(tmp_path / "run").exists(), tensorboard=False, progress=until(cut))
+    train(recipe, tmp_path / "run", resume=True, tensorboard=False)
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+    assert [line["step"] for line in content(tmp_path / "run")[4]] == [3, 6, 9, 12]
+
+
 def test_T1_killed_training_resumes_to_the_same_weights(source, tmp_path, whole):
     """A real process, killed with SIGKILL in the middle, continued by another."""
     folder = tmp_path / "run"

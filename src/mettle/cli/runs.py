@@ -129,12 +129,16 @@ def _evaluate_and_report(run: Any, samples: Any, model: Any, output: Path | None
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
     """The headline numbers, a line per scenario."""
+    from mettle.evaluate.closed import lines
+
     facts = metrics["data"]
     print(f"{facts['protocol']}; {facts['test_samples']} test samples of {facts['test_identities']} identities")
     for name, scenario in metrics["scenarios"].items():
         print_scenario(name, scenario["verification"], scenario["retrieval"])
         for other, values in metrics.get("baselines", {}).items():
             print(f"  {'':<13} EER {share(values[name]['eer'])} with {other}")
+    for line in lines(metrics.get("probe")):
+        print(f"  {line}")
 
 
 def _free_name(runs: Path, stem: str, resume: bool) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from mettle.data.samples import Samples
 from mettle.durable import write_text
 from mettle.errors import DataError
+from mettle.evaluate import closed
 from mettle.evaluate.protocol import Judged, baseline, judge, raw, summary, thresholds, transfer
 from mettle.model import Embedder, embed
 from mettle.train.artifact import Run, set_thresholds
@@ -22,6 +23,7 @@ class Evaluation:
 
     metrics: dict[str, Any]
     judged: Judged
+    samples: Samples | None = None  # all splits
 
 
 def evaluate_run(
@@ -38,7 +40,9 @@ def evaluate_run(
         write: whether to write ``metrics.json`` (and the thresholds).
     """
     model = model or run.model()
+    device = str(next(model.parameters()).device)
     setup = run.recipe.evaluate
+    biased = biased_model(run, device) if (run.folder / "biased.safetensors").is_file() else None
     test = samples.part("test")
     if len(test) == 0:
         raise DataError(f"{samples.origin} has no test split: nothing to evaluate on")
@@ -56,8 +60,16 @@ def evaluate_run(
         metrics["baselines"] = {"raw inputs": baseline(raw(test), test)}
         if untrained is not None:
             metrics["baselines"]["untrained network"] = baseline(untrained, test)
-        if own_data and (run.folder / "biased.safetensors").is_file():
-            metrics["baselines"]["biased encoder (E_b)"] = baseline(embed(biased_model(run), test), test)
+        if biased is not None:
+            metrics["baselines"]["biased encoder (E_b)"] = baseline(embed(biased, test), test)
+    if closed.wanted(run.recipe, samples):
+        encoders = {"model": model} if biased is None else {closed.MODEL: model, closed.BIASED: biased}
+        try:
+            metrics["probe"] = closed.probes(setup, samples, encoders)
+        except DataError as error:  # other data may lack what the run's own had: a training split, a column
+            if own_data:
+                raise
+            metrics["probe"] = {"labels": {"status": f"not measurable: {error}"}}
     if own_data:
         val = samples.part("val")
         enough = len(val) > 1 and len(np.unique(val.labels)) > 1 and len(val) > len(np.unique(val.labels))
@@ -69,7 +81,7 @@ def evaluate_run(
             set_thresholds(run, found)
     if write:
         write_text(run.folder / "metrics.json", json.dumps(metrics, indent=1))
-    return Evaluation(metrics, judged)
+    return Evaluation(metrics, judged, samples)
 
 
 def _protocol(samples: Samples) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class EmbedderSpec:
     width: int = 32  # of the own backbones: channels of the first block, or units of an MLP layer / 8
     depth: int = 4  # of the own backbones: blocks, or layers
     pool: Literal["average", "gem", "flatten"] = "average"
-    head: Literal["linear", "mlp", "none"] = "linear"
+    head: Literal["linear", "mlp", "norm", "none"] = "linear"
     dim: int = 128
     unit: bool = True  # embeddings of length 1
     pretrained: bool = False  # weights of a timm backbone
@@ -110,6 +110,8 @@ def _pool(name: str) -> nn.Module:
 def _head(name: str, features: int, dim: int) -> nn.Module:
     if name == "linear":
         return nn.Linear(features, dim)
+    if name == "norm":  # the head that HDML was published with
+        return nn.Sequential(nn.BatchNorm1d(features), nn.Linear(features, dim))
     if name == "mlp":
         return nn.Sequential(nn.Linear(features, features), nn.ReLU(inplace=True), nn.Linear(features, dim))
     if features != dim:

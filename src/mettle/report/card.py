@@ -13,6 +13,7 @@ from typing import Any
 from mettle import __version__
 from mettle.durable import sha256
 from mettle.report.number import MEANING, NONE, band, called, numbers, percent, rate, realised
+from mettle.report.probes import probe_card
 from mettle.train.artifact import Run
 
 FEW_IDENTITIES = 30  # below, a bootstrap over identities is too coarse for its nominal level
@@ -40,6 +41,7 @@ def card(run: Run, metrics: Mapping[str, Any], notes: Sequence[str] = ()) -> dic
         "scenarios": [{"name": called(name), "title": way["title"]} for name, way in ways.items()],
         "rows": rows(metrics),
         "thresholds": thresholds(metrics),
+        "probe": probe_card(metrics),
         "warnings": [*warnings(metrics), *_changed(run, metrics), *notes],
         "recipe": run.recipe.toml(),
         "commands": commands(run),
@@ -236,10 +238,26 @@ def markdown(facts: Mapping[str, Any]) -> str:
             for t in facts["thresholds"]
         ]
         lines += _table(head, body)
+    lines += _probes(facts["probe"])
     lines += ["## Again", "", "```sh", *(f"{c['line']}  # {c['what']}" for c in facts["commands"]), "```", ""]
     lines += ["## Recipe", "", "```toml", facts["recipe"].rstrip(), "```", "", "## Provenance", ""]
     lines += [f"- {name}: `{value}`" for name, value in facts["provenance"]]
     return "\n".join(lines) + "\n"
+
+
+def _probes(found: Mapping[str, Any] | None) -> list[str]:
+    """What probes read from frozen features, as Markdown."""
+    if found is None:
+        return []
+    lines = ["## Probes", "", _plain(found["about"]), ""]
+    for target in [*found["targets"], *found["groups"]]:
+        status = "" if target["rows"] else f": {_plain(target['status'])}"
+        lines += [f"**{_plain(target['title'])}**{status}", ""]
+        if target["rows"]:
+            body = [[row["name"], *map(_joined, row["cells"])] for row in target["rows"]]
+            lines += _table(["", *target["columns"]], body)
+        lines += [*(f"- {_plain(text)}" for text in target.get("notes", [])), ""]
+    return lines
 
 
 def _changed(run: Run, metrics: Mapping[str, Any]) -> list[str]:

@@ -1,15 +1,21 @@
-"""Several runs on one page: their numbers side by side, what differs between the recipes, training curves."""
+"""Several runs on one page: numbers and maps side by side, what differs between the recipes, training curves."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mettle.durable import write_text
 from mettle.errors import InputError, RunError
-from mettle.report import figures
+from mettle.evaluate.closed import MODEL
+from mettle.report import curves, figures
 from mettle.report.card import about, warnings
+from mettle.report.map import NARROW, drawn
 from mettle.report.number import NONE, called, numbers
 from mettle.report.page import place, render
+from mettle.report.probes import probe_card
+from mettle.report.two_networks import kept_maps
 from mettle.train.artifact import Run
 from mettle.train.log import read
 
@@ -18,7 +24,7 @@ SHOWN = ("EER", "AUC", "Recall@1", "MAP@R")  # beside TAR at every false-accept 
 
 
 def write_comparison(runs: Sequence[Run], path: Path | str) -> Path:
-    """Write a page that compares runs by their ``metrics.json`` and ``log.jsonl``.
+    """Write a page that compares runs by their ``metrics.json``, ``log.jsonl`` and ``map.json``.
 
     Args:
         runs: at least two runs that were evaluated.
@@ -48,8 +54,10 @@ def comparison(runs: Sequence[Run]) -> dict[str, Any]:
         "warnings": _warnings(names, measured),
         "verdict": verdict(names, measured),
         "tables": [table(way, measured) for way in reversed(_ways(measured))],
+        "maps": maps(runs, names, measured),
+        "probes": probe_rows(names, measured),
         "keys": differences(runs),
-        "training": figures.training(logs),
+        "training": curves.training(logs),
     }
 
 
@@ -106,6 +114,52 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
         for key in keys
         if any(values.get(key) != flat[0].get(key) for values in flat)
     ]
+
+
+def maps(runs: Sequence[Run], names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """One t-SNE map per encoder, of the same samples, marked as for the first run that has one.
+
+    Maps come from ``map.json``, which a run's own report leaves behind; runs without one are named.
+    """
+    kept = [kept_maps(run, m) for run, m in zip(runs, measured, strict=True)]
+    shown = [found for found in kept if found is not None]
+    if not shown:
+        return None
+    locations, marked_names = shown[0]
+    first = next(iter(locations.values()))
+    drawings, missing = [], []
+    for k, (name, found) in enumerate(zip(names, kept, strict=True)):
+        if found is None or not np.array_equal(next(iter(found[0].values())).rows, first.rows):
+            missing.append(name)
+            continue
+        for encoder, one in found[0].items():
+            title = name if encoder in ("model", MODEL) else f"{name}, {encoder}"
+            image = drawn(one, NARROW, first.marked).image
+            drawings.append({"name": title, "colour": figures.run_colour(k), "image": image})
+    return {
+        "drawings": drawings,
+        "missing": missing,
+        "legend": first.legend(),
+        "marked": marked_names,
+        "points": len(first.rows),
+        "identities": len(np.unique(first.labels)),
+    }
+
+
+def probe_rows(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What probes read from the encoders of all runs, a table per target."""
+    tables: dict[str, dict[str, Any]] = {}
+    for name, m in zip(names, measured, strict=True):
+        for target in (probe_card(m) or {"targets": []})["targets"]:
+            for row in target["rows"]:
+                table = tables.setdefault(target["title"], {"title": target["title"], "columns": [], "rows": []})
+                table["columns"] = max(table["columns"], target["columns"], key=len)
+                table["rows"].append({"name": f"{name}: {row['name']}", "cells": row["cells"]})
+    none = {"text": NONE, "interval": ""}
+    for table in tables.values():  # a run without groups has fewer cells
+        for row in table["rows"]:
+            row["cells"] = row["cells"] + [none] * (len(table["columns"]) - len(row["cells"]))
+    return list(tables.values())
 
 
 def _metrics(run: Run) -> dict[str, Any]:

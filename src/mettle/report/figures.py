@@ -9,7 +9,6 @@ import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -83,8 +82,8 @@ def roc(curves: Mapping[str, Curve], points: Sequence[Mapping[str, Any]] = (), b
                 _whisker(axes, point)
         axes.set(xscale="log", xlim=(min(max(lowest, 1e-6), 0.1), 1), ylim=(0, 1.02))
         axes.set(xlabel="false-accept rate (FAR)", ylabel="true-accept rate (TAR)")
-        axes.yaxis.set_major_formatter(FuncFormatter(_percent))
-        axes.xaxis.set_major_formatter(FuncFormatter(_percent))
+        axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
+        axes.xaxis.set_major_formatter(FuncFormatter(percent_tick))
         axes.legend(loc="best")
         return address(figure)
 
@@ -100,7 +99,7 @@ def histograms(drawn: Mapping[str, Histogram], thresholds: Mapping[str, float]) 
                 axes.stairs(share, h.edges, color=colour, lw=1.4, label=f"{label} pairs")
             axes.set_title(name, loc="left", fontsize=10)
             axes.set(ylabel="share of pairs", ylim=(0, None))
-            axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+            axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
             axes.yaxis.set_major_locator(MaxNLocator(4))
             _thresholds(axes, thresholds, (h.edges[-1] - h.edges[0]) / 12)
         panels[-1].legend(loc="upper left")
@@ -108,93 +107,9 @@ def histograms(drawn: Mapping[str, Histogram], thresholds: Mapping[str, float]) 
         return address(figure)
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One training figure: which entries of the log, and what they tell."""
-
-    title: str
-    caption: str
-    lines: tuple[tuple[str, str], ...]  # (key in the log, name in the legend)
-    share: bool = False
-
-
-PANELS = (
-    Panel("Loss", "What is minimised. Flat from the start: nothing is learned.", (("loss", "loss"),)),
-    Panel(
-        "Mean similarity",
-        "The two should part: same identity up, different identities down.",
-        (("positive_similarity", "same identity"), ("negative_similarity", "different identities")),
-    ),
-    Panel(
-        "Hard pairs",
-        "Share of pairs whose weight the difficulty raised; it falls as pairs are learned.",
-        (("hard_positives", "positives"), ("hard_negatives", "negatives")),
-        share=True,
-    ),
-    Panel(
-        "Mean weight",
-        "1 = a pair counts once. High for long: hard pairs dominate the loss.",
-        (("positive_weight", "positives"), ("negative_weight", "negatives")),
-    ),
-    Panel(
-        "Effective negatives",
-        "How many negatives an anchor really learns from, once weights are counted.",
-        (("effective_negatives", "per anchor"),),
-    ),
-    Panel(
-        "Gradient norm",
-        "Spikes: the rate is too high, or a few pairs pull too hard.",
-        (("gradient", "norm"),),
-    ),
-)
-
-
-def training(logs: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, str]]:
-    """Training curves of one run, or of several laid over each other (colour = run, dashes = second line)."""
-    found = []
-    for panel in PANELS:
-        drawn = [(k, key) for k, lines in enumerate(logs) for key, _ in panel.lines if len(_series(lines, key)) > 1]
-        if drawn:
-            found.append({"title": panel.title, "caption": panel.caption, "image": _panel(panel, logs)})
-    return found
-
-
 def run_colour(k: int) -> str:
     """The colour of the k-th run of a comparison."""
     return (*COLOURS[:6], BLACK)[k % 7]
-
-
-def _panel(panel: Panel, logs: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-    several = len(logs) > 1
-    with sheet(4.2, 2.9) as figure:
-        axes = figure.add_subplot()
-        for k, lines in enumerate(logs):
-            for n, (key, _) in enumerate(panel.lines):
-                series = _series(lines, key)
-                colour = run_colour(k) if several else (BLUE, ORANGE)[n]
-                if len(series) > 1:
-                    axes.plot(*series.T, color=colour, ls=DASHES[n], lw=1.7)
-        if len(panel.lines) > 1:
-            for n, (_, name) in enumerate(panel.lines):
-                axes.plot([], [], color="#555555" if several else (BLUE, ORANGE)[n], ls=DASHES[n], label=name)
-            axes.legend(fontsize=9)
-        axes.set_title(panel.title, loc="left", fontsize=11)
-        axes.set_xlabel("step")
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        if panel.share:
-            axes.set_ylim(0, None)
-            axes.yaxis.set_major_formatter(FuncFormatter(_percent))
-        return address(figure)
-
-
-def _series(lines: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
-    """(n, 2) steps and finite values of one entry of the log."""
-    kept = [
-        (line["step"], value)
-        for line in lines
-        if isinstance(value := line.get(key), int | float) and math.isfinite(value)
-    ]
-    return np.asarray(kept, dtype=float).reshape(-1, 2)
 
 
 def _path(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
@@ -222,5 +137,6 @@ def _thresholds(axes: Axes, thresholds: Mapping[str, float], gap: float) -> None
             last = threshold
 
 
-def _percent(value: float, _: int) -> str:
+def percent_tick(value: float, _: int) -> str:
+    """A share as the text of a tick."""
     return f"{100 * value:.6g} %"

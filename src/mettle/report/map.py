@@ -1,6 +1,14 @@
-"""A map of test embeddings: t-SNE of whole identities, coloured by domain, a few identities marked."""
+"""A map of test embeddings: t-SNE of whole identities, coloured by domain, a few identities marked.
 
+    judged ─ located ─ Located ─┬─ drawn ─ Map, for a page
+                                └─ map.json of a run, for maps of several runs side by side
+
+The samples of a map follow from the labels of the test split alone, so maps of two encoders show the same ones.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,6 +19,7 @@ from mettle.report.figures import BLACK, COLOURS, GREY, INK, address, sheet
 SHAPES = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"), ("X", "✖"), ("*", "★"))
 POINTS = 1000  # of the map
 MARKED = 3  # identities marked on the map: so many scattered ones, so many compact ones
+WIDE, NARROW = (6.4, 5.2), (5.0, 4.4)  # inches: a map by itself, one of several side by side
 
 
 @dataclass(frozen=True)
@@ -24,19 +33,74 @@ class Map:
     identities: int
 
 
+@dataclass(frozen=True, eq=False)
+class Located:
+    """Some test samples and where they lie on a map."""
+
+    place: np.ndarray  # (n, 2)
+    rows: np.ndarray  # (n,) test positions
+    labels: np.ndarray  # (n,)
+    codes: np.ndarray  # (n,) of the domain, into ``names``
+    names: tuple[str, ...]
+    marked: tuple[int, ...]  # labels
+
+    def moved(self, place: np.ndarray) -> "Located":
+        """The same samples elsewhere, the same identities marked: the map of another encoder."""
+        return Located(place, self.rows, self.labels, self.codes, self.names, self.marked)
+
+    def legend(self) -> tuple[tuple[str, str, str], ...]:
+        """(colour, shape, domain) of all domains."""
+        return tuple((_colour(c), _shape(c)[1], name) for c, name in enumerate(self.names) if name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, places to a thousandth of the map."""
+        return {
+            "place": rounded(self.place),
+            "rows": self.rows.tolist(),
+            "labels": self.labels.tolist(),
+            "codes": self.codes.tolist(),
+            "names": list(self.names),
+            "marked": list(self.marked),
+        }
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Any]) -> "Located":
+        """The inverse of :meth:`as_dict`."""
+        rows, labels, codes = (np.asarray(kept[name], np.int64) for name in ("rows", "labels", "codes"))
+        place = np.asarray(kept["place"], float).reshape(-1, 2)
+        return cls(place, rows, labels, codes, tuple(kept["names"]), tuple(kept["marked"]))
+
+
 def embedding_map(judged: Judged, points: int = POINTS, seed: int = 0) -> Map | None:
     """t-SNE of some test identities, coloured by domain; None where there is too little to draw."""
+    found = located(judged, points, seed)
+    return None if found is None else drawn(found)
+
+
+def located(judged: Judged, points: int = POINTS, seed: int = 0) -> Located | None:
+    """Where some test identities lie; None where there is too little to draw."""
     chosen = sampled(judged.samples.labels, points, seed)
     unit = _unit(judged.embeddings[chosen])
     labels = judged.samples.labels[chosen]
-    if len(chosen) < 10 or np.ptp(unit, axis=0).max() < 1e-6:
+    if len(chosen) < 10 or not spread(unit):
         return None
-    place = _tsne(unit, seed)
     codes, names = _domains(judged, chosen)
-    marked = _marked(unit, labels)
-    with sheet(6.4, 5.2) as figure:
+    return Located(tsne(unit, seed), chosen, labels, codes, tuple(names), tuple(_marked(unit, labels)))
+
+
+def again(first: Located, embeddings: np.ndarray, seed: int = 0) -> Located | None:
+    """The map of another encoder's embeddings of the same samples, ``first.rows``, with the same marks."""
+    unit = _unit(embeddings)
+    return first.moved(tsne(unit, seed)) if spread(unit) else None
+
+
+def drawn(found: Located, size: tuple[float, float] = WIDE, marked: Sequence[int] | None = None) -> Map:
+    """The picture of a map."""
+    place, labels, codes = found.place, found.labels, found.codes
+    marked = found.marked if marked is None else marked
+    with sheet(*size) as figure:
         axes = figure.add_subplot()
-        for code in range(len(names)):
+        for code in range(len(found.names)):
             here = codes == code
             axes.scatter(*place[here].T, s=16, c=_colour(code), marker=_shape(code)[0], lw=0, alpha=0.75)
             ringed = here & np.isin(labels, marked)
@@ -48,9 +112,19 @@ def embedding_map(judged: Judged, points: int = POINTS, seed: int = 0) -> Map | 
         for spine in axes.spines.values():
             spine.set_visible(False)
         image = address(figure)
-    legend = tuple((_colour(c), _shape(c)[1], name) for c, name in enumerate(names) if name)
-    first = tuple(int(chosen[np.flatnonzero(labels == label)[0]]) for label in marked)
-    return Map(image, legend, first, len(chosen), len(np.unique(labels)))
+    first = tuple(int(found.rows[np.flatnonzero(labels == label)[0]]) for label in marked)
+    return Map(image, found.legend(), first, len(labels), len(np.unique(labels)))
+
+
+def rounded(place: np.ndarray) -> list[list[float]]:
+    """Places to a thousandth of the map's side."""
+    digits = int(np.ceil(3 - np.log10(max(float(np.ptp(place)), 1e-9))))
+    return np.round(place.astype(float), digits).tolist()
+
+
+def spread(unit: np.ndarray) -> bool:
+    """Whether there is more than one point."""
+    return bool(np.ptp(unit, axis=0).max() >= 1e-6)
 
 
 def sampled(labels: np.ndarray, points: int, seed: int) -> np.ndarray:
@@ -64,7 +138,8 @@ def sampled(labels: np.ndarray, points: int, seed: int) -> np.ndarray:
     return np.flatnonzero(np.isin(labels, values[fits]))
 
 
-def _tsne(unit: np.ndarray, seed: int) -> np.ndarray:
+def tsne(unit: np.ndarray, seed: int) -> np.ndarray:
+    """(n, 2) places, the same on every machine."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 

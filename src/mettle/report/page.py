@@ -1,10 +1,12 @@
 """The report of a run: one HTML file that needs nothing else, and the card beside it."""
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mettle.durable import write_text
@@ -12,9 +14,9 @@ from mettle.errors import RunError
 from mettle.evaluate.curve import Curve
 from mettle.evaluate.protocol import PIXELS, Judged, raw
 from mettle.evaluate.run import Evaluation
-from mettle.report import figures, pairs
+from mettle.report import curves, figures, pairs, two_networks
 from mettle.report.card import card, markdown
-from mettle.report.map import embedding_map
+from mettle.report.map import Located, drawn
 from mettle.report.number import called, rate
 from mettle.train.artifact import Run
 from mettle.train.log import read
@@ -32,20 +34,23 @@ def write_report(run: Run, evaluation: Evaluation, path: Path | str | None = Non
         path: where the page goes; ``report.html`` in the run folder by default.
 
     Returns:
-        The path of the page. ``card.md`` goes into the run folder, unless a page of other data
+        The path of the page. ``card.md`` and ``map.json`` go into the run folder, unless a page of other data
         goes elsewhere.
     """
     page = place(path if path is not None else run.folder / "report.html")
     facts = card(run, evaluation.metrics, _notes(evaluation.judged))
-    write_text(page, render("report.html.j2", card=facts, **pictures(run, evaluation)))
+    maps = two_networks.maps(run, evaluation.judged)
+    write_text(page, render("report.html.j2", card=facts, **pictures(run, evaluation, maps)))
     if path is None or run.state.get("data") == evaluation.metrics["data"]["fingerprint"]:
         write_text(run.folder / "card.md", markdown(facts))
+        two_networks.keep_maps(run, maps, evaluation.judged, evaluation.metrics)
     return page
 
 
-def pictures(run: Run, evaluation: Evaluation) -> dict[str, Any]:
+def pictures(run: Run, evaluation: Evaluation, maps: Mapping[str, Located]) -> dict[str, Any]:
     """Everything on the page that is drawn rather than written."""
     metrics, judged = evaluation.metrics, evaluation.judged
+    log = read(run.folder / "log.jsonl")
     decided = pairs.decision(metrics)
     way = metrics["scenarios"][judged.headline.name]
     found = metrics.get("thresholds", {}).get("set", {})
@@ -63,8 +68,9 @@ def pictures(run: Run, evaluation: Evaluation) -> dict[str, Any]:
         "images": judged.samples.inputs.kind == "image",
         "negatives": pairs.shown(pairs.hardest(judged, "impostor"), judged.samples, decided, "impostor"),
         "positives": pairs.shown(pairs.hardest(judged, "genuine"), judged.samples, decided, "genuine"),
-        "map": _map(judged),
-        "training": figures.training([read(run.folder / "log.jsonl")]),
+        "map": _map(judged, maps),
+        "training": curves.training([log]),
+        **_two(run, evaluation, log),
     }
 
 
@@ -92,13 +98,30 @@ def _environment() -> Environment:
     )
 
 
-def _map(judged: Judged) -> dict[str, Any] | None:
-    """The map, and beside it the identities it marks."""
-    found = embedding_map(judged)
-    if found is None:
+def _map(judged: Judged, maps: Mapping[str, Located]) -> dict[str, Any] | None:
+    """The map, those of both encoders where there are two, and the identities they mark."""
+    if not maps:
         return None
-    marked = [pairs.side(judged.samples, at) for at in found.marked]
-    return {**vars(found), "marked": marked}
+    first = next(iter(maps.values()))
+    rows = [int(first.rows[np.flatnonzero(first.labels == label)[0]]) for label in first.marked]
+    return {
+        "image": drawn(first).image if len(maps) == 1 else "",
+        "several": two_networks.side_by_side(maps) if len(maps) > 1 else [],
+        "legend": first.legend(),
+        "marked": [pairs.side(judged.samples, at) for at in rows],
+        "points": len(first.rows),
+        "identities": len(np.unique(first.labels)),
+    }
+
+
+def _two(run: Run, evaluation: Evaluation, log: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What only a run with a second encoder has; None for all others."""
+    if not two_networks.has_two(run) or evaluation.samples is None:
+        return {"weighed": None, "weights": None}
+    return {
+        "weighed": two_networks.negatives(run, evaluation.samples),
+        "weights": two_networks.weights_by_group(run, evaluation.samples, log),
+    }
 
 
 def _baseline(judged: Judged) -> Curve | None:

@@ -4,9 +4,11 @@ recipe.toml        rebuilds the run
 model.safetensors  the weights
 contract.json      what an embedding of this model is: dimension, metric, preprocessing, hash of the weights, thresholds
 classes.safetensors  the vectors of the training classes, where the loss had such, with their names
+biased.safetensors  the second encoder, where there is one
 metrics.json       what was measured
 log.jsonl          what happened during training
 report.html        all of it to look at
+map.json           places on the maps, for comparisons
 checkpoints/       the last two states of the run
 """
 

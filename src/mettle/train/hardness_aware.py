@@ -1,6 +1,7 @@
 """Hardness-aware metric learning: a tuple loss on real samples and on synthetic ones that get harder with time."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -144,7 +145,8 @@ class HardnessAware:
         else:
             with self.optimisers.autocast():
                 back = whole(self.generator(torch.cat([z, hard])))
-                z_back, z_hard = whole(self.embedding(back)).split([len(z), len(hard)])
+                with still(self.model.head):
+                    z_back, z_hard = whole(self.embedding(back)).split([len(z), len(hard)])
             synthetic = self.tuples.value(z_back, z_back, z_hard, rows)
             generator, head, more = self._generated(whole(y), back, labels, labels[source], rows)
             facts |= more
@@ -336,6 +338,20 @@ def width(model: Embedder) -> int:
         found = model.eval().features(torch.zeros(1, *model.shape, device=place.device, dtype=place.dtype)).shape[1]
     model.train(training)
     return found
+
+
+@contextmanager
+def still(module: nn.Module) -> Iterator[None]:
+    """Batch norms normalise as ever, but what they keep for later stays that of real features."""
+    norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm1d)]
+    kept = [part.momentum for part in norms]
+    for part in norms:
+        part.momentum = 0.0
+    try:
+        yield
+    finally:
+        for part, momentum in zip(norms, kept, strict=True):
+            part.momentum = momentum
 
 
 def whole(x: Tensor) -> Tensor:

@@ -1,32 +1,17 @@
 """Just train twice (Liu et al. 2021): find what a first classifier gets wrong, then train another on more of that."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from mettle.data.batches import SampleBatches
+from mettle.data.draws import hashed
+from mettle.data.loader import Batch, Loader
 from mettle.data.samples import Samples
 from mettle.model import Embedder, embed
-
-
-@dataclass(frozen=True, eq=False)
-class Repeated:
-    """Batches of ``size`` samples; in an epoch sample ``positions[k]`` comes once for every k.
-
-    Copies of a sample are changed alike within an epoch, and anew in the next.
-    """
-
-    positions: np.ndarray
-    size: int
-    seed: int = 0
-
-    def epoch(self, number: int) -> tuple[np.ndarray, ...]:
-        """All batches of this epoch."""
-        order = SampleBatches(len(self.positions), self.size, self.seed)
-        return tuple(self.positions[batch] for batch in order.epoch(number))
 
 
 @torch.no_grad()
@@ -41,6 +26,29 @@ def mistakes(model: Embedder, loss: Any, classes: torch.Tensor, samples: Samples
     return np.flatnonzero(said != samples.labels)
 
 
-def repeated(count: int, wrong: np.ndarray, copies: int) -> np.ndarray:
-    """Every sample once, and those that were wrong ``copies`` times more."""
-    return np.concatenate([np.arange(count), np.repeat(wrong, copies)])
+def repeated(samples: Samples, wrong: np.ndarray, copies: int) -> tuple[Samples, np.ndarray]:
+    """Every sample once, and those at ``wrong`` ``copies`` times more: the entries, and the ids of their samples.
+
+    An entry's own id is what its changes are drawn for: that of the sample, and for its k-th copy a hash of that and k,
+    so copies of one sample are changed each in its own way, and a run that is resumed changes them alike.
+    """
+    positions = np.concatenate([np.arange(len(samples)), np.tile(wrong, copies)])
+    number = np.concatenate([np.zeros(len(samples), np.int64), np.repeat(np.arange(1, copies + 1), len(wrong))])
+    entries = samples.take(positions)
+    drawn = (hashed(entries.ids, number, 23) >> np.uint64(1)).astype(np.int64)
+    return replace(entries, ids=np.where(number == 0, entries.ids, drawn)), entries.ids
+
+
+@dataclass(frozen=True, eq=False)
+class Again(Loader):
+    """A loader of such entries, whose batches name the samples."""
+
+    names: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # for each entry, the id of its sample
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        """The batches of steps ``start`` to ``stop`` - 1."""
+        order = np.argsort(self.samples.ids, kind="stable")
+        own = self.samples.ids[order]
+        for batch in super().batches(start, stop):
+            at = order[np.searchsorted(own, batch.ids.cpu().numpy())]
+            yield replace(batch, ids=torch.from_numpy(self.names[at]).to(batch.ids.device))

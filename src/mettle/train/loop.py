@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,11 @@ def run(
 ) -> bool:
     """Train from step ``start``; returns whether the run reached its end (and was not asked to stop).
 
-    ``log`` gets a line of facts every ``pace.log_every`` steps, ``progress`` every step.
+    ``log`` gets a line of facts every ``pace.log_every`` steps and at the end of every epoch, ``progress`` every step.
     """
     guard, began, waited, since = Guard(method.patience), time.perf_counter(), 0.0, start
     with stop_requests() as stopping:
-        for batch in loader.batches(start, pace.steps):
+        for batch, last in zip(loader.batches(start, pace.steps), epoch_ends(loader, start), strict=False):
             rate = pace.at(batch.step)
             share = batch.step / pace.steps
             result = method.step(batch, rate, share)
@@ -69,7 +70,8 @@ def run(
             waited += batch.waited
             done = batch.step + 1
             line = {"step": done, "epoch": batch.epoch, "loss": result.loss, "rate": rate}
-            if done % pace.log_every == 0 or done == pace.steps:
+            due = done % pace.log_every == 0 or done == pace.steps
+            if due or last:
                 spent = time.perf_counter() - began
                 facts = method.facts(result.embeddings, batch, share) | dict(result.facts())
                 profile = {
@@ -79,7 +81,8 @@ def run(
                 alike = mean_cosine(result.embeddings)
                 line |= {"gradient": result.gradient, "mean_cosine": alike} | facts | profile
                 log(line)
-                guard.spread(alike, done)
+                if due:  # short epochs do not make a collapse of fewer steps
+                    guard.spread(alike, done)
                 began, waited, since = time.perf_counter(), 0.0, done
             progress(done, line)
             if done % pace.checkpoint_every == 0 or done == pace.steps or stopping():
@@ -88,6 +91,12 @@ def run(
             if stopping() and done < pace.steps:
                 return False
     return True
+
+
+def epoch_ends(loader: Loader, start: int) -> Iterator[bool]:
+    """For every step from ``start`` on, whether it is the last of its epoch."""
+    ahead = pairwise(loader.epochs())
+    return (epoch != following for (_, epoch, _), (_, following, _) in islice(ahead, start, None))
 
 
 class Guard:

@@ -24,6 +24,7 @@ from mettle.train.hardness_aware import layout
 from mettle.train.method import compares
 
 BY_SAMPLE = ("similarity", "two-encoder", "jtt")  # methods whose batches are samples, pairs or triplets, not classes
+LARGEST = 1 << 20  # bytes of a recipe
 
 
 class Table(BaseModel):
@@ -99,6 +100,8 @@ class Judge(Table):
     ks: list[int] = [1, 2, 4, 8]
     baselines: bool = True  # also raw inputs and the untrained network
     spurious: str | None = None  # a column that a model may fall for: background, colour, device
+    probe: bool | None = None  # probes of frozen features; None: of closed sets, of two-encoder and jtt, with spurious
+    probe_samples: int = Field(5000, ge=10)  # of the training split, that probes are fitted on at most
 
 
 class Recipe(Table):
@@ -113,7 +116,7 @@ class Recipe(Table):
     synthesis: dict[str, Any] = {}  # of method hardness-aware
     jtt: Twice = Field(default_factory=Twice)  # type: ignore[arg-type]
     train: Optimise = Field(default_factory=Optimise)  # type: ignore[arg-type]
-    evaluate: Judge = Field(default_factory=Judge)
+    evaluate: Judge = Field(default_factory=Judge)  # type: ignore[arg-type]
 
     def spec(self) -> EmbedderSpec:
         """The model's description."""
@@ -163,9 +166,11 @@ def load(source: str | Path, overrides: Iterable[str] = (), **tables: Mapping[st
     if not path.is_file():
         hint = nearest(str(source), known)
         raise RecipeError(f"no recipe {str(source)!r}: neither a shipped one nor a file{hint}")
+    if path.stat().st_size > LARGEST:
+        raise RecipeError(f"{path} has {path.stat().st_size} bytes: a recipe is a page, at most {LARGEST}")
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecipeError(f"{path} is not TOML: {error}") from None
     for key, table in tables.items():
         content.setdefault(key, {}).update(table)

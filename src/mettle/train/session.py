@@ -25,7 +25,7 @@ from mettle.train import checkpoint, loop
 from mettle.train.artifact import Run, create, finish, keep_classes, open_run
 from mettle.train.hardness_aware import HardnessAware
 from mettle.train.held_out import held_out
-from mettle.train.jtt import Repeated, mistakes, repeated
+from mettle.train.jtt import Again, mistakes, repeated
 from mettle.train.log import Log
 from mettle.train.method import Method, Supervised, compares
 from mettle.train.recipe import Recipe
@@ -181,7 +181,7 @@ def new_method(recipe: Recipe, samples: Samples, device: str) -> Method:
     loss = loss.to(device) if isinstance(loss, nn.Module) else loss
     options: dict[str, Any] = {"weight_decay": setup.weight_decay, "clip": setup.clip, "precision": precision}
     name = recipe.evaluate.spurious
-    attribute = None if name is None else Attribute.of(part, name)  # a missing column is told now, not after training
+    attribute = Attribute.known(part) if name is None else Attribute.of(part, name)  # told now, not after training
     if setup.method == "hardness-aware":
         return HardnessAware(loss, model, classes=classes, synthesis=recipe.synthesised(), **options)
     if setup.method == "two-encoder":
@@ -211,8 +211,10 @@ def new_loader(
         return Loader(samples, order, change, seed, workers=batch.workers, device=device, tuples=rows)
     if recipe.train.method == "jtt":
         wrong = np.empty(0, np.int64) if repeat is None else repeat
-        order = Repeated(repeated(len(part), wrong, recipe.jtt.copies), size, seed)
-    elif batch.views > 1:
+        entries, names = repeated(part, wrong, recipe.jtt.copies)
+        order = SampleBatches(len(entries), size, seed)
+        return Again(entries, order, change, seed, batch.views, batch.workers, device, names=names)
+    if batch.views > 1:
         order = SampleBatches(len(part), size, seed)
     else:
         order = ClassBatches(part.labels, batch.classes, batch.samples, seed)

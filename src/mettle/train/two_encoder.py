@@ -1,5 +1,6 @@
 """Contrastive learning from two views, with a second encoder that is biased on purpose."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -98,9 +99,10 @@ class TwoEncoder:
         found = self.terms(batch, progress)
         losses = {"model": found.loss} | ({} if found.biased_loss is None else {"biased": found.biased_loss})
         norms, applied = self.optimisers.step(losses, {"model": rate, "biased": rate * self.pace})
-        return StepResult(
-            found.loss.item(), norms["model"], applied, found.embeddings.detach(), self._told(found, batch, norms)
-        )
+        value, norm = found.loss.item(), norms["model"]
+        if not applied and math.isfinite(value) and math.isfinite(norm) and found.biased_loss is not None:
+            value, norm = found.biased_loss.item(), norms["biased"]  # the network that diverged is the other one
+        return StepResult(value, norm, applied, found.embeddings.detach(), self._told(found, batch, norms))
 
     def terms(self, batch: Batch, progress: float = 1.0) -> Terms:
         """Both losses of a batch of two views, each with gradient on its own network only."""
@@ -204,6 +206,12 @@ class Attribute:
             only = column.names[there[0]] if len(there) else "nothing"
             raise DataError(f"column {name!r} has one group only in training ({only}): there is nothing to compare")
         return cls(name, samples.ids[order], column.codes[order], column.names)
+
+    @classmethod
+    def known(cls, samples: Samples) -> "Attribute | None":
+        """The domain, where the samples have two or more."""
+        some = samples.domain is not None and len(np.unique(samples.domain.codes)) > 1
+        return cls.of(samples, "domain") if some else None
 
     def facts(self, w: Tensor, negative: Tensor, batch: Batch) -> dict[str, Any]:
         """Mean weight of negatives by the groups of both ends; of other classes only, where groups agree or not."""
