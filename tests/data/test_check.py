@@ -3,9 +3,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
-from mettle.data.check import Problem, check, screen
+from mettle.data.check import check, screen
 from mettle.data.images import ImageArray, ImageFiles, Rows, hold
+from mettle.data.problems import Problem
 from mettle.data.samples import Column, Samples
 from mettle.errors import DataError, InputError
 
@@ -156,6 +158,18 @@ def test_d5_near_copies_in_two_splits_are_warnings(tmp_path):
     near = [p for p in findings.problems if p.kind == "near"]
     assert [(p.severity, p.file) for p in near] == [("warning", "a/0.png")]  # copy1 is in the split of its original
     assert "'a/copy0.jpg'" in near[0].text
+
+
+def test_d5_mirrored_and_smaller_copies_are_found_and_can_be_errors(tmp_path):
+    shown = pictures(4)
+    smaller = Image.fromarray(shown[1]).resize((30, 30)).transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    files = [(f"a/{i}.png", corpus.encoded(one, "PNG")) for i, one in enumerate(shown)]
+    files.append(("a/copy.png", corpus.encoded(np.asarray(smaller), "PNG")))
+    samples = on_disk(tmp_path, files, split=["train"] * 3 + ["test"] * 2, size=None)
+    (near,) = [p for p in check(samples).problems if p.kind == "near"]
+    assert near.severity == "warning" and "mirror images" in near.text and "'a/1.png'" in near.text
+    with pytest.raises(DataError, match="mirror images"):
+        check(samples, near="error").gate()
 
 
 def test_d5_sparse_drawings_are_not_taken_for_copies():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mettle.errors import DataError, InputError, MettleError
+from mettle.evaluate import probe
 from mettle.evaluate.audit import audit, sampled
 from mettle.evaluate.table import read_embeddings
 
@@ -123,7 +124,7 @@ class TestReading:
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            ({"embeddings": lambda x, y: np.full(x.shape, "a")}, "must be numbers"),
+            ({"embeddings": lambda x, y: np.full(x.shape, "a")}, "must be real numbers"),
             ({"label": lambda x, y: y + 0.5}, "whole numbers or text"),
             ({"label": lambda x, y: np.where(y == 3, "", names(y))}, "6 of 144 rows .* the first is row 18"),
             ({"label": None}, "no labels .*--label"),
@@ -237,6 +238,34 @@ class TestAudit:
         x, y = vectors()
         found = audit(make(tmp_path, x, y, split=np.where(y < 12, "train", "test")))
         assert "--where split=test" in " ".join(found.warnings)
+
+    @pytest.mark.parametrize("codes", [("train", "test"), (0, 2)])
+    def test_probes_need_the_same_labels_in_train_and_test(self, tmp_path, codes):
+        x, y = vectors(noise=1.0)
+        late = np.arange(len(y)) % EACH > 3
+        found = audit(make(tmp_path, x, y, split=np.where(late, codes[1], codes[0])))
+        alone = probe((x[~late], y[~late]), (x[late], y[late]))
+        assert found.probe.linear.accuracy == alone.linear.accuracy
+        facts = found.summary()["probe"]
+        assert facts["knn"]["accuracy"] == alone.knn.accuracy and facts["samples"] == np.count_nonzero(late)
+        assert facts["linear"]["worst_class"]["label"] == str(alone.linear.worst_class[0])
+        some = np.where(y < 6, "train", np.where(late & (y < 12), "test", "train"))  # 6 … 11 on both sides
+        found = audit(make(tmp_path, x, y, split=some))
+        assert found.summary()["probe"]["labels"] == 6
+
+    @pytest.mark.parametrize(
+        ("split", "said"),
+        [
+            (lambda y: np.where(y < 12, "train", "test"), "0 labels are in train and in test"),
+            (lambda y: np.where(y < 12, "test", "val"), "no column split with train and test"),
+            (None, "only you know which were trained on"),
+        ],
+    )
+    def test_where_there_can_be_no_probe_it_is_said(self, tmp_path, split, said):
+        x, y = vectors()
+        columns = {} if split is None else {"split": split(y)}
+        found = audit(make(tmp_path, x, y, **columns))
+        assert found.probe is None and said in found.summary()["missing"]["probe"]
 
     def test_sampling_is_of_whole_identities_and_said(self, tmp_path):
         x, y = vectors(noise=1.0)

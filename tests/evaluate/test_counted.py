@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from mettle.errors import InputError
 from mettle.evaluate import verification
-from mettle.evaluate.counted import Counted, Even, Fast, Gaps, counted
-from mettle.evaluate.scores import Design, Scores
+from mettle.evaluate.binning import Even, Gaps
+from mettle.evaluate.counted import Counted, counted
+from mettle.evaluate.design import Design
+from mettle.evaluate.passes import Fast
+from mettle.evaluate.scores import Scores
 
 
 def clusters(seed, n=240, subjects=40, d=16, noise=1.0, dtype=np.float32):

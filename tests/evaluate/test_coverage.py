@@ -57,12 +57,16 @@ def coverage(setting, simulations, replicates=500):
 @pytest.mark.parametrize("setting", list(SETTINGS)[:4])
 def test_nominal_95_percent_intervals_hold_the_truth_92_to_98_times_in_100(setting):
     found = coverage(setting, 500)
+    print(row(setting, found))
     assert all(0.92 <= share <= 0.98 for share in found.values()), found
+
+
+def row(setting, found):
+    return f"| {setting} | " + " | ".join(f"{share:.3f}" for share in found.values()) + " |"
 
 
 if __name__ == "__main__":
     count = int(sys.argv[1])
     print("| simulated population | " + " | ".join(NAMES) + " |", "|---" * 5 + "|", sep="\n", flush=True)
     for key in SETTINGS:
-        shares = coverage(key, count)
-        print(f"| {key} | " + " | ".join(f"{s:.3f}" for s in shares.values()) + " |", flush=True)
+        print(row(key, coverage(key, count)), flush=True)

@@ -12,9 +12,11 @@ from scipy.stats import norm, t
 
 from mettle.errors import InputError
 from mettle.evaluate import NotMeasurable, from_scores, verification
+from mettle.evaluate import tally as counting
 from mettle.evaluate.binning import Binning
 from mettle.evaluate.curve import grid
 from mettle.evaluate.intervals import draw, percentile, resample
+from mettle.evaluate.tally import tally
 
 _spec = importlib.util.spec_from_file_location("oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py")
 assert _spec is not None
@@ -35,7 +37,8 @@ def pairs_of(v):
     genuine, impostor = [], []
     for b in v.scores.stream(True):
         genuine += list(zip(b.genuine.tolist(), b.genuine_subject.tolist(), strict=True))
-        impostor += list(zip(b.impostor.tolist(), *(s.tolist() for s in b.impostor_subjects), strict=True))
+        columns = np.broadcast_arrays(b.impostor, *b.impostor_subjects)
+        impostor += list(zip(*(column.ravel().tolist() for column in columns), strict=True))
     return genuine, impostor
 
 
@@ -218,3 +221,25 @@ def test_an_interval_of_a_demonstration_set_takes_seconds():
     v.interval("eer"), v.interval("tar@1e-3")
     assert v.impostor == 3_906_000
     assert time.process_time() - start < 10  # about 1.5 s on an idle core
+
+
+@pytest.mark.parametrize("how", ["all", "across", "gallery"])
+def test_histograms_of_subjects_from_some_partners(monkeypatch, how):
+    """With every row as a partner the counts are those of all pairs; with some, intervals are about as wide."""
+    x, y = clusters(0, n=3000, subjects=600)
+    among = {"across": {"domains": np.arange(3000) % 3, "trials": "across"}, "gallery": {"gallery": (x[::2], y[::2])}}
+    v = verification(x, y, mode="histogram", **among.get(how, {}))
+    thresholds = grid(v.scores, 64)[0]
+    full = tally(v.scores, thresholds, False)
+    wide = v.interval("tar@1e-2")
+    monkeypatch.setattr(counting, "MANY", 1000)
+    same = tally(v.scores, thresholds, False)
+    assert np.array_equal(full[0], same[0])
+    assert full[1].sum() == same[1].sum()
+    assert np.abs(np.cumsum(full[1] - same[1], axis=1)).max() <= 3  # fast scores may round to either side of an edge
+    monkeypatch.setattr(counting, "PARTNERS", 600)
+    some = tally(v.scores, thresholds, False)[1]
+    assert some.sum() == pytest.approx(full[1].sum(), rel=0.05)
+    object.__setattr__(v, "_kept", {})
+    drawn = v.interval("tar@1e-2")
+    assert 0.8 < (drawn.high - drawn.low) / (wide.high - wide.low) < 1.3

@@ -4,9 +4,21 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mettle.errors import DataError, InputError
-from mettle.evaluate import NotMeasurable, Part, Plan, file_hashes, gate, identification, leaks, plan, verification
+from mettle.evaluate import (
+    NotMeasurable,
+    Part,
+    Plan,
+    file_hashes,
+    gate,
+    identification,
+    leaks,
+    picture_looks,
+    plan,
+    verification,
+)
 
 
 def table(seed=0, subjects=40, each=4, d=12, noise=0.7):
@@ -126,6 +138,33 @@ def test_file_hashes_find_the_same_file_under_two_names(tmp_path):
         gate(Part(hashes=h[:2]), Part(hashes=h[2:]))
     with pytest.raises(DataError, match="cannot read"):
         file_hashes([tmp_path / "d"])
+
+
+def test_pictures_that_look_alike_are_warned_about_and_fail_if_asked(tmp_path):
+    rng = np.random.default_rng(3)
+    pictures = [rng.integers(0, 256, (6, 6, 3)).astype(np.uint8).repeat(12, 0).repeat(12, 1) for _ in range(8)]
+    paths = [tmp_path / f"{k}.png" for k in range(9)]
+    for path, picture in zip(paths, pictures, strict=False):
+        Image.fromarray(picture).save(path)
+    Image.fromarray(pictures[2]).resize((50, 50)).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(paths[8])
+    looks = picture_looks(paths)
+    train, test = Part(ids=range(5), looks=looks[:5]), Part(ids=range(5, 9), looks=looks[5:])
+    assert [(leak.kind, leak.what) for leak in gate(train, test)] == [("look", (2, 3))]
+    with pytest.raises(DataError, match=r"1 with the same look \(\(2, 3\)\)"):
+        gate(train, test, looks_fail=True)
+    for wrong in (looks[:, :9], np.full_like(looks, np.nan), looks.astype(int)):
+        with pytest.raises(InputError, match="looks must be"):
+            gate(Part(looks=wrong), Part(looks=looks))
+    with pytest.raises(DataError, match="cannot decode"):
+        picture_looks([tmp_path / "none.png"])
+    p = plan.class_disjoint(IDS, Y)
+    seen = rng.normal(size=(len(Y), looks.shape[1])).astype(np.float32)
+    seen[p.probes[4] == IDS] = seen[p.training[7] == IDS]
+    seen /= np.linalg.norm(seen, axis=1, keepdims=True)
+    with pytest.warns(UserWarning, match=rf"1 pictures of test look like .*id {p.probes[4]} like {p.training[7]}"):
+        p.run(X, Y, IDS, looks=seen)
+    with pytest.raises(DataError, match="same look"):
+        p.run(X, Y, IDS, looks=seen, looks_fail=True)
 
 
 @pytest.mark.parametrize(

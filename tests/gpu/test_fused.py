@@ -262,3 +262,16 @@ if __name__ == "__main__":
     with multiprocessing.get_context("spawn").Pool(int(sys.argv[1]) if len(sys.argv) > 1 else 8) as pool:
         for line in pool.imap_unordered(_one, matrix()):
             print(line, flush=True)
+
+
+@pytest.mark.parametrize("d", [128, 512])
+def test_verification_on_the_device_is_that_of_the_cpu(d):
+    from mettle.evaluate import verification
+
+    generator = torch.Generator().manual_seed(d)
+    y = torch.arange(6000) // 4
+    x = torch.randn(1500, d, generator=generator)[y] + 1.6 * torch.randn(6000, d, generator=generator)
+    there, here = (verification(z, y, mode="histogram") for z in (x.cuda(), x))
+    assert there.eer == here.eer
+    assert there.operating_point(1e-3) == here.operating_point(1e-3)
+    assert abs(there.auc - here.auc) < 1e-4

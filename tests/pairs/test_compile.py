@@ -70,9 +70,9 @@ def build(kernel, mode: str, flags: dict, warps: int = 4, stages: int = 3) -> di
 def _type(name: str, operand: str) -> str:
     if name in ("Q", "QL", "K", "KL", "QB", "QBL", "KB", "KBL", "H", "HL", "HIGH", "LOW"):
         return f"*{operand}"
-    if name in ("LO", "HI", "ORDER", "COLUMN_ORDER", "TILE", "COUNTS"):
+    if name in ("LO", "HI", "ORDER", "COLUMN_ORDER", "TILE", "COUNTS", "ABOVE", "COUNT"):
         return "*i32"
-    if name in ("LABELS", "COLUMNS", "NEAR", "FAR", "AT"):
+    if name in ("LABELS", "COLUMNS", "NEAR", "FAR", "AT", "WHERE", "BITS"):
         return "*i64"
     if name == "DEFINED":
         return "*i1"
@@ -93,6 +93,7 @@ def _type(name: str, operand: str) -> str:
         "first",
         "copies",
         "bins",
+        "each",
     )
     return "i32" if name in whole else "fp32"
 
@@ -141,6 +142,7 @@ def near(mode: str, width: int, kind: str) -> list[dict]:
 def rest(mode: str, width: int, kind: str) -> list[dict]:
     import triton
 
+    from mettle.evaluate import candidates
     from mettle.pairs.fused import classes, counts, near, peak, prepare
     from mettle.pairs.fused.table import choice
 
@@ -148,6 +150,7 @@ def rest(mode: str, width: int, kind: str) -> list[dict]:
     rows = {"WIDTH": width, "BLOCK": block, "ROWS": min(32, max(1, prepare.HELD // block)), "UNIT": True}
     shape = choice(mode, width).forward
     tile = {"WIDTH": width, "BK": shape.depth, "BM": shape.rows, "BN": shape.columns, "MODE": mode}
+    window = {"WINDOWS": 2, "WORDS": max(1, shape.columns // 64), "BITS_OF": 64}
     row = {"SELF": True, "WIDTH": width, "BLOCK": block, "BN": shape.columns, "BC": 32}
     return [
         build(prepare.prepare_kernel, mode, rows | {"RANK": True, "MODE": mode}),
@@ -159,6 +162,7 @@ def rest(mode: str, width: int, kind: str) -> list[dict]:
         build(peak.found_kernel, mode, row),
         build(peak.pull_kernel, mode, {"WIDTH": width, "BLOCK": block, "ROWS": peak.PULLED}),
         build(counts.counts_kernel, mode, tile, shape.warps, shape.stages),
+        build(candidates.window_kernel, mode, tile | window, shape.warps, shape.stages),
         build(
             classes.class_rows_kernel, mode, {name: rows[name] for name in ("WIDTH", "BLOCK", "ROWS")} | {"MODE": mode}
         ),

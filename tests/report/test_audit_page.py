@@ -40,6 +40,7 @@ def rows(folder, *, pictures: bool, hostile: bool = False):
         "label": np.asarray([HOSTILE if hostile and k == 3 else f"part {k:02d}" for k in y]),
         "camera": np.tile(["bench", HOSTILE if hostile else "line"], 80),
         "batch": np.where(y < 10, "old", "new"),
+        "split": np.where(np.arange(160) % 8 < 5, "train", "test"),
     }
     if pictures:
         for k in range(160):
@@ -97,6 +98,7 @@ def test_page_and_json_show_what_was_measured(made):
         assert f"{100 * way.verification.eer:.2f}\N{NO-BREAK SPACE}%" in text
         assert f"{way.verification.auc:.4f}" in text
     assert found.geometry.verdict[1:] in text
+    assert f"{100 * found.probe.linear.accuracy:.1f}\N{NO-BREAK SPACE}%" in text
     assert f"{found.label_errors.count:,} samples fit another label" in text
     for pair in found.hardest["impostor"][:12]:
         assert f"<b>{pair.score:.3f}</b>" in text

@@ -40,9 +40,9 @@ def audit(
 ) -> None:
     """Audit embeddings of any model: one page and one JSON with everything that can be said about them."""
     from mettle.errors import InputError
+    from mettle.evaluate import audit as run_audit
+    from mettle.evaluate import read_embeddings
     from mettle.evaluate.audit import FARS
-    from mettle.evaluate.audit import audit as run_audit
-    from mettle.evaluate.table import read_embeddings
     from mettle.report.audit import write_audit
 
     if len(files) > 2:
@@ -67,12 +67,15 @@ def data_check(
     ] = "trust",
     label: Annotated[str | None, typer.Option(help="Name of the label column.")] = None,
     domain: Annotated[str | None, typer.Option(help="Name of the domain column.")] = None,
+    near: Annotated[str, typer.Option(help="Pictures that look alike across splits: 'warning' or 'error'.")] = (
+        "warning"
+    ),
 ) -> None:
     """Validate data: counts, problems with row numbers, leakage, duplicates. Exit status 1 when there are errors."""
     from mettle.data import check, read
 
     samples = read(path, policy="trust", cache=cache(), label=label, domain=domain)
-    found = check(samples, policy=policy)  # type: ignore[arg-type]
+    found = check(samples, policy=policy, near=near)  # type: ignore[arg-type]
     print(f"{path}: {found.samples} samples, {len(found.labels)} labels, {found.protocol}")
     for title, counts in (("split", found.splits), ("domain", found.domains)):
         if counts:

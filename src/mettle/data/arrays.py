@@ -69,9 +69,9 @@ def read_npz(
         DataError: The file or one of its arrays does not fit; one line says which and why.
     """
     path = Path(path)
-    arrays = _load(path, largest)
+    arrays = load_arrays(path, largest)
     inputs, used = _inputs(arrays, path, size, channels)
-    columns = {k: _text(v, k) for k, v in arrays.items() if k not in used and v.shape == (len(inputs),)}
+    columns = {k: as_text(v, k) for k, v in arrays.items() if k not in used and v.shape == (len(inputs),)}
     who = _choose(columns, arrays, label, LABELS, "label", path)
     if who is None:
         raise DataError(f"no labels in {shown(path)}: name an array label, or pass label=...{nearest('', columns)}")
@@ -138,14 +138,14 @@ def named(values: np.ndarray, names: np.ndarray | None) -> Column:
         return Column.of(values)
     if len(values) and (values.min() < 0 or values.max() >= len(names)):
         return Column.of(values)
-    texts = [str(name) for name in _text(names, "names")]
+    texts = [str(name) for name in as_text(names, "names")]
     # Two classes may be called the same (both cranes of ImageNet): the number keeps them apart.
     twice = {text for text in texts if texts.count(text) > 1} if len(set(texts)) < len(texts) else set()
     texts = [f"{text} ({i})" if text in twice else text for i, text in enumerate(texts)]
     return Column(values.astype(np.int64), tuple(texts))
 
 
-def _load(path: Path, largest: int) -> Arrays:
+def load_arrays(path: Path, largest: int) -> Arrays:
     """All arrays of the file, with nothing unpickled and nothing larger than it says."""
     if not path.is_file():
         raise DataError(f"no file {shown(path)}")
@@ -207,7 +207,7 @@ def _is_group(values: np.ndarray) -> bool:
     return values.dtype.kind in "iubU" and len(np.unique(values)) <= GROUP_VALUES
 
 
-def _text(values: np.ndarray, name: str) -> np.ndarray:
+def as_text(values: np.ndarray, name: str) -> np.ndarray:
     """Byte strings as text; everything else as it is."""
     if values.dtype.kind != "S":
         return values

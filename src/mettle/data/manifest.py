@@ -19,16 +19,10 @@ A manifest is trusted as a script is: its paths may lead anywhere, absolute ones
 Errors name the line, counted as an editor does: the header is line 1 (in Parquet: the row, from 1).
 """
 
-import csv
-import gzip
-import importlib
-import io
 import os
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -37,30 +31,15 @@ from mettle.data.check import Policy, screen
 from mettle.data.decode import Channels, shown
 from mettle.data.images import ImageFiles, Rows, Size
 from mettle.data.samples import NO_SPLIT, SPLITS, Column, Inputs, Samples
-from mettle.errors import DataError, InputError, MissingExtra, nearest
+from mettle.data.table import Table, number, read_table, whole
+from mettle.errors import DataError, InputError, nearest
 
-LARGEST_FILE = 2 << 30
-LARGEST_FIELD = 1 << 20
 MISSING = frozenset(("", "?", "na", "n/a", "nan", "null", "none"))
 MOSTLY = 0.9  # a column with this share of numbers is meant as numbers: the rest are mistakes, not categories
 RESERVED = ("path", "id", "domain", "split", "role", "is_query", "is_gallery")
 TRUTH = {text: True for text in ("true", "t", "yes", "1", "1.0")} | {
     text: False for text in ("false", "f", "no", "0", "0.0")
 }
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of text, as read: one list per column, and where each row stands in the file."""
-
-    path: Path
-    columns: Mapping[str, Sequence[str]]
-    lines: Sequence[int]
-    unit: str = "line"
-
-    def error(self, row: int, column: str, problem: str) -> DataError:
-        """An error about one cell."""
-        return DataError(f"{shown(self.path)} {self.unit} {self.lines[row]}, column {shown(column)}: {problem}")
 
 
 def read_manifest(
@@ -97,21 +76,21 @@ def read_manifest(
         DataError: The table does not fit; one line says where and why.
         MissingExtra: Parquet support is not installed.
     """
-    table = _read(Path(path))
+    table = read_table(Path(path))
     who = _name(table, label, ("label", "y"), "label")
     if who is None:
         raise DataError(f"no column label in {shown(path)}: pass label=...{nearest('', table.columns)}")
     where = _name(table, domain, ("domain",), "domain")
     pictures = "path" in table.columns
     kept = _groups(table, groups, {who, where}, pictures)
-    split, (role, distractor) = _split(table), _roles(table)
+    split, (role, distractor) = split_column(table), _roles(table)
     taken = {who, where, *kept, *RESERVED}
     inputs: Inputs
     if pictures:
         inputs = ImageFiles(_paths(table, policy), size, channels, table.path.parent)
     else:
         chosen = [name for name in table.columns if name and name not in taken] if features is None else features
-        inputs = _rows(table, [_known(table, name) for name in chosen], categories, text, missing, split)
+        inputs = _rows(table, [table.known(name) for name in chosen], categories, text, missing, split)
     samples = Samples.of(
         inputs,
         apart(_column(table, who, required=True), distractor),
@@ -126,87 +105,6 @@ def read_manifest(
     return screen(samples, policy)
 
 
-def _read(path: Path) -> Table:
-    name = path.name.lower()
-    if not path.is_file():
-        raise DataError(f"no file {shown(path)}")
-    if name.endswith((".parquet", ".pq")):
-        table = _parquet(path)
-    elif name.endswith((".csv", ".csv.gz")):
-        table = _csv(path)
-    else:
-        raise DataError(f"{shown(path)} is not a manifest: .csv, .csv.gz and .parquet are read")
-    if not table.lines:
-        raise DataError(f"{shown(path)} has no rows")
-    return table
-
-
-def _csv(path: Path) -> Table:
-    reader = csv.reader(_lines(path), strict=True)
-    rows, lines, line = [], [], 1
-    try:
-        for row in reader:
-            if row:  # a blank line is no row
-                rows.append(row)
-                lines.append(line)
-            line = reader.line_num + 1
-    except csv.Error as problem:
-        raise DataError(f"{shown(path)} line {line}: {problem}") from None
-    header = [name.strip() for name in rows[0]] if rows else []
-    twice = [name for i, name in enumerate(header) if name in header[:i]]
-    if twice:
-        raise DataError(f"{shown(path)} line 1: two columns are called {shown(twice[0])}")
-    for line, row in zip(lines, rows, strict=True):
-        if len(row) != len(header):
-            raise DataError(f"{shown(path)} line {line}: {len(row)} fields, but the header has {len(header)}")
-        if any(len(field) > LARGEST_FIELD for field in row):
-            raise DataError(f"{shown(path)} line {line}: a field of more than {LARGEST_FIELD} characters")
-    columns = {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)}
-    return Table(path, columns, lines[1:])
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """Lines of UTF-8 text; what is none of it is an error with its line."""
-    try:
-        with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
-            data = file.read(LARGEST_FILE + 1)
-    except (OSError, EOFError, zlib.error) as problem:
-        raise DataError(f"cannot read {shown(path)}: {problem}") from None
-    if len(data) > LARGEST_FILE:
-        raise DataError(f"{shown(path)} unpacks to more than {LARGEST_FILE} bytes")
-    for number, line in enumerate(io.BytesIO(data.removeprefix(b"\xef\xbb\xbf")), start=1):
-        if b"\0" in line:
-            raise DataError(f"{shown(path)} line {number}: a NUL byte; save the table as UTF-8 text")
-        try:
-            yield line.decode()
-        except UnicodeDecodeError as problem:
-            reason = f"byte {problem.start + 1} is not UTF-8; save the table as UTF-8"
-            raise DataError(f"{shown(path)} line {number}: {reason}") from None
-
-
-def _parquet(path: Path) -> Table:
-    try:
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise MissingExtra("Parquet needs pyarrow: pip install 'mettle-ml[parquet]'") from None
-    try:
-        table = parquet.read_table(path)
-        columns = {name: table[name].cast("string").fill_null("").to_pylist() for name in table.column_names}
-    except Exception as problem:  # its errors have several unrelated bases
-        raise DataError(f"cannot read {shown(path)}: {' '.join(str(problem).split())[:200]}") from None
-    for name, values in columns.items():
-        for row, value in enumerate(values):
-            if "\0" in value or len(value) > LARGEST_FIELD:
-                raise DataError(f"{shown(path)} row {row + 1}, column {shown(name)}: NUL or over 1 MB")
-    return Table(path, columns, range(1, table.num_rows + 1), unit="row")
-
-
-def _known(table: Table, name: str) -> str:
-    if name not in table.columns:
-        raise DataError(f"no column {shown(name)} in {shown(table.path)}{nearest(name, table.columns)}")
-    return name
-
-
 def _name(table: Table, wanted: str | None, usual: Sequence[str], what: str) -> str | None:
     """The wanted column, or the first of the usual ones that is there."""
     if wanted is not None:
@@ -219,7 +117,7 @@ def _name(table: Table, wanted: str | None, usual: Sequence[str], what: str) -> 
 
 def _groups(table: Table, wanted: Sequence[str] | None, taken: set[str | None], pictures: bool) -> list[str]:
     if wanted is not None:
-        return [_known(table, name) for name in wanted]
+        return [table.known(name) for name in wanted]
     free = [name for name in table.columns if name and name not in taken and name not in RESERVED]
     if not pictures:
         return ["g"] if "g" in free else []
@@ -231,14 +129,9 @@ def _column(table: Table, name: str, required: bool = False) -> Column:
     values = [value.strip() for value in table.columns[name]]
     if required and "" in values:
         raise table.error(values.index(""), name, "empty; every sample needs one")
-    if all(_whole(value) for value in values):
+    if all(whole(value) for value in values):
         return Column.of(np.array([int(value) for value in values], np.int64))
     return Column.of(np.array(values))
-
-
-def _whole(text: str) -> bool:
-    """Whether this is a whole number as one writes it (007 is a name)."""
-    return text.lstrip("-").isdecimal() and len(text) < 19 and str(int(text)) == text
 
 
 def _ids(table: Table) -> np.ndarray | None:
@@ -246,7 +139,7 @@ def _ids(table: Table) -> np.ndarray | None:
         return None
     seen: dict[int, int] = {}
     for row, value in enumerate(table.columns["id"]):
-        if not _whole(value.strip()):
+        if not whole(value.strip()):
             raise table.error(row, "id", f"{shown(value)} is not a whole number; rename the column if it is a name")
         first = seen.setdefault(int(value), row)
         if first != row:
@@ -254,7 +147,8 @@ def _ids(table: Table) -> np.ndarray | None:
     return np.fromiter(seen, np.int64, len(seen))
 
 
-def _split(table: Table) -> np.ndarray | None:
+def split_column(table: Table) -> np.ndarray | None:
+    """Codes of the column ``split``, None without one."""
     if "split" not in table.columns:
         return None
     code = {name: i for i, name in enumerate(SPLITS)} | {"": NO_SPLIT, "-1": NO_SPLIT, "0": 0, "1": 1, "2": 2}
@@ -282,7 +176,7 @@ def _roles(table: Table) -> tuple[np.ndarray | None, np.ndarray]:
         return None, nobody
     code = {text: int(value) for text, value in TRUTH.items()} | {word: -1 for word in MISSING}
     query, gallery = (_coded(table, name, code, "true, false") for name in ("is_query", "is_gallery"))
-    split = _split(table)
+    split = split_column(table)
     neither = (query == 0) & (gallery == 0) & (True if split is None else split != SPLITS.index("train"))
     if neither.any():
         problem = "neither query nor gallery; leave the row out"
@@ -357,11 +251,11 @@ def _numbers(table: Table, name: str) -> np.ndarray | None:
     numbers = np.full(len(table.lines), np.nan)
     for row, value in enumerate(table.columns[name]):
         if value.strip().lower() not in MISSING:
-            number = _number(value)
-            if number is None:
+            read = number(value)
+            if read is None:
                 odd.append(row)
             else:
-                numbers[row] = number
+                numbers[row] = read
     counted = int((~np.isnan(numbers)).sum())
     if not counted or len(odd) > (1 - MOSTLY) * (counted + len(odd)):
         return None
@@ -375,11 +269,4 @@ def _numbers(table: Table, name: str) -> np.ndarray | None:
 def _is_numeric(table: Table, name: str) -> bool:
     """Whether the column holds numbers and gaps only."""
     values = {value.strip().lower() for value in table.columns[name]} - MISSING
-    return bool(values) and all(_number(value) is not None for value in values)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return None if "_" in text else float(text)  # Python reads 1_000 as a number, people as a name
-    except ValueError:
-        return None
+    return bool(values) and all(number(value) is not None for value in values)

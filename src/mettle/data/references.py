@@ -7,8 +7,8 @@ import numpy as np
 
 from mettle.data.decode import shown
 from mettle.data.images import ImageFiles
-from mettle.data.manifest import Table, _number, _whole
 from mettle.data.samples import Samples
+from mettle.data.table import Table, number, whole
 
 NEAR = 20_000  # names among which a misspelt one is looked for
 
@@ -37,7 +37,7 @@ class Names:
     def _id(self, table: Table, row: int, column: str, text: str) -> int:
         if not text:
             raise table.error(row, column, "empty; every row needs a sample")
-        if _whole(text) and int(text) in self.known:
+        if whole(text) and int(text) in self.known:
             return int(text)
         name = os.path.normpath(text)
         if name not in self.names and os.path.isabs(name) and self.root:
@@ -54,7 +54,7 @@ class Names:
 
     def _hint(self, text: str) -> str:
         close = get_close_matches(os.path.normpath(text), list(self.names)[:NEAR], n=1, cutoff=0.5)
-        if close and not _whole(text):
+        if close and not whole(text):
             return f"; did you mean {shown(close[0])}?"
         if self.names:
             return f"; its pictures are named like {shown(next(iter(self.names)))}"
@@ -66,8 +66,8 @@ def numbers(table: Table, name: str) -> list[float]:
     """A column of finite numbers."""
     found = []
     for row, text in enumerate(table.columns[name]):
-        number = _number(text.strip())
-        if number is None or not np.isfinite(number):
+        value = number(text.strip())
+        if value is None or not np.isfinite(value):
             raise table.error(row, name, f"{shown(text)} is not a finite number")
-        found.append(number)
+        found.append(value)
     return found

@@ -122,8 +122,8 @@ class Samples:
             label=_column(labels),
             domain=None if domain is None else _column(domain),
             groups={name: _column(values) for name, values in (groups or {}).items()},
-            split=_codes(split, SPLITS, "split", n),
-            role=_codes(role, ROLES, "role", n),
+            split=codes_of(split, SPLITS, "split", n),
+            role=codes_of(role, ROLES, "role", n),
             at=whole,
             origin=origin,
             skipped=skipped,
@@ -206,7 +206,7 @@ def _column(values: Iterable[object] | Column) -> Column:
     return values if isinstance(values, Column) else Column.of(values)
 
 
-def _codes(values: Sequence[object] | np.ndarray | None, names: tuple[str, ...], what: str, n: int) -> np.ndarray:
+def codes_of(values: Sequence[object] | np.ndarray | None, names: tuple[str, ...], what: str, n: int) -> np.ndarray:
     """Codes from codes, or from names; an empty name means "none" for a split and "either" for a role."""
     absent = NO_SPLIT if what == "split" else 0
     if values is None:

@@ -24,10 +24,11 @@ from typing import ClassVar, Self
 import numpy as np
 
 from mettle.data.decode import shown
-from mettle.data.draws import draws
-from mettle.data.manifest import _known, _read, _split
+from mettle.data.manifest import split_column
 from mettle.data.references import Names, numbers
-from mettle.data.samples import NO_SPLIT, SPLITS, Samples, _codes
+from mettle.data.relatives import same_class
+from mettle.data.samples import NO_SPLIT, SPLITS, Samples, codes_of
+from mettle.data.table import read_table
 from mettle.errors import DataError
 
 
@@ -186,20 +187,20 @@ class Tuples:
             members=np.stack(columns, 1).astype(np.int64).reshape(n, len(cls.roles)),
             target=None if target is None else _array(target).astype(np.float64),
             weight=np.ones(n) if weight is None else _array(weight).astype(np.float64),
-            split=_codes(None if split is None else _array(split), SPLITS, "split", n),
+            split=codes_of(None if split is None else _array(split), SPLITS, "split", n),
             lines=np.arange(1, n + 1) if lines is None else _array(lines).astype(np.int64),
             origin=origin,
         )._checked()
 
     @classmethod
     def _from_file(cls, path: str | Path, samples: Samples, graded: bool) -> Self:
-        table = _read(Path(path))
+        table = read_table(Path(path))
         find = Names(samples)
         return cls._build(
-            [find.ids(table, _known(table, role)) for role in cls.roles],
-            numbers(table, _known(table, "target")) if graded else None,
+            [find.ids(table, table.known(role)) for role in cls.roles],
+            numbers(table, table.known("target")) if graded else None,
             numbers(table, "weight") if "weight" in table.columns else None,
-            _split(table),
+            split_column(table),
             shown(path),
             table.lines,
         )
@@ -241,7 +242,7 @@ class Pairs(Tuples):
 
         A pure function of the samples and the seed.
         """
-        anchor, positive, negative, split = _same_class(samples, each, seed)
+        anchor, positive, negative, split = same_class(samples, each, seed)
         n = len(anchor)
         members = [np.tile(anchor, 2), np.concatenate([positive, negative])]
         target = np.repeat([1.0, 0.0], n)
@@ -284,36 +285,12 @@ class Triplets(Tuples):
 
         A pure function of the samples and the seed.
         """
-        *members, split = _same_class(samples, each, seed)
+        *members, split = same_class(samples, each, seed)
         return cls._build(members, None, None, split, f"same-class triplets of {samples.origin}")
 
 
 def _array(values: Iterable[object]) -> np.ndarray:
     return values if isinstance(values, np.ndarray) else np.asarray(list(values))
-
-
-def _same_class(samples: Samples, each: int, seed: int) -> tuple[np.ndarray, ...]:
-    """Ids of anchors, of a sample of the same class for each, of one of another class; and their splits."""
-    found: list[list[np.ndarray]] = []
-    for code in range(len(SPLITS)):
-        part = samples.where(samples.split == code)
-        order = np.lexsort((part.ids, part.labels))
-        labels, ids, n = part.labels[order], part.ids[order], len(part)
-        _, starts, counts = np.unique(labels, return_index=True, return_counts=True)
-        start, count = np.repeat(starts, counts), np.repeat(counts, counts)
-        usable = np.flatnonzero((count > 1) & (count < n))
-        start, count = start[usable], count[usable]
-        for k in range(each):
-            u = draws(seed, k, ids[usable], 2, stream=17)
-            step = 1 + (u[:, 0] * (count - 1)).astype(np.int64)
-            positive = start + (usable - start + step) % count
-            negative = (start + count + (u[:, 1] * (n - count)).astype(np.int64)) % n
-            found.append([ids[usable], ids[positive], ids[negative], np.full(len(usable), code, np.int8)])
-    if not any(len(columns[0]) for columns in found):
-        raise DataError(
-            f"no same-class pairs in {samples.origin or 'the samples'}: a split needs two classes, one with two samples"
-        )
-    return tuple(np.concatenate(columns) for columns in zip(*found, strict=True))
 
 
 __all__ = ["Pairs", "Triplets", "Tuples"]

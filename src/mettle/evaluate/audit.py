@@ -3,7 +3,7 @@
     Embedded ─┬─ scenarios   all pairs; within and across domains where there are some: verification, retrieval
               ├─ domains     enrol domain x probe domain
               ├─ groups      each attribute: own error, error at the global threshold, the worst
-              ├─ use         thresholds carried to other people, open-set identification, clustering
+              ├─ use         thresholds carried to other people, open-set identification, clustering, probes
               └─ sample      slices by difficulty and class size, hardest pairs, confusion, geometry
 
 What grows with the square of the rows and is not streamed runs on whole identities drawn at random, at most ``MOST``
@@ -13,20 +13,21 @@ rows; ``limits`` says so. What the data cannot support is named in ``missing`` w
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from mettle.errors import InputError, MettleError
 from mettle.evaluate import plan
-from mettle.evaluate.calibrate import Carried
+from mettle.evaluate.audited import Audit, Way
+from mettle.evaluate.calibrate import Carried, calibrate
 from mettle.evaluate.clustering import Clustering, clustering
-from mettle.evaluate.geometry import Geometry, geometry
+from mettle.evaluate.geometry import geometry
 from mettle.evaluate.groups import Groups, bands, class_size, groups
 from mettle.evaluate.identification import Identification
+from mettle.evaluate.probe import Probe, probe
 from mettle.evaluate.retrieval import Retrieval, retrieval
-from mettle.evaluate.suspects import Confused, HardPair, Suspects, Twins, confusion, difficulty, hardest
+from mettle.evaluate.suspects import HardPair, confusion, difficulty, hardest
 from mettle.evaluate.suspects import label_errors as find_label_errors
 from mettle.evaluate.suspects import same_subject as find_same_subject
 from mettle.evaluate.table import Embedded
@@ -37,185 +38,8 @@ FARS = (1e-1, 1e-2, 1e-3)
 KS = (1, 2, 4, 8)
 MOST = 12_000  # rows of what is not streamed
 PAIRED = 10_000_000  # rows x clusters of one k-means, and of all its seeds together
+FITTED = 200_000_000  # rows x labels x dimension of a linear probe
 LISTED = 24  # domains in the matrix
-KEPT = 1000  # suspects in the summary
-FORMAT = 1
-
-
-@dataclass(frozen=True, eq=False)
-class Way:
-    """One way of pairing the rows: in words, and what was found."""
-
-    title: str
-    verification: Verification
-    retrieval: Retrieval | None
-
-
-@dataclass(frozen=True, eq=False)
-class Audit:
-    """What an audit found. Parts that the data cannot support are None, and ``missing`` says why.
-
-    Attributes:
-        table: what was audited.
-        fars: false-accept rates that were asked for.
-        ways: ``"all"``, and ``"in-domain"``, ``"cross-domain"`` where there are domains; the hardest is the last.
-        domains: enrol domain x probe domain.
-        groups: by attribute, the domain among them, at the global threshold over all pairs.
-        slices: by ``"difficulty"`` and ``"class size"``, among the sampled rows.
-        recalls: the same slices of retrieval.
-        carried: for each rate, a threshold set on half of the people and judged on the other half.
-        identification: half of the people enrolled with one sample, the others strangers.
-        clustering: k-means against the labels.
-        label_errors: samples that may carry the wrong label.
-        same_subject: labels that may be one subject.
-        hardest: ``"genuine"`` and ``"impostor"`` pairs, by position.
-        confusion: labels by how often their nearest neighbour is of another.
-        geometry: hubness, alignment, uniformity, effective rank.
-        sample: positions of the rows behind ``slices``, ``hardest``, ``confusion`` and ``geometry``.
-        missing: by part, why it is None.
-        limits: what was not measured on everything.
-    """
-
-    table: Embedded
-    fars: tuple[float, ...]
-    ways: Mapping[str, Way]
-    domains: Matrix | None
-    groups: Mapping[str, Groups]
-    slices: Mapping[str, Groups]
-    recalls: Mapping[str, Groups]
-    carried: tuple[Carried, ...]
-    identification: Identification | None
-    clustering: Clustering | None
-    label_errors: Suspects | None
-    same_subject: tuple[Twins, ...]
-    hardest: Mapping[str, tuple[HardPair, ...]]
-    confusion: tuple[Confused, ...]
-    geometry: Geometry | None
-    sample: np.ndarray
-    missing: Mapping[str, str] = field(default_factory=dict)
-    limits: tuple[str, ...] = ()
-
-    @property
-    def headline(self) -> Way:
-        """The hardest way of pairing there is: across domains before all pairs."""
-        return list(self.ways.values())[-1]
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What a reader should know before trusting the numbers, most serious first."""
-        found = []
-        if self.geometry is not None and self.geometry.collapsed:
-            found.append(f"{self.geometry.verdict[0].upper()}{self.geometry.verdict[1:]}.")
-        found += [f"{text}." for text in self.ways["all"].verification.warnings]
-        splits = [g for name, g in self.table.groups.items() if name.lower() in ("split", "subset", "fold")]
-        if any("train" in {n.lower() for n in column.names} for column in splits):
-            found.append(
-                "The file holds a training split: numbers on people who were trained on flatter. Audit the others "
-                "alone with --where split=test."
-            )
-        people = self.ways["all"].verification.subjects
-        if people < 30:
-            found.append(f"Only {people} identities: intervals are rough, and probably too short.")
-        for name, way in self.ways.items():
-            for far in self.fars:
-                point = way.verification.operating_point(far)
-                if point.status != "ok":
-                    found.append(
-                        f"{'All pairs' if name == 'all' else name}: TAR at FAR {far:g} is {point.status}: "
-                        f"{point.impostors:,} impostor pairs allow {far * point.impostors:.3g} false accepts, "
-                        "30 are wanted."
-                    )
-        if self.table.domain is None:
-            found.append("No domains: nothing here says how the model does across devices, cameras or sessions.")
-        return tuple(found)
-
-    def summary(self) -> dict[str, Any]:
-        """Everything as plain numbers and names, ready for JSON; what does not exist is None."""
-        return self._summary
-
-    @cached_property
-    def _summary(self) -> dict[str, Any]:
-        t, name = self.table, self.table.label.names
-        suspects = self.label_errors
-        listed = [] if suspects is None else range(min(suspects.count, KEPT))
-        found = {
-            "format": FORMAT,
-            "file": t.origin,
-            "columns": dict(t.columns),
-            "samples": len(t),
-            "identities": len(np.unique(t.label.codes)),
-            "dimension": int(t.values.shape[1]),
-            "dtype": str(t.values.dtype),
-            "fars": list(self.fars),
-            "scenarios": {
-                key: {
-                    "title": way.title,
-                    "verification": way.verification.summary(self.fars),
-                    "retrieval": None if way.retrieval is None else way.retrieval.summary(),
-                }
-                for key, way in self.ways.items()
-            },
-            "domains": None if self.domains is None else self.domains.summary(),
-            "groups": {key: g.summary() for key, g in self.groups.items()},
-            "slices": {
-                key: {"verification": g.summary(), "retrieval": self.recalls[key].summary()}
-                for key, g in self.slices.items()
-            },
-            "thresholds": [c.summary() for c in self.carried],
-            "identification": None if self.identification is None else self.identification.summary(),
-            "clustering": None if self.clustering is None else self.clustering.summary(),
-            "label_errors": {
-                "better_elsewhere": None if suspects is None else suspects.count,
-                "ranked": [
-                    {
-                        **self._named(int(suspects.order[k])),
-                        "suggested": name[suspects.suggested[k]],
-                        "suspicion": float(suspects.suspicion[k]),
-                    }
-                    for k in listed
-                    if suspects is not None
-                ],
-            },
-            "same_subject": [
-                {"first": name[s.first], "second": name[s.second], "suspicion": s.suspicion} for s in self.same_subject
-            ],
-            "hardest": {
-                kind: [
-                    {"score": p.score, "first": self._named(p.first), "second": self._named(p.second)} for p in pairs
-                ]
-                for kind, pairs in self.hardest.items()
-            },
-            "confusion": [
-                {
-                    "label": name[c.label],
-                    "error": c.error,
-                    "most": None if c.most is None else name[c.most],
-                    "share": c.share,
-                }
-                for c in self.confusion
-            ],
-            "geometry": None if self.geometry is None else self._geometry(self.geometry),
-            "sampled": len(self.sample),
-            "warnings": list(self.warnings),
-            "limits": list(self.limits),
-            "missing": dict(self.missing),
-        }
-        return _plain(found)
-
-    def _named(self, at: int) -> dict[str, Any]:
-        """A row as people know it."""
-        t = self.table
-        found: dict[str, Any] = {"row": at, "id": str(t.names[at]), "label": t.label.names[t.label.codes[at]]}
-        if t.domain is not None:
-            found["domain"] = t.domain.names[t.domain.codes[at]]
-        if t.images is not None:
-            found["image"] = str(t.images[at])
-        return found
-
-    def _geometry(self, g: Geometry) -> dict[str, Any]:
-        order = np.argsort(-g.occurrence, kind="stable")[:10]
-        hubs = [{**self._named(int(self.sample[g.rows[k]])), "times": float(g.occurrence[k])} for k in order]
-        return {**g.summary(), "collapsed": g.collapsed, "hubs": hubs}
 
 
 def audit(table: Embedded, *, fars: Sequence[float] = FARS, count: int = 24, most: int = MOST, seed: int = 0) -> Audit:
@@ -248,6 +72,7 @@ def audit(table: Embedded, *, fars: Sequence[float] = FARS, count: int = 24, mos
     part = _Parts()
     ways = _ways(x, y, ids, domain, chosen, part)
     everything = ways["all"].verification
+    whole = len(y) <= most and ways["all"].retrieval is not None
     at = _threshold(everything, chosen)
     single = np.unique(ids, return_index=True)[1]  # a protocol names every sample once
     cut = sampled(y, most, seed)
@@ -261,7 +86,8 @@ def audit(table: Embedded, *, fars: Sequence[float] = FARS, count: int = 24, mos
         attributes = {table.columns.get("domain") or "domain": table.domain} | attributes
     if not attributes:
         part.missing["groups"] = "the file has no column to slice by"
-    sliced, recalled = _slices(x[cut], y[cut], ids[cut], at, part)
+    known = (everything, ways["all"].retrieval) if whole else (None, None)
+    sliced, recalled = _slices(x[cut], y[cut], ids[cut], at, part, *known)
     return Audit(
         table,
         chosen,
@@ -277,6 +103,7 @@ def audit(table: Embedded, *, fars: Sequence[float] = FARS, count: int = 24, mos
         _carried(x[single], y[single], chosen, seed, part),
         part.attempt("identification", lambda: _identified(x[single], y[single], seed)),
         part.attempt("clustering", lambda: _clustered(x, y, seed, part)),
+        part.attempt("probe", lambda: _probed(table, seed, part)),
         part.attempt("label errors", lambda: find_label_errors(x, y)),
         tuple(part.attempt("same subject", lambda: find_same_subject(x, y, count)) or ()),
         {kind: _hardest(x, y, ids, cut, kind, count, part) for kind in ("genuine", "impostor")},
@@ -367,11 +194,18 @@ def _domains(x: np.ndarray, y: np.ndarray, ids: np.ndarray, table: Embedded, par
 
 
 def _slices(
-    x: np.ndarray, y: np.ndarray, ids: np.ndarray, at: Mapping[str, Any], part: _Parts
+    x: np.ndarray,
+    y: np.ndarray,
+    ids: np.ndarray,
+    at: Mapping[str, Any],
+    part: _Parts,
+    v: Verification | None,
+    near: Retrieval | None,
 ) -> tuple[dict[str, Groups], dict[str, Groups]]:
     """The sampled rows by how hard they are and by how many samples their class has."""
-    v = part.attempt("slices", lambda: verification(x, y, ids=ids))
-    near = part.attempt("slices of retrieval", lambda: retrieval(x, y, k=(1,), ids=ids))
+    if v is None or near is None:
+        v = part.attempt("slices", lambda: verification(x, y, ids=ids))
+        near = part.attempt("slices of retrieval", lambda: retrieval(x, y, k=(1,), ids=ids))
     if v is None or near is None:
         return {}, {}
     pairs: dict[str, Groups] = {}
@@ -399,12 +233,20 @@ def _carried(x: np.ndarray, y: np.ndarray, fars: Sequence[float], seed: int, par
     halves = part.attempt("thresholds", lambda: plan.class_disjoint(ids, y, test=0.5, calibration=0.5, seed=seed))
     if halves is None:
         return ()
-    found = []
-    for far in fars:
-        one = part.attempt(f"threshold for FAR {far:g}", lambda f=far: halves.carry(x, y, ids, f))
-        if one is not None:
-            found.append(one)
-    return tuple(found)
+    sides = [np.isin(ids, side) for side in (halves.calibration, halves.probes)]
+    pair = part.attempt("thresholds", lambda: [verification(x[side], y[side]) for side in sides])
+    if pair is None:
+        return ()
+    pair[0].look_at(fars)
+    sets = {far: part.attempt(f"threshold for FAR {far:g}", lambda f=far: calibrate(pair[0], f)) for far in fars}
+    chosen = {far: one for far, one in sets.items() if one is not None}
+    levels = [one.threshold for one in chosen.values()]
+    pair[1].look_at((), levels)
+    part.attempt("intervals of thresholds", lambda: pair[1].resample_at(levels) if levels else None)
+    carried = [
+        part.attempt(f"threshold for FAR {far:g}", lambda o=one: o.carry(pair[1])) for far, one in chosen.items()
+    ]
+    return tuple(one for one in carried if one is not None)
 
 
 def _identified(x: np.ndarray, y: np.ndarray, seed: int) -> Identification:
@@ -416,17 +258,46 @@ def _identified(x: np.ndarray, y: np.ndarray, seed: int) -> Identification:
 
 def _clustered(x: np.ndarray, y: np.ndarray, seed: int, part: _Parts) -> Clustering:
     """k-means, on fewer identities and from fewer seeds where rows x clusters would take minutes."""
+    at = _affordable(y, PAIRED, seed)
+    seeds = int(np.clip(PAIRED // (len(at) * len(np.unique(y[at]))), 1, 5))
+    if len(at) < len(y):
+        part.limits.append(f"Clustering rests on {len(at):,} rows of {len(np.unique(y[at])):,} identities.")
+    return clustering(x[at], y[at], seeds=seeds, seed=seed)
+
+
+def _affordable(y: np.ndarray, budget: int, seed: int) -> np.ndarray:
+    """Positions of whole identities, so few that rows x identities stay within a budget."""
     rows = len(y)
     while True:
         at = sampled(y, rows, seed)
         cost = len(at) * len(np.unique(y[at]))
-        if cost <= PAIRED or rows < 1000:
-            break
-        rows = min(rows - 1, int(rows * math.sqrt(PAIRED / cost)))
-    seeds = int(np.clip(PAIRED // cost, 1, 5))
-    if len(at) < len(y):
-        part.limits.append(f"Clustering rests on {len(at):,} rows of {len(np.unique(y[at])):,} identities.")
-    return clustering(x[at], y[at], seeds=seeds, seed=seed)
+        if cost <= budget or rows < 1000:
+            return at
+        rows = min(rows - 1, int(rows * math.sqrt(budget / cost)))
+
+
+def _probed(table: Embedded, seed: int, part: _Parts) -> Probe:
+    """A linear and a kNN probe, fitted on the rows of the training split and judged on those of the test split."""
+    if table.split is None or not {0, 2} <= set(np.unique(table.split).tolist()):
+        raise InputError(
+            "the file has no column split with train and test: a probe is fitted on some samples of every label and "
+            "judged on others, and only you know which were trained on"
+        )
+    y = table.label.codes
+    train, test = table.split == 0, table.split == 2
+    both = np.intersect1d(y[train], y[test])
+    if len(both) < 2:
+        raise InputError(
+            f"{len(both)} labels are in train and in test: a probe is a closed-set task, and people never seen in "
+            "training are judged by verification"
+        )
+    keep = np.isin(y, both) & (train | test)
+    at = np.flatnonzero(keep)[_affordable(y[keep], FITTED // table.values.shape[1], seed)]
+    if not keep[test].all() or len(at) < keep.sum():
+        rows, of = np.count_nonzero(test[at]), np.count_nonzero(test)
+        part.limits.append(f"Probes are judged on {rows:,} of {of:,} test rows, of {len(np.unique(y[at])):,} labels.")
+    one, two = (at[table.split[at] == code] for code in (0, 2))
+    return probe((table.values[one], y[one]), (table.values[two], y[two]))
 
 
 def _hardest(
@@ -437,16 +308,3 @@ def _hardest(
     at = cut[first]
     found = part.attempt(f"hardest {kind}", lambda: hardest(x[at], y[at], kind, count=count))
     return tuple(HardPair(int(at[p.first]), int(at[p.second]), p.score) for p in found or ())
-
-
-def _plain(value: Any) -> Any:
-    """Numbers that JSON knows: NumPy scalars as Python's, what is not finite as None."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -13,9 +13,10 @@ import numpy as np
 from scipy.special import betainc, betaincinv
 
 from mettle.errors import DataError, InputError
-from mettle.evaluate import curve
+from mettle.evaluate import point
 from mettle.evaluate.checks import NotMeasurable
 from mettle.evaluate.intervals import Interval
+from mettle.evaluate.scores import Scores
 from mettle.evaluate.verification import Verification
 
 CONFIDENCE = 0.95
@@ -107,7 +108,7 @@ class Calibration:
                 pair = test.intervals_at(self.threshold)
             except NotMeasurable:
                 pair = (None, None)
-        status = curve.status(float(curve.rate(self.far) * test.impostor))
+        status = point.status(float(point.rate(self.far) * test.impostor))
         accepts = round(fmr * test.impostor)
         return Carried(self.far, self.threshold, fmr, fnmr, fmr / self.far, accepts, test.impostor, status, *pair)
 
@@ -135,7 +136,7 @@ def calibrate(v: Verification, far: float, *, conservative: bool = False) -> Cal
         >>> t.allowed, t.carry(test).ratio < 4
         (30, True)
     """
-    n, alpha = v.impostor, curve.rate(far)
+    n, alpha = v.impostor, point.rate(far)
     allowed = math.floor(alpha * n)
     if conservative:
         while allowed >= 0 and betainc(allowed + 1, n - allowed, float(alpha)) < CONFIDENCE:
@@ -149,7 +150,7 @@ def calibrate(v: Verification, far: float, *, conservative: bool = False) -> Cal
         raise InputError(f"far={far:g} accepts everybody: ask for a rate below 1")
     tau = _just_above(v, allowed)
     likely = tuple(float(betaincinv(allowed + 1, n - allowed, q)) for q in (0.05, 0.95))
-    status = curve.status(float(alpha * n))
+    status = point.status(float(alpha * n))
     expected = (allowed + 1) / (n + 1)
     return Calibration(far, tau, allowed, n, status, expected, likely, conservative, subjects_of(v))  # type: ignore[arg-type]
 
@@ -157,10 +158,10 @@ def calibrate(v: Verification, far: float, *, conservative: bool = False) -> Cal
 def _just_above(v: Verification, allowed: int) -> float:
     """The next number above the (allowed + 1)-th highest impostor score: ties with it are rejected."""
     scores = v.scores
-    if isinstance(scores, curve.Scores):
+    if isinstance(scores, Scores):
         level = scores.impostor[len(scores.impostor) - allowed - 1]
     else:
-        tau = curve.threshold_for(scores, allowed)  # the next score of either kind: the impostor below is near it
+        tau = point.threshold_for(scores, allowed)  # the next score of either kind: the impostor below is near it
         points = scores.window(tau, tau) if math.isfinite(tau) else None
         below = np.empty(0) if points is None else points.values[points.values < scores.dtype.type(tau)]
         if not len(below):

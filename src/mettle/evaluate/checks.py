@@ -4,37 +4,17 @@ The core behind it assumes clean data: finite, of equal lengths, integer labels 
 What cannot be judged is refused with a one-line error; no metric is ever computed on it.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from mettle.errors import DataError, InputError, MettleError
+from mettle.evaluate.rows import Rows
 
 
 class NotMeasurable(MettleError):
     """The data cannot support the number that was asked for: too few impostors, subjects or templates."""
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Checked embeddings with what is known about each row.
-
-    Attributes:
-        values: (n, d) float64 if float64 came, float32 otherwise.
-        labels: (n,) int64, who or what each row is.
-        ids: (n,) int64 sample ids, or None when none were given.
-        domains: (n,) how each row was captured (integers or text), or None.
-    """
-
-    values: np.ndarray
-    labels: np.ndarray
-    ids: np.ndarray | None = None
-    domains: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 def check_embeddings(embeddings: Any, labels: Any, *, ids: Any = None, domains: Any = None, side: str = "") -> Rows:
@@ -53,6 +33,33 @@ def check_embeddings(embeddings: Any, labels: Any, *, ids: Any = None, domains: 
     Raises:
         InputError: empty, non-finite, zero vectors, wrong shape or length, labels that are not integers.
     """
+    values = _sound_tensor(embeddings)
+    values = check_matrix(embeddings, side) if values is None else values
+    n = len(values)
+    rows = Rows(
+        values,
+        integers(labels, f"{side}labels", n),
+        None if ids is None else integers(ids, f"{side}ids", n),
+        None if domains is None else names(domains, f"{side}domains", n),
+    )
+    one_label_per_id(rows)
+    return rows
+
+
+def _sound_tensor(embeddings: Any) -> torch.Tensor | None:
+    """A matrix on an accelerator that nothing is wrong with, left where it is; None for all others."""
+    if not isinstance(embeddings, torch.Tensor) or embeddings.device.type != "cuda":
+        return None
+    x = embeddings.detach()
+    if x.ndim != 2 or 0 in x.shape or not x.is_floating_point():
+        return None
+    x = x if x.dtype == torch.float64 else x.float()
+    sound = torch.isfinite(x).all() & (x != 0).any(1).all()
+    return x if bool(sound) else None
+
+
+def check_matrix(embeddings: Any, side: str = "") -> np.ndarray:
+    """A sound (n, d) matrix in main memory, float64 if that came, else float32: finite, no zero vectors."""
     values = to_numpy(embeddings, f"{side}embeddings")
     if values.ndim != 2 or 0 in values.shape:
         raise InputError(f"{side}embeddings must be a non-empty (n, d) matrix: got shape {values.shape}")
@@ -69,18 +76,11 @@ def check_embeddings(embeddings: Any, labels: Any, *, ids: Any = None, domains: 
     zero = ~values.any(axis=1)
     if zero.any():
         raise InputError(
-            f"{side}embeddings must not be zero vectors (their cosine is undefined): row {np.argmax(zero)} "
-            f"is one of {np.count_nonzero(zero)}; drop those rows and count them as failed templates"
+            f"{side}embeddings must not be zero vectors (their cosine is undefined): {np.count_nonzero(zero)} of "
+            f"{len(values)} rows are zero vectors, the first is row {np.argmax(zero)}; drop them and count them as "
+            "failed templates"
         )
-    n = len(values)
-    rows = Rows(
-        values,
-        integers(labels, f"{side}labels", n),
-        None if ids is None else integers(ids, f"{side}ids", n),
-        None if domains is None else names(domains, f"{side}domains", n),
-    )
-    one_label_per_id(rows)
-    return rows
+    return values
 
 
 def check_scores(scores: Any, target: Any, subjects: Any = None) -> tuple[np.ndarray, np.ndarray, Any]:
@@ -121,10 +121,8 @@ def check_gallery(gallery: tuple[Any, ...], probe: Rows) -> Rows:
         raise InputError("gallery must be a tuple (embeddings, labels[, domains[, ids]])")
     values, labels, domains, ids = (*gallery, None, None)[:4]
     rows = check_embeddings(values, labels, domains=domains, ids=ids, side="gallery ")
-    if rows.values.shape[1] != probe.values.shape[1]:
-        raise InputError(
-            f"gallery embeddings must have the probes' dimension {probe.values.shape[1]}: got {rows.values.shape[1]}"
-        )
+    if rows.dim != probe.dim:
+        raise InputError(f"gallery embeddings must have the probes' dimension {probe.dim}: got {rows.dim}")
     if (rows.ids is None) != (probe.ids is None):
         raise InputError("sample ids must be given on both sides or on none: pass ids= and the gallery's fourth entry")
     one_label_per_id(probe, rows)
@@ -141,10 +139,8 @@ def check_tuple(given: Any, name: str) -> Rows:
 
 def check_apart(first: Rows, second: Rows, one: str, two: str) -> None:
     """Refuse two sides of different dimensions, and a sample that is on both."""
-    if first.values.shape[1] != second.values.shape[1]:
-        raise InputError(
-            f"{two} must have the dimension of {one}, {first.values.shape[1]}: got {second.values.shape[1]}"
-        )
+    if first.dim != second.dim:
+        raise InputError(f"{two} must have the dimension of {one}, {first.dim}: got {second.dim}")
     if first.ids is None or second.ids is None:
         return
     one_label_per_id(first, second)

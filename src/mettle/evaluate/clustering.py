@@ -19,7 +19,7 @@ import numpy as np
 
 from mettle.errors import InputError
 from mettle.evaluate.checks import check_embeddings
-from mettle.evaluate.scores import Unit
+from mettle.evaluate.unit import Unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,8 @@ def clustering(
         raise InputError("clustering needs at least two labels: got one, which every clustering would agree with")
     if not 2 <= k <= len(rows) or seeds < 1:
         raise InputError(f"clusters must lie between 2 and {len(rows)}, seeds from 1 up: got {k} and {seeds}")
-    unit = Unit.of(rows.values).vectors()
+    unit = Unit.of(rows.values)
+    unit = unit.vectors() if rows.double else unit.rounded()
     chosen = tuple(range(seed, seed + seeds))
     values: dict[str, list[float]] = {"nmi": [], "ami": [], "f1": []}
     with warnings.catch_warnings():

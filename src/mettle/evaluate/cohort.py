@@ -6,13 +6,51 @@ mean μ_i and standard deviation σ_i, over all of the cohort or over its k near
     s' = ½·((s − μ_i)/σ_i + (s − μ_j)/σ_j)
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mettle.errors import InputError
 from mettle.evaluate.checks import Rows, check_embeddings, to_numpy
-from mettle.evaluate.scores import Side, Unit
+from mettle.evaluate.unit import DECIMALS, Unit
+
+
+class Side(NamedTuple):
+    """Cohort scores of each row of one side: their mean and one over their standard deviation, as columns."""
+
+    mean: np.ndarray
+    scale: np.ndarray
+
+    def take(self, at: np.ndarray | slice) -> "Side":
+        """Some of the rows."""
+        return Side(self.mean[at], self.scale[at])
+
+
+class Norm(NamedTuple):
+    """Symmetric cohort normalisation s' = ½·((s − μ_i)/σ_i + (s − μ_j)/σ_j), element by element, in float64."""
+
+    first: Side
+    second: Side
+
+    def tile(self, s: np.ndarray, rows: slice, cols: slice) -> np.ndarray:
+        """A tile of scores."""
+        (a, p), (b, q) = self.first.take(rows), self.second.take(cols)
+        return _normal(s, a[:, None], p[:, None], b[None], q[None])
+
+    def pairs(self, s: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+        """Scores of listed pairs."""
+        return _normal(s, *self.first.take(i), *self.second.take(j))
+
+    def span(self) -> tuple[float, float]:
+        """Numbers that no normalised score can leave."""
+        low = [float(((-1 - side.mean) * side.scale).min()) for side in self]
+        high = [float(((1 - side.mean) * side.scale).max()) for side in self]
+        return sum(low) / 2, sum(high) / 2
+
+
+def _normal(s: np.ndarray, a: np.ndarray, p: np.ndarray, b: np.ndarray, q: np.ndarray) -> np.ndarray:
+    s = s.astype(np.float64)
+    return np.round((s - a) * p * 0.5 + (s - b) * q * 0.5, DECIMALS)
 
 
 def normalisers(probe: Rows, gallery: Rows | None, cohort: Any, top: int | None) -> tuple[Side, Side]:
@@ -23,13 +61,11 @@ def normalisers(probe: Rows, gallery: Rows | None, cohort: Any, top: int | None)
     """
     values = to_numpy(cohort, "cohort")
     people = check_embeddings(values, np.arange(len(values) if values.ndim else 0), side="cohort ")
-    if people.values.shape[1] != probe.values.shape[1] or len(people) < 2:
-        raise InputError(
-            f"cohort must be at least two embeddings of dimension {probe.values.shape[1]}: got {people.values.shape}"
-        )
+    if people.dim != probe.dim or len(people) < 2:
+        raise InputError(f"cohort must be at least two embeddings of dimension {probe.dim}: got {people.values.shape}")
     if top is not None and not 2 <= top <= len(people):
         raise InputError(f"cohort_top must lie between 2 and the {len(people)} members of the cohort: got {top}")
-    double = any(r.values.dtype == np.float64 for r in (probe, gallery, people) if r is not None)
+    double = any(r.double for r in (probe, gallery, people) if r is not None)
     other = Unit.of(people.values, double)
     first = _side(Unit.of(probe.values, double), other, top)
     return first, first if gallery is None else _side(Unit.of(gallery.values, double), other, top)

@@ -15,7 +15,7 @@ from mettle.evaluate.checks import names
 from mettle.evaluate.groups import resampled_worst
 from mettle.evaluate.intervals import Interval
 from mettle.evaluate.retrieval import Retrieval
-from mettle.evaluate.verification import Verification, named
+from mettle.evaluate.verified import Verification, named
 
 
 @dataclass(frozen=True)

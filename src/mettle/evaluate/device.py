@@ -1,22 +1,30 @@
 """Both passes of :mod:`mettle.evaluate.counted` on an accelerator.
 
 Exact scores are sums of multiples of 2⁻⁵², so they are the same bits in any order of summation and on any device. Fast
-scores are float32 products; where a setting lets them be of lower precision (TF32), float64 is taken instead, because
-the bound δ would not hold.
+scores of float32 embeddings compared with each other come from fused kernels (:mod:`mettle.evaluate.candidates` says
+how far they can be off); others from tiles of float32 products, or float64 where a setting lets float32 be of lower
+precision (TF32).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mettle.evaluate.counted import ABSENT, Even, Fast, Window, windowed
-from mettle.evaluate.scores import Design, Unit
+from mettle.evaluate.binning import Even
+from mettle.evaluate.checks import Rows
+from mettle.evaluate.design import Design
+from mettle.evaluate.passes import ABSENT, LEAST, Fast
+from mettle.evaluate.unit import UnitTensor
+from mettle.evaluate.window import Sieve, Window
+from mettle.pairs.fused import available
 
 ROWS = 4096  # of a tile
+AT_ONCE = 1 << 26  # components of exactly scored pairs
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,46 +32,49 @@ class Passes:
     """Pass 1 and pass 2 on one device."""
 
     design: Design
-    first: Tensor
-    second: Tensor
-    limbs: tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
-    subject: tuple[Tensor, Tensor]
-    domain: tuple[Tensor, Tensor] | None
+    device: Any
 
-    @classmethod
-    def of(cls, design: Design, device: Any) -> "Passes":
-        """Move what the passes need to the device."""
-        design = replace(design, chunk=ROWS)
-
-        def moved(a: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(a)).to(device)
-
-        def limbs(unit: Unit) -> tuple[Tensor, ...]:
-            return tuple(moved(a) for a in (unit.high, unit.low) if a is not None)
-
-        one = limbs(design.probe)
-        two = one if design.own else limbs(design.gallery)
-        single = design.probe.dtype is np.float32 and torch.get_float32_matmul_precision() == "highest"
-        first = sum(one[1:], one[0]).to(torch.float32 if single else torch.float64)
-        second = first if design.own else sum(two[1:], two[0]).to(first.dtype)
-        domain = None if design.domain is None else (moved(design.domain[0]), moved(design.domain[1]))
-        return cls(design, first, second, (one, two), (moved(design.subject[0]), moved(design.subject[1])), domain)
+    @property
+    def quick(self) -> bool:
+        """Whether fused kernels do the quadratic part."""
+        design = self.design
+        plain = design.own and design.domain is None and not design.double
+        return plain and available() and torch.device(self.device).type == "cuda"
 
     @property
     def slack(self) -> float:
         """δ: how far a fast score can be from the exact one."""
-        return Fast(self.design).slack
+        if not self.quick:
+            return Fast(self.design).slack
+        from mettle.evaluate.candidates import slack
+
+        return slack(self.design.dim)
 
     def genuine(self) -> np.ndarray:
-        """Every genuine score, exactly."""
-        i, j = self.design.genuine_pairs()
-        step = 1 << 17
-        parts = [self._exact(i[at : at + step], j[at : at + step]) for at in range(0, len(i), step)]
-        return np.concatenate(parts) if parts else np.empty(0, self.design.dtype)
+        """Every genuine score, exactly, ascending."""
+        row, col = self.subject
+        first, last = torch.searchsorted(col, row), torch.searchsorted(col, row, right=True)
+        if self.design.own:
+            first = torch.arange(1, len(row) + 1, device=self.device)
+        count = last - first
+        i = torch.repeat_interleave(count)
+        j = torch.arange(len(i), device=self.device) - (count.cumsum(0) - count - first)[i]
+        keep = torch.ones_like(i, dtype=torch.bool)
+        if self.design.ids is not None:
+            ids = [self._moved(side) for side in self.design.ids]
+            keep &= ids[0][i] != ids[1][j]
+        if self.domain is not None:
+            keep &= (self.domain[0][i] == self.domain[1][j]) == (self.design.keep == "within")
+        return self._exactly(i[keep], j[keep]).sort().values.cpu().numpy()
 
     def count(self, bins: Even) -> np.ndarray:
         """Pass 1."""
-        tally = torch.zeros(bins.count, dtype=torch.int64, device=self.first.device)
+        if self.quick:
+            from mettle.pairs.fused.counts import score_counts
+
+            ends = bins.edges[[0, -1]].tolist()
+            return score_counts(self.rows[0].float(), self.subject[0].long(), bins.count, *ends)[1].cpu().numpy()
+        tally = torch.zeros(bins.count, dtype=torch.int64, device=self.device)
         for _, _, tile in self._tiles(bins.nowhere, bins.scale, bins.shift):
             tally += torch.bincount(tile.reshape(-1).to(torch.int32), minlength=bins.count)
         found = tally.cpu().numpy()
@@ -72,35 +83,87 @@ class Passes:
 
     def walk(self, windows: Sequence[tuple[float, float]]) -> list[Window]:
         """Pass 2."""
-        values: list[list[np.ndarray]] = [[] for _ in windows]
-        device, tiny = self.first.device, 4 * float(torch.finfo(self.first.dtype).eps)
-        above = torch.zeros(len(windows), dtype=torch.int64, device=device)
+        sieves = [Sieve(*w, np.dtype(self.design.dtype)) for w in windows]
+        if not (self.quick and self._listed(sieves)):
+            self._sifted(sieves)
+        return [sieve.window() for sieve in sieves]
+
+    def _listed(self, sieves: Sequence[Sieve]) -> bool:
+        """Fill the sieves from the kernel's lists; False where those have no room for all."""
+        from mettle.evaluate.candidates import candidates
+
+        found = candidates(self.rows[0].float(), self.subject[0].long(), [self._ends(sieve) for sieve in sieves])
+        for sieve, pairs in zip(sieves, found or (), strict=found is not None):
+            sieve.above += pairs.above
+            sieve.pour(self._exactly(pairs.first, pairs.second).cpu().numpy())
+        return found is not None
+
+    def _sifted(self, sieves: Sequence[Sieve]) -> None:
+        """Fill the sieves tile by tile."""
+        above = torch.zeros(len(sieves), dtype=torch.int64, device=self.device)
         for rows, cols, tile in self._tiles():
-            flat = tile.reshape(-1)
-            for k, (low, high) in enumerate(windows):
-                low, high = max(low, -1.00005), max(high, -1.00005)
-                top = high + self.slack + tiny
-                above[k] += torch.count_nonzero(flat > top)
-                at = ((flat >= low - self.slack - tiny) & (flat <= top)).nonzero()[:, 0]
-                i, j = np.divmod(at.cpu().numpy(), cols.stop - cols.start)
-                s = self._exact(rows.start + i, cols.start + j)
-                typed = np.asarray([low, high], s.dtype)
-                above[k] += int(np.count_nonzero(s > typed[1]))
-                values[k].append(s[(s >= typed[0]) & (s <= typed[1])])
-        return windowed(windows, values, above.tolist())
+            flat, width = tile.reshape(-1), cols.stop - cols.start
+            for k, sieve in enumerate(sieves):
+                low, high = self._ends(sieve)
+                above[k] += torch.count_nonzero(flat > high)
+                at = ((flat >= low) & (flat <= high)).nonzero()[:, 0]
+                sieve.pour(self._exactly(rows.start + at // width, cols.start + at % width).cpu().numpy())
+        for sieve, over in zip(sieves, above.tolist(), strict=True):
+            sieve.above += over
+
+    def _ends(self, sieve: Sieve) -> tuple[float, float]:
+        """Between what fast scores the exact ones inside a window can be."""
+        tiny = 4 * float(torch.finfo(torch.float64 if self.design.double else torch.float32).eps)
+        low, high = (max(end, LEAST) for end in sieve.ends)
+        return low - self.slack - tiny, high + self.slack + tiny
+
+    @cached_property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The embeddings in the order of the design."""
+        one, two = (self._ordered(*side) for side in zip(self.design.rows, self.design.order, strict=True))
+        return one, one if self.design.own else two
+
+    def _ordered(self, rows: Rows, order: np.ndarray) -> Tensor:
+        given = rows.given if isinstance(rows.given, Tensor) else torch.from_numpy(np.ascontiguousarray(rows.given))
+        return given.to(self.device)[self._moved(order)]
+
+    @cached_property
+    def subject(self) -> tuple[Tensor, Tensor]:
+        """Subject codes of both sides."""
+        return self._moved(self.design.subject[0]), self._moved(self.design.subject[1])
+
+    @cached_property
+    def domain(self) -> tuple[Tensor, Tensor] | None:
+        """Domain codes of both sides, where they matter."""
+        sides = self.design.domain
+        return None if sides is None else (self._moved(sides[0]), self._moved(sides[1]))
+
+    @cached_property
+    def exact(self) -> tuple[UnitTensor, UnitTensor]:
+        """Both sides on the integer grid."""
+        one = UnitTensor.of(self.rows[0], self.design.double)
+        return one, one if self.design.own else UnitTensor.of(self.rows[1], self.design.double)
+
+    @cached_property
+    def vectors(self) -> tuple[Tensor, Tensor]:
+        """Both sides for products."""
+        single = not self.design.double and torch.get_float32_matmul_precision() == "highest"
+        one, two = (side.vectors().to(torch.float32 if single else torch.float64) for side in self.exact)
+        return one, one if self.design.own else two
 
     def _tiles(
         self, absent: float = ABSENT, scale: float = 1.0, shift: float = 0.0
     ) -> Iterator[tuple[slice, slice, Tensor]]:
         """Tiles of s·scale + shift, in one product each; ``absent`` stands for the s of what is no impostor pair."""
-        offset = torch.full((1,), shift, dtype=self.first.dtype, device=self.first.device)
+        first, second = self.vectors
+        offset = torch.full((1,), shift, dtype=first.dtype, device=self.device)
         absent = absent * scale + shift
-        for rows, cols, mixed in self.design.tiles():
-            tile = torch.addmm(offset, self.first[rows], self.second[cols].T, alpha=scale)
+        for rows, cols, mixed in self.design.tiles(ROWS):
+            tile = torch.addmm(offset, first[rows], second[cols].T, alpha=scale)
             if mixed:
                 out = self.subject[0][rows, None] == self.subject[1][None, cols]
                 if self.design.own:
-                    at = torch.arange(len(self.first), device=tile.device)
+                    at = torch.arange(len(first), device=self.device)
                     out |= at[rows, None] >= at[None, cols]
                 tile.masked_fill_(out, absent)
             if self.domain is not None:
@@ -108,12 +171,13 @@ class Passes:
                 tile.masked_fill_(~same if self.design.keep == "within" else same, absent)
             yield rows, cols, tile
 
-    def _exact(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        device = self.first.device
-        a, b = torch.from_numpy(i).to(device), torch.from_numpy(j).to(device)
-        one, two = ([limb[at] for limb in side] for side, at in zip(self.limbs, (a, b), strict=True))
-        dot = (one[0] * two[0]).sum(1)
-        if len(one) == 1:
-            return dot.float().clamp_(-1, 1).cpu().numpy()
-        cross = (one[0] * two[1]).sum(1) + (one[1] * two[0]).sum(1)
-        return np.round((dot + cross).cpu().numpy(), 12)
+    def _exactly(self, i: Tensor, j: Tensor) -> Tensor:
+        """The exact scores of some pairs."""
+        one, two = self.exact
+        step = max(1, AT_ONCE // self.design.dim)
+        parts = [one.paired(two, i[at : at + step], j[at : at + step]) for at in range(0, len(i), step)]
+        none = torch.empty(0, dtype=torch.float64 if self.design.double else torch.float32, device=self.device)
+        return torch.cat([none, *parts])
+
+    def _moved(self, a: np.ndarray) -> Tensor:
+        return torch.from_numpy(a).to(self.device)

@@ -13,7 +13,7 @@ import numpy as np
 
 from mettle.errors import InputError
 from mettle.evaluate.checks import both_kinds, check_embeddings
-from mettle.evaluate.scores import Unit
+from mettle.evaluate.unit import Unit
 
 MOST = 8192  # rows that pairs are formed of; more are thinned at random, with a fixed seed
 ALIKE = 0.95  # mean cosine of strangers from which all vectors point the same way
@@ -106,14 +106,15 @@ def geometry(embeddings: Any, labels: Any, *, k: int = 10, seed: int = 0) -> Geo
     occurrence = np.zeros(n)
     for start in range(0, n, step := max(1, _CELLS // n)):
         part = slice(start, min(start + step, n))
-        s = unit.take(part).cosine(unit).astype(np.float64)
+        s = unit.take(part).cosine(unit)
         own = np.arange(part.stop - start), np.arange(part.start, part.stop)
         same = y[part, None] == y
         same[own] = False
         potential = np.exp(4 * s - 4)  # e^{−2(2 − 2s)}
         potential[own] = 0
-        apart = s.sum() - s[own].sum() - s[same].sum()
-        sums += s[same].sum(), apart, potential.sum()
+        relatives = s[same].sum(dtype=np.float64)
+        apart = s.sum(dtype=np.float64) - s[own].sum(dtype=np.float64) - relatives
+        sums += relatives, apart, potential.sum(dtype=np.float64)
         pairs += int(same.sum()), (part.stop - start) * (n - 1) - int(same.sum())
         s[own] = -np.inf
         edge = np.partition(s, -k, axis=1)[:, -k, None]
@@ -126,7 +127,7 @@ def geometry(embeddings: Any, labels: Any, *, k: int = 10, seed: int = 0) -> Geo
     uniformity = float(np.log(sums[2] / (n * (n - 1))))
     spread = occurrence.std()
     skew = float(((occurrence - occurrence.mean()) ** 3).mean() / spread**3) if spread > 1e-9 else 0.0
-    d = rows.values.shape[1]
+    d = rows.dim
     verdict = _verdict(strangers, rank, min(d, n - 1), d)
     return Geometry(
         2 - 2 * float(sums[0] / pairs[0]), uniformity, strangers, rank, d, skew, occurrence, k, keep, verdict

@@ -9,7 +9,6 @@ Groups with few subjects are listed, but a minimum over noisy estimates is biase
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,133 +16,13 @@ import numpy as np
 
 from mettle.errors import InputError, MettleError, nearest
 from mettle.evaluate.checks import NotMeasurable, Rows, codes, names
+from mettle.evaluate.group import Group, Groups
 from mettle.evaluate.identification import Identification
-from mettle.evaluate.intervals import Interval
 from mettle.evaluate.probe import Probe
 from mettle.evaluate.retrieval import Retrieval
 from mettle.evaluate.verification import Verification, verification
 
 MINIMUM = 50
-LOWER_IS_BETTER = ("eer", "fmr", "fnmr")
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """One group.
-
-    Attributes:
-        name: the attribute's value.
-        samples: rows in it.
-        subjects: subjects in it.
-        values: by metric; None where the group cannot support it.
-        verification: the group's own result, for curves and intervals; None for per-item metrics.
-        why_not: why a value is missing.
-    """
-
-    name: str
-    samples: int
-    subjects: int
-    values: Mapping[str, float | None]
-    verification: Verification | None = None
-    why_not: str = ""
-
-    def interval(self, metric: str = "eer", level: float = 0.95, *, replicates: int = 1000, seed: int = 0) -> Interval:
-        """The interval of the group's own number; see :meth:`Verification.interval`."""
-        if self.verification is None:
-            raise NotMeasurable(
-                f"group {self.name!r} has no interval: {self.why_not or 'its metric is a mean by item'}"
-            )
-        return self.verification.interval(metric, level, replicates=replicates, seed=seed)
-
-
-@dataclass(frozen=True, eq=False)
-class Groups:
-    """All groups of an attribute.
-
-    Attributes:
-        groups: by name.
-        metric: what groups are ranked by.
-        minimum: subjects that a group needs to be called the worst.
-        threshold: the global threshold, for verification.
-        far: the rate it was set for, or None.
-    """
-
-    groups: Mapping[str, Group]
-    metric: str
-    minimum: int
-    threshold: float | None = None
-    far: float | None = None
-
-    def __getitem__(self, name: Any) -> Group:
-        return self.groups[str(name)]
-
-    def __iter__(self) -> Any:
-        return iter(self.groups.values())
-
-    @property
-    def small(self) -> tuple[str, ...]:
-        """Groups too small to be ranked."""
-        return tuple(g.name for g in self if g.subjects < self.minimum)
-
-    def ranked(self, metric: str | None = None) -> tuple[Group, ...]:
-        """Groups that are large enough and have the number, worst first."""
-        metric = metric or self.metric
-        known = {m for g in self for m in g.values}
-        if metric not in known:
-            raise InputError(f"no metric named {metric!r}{nearest(metric, known)}")
-        sign = -1 if metric in LOWER_IS_BETTER else 1
-        able = [g for g in self if g.subjects >= self.minimum and g.values.get(metric) is not None]
-        return tuple(sorted(able, key=lambda g: (sign * g.values[metric], g.name)))  # type: ignore[operator]
-
-    @property
-    def worst(self) -> Group:
-        """The worst group by the metric.
-
-        Raises:
-            NotMeasurable: no group has enough subjects.
-        """
-        found = self.ranked()
-        if not found:
-            sizes = ", ".join(f"{g.name}: {g.subjects}" for g in self)
-            raise NotMeasurable(
-                f"no group has {self.minimum} subjects, so none can be called the worst ({sizes}); lower minimum= to "
-                "rank them all the same"
-            )
-        return found[0]
-
-    @property
-    def gap(self) -> float:
-        """Difference between the worst and the best ranked group."""
-        found = self.ranked()
-        values = [float(g.values[self.metric]) for g in found]  # type: ignore[arg-type]
-        return abs(values[0] - values[-1]) if values else 0.0
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What a reader should know before comparing groups."""
-        found = []
-        if self.small:
-            found.append(f"groups with fewer than {self.minimum} subjects are not ranked: {', '.join(self.small)}")
-        found += [f"group {g.name}: {g.why_not}" for g in self if g.why_not]
-        return tuple(found)
-
-    def summary(self) -> dict[str, Any]:
-        """Everything as plain numbers, ready for JSON."""
-        ranked = self.ranked()
-        rows = []
-        for g in self:
-            known = {"name": g.name, "samples": g.samples, "subjects": g.subjects, **g.values}
-            rows.append({**known, "interval": _stated(g, self.metric)})
-        return {
-            "metric": self.metric,
-            "minimum": self.minimum,
-            "threshold": self.threshold,
-            "far": self.far,
-            "groups": rows,
-            "worst": ranked[0].name if ranked else None,
-            "gap": self.gap,
-            "warnings": list(self.warnings),
-        }
 
 
 def groups(
@@ -252,7 +131,9 @@ def _group(v: Verification, name: str, mask: np.ndarray, among: np.ndarray | Non
     people = len(np.unique(v.source.probe.labels[mask]))
     missing: dict[str, float | None] = {"eer": None, "auc": None, "fmr": None, "fnmr": None}
     try:
-        own = again(v, mask, among)
+        whole = mask.all() and (among is None or among.all())  # one group of all: nothing to count again
+        own = v if whole else again(v, mask, among)
+        own.look_at((), (threshold,))
         fmr, fnmr = own.rates(threshold)
         values: dict[str, float | None] = {"eer": own.eer, "auc": own.auc, "fmr": fmr, "fnmr": fnmr}
     except MettleError as e:
@@ -269,8 +150,8 @@ def again(v: Verification, mask: np.ndarray, among: np.ndarray | None = None) ->
     arguments = dict(source.arguments)
     if not (arguments["trials"] is None or isinstance(arguments["trials"], str)):
         arguments["trials"] = _trials(arguments["trials"], source.probe, source.gallery, mask, among)
-    shelf = None if gallery is None else (gallery.values, gallery.labels, gallery.domains, gallery.ids)
-    return verification(rows.values, rows.labels, domains=rows.domains, ids=rows.ids, gallery=shelf, **arguments)
+    shelf = None if gallery is None else (gallery.given, gallery.labels, gallery.domains, gallery.ids)
+    return verification(rows.given, rows.labels, domains=rows.domains, ids=rows.ids, gallery=shelf, **arguments)
 
 
 def _trials(trials: Any, probe: Rows, gallery: Rows | None, mask: np.ndarray, among: np.ndarray | None) -> np.ndarray:
@@ -285,21 +166,9 @@ def _trials(trials: Any, probe: Rows, gallery: Rows | None, mask: np.ndarray, am
 
 
 def _some(rows: Rows, mask: np.ndarray) -> Rows:
-    def cut(column: np.ndarray | None) -> np.ndarray | None:
-        return None if column is None else column[mask]
-
     if not mask.any():
         raise NotMeasurable("the group has no samples on one side")
-    return Rows(rows.values[mask], rows.labels[mask], cut(rows.ids), cut(rows.domains))
-
-
-def _stated(group: Group, metric: str) -> dict[str, Any] | None:
-    if group.verification is None or metric not in ("eer", "auc"):
-        return None
-    try:
-        return dict(vars(group.interval(metric)))
-    except MettleError:
-        return None
+    return rows.take(mask)
 
 
 def bands(values: Any, count: int = 4, what: str = "") -> np.ndarray:

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import InputError, nearest
-from mettle.evaluate import curve, intervals
+from mettle.evaluate import intervals, point
 from mettle.evaluate.checks import NotMeasurable, check_apart, check_tuple, codes
 from mettle.evaluate.intervals import Interval
-from mettle.evaluate.scores import Unit
+from mettle.evaluate.unit import Unit
 
 FUSIONS = ("max", "mean")
 _CELLS = 1 << 22
@@ -109,14 +109,14 @@ class Identification:
         """The smallest threshold that keeps FPIR at or below a rate, and TPIR there."""
         counts = self.enrolled, len(self.mated), len(self.unknown)
         found = self.found(rank)
-        budget = curve.rate(fpir, "fpir") * len(self.unknown)
+        budget = point.rate(fpir, "fpir") * len(self.unknown)
         if budget < 1:
             return Identified(fpir, None, None, None, rank, *counts, "not measurable")
         alarms = len(self.best) - np.searchsorted(np.sort(self.best), self._thresholds, side="left")
         at = int(np.argmax(alarms <= math.floor(budget)))
         tau = float(self._thresholds[at])
         tpir = float((found * (self.own >= tau)).mean())
-        status = curve.status(float(budget))
+        status = point.status(float(budget))
         return Identified(fpir, int(alarms[at]) / len(self.best), tpir, tau, rank, *counts, status)
 
     def tpir(self, fpir: float, rank: int = 1) -> float:
@@ -222,7 +222,7 @@ def identification(
         raise InputError(f"no fusion named {fusion!r}{nearest(fusion, FUSIONS)}")
     enrolled, probe = check_tuple(gallery, "gallery"), check_tuple(probes, "probes")
     check_apart(enrolled, probe, "gallery", "probes")
-    double = any(r.values.dtype == np.float64 for r in (enrolled, probe))
+    double = any(r.double for r in (enrolled, probe))
     order = np.argsort(enrolled.labels, kind="stable")
     people, starts, sizes = np.unique(enrolled.labels[order], return_index=True, return_counts=True)
     templates, units = Unit.of(enrolled.values[order], double), Unit.of(probe.values, double)

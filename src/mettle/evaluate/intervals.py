@@ -15,21 +15,23 @@ lines leave out is removed by shifting the replicates so that the one with all w
 Up to 512 subjects C is kept as counts by subject pair and bin and the sums are matrix products. Above, the
 products are replaced by their expansion around w = 1, w_s w_t ≈ w_s + w_t − 1, which needs one histogram per
 subject. It drops (w_s − 1)(w_t − 1): a share of about 1 / (errors per subject) of the variance, so it matters
-only for operating points with fewer errors than subjects.
+only for operating points with fewer errors than subjects. Above 2²⁷ impostor pairs these histograms come from the
+scores of everybody against 8192 rows drawn at random: their noise widens an interval by a share of about
+1 / (errors per subject among those rows), never narrows it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import logit, ndtr, ndtri, stdtrit
 
 from mettle.errors import InputError
-from mettle.evaluate.binning import Binning
 from mettle.evaluate.checks import NotMeasurable
-from mettle.evaluate.curve import Pairs, grid
+from mettle.evaluate.curve import grid
+from mettle.evaluate.point import Pairs
+from mettle.evaluate.tally import PARTNERS, is_dense, sampled, weighed
 
-DENSE_SUBJECTS = 512
 REPLICATES = 1000
 METHOD = "subject bootstrap, BCa percentiles with Student tails"
 
@@ -117,7 +119,9 @@ def draw(subjects: int, replicates: int, seed: int) -> np.ndarray:
     """(replicates, subjects) int64: how often each subject is drawn; every row sums to ``subjects``."""
     if subjects < 2 or replicates < 1:
         raise InputError(f"intervals need at least 2 subjects and 1 replicate: got {subjects} and {replicates}")
-    return np.random.default_rng(seed).multinomial(subjects, np.full(subjects, 1 / subjects), size=replicates)
+    drawn = np.random.default_rng(seed).integers(subjects, size=(replicates, subjects))
+    drawn += subjects * np.arange(replicates)[:, None]
+    return np.bincount(drawn.ravel(), minlength=replicates * subjects).reshape(replicates, subjects)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,86 +200,39 @@ def resample(scores: Pairs, *, replicates: int = REPLICATES, seed: int = 0, dens
     count = scores.subjects
     if count == 0:
         next(scores.stream(True))  # says what is missing
-    dense = count <= DENSE_SUBJECTS if dense is None else dense
+    dense = is_dense(scores) if dense is None else dense
     size = int(np.clip((1 << 24) // count**2, 256, 1024)) if dense else 256
     thresholds, complete = grid(scores, size)
     weights = np.vstack([np.ones((1, count), np.int64), draw(count, replicates, seed)])
-    genuine, impostor = tally(scores, thresholds, dense)
-    positive = weights @ genuine
-    negative = _products(weights, impostor) if dense else _expansion(weights, impostor)
+    positive, negative = weighed(scores, thresholds, weights, dense)
     usable = (positive.sum(axis=1) > 0) & (negative.sum(axis=1) > 0)
     if usable[1:].sum() * 2 < replicates:
         raise NotMeasurable(
             f"too few subjects for an interval: {count}, and most resamples lack genuine or impostor pairs"
         )
-    method = "subject bootstrap, percentile widened for few subjects" + (
-        "" if dense else ", first-order impostor weights"
-    )
+    method = "subject bootstrap, percentile widened for few subjects"
+    method += "" if dense else ", first-order impostor weights"
+    method += f", impostors among {PARTNERS} rows" if not dense and sampled(scores) is not None else ""
     rows = np.flatnonzero(usable[1:])
     drawn = weights[1:][rows].astype(np.int16)
     return Replicates(negative[usable], positive[usable], complete, seed, method, rows, drawn)
 
 
-def at_threshold(
-    scores: Pairs, threshold: float, *, replicates: int = REPLICATES, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """FMR and FNMR of every usable resample at one fixed threshold, and the weights of the subjects in it."""
+def at_thresholds(
+    scores: Pairs, thresholds: Sequence[float], *, replicates: int = REPLICATES, seed: int = 0
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """FMR and FNMR of every usable resample at each fixed threshold, and the weights of the subjects in it."""
     count = scores.subjects
     if count == 0:
         next(scores.stream(True))  # says what is missing
-    dense = count <= DENSE_SUBJECTS
     weights = draw(count, replicates, seed)
-    genuine, impostor = tally(scores, np.asarray([threshold], scores.dtype), dense)
-    positive = weights @ genuine
-    negative = np.maximum(_products(weights, impostor) if dense else _expansion(weights, impostor), 0)
+    edges, place = np.unique(np.asarray(thresholds, scores.dtype), return_inverse=True)
+    positive, negative = weighed(scores, edges, weights, is_dense(scores))
+    negative = np.maximum(negative, 0)
     usable = (positive.sum(axis=1) > 0) & (negative.sum(axis=1) > 0)
     if usable.sum() * 2 < replicates:
         raise NotMeasurable(f"too few subjects for an interval: {count}")
     positive, negative = positive[usable], negative[usable]
-    return negative[:, 1] / negative.sum(axis=1), positive[:, 0] / positive.sum(axis=1), weights[usable]
-
-
-def tally(scores: Pairs, thresholds: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Count scores by subject and bin; bin k holds the scores that thresholds 0 … k-1 accept.
-
-    Returns:
-        (S, bins) genuine counts, and impostor counts: (S, S, bins) float32 if dense, else (S, bins) int64 in
-        which a pair is counted at both of its subjects.
-    """
-    subjects, bins = scores.subjects, len(thresholds) + 1
-    place = Binning.of(thresholds)
-    genuine = np.zeros(subjects * bins, np.int64)
-    impostor = np.zeros(subjects**2 * bins, np.float32) if dense else np.zeros(subjects * bins, np.int64)
-    for block in scores.stream(True):
-        at = block.genuine_subject.astype(np.int64) * bins + place(block.genuine)
-        genuine += np.bincount(at, minlength=len(genuine))
-        column = place(block.impostor)
-        first, second = (side.astype(np.int64) for side in block.impostor_subjects)
-        if dense:
-            np.add.at(impostor, (first * subjects + second) * bins + column, np.float32(1))
-        else:
-            for side in (first, second):
-                impostor += np.bincount(side * bins + column, minlength=len(impostor))
-    shape = (subjects, subjects, bins) if dense else (subjects, bins)
-    return genuine.reshape(subjects, bins), impostor.reshape(shape)
-
-
-def _products(weights: np.ndarray, impostor: np.ndarray) -> np.ndarray:
-    """Σ_st w_s w_t C_st by bin, for every row of weights: one matrix product, a few replicates at a time."""
-    subjects, _, bins = impostor.shape
-    flat = impostor.reshape(subjects, subjects * bins)
-    out = np.empty((len(weights), bins))
-    for part in _parts(len(weights), 64):
-        w = weights[part].astype(np.float32)
-        half = (w @ flat).reshape(len(w), subjects, bins)
-        out[part] = np.matmul(w[:, None, :], half)[:, 0]
-    return out
-
-
-def _expansion(weights: np.ndarray, impostor: np.ndarray) -> np.ndarray:
-    """Σ_st (w_s + w_t − 1) C_st by bin: the histogram of s holds both roles, so Σ_s w_s H_s − Σ_s H_s / 2."""
-    return weights.astype(float) @ impostor - impostor.sum(axis=0) / 2
-
-
-def _parts(n: int, size: int) -> Iterator[slice]:
-    return (slice(start, start + size) for start in range(0, n, size))
+    fmr = negative[:, ::-1].cumsum(axis=1)[:, ::-1] / negative.sum(axis=1, keepdims=True)
+    fnmr = positive.cumsum(axis=1) / positive.sum(axis=1, keepdims=True)
+    return [(fmr[:, k + 1], fnmr[:, k], weights[usable]) for k in place.reshape(-1)]

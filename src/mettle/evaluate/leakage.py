@@ -1,7 +1,9 @@
 """The leakage gate: what must not be on both sides of a split, and a run that fails if it is.
 
 A leak is the same sample id, the same file (by hash of its bytes), the same subject where sides must be disjoint, or,
-where embeddings are given, a near-duplicate: cosine ≥ 0.98 across the sides.
+where embeddings are given, a near-duplicate: cosine ≥ 0.98 across the sides. Where looks of the pictures are given
+(:mod:`mettle.data.likeness`), a resized, re-encoded, brightened or mirrored copy is found too; since two pictures may
+well look alike by right, that is reported and fails only if asked to.
 """
 
 import hashlib
@@ -12,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from mettle.data.decode import decode
+from mettle.data.likeness import SIZE, alike, look
 from mettle.errors import DataError, InputError
 from mettle.evaluate.checks import check_embeddings, to_numpy
-from mettle.evaluate.scores import Unit
+from mettle.evaluate.unit import Unit
 
 NEAR = 0.98
 _NAMED = 3  # leaks of one kind that a message names
@@ -25,8 +29,8 @@ class Leak:
     """One thing found on both sides.
 
     Attributes:
-        kind: "id", "hash", "subject" or "near-duplicate".
-        what: the id, hash or label; for a near-duplicate the two positions.
+        kind: "id", "hash", "subject", "near-duplicate" or "look".
+        what: the id, hash or label; for near-duplicates and looks the two positions.
     """
 
     kind: str
@@ -41,6 +45,7 @@ class Part:
     subjects: Any = None
     hashes: Any = None
     embeddings: Any = None
+    looks: Any = None
 
 
 def leaks(first: Part, second: Part, *, disjoint_subjects: bool = True, near: float = NEAR) -> tuple[Leak, ...]:
@@ -64,26 +69,46 @@ def leaks(first: Part, second: Part, *, disjoint_subjects: bool = True, near: fl
         found += [Leak(kind, v.item()) for v in np.intersect1d(one, two)]
     if first.embeddings is not None and second.embeddings is not None:
         found += _near(first.embeddings, second.embeddings, near)
+    if first.looks is not None and second.looks is not None:
+        one, two = (_looks(side.looks) for side in (first, second))
+        found += [Leak("look", (pair.first, pair.second)) for pair in alike(one, two)]
     return tuple(found)
 
 
 def gate(
-    first: Part, second: Part, *, names: tuple[str, str] = ("train", "test"), disjoint_subjects: bool = True
-) -> None:
+    first: Part,
+    second: Part,
+    *,
+    names: tuple[str, str] = ("train", "test"),
+    disjoint_subjects: bool = True,
+    looks_fail: bool = False,
+) -> tuple[Leak, ...]:
     """Fail if anything leaks between two sides.
+
+    Args:
+        first: one side.
+        second: the other.
+        names: of the sides, for the message.
+        disjoint_subjects: whether one subject on both sides is a leak.
+        looks_fail: whether pictures that look alike are leaks too.
+
+    Returns:
+        Pictures that look alike, where that is no leak.
 
     Raises:
         DataError: names the kinds of leaks, how many, and the first few.
 
     Example:
         >>> gate(Part(ids=[1, 2], subjects=[7, 8]), Part(ids=[3], subjects=[9]))
+        ()
     """
     found = leaks(first, second, disjoint_subjects=disjoint_subjects)
-    if not found:
-        return
+    grave = [leak for leak in found if looks_fail or leak.kind != "look"]
+    if not grave:
+        return found
     words = []
-    for kind in dict.fromkeys(leak.kind for leak in found):
-        which = [str(leak.what) for leak in found if leak.kind == kind]
+    for kind in dict.fromkeys(leak.kind for leak in grave):
+        which = [str(leak.what) for leak in grave if leak.kind == kind]
         more = "" if len(which) <= _NAMED else ", …"
         words.append(f"{len(which)} with the same {kind} ({', '.join(which[:_NAMED])}{more})")
     raise DataError(
@@ -102,6 +127,21 @@ def file_hashes(paths: Iterable[Path | str]) -> list[str]:
         except OSError as e:
             raise DataError(f"cannot read {path} to compare it: {e.strerror}") from e
     return found
+
+
+def picture_looks(paths: Iterable[Path | str]) -> np.ndarray:
+    """(n, 143) look of each picture file, for :class:`Part`."""
+    found = [look(decode(Path(path), channels=1)) for path in paths]
+    return np.stack(found) if found else np.empty((0, SIZE), np.float32)
+
+
+def _looks(given: Any) -> np.ndarray:
+    a = to_numpy(given, "looks")
+    if a.ndim != 2 or a.shape[1] != SIZE or a.dtype.kind != "f" or not np.isfinite(a).all():
+        raise InputError(
+            f"looks must be finite (n, {SIZE}) numbers, from picture_looks: got shape {a.shape}, {a.dtype}"
+        )
+    return a.astype(np.float32)
 
 
 def _near(a: Any, b: Any, near: float) -> list[Leak]:

@@ -15,6 +15,7 @@ what they are given and a seed. A plan is checked for leaks before anything is m
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -118,6 +119,8 @@ class Plan:
         *,
         domains: Any = None,
         hashes: Any = None,
+        looks: Any = None,
+        looks_fail: bool = False,
         **options: Any,
     ) -> Verification | Identification | Retrieval:
         """Check the protocol against the data and measure.
@@ -128,13 +131,16 @@ class Plan:
             ids: (n,) integers.
             domains: (n,), optional.
             hashes: (n,) hash of each sample's file, optional; the same file on both sides is then a leak.
+            looks: (n, 143) look of each sample's picture, optional (see :func:`mettle.evaluate.picture_looks`);
+                pictures of both sides that look alike are then warned about.
+            looks_fail: whether such pictures are leaks.
             options: for the metric, such as ``k`` of retrieval or ``fusion`` of identification.
 
         Raises:
             DataError: an id that is not there, or a leak.
         """
-        table = _Table.of(embeddings, labels, ids, domains, hashes)
-        self._check(table)
+        table = _Table.of(embeddings, labels, ids, domains, hashes, looks)
+        self._check(table, looks_fail)
         probe, shelf = table.side(self.probes), table.side(self.gallery) if self.gallery else None
         if self.kind == "identification":
             assert shelf is not None
@@ -152,23 +158,30 @@ class Plan:
         """Set the threshold for a rate on the calibration people and judge it on the test pairs."""
         if self.kind != "verification" or not self.calibration:
             raise NotMeasurable(f"protocol {self.name!r} has no calibration people to set a threshold on")
-        table = _Table.of(embeddings, labels, ids, domains, None)
+        table = _Table.of(embeddings, labels, ids, domains)
         values, y, d, known = table.side(self.calibration)
         set_on = calibrate(verification(values, y, domains=d, ids=known), far, conservative=conservative)
         test = self.run(embeddings, labels, ids, domains=domains)
         assert isinstance(test, Verification)
         return set_on.carry(test)
 
-    def _check(self, table: "_Table") -> None:
+    def _check(self, table: "_Table", looks_fail: bool) -> None:
         test = tuple(dict.fromkeys((*self.probes, *self.gallery)))
-        for name in ("training", "calibration"):
-            ids = getattr(self, name)
-            if ids:
-                gate(table.part(ids), table.part(test), names=(name, "test"))
-        if self.kind == "identification" and self.gallery:
-            gate(
-                table.part(self.gallery), table.part(self.probes), names=("gallery", "probes"), disjoint_subjects=False
-            )
+        sides = [(name, getattr(self, name), "test", test, True) for name in ("training", "calibration")]
+        if self.kind == "identification":
+            sides.append(("gallery", self.gallery, "probes", self.probes, False))
+        for one, first, two, second, disjoint in sides:
+            if not first:
+                continue
+            parts = table.part(first), table.part(second)
+            similar = gate(*parts, names=(one, two), disjoint_subjects=disjoint, looks_fail=looks_fail)
+            if similar:
+                i, j = similar[0].what
+                warnings.warn(
+                    f"{len(similar)} pictures of {two} look like one of {one}: id {parts[1].ids[j]} like "
+                    f"{parts[0].ids[i]}, say; look at them, or pass looks_fail=True",
+                    stacklevel=3,
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,10 +193,13 @@ class _Table:
     ids: np.ndarray
     domains: np.ndarray | None
     hashes: np.ndarray | None
+    looks: Any
     order: np.ndarray
 
     @classmethod
-    def of(cls, embeddings: Any, labels: Any, ids: Any, domains: Any, hashes: Any) -> "_Table":
+    def of(
+        cls, embeddings: Any, labels: Any, ids: Any, domains: Any, hashes: Any = None, looks: Any = None
+    ) -> "_Table":
         n = len(embeddings)
         known = integers(ids, "ids", n)
         order = np.argsort(known, kind="stable")
@@ -195,6 +211,7 @@ class _Table:
             known,
             None if domains is None else names(domains, "domains", n),
             None if hashes is None else names(hashes, "hashes", n),
+            looks,
             order,
         )
 
@@ -217,7 +234,8 @@ class _Table:
 
     def part(self, ids: tuple[int, ...]) -> Part:
         at = self.at(ids)
-        return Part(self.ids[at], self.labels[at], None if self.hashes is None else self.hashes[at])
+        hashes, looks = (None if column is None else column[at] for column in (self.hashes, self.looks))
+        return Part(self.ids[at], self.labels[at], hashes, looks=looks)
 
 
 def class_disjoint(

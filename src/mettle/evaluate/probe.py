@@ -19,7 +19,7 @@ from mettle.errors import InputError, nearest
 from mettle.evaluate import intervals
 from mettle.evaluate.checks import Rows, check_apart, check_tuple
 from mettle.evaluate.intervals import Interval
-from mettle.evaluate.scores import Unit
+from mettle.evaluate.unit import Unit
 
 _CELLS = 1 << 22
 
@@ -143,7 +143,7 @@ def probe(
         raise InputError("train must hold at least two labels: got one, which any probe would guess")
     if k < 1 or not temperature > 0 or not strength > 0:
         raise InputError(f"k, temperature and strength must be above 0: got {k}, {temperature}, {strength}")
-    double = any(r.values.dtype == np.float64 for r in (a, b))
+    double = any(r.double for r in (a, b))
     first, second = Unit.of(a.values, double), Unit.of(b.values, double)
     linear, notes = _linear(first, a, second, b, strength, iterations)
     knn = _knn(first, a, second, b, min(k, len(a)), temperature)

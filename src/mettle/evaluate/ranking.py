@@ -14,7 +14,7 @@ import torch
 
 from mettle.errors import InputError
 from mettle.evaluate.checks import Rows, codes
-from mettle.evaluate.scores import Unit
+from mettle.evaluate.unit import Unit
 
 _TILE = 1 << 22  # scores held at a time
 _SPARE = 6  # places of a list beyond what metrics read, so that few lists must be ranked again
@@ -49,7 +49,7 @@ def ranked(query: Rows, gallery: Rows, other_domain: bool, most: int, chunk: int
         most: the largest K.
         chunk: queries in one tile, by default what fits.
     """
-    double = query.values.dtype == np.float64 or gallery.values.dtype == np.float64
+    double = query.double or gallery.double
     first = Unit.of(query.values, double)
     second = first if gallery is query else Unit.of(gallery.values, double)
     quick = first.rounded(), second.rounded()

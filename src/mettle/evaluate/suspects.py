@@ -17,9 +17,12 @@ import numpy as np
 
 from mettle.errors import InputError
 from mettle.evaluate.checks import Rows, check_embeddings, codes
-from mettle.evaluate.scores import Unit
+from mettle.evaluate.design import Design
+from mettle.evaluate.passes import Fast
+from mettle.evaluate.unit import Unit
 
 _CELLS = 1 << 20
+_ROWS = 512  # of a tile
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,33 +146,55 @@ def hardest(
     """
     if kind not in ("genuine", "impostor") or count < 1 or each < 1:
         raise InputError(f"kind must be 'genuine' or 'impostor', count and each from 1 up: got {kind!r}")
-    rows = check_embeddings(embeddings, labels)
-    unit, sign = Unit.of(rows.values), 1 if kind == "impostor" else -1
-    kept: list[tuple[float, int, int]] = []
-    room = 64 * count
-    for start in range(0, len(rows), step := max(1, _CELLS // len(rows))):
-        part = slice(start, min(start + step, len(rows)))
-        tile = sign * unit.take(part).cosine(unit).astype(np.float64)
-        same = rows.labels[part, None] == rows.labels
-        out = same if kind == "impostor" else ~same
-        out |= np.arange(part.start, part.stop)[:, None] >= np.arange(len(rows))
-        tile[out] = -np.inf
-        i, j = np.nonzero(tile > -np.inf)
-        value = tile[i, j]
-        if len(value) > room:
-            # Enough of the hardest that a cap of `each` per two labels cannot run dry, unless one class holds all.
-            top = np.argpartition(-value, room)[:room]
-            i, j, value = i[top], j[top], value[top]
-        kept += [(float(v), start + int(a), int(b)) for v, a, b in zip(value, i, j, strict=True)]
-        kept = sorted(kept, key=lambda t: (-t[0], t[1], t[2]))[:room]
+    rows, sign = check_embeddings(embeddings, labels), 1 if kind == "impostor" else -1
+    design = Design.of(rows, None, "all", _ROWS)
+    room = 64 * count  # enough that a cap of `each` per two labels cannot run dry, unless one class holds all
+    i, j, score = _genuine(design, room) if kind == "genuine" else _impostors(design, room)
+    i, j = design.order[0][i], design.order[0][j]
+    i, j = np.minimum(i, j), np.maximum(i, j)
+    best = np.lexsort((j, i, -sign * score.astype(float)))[:room]
     seen: dict[tuple[int, int], int] = {}
     found = []
-    for value, a, b in kept:
-        key = tuple(sorted((int(rows.labels[a]), int(rows.labels[b]))))
-        seen[key] = seen.get(key, 0) + 1  # type: ignore[index, arg-type]
-        if seen[key] <= each:  # type: ignore[index]
-            found.append(HardPair(a, b, sign * value))
+    for a, b, value in zip(i[best].tolist(), j[best].tolist(), score[best].tolist(), strict=True):
+        low, high = sorted((int(rows.labels[a]), int(rows.labels[b])))
+        seen[low, high] = seen.get((low, high), 0) + 1
+        if seen[low, high] <= each:
+            found.append(HardPair(a, b, value))
     return found[:count]
+
+
+def _genuine(design: Design, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The genuine pairs with the lowest scores, all of equal ones."""
+    i, j = design.genuine_pairs()
+    score = np.concatenate([design.paired(*pair) for pair in _pieces(i, j)] or [np.empty(0)])
+    if len(score) > room:
+        keep = score <= np.partition(score, room)[room]
+        i, j, score = i[keep], j[keep], score[keep]
+    return i, j, score
+
+
+def _impostors(design: Design, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The impostor pairs with the highest scores: fast scores say which to score exactly."""
+    fast = Fast(design)
+    parts, floor = [], -np.inf
+    best = np.empty(0)
+    for rows, cols, tile in fast.tiles(-np.inf):
+        flat = tile.reshape(-1)
+        at = np.flatnonzero(flat > floor)
+        best = np.concatenate([best, flat[at]])
+        if len(best) > room:
+            best = np.partition(best, len(best) - room)[-room:]
+            floor = float(best.min()) - 2 * fast.slack  # so far below that no exact score among the best is missed
+            at = at[flat[at] > floor]
+        i, j = np.divmod(at, cols.stop - cols.start)
+        parts.append(np.stack([rows.start + i, cols.start + j, flat[at]]))
+    i, j, rough = np.concatenate(parts, axis=1) if parts else np.empty((3, 0))
+    i, j = (side[rough > floor].astype(np.int64) for side in (i, j))
+    return i, j, np.concatenate([design.paired(*pair) for pair in _pieces(i, j)] or [np.empty(0)])
+
+
+def _pieces(i: np.ndarray, j: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [(i[at : at + (1 << 14)], j[at : at + (1 << 14)]) for at in range(0, len(i), 1 << 14)]
 
 
 def confusion(embeddings: Any, labels: Any) -> list[Confused]:

@@ -116,7 +116,8 @@ def domain_matrix(embeddings: Any, labels: Any, domains: Any, *, ids: Any = None
 
 def _cell(rows: Any, enrol: np.ndarray, probe: np.ndarray, same: bool, options: dict[str, Any]) -> Verification:
     def side(mask: np.ndarray) -> tuple[Any, ...]:
-        return rows.values[mask], rows.labels[mask], None, None if rows.ids is None else rows.ids[mask]
+        some = rows.take(mask)
+        return some.given, some.labels, None, some.ids
 
     values, y, _, known = side(probe)
     return verification(values, y, ids=known, gallery=None if same else side(enrol), **options)

@@ -78,6 +78,7 @@ def contents(found: Audit, facts: Mapping[str, Any], command: Sequence[str] = ()
         "slices": [_slice(key, facts["slices"][key]) for key in found.slices],
         "identification": _identification(facts["identification"]),
         "clustering": _clustering(facts["clustering"]),
+        "probe": _probe(facts["probe"]),
         "geometry": _geometry(facts["geometry"]),
         "labels": _labels(found, facts),
         "twins": [{**t, "suspicion": f"{t['suspicion']:+.3f}"} for t in facts["same_subject"][:SHOWN]],
@@ -358,6 +359,22 @@ def _clustering(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
         for name, m in facts["metrics"].items()
     ]
     return {"clusters": f"{facts['clusters']:,}", "seeds": len(facts["seeds"]), "metrics": metrics}
+
+
+def _probe(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if facts is None:
+        return None
+    table = [
+        {
+            "name": name,
+            "text": percent(facts[key]["accuracy"], 1),
+            "interval": _ends(facts[key]["interval"]),
+            "worst": facts[key]["worst_class"]["label"],
+            "lowest": percent(facts[key]["worst_class"]["accuracy"], 1),
+        }
+        for name, key in (("linear", "linear"), ("nearest neighbours", "knn"))
+    ]
+    return {"samples": f"{facts['samples']:,}", "labels": f"{facts['labels']:,}", "rows": table}
 
 
 def _geometry(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -15,8 +15,8 @@ from PIL import Image
 
 from mettle.data.samples import Samples
 from mettle.evaluate.protocol import Judged
-from mettle.evaluate.scores import Unit
 from mettle.evaluate.suspects import HardPair
+from mettle.evaluate.unit import Unit
 from mettle.report.number import rate
 
 COUNT = 12  # pairs in a list

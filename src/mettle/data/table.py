@@ -1,0 +1,131 @@
+"""Tables of text: CSV (or ``.csv.gz``) and Parquet, read whole, with the place of every row for messages."""
+
+import csv
+import gzip
+import importlib
+import io
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mettle.data.decode import shown
+from mettle.errors import DataError, MissingExtra, nearest
+
+LARGEST_FILE = 2 << 30
+LARGEST_FIELD = 1 << 20
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text, as read: one list per column, and where each row stands in the file."""
+
+    path: Path
+    columns: Mapping[str, Sequence[str]]
+    lines: Sequence[int]
+    unit: str = "line"
+
+    def error(self, row: int, column: str, problem: str) -> DataError:
+        """An error about one cell."""
+        return DataError(f"{shown(self.path)} {self.unit} {self.lines[row]}, column {shown(column)}: {problem}")
+
+    def known(self, name: str) -> str:
+        """The name of a column, if there is such a one."""
+        if name not in self.columns:
+            raise DataError(f"no column {shown(name)} in {shown(self.path)}{nearest(name, self.columns)}")
+        return name
+
+
+def read_table(path: Path) -> Table:
+    """Read a ``.csv``, ``.csv.gz`` or ``.parquet`` file.
+
+    Raises:
+        DataError: it cannot be read; one line says where and why.
+        MissingExtra: Parquet support is not installed.
+    """
+    name = path.name.lower()
+    if not path.is_file():
+        raise DataError(f"no file {shown(path)}")
+    if name.endswith((".parquet", ".pq")):
+        table = _parquet(path)
+    elif name.endswith((".csv", ".csv.gz")):
+        table = _csv(path)
+    else:
+        raise DataError(f"{shown(path)} is not a manifest: .csv, .csv.gz and .parquet are read")
+    if not table.lines:
+        raise DataError(f"{shown(path)} has no rows")
+    return table
+
+
+def _csv(path: Path) -> Table:
+    reader = csv.reader(text_lines(path), strict=True)
+    rows, lines, line = [], [], 1
+    try:
+        for row in reader:
+            if row:  # a blank line is no row
+                rows.append(row)
+                lines.append(line)
+            line = reader.line_num + 1
+    except csv.Error as problem:
+        raise DataError(f"{shown(path)} line {line}: {problem}") from None
+    header = [name.strip() for name in rows[0]] if rows else []
+    twice = [name for i, name in enumerate(header) if name in header[:i]]
+    if twice:
+        raise DataError(f"{shown(path)} line 1: two columns are called {shown(twice[0])}")
+    for line, row in zip(lines, rows, strict=True):
+        if len(row) != len(header):
+            raise DataError(f"{shown(path)} line {line}: {len(row)} fields, but the header has {len(header)}")
+        if any(len(field) > LARGEST_FIELD for field in row):
+            raise DataError(f"{shown(path)} line {line}: a field of more than {LARGEST_FIELD} characters")
+    columns = {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)}
+    return Table(path, columns, lines[1:])
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """Lines of UTF-8 text; what is none of it is an error with its line."""
+    try:
+        with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+    except (OSError, EOFError, zlib.error) as problem:
+        raise DataError(f"cannot read {shown(path)}: {problem}") from None
+    if len(data) > LARGEST_FILE:
+        raise DataError(f"{shown(path)} unpacks to more than {LARGEST_FILE} bytes")
+    for number, line in enumerate(io.BytesIO(data.removeprefix(b"\xef\xbb\xbf")), start=1):
+        if b"\0" in line:
+            raise DataError(f"{shown(path)} line {number}: a NUL byte; save the table as UTF-8 text")
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as problem:
+            reason = f"byte {problem.start + 1} is not UTF-8; save the table as UTF-8"
+            raise DataError(f"{shown(path)} line {number}: {reason}") from None
+
+
+def _parquet(path: Path) -> Table:
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise MissingExtra("Parquet needs pyarrow: pip install 'mettle-ml[parquet]'") from None
+    try:
+        table = parquet.read_table(path)
+        columns = {name: table[name].cast("string").fill_null("").to_pylist() for name in table.column_names}
+    except Exception as problem:  # its errors have several unrelated bases
+        raise DataError(f"cannot read {shown(path)}: {' '.join(str(problem).split())[:200]}") from None
+    for name, values in columns.items():
+        for row, value in enumerate(values):
+            if "\0" in value or len(value) > LARGEST_FIELD:
+                raise DataError(f"{shown(path)} row {row + 1}, column {shown(name)}: NUL or over 1 MB")
+    return Table(path, columns, range(1, table.num_rows + 1), unit="row")
+
+
+def whole(text: str) -> bool:
+    """Whether this is a whole number as one writes it (007 is a name)."""
+    return text.lstrip("-").isdecimal() and len(text) < 19 and str(int(text)) == text
+
+
+def number(text: str) -> float | None:
+    """The number that a text is, as people write one."""
+    try:
+        return None if "_" in text else float(text)  # Python reads 1_000 as a number, people as a name
+    except ValueError:
+        return None
