@@ -42,7 +42,10 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=path.name + TEMPORARY, dir=path.parent))
     try:
         fill(temporary)
-        for file in temporary.iterdir():
+        for file in temporary.rglob("*"):
+            if file.is_dir():
+                sync_folder(file)
+                continue
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
         sync_folder(temporary)

@@ -399,6 +399,138 @@ def test_an_index_of_another_kind_finds_the_same_people(full):
         assert full.identify(units(20)[9]).match == "person 09"
 
 
+def test_an_index_that_cannot_be_built_changes_nothing(full, tmp_path):
+    full.identify(units(1)[0])
+    new = units(1, 61)[0]
+    full.enrol("new", new)
+    full.delete("person 02")
+    with pytest.raises(InputError, match="memory_mb"):
+        full.reindex(Wanted(memory_mb=1e-6))
+    for gallery in (full, None):
+        if gallery is None:
+            full.close()
+            gallery = Gallery.open(tmp_path / "people.mettle")
+        assert gallery.identify(new).match == "new"
+        assert gallery.identify(units(20)[2]).match is None
+        assert gallery.check() == []
+    gallery.close()
+
+
+def test_g9_a_restored_record_is_never_read_by_the_index_of_its_future(tmp_path):
+    path, rows = tmp_path / "g", units(8, 70)
+    with Gallery.open(path, dim=DIM) as gallery:
+        gallery.enrol("a", rows[0])
+        gallery.snapshot(tmp_path / "backup")
+        gallery.enrol("eve", rows[1])
+        gallery.enrol("eve 2", rows[2])
+        gallery.identify(rows[0])
+    for name in ("record.sqlite", "record.sqlite-wal", "record.sqlite-shm"):
+        (path / name).unlink(missing_ok=True)
+    shutil.copy(tmp_path / "backup" / "record.sqlite", path / "record.sqlite")
+    with Gallery.open(path) as restored:
+        assert "newer" in restored.notes[0]
+        for i, name in enumerate(("mallory", "bob", "carl")):
+            restored.enrol(name, rows[3 + i])
+        shutil.copytree(path, tmp_path / "killed")
+    with Gallery.open(tmp_path / "killed") as again:
+        assert again.identify(rows[1]).match is None
+        assert again.identify(rows[3]).match == "mallory"
+        assert again.check() == []
+
+
+def test_the_kind_of_index_that_was_chosen_stays(full, tmp_path):
+    full.identify(units(1)[0])
+    full.close()
+    with Gallery.open(tmp_path / "people.mettle") as again:
+        again.reindex(Wanted(kind="scan"))
+    with Gallery.open(tmp_path / "people.mettle") as later:
+        assert later.info().index["kind"] == "scan"
+        later.compact()
+    assert (tmp_path / "people.mettle" / "index" / "manifest.json").is_file()
+
+
+def test_replacing_somebody_never_hides_them(gallery):
+    rows = units(2)
+    gallery.enrol("anna", rows[0])
+    gallery.enrol("ben", rows[1])
+    stop = threading.Event()
+
+    def replace() -> None:
+        while not stop.is_set():
+            gallery.enrol("anna", rows[0], replace=True)
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    try:
+        found = {gallery.identify(rows[0], k=1).match for _ in range(300)}
+    finally:
+        stop.set()
+        thread.join()
+    assert found == {"anna"}
+
+
+def test_the_same_person_twice_in_one_call_keeps_both(gallery):
+    gallery.enrol("p0", units(1, 3))
+    people = [(f"p{i % 300}", row) for i, row in enumerate(units(600))]
+    gallery.enrol_many(people, replace=True)
+    assert gallery.verify("p0", units(1)[0]).templates == 2
+    assert gallery.info().templates == 600
+
+
+def test_a_move_that_failed_can_be_tried_again(full, tmp_path, monkeypatch):
+    from mettle.match import move
+
+    with monkeypatch.context() as patch:
+        patch.setattr(move, "_agree", lambda *_: (_ for _ in ()).throw(GalleryError("the source changed")))
+        with pytest.raises(GalleryError, match="changed"):
+            Gallery.move(tmp_path / "people.mettle", tmp_path / "target")
+    assert Gallery.move(tmp_path / "people.mettle", tmp_path / "target").identities == 20
+    with pytest.raises(GalleryError, match="already"):
+        Gallery.move(tmp_path / "people.mettle", tmp_path / "target")
+
+
+def test_half_precision_tensors_are_embeddings(gallery):
+    row = torch.from_numpy(units(1)[0])
+    gallery.enrol("anna", row.to(torch.bfloat16))
+    assert gallery.verify("anna", row.half()).score > 0.99
+    assert "" not in gallery
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"thresholds": {1e-3: "high"}}, "cosine"), ({"thresholds": {1e-3: None}}, "cosine")],
+)
+def test_thresholds_that_are_no_numbers_are_refused(tmp_path, options, message):
+    with pytest.raises(InputError, match=message):
+        Gallery.open(tmp_path / "g", dim=4, **options)
+
+
+def test_questions_that_are_no_numbers_are_refused(full):
+    for options in ({"k": "5"}, {"far": "x"}, {"threshold": "x"}, {"k": True}):
+        with pytest.raises(InputError):
+            full.identify(units(1)[0], **options)
+
+
+def test_any_rate_can_have_a_threshold(tmp_path):
+    with Gallery.open(tmp_path / "g", dim=DIM, thresholds={1 / 3000: 0.4}) as gallery:
+        gallery.enrol("anna", units(1))
+        assert gallery.verify("anna", units(1)[0], far=1 / 3000).threshold == 0.4
+
+
+@pytest.mark.parametrize("where", ["x" * 300, "a\0b", "/proc/nope", "/dev/null/g"])
+def test_places_that_cannot_be_are_one_clear_error(where):
+    with pytest.raises((GalleryError, InputError)):
+        Gallery.open(where, dim=4)
+
+
+def test_a_servers_password_is_never_shown():
+    from mettle.match.gallery import _shown
+
+    assert _shown("postgresql://u:secret@h1:5432,h2:5432/db") == "postgresql://u@h1:5432,h2:5432/db"
+    shown = _shown("postgresql://u@h/db?gallery=door&password=hunter2")
+    assert shown == "postgresql://u@h/db?gallery=door"
+
+
 class TestWithModel:
     """Pictures in: the model of a run makes the templates."""
 
@@ -438,6 +570,28 @@ class TestWithModel:
                 assert answer.score == pytest.approx(1)
                 assert answer.threshold == entry["threshold"]
                 assert answer.basis == entry["measured_on"]
+
+    def test_thresholds_given_by_hand_win_over_the_contracts(self, opened, trained, tmp_path):
+        with Gallery.open(tmp_path / "own", model=trained.run.folder, thresholds={1e-3: 0.987}) as gallery:
+            gallery.enrol("anna", units(1, dim=8))
+        for options in ({}, {"model": trained.run.folder}):
+            with Gallery.open(tmp_path / "own", **options) as again:
+                assert again.verify("anna", units(1, dim=8)[0]).threshold == 0.987
+
+    def test_a_snapshot_takes_the_model_along(self, opened, trained, tmp_path):
+        picture = trained.samples.read(np.array([0]))[0]
+        opened.enrol("anna", picture)
+        with Gallery.open(opened.snapshot(tmp_path / "copy")) as copy:
+            assert copy.verify("anna", picture).score == pytest.approx(1)
+        with pytest.raises(GalleryError):
+            opened.snapshot("/proc/nope/x")
+
+    def test_g10_another_model_in_the_gallerys_own_folder_is_refused(self, opened, other_trained, tmp_path):
+        opened.close()
+        shutil.rmtree(tmp_path / "people.mettle" / "model")
+        shutil.copytree(other_trained.run.folder, tmp_path / "people.mettle" / "model")
+        with pytest.raises(GalleryError, match="another weights"):
+            Gallery.open(tmp_path / "people.mettle")
 
     def test_g10_another_model_is_refused(self, opened, other_trained, tmp_path):
         opened.close()

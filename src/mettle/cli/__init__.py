@@ -22,6 +22,10 @@ def main() -> None:
     except MettleError as error:
         print(f"mettle: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:  # a full disk, a folder that may not be written
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"mettle: {where}{error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("mettle: interrupted", file=sys.stderr)
         sys.exit(130)

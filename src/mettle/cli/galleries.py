@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
+from zipfile import BadZipFile
 
 import typer
 
@@ -52,13 +53,16 @@ def enrol(
 
     if [identity, data, table].count(None) != 2:
         raise InputError("give IDENTITY and pictures, or --data, or --table: one of the three")
+    if identity is None and request is not None:
+        raise InputError("--request names the change of one IDENTITY: not with --data or --table")
+    templates = None if identity is None else _given(pictures, embeddings)  # before anything is made on disk
     with Gallery.open(gallery, model=model, dim=dim, fusion=fusion) as opened:
         _say(opened)
         if identity is None:
             receipts = opened.enrol_many(_everybody(opened, data, split, table, where or ()), replace=replace)
             print(f"{len(opened)} people enrolled, {sum(len(r.numbers) for r in receipts)} templates added")
             return
-        receipt = opened.enrol(identity, _given(pictures, embeddings), request=request, replace=replace)
+        receipt = opened.enrol(identity, templates, request=request, replace=replace)
         again = " (this request was served before)" if receipt.repeated else ""
         print(f"enrolled {identity!r}: {len(receipt.numbers)} templates, change {receipt.sequence}{again}")
 
@@ -239,7 +243,7 @@ def _array(path: Path) -> Any:
 
     try:
         return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as problem:
+    except (OSError, ValueError, EOFError, BadZipFile) as problem:
         raise DataError(f"{path} is not an .npy file of numbers: {problem}") from None
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mettle.errors import GalleryError, InputError
+from mettle.errors import GalleryError, InputError, RunError
+from mettle.match.operating import as_thresholds
 from mettle.match.record import Binding
 
 if TYPE_CHECKING:
@@ -89,14 +90,17 @@ def unit(array: np.ndarray, dim: int) -> np.ndarray:
 
 def binding_of(contract: dict[str, Any], fusion: str, thresholds: dict[str, Any]) -> Binding:
     """What a gallery of this model is bound to."""
-    return Binding(
-        dim=int(contract["dim"]),
-        model=contract["weights"],
-        preprocessing=json.dumps(contract["input"], sort_keys=True),
-        fusion=fusion,
-        thresholds=thresholds or contract.get("thresholds", {}),
-        metric=contract["metric"],
-    )
+    try:
+        return Binding(
+            dim=int(contract["dim"]),
+            model=str(contract["weights"]),
+            preprocessing=json.dumps(contract["input"], sort_keys=True),
+            fusion=fusion,
+            thresholds=thresholds or as_thresholds(contract.get("thresholds")),
+            metric=str(contract["metric"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise RunError(f"the model's contract.json is damaged ({problem}): train or copy the run again") from None
 
 
 def check_same(bound: Binding, offered: Binding, where: str) -> None:
@@ -125,7 +129,8 @@ def copy_model(run: "Run", folder: Path) -> None:
 def _numbers(given: Any) -> np.ndarray | None:
     """The array, where vectors were given; None where pictures were."""
     if hasattr(given, "detach"):  # a tensor
-        given = given.detach().cpu().numpy() if given.dtype.is_floating_point else given.cpu().numpy()
+        given = given.detach().cpu()
+        given = (given.float() if str(given.dtype) == "torch.bfloat16" else given).numpy()  # NumPy has no bfloat16
     if isinstance(given, np.ndarray):
         if given.dtype == np.uint8 and given.ndim in (2, 3):
             return None

@@ -9,8 +9,10 @@ the index and says how many it lost when that index was built.
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from mettle.match import fusion as rules
 from mettle.match.answer import Candidate, Identified, Info, Verified
 from mettle.match.choose import Measured, Wanted
 from mettle.match.embedding import Embedding, binding_of, check_same, copy_model
+from mettle.match.file import told
 from mettle.match.move import Moved, move
 from mettle.match.operating import Operating, as_thresholds, operating
 from mettle.match.postgres import PostgresRecord
@@ -34,6 +37,7 @@ RECORD, INDEX, MODEL = "record.sqlite", "index", "model"
 SERVERS = ("postgresql://", "postgres://")
 MOST = 1000  # candidates of one answer
 TOGETHER = 256  # people of one change, when many are enrolled
+TRIES = 5  # searches of one answer, where the people found are being changed
 
 
 class Gallery:
@@ -98,9 +102,14 @@ class Gallery:
                 raise GalleryError(
                     f"{_shown(text)} was made with fusion={bound.fusion!r}, not {fusion!r}: leave it out"
                 )
-            if run is None and folder is not None and (folder / MODEL / "run.json").is_file():
-                run = _run(folder / MODEL)
-            known = as_thresholds(thresholds) or (run.contract().get("thresholds") if run else None) or bound.thresholds
+            if run is None and folder is not None and bound.model and (folder / MODEL / "run.json").is_file():
+                from mettle.train.artifact import open_run  # needs torch, which embeddings from elsewhere do not
+
+                run = open_run(folder / MODEL)
+                check_same(bound, binding_of(run.contract(), bound.fusion, {}), _shown(text))
+            known = as_thresholds(thresholds) or bound.thresholds
+            if not known and run is not None:  # evaluated only after the gallery was made
+                known = as_thresholds(run.contract().get("thresholds"))
             local = folder is not None or bound.fusion != "best" or wanted.kind != "auto"
             index = None if folder is None else folder / INDEX
             search = Local(record, index, wanted, write=not read_only) if local else Remote(record)
@@ -131,7 +140,10 @@ class Gallery:
         """Copy a gallery into a new one of either kind; counts and checksums of both are compared."""
         with Gallery.open(source, read_only=True, create=False) as old:
             bound, run = old.binding, old._embedding.run
-            place = _on_server(str(target), bound) if _is_server(target) else _in_folder(Path(target), bound, run)
+            if _exists(target):  # empty, and of the same binding, or `move` refuses it: a second try after a failure
+                place = _reopened(target, False)
+            else:
+                place = _on_server(str(target), bound) if _is_server(target) else _in_folder(Path(target), bound, run)
             try:
                 return move(old._open(), place)
             finally:
@@ -150,8 +162,9 @@ class Gallery:
             if self._embedding.run is not None:
                 copy_model(self._embedding.run, place / MODEL)
 
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        write_folder(folder, fill)
+        with told(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            write_folder(folder, fill)
         return folder
 
     def enrol(self, identity: str, templates: Any, *, request: str | None = None, replace: bool = False) -> Receipt:
@@ -167,14 +180,24 @@ class Gallery:
 
     def enrol_many(self, people: Iterable[tuple[str, Any]], *, replace: bool = False) -> list[Receipt]:
         """Enrol (identity, templates) of many people: some hundreds at a time become one durable change."""
-        record, receipts = self._open(), []
+        record, receipts, seen = self._open(), [], set()
         pending: list[tuple[str, np.ndarray]] = []
+
+        def send() -> None:
+            new = [person for person in pending if person[0] not in seen]
+            again = [person for person in pending if person[0] in seen]  # theirs from before is of this call: it stays
+            for some, anew in ((new, replace), (again, False)):
+                if some:
+                    receipts.append(record.enrol_many(some, replace=anew))
+            seen.update(name for name, _ in pending)
+            pending.clear()
+
         for identity, templates in people:
             pending.append((identity, self._embedding.vectors(templates)))
             if len(pending) == TOGETHER:
-                receipts.append(record.enrol_many(pending, replace=replace))
-                pending = []
-        return receipts + ([record.enrol_many(pending, replace=replace)] if pending else [])
+                send()
+        send()
+        return receipts
 
     def delete(self, identity: str, *, request: str | None = None) -> Receipt:
         """Remove a person: never found again once this returns, erased from disk by :meth:`compact`."""
@@ -220,7 +243,10 @@ class Gallery:
         return self._open().ids()
 
     def __contains__(self, identity: object) -> bool:
-        return isinstance(identity, str) and len(self._open().templates(identity).numbers) > 0
+        try:
+            return isinstance(identity, str) and len(self._open().templates(identity).numbers) > 0
+        except InputError:  # what cannot be a name is nobody's
+            return False
 
     def __len__(self) -> int:
         return self._open().size().identities
@@ -241,13 +267,18 @@ class Gallery:
             sequence=record.sequence(),
             index=self._search.facts(),
             thresholds=self._thresholds,
-            bytes=None if server else sum(f.stat().st_size for f in Path(self.where).rglob("*") if f.is_file()),
+            bytes=None if server else _bytes(Path(self.where)),
         )
 
     def reindex(self, wanted: Wanted | None = None) -> Measured | None:
         """Choose and build the index anew for the present size; returns what was measured against exact search."""
-        self._open()
-        return self._search.reindex(wanted) if isinstance(self._search, Local) else None
+        record = self._open()
+        if isinstance(self._search, Local):
+            return self._search.reindex(wanted)
+        if not isinstance(record, PostgresRecord) or (wanted or Wanted()).kind not in ("auto", "exact", "hnsw"):
+            raise GalleryError("a gallery on a server has the indexes exact and hnsw: ask for one of these")
+        record.index("exact" if wanted is not None and wanted.kind == "exact" else "hnsw")
+        return None
 
     def compact(self) -> None:
         """Erase what was deleted from every file of the gallery."""
@@ -292,7 +323,7 @@ class Gallery:
 
     def _asked(self, k: int, far: float | None, threshold: float | None) -> Operating:
         """The operating point of an identification, before any picture is looked at."""
-        if not 1 <= k <= MOST:
+        if not isinstance(k, int | np.integer) or isinstance(k, bool) or not 1 <= k <= MOST:
             raise InputError(f"k must be between 1 and {MOST}, got {k!r}")
         return self._operating(far, threshold)
 
@@ -302,13 +333,16 @@ class Gallery:
 
     def _candidates(self, probes: np.ndarray, k: int) -> list[list[tuple[str, float]]]:
         """The best k people of each probe: as many rows as it takes to see k different ones."""
-        record, m = self._open(), k
+        record, m, tries = self._open(), k, 0
         found: list[list[tuple[str, float]]] = [[] for _ in probes]
         pending = np.arange(len(probes))
         while len(pending):
             scores, numbers = self._search.find(probes[pending], m)
             known = np.unique(numbers[numbers >= 0])
             names = dict(zip(known.tolist(), record.names(known), strict=True))
+            if None in names.values() and tries < TRIES:  # changed since the search, which follows when asked again
+                tries += 1
+                continue
             short = []
             for row, probe in enumerate(pending.tolist()):
                 found[probe] = _distinct(numbers[row], scores[row], names)[:k]
@@ -373,14 +407,17 @@ def _is_server(where: str | Path) -> bool:
 
 def _exists(where: str | Path) -> bool:
     """Whether there is a gallery; something else in its place is an error."""
+    if "\0" in str(where):
+        raise InputError(f"where must be a place, got {str(where)!r:.80}")
     if _is_server(where):
         return PostgresRecord.exists(str(where))
     folder = Path(where)
-    if (folder / RECORD).is_file():
-        return True
-    if folder.exists() and not folder.is_dir():
-        raise GalleryError(f"{folder} is a file, not a gallery: give a folder")
-    strangers = [file.name for file in folder.iterdir() if not _ours(file.name)] if folder.exists() else []
+    with told(folder):
+        if (folder / RECORD).is_file():
+            return True
+        if folder.exists() and not folder.is_dir():
+            raise GalleryError(f"{folder} is a file, not a gallery: give a folder")
+        strangers = [file.name for file in folder.iterdir() if not _ours(file.name)] if folder.exists() else []
     if strangers:
         raise GalleryError(f"{folder} is no gallery: it holds {strangers[0]!r} and no {RECORD}. Choose another folder")
     return False
@@ -404,9 +441,10 @@ def _in_folder(folder: Path, binding: Binding, run: "Run | None") -> SqliteRecor
     """A new record, and beside it what embeds pictures for it."""
     if _exists(folder):
         raise GalleryError(f"{folder} holds a gallery already: give another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    if run is not None:
-        copy_model(run, folder / MODEL)
+    with told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if run is not None:
+            copy_model(run, folder / MODEL)
     return SqliteRecord.create(folder / RECORD, binding)
 
 
@@ -418,10 +456,17 @@ def _shown(where: str) -> str:
     """A place without its password."""
     if not where.startswith(SERVERS):
         return where
-    from urllib.parse import urlsplit
-
     parts = urlsplit(where)
-    user = f"{parts.username}@" if parts.username else ""
-    port = f":{parts.port}" if parts.port else ""
-    query = f"?{parts.query}" if parts.query.startswith("gallery=") else ""
-    return f"{parts.scheme}://{user}{parts.hostname or ''}{port}{parts.path}{query}"
+    login, _, place = parts.netloc.rpartition("@")  # hosts and ports as they are: there may be several
+    user = login.partition(":")[0]
+    name = dict(parse_qsl(parts.query)).get("gallery")
+    return f"{parts.scheme}://{f'{user}@' if user else ''}{place}{parts.path}{f'?gallery={name}' if name else ''}"
+
+
+def _bytes(folder: Path) -> int:
+    """Size of all files; some may go while they are counted."""
+    total = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):
+            total += file.stat().st_size if file.is_file() else 0
+    return total

@@ -33,11 +33,11 @@ def operating(
 ) -> Operating:
     """The point that an answer is given at."""
     if threshold is not None:
-        value = float(threshold)
+        value = _number(threshold, "threshold is a cosine, between -1 and 1")
         if not -1 <= value <= 1:
             raise InputError(f"threshold is a cosine, between -1 and 1: got {threshold!r}")
         return Operating(value, None, "threshold given with the question")
-    if far is not None and not 0 < far < 1:
+    if far is not None and not 0 < _number(far, "far is a rate between 0 and 1") < 1:
         raise InputError(f"far is a rate between 0 and 1: got {far!r}")
     known = {float(rate): entry for rate, entry in thresholds.items() if entry.get("threshold") is not None}
     if not known:
@@ -75,9 +75,18 @@ def as_thresholds(given: Mapping[Any, Any] | None) -> dict[str, Any]:
             raise InputError(f"thresholds are keyed by false-accept rates: got {rate!r}") from None
         if not 0 < far < 1:
             raise InputError(f"thresholds are keyed by false-accept rates between 0 and 1: got {rate!r}")
-        table = dict(entry) if isinstance(entry, Mapping) else {"threshold": float(entry)}
-        value = table.get("threshold")
-        if value is not None and not -1 <= float(value) <= 1:
-            raise InputError(f"the threshold for far {far:g} is a cosine, between -1 and 1: got {value!r}")
-        found[f"{far:g}"] = table
+        table = dict(entry) if isinstance(entry, Mapping) else {"threshold": entry}
+        if not isinstance(entry, Mapping) and entry is None:
+            raise InputError(f"the threshold for far {far:g} is a cosine, between -1 and 1: got None")
+        value, wanted = table.get("threshold"), f"the threshold for far {far:g} is a cosine, between -1 and 1"
+        if value is not None and not -1 <= _number(value, wanted) <= 1:
+            raise InputError(f"{wanted}: got {value!r}")
+        found[repr(far)] = table | ({} if value is None else {"threshold": float(value)})
     return found
+
+
+def _number(value: Any, wanted: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{wanted}: got {value!r}") from None

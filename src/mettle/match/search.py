@@ -13,12 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mettle.durable import sync_folder
 from mettle.match import fusion, view
 from mettle.match.choose import Measured, Wanted, build, outgrown
 from mettle.match.index import Exact, Index
 from mettle.match.record import Changes, Record, Templates
 from mettle.match.shared import Shared
 
+LOOKS = 5  # at a record that others are changing
 QUICK = 20_000  # rows: up to here a gallery measures and chooses its index whenever it opens without one
 
 
@@ -108,9 +110,14 @@ class Local:
 
     def reindex(self, wanted: Wanted | None = None) -> Measured | None:
         """Choose and build the index again, measured against exact search, and keep it on disk."""
-        self.wanted = wanted or self.wanted
         with self.lock.write():
-            self._anew(choose=True)
+            former, self.wanted = self.wanted, wanted or self.wanted
+            try:
+                self._anew(choose=True)
+            except BaseException:
+                self.wanted = former
+                raise
+            self.saved = -1  # another index, though of the same content
         self.save()
         return self.measured
 
@@ -123,12 +130,24 @@ class Local:
             self.saved = self.sequence
 
     def check(self) -> list[str]:
-        """Whether the index holds exactly the rows that the record says."""
-        self.follow()
-        expected = self.record.size()
-        wanted = expected.templates if self.rule == "best" else expected.identities
-        if len(self.index) != wanted:
-            return [f"the index holds {len(self.index)} rows, the record {wanted}: build it again (reindex)"]
+        """Whether the index holds exactly the rows that the record says; a writer beside us may need a second look."""
+        for _ in range(LOOKS):
+            self.follow()
+            with self.lock.read():
+                sequence, wanted, missing = self.sequence, 0, 0
+                for part in self.record.scan():
+                    numbers = part.numbers
+                    if self.rule != "best":
+                        numbers = _numbers(n for n in numbers.tolist() if self.row.get(self.owner.get(n, "")) == n)
+                    wanted += len(numbers)
+                    missing += int((~self.index.holds(numbers)).sum())
+                wrong = missing or len(self.index) != wanted
+                if not wrong:
+                    return []
+            if self.record.sequence() == sequence:
+                return [
+                    f"the index holds {len(self.index)} rows and lacks {missing} of {wanted}: build it anew (reindex)"
+                ]
         return []
 
     def _open(self) -> None:
@@ -141,6 +160,9 @@ class Local:
                 return
             except view.Stale as problem:
                 self.notes.append(f"the index on disk was not used ({problem}); built again from the record")
+                if self.write:  # it must not look valid once the record has come as far as it did
+                    (self.folder / view.MANIFEST).unlink(missing_ok=True)
+                    sync_folder(self.folder)
         self._anew(choose=self.record.size().templates <= QUICK)
 
     def _about(self, sequence: int | None = None) -> view.ViewFacts:
@@ -160,8 +182,7 @@ class Local:
 
     def _anew(self, choose: bool = False) -> None:
         """Everything from the record; without ``choose`` into an exact index, which takes no time to build."""
-        self.sequence = self.record.sequence()  # before the scan: what comes in between is taken in once more
-        self.owner, self.row = {}, {}
+        sequence = self.record.sequence()  # before the scan: what comes in between is taken in once more
         numbers, vectors, people = [], [], []
         for part in self.record.scan():
             numbers.append(part.numbers)
@@ -170,24 +191,20 @@ class Local:
         dim = self.record.binding.dim
         at = np.concatenate(numbers) if numbers else np.empty(0, np.int64)
         table = np.concatenate(vectors) if vectors else np.empty((0, dim), np.float32)
+        owner: dict[int, str] = {}
+        row: dict[str, int] = {}
         if self.rule != "best":
-            at, table, people = self._fused(at, table, people)
+            owner = dict(zip(at.tolist(), people, strict=True))
+            row, table = fused(self.rule, at, table, people)
+            at, people = _numbers(row.values()), list(row)
+        index, measured = Exact(dim), None
         if choose and len(at):
             built = build(table, at, self.wanted, labels=np.unique(people, return_inverse=True)[1])
-            self.index, self.measured = built.index, built.measured
+            index, measured = built.index, built.measured
         else:
-            self.index, self.measured = Exact(dim), None
-            self.index.add(at, table)
-
-    def _fused(self, at: np.ndarray, table: np.ndarray, people: list[str]) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        self.owner = dict(zip(at.tolist(), people, strict=True))
-        order: dict[str, list[int]] = {}
-        for position, name in enumerate(people):
-            order.setdefault(name, []).append(position)
-        self.row = {name: int(at[positions].max()) for name, positions in order.items()}
-        made = [fusion.rows(self.rule, table[positions]) for positions in order.values()]
-        rows = np.concatenate(made) if made else np.empty((0, table.shape[1]), np.float32)
-        return np.fromiter(self.row.values(), np.int64, len(self.row)), rows, list(order)
+            index.add(at, table)
+        # All at once: an index that could not be built leaves the former one, and what it knows, as they were.
+        self.index, self.measured, self.owner, self.row, self.sequence = index, measured, owner, row, sequence
 
     def _apply(self, news: Changes) -> None:
         if self.rule == "best":
@@ -209,6 +226,16 @@ class Local:
             self.owner |= dict.fromkeys(now.numbers.tolist(), name)
             self.row[name] = int(now.numbers.max())
             self.index.add(_numbers([self.row[name]]), fusion.rows(self.rule, now.vectors))
+
+
+def fused(rule: str, at: np.ndarray, table: np.ndarray, people: list[str]) -> tuple[dict[str, int], np.ndarray]:
+    """Everybody's row number (that of the newest template), and the rows in the same order."""
+    order: dict[str, list[int]] = {}
+    for position, name in enumerate(people):
+        order.setdefault(name, []).append(position)
+    made = [fusion.rows(rule, table[positions]) for positions in order.values()]
+    rows = np.concatenate(made) if made else np.empty((0, table.shape[1]), np.float32)
+    return {name: int(at[positions].max()) for name, positions in order.items()}, rows
 
 
 def _numbers(values: Iterable[int]) -> np.ndarray:

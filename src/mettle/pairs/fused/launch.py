@@ -37,6 +37,8 @@ def _kind(x: Any) -> Any:
     """What a build depends on in a run-time argument."""
     if isinstance(x, Tensor):
         return x.dtype, x.data_ptr() % 16 == 0
+    if isinstance(x, bool):
+        return "bool"
     if isinstance(x, int):
         return 1 if x == 1 else (x % 16 == 0, -(1 << 31) <= x < 1 << 31)
     if isinstance(x, float):
