@@ -15,7 +15,7 @@ TEMPORARY = ".tmp-"
 
 
 def write_bytes(path: Path, content: bytes | memoryview, mode: int = 0o644) -> None:
-    """Replace the file at ``path`` by ``content``, all or nothing."""
+    """Replace the file at ``path`` by ``content``, all or nothing; until it is complete its owner alone may read it."""
     path = Path(path)
     handle, temporary = tempfile.mkstemp(prefix=path.name + TEMPORARY, dir=path.parent)
     try:

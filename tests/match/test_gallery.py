@@ -524,11 +524,11 @@ def test_places_that_cannot_be_are_one_clear_error(where):
 
 
 def test_a_servers_password_is_never_shown():
-    from mettle.match.gallery import _shown
+    from mettle.match.place import shown
 
-    assert _shown("postgresql://u:secret@h1:5432,h2:5432/db") == "postgresql://u@h1:5432,h2:5432/db"
-    shown = _shown("postgresql://u@h/db?gallery=door&password=hunter2")
-    assert shown == "postgresql://u@h/db?gallery=door"
+    assert shown("postgresql://u:secret@h1:5432,h2:5432/db") == "postgresql://u@h1:5432,h2:5432/db"
+    hidden = shown("postgresql://u@h/db?gallery=door&password=hunter2")
+    assert hidden == "postgresql://u@h/db?gallery=door"
 
 
 class TestWithModel:

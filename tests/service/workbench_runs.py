@@ -1,14 +1,11 @@
 """Small runs for the workbench, a server in a thread, and answers computed in the plainest way."""
 
-import socket
-import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
-import uvicorn
 from fastapi import FastAPI
+from serving import running
 
 from mettle.data.samples import Column, Samples
 from mettle.evaluate.run import evaluate_run
@@ -66,24 +63,11 @@ def trained(folder: Path, source: Path, name: str, seed: int = 0, **loss) -> Run
     return outcome.run
 
 
-@contextmanager
 def serving(runs, gallery=None):
     """The workbench alone in an application of its own, on a free port."""
     app = FastAPI()
     app.include_router(routes(runs, gallery))
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive(), "the server did not start"
-        thread.join(0.01)
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(20)
-        listener.close()
+    return running(app)
 
 
 def raw_scores(run: Run, source: Path) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int, float, bool]]]:

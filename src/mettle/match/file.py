@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from mettle.durable import TEMPORARY, sync_folder
 from mettle.errors import GalleryError, GalleryUnavailable
 from mettle.match.statements import FORMAT
 
 APPLICATION = 0x4D45544C  # "METL" at byte 68 of the file: tells our files from other SQLite files
 WAIT = 10.0  # seconds for other processes that read or recover
-TEMPORARY = ".tmp-"
 
 
 def connect(path: Path, mode: str, extra: str = "") -> sqlite3.Connection:
@@ -66,11 +66,7 @@ def build(path: Path, fill: Callable[[Path], Any]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 def sweep(path: Path) -> None:

@@ -7,16 +7,13 @@ Verification reads the person's templates from the record and is exact always. I
 the index and says how many it lost when that index was built.
 """
 
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 
-from mettle.durable import TEMPORARY, sweep, write_folder
+from mettle.durable import write_folder
 from mettle.errors import GalleryError, InputError, UnknownIdentity
 from mettle.match import fusion as rules
 from mettle.match.answer import Candidate, Identified, Info, Verified
@@ -25,6 +22,7 @@ from mettle.match.embedding import Embedding, binding_of, check_same, copy_model
 from mettle.match.file import told
 from mettle.match.move import Moved, move
 from mettle.match.operating import Operating, as_thresholds, operating
+from mettle.match.place import INDEX, MODEL, RECORD, bytes_of, exists, is_server, made, reopened, shown
 from mettle.match.postgres import PostgresRecord
 from mettle.match.record import Binding, Receipt, Record
 from mettle.match.search import Local, Remote, Search
@@ -33,8 +31,6 @@ from mettle.match.sqlite import SqliteRecord
 if TYPE_CHECKING:
     from mettle.train.artifact import Run
 
-RECORD, INDEX, MODEL = "record.sqlite", "index", "model"
-SERVERS = ("postgresql://", "postgres://")
 MOST = 1000  # candidates of one answer
 TOGETHER = 256  # people of one change, when many are enrolled
 TRIES = 5  # searches of one answer, where the people found are being changed
@@ -83,37 +79,33 @@ class Gallery:
         if dim is not None and run is not None:
             raise InputError("give model= or dim=, not both: a model says how long its embeddings are")
         offered = _offered(run, dim, fusion, thresholds)
-        folder = None if _is_server(where) else Path(where)
-        if _exists(where):
-            record = _reopened(where, read_only)
+        folder = None if is_server(where) else Path(where)
+        if exists(where):
+            record = reopened(where, read_only)
         elif read_only or not create:
-            raise GalleryError(f"there is no gallery at {_shown(text)}: make one by opening it with model= or dim=")
+            raise GalleryError(f"there is no gallery at {shown(text)}: make one by opening it with model= or dim=")
         elif offered is None:
-            raise GalleryError(f"{_shown(text)} is new: say whose embeddings it will hold, by model=RUN or dim=N")
+            raise GalleryError(f"{shown(text)} is new: say whose embeddings it will hold, by model=RUN or dim=N")
         else:
-            record = _on_server(text, offered) if folder is None else _in_folder(folder, offered, run)
+            record = made(where, offered, run)
         try:
             bound = record.binding
-            if run is not None:
-                check_same(bound, binding_of(run.contract(), bound.fusion, {}), _shown(text))
-            if dim is not None and dim != bound.dim:
-                raise GalleryError(f"{_shown(text)} holds embeddings of length {bound.dim}, not {dim}: leave dim= out")
-            if fusion is not None and fusion != bound.fusion:
-                raise GalleryError(
-                    f"{_shown(text)} was made with fusion={bound.fusion!r}, not {fusion!r}: leave it out"
-                )
             if run is None and folder is not None and bound.model and (folder / MODEL / "run.json").is_file():
-                from mettle.train.artifact import open_run  # needs torch, which embeddings from elsewhere do not
-
-                run = open_run(folder / MODEL)
-                check_same(bound, binding_of(run.contract(), bound.fusion, {}), _shown(text))
+                run = _run(folder / MODEL)
+            if run is not None:
+                check_same(bound, binding_of(run.contract(), bound.fusion, {}), shown(text))
+            if dim is not None and dim != bound.dim:
+                raise GalleryError(f"{shown(text)} holds embeddings of length {bound.dim}, not {dim}: leave dim= out")
+            if fusion is not None and fusion != bound.fusion:
+                raise GalleryError(f"{shown(text)} was made with fusion={bound.fusion!r}, not {fusion!r}: leave it out")
             known = as_thresholds(thresholds) or bound.thresholds
             if not known and run is not None:  # evaluated only after the gallery was made
                 known = as_thresholds(run.contract().get("thresholds"))
-            local = folder is not None or bound.fusion != "best" or wanted.kind != "auto"
-            index = None if folder is None else folder / INDEX
-            search = Local(record, index, wanted, write=not read_only) if local else Remote(record)
-            return cls(_shown(text), record, Embedding(bound.dim, run), search, known)
+            if isinstance(record, PostgresRecord) and bound.fusion == "best" and wanted.kind == "auto":
+                search: Search = Remote(record)
+            else:
+                search = Local(record, None if folder is None else folder / INDEX, wanted, write=not read_only)
+            return cls(shown(text), record, Embedding(bound.dim, run), search, known)
         except BaseException:
             record.close()
             raise
@@ -126,7 +118,7 @@ class Gallery:
     @property
     def notes(self) -> list[str]:
         """What was found odd on opening, such as a damaged index that was built again."""
-        return list(getattr(self._search, "notes", ()))
+        return list(self._search.notes)
 
     @property
     def run(self) -> "Run":
@@ -140,10 +132,8 @@ class Gallery:
         """Copy a gallery into a new one of either kind; counts and checksums of both are compared."""
         with Gallery.open(source, read_only=True, create=False) as old:
             bound, run = old.binding, old._embedding.run
-            if _exists(target):  # empty, and of the same binding, or `move` refuses it: a second try after a failure
-                place = _reopened(target, False)
-            else:
-                place = _on_server(str(target), bound) if _is_server(target) else _in_folder(Path(target), bound, run)
+            # One that exists must be empty and of the same binding, or `move` refuses it: a second try after a failure.
+            place = reopened(target, False) if exists(target) else made(target, bound, run)
             try:
                 return move(old._open(), place)
             finally:
@@ -255,7 +245,7 @@ class Gallery:
         """The gallery at a glance."""
         record = self._open()
         size, bound = record.size(), record.binding
-        server = isinstance(self._search, Remote) or self.where.startswith(SERVERS)
+        server = is_server(self.where)
         return Info(
             where=self.where,
             kind="postgresql" if server else "sqlite",
@@ -267,31 +257,22 @@ class Gallery:
             sequence=record.sequence(),
             index=self._search.facts(),
             thresholds=self._thresholds,
-            bytes=None if server else _bytes(Path(self.where)),
+            bytes=None if server else bytes_of(Path(self.where)),
         )
 
     def reindex(self, wanted: Wanted | None = None) -> Measured | None:
         """Choose and build the index anew for the present size; returns what was measured against exact search."""
-        record = self._open()
-        if isinstance(self._search, Local):
-            return self._search.reindex(wanted)
-        if not isinstance(record, PostgresRecord) or (wanted or Wanted()).kind not in ("auto", "exact", "hnsw"):
-            raise GalleryError("a gallery on a server has the indexes exact and hnsw: ask for one of these")
-        record.index("exact" if wanted is not None and wanted.kind == "exact" else "hnsw")
-        return None
+        self._open()
+        return self._search.reindex(wanted)
 
     def compact(self) -> None:
         """Erase what was deleted from every file of the gallery."""
-        record = self._open()
-        record.compact()
-        if isinstance(self._search, Local) and self._search.folder is not None:
-            shutil.rmtree(self._search.folder, ignore_errors=True)
-            self._search.reindex()
+        self._open().compact()
+        self._search.erase()
 
     def check(self) -> list[str]:
         """What is wrong with record or index, in words; an empty list is a sound gallery."""
-        found = self._open().check()
-        return found + (self._search.check() if isinstance(self._search, Local) else [])
+        return self._open().check() + self._search.check()
 
     def close(self) -> None:
         """Keep the index and let go of files and locks; closing twice is allowed."""
@@ -299,8 +280,7 @@ class Gallery:
             return
         self.closed = True
         try:
-            if isinstance(self._search, Local) and self._search.rule == "best":
-                self._search.save()
+            self._search.save()
         finally:
             self._record.close()
 
@@ -357,7 +337,7 @@ class Gallery:
         """Number of people, counted once per change."""
         record = self._open()
         # A search has just asked how far the record has come: asking again would cost as much as the answer is worth.
-        sequence = self._search.sequence if isinstance(self._search, Local) else record.sequence()
+        sequence = self._search.sequence
         if self._size[0] != sequence:
             self._size = (sequence, record.size().identities)
         return self._size[1]
@@ -399,74 +379,3 @@ def _offered(
     if not isinstance(dim, int | np.integer) or isinstance(dim, bool) or not 1 <= dim <= 65536:
         raise InputError(f"dim must be a whole number between 1 and 65536, got {dim!r}")
     return Binding(int(dim), fusion=rule, thresholds=given)
-
-
-def _is_server(where: str | Path) -> bool:
-    return str(where).startswith(SERVERS)
-
-
-def _exists(where: str | Path) -> bool:
-    """Whether there is a gallery; something else in its place is an error."""
-    if "\0" in str(where):
-        raise InputError(f"where must be a place, got {str(where)!r:.80}")
-    if _is_server(where):
-        return PostgresRecord.exists(str(where))
-    folder = Path(where)
-    with told(folder):
-        if (folder / RECORD).is_file():
-            return True
-        if folder.exists() and not folder.is_dir():
-            raise GalleryError(f"{folder} is a file, not a gallery: give a folder")
-        strangers = [file.name for file in folder.iterdir() if not _ours(file.name)] if folder.exists() else []
-    if strangers:
-        raise GalleryError(f"{folder} is no gallery: it holds {strangers[0]!r} and no {RECORD}. Choose another folder")
-    return False
-
-
-def _ours(name: str) -> bool:
-    """Whether a gallery that was killed while it was made may have left this."""
-    return name in (MODEL, INDEX, "lock") or name.startswith(RECORD) or TEMPORARY in name
-
-
-def _reopened(where: str | Path, read_only: bool) -> Any:
-    if _is_server(where):
-        return PostgresRecord.open(str(where), write=not read_only)
-    record = SqliteRecord.open(Path(where) / RECORD, write=not read_only)
-    if not read_only:
-        sweep(Path(where))
-    return record
-
-
-def _in_folder(folder: Path, binding: Binding, run: "Run | None") -> SqliteRecord:
-    """A new record, and beside it what embeds pictures for it."""
-    if _exists(folder):
-        raise GalleryError(f"{folder} holds a gallery already: give another folder")
-    with told(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        if run is not None:
-            copy_model(run, folder / MODEL)
-    return SqliteRecord.create(folder / RECORD, binding)
-
-
-def _on_server(url: str, binding: Binding) -> PostgresRecord:
-    return PostgresRecord.create(url, binding)
-
-
-def _shown(where: str) -> str:
-    """A place without its password."""
-    if not where.startswith(SERVERS):
-        return where
-    parts = urlsplit(where)
-    login, _, place = parts.netloc.rpartition("@")  # hosts and ports as they are: there may be several
-    user = login.partition(":")[0]
-    name = dict(parse_qsl(parts.query)).get("gallery")
-    return f"{parts.scheme}://{f'{user}@' if user else ''}{place}{parts.path}{f'?gallery={name}' if name else ''}"
-
-
-def _bytes(folder: Path) -> int:
-    """Size of all files; some may go while they are counted."""
-    total = 0
-    for file in folder.rglob("*"):
-        with suppress(OSError):
-            total += file.stat().st_size if file.is_file() else 0
-    return total

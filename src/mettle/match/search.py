@@ -7,6 +7,7 @@ An index is never trusted over the record: it is brought up to date before every
 afterwards, so what has been deleted cannot be found, by whomever it was deleted.
 """
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,9 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from mettle.durable import sync_folder
+from mettle.errors import GalleryError
 from mettle.match import fusion, view
 from mettle.match.choose import Measured, Wanted, build, outgrown
 from mettle.match.index import Exact, Index
+from mettle.match.postgres import PostgresRecord
 from mettle.match.record import Changes, Record, Templates
 from mettle.match.shared import Shared
 
@@ -39,12 +42,61 @@ class Search(Protocol):
         """What is known of it."""
         ...
 
+    @property
+    def sequence(self) -> int:
+        """Up to which change of the record it has come."""
+        ...
+
+    @property
+    def notes(self) -> list[str]:
+        """What was found odd on opening."""
+        ...
+
+    def reindex(self, wanted: Wanted | None = None) -> Measured | None:
+        """Choose and build the index anew; what was measured, where it is measured."""
+        ...
+
+    def erase(self) -> None:
+        """Drop what the index still holds of deleted templates from disk."""
+        ...
+
+    def save(self) -> None:
+        """Keep the index for the next opening."""
+        ...
+
+    def check(self) -> list[str]:
+        """What is wrong with it, in words."""
+        ...
+
 
 class Remote:
-    """The record's own server searches its templates."""
+    """The record's own server searches its templates, and looks after its index itself."""
 
-    def __init__(self, record: Any):
+    def __init__(self, record: PostgresRecord):
         self.record = record
+        self.notes: list[str] = []
+
+    @property
+    def sequence(self) -> int:
+        """The server is never behind."""
+        return self.record.sequence()
+
+    def reindex(self, wanted: Wanted | None = None) -> None:
+        """Let the server search exactly, or by its own graph."""
+        kind = (wanted or Wanted()).kind
+        if kind not in ("auto", "exact", "hnsw"):
+            raise GalleryError("a gallery on a server has the indexes exact and hnsw: ask for one of these")
+        self.record.index("exact" if kind == "exact" else "hnsw")
+
+    def erase(self) -> None:
+        """The record has done so."""
+
+    def save(self) -> None:
+        """Nothing is kept here."""
+
+    def check(self) -> list[str]:
+        """There is nothing beside the record."""
+        return []
 
     def find(self, probes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
         """By pgvector."""
@@ -129,6 +181,12 @@ class Local:
             view.save(self.folder, self.index, self._about())
             self.saved = self.sequence
 
+    def erase(self) -> None:
+        """Build the index on disk anew: deleted templates may be in the old one."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.reindex()
+
     def check(self) -> list[str]:
         """Whether the index holds exactly the rows that the record says; a writer beside us may need a second look."""
         for _ in range(LOOKS):
@@ -167,10 +225,10 @@ class Local:
 
     def _about(self, sequence: int | None = None) -> view.ViewFacts:
         """What a view of this record is: as it stands, or as the record says that it should be."""
-        bound, rows = self.record.binding, self.record.size().templates
+        bound = self.record.binding
         return view.ViewFacts(
             sequence=self.sequence if sequence is None else sequence,
-            count=len(self.index) if sequence is None else rows,
+            count=len(self.index) if sequence is None else self.record.size().templates,
             dim=bound.dim,
             metric=bound.metric,
             model=bound.model,
