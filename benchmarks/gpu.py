@@ -425,11 +425,11 @@ def candidates(mode, d):
 def tried(job):
     """One candidate: milliseconds, or why not. With few rows it only compiles, in a process of its own."""
     mode, d, which, cut, n = job
-    from mettle.pairs.fused.call import _Plan
+    from mettle.pairs.fused.plan import Plan
 
     try:
         z, y = batch(n, d)
-        plan = _Plan(form_of(SUPCON, z), y, None, None, mode, cut)
+        plan = Plan(form_of(SUPCON, z), y, None, None, mode, cut)
         plan.forward(z.detach(), None)
         one = torch.ones((), device="cuda")
 

@@ -85,6 +85,7 @@ def _type(name: str, operand: str) -> str:
         "columns_padded",
         "splits",
         "start",
+        "across",
         "d",
         "stride",
         "stride_w",
@@ -114,7 +115,7 @@ def far(mode: str, width: int, kind: str) -> list[dict]:
             "TWO": name == "tilt", "OTHER": two, "ONLINE": kind == "online",
         }  # fmt: skip
         if forward:
-            once = shape.half and kind not in ("relative", "online")
+            once = shape.half and kind != "online"
             flags |= {"HALF": once, "FLAT": shape.flat}
             found.append(build(room.far_forward, mode, flags, shape.warps, shape.stages))
             continue

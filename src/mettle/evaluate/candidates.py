@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mettle.pairs.fused.far import tiles
 from mettle.pairs.fused.prepare import prepared
-from mettle.pairs.fused.table import choice
+from mettle.pairs.fused.table import choice, parts
 from mettle.pairs.fused.tile import held, product
 
 ROOM = 1 << 24  # rows of tiles that are listed; windows that reach more are a matter for torch's products
@@ -67,10 +67,10 @@ def _candidates(z: Tensor, labels: Tensor, windows: Sequence[tuple[float, float]
     ends = torch.tensor(windows, dtype=torch.float32).T.contiguous().to(z.device)
     above = torch.zeros(len(windows), len(rows.full), dtype=torch.int32, device=z.device)
     where = torch.empty(len(windows), each, dtype=torch.int64, device=z.device)
-    words = triton.cdiv(shape.columns, WORD)
+    words = parts(shape.columns, WORD)
     bits = torch.empty(len(windows), each, words, dtype=torch.int64, device=z.device)
     count = torch.zeros(len(windows), dtype=torch.int32, device=z.device)
-    blocks = triton.cdiv(rows.n, shape.rows)
+    blocks = parts(rows.n, shape.rows)
     splits = min(8, max(1, AT_LEAST // blocks)) if z.is_cuda else 1
     window_kernel[(blocks, splits)](
         rows.high, rows.low, rows.lo, rows.hi, ends, above, where, bits, count,

@@ -6,6 +6,7 @@ makes of the similarity to the own class (``target``). Everything else is here:
     L_i = log(1 + e^{far_i − t_i}),   t_i = scale · target(cos θ_y),   far_i = log Σ_{j≠y} e^{scale · cos θ_j}
 """
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Self
@@ -138,25 +139,27 @@ class ClassVectors(nn.Module):
         now.__dict__["difficulty"] = later(progress)
         return now
 
-    def magnitude(self, z: Tensor) -> Tensor:
-        """What a cosine is multiplied by: the scale, or the length of the feature where that is kept."""
-        return z.new_tensor(float(self.scale)) if self.unit_features else z.norm(dim=1)
-
     def _values(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """One value per sample, and how much it counts in the mean."""
-        self._check(embeddings, labels)
+        judge, labels = self._asked(embeddings, labels)
         with torch.autocast(embeddings.device.type, enabled=False):
             z, (vectors, labels) = self._features(widen(embeddings)), self._chosen(labels)
             rows = self._rows(z, vectors, labels, half=embeddings.dtype in (torch.float16, torch.bfloat16))
             far = rows["far"]
             far = far.masked_fill(far == -torch.inf, torch.finfo(far.dtype).min)  # no other class: nothing to lose
-            values = softplus(far - self.logit(rows["target"], z))
-            return values + broken(z), rows["weight"]
+            values = softplus(far - self.logit(rows["target"], z)) + broken(z)
+        judge()
+        return values, rows["weight"]
 
     def logit(self, own: Tensor, z: Tensor) -> Tensor:
-        """The own class's logit, with margin, from what the rows hold of it."""
-        size = self.magnitude(z)
-        return size * self.target(own if self.unit_features else own / torch.where(size == 0, 1, size))
+        """The own class's logit, with margin, from what the rows hold of it.
+
+        A cosine is multiplied by the scale, or by the length of the feature where that is kept.
+        """
+        if self.unit_features:
+            return float(self.scale) * self.target(own)
+        size = z.norm(dim=1)
+        return size * self.target(own / torch.where(size == 0, 1, size))
 
     def _rows(self, z: Tensor, vectors: Tensor, labels: Tensor, half: bool = False) -> Rows:
         if self.difficulty is None:
@@ -227,6 +230,14 @@ class ClassVectors(nn.Module):
 
     def _check(self, embeddings: Tensor, labels: Tensor) -> None:
         """One line that says what is wrong, before any work."""
+        self._asked(embeddings, labels)[0]()
+
+    def _asked(self, embeddings: Tensor, labels: Tensor) -> tuple[Callable[[], None], Tensor]:
+        """Everything checked but the range of the labels, which a GPU tells late; and labels that are safe till then.
+
+        A GPU asked for a number stands still while it is read. So the range is asked for first, work is started on
+        labels moved into it, and the answer is judged when there is work for longer than the reading takes.
+        """
         check(embeddings, labels, "embeddings", "labels")
         dim, known = self.weight.shape[1], self.num_classes
         need(embeddings.shape[1] == dim, f"embeddings are {embeddings.shape[1]} wide, the class vectors {dim}")
@@ -234,10 +245,24 @@ class ClassVectors(nn.Module):
             embeddings.device == self.weight.device,
             f"embeddings are on {embeddings.device}, the class vectors on {self.weight.device}: use loss.to(device)",
         )
-        if not (labels.is_cuda and torch.cuda.is_current_stream_capturing()):
-            low, high = (int(v) for v in torch.aminmax(labels))
+
+        def judge() -> None:
+            if told is not None:
+                told.synchronize()
+            low, high = ends.tolist()
             wrong = low if low < 0 else high
             need(0 <= wrong < known, f"label {wrong} is out of range: {known} classes are numbered 0 to {known - 1}")
+
+        told = None
+        if labels.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph cannot ask anything
+            return (lambda: None), labels
+        ends = torch.stack(torch.aminmax(labels))
+        if not labels.is_cuda:
+            judge()
+            return (lambda: None), labels
+        ends, told = ends.to("cpu", non_blocking=True), torch.cuda.Event()
+        told.record()
+        return judge, labels.clamp(0, known - 1)
 
     def extra_repr(self) -> str:
         """Sizes and what is not at its default."""

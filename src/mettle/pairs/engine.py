@@ -1,6 +1,6 @@
 """The door to the engines: check what came, lay out the job, choose an engine, give back one value per anchor."""
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -104,7 +104,7 @@ def _fused(
         check_all(z, labels, ref, ids, biased)
     if on_gpu and available():
         try:
-            with torch.autocast("cuda", enabled=False):
+            with plainly():
                 found = door.attempt(loss, difficulty, door.call(z, labels, ref, ids, biased))
         except torch.OutOfMemoryError as error:
             raise InputError(
@@ -119,6 +119,11 @@ def _fused(
             "use engine='auto', which falls back to tiles"
         )
     return None
+
+
+def plainly() -> AbstractContextManager:
+    """Without autocast on a GPU; where none is on, nothing is switched (which costs as much as a small launch)."""
+    return torch.autocast("cuda", enabled=False) if torch.is_autocast_enabled("cuda") else nullcontext()
 
 
 def row_sums(
@@ -202,35 +207,28 @@ def choose(engine: Engine, pairs: int, loss: PairLoss, difficulty: Difficulty | 
 
 def check(z: Tensor, labels: Tensor, what: str, names: str) -> None:
     """Refuse what cannot be compared, before any work."""
-    rules: list[tuple[Callable[[], bool], str]] = [
-        (lambda: isinstance(z, Tensor), f"{what} must be a tensor, got {type(z).__name__}"),
-        (lambda: isinstance(labels, Tensor), f"{names} must be a tensor, got {type(labels).__name__}"),
-        (
-            lambda: z.ndim == 2,
-            f"{what} must be (n, d), got shape {tuple(getattr(z, 'shape', ()))}. Several views per sample: "
-            "stack them to (views * n, d) and repeat the labels",
-        ),
-        (lambda: z.is_floating_point(), f"{what} must be floating point, got {getattr(z, 'dtype', None)}"),
-        (lambda: len(z) > 0, f"{what} are empty: a batch needs at least two samples of one class"),
-        (
-            lambda: labels.ndim == 1 and len(labels) == len(z),
-            f"{names} must have one entry per embedding: got {tuple(getattr(labels, 'shape', ()))} for "
-            f"{len(z) if isinstance(z, Tensor) and z.ndim else 0} embeddings. If the embeddings stack two views, "
-            "pass labels.repeat(2)",
-        ),
-        (
-            lambda: not labels.is_floating_point() and labels.dtype != torch.bool and not labels.is_complex(),
-            f"{names} must be whole numbers, got {getattr(labels, 'dtype', None)}: use labels.long()",
-        ),
-        (
-            lambda: labels.device == z.device,
-            f"{names} are on {getattr(labels, 'device', None)}, {what} on {getattr(z, 'device', None)}: "
-            "move them to one device",
-        ),
-    ]
-    for holds, message in rules:
-        if not holds():
-            raise InputError(message)
+    if not isinstance(z, Tensor):
+        raise InputError(f"{what} must be a tensor, got {type(z).__name__}")
+    if not isinstance(labels, Tensor):
+        raise InputError(f"{names} must be a tensor, got {type(labels).__name__}")
+    if z.ndim != 2:
+        raise InputError(
+            f"{what} must be (n, d), got shape {tuple(z.shape)}. Several views per sample: "
+            "stack them to (views * n, d) and repeat the labels"
+        )
+    if not z.is_floating_point():
+        raise InputError(f"{what} must be floating point, got {z.dtype}")
+    if z.shape[0] == 0:
+        raise InputError(f"{what} are empty: a batch needs at least two samples of one class")
+    if labels.ndim != 1 or labels.shape[0] != z.shape[0]:
+        raise InputError(
+            f"{names} must have one entry per embedding: got {tuple(labels.shape)} for {len(z)} embeddings. "
+            "If the embeddings stack two views, pass labels.repeat(2)"
+        )
+    if labels.is_floating_point() or labels.dtype == torch.bool or labels.is_complex():
+        raise InputError(f"{names} must be whole numbers, got {labels.dtype}: use labels.long()")
+    if labels.device != z.device:
+        raise InputError(f"{names} are on {labels.device}, {what} on {z.device}: move them to one device")
 
 
 def check_all(

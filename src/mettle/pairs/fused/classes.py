@@ -15,12 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs.fused.call import LOG2E, divided, multiplied
 from mettle.pairs.fused.far import far_forward, far_scores
 from mettle.pairs.fused.form import EXPONENT
-from mettle.pairs.fused.launch import launch
-from mettle.pairs.fused.prepare import HELD, PAD, SMALL, Rows, prepared
-from mettle.pairs.fused.table import choice
+from mettle.pairs.fused.launch import divided, launch
+from mettle.pairs.fused.plan import LOG2E
+from mettle.pairs.fused.prepare import PAD, SMALL, Rows, prepared, span
+from mettle.pairs.fused.table import choice, parts
+from mettle.pairs.fused.written import multiplied
 from mettle.pairs.similarity import unit
 
 FORWARD = 1 << 18  # classes of a chunk on the way there
@@ -138,9 +139,9 @@ class _Work:
 
     def forward(self) -> Tensor:
         rows, shape, partial = self.rows, self.choice.forward, []
-        blocks, padded = triton.cdiv(rows.n, shape.rows), len(rows.full)
+        blocks, padded = parts(rows.n, shape.rows), len(rows.full)
         for _, n, (high, low, _), lo, hi in self.chunks(FORWARD):
-            splits = divided(blocks, triton.cdiv(n, shape.columns), rows.full, 4)
+            splits = divided(blocks, parts(n, shape.columns), rows.full.device, 4)
             part = torch.empty(splits, 2, padded, device=rows.full.device)
             operands = (rows.high, rows.low, high, low)
             launch(
@@ -182,34 +183,33 @@ class _Work:
             operands = (rows.high, rows.low, high, low)
             launch(
                 far_scores, (len(high) // shape.columns, padded // shape.rows),
-                *operands, *operands, lo, hi, table, table, stats, h, rest, 0, n, m, padded, len(high),
+                *operands, *operands, lo, hi, table, table, stats, h, rest, 0, 0, len(high), n, m, padded, len(high),
                 LOG2E * self.scale, 0.0, 0.0, 0.0, 0.0, ROOM, **flags,
             )  # fmt: skip
-            dz += self.product(h, rest, high, low)
+            self.product(h, rest, high, low, dz)
             if dw is not None:
                 sent = self.product(h.T, rest.T, rows.high, rows.low)
                 class_project(sent, self.w[first : first + m], inverse, back, dw[first : first + m])
         found = torch.empty(n, rows.d, device=device).index_copy_(0, order, dz[:n, : rows.d] * back)
         return found, dw
 
-    def product(self, a: Tensor, a_low: Tensor, b: Tensor, b_low: Tensor) -> Tensor:
-        """a·b in float32."""
-        found = multiplied(a, b)
+    def product(self, a: Tensor, a_low: Tensor, b: Tensor, b_low: Tensor, onto: Tensor | None = None) -> Tensor:
+        """a·b in float32, added to ``onto`` where that is given."""
+        found = multiplied(a, b, onto)
         if self.mode == "split":
-            found += multiplied(a, b_low)
-            found += multiplied(a_low, b)
+            multiplied(a, b_low, found)
+            multiplied(a_low, b, found)
         return found
 
 
 def class_rows(w: Tensor, rows: Rows, mode: str, whole: int) -> tuple[Tensor, Tensor, Tensor]:
     """Normalised class vectors in the operands' precision, padded, and 1 / their lengths."""
     n, d = w.shape
-    padded = triton.cdiv(n, whole) * whole
+    padded = parts(n, whole) * whole
     high = torch.empty(padded, rows.width, dtype=rows.high.dtype, device=w.device)
     low = torch.empty_like(high) if mode == "split" else high
     inverse = torch.empty(padded, device=w.device)
-    block = triton.next_power_of_2(rows.width)
-    size = min(32, max(1, HELD // block))
+    block, size = span(rows.width)
     launch(
         class_rows_kernel, (padded // size,), w, high, low, inverse, n, d, w.stride(0),
         WIDTH=rows.width, BLOCK=block, ROWS=size, MODE=mode, num_warps=4,
@@ -220,10 +220,9 @@ def class_rows(w: Tensor, rows: Rows, mode: str, whole: int) -> tuple[Tensor, Te
 def class_project(g: Tensor, w: Tensor, inverse: Tensor, back: Tensor, out: Tensor) -> None:
     """Gradient of class vectors as they are from that of the normalised ones, times ``back``."""
     n, d = w.shape
-    block = triton.next_power_of_2(d)
-    size = min(32, max(1, HELD // block))
+    block, size = span(d)
     launch(
-        class_project_kernel, (triton.cdiv(n, size),), g, w, inverse, back, out, n, d,
+        class_project_kernel, (parts(n, size),), g, w, inverse, back, out, n, d,
         g.stride(0), w.stride(0), out.stride(0), BLOCK=block, ROWS=size, num_warps=4,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from mettle.pairs.fused.far import tiles
 from mettle.pairs.fused.launch import launch
 from mettle.pairs.fused.prepare import prepared
-from mettle.pairs.fused.table import choice
+from mettle.pairs.fused.table import choice, parts
 from mettle.pairs.fused.tile import held, product
 from mettle.pairs.similarity import ready
 
@@ -39,7 +39,7 @@ def _score_counts(z: Tensor, labels: Tensor, bins: int, low: float, high: float)
     total = torch.zeros(2, bins, dtype=torch.int64, device=z.device)
     copies = COPIES if z.is_cuda else 1
     span = max(AT_ONCE // max(rows.n, 1) // shape.rows, 1)
-    blocks = triton.cdiv(rows.n, shape.rows)
+    blocks = parts(rows.n, shape.rows)
     for first in range(0, blocks, span):
         counts = torch.zeros(copies, 2, bins, dtype=torch.int32, device=z.device)
         many = min(span, blocks - first)

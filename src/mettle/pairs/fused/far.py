@@ -74,12 +74,14 @@ def far_forward(
             sum0 = sum0 * tl.exp2(top - new) + tl.sum(f0, 1)
             top = new
         else:
-            f0, f1 = added(s, b, shift, k, p0, p1, p2, FAR, SQUARE, SHAPE)
+            f0, f1 = added(s, b, shift[:, None], k, p0, p1, p2, FAR, SQUARE, SHAPE)
             sum0 += tl.sum(f0, 1)
             if TWO:
                 sum1 += tl.sum(f1, 1)
             if HALF:
                 columns = j * BN + tl.arange(0, BN)
+                if FAR == "relative":  # the only form in which a pair means different things to its two ends
+                    f0, f1 = added(s, b, tl.load(SHIFT + columns)[None, :], k, p0, p1, p2, FAR, SQUARE, SHAPE)
                 tl.atomic_add(OUT + columns, tl.sum(f0, 0), sem="relaxed")
                 if TWO:
                     tl.atomic_add(OUT + padded + columns, tl.sum(f1, 0), sem="relaxed")
@@ -100,16 +102,16 @@ def far_forward(
             sum0 = sum0 * tl.exp2(top - safe) + tl.sum(f0, 1)
             top = new
         else:
-            f0, f1 = added(s, b, shift, k, p0, p1, p2, FAR, SQUARE, SHAPE)
-            f0 = tl.where(keep, f0, 0.0)
-            sum0 += tl.sum(f0, 1)
-            if HALF:
-                tl.atomic_add(OUT + columns, tl.sum(f0, 0), sem="relaxed")
+            f0, f1 = added(s, b, shift[:, None], k, p0, p1, p2, FAR, SQUARE, SHAPE)
+            sum0 += tl.sum(tl.where(keep, f0, 0.0), 1)
             if TWO:
-                f1 = tl.where(keep, f1, 0.0)
-                sum1 += tl.sum(f1, 1)
-                if HALF:
-                    tl.atomic_add(OUT + padded + columns, tl.sum(f1, 0), sem="relaxed")
+                sum1 += tl.sum(tl.where(keep, f1, 0.0), 1)
+            if HALF:
+                if FAR == "relative":
+                    f0, f1 = added(s, b, tl.load(SHIFT + columns)[None, :], k, p0, p1, p2, FAR, SQUARE, SHAPE)
+                tl.atomic_add(OUT + columns, tl.sum(tl.where(keep, f0, 0.0), 0), sem="relaxed")
+                if TWO:
+                    tl.atomic_add(OUT + padded + columns, tl.sum(tl.where(keep, f1, 0.0), 0), sem="relaxed")
     if HALF:
         tl.atomic_add(OUT + rows, sum0, sem="relaxed")
         if TWO:
@@ -223,15 +225,19 @@ def coefficients(
 
 @triton.jit
 def far_scores(
-    Q, QL, K, KL, QB, QBL, KB, KBL, LO, HI, ROW, COLUMN, STATS, H, HL, start, n, m, padded, columns_padded,
-    k, p0, p1, p2, live, room,
+    Q, QL, K, KL, QB, QBL, KB, KBL, LO, HI, ROW, COLUMN, STATS, H, HL, start, across, stride,
+    n, m, padded, columns_padded, k, p0, p1, p2, live, room,
     WIDTH: tl.constexpr, BK: tl.constexpr, WIDTH2: tl.constexpr, BK2: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr, TMA: tl.constexpr,
     FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr, TWO: tl.constexpr, OTHER: tl.constexpr,
     ONLINE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of h for the rows from ``start`` on, written out: wide embeddings leave h·z to the library product."""
-    column = tl.program_id(0) * BN
+    """One tile of the block of h that begins at row ``start`` and column ``across``, written to H (rows, stride).
+
+    Wide embeddings leave h·z to the library product.
+    """
+    beside = tl.program_id(0) * BN
+    column = across + beside
     local = tl.program_id(1) * BM
     row = start + local
     rows = row + tl.arange(0, BM)
@@ -250,7 +256,7 @@ def far_scores(
     h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, k, p0, p1, p2, live, FAR, SQUARE, SHAPE, ONLINE, ROWS, COLUMNS)
     keep = (columns[None, :] < lo[:, None]) | (columns[None, :] >= hi[:, None])
     h = tl.where(keep, h, 0.0)
-    at = (local + tl.arange(0, BM)).to(tl.int64)[:, None] * columns_padded + columns[None, :]
+    at = (local + tl.arange(0, BM)).to(tl.int64)[:, None] * stride + (beside + tl.arange(0, BN))[None, :]
     high = h.to(H.dtype.element_ty)
     tl.store(H + at, high)
     if MODE == "split":

@@ -65,9 +65,9 @@ class Form:
         return self.far in ("relative", "raw")
 
     @property
-    def symmetric(self) -> bool:
-        """Whether a pair gives both of its ends the same: then half of the tiles do."""
-        return self.far != "relative" and not self.online
+    def additive(self) -> bool:
+        """Whether sums grow pair by pair: then one visit serves both ends of a pair, and half of the tiles do."""
+        return not self.online
 
 
 def fused_form(loss: Any, difficulty: Any, job: Any) -> Form | None:

@@ -3,34 +3,114 @@
 
 ``kernel[grid](...)`` binds its arguments, looks up which build they need and starts it: some 0.1 ms of host time, more
 than a small kernel runs. Which build is needed depends on little (types, alignment, whether a number is 1 or a multiple
-of 16), so it is remembered here by that, and started directly the next time.
+of 16), so it is remembered here by that. And a call that is the same as an earlier one in all but its tensors (the same
+loss on the same shapes: every step of a training run) remembers everything else in a `Script`.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from triton.runtime import driver
 
 # The builds' calling convention (all arguments in order, compile-time ones included) has been this since:
 DIRECT = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)
+LEAST = 4  # tiles that a part of the columns is worth
+MOST = 512  # scripts that are kept: a run has few shapes, a curriculum has new numbers at every step
+
+Made = tuple[tuple[int, ...], tuple, dict[str, Any]]
+"""Grid, numbers and flags of a launch."""
 
 _builds: dict[tuple, tuple[Any, tuple]] = {}  # as triton's own cache: for the life of the process
+_scripts: dict[Any, "Script"] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **flags: Any) -> None:
     """``kernel[grid](*args, **flags)``; ``args`` are the run-time arguments, in order and all of them."""
+    _start(kernel, grid, args, flags)
+
+
+class Script:
+    """The launches of calls that are alike, by name."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Callable[..., None]] = {}
+
+    def launch(self, name: str, kernel: Any, tensors: tuple, make: Callable[[], Made]) -> None:
+        """`launch`, with grid, numbers and flags made the first time only; tensors come first among the arguments."""
+        known = self.known.get(name)
+        if known is not None:
+            known(*tensors)
+            return
+        grid, numbers, flags = make()
+        build = _start(kernel, grid, (*tensors, *numbers), flags)
+        if build is None:
+            self.known[name] = lambda *tensors: kernel[grid](*tensors, *numbers, **flags)
+            return
+        made, rest = build
+        run, function, metadata = made.run, made.function, made.packed_metadata
+        (x, y, z), rest = _three(grid), (*numbers, *rest)
+        device = torch.cuda.current_device()  # a script has one
+        stream: Any = driver.active.get_current_stream  # pyright: ignore[reportAttributeAccessIssue]
+
+        def again(*tensors: Any) -> None:
+            run(x, y, z, stream(device), function, metadata, None, None, None, *tensors, *rest)
+
+        self.known[name] = again
+
+
+def script(key: Any) -> Script:
+    """That of all calls with this key; the key says everything that grids, numbers and flags depend on, and that
+    every tensor begins at a multiple of 16 bytes.
+    """
+    found = _scripts.get(key)
+    if found is None:
+        if len(_scripts) >= MOST:
+            _scripts.clear()
+        found = _scripts[key] = Script()
+    return found
+
+
+def aligned(x: Tensor) -> Tensor:
+    """The tensor, or a copy that begins where kernels want it."""
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+@cache
+def multiprocessors(device: int) -> int:
+    """How many a GPU has; asked on every launch, so asked once."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def divided(blocks: int, tiles: int, device: torch.device, each: int) -> int:
+    """Into how many parts to cut the columns so that every multiprocessor gets ``each`` programs, or nearly."""
+    if device.type != "cuda":
+        return 2 if tiles > 2 else 1
+    units = multiprocessors(device.index)
+    return max(1, min(each * units // blocks, tiles // LEAST, 64))
+
+
+def _start(kernel: Any, grid: tuple[int, ...], args: tuple, flags: dict[str, Any]) -> tuple[Any, tuple] | None:
+    """Start it; its build and compile-time arguments, or None where builds cannot be started directly."""
     if not DIRECT or not hasattr(kernel, "device_caches"):  # an older triton, or its interpreter
         kernel[grid](*args, **flags)
-        return
+        return None
     key = (id(kernel), torch.cuda.current_device(), *map(_kind, args), *flags.items())
     known = _builds.get(key)
     if known is None:
         build = kernel[grid](*args, **flags)
-        _builds[key] = build, tuple(flags[name] for name in kernel.arg_names[len(args) :])
-        return
-    build, rest = known
-    build[(*grid, 1, 1)[:3]](*args, *rest)
+        known = _builds[key] = build, tuple(flags[name] for name in kernel.arg_names[len(args) :])
+    else:
+        build, rest = known
+        build[_three(grid)](*args, *rest)
+    return known
+
+
+def _three(grid: tuple[int, ...]) -> tuple[int, int, int]:
+    return (*grid, 1, 1)[:3]  # type: ignore[return-value]
 
 
 def _kind(x: Any) -> Any:

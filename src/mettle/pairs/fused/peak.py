@@ -16,11 +16,10 @@ from torch import Tensor
 
 from mettle.errors import InputError
 from mettle.pairs.contract import Tile
-from mettle.pairs.fused.call import divided
 from mettle.pairs.fused.far import tiles
-from mettle.pairs.fused.launch import launch
+from mettle.pairs.fused.launch import divided, launch
 from mettle.pairs.fused.prepare import Rows, prepared, projected
-from mettle.pairs.fused.table import PEAK, choice
+from mettle.pairs.fused.table import PEAK, choice, parts, power
 from mettle.pairs.fused.tile import held, product
 
 PULLED = 8  # rows of a block on the way back
@@ -78,8 +77,8 @@ class _Mined(torch.autograd.Function):
             _pull(left, right, ctx.at, g, da, db)
         else:
             launch(
-                pull_kernel, (triton.cdiv(left.n, PULLED),), left.full, right.full, left.order, ctx.at, g, da, db,
-                left.n, WIDTH=left.width, BLOCK=triton.next_power_of_2(left.width), ROWS=PULLED, num_warps=4,
+                pull_kernel, (parts(left.n, PULLED),), left.full, right.full, left.order, ctx.at, g, da, db,
+                left.n, WIDTH=left.width, BLOCK=power(left.width), ROWS=PULLED, num_warps=4,
             )  # fmt: skip
         dz = projected(left, da, None, da, first, True)
         return dz, None, None, None if second is None else projected(right, db, None, db, second, True), None
@@ -101,8 +100,8 @@ def mined(left: Rows, right: Rows, mode: str) -> tuple[Tensor, Tensor, Tensor]:
     shape, device = choice(mode, left.width).forward, left.full.device
     if mode != "exact" and shape.depth == left.width <= 128:
         shape = replace(PEAK, depth=left.width)
-    blocks = triton.cdiv(left.n, shape.rows)
-    splits = divided(blocks, triton.cdiv(right.n, shape.columns), left.full, 4)
+    blocks = parts(left.n, shape.rows)
+    splits = divided(blocks, parts(right.n, shape.columns), device, 4)
     padded = len(left.full)
     top = torch.empty(splits, padded, device=device)
     tile = torch.empty(splits, padded, dtype=torch.int32, device=device)
@@ -118,7 +117,7 @@ def mined(left: Rows, right: Rows, mode: str) -> tuple[Tensor, Tensor, Tensor]:
         found_kernel, (left.n,),
         left.full, right.full, left.lo, left.hi, left.order, top, tile, at, scores, counts,
         left.n, right.n, padded, splits, SELF=left is right, WIDTH=left.width,
-        BLOCK=triton.next_power_of_2(left.width), BN=shape.columns, BC=min(32, shape.columns), num_warps=4,
+        BLOCK=power(left.width), BN=shape.columns, BC=min(32, shape.columns), num_warps=4,
     )  # fmt: skip
     return at, scores, counts
 

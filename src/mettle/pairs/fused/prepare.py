@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mettle.pairs.fused.launch import launch
+from mettle.pairs.fused.launch import Script
+from mettle.pairs.fused.table import parts, power
 
 PAD = 256  # rows are padded with zeros to a multiple of this: no load ever needs a mask
 SMALL = 64  # the same in the interpreter, where padding costs as much as rows
@@ -43,48 +44,104 @@ class Rows:
 
 def width(d: int) -> int:
     """Columns that products run over: a power of two up to 256, whole blocks of 128 beyond."""
-    return max(16, triton.next_power_of_2(d)) if d <= 256 else triton.cdiv(d, 128) * 128
+    return max(16, power(d)) if d <= 256 else parts(d, 128) * 128
 
 
-def prepared(z: Tensor, labels: Tensor, other: Tensor | None, mode: str, unit: bool) -> Rows:
-    """``z`` in label order; ``other`` are the labels of the columns, None for the same rows."""
+def span(wide: int) -> tuple[int, int]:
+    """Columns, a power of two, and rows of a block that the small kernels hold."""
+    block = power(wide)
+    return block, min(32, max(1, HELD // block))
+
+
+def prepared(
+    z: Tensor,
+    labels: Tensor,
+    other: Tensor | None,
+    mode: str,
+    unit: bool,
+    *,
+    like: Rows | None = None,
+    script: Script | None = None,
+    name: str = "",
+) -> Rows:
+    """``z`` in label order.
+
+    Args:
+        z: (n, d) embeddings.
+        labels: (n,) theirs.
+        other: labels of the columns, None for the same rows.
+        mode: precision of the operands.
+        unit: whether rows are brought to length 1.
+        like: rows of the same labels, to be put in the same order.
+        script: where the launch is remembered.
+        name: by which it is.
+    """
     n, d = z.shape
     z = z if z.stride(1) == 1 else z.contiguous()
     whole = SMALL if mode == "exact" else PAD
-    padded, wide = triton.cdiv(n, whole) * whole, width(d)
+    padded, wide = parts(n, whole) * whole, width(d)
     full = torch.empty(padded, wide, dtype=torch.float32, device=z.device)
     kind = {"half": torch.float16, "split": torch.bfloat16, "exact": torch.float32}[mode]
     high = full if mode == "exact" else torch.empty_like(full, dtype=kind)
     low = torch.empty_like(high) if mode == "split" else high
-    order, lo, hi = (torch.empty(padded, dtype=torch.int32, device=z.device) for _ in range(3))
     inverse = torch.empty(padded, dtype=torch.float32, device=z.device)
     columns = labels if other is None else other
-    ranked = n <= RANKED and len(columns) <= RANKED
-    if not ranked:
-        by_label, at = torch.sort(labels, stable=True)
-        right = by_label if other is None else torch.sort(other).values
-        torch.searchsorted(right, by_label, out_int32=True, out=lo[:n])
-        torch.searchsorted(right, by_label, right=True, out_int32=True, out=hi[:n])
-        order[:n] = at
-    block = triton.next_power_of_2(wide)
-    rows = min(32, max(1, HELD // block))
-    launch(
-        prepare_kernel, (triton.cdiv(padded, rows),),
-        z, labels, columns, order, lo, hi, inverse, full, high, low, n, len(columns), padded, d, z.stride(0),
-        WIDTH=wide, BLOCK=block, ROWS=rows, RANK=ranked, UNIT=unit, MODE=mode, num_warps=4,
-    )  # fmt: skip
+    ranked = n <= RANKED and len(columns) <= RANKED and like is None
+    if like is not None:
+        order, lo, hi = like.order, like.lo, like.hi
+    else:
+        order, lo, hi = torch.empty(3, padded, dtype=torch.int32, device=z.device).unbind()
+        if not ranked:
+            _sorted(labels, other, order[:n], lo[:n], hi[:n])
+    block, rows = span(wide)
+    (script or Script()).launch(
+        f"prepare {name}",
+        prepare_kernel,
+        (z, labels, columns, order, lo, hi, inverse, full, high, low),
+        lambda: (
+            (parts(padded, rows),),
+            (n, len(columns), padded, d, z.stride(0)),
+            {"WIDTH": wide, "BLOCK": block, "ROWS": rows, "RANK": ranked, "UNIT": unit, "MODE": mode, "num_warps": 4},
+        ),
+    )
     return Rows(n, d, full, high, low, order, lo, hi, inverse)
 
 
-def projected(rows: Rows, g: Tensor, factor: Tensor | None, stats: Tensor, like: Tensor, unit: bool) -> Tensor:
+def _sorted(labels: Tensor, other: Tensor | None, order: Tensor, lo: Tensor, hi: Tensor) -> None:
+    """Order and ranges of many rows, by torch."""
+    by_label, at = torch.sort(labels, stable=True)
+    right = by_label if other is None else torch.sort(other).values
+    torch.searchsorted(right, by_label, out_int32=True, out=lo)
+    torch.searchsorted(right, by_label, right=True, out_int32=True, out=hi)
+    order.copy_(at)
+
+
+def projected(
+    rows: Rows,
+    g: Tensor,
+    factor: Tensor | None,
+    stats: Tensor,
+    like: Tensor,
+    unit: bool,
+    *,
+    script: Script | None = None,
+    name: str = "",
+) -> Tensor:
     """Gradient of the embeddings as they came, from that of the prepared rows (times factor · 1 / anchors)."""
     out = torch.empty(rows.n, rows.d, dtype=like.dtype, device=like.device)
-    block = triton.next_power_of_2(rows.width)
-    size = min(32, max(1, HELD // block))
-    launch(
-        project_kernel, (triton.cdiv(rows.n, size),),
-        g, rows.full, rows.inverse, rows.order, stats if factor is None else factor, stats, out, rows.n, rows.d,
-        WIDTH=rows.width, BLOCK=block, ROWS=size, UNIT=unit, MEAN=factor is not None, num_warps=4,
+    block, size = span(rows.width)
+    (script or Script()).launch(
+        f"project {name}",
+        project_kernel,
+        (g, rows.full, rows.inverse, rows.order, stats if factor is None else factor, stats, out),
+        lambda: (
+            (parts(rows.n, size),),
+            (rows.n, rows.d),
+            {
+                "WIDTH": rows.width, "BLOCK": block, "ROWS": size, "UNIT": unit, "MEAN": factor is not None,
+                "num_warps": 4,
+            },
+        ),
     )  # fmt: skip
     return out
 

@@ -142,7 +142,10 @@ def added(
     s, b, shift, k, p0, p1, p2,
     FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr,
 ):  # fmt: skip
-    """What a negative adds to the two sums of its row, the second one 0 where there is no second."""
+    """What a negative adds to the two sums of one of its ends; the second one repeats the first where there is none.
+
+    ``shift`` belongs to that end, in the relative form.
+    """
     if FAR == "hinge":
         f = push(s, p0, SHAPE)
         return f, f
@@ -161,7 +164,7 @@ def added(
             w = weight(s, p0, p1, p2)
             return w * e, w
         elif FAR == "relative":
-            return e * (1.0 + 1.0 / (1.0 + odds(s, b, k) * shift[:, None])), e
+            return e * (1.0 + 1.0 / (1.0 + odds(s, b, k) * shift)), e
         elif FAR == "raw":
             return e * (1.0 + 1.0 / (1.0 + odds(s, b, k))), e
         else:

@@ -1,0 +1,272 @@
+# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
+"""One call of the fused engine: what is launched, in which order, with which numbers.
+
+    prepare ─ far ─ near ─ mean          forward:  4 launches
+    far ─ near ─ project                 backward: 3 launches
+
+Backward owns its rows, so nothing is added atomically there; forward visits each pair once and adds it to both ends
+where the table says so, unless torch is asked for deterministic algorithms: then every run is identical bit for bit.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mettle.pairs.fused.far import far_backward, far_forward
+from mettle.pairs.fused.form import Form
+from mettle.pairs.fused.launch import aligned, divided, script
+from mettle.pairs.fused.near import mean_kernel, near_backward, near_forward, shift_kernel
+from mettle.pairs.fused.prepare import Rows, prepared, projected
+from mettle.pairs.fused.table import Choice, Shape, choice, parts
+from mettle.pairs.fused.written import written
+
+LOG2E = 1.4426950408889634
+FEW = 16  # rows of a block of positives
+BESIDE = 32  # columns of a block of positives
+ROOM = 8192.0  # h reaches twice this at most: float16 ends at 65504
+ONCE_FROM = 8192  # rows from which visiting each pair once is worth a launch to clear the sums
+
+
+class Plan:
+    """What to compare and, after the forward pass, what the backward pass needs."""
+
+    def __init__(
+        self,
+        form: Form,
+        labels: Tensor,
+        ref_labels: Tensor | None,
+        biased: tuple[Tensor, Tensor] | None,
+        mode: str,
+        cut: Choice | None,
+    ):
+        self.form, self.mode, self.cut = form, mode, cut
+        self.labels, self.ref_labels, self.biased = labels, ref_labels, biased
+
+    def forward(self, z: Tensor, ref: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, mean and where values are defined."""
+        form, z = self.form, aligned(z)
+        ref = None if ref is None else aligned(ref)
+        biased = () if self.biased is None else tuple(aligned(b.detach()) for b in self.biased)
+        self.fixed = torch.are_deterministic_algorithms_enabled()
+        sides = (z, self.labels, ref, self.ref_labels, *biased)
+        kinds = tuple(None if x is None else (x.shape, x.stride(), x.dtype) for x in sides)
+        self.script = script((form, self.mode, self.cut, self.fixed, z.device, kinds))
+        self.left = self.right = self._prepared(z, "left")
+        if ref is not None:
+            self.right = self._prepared(ref, "right")
+        self.left2 = self.right2 = None
+        if biased:
+            self.left2 = self.right2 = self._prepared(biased[0], "left", self.left)
+            if ref is not None:
+                self.right2 = self._prepared(biased[1], "right", self.right)
+        self.choice = self.cut or choice(self.mode, self.left.width, other=self.left2.width if self.left2 else 0)
+        self.shift = self.left.inverse
+        if form.far == "relative":
+            partial, splits = self._sums("twice", two=True)
+            self.shift = torch.empty_like(self.left.inverse)
+            padded = len(self.shift)
+            self.script.launch(
+                "shift", shift_kernel, (partial, self.shift), lambda: ((padded // 64,), (padded, splits), {"SIZE": 64})
+            )
+        partial, splits = self._sums(form.far, form.two)
+        return self._finish(partial, splits)
+
+    def _prepared(self, z: Tensor, side: str, like: Rows | None = None) -> Rows:
+        """One side; a second encoder's rows in the order of the first one's."""
+        labels, other = (self.labels, self.ref_labels) if side == "left" else (self.ref_labels, self.labels)
+        assert labels is not None
+        name = side if like is None else f"{side}, second"
+        return prepared(z, labels, other, self.mode, self.form.unit, like=like, script=self.script, name=name)
+
+    def _sums(self, far: str, two: bool) -> tuple[Tensor, int]:
+        """Partial row sums over the negatives."""
+        form, shape, left, right = self.form, self.choice.forward, self.left, self.right
+        padded, device = len(left.full), left.full.device
+        once = shape.half and form.additive and left is right and not self.fixed
+        once = once and (left.n >= ONCE_FROM or not left.full.is_cuda)
+        blocks = parts(left.n, shape.rows)
+        splits = divided(blocks, parts(right.n, shape.columns), device, 16)
+        make = torch.zeros if once else torch.empty
+        partial = make(1 if once else splits, 2, padded, device=device)
+        self.script.launch(
+            f"far {far}",
+            far_forward,
+            (*self._operands(left, right, self.left2, self.right2, shape), left.lo, left.hi, self.shift, partial),
+            lambda: (
+                (blocks, splits),
+                (left.n, right.n, padded, splits, *self._numbers()),
+                {
+                    **self._widths(shape), "BM": shape.rows, "BN": shape.columns, "MODE": self.mode, "TMA": shape.tma,
+                    "FAR": far, "SQUARE": form.beta == 1, "SHAPE": form.shape, "TWO": two,
+                    "OTHER": far in ("twice", "relative", "raw"), "ONLINE": form.online, "HALF": once,
+                    "FLAT": shape.flat, "num_warps": shape.warps, "num_stages": shape.stages,
+                },
+            ),
+        )  # fmt: skip
+        return partial, 1 if once else splits
+
+    def _finish(self, partial: Tensor, splits: int) -> tuple[Tensor, Tensor, Tensor]:
+        form, left, right = self.form, self.left, self.right
+        device, padded = left.full.device, len(left.full)
+        values = torch.empty(left.n, device=device)
+        defined = torch.empty(left.n, dtype=torch.bool, device=device)
+        self.table = torch.empty(8, padded, device=device)
+        blocks = padded // FEW
+        sums, self.stats = torch.empty(blocks, 3, device=device), torch.empty(3, device=device)
+        mean = torch.empty((), device=device)
+        self.script.launch(
+            "near",
+            near_forward,
+            (
+                left.full, right.full, left.lo, left.hi, partial, self.shift, left.order, values, defined, self.table,
+                sums,
+            ),
+            lambda: (
+                (blocks,),
+                (left.n, right.n, padded, splits, *self._pull(), float(form.scale), *self._ends()),
+                {
+                    **self._near(), "FAR": form.far, "ONLINE": form.online, "BY": form.by, "MEAN_ALL": form.mean_all,
+                    "COUNT": form.count_weight, "num_warps": 4,
+                },
+            ),
+        )  # fmt: skip
+        self.script.launch(
+            "mean", mean_kernel, (sums, self.stats, mean), lambda: ((1,), (blocks,), {"SIZE": 1024, "num_warps": 8})
+        )
+        return values, mean, defined
+
+    def backward(
+        self, g_values: Tensor | None, g_mean: Tensor | None, z: Tensor, ref: Tensor | None, own: bool, other: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients of the embeddings and of the references, where asked for."""
+        if g_values is None and g_mean is None:
+            return None, None
+        left, right, table, stats = self.left, self.right, self.table, self.stats
+        factor = g_mean if g_mean is None else aligned(g_mean)
+        if g_values is not None:  # a gradient for every row: into the coefficients
+            anchors = g_values.float()
+            if g_mean is not None:
+                anchors = anchors + g_mean * stats[1]
+            by = torch.nn.functional.pad(anchors[left.order[: left.n]], (0, table.shape[1] - left.n))
+            table = torch.cat([table[:4] * by, table[4:]])
+            largest = stats[2] * by.abs().amax()
+            stats = torch.stack([stats[0], stats[1], torch.where(largest > 0, largest, 1.0)])
+            factor = None
+        name = "" if factor is None else f"mean {factor.dtype}"
+        dz = dref = None
+        if own:
+            g = self._gradient(left, right, self.left2, self.right2, table, stats, True, left is right)
+            dz = projected(left, g, factor, stats, z, self.form.unit, script=self.script, name=f"left {name}")
+        if other and ref is not None:
+            g = self._gradient(right, left, self.right2, self.left2, table, stats, False, True)
+            dref = projected(right, g, factor, stats, ref, self.form.unit, script=self.script, name=f"right {name}")
+        return dz, dref
+
+    def _gradient(
+        self, a: Rows, b: Rows, a2: Rows | None, b2: Rows | None, table: Tensor, stats: Tensor, rows: bool,
+        columns: bool,
+    ) -> Tensor:  # fmt: skip
+        """Of the prepared rows of ``a``: negatives, then positives on top."""
+        form, shape, device = self.form, self.choice.backward, a.full.device
+        padded, other = len(a.full), len(b.full)
+        numbers = (*self._numbers(), self._live(), ROOM / (1 + 2 * form.beta))
+        operands, tables = self._operands(a, b, a2, b2, shape), (table, table, stats)
+        blocks = parts(a.n, shape.rows)
+        splits = 1 if self.choice.written else divided(blocks, parts(b.n, shape.columns), device, 2)
+        if self.choice.written:
+            flags = self._flags(shape, rows, columns)
+            g = written(a, b, operands, tables, numbers, flags, shape, self.script)
+            g *= stats[2] * (1 / numbers[-1])
+        else:
+            g = torch.empty(splits, padded, a.width, device=device)
+            self.script.launch(
+                f"back {rows}",
+                far_backward,
+                (*operands, a.lo, a.hi, *tables, g),
+                lambda: (
+                    (blocks, splits),
+                    (a.n, b.n, padded, other, splits, *numbers),
+                    {k: v for k, v in self._flags(shape, rows, columns).items() if k != "BK"},
+                ),
+            )
+        self.script.launch(
+            f"near back {rows}",
+            near_backward,
+            (a.full, b.full, a.lo, a.hi, table, table, g),
+            lambda: (
+                (parts(a.n, FEW), a.width // self._near()["BK"]),
+                (a.n, b.n, padded, other, splits, *self._pull(), *self._ends()),
+                {**self._near(), "LIVE": form.live, "ROWS": rows, "COLUMNS": columns, "num_warps": 4},
+            ),
+        )
+        return g
+
+    def _flags(self, shape: Shape, rows: bool, columns: bool) -> dict[str, Any]:
+        """Of the kernels over all pairs on the way back; ``rows`` and ``columns``: which ends count."""
+        form = self.form
+        return {
+            **self._widths(shape), "BM": shape.rows, "BN": shape.columns, "MODE": self.mode, "TMA": shape.tma,
+            "FAR": form.far, "SQUARE": form.beta == 1, "SHAPE": form.shape, "TWO": form.far == "tilt",
+            "OTHER": form.second, "ONLINE": form.online, "ROWS": rows, "COLUMNS": columns,
+            "num_warps": shape.warps, "num_stages": shape.stages,
+        }  # fmt: skip
+
+    def _operands(self, a: Rows, b: Rows, a2: Rows | None, b2: Rows | None, shape: Shape) -> tuple:
+        """Both sides of both encoders; where there is one encoder, it stands for the other too."""
+        widths = self._widths(shape)
+
+        def pair(rows: Rows, size: int, depth: int) -> tuple[Any, Any]:
+            if not shape.tma:
+                return rows.high, rows.low
+            from triton.tools.tensor_descriptor import TensorDescriptor  # newer than the oldest triton we run on
+
+            high = TensorDescriptor.from_tensor(rows.high, [size, depth])
+            low = high if rows.low is rows.high else TensorDescriptor.from_tensor(rows.low, [size, depth])
+            return high, low
+
+        found = (*pair(a, shape.rows, widths["BK"]), *pair(b, shape.columns, widths["BK"]))
+        if a2 is None or b2 is None:
+            return (*found, *found)
+        return (*found, *pair(a2, shape.rows, widths["BK2"]), *pair(b2, shape.columns, widths["BK2"]))
+
+    def _widths(self, shape: Shape) -> dict[str, int]:
+        second = self.left2.width if self.left2 is not None else self.left.width
+        depth = shape.depth
+        return {
+            "WIDTH": self.left.width,
+            "BK": depth,
+            "WIDTH2": second,
+            "BK2": second if depth == self.left.width else min(depth, second),
+        }
+
+    def _numbers(self) -> tuple[float, float, float, float]:
+        """K and the three parameters of what a negative adds."""
+        form = self.form
+        p0 = {"tilt": form.beta, "hinge": form.margins[1]}.get(form.far, form.slope)
+        return LOG2E / form.temperature, float(p0), float(form.knee), float(form.least)
+
+    def _live(self) -> float:
+        """What multiplies the derivative of the weight: derivatives are taken times the temperature."""
+        if not self.form.live:
+            return 0.0
+        return self.form.temperature if self.form.far == "threshold" else 1.0
+
+    def _pull(self) -> tuple[float, float, float, float, float]:
+        """1 / temperature, the bound of x, and the parameters of what a positive weighs."""
+        form = self.form
+        t = 1 / form.temperature
+        return t, t, float(form.near_slope), float(form.near_knee), float(form.near_least)
+
+    def _ends(self) -> tuple[float, float]:
+        return float(self.form.prior), float(self.form.margins[0])
+
+    def _near(self) -> dict[str, Any]:
+        form, wide = self.form, self.left.width
+        return {
+            "WIDTH": wide, "BK": wide if wide <= 128 else 64, "BR": FEW, "BC": BESIDE,
+            "PRECISION": "ieee" if self.mode == "exact" else "tf32x3", "FINISH": form.finish,
+            "SELF": self.left is self.right, "WEIGHTED": form.weighted, "NUMERATOR": form.numerator,
+            "PRIOR": form.prior > 0, "SHAPE": form.shape,
+        }  # fmt: skip

@@ -1,0 +1,75 @@
+# pyright: reportMissingImports=false
+"""Gradients of wide embeddings: h goes through memory, in square blocks, and h·z is left to the library's product.
+
+Compared with themselves, embeddings have a symmetric h: a block away from the diagonal pulls the rows of both its
+sides, and only half of the scores are computed again.
+"""
+
+import torch
+from torch import Tensor
+
+from mettle.pairs.fused.far import far_scores
+from mettle.pairs.fused.launch import Script
+from mettle.pairs.fused.prepare import PAD, Rows
+from mettle.pairs.fused.table import Shape
+
+SIDE = 8192  # rows and columns of a block: products of 512 columns then fill every multiprocessor once
+ROOM = 1 << 25  # bytes of a block, or this many times the embeddings' entries where that is more
+TIMES = {"half": 16, "split": 20, "exact": 8}
+
+
+def written(
+    a: Rows, b: Rows, operands: tuple, tables: tuple, numbers: tuple, flags: dict, shape: Shape, script: Script,
+) -> Tensor:  # fmt: skip
+    """(1, padded, width) gradient of the rows of ``a``, times ``numbers[-1]`` / the largest coefficient."""
+    padded, other, mode = len(a.full), len(b.full), flags["MODE"]
+    g = torch.zeros(1, padded, a.width, device=a.full.device)
+    side = _side(mode, other * a.width)
+    h = torch.empty(min(side, padded) * min(side, other), dtype=a.high.dtype, device=a.full.device)
+    low = torch.empty_like(h) if mode == "split" else h
+    for i in range(0, a.n, side):
+        for j in range(i if a is b else 0, b.n, side):
+            tall, wide = min(side, padded - i), min(side, other - j)
+            script.launch(
+                f"scores {flags['ROWS']} {i} {j}",
+                far_scores,
+                (*operands, a.lo, a.hi, *tables, h, low),
+                lambda i=i, j=j, tall=tall, wide=wide: (
+                    (wide // shape.columns, tall // shape.rows),
+                    (i, j, wide, a.n, b.n, padded, other, *numbers),
+                    flags,
+                ),
+            )
+            block, rest = (x[: tall * wide].view(tall, wide) for x in (h, low))
+            _pull(g[0, i : i + tall], block, rest, b, slice(j, j + wide), mode)
+            if a is b and j > i:
+                _pull(g[0, j : j + wide], block.T, rest.T, a, slice(i, i + tall), mode)
+    return g
+
+
+def _side(mode: str, entries: int) -> int:
+    """Rows and columns of a block: whole tiles of every shape, within what memory allows."""
+    size = 2 if mode == "half" else 4
+    most = int((max(ROOM, TIMES[mode] * entries) // size) ** 0.5)
+    return min(SIDE, max(most // PAD, 1) * PAD)
+
+
+def _pull(g: Tensor, h: Tensor, low: Tensor, z: Rows, at: slice, mode: str) -> None:
+    """G + h·z, in place."""
+    multiplied(h, z.high[at], g)
+    if mode == "split":
+        multiplied(h, z.low[at], g)
+        multiplied(low, z.high[at], g)
+
+
+def multiplied(h: Tensor, z: Tensor, onto: Tensor | None = None) -> Tensor:
+    """h·z in float32 from operands of half the width; added to ``onto`` where that is given."""
+    if h.dtype == torch.float32:
+        return torch.mm(h, z) if onto is None else onto.addmm_(h, z)
+    try:
+        if onto is None:
+            return torch.mm(h, z, out_dtype=torch.float32)
+        return torch.addmm(onto, h, z, out_dtype=torch.float32, out=onto)
+    except TypeError:  # torch before 2.8 rounds what it returns to the operands' type: slower, but right
+        found = torch.mm(h.float(), z.float())
+        return found if onto is None else onto.add_(found)
