@@ -35,6 +35,7 @@ LOSSES = {
     "relative raw": InfoNCE(0.5, 0.1, Relative("raw")),
     "contrastive": Contrastive(0.4, 1.3),
 }
+ONCE = ("supcon", "da-supcon", "hard", "relative", "relative raw", "contrastive")
 SHAPES = [(1000, 128), (517, 64), (769, 100), (1025, 256), (300, 384), (260, 512), (200, 1024), (4097, 128)]
 TEMPERATURES = [1.0, 0.2, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005]
 
@@ -44,6 +45,11 @@ def matrix():
     found = [(name, loss, 1000, 128, mode) for name, loss in LOSSES.items() for mode in ("split", "half")]
     found += [(f"supcon {n}x{d}", SupCon(0.1), n, d, mode) for n, d in SHAPES for mode in ("split", "half")]
     found += [(f"da-supcon {n}x{d}", LOSSES["da-supcon"], n, d, "split") for n, d in SHAPES[1:6]]
+    # From 8192 rows on each pair is visited once, for both of its ends; wide embeddings take several blocks of h.
+    found += [(f"{name}, once", LOSSES[name], 9001, 128, mode) for name in ONCE for mode in ("split", "half")]
+    found += [(f"supcon, once, {d} wide", SupCon(0.1), 9001, d, mode) for d in (64, 256) for mode in ("split", "half")]
+    found += [(f"supcon, {n}x512", SupCon(0.1), n, 512, mode) for n in (9001, 17000) for mode in ("split", "half")]
+    found += [("relative, 9001x512", LOSSES["relative"], 9001, 512, "split")]
     found += [(f"supcon at {t}", SupCon(t), 1000, 128, "split") for t in TEMPERATURES]
     found += [(f"supcon at {t}", SupCon(t), 1000, 128, "half") for t in TEMPERATURES if t >= 0.05]
     found += [(f"infonce at {t}", InfoNCE(t, 0.1), 600, 64, "split") for t in TEMPERATURES]
@@ -200,6 +206,40 @@ def test_a_graph_can_be_captured():
     torch.testing.assert_close(gradient, wanted[1], rtol=1e-4, atol=1e-8)
 
 
+def test_calls_that_are_alike_and_calls_that_are_not():
+    """Launches are remembered by what a call looks like: here calls look alike in turns, with new numbers each time."""
+    z, y = batch(700, 128, fresh())
+    views = (lambda x: x, lambda x: x[3:], lambda x: x[:, :125], lambda x: x.half(), lambda x: x.T.contiguous().T)
+    for _ in range(3):
+        for view in views:
+            leaf = view(z + 0.1 * torch.randn_like(z)).detach().requires_grad_()
+            labels = y[-len(leaf) :]
+            exact = leaf.detach().double().requires_grad_()
+            (a,) = torch.autograd.grad(1000 * SupCon(0.1)(leaf, labels), leaf)
+            (b,) = torch.autograd.grad(1000 * SupCon(0.1)(exact, labels, engine="dense"), exact)
+            assert float((a - b).norm() / b.norm()) < (1e-3 if leaf.dtype == torch.float16 else 3e-6)
+    odd = torch.stack([torch.zeros((), device="cuda"), torch.ones((), device="cuda")])[1]  # a gradient off the grid
+    leaf = z.clone().requires_grad_()
+    first, second = SupCon(0.1)(leaf, y), SupCon(0.1)(leaf, y)
+    (a,), (b,) = torch.autograd.grad(first, leaf, odd), torch.autograd.grad(second, leaf)
+    torch.testing.assert_close(a, b)
+
+
+def test_a_label_out_of_range_is_told_and_the_device_lives_on():
+    from mettle.errors import InputError
+    from mettle.losses import ArcFace
+
+    loss, z = ArcFace(10, 32).cuda(), torch.randn(64, 32, device="cuda", requires_grad=True)
+    y = torch.randint(0, 10, (64,), device="cuda")
+    for wrong in (10, -1, 2**40):
+        bad = y.clone()
+        bad[7] = wrong
+        with pytest.raises(InputError, match=f"label {wrong} is out of range"):
+            loss(z, bad)
+    loss(z, y).backward()
+    assert torch.isfinite(z.grad).all()
+
+
 @pytest.mark.parametrize("loss", [Triplet(0.3, "hardest"), Triplet(0.3, difficulty=Hardest())], ids=repr)
 @pytest.mark.parametrize(("n", "d"), [(1000, 128), (517, 300)])
 def test_batch_hard(loss, n, d):
@@ -246,6 +286,19 @@ def test_log_sum_exp_over_classes(mode, within, c):
         assert float((a - b).norm() / b.norm()) < within
 
 
+@pytest.mark.parametrize("d", [128, 512])
+def test_verification_on_the_device_is_that_of_the_cpu(d):
+    from mettle.evaluate import verification
+
+    generator = torch.Generator().manual_seed(d)
+    y = torch.arange(6000) // 4
+    x = torch.randn(1500, d, generator=generator)[y] + 1.6 * torch.randn(6000, d, generator=generator)
+    there, here = (verification(z, y, mode="histogram") for z in (x.cuda(), x))
+    assert there.eer == here.eer
+    assert there.operating_point(1e-3) == here.operating_point(1e-3)
+    assert abs(there.auc - here.auc) < 1e-4
+
+
 def _one(case):
     name, loss, n, d, mode = case
     try:
@@ -262,16 +315,3 @@ if __name__ == "__main__":
     with multiprocessing.get_context("spawn").Pool(int(sys.argv[1]) if len(sys.argv) > 1 else 8) as pool:
         for line in pool.imap_unordered(_one, matrix()):
             print(line, flush=True)
-
-
-@pytest.mark.parametrize("d", [128, 512])
-def test_verification_on_the_device_is_that_of_the_cpu(d):
-    from mettle.evaluate import verification
-
-    generator = torch.Generator().manual_seed(d)
-    y = torch.arange(6000) // 4
-    x = torch.randn(1500, d, generator=generator)[y] + 1.6 * torch.randn(6000, d, generator=generator)
-    there, here = (verification(z, y, mode="histogram") for z in (x.cuda(), x))
-    assert there.eer == here.eer
-    assert there.operating_point(1e-3) == here.operating_point(1e-3)
-    assert abs(there.auc - here.auc) < 1e-4

@@ -90,6 +90,7 @@ def _type(name: str, operand: str) -> str:
         "stride",
         "stride_w",
         "stride_out",
+        "other_splits",
         "count",
         "first",
         "copies",
@@ -104,7 +105,7 @@ def far(mode: str, width: int, kind: str) -> list[dict]:
     from mettle.pairs.fused.table import choice
 
     two = kind in ("relative", "raw")
-    picked = choice(mode, width, other=width if two else 0)
+    picked = choice(mode, width, other=width if two else 0, heavy=kind != "plain")
     name = {"online": "threshold", "tilt 1": "tilt"}.get(kind, kind)
     found = []
     for shape, forward in ((picked.forward, True), (picked.backward, False)):
@@ -116,7 +117,7 @@ def far(mode: str, width: int, kind: str) -> list[dict]:
         }  # fmt: skip
         if forward:
             once = shape.half and kind != "online"
-            flags |= {"HALF": once, "FLAT": shape.flat}
+            flags |= {"HALF": once, "WARPS": shape.row_warps}
             found.append(build(room.far_forward, mode, flags, shape.warps, shape.stages))
             continue
         flags |= {"ROWS": True, "COLUMNS": True}
@@ -141,33 +142,29 @@ def near(mode: str, width: int, kind: str) -> list[dict]:
 
 
 def rest(mode: str, width: int, kind: str) -> list[dict]:
-    import triton
-
     from mettle.evaluate import candidates
     from mettle.pairs.fused import classes, counts, near, peak, prepare
     from mettle.pairs.fused.table import choice
 
-    block = triton.next_power_of_2(width)
-    rows = {"WIDTH": width, "BLOCK": block, "ROWS": min(32, max(1, prepare.HELD // block)), "UNIT": True}
+    block, held, warps = prepare.span(width)
+    rows = {"WIDTH": width, "BLOCK": block, "ROWS": held, "UNIT": True}
     shape = choice(mode, width).forward
     tile = {"WIDTH": width, "BK": shape.depth, "BM": shape.rows, "BN": shape.columns, "MODE": mode}
     window = {"WINDOWS": 2, "WORDS": max(1, shape.columns // 64), "BITS_OF": 64}
     row = {"SELF": True, "WIDTH": width, "BLOCK": block, "BN": shape.columns, "BC": 32}
     return [
-        build(prepare.prepare_kernel, mode, rows | {"RANK": True, "MODE": mode}),
-        build(prepare.prepare_kernel, mode, rows | {"RANK": False, "MODE": mode}),
-        build(prepare.project_kernel, mode, rows | {"MEAN": True}),
+        build(prepare.prepare_kernel, mode, rows | {"RANK": True, "MODE": mode}, warps),
+        build(prepare.prepare_kernel, mode, rows | {"RANK": False, "MODE": mode}, warps),
+        build(prepare.project_kernel, mode, rows | {"MEAN": True}, warps),
         build(near.mean_kernel, mode, {"SIZE": 1024}, 8),
         build(near.shift_kernel, mode, {"SIZE": 64}),
         build(peak.peak_kernel, mode, tile, shape.warps, shape.stages),
-        build(peak.found_kernel, mode, row),
+        build(peak.found_kernel, mode, row, warps),
         build(peak.pull_kernel, mode, {"WIDTH": width, "BLOCK": block, "ROWS": peak.PULLED}),
         build(counts.counts_kernel, mode, tile, shape.warps, shape.stages),
         build(candidates.window_kernel, mode, tile | window, shape.warps, shape.stages),
-        build(
-            classes.class_rows_kernel, mode, {name: rows[name] for name in ("WIDTH", "BLOCK", "ROWS")} | {"MODE": mode}
-        ),
-        build(classes.class_project_kernel, mode, {"BLOCK": block, "ROWS": rows["ROWS"]}),
+        build(classes.class_rows_kernel, mode, {"WIDTH": width, "BLOCK": block, "ROWS": held, "MODE": mode}, warps),
+        build(classes.class_project_kernel, mode, {"BLOCK": block, "ROWS": held}, warps),
     ]
 
 

@@ -139,6 +139,32 @@ def test_odd_shapes(name, n, d, each):
     compare(FORMS[name], *batch(n, d, each), within=1e-5)
 
 
+@pytest.mark.parametrize("name", ["supcon", "hard", "relative", "contrastive linear"])
+def test_wide_embeddings_in_several_blocks(monkeypatch, name):
+    """A block of h away from the diagonal serves the rows of both its sides."""
+    monkeypatch.setattr("mettle.pairs.fused.written.SIDE", 32)
+    compare(FORMS[name], *batch(45, 261, 5), within=2e-5)
+
+
+def test_wide_references_in_several_blocks(monkeypatch):
+    monkeypatch.setattr("mettle.pairs.fused.written.SIDE", 32)
+    (z, y), (r, labels) = batch(35, 262), batch(45, 262, seed=3)
+    loss = FORMS["supcon"]
+    exact, leaves = [x.double().requires_grad_() for x in (z, r)], [x.clone().requires_grad_() for x in (z, r)]
+    wanted = pair_loss(loss, exact[0], y, ref=(exact[1], labels), engine="dense").mean()
+    found = fused(fused_form(loss, None, job(z, ref=r)), leaves[0], y, ref=(leaves[1], labels)).mean
+    for a, b in zip(torch.autograd.grad(found, leaves), torch.autograd.grad(wanted, exact), strict=True):
+        assert gap(a, b) < 1e-5
+
+
+def test_a_call_remembers_its_launches_and_not_its_numbers():
+    for seed in range(3):
+        compare(FORMS["da-supcon live"], *batch(41, 24, seed=seed), within=4e-6)
+    z, y = batch(42, 24)
+    compare(FORMS["supcon"], z[1:], y[1:])  # begins between two multiples of 16 bytes where d is odd
+    compare(FORMS["supcon"], z.T.contiguous().T[:41], y[:41])
+
+
 @pytest.mark.parametrize("name", ["supcon", "infonce", "da-supcon", "contrastive hadsell"])
 @pytest.mark.parametrize("each", [1, 20])
 def test_nothing_but_negatives_or_nothing_but_positives(name, each):

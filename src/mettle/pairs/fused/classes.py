@@ -17,9 +17,9 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.pairs.fused.far import far_forward, far_scores
 from mettle.pairs.fused.form import EXPONENT
-from mettle.pairs.fused.launch import divided, launch
+from mettle.pairs.fused.launch import aligned, divided, script
 from mettle.pairs.fused.plan import LOG2E
-from mettle.pairs.fused.prepare import PAD, SMALL, Rows, prepared, span
+from mettle.pairs.fused.prepare import PAD, SMALL, prepared, span
 from mettle.pairs.fused.table import choice, parts
 from mettle.pairs.fused.written import multiplied
 from mettle.pairs.similarity import unit
@@ -107,8 +107,11 @@ class _Work:
 
     def __init__(self, z: Tensor, w: Tensor, labels: Tensor, scale: float, classes: Tensor | None, mode: str):
         self.mode, self.scale, self.online = mode, scale, scale > EXPONENT
-        self.w = w if w.stride(1) == 1 else w.contiguous()
-        self.rows = prepared(z, labels, None, mode, False)
+        self.w = aligned(w if w.stride(1) == 1 else w.contiguous())
+        z, labels = aligned(z), aligned(labels)
+        kinds = tuple((x.shape, x.stride(), x.dtype) for x in (z, self.w, labels))
+        self.script = script(("classes", mode, scale, WRITTEN, FORWARD, z.device, kinds))
+        self.rows = prepared(z, labels, None, mode, False, script=self.script)
         # Where each row's own class stands among the rows of w: nowhere is an empty range.
         own = labels[self.rows.order[: self.rows.n].long()]
         begin = own if classes is None else torch.searchsorted(classes, own)
@@ -119,13 +122,14 @@ class _Work:
         self.lse = z.new_zeros(0)
 
     def chunks(self, size: int):
-        """Each chunk of classes: its first class, normalised rows, and the rows' own classes as ranges in it."""
+        """Each chunk of classes: its number, place, normalised rows, and the rows' own classes as ranges in it."""
         whole = SMALL if self.mode == "exact" else PAD
         firsts = torch.arange(0, len(self.w), size, device=self.w.device)[:, None]
         lo, hi = ((x - firsts).clamp(0, size).int() for x in (self.begin, self.end))  # of all chunks: few launches
         for k, first in enumerate(range(0, len(self.w), size)):
             n = min(size, len(self.w) - first)
-            yield first, n, class_rows(self.w[first : first + n], self.rows, self.mode, whole), lo[k], hi[k]
+            unit_rows = self.normalised(f"rows {size} {k}", self.w[first : first + n], whole)
+            yield k, slice(first, first + n), n, unit_rows, lo[k], hi[k]
 
     def flags(self, shape) -> dict:
         """What the kernels over all pairs are told."""
@@ -140,15 +144,20 @@ class _Work:
     def forward(self) -> Tensor:
         rows, shape, partial = self.rows, self.choice.forward, []
         blocks, padded = parts(rows.n, shape.rows), len(rows.full)
-        for _, n, (high, low, _), lo, hi in self.chunks(FORWARD):
+        for k, _, n, (high, low, _), lo, hi in self.chunks(FORWARD):
             splits = divided(blocks, parts(n, shape.columns), rows.full.device, 4)
             part = torch.empty(splits, 2, padded, device=rows.full.device)
             operands = (rows.high, rows.low, high, low)
-            launch(
-                far_forward, (blocks, splits),
-                *operands, *operands, lo, hi, rows.inverse, part, rows.n, n, padded, splits,
-                LOG2E * self.scale, 0.0, 0.0, 0.0, **self.flags(shape), HALF=False, FLAT=shape.flat,
-            )  # fmt: skip
+            self.script.launch(
+                f"far {k}",
+                far_forward,
+                (*operands, *operands, lo, hi, rows.inverse, part),
+                lambda n=n, splits=splits: (
+                    (blocks, splits),
+                    (rows.n, n, padded, splits, LOG2E * self.scale, 0.0, 0.0, 0.0),
+                    self.flags(shape) | {"HALF": False, "WARPS": 1},
+                ),
+            )
             partial.append(part)
         sums = torch.cat(partial)[:, :, : rows.n]
         if self.online:
@@ -176,20 +185,25 @@ class _Work:
         back = stats[2:] * (self.scale / ROOM)
         dz = torch.zeros(padded, rows.width, device=device)
         dw = torch.empty_like(self.w) if classes else None
-        flags = self.flags(shape) | {"ROWS": True, "COLUMNS": False}
-        for first, m, (high, low, inverse), lo, hi in self.chunks(max(LEAST, WRITTEN // padded)):
-            h = torch.empty(padded, len(high), dtype=high.dtype, device=device)
+        for k, at, m, (high, low, inverse), lo, hi in self.chunks(max(LEAST, WRITTEN // padded)):
+            wide = len(high)
+            h = torch.empty(padded, wide, dtype=high.dtype, device=device)
             rest = torch.empty_like(h) if self.mode == "split" else h
             operands = (rows.high, rows.low, high, low)
-            launch(
-                far_scores, (len(high) // shape.columns, padded // shape.rows),
-                *operands, *operands, lo, hi, table, table, stats, h, rest, 0, 0, len(high), n, m, padded, len(high),
-                LOG2E * self.scale, 0.0, 0.0, 0.0, 0.0, ROOM, **flags,
-            )  # fmt: skip
+            self.script.launch(
+                f"scores {k}",
+                far_scores,
+                (*operands, *operands, lo, hi, table, table, stats, h, rest),
+                lambda m=m, wide=wide: (
+                    (wide // shape.columns, padded // shape.rows),
+                    (0, 0, wide, n, m, padded, wide, LOG2E * self.scale, 0.0, 0.0, 0.0, 0.0, ROOM),
+                    self.flags(shape) | {"ROWS": True, "COLUMNS": False},
+                ),
+            )
             self.product(h, rest, high, low, dz)
             if dw is not None:
                 sent = self.product(h.T, rest.T, rows.high, rows.low)
-                class_project(sent, self.w[first : first + m], inverse, back, dw[first : first + m])
+                self.projected(f"project {k}", sent, self.w[at], inverse, back, dw[at])
         found = torch.empty(n, rows.d, device=device).index_copy_(0, order, dz[:n, : rows.d] * back)
         return found, dw
 
@@ -201,30 +215,37 @@ class _Work:
             multiplied(a_low, b, found)
         return found
 
+    def normalised(self, name: str, w: Tensor, whole: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Class vectors of length 1 in the operands' precision, padded, and 1 / their lengths."""
+        (n, d), rows = w.shape, self.rows
+        padded = parts(n, whole) * whole
+        high = torch.empty(padded, rows.width, dtype=rows.high.dtype, device=w.device)
+        low = torch.empty_like(high) if self.mode == "split" else high
+        inverse = torch.empty(padded, device=w.device)
+        block, size, warps = span(rows.width)
+        flags = {"WIDTH": rows.width, "BLOCK": block, "ROWS": size, "MODE": self.mode, "num_warps": warps}
+        self.script.launch(
+            name,
+            class_rows_kernel,
+            (w, high, low, inverse),
+            lambda: ((padded // size,), (n, d, w.stride(0)), flags),
+        )
+        return high, low, inverse
 
-def class_rows(w: Tensor, rows: Rows, mode: str, whole: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalised class vectors in the operands' precision, padded, and 1 / their lengths."""
-    n, d = w.shape
-    padded = parts(n, whole) * whole
-    high = torch.empty(padded, rows.width, dtype=rows.high.dtype, device=w.device)
-    low = torch.empty_like(high) if mode == "split" else high
-    inverse = torch.empty(padded, device=w.device)
-    block, size = span(rows.width)
-    launch(
-        class_rows_kernel, (padded // size,), w, high, low, inverse, n, d, w.stride(0),
-        WIDTH=rows.width, BLOCK=block, ROWS=size, MODE=mode, num_warps=4,
-    )  # fmt: skip
-    return high, low, inverse
-
-
-def class_project(g: Tensor, w: Tensor, inverse: Tensor, back: Tensor, out: Tensor) -> None:
-    """Gradient of class vectors as they are from that of the normalised ones, times ``back``."""
-    n, d = w.shape
-    block, size = span(d)
-    launch(
-        class_project_kernel, (parts(n, size),), g, w, inverse, back, out, n, d,
-        g.stride(0), w.stride(0), out.stride(0), BLOCK=block, ROWS=size, num_warps=4,
-    )  # fmt: skip
+    def projected(self, name: str, g: Tensor, w: Tensor, inverse: Tensor, back: Tensor, out: Tensor) -> None:
+        """Gradient of class vectors as they are from that of the normalised ones, times ``back``."""
+        n, d = w.shape
+        block, size, warps = span(d)
+        self.script.launch(
+            name,
+            class_project_kernel,
+            (g, w, inverse, back, out),
+            lambda: (
+                (parts(n, size),),
+                (n, d, g.stride(0), w.stride(0), out.stride(0)),
+                {"BLOCK": block, "ROWS": size, "num_warps": warps},
+            ),
+        )
 
 
 @triton.jit

@@ -10,7 +10,7 @@ and because s_ij = s_ji both ends of a pair are served by the row's own sum, Σ_
 import triton
 import triton.language as tl
 
-from mettle.pairs.fused.tile import added, block, carry, held, product, pulled, times
+from mettle.pairs.fused.tile import added, block, carry, held, product, pulled, relative, times
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def far_forward(
     WIDTH: tl.constexpr, BK: tl.constexpr, WIDTH2: tl.constexpr, BK2: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr, TMA: tl.constexpr,
     FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr, TWO: tl.constexpr, OTHER: tl.constexpr,
-    ONLINE: tl.constexpr, HALF: tl.constexpr, FLAT: tl.constexpr,
+    ONLINE: tl.constexpr, HALF: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """Partial row sums of one row block over one split of the columns: OUT (splits, 2, padded).
 
@@ -61,7 +61,7 @@ def far_forward(
     top = tl.full((BM,), -float("inf"), tl.float32)
 
     bare = total - first - (end - begin) - extra
-    for t in tl.range(bare * split // splits, bare * (split + 1) // splits, flatten=FLAT):
+    for t in range(bare * split // splits, bare * (split + 1) // splits):
         j = first + t
         j = tl.where(j < begin, j, j + (end - begin))
         s = product(q, ql, Q, QL, K, KL, row, j * BN, BM, BN, BK, WIDTH, MODE, TMA)
@@ -74,17 +74,15 @@ def far_forward(
             sum0 = sum0 * tl.exp2(top - new) + tl.sum(f0, 1)
             top = new
         else:
-            f0, f1 = added(s, b, shift[:, None], k, p0, p1, p2, FAR, SQUARE, SHAPE)
+            columns = j * BN + tl.arange(0, BN)
+            f0, f1, down = ends(s, b, shift, SHIFT, columns, k, p0, p1, p2, FAR, SQUARE, SHAPE, HALF)
             sum0 += tl.sum(f0, 1)
             if TWO:
                 sum1 += tl.sum(f1, 1)
             if HALF:
-                columns = j * BN + tl.arange(0, BN)
-                if FAR == "relative":  # the only form in which a pair means different things to its two ends
-                    f0, f1 = added(s, b, tl.load(SHIFT + columns)[None, :], k, p0, p1, p2, FAR, SQUARE, SHAPE)
-                tl.atomic_add(OUT + columns, tl.sum(f0, 0), sem="relaxed")
+                give(OUT + columns, down, BM, BN, WARPS)
                 if TWO:
-                    tl.atomic_add(OUT + padded + columns, tl.sum(f1, 0), sem="relaxed")
+                    give(OUT + padded + columns, f1, BM, BN, WARPS)
     for t in range(split, end - begin + extra, splits):
         j = tl.where(t < end - begin, begin + t, total - 1)
         s = product(q, ql, Q, QL, K, KL, row, j * BN, BM, BN, BK, WIDTH, MODE, TMA)
@@ -102,16 +100,14 @@ def far_forward(
             sum0 = sum0 * tl.exp2(top - safe) + tl.sum(f0, 1)
             top = new
         else:
-            f0, f1 = added(s, b, shift[:, None], k, p0, p1, p2, FAR, SQUARE, SHAPE)
+            f0, f1, down = ends(s, b, shift, SHIFT, columns, k, p0, p1, p2, FAR, SQUARE, SHAPE, HALF)
             sum0 += tl.sum(tl.where(keep, f0, 0.0), 1)
             if TWO:
                 sum1 += tl.sum(tl.where(keep, f1, 0.0), 1)
             if HALF:
-                if FAR == "relative":
-                    f0, f1 = added(s, b, tl.load(SHIFT + columns)[None, :], k, p0, p1, p2, FAR, SQUARE, SHAPE)
-                tl.atomic_add(OUT + columns, tl.sum(tl.where(keep, f0, 0.0), 0), sem="relaxed")
+                give(OUT + columns, tl.where(keep, down, 0.0), BM, BN, WARPS)
                 if TWO:
-                    tl.atomic_add(OUT + padded + columns, tl.sum(tl.where(keep, f1, 0.0), 0), sem="relaxed")
+                    give(OUT + padded + columns, tl.where(keep, f1, 0.0), BM, BN, WARPS)
     if HALF:
         tl.atomic_add(OUT + rows, sum0, sem="relaxed")
         if TWO:
@@ -125,6 +121,27 @@ def far_forward(
             tl.store(out + rows, sum0)
             if TWO:
                 tl.store(out + padded + rows, sum1)
+
+
+@triton.jit
+def give(to, f, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
+    """Add the column sums of a tile, each warp those of its own rows: to meet first, warps would have to wait."""
+    own = tl.sum(tl.sum(tl.reshape(f, (BM // (16 * WARPS), WARPS, 16, BN)), 2), 0)
+    tl.atomic_add(to[None, :] + tl.zeros((WARPS, 1), tl.int32), own, sem="relaxed")
+
+
+@triton.jit
+def ends(
+    s, b, shift, SHIFT, columns, k, p0, p1, p2,
+    FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """What a pair adds to the two sums of its row, and to the first of its column: in all forms but one the same."""
+    if (FAR == "relative") and HALF:
+        f, down = relative(s, b, shift[:, None], tl.load(SHIFT + columns)[None, :], k)
+        return f, f, down
+    else:
+        f0, f1 = added(s, b, shift[:, None], k, p0, p1, p2, FAR, SQUARE, SHAPE)
+        return f0, f1, f0
 
 
 @triton.jit
@@ -256,7 +273,8 @@ def far_scores(
     h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, k, p0, p1, p2, live, FAR, SQUARE, SHAPE, ONLINE, ROWS, COLUMNS)
     keep = (columns[None, :] < lo[:, None]) | (columns[None, :] >= hi[:, None])
     h = tl.where(keep, h, 0.0)
-    at = (local + tl.arange(0, BM)).to(tl.int64)[:, None] * stride + (beside + tl.arange(0, BN))[None, :]
+    # As in `block`: one wide offset, narrow ones inside.
+    at = local.to(tl.int64) * stride + beside + (tl.arange(0, BM)[:, None] * stride + tl.arange(0, BN)[None, :])
     high = h.to(H.dtype.element_ty)
     tl.store(H + at, high)
     if MODE == "split":

@@ -65,6 +65,11 @@ class Form:
         return self.far in ("relative", "raw")
 
     @property
+    def heavy(self) -> bool:
+        """Whether a pair takes more than its similarity and one exponential."""
+        return self.far != "plain" or self.online
+
+    @property
     def additive(self) -> bool:
         """Whether sums grow pair by pair: then one visit serves both ends of a pair, and half of the tiles do."""
         return not self.online

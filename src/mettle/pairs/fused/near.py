@@ -46,11 +46,11 @@ def plain_sum(PARTIAL, rows, padded, splits, which, SIZE: tl.constexpr):
 
 
 @triton.jit
-def shift_kernel(PARTIAL, SHIFT, padded, splits, SIZE: tl.constexpr):
+def shift_kernel(OWN, OTHER, SHIFT, padded, splits, other_splits, SIZE: tl.constexpr):
     """e^{ν_own − ν_other}, ν = ½ log Σ e^{2x}: how concentrated one encoder's row is against the other's."""
     rows = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    own = plain_sum(PARTIAL, rows, padded, splits, 0, SIZE)
-    other = plain_sum(PARTIAL, rows, padded, splits, 1, SIZE)
+    own = plain_sum(OWN, rows, padded, splits, 0, SIZE)
+    other = plain_sum(OTHER, rows, padded, other_splits, 0, SIZE)
     some = (own > 0) & (other > 0)
     tl.store(SHIFT + rows, tl.where(some, tl.sqrt(own / tl.where(some, other, 1.0)), 1.0))
 

@@ -18,7 +18,7 @@ from mettle.errors import InputError
 from mettle.pairs.contract import Tile
 from mettle.pairs.fused.far import tiles
 from mettle.pairs.fused.launch import divided, launch
-from mettle.pairs.fused.prepare import Rows, prepared, projected
+from mettle.pairs.fused.prepare import Rows, prepared, projected, span
 from mettle.pairs.fused.table import PEAK, choice, parts, power
 from mettle.pairs.fused.tile import held, product
 
@@ -117,7 +117,7 @@ def mined(left: Rows, right: Rows, mode: str) -> tuple[Tensor, Tensor, Tensor]:
         found_kernel, (left.n,),
         left.full, right.full, left.lo, left.hi, left.order, top, tile, at, scores, counts,
         left.n, right.n, padded, splits, SELF=left is right, WIDTH=left.width,
-        BLOCK=power(left.width), BN=shape.columns, BC=min(32, shape.columns), num_warps=4,
+        BLOCK=power(left.width), BN=shape.columns, BC=min(32, shape.columns), num_warps=span(left.width)[2],
     )  # fmt: skip
     return at, scores, counts
 

@@ -61,17 +61,20 @@ class Plan:
             self.left2 = self.right2 = self._prepared(biased[0], "left", self.left)
             if ref is not None:
                 self.right2 = self._prepared(biased[1], "right", self.right)
-        self.choice = self.cut or choice(self.mode, self.left.width, other=self.left2.width if self.left2 else 0)
+        other = self.left2.width if self.left2 else 0
+        self.choice = self.cut or choice(self.mode, self.left.width, other=other, heavy=form.heavy)
         self.shift = self.left.inverse
         if form.far == "relative":
-            partial, splits = self._sums("twice", two=True)
-            self.shift = torch.empty_like(self.left.inverse)
-            padded = len(self.shift)
+            own, splits = self._sums("own", "plain", False, self.left, self.right, steep=2.0)
+            other, others = self._sums("other", "plain", False, self.left2, self.right2, steep=2.0)
+            self.shift, padded = torch.empty_like(self.left.inverse), len(self.left.inverse)
             self.script.launch(
-                "shift", shift_kernel, (partial, self.shift), lambda: ((padded // 64,), (padded, splits), {"SIZE": 64})
+                "shift",
+                shift_kernel,
+                (own, other, self.shift),
+                lambda: ((padded // 64,), (padded, splits, others), {"SIZE": 64}),
             )
-        partial, splits = self._sums(form.far, form.two)
-        return self._finish(partial, splits)
+        return self._finish(*self._sums("far", form.far, form.two, self.left, self.right, self.left2, self.right2))
 
     def _prepared(self, z: Tensor, side: str, like: Rows | None = None) -> Rows:
         """One side; a second encoder's rows in the order of the first one's."""
@@ -80,28 +83,32 @@ class Plan:
         name = side if like is None else f"{side}, second"
         return prepared(z, labels, other, self.mode, self.form.unit, like=like, script=self.script, name=name)
 
-    def _sums(self, far: str, two: bool) -> tuple[Tensor, int]:
-        """Partial row sums over the negatives."""
-        form, shape, left, right = self.form, self.choice.forward, self.left, self.right
-        padded, device = len(left.full), left.full.device
+    def _sums(
+        self, name: str, far: str, two: bool, left: Rows, right: Rows, left2: Rows | None = None,
+        right2: Rows | None = None, steep: float = 1.0,
+    ) -> tuple[Tensor, int]:  # fmt: skip
+        """Partial row sums over the negatives, of one encoder or of two; ``steep`` multiplies similarities."""
+        form, padded, device = self.form, len(left.full), left.full.device
+        shape = (self.choice if steep == 1 else choice(self.mode, left.width)).forward
         once = shape.half and form.additive and left is right and not self.fixed
         once = once and (left.n >= ONCE_FROM or not left.full.is_cuda)
         blocks = parts(left.n, shape.rows)
         splits = divided(blocks, parts(right.n, shape.columns), device, 16)
         make = torch.zeros if once else torch.empty
         partial = make(1 if once else splits, 2, padded, device=device)
+        k, *rest = self._numbers()
         self.script.launch(
-            f"far {far}",
+            name,
             far_forward,
-            (*self._operands(left, right, self.left2, self.right2, shape), left.lo, left.hi, self.shift, partial),
+            (*self._operands(left, right, left2, right2, shape), left.lo, left.hi, self.shift, partial),
             lambda: (
                 (blocks, splits),
-                (left.n, right.n, padded, splits, *self._numbers()),
+                (left.n, right.n, padded, splits, k * steep, *rest),
                 {
-                    **self._widths(shape), "BM": shape.rows, "BN": shape.columns, "MODE": self.mode, "TMA": shape.tma,
-                    "FAR": far, "SQUARE": form.beta == 1, "SHAPE": form.shape, "TWO": two,
-                    "OTHER": far in ("twice", "relative", "raw"), "ONLINE": form.online, "HALF": once,
-                    "FLAT": shape.flat, "num_warps": shape.warps, "num_stages": shape.stages,
+                    **self._widths(shape, left, left2), "BM": shape.rows, "BN": shape.columns, "MODE": self.mode,
+                    "TMA": shape.tma, "FAR": far, "SQUARE": form.beta == 1, "SHAPE": form.shape, "TWO": two,
+                    "OTHER": left2 is not None, "ONLINE": form.online, "HALF": once, "WARPS": shape.row_warps,
+                    "num_warps": shape.warps, "num_stages": shape.stages,
                 },
             ),
         )  # fmt: skip
@@ -176,7 +183,7 @@ class Plan:
         blocks = parts(a.n, shape.rows)
         splits = 1 if self.choice.written else divided(blocks, parts(b.n, shape.columns), device, 2)
         if self.choice.written:
-            flags = self._flags(shape, rows, columns)
+            flags = self._flags(shape, a, a2, rows, columns)
             g = written(a, b, operands, tables, numbers, flags, shape, self.script)
             g *= stats[2] * (1 / numbers[-1])
         else:
@@ -188,7 +195,7 @@ class Plan:
                 lambda: (
                     (blocks, splits),
                     (a.n, b.n, padded, other, splits, *numbers),
-                    {k: v for k, v in self._flags(shape, rows, columns).items() if k != "BK"},
+                    {k: v for k, v in self._flags(shape, a, a2, rows, columns).items() if k != "BK"},
                 ),
             )
         self.script.launch(
@@ -203,11 +210,11 @@ class Plan:
         )
         return g
 
-    def _flags(self, shape: Shape, rows: bool, columns: bool) -> dict[str, Any]:
+    def _flags(self, shape: Shape, a: Rows, a2: Rows | None, rows: bool, columns: bool) -> dict[str, Any]:
         """Of the kernels over all pairs on the way back; ``rows`` and ``columns``: which ends count."""
         form = self.form
         return {
-            **self._widths(shape), "BM": shape.rows, "BN": shape.columns, "MODE": self.mode, "TMA": shape.tma,
+            **self._widths(shape, a, a2), "BM": shape.rows, "BN": shape.columns, "MODE": self.mode, "TMA": shape.tma,
             "FAR": form.far, "SQUARE": form.beta == 1, "SHAPE": form.shape, "TWO": form.far == "tilt",
             "OTHER": form.second, "ONLINE": form.online, "ROWS": rows, "COLUMNS": columns,
             "num_warps": shape.warps, "num_stages": shape.stages,
@@ -215,7 +222,7 @@ class Plan:
 
     def _operands(self, a: Rows, b: Rows, a2: Rows | None, b2: Rows | None, shape: Shape) -> tuple:
         """Both sides of both encoders; where there is one encoder, it stands for the other too."""
-        widths = self._widths(shape)
+        widths = self._widths(shape, a, a2)
 
         def pair(rows: Rows, size: int, depth: int) -> tuple[Any, Any]:
             if not shape.tma:
@@ -231,14 +238,13 @@ class Plan:
             return (*found, *found)
         return (*found, *pair(a2, shape.rows, widths["BK2"]), *pair(b2, shape.columns, widths["BK2"]))
 
-    def _widths(self, shape: Shape) -> dict[str, int]:
-        second = self.left2.width if self.left2 is not None else self.left.width
-        depth = shape.depth
+    def _widths(self, shape: Shape, a: Rows, a2: Rows | None) -> dict[str, int]:
+        second, depth = (a2 or a).width, min(shape.depth, a.width)
         return {
-            "WIDTH": self.left.width,
+            "WIDTH": a.width,
             "BK": depth,
             "WIDTH2": second,
-            "BK2": second if depth == self.left.width else min(depth, second),
+            "BK2": second if depth == a.width else min(depth, second),
         }
 
     def _numbers(self) -> tuple[float, float, float, float]:

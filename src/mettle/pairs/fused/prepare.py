@@ -47,10 +47,10 @@ def width(d: int) -> int:
     return max(16, power(d)) if d <= 256 else parts(d, 128) * 128
 
 
-def span(wide: int) -> tuple[int, int]:
-    """Columns, a power of two, and rows of a block that the small kernels hold."""
+def span(wide: int) -> tuple[int, int, int]:
+    """Columns, a power of two, and rows of a block that the small kernels hold, and the warps to hold it."""
     block = power(wide)
-    return block, min(32, max(1, HELD // block))
+    return block, min(32, max(1, HELD // block)), 4 if block <= 512 else 8
 
 
 def prepared(
@@ -93,7 +93,7 @@ def prepared(
         order, lo, hi = torch.empty(3, padded, dtype=torch.int32, device=z.device).unbind()
         if not ranked:
             _sorted(labels, other, order[:n], lo[:n], hi[:n])
-    block, rows = span(wide)
+    block, rows, warps = span(wide)
     (script or Script()).launch(
         f"prepare {name}",
         prepare_kernel,
@@ -101,7 +101,15 @@ def prepared(
         lambda: (
             (parts(padded, rows),),
             (n, len(columns), padded, d, z.stride(0)),
-            {"WIDTH": wide, "BLOCK": block, "ROWS": rows, "RANK": ranked, "UNIT": unit, "MODE": mode, "num_warps": 4},
+            {
+                "WIDTH": wide,
+                "BLOCK": block,
+                "ROWS": rows,
+                "RANK": ranked,
+                "UNIT": unit,
+                "MODE": mode,
+                "num_warps": warps,
+            },
         ),
     )
     return Rows(n, d, full, high, low, order, lo, hi, inverse)
@@ -129,7 +137,7 @@ def projected(
 ) -> Tensor:
     """Gradient of the embeddings as they came, from that of the prepared rows (times factor · 1 / anchors)."""
     out = torch.empty(rows.n, rows.d, dtype=like.dtype, device=like.device)
-    block, size = span(rows.width)
+    block, size, warps = span(rows.width)
     (script or Script()).launch(
         f"project {name}",
         project_kernel,
@@ -139,7 +147,7 @@ def projected(
             (rows.n, rows.d),
             {
                 "WIDTH": rows.width, "BLOCK": block, "ROWS": size, "UNIT": unit, "MEAN": factor is not None,
-                "num_warps": 4,
+                "num_warps": warps,
             },
         ),
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """Tile sizes by operand precision and width: measured choices, one line each, no tuning at run time."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 
 def parts(whole: int, size: int) -> int:
@@ -24,7 +25,11 @@ class Shape:
     stages: int
     tma: bool = False  # blocks arrive through tensor descriptors
     half: bool = False  # forward: each pair once, for both of its ends, by atomic additions
-    flat: bool = False  # forward: tiles and depth as one pipelined loop
+
+    @property
+    def row_warps(self) -> int:
+        """Among how many warps the rows of a product are dealt out, 16 at a time."""
+        return min(self.warps, self.rows // 16)
 
 
 @dataclass(frozen=True)
@@ -37,15 +42,15 @@ class Choice:
 
 
 _HALF = {
-    64: Choice(Shape(128, 64, 64, 4, 3, half=True), Shape(64, 128, 64, 4, 3)),
+    64: Choice(Shape(128, 128, 64, 4, 3, half=True), Shape(64, 128, 64, 4, 3)),
     128: Choice(Shape(128, 64, 128, 4, 3, half=True), Shape(64, 128, 128, 4, 2)),
-    256: Choice(Shape(128, 128, 256, 8, 2, half=True), Shape(64, 64, 256, 4, 2, tma=True)),
-    512: Choice(Shape(128, 128, 64, 8, 3, half=True), Shape(128, 128, 64, 8, 3), written=True),
+    256: Choice(Shape(128, 128, 64, 4, 3, half=True), Shape(64, 64, 256, 4, 2, tma=True)),
+    512: Choice(Shape(128, 128, 64, 4, 3, half=True), Shape(128, 128, 64, 4, 3), written=True),
 }
 _SPLIT = {
     64: Choice(Shape(64, 64, 64, 4, 2, half=True), Shape(64, 64, 64, 4, 2)),
     128: Choice(Shape(64, 64, 128, 4, 2, half=True), Shape(64, 64, 128, 4, 2)),
-    256: Choice(Shape(128, 128, 64, 8, 2, half=True), Shape(128, 64, 256, 8, 1)),
+    256: Choice(Shape(128, 128, 64, 8, 3, half=True), Shape(128, 64, 256, 8, 1)),
     512: Choice(Shape(128, 128, 64, 8, 3, half=True), Shape(128, 128, 64, 8, 3), written=True),
 }
 
@@ -53,15 +58,23 @@ _SPLIT = {
 PEAK = Shape(128, 64, 0, 8, 3)  # batch-hard mining, for any width that rows are held in
 
 
-def choice(mode: str, width: int, *, other: int = 0) -> Choice:
-    """For embeddings of this padded width; ``other`` is the width of a second encoder's, 0 where there is none."""
+@cache
+def choice(mode: str, width: int, *, other: int = 0, heavy: bool = False) -> Choice:
+    """For embeddings of this padded width.
+
+    ``other`` is the width of a second encoder's, 0 where there is none. ``heavy``: a pair takes more than its
+    similarity and one exponential, so its numbers need more registers.
+    """
     if mode == "exact":
         depth = width if width <= 256 else 128
         shape = Shape(16, 16, depth, 4, 1, half=True)
         return Choice(shape, shape, written=width > 256)
     table = _HALF if mode == "half" else _SPLIT
     found = table[next(size for size in sorted(table) if size >= min(width, 512))]
-    return _fitted(found, mode, width) if not other else _paired(mode, width, other)
+    if other:
+        return _paired(mode, width, other)
+    found = _fitted(found, mode, width)
+    return replace(found, forward=_roomy(found.forward), backward=_roomy(found.backward)) if heavy else found
 
 
 def _fitted(found: Choice, mode: str, width: int) -> Choice:
@@ -77,13 +90,20 @@ def _fitted(found: Choice, mode: str, width: int) -> Choice:
     return Choice(forward, backward, found.written)
 
 
+def _roomy(shape: Shape) -> Shape:
+    """At most 64 entries of a tile for a thread; 32 where these were 64 already."""
+    if shape.rows * shape.columns < 128 * 128:
+        return shape
+    return replace(shape, warps=8) if shape.warps == 4 else replace(shape, columns=64)
+
+
 def _paired(mode: str, width: int, other: int) -> Choice:
     """Two encoders: two products per tile, so smaller tiles."""
     wide = max(width, other)
     if wide <= 128:
-        columns = 64 if mode == "half" else 32
-        backward = Shape(64, 64, width, 4, 2) if mode == "half" else Shape(128, 32, width, 8, 3)
-        return Choice(Shape(128, columns, width, 8, 3, half=True), backward)
+        if mode == "half":
+            return Choice(Shape(128, 64, width, 4, 1, half=True), Shape(64, 64, width, 4, 2))
+        return Choice(Shape(64, 64, width, 4, 1, half=True), Shape(128, 32, width, 8, 3))
     depth = min(64, width, other)
     shape = Shape(128, 64, depth, 8, 3) if mode == "half" else Shape(64, 64, depth, 4, 2)
     return Choice(shape, shape, written=True)
