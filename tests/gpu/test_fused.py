@@ -97,13 +97,15 @@ def conditioned(loss, z, y, exact):
     """
     if not getattr(loss, "prior", 0):
         return 1.0
-    generator = torch.Generator("cuda").manual_seed(0)
-    noise = torch.randn(z.shape, generator=generator, device="cuda", dtype=torch.float64)
-    moved = (z.double() * (1 + 6e-8 * noise)).requires_grad_()
     if isinstance(loss.difficulty, Relative):
         return 1.0
-    (g,) = torch.autograd.grad(loss(moved, y, engine="dense"), moved)
-    return max(1.0, float((g - exact).norm() / exact.norm()) / 6e-8)
+    generator, worst = torch.Generator("cuda").manual_seed(0), 1.0
+    for _ in range(5):  # which anchors come near the clamp is a matter of luck
+        noise = torch.randn(z.shape, generator=generator, device="cuda", dtype=torch.float64)
+        moved = (z.double() * (1 + 6e-8 * noise)).requires_grad_()
+        (g,) = torch.autograd.grad(loss(moved, y, engine="dense"), moved)
+        worst = max(worst, float((g - exact).norm() / exact.norm()) / 6e-8)
+    return worst
 
 
 def fresh():
@@ -249,7 +251,7 @@ def test_batch_hard(loss, n, d):
     exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
     wanted, rows = replace(loss).output(exact, y, engine="dense"), hardest_rows(loss, leaf, y)
     a, b = loss.finish(rows).mean(), wanted.values.mean()
-    assert float((a - b).abs() / b) < 1e-6
+    assert float(((a - b).abs() / b).detach()) < 1e-6
     (a,), (b,) = torch.autograd.grad(a, leaf), torch.autograd.grad(b, exact)
     assert float((a - b).norm() / b.norm()) < 2e-2  # a near-tie may mine the other pair
 
@@ -272,18 +274,21 @@ def test_counts_of_scores():
 
 @pytest.mark.parametrize(("mode", "within"), [("split", 1e-4), ("half", 6e-3)])
 @pytest.mark.parametrize("c", [1000, 70_001])
-def test_log_sum_exp_over_classes(mode, within, c):
-    from mettle.pairs.fused.classes import margin_softmax_lse
+def test_own_class_and_the_others(mode, within, c):
+    from mettle.pairs.fused.classes import fused_class_rows
 
-    z = torch.nn.functional.normalize(torch.randn(300, 128, device="cuda"))
-    w, y = torch.randn(c, 128, device="cuda"), torch.randint(0, c, (300,), device="cuda")
+    z, w, y = torch.randn(300, 128, device="cuda"), torch.randn(c, 128, device="cuda"), torch.randint(0, c, (300,))
+    y = y.cuda()
     exact, leaves = [x.double().requires_grad_() for x in (z, w)], [x.clone().requires_grad_() for x in (z, w)]
-    logits = 64 * exact[0] @ torch.nn.functional.normalize(exact[1]).T
-    wanted = logits.scatter(1, y[:, None], -torch.inf).logsumexp(1)
-    found = margin_softmax_lse(*leaves, y, 64.0, mode=mode)
-    assert float((found - wanted).abs().max()) < 64 * within
-    for a, b in zip(torch.autograd.grad(found.mean(), leaves), torch.autograd.grad(wanted.mean(), exact), strict=True):
-        assert float((a - b).norm() / b.norm()) < within
+    cosines = torch.nn.functional.normalize(exact[0]) @ torch.nn.functional.normalize(exact[1]).T
+    target = cosines.gather(1, y[:, None])[:, 0]
+    wanted = target, (64 * cosines).scatter(1, y[:, None], -torch.inf).logsumexp(1)
+    found = fused_class_rows(*leaves, y, 64.0, unit=True, mode=mode)
+    assert float((found[0] - wanted[0]).detach().abs().max()) < 1e-6
+    assert float((found[1] - wanted[1]).detach().abs().max()) < 64 * within
+    a, b = (torch.autograd.grad((x[1] - 30 * x[0]).mean(), of) for x, of in ((found, leaves), (wanted, exact)))
+    for x, y in zip(a, b, strict=True):
+        assert float((x - y).norm() / y.norm()) < within
 
 
 @pytest.mark.parametrize("d", [128, 512])

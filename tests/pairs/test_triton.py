@@ -33,7 +33,7 @@ from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair
 from mettle.pairs import pair_loss
 from mettle.pairs.fused import fused_form
 from mettle.pairs.fused.call import fused
-from mettle.pairs.fused.classes import margin_softmax_lse
+from mettle.pairs.fused.classes import fused_class_rows
 from mettle.pairs.fused.counts import score_counts, topk
 from mettle.pairs.fused.door import attempt, call
 from mettle.pairs.fused.form import precision
@@ -339,36 +339,56 @@ def test_running_neighbours_are_the_neighbours(monkeypatch):
 
 
 @pytest.mark.parametrize("scale", [16.0, 64.0, 100.0])
-@pytest.mark.parametrize("some", [False, True])
-def test_log_sum_exp_over_chunks_of_classes(monkeypatch, scale, some):
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16])
+def test_own_class_and_the_others_over_chunks_of_classes(monkeypatch, scale, unit, kind):
     monkeypatch.setattr("mettle.pairs.fused.classes.FORWARD", 40)
     monkeypatch.setattr("mettle.pairs.fused.classes.WRITTEN", 0)
     monkeypatch.setattr("mettle.pairs.fused.classes.LEAST", 24)
     generator = torch.Generator().manual_seed(0)
-    z = torch.nn.functional.normalize(torch.randn(21, 20, generator=generator))
-    w, y = 3 * torch.randn(75, 20, generator=generator), torch.randint(0, 75, (21,), generator=generator)
-    known = torch.arange(75)
-    if some:
-        known = torch.randperm(75, generator=generator)[:50].sort().values
-        w = w[known]
+    z, y = torch.randn(21, 20, generator=generator), torch.randint(0, 75, (21,), generator=generator)
+    y[3] = y[4]  # two samples of one class
+    w = (3 * torch.randn(75, 20, generator=generator)).to(kind)
+    z = z if unit else torch.nn.functional.normalize(z)
     exact, leaves = [x.double().requires_grad_() for x in (z, w)], [x.clone().requires_grad_() for x in (z, w)]
-    logits = scale * exact[0] @ torch.nn.functional.normalize(exact[1]).T
-    wanted = logits.masked_fill(known[None] == y[:, None], -torch.inf).logsumexp(1)
-    found = margin_softmax_lse(*leaves, y, scale, known if some else None)
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=2e-5)
-    by = torch.randn(21, generator=generator)
+    cosines = (torch.nn.functional.normalize(exact[0]) if unit else exact[0]) @ torch.nn.functional.normalize(
+        exact[1]
+    ).T
+    target = cosines.gather(1, y[:, None])[:, 0]
+    wanted = target, (scale * cosines).scatter(1, y[:, None], -torch.inf).logsumexp(1)
+    found = fused_class_rows(*leaves, y, scale, unit=unit)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-6, atol=2e-5)
+    by = torch.randn(2, 21, generator=generator)
     for a, b in zip(
-        torch.autograd.grad((found * by).sum(), leaves), torch.autograd.grad((wanted * by).sum(), exact), strict=True
+        torch.autograd.grad((torch.stack(found) * by).sum(), leaves),
+        torch.autograd.grad((torch.stack(wanted) * by).sum(), exact),
+        strict=True,
     ):
-        assert gap(a, b) < 5e-6
+        assert gap(a, b) < (5e-6 if a.dtype == torch.float32 else 1e-3)
+
+
+def test_a_single_class_has_no_others():
+    z, w = torch.randn(5, 4, requires_grad=True), torch.randn(1, 4, requires_grad=True)
+    target, far = fused_class_rows(z, w, torch.zeros(5, dtype=torch.long), 8.0, unit=True)
+    assert torch.isfinite(target).all() and (far == -torch.inf).all()
+    for g in torch.autograd.grad(target.sum() + far.masked_fill(far == -torch.inf, 0).sum(), [z, w]):
+        assert torch.isfinite(g).all()
+
+
+def test_class_vectors_changed_in_place_are_noticed():
+    z, w = torch.randn(5, 4, requires_grad=True), torch.randn(6, 4, requires_grad=True)
+    _, far = fused_class_rows(z, w, torch.arange(5), 8.0)
+    with torch.no_grad():
+        w.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        far.sum().backward()
 
 
 def test_class_vectors_that_do_not_fit_are_refused():
     z, w, y = torch.randn(3, 4), torch.randn(5, 6), torch.zeros(3, dtype=torch.long)
     with pytest.raises(InputError, match="class vectors must be"):
-        margin_softmax_lse(z, w, y, 16.0)
-    with pytest.raises(InputError, match="classes must name every row"):
-        margin_softmax_lse(z, w[:, :4], y, 16.0, classes=torch.arange(3))
+        fused_class_rows(z, w, y, 16.0)
 
 
 @pytest.mark.parametrize("each", [3, 40])
@@ -406,7 +426,6 @@ def test_two_devices_are_refused():
 @pytest.mark.parametrize("scale", [8.0, 200.0])
 def test_own_class_and_the_others_in_one_backward(scale):
     from mettle.pairs.classes import class_rows
-    from mettle.pairs.fused.classes import fused_class_rows
 
     torch.manual_seed(0)
     z = torch.nn.functional.normalize(torch.randn(21, 20)).requires_grad_()

@@ -253,9 +253,9 @@ def far_scores(
 
     Wide embeddings leave h·z to the library product.
     """
-    beside = tl.program_id(0) * BN
+    local = tl.program_id(0) * BM  # rows first: programs that run together share their columns
+    beside = tl.program_id(1) * BN
     column = across + beside
-    local = tl.program_id(1) * BM
     row = start + local
     rows = row + tl.arange(0, BM)
     columns = column + tl.arange(0, BN)

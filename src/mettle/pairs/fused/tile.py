@@ -177,7 +177,7 @@ def added(
         elif FAR == "relative":
             return e + e * inverse(doubt(s, b, shift, k)), e
         elif FAR == "raw":
-            return e + e * inverse(doubt(s, b, 1.0, k)), e
+            return e * (1.0 + inverse(doubt(s, b, 1.0, k))), e
         else:
             return e, e
 

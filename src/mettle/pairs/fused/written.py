@@ -35,7 +35,7 @@ def written(
                 far_scores,
                 (*operands, a.lo, a.hi, *tables, h, low),
                 lambda i=i, j=j, tall=tall, wide=wide: (
-                    (wide // shape.columns, tall // shape.rows),
+                    (tall // shape.rows, wide // shape.columns),
                     (i, j, wide, a.n, b.n, padded, other, *numbers),
                     flags,
                 ),
