@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from mettle.data import read
 from mettle.data.check import check, screen
 from mettle.data.images import ImageArray, ImageFiles, Rows, hold
 from mettle.data.problems import Problem
@@ -33,7 +34,8 @@ def png_set(folder, n=8, **columns):
 
 
 def kinds(findings, severity=None):
-    return sorted({p.kind for p in findings.problems if severity in (None, p.severity)})
+    """Kinds of problems, but for "few": the sets of these tests have few labels."""
+    return sorted({p.kind for p in findings.problems if severity in (None, p.severity)} - {"few"})
 
 
 def test_a_sound_set_has_no_problems_and_right_counts(tmp_path):
@@ -109,7 +111,8 @@ def test_d4_classes_of_one_and_none_are_warned_about(tmp_path):
     inputs = ImageArray(pictures(3))
     samples = Samples.of(inputs, Column(np.array([0, 0, 2]), ("many", "none", "one")))
     findings = check(samples)
-    assert [(p.kind, p.severity) for p in findings.problems] == [("empty", "warning"), ("single", "warning")]
+    assert [(p.kind, p.severity) for p in findings.problems[:2]] == [("empty", "warning"), ("single", "warning")]
+    assert kinds(findings) == ["empty", "single"]
     assert "'none' has no sample" in findings.problems[0].text
     assert findings.problems[1].id == 2
     assert kinds(check(samples.take(np.array([0, 1])))) == []  # a part lacks labels by right
@@ -135,7 +138,7 @@ def test_d4_the_same_content_under_two_labels_is_an_error(tmp_path):
 def test_d4_copies_under_one_label_are_warnings(tmp_path):
     one, two = (corpus.encoded(p, "PNG") for p in pictures(2))
     findings = check(on_disk(tmp_path, [("a/1.png", one), ("a/2.png", one), ("a/3.png", two)]))
-    assert [(p.kind, p.severity) for p in findings.problems] == [("copy", "warning")]
+    assert kinds(findings, "warning") == ["copy"] and kinds(findings, "error") == []
 
 
 def test_d5_identical_pictures_in_two_splits_are_leakage(tmp_path):
@@ -201,7 +204,7 @@ def test_d6_case_collisions_and_repeated_paths(tmp_path):
     labels = Samples.of(ImageArray(pictures(4)), ["Cat", "Cat", "cat", "cat"])
     assert kinds(check(labels), "warning") == ["case"]
     twice = Samples.of(ImageFiles(["a/x.png", "a/x.png"], root=tmp_path), ["a", "a"])
-    assert [p.text for p in check(twice).problems] == ["'a/x.png' is listed twice"]
+    assert [p.text for p in check(twice).problems if p.kind == "copy"] == ["'a/x.png' is listed twice"]
     torn = Samples.of(ImageFiles(["a/x.png", "a/x.png", "a/X.png"], root=tmp_path), ["a", "b", "b"])
     assert "'a/x.png' is listed twice, under the labels 'a' and 'b'" in check(torn).errors[0].text
 
@@ -218,7 +221,7 @@ def test_pictures_of_several_sizes_are_warned_about(tmp_path):
 def test_rows_are_searched_for_odd_numbers_and_constant_columns():
     rows = np.random.default_rng(0).normal(size=(300, 3))
     rows[:, 1] = 5
-    samples = Samples.of(Rows(rows, ["u", "v", "w"]), np.arange(300) % 2)
+    samples = Samples.of(Rows(rows, ["u", "v", "w"]), np.arange(300) % 4)
     assert [p.text for p in check(samples).problems] == ["column 'v' is 5 in every row"]
     rows[7, 2], rows[9, 0] = np.inf, np.nan
     samples = Samples.of(Rows(rows, ["u", "v", "w"]), np.arange(300) % 2)
@@ -260,3 +263,70 @@ def test_d4_d5_conflicts_and_leaks_are_found_exactly(facts):
     want = {"conflict"} if any(a[1] != b[1] for a, b in pairs) else set()
     want |= {"leakage"} if any(a[2] != b[2] for a, b in pairs) else set()
     assert {problem.kind for problem in check(samples).errors} == want
+
+
+def test_every_copy_is_named(tmp_path):
+    one, two = (corpus.encoded(p, "PNG") for p in pictures(2))
+    files = [(f"a/{i}.png", one) for i in range(4)] + [("b/9.png", two), ("c/9.png", two), ("d/9.png", two)]
+    texts = {p.kind: p.text for p in check(on_disk(tmp_path, files)).problems}
+    assert texts["copy"] == "'a/0.png', 'a/1.png', 'a/2.png' and 'a/3.png' have the same content"
+    same = "'b/9.png', 'c/9.png' and 'd/9.png' have the same content"
+    assert texts["conflict"] == f"{same}, under the labels 'b', 'c' and 'd'"
+    split = ["train", "val", "test", "test", "train", "train", "train"]
+    texts = {p.kind: p.text for p in check(on_disk(tmp_path, files, split=split)).problems}
+    assert texts["leakage"].endswith("'a/3.png' have the same content, in train, val and test")
+
+
+def test_very_many_copies_are_counted(tmp_path):
+    one = corpus.encoded(corpus.BASE, "PNG")
+    findings = check(on_disk(tmp_path, [(f"a/{i:02}.png", one) for i in range(30)]))
+    (text,) = (p.text for p in findings.problems if p.kind == "copy")
+    assert "'a/07.png' and 22 more have the same content" in text
+
+
+def test_problems_that_are_not_listed_are_counted(tmp_path):
+    files = [(f"a/{i:02}.png", b"") for i in range(50)]
+    findings = check(on_disk(tmp_path, files, size=(8, 8)), policy="trust", limit=20)
+    assert len(findings.errors) == 21 and findings.count("error") == 50
+    with pytest.raises(DataError, match=r"and 49 more"):
+        findings.gate()
+
+
+def folder_of(tmp_path, *places):
+    for i, (place, one) in enumerate(zip(places, pictures(len(places)), strict=True)):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / place / f"{i}.png").write_bytes(corpus.encoded(one, "PNG"))
+    return check(read(tmp_path))
+
+
+def test_domains_that_are_really_labels_are_warned_about(tmp_path):
+    species = [
+        f"{part}/species {k}" for part, ks in (("old", range(4)), ("new", range(4, 8))) for k in ks for _ in "ab"
+    ]
+    texts = {p.kind: p.text for p in folder_of(tmp_path, *species).problems}
+    assert "8 domains occurs under one label only, as 'species 0' under 'old'" in texts["layout"]
+    assert "only 2 labels ('new' and 'old')" in texts["few"] and "at least 4" in texts["few"]
+
+
+def test_one_wrapping_folder_is_warned_about(tmp_path):
+    texts = {p.kind: p.text for p in folder_of(tmp_path, *(f"all/{k}" for k in range(5) for _ in "ab")).problems}
+    assert "each of the 5 domains" in texts["layout"] and "only 1 label ('all')" in texts["few"]
+
+
+def test_a_gallery_and_queries_are_warned_about(tmp_path):
+    places = [f"{part}/{k}" for part in ("gallery", "query") for k in range(5)]
+    assert "only 2 labels" in {p.kind: p.text for p in folder_of(tmp_path, *places).problems}["few"]
+
+
+def test_sound_layouts_are_not_warned_about(tmp_path):
+    places = [f"{label}/{domain}" for label in "abcd" for domain in ("lab", "van")]
+    assert folder_of(tmp_path / "domains", *places).problems == ()
+    labels = [f"{label}" for label in "abcd" for _ in "xy"]
+    assert folder_of(tmp_path / "plain", *labels).problems == ()
+    closed = [f"{part}/{label}" for part in ("train", "test") for label in "ab" for _ in "xy"]
+    assert folder_of(tmp_path / "closed", *closed).problems == ()
+
+
+def test_notes_of_the_reader_are_told(tmp_path):
+    (tmp_path / "m.csv").write_text("g,v,label\n1,2,a\n1,3,b\n")
+    assert "'g'" in check(read(tmp_path / "m.csv")).notes[0]

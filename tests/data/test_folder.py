@@ -1,11 +1,13 @@
 import os
 import sys
+from dataclasses import replace
 
 import corpus
 import numpy as np
 import pytest
 
 from mettle.data.folder import read_folder
+from mettle.data.images import hold
 from mettle.data.samples import SPLITS
 from mettle.errors import DataError
 
@@ -164,3 +166,35 @@ def test_trust_does_not_look(tmp_path):
     samples = read_folder(tmp_path, policy="trust", size=(4, 4))
     with pytest.raises(DataError, match="empty"):
         samples.read(np.array([0]))
+
+
+def test_other_names_of_splits(tmp_path):
+    tree(tmp_path, "training/cat/1.png", "testing/dog/1.png", "Dev/cow/1.png")
+    samples = read_folder(tmp_path)
+    assert samples.label.names == ("cat", "cow", "dog")
+    assert samples.domain is None
+    assert {name: len(samples.part(name)) for name in ("train", "val", "test")} == {"train": 1, "val": 1, "test": 1}
+
+
+def test_pictures_without_labels(tmp_path):
+    tree(tmp_path, "0.png", "1.jpg", "notes.txt")
+    with pytest.raises(DataError, match=r"'0\.png' has no label.*embedded"):
+        read_folder(tmp_path)
+    samples = read_folder(tmp_path, labelled=False)
+    assert samples.label.values().tolist() == ["", ""]
+    assert [samples.name(i) for i in range(2)] == ["0.png", "1.jpg"]
+
+
+def test_some_pictures_without_labels(tmp_path):
+    tree(tmp_path, "train/a/1.png", "train/0.png", "test/b/x/1.png")
+    samples = read_folder(tmp_path, labelled=False)
+    found = {samples.name(i): (samples.label.values()[i], samples.split[i]) for i in range(len(samples))}
+    assert found == {"test/b/x/1.png": ("b", 2), "train/0.png": ("", 0), "train/a/1.png": ("a", 0)}
+
+
+def test_files_are_remembered_by_parts_and_in_memory(tmp_path):
+    tree(tmp_path, "a/1.png", "b/2.png", "c/3.png")
+    samples = read_folder(tmp_path)
+    held = replace(samples, inputs=hold(samples.inputs)).take(np.array([2, 0]))
+    assert [held.name(i) for i in range(2)] == ["c/3.png", "a/1.png"]
+    assert held.paths().tolist() == [str(tmp_path / "c/3.png"), str(tmp_path / "a/1.png")]

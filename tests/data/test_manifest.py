@@ -258,3 +258,111 @@ def test_numbers_survive_the_trip(rows):
         samples = read_manifest(path)
     assert np.array_equal(samples.inputs.read(np.arange(len(rows)))[:, 0], np.float32([v for v, _ in rows]))
     assert [int(name) for name in samples.label.values()] == [y for _, y in rows]
+
+
+@pytest.mark.parametrize("name", ["file", "filename", "image", "image_path", "img", "Image", "file_path", "photo"])
+def test_the_usual_names_of_a_picture_column(name, write):
+    samples = read_manifest(write(f"{name},label\na.png,ann\nc d.png,bob\n"))
+    assert samples.inputs.kind == "image" and samples.inputs.paths == ("a.png", "c d.png")
+    assert name not in samples.groups
+
+
+def test_path_goes_before_other_names_and_numbers_are_no_pictures(write):
+    samples = read_manifest(write("file,path,label\na.png,b.png,ann\nb.png,b.png,bob\n"))
+    assert samples.inputs.paths == ("b.png", "b.png") and list(samples.groups) == ["file"]
+    assert read_manifest(write("image,v,label\n3,1,ann\n4,2,bob\n")).inputs.names == ("image", "v")
+
+
+def test_a_column_of_picture_files_is_no_feature(write):
+    path = write("scan,age,label\na.png,3,ann\nb.png,4,bob\n")
+    with pytest.raises(DataError, match=r"'scan' holds names of picture files.*rename it to path.*image='scan'"):
+        read_manifest(path)
+    assert read_manifest(path, image="scan").inputs.paths == ("a.png", "b.png")
+    assert read_manifest(path, features=["age"]).inputs.names == ("age",)
+    assert read_manifest(path, image="").inputs.names == ("scan=a.png", "scan=b.png", "age")
+    with pytest.raises(DataError, match="image: no column 'scam'.*did you mean 'scan'"):
+        read_manifest(path, image="scam")
+
+
+def test_chosen_features_of_a_table_that_names_pictures_too(write):
+    path = write("image,age,label\na.png,3,ann\nb.png,4,bob\n")
+    assert read_manifest(path, features=["age"]).inputs.names == ("age",)
+
+
+def test_an_error_names_the_picture_column_as_the_table_does(write):
+    with pytest.raises(DataError, match="line 3, column 'file': no file 'gone.png'"):
+        read_manifest(write("file,label\na.png,x\ngone.png,y\n"))
+
+
+@pytest.mark.parametrize(("mark", "name"), [(";", "m.csv"), ("\t", "m.csv"), ("\t", "m.tsv")])
+def test_tables_parted_by_semicolons_and_tabs(mark, name, write):
+    lines = [["path", "label", "domain"], ["a.png", "ann, the first", "lab"], ["b.png", "bob", "van"]]
+    samples = read_manifest(write("\n".join(mark.join(line) for line in lines), name))
+    assert samples.label.names == ("ann, the first", "bob")
+    assert samples.domain.values().tolist() == ["lab", "van"]
+
+
+def test_a_tsv_may_be_packed_and_has_no_other_marks(write):
+    path = write(gzip.compress(b"path\tlabel,\na.png\tx;y,z,\n"), "m.tsv.gz")
+    assert read_manifest(path, label="label,").label.names == ("x;y,z,",)
+
+
+def test_the_line_is_right_after_blank_lines_and_a_quoted_mark(write):
+    with pytest.raises(DataError, match="line 5: 1 fields, but the header has 2"):
+        read_manifest(write('\n"la;bel,";v\n\nx;1\ny\n'), label="la;bel,")
+
+
+def test_a_decimal_comma_is_named_and_never_a_category(write):
+    with pytest.raises(DataError, match=r"line 2, column 'v': '1,5' has a decimal comma; write 1\.5"):
+        read_manifest(write("v;label\n1,5;a\n2,25;b\n"))
+
+
+def test_a_label_in_another_case_is_asked_about(write):
+    with pytest.raises(DataError, match=r"no column label in .*data\.label.*--label.*label=.*did you mean 'Label'\?"):
+        read_manifest(write("path,Label\na.png,x\n"))
+
+
+def test_columns_that_are_left_out_are_said(write):
+    path = write("path,label,age,device\na.png,x,30,lab\nb.png,y,40,van\n")
+    samples = read_manifest(path)
+    assert list(samples.groups) == ["device"]
+    (note,) = samples.notes
+    assert "'age' (numbers)" in note and "data.groups" in note and "device" not in note
+    assert read_manifest(path, groups=["age", "device"]).notes == ()
+    assert samples.part("train").notes == samples.notes
+
+
+def test_a_group_called_g_is_said(write):
+    (note,) = read_manifest(write(TABLE)).notes
+    assert "'g' is taken as a group" in note
+    assert read_manifest(write(TABLE), groups=[]).inputs.names == ("age", "job=cook", "job=nurse", "g")
+    assert read_manifest(write(TABLE), features=["age", "g"]).groups == {}
+
+
+def test_advice_names_what_can_be_done(write):
+    with pytest.raises(DataError, match=r"data.missing='mean'"):
+        read_manifest(write("v,label\n1,a\n,b\n"))
+    with pytest.raises(DataError, match=r"data.categories=\['v'\]"):
+        read_manifest(write("v,label\n" + "1,a\n" * 30 + "x,b\n"))
+
+
+def test_rows_without_labels(write):
+    samples = read_manifest(write("path\na.png\nb.png\n"), labelled=False)
+    assert samples.label.values().tolist() == ["", ""]
+    samples = read_manifest(write("path,label\na.png,ann\nb.png,\n"), labelled=False)
+    assert samples.label.values().tolist() == ["ann", ""]
+    assert len(read_manifest(write("path\na.png\n"), labelled=False, label="identity")) == 1
+    with pytest.raises(DataError, match="column 'label': empty"):
+        read_manifest(write("path,label\na.png,ann\nb.png,\n"))
+
+
+@pytest.mark.parametrize(("word", "code"), [("training", 0), ("dev", 1), ("testing", 2), ("Validation", 1)])
+def test_other_words_for_splits(word, code, write):
+    assert read_manifest(write(f"path,label,split\na.png,x,{word}\n")).split.tolist() == [code]
+
+
+def test_a_missing_column_of_a_wide_table_is_still_one_short_line(write):
+    head = ",".join(f"value of sensor {i}" for i in range(400))
+    with pytest.raises(DataError, match="no column label in .*it has 400 columns") as caught:
+        read_manifest(write(f"{head}\n{','.join('1' * 400)}\n"))
+    assert len(str(caught.value)) < 500

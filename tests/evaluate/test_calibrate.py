@@ -85,7 +85,7 @@ def test_realised_rates_follow_the_beta_law_and_conservative_keeps_its_promise()
 
 def test_a_threshold_that_is_no_number_is_refused():
     v = verification(*people(4))
-    with pytest.raises(InputError, match="NaN"):
+    with pytest.raises(InputError, match="nan"):
         v.rates(float("nan"))
     assert v.rates(np.inf) == (0, 1)
     assert v.rates(-np.inf) == (1, 0)

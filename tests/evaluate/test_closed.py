@@ -24,7 +24,7 @@ def table(n=600, classes=3, seed=0, *, val=True, spurious=0.8):
     place = np.where(rng.random(n) < spurious, y % 2, rng.integers(0, 2, n))
     x = rng.normal(size=(classes, 6))[y] + 1.5 * rng.normal(size=(2, 6))[place] + rng.normal(size=(n, 6))
     split = rng.choice([0, 1, 2] if val else [0, 2], n)
-    names = np.array(["gull", "duck", "owl", "wren", "tern"])[y]
+    names = np.array(["gull", "duck", "owl", "wren", "tern", "swan", "kite", "rook"])[y]
     groups = {"place": np.array(["land", "water"])[place]}
     return Samples.of(Rows(x.astype(np.float32)), names, ids=np.arange(n) + 2**40, groups=groups, split=split)
 
@@ -103,7 +103,7 @@ def test_without_a_validation_split_a_tenth_of_training_chooses():
 
 
 def test_two_encoders_are_compared_on_the_attribute():
-    samples = table()
+    samples = table(classes=8)
     found = closed.probes(setup(), samples, {"E_d": network(0), "E_b": network(1, width=1)})["attribute"]
     d, b = (found["encoders"][name]["linear"]["accuracy"] for name in ("E_d", "E_b"))
     assert found["gap"]["value"] == pytest.approx(d - b)
@@ -217,4 +217,4 @@ def test_other_data_without_the_column_are_measured_all_the_same(finished):
     found = evaluate_run(finished.run, bare, own_data=False, write=False)
     assert "no column 'place'" in found.metrics["probe"]["labels"]["status"]
     with pytest.raises(DataError, match="no column 'place'"):
-        evaluate_run(finished.run, bare, write=False)
+        closed.probes(finished.run.recipe.evaluate, bare, {"model": finished.model})

@@ -76,7 +76,7 @@ def test_the_worst_group_is_found_anew_in_every_replicate():
 def test_only_the_same_people_and_pairs_can_be_compared():
     a, b, y = two_models(5)
     v = verification(a, y)
-    for other in (verification(b[:-1], y[:-1]), verification(b, y + 1), verification(b, y, gallery=(b, y))):
+    for other in (verification(b[:-1], y[:-1]), verification(b, y + 1), verification(b, y, gallery=(a, y))):
         with pytest.raises(InputError, match="same labels and the same pairs"):
             compare(v, other)
     with pytest.raises(InputError, match="two verifications or two retrievals"):

@@ -36,7 +36,8 @@ def test_E5_equals_fractions_over_all_orders_on_small_tied_sets(block, fusion):
         if not np.isin(truth, labels).any():
             continue
         dtype = np.float32 if seed % 2 else np.float64
-        i = identification((gallery.astype(dtype), labels), (probes.astype(dtype), truth), fusion=fusion, chunk=3)
+        enrolled = gallery.astype(dtype), labels, None, np.arange(6)  # ids: corners of a cube repeat themselves
+        i = identification(enrolled, (probes.astype(dtype), truth, None, np.arange(6, 14)), fusion=fusion, chunk=3)
         lists = [oracle.fused([cosine(p, g) for g in gallery], labels.tolist(), fusion) for p in probes]
         mated = [(int(t), s) for t, s in zip(truth, lists, strict=True) if t in s]
         unknown = [s for t, s in zip(truth, lists, strict=True) if t not in s]
@@ -74,7 +75,7 @@ def test_order_chunks_and_templates_change_no_bit():
 
 def test_perfect_and_constant_embeddings():
     who = np.arange(6)
-    perfect = identification((np.eye(6)[:4], who[:4]), (np.eye(6), who))
+    perfect = identification((np.eye(6)[:4], who[:4], None, who[:4]), (np.eye(6), who, None, who + 6))
     assert (perfect.rank_1, perfect.tpir(0.5)) == (1, 1)
     assert perfect.threshold(0.5) == 1
     constant = identification((np.ones((4, 3)), who[:4]), (np.ones((6, 3)), who))
@@ -144,6 +145,6 @@ def test_a_probe_that_is_enrolled_is_a_leak():
         identification((np.eye(2), [0, 1], None, [10, 11]), (np.eye(2), [0, 1], None, [12, 11]))
     with pytest.raises(InputError, match="did you mean 'mean'"):
         identification((np.eye(2), [0, 1]), (np.eye(2), [0, 1]), fusion="maen")
-    i = identification((np.eye(2), [0, 1]), (np.eye(2), [0, 1]))
+    i = identification((np.eye(2), [0, 1]), (np.eye(2) + 0.1, [0, 1]))
     with pytest.raises(InputError, match="rank"):
         i.rank(3)

@@ -45,8 +45,8 @@ def pairs_of(v):
 @pytest.mark.parametrize("seed", range(6))
 def test_replicates_equal_scores_repeated_by_weight(seed):
     rng = np.random.default_rng(seed)
-    s, t = rng.integers(0, 6, size=(2, 60))
-    scores = np.round(rng.normal(size=60) + (s == t), 1)
+    s, t = rng.integers(0, 8, size=(2, 150))
+    scores = np.round(rng.normal(size=150) + (s == t), 1)
     v = from_scores(scores, s == t, np.stack([s, t], axis=1))
     drawn = resample(v.scores, replicates=25, seed=seed)
     assert drawn.exact
@@ -227,7 +227,10 @@ def test_an_interval_of_a_demonstration_set_takes_seconds():
 def test_histograms_of_subjects_from_some_partners(monkeypatch, how):
     """With every row as a partner the counts are those of all pairs; with some, intervals are about as wide."""
     x, y = clusters(0, n=3000, subjects=600)
-    among = {"across": {"domains": np.arange(3000) % 3, "trials": "across"}, "gallery": {"gallery": (x[::2], y[::2])}}
+    among = {
+        "across": {"domains": np.arange(3000) % 3, "trials": "across"},
+        "gallery": {"gallery": (x[::2] + 0.1, y[::2])},
+    }
     v = verification(x, y, mode="histogram", **among.get(how, {}))
     thresholds = grid(v.scores, 64)[0]
     full = tally(v.scores, thresholds, False)

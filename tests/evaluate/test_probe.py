@@ -26,7 +26,8 @@ def test_votes_equal_a_loop_with_ties(seed, k):
     rng = np.random.default_rng(seed)
     train, test = (rng.choice([-1, 1], size=(n, 4)) for n in (12, 6))
     labels, truth = np.append([0, 1, 2], rng.integers(0, 3, 9)), rng.integers(0, 3, 6)
-    p = probe((train.astype(float), labels), (test.astype(float), truth), k=k, temperature=0.3)
+    ids = np.arange(18)  # corners of a cube repeat themselves
+    p = probe((train * 1.0, labels, None, ids[:12]), (test * 1.0, truth, None, ids[12:]), k=k, temperature=0.3)
     for at in range(6):
         scores = [int(test[at] @ t) / 4 for t in train]
         wanted = oracle.votes(scores, labels.tolist(), int(truth[at]), k, lambda s: math.exp(s / 0.3))
@@ -71,8 +72,10 @@ def test_what_cannot_be_judged_is_refused():
         probe((train[0], np.zeros(60, int)), (test[0], np.zeros(60, int)))
     with pytest.raises(InputError, match="finite"):
         probe((np.full_like(train[0], np.inf), train[1]), test)
-    with pytest.raises(InputError, match="above 0"):
+    with pytest.raises(InputError, match="k must be a whole number from 1 up: got 0"):
         probe(train, test, k=0)
+    with pytest.raises(InputError, match="above 0"):
+        probe(train, test, temperature=0)
     with pytest.raises(DataError, match="leak: 1 samples are in train and in test"):
         probe((*train, None, np.arange(60)), (*test, None, np.append(np.arange(60, 119), 3)))
     assert "before it converged" in probe(train, test, strength=1e6, iterations=1).warnings[0]

@@ -180,9 +180,10 @@ def test_E6_the_query_is_known_by_its_id_not_by_place_or_distance():
     assert twice.precision_at_1 == pytest.approx(plain.precision_at_1)
 
 
-def test_without_ids_a_separate_gallery_is_taken_as_it_is():
+def test_copies_under_ids_of_their_own_are_taken_as_they_are():
     x, y = clusters(1)
-    assert retrieval(x, y, gallery=(x, y)).precision_at_1 == 1
+    ids = np.arange(len(y))
+    assert retrieval(x, y, ids=ids, gallery=(x, y, None, ids + len(y))).precision_at_1 == 1
 
 
 def test_E7_lone_queries_are_left_out_counted_and_optionally_missed():

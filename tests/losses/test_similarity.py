@@ -329,8 +329,8 @@ def test_bad_triplets_are_refused():
     [
         (lambda: SimilarityRegression("cosin"), "measure must be one of"),
         (lambda: SimilarityClassification(0.0), "scale must be above 0"),
-        (lambda: SimilarityClassification(math.nan), "scale must be above 0"),
-        (lambda: SimilarityClassification(1.0, math.inf), "bias must be finite"),
+        (lambda: SimilarityClassification(math.nan), "scale must be a finite number"),
+        (lambda: SimilarityClassification(1.0, math.inf), "bias must be a finite number"),
         (lambda: SimilarityClassification(measure="l3"), "measure must be one of"),
         (lambda: SimilarityRanking("hnge"), "form must be one of"),
         (lambda: SimilarityRanking(margin=-1), "margin must be at least 0"),

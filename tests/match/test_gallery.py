@@ -3,6 +3,7 @@
 import io
 import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,7 +66,9 @@ def test_somebody_enrolled_is_verified_and_identified(full):
     assert next(c.identity for c in found.candidates) == "person 07"
     assert len(found.candidates) == 3
     assert found.candidates[0].score == pytest.approx(answer.score, abs=1e-5)
-    assert found.false_matches == pytest.approx(20 * found.far)
+    assert (found.identities, found.templates) == (20, 39)
+    assert found.false_matches == pytest.approx(39 * found.far), "every template is a chance"
+    assert answer.false_accepts == pytest.approx(2 * answer.far)
 
 
 def test_somebody_unknown_gets_no_match(full):
@@ -215,23 +218,103 @@ def test_tiny_and_huge_vectors_keep_their_direction(gallery):
 
 def test_tensors_lists_and_arrays_are_all_embeddings(gallery):
     row = units(1)[0]
+    rows = units(5)
     gallery.enrol("anna", torch.from_numpy(row).requires_grad_())
-    gallery.enrol("anna", row.tolist())
-    gallery.enrol("anna", [row, row.astype(np.float64)])
-    gallery.enrol("anna", torch.from_numpy(row).to(torch.bfloat16).float())
+    gallery.enrol("anna", rows[1].tolist())
+    gallery.enrol("anna", [rows[2], rows[3].astype(np.float64)])
+    gallery.enrol("anna", torch.from_numpy(rows[4]).to(torch.bfloat16).float())
     assert gallery.verify("anna", row).templates == 5
 
 
+def test_what_somebody_has_already_is_not_enrolled_again(gallery):
+    rows = units(3)
+    assert gallery.enrol("anna", rows[:2]).skipped == 0
+    again = gallery.enrol(
+        "anna", np.concatenate([7 * rows[:2], rows, rows[2:]])
+    )  # the same at another length, and twice
+    assert (len(again.numbers), again.skipped) == (1, 5)
+    assert gallery.verify("anna", rows[0]).templates == 3
+    assert gallery.enrol("ben", rows).skipped == 0, "somebody else may look the same"
+    many = gallery.enrol_many([("anna", rows), ("carl", rows[:1]), ("carl", rows[:1])])
+    assert sum(r.skipped for r in many) == 4 and sum(len(r.numbers) for r in many) == 1
+    assert gallery.enrol("anna", rows[:2], replace=True).skipped == 0
+    assert gallery.info().templates == 2 + 3 + 1
+    assert gallery.check() == []
+
+
+def test_rounding_does_not_make_a_new_template_but_a_small_change_does(gallery):
+    row = units(1)[0]
+    gallery.enrol("anna", row)
+    assert gallery.enrol("anna", np.nextafter(row, np.float32(2))).skipped == 1
+    assert gallery.enrol("anna", row + np.float32(1e-4) * units(1, 1)[0]).skipped == 0
+
+
 def test_s5_odd_names_are_data(gallery, tmp_path):
-    names = ["../x", "a/b", "%2e%2e", "‮right to left", "tab\tand\nbreak", "漢字", "' OR 1=1 --", "<b>", "."]
+    names = ["../x", "a/b", "%2e%2e", "‮right to left", "漢字", "' OR 1=1 --", "<b>", "."]
     for name, row in zip(names, units(len(names)), strict=True):
         gallery.enrol(name, row)
         assert gallery.identify(row).match == name
     assert sorted(gallery.ids()) == sorted(names)
     assert {p.name for p in tmp_path.iterdir()} == {"people.mettle"}
-    for bad in ("", "x" * 600, "nul\0", "\ud800", 7, None):
+    for bad in ("", "x" * 600, "nul\0", "\ud800", 7, None, "tab\tand\nbreak", "\x1b[31m", "two\u2028lines", "\x85"):
         with pytest.raises(InputError):
             gallery.enrol(bad, units(1))
+        with pytest.raises(InputError):
+            gallery.enrol_many([(bad, units(1))])
+
+
+def test_a_name_is_one_person_however_its_letters_are_composed(gallery):
+    composed, parts = "Jos\u00e9", "Jose\u0301"
+    rows = units(2)
+    gallery.enrol(parts, rows[0])
+    gallery.enrol(composed, rows[1])
+    assert list(gallery.ids()) == [composed]
+    for name in (composed, parts):
+        assert gallery.verify(name, rows[0]).templates == 2
+        assert name in gallery
+    gallery.delete(parts)
+    assert len(gallery) == 0
+
+
+def test_names_that_an_older_version_took_are_still_found_added_to_and_deleted(tmp_path):
+    rows, old = units(2), ["Jose\u0301", "two\nlines"]
+    with Gallery.open(tmp_path / "old", dim=DIM) as gallery:
+        for name in old:
+            gallery._record.enrol(name, rows[:1])
+    with Gallery.open(tmp_path / "old") as gallery:
+        for name in old:
+            gallery.enrol(name, rows[1])
+            assert gallery.verify(name, rows[0]).templates == 2
+        assert sorted(gallery.ids()) == sorted(old)
+        for name in old:
+            gallery.delete(name)
+        assert len(gallery) == 0
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["mysql://x/y", "sqlite:///foo.db", "http://x/y", "file://", "file:///tmp/x", "mysql:/x/y", "S3://bucket/x", ""],
+)
+def test_addresses_of_what_is_no_gallery_make_no_folders(where, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for make in (lambda: Gallery.open(where, dim=4), lambda: Gallery.open(Path(where) if where else "", dim=4)):
+        with pytest.raises(InputError, match="folder"):
+            make()
+    with Gallery.open("people", dim=4):
+        pass
+    with pytest.raises(InputError, match="folder"):
+        Gallery.move("people", where)
+    assert [p.name for p in tmp_path.iterdir()] == ["people"]
+
+
+def test_the_address_of_a_server_is_one_in_any_letters(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(GalleryError) as told:  # nobody listens there: it was asked, and no folder was made
+        Gallery.open("POSTGRESQL://anna:hush@127.0.0.1:1/people", dim=4)
+    assert "hush" not in str(told.value)
+    with pytest.raises(InputError, match="as text"):
+        Gallery.open(Path("postgresql://127.0.0.1:1/people"), dim=4)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_new_gallery_needs_to_know_what_it_holds(tmp_path):
@@ -569,7 +652,8 @@ class TestWithModel:
                 answer = again.verify("somebody", test.read(np.array([0]))[0], far=float(far))
                 assert answer.score == pytest.approx(1)
                 assert answer.threshold == entry["threshold"]
-                assert answer.basis == entry["measured_on"]
+                assert answer.basis.startswith(entry["measured_on"])
+                assert ("uncertain" in answer.basis) == (entry["status"] != "ok")
 
     def test_thresholds_given_by_hand_win_over_the_contracts(self, opened, trained, tmp_path):
         with Gallery.open(tmp_path / "own", model=trained.run.folder, thresholds={1e-3: 0.987}) as gallery:

@@ -65,7 +65,24 @@ def test_thresholds_come_as_numbers_or_as_a_contract_writes_them():
     assert as_thresholds(None) == {}
 
 
-@pytest.mark.parametrize("bad", [{"often": 0.5}, {2: 0.5}, {1e-3: 7}])
+@pytest.mark.parametrize("bad", [{"often": 0.5}, {2: 0.5}, {1e-3: 7}, {1e-3: {"threshold": 0.5, "per": "person"}}])
 def test_thresholds_that_make_no_sense_are_refused(bad):
     with pytest.raises(InputError):
         as_thresholds(bad)
+
+
+def test_thresholds_that_rise_with_the_rate_are_refused():
+    with pytest.raises(InputError, match="swapped"):
+        as_thresholds({1e-3: 0.2, 1e-2: 0.6})
+    as_thresholds({1e-3: 0.6, 1e-2: 0.6, 1e-1: {"threshold": None}})
+
+
+def test_a_threshold_that_rests_on_little_says_so():
+    entry = {
+        "threshold": 0.9,
+        "measured_on": "validation identities",
+        "impostors": 6000,
+        "status": "refused as headline",
+    }
+    assert operating({"0.001": entry}, 8).basis.startswith("validation identities; uncertain: it rests on only 6 false")
+    assert operating({"0.001": entry | {"status": "ok"}}, 8).basis == "validation identities"

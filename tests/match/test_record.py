@@ -53,6 +53,24 @@ def test_what_was_enrolled_is_read_bit_by_bit(record):
     assert (record.size().identities, record.size().templates) == (2, 4)
 
 
+def test_what_is_there_is_not_added_again_where_that_is_asked_for(record):
+    rows = units(1, 4)
+    record.enrol("anna", rows[:2])
+    doubled = record.enrol("anna", rows[:2])
+    assert (len(doubled.numbers), doubled.skipped) == (2, 0), "a record adds what it is given, unless asked not to"
+    again = record.enrol("anna", rows[[0, 2, 1, 2]], distinct=True)
+    assert (len(again.numbers), again.skipped) == (1, 3)
+    several = record.enrol_many([("anna", rows), ("bert", rows[:1]), ("bert", rows[:2])], distinct=True)
+    assert (len(several.numbers), several.skipped) == (3, 4)
+    anew = record.enrol("anna", rows[[0, 0, 1]], replace=True, distinct=True)
+    assert (len(anew.numbers), anew.skipped) == (2, 1)
+    assert sorted(held(record)["anna"].values()) == sorted(row.tobytes() for row in rows[:2])
+    nothing = record.enrol("bert", rows[:2], distinct=True, request="r")
+    assert nothing.numbers == () and nothing.skipped == 2
+    assert record.enrol("bert", rows[:2], distinct=True, request="r").repeated
+    assert record.check() == [] and record.size().templates == 4
+
+
 def test_the_binding_is_kept(shelf):
     bound = Binding(5, "ab" * 32, '{"size": 64}', "mean", {"0.001": {"threshold": 0.5, "interval": [0.4, 0.6]}})
     shelf.create(bound).close()

@@ -5,9 +5,11 @@ import shlex
 from dataclasses import replace
 
 import pytest
+from tables import judged
 from typer.testing import CliRunner
 
 from mettle.cli import app
+from mettle.evaluate.protocol import summary
 from mettle.report.card import card, markdown, tiles, warnings
 from mettle.report.number import numbers, percent, rate, realised
 
@@ -21,10 +23,12 @@ def test_numbers_as_text():
     assert [realised(v) for v in (0.10983, 0.000268, 1.0)] == [f"{v}{NBSP}%" for v in ("11.0", "0.0268", "100")]
 
 
-def test_every_number_comes_with_its_interval(made):
-    v = made.evaluation.judged.verifications["cross-domain"]
-    eer = numbers(made.evaluation.metrics["scenarios"]["cross-domain"])[0]
+def test_every_number_comes_with_its_interval():
+    found = judged("all")
+    v = found.verifications["all"]
+    eer = numbers(summary(found, (0.1,))["all"])[0]
     band = v.interval("eer")
+    assert band.low < band.high
     assert eer["text"] == percent(v.eer)
     assert eer["interval"] == f"{100 * band.low:.2f}–{100 * band.high:.2f}{NBSP}%"
 
@@ -63,7 +67,9 @@ def test_warnings_say_what_is_weak(made, table):
     assert "no domains" in " ".join(warnings(table.evaluation.metrics))
     closed = copy.deepcopy(made.evaluation.metrics)
     closed["data"]["shared_identities"] = 3
-    assert "Closed set: 3 of 5" in warnings(closed)[0]
+    assert "Mixed set: 3 of 5" in warnings(closed)[0]
+    closed["data"]["shared_identities"] = 5
+    assert "Closed set: 5 of 5" in warnings(closed)[0]
 
 
 def test_a_baseline_that_wins_is_pointed_out(made):

@@ -62,6 +62,32 @@ def test_identify_ranks_and_says_no_match_to_strangers(service, key):
     assert not any(c["match"] for c in nobody["candidates"]) and nobody["false_matches"] == pytest.approx(0.005)
 
 
+def test_answers_count_every_template(service, key, people):
+    people.enrol("anna", np.stack([near(ANNA, 0.4, seed=seed) for seed in range(3)]))
+    start = service()
+    asked = start(key("verify", "identify"))
+    found = asked.post("/v1/verify", json={"identity": "anna", "embedding": near(ANNA)}).json()
+    assert found["far"] == 0.001 and found["false_accepts"] == pytest.approx(0.004)
+    found = asked.post("/v1/identify", json={"embedding": near(ANNA)}).json()
+    assert found["far"] == 0.001 and found["false_matches"] == pytest.approx(0.008)
+    shy = start(key("verify"))
+    missed = shy.post("/v1/verify", json={"identity": "anna", "embedding": near(BEN)}).json()
+    assert missed["match"] is False and missed["false_accepts"] is None, "it would tell how many templates there are"
+
+
+def test_the_same_template_twice_is_one_and_a_name_is_one_however_it_is_spelt(service, key, people):
+    asked = service()(key("enrol", "verify", "delete"))
+    body = {"identity": "Jos\u00e9", "embeddings": [near(STRANGER), near(STRANGER, 0.3, seed=1)]}
+    first = asked.post("/v1/enrol", json=body).json()
+    assert (first["templates"], first["skipped"]) == (2, 0)
+    again = asked.post("/v1/enrol", json=body | {"identity": "Jose\u0301"}).json()
+    assert (again["templates"], again["skipped"]) == (0, 2)
+    assert sorted(people.ids()) == sorted([*NAMES, "Jos\u00e9"])
+    found = asked.post("/v1/verify", json={"identity": "Jose\u0301", "embedding": near(STRANGER)}).json()
+    assert found["match"] is True
+    assert asked.post("/v1/delete", json={"identity": "Jose\u0301"}).json()["templates"] == 2
+
+
 def test_k_is_capped(service, key):
     asked = service(Limits(k=2))(key("identify"))
     body = asked.post("/v1/identify", json={"embedding": near(ANNA), "k": 10**30}).json()

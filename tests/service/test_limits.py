@@ -89,6 +89,8 @@ def test_s10_a_hundred_tries_at_one_identity_are_stopped_whoever_tries(service, 
     sent = two.post("/v1/verify", json=body)
     assert error(sent) == "target-rate" and 1 <= int(sent.headers["retry-after"]) <= 60
     assert one.post("/v1/verify", json=body | {"identity": "ben"}).status_code == 200, "others are not affected"
+    spelt = [one.post("/v1/verify", json=body | {"identity": name}) for name in ("Jos\u00e9", "Jose\u0301") * 6]
+    assert [sent.status_code for sent in spelt] == [200] * 10 + [429] * 2, "another spelling is no other identity"
 
 
 def test_s10_a_key_that_asks_too_often_waits(service, key):

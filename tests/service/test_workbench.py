@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -26,8 +27,10 @@ from workbench_page import (
 from workbench_runs import HOSTILE, pictures, raw_scores, rows, serving, trained
 
 from mettle.match import Gallery
-from mettle.service import create_app
+from mettle.service import create_app, create_key
 from mettle.service.workbench import routes
+
+SCOPES = {"shy": (), "open": ("identify",)}
 
 
 @pytest.fixture(scope="module")
@@ -261,6 +264,58 @@ def test_without_a_gallery_of_its_own_the_page_asks_the_service_with_the_key_tha
             page.keyboard.press("Enter")
         assert sent.value.headers["authorization"] == "Bearer not a key"
         assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
+
+
+@pytest.mark.parametrize("scopes", [(), ("identify",), ("verify",), ("identify", "verify")], ids="+".join)
+def test_the_page_offers_what_the_key_that_signed_in_may_ask(browser, run, gallery, source, tmp_path, scopes):
+    token = create_key(tmp_path / "keys.json", "browser", ["workbench", *scopes])
+    app = create_app(gallery, runs=[run], routers=[routes([run], gallery)], keys=tmp_path / "keys.json")
+    with np.load(source) as file:
+        test = file["split"] == 2
+        image, name = file["images"][test][0, :, :, 0], str(file["label"][test][0])
+    with running(app) as address:
+        page = browser.new_page()
+        page.goto(f"{address}/workbench/")
+        page.fill("#key", token)
+        page.click("button")
+        page.wait_for_selector("body.ready")
+        asked = []
+        page.on("response", lambda response: asked.append((response.request.method, response.status)))
+        if not scopes:
+            assert "needs the scope identify" in page.locator("#live-body").inner_text()
+            assert page.locator("#drop").count() == 0
+        else:
+            dropped(page, png(image))
+            expected = gallery.verify(name, image)
+            if "identify" not in scopes:
+                assert "may verify but not identify" in page.locator("#live-answer").inner_text()
+                page.fill("#live-claim", name)
+                page.keyboard.press("Enter")
+            page.wait_for_selector("#live-answer .candidates")
+            text = page.locator("#live-answer").inner_text()
+            best = expected.score if "identify" not in scopes else gallery.identify(image).candidates[0].score
+            assert f"{best:.3f}" in text or (not expected.match and "hidden" in text)
+            assert page.locator("#live-claim").is_disabled() == ("verify" not in scopes)
+        assert all(status == 200 for _, status in asked), asked
+        page.close()
+
+
+def test_a_key_that_may_only_verify_learns_nothing_from_a_miss_on_the_page_either(run, gallery, source, tmp_path):
+    keys = tmp_path / "keys.json"
+    tokens = {name: create_key(keys, name, ["workbench", "verify", *more]) for name, more in SCOPES.items()}
+    app = create_app(gallery, runs=[run], routers=[routes([run], gallery, threshold=0.99999)], keys=keys)
+    blank = png(np.random.default_rng(5).integers(0, 256, (12, 12), np.uint8))
+    with running(app) as address, httpx.Client(base_url=address, verify=False, timeout=20) as client:
+
+        def ask(who, identity):
+            head = {"Authorization": f"Bearer {tokens[who]}", "Content-Type": "image/png"}
+            return client.post("/workbench/api/verify", params={"identity": identity}, content=blank, headers=head)
+
+        wrong, nobody = (ask("shy", name).json() for name in (next(iter(gallery.ids())), "nobody at all"))
+        assert wrong | {"identity": ""} == nobody | {"identity": ""}
+        assert wrong["match"] is False and wrong["score"] is None and wrong["templates"] is None
+        assert ask("open", next(iter(gallery.ids()))).json()["score"] is not None
+        assert ask("open", "nobody at all").status_code == 404
 
 
 def test_what_is_no_picture_is_told_and_nobody_is_accepted(browser, url):

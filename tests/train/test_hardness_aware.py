@@ -45,6 +45,11 @@ def method(loss=TRIPLET, *, unit=False, **options):
     return found
 
 
+def test_a_label_outside_the_classes_is_refused_by_name():
+    with pytest.raises(InputError, match="label 8 is none of the 6 classes"):
+        method().step(batch((7, 7, 3, 3, 8, 8)), 1e-3, 0.0)
+
+
 def arrays(module):
     return {name: value.detach().numpy() for name, value in module.state_dict().items()}
 

@@ -5,6 +5,7 @@ import pytest
 from mettle.difficulty import Threshold
 from mettle.errors import RecipeError
 from mettle.losses import SupCon
+from mettle.train import prepare
 from mettle.train.recipe import Recipe, load, parse, shipped
 
 
@@ -50,6 +51,26 @@ def test_class_defaults_are_untouched_by_the_recipe():
         ("model.pool=max", "recipe key model.pool"),
         ("seed.deeper=1", "is a value, not a table"),
         ("steps", "table.key=value"),
+        ("loss.difficulty=Threshold", 'a table such as { kind = "Threshold" }'),
+        ("loss.difficulty=5", "recipe key loss.difficulty"),
+        ("loss.difficulty=[1]", "recipe key loss.difficulty"),
+        ("loss.difficulty={kind='Product', first='Hardest', second={kind='Threshold'}}", "loss.difficulty.first"),
+        ("loss={kind='Center', base='Softmax'}", "--set loss.base.kind=Softmax"),
+        ("evaluate.fars=[2]", "evaluate.fars.0"),
+        ("evaluate.fars=[0.1, 0]", "evaluate.fars.1"),
+        ("evaluate.fars=[]", "evaluate.fars"),
+        ("evaluate.ks=[0]", "evaluate.ks.0"),
+        ("evaluate.ks=[1, -2]", "evaluate.ks.1"),
+        ("loss.temperature=inf", "recipe key loss.temperature: a finite number"),
+        ("loss.difficulty.beta=nan", "recipe key loss.difficulty.beta: a finite number"),
+        ("train.rate=-inf", "recipe key train.rate: a finite number"),
+        ("evaluate.fars=[nan]", "recipe key evaluate.fars.0: a finite number"),
+        ("seed=-1", "recipe key seed"),
+        ("seed=9223372036854775807", "recipe key seed"),
+        ("data.size=0", "recipe key data.size: a side in pixels"),
+        ("data.size=[128, 64, 3]", "recipe key data.size: a side in pixels"),
+        ("data.size=[128, 0]", "recipe key data.size: a side in pixels"),
+        ("data.size=true", "recipe key data.size: a side in pixels"),
     ],
 )
 def test_a_wrong_key_or_value_is_one_line_that_helps(override, message):
@@ -64,6 +85,41 @@ def test_overrides_are_typed_by_the_recipe_and_text_needs_no_quotes():
     assert recipe.train.steps == 7
     assert recipe.data.source == "some/folder"
     assert recipe.criterion().difficulty == Threshold(beta=5)
+
+
+@pytest.mark.parametrize(
+    "loss", ["loss.sample=0.1 loss.sparse=true", "loss={kind='Center',base={kind='ArcFace',sample=0.1,sparse=true}}"]
+)
+def test_gradients_that_the_optimiser_does_not_take_are_refused_before_anything_is_trained(loss):
+    with pytest.raises(RecipeError, match="leave sparse out"):
+        load("arcface", loss.split())
+    assert load("arcface", ["loss.sample=0.1"]).criterion(20).sample == 0.1
+
+
+def test_a_size_may_have_two_sides():
+    recipe = load("supcon", ["data.size=[128, 64]"])
+    assert recipe.data.size == [128, 64]
+    assert parse(tomllib.loads(recipe.toml())) == recipe
+    assert load("supcon", ["data.size=32"]).data.size == 32
+
+
+@pytest.mark.parametrize("name", ["simclr", "jtt", "similarity-ranking"])
+@pytest.mark.parametrize("key", ["batch.classes", "batch.samples"])
+def test_an_override_that_would_change_nothing_is_refused(name, key):
+    with pytest.raises(RecipeError, match=rf"{key} changes nothing here.*Set batch\.size instead"):
+        load(name, [f"{key}=12"])
+    assert load("supcon", [f"{key}=12"])  # there it counts
+
+
+def test_a_folder_of_an_older_run_with_such_keys_still_opens(tmp_path):
+    recipe = load("simclr")
+    (tmp_path / "recipe.toml").write_text(recipe.toml().replace("classes = 64", "classes = 12"))
+    assert load(tmp_path / "recipe.toml").batch.classes == 12
+
+
+def test_the_mark_that_some_editors_put_first_is_no_part_of_a_recipe(tmp_path):
+    (tmp_path / "r.toml").write_bytes(b"\xef\xbb\xbf" + b"seed = 4\n")
+    assert load(tmp_path / "r.toml").seed == 4
 
 
 def test_an_unknown_recipe_names_the_nearest():
@@ -81,3 +137,11 @@ def test_broken_toml_says_where(tmp_path):
 def test_a_recipe_is_frozen():
     with pytest.raises(Exception, match="frozen"):
         Recipe().seed = 3  # type: ignore[misc]
+
+
+def test_how_a_table_is_read_can_be_said_in_a_recipe(tmp_path):
+    table = tmp_path / "people.csv"
+    table.write_text("age,zip,label\n" + "".join(f"{'' if i == 3 else i},{i % 2},p{i // 2}\n" for i in range(24)))
+    data = {"source": str(table), "missing": "mean", "categories": ["zip"], "text": "onehot"}
+    samples = prepare(parse({**tomllib.loads(load("supcon").toml()), "data": data}))
+    assert samples.inputs.names == ("age", "zip=0", "zip=1")

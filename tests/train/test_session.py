@@ -206,9 +206,20 @@ def test_T9_a_diverging_run_stops_in_plain_words_and_keeps_its_checkpoint(source
     with pytest.raises(NumericError, match="diverged") as caught:
         train(tiny(source), tmp_path / "run", tensorboard=False)
     assert "samples [" in str(caught.value) and "step 8" in str(caught.value)
+    assert "the checkpoint of step 6 is kept" in str(caught.value)
     step, state, _ = checkpoint.latest(tmp_path / "run" / "checkpoints")
     assert step == 6  # steps 6 to 8 were refused; the state at 6 is that of 5
     assert all(torch.isfinite(t).all() for t in checkpoint.flatten(state)[0].values() if t.is_floating_point())
+
+
+def test_a_run_that_diverges_before_its_first_checkpoint_does_not_speak_of_one(source, tmp_path, monkeypatch):
+    from mettle.losses import SupCon
+
+    original = SupCon.__call__
+    monkeypatch.setattr(SupCon, "__call__", lambda self, z, y, **more: original(self, z, y, **more) * float("nan"))
+    with pytest.raises(NumericError, match="diverged.*no checkpoint was written yet"):
+        train(tiny(source, checkpoint_every=100), tmp_path / "run", tensorboard=False)
+    assert checkpoint.latest(tmp_path / "run" / "checkpoints") is None
 
 
 def test_a_collapse_is_named(source, tmp_path, monkeypatch):

@@ -7,12 +7,31 @@ Heavy imports happen inside the commands, so that ``mettle --help`` answers at o
 # isort: skip_file
 
 import sys
+from typing import Annotated
 
-from mettle.cli import runs, files, galleries, serving
+import typer
+
+from mettle import __version__
+from mettle.cli import runs, files, galleries, upkeep, serving
 from mettle.cli.shell import app
 from mettle.errors import MettleError
 
-__all__ = ["app", "files", "galleries", "main", "runs", "serving"]  # each module registers its commands
+__all__ = ["app", "files", "galleries", "main", "runs", "serving", "upkeep"]  # each module registers its commands
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"mettle {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Options before any command."""
 
 
 def main() -> None:

@@ -61,12 +61,16 @@ def audit(
 
 @data_app.command("check")
 def data_check(
-    path: Annotated[str, typer.Argument(help="Folder, .csv, .parquet, .npz, or 'glyphs'.")],
+    path: Annotated[str, typer.Argument(help="Folder, .csv, .tsv, .parquet, .npz, or 'glyphs'.")],
     policy: Annotated[
         str, typer.Option(help="Unreadable files: 'fail', 'skip' and list, or 'trust' and list all.")
     ] = "trust",
     label: Annotated[str | None, typer.Option(help="Name of the label column.")] = None,
     domain: Annotated[str | None, typer.Option(help="Name of the domain column.")] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(help="Name of the column of picture files; default: path, image, ...; '' for none."),
+    ] = None,
     near: Annotated[str, typer.Option(help="Pictures that look alike across splits: 'warning' or 'error'.")] = (
         "warning"
     ),
@@ -74,7 +78,7 @@ def data_check(
     """Validate data: counts, problems with row numbers, leakage, duplicates. Exit status 1 when there are errors."""
     from mettle.data import check, read
 
-    samples = read(path, policy="trust", cache=cache(), label=label, domain=domain)
+    samples = read(path, policy="trust", cache=cache(), label=label, domain=domain, image=image)
     found = check(samples, policy=policy, near=near)  # type: ignore[arg-type]
     print(f"{path}: {found.samples} samples, {len(found.labels)} labels, {found.protocol}")
     for title, counts in (("split", found.splits), ("domain", found.domains)):
@@ -82,8 +86,10 @@ def data_check(
             print(f"  {title}: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
     sizes = sorted(found.labels.values())
     print(f"  samples per label: {sizes[0]} to {sizes[-1]}, median {sizes[len(sizes) // 2]}")
+    for note in found.notes:
+        print(f"  note: {note}")
     for problem in found.problems:
         print(f"  {problem}")
-    print(f"  {len(found.errors)} errors, {len(found.problems) - len(found.errors)} warnings")
+    print(f"  {found.count('error')} errors, {found.count('warning')} warnings")
     if found.errors:
         raise typer.Exit(1)

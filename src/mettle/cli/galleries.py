@@ -1,4 +1,4 @@
-"""Commands of a gallery: enrol, verify, identify, delete, and its upkeep."""
+"""Commands of a gallery: enrol, verify, identify, delete."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -50,21 +50,47 @@ def enrol(
     """Enrol a person from pictures or embeddings, or everybody of a data set."""
     from mettle.errors import InputError
     from mettle.match import Gallery
+    from mettle.match.embedding import Embedding, offered_binding
+    from mettle.match.naming import settled
+    from mettle.match.place import exists
+    from mettle.train import open_run
 
     if [identity, data, table].count(None) != 2:
         raise InputError("give IDENTITY and pictures, or --data, or --table: one of the three")
     if identity is None and request is not None:
         raise InputError("--request names the change of one IDENTITY: not with --data or --table")
-    templates = None if identity is None else _given(pictures, embeddings)  # before anything is made on disk
-    with Gallery.open(gallery, model=model, dim=dim, fusion=fusion) as opened:
-        _say(opened)
+    templates = None if identity is None else _given(pictures, embeddings)
+    run = None if model is None else open_run(model)
+    named: set[str] = set()
+
+    def everybody(bound: Any, embeds: Any) -> Iterator[tuple[str, Any]]:
+        for name, theirs in _everybody(bound, embeds, data, split, table, where or ()):
+            named.add(name)
+            yield name, theirs
+
+    ready: Any = None
+    if not exists(gallery) and (offered := offered_binding(run, dim, fusion, None)) is not None:
+        # All of it is looked at before a new gallery is made: a mistake leaves nothing behind.
+        embedding = Embedding(offered.dim, run)
+        given = [(identity, templates)] if identity is not None else everybody(offered, lambda: embedding.run)
+        ready = [(settled(name, lambda _: False), embedding.vectors(theirs)) for name, theirs in given]
+    with Gallery.open(gallery, model=run, dim=dim, fusion=fusion) as opened:
+        say(opened)
         if identity is None:
-            receipts = opened.enrol_many(_everybody(opened, data, split, table, where or ()), replace=replace)
-            print(f"{len(opened)} people enrolled, {sum(len(r.numbers) for r in receipts)} templates added")
+            people = everybody(opened.binding, lambda: opened.run) if ready is None else ready
+            receipts = opened.enrol_many(people, replace=replace)
+            added, skipped = sum(len(r.numbers) for r in receipts), sum(r.skipped for r in receipts)
+            print(
+                f"{len(named)} people enrolled, {added} templates added{_skipped(skipped)}; "
+                f"{len(opened)} people are enrolled in all"
+            )
             return
-        receipt = opened.enrol(identity, templates, request=request, replace=replace)
+        receipt = opened.enrol(identity, templates if ready is None else ready[0][1], request=request, replace=replace)
         again = " (this request was served before)" if receipt.repeated else ""
-        print(f"enrolled {identity!r}: {len(receipt.numbers)} templates, change {receipt.sequence}{again}")
+        print(
+            f"enrolled {identity!r}: {len(receipt.numbers)} templates{_skipped(receipt.skipped)}, "
+            f"change {receipt.sequence}{again}"
+        )
 
 
 @gallery_app.command()
@@ -86,7 +112,8 @@ def verify(
     if as_json:
         print(json.dumps(asdict(found) | {"verdict": found.verdict}))
     else:
-        print(f"{found.verdict}  score {found.score:.4f}  {_point(found)}")
+        point = _point(found, "accepted as this person", found.false_accepts)
+        print(f"{found.verdict}  score {found.score:.4f}  {point}")
     raise typer.Exit(0 if found.match else 1)
 
 
@@ -111,7 +138,7 @@ def identify(
         return
     names = [str(p) for p in pictures] if pictures else [f"probe {i}" for i in range(len(answers))]
     for name, found in zip(names, answers, strict=True):
-        print(f"{name}: {found.verdict}  {_point(found)}")
+        print(f"{name}: {found.verdict}  {_point(found, 'given a name', found.false_matches)}")
         for candidate in found.candidates:
             print(f"  {candidate.score:+.4f}  {candidate.identity!r}{'' if candidate.match else '  below'}")
 
@@ -128,103 +155,6 @@ def delete(
     with Gallery.open(gallery, create=False) as opened:
         receipt = opened.delete(identity, request=request)
     print(f"deleted {identity!r}: {len(receipt.numbers)} templates, change {receipt.sequence}")
-
-
-@gallery_app.command()
-def info(gallery: Where, as_json: Json = False) -> None:
-    """What a gallery holds, under which model, and how it searches."""
-    from mettle.match import Gallery
-
-    with Gallery.open(gallery, read_only=True, create=False) as opened:
-        _say(opened)
-        found = opened.info()
-    if as_json:
-        print(json.dumps(asdict(found), default=str))
-        return
-    print(
-        f"{found.where} ({found.kind}): {found.identities} people, {found.templates} templates of {found.dim} numbers"
-    )
-    print(f"  model {found.model or 'none: embeddings from elsewhere'}; several templates: {found.fusion}")
-    for name, value in found.index.items():
-        print(f"  index {name}: {value}")
-    for rate, entry in found.thresholds.items():
-        value = entry.get("threshold")
-        print(f"  false-accept rate {rate}: " + ("not measurable" if value is None else f"threshold {value:.4f}"))
-
-
-@gallery_app.command()
-def ids(gallery: Where) -> None:
-    """Everybody enrolled, one a line."""
-    from mettle.match import Gallery
-
-    with Gallery.open(gallery, read_only=True, create=False) as opened:
-        for name in opened.ids():
-            print(name if name.isprintable() else repr(name))
-
-
-@gallery_app.command()
-def check(gallery: Where) -> None:
-    """Look for damage in record and index. Exit status 1 where there is any."""
-    from mettle.match import Gallery
-
-    with Gallery.open(gallery, read_only=True, create=False) as opened:
-        _say(opened)
-        problems = opened.check()
-    for problem in problems:
-        print(problem)
-    print("sound" if not problems else f"{len(problems)} problems")
-    raise typer.Exit(1 if problems else 0)
-
-
-@gallery_app.command()
-def compact(gallery: Where) -> None:
-    """Erase deleted templates from every file of the gallery."""
-    from mettle.match import Gallery
-
-    with Gallery.open(gallery, create=False) as opened:
-        opened.compact()
-    print("compacted")
-
-
-@gallery_app.command()
-def index(
-    gallery: Where,
-    kind: Annotated[str, typer.Option(help="auto, exact, or an approximate kind.")] = "auto",
-    latency_ms: Annotated[float | None, typer.Option(help="Wanted time per probe.")] = None,
-    recall: Annotated[float, typer.Option(help="Least share of true neighbours to find.")] = 0.99,
-    memory_mb: Annotated[float | None, typer.Option(help="Most memory for the index.")] = None,
-) -> None:
-    """Choose and build the index anew; prints what it loses against exact search."""
-    from mettle.match import Gallery, Wanted
-
-    wanted = Wanted(latency_ms=latency_ms, recall=recall, memory_mb=memory_mb, kind=kind)
-    with Gallery.open(gallery, create=False) as opened:
-        measured = opened.reindex(wanted)
-    print(measured if measured is not None else "nothing to index")
-
-
-@gallery_app.command()
-def move(
-    source: Where,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder, or a new place on a server.")],
-) -> None:
-    """Copy a gallery to another kind of record, comparing counts and checksums; the source stays as it is."""
-    from mettle.match import Gallery
-
-    moved = Gallery.move(source, target)
-    print(f"moved {moved.identities} people, {moved.templates} templates; checksum {moved.digest[:16]} on both sides")
-
-
-@gallery_app.command()
-def snapshot(
-    gallery: Where,
-    output: Annotated[Path, typer.Argument(help="A new folder.")],
-) -> None:
-    """Write a consistent copy of a gallery while it is in use."""
-    from mettle.match import Gallery
-
-    with Gallery.open(gallery, read_only=True, create=False) as opened:
-        print(opened.snapshot(output))
 
 
 def _given(pictures: list[Path] | None, embeddings: Path | None) -> Any:
@@ -248,22 +178,36 @@ def _array(path: Path) -> Any:
 
 
 def _everybody(
-    opened: Any, data: str | None, split: str | None, table: Path | None, where: Sequence[str]
+    bound: Any, embeds: Any, data: str | None, split: str | None, table: Path | None, where: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
-    """(identity, templates) of every label."""
-    from mettle.match.bulk import people_of_samples, people_of_table
+    """(identity, templates) of every label; ``embeds`` gives the run whose model embeds the data."""
+    from mettle.errors import InputError
+    from mettle.match.bulk import check_model_of_table, people_of_samples, people_of_table
 
     if table is not None:
+        check_model_of_table(table, bound.model)
         return people_of_table(table, where)
-    run = opened.run
+    run = embeds()
+    if run is None:
+        raise InputError("--data must be embedded by a model: give --model RUN, or a --table of embeddings")
     return people_of_samples(run.model(), samples_of(run, data), split)
 
 
-def _point(found: Any) -> str:
-    rate = "false-accept rate unknown" if found.far is None else f"false-accept rate {found.far:g}"
-    return f"threshold {found.threshold:.4f} ({rate}; {found.basis})"
+def _skipped(count: int) -> str:
+    return f", {count} skipped that were there already" if count else ""
 
 
-def _say(opened: Any) -> None:
+def _point(found: Any, whom: str, most: float | None) -> str:
+    if found.far is None:
+        return f"threshold {found.threshold:.4f} (false-accept rate unknown; {found.basis})"
+    known = "an unknown share" if most is None else f"at most {most:g}"
+    return (
+        f"threshold {found.threshold:.4f} (false-accept rate {found.far:g} a comparison, {known} of strangers "
+        f"{whom}; {found.basis})"
+    )
+
+
+def say(opened: Any) -> None:
+    """What was found odd on opening."""
     for note in opened.notes:
         print(f"note: {note}")

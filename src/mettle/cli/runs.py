@@ -1,50 +1,78 @@
 """Commands around a run: train, evaluate, report, embed, export, recipes."""
 
+import shlex
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mettle.cli.shell import RunFolder, Set, app, cache, print_scenario, samples_of, share
+from mettle.cli.shell import (
+    RunFolder,
+    Set,
+    app,
+    cache,
+    in_folder,
+    print_scenario,
+    samples_of,
+    share,
+    writable,
+)
+
+DEFAULT = "da-supcon"
+RUNS = Path("runs")
 
 
 @app.command()
 def train(
     recipe: Annotated[
-        str, typer.Argument(help="A shipped recipe (see `mettle recipes`) or a TOML file.")
-    ] = "da-supcon",
+        str | None,
+        typer.Argument(
+            help="A shipped recipe (see `mettle recipes`) or a TOML file. Default: da-supcon; with --resume, the run's."
+        ),
+    ] = None,
     data: Annotated[str | None, typer.Option(help="Folder, .csv, .parquet, .npz, or 'glyphs'.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run folder; default: the recipe's.")] = None,
-    runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="Where run folders go.")] = RUNS,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the named run if it is there.")] = False,
     report: Annotated[bool, typer.Option(help="Evaluate and write report.html afterwards.")] = True,
     overrides: Set = None,
 ) -> None:
     """Train a recipe, evaluate it on what it never saw, and write a report."""
-    from mettle.train import load
     from mettle.train.session import train as run_training
 
-    tables = {} if data is None else {"data": {"source": data}}
-    plan = load(recipe, overrides or (), **tables)
-    folder = runs / (name or _free_name(runs, Path(recipe).stem, resume))
+    folder = runs / (name or _free_name(runs, Path(recipe or DEFAULT).stem, resume))
+    plan = _plan(recipe, folder, resume, overrides or [], data)
     print(f"{plan.title()}\nrun folder: {folder}", flush=True)
+    if resume and folder.exists():
+        print(_whence(folder), flush=True)
+    said: list[str] = []
+
+    def say(note: str) -> None:
+        said.append(note)
+        print(f"note: {note}", flush=True)
+
     with _progress(plan.train.steps, plan.train.log_every) as show:
-        outcome = run_training(plan, folder, resume=resume, cache=cache(), progress=show)
+        outcome = run_training(plan, folder, resume=resume, cache=cache(), progress=show, say=say)
     for note in outcome.notes:
-        print(f"note: {note}")
+        if note not in said:
+            say(note)
     if not outcome.finished:
-        print(f"stopped on request; continue with: mettle train {recipe} --name {folder.name} --resume")
+        where = [] if runs == RUNS else ["--runs", str(runs)]
+        again = ["mettle", "train", *where, "--name", folder.name, "--resume", *([] if report else ["--no-report"])]
+        print(f"stopped on request; continue with: {shlex.join(again)}")
         raise typer.Exit(1)
     if report:
-        _evaluate_and_report(outcome.run, outcome.samples, outcome.model)
+        _evaluate_and_report(outcome.run, outcome.samples, outcome.model, said=said)
 
 
 @app.command()
 def evaluate(
     run: RunFolder,
     data: Annotated[str | None, typer.Option(help="Other data to evaluate on; default: the run's own.")] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write metrics of other data here.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the metrics here as well.")] = None,
 ) -> None:
     """Measure a run: EER, AUC, TAR at false-accept rates, Recall@K, MAP@R, with intervals over identities."""
     import json
@@ -54,29 +82,45 @@ def evaluate(
     from mettle.train import open_run
 
     opened = open_run(run)
-    samples = samples_of(opened, data)
-    own = data is None
-    found = evaluate_run(opened, samples, own_data=own, write=own)
-    if output is not None:
-        write_text(output, json.dumps(found.metrics, indent=1))
+    kept = _keeps(opened, output) if data is None else False
+    place = in_folder(output)
+    found = evaluate_run(opened, samples_of(opened, data), own_data=data is None, write=kept)
     _print_metrics(found.metrics)
-    print(f"metrics: {opened.folder / 'metrics.json' if own else output or 'printed only; use -o FILE to keep them'}")
+    if kept:
+        print(f"metrics: {opened.folder / 'metrics.json'}")
+    if place is not None:
+        write_text(place, json.dumps(found.metrics, indent=1))
+        print(f"metrics: {place}")
+    if not kept and place is None:
+        print("metrics: printed only; use -o FILE to keep them")
 
 
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="One run folder, or several to compare.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the page.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Other data to report on, with -o; or the run's own, where they are now.")
+    ] = None,
 ) -> None:
     """Write the report of a run, or compare several runs on one page."""
+    from mettle.errors import InputError
     from mettle.report import write_comparison
     from mettle.train import open_run
 
     opened = [open_run(run) for run in runs]
+    in_folder(output)
     if len(opened) > 1:
+        if data is not None:
+            raise InputError("--data goes with the report of one run: a comparison is of what was measured already")
         print(f"comparison: {write_comparison(opened, output or Path('comparison.html'))}")
         return
-    _evaluate_and_report(opened[0], samples_of(opened[0], None), None, output)
+    kept = _keeps(opened[0], output)
+    samples = samples_of(opened[0], data)
+    own = data is None or opened[0].made_of(samples.fingerprint())
+    if not own and output is None:
+        raise InputError(f"{data} are not the data that {runs[0]} was trained on: a page of them needs -o FILE")
+    _evaluate_and_report(opened[0], samples, None, output, kept and own, own)
 
 
 @app.command()
@@ -90,7 +134,9 @@ def embed(
     from mettle.train import open_run
 
     opened = open_run(run)
-    print(write_embeddings(opened.model(), samples_of(opened, data), output))
+    in_folder(output)
+    samples = samples_of(opened, data, labelled=False)
+    print(write_embeddings(opened.model(), samples, output, weights=opened.contract()["weights"]))
 
 
 @app.command()
@@ -102,6 +148,7 @@ def export(
     from mettle.model.export import export_onnx
     from mettle.train import open_run
 
+    in_folder(onnx)
     difference = export_onnx(open_run(run).model(), onnx)
     print(f"{onnx}: largest difference from torch {difference:.1e}")
 
@@ -117,19 +164,67 @@ def recipes() -> None:
         print(f"{name:<{width}}  {load(name).title()}")
 
 
-def _evaluate_and_report(run: Any, samples: Any, model: Any, output: Path | None = None) -> None:
+def _plan(recipe: str | None, folder: Path, resume: bool, overrides: list[str], data: str | None) -> Any:
+    """The recipe to train: the named one, or that of the run to continue."""
+    from mettle.errors import RunError
+    from mettle.train import load, open_run
+
+    source: str | Path = recipe or DEFAULT
+    if resume and recipe is None:
+        if not folder.exists():
+            raise RunError(
+                f"there is no run {folder} to continue: name its place with --runs and --name, or a recipe to start it"
+            )
+        source = open_run(folder).folder / "recipe.toml"
+    return load(source, overrides, **({} if data is None else {"data": {"source": data}}))
+
+
+def _whence(folder: Path) -> str:
+    """Where a run is taken up again."""
+    from mettle.train.checkpoint import stored
+
+    found = stored(folder / "checkpoints") or stored(folder / "first" / "checkpoints")
+    if not found:
+        return "continuing: no checkpoint yet, so from the first step"
+    return f"continuing: newest checkpoint {found[-1].relative_to(folder)}"
+
+
+def _keeps(run: Any, output: Path | None) -> bool:
+    """Whether what is measured goes into the run's folder: not where nothing can be written, if it goes elsewhere."""
+    from mettle.errors import RunError
+
+    if writable(run.folder):
+        return True
+    if output is None:
+        raise RunError(f"cannot write into {run.folder}: name another place for the result with -o FILE")
+    print(f"note: {run.folder} cannot be written: its own metrics, thresholds and card stay as they are")
+    return False
+
+
+def _evaluate_and_report(
+    run: Any,
+    samples: Any,
+    model: Any,
+    output: Path | None = None,
+    kept: bool = True,
+    own: bool = True,
+    said: Sequence[str] = (),
+) -> None:
+    """Measure and write the page; ``kept`` says whether the run's own files are brought up to date."""
     from mettle.evaluate.run import evaluate_run
     from mettle.report import write_report
 
-    found = evaluate_run(run, samples, model=model)
-    _print_metrics(found.metrics)
-    page = write_report(run, found, output)
-    print(f"report: {page}")
+    found = evaluate_run(run, samples, model=model, own_data=own, write=kept)
+    _print_metrics(found.metrics, said)
+    if own and not kept:  # a run that knows no data of its own gets no card: see write_report
+        run = replace(run, state={key: value for key, value in run.state.items() if key != "data"})
+    print(f"report: {write_report(run, found, output)}")
 
 
-def _print_metrics(metrics: dict[str, Any]) -> None:
-    """The headline numbers, a line per scenario."""
+def _print_metrics(metrics: dict[str, Any], said: Sequence[str] = ()) -> None:
+    """The headline numbers, a line per scenario, and what to know before trusting them."""
     from mettle.evaluate.closed import lines
+    from mettle.report.card import warnings
 
     facts = metrics["data"]
     print(f"{facts['protocol']}; {facts['test_samples']} test samples of {facts['test_identities']} identities")
@@ -139,6 +234,9 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
             print(f"  {'':<13} EER {share(values[name]['eer'])} with {other}")
     for line in lines(metrics.get("probe")):
         print(f"  {line}")
+    for text in warnings(metrics):
+        if not any(note.startswith(text) for note in said):
+            print(f"warning: {' '.join(text.split())}")  # no-break spaces are for pages
 
 
 def _free_name(runs: Path, stem: str, resume: bool) -> str:

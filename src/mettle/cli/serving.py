@@ -1,16 +1,20 @@
-"""Commands of the HTTP service: serve, and its keys."""
+"""Commands of the HTTP service: serve, its keys and its trail."""
 
+import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mettle.cli.shell import app, cache, group
 
 keys_app = group("keys", "Keys of the HTTP service: who may ask it what.")
+trail_app = group("trail", "The audit trail of the HTTP service: is it whole, and what does it say of a person?")
 
 KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="File of keys; readable by its owner alone.")]
+TrailFile = Annotated[Path, typer.Argument(metavar="FILE", help="File of the trail; its .key lies beside it.")]
 
 
 @app.command()
@@ -19,6 +23,7 @@ def serve(
     gallery: Annotated[
         str | None, typer.Option(help="Gallery of the first run; default: gallery.mettle in its folder.")
     ] = None,
+    create: Annotated[bool, typer.Option("--create", help="Make the gallery where --gallery names a new one.")] = False,
     host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's need --keys.")] = (
         "127.0.0.1"
     ),
@@ -27,22 +32,77 @@ def serve(
     trail: Annotated[Path | None, typer.Option(help="File of the audit trail.")] = None,
     name: Annotated[list[str] | None, typer.Option(help="Name that the service goes by. Repeatable.")] = None,
     far: Annotated[float | None, typer.Option(help="False-accept rate to answer at.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Threshold to answer at instead.")] = None,
+    megapixels: Annotated[float | None, typer.Option(help="Largest picture taken; default: 64.")] = None,
+    megabytes: Annotated[float | None, typer.Option(help="Largest request taken; default: 16.")] = None,
     workbench: Annotated[bool, typer.Option(help="Serve the workbench page at /workbench.")] = True,
 ) -> None:
     """Serve a run: match over HTTP, and look at it in a browser."""
     from mettle.match import Gallery
     from mettle.service import create_app
     from mettle.service import serve as listen
+    from mettle.service.keys import Keys
+    from mettle.service.server import check_address
     from mettle.service.workbench import routes
     from mettle.train import open_run
 
+    check_address(host, port, keys=keys is not None)  # before anything is made on disk
+    limits, known = _limits(megapixels, megabytes), None if keys is None else Keys(keys)
     opened = [open_run(run) for run in runs]
-    with Gallery.open(gallery or opened[0].folder / "gallery.mettle", model=opened[0]) as people:
-        page = [routes(opened, people, cache=cache())] if workbench else []
-        service = create_app(people, runs=opened, keys=keys, trail=trail, routers=page, hosts=name or (), far=far)
+    place = gallery or opened[0].folder / "gallery.mettle"
+    with Gallery.open(place, model=opened[0], create=create or gallery is None) as people:
+        page = [routes(opened, people, cache=cache(), far=far, threshold=threshold)] if workbench else []
+        service = create_app(
+            people,
+            runs=opened,
+            keys=known,
+            limits=limits,
+            trail=trail,
+            routers=page,
+            hosts=name or (),
+            far=far,
+            threshold=threshold,
+        )
         where = f"http://{host}:{port}"
         print(f"{people.where}: {len(people)} people; {where}{'/workbench' if workbench else '/docs'}", flush=True)
         listen(service, host, port)
+
+
+def _limits(megapixels: float | None, megabytes: float | None) -> Any:
+    from mettle.errors import InputError
+    from mettle.service import Limits
+
+    for size, option in ((megapixels, "--megapixels"), (megabytes, "--megabytes")):
+        if size is not None and not 0 < size < 1e6:
+            raise InputError(f"{option} must be a number above 0, got {size!r}")
+    usual = Limits()
+    return replace(
+        usual,
+        pixels=usual.pixels if megapixels is None else max(1, int(megapixels * 1e6)),
+        body=usual.body if megabytes is None else max(1, int(megabytes * (1 << 20))),
+    )
+
+
+@trail_app.command("check")
+def check_trail(file: TrailFile) -> None:
+    """Look for lines that were changed, added, moved or taken out. Exit status 1 where there are any."""
+    from mettle.service import verify_trail
+
+    found = verify_trail(file)
+    for problem in found.problems:
+        print(problem)
+    torn = f"; {found.torn} bytes at the end are unfinished, from a crash" if found.torn else ""
+    print(f"{found.lines} lines, {'sound' if found.sound else f'{len(found.problems)} problems'}{torn}")
+    raise typer.Exit(0 if found.sound else 1)
+
+
+@trail_app.command("uses")
+def uses_of(file: TrailFile, identity: Annotated[str, typer.Argument(help="Name of the person.")]) -> None:
+    """Every line about one person, as JSON: what they may ask to see."""
+    from mettle.service import uses
+
+    for line in uses(file, identity):
+        print(json.dumps(line))
 
 
 @keys_app.command("create")

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from mettle.errors import InputError
+
 app = typer.Typer(
     help="Difficulty-aware metric learning: train embeddings, judge them honestly, see what is still hard.",
     no_args_is_help=True,
@@ -26,18 +28,40 @@ def group(name: str, help: str) -> typer.Typer:
     return made
 
 
-def samples_of(run: Any, data: str | None) -> Any:
-    """The run's own data, or other data brought to the shape that the run's model takes."""
-    from mettle.train import prepare
+def samples_of(run: Any, data: str | None, **reading: Any) -> Any:
+    """The run's own data, split as for training; or other data in the shape that its model takes, with their own split.
 
-    recipe = run.recipe
-    if data is not None:
-        shape = run.contract()["input"]["shape"]
-        own = {"source": data, "unseen": [], "pairs": None, "triplets": None}
-        if len(shape) == 3:
-            own |= {"size": shape[1], "channels": shape[0]}
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=own)})
-    return prepare(recipe, cache())
+    Other data that have no split stay without one: nothing of them needs holding out.
+    """
+    from mettle.data.decode import SUFFIXES
+    from mettle.train import prepare
+    from mettle.train.session import recognised
+
+    if data is None or recognised(run, data, cache()):
+        return prepare(run.located(data), cache())
+    asked = run.contract()["input"]
+    shape = asked["shape"]
+    other: dict[str, Any] = {"source": data, "unseen": [], "pairs": None, "triplets": None}
+    if len(shape) == 3:
+        other |= {"size": shape[1:], "channels": shape[0]}
+    if Path(data).expanduser().is_dir() or Path(data).suffix.lower() in SUFFIXES:  # pictures have no columns to name
+        other |= {"label": None, "domain": None, "groups": None, "features": None}
+    if asked.get("columns"):
+        reading["like"] = asked["columns"]
+    recipe = run.recipe.model_copy(update={"data": run.recipe.data.model_copy(update=other)})
+    return prepare(recipe, cache(), divide=False, **reading)
+
+
+def in_folder(path: Path | None) -> Path | None:
+    """A file to write, if there is a folder for it: told before the work, not after."""
+    if path is not None and not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: there is no folder {path.parent}; make it, or choose another place")
+    return path
+
+
+def writable(folder: Path) -> bool:
+    """Whether files can be made in a folder."""
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def cache() -> Path:
@@ -54,14 +78,27 @@ def typed() -> list[str]:
 
 def print_scenario(name: str, v: dict[str, Any], r: dict[str, Any] | None) -> None:
     """The numbers of one way of pairing, in one line."""
+    from mettle.evaluate.intervals import TOO_FEW
+
     band = v["eer"]["interval"]
-    extent = f" [{band['low']:.2%}, {band['high']:.2%}]" if band else ""
-    tars = ", ".join(f"{p['tar']:.1%} at FAR {p['far']:g}" for p in v["tar"] if p["tar"] is not None)
+    why = "" if v["eer"]["value"] is None else f" ({TOO_FEW})"
+    extent = f" [{band['low']:.2%}, {band['high']:.2%}]" if band else why
     near = r["metrics"] if r else {}
     shown = f"  Recall@1 {near['recall@1']['value']:.1%}" if "recall@1" in near else ""
     shown += f"  MAP@R {near['map_at_r']['value']:.1%}" if "map_at_r" in near else ""
     eer, auc = share(v["eer"]["value"]), v["auc"]["value"]
-    print(f"  {name:<13} EER {eer}{extent}  AUC {auc:.4f}  TAR {tars or 'not measurable'}{shown}")
+    print(f"  {name:<13} EER {eer}{extent}  AUC {auc:.4f}  TAR {accepted(v['tar'])}{shown}")
+
+
+def accepted(points: list[dict[str, Any]]) -> str:
+    """True accept rates; of those that rest on too few impostor pairs only which they are, and why."""
+    told = [p for p in points if p["tar"] is not None and p["status"] != "refused as headline"]
+    held = [f"{p['far']:g}" for p in points if p not in told]
+    text = ", ".join(f"{p['tar']:.1%} at FAR {p['far']:g}" for p in told)
+    if not held:
+        return text
+    why = f"not told at FAR {', '.join(held)} ({points[0]['impostors']:,} impostor pairs are too few)"
+    return f"{text}, {why}" if text else why
 
 
 def share(value: float | None) -> str:

@@ -9,6 +9,7 @@
 | ``split`` | 0 train, 1 val, 2 test, -1 none, or these words |
 | ``role`` | 0 either, 1 query, 2 gallery, 3 gallery distractor, or these words |
 | ``id``, ``ids`` | whole numbers, unique |
+| ``path`` | text: the files that the samples came from, relative to this one's folder or absolute |
 | any other whole numbers or text, one per sample, with at most 1000 distinct values | a group column |
 | ``class_names``, ``<column>_names`` | names for the codes 0, 1, ... of the label or of that column |
 
@@ -26,8 +27,9 @@ from pathlib import Path
 import numpy as np
 
 from mettle.data.check import Policy, screen
-from mettle.data.decode import Channels, shown
-from mettle.data.images import ImageArray, PackedImages, Rows, Size
+from mettle.data.decode import Channels, Sides, shown
+from mettle.data.images import ImageArray, PackedImages
+from mettle.data.rows import Rows
 from mettle.data.samples import ROLES, Column, Inputs, Samples
 from mettle.errors import DataError, nearest
 
@@ -47,10 +49,11 @@ def read_npz(
     label: str | None = None,
     domain: str | None = None,
     groups: Sequence[str] | None = None,
-    size: Size | None = None,
+    size: Sides | None = None,
     channels: Channels | None = None,
     policy: Policy | None = None,
     largest: int = LARGEST,
+    labelled: bool = True,
 ) -> Samples:
     """Read an NPZ file.
 
@@ -59,11 +62,12 @@ def read_npz(
         label: The array that holds the label, where the usual names do not fit.
         domain: The array that holds the domain; ``""`` for none.
         groups: The arrays to keep as group columns; None for all that can be.
-        size: (height, width) to stretch pictures to.
+        size: (height, width), or one side, to stretch pictures to.
         channels: 1 for grey, 3 for RGB; None as stored (packed pictures: RGB).
         policy: What to do about bad items, see `mettle.data.check.screen`. By default rows must be finite
             and packed pictures are trusted: the file's checksums guard them, and looking decodes them all.
         largest: The most bytes that the arrays may have, unpacked.
+        labelled: Whether there must be labels; where not, samples of a file without have the label ``""``.
 
     Raises:
         DataError: The file or one of its arrays does not fit; one line says which and why.
@@ -73,17 +77,22 @@ def read_npz(
     inputs, used = _inputs(arrays, path, size, channels)
     columns = {k: as_text(v, k) for k, v in arrays.items() if k not in used and v.shape == (len(inputs),)}
     who = _choose(columns, arrays, label, LABELS, "label", path)
-    if who is None:
-        raise DataError(f"no labels in {shown(path)}: name an array label, or pass label=...{nearest('', columns)}")
+    if who is None and labelled:
+        remedy = "name an array label, or name it with data.label in a recipe, --label of data check, label= in Python"
+        raise DataError(f"no labels in {shown(path)}: {remedy}{nearest('label', columns)}")
     where = None if domain == "" else _choose(columns, arrays, domain, DOMAINS, "domain", path)
     ids = _choose(columns, arrays, None, IDS, "id", path)
-    taken = {who, where, ids, "split", "role"}
+    files = columns["path"] if "path" in columns and columns["path"].dtype.kind == "U" else None
+    taken = {who, where, ids, "split", "role", *(() if files is None else ("path",))}
     if groups is None:
         kept = [name for name in columns if name not in taken and _is_group(columns[name])]
     else:
         kept = [_choose(columns, arrays, name, (), "groups", path) or name for name in groups]
     role, distractor = roles(columns["role"]) if "role" in columns else (None, np.zeros(len(inputs), bool))
-    labels = named(columns[who], arrays.get("class_names", arrays.get(f"{who}_names")))
+    if who is None:
+        labels = Column(np.zeros(len(inputs), np.int64), ("",))
+    else:
+        labels = named(columns[who], arrays.get("class_names", arrays.get(f"{who}_names")))
     return screen(
         Samples.of(
             inputs,
@@ -95,6 +104,8 @@ def read_npz(
             split=columns.get("split"),
             role=role,
             origin=str(path),
+            files=files,
+            root=str(path.parent),
         ),
         policy or ("fail" if inputs.kind == "row" else "trust"),
     )
@@ -174,7 +185,9 @@ def _array(file: Mapping[str, np.ndarray], name: str, path: Path) -> np.ndarray:
     return array
 
 
-def _inputs(arrays: Arrays, path: Path, size: Size | None, channels: Channels | None) -> tuple[Inputs, tuple[str, ...]]:
+def _inputs(
+    arrays: Arrays, path: Path, size: Sides | None, channels: Channels | None
+) -> tuple[Inputs, tuple[str, ...]]:
     """The samples themselves, and the arrays they used up."""
     if "offsets" in arrays and "data" in arrays:
         ends = [arrays[name].tobytes() if name in arrays else b"" for name in ("header", "trailer")]

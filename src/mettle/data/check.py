@@ -9,6 +9,7 @@
 | nearly the same picture, or its mirror image, in two splits | warning, or what ``near`` says |
 | the same content, or one path, twice under one label | warning |
 | a label with one sample, or none | warning |
+| fewer than four labels (unless train has all labels of test), domains that each occur under one label only | warning |
 | paths or labels that differ only in case, pictures of several sizes, constant columns | warning |
 
 Equal rows of a table are never more than a warning: two people may well share all their attributes.
@@ -36,6 +37,7 @@ from mettle.data.problems import (
     classes,
     constant_columns,
     copies,
+    layout,
     near_copies,
     overlap,
     problem,
@@ -83,7 +85,7 @@ def check(
         text = f"{len(shared)} labels are in train and in test: {names}{' and more' if len(shared) > 3 else ''}"
         problems.append(Problem("error", "overlap", text))
     problems += [*copies(samples, seen), *near_copies(samples, seen, near), *classes(samples), *cases(samples)]
-    problems += [*sizes(seen), *constant_columns(samples)]
+    problems += [*layout(samples), *sizes(seen), *constant_columns(samples)]
     domains = {} if samples.domain is None else Counter(samples.domain.values().tolist())
     return Findings(
         samples=len(samples),
@@ -93,6 +95,7 @@ def check(
         protocol=protocol,
         shared_labels=len(shared),
         problems=shortened(problems, limit),
+        notes=samples.notes,
     )
 
 
@@ -131,7 +134,8 @@ def _judge(samples: Samples, bad: Mapping[int, str], policy: Policy, tolerance: 
     what = f"{len(bad)} of {len(samples)} {'pictures' if samples.inputs.kind == 'image' else 'rows'}"
     texts = list(bad.values())
     if policy == "fail":
-        raise DataError(f"{what} cannot be used, first: {texts[0]}; repair or remove it, or pass policy='skip'")
+        remedy = "repair or remove it, or set policy='skip' (data.policy in a recipe, --policy of data check)"
+        raise DataError(f"{what} cannot be used, first: {texts[0]}; {remedy}")
     if len(bad) > tolerance * len(samples):
         more = f"; and {len(bad) - limit} more" if len(bad) > limit else ""
         raise DataError(f"{what} cannot be used, over the {tolerance:.0%} limit: {'; '.join(texts[:limit])}{more}")

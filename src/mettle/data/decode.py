@@ -16,11 +16,13 @@ state, so it is done under a lock and only for the kinds of file that can warn.
 """
 
 import io
+import operator
 import re
 import stat
 import struct
 import threading
 import warnings
+from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -37,6 +39,8 @@ from PIL.WebPImagePlugin import WebPImageFile
 from mettle.errors import DataError, InputError
 
 Channels = Literal[1, 3]
+Size = tuple[int, int]
+Sides = int | Sequence[int]  # a size as people give it: one side, or (height, width)
 SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 PIXELS = 64_000_000
 FILE_BYTES = 512 << 20  # no picture within the pixel limit needs more
@@ -65,7 +69,7 @@ _WARNINGS = threading.RLock()
 def decode(
     source: bytes | Path,
     *,
-    size: tuple[int, int] | None = None,
+    size: Sides | None = None,
     channels: Channels = 3,
     pixels: int = PIXELS,
     name: str | None = None,
@@ -74,7 +78,7 @@ def decode(
 
     Args:
         source: The encoded bytes, or the file that holds them.
-        size: (height, width) to stretch to, antialiased; None keeps the picture's own size.
+        size: (height, width), or one side of a square, to stretch to, antialiased; None keeps the picture's own size.
         channels: 1 for grey, 3 for RGB.
         pixels: The most pixels a header may announce.
         name: What to call the picture in an error; the path by default.
@@ -87,8 +91,7 @@ def decode(
     """
     if channels not in (1, 3):
         raise InputError(f"channels must be 1 (grey) or 3 (RGB), got {channels!r}")
-    if size is not None and (len(size) != 2 or min(size) < 1):
-        raise InputError(f"size must be (height, width), both at least 1, got {size!r}")
+    size = as_size(size)
     called = name if name is not None else str(source) if isinstance(source, Path) else None
     try:
         data = source if isinstance(source, bytes) else read_file(source)
@@ -97,6 +100,21 @@ def decode(
         reason = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
         what = "a picture" if called is None else shown(called)
         raise DataError(f"cannot decode {what}: {reason or 'not enough memory'}") from None
+
+
+def as_size(size: Sides | None) -> Size | None:
+    """(height, width), from such a pair or from one side of a square; None stays None."""
+    if size is None:
+        return None
+    try:
+        sides = [size, size] if np.ndim(size) == 0 else list(size)  # type: ignore[arg-type]
+        height, width = (operator.index(side) for side in sides)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        height = width = 0
+    if height < 1 or width < 1 or isinstance(size, bool):
+        wanted = "one side in pixels or (height, width), at least 1"
+        raise InputError(f"size must be {wanted}, got {size!r}")
+    return height, width
 
 
 def read_file(path: Path) -> bytes:
@@ -117,7 +135,7 @@ def shown(name: str | Path, most: int = 160) -> str:
     return repr(text)
 
 
-def _decode(data: bytes, size: tuple[int, int] | None, channels: Channels, pixels: int) -> np.ndarray:
+def _decode(data: bytes, size: Size | None, channels: Channels, pixels: int) -> np.ndarray:
     kind = _kind(data)
     exif, noisy = b"", kind in ("TIFF", "GIF") or (kind == "PNG" and b"acTL" in data)
     if kind == "JPEG":

@@ -1,7 +1,7 @@
 """A folder of pictures: the folder a file lies in says what it is.
 
     root/<label>/*.jpg                      a set without splits
-    root/<split>/<label>/*.jpg              with splits: train, val (valid, validation), test
+    root/<split>/<label>/*.jpg              with splits: train (training), val (valid, validation, dev), test (testing)
     root/[<split>/]<label>/<domain>/*.jpg   a folder below the label names how the picture was taken
 
 Files are taken in the order of their paths, and a sample's id is its place in that order, counted before
@@ -10,19 +10,17 @@ out of the root; within one label every real folder is read once, which cuts loo
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from mettle.data.check import Policy, screen
-from mettle.data.decode import SUFFIXES, Channels, shown
-from mettle.data.images import ImageFiles, Size
-from mettle.data.samples import SPLITS, Column, Samples
+from mettle.data.decode import SUFFIXES, Channels, Sides, shown
+from mettle.data.images import ImageFiles
+from mettle.data.samples import SPLIT_WORDS, SPLITS, Column, Samples
 from mettle.errors import DataError
-
-SPLIT_NAMES = {name: name for name in SPLITS} | {"valid": "val", "validation": "val"}
 
 
 class _Found(NamedTuple):
@@ -35,19 +33,21 @@ class _Found(NamedTuple):
 def read_folder(
     path: str | Path,
     *,
-    size: Size | None = None,
+    size: Sides | None = None,
     channels: Channels = 3,
     policy: Policy = "fail",
     splits: bool | None = None,
+    labelled: bool = True,
 ) -> Samples:
     """Read a folder of pictures.
 
     Args:
         path: The root.
-        size: (height, width) to stretch every picture to; None when all files have one size already.
+        size: (height, width), or one side, to stretch every picture to; None when all files have one size already.
         channels: 1 for grey, 3 for RGB.
         policy: What to do about pictures that cannot be read, see `mettle.data.check.screen`.
         splits: Whether the folders below the root are splits; None: they are when all of them are named so.
+        labelled: Whether every picture needs a label; where not, those beside the label folders have the label ``""``.
 
     Raises:
         DataError: No such folder, no pictures, a picture outside any label folder, or a bad one (by policy).
@@ -58,12 +58,15 @@ def read_folder(
     folders = _folders(root)
     parts = _parts(root, folders, splits)
     tops = [(label, parts[f.name]) for f in folders for label in _folders(f)] if parts else [(f, "") for f in folders]
-    _refuse_strays(root, [root, *folders] if parts else [root])
-    found = sorted(one for top, split in tops for one in _pictures(root, top, split))
+    strays = list(_strays(root, {root: ""} | ({f: parts[f.name] for f in folders} if parts else {})))
+    if strays and labelled:
+        remedy = "move it into the folder of its label (pictures without labels can be embedded, not trained on)"
+        raise DataError(f"picture {shown(strays[0].path)} has no label: {remedy}")
+    found = sorted([*strays, *(one for top, split in tops for one in _pictures(root, top, split))])
     if not found:
         raise DataError(f"no pictures in {shown(root)}: one folder per label, with {', '.join(SUFFIXES)} files")
     # Label folders without pictures are named too: `check` reports them.
-    names = sorted({_readable(top.name) for top, _ in tops})
+    names = sorted({_readable(top.name) for top, _ in tops} | {one.label for one in strays})
     code = {name: i for i, name in enumerate(names)}
     samples = Samples.of(
         ImageFiles([one.path for one in found], size, channels, root),
@@ -75,13 +78,30 @@ def read_folder(
     return screen(samples, policy)
 
 
+def read_picture(
+    path: str | Path,
+    *,
+    size: Sides | None = None,
+    channels: Channels = 3,
+    policy: Policy = "fail",
+    labelled: bool = True,
+) -> Samples:
+    """Read one picture file, which has no label; options as in `read_folder`."""
+    path = Path(path)
+    if labelled:
+        remedy = "give the folder that holds one folder per label (a picture alone can be embedded, not trained on)"
+        raise DataError(f"{shown(path)} is one picture without a label: {remedy}")
+    return screen(Samples.of(ImageFiles([path.name], size, channels, path.parent), [""], origin=str(path)), policy)
+
+
 def _parts(root: Path, folders: list[Path], splits: bool | None) -> dict[str, str]:
     """The split that each folder below the root stands for; empty when they are labels."""
-    parts = {folder.name: SPLIT_NAMES.get(folder.name.lower(), "") for folder in folders}
+    parts = {folder.name: SPLIT_WORDS.get(folder.name.lower(), "") for folder in folders}
     others = [name for name, split in parts.items() if not split]
     if splits is None and "train" in parts.values() and len(parts) - len(others) > 1 and others:
         problem = f"{shown(root)} holds splits and {shown(others[0])}"
-        raise DataError(f"{problem}: move that folder away, or pass splits=False if all of them are labels")
+        remedy = "move that folder away, or rename the others if all of them are labels (in Python: splits=False)"
+        raise DataError(f"{problem}: {remedy}")
     if splits and others:
         raise DataError(f"{shown(others[0])} is not a split: name the folders {', '.join(SPLITS)}")
     return {} if splits is False or others else parts
@@ -106,12 +126,12 @@ def _pictures(root: Path, top: Path, split: str) -> Iterator[_Found]:
                 yield _Found(place, label, _readable(inside[0]) if inside else "", split)
 
 
-def _refuse_strays(root: Path, folders: list[Path]) -> None:
-    for folder in folders:
+def _strays(root: Path, folders: Mapping[Path, str]) -> Iterator[_Found]:
+    """Pictures that lie in none of the label folders, with their split."""
+    for folder, split in folders.items():
         for entry in _entries(folder):
             if not entry.is_dir() and _is_picture(entry):
-                place = Path(entry.path).relative_to(root).as_posix()
-                raise DataError(f"picture {shown(place)} has no label: move it into the folder of its label")
+                yield _Found(Path(entry.path).relative_to(root).as_posix(), "", "", split)
 
 
 def _folders(folder: Path) -> list[Path]:

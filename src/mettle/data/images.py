@@ -1,14 +1,13 @@
-"""Where pictures and rows are: in memory, in files, packed into one buffer. Each class is an `Inputs`.
+"""Where pictures are: in memory, in files, packed into one buffer. Each class is an `Inputs`.
 
 | class | holds | reading |
 |---|---|---|
 | `ImageArray` | decoded pictures | a copy |
 | `ImageFiles` | paths | opens and decodes |
 | `PackedImages` | encoded pictures, end to end in one buffer | decodes |
-| `Rows` | numbers | a copy |
 
 All pictures of one source come out in one size. Without ``size`` that is the size of the first picture that
-can be read, and a picture of another size is an error that says so. Sizes are (height, width).
+can be read, and a picture of another size is an error that says so. Sizes are (height, width), or one side.
 
 Beyond the protocol each of them has ``take`` (fewer items), ``name`` (what to call an item in a message) and
 ``content`` (the bytes that two equal items share); pictures have ``resized`` (another size, grey or colour).
@@ -24,11 +23,12 @@ from typing import Literal, Protocol, TypeVar
 import numpy as np
 from PIL import Image
 
-from mettle.data.decode import Channels, decode, read_file, shown
+from mettle.data.decode import Channels, Sides, Size, as_size, decode, read_file, shown
+from mettle.data.rows import Rows as Rows  # all kinds of inputs can be had from here
+from mettle.data.rows import digest
 from mettle.data.samples import Inputs
 from mettle.errors import DataError
 
-Size = tuple[int, int]
 Result = TypeVar("Result")
 BUDGET = 2 << 30
 HASHED_FILES = 64
@@ -47,8 +47,8 @@ class ImageArray:
     kind: Literal["image", "row"] = "image"
     resident = True
 
-    def __init__(self, array: np.ndarray, size: Size | None = None, *, source: str = "") -> None:
-        array = np.asarray(array)
+    def __init__(self, array: np.ndarray, size: Sides | None = None, *, source: str = "") -> None:
+        array, size = np.asarray(array), as_size(size)
         if array.dtype != np.uint8:
             raise DataError(f"pictures must be uint8, 0 to 255, got {array.dtype}: scale and round them")
         array = array[..., None] if array.ndim == 3 else array
@@ -71,13 +71,13 @@ class ImageArray:
 
     def fingerprint(self) -> str:
         """Hash of all pixels, or of what they were decoded from."""
-        return self.source or _digest(str(self.array.shape).encode(), self.array)
+        return self.source or digest(str(self.array.shape).encode(), self.array)
 
     def take(self, at: np.ndarray) -> "ImageArray":
         """Only the pictures at these positions."""
         return ImageArray(self.array[np.asarray(at, np.int64)])
 
-    def resized(self, size: Size | None = None, channels: Channels | None = None) -> "ImageArray":
+    def resized(self, size: Sides | None = None, channels: Channels | None = None) -> "ImageArray":
         """The same pictures in another size, in grey or in colour."""
         array = self.array
         if channels == 3 and array.shape[3] == 1:
@@ -113,11 +113,11 @@ class ImageFiles:
     def __init__(
         self,
         paths: Sequence[str | Path],
-        size: Size | None = None,
+        size: Sides | None = None,
         channels: Channels = 3,
         root: str | Path = ".",
     ) -> None:
-        self.paths, self.root, self.size = tuple(map(str, paths)), str(root), size
+        self.paths, self.root, self.size = tuple(map(str, paths)), str(root), as_size(size)
         self.channels: Channels = channels
         self._shape: tuple[int, ...] = ()
 
@@ -140,24 +140,24 @@ class ImageFiles:
         Hashing all content would read the whole set; a change that keeps the byte count of a file that is not
         among the 64 goes unseen.
         """
-        digest = hashlib.sha256(repr((len(self), self.size, self.channels)).encode())
+        found = hashlib.sha256(repr((len(self), self.size, self.channels)).encode())
         for i, path in enumerate(self.paths):
             try:
                 count = self.path(i).stat().st_size
             except (OSError, ValueError) as problem:
                 raise DataError(f"cannot find {shown(path)}: {getattr(problem, 'strerror', problem)}") from None
-            digest.update(os.fsencode(f"{path}\0{count}\0"))
+            found.update(os.fsencode(f"{path}\0{count}\0"))
         hashed = np.linspace(0, len(self) - 1, min(HASHED_FILES, len(self))).astype(np.int64)
         for i in hashed.tolist():
-            digest.update(hashlib.sha256(self.content(i)).digest())
-        return digest.hexdigest()[:16]
+            found.update(hashlib.sha256(self.content(i)).digest())
+        return found.hexdigest()[:16]
 
     def take(self, at: np.ndarray) -> "ImageFiles":
         """Only the files at these positions."""
         paths = [self.paths[i] for i in np.asarray(at).tolist()]
         return ImageFiles(paths, self.size, self.channels, self.root)
 
-    def resized(self, size: Size | None = None, channels: Channels | None = None) -> "ImageFiles":
+    def resized(self, size: Sides | None = None, channels: Channels | None = None) -> "ImageFiles":
         """The same files, decoded to another size, in grey or in colour."""
         return ImageFiles(self.paths, size or self.size, channels or self.channels, self.root)
 
@@ -201,7 +201,7 @@ class PackedImages:
         offsets: np.ndarray,
         header: bytes = b"",
         trailer: bytes = b"",
-        size: Size | None = None,
+        size: Sides | None = None,
         channels: Channels = 3,
     ) -> None:
         data, offsets = np.asarray(data), np.asarray(offsets)
@@ -213,7 +213,7 @@ class PackedImages:
         if offsets[0] < 0 or offsets[-1] > len(data) or (np.diff(offsets) < 0).any():
             raise DataError(f"packed pictures: offsets must rise from 0 to at most {len(data)}, the data's size")
         self.data, self.offsets, self.header, self.trailer = data, offsets, bytes(header), bytes(trailer)
-        self.size = size
+        self.size = as_size(size)
         self.channels: Channels = channels
         self._shape: tuple[int, ...] = ()
 
@@ -233,7 +233,7 @@ class PackedImages:
     def fingerprint(self) -> str:
         """Hash of all encoded bytes and of how they are decoded."""
         how = repr((self.size, self.channels, self.header, self.trailer))
-        return _digest(how.encode(), self.offsets, self.data)
+        return digest(how.encode(), self.offsets, self.data)
 
     def take(self, at: np.ndarray) -> "PackedImages":
         """Only the pictures at these positions, copied."""
@@ -242,7 +242,7 @@ class PackedImages:
         data = np.concatenate([np.empty(0, np.uint8), *parts])
         return PackedImages(data, offsets, self.header, self.trailer, self.size, self.channels)
 
-    def resized(self, size: Size | None = None, channels: Channels | None = None) -> "PackedImages":
+    def resized(self, size: Sides | None = None, channels: Channels | None = None) -> "PackedImages":
         """The same pictures, decoded to another size, in grey or in colour."""
         how = (self.header, self.trailer, size or self.size, channels or self.channels)
         return PackedImages(self.data, self.offsets, *how)
@@ -255,56 +255,6 @@ class PackedImages:
         """The encoded bytes of one picture."""
         i = range(len(self))[i]  # so that -1 is the last and n an IndexError
         return self.header + self.data[self.offsets[i] : self.offsets[i + 1]].tobytes() + self.trailer
-
-
-class Rows:
-    """Rows of numbers in memory: embeddings, or the features of a table.
-
-    Args:
-        array: (n, f) numbers; kept as float32, in which a number beyond its range is infinite.
-        names: What the f columns are called, when known.
-    """
-
-    kind: Literal["image", "row"] = "row"
-    resident = True
-
-    def __init__(self, array: np.ndarray, names: Sequence[str] = ()) -> None:
-        array = np.asarray(array)
-        if array.ndim != 2 or array.dtype.kind not in "fiub":
-            raise DataError(f"rows must be (n, f) numbers, got {array.dtype} {array.shape}")
-        if names and len(names) != array.shape[1]:
-            raise DataError(f"{len(names)} names for {array.shape[1]} columns: one per column is needed")
-        with np.errstate(over="ignore"):
-            self.array = array.astype(np.float32, copy=False)
-        self.names = tuple(names)
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(f,)."""
-        return self.array.shape[1:]
-
-    def read(self, at: np.ndarray) -> np.ndarray:
-        """Copies of the rows at these positions."""
-        return self.array[np.asarray(at, np.int64)]
-
-    def fingerprint(self) -> str:
-        """Hash of all numbers."""
-        return _digest(str(self.array.shape).encode(), self.array)
-
-    def take(self, at: np.ndarray) -> "Rows":
-        """Only the rows at these positions."""
-        return Rows(self.array[np.asarray(at, np.int64)], self.names)
-
-    def name(self, i: int) -> str:
-        """What to call one row, counted from 1."""
-        return f"row {i + 1}"
-
-    def content(self, i: int) -> bytes:
-        """The numbers of one row."""
-        return self.array[i].tobytes()
 
 
 class Encoded(Protocol):
@@ -392,10 +342,3 @@ def _stretched(array: np.ndarray, size: Size) -> np.ndarray:
     for _ in in_threads(stretch, len(array)):
         pass
     return result
-
-
-def _digest(head: bytes, *arrays: np.ndarray) -> str:
-    digest = hashlib.sha256(head)
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()[:16]

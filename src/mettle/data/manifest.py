@@ -1,18 +1,20 @@
-"""Manifests: a CSV (or ``.csv.gz``) or Parquet table with one sample a row.
+"""Manifests: a CSV, TSV (either with ``.gz``) or Parquet table with one sample a row.
 
 | column | meaning |
 |---|---|
 | ``path`` | a picture file, relative to the manifest's folder or absolute; without it the table is the data |
+| ``image``, ``file``, ``filename``, ... | instead of ``path``, where it holds picture files; or ``image=...`` |
 | ``label``, else ``y`` | who or what, required; ``label="identity"`` takes another column |
 | ``id`` | whole number, unique |
 | ``domain`` | how it was taken |
-| ``split`` | train, val, test (or 0, 1, 2), or empty |
+| ``split`` | train, val, test (or training, dev, ..., or 0, 1, 2), or empty |
 | ``role`` | query, gallery, either, distractor (or 1, 2, 0, 3), or empty |
 | ``is_query``, ``is_gallery`` | true or false, instead of ``role`` |
 
 With pictures, every other column of text with at most 1000 distinct values is a group column, and numbers are
 passed over unless ``groups`` names them. Without pictures, ``g`` is the group column unless ``groups`` says
-otherwise, and all that is left are features: numbers as they are, text one column per category (sorted).
+otherwise, and all that is left are features: numbers as they are, text one column per category (sorted). What is
+passed over is said in ``notes``. A table for a model that is trained already is read ``like`` the first one.
 
 A manifest is trusted as a script is: its paths may lead anywhere, absolute ones and ``..`` included.
 
@@ -22,20 +24,22 @@ Errors name the line, counted as an editor does: the header is line 1 (in Parque
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from mettle.data.arrays import GROUP_VALUES, apart, roles, yes_no
 from mettle.data.check import Policy, screen
-from mettle.data.decode import Channels, shown
-from mettle.data.images import ImageFiles, Rows, Size
-from mettle.data.samples import NO_SPLIT, SPLITS, Column, Inputs, Samples
+from mettle.data.decode import SUFFIXES, Channels, Sides, shown
+from mettle.data.features import MISSING, mostly, new_rows, same_rows
+from mettle.data.images import ImageFiles
+from mettle.data.rows import Feature, features_of
+from mettle.data.samples import NO_SPLIT, SPLIT_WORDS, SPLITS, Column, Inputs, Samples
 from mettle.data.table import Table, number, read_table, whole
-from mettle.errors import DataError, InputError, nearest
+from mettle.errors import DataError
 
-MISSING = frozenset(("", "?", "na", "n/a", "nan", "null", "none"))
-MOSTLY = 0.9  # a column with this share of numbers is meant as numbers: the rest are mistakes, not categories
+PICTURES = ("image_path", "image", "img_path", "img", "filename", "file_name", "file_path", "filepath", "file")
+PICTURES += ("path", "picture", "photo")  # any case; ``path`` as it stands here counts whatever it holds
 RESERVED = ("path", "id", "domain", "split", "role", "is_query", "is_gallery")
 TRUTH = {text: True for text in ("true", "t", "yes", "1", "1.0")} | {
     text: False for text in ("false", "f", "no", "0", "0.0")
@@ -52,14 +56,17 @@ def read_manifest(
     categories: Sequence[str] = (),
     text: Literal["onehot", "code"] = "onehot",
     missing: Literal["fail", "mean"] = "fail",
-    size: Size | None = None,
+    size: Sides | None = None,
     channels: Channels = 3,
     policy: Policy = "fail",
+    image: str | None = None,
+    like: Sequence[Mapping[str, Any] | Feature] | None = None,
+    labelled: bool = True,
 ) -> Samples:
     """Read a manifest.
 
     Args:
-        path: ``.csv``, ``.csv.gz`` or ``.parquet`` (which needs ``mettle-ml[parquet]``).
+        path: ``.csv``, ``.tsv``, either with ``.gz``, or ``.parquet`` (which needs ``mettle-ml[parquet]``).
         label: The column that holds the label; by default ``label``, else ``y``.
         domain: The column that holds the domain; by default ``domain`` when there is one.
         groups: The columns to keep as groups, see above.
@@ -68,32 +75,49 @@ def read_manifest(
         text: Text features as one column per category, or as the number of the category in sorted order.
         missing: What to do about missing numbers: ``fail``, or the ``mean`` of the column (of its train rows,
             where there is a split).
-        size: (height, width) to stretch pictures to.
+        size: (height, width), or one side, to stretch pictures to.
         channels: 1 for grey, 3 for RGB.
         policy: What to do about bad samples, see `mettle.data.check.screen`.
+        image: The column of picture files, where the usual names do not fit; ``""`` for none.
+        like: Without pictures, the columns that a model was trained on (``samples.inputs.features``, or what its
+            contract says): they are found by name and coded as they were; any other column is an error unless
+            ``features`` were chosen.
+        labelled: Whether every row needs a label; where not, rows without one have the label ``""``.
 
     Raises:
         DataError: The table does not fit; one line says where and why.
         MissingExtra: Parquet support is not installed.
     """
     table = read_table(Path(path))
-    who = _name(table, label, ("label", "y"), "label")
-    if who is None:
-        raise DataError(f"no column label in {shown(path)}: pass label=...{nearest('', table.columns)}")
+    known = labelled or label in table.columns  # rows to embed may lack the column that a run was trained by
+    who = _name(table, label if known else None, ("label", "y"), "label")
+    if who is None and labelled:
+        remedy = "rename it, or name it with data.label in a recipe, --label of data check, label= in Python"
+        raise DataError(f"no column label in {shown(path)}: {remedy}{table.hint('label')}")
     where = _name(table, domain, ("domain",), "domain")
-    pictures = "path" in table.columns
-    kept = _groups(table, groups, {who, where}, pictures)
+    trained = None if like is None else features_of(like)
+    rows = trained is not None or (features is not None and image is None and "path" not in table.columns)
+    pictures = None if rows else _picture_column(table, image)
+    inner = features if trained is None else [feature.name for feature in trained]
+    kept, notes = _groups(table, groups, {who, where, pictures}, pictures is not None, inner)
     split, (role, distractor) = split_column(table), _roles(table)
-    taken = {who, where, *kept, *RESERVED}
+    free = [name for name in table.columns if name and name not in {who, where, pictures, *kept, *RESERVED}]
     inputs: Inputs
-    if pictures:
-        inputs = ImageFiles(_paths(table, policy), size, channels, table.path.parent)
+    if pictures is not None:
+        inputs = ImageFiles(_paths(table, pictures, policy), size, channels, table.path.parent)
+    elif trained is not None:
+        if features is None:
+            _refuse_others(table, free, [feature.name for feature in trained])
+        inputs = same_rows(table, trained)
     else:
-        chosen = [name for name in table.columns if name and name not in taken] if features is None else features
-        inputs = _rows(table, [table.known(name) for name in chosen], categories, text, missing, split)
+        if features is None and image is None:
+            _refuse_pictures(table, free)
+        chosen = free if features is None else [table.known(name) for name in features]
+        inputs = new_rows(table, chosen, categories=categories, text=text, missing=missing, split=split)
+    nobody = Column(np.zeros(len(table.lines), np.int64), ("",))
     samples = Samples.of(
         inputs,
-        apart(_column(table, who, required=True), distractor),
+        apart(nobody if who is None else _column(table, who, required=labelled), distractor),
         ids=_ids(table),
         domain=None if where is None else _column(table, where),
         groups={name: _column(table, name) for name in kept}
@@ -101,6 +125,7 @@ def read_manifest(
         split=split,
         role=role,
         origin=str(path),
+        notes=notes,
     )
     return screen(samples, policy)
 
@@ -109,19 +134,65 @@ def _name(table: Table, wanted: str | None, usual: Sequence[str], what: str) -> 
     """The wanted column, or the first of the usual ones that is there."""
     if wanted is not None:
         if wanted not in table.columns:
-            known = nearest(wanted, table.columns)
-            raise DataError(f"{what}: no column {shown(wanted)} in {shown(table.path)}{known}")
+            raise DataError(f"{what}: no column {shown(wanted)} in {shown(table.path)}{table.hint(wanted)}")
         return wanted
     return next((name for name in usual if name in table.columns), None)
 
 
-def _groups(table: Table, wanted: Sequence[str] | None, taken: set[str | None], pictures: bool) -> list[str]:
+def _picture_column(table: Table, wanted: str | None) -> str | None:
+    """The column of picture files, None without one."""
     if wanted is not None:
-        return [table.known(name) for name in wanted]
+        return _name(table, wanted, (), "image") if wanted else None
+    if "path" in table.columns:
+        return "path"
+    by_name = {name.lower(): name for name in reversed(list(table.columns))}
+    usual = [by_name[name] for name in PICTURES if name in by_name]
+    return next((name for name in usual if _names_pictures(table, name)), None)
+
+
+def _names_pictures(table: Table, name: str) -> bool:
+    """Whether a column holds names of picture files."""
+    return mostly(table.columns[name], lambda value: value.strip().lower().endswith(SUFFIXES))
+
+
+def _refuse_pictures(table: Table, names: Sequence[str]) -> None:
+    for name in names:
+        if _names_pictures(table, name):
+            problem = f"column {shown(name)} holds names of picture files, which are no features"
+            remedy = f"rename it to path, or set data.image={name!r} (in Python image=)"
+            others = "or choose the features (data.features in a recipe, features= in Python)"
+            raise DataError(f"{shown(table.path)}: {problem}: {remedy}, {others}")
+
+
+def _refuse_others(table: Table, names: Sequence[str], known: Sequence[str]) -> None:
+    others = [name for name in names if name not in known]
+    if others and all(name in table.columns for name in known):  # else the name that is not there says more
+        problem = f"column {shown(others[0])} of {shown(table.path)} is none that the model was trained on"
+        raise DataError(f"{problem} ({_listed(known)}): take it out of the table")
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _groups(
+    table: Table, wanted: Sequence[str] | None, taken: set[str | None], pictures: bool, features: Sequence[str] | None
+) -> tuple[list[str], tuple[str, ...]]:
+    """The group columns, and a note about columns whose use might surprise."""
+    if wanted is not None:
+        return [table.known(name) for name in wanted], ()
     free = [name for name in table.columns if name and name not in taken and name not in RESERVED]
     if not pictures:
-        return ["g"] if "g" in free else []
-    return [name for name in free if len(set(table.columns[name])) <= GROUP_VALUES and not _is_numeric(table, name)]
+        if "g" not in free or "g" in (features or ()):
+            return [], ()
+        change = "data.groups in a recipe, groups= in Python changes that"
+        return ["g"], (f"column 'g' is taken as a group, not as a feature: {change}",)
+    numbers = [name for name in free if _is_numeric(table, name)]
+    many = [name for name in free if name not in numbers and len(set(table.columns[name])) > GROUP_VALUES]
+    why = [(numbers, "numbers"), (many, f"over {GROUP_VALUES} distinct texts")]
+    left = [f"{_listed([shown(name) for name in names])} ({reason})" for names, reason in why if names]
+    note = f"columns left out: {', '.join(left)}; data.groups in a recipe, groups= in Python keeps those it names"
+    return [name for name in free if name not in numbers and name not in many], (note,) if left else ()
 
 
 def _column(table: Table, name: str, required: bool = False) -> Column:
@@ -151,8 +222,9 @@ def split_column(table: Table) -> np.ndarray | None:
     """Codes of the column ``split``, None without one."""
     if "split" not in table.columns:
         return None
-    code = {name: i for i, name in enumerate(SPLITS)} | {"": NO_SPLIT, "-1": NO_SPLIT, "0": 0, "1": 1, "2": 2}
-    return _coded(table, "split", code | {"valid": 1, "validation": 1, "none": NO_SPLIT}, ", ".join(SPLITS))
+    code = {word: SPLITS.index(name) for word, name in SPLIT_WORDS.items()}
+    code |= {"": NO_SPLIT, "-1": NO_SPLIT, "none": NO_SPLIT, "0": 0, "1": 1, "2": 2}
+    return _coded(table, "split", code, ", ".join(SPLITS))
 
 
 def _coded(table: Table, name: str, code: Mapping[str, int], known: str) -> np.ndarray:
@@ -184,86 +256,16 @@ def _roles(table: Table) -> tuple[np.ndarray | None, np.ndarray]:
     return np.where(query == gallery, 0, np.where(query == 1, 1, np.where(gallery == 1, 2, 0))), nobody
 
 
-def _paths(table: Table, policy: Policy) -> list[str]:
-    paths = [value.strip() for value in table.columns["path"]]
+def _paths(table: Table, column: str, policy: Policy) -> list[str]:
+    paths = [value.strip() for value in table.columns[column]]
     for row, path in enumerate(paths):
         if not path:
-            raise table.error(row, "path", "empty; every row needs a picture")
+            raise table.error(row, column, "empty; every row needs a picture")
         if "://" in path:
-            raise table.error(row, "path", f"{shown(path)} is an address; download it and give the file")
+            raise table.error(row, column, f"{shown(path)} is an address; download it and give the file")
         if policy == "fail" and not os.path.lexists(table.path.parent / path):
-            raise table.error(row, "path", f"no file {shown(path)}; paths start from the manifest's folder")
+            raise table.error(row, column, f"no file {shown(path)}; paths start from the manifest's folder")
     return paths
-
-
-def _rows(
-    table: Table,
-    names: Sequence[str],
-    categories: Sequence[str],
-    text: str,
-    missing: str,
-    split: np.ndarray | None,
-) -> Rows:
-    """The feature columns as one array."""
-    if text not in ("onehot", "code") or missing not in ("fail", "mean"):
-        raise InputError(f"text must be onehot or code, missing fail or mean, got {text!r}, {missing!r}")
-    if not names:
-        raise DataError(f"{shown(table.path)} has neither a column path nor feature columns")
-    parts, titles = [], []
-    for name in names:
-        numbers = None if name in categories else _numbers(table, name)
-        if numbers is not None:
-            parts.append(_filled(table, name, numbers, missing, split)[:, None])
-            titles.append(name)
-            continue
-        column = Column.of(np.array([value.strip() for value in table.columns[name]]))
-        if text == "code":
-            parts.append(column.codes[:, None].astype(np.float32))
-            titles.append(name)
-        elif len(column.names) <= GROUP_VALUES:
-            parts.append(np.eye(len(column.names), dtype=np.float32)[column.codes])
-            titles += [f"{name}={category}" for category in column.names]
-        else:
-            problem = f"column {shown(name)} has {len(column.names)} distinct texts, over {GROUP_VALUES}"
-            raise DataError(f"{shown(table.path)}: {problem}; choose features=..., or pass text='code'")
-    return Rows(np.hstack(parts), titles)
-
-
-def _filled(table: Table, name: str, numbers: np.ndarray, missing: str, split: np.ndarray | None) -> np.ndarray:
-    """The numbers without gaps, as float32."""
-    gaps = np.isnan(numbers)
-    if gaps.any():
-        if missing == "fail":
-            raise table.error(int(gaps.argmax()), name, "no number; fill it in, or pass missing='mean'")
-        known = ~gaps if split is None or not (split == 0).any() else ~gaps & (split == 0)
-        if not known.any():
-            raise table.error(int(gaps.argmax()), name, "no number in any train row to take the mean of")
-        numbers = np.where(gaps, numbers[known].mean(), numbers)
-    large = np.abs(numbers) > np.finfo(np.float32).max
-    if large.any():
-        raise table.error(int(large.argmax()), name, f"{numbers[large][0]:g} is too large, or not finite")
-    return numbers.astype(np.float32)
-
-
-def _numbers(table: Table, name: str) -> np.ndarray | None:
-    """The column as numbers, NaN where one is missing; None when it is text."""
-    odd: list[int] = []
-    numbers = np.full(len(table.lines), np.nan)
-    for row, value in enumerate(table.columns[name]):
-        if value.strip().lower() not in MISSING:
-            read = number(value)
-            if read is None:
-                odd.append(row)
-            else:
-                numbers[row] = read
-    counted = int((~np.isnan(numbers)).sum())
-    if not counted or len(odd) > (1 - MOSTLY) * (counted + len(odd)):
-        return None
-    if odd:
-        first = odd[0]
-        problem = f"{shown(table.columns[name][first])} is not a number, though most of the column is"
-        raise table.error(first, name, f"{problem}; correct it, or pass categories=[{name!r}]")
-    return numbers
 
 
 def _is_numeric(table: Table, name: str) -> bool:

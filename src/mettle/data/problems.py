@@ -17,6 +17,8 @@ from mettle.errors import DataError
 
 Severity = Literal["error", "warning"]
 Item = TypeVar("Item")
+FEW = 4  # labels: two to train on and two to test on
+NAMED = 8  # files that one problem names, at most
 _NOTHING = np.empty(0, np.float32)
 
 
@@ -29,6 +31,7 @@ class Problem:
     text: str
     id: int | None = None
     file: str | None = None
+    count: int = 1  # how many of its kind it stands for
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.text}"
@@ -47,6 +50,7 @@ class Findings:
             of test, ``mixed`` in between, ``none`` without both splits.
         shared_labels: How many labels are in train and in test.
         problems: Errors first; at most ``limit`` of a kind, then one that says how many more there are.
+        notes: What the reader of the samples made of their source that one might not expect.
     """
 
     samples: int
@@ -56,17 +60,22 @@ class Findings:
     protocol: str
     shared_labels: int
     problems: tuple[Problem, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def errors(self) -> tuple[Problem, ...]:
         """The problems that must be solved."""
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
+    def count(self, severity: Severity) -> int:
+        """How many problems there are, those that are not listed one by one included."""
+        return sum(problem.count for problem in self.problems if problem.severity == severity)
+
     def gate(self) -> None:
         """Raise a `DataError` with the first error when there is any."""
-        texts = [problem.text for problem in self.errors]
-        if texts:
-            raise DataError(f"{texts[0]}{f' (and {len(texts) - 1} more)' if len(texts) > 1 else ''}")
+        if self.errors:
+            more = self.count("error") - 1
+            raise DataError(f"{self.errors[0].text}{f' (and {more} more)' if more else ''}")
 
 
 class Seen(NamedTuple):
@@ -83,18 +92,17 @@ def copies(samples: Samples, seen: list[Seen]) -> Iterator[Problem]:
     grave: Severity = "error" if samples.inputs.kind == "image" else "warning"
     good = (i for i, one in enumerate(seen) if one.bad is None)
     for group in _grouped(good, lambda i: seen[i].digest):
-        labels = {int(samples.labels[i]): i for i in reversed(group)}
-        splits = {int(samples.split[i]): i for i in reversed(group) if samples.split[i] != NO_SPLIT}
+        labels = dict.fromkeys(int(samples.labels[i]) for i in group)
+        splits = dict.fromkeys(int(samples.split[i]) for i in group if samples.split[i] != NO_SPLIT)
+        first, same = group[0], _same(samples, group)
         if len(labels) > 1:
-            a, b = sorted(labels.values())[:2]
-            names = " and ".join(shown(samples.label.names[samples.labels[i]]) for i in (a, b))
-            yield problem(samples, grave, "conflict", f"{_both(samples, a, b)}, under the labels {names}", a)
+            names = _joined([shown(samples.label.names[code]) for code in labels])
+            yield problem(samples, grave, "conflict", f"{same}, under the labels {names}", first)
         if len(splits) > 1:
-            a, b = sorted(splits.values())[:2]
-            names = f"{SPLITS[samples.split[a]]} and {SPLITS[samples.split[b]]}"
-            yield problem(samples, grave, "leakage", f"{_both(samples, a, b)}, in {names}", a)
+            names = _joined([SPLITS[code] for code in splits])
+            yield problem(samples, grave, "leakage", f"{same}, in {names}", first)
         if len(labels) == 1 and len(splits) < 2:
-            yield problem(samples, "warning", "copy", _both(samples, group[0], group[1]), group[0])
+            yield problem(samples, "warning", "copy", same, first)
 
 
 def near_copies(samples: Samples, seen: list[Seen], severity: Severity) -> Iterator[Problem]:
@@ -122,6 +130,25 @@ def classes(samples: Samples) -> Iterator[Problem]:
         i = int(np.flatnonzero(samples.labels == code)[0])
         text = f"label {shown(samples.label.names[code])} has one sample, {_called(samples, i)}: it has no pair"
         yield problem(samples, "warning", "single", text, i)
+
+
+def layout(samples: Samples) -> Iterator[Problem]:
+    """Labels and domains that look as if the folders, or the columns, meant something else."""
+    present = np.unique(samples.labels)
+    names = _joined([shown(samples.label.names[code]) for code in present.tolist()]) if len(present) else "none"
+    if samples.domain is not None:
+        pairs = np.unique(np.stack([samples.domain.codes, samples.labels], 1), axis=0)
+        domains, counts = np.unique(pairs[:, 0], return_counts=True)
+        if len(domains) > 1 and (counts == 1).all():
+            domain, label = shown(samples.domain.names[pairs[0, 0]]), shown(samples.label.names[pairs[0, 1]])
+            text = f"each of the {len(domains)} domains occurs under one label only, as {domain} under {label}"
+            remedy = "if they are the labels, give the folder that holds them, or such folders in train, val and test"
+            yield Problem("warning", "layout", f"{text}: {remedy}")
+    whole = len(samples) == len(samples.inputs)  # a part of a table may have few by right
+    if whole and len(present) < FEW and overlap(samples)[1] != "closed-set":
+        few = "only 1 label" if len(present) == 1 else f"only {len(present)} labels"
+        remedy = "at least 4 are needed to train on some and test on others; check that labels are what they should be"
+        yield Problem("warning", "few", f"{few} ({names}): {remedy}")
 
 
 def cases(samples: Samples) -> Iterator[Problem]:
@@ -170,7 +197,8 @@ def shortened(problems: list[Problem], limit: int) -> tuple[Problem, ...]:
     for kind in _grouped(problems, lambda problem: (problem.severity, problem.kind), least=1):
         kept += kind[:limit]
         if len(kind) > limit:
-            kept.append(Problem(kind[0].severity, kind[0].kind, f"and {len(kind) - limit} more of: {kind[0].text}"))
+            text = f"and {len(kind) - limit} more of: {kind[0].text}"
+            kept.append(Problem(kind[0].severity, kind[0].kind, text, count=len(kind) - limit))
     return tuple(sorted(kept, key=lambda problem: problem.severity != "error"))
 
 
@@ -195,6 +223,15 @@ def _called(samples: Samples, i: int) -> str:
     return f"row {at + 1}" if inputs.kind == "row" else f"picture {at}"
 
 
-def _both(samples: Samples, a: int, b: int) -> str:
-    first, second = _called(samples, a), _called(samples, b)
-    return f"{first} is listed twice" if first == second else f"{first} and {second} have the same content"
+def _same(samples: Samples, group: list[int]) -> str:
+    """That these have the same content, all of them named unless they are very many."""
+    names = list(dict.fromkeys(_called(samples, i) for i in group))
+    times = {2: "twice"}.get(len(group), f"{len(group)} times")
+    return f"{names[0]} is listed {times}" if len(names) == 1 else f"{_joined(names)} have the same content"
+
+
+def _joined(names: list[str]) -> str:
+    """``a, b and c``; of very many the first few and a count."""
+    if len(names) > NAMED:
+        return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]

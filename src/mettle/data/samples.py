@@ -9,11 +9,13 @@
 | groups | any other attribute to slice results by (optional) |
 | split  | train, val, test, or none |
 | role   | query, gallery, or either |
+| files  | the picture file it came from, where it came from one |
 
 A subset shares its inputs with the whole: it only remembers the positions it keeps.
 """
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
@@ -23,6 +25,13 @@ import numpy as np
 from mettle.errors import DataError, InputError, nearest
 
 SPLITS = ("train", "val", "test")
+SPLIT_WORDS = {name: name for name in SPLITS} | {  # what people call them
+    "training": "train",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "testing": "test",
+}
 ROLES = ("either", "query", "gallery")
 NO_SPLIT = -1
 
@@ -98,6 +107,9 @@ class Samples:
     at: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     origin: str = ""
     skipped: tuple[str, ...] = ()  # bad files left out under the policy "skip", one line each
+    files: np.ndarray | None = None  # paths as the source gives them, relative to ``root`` or absolute
+    root: str = ""
+    notes: tuple[str, ...] = ()  # what its reader made of the source that one might not expect, one line each
 
     @classmethod
     def of(
@@ -112,9 +124,14 @@ class Samples:
         role: Sequence[object] | np.ndarray | None = None,
         origin: str = "",
         skipped: tuple[str, ...] = (),
+        files: Sequence[str] | np.ndarray | None = None,
+        root: str = "",
+        notes: tuple[str, ...] = (),
     ) -> "Samples":
         """Build a table; lengths, ids and codes are checked here and nowhere else."""
         n = len(inputs)
+        if files is None and hasattr(inputs, "paths"):  # remembered here, because decoded pictures forget them
+            files, root = inputs.paths, inputs.root  # type: ignore[attr-defined]
         whole = np.arange(n, dtype=np.int64)
         table = cls(
             ids=whole if ids is None else _ids(ids),
@@ -127,8 +144,12 @@ class Samples:
             at=whole,
             origin=origin,
             skipped=skipped,
+            files=None if files is None else np.asarray(files, dtype=object),
+            root=root,
+            notes=notes,
         )
         lengths = {"ids": len(table.ids), "labels": len(table.label), "split": len(table.split)}
+        lengths |= {} if table.files is None else {"files": len(table.files)}
         lengths |= {"role": len(table.role)} | {name: len(c) for name, c in table.columns().items()}
         for name, length in lengths.items():
             if length != n:
@@ -169,6 +190,7 @@ class Samples:
             split=self.split[at],
             role=self.role[at],
             at=self.at[at],
+            files=None if self.files is None else self.files[at],
         )
 
     def where(self, mask: np.ndarray) -> "Samples":
@@ -184,6 +206,19 @@ class Samples:
     def read(self, positions: np.ndarray) -> np.ndarray:
         """Pictures (b, h, w, c) uint8 or rows (b, f) float32 at these positions of this table."""
         return self.inputs.read(self.at[np.asarray(positions)])
+
+    def name(self, position: int) -> str:
+        """What to call one sample: its file, or its id, which is its row (from 0) where the source has no ids."""
+        if self.files is not None and self.files[position]:
+            return str(self.files[position])
+        return f"sample {self.ids[position]}"
+
+    def paths(self) -> np.ndarray | None:
+        """The absolute path of every sample's file ("" for none); None where no sample has one."""
+        if self.files is None or not any(self.files):
+            return None
+        root = os.path.abspath(self.root)
+        return np.asarray([os.path.normpath(os.path.join(root, file)) if file else "" for file in self.files])
 
     def fingerprint(self) -> str:
         """A short hash of the table and of what it points at."""
@@ -219,7 +254,9 @@ def codes_of(values: Sequence[object] | np.ndarray | None, names: tuple[str, ...
                 f"{what} codes are 0..{len(names) - 1}, got {array[bad][0]} at row {np.flatnonzero(bad)[0]}"
             )
         return array.astype(np.int8)
-    code = {name: i for i, name in enumerate(names)} | {"": absent, "validation": 1, "valid": 1}
+    code = {name: i for i, name in enumerate(names)} | {"": absent}
+    if what == "split":
+        code |= {word: names.index(name) for word, name in SPLIT_WORDS.items()}
     try:
         return np.asarray([code[str(v).strip().lower()] for v in array], np.int8)
     except KeyError as unknown:

@@ -1,27 +1,39 @@
 """One door to all data: a name or a path becomes `Samples`."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mettle.data.arrays import read_npz
-from mettle.data.folder import read_folder
+from mettle.data.decode import SUFFIXES
+from mettle.data.folder import read_folder, read_picture
 from mettle.data.glyphs import glyphs
 from mettle.data.manifest import read_manifest
+from mettle.data.rows import Feature
 from mettle.data.samples import Samples
+from mettle.data.table import SUFFIXES as TABLES
 from mettle.errors import DataError
 
-TABLES = (".csv", ".csv.gz", ".parquet")
 
-
-def read(source: str | Path, *, policy: str = "fail", cache: Path | None = None, **options: Any) -> Samples:
-    """Read ``glyphs``, ``glyphs:closed``, an image folder, a CSV or Parquet manifest, or an NPZ file.
+def read(
+    source: str | Path,
+    *,
+    policy: str = "fail",
+    cache: Path | None = None,
+    labelled: bool = True,
+    like: Sequence[Mapping[str, Any] | Feature] | None = None,
+    **options: Any,
+) -> Samples:
+    """Read ``glyphs``, ``glyphs:closed``, an image folder, a CSV, TSV or Parquet manifest, or an NPZ file.
 
     Args:
         source: a name of embedded data, or a path.
         policy: what to do with unreadable pictures: ``fail``, ``skip`` and keep a list, or ``trust`` (do not look).
         cache: where embedded data are kept once drawn.
+        labelled: whether every sample needs a label; where not, a picture file or a folder of such is read too, and
+            those without a label have the label ``""``: they can be embedded, not trained on.
+        like: the columns of a table that a model was trained on, see `read_manifest`; they are matched by name.
         options: of the reader: ``label``, ``domain``, ``groups``, ``size``, ``channels``, ...
     """
     name = str(source)
@@ -29,19 +41,27 @@ def read(source: str | Path, *, policy: str = "fail", cache: Path | None = None,
         return glyphs(name.partition(":")[2] or "open", cache=cache)
     path = Path(source).expanduser()
     if not path.exists():
-        raise DataError(f"no data at {name!r}: give a folder of pictures, a .csv, .parquet or .npz file, or 'glyphs'")
+        raise DataError(
+            f"no data at {name!r}: give a folder of pictures, a .csv, .tsv, .parquet or .npz file, or 'glyphs'"
+        )
     reader = _reader(path)
     options = {key: value for key, value in options.items() if value is not None}
     known = inspect.signature(reader).parameters
     for key in options:
         if key not in known:
             raise DataError(f"{key!r} does not apply to {name!r}: {reader.__name__} takes {', '.join(list(known)[1:])}")
-    return reader(path, policy=policy, **options)
+    if like and reader is not read_manifest:
+        columns = ", ".join(str(one.name if isinstance(one, Feature) else one.get("name")) for one in like[:8])
+        raise DataError(f"{name!r} has no named columns, and the model was trained on such ({columns}): give a table")
+    options |= {} if labelled else {"labelled": False}
+    return reader(path, policy=policy, **options, **({"like": like} if like else {}))
 
 
 def _reader(path: Path) -> Callable[..., Samples]:
     if path.is_dir():
         return read_folder
+    if path.suffix.lower() in SUFFIXES:
+        return read_picture
     if path.name.lower().endswith(TABLES):
         return read_manifest
     if path.suffix.lower() == ".npz":

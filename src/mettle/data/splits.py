@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from mettle.data.decode import shown
 from mettle.data.draws import shuffled
 from mettle.data.samples import SPLITS, Samples
 from mettle.errors import DataError, InputError
@@ -24,9 +25,11 @@ def class_disjoint(samples: Samples, *, val: float = 0.1, test: float = 0.3, see
     present = np.unique(samples.labels)
     n_test, n_val = round(test * len(present)), round(val * len(present))
     if n_test < 2 or len(present) - n_test - n_val < 2:
+        names = ", ".join([*(shown(samples.label.names[code]) for code in present[:4]), "..."][: len(present)])
         raise DataError(
-            f"{len(present)} identities are too few to hold out {test:.0%} for testing: at least two are needed on "
-            "each side. Add identities, or give the table a split column"
+            f"{len(present)} identities ({names}) are too few to hold out {test:.0%} for testing: two are needed "
+            "on each side. Add identities, or give the table a split column, or the folder one folder per label below "
+            "train, val and test"
         )
     order = present[shuffled(len(present), seed, 0, stream=11)]
     part = np.zeros(len(samples.label.names) or int(present.max()) + 1, np.int8)

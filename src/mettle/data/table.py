@@ -1,12 +1,17 @@
-"""Tables of text: CSV (or ``.csv.gz``) and Parquet, read whole, with the place of every row for messages."""
+"""Tables of text: CSV, TSV (either with ``.gz``) and Parquet, read whole, with the place of every row for messages.
+
+Fields are parted by what the header is parted by most: comma, semicolon or tab; in a ``.tsv`` by tabs.
+"""
 
 import csv
 import gzip
 import importlib
 import io
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,9 @@ from mettle.errors import DataError, MissingExtra, nearest
 
 LARGEST_FILE = 2 << 30
 LARGEST_FIELD = 1 << 20
+LONGEST_HINT = 300
+PARTED = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+SUFFIXES = (*PARTED, ".parquet", ".pq")
 
 
 @dataclass(frozen=True)
@@ -33,12 +41,17 @@ class Table:
     def known(self, name: str) -> str:
         """The name of a column, if there is such a one."""
         if name not in self.columns:
-            raise DataError(f"no column {shown(name)} in {shown(self.path)}{nearest(name, self.columns)}")
+            raise DataError(f"no column {shown(name)} in {shown(self.path)}{self.hint(name)}")
         return name
+
+    def hint(self, name: str) -> str:
+        """Which column was probably meant, or which there are, where these are not very many."""
+        found = nearest(name, self.columns)
+        return found if len(found) <= LONGEST_HINT else f"; it has {len(self.columns)} columns"
 
 
 def read_table(path: Path) -> Table:
-    """Read a ``.csv``, ``.csv.gz`` or ``.parquet`` file.
+    """Read a ``.csv``, ``.tsv``, either with ``.gz``, or ``.parquet`` file.
 
     Raises:
         DataError: it cannot be read; one line says where and why.
@@ -49,17 +62,17 @@ def read_table(path: Path) -> Table:
         raise DataError(f"no file {shown(path)}")
     if name.endswith((".parquet", ".pq")):
         table = _parquet(path)
-    elif name.endswith((".csv", ".csv.gz")):
+    elif name.endswith(PARTED):
         table = _csv(path)
     else:
-        raise DataError(f"{shown(path)} is not a manifest: .csv, .csv.gz and .parquet are read")
+        raise DataError(f"{shown(path)} is not a manifest: {', '.join(SUFFIXES)} are read")
     if not table.lines:
         raise DataError(f"{shown(path)} has no rows")
     return table
 
 
 def _csv(path: Path) -> Table:
-    reader = csv.reader(text_lines(path), strict=True)
+    reader = parted(path)
     rows, lines, line = [], [], 1
     try:
         for row in reader:
@@ -80,6 +93,29 @@ def _csv(path: Path) -> Table:
             raise DataError(f"{shown(path)} line {line}: a field of more than {LARGEST_FIELD} characters")
     columns = {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)}
     return Table(path, columns, lines[1:])
+
+
+def parted(path: Path) -> Any:
+    """The rows of a CSV or TSV file, as a reader of `csv` that knows its line."""
+    lines = text_lines(path)
+    head = list(_head(lines))
+    tabs = path.name.lower().endswith((".tsv", ".tsv.gz"))
+    mark = "\t" if tabs else _mark(head[-1] if head else "")
+    return csv.reader(chain(head, lines), strict=True, delimiter=mark)
+
+
+def _head(lines: Iterator[str]) -> Iterator[str]:
+    """Lines up to the first that is not blank."""
+    for line in lines:
+        yield line
+        if line.strip():
+            return
+
+
+def _mark(header: str) -> str:
+    """What parts the fields of a header: the most frequent of comma, semicolon and tab outside of quotes."""
+    bare = re.sub(r'"[^"]*"', "", header)
+    return max(",;\t", key=bare.count)
 
 
 def text_lines(path: Path) -> Iterator[str]:

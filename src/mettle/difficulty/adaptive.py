@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from mettle.difficulty.given import numbers
 from mettle.difficulty.threshold import Threshold
 from mettle.errors import InputError
 from mettle.pairs import Acc, Rows, Tile
@@ -38,11 +39,23 @@ class AdaptiveThreshold(nn.Module):
     ):
         super().__init__()
         Threshold(alpha, beta, positive, negative)  # the same bounds apply
+        numbers(momentum=momentum, quantile=quantile)
         if not (0 <= momentum < 1 and 0 < quantile < 1):
             raise InputError(f"momentum lies in [0, 1), quantile in (0, 1), got {momentum} and {quantile}")
         self.alpha, self.beta, self.momentum, self.quantile = alpha, beta, momentum, quantile
         self.register_buffer("positive", torch.tensor(float(positive)))
         self.register_buffer("negative", torch.tensor(float(negative)))
+
+    def extra_repr(self) -> str:
+        """As it could be built to be what it is now."""
+        at = [
+            float(str(x.to(x.dtype if x.dtype == torch.float64 else torch.float32).cpu().numpy()[()]))
+            for x in (self.positive, self.negative)
+        ]
+        return (
+            f"alpha={self.alpha}, beta={self.beta}, positive={at[0]}, negative={at[1]}, momentum={self.momentum}, "
+            f"quantile={self.quantile}"
+        )
 
     def current(self) -> Threshold:
         """The fixed difficulty that it is now."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from mettle.difficulty.given import settings, weighing
 from mettle.errors import InputError
 from mettle.pairs import Acc, Difficulty, Rows, Tile
 from mettle.pairs.job import weights
@@ -16,6 +17,10 @@ class Product:
 
     first: Difficulty
     second: Difficulty
+
+    def __post_init__(self) -> None:
+        weighing("first", self.first)
+        weighing("second", self.second)
 
     @property
     def detach(self) -> bool:
@@ -77,6 +82,7 @@ class curriculum:
     strength: float = 1.0
 
     def __post_init__(self) -> None:
+        settings(self)
         if not 0 <= self.start < self.end <= 1:
             raise InputError(
                 f"a curriculum rises from start to end, 0 <= start < end <= 1, got {self.start}, {self.end}"

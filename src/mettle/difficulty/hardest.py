@@ -32,8 +32,8 @@ class Hardest:
 
     def weigh(self, tile: Tile, rows: Rows) -> Tensor:
         """(a, b) weights."""
-        s = tile.s
-        pos = -s >= rows["far"] if self.side != "negatives" else torch.ones_like(s, dtype=torch.bool)
-        neg = s >= rows["near"] if self.side != "positives" else torch.ones_like(s, dtype=torch.bool)
+        s, slack = tile.s, tile.slack()  # of one rounding: duplicates of one sample are tied in every engine
+        pos = -s >= rows["far"] - slack if self.side != "negatives" else torch.ones_like(s, dtype=torch.bool)
+        neg = s >= rows["near"] - slack if self.side != "positives" else torch.ones_like(s, dtype=torch.bool)
         keep = neg if tile.pos is False else torch.where(tile.pos, pos, neg)  # type: ignore[arg-type]
         return keep.to(s.dtype)

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mettle.difficulty.given import settings
 from mettle.errors import InputError
 from mettle.pairs import Acc, Rows, Tile, lse, total
+
+LEAST = -41.0  # log of the smallest weight: e^-41 is no more than a rounding in float64, and far from underflow
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Importance:
     negatives = "plain"  # their number is not what they weigh: the weights re-sample the same negatives
 
     def __post_init__(self) -> None:
+        settings(self)
         if not self.beta >= 0:
             raise InputError(f"beta must be at least 0, got {self.beta}")
 
@@ -50,5 +54,6 @@ class Importance:
         mean = torch.where(some, rows["sum"], 0) - torch.where(some, rows["count"], 1).log()
         # No negative can weigh more than all of them together; a positive could, and is not meant.
         most = torch.where(some, rows["count"], 1).log() + 1
-        w = torch.minimum(tile.s * (self.beta / tile.temperature) - mean, most).exp()
+        # And none weighs nothing, because a weight of 0 means that the pair is not there.
+        w = torch.minimum(tile.s * (self.beta / tile.temperature) - mean, most).clamp(min=LEAST).exp()
         return w if tile.pos is False else torch.where(tile.pos, 1, w)  # type: ignore[arg-type]

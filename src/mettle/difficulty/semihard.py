@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from mettle.difficulty.given import settings
 from mettle.errors import InputError
 from mettle.pairs import Acc, Rows, Tile, peak
 
@@ -22,6 +23,7 @@ class SemiHard:
     detach: bool = True
 
     def __post_init__(self) -> None:
+        settings(self)
         if not self.margin > 0:
             raise InputError(f"margin must be above 0, got {self.margin}")
 

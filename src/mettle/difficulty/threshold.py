@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mettle.difficulty.given import settings
 from mettle.errors import InputError
 from mettle.pairs import Acc, Rows, Tile
 
@@ -37,6 +38,7 @@ class Threshold:
     positive_weights = "numerator"  # where SupCon lets its positive weights act: difficulty-aware SupCon
 
     def __post_init__(self) -> None:
+        settings(self)
         if not (self.alpha >= 0 and self.beta >= 0):
             raise InputError(f"alpha and beta must be at least 0, got {self.alpha} and {self.beta}")
         if not 0 < self.positive <= 1:

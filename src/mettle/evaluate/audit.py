@@ -13,17 +13,20 @@ rows; ``limits`` says so. What the data cannot support is named in ``missing`` w
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from mettle.errors import InputError, MettleError
-from mettle.evaluate import plan
+from mettle.evaluate import copies, plan
 from mettle.evaluate.audited import Audit, Way
 from mettle.evaluate.calibrate import Carried, calibrate
+from mettle.evaluate.checks import whole
 from mettle.evaluate.clustering import Clustering, clustering
 from mettle.evaluate.geometry import geometry
-from mettle.evaluate.groups import Groups, bands, class_size, groups
+from mettle.evaluate.groups import Groups, bands, class_size
+from mettle.evaluate.groups import groups as slice_by
 from mettle.evaluate.identification import Identification
 from mettle.evaluate.probe import Probe, probe
 from mettle.evaluate.retrieval import Retrieval, retrieval
@@ -42,12 +45,28 @@ FITTED = 200_000_000  # rows x labels x dimension of a linear probe
 LISTED = 24  # domains in the matrix
 
 
-def audit(table: Embedded, *, fars: Sequence[float] = FARS, count: int = 24, most: int = MOST, seed: int = 0) -> Audit:
+def audit(
+    table: Embedded | Any,
+    labels: Any = None,
+    *,
+    domains: Any = None,
+    groups: Mapping[str, Any] | None = None,
+    ids: Any = None,
+    fars: Sequence[float] | float = FARS,
+    count: int = 24,
+    most: int = MOST,
+    seed: int = 0,
+) -> Audit:
     """Judge embeddings in every way that their columns allow.
 
     Args:
-        table: embeddings with labels; see :func:`mettle.evaluate.table.read_embeddings`.
-        fars: false-accept rates.
+        table: (n, d) array or tensor; or a whole table of :func:`mettle.evaluate.read_embeddings`, without the four
+            arguments that follow.
+        labels: (n,) integers or text: who or what each row is.
+        domains: (n,) integers or text: device, session, camera.
+        groups: other attributes to slice by, each (n,) integers or text, by name.
+        ids: (n,) integers or text; rows of one id are one sample.
+        fars: false-accept rates, or one.
         count: pairs and twins in each list.
         most: rows of what is not streamed.
         seed: of every draw.
@@ -57,22 +76,23 @@ def audit(table: Embedded, *, fars: Sequence[float] = FARS, count: int = 24, mos
 
     Example:
         >>> import numpy as np
-        >>> from mettle.data.samples import Column
         >>> y = np.repeat(np.arange(8), 4)
         >>> x = np.eye(8)[y] + 0.1 * np.random.default_rng(0).normal(size=(32, 8))
-        >>> found = audit(Embedded(x, Column.of(y), np.arange(32), np.arange(32).astype(str)))
+        >>> found = audit(x, y)
         >>> found.headline.verification.eer, found.missing["groups"]
         (0.0, 'the file has no column to slice by')
     """
-    chosen = tuple(sorted({float(far) for far in fars}, reverse=True))
-    if not chosen or not all(0 < far < 1 for far in chosen):
-        raise InputError(f"far must be rates between 0 and 1, such as 0.001: got {', '.join(map(str, fars))}")
+    chosen = _rates(fars)
+    whole(count, "count", 1)
+    whole(most, "most", 2)
+    whole(seed, "seed", 0)
+    table = _table(table, labels, {"domains": domains, "groups": groups, "ids": ids})
     x, y, ids = table.values, table.label.codes, table.ids
     domain = None if table.domain is None else table.domain.codes
     part = _Parts()
     ways = _ways(x, y, ids, domain, chosen, part)
     everything = ways["all"].verification
-    whole = len(y) <= most and ways["all"].retrieval is not None
+    entire = len(y) <= most and ways["all"].retrieval is not None
     at = _threshold(everything, chosen)
     single = np.unique(ids, return_index=True)[1]  # a protocol names every sample once
     cut = sampled(y, most, seed)
@@ -86,7 +106,7 @@ def audit(table: Embedded, *, fars: Sequence[float] = FARS, count: int = 24, mos
         attributes = {table.columns.get("domain") or "domain": table.domain} | attributes
     if not attributes:
         part.missing["groups"] = "the file has no column to slice by"
-    known = (everything, ways["all"].retrieval) if whole else (None, None)
+    known = (everything, ways["all"].retrieval) if entire else (None, None)
     sliced, recalled = _slices(x[cut], y[cut], ids[cut], at, part, *known)
     return Audit(
         table,
@@ -96,7 +116,7 @@ def audit(table: Embedded, *, fars: Sequence[float] = FARS, count: int = 24, mos
         {
             key: found
             for key, column in attributes.items()
-            if (found := part.attempt(key, lambda c=column: groups(everything, c.values().astype(str), **at)))
+            if (found := part.attempt(key, lambda c=column: slice_by(everything, c.values().astype(str), **at)))
         },
         sliced,
         recalled,
@@ -110,9 +130,35 @@ def audit(table: Embedded, *, fars: Sequence[float] = FARS, count: int = 24, mos
         tuple(part.attempt("confusion", lambda: confusion(x[cut], y[cut])) or ()),
         part.attempt("geometry", lambda: geometry(x[cut], y[cut], seed=seed)),
         cut,
+        copies.within(x, y, ids),
         part.missing,
         tuple(part.limits),
     )
+
+
+def _rates(fars: Any) -> tuple[float, ...]:
+    """False-accept rates, the largest first."""
+    try:
+        chosen = tuple(sorted({float(far) for far in np.atleast_1d(fars)}, reverse=True))
+    except (TypeError, ValueError):
+        chosen = ()
+    if not chosen or not all(0 < far < 1 for far in chosen):
+        raise InputError(f"fars must be rates between 0 and 1, such as 0.001: got {fars!r}")
+    return chosen
+
+
+def _table(given: Any, labels: Any, others: Mapping[str, Any]) -> Embedded:
+    """A table, made of arrays if those came."""
+    if isinstance(given, Embedded):
+        extra = [name for name, value in (("labels", labels), *others.items()) if value is not None]
+        if extra:
+            raise InputError(f"{extra[0]} goes with arrays: got a table too, which holds its own columns")
+        return given
+    if isinstance(given, str | PathLike):
+        raise InputError(f"audit takes arrays or a table: read the file first, audit(read_embeddings({str(given)!r}))")
+    if labels is None:
+        raise InputError("labels are missing: audit(embeddings, labels), one integer or text per row")
+    return Embedded.of(given, labels, **others)
 
 
 @dataclass(frozen=True)
@@ -216,7 +262,7 @@ def _slices(
     made = {"difficulty": lambda: bands(hard, 4), "class size": lambda: class_size(y)}
     for name, make in made.items():
         kind = make()
-        one = part.attempt(name, lambda k=kind: (groups(v, k, **at), groups(near, k)))
+        one = part.attempt(name, lambda k=kind: (slice_by(v, k, **at), slice_by(near, k)))
         if one is not None:
             pairs[name], recalls[name] = one
     return pairs, recalls
@@ -297,7 +343,7 @@ def _probed(table: Embedded, seed: int, part: _Parts) -> Probe:
         rows, of = np.count_nonzero(test[at]), np.count_nonzero(test)
         part.limits.append(f"Probes are judged on {rows:,} of {of:,} test rows, of {len(np.unique(y[at])):,} labels.")
     one, two = (at[table.split[at] == code] for code in (0, 2))
-    return probe((table.values[one], y[one]), (table.values[two], y[two]))
+    return probe(*((table.values[at], y[at], None, table.ids[at]) for at in (one, two)))
 
 
 def _hardest(

@@ -10,9 +10,11 @@ import numpy as np
 
 from mettle.evaluate.calibrate import Carried
 from mettle.evaluate.clustering import Clustering
+from mettle.evaluate.copies import Copies
 from mettle.evaluate.geometry import Geometry
 from mettle.evaluate.groups import Groups
 from mettle.evaluate.identification import Identification
+from mettle.evaluate.intervals import LEAST
 from mettle.evaluate.probe import Probe
 from mettle.evaluate.retrieval import Retrieval
 from mettle.evaluate.suspects import Confused, HardPair, Suspects, Twins
@@ -55,6 +57,7 @@ class Audit:
         confusion: labels by how often their nearest neighbour is of another.
         geometry: hubness, alignment, uniformity, effective rank.
         sample: positions of the rows behind ``slices``, ``hardest``, ``confusion`` and ``geometry``.
+        copies: rows that equal a row of another sample, number for number.
         missing: by part, why it is None.
         limits: what was not measured on everything.
     """
@@ -76,6 +79,7 @@ class Audit:
     confusion: tuple[Confused, ...]
     geometry: Geometry | None
     sample: np.ndarray
+    copies: Copies
     missing: Mapping[str, str] = field(default_factory=dict)
     limits: tuple[str, ...] = ()
 
@@ -91,13 +95,19 @@ class Audit:
         if self.geometry is not None and self.geometry.collapsed:
             found.append(f"{self.geometry.verdict[0].upper()}{self.geometry.verdict[1:]}.")
         found += [f"{text}." for text in self.ways["all"].verification.warnings]
+        found += self._copied()
         if self.table.split is not None and (self.table.split == 0).any():
             found.append(
                 "The file holds a training split: numbers on people who were trained on flatter. Audit the others "
                 "alone with --where split=test."
             )
         people = self.ways["all"].verification.subjects
-        if people < 30:
+        if people < LEAST:
+            found.append(
+                f"Only {people} identities: too few for any interval, which needs {LEAST}; the numbers may be far from "
+                "those of other people or things."
+            )
+        elif people < 30:
             found.append(f"Only {people} identities: intervals are rough, and probably too short.")
         for name, way in self.ways.items():
             for far in self.fars:
@@ -169,6 +179,12 @@ class Audit:
                 ]
                 for kind, pairs in self.hardest.items()
             },
+            "copies": {
+                "rows": self.copies.rows,
+                "vectors": self.copies.vectors,
+                "contradictions": self.copies.contradictions,
+                "examples": [[self._named(at) for at in group] for group in self.copies.examples],
+            },
             "confusion": [
                 {
                     "label": name[c.label],
@@ -185,6 +201,21 @@ class Audit:
             "missing": dict(self.missing),
         }
         return _plain(found)
+
+    def _copied(self) -> list[str]:
+        """What a reader should know of copies, the first of them by name."""
+        c = self.copies
+        if not c.rows:
+            return []
+        two = " and ".join(self.table.called(at) for at in c.examples[0][:2])
+        text = (
+            f"{c.rows:,} of {len(self.table):,} rows are exact copies of another row ({c.vectors:,} vectors occur more "
+            f"than once, first {two}): copies find each other, so errors look rarer than they are. Leave one of each, "
+            "or give copies one id."
+        )
+        if c.contradictions:
+            text += f" {c.contradictions:,} of these vectors carry several labels."
+        return [text]
 
     def _named(self, at: int) -> dict[str, Any]:
         """A row as people know it."""

@@ -103,7 +103,7 @@ class Calibration:
             )
         fmr, fnmr = test.rates(self.threshold)
         pair = (None, None)
-        if intervals and test.subjects > 2:
+        if intervals and test.subjects:
             try:
                 pair = test.intervals_at(self.threshold)
             except NotMeasurable:

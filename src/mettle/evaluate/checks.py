@@ -4,6 +4,7 @@ The core behind it assumes clean data: finite, of equal lengths, integer labels 
 What cannot be judged is refused with a one-line error; no metric is ever computed on it.
 """
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,13 @@ def _rows_of(ids: np.ndarray, rows: Rows, side: str) -> np.ndarray:
         first = int(np.argmax(missing))
         raise InputError(f"trial {first} names id {ids[first]} on its {side} side, which no embedding has")
     return order[at]
+
+
+def whole(value: Any, name: str, lowest: int) -> int:
+    """A whole number from a lowest one up; True is none, nor is 2.5."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < lowest:
+        raise InputError(f"{name} must be a whole number from {lowest} up: got {value!r}")
+    return int(value)
 
 
 def both_kinds(genuine: int, impostor: int) -> None:

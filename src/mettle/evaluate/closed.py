@@ -169,9 +169,11 @@ def reading(z: Mapping[str, np.ndarray], codes: Mapping[str, np.ndarray]) -> Rea
     targets = np.concatenate([codes[source][val], codes["test"][test[live]]])
     classes = len(np.unique(codes["train"][fit]))
     steps = int(np.clip(WORK / (first.size * classes), 50, 1000))
+    own = np.arange(len(first) + len(second))  # splits share no samples, though rows of numbers may repeat themselves
+    train = first, codes["train"][fit], None, own[: len(first)]
     tried = {}
     for strength in STRENGTHS:
-        p = probe((first, codes["train"][fit]), (second, targets), strength=strength, iterations=steps)
+        p = probe(train, (second, targets, None, own[len(first) :]), strength=strength, iterations=steps)
         tried[strength] = p
     n = len(val)
     best = max(STRENGTHS, key=lambda c: (tried[c].linear.correct[:n].mean() if n else 0.0, -c))
@@ -238,14 +240,14 @@ def _gap(readings: Mapping[str, Reading], test: Samples) -> dict[str, Any]:
     gains = first.probe.linear.correct - second.probe.linear.correct
     who, at = np.unique(test.labels[first.rows], return_inverse=True)
     point = float(gains.mean())
-    if len(who) < 2:
-        return {"gap": {"value": point, "interval": None}}
-    weights = intervals.draw(len(who), intervals.REPLICATES, 0)
-    sums, counts = np.bincount(at.reshape(-1), weights=gains), np.bincount(at.reshape(-1))
-    drawn = (weights @ sums) / (weights @ counts)
-    method = intervals.METHOD + ", training side fixed"
-    found = intervals.percentile(drawn, point, weights, 0.95, 0, method)
-    return {"gap": {"value": point, "interval": dict(vars(found))}}
+
+    def interval() -> intervals.Interval:
+        weights = intervals.draw(len(who), intervals.REPLICATES, 0)
+        sums, counts = np.bincount(at.reshape(-1), weights=gains), np.bincount(at.reshape(-1))
+        drawn = (weights @ sums) / (weights @ counts)
+        return intervals.percentile(drawn, point, weights, 0.95, 0, intervals.METHOD + ", training side fixed")
+
+    return {"gap": {"value": point, "interval": intervals.stated(interval)}}
 
 
 def lines(found: Mapping[str, Any] | None) -> list[str]:
@@ -283,6 +285,6 @@ def lines(found: Mapping[str, Any] | None) -> list[str]:
 
 def _ends(interval: Mapping[str, Any] | None, points: int = 0) -> str:
     if not interval:
-        return ""
+        return f" ({intervals.TOO_FEW})"
     low, high = interval["low"], interval["high"]
     return f" [{points * low:+.1f}, {points * high:+.1f}]" if points else f" [{low:.1%}, {high:.1%}]"

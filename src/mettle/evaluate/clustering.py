@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import InputError
-from mettle.evaluate.checks import check_embeddings
+from mettle.evaluate.checks import check_embeddings, whole
 from mettle.evaluate.unit import Unit
 
 
@@ -97,8 +97,10 @@ def clustering(
     k = count if clusters is None else clusters
     if count < 2:
         raise InputError("clustering needs at least two labels: got one, which every clustering would agree with")
-    if not 2 <= k <= len(rows) or seeds < 1:
-        raise InputError(f"clusters must lie between 2 and {len(rows)}, seeds from 1 up: got {k} and {seeds}")
+    if whole(k, "clusters", 2) > len(rows):
+        raise InputError(f"clusters must lie between 2 and {len(rows)}: got {k}")
+    whole(seeds, "seeds", 1)
+    whole(seed, "seed", 0)
     unit = Unit.of(rows.values)
     unit = unit.vectors() if rows.double else unit.rounded()
     chosen = tuple(range(seed, seed + seeds))

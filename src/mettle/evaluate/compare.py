@@ -70,6 +70,7 @@ def compare(
 
     Raises:
         InputError: the two were not measured on the same subjects and pairs.
+        NotMeasurable: fewer than six subjects, in all or in a group.
 
     Example:
         >>> import numpy as np
@@ -81,6 +82,11 @@ def compare(
         True
     """
     if isinstance(first, Verification) and isinstance(second, Verification):
+        if groups is not None:
+            raise InputError(
+                "groups is for two retrievals: got two verifications, whose pairs lie between groups as well; compare "
+                "one group of both with evaluate.groups(v, groups)[name].verification"
+            )
         return _verifications(first, second, name or "eer", level, replicates, seed)
     if isinstance(first, Retrieval) and isinstance(second, Retrieval):
         return _retrievals(first, second, str(name or "recall@1"), level, replicates, seed, groups)
@@ -139,6 +145,9 @@ def _retrievals(
         group = np.zeros(len(a.queries), np.int64)
     else:
         group = names(groups, "groups", len(a.queries) + a.excluded)[a.queries]
+        for one in np.unique(group):
+            people = len(np.unique(a.subjects[group == one]))
+            intervals.check_subjects(people, f"subjects in group {str(one)!r}")
     ones = np.ones((1, count), np.int64)
     points = [float(resampled_worst(r.per_query[name], r.subjects, group, ones)[0]) for r in (a, b)]
     drawn = [resampled_worst(r.per_query[name], r.subjects, group, weights) for r in (a, b)]

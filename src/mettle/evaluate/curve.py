@@ -6,8 +6,7 @@ from functools import cached_property
 import numpy as np
 from scipy.special import ndtri
 
-from mettle.errors import InputError
-from mettle.evaluate.checks import NotMeasurable
+from mettle.evaluate.checks import NotMeasurable, whole
 from mettle.evaluate.counted import Counted
 from mettle.evaluate.point import Pairs, counts, eer, next_above
 from mettle.evaluate.scores import Scores
@@ -126,8 +125,7 @@ def grid(scores: Pairs, k: int) -> tuple[np.ndarray, bool]:
 
 def histogram(scores: Pairs, bins: int) -> Histogram:
     """Equal bins over the finite scores, the last one closed; failed templates are not drawn."""
-    if bins < 1:
-        raise InputError(f"bins must be at least 1: got {bins}")
+    whole(bins, "bins", 1)
     low, high = _range(scores)
     edges = np.linspace(low, high if high > low else low + 1, bins + 1)
     drawn = []

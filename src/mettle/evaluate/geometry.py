@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mettle.errors import InputError
-from mettle.evaluate.checks import both_kinds, check_embeddings
+from mettle.evaluate.checks import both_kinds, check_embeddings, whole
 from mettle.evaluate.unit import Unit
 
 MOST = 8192  # rows that pairs are formed of; more are thinned at random, with a fixed seed
@@ -94,8 +93,8 @@ def geometry(embeddings: Any, labels: Any, *, k: int = 10, seed: int = 0) -> Geo
         'collapse: all vectors point almost the same way (strangers have a mean cosine of 1.000)'
     """
     rows = check_embeddings(embeddings, labels)
-    if k < 1:
-        raise InputError(f"k must be at least 1: got {k}")
+    whole(seed, "seed", 0)
+    whole(k, "k", 1)
     keep = np.arange(len(rows))
     if len(rows) > MOST:
         keep = np.sort(np.random.default_rng(seed).choice(len(rows), MOST, replace=False))

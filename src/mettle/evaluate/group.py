@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mettle.errors import InputError, MettleError, nearest
+from mettle.errors import InputError, nearest
 from mettle.evaluate.checks import NotMeasurable
-from mettle.evaluate.intervals import Interval
+from mettle.evaluate.intervals import Interval, stated
 from mettle.evaluate.verification import Verification
 
 LOWER_IS_BETTER = ("eer", "fmr", "fnmr")
@@ -134,7 +134,4 @@ class Groups:
 def _stated(group: Group, metric: str) -> dict[str, Any] | None:
     if group.verification is None or metric not in ("eer", "auc"):
         return None
-    try:
-        return dict(vars(group.interval(metric)))
-    except MettleError:
-        return None
+    return stated(lambda: group.interval(metric))

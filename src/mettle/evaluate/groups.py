@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import InputError, MettleError, nearest
-from mettle.evaluate.checks import NotMeasurable, Rows, codes, names
+from mettle.evaluate.checks import NotMeasurable, Rows, codes, names, whole
 from mettle.evaluate.group import Group, Groups
 from mettle.evaluate.identification import Identification
 from mettle.evaluate.probe import Probe
@@ -174,8 +174,9 @@ def _some(rows: Rows, mask: np.ndarray) -> Rows:
 def bands(values: Any, count: int = 4, what: str = "") -> np.ndarray:
     """Cut numbers into bands of about equal size, as an attribute: ``"1 of 4"`` holds the lowest."""
     v = np.asarray(values, np.float64)
-    if v.ndim != 1 or not np.isfinite(v).all() or count < 2:
-        raise InputError("bands cuts a vector of finite numbers into at least two bands")
+    if v.ndim != 1 or not np.isfinite(v).all():
+        raise InputError(f"bands cuts a vector of finite numbers: got shape {v.shape}, or NaN or infinity in it")
+    whole(count, "count", 2)
     edges = np.unique(np.quantile(v, np.linspace(0, 1, count + 1)[1:-1]))
     at = np.searchsorted(edges, v, side="right")
     return np.asarray([f"{what}{' ' if what else ''}{k + 1} of {len(edges) + 1}" for k in at])

@@ -20,7 +20,8 @@ import numpy as np
 
 from mettle.errors import InputError, nearest
 from mettle.evaluate import intervals, point
-from mettle.evaluate.checks import NotMeasurable, check_apart, check_tuple, codes
+from mettle.evaluate.checks import NotMeasurable, check_apart, check_tuple, codes, whole
+from mettle.evaluate.copies import across
 from mettle.evaluate.intervals import Interval
 from mettle.evaluate.unit import Unit
 
@@ -69,6 +70,7 @@ class Identification:
         subjects: subject code of every probe.
         enrolled: identities in the gallery.
         fusion: the rule.
+        notes: what was seen in the data, for ``warnings``.
     """
 
     own: np.ndarray = field(repr=False)
@@ -80,6 +82,7 @@ class Identification:
     subjects: np.ndarray = field(repr=False)
     enrolled: int
     fusion: str
+    notes: tuple[str, ...] = ()
 
     def found(self, rank: int = 1) -> np.ndarray:
         """For each mated probe, the chance that its identity is among the ``rank`` best."""
@@ -139,12 +142,19 @@ class Identification:
         return float(self.operating_point(fpir).threshold)  # type: ignore[arg-type]
 
     def interval(self, name: str, level: float = 0.95, *, replicates: int = 1000, seed: int = 0) -> Interval:
-        """Interval of ``"rank_1"`` or, say, ``"tpir@0.01"``: probe subjects are resampled, the gallery stays fixed."""
-        metric, _, rate = name.partition("@")
+        """Interval of ``"rank_1"`` or, say, ``"tpir@0.01"``: probe subjects are resampled, the gallery stays fixed.
+
+        Raises:
+            NotMeasurable: fewer than six subjects have mated probes, or, where a rate is kept, unknown ones.
+        """
+        metric, _, rate = str(name).partition("@")
         if metric not in ("rank_1", "tpir") or (metric == "tpir") != bool(rate):
-            raise InputError(f"no interval named {name!r}{nearest(name, ('rank_1', 'tpir@0.01'))}")
-        point = self.rank_1 if metric == "rank_1" else self.tpir(float(rate))
+            raise InputError(f"no interval named {name!r}{nearest(str(name), ('rank_1', 'tpir@0.01'))}")
+        point = self.rank_1 if metric == "rank_1" else self.tpir(_number(rate))
         count = 1 + int(self.subjects.max())
+        intervals.check_subjects(len(np.unique(self.subjects[self.mated])), "subjects with mated probes")
+        if metric == "tpir":
+            intervals.check_subjects(len(np.unique(self.subjects[self.unknown])), "subjects with unknown probes")
         weights = intervals.draw(count, replicates, seed)
         w, u = weights[:, self.subjects[self.mated]], weights[:, self.subjects[self.unknown]]
         if metric == "rank_1":
@@ -171,26 +181,24 @@ class Identification:
     def warnings(self) -> tuple[str, ...]:
         """What a reader should know before trusting the numbers."""
         if len(self.unknown):
-            return ()
-        return ("no unknown probes: a closed-set result, which says nothing about strangers",)
+            return self.notes
+        return (*self.notes, "no unknown probes: a closed-set result, which says nothing about strangers")
 
     def summary(self, fpirs: tuple[float, ...] = (0.1, 0.01)) -> dict[str, Any]:
-        """Everything as plain numbers, ready for JSON."""
-        several = len(np.unique(self.subjects)) > 1
+        """Everything as plain numbers, ready for JSON; interval None where subjects are too few."""
         points = []
         for fpir in fpirs:
             entry = dict(vars(self.operating_point(fpir)))
             tau = entry["threshold"]
             entry["threshold"] = tau if tau is not None and np.isfinite(tau) else None
-            known = several and entry["tpir"] is not None
-            entry["interval"] = dict(vars(self.interval(f"tpir@{fpir!r}"))) if known else None
+            entry["interval"] = intervals.stated(lambda rate=fpir: self.interval(f"tpir@{rate!r}"))
             points.append(entry)
         return {
             "enrolled": self.enrolled,
             "mated": len(self.mated),
             "unknown": len(self.unknown),
             "fusion": self.fusion,
-            "rank_1": {"value": self.rank_1, "interval": dict(vars(self.interval("rank_1"))) if several else None},
+            "rank_1": {"value": self.rank_1, "interval": intervals.stated(lambda: self.interval("rank_1"))},
             "cmc": self.cmc.tolist(),
             "tpir": points,
             "warnings": list(self.warnings),
@@ -209,12 +217,12 @@ def identification(
         chunk: probes scored at a time; it changes memory, never the result.
 
     Raises:
-        DataError: a sample id on both sides.
+        DataError: a sample id on both sides, or, without ids, half of a side on the other.
         InputError: no probe of an enrolled identity, non-finite values, wrong shapes.
 
     Example:
         >>> import numpy as np
-        >>> i = identification((np.eye(3)[:2], [7, 8]), (np.eye(3), [7, 8, 9]))
+        >>> i = identification((np.eye(3)[:2], [7, 8]), (np.eye(3) + 0.1, [7, 8, 9]))
         >>> i.rank_1, i.tpir(fpir=1.0), len(i.unknown)
         (1.0, 1.0, 1)
     """
@@ -222,6 +230,9 @@ def identification(
         raise InputError(f"no fusion named {fusion!r}{nearest(fusion, FUSIONS)}")
     enrolled, probe = check_tuple(gallery, "gallery"), check_tuple(probes, "probes")
     check_apart(enrolled, probe, "gallery", "probes")
+    notes = across(enrolled, probe, "the gallery", "the probes")
+    if chunk is not None:
+        whole(chunk, "chunk", 1)
     double = any(r.double for r in (enrolled, probe))
     order = np.argsort(enrolled.labels, kind="stable")
     people, starts, sizes = np.unique(enrolled.labels[order], return_index=True, return_counts=True)
@@ -241,7 +252,14 @@ def identification(
     own, above, tied, best = (np.concatenate(p) for p in zip(*parts, strict=True))
     subjects = codes(probe.labels)[0]
     a, b = np.flatnonzero(known), np.flatnonzero(~known)
-    return Identification(own[a], above[a], tied[a], best[b], a, b, subjects, len(people), fusion)
+    return Identification(own[a], above[a], tied[a], best[b], a, b, subjects, len(people), fusion, notes)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"a false-positive rate must be a number, as in 'tpir@0.01': got {text!r}") from None
 
 
 def _fuse(tile: np.ndarray, starts: np.ndarray, sizes: np.ndarray, fusion: str) -> np.ndarray:

@@ -11,13 +11,15 @@ average and blind to one class.
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from mettle.errors import InputError, nearest
 from mettle.evaluate import intervals
-from mettle.evaluate.checks import Rows, check_apart, check_tuple
+from mettle.evaluate.checks import Rows, check_apart, check_tuple, whole
+from mettle.evaluate.copies import across
 from mettle.evaluate.intervals import Interval
 from mettle.evaluate.unit import Unit
 
@@ -77,7 +79,11 @@ class Probe:
         return self.linear.worst_class
 
     def interval(self, name: str, level: float = 0.95, *, replicates: int = 1000, seed: int = 0) -> Interval:
-        """Interval of ``"linear"`` or ``"knn"`` accuracy: test samples are resampled, training ones stay."""
+        """Interval of ``"linear"`` or ``"knn"`` accuracy: test samples are resampled, training ones stay.
+
+        Raises:
+            NotMeasurable: fewer than six test samples.
+        """
         if name not in ("linear", "knn"):
             raise InputError(f"no interval named {name!r}{nearest(name, ('linear', 'knn'))}")
         values = getattr(self, name).correct
@@ -98,7 +104,7 @@ class Probe:
             label, worst = one.worst_class
             found[name] = {
                 "accuracy": one.accuracy,
-                "interval": dict(vars(self.interval(name))) if len(one.labels) > 1 else None,
+                "interval": intervals.stated(lambda n=name: self.interval(n)),
                 "balanced": one.balanced,
                 "worst_class": {"label": label, "accuracy": worst},
             }
@@ -125,29 +131,32 @@ def probe(
         iterations: at most so many steps of its solver.
 
     Raises:
-        DataError: a sample id on both sides.
+        DataError: a sample id on both sides, or, without ids, half of a side on the other.
         InputError: one class only, or a test label that was never trained on.
 
     Example:
         >>> import numpy as np
-        >>> p = probe((np.eye(2)[[0, 0, 1, 1]], [0, 0, 1, 1]), (np.eye(2), [0, 1]), k=2)
+        >>> p = probe((np.eye(2)[[0, 0, 1, 1]], [0, 0, 1, 1]), ([[9.0, 1.0], [1.0, 9.0]], [0, 1]), k=2)
         >>> p.linear.accuracy, p.knn.worst_class
         (1.0, (0, 1.0))
     """
     a, b = check_tuple(train, "train"), check_tuple(test, "test")
     check_apart(a, b, "train", "test")
+    copied = across(a, b, "train", "test")
     strangers = np.setdiff1d(b.labels, a.labels)
     if len(strangers):
         raise InputError(f"test label {strangers[0]} never occurs in train: a probe is a closed-set task")
     if len(np.unique(a.labels)) < 2:
         raise InputError("train must hold at least two labels: got one, which any probe would guess")
-    if k < 1 or not temperature > 0 or not strength > 0:
-        raise InputError(f"k, temperature and strength must be above 0: got {k}, {temperature}, {strength}")
+    whole(k, "k", 1)
+    whole(iterations, "iterations", 1)
+    if not all(isinstance(value, Real) and 0 < value < np.inf for value in (temperature, strength)):
+        raise InputError(f"temperature and strength must be finite and above 0: got {temperature!r}, {strength!r}")
     double = any(r.double for r in (a, b))
     first, second = Unit.of(a.values, double), Unit.of(b.values, double)
     linear, notes = _linear(first, a, second, b, strength, iterations)
     knn = _knn(first, a, second, b, min(k, len(a)), temperature)
-    return Probe(Accuracy(linear, b.labels), Accuracy(knn, b.labels), notes)
+    return Probe(Accuracy(linear, b.labels), Accuracy(knn, b.labels), (*copied, *notes))
 
 
 def _linear(

@@ -27,7 +27,8 @@ import numpy as np
 
 from mettle.errors import InputError, nearest
 from mettle.evaluate import intervals
-from mettle.evaluate.checks import Rows, check_embeddings, check_gallery
+from mettle.evaluate.checks import Rows, check_embeddings, check_gallery, whole
+from mettle.evaluate.copies import across
 from mettle.evaluate.intervals import Interval
 from mettle.evaluate.ranking import judge, ranked
 
@@ -44,6 +45,7 @@ class Retrieval:
         excluded: how many queries have no relevant candidate.
         pessimistic: mean Recall@K if every tie went against us.
         optimistic: mean Recall@K if every tie went our way.
+        notes: what was seen in the data, for ``warnings``.
     """
 
     per_query: Mapping[str, np.ndarray]
@@ -52,6 +54,7 @@ class Retrieval:
     excluded: int
     pessimistic: Mapping[int, float]
     optimistic: Mapping[int, float]
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         recall = ", ".join(f"{k}: {v:.4f}" for k, v in self.recall.items())
@@ -99,16 +102,19 @@ class Retrieval:
         ]
         if self.excluded:
             found.append(f"{self.excluded} queries have no relevant candidate and are left out of the means")
-        return tuple(found)
+        return (*self.notes, *found)
 
     def interval(self, name: str, level: float = 0.95, *, replicates: int = 1000, seed: int = 0) -> Interval:
         """Interval of a mean in ``per_query``: query subjects are resampled, the gallery stays fixed.
 
         mean_b = Σ_s w_s·(sum over queries of s) / Σ_s w_s·(queries of s). It says how the mean would move
         with other queries against this gallery, not with another gallery.
+
+        Raises:
+            NotMeasurable: fewer than six query subjects.
         """
         if name not in self.per_query:
-            raise InputError(f"no interval named {name!r}{nearest(name, self.per_query)}")
+            raise InputError(f"no interval named {name!r}{nearest(str(name), self.per_query)}")
         values = self.per_query[name]
         sums = np.bincount(self.subjects, weights=values)
         counts = np.bincount(self.subjects)
@@ -120,8 +126,7 @@ class Retrieval:
         return intervals.zero_errors(found, len(counts), float(values[0])) if extreme else found
 
     def summary(self) -> dict[str, Any]:
-        """Everything as plain numbers, ready for JSON; interval None where there is a single subject."""
-        several = len(np.unique(self.subjects)) > 1
+        """Everything as plain numbers, ready for JSON; interval None where subjects are too few."""
         return {
             "queries": len(self.queries),
             "excluded": self.excluded,
@@ -129,7 +134,7 @@ class Retrieval:
             "metrics": {
                 name: {
                     "value": float(values.mean()),
-                    "interval": dict(vars(self.interval(name))) if several else None,
+                    "interval": intervals.stated(lambda n=name: self.interval(n)),
                 }
                 for name, values in self.per_query.items()
             },
@@ -158,13 +163,14 @@ def retrieval(
         labels: (n,) integers.
         k: the K of Recall@K.
         ids: (n,) integer sample ids; a candidate with the query's id is the query itself and is left out.
-            Without a gallery they default to the row numbers.
+            Without a gallery they default to the row numbers; with one, give them on both sides.
         gallery: ``(embeddings, labels[, domains[, ids]])``; by default the queries themselves.
         domains: (n,) integers or text, needed for ``exclude_same_domain``.
         exclude_same_domain: leave out candidates of the query's own domain (same camera, same session).
         chunk: queries scored at a time; it changes memory, never the result.
 
     Raises:
+        DataError: one set was given as queries and as gallery, without ids.
         InputError: a query has fewer candidates than the largest K, or no query has a relevant candidate.
 
     Example:
@@ -173,12 +179,13 @@ def retrieval(
         1.0
     """
     ks = _check_k(k)
-    if chunk is not None and chunk < 1:
-        raise InputError(f"chunk must be at least 1: got {chunk}")
+    if chunk is not None:
+        whole(chunk, "chunk", 1)
     query = check_embeddings(embeddings, labels, ids=ids, domains=domains)
     if gallery is None and query.ids is None:
         query = Rows(query.values, query.labels, np.arange(len(query)), query.domains)
     other = query if gallery is None else check_gallery(gallery, query)
+    notes = () if gallery is None else across(query, other, "the queries", "the gallery")
     if exclude_same_domain and (query.domains is None or other.domains is None):
         raise InputError("exclude_same_domain needs domains, one per row on every side")
     parts, kept = [], []
@@ -203,6 +210,7 @@ def retrieval(
         len(query) - len(queries),
         MappingProxyType({k: float(merged[f"least@{k}"].mean()) for k in ks}),
         MappingProxyType({k: float(merged[f"most@{k}"].mean()) for k in ks}),
+        notes,
     )
 
 

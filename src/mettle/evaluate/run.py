@@ -1,18 +1,21 @@
 """Evaluate a run folder: embed its test split, measure, write ``metrics.json`` and the thresholds of the contract."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from mettle.data.samples import Samples
+from mettle.data.samples import NO_SPLIT, SPLITS, Samples
 from mettle.durable import write_text
-from mettle.errors import DataError
+from mettle.errors import DataError, RunError
 from mettle.evaluate import closed
 from mettle.evaluate.protocol import Judged, baseline, judge, raw, summary, thresholds, transfer
 from mettle.model import Embedder, embed
+from mettle.train import trained
 from mettle.train.artifact import Run, set_thresholds
+from mettle.train.copies import copies
 from mettle.train.session import new_model
 from mettle.train.two_encoder import biased_model
 
@@ -33,12 +36,25 @@ def evaluate_run(
 
     Args:
         run: the run.
-        samples: all splits; training identities are needed to see whether the test is open-set, validation ones to
-            set thresholds on.
+        samples: all splits; validation identities are needed to set thresholds on.
         model: the trained model, when it is at hand.
         own_data: whether these are the data that the run was trained on; others get metrics, but no new contract.
+            Other data without a split are all tested on.
         write: whether to write ``metrics.json`` (and the thresholds).
+
+    Raises:
+        RunError: ``own_data``, but the data have changed since the run was trained.
     """
+    fingerprint = samples.fingerprint()
+    same = run.made_of(fingerprint)
+    if own_data and not same:
+        raise RunError(
+            f"the data of {run.folder} have changed since it was trained (fingerprint {fingerprint}, then "
+            f"{run.state.get('data')}), and so may have who is tested: its metrics and thresholds stay as they are. "
+            "Measure the data as they are now with --data"
+        )
+    if not own_data and (samples.split == NO_SPLIT).all():
+        samples = replace(samples, split=np.full(len(samples), SPLITS.index("test"), np.int8))
     model = model or run.model()
     device = str(next(model.parameters()).device)
     setup = run.recipe.evaluate
@@ -46,19 +62,20 @@ def evaluate_run(
     test = samples.part("test")
     if len(test) == 0:
         raise DataError(f"{samples.origin} has no test split: nothing to evaluate on")
+    source = run.recipe.data.source if own_data else samples.origin  # as it was typed, wherever it was found
     judged = judge(embed(model, test), test, setup.ks)
     metrics: dict[str, Any] = {
         "format": 1,
         "run": run.name,
         "title": run.recipe.title(),
-        "data": {"source": samples.origin, "fingerprint": samples.fingerprint(), **_protocol(samples)},
+        "data": {"source": source, "fingerprint": fingerprint, **_protocol(run, samples, same)},
         "weights": run.contract()["weights"],
         "scenarios": summary(judged, setup.fars),
     }
     if setup.baselines:
-        untrained = embed(new_model(run.recipe, samples), test) if own_data else None
         metrics["baselines"] = {"raw inputs": baseline(raw(test), test)}
-        if untrained is not None:
+        if own_data:
+            untrained = embed(new_model(run.recipe, samples), test)
             metrics["baselines"]["untrained network"] = baseline(untrained, test)
         if biased is not None:
             metrics["baselines"]["biased encoder (E_b)"] = baseline(embed(biased, test), test)
@@ -71,11 +88,7 @@ def evaluate_run(
                 raise
             metrics["probe"] = {"labels": {"status": f"not measurable: {error}"}}
     if own_data:
-        val = samples.part("val")
-        enough = len(val) > 1 and len(np.unique(val.labels)) > 1 and len(val) > len(np.unique(val.labels))
-        chosen, name = (val, "validation identities") if enough else (test, "test identities: optimistic")
-        z = embed(model, val) if enough else judged.embeddings
-        found = thresholds(z, chosen, setup.fars, name)
+        found = _thresholds(model, samples, judged, setup.fars)
         metrics["thresholds"] = {"set": found, "on test": transfer(judged, found)}
         if write:
             set_thresholds(run, found)
@@ -84,19 +97,47 @@ def evaluate_run(
     return Evaluation(metrics, judged, samples)
 
 
-def _protocol(samples: Samples) -> dict[str, Any]:
-    """Whether the test is open-set and cross-domain, and how many identities it has."""
-    train, test = samples.part("train"), samples.part("test")
-    shared = np.intersect1d(train.labels, test.labels)
+def _thresholds(model: Embedder, samples: Samples, judged: Judged, fars: Sequence[float]) -> dict[str, Any]:
+    """Operating thresholds, set on the validation identities where there are enough of them."""
+    val = samples.part("val")
+    people = len(np.unique(val.labels))
+    if people > 1 and len(val) > people:
+        return thresholds(embed(model, val), val, fars, "validation identities")
+    return thresholds(judged.embeddings, judged.samples, fars, "test identities: optimistic")
+
+
+def _protocol(run: Run, samples: Samples, same: bool) -> dict[str, Any]:
+    """Whether the test is open-set and cross-domain, and how many identities it has.
+
+    Who was trained on is what the run kept; the ``same`` data as in training, split as then, tell it by themselves.
+    """
+    test = samples.part("test")
+    seen = trained.of(samples) if same else trained.kept(run)
+    names = [samples.label.names[code] for code in np.unique(test.labels)]
+    shared = None if seen is None else int(trained.known(names, seen.identities).sum())
     facts: dict[str, Any] = {
         "test_samples": len(test),
-        "test_identities": len(np.unique(test.labels)),
-        "training_identities": len(np.unique(train.labels)),
-        "shared_identities": len(shared),
-        "protocol": "open set: no test identity was trained on" if len(shared) == 0 else "closed set",
+        "test_identities": len(names),
+        "training_identities": None if seen is None else len(seen.identities),
+        "shared_identities": shared,
+        "protocol": _called(shared, len(names), same),
     }
-    if samples.domain is not None:
-        names = np.asarray(samples.domain.names, dtype=object)
-        new = np.setdiff1d(test.domain.codes, train.domain.codes)  # type: ignore[union-attr]
-        facts["unseen_domains"] = names[new].tolist()
+    if same:
+        facts["copied_samples"] = vars(copies(samples))
+    if test.domain is not None and seen is not None and seen.domains is not None:
+        domains = [test.domain.names[code] for code in np.unique(test.domain.codes)]
+        known = trained.known(domains, seen.domains)
+        facts["unseen_domains"] = [name for name, there in zip(domains, known, strict=True) if not there]
     return facts
+
+
+def _called(shared: int | None, tested: int, same: bool) -> str:
+    """What such a test is called; of other data only names can be compared, and equal ones may be chance."""
+    how = "trained on" if same else "trained on, going by names"
+    if shared is None:
+        return "open or closed set unknown: the run does not say who it was trained on"
+    if shared == 0:
+        return f"open set: no test identity was {how}"
+    if shared == tested:
+        return f"closed set: every test identity was {how}"
+    return f"mixed set: {shared} of {tested} test identities were {how}"

@@ -7,7 +7,9 @@ With unit vectors u, S_c the sum of class c and n_c its size, the similarity of 
     label error       max_{c≠y} s_ic − s_iy: how much better another class fits, and which
     one subject twice <S_a, S_b> / (n_a n_b) − min(within a, within b),   within c = (|S_c|² − n_c) / (n_c (n_c − 1))
 
-Both are rankings, not verdicts: how many of the first ones are real depends on the data, so look at them.
+Both are rankings, not verdicts: how many of the first ones are real depends on the data, so look at them. Two labels of
+one subject have a suspicion around 0, below it where they were captured differently; so they are listed not by its
+sign but where <S_a, S_b> / (n_a n_b) lies two thirds of the way from the mean of impostors to that of genuine pairs.
 """
 
 from dataclasses import dataclass
@@ -16,13 +18,14 @@ from typing import Any, Literal
 import numpy as np
 
 from mettle.errors import InputError
-from mettle.evaluate.checks import Rows, check_embeddings, codes
+from mettle.evaluate.checks import Rows, check_embeddings, codes, whole
 from mettle.evaluate.design import Design
 from mettle.evaluate.passes import Fast
 from mettle.evaluate.unit import Unit
 
 _CELLS = 1 << 20
 _ROWS = 512  # of a tile
+NEAR = 2 / 3  # of the way from strangers to relatives: what may be one subject
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +113,17 @@ def label_errors(embeddings: Any, labels: Any) -> Suspects:
     return Suspects(able[order], suspicion[order], people[suggested[order]])
 
 
-def same_subject(embeddings: Any, labels: Any, count: int = 20) -> list[Twins]:
-    """Rank pairs of labels by how much they look like one subject: false negatives, if they are."""
+def same_subject(embeddings: Any, labels: Any, count: int = 20, *, near: float | None = NEAR) -> list[Twins]:
+    """Rank pairs of labels by how much they look like one subject: false negatives, if they are.
+
+    Args:
+        embeddings: (n, d) array or tensor.
+        labels: (n,) integers.
+        count: how many pairs at most.
+        near: only pairs whose mean similarity lies so far on the way from strangers to relatives: 0 is the mean of
+            impostor pairs, 1 that of genuine ones. None ranks all.
+    """
+    whole(count, "count", 1)
     _, unit, label, people = _classes(embeddings, labels)
     sums, size = _sums(unit, label, len(people))
     able = np.flatnonzero(size > 1)
@@ -119,17 +131,27 @@ def same_subject(embeddings: Any, labels: Any, count: int = 20) -> list[Twins]:
         raise InputError("fewer than two labels have two samples: there is nothing to compare")
     sums, size, people = sums[able], size[able], people[able]
     within = (np.square(sums).sum(axis=1) - size) / (size * (size - 1))
+    least = -np.inf if near is None else _on_the_way(sums, size, near)
     found: list[Twins] = []
     for start in range(0, len(able), step := max(1, _CELLS // len(able))):
         part = slice(start, min(start + step, len(able)))
         cross = sums[part] @ sums.T / (size[part, None] * size)
         score = cross - np.minimum(within[part, None], within)
-        score[np.arange(part.start, part.stop)[:, None] >= np.arange(len(able))] = -np.inf
+        twice = np.arange(part.start, part.stop)[:, None] >= np.arange(len(able))
+        score[twice | (cross < least)] = -np.inf
         flat = np.argsort(-score, axis=None, kind="stable")[:count]
         pairs = zip(*np.unravel_index(flat, score.shape), strict=True)
         found += [Twins(int(people[start + i]), int(people[j]), float(score[i, j])) for i, j in pairs]
         found = sorted((t for t in found if t.suspicion > -np.inf), key=lambda t: -t.suspicion)[:count]
     return found
+
+
+def _on_the_way(sums: np.ndarray, size: np.ndarray, share: float) -> float:
+    """The similarity that lies so far on the way from the mean of impostor pairs to that of genuine pairs."""
+    own, pairs = float(np.square(sums).sum()), float((size * (size - 1)).sum())
+    relatives = (own - float(size.sum())) / pairs
+    strangers = (float(np.square(sums.sum(axis=0)).sum()) - own) / (float(size.sum()) ** 2 - float((size**2).sum()))
+    return strangers + share * (relatives - strangers)
 
 
 def hardest(
@@ -144,8 +166,10 @@ def hardest(
         count: how many.
         each: how many of them may show the same two labels.
     """
-    if kind not in ("genuine", "impostor") or count < 1 or each < 1:
-        raise InputError(f"kind must be 'genuine' or 'impostor', count and each from 1 up: got {kind!r}")
+    if kind not in ("genuine", "impostor"):
+        raise InputError(f"kind must be 'genuine' or 'impostor': got {kind!r}")
+    whole(count, "count", 1)
+    whole(each, "each", 1)
     rows, sign = check_embeddings(embeddings, labels), 1 if kind == "impostor" else -1
     design = Design.of(rows, None, "all", _ROWS)
     room = 64 * count  # enough that a cap of `each` per two labels cannot run dry, unless one class holds all

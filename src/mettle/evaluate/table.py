@@ -21,12 +21,12 @@ from mettle.data.arrays import DOMAINS, IDS, LABELS, named
 from mettle.data.decode import shown
 from mettle.data.samples import Column
 from mettle.errors import DataError, InputError, nearest
-from mettle.evaluate.checks import check_matrix
+from mettle.evaluate.checks import Rows, check_matrix, names, one_label_per_id
 from mettle.evaluate.vectors import read_vectors
 
 IMAGES = ("path", "image", "image_path", "file", "filename")
 SPLIT = ("split", "subset")
-WORDS = (("train", "training"), ("val", "valid", "validation"), ("test", "testing"))
+WORDS = (("train", "training"), ("val", "valid", "validation", "dev"), ("test", "testing"))
 MOST_GROUPS = 32  # distinct values from which a column is no group unless it is named
 MOST_NAMED = 256  # and if it is named
 
@@ -61,8 +61,48 @@ class Embedded:
     columns: Mapping[str, Any] = field(default_factory=dict)
     split: np.ndarray | None = None
 
+    @classmethod
+    def of(
+        cls,
+        embeddings: Any,
+        labels: Any,
+        *,
+        domains: Any = None,
+        groups: Mapping[str, Any] | None = None,
+        ids: Any = None,
+    ) -> "Embedded":
+        """Arrays or tensors as a table: (n, d) numbers, and for each row a whole number or text.
+
+        Raises:
+            InputError: non-finite or zero vectors, wrong shapes, columns of another length or of floats.
+        """
+        if not (groups is None or isinstance(groups, Mapping)):
+            raise InputError(f"groups must map names to columns, as in {{'hand': hands}}: got {type(groups).__name__}")
+        values = check_matrix(embeddings)
+        n = len(values)
+        label = Column.of(names(labels, "labels", n))
+        domain = None if domains is None else Column.of(names(domains, "domains", n))
+        sliced = {str(key): Column.of(names(column, f"groups[{key!r}]", n)) for key, column in (groups or {}).items()}
+        known = np.arange(n) if ids is None else names(ids, "ids", n)
+        one_label_per_id(Rows(values, label.codes, Column.of(known).codes))
+        several = domain is not None and len(domain.names) > 1
+        return cls(
+            values,
+            label,
+            Column.of(known).codes,
+            known.astype(str),
+            domain if several else None,
+            sliced,
+            origin="arrays",
+            columns={"label": "labels", "domain": "domains" if several else None, "groups": list(sliced)},
+        )
+
     def __len__(self) -> int:
         return len(self.values)
+
+    def called(self, at: int) -> str:
+        """What to call a row: its picture's path where it has one, else its id or number."""
+        return str(self.images[at]) if self.images is not None and self.images[at] else str(self.names[at])
 
 
 def read_embeddings(
@@ -93,12 +133,14 @@ def read_embeddings(
         MissingExtra: Parquet support is not installed.
     """
     path = Path(path)
-    values, columns, names = read_vectors(path, embeddings, labels)
+    values, columns, names, unfit = read_vectors(path, embeddings, labels)
+    if len(values) == 0:
+        raise DataError(f"{shown(path)} has no rows: its embeddings have shape {values.shape}")
     if labels is not None:
         label = Path(labels).stem
     keep = np.ones(len(values), bool)
     for text in where:
-        keep &= _holds(text, columns, names, path)
+        keep &= _holds(text, columns, names, path, unfit)
     if not keep.any():
         raise DataError(f"no row of {shown(path)} has {' and '.join(where)}")
     if not keep.all():
@@ -107,7 +149,7 @@ def read_embeddings(
         values = check_matrix(values)
     except InputError as problem:
         raise DataError(f"{shown(path)}: {problem}") from None
-    return _table(path, values, columns, names, label, domain, groups, image)
+    return _table(path, values, columns, names, unfit, label, domain, groups, image)
 
 
 def _table(
@@ -115,23 +157,33 @@ def _table(
     values: np.ndarray,
     columns: dict[str, np.ndarray],
     names: Mapping[str, np.ndarray],
+    unfit: Mapping[str, str],
     label: str | None,
     domain: str | None,
     groups: Sequence[str] | None,
     image: str | None,
 ) -> Embedded:
     """Which column is what."""
-    who = _choose(columns, label, LABELS, "label", path)
+    who = _choose(columns, label, LABELS, "label", path, unfit)
     if who is None:
+        odd = next((name for name in LABELS if name in unfit), None)
+        if odd is not None:
+            raise DataError(f"no labels in {shown(path)}: {shown(odd)} cannot be used, for {unfit[odd]}")
         raise DataError(f"no labels in {shown(path)}: say which column holds them with --label{nearest('', columns)}")
-    where = None if domain == "" else _choose(columns, domain, DOMAINS, "domain", path)
-    picture = None if image == "" else _choose(columns, image, IMAGES, "image", path)
-    number = _choose(columns, None, IDS, "id", path)
+    where = None if domain == "" else _choose(columns, domain, DOMAINS, "domain", path, unfit)
+    if who in (where, *(groups or ())):
+        what = "domain" if who == where else "group"
+        raise DataError(
+            f"{what}: column {shown(who)} of {shown(path)} holds the labels: within it every pair is of one label; "
+            f"choose another --{what}"
+        )
+    picture = None if image == "" else _choose(columns, image, IMAGES, "image", path, unfit)
+    number = _choose(columns, None, IDS, "id", path, unfit)
     taken = {who, where, picture, number}
     if groups is None:
         free = [name for name in columns if name not in taken and _sliceable(columns[name])]
     else:
-        free = [name for name in groups if _choose(columns, name, (), "group", path)]
+        free = [name for name in groups if _choose(columns, name, (), "group", path, unfit)]
         for name in free:
             _few(columns[name], name, path)
     labels = _column(columns[who], names.get(who), who, path, required=True)
@@ -162,10 +214,19 @@ def _splits(columns: Mapping[str, np.ndarray], names: Mapping[str, np.ndarray]) 
     return np.asarray([words.get(str(value).strip().lower(), -1) for value in column.names])[column.codes]
 
 
-def _choose(columns: Mapping[str, Any], wanted: str | None, usual: Sequence[str], what: str, path: Path) -> str | None:
+def _choose(
+    columns: Mapping[str, Any],
+    wanted: str | None,
+    usual: Sequence[str],
+    what: str,
+    path: Path,
+    unfit: Mapping[str, str],
+) -> str | None:
     """The wanted column, or the first of the usual ones that is there."""
     if wanted is None:
         return next((name for name in usual if name in columns), None)
+    if wanted in unfit:
+        raise DataError(f"{what}: {shown(wanted)} of {shown(path)} cannot be used, for {unfit[wanted]}")
     if wanted not in columns:
         raise DataError(f"{what}: no column {shown(wanted)} in {shown(path)}{nearest(wanted, columns)}")
     return wanted
@@ -197,9 +258,15 @@ def _few(values: np.ndarray, name: str, path: Path) -> None:
         raise DataError(f"group: column {shown(name)} of {shown(path)} has {count} distinct values, over {MOST_NAMED}")
 
 
-def _holds(text: str, columns: Mapping[str, np.ndarray], names: Mapping[str, np.ndarray], path: Path) -> np.ndarray:
+def _holds(
+    text: str,
+    columns: Mapping[str, np.ndarray],
+    names: Mapping[str, np.ndarray],
+    path: Path,
+    unfit: Mapping[str, str],
+) -> np.ndarray:
     name, equals, value = text.partition("=")
     if not equals:
         raise InputError(f"where must be column=value, as in split=test: got {text!r}")
-    _choose(columns, name, (), "where", path)
+    _choose(columns, name, (), "where", path, unfit)
     return named(columns[name], names.get(name)).values().astype(str) == value

@@ -25,11 +25,18 @@ def is_dense(scores: Pairs) -> bool:
     return scores.subjects <= DENSE_SUBJECTS
 
 
-def weighed(scores: Pairs, thresholds: np.ndarray, weights: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Genuine and impostor scores in each bin, weighed by every row of weights."""
-    genuine, impostor = tally(scores, thresholds, dense)
+def weighed(genuine: np.ndarray, impostor: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What `tally` counted in each bin, weighed by every row of weights."""
     positive = weights.astype(float) @ genuine  # whole numbers below 2⁵³, and a product of floats is a fast one
-    return positive, _products(weights, impostor) if dense else _expansion(weights, impostor)
+    return positive, _products(weights, impostor) if impostor.ndim == 3 else _expansion(weights, impostor)
+
+
+def taking_part(genuine: np.ndarray, impostor: np.ndarray) -> tuple[int, int]:
+    """How many subjects have genuine pairs, and how many have impostor pairs, of what `tally` counted."""
+    seen = impostor.any(axis=-1)
+    if seen.ndim == 2:  # a pair stands at its two subjects, in either order
+        seen = seen.any(axis=0) | seen.any(axis=1)
+    return int(np.count_nonzero(genuine.any(axis=1))), int(np.count_nonzero(seen))
 
 
 def tally(scores: Pairs, thresholds: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:

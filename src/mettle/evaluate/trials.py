@@ -5,7 +5,7 @@ a first line of words is a header, a line that starts with # is a remark.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -102,6 +102,8 @@ def domain_matrix(embeddings: Any, labels: Any, domains: Any, *, ids: Any = None
     if rows.domains is None:
         raise InputError("domain_matrix compares domains: pass one for each row")
     names = np.unique(rows.domains)
+    if rows.ids is None:  # rows of one table are samples of their own, whatever their numbers
+        rows = replace(rows, ids=np.arange(len(rows)))
     cells: dict[tuple[str, str], Verification | None] = {}
     why: dict[tuple[str, str], str] = {}
     for enrol in names:

@@ -4,14 +4,16 @@ import csv
 import importlib
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mettle.data.arrays import LABELS, as_text, load_arrays
 from mettle.data.decode import shown
-from mettle.data.table import text_lines, whole
+from mettle.data.table import parted, whole
 from mettle.errors import DataError, InputError, MissingExtra, nearest
 
 VECTORS = ("embeddings", "embedding", "features", "vectors", "x", "rows")
@@ -25,6 +27,7 @@ class Read(NamedTuple):
     vectors: np.ndarray
     columns: dict[str, np.ndarray]
     names: Mapping[str, np.ndarray]  # of codes, by column
+    unfit: Mapping[str, str] = MappingProxyType({})  # why an array is no column, by its name
 
 
 def read_vectors(path: Path, wanted: str | None, labels: Path | str | None) -> Read:
@@ -44,11 +47,11 @@ def read_vectors(path: Path, wanted: str | None, labels: Path | str | None) -> R
         return _npz(path, wanted)
     if kind.endswith((".parquet", ".pq")):
         return _parquet(path, wanted)
-    if kind.endswith((".csv", ".csv.gz")):
+    if kind.endswith((".csv", ".csv.gz", ".tsv", ".tsv.gz")):
         return _csv(path, wanted)
     if kind.endswith(".npy"):
         return _npy(path, labels)
-    raise DataError(f"{shown(path)} is no file of embeddings: .npz, .parquet, .csv, .csv.gz and .npy are read")
+    raise DataError(f"{shown(path)} is no file of embeddings: .npz, .parquet, .csv, .tsv (also .gz) and .npy are read")
 
 
 def _npz(path: Path, wanted: str | None) -> Read:
@@ -61,21 +64,36 @@ def _npz(path: Path, wanted: str | None) -> Read:
         what = "embeddings" if name is None else shown(name)
         raise DataError(f"no 2-D array {what} in {shown(path)}: name it with --embeddings{nearest(name or '', flat)}")
     values = flat[name]
-    columns = {n: as_text(a, n) for n, a in arrays.items() if a.shape == (len(values),) and not n.endswith("_names")}
+    others = {n: a for n, a in arrays.items() if n != name and not n.endswith("_names")}
+    columns = {n: as_text(a, n) for n, a in others.items() if a.shape == (len(values),)}
+    unfit = {n: _misfit(a, len(values)) for n, a in others.items() if n not in columns}
     coded = {n: arrays[f"{n}_names"] for n in columns if f"{n}_names" in arrays}
     if "class_names" in arrays:
         coded |= {n: arrays["class_names"] for n in LABELS if n in columns and n not in coded}
-    return Read(values, columns, coded)
+    return Read(values, columns, coded, unfit)
+
+
+def _misfit(array: np.ndarray, rows: int) -> str:
+    """Why an array is no column, and what to do."""
+    said = f"it has shape {array.shape}, not one entry for each of {rows} rows"
+    return f"{said}; save it flat, as with .ravel()" if array.size == rows and array.ndim > 1 else said
 
 
 def _npy(path: Path, labels: Path | str | None) -> Read:
     values = _array(path)
     found: dict[str, np.ndarray] = {}
-    for other in sorted(path.parent.glob("*.npy")):
-        if other != path and labels is None:
+    unfit: dict[str, str] = {}
+    for other in sorted(path.parent.glob("*.npy")) if labels is None else []:
+        if other.name == path.name:
+            continue
+        try:  # a neighbour may be anything: it matters only if it is asked for
             column = _array(other, lazy=True)
             if column.shape == values.shape[:1]:
                 found[other.stem] = as_text(np.asarray(column), other.stem)
+            else:
+                unfit[other.stem] = _misfit(column, len(values))
+        except DataError as problem:
+            unfit[other.stem] = str(problem)
     if labels is not None:
         column = _array(Path(labels))
         if column.shape != values.shape[:1]:
@@ -83,7 +101,7 @@ def _npy(path: Path, labels: Path | str | None) -> Read:
                 f"{shown(labels)} must hold one label for each of {len(values)} rows: got shape {column.shape}"
             )
         found[Path(labels).stem] = as_text(column, Path(labels).stem)
-    return Read(values, found, {})
+    return Read(values, found, {}, unfit)
 
 
 def _array(path: Path, lazy: bool = False) -> np.ndarray:
@@ -91,7 +109,7 @@ def _array(path: Path, lazy: bool = False) -> np.ndarray:
         return np.load(path, allow_pickle=False, mmap_mode="r" if lazy else None)
     except (OSError, ValueError, EOFError) as problem:
         reason = " ".join(str(problem).split())
-        if "Object arrays" in reason or "pickle" in reason:
+        if "Object arrays" in reason or "pickle" in reason or "memory-mapped" in reason:
             reason = "it holds Python objects or is no NPY file; save numbers or text"
         raise DataError(f"cannot read {shown(path)}: {reason}") from None
 
@@ -156,9 +174,9 @@ def _numeric(types: Any, column: Any, name: str, path: Path) -> np.ndarray:
 
 
 def _csv(path: Path, wanted: str | None) -> Read:
-    reader = csv.reader(text_lines(path), strict=True)
+    reader = parted(path)
     try:
-        header = [name.strip() for name in next(reader, [])]
+        header: list[str] = [name.strip() for name in next(reader, [])]
         if not header:
             raise DataError(f"{shown(path)} is empty")
         twice = [name for i, name in enumerate(header) if name in header[:i]]
@@ -251,9 +269,21 @@ def _which(names: Sequence[str], lists: Sequence[str], wanted: str | None, path:
     if usual is not None:
         return [usual]
     largest = max(families.values(), key=len, default=[])
+    _gapless(largest, path)
     if len(largest) < 2:
         raise DataError(
             f"no embeddings in {shown(path)}: number their columns (e0, e1, …), put them into one column 'embedding' "
             "as lists, or name it with --embeddings"
         )
     return [name for _, name in sorted(largest)]
+
+
+def _gapless(family: Sequence[tuple[int, str]], path: Path) -> None:
+    """Refuse numbered columns with one missing: vectors without it are other vectors."""
+    for (number, name), (after, following) in pairwise(sorted(family)):
+        if after != number + 1:
+            prefix = _NUMBERED.match(name)
+            raise DataError(
+                f"{shown(path)}: numbered columns go from {shown(name)} to {shown(following)}; is one missing? If they "
+                f"are meant so, name them with --embeddings {prefix[1] if prefix and prefix[1] else 'PREFIX'}"
+            )

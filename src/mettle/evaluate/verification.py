@@ -7,6 +7,7 @@ Similarity is the cosine; accept iff s ≥ τ. Definitions are in :mod:`mettle.e
 """
 
 from dataclasses import replace
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any
 
@@ -22,8 +23,10 @@ from mettle.evaluate.checks import (
     check_scores,
     check_trials,
     codes,
+    whole,
 )
 from mettle.evaluate.cohort import Norm, normalisers
+from mettle.evaluate.copies import across
 from mettle.evaluate.counted import counted
 from mettle.evaluate.design import WIDEST, Design
 from mettle.evaluate.point import Pairs
@@ -63,7 +66,8 @@ def verification(
             :func:`mettle.evaluate.read_trials`. Without ``ids`` an id is a row number.
         gallery: ``(embeddings, labels[, domains[, ids]])`` to compare every row with, instead of with each
             other.
-        ids: (n,) integer sample ids; pairs of one id are left out. With a gallery, give ids on both sides.
+        ids: (n,) integer sample ids; pairs of one id are left out. With a gallery, give ids on both sides: without,
+            rows that are on both, number for number, are warned of, and refused from half of a side up.
         cohort: (c, d) embeddings of other people: scores are normalised by what each side scores against them,
             s' = ½·((s − μ_i)/σ_i + (s − μ_j)/σ_j).
         cohort_top: how many of its nearest cohort members a row is measured against; by default all.
@@ -71,6 +75,10 @@ def verification(
             :mod:`mettle.evaluate.counted`); by default exact up to 2²⁵ pairs, which is 8192 rows.
         memory: bytes that scores and tiles may take, about.
         chunk: rows scored at a time; it changes memory, never the result.
+
+    Raises:
+        DataError: one set was given as probes and as gallery, without ids.
+        InputError: non-finite values, wrong shapes, no genuine or no impostor pair.
 
     Example:
         >>> import numpy as np
@@ -82,11 +90,12 @@ def verification(
         raise InputError(f"no mode named {mode!r}{nearest(str(mode), MODES)}")
     probe = check_embeddings(embeddings, labels, ids=ids, domains=domains)
     other = None if gallery is None else check_gallery(gallery, probe)
+    notes = () if other is None else across(probe, other, "the embeddings", "the gallery")
     norm = None if cohort is None else normalisers(probe, other, cohort, cohort_top)
     kept = {"trials": trials, "cohort": cohort, "cohort_top": cohort_top, "mode": mode, "memory": memory}
     source = Source(probe, other, MappingProxyType(kept))
     if not (trials is None or isinstance(trials, str)):
-        return replace(_listed(probe, other, trials, norm), source=source)
+        return replace(_listed(probe, other, trials, norm), source=source, notes=notes)
     keep = "all" if trials is None else trials
     if keep not in TRIALS:
         raise InputError(f"no trials named {keep!r}{nearest(keep, TRIALS)}")
@@ -101,18 +110,16 @@ def verification(
     else:
         both_kinds(*design.bound())
         found = counted(design, subjects, exact=mode == "exact", device=_device(embeddings))
-    return Verification(found, keep, mode, source)
+    return Verification(found, keep, mode, source, notes)
 
 
 def _rows(chunk: int | None, memory: int, columns: int) -> int:
     """Rows of a tile: at most 512, and what a quarter of the memory holds at 32 bytes a pair."""
-    if memory < 1 << 20:
-        raise InputError(f"memory must be at least one mebibyte, in bytes: got {memory}")
+    if not isinstance(memory, Integral) or memory < 1 << 20:
+        raise InputError(f"memory must be at least one mebibyte, in whole bytes: got {memory!r}")
     if chunk is None:
         return int(np.clip(memory // 4 // (32 * min(columns, WIDEST)), 1, 512))
-    if chunk < 1:
-        raise InputError(f"chunk must be at least 1: got {chunk}")
-    return chunk
+    return whole(chunk, "chunk", 1)
 
 
 def _device(embeddings: Any) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ class Verification:
     trials: str = "all"
     mode: str = "exact"
     source: "Source | None" = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
@@ -108,8 +110,8 @@ class Verification:
 
     def rates(self, threshold: float) -> tuple[float, float]:
         """FMR and FNMR at any threshold, such as one that was set on other people."""
-        if math.isnan(threshold):
-            raise InputError("threshold must be a number: got NaN")
+        if not isinstance(threshold, Real) or math.isnan(threshold):
+            raise InputError(f"threshold must be a number: got {threshold!r}")
         accepts, rejects = point.counts(self.scores, threshold)
         return int(accepts) / self.impostor, int(rejects) / self.genuine
 
@@ -149,11 +151,15 @@ class Verification:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What a reader should know before trusting the numbers."""
-        found = []
+        found = list(self.notes)
         if self.auc < 0.5:
-            found.append(
-                f"AUC {self.auc:.4f} is below 0.5: orientation? a distance may have been passed as a similarity"
+            asked = (  # only scores from elsewhere can be the wrong way round
+                "orientation? a distance may have been passed as a similarity"
+                if self.source is None
+                else "genuine pairs are less alike than impostor pairs, which is worse than guessing; do the labels "
+                "belong to these embeddings?"
             )
+            found.append(f"AUC {self.auc:.4f} is below 0.5: {asked}")
         failed = self.scores.failed
         if failed:
             found.append(f"{failed} pairs have a failed template (−inf) and count as non-matches")
@@ -168,7 +174,7 @@ class Verification:
         names and levels are then nearly free. See :mod:`mettle.evaluate.intervals`.
 
         Raises:
-            NotMeasurable: the value itself is not measurable, or there are too few subjects.
+            NotMeasurable: the value itself is not measurable, or fewer than six subjects have pairs of either kind.
         """
         metric, far = named(name)
         value = self.value(name)
@@ -256,12 +262,7 @@ class Verification:
 
     def _stated(self, name: str) -> dict[str, Any] | None:
         """An interval as plain numbers, or None where subjects are unknown or too few."""
-        if self.subjects < 2:
-            return None
-        try:
-            return dict(vars(self.interval(name)))
-        except NotMeasurable:
-            return None
+        return intervals.stated(lambda: self.interval(name)) if self.subjects else None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import distributed as dist
 from mettle.losses.class_vectors import ClassVectors
 from mettle.losses.pairwise import need
 from mettle.pairs.classes import class_rows
-from mettle.pairs.similarity import unit, widen
+from mettle.pairs.similarity import widen
 
 LEAST = 0.1  # a scale of 0 or below would turn attraction around; only tiny, badly placed problems get there
 
@@ -46,7 +46,7 @@ class AdaCos(ClassVectors):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The mean over samples; a training call adapts the scale first."""
-        self._check(embeddings, labels)
+        labels = self._check(embeddings, labels)
         if self.dynamic and self.training and torch.is_grad_enabled():
             self.adapt(embeddings, labels)
         return super().forward(embeddings, labels)
@@ -54,7 +54,7 @@ class AdaCos(ClassVectors):
     @torch.no_grad()
     def adapt(self, embeddings: Tensor, labels: Tensor) -> None:
         """Move the scale by what this batch looks like, over all ranks."""
-        target, far = class_rows(unit(widen(embeddings)), self.weight, labels, float(self.scale))
+        target, far = class_rows(widen(embeddings), self.weight, labels, float(self.scale), unit_features=True)
         target, far = _everywhere(target), _everywhere(far)
         average = torch.logsumexp(far.double(), 0) - math.log(len(far))
         angle = target.double().clamp(-1, 1).acos().median()

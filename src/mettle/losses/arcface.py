@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mettle.difficulty.given import numbers
 from mettle.losses.class_vectors import ClassVectors
 from mettle.losses.pairwise import need
 
@@ -44,6 +45,7 @@ class ArcFace(ClassVectors):
         **options,
     ):
         super().__init__(num_classes, dim, **options)
+        numbers(scale=scale, margin=margin, multiply=multiply, subtract=subtract)
         need(scale > 0, f"scale must be above 0, got {scale}")
         need(0 <= margin < math.pi, f"margin is an angle in [0, π), got {margin}")
         known = ("keep", "none", "easy", "smooth", "detach")
@@ -57,7 +59,9 @@ class ArcFace(ClassVectors):
 
     def extra_repr(self) -> str:
         """As it was built."""
-        return f"{super().extra_repr()}, margin={self.margin}, mode={self.mode!r}"
+        combined = f", multiply={self.multiply}, subtract={self.subtract}"
+        plain = self.multiply == 1 and self.subtract == 0
+        return f"{super().extra_repr()}, margin={self.margin}, mode={self.mode!r}{'' if plain else combined}"
 
     def target(self, cosine: Tensor) -> Tensor:
         """Cosine of the angle with its margin."""

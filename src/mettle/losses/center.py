@@ -6,6 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from mettle.difficulty.given import numbers
 from mettle.losses.class_vectors import ClassVectors, class_means
 from mettle.losses.pairwise import need
 from mettle.losses.softmax import Softmax
@@ -37,6 +38,11 @@ class Center(nn.Module):
         base: ClassVectors | None = None,
     ):
         super().__init__()
+        numbers(num_classes=num_classes, dim=dim, weight=weight, rate=rate)
+        need(
+            base is None or isinstance(base, ClassVectors),
+            f"base must be a class-vector loss such as Softmax({num_classes}, {dim}), got {base!r}",
+        )
         need(weight >= 0, f"weight must be at least 0, got {weight}")
         need(0 <= rate <= 1, f"rate must be in [0, 1], got {rate}")
         self.base = Softmax(num_classes, dim) if base is None else base
@@ -74,12 +80,12 @@ class Center(nn.Module):
     def spread(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """(n,) half the squared distance to the own centre."""
         z = widen(embeddings)
-        return (z - self.centres[labels].to(z.dtype)).square().sum(1) / 2
+        return (z - self.centres[labels.long()].to(z.dtype)).square().sum(1) / 2
 
     @torch.no_grad()
     def move(self, embeddings: Tensor, labels: Tensor) -> None:
         """The moving-average rule, for the classes of this batch."""
-        known, at, counts = labels.unique(return_inverse=True, return_counts=True)
+        known, at, counts = labels.long().unique(return_inverse=True, return_counts=True)
         z = widen(embeddings).to(self.centres.dtype)
         if not bool(torch.isfinite(z).all()):
             return  # a broken batch gives a broken loss, not a broken state
@@ -100,7 +106,7 @@ class Center(nn.Module):
         """Set class vectors and centres of the classes that occur to the means of their samples."""
         self.base.start_from(embeddings, labels)
         with torch.no_grad():
-            known, means = class_means(widen(embeddings).to(self.centres.dtype), labels)
+            known, means = class_means(widen(embeddings).to(self.centres.dtype), labels.long())
             self.centres[known] = means
         return self
 
@@ -122,6 +128,7 @@ class Center(nn.Module):
 
     def facts(self, embeddings: Tensor, labels: Tensor) -> dict[str, Any]:
         """Of the base loss, and how far samples are from their centres."""
+        found = self.base.facts(embeddings, labels)  # looks at both first
         with torch.no_grad():
             spread = float((2 * self.spread(embeddings, labels)).sqrt().mean())
-        return self.base.facts(embeddings, labels) | {"distance_to_centre": spread}
+        return found | {"distance_to_centre": spread}

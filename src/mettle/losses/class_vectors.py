@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mettle.data.draws import hashed
 from mettle.difficulty import AdaptiveThreshold
 from mettle.difficulty.combine import nested
+from mettle.difficulty.given import numbers, weighing
 from mettle.errors import InputError
 from mettle.losses.pairwise import Pairwise, need, softplus
 from mettle.pairs import Acc, Difficulty, Measure, Rows, Sweep, Tile, lse, pair_facts, total
@@ -53,6 +54,9 @@ class ClassVectors(nn.Module):
         seed: int = 0,
     ):
         super().__init__()
+        numbers(num_classes=num_classes, dim=dim, sample=sample)
+        if difficulty is not None:
+            weighing("difficulty", difficulty)
         need(num_classes >= 1, f"num_classes must be at least 1, got {num_classes}")
         need(dim >= 1, f"dim must be at least 1, got {dim}")
         need(0 < sample <= 1, f"sample is a share of the classes in (0, 1], got {sample}")
@@ -77,7 +81,7 @@ class ClassVectors(nn.Module):
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The mean over samples, a scalar with gradient."""
         values, share = self._values(embeddings, labels)
-        return (values * share).sum() / share.sum()
+        return values.mean() if share is None else (values * share).sum() / share.sum()
 
     def per_anchor(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """(n,) one value per sample."""
@@ -108,7 +112,7 @@ class ClassVectors(nn.Module):
     @torch.no_grad()
     def start_from(self, embeddings: Tensor, labels: Tensor) -> Self:
         """Set the vectors of the classes that occur to the means of their samples."""
-        self._check(embeddings, labels)
+        labels = self._check(embeddings, labels)
         known, means = class_means(unit(widen(embeddings)) if self.unit_features else widen(embeddings), labels)
         self.weight[known] = means.to(self.weight.dtype)
         return self
@@ -116,7 +120,7 @@ class ClassVectors(nn.Module):
     @torch.no_grad()
     def facts(self, embeddings: Tensor, labels: Tensor) -> dict[str, Any]:
         """How near samples are to their class vectors, and what the difficulty did."""
-        self._check(embeddings, labels)
+        labels = self._check(embeddings, labels)
         z = widen(embeddings)
         own = (unit(z) * unit(self.weight[labels].to(z.dtype))).sum(1).clamp(-1, 1)
         found: dict[str, Any] = {
@@ -139,8 +143,8 @@ class ClassVectors(nn.Module):
         now.__dict__["difficulty"] = later(progress)
         return now
 
-    def _values(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """One value per sample, and how much it counts in the mean."""
+    def _values(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """One value per sample, and how much it counts in the mean; None where all count alike."""
         judge, labels = self._asked(embeddings, labels)
         with torch.autocast(embeddings.device.type, enabled=False):
             z, (vectors, labels) = self._features(widen(embeddings)), self._chosen(labels)
@@ -149,7 +153,7 @@ class ClassVectors(nn.Module):
             far = far.masked_fill(far == -torch.inf, torch.finfo(far.dtype).min)  # no other class: nothing to lose
             values = softplus(far - self.logit(rows["target"], z)) + broken(z)
         judge()
-        return values, rows["weight"]
+        return values, rows.get("weight")
 
     def logit(self, own: Tensor, z: Tensor) -> Tensor:
         """The own class's logit, with margin, from what the rows hold of it.
@@ -163,10 +167,12 @@ class ClassVectors(nn.Module):
 
     def _rows(self, z: Tensor, vectors: Tensor, labels: Tensor, half: bool = False) -> Rows:
         if self.difficulty is None:
-            z = unit(z) if self.unit_features else z
-            half = half and self.unit_features  # features that keep their length may be too long for float16
-            target, far = class_rows(z, vectors, labels, self._steepness(), unit_vectors=self.unit_vectors, half=half)
-            return {"target": target, "far": far, "weight": torch.ones_like(target)}
+            sphere, steepness = self.unit_features, self._steepness()
+            half = half and sphere  # features that keep their length may be too long for float16
+            target, far = class_rows(
+                z, vectors, labels, steepness, unit_vectors=self.unit_vectors, unit_features=sphere, half=half
+            )
+            return {"target": target, "far": far}
         shape, ref = (
             _Shape(self._steepness(), self._measure()),
             (self._pointed(vectors, z), self._numbers(len(vectors))),
@@ -201,7 +207,7 @@ class ClassVectors(nn.Module):
             f"{tuple(embeddings.shape) if isinstance(embeddings, Tensor) else type(embeddings).__name__}",
         )
         z = self._features(widen(embeddings))
-        return unit(z) if self.unit_features else z
+        return unit(z) if self.unit_features and len(z) else z
 
     def _pointed(self, vectors: Tensor, z: Tensor) -> Tensor:
         """Class vectors ready for a matrix product with ``z``."""
@@ -228,9 +234,11 @@ class ClassVectors(nn.Module):
         luck[own] = 2
         return luck.topk(len(own) + rest).indices.sort().values
 
-    def _check(self, embeddings: Tensor, labels: Tensor) -> None:
-        """One line that says what is wrong, before any work."""
-        self._asked(embeddings, labels)[0]()
+    def _check(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """One line that says what is wrong, before any work; else the labels as int64."""
+        judge, labels = self._asked(embeddings, labels)
+        judge()
+        return labels
 
     def _asked(self, embeddings: Tensor, labels: Tensor) -> tuple[Callable[[], None], Tensor]:
         """Everything checked but the range of the labels, which a GPU tells late; and labels that are safe till then.
@@ -239,6 +247,7 @@ class ClassVectors(nn.Module):
         labels moved into it, and the answer is judged when there is work for longer than the reading takes.
         """
         check(embeddings, labels, "embeddings", "labels")
+        labels = labels.long()  # torch reads an index of another type as a mask, or not at all
         dim, known = self.weight.shape[1], self.num_classes
         need(embeddings.shape[1] == dim, f"embeddings are {embeddings.shape[1]} wide, the class vectors {dim}")
         need(
@@ -272,7 +281,7 @@ class ClassVectors(nn.Module):
         if self.difficulty is not None:
             parts.append(f"difficulty={self.difficulty}")
         if self.sample < 1:
-            parts.append(f"sample={self.sample}")
+            parts.append(f"sample={self.sample}, sparse={self.sparse}, seed={self.seed}")
         return ", ".join(parts)
 
 

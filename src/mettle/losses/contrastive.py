@@ -40,6 +40,7 @@ class Contrastive(Pairwise):
     temperature = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         known = ("squared", "hadsell", "linear")
         need(self.form in known, f"form must be one of {known}, got {self.form!r}")
         need(self.negative > 0, f"negative margin must be above 0, got {self.negative}")
@@ -67,10 +68,10 @@ class Contrastive(Pairwise):
             "far": total(1.0, tile.neg),
         }
         if self.form == "squared":
-            d = squared_distance(tile.s, self.measure)
+            d = squared_distance(tile, self.measure)
             pull, push = d - self.positive**2, self.negative**2 - d
         else:
-            d = distance(tile.s, self.measure)
+            d = distance(tile, self.measure)
             pull, push = d - self.positive, self.negative - d
         pull, push = pull.clamp(min=0), push.clamp(min=0)
         if self.form == "hadsell":

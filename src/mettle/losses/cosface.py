@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from mettle.difficulty.given import numbers
 from mettle.losses.class_vectors import ClassVectors
 from mettle.losses.pairwise import need
 
@@ -21,6 +22,7 @@ class CosFace(ClassVectors):
 
     def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin: float = 0.35, **options):
         super().__init__(num_classes, dim, **options)
+        numbers(scale=scale, margin=margin)
         need(scale > 0, f"scale must be above 0, got {scale}")
         need(margin >= 0, f"margin must be at least 0, got {margin}")
         self.scale, self.margin = scale, margin

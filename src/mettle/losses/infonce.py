@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mettle.losses.pairwise import Pairwise, need, softplus, stacked
 from mettle.pairs import Acc, Difficulty, PairFacts, Rows, Sweep, Tile, lse, total
+from mettle.pairs.engine import Reference
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class InfoNCE(Pairwise):
     count: Literal["plain", "weight"] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         need(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
         need(0 <= self.prior < 1, f"prior is a probability in [0, 1), got {self.prior}")
         known = (None, "plain", "weight")
@@ -89,10 +91,20 @@ class InfoNCE(Pairwise):
         weight = rows["weight"]
         return rows["value"] / torch.where(weight == 0, 1, weight)
 
-    def facts(self, embeddings: Tensor, labels: Tensor, *, views: bool = False, **options: Any) -> PairFacts:
+    def facts(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        ref: Reference | None = None,
+        ids: Tensor | None = None,
+        biased: Tensor | tuple[Tensor, Tensor] | None = None,
+        views: bool = False,
+    ) -> PairFacts:
         """What the difficulty did to this batch, and for which share of positive pairs the maximum acted."""
         if views:
-            embeddings, labels, options["biased"] = stacked(embeddings, labels, options.get("biased"))
-        found, rows = super().facts(embeddings, labels, **options), self.rows(embeddings, labels, **options)
+            embeddings, labels, biased = stacked(embeddings, labels, biased)
+        found = super().facts(embeddings, labels, ref=ref, ids=ids, biased=biased)
+        rows = self.rows(embeddings, labels, ref=ref, ids=ids, biased=biased)
         share = rows["clamped"].sum() / rows["positives"].sum().clamp(min=1)
         return replace(found, clamp_fraction=float(share))

@@ -34,6 +34,7 @@ class LiftedStructure(Pairwise):
     temperature = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         need(self.margin >= 0, f"margin must be at least 0, got {self.margin}")
 
     @property
@@ -47,13 +48,13 @@ class LiftedStructure(Pairwise):
 
     def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
         """Soft maximum over the negatives of a row."""
-        return {"far": lse(self.margin - distance(tile.s, self.measure), tile.neg)}
+        return {"far": lse(self.margin - distance(tile, self.measure), tile.neg)}
 
     def lifted(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
         """Each positive pair against the negatives of both ends."""
         far = log_add(*torch.broadcast_tensors(rows["far"], rows["farᵀ"]))
         alone = far == -torch.inf
-        j = (distance(tile.s, self.measure) + far.masked_fill(alone, 0)).clamp(min=0).square()
+        j = (distance(tile, self.measure) + far.masked_fill(alone, 0)).clamp(min=0).square()
         return {
             "value": total(j.masked_fill(alone, 0), tile.pos),
             "weight": total(1.0, tile.pos),

@@ -9,7 +9,7 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.losses.pairwise import Pairwise, filled, need, softplus
 from mettle.pairs import Acc, Difficulty, Measure, PairFacts, PairOutput, Rows, Tile, lse, pair_facts, pair_loss, total
-from mettle.pairs.engine import check
+from mettle.pairs.engine import Engine, Reference, check
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class NPair(Pairwise):
         return "dot"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         need(self.norm_weight >= 0, f"norm_weight must be at least 0, got {self.norm_weight}")
 
     def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
@@ -54,11 +55,22 @@ class NPair(Pairwise):
         alone = rows["far"] == -torch.inf
         return softplus(filled(rows["far"]) - rows["near"]).masked_fill(alone, 0)
 
-    def output(self, embeddings: Tensor, labels: Tensor, **options: Any) -> PairOutput:  # type: ignore[override]
+    def output(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        ref: Reference | None = None,
+        ids: Tensor | None = None,
+        biased: Tensor | tuple[Tensor, Tensor] | None = None,
+        views: bool = False,
+        engine: Engine = "auto",
+        tile: int | None = None,
+    ) -> PairOutput:
         """Anchors against positives; values at the anchors' rows. Options: ``biased``, ``engine``, ``tile``."""
-        check(embeddings, labels, "embeddings", "labels")
-        anchors, a, p, y, options = self._split(embeddings, labels, options)
-        found = pair_loss(self, a, y, ref=(p, y), difficulty=self.difficulty, **options)
+        anchors, a, p, y, both = self._split(embeddings, labels, biased, ref=ref, ids=ids, views=views)
+        self._observe(embeddings, labels)
+        found = pair_loss(self, a, y, ref=(p, y), difficulty=self.difficulty, biased=both, engine=engine, tile=tile)
         norms = a.to(found.values.dtype).square().sum(1) + p.to(found.values.dtype).square().sum(1)
         values = found.values + self.norm_weight / 4 * norms
         n = len(embeddings)
@@ -68,26 +80,34 @@ class NPair(Pairwise):
 
         return PairOutput(lay(values), lay(found.defined), lay(found.share), found.engine)
 
-    def facts(self, embeddings: Tensor, labels: Tensor, **options: Any) -> PairFacts:  # type: ignore[override]
+    def facts(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        ref: Reference | None = None,
+        ids: Tensor | None = None,
+        biased: Tensor | tuple[Tensor, Tensor] | None = None,
+        views: bool = False,
+    ) -> PairFacts:
         """What the difficulty did, counted over anchors against positives."""
-        check(embeddings, labels, "embeddings", "labels")
-        _, a, p, y, options = self._split(embeddings, labels, options)
-        return pair_facts(self, a, y, difficulty=self.difficulty, ref=(p, y), **options)
+        _, a, p, y, both = self._split(embeddings, labels, biased, ref=ref, ids=ids, views=views)
+        return pair_facts(self, a, y, difficulty=self.difficulty, ref=(p, y), biased=both)
 
     @staticmethod
     def _split(
-        embeddings: Tensor, labels: Tensor, options: dict[str, Any]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, dict]:
-        """Where the anchors are; anchors, positives, their labels; and the options that fit them."""
-        for name in ("ref", "ids", "views"):
-            if options.get(name) not in (None, False):
+        embeddings: Tensor, labels: Tensor, biased: Any, **others: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+        """Where the anchors are; anchors, positives, their labels; and the second encoder's rows of both."""
+        check(embeddings, labels, "embeddings", "labels")
+        for name, given in others.items():
+            if given is not None and given is not False:
                 raise InputError(f"the N-pair loss pairs a batch with itself: {name}= does not apply")
+        if biased is not None and (not isinstance(biased, Tensor) or len(biased) != len(embeddings)):
+            raise InputError(f"biased must hold the second encoder's embeddings of the same {len(embeddings)} rows")
         anchors, positives = paired(labels)
-        biased = options.get("biased")
-        options = {name: value for name, value in options.items() if name in ("engine", "tile")}
-        if biased is not None:
-            options["biased"] = (biased[anchors], biased[positives])
-        return anchors, embeddings[anchors], embeddings[positives], labels[anchors], options
+        both = None if biased is None else (biased[anchors], biased[positives])
+        return anchors, embeddings[anchors], embeddings[positives], labels[anchors], both
 
 
 def paired(labels: Tensor) -> tuple[Tensor, Tensor]:

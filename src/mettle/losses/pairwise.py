@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
+from mettle.difficulty.given import settings
 from mettle.errors import InputError
 from mettle.pairs import (
     Acc,
@@ -38,6 +39,10 @@ class Pairwise:
         difficulty = None
 
     measure: Measure = "cosine"
+
+    def __post_init__(self) -> None:
+        """A member that is a dataclass: numbers must be numbers, and its difficulty one."""
+        settings(self)
 
     def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
         """What each row accumulates over one tile."""
@@ -104,10 +109,7 @@ class Pairwise:
         """
         if views:
             embeddings, labels, biased = stacked(embeddings, labels, biased)
-        observe = getattr(self.difficulty, "observe", None)
-        if observe is not None and torch.is_grad_enabled():
-            check(embeddings, labels, "embeddings", "labels")
-            observe(embeddings, labels)
+        self._observe(embeddings, labels)
         return pair_loss(
             self,
             embeddings,
@@ -120,11 +122,27 @@ class Pairwise:
             tile=tile,
         )
 
-    def facts(self, embeddings: Tensor, labels: Tensor, *, views: bool = False, **options: Any) -> PairFacts:
-        """What the difficulty did to this batch. Options: ``ref``, ``ids``, ``biased``, ``views`` as in a call."""
+    def _observe(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Let a difficulty that follows the data see a training batch."""
+        observe = getattr(self.difficulty, "observe", None)
+        if observe is not None and torch.is_grad_enabled():
+            check(embeddings, labels, "embeddings", "labels")
+            observe(embeddings, labels)
+
+    def facts(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        ref: Reference | None = None,
+        ids: Tensor | None = None,
+        biased: Tensor | tuple[Tensor, Tensor] | None = None,
+        views: bool = False,
+    ) -> PairFacts:
+        """What the difficulty did to this batch. Options as in a call."""
         if views:
-            embeddings, labels, options["biased"] = stacked(embeddings, labels, options.get("biased"))
-        return pair_facts(self, embeddings, labels, difficulty=self.difficulty, **options)
+            embeddings, labels, biased = stacked(embeddings, labels, biased)
+        return pair_facts(self, embeddings, labels, difficulty=self.difficulty, ref=ref, ids=ids, biased=biased)
 
     def rows(self, embeddings: Tensor, labels: Tensor, **options: Any) -> Rows:
         """Everything that the rows of this batch accumulate, in no particular order."""
@@ -140,6 +158,8 @@ def stacked(embeddings: Tensor, labels: Tensor, biased: Any) -> tuple[Tensor, Te
     """(n, v, d) views to (v * n, d), all of view 0 first, with labels repeated."""
     if not isinstance(embeddings, Tensor) or embeddings.ndim != 3:
         raise InputError(f"views=True takes embeddings (n, views, d), got {tuple(getattr(embeddings, 'shape', ()))}")
+    if not isinstance(labels, Tensor):
+        raise InputError(f"labels must be a tensor, got {type(labels).__name__}")
     flat = [x.transpose(0, 1).flatten(0, 1) if isinstance(x, Tensor) else x for x in (embeddings, biased)]
     return flat[0], labels.repeat(embeddings.shape[1]), flat[1]
 

@@ -1,6 +1,6 @@
 """The self-supervised triplet loss without margin, which amplifies bias on purpose."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -36,11 +36,12 @@ class SelfTriplet(Pairwise):
     prior: float = 0.0
     form: Literal["sum_N", "mean", "readme", "paired", "one_neg"] = "sum_N"
     difficulty: Difficulty | None = None
-    random: Random = None
+    random: Random = field(default=None, repr=False)
 
     temperature = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         need(0 <= self.prior < 1, f"prior is a probability in [0, 1), got {self.prior}")
         known = ("sum_N", "mean", "readme", "paired", "one_neg")
         need(self.form in known, f"form must be one of {known}, got {self.form!r}")
@@ -60,7 +61,7 @@ class SelfTriplet(Pairwise):
         )
 
     def _far(self, tile: Tile) -> Tensor:
-        return squared_distance(tile.s, self.measure)
+        return squared_distance(tile, self.measure)
 
     def near(self, tile: Tile) -> dict[str, Acc]:
         """The positives of each anchor."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from mettle.difficulty.given import numbers
 from mettle.errors import InputError
 from mettle.losses.similarity import Likeness, check_measure, check_rows, check_target, similarity, weighted
 
@@ -33,10 +34,9 @@ class SimilarityClassification(nn.Module):
         """Start from this scale a and offset b; without b, from a threshold that suits the measure."""
         super().__init__()
         check_measure(measure)
-        if not (scale > 0 and math.isfinite(scale)):
+        numbers(scale=scale, bias=0.0 if bias is None else bias)
+        if not scale > 0:
             raise InputError(f"scale must be above 0, got {scale}")
-        if bias is not None and not math.isfinite(bias):
-            raise InputError(f"bias must be finite, got {bias}")
         self.measure: Likeness = measure
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
         self.bias = nn.Parameter(torch.tensor(-scale * THRESHOLD.get(measure, -1.0) if bias is None else float(bias)))
@@ -81,8 +81,10 @@ class SimilarityClassification(nn.Module):
     def facts(self, x1: Tensor, x2: Tensor, target: Tensor) -> dict[str, float]:
         """How many of these pairs fall on the right side, and where the threshold is now."""
         f = self.similarity(x1, x2)
-        right = (self.logits(f) > 0) == (target > 0.5)
-        return {"accuracy": float(right.float().mean()), "scale": self.scale.item(), "threshold": self.threshold}
+        target = check_target(f, target, *self.range)
+        right = ((self.logits(f) > 0) == (target > 0.5)).to(f.dtype)
+        right = torch.where((f + target).isnan(), torch.nan, right)
+        return {"accuracy": float(right.mean()), "scale": self.scale.item(), "threshold": self.threshold}
 
     def extra_repr(self) -> str:
         """Where scale and offset are now."""

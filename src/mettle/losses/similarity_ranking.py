@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from mettle.difficulty.given import settings
 from mettle.losses.pairwise import need, softplus
 from mettle.losses.similarity import Likeness, check_measure, check_rows, similarity, weighted
 
@@ -38,6 +39,7 @@ class SimilarityRanking:
     takes: ClassVar[str] = "triplets"
 
     def __post_init__(self) -> None:
+        settings(self)
         need(self.form in FORMS, f"form must be one of {FORMS}, got {self.form!r}")
         need(self.margin >= 0, f"margin must be at least 0, got {self.margin}")
         need(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
@@ -69,5 +71,6 @@ class SimilarityRanking:
     def facts(self, x: Tensor, positive: Tensor, negative: Tensor) -> dict[str, float]:
         """The share of these triplets in the right order (ties count one half), and the mean gap."""
         near, far = self.similarities(x, positive, negative)
-        right = (near > far).float() + 0.5 * (near == far).float()
-        return {"ordered": float(right.mean()), "gap": float((near - far).mean())}
+        gap = near - far
+        right = torch.where(gap.isnan(), torch.nan, (gap > 0).to(gap.dtype) + 0.5 * (gap == 0))
+        return {"ordered": float(right.mean()), "gap": float(gap.mean())}

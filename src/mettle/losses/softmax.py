@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from mettle.difficulty.given import numbers
 from mettle.losses.class_vectors import ClassVectors
 from mettle.losses.pairwise import need
 from mettle.pairs.similarity import unit
@@ -69,5 +70,6 @@ class NormFace(ClassVectors):
 
     def __init__(self, num_classes: int, dim: int, scale: float = 16.0, **options):
         super().__init__(num_classes, dim, **options)
+        numbers(scale=scale)
         need(scale > 0, f"scale must be above 0, got {scale}")
         self.scale = scale

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from mettle.difficulty.given import numbers
 from mettle.losses.class_vectors import ClassVectors
 from mettle.losses.pairwise import need
 
@@ -39,6 +40,7 @@ class SphereFace(ClassVectors):
         **options,
     ):
         super().__init__(num_classes, dim, **options)
+        numbers(margin=margin, start=start, fall=fall, floor=floor)
         need(margin >= 1 and margin == int(margin), f"margin must be a whole number from 1 on, got {margin}")
         need(
             floor >= 0 and start >= 0 and fall >= 0,
@@ -49,7 +51,8 @@ class SphereFace(ClassVectors):
 
     def extra_repr(self) -> str:
         """As it was built."""
-        return f"{super().extra_repr()}, margin={self.margin}, floor={self.floor}"
+        schedule = f"start={self.start}, fall={self.fall}, floor={self.floor}"
+        return f"{super().extra_repr()}, margin={self.margin}, {schedule}"
 
     @property
     def ease(self) -> float:

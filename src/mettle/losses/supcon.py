@@ -1,5 +1,6 @@
 """Supervised contrastive loss: all positives against the rest."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,8 +8,11 @@ import torch
 from torch import Tensor
 
 from mettle.difficulty import Threshold
-from mettle.losses.pairwise import Pairwise, either, filled, log_add, need
+from mettle.difficulty.combine import nested
+from mettle.losses.pairwise import Pairwise, either, filled, log_add, need, softplus
 from mettle.pairs import Acc, Difficulty, Rows, Sweep, Tile, lse, total
+
+LIKELY = math.log(2 / 3)  # log p from which 1 − p is summed over the others: two negatives cannot both be as likely
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,23 @@ class SupCon(Pairwise):
     mean_all: bool = False  # anchors without positives count as 0 in the mean instead of being left out
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         need(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
         need(self.form in ("out", "in"), f"form must be 'out' or 'in', got {self.form!r}")
         known = (None, "numerator", "everywhere")
         need(self.pos_weight in known, f"pos_weight must be one of {known}, got {self.pos_weight!r}")
         base = self.base_temperature
         need(base is None or base > 0, f"base_temperature must be above 0, got {base}")
-        literal = self.form == "in" and getattr(self.difficulty, "form", "") == "literal"
-        need(not literal, "literal weights may be negative and form 'in' takes their logarithm: use form 'out'")
+        parts = [part for part in nested(self.difficulty) if isinstance(part, Threshold) and part.form == "literal"]
+        need(
+            self.form == "out" or not parts,
+            "literal weights may be negative and form 'in' takes their logarithm: use form 'out'",
+        )
+        need(
+            self.numerator_only or not any(part.alpha * (1 - part.positive) > part.positive for part in parts),
+            "literal weights of this alpha may be negative and pos_weight 'everywhere' takes their logarithm: "
+            "use pos_weight 'numerator'",
+        )
         known = (None, "count", "weight", "sum")
         need(self.normalise in known, f"normalise must be one of {known}, got {self.normalise!r}")
         known = ("denominator", "penalty", "none")
@@ -80,8 +93,9 @@ class SupCon(Pairwise):
 
     def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
         """Negatives fill the denominator."""
-        weigh = "full" if self.neg_weight == "denominator" else "none"
-        return {"far": lse(tile.s / self.temperature, tile.neg, weigh=weigh, ceiling=1 / self.temperature)}
+        weigh, x = "full" if self.neg_weight == "denominator" else "none", tile.s / self.temperature
+        found = {"far": lse(x, tile.neg, weigh=weigh, ceiling=1 / self.temperature)}
+        return found | {"top": Acc("peak", x, tile.neg, "none")} if self.neg_weight == "penalty" else found
 
     def positives(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
         """Positives attract, and fill the denominator too."""
@@ -96,12 +110,22 @@ class SupCon(Pairwise):
         return found | {"attract": lse(x, tile.pos, ceiling=top)}
 
     def penalty(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
-        """How likely each negative is taken for a positive, with and without its weight."""
-        logits = tile.s / self.temperature - log_add(rows["near"], rows["far"])
-        surprise = -torch.log1p(-logits.clamp(max=-1e-6).exp())
+        """−log(1 − p) of each negative, with and without its weight, but for one that takes most of the row.
+
+        Near p = 1 the difference 1 − p has no digits left. That one negative is the row's maximum, so `finish` has its
+        −log(1 − p) from the sum over all others, which is collected here.
+        """
+        x = tile.s / self.temperature
+        logits = x - log_add(rows["near"], rows["far"])
+        likely = logits.detach() > LIKELY
+        surprise = -torch.log1p(-torch.where(likely, LIKELY, logits).exp()).masked_fill(likely, 0)
+        others = tile.neg & (x.detach() < rows["top"])
         return {
             "surprise": total(surprise, tile.neg, weigh="none"),
             "weighted surprise": total(surprise, tile.neg),
+            "likely": total(likely.to(x.dtype), tile.neg, weigh="none"),
+            "weighted likely": total(likely.to(x.dtype), tile.neg),
+            "others": lse(x, others, weigh="none", ceiling=1 / self.temperature),
             "negatives": total(1.0, tile.neg, weigh="none"),
         }
 
@@ -116,7 +140,12 @@ class SupCon(Pairwise):
         else:
             value = away - filled(rows["attract"]) + (divisor.log() if isinstance(divisor, Tensor) else 0)
         if "surprise" in rows:
-            value = value + (rows["weighted surprise"] - rows["surprise"]) / rows["negatives"].clamp(min=1)
+            likely = (rows["likely"] > 0) & (rows["positives"] > 0)
+            rest = torch.where(likely, log_add(rows["near"], rows["others"]), 0)
+            surprise = softplus(torch.where(likely, rows["top"], 0) - rest)  # log(all / all others)
+            excess = rows["weighted surprise"] - rows["surprise"]
+            excess = excess + torch.where(likely, (rows["weighted likely"] - rows["likely"]) * surprise, 0)
+            value = value + excess / rows["negatives"].clamp(min=1)
         if self.mean_all:
             value = value.masked_fill(rows["positives"] == 0, 0)
         return value if self.base_temperature is None else value * (self.temperature / self.base_temperature)

@@ -1,6 +1,6 @@
 """Triplet loss: a positive closer than a negative by a margin."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -8,10 +8,13 @@ from torch import Tensor
 
 from mettle.difficulty import Hardest
 from mettle.losses.distance import distance, squared_distance
+from mettle.losses.ordered import following, hinges, shared
 from mettle.losses.pairwise import Pairwise, filled, need, softplus
 from mettle.losses.random import Random, chosen, drawn
-from mettle.pairs import Acc, Difficulty, Measure, Rows, Sweep, Tile, collect, peak, total
+from mettle.pairs import Acc, Difficulty, Mask, Measure, Rows, Sweep, Tile, collect, peak, total
+from mettle.pairs.job import stats_of, weights
 
+MANY = 10  # positives of an anchor from which putting them in order is less work than meeting them one by one
 MINING = ("all", "hardest", "semihard", "semihard-set", "random")
 
 
@@ -43,11 +46,12 @@ class Triplet(Pairwise):
     normalise: bool = True
     average: Literal["active", "all"] = "active"
     difficulty: Difficulty | None = None
-    random: Random = None
+    random: Random = field(default=None, repr=False)
 
     temperature = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         need(self.margin >= 0, f"margin must be at least 0, got {self.margin}")
         need(self.mining in MINING, f"mining must be one of {MINING}, got {self.mining!r}")
         need(self.average in ("active", "all"), f"average must be 'active' or 'all', got {self.average!r}")
@@ -75,7 +79,7 @@ class Triplet(Pairwise):
 
     def distance(self, tile: Tile) -> Tensor:
         """Of the pairs of a tile."""
-        return (squared_distance if self.squared else distance)(tile.s, self.measure)
+        return (squared_distance if self.squared else distance)(tile, self.measure)
 
     def surplus(self, gap: Tensor) -> Tensor:
         """How much a triplet misses the margin by."""
@@ -103,6 +107,18 @@ class Triplet(Pairwise):
     def triplets(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
         """Every negative against every positive."""
         d, near, weight = self.distance(tile), rows["near"], rows["near weight"]
+        if near.shape[2] >= MANY and not self.soft:  # softpluses have no running sums
+            value, active, count = hinges(d, near, weight, self.margin, within=self.mining == "semihard-set")
+        else:
+            value, active, count = self.one_by_one(d, near, weight)
+        return {
+            "value": total(value, tile.neg),
+            "active": total(active, tile.neg),
+            "count": total(count, tile.neg),
+        }
+
+    def one_by_one(self, d: Tensor, near: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of every negative: the sum of its misses, the weight of those above 0, the weight of all."""
         value, active, count = torch.zeros_like(d), torch.zeros_like(d), torch.zeros_like(d)
         for k in range(near.shape[2]):  # one positive at a time, so that a tile stays a tile
             gap, w = near[..., k] - d, weight[..., k]
@@ -111,17 +127,24 @@ class Triplet(Pairwise):
                 w = w * ((gap < 0) & (gap >= -self.margin))
             value, count = value + w * miss, count + w
             active = active + w * (miss > 0)
-        return {
-            "value": total(value, tile.neg),
-            "active": total(active, tile.neg),
-            "count": total(count, tile.neg),
-        }
+        return value, active, count
 
     def beyond(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
         """For each positive the closest negative beyond it, and the farthest negative of all."""
-        d = self.distance(tile)[..., None]
-        beyond = torch.where(d > rows["near"], -d, -torch.inf)
-        return {"beyond": peak(beyond, tile.neg), "farthest": peak(d.squeeze(2), tile.neg)}
+        d, near = self.distance(tile), rows["near"]
+        closest = following(d, self._there(tile, rows), near) if near.shape[2] >= MANY else None
+        if closest is None:
+            beyond = peak(torch.where(d[..., None] > near, -d[..., None], -torch.inf), tile.neg)
+        else:  # a column or two stand for the whole tile; one, where there is no other tile to share with
+            closest = shared(closest) if whole(tile) else closest
+            beyond = Acc("peak", -closest, torch.ones_like(closest[..., 0], dtype=torch.bool), "none")
+        return {"beyond": beyond, "farthest": peak(d, tile.neg)}
+
+    def _there(self, tile: Tile, rows: Rows) -> Mask:
+        """The negatives of a tile that the difficulty has not taken out."""
+        if self.difficulty is None or hasattr(self.difficulty, "log_weight"):  # exponential weights are never 0
+            return tile.neg
+        return tile.neg & (weights(self.difficulty, tile, stats_of(rows)) != 0)
 
     def finish(self, rows: Rows) -> Tensor:
         """One value per anchor."""
@@ -144,3 +167,8 @@ class Triplet(Pairwise):
     def defined(self, rows: Rows) -> Tensor:
         """Anchors with a positive; without a negative the loss is 0."""
         return rows["positives"] > 0
+
+
+def whole(tile: Tile) -> bool:
+    """Whether a tile holds every pair there is."""
+    return tile.sides is not None and tile.s.shape == (len(tile.sides.z), len(tile.sides.ref))

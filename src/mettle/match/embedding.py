@@ -2,13 +2,14 @@
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mettle.errors import GalleryError, InputError, RunError
+from mettle.match.fusion import check_rule
 from mettle.match.operating import as_thresholds
 from mettle.match.record import Binding
 
@@ -36,7 +37,9 @@ class Embedding:
         """(dim,) of one probe."""
         found = self.vectors(given)
         if len(found) != 1:
-            raise InputError(f"one probe is wanted, got {len(found)}: use identify_many for several")
+            raise InputError(
+                f"one probe is wanted, got {len(found)}: ask for them one by one; identification takes several at once"
+            )
         return found[0]
 
     def pictures(self, given: Any) -> np.ndarray:
@@ -63,8 +66,8 @@ class Embedding:
     def _load(self) -> "Embedder":
         if self.run is None:
             raise InputError(
-                "pictures need the gallery's model: open the gallery with model=RUN, or give embeddings of shape "
-                f"(n, {self.dim})"
+                "pictures need the gallery's model: open the gallery with model=RUN (--model RUN), or give embeddings "
+                f"of shape (n, {self.dim})"
             )
         if self._model is None:
             self._model = self.run.model()
@@ -103,10 +106,24 @@ def binding_of(contract: dict[str, Any], fusion: str, thresholds: dict[str, Any]
         raise RunError(f"the model's contract.json is damaged ({problem}): train or copy the run again") from None
 
 
+def offered_binding(
+    run: "Run | None", dim: int | None, fusion: str | None, thresholds: Mapping[Any, Any] | None
+) -> Binding | None:
+    """What a new gallery would be bound to; None where nothing says how long its embeddings are."""
+    rule, given = check_rule(fusion or "best"), as_thresholds(thresholds)
+    if run is not None:
+        return binding_of(run.contract(), rule, given)
+    if dim is None:
+        return None
+    if not isinstance(dim, int | np.integer) or isinstance(dim, bool) or not 1 <= dim <= 65536:
+        raise InputError(f"dim must be a whole number between 1 and 65536, got {dim!r}")
+    return Binding(int(dim), fusion=rule, thresholds=given)
+
+
 def check_same(bound: Binding, offered: Binding, where: str) -> None:
     """Refuse a model whose embeddings are not those of the gallery."""
     if bound.model is None:
-        raise GalleryError(f"{where} holds embeddings from elsewhere: open it without model=, and give embeddings")
+        raise GalleryError(f"{where} holds embeddings from elsewhere: open it without a model, and give embeddings")
     for name, what in (("dim", "dimension"), ("model", "weights"), ("preprocessing", "input"), ("metric", "metric")):
         mine, other = getattr(bound, name), getattr(offered, name)
         if mine != other:

@@ -16,15 +16,16 @@ import numpy as np
 from mettle.durable import write_folder
 from mettle.errors import GalleryError, InputError, UnknownIdentity
 from mettle.match import fusion as rules
-from mettle.match.answer import Candidate, Identified, Info, Verified
+from mettle.match.answer import Identified, Info, Verified, distinct, identified
 from mettle.match.choose import Measured, Wanted
-from mettle.match.embedding import Embedding, binding_of, check_same, copy_model
+from mettle.match.embedding import Embedding, binding_of, check_same, copy_model, offered_binding
 from mettle.match.file import told
 from mettle.match.move import Moved, move
-from mettle.match.operating import Operating, as_thresholds, operating
+from mettle.match.naming import settled, spellings
+from mettle.match.operating import Operating, as_thresholds, check_fusion, most, operating
 from mettle.match.place import INDEX, MODEL, RECORD, bytes_of, exists, is_server, made, reopened, shown
 from mettle.match.postgres import PostgresRecord
-from mettle.match.record import Binding, Receipt, Record
+from mettle.match.record import Binding, Receipt, Record, Size, Templates
 from mettle.match.search import Local, Remote, Search
 from mettle.match.sqlite import SqliteRecord
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 MOST = 1000  # candidates of one answer
 TOGETHER = 256  # people of one change, when many are enrolled
+WHOSE = "say whose embeddings it will hold, by model=RUN or dim=N (on the command line --model RUN or --dim N)"
+MAKE = "look at the path, or make one: `mettle gallery enrol`, or Gallery.open with model=RUN or dim=N"
 TRIES = 5  # searches of one answer, where the people found are being changed
 
 
@@ -42,7 +45,7 @@ class Gallery:
     def __init__(self, where: str, record: Record, embedding: Embedding, search: Search, thresholds: Mapping[str, Any]):
         self.where, self._record, self._embedding, self._search = where, record, embedding, search
         self._thresholds = thresholds
-        self._size: tuple[int, int] = (-1, 0)  # sequence, identities
+        self._size: tuple[int, Size] = (-1, Size(0, 0))  # as of a change of the record
         self.closed = False
 
     @classmethod
@@ -65,7 +68,8 @@ class Gallery:
             model: the run whose embeddings it holds; needed once, when it is made (for pictures on PostgreSQL: always).
             dim: instead of a model, the length of embeddings that come from elsewhere.
             fusion: how several templates of a person become one score: ``best`` (default), ``mean`` or ``centroid``.
-            thresholds: ``{false-accept rate: threshold}``; by default those of the model's contract.
+            thresholds: ``{false-accept rate: threshold}``; by default those of the model's contract. Rates are per
+                comparison with one template, except in a table that :meth:`calibrate` gave: there per person.
             wanted: how fast, how exact and how small the index should be.
             read_only: beside the one writer of a folder there may be many readers.
             create: whether to make it where there is none.
@@ -77,15 +81,15 @@ class Gallery:
         run = _run(model)
         text, wanted = str(where), wanted or Wanted()
         if dim is not None and run is not None:
-            raise InputError("give model= or dim=, not both: a model says how long its embeddings are")
-        offered = _offered(run, dim, fusion, thresholds)
+            raise InputError("give a model or a dim, not both: a model says how long its embeddings are")
+        offered = offered_binding(run, dim, fusion, thresholds)
         folder = None if is_server(where) else Path(where)
         if exists(where):
             record = reopened(where, read_only)
         elif read_only or not create:
-            raise GalleryError(f"there is no gallery at {shown(text)}: make one by opening it with model= or dim=")
+            raise GalleryError(f"there is no gallery at {shown(text)}: {MAKE}")
         elif offered is None:
-            raise GalleryError(f"{shown(text)} is new: say whose embeddings it will hold, by model=RUN or dim=N")
+            raise GalleryError(f"{shown(text)} is new: {WHOSE}")
         else:
             record = made(where, offered, run)
         try:
@@ -95,10 +99,13 @@ class Gallery:
             if run is not None:
                 check_same(bound, binding_of(run.contract(), bound.fusion, {}), shown(text))
             if dim is not None and dim != bound.dim:
-                raise GalleryError(f"{shown(text)} holds embeddings of length {bound.dim}, not {dim}: leave dim= out")
+                raise GalleryError(f"{shown(text)} holds embeddings of length {bound.dim}, not {dim}: give no dim")
             if fusion is not None and fusion != bound.fusion:
-                raise GalleryError(f"{shown(text)} was made with fusion={bound.fusion!r}, not {fusion!r}: leave it out")
+                raise GalleryError(
+                    f"{shown(text)} was made with fusion={bound.fusion!r}, not {fusion!r}: give no fusion"
+                )
             known = as_thresholds(thresholds) or bound.thresholds
+            check_fusion(known, bound.fusion)
             if not known and run is not None:  # evaluated only after the gallery was made
                 known = as_thresholds(run.contract().get("thresholds"))
             if isinstance(record, PostgresRecord) and bound.fusion == "best" and wanted.kind == "auto":
@@ -162,11 +169,14 @@ class Gallery:
 
         Args:
             identity: who; somebody already enrolled gets further templates.
-            templates: what is kept: unit vectors, never pictures.
+            templates: what is kept: unit vectors, never pictures. What the person has already is not added again;
+                the receipt says how many were skipped.
             request: a name for this request; repeating it changes nothing and returns the first receipt.
             replace: remove the person's former templates in the same change.
         """
-        return self._open().enrol(identity, self._embedding.vectors(templates), request=request, replace=replace)
+        record, vectors = self._open(), self._embedding.vectors(templates)
+        name = settled(identity, self._has)
+        return record.enrol(name, vectors, request=request, replace=replace, distinct=True)
 
     def enrol_many(self, people: Iterable[tuple[str, Any]], *, replace: bool = False) -> list[Receipt]:
         """Enrol (identity, templates) of many people: some hundreds at a time become one durable change."""
@@ -178,12 +188,12 @@ class Gallery:
             again = [person for person in pending if person[0] in seen]  # theirs from before is of this call: it stays
             for some, anew in ((new, replace), (again, False)):
                 if some:
-                    receipts.append(record.enrol_many(some, replace=anew))
+                    receipts.append(record.enrol_many(some, replace=anew, distinct=True))
             seen.update(name for name, _ in pending)
             pending.clear()
 
         for identity, templates in people:
-            pending.append((identity, self._embedding.vectors(templates)))
+            pending.append((settled(identity, self._has), self._embedding.vectors(templates)))
             if len(pending) == TOGETHER:
                 send()
         send()
@@ -191,7 +201,9 @@ class Gallery:
 
     def delete(self, identity: str, *, request: str | None = None) -> Receipt:
         """Remove a person: never found again once this returns, erased from disk by :meth:`compact`."""
-        return self._open().delete(identity, request=request)
+        record = self._open()
+        *former, name = spellings(identity)
+        return record.delete(next((old for old in former if self._has(old)), name), request=request)
 
     def verify(
         self, identity: str, probe: Any, *, far: float | None = None, threshold: float | None = None
@@ -199,12 +211,20 @@ class Gallery:
         """Whether the probe is this person."""
         point = self._operating(far, threshold)
         vector = self._embedding.one(probe)
-        theirs = self._open().templates(identity)
+        theirs = self._templates(identity)
         if not len(theirs.numbers):
             raise UnknownIdentity(f"nobody called {identity!r} is enrolled in {self.where}")
-        score = rules.score(self.binding.fusion, vector, theirs.vectors)
+        rule, count = self.binding.fusion, len(theirs.numbers)
+        score = rules.score(rule, vector, theirs.vectors)
         return Verified(
-            identity, score, point.threshold, point.far, score >= point.threshold, len(theirs.numbers), point.basis
+            identity,
+            score,
+            point.threshold,
+            point.far,
+            score >= point.threshold,
+            count,
+            point.basis,
+            most(point, rule, 1, count),
         )
 
     def identify(
@@ -234,7 +254,7 @@ class Gallery:
 
     def __contains__(self, identity: object) -> bool:
         try:
-            return isinstance(identity, str) and len(self._open().templates(identity).numbers) > 0
+            return isinstance(identity, str) and len(self._templates(identity).numbers) > 0
         except InputError:  # what cannot be a name is nobody's
             return False
 
@@ -259,6 +279,16 @@ class Gallery:
             thresholds=self._thresholds,
             bytes=None if server else bytes_of(Path(self.where)),
         )
+
+    def calibrate(self, fars: Sequence[float] | float = (0.1, 0.01, 0.001)) -> dict[str, Any]:
+        """Thresholds whose false-accept rate is per person, for the rule and the templates of this gallery.
+
+        Everybody's templates are tried on everybody else. Nothing is changed: give the table to :meth:`open` as
+        ``thresholds=``, or one of its thresholds with the question; calibrate again when the gallery has changed.
+        """
+        from mettle.match.strangers import calibrated
+
+        return calibrated(self._open(), fars)
 
     def reindex(self, wanted: Wanted | None = None) -> Measured | None:
         """Choose and build the index anew for the present size; returns what was measured against exact search."""
@@ -298,6 +328,16 @@ class Gallery:
             raise GalleryError(f"{self.where} is closed: open it again with Gallery.open")
         return self._record
 
+    def _templates(self, identity: str) -> Templates:
+        """Templates of whoever is called so; none: empty."""
+        record = self._open()
+        *former, name = spellings(identity)
+        found = (record.templates(old) for old in former)
+        return next((theirs for theirs in found if len(theirs.numbers)), None) or record.templates(name)
+
+    def _has(self, name: str) -> bool:
+        return len(self._open().templates(name).numbers) > 0
+
     def _operating(self, far: float | None, threshold: float | None) -> Operating:
         return operating(self._thresholds, self.binding.dim, far, threshold)
 
@@ -308,8 +348,9 @@ class Gallery:
         return self._operating(far, threshold)
 
     def _identify(self, probes: np.ndarray, k: int, point: Operating) -> list[Identified]:
-        found, people = self._candidates(probes, k), self._people()
-        return [_answer(best, point, people) for best in found]
+        found, size = self._candidates(probes, k), self._counted()
+        bound = most(point, self.binding.fusion, size.identities, size.templates)
+        return [identified(best, point, size, bound) for best in found]
 
     def _candidates(self, probes: np.ndarray, k: int) -> list[list[tuple[str, float]]]:
         """The best k people of each probe: as many rows as it takes to see k different ones."""
@@ -325,7 +366,7 @@ class Gallery:
                 continue
             short = []
             for row, probe in enumerate(pending.tolist()):
-                found[probe] = _distinct(numbers[row], scores[row], names)[:k]
+                found[probe] = distinct(numbers[row], scores[row], names)[:k]
                 if len(found[probe]) < k:
                     short.append(probe)
             if m >= self._search.rows():
@@ -333,30 +374,14 @@ class Gallery:
             pending, m = np.asarray(short, np.int64), min(4 * m, max(self._search.rows(), 1))
         return found
 
-    def _people(self) -> int:
-        """Number of people, counted once per change."""
+    def _counted(self) -> Size:
+        """Numbers of people and templates, counted once per change."""
         record = self._open()
         # A search has just asked how far the record has come: asking again would cost as much as the answer is worth.
         sequence = self._search.sequence
         if self._size[0] != sequence:
-            self._size = (sequence, record.size().identities)
+            self._size = (sequence, record.size())
         return self._size[1]
-
-
-def _distinct(numbers: np.ndarray, scores: np.ndarray, names: Mapping[int, str | None]) -> list[tuple[str, float]]:
-    """People in the order of their best row; rows of people deleted meanwhile have no name and are left out."""
-    best: dict[str, float] = {}
-    for number, score in zip(numbers.tolist(), scores.tolist(), strict=True):
-        name = names.get(number) if number >= 0 else None
-        if name is not None and name not in best:
-            best[name] = min(1.0, max(-1.0, score))
-    return list(best.items())
-
-
-def _answer(best: list[tuple[str, float]], point: Operating, people: int) -> Identified:
-    candidates = tuple(Candidate(name, score, score >= point.threshold) for name, score in best)
-    first = candidates[0].identity if candidates and candidates[0].match else None
-    return Identified(first, candidates, point.threshold, point.far, people, point.basis)
 
 
 def _run(model: "str | Path | Run | None") -> "Run | None":
@@ -365,17 +390,3 @@ def _run(model: "str | Path | Run | None") -> "Run | None":
     from mettle.train.artifact import open_run
 
     return open_run(model)  # type: ignore[arg-type]
-
-
-def _offered(
-    run: "Run | None", dim: int | None, fusion: str | None, thresholds: Mapping[Any, Any] | None
-) -> Binding | None:
-    """What a new gallery would be bound to; None where nothing says how long its embeddings are."""
-    rule, given = rules.check_rule(fusion or "best"), as_thresholds(thresholds)
-    if run is not None:
-        return binding_of(run.contract(), rule, given)
-    if dim is None:
-        return None
-    if not isinstance(dim, int | np.integer) or isinstance(dim, bool) or not 1 <= dim <= 65536:
-        raise InputError(f"dim must be a whole number between 1 and 65536, got {dim!r}")
-    return Binding(int(dim), fusion=rule, thresholds=given)

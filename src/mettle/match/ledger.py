@@ -63,16 +63,26 @@ class Ledger(ABC):
         return content.pseudonym(self._salt, "record")
 
     def enrol(
-        self, identity: str, vectors: np.ndarray, *, request: str | None = None, replace: bool = False
+        self,
+        identity: str,
+        vectors: np.ndarray,
+        *,
+        request: str | None = None,
+        replace: bool = False,
+        distinct: bool = False,
     ) -> Receipt:
         """Add (m, dim) templates to an identity; the receipt has their numbers."""
-        return self._enrol([(identity, vectors)], request, replace)
+        return self._enrol([(identity, vectors)], request, replace, distinct)
 
-    def enrol_many(self, people: Sequence[tuple[str, np.ndarray]], *, replace: bool = False) -> Receipt:
+    def enrol_many(
+        self, people: Sequence[tuple[str, np.ndarray]], *, replace: bool = False, distinct: bool = False
+    ) -> Receipt:
         """The same for several identities in one change: all of them or, if it fails, none."""
-        return self._enrol(people, None, replace)
+        return self._enrol(people, None, replace, distinct)
 
-    def _enrol(self, people: Sequence[tuple[str, np.ndarray]], request: str | None, replace: bool) -> Receipt:
+    def _enrol(
+        self, people: Sequence[tuple[str, np.ndarray]], request: str | None, replace: bool, distinct: bool
+    ) -> Receipt:
         checked = [(content.name(identity), content.vectors(v, self._binding.dim)) for identity, v in people]
         asked, name = self._asked("replace" if replace else "enrol", " ".join(who for who, _ in checked), request)
 
@@ -80,18 +90,23 @@ class Ledger(ABC):
             if known := statements.served(session, name, asked):
                 return known
             sequence, first, _ = statements.counter(session)
-            sequence, number, cleared = sequence + 1, first, set()
+            sequence, number, cleared, skipped = sequence + 1, first, set(), 0
             for identity, rows in checked:
-                owner = statements.owner_of(session, identity)
+                owner, has = statements.owner_of(session, identity), rows[:0]
                 if owner is None:
                     owner = session.rows("INSERT INTO identities (name) VALUES (?) RETURNING id", identity)[0][0]
                 elif replace and identity not in cleared:
                     statements.remove(session, owner, sequence, content.pseudonym(self._salt, identity), number)
+                elif distinct:
+                    has = self._of(session, identity).vectors
                 cleared.add(identity)
+                if distinct:
+                    given, rows = len(rows), content.new_rows(rows, has)
+                    skipped += given - len(rows)
                 placed = [(number + i, owner, identity, row) for i, row in enumerate(rows)]
                 statements.insert(session, placed, sequence)
                 number += len(rows)
-            receipt = Receipt(sequence, tuple(range(first, number)))
+            receipt = Receipt(sequence, tuple(range(first, number)), skipped=skipped)
             return statements.acknowledge(session, name, asked, receipt, number)
 
         receipt = self._write(work, named=name is not None)
@@ -119,8 +134,11 @@ class Ledger(ABC):
     def templates(self, identity: str) -> Templates:
         """All templates of an identity; none: empty."""
         identity = content.name(identity)
-        sql = f"{statements.ROWS} WHERE i.name = ? ORDER BY t.number"
-        return self._read(lambda s: statements.as_templates(s, s.rows(sql, identity), self._binding.dim))
+        return self._read(lambda session: self._of(session, identity))
+
+    def _of(self, session: Session, identity: str) -> Templates:
+        found = session.rows(f"{statements.ROWS} WHERE i.name = ? ORDER BY t.number", identity)
+        return statements.as_templates(session, found, self._binding.dim)
 
     def names(self, numbers: np.ndarray) -> list[str | None]:
         """Whose templates these are; None for those that are not there."""

@@ -5,8 +5,12 @@
   default 1e-3, or the lowest rate that could be measured.
 - Where there are none, what independent directions of this dimension exceed at rate ``far``: an assumption, and the
   answer says so.
+
+A contract's rate is per comparison: one probe with one template. A person has several templates and a gallery many
+people, so strangers have more chances than one; `most` bounds them. `calibrate` measures rates per person instead.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +30,31 @@ class Operating:
     threshold: float
     far: float | None
     basis: str
+    per: str = "comparison"  # what ``far`` counts: "comparison" with one template, or with a whole "person"
+    assumed: bool = False  # nothing was measured: independent directions
+    templates: float = 1.0  # of a person, on average, where ``far`` counts people
+
+
+def most(point: Operating, rule: str, people: int, templates: int) -> float | None:
+    """The largest share of strangers that at least one of these people, with so many templates in all, accepts.
+
+    Whoever is accepted by `best` or `mean` has reached the threshold with one template or more, which per template
+    happens at rate ``far`` at most: the sum over all templates bounds it, however they depend on each other. A
+    `centroid` may reach it where no template does: None, unless everybody has one template. Independent directions
+    (what is assumed where nothing was measured) exceed a threshold above 0 no more often by their mean or centroid
+    than one by one. A rate per person grows at most as fast as the number of templates that each has.
+    """
+    if point.far is None:
+        return None
+    if point.per == "person":
+        chances = people * max(1.0, templates / max(people, 1) / point.templates)
+    elif rule != "best" and point.assumed and point.threshold > 0:
+        chances = people
+    elif rule == "centroid" and templates > people:
+        return None
+    else:
+        chances = templates
+    return min(1.0, point.far * chances)
 
 
 def operating(
@@ -42,16 +71,27 @@ def operating(
     known = {float(rate): entry for rate, entry in thresholds.items() if entry.get("threshold") is not None}
     if not known:
         wanted = DEFAULT if far is None else far
-        return Operating(
-            isotropic(dim, wanted), wanted, "assumed: independent directions; nothing was measured for this gallery"
-        )
+        basis = "assumed: independent directions; nothing was measured for this gallery"
+        return Operating(isotropic(dim, wanted), wanted, basis, assumed=True)
     wanted = (DEFAULT if DEFAULT in known else min(known)) if far is None else far
     at = next((rate for rate in known if math.isclose(rate, wanted)), None)
     if at is None:
         listed = ", ".join(f"{rate:g}" for rate in sorted(known))
         raise InputError(f"no threshold was measured for far={wanted:g}; known are {listed}: ask for one of these")
     entry = known[at]
-    return Operating(float(entry["threshold"]), at, str(entry.get("measured_on", "given when the gallery was made")))
+    basis = str(entry.get("measured_on", "given when the gallery was made")) + doubt(at, entry)
+    more = {"per": "person", "templates": float(entry["templates"])} if entry.get("per") == "person" else {}
+    return Operating(float(entry["threshold"]), at, basis, **more)
+
+
+def doubt(far: float, entry: Mapping[str, Any]) -> str:
+    """What must be said of a threshold that rests on too few comparisons; empty where nothing must."""
+    status = entry.get("status")
+    if status not in ("refused as headline", "flagged"):
+        return ""
+    count = entry.get("impostors")
+    few = "few" if not isinstance(count, int) else f"only {math.floor(far * count + 1e-9)}"
+    return f"; uncertain: it rests on {few} false accepts ({status})"
 
 
 def isotropic(dim: int, far: float) -> float:
@@ -81,8 +121,31 @@ def as_thresholds(given: Mapping[Any, Any] | None) -> dict[str, Any]:
         value, wanted = table.get("threshold"), f"the threshold for far {far:g} is a cosine, between -1 and 1"
         if value is not None and not -1 <= _number(value, wanted) <= 1:
             raise InputError(f"{wanted}: got {value!r}")
+        if table.get("per") == "person" and not _number(table.get("templates"), "templates of a person") >= 1:
+            raise InputError(f"the threshold for far {far:g} is per person, and templates of a person are 1 or more")
         found[repr(far)] = table | ({} if value is None else {"threshold": float(value)})
+    _check_order(found)
     return found
+
+
+def check_fusion(table: Mapping[str, Any], rule: str) -> None:
+    """Refuse thresholds that were calibrated for people fused by another rule."""
+    for entry in table.values():
+        if entry.get("fusion", rule) != rule:
+            raise InputError(
+                f"thresholds were calibrated for fusion={entry['fusion']!r}, the gallery has {rule!r}: calibrate it"
+            )
+
+
+def _check_order(table: Mapping[str, Any]) -> None:
+    """A lower rate needs a threshold at least as high: anything else has two of them mixed up."""
+    known = sorted((float(r), e["threshold"]) for r, e in table.items() if e.get("threshold") is not None)
+    for (low, strict), (high, lax) in itertools.pairwise(known):
+        if strict < lax:
+            raise InputError(
+                f"thresholds must not rise with the false-accept rate: got {strict:g} for {low:g} and {lax:g} for "
+                f"{high:g}; are two of them swapped?"
+            )
 
 
 def _number(value: Any, wanted: str) -> float:

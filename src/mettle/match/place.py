@@ -1,5 +1,6 @@
 """Where a gallery is: a folder with SQLite inside, or a name on a PostgreSQL server; looked at, opened, made, shown."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,17 +21,41 @@ RECORD, INDEX, MODEL = "record.sqlite", "index", "model"
 SERVERS = ("postgresql://", "postgres://")
 
 
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?:/|$)")  # two letters or more: C:/ is a disk
+
+
 def is_server(where: str | Path) -> bool:
     """Whether this names a server."""
-    return str(where).startswith(SERVERS)
+    return str(where).lower().startswith(SERVERS)
+
+
+def _url(where: str | Path) -> str:
+    """The address of a server as drivers know it: its scheme in small letters."""
+    scheme, rest = str(where).split(":", 1)
+    return f"{scheme.lower()}:{rest}"
+
+
+def check_place(where: str | Path) -> None:
+    """Refuse what is neither a folder nor a server that we know, before anything is looked for or made."""
+    text = str(where)
+    if not text or "\0" in text:
+        raise InputError(f"where must be a folder or postgresql://user@host/database, got {text!r:.80}")
+    scheme = _SCHEME.match(text)
+    if scheme is None or is_server(where):
+        return
+    if scheme[1].lower() in ("postgresql", "postgres"):
+        raise InputError(f"give the address of a server as text, not as a path: {scheme[1]}://user@host/database")
+    raise InputError(
+        f"a gallery is in a folder or on a PostgreSQL server, and {scheme[1]!r} is neither: give the path of a folder "
+        "as it is, or postgresql://user@host/database?gallery=name"
+    )
 
 
 def exists(where: str | Path) -> bool:
     """Whether there is a gallery; something else in its place is an error."""
-    if "\0" in str(where):
-        raise InputError(f"where must be a place, got {str(where)!r:.80}")
+    check_place(where)
     if is_server(where):
-        return PostgresRecord.exists(str(where))
+        return PostgresRecord.exists(_url(where))
     folder = Path(where)
     with told(folder):
         if (folder / RECORD).is_file():
@@ -51,7 +76,7 @@ def _ours(name: str) -> bool:
 def reopened(where: str | Path, read_only: bool) -> PostgresRecord | SqliteRecord:
     """The record that is there."""
     if is_server(where):
-        return PostgresRecord.open(str(where), write=not read_only)
+        return PostgresRecord.open(_url(where), write=not read_only)
     record = SqliteRecord.open(Path(where) / RECORD, write=not read_only)
     if not read_only:
         sweep(Path(where))
@@ -61,7 +86,7 @@ def reopened(where: str | Path, read_only: bool) -> PostgresRecord | SqliteRecor
 def made(where: str | Path, binding: Binding, run: "Run | None") -> PostgresRecord | SqliteRecord:
     """A new record; in a folder, with what embeds pictures for it beside it."""
     if is_server(where):
-        return PostgresRecord.create(str(where), binding)
+        return PostgresRecord.create(_url(where), binding)
     folder = Path(where)
     with told(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +97,7 @@ def made(where: str | Path, binding: Binding, run: "Run | None") -> PostgresReco
 
 def shown(where: str) -> str:
     """A place without its password."""
-    if not where.startswith(SERVERS):
+    if not is_server(where):
         return where
     parts = urlsplit(where)
     login, _, place = parts.netloc.rpartition("@")  # hosts and ports as they are: there may be several

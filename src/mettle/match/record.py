@@ -41,6 +41,7 @@ class Receipt:
     sequence: int
     numbers: tuple[int, ...]  # templates that were added (enrol) or removed (delete)
     repeated: bool = False  # this request was served before; nothing changed now
+    skipped: int = 0  # templates that the person had already, and that were not added again
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,12 +92,24 @@ class Record(Protocol):
         ...
 
     def enrol(
-        self, identity: str, vectors: np.ndarray, *, request: str | None = None, replace: bool = False
+        self,
+        identity: str,
+        vectors: np.ndarray,
+        *,
+        request: str | None = None,
+        replace: bool = False,
+        distinct: bool = False,
     ) -> Receipt:
-        """Add (m, dim) templates to an identity; with ``replace`` its former ones are removed in the same change."""
+        """Add (m, dim) templates to an identity.
+
+        With ``replace`` its former ones are removed in the same change; with ``distinct`` those that it has already
+        are not added again.
+        """
         ...
 
-    def enrol_many(self, people: Sequence[tuple[str, np.ndarray]], *, replace: bool = False) -> Receipt:
+    def enrol_many(
+        self, people: Sequence[tuple[str, np.ndarray]], *, replace: bool = False, distinct: bool = False
+    ) -> Receipt:
         """The same for several identities in one change."""
         ...
 

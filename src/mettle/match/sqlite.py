@@ -235,7 +235,7 @@ def _transact(connection: sqlite3.Connection, work: Callable[[Session], Result])
 
 
 def _fill(temporary: Path, binding: Binding) -> None:
-    connection = sqlite3.connect(temporary, isolation_level=None)
+    connection = sqlite3.connect(temporary.absolute(), isolation_level=None)  # "file:..." would be an address
     try:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         connection.execute(f"PRAGMA application_id = {file.APPLICATION}")

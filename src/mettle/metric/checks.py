@@ -13,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from mettle.errors import InputError, nearest
 
 METHODS = ("learned", "within", "covariance")
+REACH = 1e150  # its square is a float64, and so is that of its inverse
 
 
 class WrongType(InputError, TypeError):
@@ -61,6 +62,19 @@ def parameters(given: dict[str, Any]) -> None:
         not (isinstance(loss, torch.nn.Module) and any(True for _ in loss.parameters())),
         f"{type(loss).__name__} has parameters of its own, which would never be trained: use a pairwise loss",
     )
+
+
+def extent(points: np.ndarray) -> None:
+    """Refuse features whose variance, or its inverse, no float64 can hold; those that never vary have none."""
+    with np.errstate(over="ignore"):
+        reach = points.max(0) - points.min(0)
+    odd = np.flatnonzero((reach > 0) & ~((reach > 1 / REACH) & (reach < REACH)))
+    if len(odd):
+        raise InputError(
+            f"X must vary by more than {1 / REACH:g} and less than {REACH:g} in every feature that varies at all: "
+            f"feature {odd[0]} varies by {reach[odd[0]]:.3g}, whose square is no number; change its unit, which "
+            "changes no distance"
+        )
 
 
 def target(y: Any, n: int, method: str) -> np.ndarray:

@@ -102,6 +102,7 @@ class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """Find L. X (n, d) with labels, or (n, 2, d) with y 1 where the two are alike and 0 or −1 where not."""
         checks.parameters(self.get_params(deep=False))
         points, examples = self._examples(X, y)
+        checks.extent(points)
         found = self._whitening(points, examples)
         r = len(found.factor) if self.n_components is None else min(self.n_components, len(found.factor))
         self.shrinkage_, self.n_iter_, self.loss_ = found.shrinkage, 1, float("nan")

@@ -1,5 +1,7 @@
 """Backbones by name: our own small ones, torchvision's ResNets and anything of timm's."""
 
+from difflib import get_close_matches
+
 import torch
 from torch import nn
 
@@ -75,8 +77,11 @@ def resnet(name: str, shape: tuple[int, ...]) -> nn.Module:
 def from_timm(name: str, shape: tuple[int, ...], pretrained: bool) -> nn.Module:
     """Any timm model: a feature map, or features pooled its own way where it has no map (transformers)."""
     library = timm()
-    if name not in library.list_models():
-        raise RecipeError(f"timm has no model {name!r}{nearest(name, library.list_models())}")
+    known = library.list_models()
+    if name not in known:
+        close = get_close_matches(name, known, n=3)
+        hint = f"did you mean {', '.join(map(repr, close))}?" if close else f"timm.list_models() lists its {len(known)}"
+        raise RecipeError(f"timm has no model {name!r}; {hint}")
     options: dict = {"pretrained": pretrained, "in_chans": shape[0], "num_classes": 0}
     try:  # transformers must be told the size of the picture
         net = library.create_model(name, global_pool="", img_size=tuple(shape[1:]), **options)

@@ -13,6 +13,7 @@ import torch
 from mettle.durable import write_bytes
 from mettle.errors import MissingExtra, NumericError
 from mettle.model.embedder import Embedder
+from mettle.model.store import check_place
 
 TOLERANCE = 1e-4
 
@@ -21,8 +22,10 @@ def export_onnx(model: Embedder, path: Path) -> float:
     """Write ``path`` (input ``input``, output ``embedding``, any batch size) and return the largest error.
 
     Raises:
+        InputError: there is no folder for the file.
         NumericError: the exported model disagrees with torch; nothing is written then.
     """
+    check_place(path)
     try:
         import onnxruntime
         import onnxscript  # noqa: F401 - the exporter needs it and says so less clearly

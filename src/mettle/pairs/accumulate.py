@@ -17,6 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mettle.errors import InputError
 from mettle.pairs.contract import Acc
 
 Ends = tuple[slice, slice | None]
@@ -282,11 +283,11 @@ class Collect:
 
     def fold_list(self, acc: Acc, w: Tensor | None, rows: Tensor) -> None:
         """Collecting is for sweeps over all pairs."""
-        raise NotImplementedError("collect in a sweep over all pairs")
+        raise InputError("collect needs a sweep over all pairs: give its Sweep over='all'")
 
     def pull_list(self, acc: Acc, w: Tensor | None, g: Tensor, rows: Tensor, live: bool = False) -> Pulled:
         """Collecting is for sweeps over all pairs."""
-        raise NotImplementedError("collect in a sweep over all pairs")
+        raise InputError("collect needs a sweep over all pairs: give its Sweep over='all'")
 
     def value(self) -> Tensor:
         """(n, most)."""

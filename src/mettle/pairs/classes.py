@@ -28,17 +28,21 @@ def class_rows(
     scale: float,
     *,
     unit_vectors: bool = True,
+    unit_features: bool = False,
     half: bool = False,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(B,) similarity to the own class, and (B,) log-sum-exp of scale x similarity over all other classes.
 
-    ``half``: the embeddings were in half precision, so their products on a GPU may be too.
+    ``unit_features``: bring ``z`` to length 1 here. ``half``: the embeddings were in half precision, so their products
+    on a GPU may be too.
     """
+    labels = labels.long()  # uint8 would be read as a mask
     if z.is_cuda and unit_vectors and z.dtype == torch.float32 and available():
         from mettle.pairs.fused.classes import fused_class_rows
 
-        return fused_class_rows(z, vectors, labels, scale, half)
+        return fused_class_rows(z, vectors, labels, scale, half, unit_features)
+    z = unit(z) if unit_features else z
     size = chunk or max(CHUNK // len(z), 64)
     return _Classes.apply(z, vectors, labels, scale, unit_vectors, size)  # type: ignore[return-value]
 
@@ -59,14 +63,14 @@ class _Classes(torch.autograd.Function):
             top = higher
         far = sums.log() + top.masked_fill(top == -torch.inf, 0)
         ctx.walk, ctx.scale = walk, scale
-        ctx.save_for_backward(scaled, far)
+        ctx.save_for_backward(scaled, far, z, vectors)  # the last two so that torch notices a change in place
         return own / scale, far
 
     @staticmethod
     def backward(ctx, g_target: Tensor, g_far: Tensor):  # type: ignore[override]
         if torch.is_grad_enabled():  # recomputed chunks have no graph: a second derivative would be silently wrong
             raise InputError("class-vector losses have first derivatives only: do not pass create_graph=True")
-        walk, (scaled, far) = ctx.walk, ctx.saved_tensors
+        walk, (scaled, far, *_) = ctx.walk, ctx.saved_tensors
         none = far == -torch.inf  # a single class: nothing to be pushed away from
         far, push = far.masked_fill(none, 0), (g_far * ctx.scale).masked_fill(none, 0)[:, None]
         # A row's gradient multiplies its whole row of probabilities, so it waits until after the product with them.

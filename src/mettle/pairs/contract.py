@@ -13,9 +13,12 @@ pair is absent, 1 = nothing changes, 2 = as if it were listed twice.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from mettle.pairs.similarity import Sides
 
 Mask = Tensor | bool
 """Which pairs of a tile: a boolean tensor, or ``True`` / ``False`` for all / none of them."""
@@ -41,6 +44,11 @@ class Tile:
     j: Tensor  # positions of the references in the batch, or in the reference set, as a row
     temperature: float = 1.0  # of the loss, for difficulties that are defined on s / temperature
     biased: Tensor | None = None  # (a, b) similarities under a second encoder, where there is one
+    sides: "Sides | None" = None  # the rows behind it, for what similarities are too coarse to say
+
+    def slack(self) -> Tensor | float:
+        """How far two similarities may lie apart by rounding alone: pairs that close to an extreme are tied with it."""
+        return 0.0 if self.sides is None else self.sides.slack()
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,8 @@ def lse(
 def peak(x: Tensor, mask: Mask) -> Acc:
     """Max x over the masked pairs that are present (w > 0), -inf where there are none.
 
-    Where several pairs tie, they share the gradient equally, so the order of rows never matters.
+    Pairs with the same x share the gradient equally. Duplicates of one embedding have the same x up to the rounding of
+    a product only, so the whole gradient may go to one of them; their sum is the same.
     """
     return Acc("peak", x, mask)
 
@@ -157,5 +166,5 @@ class Difficulty(Protocol):
         ...
 
     def weigh(self, tile: Tile, rows: Rows) -> Tensor:
-        """(a, b) weights, at least 0; entries outside ``pos`` and ``neg`` are ignored."""
+        """(a, b) weights, or what broadcasts to that, at least 0; entries outside ``pos`` and ``neg`` are ignored."""
         ...

@@ -17,7 +17,8 @@ def rows(job: Job) -> dict[str, Tensor]:
     tile = job.tile(*job.whole())
     known: dict[str, Tensor] = {}
     for step in job.steps():
-        seen = known if step.reads != "both" else known | {f"{k}ᵀ": v.transpose(0, 1) for k, v in known.items()}
+        seen = {} if step.reads == "nothing" else known  # no more than a tile would see
+        seen = seen if step.reads != "both" else known | {f"{k}ᵀ": v.transpose(0, 1) for k, v in known.items()}
         w = step.weigh(tile, seen)
         known |= {name: reduce(acc, w, tile, job.most_positives) for name, acc in step.terms(tile, seen).items()}
     return {name: value.squeeze(1) for name, value in known.items()}
@@ -29,7 +30,7 @@ def reduce(acc: Acc, w: Tensor | None, tile: Tile, most: Callable[[], int]) -> T
     mask = torch.full(s.shape, acc.mask, device=s.device) if isinstance(acc.mask, bool) else acc.mask
     if acc.kind in ("total", "lse") and (w is None or acc.weigh == "none"):
         return _unweighted(acc, mask, s)
-    w = torch.ones_like(s) if w is None or acc.weigh == "none" else w
+    w = s.new_ones(1, 1) if w is None or acc.weigh == "none" else w
     w = (w != 0).to(s.dtype) if acc.weigh == "present" else w
     x = acc.x if isinstance(acc.x, Tensor) else torch.full_like(s, acc.x)
     if x.ndim == 3:

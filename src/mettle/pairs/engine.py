@@ -9,16 +9,16 @@ from torch import Tensor
 
 from mettle.errors import InputError
 from mettle.pairs import dense, tiled
+from mettle.pairs.checks import Reference, check_all
+from mettle.pairs.checks import check as check  # losses ask for it here
 from mettle.pairs.contract import Difficulty, PairLoss
 from mettle.pairs.fused import available, door
-from mettle.pairs.job import Job
+from mettle.pairs.job import Job, refuse_missing
 from mettle.pairs.relation import Side
 from mettle.pairs.similarity import ready
 from mettle.pairs.tilt import tilted
 
 Engine = Literal["auto", "dense", "tiled", "triton"]
-Reference = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
-"""Embeddings and labels to compare with instead of the batch itself, and optionally their ids."""
 
 DENSE_UP_TO = 256 * 256  # pairs; beyond this, tiles are faster and smaller
 DENSE_ALIKE_UP_TO = 512 * 512  # the same for a loss of one pass in which all pairs count alike
@@ -80,7 +80,11 @@ def pair_loss(
         loss, z, labels, ref=ref, ids=ids, difficulty=difficulty, biased=biased, engine=engine, tile=tile
     )
     with torch.autocast(z.device.type, enabled=False):
-        values, defined, share = loss.finish(rows), loss.defined(rows), loss.share(rows)
+        try:
+            values, defined, share = loss.finish(rows), loss.defined(rows), loss.share(rows)
+        except KeyError as error:
+            refuse_missing(loss, error, rows, "override the method that asks for it (finish, defined or share)")
+            raise
         for given in (z, *(ref or ())[:1], *(biased if isinstance(biased, tuple) else (biased,))):
             if given is not None:
                 values = values + broken(given).to(values.dtype)
@@ -176,22 +180,24 @@ def layout(
     own = ready(z, loss.measure)
     left = _side(labels, ids, order)
     if ref is None:
-        second = None if biased is None else ready(_single(biased), loss.measure).detach()
+        second = None if biased is None else ready(_single(biased), loss.measure).detach().to(own.dtype)
         both = None if second is None else (_must(put(second, order)), _must(put(second, order)))
         return Job(loss, difficulty, left, left, _must(put(own, order)), None, both), order
     by = torch.argsort(ref[1], stable=True) if sort else None
     right = _side(ref[1], ref[2] if len(ref) == 3 else None, by)
-    other = _must(put(ready(ref[0], loss.measure), by))
+    other = ready(ref[0], loss.measure)
+    kind = torch.promote_types(own.dtype, other.dtype)  # of two precisions the better one
+    own, other = own.to(kind), _must(put(other.to(kind), by))
     both = None
     if biased is not None:
         if isinstance(biased, Tensor):
             raise InputError("with ref=, biased must be a pair: the second encoder's batch and reference embeddings")
-        first, second = (ready(b, loss.measure).detach() for b in biased)
+        first, second = (ready(b, loss.measure).detach().to(kind) for b in biased)
         both = (_must(put(first, order)), _must(put(second, by)))
     return Job(loss, difficulty, left, right, _must(put(own, order)), other, both), order
 
 
-def choose(engine: Engine, pairs: int, loss: PairLoss, difficulty: Difficulty | None) -> str:
+def choose(engine: Engine, pairs: int, loss: PairLoss, difficulty: Difficulty | None) -> Engine:
     """Dense for small batches and for measures that only it has, tiled beyond."""
     if engine not in ("auto", "dense", "tiled", "triton"):
         raise InputError(f"no engine {engine!r}: choose auto, dense, tiled or triton")
@@ -203,76 +209,6 @@ def choose(engine: Engine, pairs: int, loss: PairLoss, difficulty: Difficulty | 
         return engine
     alike = difficulty is None and len(loss.sweeps()) == 1
     return "dense" if pairs <= (DENSE_ALIKE_UP_TO if alike else DENSE_UP_TO) else "tiled"
-
-
-def check(z: Tensor, labels: Tensor, what: str, names: str) -> None:
-    """Refuse what cannot be compared, before any work."""
-    if not isinstance(z, Tensor):
-        raise InputError(f"{what} must be a tensor, got {type(z).__name__}")
-    if not isinstance(labels, Tensor):
-        raise InputError(f"{names} must be a tensor, got {type(labels).__name__}")
-    if z.ndim != 2:
-        raise InputError(
-            f"{what} must be (n, d), got shape {tuple(z.shape)}. Several views per sample: "
-            "stack them to (views * n, d) and repeat the labels"
-        )
-    if not z.is_floating_point():
-        raise InputError(f"{what} must be floating point, got {z.dtype}")
-    if z.shape[0] == 0:
-        raise InputError(f"{what} are empty: a batch needs at least two samples of one class")
-    if labels.ndim != 1 or labels.shape[0] != z.shape[0]:
-        raise InputError(
-            f"{names} must have one entry per embedding: got {tuple(labels.shape)} for {len(z)} embeddings. "
-            "If the embeddings stack two views, pass labels.repeat(2)"
-        )
-    if labels.is_floating_point() or labels.dtype == torch.bool or labels.is_complex():
-        raise InputError(f"{names} must be whole numbers, got {labels.dtype}: use labels.long()")
-    if labels.device != z.device:
-        raise InputError(f"{names} are on {labels.device}, {what} on {z.device}: move them to one device")
-
-
-def check_all(
-    z: Tensor,
-    labels: Tensor,
-    ref: Reference | None,
-    ids: Tensor | None,
-    biased: Tensor | tuple[Tensor, Tensor] | None,
-    tile: int | None = None,
-) -> None:
-    """Refuse what cannot be compared: both sides and their companions."""
-    check(z, labels, "embeddings", "labels")
-    if ref is not None:
-        check(ref[0], ref[1], "reference embeddings", "reference labels")
-        if ref[0].shape[1] != z.shape[1] or ref[0].device != z.device:
-            raise InputError(
-                f"reference embeddings are {tuple(ref[0].shape)} on {ref[0].device}, "
-                f"embeddings {tuple(z.shape)} on {z.device}: both need one width and one device"
-            )
-    check_extras(z, ref, ids, biased, tile)
-
-
-def check_extras(
-    z: Tensor,
-    ref: Reference | None,
-    ids: Tensor | None,
-    biased: Tensor | tuple[Tensor, Tensor] | None,
-    tile: int | None = None,
-) -> None:
-    """Refuse companions of the embeddings that do not fit them."""
-    if tile is not None and tile < 1:
-        raise InputError(f"tile must be at least 1, got {tile}")
-    if ids is not None and (ref is None or len(ref) < 3):
-        raise InputError("ids= leaves out pairs of equal id: pass ref=(embeddings, labels, ids) with it")
-    if ids is not None and len(ids) != len(z):
-        raise InputError(f"ids must have one entry per embedding: got {len(ids)} for {len(z)}")
-    if ref is not None and len(ref) == 3 and len(ref[2]) != len(ref[0]):
-        raise InputError(f"reference ids must have one entry per reference: got {len(ref[2])} for {len(ref[0])}")
-    sides = (len(z), len(z) if ref is None else len(ref[0]))
-    for given, wanted in zip(biased if isinstance(biased, tuple) else (biased,), sides, strict=False):
-        if given is not None and len(given) != wanted:
-            raise InputError(
-                f"biased must hold the second encoder's embeddings of the same rows: got {len(given)} for {wanted}"
-            )
 
 
 def _side(labels: Tensor, ids: Tensor | None, order: Tensor | None) -> Side:

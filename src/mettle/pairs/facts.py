@@ -1,14 +1,15 @@
 """What a difficulty did to a batch, counted over its pairs."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from mettle.errors import InputError
 from mettle.pairs import dense, tiled
+from mettle.pairs.checks import Reference, check_all
 from mettle.pairs.contract import Acc, Difficulty, PairLoss, Rows, Sweep, Tile, total
-from mettle.pairs.engine import check, check_extras, choose, layout
+from mettle.pairs.engine import Engine, choose, layout
 from mettle.pairs.fused import available, door
 from mettle.pairs.job import stats_of, weights
 from mettle.pairs.tilt import tilted
@@ -93,17 +94,21 @@ def pair_rows(
     labels: Tensor,
     *,
     difficulty: Difficulty | None = None,
-    **options: Any,
+    ref: Reference | None = None,
+    ids: Tensor | None = None,
+    biased: Tensor | tuple[Tensor, Tensor] | None = None,
+    engine: Engine = "auto",
+    tile: int | None = None,
 ) -> dict[str, Tensor]:
-    """What the rows of a batch accumulate, sorted by label, without gradient. Options: ``ref``, ``ids``, ``biased``."""
-    check(z, labels, "embeddings", "labels")
-    ref, ids, biased = (options.get(name) for name in ("ref", "ids", "biased"))
-    check_extras(z, ref, ids, biased)
-    job, _ = layout(loss, z.detach(), labels, ref, ids, difficulty, biased, sort=True)
-    return dense.rows(job) if choose("auto", _pairs(z, ref), loss, difficulty) == "dense" else tiled.rows(job)
+    """What the rows of a batch accumulate, in no particular order, without gradient. Arguments as in `pair_loss`."""
+    check_all(z, labels, ref, ids, biased, tile)
+    name = choose(engine, _pairs(z, ref), loss, difficulty)
+    # The same products in the same order as in a call: whether two pairs tie may hang on a rounding.
+    job, _ = layout(loss, z.detach(), labels, ref, ids, difficulty, biased, sort=name == "tiled")
+    return tiled.rows(job, tile) if name == "tiled" else dense.rows(job)
 
 
-def _pairs(z: Tensor, ref: Any) -> int:
+def _pairs(z: Tensor, ref: Reference | None) -> int:
     return len(z) * (len(z) if ref is None else len(ref[0]))
 
 
@@ -114,14 +119,31 @@ def pair_facts(
     labels: Tensor,
     *,
     difficulty: Difficulty | None = None,
-    **options: Any,
+    ref: Reference | None = None,
+    ids: Tensor | None = None,
+    biased: Tensor | tuple[Tensor, Tensor] | None = None,
+    engine: Engine = "auto",
+    tile: int | None = None,
 ) -> PairFacts:
-    """Count over a batch compared with itself, or with ``ref``. Options: ``ref``, ``ids``, ``biased``."""
-    rows = pair_rows(_Counts(loss, difficulty), z, labels, difficulty=difficulty, **options)
-    name = choose("auto", _pairs(z, options.get("ref")), *tilted(loss, difficulty))
-    if z.is_cuda and available():
-        given = door.call(z, labels, *(options.get(key) for key in ("ref", "ids", "biased")))
-        name = "triton" if door.fits(loss, difficulty, given) is not None else name
+    """Count over a batch compared with itself, or with ``ref``, as the engine of a call sees it."""
+    check_all(z, labels, ref, ids, biased, tile)
+    name = found = choose(engine, _pairs(z, ref), *tilted(loss, difficulty))
+    if engine in ("auto", "triton") and z.is_cuda and available():
+        fits = door.fits(loss, difficulty, door.call(z, labels, ref, ids, biased))
+        name = "triton" if fits is not None else name
+    elif found == "triton":
+        raise InputError("engine='triton' needs embeddings on a GPU: leave engine out, which falls back to tiles")
+    rows = pair_rows(
+        _Counts(loss, difficulty),
+        z,
+        labels,
+        difficulty=difficulty,
+        ref=ref,
+        ids=ids,
+        biased=biased,
+        engine="auto" if found == "triton" else found,
+        tile=tile,
+    )
     sums = {name: float(value.sum()) for name, value in rows.items() if not name.startswith("difficulty.")}
 
     def mean(side: str, what: str) -> float:

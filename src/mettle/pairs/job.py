@@ -1,8 +1,8 @@
 """One call of a pairwise loss, laid out for an engine: what to compare, in which order, in how many passes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.pairs.contract import Acc, Difficulty, Measure, PairLoss, Rows, Tile
 from mettle.pairs.relation import Side, Span, masks
-from mettle.pairs.similarity import similarity
+from mettle.pairs.similarity import Sides, similarity
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Job:
         if difficulty is not None and difficulty.stats(self.blank()):
             found.append(
                 Step(
-                    lambda tile, _: {f"difficulty.{k}": acc for k, acc in difficulty.stats(tile).items()},
+                    self._asked(lambda tile, _: {f"difficulty.{k}": x for k, x in difficulty.stats(tile).items()}),
                     lambda tile, known: None,
                     reads="nothing",
                     constant=difficulty.detach,
@@ -65,8 +65,22 @@ class Job:
             # A row fact such as the hardest positive must meet exactly the similarity it was taken from, so a
             # difficulty that has any sees tiles throughout: a product of two rows rounds differently elsewhere.
             exact = stats and not getattr(difficulty, "continuous", False)
-            found.append(Step(sweep.terms, weigh, reads, positives_only=only, as_list=only and not exact))
+            terms = self._asked(sweep.terms)
+            found.append(Step(terms, weigh, reads, positives_only=only, as_list=only and not exact))
         return found
+
+    def _asked(self, terms: Callable[[Tile, Rows], dict[str, Acc]]) -> Callable[[Tile, Rows], dict[str, Acc]]:
+        """What each row accumulates, every term laid over the whole tile."""
+
+        def asked(tile: Tile, rows: Rows) -> dict[str, Acc]:
+            try:
+                found = terms(tile, rows)
+            except KeyError as error:
+                refuse_missing(self.loss, error, rows, "give its Sweep reads='rows' (or 'both')")
+                raise
+            return {name: _laid_out(name, acc, tile.s) for name, acc in found.items()}
+
+        return asked
 
     def _weigh(self, tile: Tile, known: Rows) -> Tensor | None:
         if self.difficulty is None:
@@ -76,14 +90,16 @@ class Job:
     def tile(self, i: Span, j: Span, s: Tensor | None = None) -> Tile:
         """The anchors of ``i`` against the references of ``j``."""
         ref = self.z if self.ref is None else self.ref
-        biased = None
+        pos, neg = masks(self.left, self.right, i, j, same_set=self.ref is None)
+        biased = sides = None
         if self.biased is not None:
             biased = similarity(self.biased[0][i.rows], self.biased[1][j.rows], self.measure)
         if s is None:
+            sides = Sides(self.z, ref, i.rows, j.rows, self.measure)
             s = similarity(self.z[i.rows], ref[j.rows], self.measure)
-        pos, neg = masks(self.left, self.right, i, j, same_set=self.ref is None)
+            s = -sides.sharpened(-s, pos, neg).clamp(min=0) if self.measure == "squared" else s
         a, b = self.left.at[i.rows, None], self.right.at[None, j.rows]
-        return Tile(s, pos, neg, a, b, self.loss.temperature, biased)
+        return Tile(s, pos, neg, a, b, self.loss.temperature, biased, sides)
 
     def whole(self) -> tuple[Span, Span]:
         """Both sides as one block each; the label range is left open so that masks are real tensors."""
@@ -92,9 +108,9 @@ class Job:
 
     def blank(self) -> Tile:
         """A tile of one pair, to learn which terms there are before any work is done."""
-        s, at = self.z.new_zeros(1, 1), self.left.at[:1, None]
+        s, i, j = self.z.new_zeros(1, 1), self.left.at[:1, None], self.right.at[None, :1]
         pos, neg = (torch.zeros(1, 1, dtype=torch.bool, device=s.device) for _ in range(2))
-        return Tile(s, pos, neg, at, at, self.loss.temperature, None if self.biased is None else s)
+        return Tile(s, pos, neg, i, j, self.loss.temperature, None if self.biased is None else s)
 
     def most_positives(self) -> int:
         """The most positives that any anchor has."""
@@ -108,9 +124,59 @@ def weights(difficulty: Difficulty, tile: Tile, stats: Rows) -> Tensor:
     """The weights of a tile, without gradient unless the difficulty wants one; a stranger's are looked at."""
     with torch.set_grad_enabled(torch.is_grad_enabled() and not difficulty.detach):
         w = difficulty.weigh(tile, stats)
-    if not type(difficulty).__module__.startswith("mettle.") and not bool((w >= 0).all()):
-        raise InputError(f"{type(difficulty).__name__} gave a negative or NaN weight: weights must be at least 0")
-    return w
+    return w if type(difficulty).__module__.startswith("mettle.") else _accepted(w, tile.s, type(difficulty).__name__)
+
+
+def _accepted(w: Any, s: Tensor, whose: str) -> Tensor:
+    """A stranger's weights, one per pair of the tile."""
+    if isinstance(w, (int, float)):
+        w = torch.as_tensor(float(w), device=s.device)
+    if not isinstance(w, Tensor):
+        raise InputError(f"{whose}.weigh must give a tensor or a number, got {type(w).__name__}")
+    if w.device != s.device:
+        raise InputError(f"{whose}.weigh gave weights on {w.device} for embeddings on {s.device}: use one device")
+    if not bool((w >= 0).all()):
+        raise InputError(f"{whose} gave a negative or NaN weight: weights must be at least 0")
+    try:
+        return w.to(s.dtype).expand_as(s)
+    except RuntimeError as error:
+        raise InputError(
+            f"{whose}.weigh gave weights of shape {tuple(w.shape)} for a tile of {tuple(s.shape)}: "
+            "give one per pair, or a shape that broadcasts to that"
+        ) from error
+
+
+def _laid_out(name: str, acc: Acc, s: Tensor) -> Acc:
+    """A term with one x, and one entry of the mask, for every pair of the tile.
+
+    One that takes no weights may stand on columns of its own, if its mask does too.
+    """
+    x, mask = acc.x, acc.mask
+    if acc.weigh == "none" and isinstance(x, Tensor) and isinstance(mask, Tensor) and x.shape[:2] == mask.shape:
+        return acc
+    try:
+        if isinstance(x, Tensor) and x.shape[:2] != s.shape:
+            acc = replace(acc, x=x.expand(*s.shape, *x.shape[2:]))
+        if isinstance(mask, Tensor) and mask.shape != s.shape:
+            acc = replace(acc, mask=mask.expand_as(s))
+    except RuntimeError as error:
+        shapes = " and a mask of ".join(str(tuple(v.shape)) for v in (x, mask) if isinstance(v, Tensor))
+        raise InputError(
+            f"term {name!r} has a shape of {shapes} on a tile of {tuple(s.shape)}: give one value per pair"
+        ) from error
+    return acc
+
+
+def refuse_missing(loss: PairLoss, error: KeyError, rows: Rows, remedy: str) -> None:
+    """Say what to do where a loss asks for a row that is not there; say nothing of other errors."""
+    name = error.args[0] if error.args else None
+    if not isinstance(name, str) or name in rows:
+        return
+    whose = type(getattr(loss, "loss", loss)).__name__
+    there = ", ".join(repr(key) for key in rows) or "none"
+    raise InputError(
+        f"{whose} asks for a row {name!r}, but the rows are {there}: accumulate it in terms, or {remedy}"
+    ) from error
 
 
 def stats_of(known: Rows) -> dict[str, Tensor]:

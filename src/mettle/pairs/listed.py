@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mettle.pairs.contract import Tile
 from mettle.pairs.job import Job
+from mettle.pairs.similarity import Sides
 
 MOST = 1 << 16  # pairs handled at once
 BLOCK = 128  # rows whose positives are compared by one matrix product
@@ -106,7 +107,8 @@ def listed(job: Job, pairs: Pairs) -> Tile:
     biased = None if job.biased is None else _similarity(pairs, *job.biased, job.measure)
     pos = torch.ones_like(s, dtype=torch.bool)
     a, b = job.left.at[pairs.i, None], job.right.at[pairs.j, None]
-    return Tile(s, pos, False, a, b, job.loss.temperature, biased)
+    sides = Sides(job.z, ref, pairs.i, pairs.j, job.measure)
+    return Tile(s, pos, False, a, b, job.loss.temperature, biased, sides)
 
 
 def _similarity(pairs: Pairs, a: Tensor, b: Tensor, measure: str) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mettle.errors import InputError, NumericError
+from mettle.pairs.checks import check
 
 
 class Queue(nn.Module):
@@ -24,8 +25,9 @@ class Queue(nn.Module):
 
     def __init__(self, size: int, dim: int):
         super().__init__()
-        if size < 1 or dim < 1:
-            raise InputError(f"a queue needs a size and a dim of at least 1, got {size} and {dim}")
+        for name, given in (("size", size), ("dim", dim)):
+            if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+                raise InputError(f"{name} of a queue must be a whole number of at least 1, got {given!r}")
         self.register_buffer("embeddings", torch.zeros(size, dim))
         self.register_buffer("labels", torch.zeros(size, dtype=torch.long))
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
@@ -37,8 +39,7 @@ class Queue(nn.Module):
     @torch.no_grad()
     def push(self, z: Tensor, y: Tensor) -> None:
         """Add a batch, forgetting the oldest entries when full."""
-        if z.shape[1] != self.embeddings.shape[1]:
-            raise InputError(f"this queue holds embeddings of dim {self.embeddings.shape[1]}, got {z.shape[1]}")
+        self._check(z, y)
         if not bool(torch.isfinite(z).all()):
             raise NumericError(
                 "a batch with NaN or infinite embeddings was not queued: it would spoil every later loss"
@@ -53,8 +54,18 @@ class Queue(nn.Module):
 
     def against(self, z: Tensor, y: Tensor) -> dict[str, Any]:
         """Arguments that compare a batch with itself (with gradient, but no row with itself) and with the queue."""
+        self._check(z, y)
         held = len(self)
         own = torch.arange(len(z), device=z.device)
         ids = torch.cat([own, -1 - torch.arange(held, device=z.device)])
         ref = torch.cat([z, self.embeddings[:held].to(z.dtype)])
         return {"ids": own, "ref": (ref, torch.cat([y, self.labels[:held]]), ids)}
+
+    def _check(self, z: Tensor, y: Tensor) -> None:
+        """Refuse a batch that does not fit what is held."""
+        check(z, y, "embeddings", "labels")
+        if z.shape[1] != self.embeddings.shape[1]:
+            raise InputError(f"this queue holds embeddings of dim {self.embeddings.shape[1]}, got {z.shape[1]}")
+        if z.device != self.embeddings.device:
+            where = self.embeddings.device
+            raise InputError(f"this queue is on {where}, embeddings on {z.device}: move it there with queue.to(...)")

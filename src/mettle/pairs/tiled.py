@@ -62,6 +62,7 @@ class _Walk:
         if found is None:
             self.steps = [replace(step, as_list=False) for step in self.steps]
         self.pairs = found or []
+        self.watched = torch.is_grad_enabled()  # before the autograd function, which switches it off
         self.held: dict[int, Tile] = {}
         self.tables: list[dict[str, Accumulator]] = []
         self.values: list[dict[str, Tensor]] = []
@@ -96,10 +97,32 @@ class _Walk:
             found |= {f"{name}ᵀ": value[j].unsqueeze(0) for name, value in values.items()}
         return found
 
+    def blank(self, step: Step) -> dict[str, Acc]:
+        """The terms of a step on a tile of one pair, which tells their names, and whether all will be differentiated.
+
+        The way back follows similarities only. A blank tile has no gradient, so a term of it that wants one depends on
+        something else: that would get a part of its gradient, or none, without a word.
+        """
+        one = slice(0, 1)
+        tile, known = self.job.blank(), self.known(step, len(self.tables), one, one)
+        with torch.set_grad_enabled(self.watched):
+            found = step.terms(tile, known)
+            live = self.watched and self.job.difficulty is not None and not self.job.difficulty.detach
+            w = step.weigh(tile, known) if live else None
+        wanting = [name for name, acc in found.items() if isinstance(acc.x, Tensor) and acc.x.requires_grad]
+        if w is not None and w.requires_grad:
+            wanting.append("the weights")
+        if wanting and not step.constant:
+            raise InputError(
+                f"{wanting[0]} of {type(self.job.loss).__name__} want a gradient for something other than the "
+                "embeddings (a learnable parameter inside?), which tiles do not give: pass engine='dense', or use the "
+                "parameter in finish, outside the loss, or as a number"
+            )
+        return found
+
     def accumulate(self, step: Step) -> None:
         """One forward pass."""
-        one, k = slice(0, 1), len(self.tables)
-        blank = step.terms(self.job.blank(), self.known(step, k, one, one))
+        k, blank = len(self.tables), self.blank(step)
         table = {name: accumulator(acc, len(self.z), self.z, self.job.most_positives) for name, acc in blank.items()}
         with torch.no_grad():
             if step.as_list:
@@ -255,4 +278,5 @@ def transposed(tile: Tile) -> Tile:
         return m.T if isinstance(m, Tensor) else m
 
     flipped = {name: flip(getattr(tile, name)) for name in ("s", "pos", "neg", "biased")}
-    return replace(tile, i=tile.j.T, j=tile.i.T, **flipped)
+    sides = None if tile.sides is None else tile.sides.turned()
+    return replace(tile, i=tile.j.T, j=tile.i.T, sides=sides, **flipped)

@@ -26,7 +26,7 @@ from mettle.report import figures
 from mettle.report.card import rows, tiles
 from mettle.report.figures import COLOURS, DASHES, GREY, address, sheet
 from mettle.report.map import POINTS, embedding_map
-from mettle.report.number import NONE, band, called, percent, rate, realised
+from mettle.report.number import NONE, called, ends, percent, rate, realised
 from mettle.report.page import render
 from mettle.report.pairs import thumbnail
 
@@ -190,7 +190,8 @@ def group_curves(found: Groups) -> tuple[str | None, dict[str, str]]:
 
 def _map(found: Audit) -> dict[str, Any] | None:
     t = found.table
-    samples = Samples.of(Rows(t.values.astype(np.float32)), t.label, domain=t.domain)
+    unseen = Rows(np.zeros((len(t), 1), np.float32))  # a map needs labels and embeddings, no inputs
+    samples = Samples.of(unseen, t.label, domain=t.domain)
     drawn = embedding_map(Judged(samples, t.values, ()))
     if drawn is None:
         return None
@@ -224,7 +225,6 @@ def _points(facts: Mapping[str, Any], headline: str) -> list[dict[str, str]]:
     """Operating points of the headline."""
     found = []
     for p in sorted(facts["scenarios"][headline]["verification"]["tar"], key=lambda p: -p["far"]):
-        ends = p["interval"]
         found.append(
             {
                 "far": rate(p["far"]),
@@ -232,7 +232,7 @@ def _points(facts: Mapping[str, Any], headline: str) -> list[dict[str, str]]:
                 "fmr": realised(p["fmr"]) if p["fmr"] is not None else NONE,
                 "accepts": NONE if p["false_accepts"] is None else f"{p['false_accepts']:,} of {p['impostors']:,}",
                 "tar": percent(p["tar"], 1),
-                "interval": band(ends["low"], ends["high"], "{:.1f}", 100, "%") if ends else "",
+                "interval": "" if p["tar"] is None else ends(p["interval"], "{:.1f}"),
                 "status": p["status"],
             }
         )
@@ -256,12 +256,9 @@ def _carried(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ends(interval: Mapping[str, Any] | None, *, complement: bool = False) -> str:
-    if not interval:
-        return ""
-    low, high = interval["low"], interval["high"]
-    if complement:
-        return band(1 - high, 1 - low, "{:.1f}", 100, "%")
-    return band(low, high, "{:.3g}", 100, "%")
+    if interval and complement:
+        return ends({"low": 1 - interval["high"], "high": 1 - interval["low"]}, "{:.1f}")
+    return ends(interval, "{:.3g}")
 
 
 def _group(name: str, g: Groups, facts: Mapping[str, Any], found: Audit) -> dict[str, Any]:
@@ -269,7 +266,6 @@ def _group(name: str, g: Groups, facts: Mapping[str, Any], found: Audit) -> dict
     image, colours = group_curves(g)
     table = []
     for row in sorted(facts["groups"], key=lambda r: (-(r["eer"] if r["eer"] is not None else -1), r["name"])):
-        ends = row["interval"]
         table.append(
             {
                 "name": row["name"] or "(empty)",
@@ -277,7 +273,7 @@ def _group(name: str, g: Groups, facts: Mapping[str, Any], found: Audit) -> dict
                 "samples": f"{row['samples']:,}",
                 "subjects": f"{row['subjects']:,}",
                 "eer": percent(row["eer"]),
-                "interval": band(ends["low"], ends["high"], "{:.2f}", 100, "%") if ends else "",
+                "interval": "" if row["eer"] is None else ends(row["interval"], "{:.2f}"),
                 "fmr": NONE if row["fmr"] is None else realised(row["fmr"]),
                 "fnmr": NONE if row["fnmr"] is None else percent(row["fnmr"], 1),
                 "worst": row["name"] == facts["worst"],
@@ -337,7 +333,12 @@ def _identification(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "rank_1": percent(facts["rank_1"]["value"], 1),
         "interval": _ends(facts["rank_1"]["interval"]),
         "tpir": [
-            {"fpir": rate(p["fpir"]), "text": percent(p["tpir"], 1), "interval": _ends(p["interval"]), **_flag(p)}
+            {
+                "fpir": rate(p["fpir"]),
+                "text": percent(p["tpir"], 1),
+                "interval": "" if p["tpir"] is None else _ends(p["interval"]),
+                **_flag(p),
+            }
             for p in facts["tpir"]
         ],
     }
@@ -381,8 +382,9 @@ def _geometry(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if facts is None:
         return None
     k, most = facts["k"], facts["largest_hub"]
+    hubs = [{"image": "", **h} for h in facts["hubs"]]
     skew = facts["hubness"]
-    hubs = (
+    said = (
         "no hubs to speak of" if skew < 1 else "some hubs" if skew < 3 else "strong hubs: a few samples are near to all"
     )
     table = [
@@ -390,11 +392,11 @@ def _geometry(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
         ("mean cosine of strangers", f"{facts['strangers']:+.3f}", "near 0 is even, near 1 is collapse"),
         ("alignment", f"{facts['alignment']:.3f}", "mean squared distance of relatives; 0 is closest"),
         ("uniformity", f"{facts['uniformity']:.3f}", "log mean potential of all pairs; lower is more even"),
-        ("hubness", f"{skew:.2f}", f"skewness of how often a sample is among {k} nearest: {hubs}"),
+        ("hubness", f"{skew:.2f}", f"skewness of how often a sample is among {k} nearest: {said}"),
         ("largest hub", f"{most:,.0f}", f"times among the {k} nearest of others; {k} on average"),
         ("orphans", percent(facts["orphans"], 1), "samples that are nobody's near neighbour"),
     ]
-    return {"verdict": facts["verdict"], "collapsed": facts["collapsed"], "rows": table, "hubs": facts["hubs"][:5]}
+    return {"verdict": facts["verdict"], "collapsed": facts["collapsed"], "rows": table, "hubs": hubs[:5]}
 
 
 def _labels(found: Audit, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -438,11 +440,11 @@ def _pairs(found: Audit, kind: str) -> list[dict[str, Any]]:
 
 
 def _side(found: Audit, at: int) -> dict[str, Any]:
-    """One row: its id, its names, its picture if there is one that can be read."""
+    """One row: what to call it, its names, its picture if there is one that can be read."""
     t = found.table
     domain = "" if t.domain is None else t.domain.names[t.domain.codes[at]]
     return {
-        "id": str(t.names[at]),
+        "name": t.called(at),
         "label": t.label.names[t.label.codes[at]],
         "domain": domain,
         "picture": _look(t, at),

@@ -12,7 +12,8 @@ from typing import Any
 
 from mettle import __version__
 from mettle.durable import sha256
-from mettle.report.number import MEANING, NONE, band, called, numbers, percent, rate, realised
+from mettle.evaluate.intervals import LEAST, TOO_FEW
+from mettle.report.number import MEANING, NONE, band, called, numbers, percent, rate, realised, told_once
 from mettle.report.probes import probe_card
 from mettle.train.artifact import Run
 
@@ -52,16 +53,17 @@ def card(run: Run, metrics: Mapping[str, Any], notes: Sequence[str] = ()) -> dic
 def about(metrics: Mapping[str, Any]) -> str:
     """What the test was, in one or two sentences."""
     data, ways = metrics["data"], metrics["scenarios"]
-    known = data["shared_identities"]
-    who = (
-        "none of them was trained on (open set)"
-        if not known
-        else f"{known:,} of them were also trained on (closed set)"
-    )
-    text = (
-        f"Trained on {data['training_identities']:,} identities, tested on {data['test_samples']:,} samples "
-        f"of {data['test_identities']:,} identities: {who}."
-    )
+    known, trained = data["shared_identities"], data["training_identities"]
+    if known is None:
+        who = "whether they were trained on is not known"
+    elif known == 0:
+        who = "none of them was trained on (open set)"
+    else:
+        who = (
+            f"{known:,} of them were also trained on ({'closed' if known == data['test_identities'] else 'mixed'} set)"
+        )
+    start = "Tested" if trained is None else f"Trained on {trained:,} identities, tested"
+    text = f"{start} on {data['test_samples']:,} samples of {data['test_identities']:,} identities: {who}."
     new = data.get("unseen_domains") or []
     if new:
         text += f" The test also has {_listed(new)}, which {_are(new)} not in the training data."
@@ -105,7 +107,7 @@ def rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     for name, way in ways.items():
         v, r = way["verification"], way["retrieval"]
         for entry in numbers(way):
-            table.setdefault(entry["name"], {})[name] = entry
+            table.setdefault(entry["name"], {})[name] = told_once(entry)
         for other, found in metrics.get("baselines", {}).items():
             table.setdefault(f"EER, {other}", {})[name] = _cell(percent(found[name]["eer"]))
             table.setdefault(f"AUC, {other}", {})[name] = _cell(f"{found[name]['auc']:.4f}")
@@ -129,6 +131,7 @@ def thresholds(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
             text = {"far": realised(point["far"]), "tar": percent(point["tar"], 1)}
             done.append({"scenario": called(name), "above": above, **text})
         value, ends = entry["threshold"], entry.get("tar_interval")
+        extent = band(ends[0], ends[1], "{:.1f}", 100, "%") if ends else TOO_FEW
         table.append(
             {
                 "far": rate(float(far)),
@@ -136,7 +139,7 @@ def thresholds(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "measured_on": entry.get("measured_on", NONE),
                 "impostors": f"{entry['impostors']:,}",
                 "tar": percent(entry.get("tar"), 1),
-                "interval": band(ends[0], ends[1], "{:.1f}", 100, "%") if ends else "",
+                "interval": extent if entry.get("tar") is not None else "",
                 "test": done,
             }
         )
@@ -146,12 +149,29 @@ def thresholds(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
 def warnings(metrics: Mapping[str, Any]) -> list[str]:
     """What a reader should know before trusting the numbers, most serious first."""
     data, found = metrics["data"], []
-    if data["shared_identities"]:
+    if data["shared_identities"] is None:
         found.append(
-            f"Closed set: {data['shared_identities']:,} of {data['test_identities']:,} test identities were "
+            "Open or closed set unknown: the run does not say who it was trained on. Where test identities were among "
+            "them, the numbers say nothing about new ones."
+        )
+    elif data["shared_identities"]:
+        kind = "Closed" if data["shared_identities"] == data["test_identities"] else "Mixed"
+        found.append(
+            f"{kind} set: {data['shared_identities']:,} of {data['test_identities']:,} test identities were "
             "also trained on. The numbers say nothing about new identities."
         )
-    if data["test_identities"] < FEW_IDENTITIES:
+    copied = data.get("copied_samples") or {"count": 0}
+    if copied["count"]:
+        found.append(
+            f"{copied['count']:,} of {copied['tested']:,} test samples are exact copies of training samples (first: "
+            f"{copied['test']}, a copy of {copied['train']}): what is measured on them flatters the model."
+        )
+    if data["test_identities"] < LEAST:
+        found.append(
+            f"Only {data['test_identities']} test identities: too few for any interval, which needs {LEAST}; the "
+            "numbers may be far from those of other people or things."
+        )
+    elif data["test_identities"] < FEW_IDENTITIES:
         found.append(
             f"Only {data['test_identities']} test identities: intervals over identities are rough, and "
             "probably too short."

@@ -12,7 +12,7 @@ from mettle.evaluate.closed import MODEL
 from mettle.report import curves, figures
 from mettle.report.card import about, warnings
 from mettle.report.map import NARROW, drawn
-from mettle.report.number import NONE, called, numbers
+from mettle.report.number import NONE, called, numbers, told_once
 from mettle.report.page import place, render
 from mettle.report.probes import probe_card
 from mettle.report.two_networks import kept_maps
@@ -64,7 +64,7 @@ def comparison(runs: Sequence[Run]) -> dict[str, Any]:
 def table(way: str, measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One scenario: a row per run, a column per number, the best of each marked, EER drawn to scale."""
     found = [
-        {n["name"]: n for n in numbers(m["scenarios"][way]) if n["name"] in SHOWN or "far" in n}
+        {n["name"]: told_once(n) for n in numbers(m["scenarios"][way]) if n["name"] in SHOWN or "far" in n}
         if way in m["scenarios"]
         else {}
         for m in measured
@@ -92,7 +92,10 @@ def verdict(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> str:
         if eer.get("value") is not None and eer.get("interval"):
             found.append((eer["value"], name, eer["interval"]))
     if len(found) < 2:
-        return "Fewer than two runs have an EER with an interval, so nothing can be said about their difference."
+        return (
+            "Fewer than two runs have an EER with an interval (there are too few subjects for one), so nothing can be "
+            "said about their difference."
+        )
     found.sort(key=lambda entry: entry[0])
     _, first, own = found[0]
     touching = [name for _, name, band in found[1:] if band["low"] <= own["high"] and own["low"] <= band["high"]]

@@ -186,8 +186,10 @@ def _marked(unit: np.ndarray, labels: np.ndarray) -> list[int]:
 
 
 def _unit(z: np.ndarray) -> np.ndarray:
-    z = z.astype(np.float32)
-    return z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+    z = z.astype(np.float64)
+    largest = np.abs(z).max(axis=1, keepdims=True)  # first: squares of huge or tiny numbers are none
+    z = z / np.where(largest > 0, largest, 1)
+    return (z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)).astype(np.float32)
 
 
 def _colour(code: int) -> str:

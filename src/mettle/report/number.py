@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mettle.evaluate.intervals import TOO_FEW
+
 NONE = "–"
 GAP = "\N{NO-BREAK SPACE}"
 
@@ -67,9 +69,19 @@ def _number(
     factor, unit, form = (1, "", form) if form else (100, "%", f"{{:.{digits}f}}")
     text = NONE if value is None else form.format(factor * value) + (GAP + unit if unit else "")
     low, high = (interval["low"], interval["high"]) if interval else (None, None)
-    extent = band(low, high, form, factor, unit) if low is not None and high is not None else ""
+    extent = "" if value is None else ends(interval, form, factor, unit)
     known = {"value": value, "low": low, "high": high, "better": better, "meaning": MEANING.get(name, "")}
     return {"name": name, "text": text, "interval": extent, "status": "ok", **known}
+
+
+def ends(interval: Mapping[str, Any] | None, form: str, factor: float = 100, unit: str = "%") -> str:
+    """An interval of a number that is known as text, or why there is none."""
+    return band(interval["low"], interval["high"], form, factor, unit) if interval else TOO_FEW
+
+
+def told_once(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A number for a table, where the row of the EER says for all others why there are no intervals."""
+    return {**entry, "interval": "" if entry["interval"] == TOO_FEW and entry["name"] != "EER" else entry["interval"]}
 
 
 def band(low: float, high: float, form: str, factor: float, unit: str) -> str:

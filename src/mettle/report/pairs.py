@@ -101,13 +101,13 @@ def shown(pairs: list[HardPair], samples: Samples, decided: Decision | None, kin
 
 
 def side(samples: Samples, at: int) -> dict[str, Any]:
-    """One sample: its id, its names, its picture if it is one."""
+    """One sample: what to call it (its file where it has one), its names, its picture if it is one."""
     picture = None
     if samples.inputs.kind == "image":
         picture = thumbnail(samples.read(np.asarray([at]))[0])
     domain = "" if samples.domain is None else str(samples.domain.names[samples.domain.codes[at]])
     label = str(samples.label.names[samples.labels[at]])
-    return {"id": int(samples.ids[at]), "label": label, "domain": domain, "picture": picture}
+    return {"id": int(samples.ids[at]), "name": samples.name(at), "label": label, "domain": domain, "picture": picture}
 
 
 def thumbnail(pixels: np.ndarray) -> str:

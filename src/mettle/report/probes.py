@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mettle.report.number import GAP, NONE, band, percent
+from mettle.evaluate.intervals import TOO_FEW
+from mettle.report.number import GAP, NONE, ends, percent
 
 NAMES = {"E_d": "E_d, the model", "E_b": "E_b, the biased encoder", "model": "this model"}
 FEW = 10  # samples; a (class, group) with fewer says little
@@ -118,7 +119,7 @@ def _gap(target: Mapping[str, Any]) -> list[str]:
     if gap is None:
         return []
     first, second = list(target["encoders"])[:2]
-    extent = ""
+    extent = f" ({TOO_FEW})"
     if gap["interval"]:
         low, high = gap["interval"]["low"], gap["interval"]["high"]
         extent = f" (95 % interval {100 * low:+.1f} to {100 * high:+.1f})"
@@ -128,9 +129,7 @@ def _gap(target: Mapping[str, Any]) -> list[str]:
 
 
 def _top(one: Mapping[str, Any]) -> dict[str, str]:
-    ends = one["interval"]
-    extent = band(ends["low"], ends["high"], "{:.1f}", 100, "%") if ends else ""
-    return _cell(percent(one["accuracy"], 1), extent)
+    return _cell(percent(one["accuracy"], 1), ends(one["interval"], "{:.1f}"))
 
 
 def _cell(text: str, small: str = "") -> dict[str, str]:

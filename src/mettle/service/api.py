@@ -1,5 +1,6 @@
 """The routes below /v1: read the body within limits, do the work in a thread, answer."""
 
+import unicodedata
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -155,7 +156,7 @@ async def _delete(request: Request, state: State, identity: str, name: str | Non
 
 def _target(request: Request, state: State, what: str, identity: str) -> None:
     """Name the subject for the trail, and let nobody be tried too often, whoever tries."""
-    full = _key(request).full(identity)
+    full = unicodedata.normalize("NFC", _key(request).full(identity))  # another spelling is no other person
     request.scope["state"]["subject"] = full
     if wait := state.per_target.take((what, full)):
         raise Refusal(429, "target-rate", "too many tries at one identity", retry_after=wait)

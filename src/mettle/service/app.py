@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 ABOUT = (
-    "Verify, identify, enrol and delete. Every answer carries the score, the threshold, the false-accept rate that it "
-    "stands for, and the verdict. Keys go into the Authorization header."
+    "Verify, identify, enrol and delete. Every answer carries the score, the threshold, the false-accept rate of one "
+    "comparison that it stands for, and the verdict. Keys go into the Authorization header."
 )
 
 

@@ -25,8 +25,8 @@ class Rate:
 class Limits:
     """What the service takes; every number is a most."""
 
-    body: int = 8 << 20  # bytes of a request
-    pixels: int = 16_000_000  # of a picture, by its header
+    body: int = 16 << 20  # bytes of a request
+    pixels: int = 64_000_000  # of a picture, by its header: as many as training takes
     parts: int = 24  # of a multipart body, pictures included
     field: int = 4096  # bytes of a part that is no picture
     templates: int = 16  # in one enrolment

@@ -12,6 +12,7 @@ import numpy as np
 from mettle.errors import UnknownIdentity
 from mettle.match.answer import Candidate, Identified
 from mettle.match.gallery import MOST
+from mettle.match.naming import spellings
 from mettle.service.keys import Key
 from mettle.service.refusal import Refusal
 from mettle.service.schemas import CandidateAnswer, ChangeAnswer, EmbedAnswer, IdentifyAnswer, InfoAnswer, VerifyAnswer
@@ -23,16 +24,17 @@ def embedded(state: State, pictures: Sequence[bytes]) -> np.ndarray:
     """(n, dim) embeddings of encoded pictures."""
     if not state.pictures:
         raise Refusal(422, "no-model", "this gallery has no model for pictures: send embeddings")
-    return np.asarray(state.gallery.embed([pixels(picture, state.limits) for picture in pictures]))
+    # One by one: a decoded picture may take 200 MB, and a request may bring many.
+    return np.concatenate([state.gallery.embed([pixels(picture, state.limits)]) for picture in pictures])
 
 
 def verify(state: State, key: Key, identity: str, probe: np.ndarray) -> VerifyAnswer:
     """Is it them? Nobody of that name answers like somebody else of that name."""
     at, full = state.point, key.full(identity)
-    match, score = False, None
+    match, score, bound = False, None, None
     try:
         found = state.gallery.verify(full, probe, far=state.far, threshold=state.threshold)
-        match, score = found.match is True and math.isfinite(found.score), found.score
+        match, score, bound = found.match is True and math.isfinite(found.score), found.score, found.false_accepts
     except UnknownIdentity:
         pass
     verdict = f"match: {identity}" if match else "no match"
@@ -46,6 +48,7 @@ def verify(state: State, key: Key, identity: str, probe: np.ndarray) -> VerifyAn
         score=_rounded(state, score) if seen and score is not None else None,
         threshold=at.threshold,
         far=at.far,
+        false_accepts=bound if seen else None,
         basis=at.basis,
     )
 
@@ -80,7 +83,11 @@ def enrol(
     receipt = state.gallery.enrol(full, vectors, request=_own_request(key, request), replace=replace)
     _tell(state, key, "enrol", "repeated" if receipt.repeated else "enrolled", full)
     return ChangeAnswer(
-        identity=identity, templates=len(vectors), sequence=receipt.sequence, repeated=bool(receipt.repeated)
+        identity=identity,
+        templates=len(receipt.numbers),
+        skipped=receipt.skipped,
+        sequence=receipt.sequence,
+        repeated=bool(receipt.repeated),
     )
 
 
@@ -141,9 +148,9 @@ def _candidates(state: State, key: Key, probe: np.ndarray, k: int) -> tuple[Iden
 
 def _refuse_wolves(state: State, full: str, vectors: np.ndarray) -> None:
     """A template that looks like many people opens many doors: it is never enrolled."""
-    most = state.limits.wolf
+    most, own = state.limits.wolf, spellings(full)
     for found in state.gallery.identify_many(vectors, k=most + 2, far=state.far, threshold=state.threshold):
-        if sum(c.match and c.identity != full for c in found.candidates) > most:
+        if sum(c.match and c.identity not in own for c in found.candidates) > most:
             raise Refusal(409, "quarantined", "a template matches too many other identities and was not enrolled")
 
 

@@ -4,10 +4,13 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+FAR = "False-accept rate of one comparison, a probe with one template, at the threshold; null: not known."
 IDENTITY = 120  # characters; with a tenant before it and four bytes each still within the record's limit
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e30, le=1e30)]
 Vector = Annotated[list[Number], Field(min_length=1, max_length=16_384)]
-Identity = Annotated[str, Field(min_length=1, max_length=IDENTITY, description="Any text; never a path, never run.")]
+Identity = Annotated[
+    str, Field(min_length=1, max_length=IDENTITY, description="Any text of one line; never a path, never run.")
+]
 K = Annotated[int, Field(ge=1, description="How many candidates; no more than the service's limit are given.")]
 Request = Annotated[
     str | None,
@@ -81,7 +84,11 @@ class VerifyAnswer(BaseModel):
     verdict: str
     score: float | None = Field(description="Rounded; null where the key may not see scores that do not match.")
     threshold: float
-    far: float | None = Field(description="False-accept rate that the threshold stands for; null: not known.")
+    far: float | None = Field(description=FAR)
+    false_accepts: float | None = Field(
+        description="Largest share of strangers that are accepted as this person, whose templates and fusion rule it "
+        "counts; null: not known, or hidden with the score."
+    )
     basis: str
 
 
@@ -100,8 +107,11 @@ class IdentifyAnswer(BaseModel):
     verdict: str
     candidates: list[CandidateAnswer]
     threshold: float
-    far: float | None = Field(description="False-accept rate of one comparison; null: not known.")
-    false_matches: float | None = Field(description="Largest share of unknown probes that are given a name.")
+    far: float | None = Field(description=FAR)
+    false_matches: float | None = Field(
+        description="Largest share of unknown probes that are given a name: it counts every template of everybody, and "
+        "the fusion rule; null: not known, or not this key's to know."
+    )
     basis: str
 
 
@@ -109,7 +119,8 @@ class ChangeAnswer(BaseModel):
     """An acknowledged change: it is on disk."""
 
     identity: str
-    templates: int
+    templates: int = Field(description="How many were added or removed.")
+    skipped: int = Field(default=0, description="How many were not added, since the identity has them already.")
     sequence: int
     repeated: bool
 
@@ -134,7 +145,7 @@ class InfoAnswer(BaseModel):
     templates: int | None
     index: str | None
     threshold: float
-    far: float | None
+    far: float | None = Field(description=FAR)
     basis: str
     runs: list[str]
     scopes: list[str]

@@ -21,11 +21,18 @@ CONNECTIONS = 512
 
 def serve(app: "FastAPI", host: str = "127.0.0.1", port: int = 8000) -> None:
     """Serve until interrupted or told to stop; requests in hand are finished first."""
-    if not is_loopback(host) and app.state.mettle.keys is None:
-        raise InputError(f"host {host!r} lets other machines in, and there are no keys: make one, or use 127.0.0.1")
+    check_address(host, port, keys=app.state.mettle.keys is not None)
     server = make_server(app, host, port)
     with _listening(host, port) as listener, _surviving(signal.SIGTERM):
         server.run(sockets=[listener])
+
+
+def check_address(host: str, port: int, *, keys: bool) -> None:
+    """Refuse an address that cannot be, or that lets strangers in where there are no keys."""
+    if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
+        raise InputError(f"port must be a whole number from 0 (any that is free) to 65535, got {port!r}")
+    if not keys and not is_loopback(host):
+        raise InputError(f"host {host!r} lets other machines in, and there are no keys: make one, or use 127.0.0.1")
 
 
 def make_server(app: "FastAPI", host: str = "127.0.0.1", port: int = 8000) -> "Server":
@@ -104,6 +111,6 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=256)
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, UnicodeError) as error:  # the latter: no name of a host at all
+        reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"cannot listen on {host} port {port}: {reason}; choose another --port or --host") from None

@@ -21,6 +21,7 @@ import json
 import os
 import secrets
 import threading
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -175,10 +176,11 @@ def verify_trail(path: Path | str) -> Checked:
 def uses(path: Path | str, identity: str) -> Iterator[dict[str, Any]]:
     """Every line about one identity: what a person may ask to see."""
     path = Path(path)
-    wanted = _subject(_secret(path, create=False), identity)
+    secret = _secret(path, create=False)
+    wanted = {_subject(secret, identity), _hashed(secret, identity)}  # older trails have names as they were typed
     for raw in _lines(path):
         line = _parsed(raw)
-        if line is not None and line.get("subject") == wanted:
+        if line is not None and line.get("subject") in wanted:
             yield line
 
 
@@ -235,4 +237,8 @@ def _mark(secret: bytes, line: dict[str, Any]) -> str:
 
 
 def _subject(secret: bytes, identity: str) -> str:
+    return _hashed(secret, unicodedata.normalize("NFC", identity))  # however it is spelt, one person
+
+
+def _hashed(secret: bytes, identity: str) -> str:
     return hmac.new(secret, b"subject\0" + identity.encode(), hashlib.sha256).hexdigest()[:32]

@@ -3,6 +3,7 @@
 recipe.toml        rebuilds the run
 model.safetensors  the weights
 contract.json      what an embedding of this model is: dimension, metric, preprocessing, hash of the weights, thresholds
+trained.safetensors  who it was trained on: hashes of names
 classes.safetensors  the vectors of the training classes, where the loss had such, with their names
 biased.safetensors  the second encoder, where there is one
 metrics.json       what was measured
@@ -23,12 +24,13 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from mettle.durable import sha256, write_bytes, write_folder, write_text
-from mettle.errors import MettleError, RunError
+from mettle.errors import DataError, MettleError, RunError
 from mettle.model import Embedder, EmbedderSpec
-from mettle.train.recipe import Recipe, load
+from mettle.train.recipe import SAME_CLASS, Recipe, load
 
 HEADER = 1 << 20  # bytes beside the weights in their file, at most
 LARGEST_JSON = 64 << 20
+PLACES = ("source", "pairs", "triplets")  # keys of [data] that may be paths
 FORMAT = 1  # of the run folder; raised when an older mettle could misread a newer folder
 
 
@@ -38,12 +40,48 @@ class Run:
 
     folder: Path
     recipe: Recipe
-    state: Mapping[str, Any]  # run.json: format, data fingerprint, versions
+    state: Mapping[str, Any]  # run.json: format, data fingerprint, places of the data, versions
 
     @property
     def name(self) -> str:
         """The folder's own name."""
         return self.folder.name
+
+    def made_of(self, fingerprint: str) -> bool:
+        """Whether data with this fingerprint are those that the run was trained on."""
+        return str(self.state.get("data", "")).partition(" ")[0] == fingerprint
+
+    def located(self, source: str | None = None) -> Recipe:
+        """The recipe with its data where they are: as the run was trained, else as the recipe names them from here.
+
+        Args:
+            source: where the samples are now, if not there.
+
+        Raises:
+            DataError: they are in neither place.
+        """
+        known = self.state.get("paths")
+        known = known if isinstance(known, dict) else {}
+        found = {} if source is None else {"source": source}
+        for key in PLACES:
+            typed = getattr(self.recipe.data, key)
+            if key in found or typed is None or (key not in known and embedded(typed)):
+                continue
+            stored = str(known.get(key, ""))
+            places = [place for place in (stored, typed) if place and Path(place).expanduser().exists()]
+            if not places:
+                raise DataError(f"no data at {stored or typed!r}: {self._whence(key, typed, stored)}")
+            found[key] = places[0]
+        return self.recipe.model_copy(update={"data": self.recipe.data.model_copy(update=found)})
+
+    def _whence(self, key: str, typed: str, stored: str) -> str:
+        """Where a path that leads nowhere comes from, and what to do."""
+        if stored:
+            return f"there they were when {self.folder} was trained; put them back, or name their place now (--data)"
+        return (
+            f"data.{key} of {self.folder / 'recipe.toml'} says {typed!r}, as seen from the folder that the run was "
+            "trained in; work there, or name their place now (--data)"
+        )
 
     def contract(self) -> dict[str, Any]:
         """What an embedding of this model is."""
@@ -69,6 +107,17 @@ class Run:
         except (SafetensorError, RuntimeError, ValueError) as problem:
             raise RunError(f"{path} does not hold the weights of this model: {_line(problem)}") from None
         return model.to(device).eval()
+
+
+def embedded(source: str) -> bool:
+    """Whether a source of data is a name and not a path."""
+    return source == SAME_CLASS or (source.partition(":")[0] == "glyphs" and not Path(source).exists())
+
+
+def places(recipe: Recipe) -> dict[str, str]:
+    """The paths of a recipe as they are from anywhere on this machine, by their keys in ``[data]``."""
+    typed = {key: getattr(recipe.data, key) for key in PLACES}
+    return {key: str(Path(path).expanduser().absolute()) for key, path in typed.items() if path and not embedded(path)}
 
 
 def create(folder: Path, recipe: Recipe, facts: Mapping[str, Any]) -> Run:
@@ -101,8 +150,13 @@ def open_run(folder: Path | str) -> Run:
     return Run(folder, load(folder / "recipe.toml"), state)
 
 
-def finish(run: Run, model: Embedder, thresholds: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Write the weights and the contract."""
+def finish(
+    run: Run,
+    model: Embedder,
+    thresholds: Mapping[str, Any] | None = None,
+    columns: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Write the weights and the contract; ``columns`` are those of the table that the rows came from, if any."""
     tensors = {name: t.detach().contiguous().cpu() for name, t in model.state_dict().items()}
     path = run.folder / "model.safetensors"
     write_bytes(path, save(tensors))
@@ -118,6 +172,7 @@ def finish(run: Run, model: Embedder, thresholds: Mapping[str, Any] | None = Non
             "scaling": "uint8 / 255, resized with antialias; centring and scaling are inside the model"
             if kind == "image"
             else "as read; centring and scaling are inside the model",
+            **({"columns": list(columns)} if columns else {}),
         },
         "model": vars(model.spec),
         "weights": sha256(path),

@@ -16,6 +16,7 @@ from mettle import difficulty, losses
 from mettle.errors import MettleError, RecipeError, nearest
 
 INNER = {"difficulty": difficulty, "first": difficulty, "second": difficulty, "base": losses}
+EXAMPLES = dict.fromkeys(INNER, "Threshold") | {"base": "Softmax"}
 
 
 def built(source: Any, table: Mapping[str, Any], where: str, given: Mapping[str, Any] | None = None) -> Any:
@@ -35,6 +36,10 @@ def built(source: Any, table: Mapping[str, Any], where: str, given: Mapping[str,
     for key, module in INNER.items():
         if isinstance(content.get(key), Mapping):
             content[key] = built(module, content[key], f"{where}.{key}", given)
+        elif content.get(key) is not None:
+            kind = content[key] if content[key] in module.__all__ else EXAMPLES[key]
+            wanted = f'a table such as {{ kind = "{kind}" }}, or --set {where}.{key}.kind={kind}'
+            raise RecipeError(f"recipe key {where}.{key}: {wanted}, is wanted, got {content[key]!r}")
     known = arguments(source)
     for key in content:
         if key in (given or {}):

@@ -56,6 +56,12 @@ def stored(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if p.is_dir() and p.name[5:].isdigit())
 
 
+def newest(folder: Path) -> str:
+    """What there is to continue from, in words."""
+    found = stored(folder)
+    return f"the checkpoint of step {int(found[-1].name[5:])} is kept" if found else "no checkpoint was written yet"
+
+
 def latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
     """The newest good checkpoint: its step, its state, and a line for each damaged one that was passed over."""
     passed: list[str] = []

@@ -15,7 +15,7 @@ from mettle.errors import InputError
 from mettle.losses.npair import NPair, paired
 from mettle.losses.triplet import Triplet
 from mettle.model import Embedder
-from mettle.train.method import StepResult
+from mettle.train.method import StepResult, check_classes, numbered
 from mettle.train.optimisers import Optimisers
 
 SOFT = 1e4  # what the class term of J_gen is multiplied by
@@ -77,6 +77,7 @@ class HardnessAware:
     def _build(self, model: Embedder, classes: Tensor | None) -> None:
         if classes is None or len(classes) < 2:
             raise InputError("classes= must be the labels that occur in training, sorted, two or more of them")
+        check_classes(classes)
         place = next(model.parameters())
         size = width(model)
         self.classes = classes
@@ -131,7 +132,7 @@ class HardnessAware:
 
     def terms(self, batch: Batch) -> Terms:
         """The losses of a batch, on one graph."""
-        labels = torch.searchsorted(self.classes, batch.labels)
+        labels = numbered(batch.labels, self.classes)
         rows = self.tuples.rows(batch.labels)
         level, weight = self.plan.pull(self.average), self.plan.trust(self.generated)
         with self.optimisers.autocast():

@@ -60,7 +60,7 @@ def run(
 
     ``log`` gets a line of facts every ``pace.log_every`` steps and at the end of every epoch, ``progress`` every step.
     """
-    guard, began, waited, since = Guard(method.patience), time.perf_counter(), 0.0, start
+    guard, began, waited, since = Guard(method.patience, folder / "checkpoints"), time.perf_counter(), 0.0, start
     with stop_requests() as stopping:
         for batch, last in zip(loader.batches(start, pace.steps), epoch_ends(loader, start), strict=False):
             rate = pace.at(batch.step)
@@ -102,8 +102,8 @@ def epoch_ends(loader: Loader, start: int) -> Iterator[bool]:
 class Guard:
     """Stops a run that has nothing more to give, and says why in plain words."""
 
-    def __init__(self, patience: int) -> None:
-        self.patience, self.refused, self.flat = patience, 0, 0
+    def __init__(self, patience: int, checkpoints: Path) -> None:
+        self.patience, self.checkpoints, self.refused, self.flat = patience, checkpoints, 0, 0
 
     def step(self, result: StepResult, batch: Batch) -> None:
         """A step whose loss or gradient is not finite was not applied; several in a row end the run."""
@@ -112,8 +112,8 @@ class Guard:
             ids = batch.ids[:8].tolist()
             raise NumericError(
                 f"training diverged: loss {result.loss} and gradient norm {result.gradient} at step {batch.step + 1}, "
-                f"{self.patience} steps in a row (samples {ids}...). Lower train.rate, or set train.clip; the last "
-                "good checkpoint is kept"
+                f"{self.patience} steps in a row (samples {ids}...). Lower train.rate or set train.clip, under "
+                f"another --name; {checkpoint.newest(self.checkpoints)}"
             )
 
     def spread(self, alike: float, step: int) -> None:

@@ -10,8 +10,11 @@ from torch import Tensor, nn
 from mettle.data.loader import Batch
 from mettle.difficulty import Relative
 from mettle.difficulty.combine import nested
+from mettle.errors import InputError
 from mettle.model import Embedder
-from mettle.train.optimisers import decayed
+from mettle.train.optimisers import decayed, half
+
+LEAVE_SPARSE = "leave sparse out; sample alone already compares with a share of the classes"
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,10 @@ class Supervised:
         clip: float = 0.0,
         precision: str = "float32",
     ):
+        if takes_sparse(loss):
+            raise InputError(f"AdamW, which moves these parameters, takes no sparse gradients: {LEAVE_SPARSE}")
+        if classes is not None:
+            check_classes(classes)
         self.model, self.loss, self.clip, self.classes = model, loss, clip, classes
         parts = {"model": model, "loss": loss}
         parts |= {f"difficulty {k}": part for k, part in enumerate(nested(getattr(loss, "difficulty", None)))}
@@ -77,7 +84,7 @@ class Supervised:
         groups = decayed(list(model.parameters()), weight_decay, pace=1.0) + decayed(own, weight_decay, pace=loss_rate)
         self.optimiser = torch.optim.AdamW(groups, lr=1e-3)
         self.device = next(model.parameters()).device.type
-        self.dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
+        self.dtype = half(precision)
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.dtype is torch.float16)
         # A loss scale that starts too high is lowered by refusing steps: that is no divergence yet.
         self.patience = 20 if self.scaler.is_enabled() else 3
@@ -108,7 +115,7 @@ class Supervised:
 
     def numbered(self, labels: Tensor) -> Tensor:
         """Labels as the loss counts them."""
-        return labels if self.classes is None else torch.searchsorted(self.classes, labels)
+        return labels if self.classes is None else numbered(labels, self.classes)
 
     def criterion(self, progress: float) -> Any:
         """The loss at this point of training: a curriculum may still be fading in."""
@@ -136,6 +143,36 @@ class Supervised:
             module.load_state_dict(state["modules"][name])
         self.optimiser.load_state_dict(state["optimiser"])
         self.scaler.load_state_dict(state["scaler"])
+
+
+def check_classes(classes: Tensor) -> None:
+    """Numbering looks labels up in a sorted list, so a list that is not sorted would number them wrongly."""
+    whole = isinstance(classes, Tensor) and classes.ndim == 1 and not classes.is_floating_point()
+    if not whole or not bool((classes[1:] > classes[:-1]).all()):
+        raise InputError("classes= must be the labels that occur in training, whole numbers, each once, sorted")
+
+
+def numbered(labels: Tensor, classes: Tensor) -> Tensor:
+    """The place of every label among the classes.
+
+    A label that is none of them is an error, told at once on a processor. A GPU would stand still for the question:
+    there it becomes -1, which losses refuse when they come to it.
+    """
+    place = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
+    strange = classes[place] != labels
+    if labels.is_cuda:
+        return place.masked_fill(strange, -1)
+    if bool(strange.any()):
+        label = labels[strange][0].item()
+        raise InputError(
+            f"label {label} is none of the {len(classes)} classes that training began with: pass them all as classes="
+        )
+    return place
+
+
+def takes_sparse(loss: Any) -> bool:
+    """Whether a loss asks for sparse gradients of its own parameters."""
+    return isinstance(loss, nn.Module) and any(getattr(part, "sparse", False) is True for part in loss.modules())
 
 
 def compares(loss: Any) -> bool:

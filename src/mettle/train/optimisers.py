@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mettle.errors import InputError, nearest
+
 
 class Optimisers:
     """One AdamW per network. Gradients are taken of each loss with respect to its own parameters and nothing else.
@@ -27,7 +29,7 @@ class Optimisers:
         for name, own in parameters.items():
             decay = weight_decay if isinstance(weight_decay, int | float) else weight_decay.get(name, 0.0)
             self.all[name] = torch.optim.AdamW(decayed(own, decay), lr=1e-3)
-        self.dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
+        self.dtype = half(precision)
         self.scaler = torch.amp.GradScaler(device, enabled=self.dtype is torch.float16)
         # A loss scale that starts too high is lowered by refusing steps: that is no divergence yet.
         self.patience = 20 if self.scaler.is_enabled() else 3
@@ -76,6 +78,14 @@ class Optimisers:
         for name, optimiser in self.all.items():
             optimiser.load_state_dict(state["optimisers"][name])
         self.scaler.load_state_dict(state["scaler"])
+
+
+def half(precision: str) -> torch.dtype | None:
+    """The type that forward passes are cast to; None for float32, which they are in anyway."""
+    known = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if precision not in known:
+        raise InputError(f"no precision {precision!r}{nearest(str(precision), known)}")
+    return known[precision]
 
 
 def decayed(parameters: list[nn.Parameter], weight_decay: float, **more: Any) -> list[dict[str, Any]]:

@@ -9,22 +9,21 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from mettle import losses
 from mettle.difficulty.synthesis import Synthesis
-from mettle.errors import InputError, RecipeError, nearest
-from mettle.losses.pairwise import Pairwise
+from mettle.errors import RecipeError, nearest
 from mettle.model import EmbedderSpec
+from mettle.train.agreement import finite, fitting, heard
 from mettle.train.build import built, describe, written
-from mettle.train.hardness_aware import layout
-from mettle.train.method import compares
 
-BY_SAMPLE = ("similarity", "two-encoder", "jtt")  # methods whose batches are samples, pairs or triplets, not classes
+SAME_CLASS = "same-class"  # instead of a path: pairs or triplets made from the labels
 LARGEST = 1 << 20  # bytes of a recipe
+SEEDS = 2**62  # so that a seed and the few that are counted up from it stay whole numbers of 64 bits
 
 
 class Table(BaseModel):
@@ -37,18 +36,31 @@ class Data(Table):
     """Where samples come from and how they are split."""
 
     source: str = "glyphs"
-    size: int | None = Field(None, ge=1)  # side in pixels; None keeps the size of the source
+    size: int | list[int] | None = None  # side in pixels, or [height, width]; None keeps the size of the source
     channels: Literal[1, 3] | None = None
     label: str | None = None  # column names, where the source has columns
     domain: str | None = None
     groups: list[str] | None = None
     features: list[str] | None = None  # of a table: which columns are inputs
+    categories: list[str] | None = None  # of those, which hold names even where they look like numbers
+    missing: Literal["fail", "mean"] | None = None  # what an empty cell is
+    text: Literal["onehot", "code"] | None = None  # how names become inputs
+    image: str | None = None  # the column of picture files, where it has an unusual name
     policy: Literal["fail", "skip"] = "fail"  # unreadable pictures
     val: float = Field(0.1, ge=0, lt=1)  # shares of the identities, for a source without a split
     test: float = Field(0.3, gt=0, lt=1)
     unseen: list[str] = []  # domains to keep out of training and to probe with
     pairs: str | None = None  # a table of pairs of the source, or "same-class" (method similarity)
     triplets: str | None = None  # a table of triplets instead
+
+    @field_validator("size", mode="plain")
+    @classmethod
+    def _sides(cls, value: Any) -> int | list[int] | None:
+        """By hand: of a value that may be of two kinds a library reports two problems."""
+        sides = list(value) if isinstance(value, list | tuple) else [value, value]
+        if value is not None and (len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides)):
+            raise ValueError("a side in pixels is wanted, or [height, width]")
+        return sides if isinstance(value, list | tuple) else value
 
 
 class Batches(Table):
@@ -96,8 +108,8 @@ class Twice(Table):
 class Judge(Table):
     """What is measured afterwards."""
 
-    fars: list[float] = [1e-1, 1e-2, 1e-3]
-    ks: list[int] = [1, 2, 4, 8]
+    fars: list[Annotated[float, Field(gt=0, lt=1)]] = Field([1e-1, 1e-2, 1e-3], min_length=1)
+    ks: list[Annotated[int, Field(ge=1)]] = Field([1, 2, 4, 8], min_length=1)
     baselines: bool = True  # also raw inputs and the untrained network
     spurious: str | None = None  # a column that a model may fall for: background, colour, device
     probe: bool | None = None  # probes of frozen features; None: of closed sets, of two-encoder and jtt, with spurious
@@ -107,7 +119,7 @@ class Judge(Table):
 class Recipe(Table):
     """Everything that decides a run."""
 
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=SEEDS)
     data: Data = Field(default_factory=Data)  # type: ignore[arg-type]
     batch: Batches = Field(default_factory=Batches)  # type: ignore[arg-type]
     model: dict[str, Any] = {}
@@ -169,83 +181,32 @@ def load(source: str | Path, overrides: Iterable[str] = (), **tables: Mapping[st
     if path.stat().st_size > LARGEST:
         raise RecipeError(f"{path} has {path.stat().st_size} bytes: a recipe is a page, at most {LARGEST}")
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a mark before the text
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecipeError(f"{path} is not TOML: {error}") from None
     for key, table in tables.items():
         content.setdefault(key, {}).update(table)
-    for override in overrides:
-        _apply(content, override)
-    return parse(content)
+    keys = [_apply(content, override) for override in overrides]
+    recipe = parse(content)
+    heard(recipe, keys)
+    return recipe
 
 
 def parse(content: Mapping[str, Any]) -> Recipe:
     """Check a parsed recipe, tables of the model and the loss included."""
+    finite(content)
     try:
         recipe = Recipe.model_validate(content)
     except ValidationError as error:
         raise RecipeError(_message(error)) from None
     recipe.spec()
     recipe.criterion()
-    _check_method(recipe)
-    _check_networks(recipe)
+    fitting(recipe)
     return recipe
 
 
-def _check_method(recipe: Recipe) -> None:
-    """A loss over pairs or triplets, the method that feeds it and the table it needs come together or not at all."""
-    kind, takes, data = recipe.loss.get("kind"), recipe.takes(), recipe.data
-    given = [name for name in ("pairs", "triplets") if getattr(data, name) is not None]
-    if recipe.train.method == "similarity":
-        if not takes:
-            known = [name for name in losses.__all__ if hasattr(getattr(losses, name), "takes")]
-            raise RecipeError(f"train.method = 'similarity' needs a loss over pairs or triplets: {', '.join(known)}")
-        if given != [takes]:
-            came = " and ".join(f"data.{name}" for name in given) or "none"
-            raise RecipeError(f"{kind} needs data.{takes} (a table, or 'same-class') and no other: got {came}")
-        if recipe.batch.views > 1:
-            raise RecipeError("batch.views does not apply to pairs and triplets: leave it out")
-    elif takes:
-        raise RecipeError(f"{kind} needs train.method = 'similarity', got {recipe.train.method!r}")
-    elif given:
-        raise RecipeError(f"data.{given[0]} needs train.method = 'similarity', got {recipe.train.method!r}")
-    elif recipe.batch.size and recipe.train.method not in BY_SAMPLE:
-        raise RecipeError(f"batch.size needs train.method = {' or '.join(map(repr, BY_SAMPLE))}: set batch.classes")
-
-
-def _check_networks(recipe: Recipe) -> None:
-    """Losses that need a second network or tuples, and the methods that have them, come together or not at all."""
-    method, loss, kind = recipe.train.method, recipe.criterion(), recipe.loss.get("kind")
-    recipe.biased_criterion()
-    recipe.synthesised()
-    if compares(loss) and method != "two-encoder":
-        raise RecipeError(f"a Relative difficulty needs train.method = 'two-encoder', got {method!r}")
-    if method == "two-encoder":
-        if recipe.batch.views != 2:
-            raise RecipeError("train.method = 'two-encoder' compares two views: set batch.views = 2")
-        if not isinstance(loss, Pairwise):
-            raise RecipeError(f"train.method = 'two-encoder' needs a loss over the pairs of a batch, got {kind}")
-    if recipe.biased != Biased.model_validate({}) and not compares(loss):
-        raise RecipeError('[biased] needs a loss with difficulty = { kind = "Relative" } and method two-encoder')
-    if recipe.synthesis and method != "hardness-aware":
-        raise RecipeError(f"[synthesis] needs train.method = 'hardness-aware', got {method!r}")
-    if method == "hardness-aware":
-        try:
-            layout(loss)
-        except InputError as error:
-            raise RecipeError(f"[loss] {error}") from None
-        if recipe.batch.views != 1:
-            raise RecipeError("batch.views does not apply to the tuples of hardness-aware training: leave it out")
-    if kind == "NPair" and recipe.batch.samples != 2:
-        raise RecipeError(f"NPair needs two samples of every class: set batch.samples = 2, not {recipe.batch.samples}")
-    if method == "jtt" and not hasattr(loss, "num_classes"):
-        raise RecipeError(f"train.method = 'jtt' needs a loss with one vector per class, such as Softmax, got {kind}")
-    if recipe.jtt != Twice.model_validate({}) and method != "jtt":
-        raise RecipeError(f"[jtt] needs train.method = 'jtt', got {method!r}")
-
-
-def _apply(content: dict[str, Any], override: str) -> None:
-    """Set one key; the value is read as TOML, and as plain text where it is no TOML."""
+def _apply(content: dict[str, Any], override: str) -> str:
+    """Set one key, and name it; the value is read as TOML, and as plain text where it is no TOML."""
     key, sign, text = override.partition("=")
     if not sign or not key.strip():
         raise RecipeError(f"--set takes table.key=value, got {override!r}")
@@ -260,6 +221,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
         if not isinstance(place, dict):
             raise RecipeError(f"--set {key}: {table!r} is a value, not a table")
     place[last] = value
+    return key.strip()
 
 
 def _message(error: ValidationError) -> str:
@@ -271,7 +233,8 @@ def _message(error: ValidationError) -> str:
         for part in first["loc"][:-1]:
             table = table.model_fields[str(part)].annotation
         return f"unknown recipe key {key!r}{nearest(str(first['loc'][-1]), table.model_fields)}"
-    return f"recipe key {key}: {first['msg'].lower()}, got {first['input']!r}"
+    problem = first["msg"].lower().removeprefix("value error, ")
+    return f"recipe key {key}: {problem}, got {first['input']!r}"
 
 
 def _present(value: Any) -> Any:

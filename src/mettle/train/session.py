@@ -19,10 +19,11 @@ from mettle.data.samples import NO_SPLIT, Samples
 from mettle.data.source import read
 from mettle.data.splits import class_disjoint, unseen_domain
 from mettle.data.tuples import Tuples
-from mettle.errors import DataError, RecipeError, RunError
+from mettle.errors import DataError, MettleError, RecipeError, RunError
 from mettle.model import Embedder
-from mettle.train import checkpoint, loop
-from mettle.train.artifact import Run, create, finish, keep_classes, open_run
+from mettle.train import checkpoint, loop, trained
+from mettle.train.artifact import Run, create, finish, keep_classes, open_run, places
+from mettle.train.copies import copies
 from mettle.train.hardness_aware import HardnessAware
 from mettle.train.held_out import held_out
 from mettle.train.jtt import Again, mistakes, repeated
@@ -47,37 +48,72 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
 
-def prepare(recipe: Recipe, cache: Path | None = None) -> Samples:
-    """The data of a recipe, split and ready: pictures of one size, in memory where they fit."""
-    return prepare_tuples(recipe, cache)[0]
+def prepare(recipe: Recipe, cache: Path | None = None, *, divide: bool = True, **reading: Any) -> Samples:
+    """The data of a recipe, split and ready: pictures of one size, in memory where they fit.
+
+    Args:
+        recipe: whose data.
+        cache: where embedded data are kept.
+        divide: whether data without a split get one, as for training; else they stay without.
+        reading: further options of `mettle.data.read`: ``labelled``, ``like``.
+    """
+    return prepare_tuples(recipe, cache, divide=divide, **reading)[0]
 
 
-def prepare_tuples(recipe: Recipe, cache: Path | None = None) -> tuple[Samples, Tuples | None, tuple[str, ...]]:
+def prepare_tuples(
+    recipe: Recipe, cache: Path | None = None, *, divide: bool = True, **reading: Any
+) -> tuple[Samples, Tuples | None, tuple[str, ...]]:
     """The same, with the pairs or triplets of the recipe, if it has any, and notes about those that are left out."""
+    data = recipe.data
+    samples = _read(recipe, cache, **reading)
+    table = named(data, samples)  # before bad pictures are left out: a pair that names one is left out, no mistake
+    samples = screen(samples, "skip") if data.policy == "skip" else samples
+    samples = replace(samples, inputs=hold(samples.inputs))
+    if samples.inputs.kind == "row" or not samples.inputs.resident:
+        samples = screen(samples, data.policy)
+    samples = _divided(recipe, samples, table) if divide else samples
+    return samples, *settled(recipe, table, samples)
+
+
+def recognised(run: Run, source: str, cache: Path | None = None) -> bool:
+    """Whether this source holds the very data that a run was trained on, told without decoding pictures."""
+    try:
+        recipe = run.located(source)
+        return run.made_of(_divided(recipe, _read(recipe, cache)).fingerprint())
+    except MettleError:  # not even readable as such
+        return False
+
+
+def _read(recipe: Recipe, cache: Path | None, **reading: Any) -> Samples:
+    """The samples of a recipe as they stand in its source.
+
+    Nothing is looked at yet: pictures that fit into memory are looked at once, when they are put there.
+    """
     data = recipe.data
     options: dict[str, Any] = {
         "label": data.label,
         "domain": data.domain,
         "groups": data.groups,
         "features": data.features,
-        "size": None if data.size is None else (data.size, data.size),
+        "categories": data.categories,
+        "missing": data.missing,
+        "text": data.text,
+        "image": data.image,
+        "size": tuple(data.size) if isinstance(data.size, list) else data.size,
         "channels": data.channels,
     }
-    # Under "fail", pictures that fit into memory are looked at once, when they are put there.
-    samples = read(data.source, policy="trust", cache=cache, **options)
-    table = named(data, samples)  # before bad pictures are left out: a pair that names one is left out, no mistake
-    samples = screen(samples, "skip") if data.policy == "skip" else samples
-    samples = replace(samples, inputs=hold(samples.inputs))
-    if samples.inputs.kind == "row" or not samples.inputs.resident:
-        samples = screen(samples, data.policy)
+    return read(data.source, policy="trust", cache=cache, **options, **reading)
+
+
+def _divided(recipe: Recipe, samples: Samples, table: Tuples | None = None) -> Samples:
+    """The samples with a split, theirs or one by identity, and domains that training is to miss kept out of it."""
+    data = recipe.data
     if (samples.split == NO_SPLIT).all():
         if table is not None and (table.split != NO_SPLIT).any():
             samples = table.by_identity(samples)
         else:
             samples = class_disjoint(samples, val=data.val, test=data.test, seed=recipe.seed)
-    if data.unseen:
-        samples = unseen_domain(samples, data.unseen)
-    return samples, *settled(recipe, table, samples)
+    return unseen_domain(samples, data.unseen) if data.unseen else samples
 
 
 def train(
@@ -88,28 +124,35 @@ def train(
     cache: Path | None = None,
     progress: Callable[[int, dict[str, Any]], None] = lambda step, line: None,
     tensorboard: bool = True,
+    say: Callable[[str], None] = lambda note: None,
 ) -> Outcome:
-    """Train a recipe into ``folder``, or continue the run that is there."""
+    """Train a recipe into ``folder``, or continue the run that is there.
+
+    ``progress`` is called after every step; ``say`` with each note about the data before the first.
+    """
     old = open_run(folder) if resume and folder.exists() else None
-    if old is not None and old.recipe != recipe:
-        raise RunError(f"{folder} was started with another recipe{_difference(old.recipe, recipe)}")
-    samples, table, left_out = prepare_tuples(recipe, cache)
+    samples, table, left_out = prepare_tuples(recipe if old is None else _continued(old, recipe), cache)
     content = samples.fingerprint() + ("" if table is None else f" {table.fingerprint()}")
-    facts = {"data": content, "torch": torch.__version__, "python": platform.python_version()}
+    facts = {"data": content, "paths": places(recipe)}
+    facts |= {"torch": torch.__version__, "python": platform.python_version()}
     if old is not None and old.state["data"] != facts["data"]:
         raise RunError(f"the data of {folder} have changed since it was started: train again under another --name")
     method, loader = assemble(recipe, samples, table)
+    copied, notes = copies(samples), ()
+    told = (*samples.notes, *left_out, *([str(copied)] if copied.count else ()))
+    for note in told:
+        say(note)
     run = old or create(folder, recipe, facts)
-    notes: tuple[str, ...] = ()
+    trained.keep(run, samples)
     if recipe.train.method == "jtt" and recipe.jtt.copies:
         wrong, notes, done = _first(recipe, run, samples, progress)
         if not done:
-            return Outcome(run, method.model, samples, False, None if old is None else 0, notes)
+            return Outcome(run, method.model, samples, False, None if old is None else 0, (*told, *notes))
         method, loader = assemble(recipe, samples, repeat=wrong)
     start, passed, done = _fit(recipe, folder, method, loader, progress, tensorboard)
-    notes = (*passed, *left_out, *notes)
+    notes = (*passed, *told, *notes)
     if done:
-        finish(run, method.model)
+        finish(run, method.model, columns=[one.table() for one in getattr(samples.inputs, "features", ())])
         if isinstance(method, Supervised) and method.classes is not None:
             keep_classes(run, method.loss.vectors(), [samples.label.names[code] for code in method.classes.tolist()])
         if isinstance(method, TwoEncoder) and method.biased is not None:
@@ -117,6 +160,18 @@ def train(
         if table is not None:
             notes += held_out(run, method.model, getattr(method, "loss", None), table, samples)
     return Outcome(run, method.model, samples, done, None if old is None else start, notes)
+
+
+def _continued(old: Run, recipe: Recipe) -> Recipe:
+    """The recipe of a run to go on with, its data found again; another recipe is refused.
+
+    Another source alone is no other recipe: data may have moved, and whether they are the same is seen from them.
+    """
+    typed, source = old.recipe.data.source, recipe.data.source
+    same = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": typed})})
+    if same != old.recipe:
+        raise RunError(f"{old.folder} was started with another recipe{_difference(old.recipe, same)}")
+    return old.located(None if source == typed else source)
 
 
 def _fit(
@@ -250,4 +305,5 @@ def _difference(old: Recipe, new: Recipe) -> str:
         for key in (a[table] | b[table] if isinstance(a[table], dict) else [table])
         if (a[table].get(key) != b[table].get(key) if isinstance(a[table], dict) else a[table] != b[table])
     ]
-    return f" ({', '.join(dict.fromkeys(keys))} differ): resume with the same recipe, or choose another --name"
+    remedy = "resume it without naming a recipe, and it keeps its own, or choose another --name"
+    return f" ({', '.join(dict.fromkeys(keys))} differ): {remedy}"

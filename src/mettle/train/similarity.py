@@ -10,9 +10,7 @@ from mettle.data.samples import Samples
 from mettle.data.tuples import Pairs, Triplets, Tuples
 from mettle.errors import DataError
 from mettle.train.method import Supervised
-from mettle.train.recipe import Data, Recipe
-
-SAME_CLASS = "same-class"  # instead of a path: pairs or triplets made from the labels
+from mettle.train.recipe import SAME_CLASS, Data, Recipe
 
 
 class Similarity(Supervised):

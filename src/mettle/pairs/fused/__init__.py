@@ -6,9 +6,13 @@ prepare   rows sorted by label, normalised, in the operands' precision; and the 
 tile      what happens on one tile
 far       the negatives: everything quadratic
 near      the positives and the end of each row
+written   gradients of wide embeddings, through blocks in memory
+launch    starting kernels without asking twice
+plan      one call: what is launched, in which order
 call      all of it as one autograd function
 peak      batch-hard mining
 counts    all-pairs score histograms and running neighbours, for evaluation
+own       samples and their own classes: what happens once per row
 classes   margin softmax over chunks of classes
 door      what the engine asks
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.pairs.contract import Tile
 from mettle.pairs.fused.far import tiles
-from mettle.pairs.fused.launch import divided, launch
+from mettle.pairs.fused.launch import Script, aligned, divided, script
 from mettle.pairs.fused.prepare import Rows, prepared, projected, span
 from mettle.pairs.fused.table import PEAK, choice, parts, power
 from mettle.pairs.fused.tile import held, product
@@ -58,10 +58,14 @@ class _Mined(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, z: Tensor, labels: Tensor, ref: tuple[Tensor, Tensor] | None, other: Tensor | None, mode: str):  # type: ignore[override]
-        left = prepared(z.detach(), labels, None if ref is None else ref[1], mode, True)
-        right = left if other is None or ref is None else prepared(other.detach(), ref[1], labels, mode, True)
-        at, scores, counts = mined(left, right, mode)
-        ctx.sides, ctx.at = (left, right), at
+        z, labels, names = aligned(z.detach()), aligned(labels), None if ref is None else aligned(ref[1])
+        sides = (z, labels, *(() if other is None or names is None else (aligned(other.detach()), names)))
+        by = script(("hardest", mode, z.device, tuple((x.shape, x.stride(), x.dtype) for x in sides)))
+        left = right = prepared(z, labels, names, mode, True, script=by, name="left")
+        if other is not None and names is not None:
+            right = prepared(sides[2], names, labels, mode, True, script=by, name="right")
+        at, scores, counts = mined(left, right, mode, by)
+        ctx.sides, ctx.at, ctx.script = (left, right), at, by
         ctx.like = z.new_empty(0), None if other is None else other.new_empty(0)
         ctx.mark_non_differentiable(counts)
         return scores, counts
@@ -70,18 +74,19 @@ class _Mined(torch.autograd.Function):
     def backward(ctx, g: Tensor, _):  # type: ignore[override]
         if torch.is_grad_enabled():
             raise InputError("the fused engine has first derivatives only: do not pass create_graph=True")
-        (left, right), (first, second), g = ctx.sides, ctx.like, g.float().contiguous()
+        (left, right), (first, second), g, by = ctx.sides, ctx.like, aligned(g.float().contiguous()), ctx.script
         da = torch.zeros_like(left.full)
         db = da if right is left else torch.zeros_like(right.full)
         if torch.are_deterministic_algorithms_enabled():
             _pull(left, right, ctx.at, g, da, db)
         else:
-            launch(
-                pull_kernel, (parts(left.n, PULLED),), left.full, right.full, left.order, ctx.at, g, da, db,
-                left.n, WIDTH=left.width, BLOCK=power(left.width), ROWS=PULLED, num_warps=4,
-            )  # fmt: skip
-        dz = projected(left, da, None, da, first, True)
-        return dz, None, None, None if second is None else projected(right, db, None, db, second, True), None
+            flags = {"WIDTH": left.width, "BLOCK": power(left.width), "ROWS": PULLED, "num_warps": 4}
+            tensors = (left.full, right.full, left.order, ctx.at, g, da, db)
+            by.launch("pull", pull_kernel, tensors, lambda: ((parts(left.n, PULLED),), (left.n,), flags))
+        dz = projected(left, da, None, da, first, True, script=by, name="left")
+        if second is None:
+            return dz, None, None, None, None
+        return dz, None, None, projected(right, db, None, db, second, True, script=by, name="right"), None
 
 
 def _pull(left: Rows, right: Rows, at: Tensor, g: Tensor, da: Tensor, db: Tensor) -> None:
@@ -93,7 +98,7 @@ def _pull(left: Rows, right: Rows, at: Tensor, g: Tensor, da: Tensor, db: Tensor
         db.index_add_(0, here, a * weight)
 
 
-def mined(left: Rows, right: Rows, mode: str) -> tuple[Tensor, Tensor, Tensor]:
+def mined(left: Rows, right: Rows, mode: str, by: Script) -> tuple[Tensor, Tensor, Tensor]:
     """Of every row, in label order: (2, n) its farthest positive and closest negative (−1 where none); and in the order
     in which rows came: (2, n) their similarities, and how many there are of each.
     """
@@ -105,19 +110,34 @@ def mined(left: Rows, right: Rows, mode: str) -> tuple[Tensor, Tensor, Tensor]:
     padded = len(left.full)
     top = torch.empty(splits, padded, device=device)
     tile = torch.empty(splits, padded, dtype=torch.int32, device=device)
-    launch(
-        peak_kernel, (blocks, splits),
-        left.high, left.low, right.high, right.low, left.lo, left.hi, top, tile, left.n, right.n, padded, splits,
-        WIDTH=left.width, BK=shape.depth, BM=shape.rows, BN=shape.columns, MODE=mode,
-        num_warps=shape.warps, num_stages=shape.stages,
+    by.launch(
+        "peak",
+        peak_kernel,
+        (left.high, left.low, right.high, right.low, left.lo, left.hi, top, tile),
+        lambda: (
+            (blocks, splits),
+            (left.n, right.n, padded, splits),
+            {
+                "WIDTH": left.width, "BK": shape.depth, "BM": shape.rows, "BN": shape.columns, "MODE": mode,
+                "num_warps": shape.warps, "num_stages": shape.stages,
+            },
+        ),
     )  # fmt: skip
     at = torch.empty(2, left.n, dtype=torch.int64, device=device)
     scores, counts = (torch.empty(2, left.n, device=device) for _ in range(2))
-    launch(
-        found_kernel, (left.n,),
-        left.full, right.full, left.lo, left.hi, left.order, top, tile, at, scores, counts,
-        left.n, right.n, padded, splits, SELF=left is right, WIDTH=left.width,
-        BLOCK=power(left.width), BN=shape.columns, BC=min(32, shape.columns), num_warps=span(left.width)[2],
+    block, _, warps = span(left.width)
+    by.launch(
+        "found",
+        found_kernel,
+        (left.full, right.full, left.lo, left.hi, left.order, top, tile, at, scores, counts),
+        lambda: (
+            (left.n,),
+            (left.n, right.n, padded, splits),
+            {
+                "SELF": left is right, "WIDTH": left.width, "BLOCK": block, "BN": shape.columns,
+                "BC": min(32, shape.columns), "num_warps": warps,
+            },
+        ),
     )  # fmt: skip
     return at, scores, counts
 

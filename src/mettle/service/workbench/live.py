@@ -10,8 +10,9 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
-from mettle.errors import MettleError
+from mettle.errors import MettleError, UnknownIdentity
 from mettle.match.answer import Identified, Verified
+from mettle.match.operating import operating
 from mettle.service.refusal import translated
 
 if TYPE_CHECKING:
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 LARGEST = 16 << 20  # bytes of a picture
 
 
-def live(gallery: "Gallery", headers: dict[str, str]) -> APIRouter:
-    """Routes that answer from a gallery."""
+def live(
+    gallery: "Gallery", headers: dict[str, str], far: float | None = None, threshold: float | None = None
+) -> APIRouter:
+    """Routes that answer from a gallery, at the operating point that the service has."""
     router = APIRouter()
 
     async def answer(ask: Callable[[], dict[str, Any]]) -> Response:
@@ -34,12 +37,23 @@ def live(gallery: "Gallery", headers: dict[str, str]) -> APIRouter:
     @router.post("/api/identify")
     async def identify(request: Request, k: Annotated[int, Query(ge=1, le=100)] = 5) -> Response:
         content = await _picture(request)
-        return await answer(lambda: identified(gallery.identify(content, k=k)))
+        return await answer(lambda: identified(gallery.identify(content, k=k, far=far, threshold=threshold)))
 
     @router.post("/api/verify")
     async def verify(request: Request, identity: Annotated[str, Query(min_length=1, max_length=1000)]) -> Response:
-        content = await _picture(request)
-        return await answer(lambda: verified(gallery.verify(identity, content)))
+        content, key = await _picture(request), getattr(request.state, "key", None)
+        shy = key is not None and not key.allows("identify")  # as in the API: it learns from no miss
+
+        def ask() -> dict[str, Any]:
+            try:
+                return verified(gallery.verify(identity, content, far=far, threshold=threshold), shy)
+            except UnknownIdentity:
+                if not shy:
+                    raise
+                point = operating(gallery.info().thresholds, gallery.binding.dim, far, threshold)
+                return verified(Verified(identity, 0.0, point.threshold, point.far, False, 0), shy)
+
+        return await answer(ask)
 
     return router
 
@@ -51,14 +65,18 @@ def identified(found: Identified) -> dict[str, Any]:
         "match": found.match,
         "threshold": found.threshold,
         "far": found.far,
+        "strangers": found.false_matches,
         "candidates": [vars(c) for c in found.candidates],
     }
 
 
-def verified(found: Verified) -> dict[str, Any]:
-    """An answer as plain values."""
-    facts = {"identity": found.identity, "score": found.score, "match": found.match, "templates": found.templates}
-    return {"verdict": found.verdict, "threshold": found.threshold, "far": found.far, **facts}
+def verified(found: Verified, shy: bool = False) -> dict[str, Any]:
+    """An answer as plain values; ``shy``: of a miss only that it is one."""
+    told = {"score": found.score, "templates": found.templates, "strangers": found.false_accepts}
+    if shy and not found.match:
+        told = dict.fromkeys(told)
+    point = {"threshold": found.threshold, "far": found.far}
+    return {"verdict": found.verdict, "identity": found.identity, "match": found.match, **point, **told}
 
 
 async def _picture(request: Request) -> bytes:

@@ -92,13 +92,22 @@ class Filter:
         return keep
 
 
-def routes(runs: Sequence[Run], gallery: "Gallery | None" = None, *, cache: Path | None = None) -> APIRouter:
+def routes(
+    runs: Sequence[Run],
+    gallery: "Gallery | None" = None,
+    *,
+    cache: Path | None = None,
+    far: float | None = None,
+    threshold: float | None = None,
+) -> APIRouter:
     """The workbench of some runs, and of a gallery to try pictures on.
 
     Args:
         runs: finished runs, the first is shown first; they are read when somebody looks at them.
         gallery: adds ``POST /workbench/api/identify`` and ``verify``; whoever mounts the router decides who may.
         cache: where embedded data are kept.
+        far: false-accept rate at which the gallery answers; its default otherwise.
+        threshold: threshold at which it answers, whatever rate that is.
     """
     if not runs:
         raise InputError("the workbench needs at least one run: give a folder that `mettle train` wrote")
@@ -108,7 +117,7 @@ def routes(runs: Sequence[Run], gallery: "Gallery | None" = None, *, cache: Path
     _facts(router, benches, gallery is not None)
     _looks(router, benches)
     if gallery is not None:
-        router.include_router(live(gallery, POLICY))
+        router.include_router(live(gallery, POLICY, far, threshold))
     return router
 
 
@@ -132,9 +141,11 @@ def _page(router: APIRouter) -> None:
 
 def _facts(router: APIRouter, benches: list[Bench], live: bool) -> None:
     @router.get("/api/runs")
-    def listed() -> Response:
+    def listed(request: Request) -> Response:
         named = [{"name": b.run.name, "title": b.run.recipe.title()} for b in benches]
-        return JSONResponse({"runs": named, "live": live}, headers=POLICY)
+        key = getattr(request.state, "key", None)  # whose it is, where a service with keys mounts the page
+        may = {what: live and (key is None or key.allows(what)) for what in ("identify", "verify")}
+        return JSONResponse({"runs": named, "live": live, "may": may}, headers=POLICY)
 
     @router.get("/api/runs/{run}")
     def facts(run: int) -> Response:

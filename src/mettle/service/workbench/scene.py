@@ -119,7 +119,7 @@ class Scene:
 
 def load(run: Run, cache: Path | None = None) -> Scene:
     """Read the run's data and embed its test split, or take the embeddings that were kept beside the run."""
-    samples = prepare(run.recipe, cache)
+    samples = prepare(run.located(), cache)
     test = samples.part("test")
     if len(test) < 2:
         raise DataError(

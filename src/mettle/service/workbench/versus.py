@@ -28,7 +28,10 @@ def versus(first: Bench, second: Bench) -> list[dict[str, Any]]:
     wanted += [(f"tar@{far!r}", f"TAR at FAR {rate(far)}", False) for far in fars]
     rows = [_row(*verified, name, title, lower) for name, title, lower in wanted]
     rows += [_row(*retrieved, name, title, False) for name, title in RETRIEVAL]
-    return [row for row in rows if row is not None]
+    told = [row for row in rows if row is not None]
+    if not told:
+        raise InputError("too few test identities for the interval of a difference: at least 6 are needed")
+    return told
 
 
 def _row(a: Any, b: Any, name: str, title: str, lower: bool) -> dict[str, Any] | None:

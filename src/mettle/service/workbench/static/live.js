@@ -5,8 +5,15 @@ import { byId, el, percent } from "./dom.js";
 
 export class Live {
   // own: whether this page may ask the gallery itself; otherwise the service's API is asked, with a key.
-  constructor(own, view) {
+  // may: which questions the key of this session has the scope for.
+  constructor(own, may, view) {
     this.own = own;
+    this.may = may;
+    if (own && !may.identify && !may.verify) {
+      const text = "The key that signed in here may look but not ask: it needs the scope identify, or verify.";
+      byId("live-body").replaceChildren(el("p", { class: "note", text }));
+      return;
+    }
     this.view = view;
     this.file = el("input", {
       id: "live-file",
@@ -19,7 +26,9 @@ export class Live {
       type: "text",
       autocomplete: "off",
       maxlength: 1000,
-      placeholder: "nobody: identify",
+      placeholder: own && !may.identify ? "a name is needed: this key may only verify" : "nobody: identify",
+      required: own && !may.identify,
+      disabled: own && !may.verify,
     });
     this.key = el("input", {
       id: "live-key",
@@ -106,6 +115,11 @@ export class Live {
 
   async send() {
     const claim = this.claim.value.trim();
+    if (this.own && !claim && !this.may.identify) {
+      const text = "Say who it claims to be, then ask again: this key may verify but not identify.";
+      this.answer.replaceChildren(el("p", { class: "note", text }));
+      return;
+    }
     this.answer.replaceChildren(el("p", { class: "note", text: "Asking …" }));
     this.answer.setAttribute("aria-busy", "true");
     try {
@@ -171,10 +185,12 @@ export class Live {
     );
   }
 
-  stands({ threshold, far }) {
+  stands({ threshold, far, strangers, false_matches, false_accepts }) {
+    const share = strangers ?? false_matches ?? false_accepts;
+    const most = typeof share === "number" ? `: at most ${percent(share)} of strangers pass` : "";
     const stands =
       typeof far === "number"
-        ? `stands for a false-accept rate of ${percent(far)} per comparison`
+        ? `stands for a false-accept rate of ${percent(far)} per comparison${most}`
         : "was given by hand; its false-accept rate is not known";
     return el("p", { class: "note", text: `The threshold of ${threshold.toFixed(3)} ${stands}.` });
   }

@@ -1,0 +1,148 @@
+"""Commands that look after a gallery: what it holds, its thresholds, damage, its index, copies."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mettle.cli.galleries import Json, Where, gallery_app, say
+
+
+@gallery_app.command()
+def info(gallery: Where, as_json: Json = False) -> None:
+    """What a gallery holds, under which model, and how it searches."""
+    from mettle.match import Gallery
+
+    with Gallery.open(gallery, read_only=True, create=False) as opened:
+        say(opened)
+        found = opened.info()
+    if as_json:
+        print(json.dumps(asdict(found), default=str))
+        return
+    print(
+        f"{found.where} ({found.kind}): {found.identities} people, {found.templates} templates of {found.dim} numbers"
+    )
+    print(f"  model {found.model or 'none: embeddings from elsewhere'}; several templates: {found.fusion}")
+    for name, value in found.index.items():
+        print(f"  index {name}: {value}")
+    for rate, entry in found.thresholds.items():
+        _threshold(rate, entry)
+
+
+@gallery_app.command()
+def calibrate(
+    gallery: Where,
+    far: Annotated[
+        list[float] | None, typer.Option(help="False-accept rate per person. Repeatable; default: 0.1 0.01 0.001.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Thresholds whose false-accept rate is per person, measured by trying everybody enrolled on the others."""
+    from mettle.match import Gallery
+
+    with Gallery.open(gallery, read_only=True, create=False) as opened:
+        found, size = opened.calibrate(far or (0.1, 0.01, 0.001)), opened.info()
+    if as_json:
+        print(json.dumps(found))
+        return
+    for rate, entry in found.items():
+        _threshold(rate, entry)
+    print(
+        f"measured by trying {size.templates} templates of {size.identities} people on everybody else; answer at one "
+        "of these by --threshold"
+    )
+
+
+@gallery_app.command()
+def ids(gallery: Where) -> None:
+    """Everybody enrolled, one a line."""
+    from mettle.match import Gallery
+
+    with Gallery.open(gallery, read_only=True, create=False) as opened:
+        for name in opened.ids():
+            print(name if name.isprintable() else repr(name))
+
+
+@gallery_app.command()
+def check(gallery: Where) -> None:
+    """Look for damage in record and index. Exit status 1 where there is any."""
+    from mettle.errors import GalleryError, GalleryLocked, GalleryUnavailable
+    from mettle.match import Gallery
+    from mettle.match.place import exists
+
+    there = exists(gallery)
+    try:
+        with Gallery.open(gallery, read_only=True, create=False) as opened:
+            say(opened)
+            problems = opened.check()
+    except (GalleryLocked, GalleryUnavailable):
+        raise
+    except GalleryError as error:  # so damaged that it cannot be opened
+        if not there:
+            raise
+        problems = [str(error)]
+    for problem in problems:
+        print(problem)
+    print("sound" if not problems else f"{len(problems)} problems")
+    raise typer.Exit(1 if problems else 0)
+
+
+@gallery_app.command()
+def compact(gallery: Where) -> None:
+    """Erase deleted templates from every file of the gallery."""
+    from mettle.match import Gallery
+
+    with Gallery.open(gallery, create=False) as opened:
+        opened.compact()
+    print("compacted")
+
+
+@gallery_app.command()
+def index(
+    gallery: Where,
+    kind: Annotated[str, typer.Option(help="auto, exact, or an approximate kind.")] = "auto",
+    latency_ms: Annotated[float | None, typer.Option(help="Wanted time per probe.")] = None,
+    recall: Annotated[float, typer.Option(help="Least share of true neighbours to find.")] = 0.99,
+    memory_mb: Annotated[float | None, typer.Option(help="Most memory for the index.")] = None,
+) -> None:
+    """Choose and build the index anew; prints what it loses against exact search."""
+    from mettle.match import Gallery, Wanted
+
+    wanted = Wanted(latency_ms=latency_ms, recall=recall, memory_mb=memory_mb, kind=kind)
+    with Gallery.open(gallery, create=False) as opened:
+        measured = opened.reindex(wanted)
+    print(measured if measured is not None else "nothing to index")
+
+
+@gallery_app.command()
+def move(
+    source: Where,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder, or a new place on a server.")],
+) -> None:
+    """Copy a gallery to another kind of record, comparing counts and checksums; the source stays as it is."""
+    from mettle.match import Gallery
+
+    moved = Gallery.move(source, target)
+    print(f"moved {moved.identities} people, {moved.templates} templates; checksum {moved.digest[:16]} on both sides")
+
+
+@gallery_app.command()
+def snapshot(
+    gallery: Where,
+    output: Annotated[Path, typer.Argument(help="A new folder.")],
+) -> None:
+    """Write a consistent copy of a gallery while it is in use."""
+    from mettle.match import Gallery
+
+    with Gallery.open(gallery, read_only=True, create=False) as opened:
+        print(opened.snapshot(output))
+
+
+def _threshold(rate: str, entry: Any) -> None:
+    from mettle.match.operating import doubt
+
+    value, per = entry.get("threshold"), entry.get("per", "comparison")
+    said = "not measurable" if value is None else f"threshold {value:.4f}{doubt(float(rate), entry)}"
+    print(f"  false-accept rate {rate} per {per}: {said}")

@@ -1,0 +1,33 @@
+"""What people of a gallery may be called: one spelling, and nothing that a list or a terminal cannot show.
+
+A record keeps any name. A gallery takes new ones in Unicode's composed form (NFC), in which "José" is the same text
+however it was typed, and finds those that an older version kept otherwise by the very text that was given.
+"""
+
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+from mettle.errors import InputError
+from mettle.match import content
+
+_BREAKS = ("Cc", "Zl", "Zp")  # control characters, separators of lines and of paragraphs
+
+
+def spellings(identity: Any) -> tuple[str, ...]:
+    """The names that a text may stand for: as it came, and composed."""
+    given = content.name(identity)
+    return tuple(dict.fromkeys((given, unicodedata.normalize("NFC", given))))
+
+
+def settled(identity: Any, known: Callable[[str], bool]) -> str:
+    """The name to enrol somebody under; a name that is in use as it came stays as it is."""
+    *former, name = spellings(identity)
+    if any(known(old) for old in former):
+        return former[0]
+    name = content.name(name)
+    if wrong := next((letter for letter in name if unicodedata.category(letter) in _BREAKS), None):
+        if known(name):
+            return name
+        raise InputError(f"identity must hold no control characters or line breaks: got {wrong!r} in {name!r:.80}")
+    return name

@@ -1,0 +1,98 @@
+"""How near strangers come to the people of a gallery: thresholds whose false-accept rate is per person.
+
+Every template is tried on everybody else who is enrolled, fused by the gallery's own rule. So the rate counts people as
+they are enrolled, with as many templates as they have, where a contract's rate counts single templates.
+
+It is to hold for strangers who come later, so fewer than a share ``far`` of these scores may reach the threshold. Of
+P pairs of people k may, with P(Beta(k + 1, P - k) <= far) >= 0.95, and of the scores a share k / P: templates of the
+same two people are no further evidence.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.special import betainc
+
+from mettle.errors import GalleryError
+from mettle.evaluate import point
+from mettle.match import fusion
+from mettle.match.record import Record
+
+PAIRS = 10_000_000  # scores of a probe with a person, at most: 40 MB
+CONFIDENCE = 0.95
+BLOCK = 1 << 22  # scores with single rows held at one time
+
+
+def calibrated(record: Record, fars: Sequence[float] | float, seed: int = 0) -> dict[str, Any]:
+    """A table of thresholds in the form of a contract's, with ``per`` "person"; above `PAIRS`, from a sample."""
+    fars = [fars] if isinstance(fars, int | float) else list(fars)
+    for far in fars:
+        point.rate(far)  # refuses what is no rate
+    vectors, owner = _everybody(record)
+    people = int(owner[-1]) + 1 if len(owner) else 0
+    if people < 2:
+        raise GalleryError(f"calibration tries people on each other, and {people} are enrolled: enrol two or more")
+    rule = record.binding.fusion
+    starts = np.flatnonzero(np.diff(owner, prepend=-1))
+    if rule == "best":
+        rows = vectors
+    else:
+        rows = np.concatenate([fusion.rows(rule, theirs) for theirs in np.split(vectors, starts[1:])])
+    tried = np.arange(len(vectors))
+    if len(tried) * (people - 1) > PAIRS:
+        tried = np.sort(np.random.default_rng(seed).choice(len(tried), max(1, PAIRS // (people - 1)), replace=False))
+    scores = _scores(vectors[tried], owner[tried], rows, starts if rule == "best" else None)
+    pairs = min(people * (people - 1) // 2, len(scores))
+    about = {
+        "per": "person",
+        "fusion": rule,
+        "templates": len(vectors) / people,
+        "impostors": pairs,
+        "measured_on": f"the {people} people enrolled, with {len(vectors)} templates: each tried on the others",
+    }
+    return {repr(float(far)): _entry(scores, float(far), pairs) | about for far in fars}
+
+
+def _entry(scores: np.ndarray, far: float, pairs: int) -> dict[str, Any]:
+    budget = point.rate(far) * pairs
+    allowed = _allowed(far, pairs, math.floor(budget))
+    if allowed >= 0:
+        at = len(scores) - 1 - allowed * len(scores) // pairs
+        threshold = float(np.nextafter(np.partition(scores, at)[at], np.float32(np.inf)))
+        if threshold <= 1:
+            return {"threshold": max(-1.0, threshold), "status": point.status(float(budget))}
+    return {"threshold": None, "status": "not measurable"}  # too few, or too many are enrolled under two names
+
+
+def _allowed(far: float, pairs: int, most: int) -> int:
+    """The largest k up to ``most`` whose rate among strangers stays within ``far``; -1: not even none will do."""
+    counts = np.arange(most + 1)
+    sure = np.flatnonzero(betainc(counts + 1, pairs - counts, far) >= CONFIDENCE)
+    return int(sure[-1]) if len(sure) else -1
+
+
+def _everybody(record: Record) -> tuple[np.ndarray, np.ndarray]:
+    """All templates, those of a person together, and whose they are, as 0, 0, 1, 2, 2."""
+    vectors, names = [np.empty((0, record.binding.dim), np.float32)], []
+    for part in record.scan():
+        vectors.append(part.vectors)
+        names.extend(part.identities)
+    if not names:
+        return vectors[0], np.empty(0, np.int64)
+    owner = np.unique(np.asarray(names, dtype=object), return_inverse=True)[1]
+    order = np.argsort(owner, kind="stable")
+    return np.concatenate(vectors)[order], owner[order]
+
+
+def _scores(probes: np.ndarray, owner: np.ndarray, rows: np.ndarray, starts: np.ndarray | None) -> np.ndarray:
+    """(p·(people - 1),) fused scores of each probe with everybody but its own person."""
+    found, step = [], max(1, BLOCK // len(rows))
+    for a in range(0, len(probes), step):
+        block = probes[a : a + step] @ rows.T
+        if starts is not None:
+            block = np.maximum.reduceat(block, starts, axis=1)
+        others = np.arange(block.shape[1]) != owner[a : a + step, None]
+        found.append(block[others])
+    return np.concatenate(found)

@@ -1,0 +1,161 @@
+"""How many strangers a gallery takes for somebody, against what its answers say that it does at most."""
+
+import numpy as np
+import pytest
+
+from mettle import Gallery
+from mettle.errors import GalleryError, InputError
+from mettle.match.fusion import RULES
+from mettle.match.operating import Operating, most
+from mettle.match.strangers import _allowed
+
+DIM, PEOPLE = 32, 60
+
+
+def world(rng, people: int, templates: int, noise: float = 1.0, dim: int = DIM) -> np.ndarray:
+    """(people, templates, dim) unit rows: a direction of one's own, and noise."""
+    rows = rng.normal(size=(people, dim))[:, None] + noise * rng.normal(size=(people, templates, dim))
+    return rows / np.linalg.norm(rows, axis=2, keepdims=True)
+
+
+def fused(rule: str, probes: np.ndarray, people: np.ndarray) -> np.ndarray:
+    """(probes, people) scores by the definitions of the rules."""
+    each = np.einsum("pd,ntd->pnt", probes, people)
+    if rule == "best":
+        return each.max(2)
+    return each.mean(2) / (1 if rule == "mean" else np.linalg.norm(people.mean(1), axis=1))
+
+
+def thresholds(rng, fars=(0.01, 0.001), noise: float = 1.0) -> dict[float, float]:
+    """What a contract says: rates of single comparisons among 300 other people."""
+    rows = world(rng, 300, 4, noise).reshape(-1, DIM)
+    who = np.repeat(np.arange(300), 4)
+    scores = (rows @ rows.T)[who[:, None] != who]
+    return {far: float(np.quantile(scores, 1 - far)) for far in fars}
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("templates", [1, 5, 20])
+def test_no_more_strangers_are_accepted_than_the_answers_say(tmp_path, rule, templates, noise):
+    rng = np.random.default_rng(templates)
+    people, strangers, far = world(rng, PEOPLE, templates, noise), world(rng, 800, 1, noise)[:, 0], 0.001
+    with Gallery.open(tmp_path / "g", dim=DIM, fusion=rule, thresholds=thresholds(rng, noise=noise)) as gallery:
+        gallery.enrol_many((f"p{i}", rows) for i, rows in enumerate(people))
+        answers = gallery.identify_many(strangers, far=far)
+        one = gallery.verify("p0", strangers[0], far=far)
+        for i in range(0, 200, 23):
+            found = gallery.verify(f"p{i % PEOPLE}", strangers[i], far=far)
+            assert found.score == pytest.approx(fused(rule, strangers[i : i + 1], people)[0, i % PEOPLE], abs=1e-5)
+    accepted = fused(rule, strangers, people) >= one.threshold
+    named = np.mean([a.match is not None for a in answers])
+    assert named == pytest.approx(accepted.any(1).mean(), abs=0.003)
+    if rule == "centroid" and templates > 1:  # no template need be near where their centre is
+        assert one.false_accepts is None and answers[0].false_matches is None
+        return
+    room = 3 * np.sqrt(one.false_accepts / accepted.size)
+    assert accepted.mean() <= one.false_accepts + room
+    assert named <= answers[0].false_matches + 3 * np.sqrt(answers[0].false_matches / len(strangers))
+    if rule == "best" and templates == 20:
+        assert accepted.mean() > 3 * far, "a rate per comparison is not one per person, or this tests nothing"
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("templates", [1, 20])
+def test_a_calibrated_rate_holds_for_people(tmp_path, rule, templates):
+    rng = np.random.default_rng(7)
+    people, strangers = world(rng, 150, templates), world(rng, 2000, 1)[:, 0]
+    with Gallery.open(tmp_path / "g", dim=DIM, fusion=rule, thresholds=thresholds(rng)) as gallery:
+        gallery.enrol_many((f"p{i}", rows) for i, rows in enumerate(people))
+        before = gallery.info()
+        table = gallery.calibrate((0.1, 0.01, 1e-6))
+        assert gallery.info() == before, "calibration changes nothing"
+    assert table["1e-06"]["threshold"] is None and table["1e-06"]["status"] == "not measurable"
+    scores = fused(rule, strangers, people)
+    with Gallery.open(tmp_path / "g", thresholds=table) as gallery:
+        for far in (0.1, 0.01):
+            point = gallery.verify("p3", strangers[0], far=far)
+            rate = (scores >= point.threshold).mean()
+            assert far / 4 < rate < far, "close to what was asked for, and below it"
+            assert point.false_accepts == pytest.approx(far)
+            found = gallery.identify(strangers[0], far=far)
+            assert found.false_matches == pytest.approx(min(1, 150 * far))
+            assert "150 people enrolled" in found.basis
+
+
+def test_calibrated_thresholds_are_those_of_all_scores_of_templates_with_other_people(tmp_path):
+    rng = np.random.default_rng(3)
+    counts = [1, 4, 2, 3, 5, 1, 2, 2, 6, 1, 3, 2]
+    people = [world(rng, 1, n)[0] for n in counts]
+    for rule in RULES:
+        with Gallery.open(tmp_path / rule, dim=DIM, fusion=rule) as gallery:
+            for i in rng.permutation(len(people)):
+                gallery.enrol(f"person {i}", people[i])
+            table = gallery.calibrate(0.2)
+        scores = [
+            fused(rule, people[i][j : j + 1], people[k][None])[0, 0]
+            for i in range(len(people))
+            for j in range(counts[i])
+            for k in range(len(people))
+            if k != i
+        ]
+        entry, pairs = table["0.2"], len(people) * (len(people) - 1) // 2
+        assert entry["impostors"] == pairs and entry["templates"] == pytest.approx(sum(counts) / len(counts))
+        share = np.mean(np.asarray(scores) >= entry["threshold"])
+        assert share == pytest.approx(_allowed(0.2, pairs, pairs // 5) / pairs, abs=1.01 / len(scores))
+
+
+def test_what_may_be_allowed_keeps_the_rate_with_ninety_five_in_a_hundred():
+    rng = np.random.default_rng(0)
+    for pairs, far in ((200, 0.1), (5000, 0.01), (300, 0.02)):
+        allowed = _allowed(far, pairs, int(far * pairs))
+        draws = np.sort(rng.random((4000, pairs)), axis=1)[:, -1 - allowed]  # scores of strangers are uniform here
+        assert np.mean(1 - draws <= far) == pytest.approx(0.95, abs=0.05) and np.mean(1 - draws <= far) > 0.94
+    assert _allowed(0.01, 100, 1) == -1, "a hundred pairs say nothing about one in a hundred"
+
+
+def test_more_templates_than_at_calibration_are_counted():
+    point = Operating(0.5, 0.01, "", per="person", templates=4.0)
+    assert most(point, "best", 1, 3) == pytest.approx(0.01)
+    assert most(point, "best", 1, 8) == pytest.approx(0.02)
+    assert most(point, "centroid", 10, 40) == pytest.approx(0.1)
+    assert most(point, "best", 10, 120) == pytest.approx(0.3)
+    assert most(Operating(0.5, None, ""), "best", 1, 1) is None
+    assert most(Operating(0.5, 0.1, ""), "best", 100, 100) == 1.0
+
+
+@pytest.mark.parametrize("rule", ["mean", "centroid"])
+def test_independent_directions_are_no_nearer_to_a_mean(tmp_path, rule):
+    rng = np.random.default_rng(5)
+    people, strangers = world(rng, 40, 6), world(rng, 4000, 1)[:, 0]
+    with Gallery.open(tmp_path / "g", dim=DIM, fusion=rule) as gallery:
+        gallery.enrol_many((f"p{i}", rows) for i, rows in enumerate(people))
+        answer = gallery.verify("p0", strangers[0], far=0.01)
+    assert answer.false_accepts == 0.01 and "assumed" in answer.basis
+    assert (fused(rule, strangers, people) >= answer.threshold).mean() <= 0.0105
+
+
+def test_people_under_two_names_are_not_calibrated_away(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = world(rng, 30, 1)[:, 0]
+    with Gallery.open(tmp_path / "g", dim=DIM) as gallery:
+        for i, row in enumerate(rows):
+            gallery.enrol(f"a{i}", row)
+            gallery.enrol(f"b{i}", row)
+        assert gallery.calibrate(0.01)["0.01"]["threshold"] is None, "one in sixty is the same person"
+
+
+def test_calibration_says_what_it_needs(tmp_path):
+    rng = np.random.default_rng(0)
+    with Gallery.open(tmp_path / "g", dim=DIM) as gallery:
+        for count in range(2):
+            with pytest.raises(GalleryError, match="two or more"):
+                gallery.calibrate()
+            gallery.enrol(f"p{count}", world(rng, 1, 2)[0])
+        for bad in (0, 2, -0.1, "x", float("nan")):
+            with pytest.raises(InputError, match="far"):
+                gallery.calibrate([bad])
+        table = gallery.calibrate(0.99)
+    Gallery.open(tmp_path / "other", dim=DIM, fusion="mean").close()
+    with pytest.raises(InputError, match="fusion"):
+        Gallery.open(tmp_path / "other", thresholds=table)
