@@ -166,5 +166,5 @@ def test_tables_parted_by_tabs_or_semicolons(tmp_path, name, mark):
     rows = [mark.join(("e0", "e1", "label")), *(mark.join((str(i + 1), str(i % 3), f"p{i // 2}")) for i in range(8))]
     (tmp_path / name).write_text("\n".join(rows) + "\n")
     found = read_embeddings(tmp_path / name)
-    assert found.embeddings.shape == (8, 2)
-    assert len(set(found.labels.tolist())) == 4
+    assert found.values.shape == (8, 2)
+    assert len(set(found.label.names)) == 4
