@@ -165,6 +165,32 @@ def test_a_call_remembers_its_launches_and_not_its_numbers():
     compare(FORMS["supcon"], z.T.contiguous().T[:41], y[:41])
 
 
+def test_labels_may_lie_apart_in_memory():
+    z, y = batch(37, 20)
+    apart = torch.stack([y, -y], 1)[:, 0]
+    form = fused_form(FORMS["supcon"], None, job(z))
+    assert torch.equal(fused(form, z, apart).mean, fused(form, z, y).mean)
+    w, names = torch.randn(9, 20), torch.arange(37) % 9
+    found = fused_class_rows(z, w, torch.stack([names, -names], 1)[:, 0], 8.0, unit=True)
+    torch.testing.assert_close(found, fused_class_rows(z, w, names, 8.0, unit=True), rtol=0, atol=0)
+
+
+def test_class_vectors_of_samples_that_begin_anywhere():
+    """A copy of a view that begins off the grid has other strides: it must not be taken for the view."""
+    held, w, y = torch.randn(24, 17), torch.randn(9, 16), torch.arange(24) % 9
+    for z in (held[:, :16], held[:, 1:]):
+        found, wanted = fused_class_rows(z, w, y, 8.0, unit=True), fused_class_rows(z.clone(), w, y, 8.0, unit=True)
+        torch.testing.assert_close(found, wanted)
+
+
+def test_long_samples_do_not_overflow():
+    z, w, y = 150 * torch.nn.functional.normalize(torch.randn(6, 4)), torch.randn(5, 4), torch.arange(6) % 5
+    logits = z.double() @ torch.nn.functional.normalize(w.double()).T
+    _, far = fused_class_rows(z, w, y, 1.0)
+    wanted = logits.scatter(1, y[:, None], -torch.inf).logsumexp(1)
+    torch.testing.assert_close(far.double(), wanted, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["supcon", "infonce", "da-supcon", "contrastive hadsell"])
 @pytest.mark.parametrize("each", [1, 20])
 def test_nothing_but_negatives_or_nothing_but_positives(name, each):

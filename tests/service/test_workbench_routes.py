@@ -13,6 +13,7 @@ from workbench_runs import HOSTILE, pictures, rows, trained
 
 from mettle.errors import InputError
 from mettle.match import Gallery
+from mettle.service.limits import Limits
 from mettle.service.workbench import routes
 from mettle.service.workbench.bench import Bench
 
@@ -184,7 +185,8 @@ def test_S_the_gallery_is_asked_with_a_picture_and_nothing_else(run, folder, tmp
             assert told.json()["identity"] == HOSTILE and told.json()["match"] in (True, False)
             refused = [
                 (client.post("/workbench/api/verify", params={"identity": "x"}, content=picture, headers=kind), 404),
-                (client.post("/workbench/api/identify", content=b"no picture", headers=kind), 422),
+                (client.post("/workbench/api/identify", content=b"no picture", headers=kind), 415),
+                (client.post("/workbench/api/identify", content=picture[:60], headers=kind), 422),
                 (client.post("/workbench/api/identify", content=picture, headers={"Content-Type": "text/plain"}), 415),
                 (client.post("/workbench/api/identify", data={"image": "x"}), 415),
                 (client.post("/workbench/api/identify", content=bytes((16 << 20) + 1), headers=kind), 413),
@@ -193,3 +195,15 @@ def test_S_the_gallery_is_asked_with_a_picture_and_nothing_else(run, folder, tmp
             for answer, status in refused:
                 assert answer.status_code == status, answer.text
                 assert str(folder) not in answer.text
+
+
+def test_S_pictures_to_try_are_held_to_the_limits_of_the_service(run, folder, tmp_path):
+    with Gallery.open(tmp_path / "people.mettle", model=run) as gallery:
+        app = FastAPI()
+        app.include_router(routes([run], gallery, limits=Limits(pixels=100, body=1 << 20)))
+        buffer = io.BytesIO()
+        Image.fromarray(np.zeros((20, 20), np.uint8)).save(buffer, "PNG")
+        with TestClient(app) as client:
+            kind = {"Content-Type": "image/png"}
+            for content in (buffer.getvalue(), buffer.getvalue() + bytes(1 << 20)):
+                assert client.post("/workbench/api/identify", content=content, headers=kind).status_code == 413

@@ -82,9 +82,12 @@ def evaluate(
     from mettle.train import open_run
 
     opened = open_run(run)
-    kept = _keeps(opened, output) if data is None else False
     place = in_folder(output)
-    found = evaluate_run(opened, samples_of(opened, data), own_data=data is None, write=kept)
+    kept = _keeps(opened, output) if data is None else False
+    samples = samples_of(opened, data)
+    own = data is None or opened.made_of(samples.fingerprint())  # its own, at another place
+    kept = kept or (data is not None and own and _keeps(opened, output))
+    found = evaluate_run(opened, samples, own_data=own, write=kept)
     _print_metrics(found.metrics)
     if kept:
         print(f"metrics: {opened.folder / 'metrics.json'}")

@@ -51,17 +51,16 @@ def serve(
     opened = [open_run(run) for run in runs]
     place = gallery or opened[0].folder / "gallery.mettle"
     with Gallery.open(place, model=opened[0], create=create or gallery is None) as people:
-        page = [routes(opened, people, cache=cache(), far=far, threshold=threshold)] if workbench else []
+        point = {"far": far, "threshold": threshold, "limits": limits}
+        page = [routes(opened, people, cache=cache(), **point)] if workbench else []
         service = create_app(
             people,
             runs=opened,
             keys=known,
-            limits=limits,
             trail=trail,
             routers=page,
             hosts=name or (),
-            far=far,
-            threshold=threshold,
+            **point,
         )
         where = f"http://{host}:{port}"
         print(f"{people.where}: {len(people)} people; {where}{'/workbench' if workbench else '/docs'}", flush=True)

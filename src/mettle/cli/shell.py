@@ -45,7 +45,7 @@ def samples_of(run: Any, data: str | None, **reading: Any) -> Any:
     if len(shape) == 3:
         other |= {"size": shape[1:], "channels": shape[0]}
     if Path(data).expanduser().is_dir() or Path(data).suffix.lower() in SUFFIXES:  # pictures have no columns to name
-        other |= {"label": None, "domain": None, "groups": None, "features": None}
+        other |= dict.fromkeys(("label", "domain", "groups", "features", "categories", "missing", "text", "image"))
     if asked.get("columns"):
         reading["like"] = asked["columns"]
     recipe = run.recipe.model_copy(update={"data": run.recipe.data.model_copy(update=other)})

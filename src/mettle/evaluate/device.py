@@ -39,7 +39,10 @@ class Passes:
         """Whether fused kernels do the quadratic part."""
         design = self.design
         plain = design.own and design.domain is None and not design.double
-        return plain and available() and torch.device(self.device).type == "cuda"
+        device = torch.device(self.device)
+        if not plain or device.type != "cuda":
+            return False
+        return available(torch.cuda.current_device() if device.index is None else device.index)
 
     @property
     def slack(self) -> float:

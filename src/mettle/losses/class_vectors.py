@@ -146,6 +146,8 @@ class ClassVectors(nn.Module):
     def _values(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """One value per sample, and how much it counts in the mean; None where all count alike."""
         judge, labels = self._asked(embeddings, labels)
+        if self.sample < 1:  # classes are drawn by the labels, so nothing can start without them
+            judge()
         with torch.autocast(embeddings.device.type, enabled=False):
             z, (vectors, labels) = self._features(widen(embeddings)), self._chosen(labels)
             rows = self._rows(z, vectors, labels, half=embeddings.dtype in (torch.float16, torch.bfloat16))
@@ -263,14 +265,15 @@ class ClassVectors(nn.Module):
             need(0 <= wrong < known, f"label {wrong} is out of range: {known} classes are numbered 0 to {known - 1}")
 
         told = None
-        if labels.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph cannot ask anything
-            return (lambda: None), labels
-        ends = torch.stack(torch.aminmax(labels))
         if not labels.is_cuda:
+            ends = torch.stack(torch.aminmax(labels))
             judge()
             return (lambda: None), labels
-        ends, told = ends.to("cpu", non_blocking=True), torch.cuda.Event()
-        told.record()
+        with torch.cuda.device_of(labels):
+            if torch.cuda.is_current_stream_capturing():  # a graph cannot ask anything
+                return (lambda: None), labels
+            ends, told = torch.stack(torch.aminmax(labels)).to("cpu", non_blocking=True), torch.cuda.Event()
+            told.record()
         return judge, labels.clamp(0, known - 1)
 
     def extra_repr(self) -> str:

@@ -94,10 +94,12 @@ def unit(array: np.ndarray, dim: int) -> np.ndarray:
 def binding_of(contract: dict[str, Any], fusion: str, thresholds: dict[str, Any]) -> Binding:
     """What a gallery of this model is bound to."""
     try:
+        # What a table's columns are called was not always kept; the weights say which model it is.
+        way = {key: value for key, value in contract["input"].items() if key != "columns"}
         return Binding(
             dim=int(contract["dim"]),
             model=str(contract["weights"]),
-            preprocessing=json.dumps(contract["input"], sort_keys=True),
+            preprocessing=json.dumps(way, sort_keys=True),
             fusion=fusion,
             thresholds=thresholds or as_thresholds(contract.get("thresholds")),
             metric=str(contract["metric"]),

@@ -42,12 +42,15 @@ def most(point: Operating, rule: str, people: int, templates: int) -> float | No
     happens at rate ``far`` at most: the sum over all templates bounds it, however they depend on each other. A
     `centroid` may reach it where no template does: None, unless everybody has one template. Independent directions
     (what is assumed where nothing was measured) exceed a threshold above 0 no more often by their mean or centroid
-    than one by one. A rate per person grows at most as fast as the number of templates that each has.
+    than one by one. A rate per person holds while people have no more templates than when it was measured; beyond
+    that, each template of `best` has it at most, and other rules have no bound.
     """
     if point.far is None:
         return None
-    if point.per == "person":
-        chances = people * max(1.0, templates / max(people, 1) / point.templates)
+    if point.per == "person" and templates <= people * point.templates:
+        chances = people
+    elif point.per == "person" and rule != "best":
+        return None
     elif rule != "best" and point.assumed and point.threshold > 0:
         chances = people
     elif rule == "centroid" and templates > people:

@@ -38,7 +38,7 @@ def class_rows(
     on a GPU may be too.
     """
     labels = labels.long()  # uint8 would be read as a mask
-    if z.is_cuda and unit_vectors and z.dtype == torch.float32 and available():
+    if z.is_cuda and unit_vectors and z.dtype == torch.float32 and available(z.device.index):
         from mettle.pairs.fused.classes import fused_class_rows
 
         return fused_class_rows(z, vectors, labels, scale, half, unit_features)

@@ -106,7 +106,7 @@ def _fused(
     on_gpu = isinstance(z, Tensor) and z.is_cuda
     if insist or on_gpu:  # elsewhere the other engines look at the same things anyway
         check_all(z, labels, ref, ids, biased)
-    if on_gpu and available():
+    if on_gpu and available(z.device.index):
         try:
             with plainly():
                 found = door.attempt(loss, difficulty, door.call(z, labels, ref, ids, biased))

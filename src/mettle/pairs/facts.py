@@ -128,7 +128,7 @@ def pair_facts(
     """Count over a batch compared with itself, or with ``ref``, as the engine of a call sees it."""
     check_all(z, labels, ref, ids, biased, tile)
     name = found = choose(engine, _pairs(z, ref), *tilted(loss, difficulty))
-    if engine in ("auto", "triton") and z.is_cuda and available():
+    if engine in ("auto", "triton") and z.is_cuda and available(z.device.index):
         fits = door.fits(loss, difficulty, door.call(z, labels, ref, ids, biased))
         name = "triton" if fits is not None else name
     elif found == "triton":

@@ -155,10 +155,12 @@ def warnings(metrics: Mapping[str, Any]) -> list[str]:
             "them, the numbers say nothing about new ones."
         )
     elif data["shared_identities"]:
-        kind = "Closed" if data["shared_identities"] == data["test_identities"] else "Mixed"
+        kind, told = "Mixed", "mix known and new"
+        if data["shared_identities"] == data["test_identities"]:
+            kind, told = "Closed", "say nothing about new"
         found.append(
             f"{kind} set: {data['shared_identities']:,} of {data['test_identities']:,} test identities were "
-            "also trained on. The numbers say nothing about new identities."
+            f"also trained on. The numbers {told} identities."
         )
     copied = data.get("copied_samples") or {"count": 0}
     if copied["count"]:
@@ -282,7 +284,7 @@ def _probes(found: Mapping[str, Any] | None) -> list[str]:
 
 def _changed(run: Run, metrics: Mapping[str, Any]) -> list[str]:
     """A warning where the model was tested on other data than it was trained for."""
-    if run.state.get("data") in (None, metrics["data"]["fingerprint"]):
+    if run.state.get("data") is None or run.made_of(metrics["data"]["fingerprint"]):
         return []
     return [
         f"These are not the data as they were in training (fingerprint {metrics['data']['fingerprint']} now, "

@@ -41,7 +41,7 @@ def write_report(run: Run, evaluation: Evaluation, path: Path | str | None = Non
     facts = card(run, evaluation.metrics, _notes(evaluation.judged))
     maps = two_networks.maps(run, evaluation.judged)
     write_text(page, render("report.html.j2", card=facts, **pictures(run, evaluation, maps)))
-    if path is None or run.state.get("data") == evaluation.metrics["data"]["fingerprint"]:
+    if path is None or run.made_of(evaluation.metrics["data"]["fingerprint"]):
         write_text(run.folder / "card.md", markdown(facts))
         two_networks.keep_maps(run, maps, evaluation.judged, evaluation.metrics)
     return page

@@ -14,6 +14,7 @@ checkpoints/       the last two states of the run
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,7 @@ class Run:
             if key in found or typed is None or (key not in known and embedded(typed)):
                 continue
             stored = str(known.get(key, ""))
-            places = [place for place in (stored, typed) if place and Path(place).expanduser().exists()]
+            places = [place for place in (stored, typed) if place and os.path.exists(os.path.expanduser(place))]
             if not places:
                 raise DataError(f"no data at {stored or typed!r}: {self._whence(key, typed, stored)}")
             found[key] = places[0]

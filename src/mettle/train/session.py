@@ -79,7 +79,14 @@ def recognised(run: Run, source: str, cache: Path | None = None) -> bool:
     """Whether this source holds the very data that a run was trained on, told without decoding pictures."""
     try:
         recipe = run.located(source)
-        return run.made_of(_divided(recipe, _read(recipe, cache)).fingerprint())
+        samples = _read(recipe, cache)
+        if (run.folder / "contract.json").exists():  # the same numbers under other names are other data
+            columns = [one.table() for one in getattr(samples.inputs, "features", ())]
+            if run.contract()["input"].get("columns", columns) != columns:
+                return False
+        table = named(recipe.data, samples)
+        samples = screen(samples, "skip") if recipe.data.policy == "skip" else samples
+        return run.made_of(_divided(recipe, samples, table).fingerprint())
     except MettleError:  # not even readable as such
         return False
 

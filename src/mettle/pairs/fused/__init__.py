@@ -22,12 +22,21 @@ Importing this needs no triton; calling does.
 from functools import cache
 from importlib.util import find_spec
 
+import torch
+
 from mettle.pairs.fused.form import Form, fused_form
 
 __all__ = ["Form", "available", "fused_form"]
 
+SHARED = 227 << 10  # bytes of shared memory of a block: the tiles were cut for compute capability 9.0
+
 
 @cache
-def available() -> bool:
-    """Whether triton is installed."""
-    return find_spec("triton") is not None
+def available(device: int | None = None) -> bool:
+    """Whether triton is installed and, where a GPU is named, whether that holds tiles of the sizes in the table."""
+    if find_spec("triton") is None:
+        return False
+    if device is None:
+        return True
+    room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+    return torch.version.hip is None and room >= SHARED

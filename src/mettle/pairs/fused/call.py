@@ -42,7 +42,8 @@ def fused(
         )
     biased = biased if form.second else None
     mode = mode or (precision(form, z.dtype) if z.is_cuda else "exact")
-    plan = Plan(form, aligned(labels), None if ref is None else aligned(ref[1]), biased, mode, cut)
+    names = None if ref is None else aligned(ref[1].contiguous())
+    plan = Plan(form, aligned(labels.contiguous()), names, biased, mode, cut)
     with torch.cuda.device_of(z):
         values, mean, defined = _Fused.apply(plan, z, None if ref is None else ref[0])  # type: ignore[misc]
     return Result(values, defined, mean)

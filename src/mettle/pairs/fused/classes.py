@@ -44,7 +44,7 @@ def fused_class_rows(
     """(B,) cosine to the own class and (B,) log-sum-exp over the others, as `mettle.pairs.classes.class_rows`.
 
     Args:
-        z: (B, d) samples, of length 1 already unless ``unit`` asks for that.
+        z: (B, d) samples, of any length; where ``unit`` is off they keep it.
         w: (C, d) class vectors of any length; they are normalised here.
         labels: (B,) class of each sample, from 0 to C − 1.
         scale: of the cosines.
@@ -79,9 +79,11 @@ class _Work:
     """One call."""
 
     def __init__(self, z: Tensor, w: Tensor, labels: Tensor, scale: float, unit: bool, mode: str):
-        self.mode, self.scale, self.unit, self.online = mode, scale, unit, scale > EXPONENT
-        self.w, self.z, self.labels = aligned(w if w.stride(1) == 1 else w.contiguous()), aligned(z), aligned(labels)
-        kinds = tuple((x.shape, x.stride(), x.dtype) for x in (z, self.w, labels))
+        self.mode, self.scale, self.unit = mode, scale, unit
+        self.online = scale > EXPONENT or not unit  # samples as they come may be of any length
+        self.w, self.z = aligned(w if w.stride(1) == 1 else w.contiguous()), aligned(z)
+        self.labels = aligned(labels.contiguous())
+        kinds = tuple((x.shape, x.stride(), x.dtype) for x in (self.z, self.w, self.labels))
         self.script = script(("classes", scale, unit, mode, WRITTEN, FORWARD, LEAST, z.device, kinds))
         self.choice = choice(mode, width(z.shape[1]))
         self.whole = SMALL if mode == "exact" else PAD

@@ -34,7 +34,7 @@ def score_counts(
 
 def _score_counts(z: Tensor, labels: Tensor, bins: int, low: float, high: float) -> tuple[Tensor, Tensor]:
     mode = "split" if z.is_cuda else "exact"
-    rows = prepared(z.detach().float(), labels, None, mode, True)
+    rows = prepared(z.detach().float(), labels.contiguous(), None, mode, True)
     shape = choice(mode, rows.width).forward
     total = torch.zeros(2, bins, dtype=torch.int64, device=z.device)
     copies = COPIES if z.is_cuda else 1

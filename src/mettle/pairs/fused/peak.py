@@ -58,7 +58,8 @@ class _Mined(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, z: Tensor, labels: Tensor, ref: tuple[Tensor, Tensor] | None, other: Tensor | None, mode: str):  # type: ignore[override]
-        z, labels, names = aligned(z.detach()), aligned(labels), None if ref is None else aligned(ref[1])
+        z, labels = aligned(z.detach()), aligned(labels.contiguous())
+        names = None if ref is None else aligned(ref[1].contiguous())
         sides = (z, labels, *(() if other is None or names is None else (aligned(other.detach()), names)))
         by = script(("hardest", mode, z.device, tuple((x.shape, x.stride(), x.dtype) for x in sides)))
         left = right = prepared(z, labels, names, mode, True, script=by, name="left")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 
 
 def parts(whole: int, size: int) -> int:
@@ -74,6 +75,8 @@ def choice(mode: str, width: int, *, other: int = 0, heavy: bool = False) -> Cho
     if other:
         return _paired(mode, width, other)
     found = _fitted(found, mode, width)
+    if find_spec("triton.tools.tensor_descriptor") is None:  # newer than the oldest triton we run on
+        found = replace(found, backward=replace(found.backward, tma=False))
     return replace(found, forward=_roomy(found.forward), backward=_roomy(found.backward)) if heavy else found
 
 

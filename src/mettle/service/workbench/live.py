@@ -3,6 +3,7 @@
 The picture is the body of the request, as it is; its bytes are counted while they arrive.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,40 +14,50 @@ from fastapi.responses import JSONResponse
 from mettle.errors import MettleError, UnknownIdentity
 from mettle.match.answer import Identified, Verified
 from mettle.match.operating import operating
-from mettle.service.refusal import translated
+from mettle.service.limits import Limits
+from mettle.service.refusal import Refusal, translated
+from mettle.service.uploads import pixels
 
 if TYPE_CHECKING:
     from mettle.match.gallery import Gallery
 
-LARGEST = 16 << 20  # bytes of a picture
-
 
 def live(
-    gallery: "Gallery", headers: dict[str, str], far: float | None = None, threshold: float | None = None
+    gallery: "Gallery",
+    headers: dict[str, str],
+    far: float | None = None,
+    threshold: float | None = None,
+    limits: Limits | None = None,
 ) -> APIRouter:
-    """Routes that answer from a gallery, at the operating point that the service has."""
-    router = APIRouter()
+    """Routes that answer from a gallery, at the operating point and within the limits that the service has."""
+    router, limits = APIRouter(), limits or Limits()
+    hands = asyncio.Semaphore(limits.workers)  # a decoded picture is large: few at once
 
     async def answer(ask: Callable[[], dict[str, Any]]) -> Response:
         try:
-            return JSONResponse(await run_in_threadpool(ask), headers=headers)
-        except MettleError as error:  # whoever tries pictures need not see what the gallery says about itself
-            refusal = translated(error)
+            async with hands:
+                return JSONResponse(await run_in_threadpool(ask), headers=headers)
+        except (MettleError, Refusal) as error:  # who tries pictures need not see what the gallery says about itself
+            refusal = error if isinstance(error, Refusal) else translated(error)
             return JSONResponse({"error": refusal.message}, refusal.status, headers)
 
     @router.post("/api/identify")
     async def identify(request: Request, k: Annotated[int, Query(ge=1, le=100)] = 5) -> Response:
-        content = await _picture(request)
-        return await answer(lambda: identified(gallery.identify(content, k=k, far=far, threshold=threshold)))
+        content = await _picture(request, limits.body)
+
+        def ask() -> dict[str, Any]:
+            return identified(gallery.identify(pixels(content, limits), k=k, far=far, threshold=threshold))
+
+        return await answer(ask)
 
     @router.post("/api/verify")
     async def verify(request: Request, identity: Annotated[str, Query(min_length=1, max_length=1000)]) -> Response:
-        content, key = await _picture(request), getattr(request.state, "key", None)
+        content, key = await _picture(request, limits.body), getattr(request.state, "key", None)
         shy = key is not None and not key.allows("identify")  # as in the API: it learns from no miss
 
         def ask() -> dict[str, Any]:
             try:
-                return verified(gallery.verify(identity, content, far=far, threshold=threshold), shy)
+                return verified(gallery.verify(identity, pixels(content, limits), far=far, threshold=threshold), shy)
             except UnknownIdentity:
                 if not shy:
                     raise
@@ -79,7 +90,7 @@ def verified(found: Verified, shy: bool = False) -> dict[str, Any]:
     return {"verdict": found.verdict, "identity": found.identity, "match": found.match, **point, **told}
 
 
-async def _picture(request: Request) -> bytes:
+async def _picture(request: Request, most: int) -> bytes:
     """The body, unless it is no picture by its type or too large; a form of another site cannot send such a type."""
     kind = request.headers.get("content-type", "")
     if not kind.startswith("image/") and kind != "application/octet-stream":
@@ -87,6 +98,6 @@ async def _picture(request: Request) -> bytes:
     content = bytearray()
     async for chunk in request.stream():
         content += chunk
-        if len(content) > LARGEST:
-            raise HTTPException(413, f"the picture is larger than {LARGEST >> 20} MiB")
+        if len(content) > most:
+            raise HTTPException(413, f"the picture is larger than {most >> 20} MiB")
     return bytes(content)

@@ -18,6 +18,7 @@ from fastapi.routing import APIRoute
 
 from mettle.errors import InputError, MettleError
 from mettle.evaluate import curve
+from mettle.service.limits import Limits
 from mettle.service.workbench import search
 from mettle.service.workbench.bench import Bench
 from mettle.service.workbench.live import live
@@ -99,6 +100,7 @@ def routes(
     cache: Path | None = None,
     far: float | None = None,
     threshold: float | None = None,
+    limits: Limits | None = None,
 ) -> APIRouter:
     """The workbench of some runs, and of a gallery to try pictures on.
 
@@ -108,6 +110,7 @@ def routes(
         cache: where embedded data are kept.
         far: false-accept rate at which the gallery answers; its default otherwise.
         threshold: threshold at which it answers, whatever rate that is.
+        limits: how large pictures to try may be.
     """
     if not runs:
         raise InputError("the workbench needs at least one run: give a folder that `mettle train` wrote")
@@ -117,7 +120,7 @@ def routes(
     _facts(router, benches, gallery is not None)
     _looks(router, benches)
     if gallery is not None:
-        router.include_router(live(gallery, POLICY, far, threshold))
+        router.include_router(live(gallery, POLICY, far, threshold, limits))
     return router
 
 
