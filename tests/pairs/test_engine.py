@@ -1,5 +1,7 @@
 """The engine itself: choice, memory, queue, ids, facts, determinism."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -239,3 +241,21 @@ def test_given_weights_need_not_be_symmetric():
     c = SupCon(0.2, difficulty=Given(w.T.contiguous())).per_anchor(z, y, engine="tiled", tile=3)
     torch.testing.assert_close(a, b, equal_nan=True)
     assert not torch.allclose(b, c, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "fits"),
+    [
+        ({"major": 9, "shared_memory_per_multiprocessor": 228 << 10}, True),
+        ({"major": 8, "shared_memory_per_multiprocessor": 164 << 10}, False),
+        ({"major": 12, "shared_memory_per_multiprocessor": 100 << 10}, False),
+        ({"major": 9}, True),
+        ({"major": 8}, False),
+    ],
+)
+def test_fused_kernels_run_where_their_tiles_fit(monkeypatch, facts, fits):
+    from mettle.pairs.fused import available
+
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(**facts))
+    monkeypatch.setattr("mettle.pairs.fused.find_spec", lambda name: object())
+    assert available.__wrapped__(0) is fits

@@ -28,7 +28,7 @@ from mettle.pairs.fused.form import Form, fused_form
 
 __all__ = ["Form", "available", "fused_form"]
 
-SHARED = 227 << 10  # bytes of shared memory of a block: the tiles were cut for compute capability 9.0
+SHARED = 227 << 10  # bytes of shared memory of a multiprocessor: the tiles were cut for compute capability 9.0
 
 
 @cache
@@ -38,5 +38,6 @@ def available(device: int | None = None) -> bool:
         return False
     if device is None:
         return True
-    room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
-    return torch.version.hip is None and room >= SHARED
+    facts = torch.cuda.get_device_properties(device)
+    known = getattr(facts, "shared_memory_per_multiprocessor", None)  # of some versions of torch not
+    return torch.version.hip is None and (facts.major in (9, 10) if known is None else known >= SHARED)
