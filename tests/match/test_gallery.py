@@ -286,7 +286,11 @@ def test_names_that_an_older_version_took_are_still_found_added_to_and_deleted(t
             gallery.enrol(name, rows[1])
             assert gallery.verify(name, rows[0]).templates == 2
         assert sorted(gallery.ids()) == sorted(old)
-        for name in old:
+        composed = "Jos\u00e9"  # typed on another machine: the same person
+        gallery.enrol(composed, units(3)[2])
+        assert composed in gallery and gallery.verify(composed, rows[0]).templates == 3
+        assert sorted(gallery.ids()) == sorted(old)
+        for name in (composed, old[1]):
             gallery.delete(name)
         assert len(gallery) == 0
 

@@ -1,7 +1,7 @@
 """What people of a gallery may be called: one spelling, and nothing that a list or a terminal cannot show.
 
 A record keeps any name. A gallery takes new ones in Unicode's composed form (NFC), in which "José" is the same text
-however it was typed, and finds those that an older version kept otherwise by the very text that was given.
+however it was typed, and finds those that an older version kept in another form.
 """
 
 import unicodedata
@@ -15,16 +15,18 @@ _BREAKS = ("Cc", "Zl", "Zp")  # control characters, separators of lines and of p
 
 
 def spellings(identity: Any) -> tuple[str, ...]:
-    """The names that a text may stand for: as it came, and composed."""
+    """The names that a text may stand for: as it came, decomposed as some systems type it, and last composed."""
     given = content.name(identity)
-    return tuple(dict.fromkeys((given, unicodedata.normalize("NFC", given))))
+    composed = unicodedata.normalize("NFC", given)
+    others = (given, unicodedata.normalize("NFD", given))
+    return *dict.fromkeys(text for text in others if text != composed), composed
 
 
 def settled(identity: Any, known: Callable[[str], bool]) -> str:
     """The name to enrol somebody under; a name that is in use as it came stays as it is."""
     *former, name = spellings(identity)
-    if any(known(old) for old in former):
-        return former[0]
+    if (old := next((text for text in former if known(text)), None)) is not None:
+        return old
     name = content.name(name)
     if wrong := next((letter for letter in name if unicodedata.category(letter) in _BREAKS), None):
         if known(name):
