@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from command_line import mettle
 from mettle.cli import app
-from mettle.errors import MettleError
 from small_runs import small_run
 
 
@@ -28,15 +28,6 @@ def pictures(trained, tmp_path_factory):
         for k, at in enumerate(np.flatnonzero(names == name)[:2]):
             Image.fromarray(test.read(np.array([at]))[0][..., 0]).save(folder / f"{name}-{k}.png")
     return folder
-
-
-def mettle(*words, status: int = 0) -> str:
-    done = CliRunner().invoke(app, [str(w) for w in words])
-    if isinstance(done.exception, MettleError):
-        assert status == 2, done.exception
-        return str(done.exception)
-    assert done.exit_code == status, f"{done.output}{done.exception!r}"
-    return done.output
 
 
 def test_from_pictures_to_an_answer(trained, pictures, tmp_path):

@@ -11,12 +11,10 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 import mettle as package
-from mettle.cli import app
+from command_line import mettle
 from mettle.data.decode import PIXELS
-from mettle.errors import MettleError
 from mettle.service import Limits, Trail
 from small_runs import small_run
 
@@ -32,15 +30,6 @@ def picture(trained, tmp_path_factory):
     path, test = tmp_path_factory.mktemp("pictures") / "one.png", trained.samples.part("test")
     Image.fromarray(test.read(np.array([0]))[0][..., 0]).save(path)
     return path
-
-
-def mettle(*words, status: int = 0) -> str:
-    done = CliRunner().invoke(app, [str(w) for w in words])
-    if isinstance(done.exception, MettleError):
-        assert status == 2, done.exception
-        return str(done.exception)
-    assert done.exit_code == status, f"{done.output}{done.exception!r}"
-    return done.output
 
 
 def test_version():

@@ -83,10 +83,9 @@ def evaluate(
 
     opened = open_run(run)
     place = in_folder(output)
-    kept = _keeps(opened, output) if data is None else False
     samples = samples_of(opened, data)
     own = data is None or opened.made_of(samples.fingerprint())  # its own, at another place
-    kept = kept or (data is not None and own and _keeps(opened, output))
+    kept = own and _keeps(opened, output)
     found = evaluate_run(opened, samples, own_data=own, write=kept)
     _print_metrics(found.metrics)
     if kept:

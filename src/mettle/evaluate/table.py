@@ -19,14 +19,13 @@ import numpy as np
 
 from mettle.data.arrays import DOMAINS, IDS, LABELS, named
 from mettle.data.decode import shown
-from mettle.data.samples import Column
+from mettle.data.samples import SPLIT_WORDS, SPLITS, Column
 from mettle.errors import DataError, InputError, nearest
 from mettle.evaluate.checks import Rows, check_matrix, names, one_label_per_id
 from mettle.evaluate.vectors import read_vectors
 
 IMAGES = ("path", "image", "image_path", "file", "filename")
 SPLIT = ("split", "subset")
-WORDS = (("train", "training"), ("val", "valid", "validation", "dev"), ("test", "testing"))
 MOST_GROUPS = 32  # distinct values from which a column is no group unless it is named
 MOST_NAMED = 256  # and if it is named
 
@@ -209,7 +208,8 @@ def _splits(columns: Mapping[str, np.ndarray], names: Mapping[str, np.ndarray]) 
     name = next((n for n in columns if n.lower() in SPLIT), None)
     if name is None or columns[name].dtype.kind not in "iuU":
         return None
-    words = {word: code for code, known in enumerate(WORDS) for word in (*known, str(code))}
+    words = {word: SPLITS.index(name) for word, name in SPLIT_WORDS.items()}
+    words |= {str(code): code for code in range(len(SPLITS))}
     column = named(columns[name], names.get(name))
     return np.asarray([words.get(str(value).strip().lower(), -1) for value in column.names])[column.codes]
 

@@ -2,14 +2,13 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mettle.losses.pairwise import Pairwise, need, softplus, stacked
 from mettle.pairs import Acc, Difficulty, PairFacts, Rows, Sweep, Tile, lse, total
-from mettle.pairs.engine import Reference
 
 
 @dataclass(frozen=True)
@@ -91,20 +90,11 @@ class InfoNCE(Pairwise):
         weight = rows["weight"]
         return rows["value"] / torch.where(weight == 0, 1, weight)
 
-    def facts(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        *,
-        ref: Reference | None = None,
-        ids: Tensor | None = None,
-        biased: Tensor | tuple[Tensor, Tensor] | None = None,
-        views: bool = False,
-    ) -> PairFacts:
+    def facts(self, embeddings: Tensor, labels: Tensor, *, views: bool = False, **options: Any) -> PairFacts:
         """What the difficulty did to this batch, and for which share of positive pairs the maximum acted."""
         if views:
-            embeddings, labels, biased = stacked(embeddings, labels, biased)
-        found = super().facts(embeddings, labels, ref=ref, ids=ids, biased=biased)
-        rows = self.rows(embeddings, labels, ref=ref, ids=ids, biased=biased)
+            embeddings, labels, options["biased"] = stacked(embeddings, labels, options.get("biased"))
+        found = super().facts(embeddings, labels, **options)
+        rows = self.rows(embeddings, labels, **options)
         share = rows["clamped"].sum() / rows["positives"].sum().clamp(min=1)
         return replace(found, clamp_fraction=float(share))

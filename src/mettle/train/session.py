@@ -64,13 +64,10 @@ def prepare_tuples(
     recipe: Recipe, cache: Path | None = None, *, divide: bool = True, **reading: Any
 ) -> tuple[Samples, Tuples | None, tuple[str, ...]]:
     """The same, with the pairs or triplets of the recipe, if it has any, and notes about those that are left out."""
-    data = recipe.data
-    samples = _read(recipe, cache, **reading)
-    table = named(data, samples)  # before bad pictures are left out: a pair that names one is left out, no mistake
-    samples = screen(samples, "skip") if data.policy == "skip" else samples
+    samples, table = _listed(recipe, cache, **reading)
     samples = replace(samples, inputs=hold(samples.inputs))
     if samples.inputs.kind == "row" or not samples.inputs.resident:
-        samples = screen(samples, data.policy)
+        samples = screen(samples, recipe.data.policy)
     samples = _divided(recipe, samples, table) if divide else samples
     return samples, *settled(recipe, table, samples)
 
@@ -79,16 +76,21 @@ def recognised(run: Run, source: str, cache: Path | None = None) -> bool:
     """Whether this source holds the very data that a run was trained on, told without decoding pictures."""
     try:
         recipe = run.located(source)
-        samples = _read(recipe, cache)
+        samples, table = _listed(recipe, cache)
         if (run.folder / "contract.json").exists():  # the same numbers under other names are other data
             columns = [one.table() for one in getattr(samples.inputs, "features", ())]
             if run.contract()["input"].get("columns", columns) != columns:
                 return False
-        table = named(recipe.data, samples)
-        samples = screen(samples, "skip") if recipe.data.policy == "skip" else samples
         return run.made_of(_divided(recipe, samples, table).fingerprint())
     except MettleError:  # not even readable as such
         return False
+
+
+def _listed(recipe: Recipe, cache: Path | None, **reading: Any) -> tuple[Samples, Tuples | None]:
+    """The samples without bad pictures where these are to be skipped, and the pairs or triplets among them."""
+    samples = _read(recipe, cache, **reading)
+    table = named(recipe.data, samples)  # first: a pair that names a bad picture is left out, no mistake
+    return screen(samples, "skip") if recipe.data.policy == "skip" else samples, table
 
 
 def _read(recipe: Recipe, cache: Path | None, **reading: Any) -> Samples:

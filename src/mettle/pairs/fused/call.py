@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mettle.errors import InputError
 from mettle.pairs.fused.form import Form, precision
-from mettle.pairs.fused.launch import aligned
+from mettle.pairs.fused.launch import flat
 from mettle.pairs.fused.plan import Plan
 from mettle.pairs.fused.table import Choice
 
@@ -42,8 +42,7 @@ def fused(
         )
     biased = biased if form.second else None
     mode = mode or (precision(form, z.dtype) if z.is_cuda else "exact")
-    names = None if ref is None else aligned(ref[1].contiguous())
-    plan = Plan(form, aligned(labels.contiguous()), names, biased, mode, cut)
+    plan = Plan(form, flat(labels), None if ref is None else flat(ref[1]), biased, mode, cut)
     with torch.cuda.device_of(z):
         values, mean, defined = _Fused.apply(plan, z, None if ref is None else ref[0])  # type: ignore[misc]
     return Result(values, defined, mean)

@@ -16,7 +16,7 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.pairs.fused.far import far_forward, far_scores
 from mettle.pairs.fused.form import EXPONENT
-from mettle.pairs.fused.launch import aligned, divided, script
+from mettle.pairs.fused.launch import aligned, divided, flat, script
 from mettle.pairs.fused.own import (
     attract_kernel,
     class_project_kernel,
@@ -71,7 +71,7 @@ class _Rows(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise InputError("the fused engine has first derivatives only: do not pass create_graph=True")
         z, _ = ctx.saved_tensors  # looked at so that torch notices a change in place
-        g_target, g_far = (aligned(g.float().contiguous()) for g in (g_target, g_far))
+        g_target, g_far = (flat(g.float()) for g in (g_target, g_far))
         return *ctx.work.backward(g_target, g_far, z, ctx.needs_input_grad[1]), None, None, None, None
 
 
@@ -82,9 +82,9 @@ class _Work:
         self.mode, self.scale, self.unit = mode, scale, unit
         self.online = scale > EXPONENT or not unit  # samples as they come may be of any length
         self.w, self.z = aligned(w if w.stride(1) == 1 else w.contiguous()), aligned(z)
-        self.labels = aligned(labels.contiguous())
-        kinds = tuple((x.shape, x.stride(), x.dtype) for x in (self.z, self.w, self.labels))
-        self.script = script(("classes", scale, unit, mode, WRITTEN, FORWARD, LEAST, z.device, kinds))
+        self.labels = flat(labels)
+        sides = (self.z, self.w, self.labels)
+        self.script = script(("classes", scale, unit, mode, WRITTEN, FORWARD, LEAST), sides)
         self.choice = choice(mode, width(z.shape[1]))
         self.whole = SMALL if mode == "exact" else PAD
 

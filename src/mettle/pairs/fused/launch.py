@@ -7,7 +7,7 @@ of 16), so it is remembered here by that. And a call that is the same as an earl
 loss on the same shapes: every step of a training run) remembers everything else in a `Script`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -62,10 +62,11 @@ class Script:
         self.known[name] = again
 
 
-def script(key: Any) -> Script:
-    """That of all calls with this key; the key says everything that grids, numbers and flags depend on, and that
-    every tensor begins at a multiple of 16 bytes.
+def script(what: tuple, tensors: Iterable[Tensor | None]) -> Script:
+    """That of all calls for ``what`` on tensors that look like these: together they say everything that grids, numbers
+    and flags depend on. Every tensor begins at a multiple of 16 bytes.
     """
+    key = (*what, *(None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in tensors))
     found = _scripts.get(key)
     if found is None:
         if len(_scripts) >= MOST:
@@ -77,6 +78,11 @@ def script(key: Any) -> Script:
 def aligned(x: Tensor) -> Tensor:
     """The tensor, or a copy that begins where kernels want it."""
     return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def flat(x: Tensor) -> Tensor:
+    """The same for labels and gradients of rows, which kernels read one after another."""
+    return aligned(x.contiguous())
 
 
 @cache

@@ -17,7 +17,7 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.pairs.contract import Tile
 from mettle.pairs.fused.far import tiles
-from mettle.pairs.fused.launch import Script, aligned, divided, script
+from mettle.pairs.fused.launch import Script, aligned, divided, flat, script
 from mettle.pairs.fused.prepare import Rows, prepared, projected, span
 from mettle.pairs.fused.table import PEAK, choice, parts, power
 from mettle.pairs.fused.tile import held, product
@@ -58,10 +58,9 @@ class _Mined(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, z: Tensor, labels: Tensor, ref: tuple[Tensor, Tensor] | None, other: Tensor | None, mode: str):  # type: ignore[override]
-        z, labels = aligned(z.detach()), aligned(labels.contiguous())
-        names = None if ref is None else aligned(ref[1].contiguous())
+        z, labels, names = aligned(z.detach()), flat(labels), None if ref is None else flat(ref[1])
         sides = (z, labels, *(() if other is None or names is None else (aligned(other.detach()), names)))
-        by = script(("hardest", mode, z.device, tuple((x.shape, x.stride(), x.dtype) for x in sides)))
+        by = script(("hardest", mode), sides)
         left = right = prepared(z, labels, names, mode, True, script=by, name="left")
         if other is not None and names is not None:
             right = prepared(sides[2], names, labels, mode, True, script=by, name="right")
@@ -75,7 +74,7 @@ class _Mined(torch.autograd.Function):
     def backward(ctx, g: Tensor, _):  # type: ignore[override]
         if torch.is_grad_enabled():
             raise InputError("the fused engine has first derivatives only: do not pass create_graph=True")
-        (left, right), (first, second), g, by = ctx.sides, ctx.like, aligned(g.float().contiguous()), ctx.script
+        (left, right), (first, second), g, by = ctx.sides, ctx.like, flat(g.float()), ctx.script
         da = torch.zeros_like(left.full)
         db = da if right is left else torch.zeros_like(right.full)
         if torch.are_deterministic_algorithms_enabled():

@@ -51,8 +51,7 @@ class Plan:
         biased = () if self.biased is None else tuple(aligned(b.detach()) for b in self.biased)
         self.fixed = torch.are_deterministic_algorithms_enabled()
         sides = (z, self.labels, ref, self.ref_labels, *biased)
-        kinds = tuple(None if x is None else (x.shape, x.stride(), x.dtype) for x in sides)
-        self.script = script((form, self.mode, self.cut, self.fixed, z.device, kinds))
+        self.script = script((form, self.mode, self.cut, self.fixed), sides)
         self.left = self.right = self._prepared(z, "left")
         if ref is not None:
             self.right = self._prepared(ref, "right")

@@ -1,0 +1,15 @@
+"""The command line in this process: what a command prints, and how it ends."""
+
+from typer.testing import CliRunner
+
+from mettle.cli import app
+from mettle.errors import MettleError
+
+
+def mettle(*words, status: int = 0) -> str:
+    done = CliRunner().invoke(app, [str(w) for w in words])
+    if isinstance(done.exception, MettleError):
+        assert status == 2, done.exception
+        return str(done.exception)
+    assert done.exit_code == status, f"{done.output}{done.exception!r}"
+    return done.output
