@@ -3,6 +3,7 @@
     python benchmarks/gpu.py OUT             all rows of the table: OUT/gpu.json, OUT/gpu.png (some minutes)
     python benchmarks/gpu.py OUT --quick     without the rivals and the largest batches
     python benchmarks/gpu.py OUT --draw      the picture again, from OUT/gpu.json
+    python benchmarks/gpu.py OUT small ...   these parts only (small, middle, variants, hardest, counting, classes, ...)
 
 Times are forward + backward from raw embeddings, CUDA events, medians, of steps back to back, as in training, where the
 queue of a GPU is never empty; in brackets those of single steps, each waited for. Memory is the peak above the inputs.
@@ -79,6 +80,14 @@ def published(z, y, temperature=0.1):
     pos = pos * others
     log_p = x - (x.exp() * others).sum(1, keepdim=True).log()
     return -((pos * log_p).sum(1) / pos.sum(1)).mean()
+
+
+def experienced(formula):
+    """Compiled as torch does it by itself once it has seen batches of several sizes: for any size."""
+    rival = torch.compile(formula)
+    for n in (1000, 2000):
+        rival(*batch(n, 128)).backward()
+    return rival
 
 
 class Time(NamedTuple):
@@ -168,10 +177,13 @@ def rivals(n, d, most=2.0):
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.cuda.empty_cache()
 
-    for name, formula in (("published", published), ("leanest", plain)):
-        for kind, how in (("tf32", {"tf32": True}), ("bf16", {"autocast": True})):
-            of(f"torch.compile {kind}, {name}", torch.compile(formula, dynamic=False), **how)
-            torch._dynamo.reset()
+    kinds = (("tf32", {"tf32": True}), ("bf16", {"autocast": True}))
+    for (name, formula), (kind, how) in product((("published", published), ("leanest", plain)), kinds):
+        of(f"torch.compile {kind}, {name}", torch.compile(formula, dynamic=False), **how)
+        torch._dynamo.reset()
+    for kind, how in kinds if d == 128 else ():  # behind the others: what it has learned of sizes stays
+        of(f"torch.compile {kind}, any size", experienced(published), **how)
+        torch._dynamo.reset()
     try:
         from pytorch_metric_learning import losses
     except ImportError:
@@ -280,7 +292,7 @@ def middle(table, quick):
             kinds = ("fp32", "tf32") if mode == "split" else ("bf16", "bf16")
             goals = {
                 f"PML {kinds[0]}": many, f"torch.compile {kinds[1]}, published": times,
-                f"torch.compile {kinds[1]}, leanest": 0,
+                f"torch.compile {kinds[1]}, leanest": 0, f"torch.compile {kinds[1]}, any size": 0,
             }  # fmt: skip
             ratios = {name: others[name].ms / ours.ms for name in goals if others.get(name)}
             error, most = errors(d, mode), 2e-6 if mode == "split" else 1e-4
@@ -425,7 +437,7 @@ def picture(table, tops):
             left.plot(n, floor, ":", color=line.get_color(), linewidth=1)
             right.plot(n, [8 * k * d * 4 / 2**20 + 64 for k in n], ":", color=line.get_color(), linewidth=1)
     others = sorted({p["kind"] for p in table.points} - {"half", "split"})
-    for mark, kind in zip("vx^+*D", others, strict=False):
+    for mark, kind in zip("vx^+*Dsp1P", others, strict=False):
         found = [p for p in table.points if p["kind"] == kind]
         for axis, key in ((left, "ms"), (right, "mb")):
             axis.plot([p["n"] for p in found], [p[key] for p in found], mark, color="0.35", markersize=6, label=kind)
@@ -450,20 +462,21 @@ def main():
     tops = ceilings()
     table.facts |= {"ceilings": tops, "device": torch.cuda.get_device_name(), "torch": torch.__version__}
     print({name: round(value, 1) for name, value in tops.items()}, flush=True)
-    parts = [
-        lambda: small(table, quick),
-        lambda: middle(table, quick),
-        lambda: variants(table),
-        lambda: hardest(table, quick),
-        lambda: counting(table),
-        lambda: classes(table, tops),
-        lambda: large(table, tops, quick),
-        *([] if quick else [lambda: giant(table)]),
-        lambda: picture(table, tops),
-    ]
-    for part in parts:
+    parts = {
+        "small": lambda: small(table, quick),
+        "middle": lambda: middle(table, quick),
+        "variants": lambda: variants(table),
+        "hardest": lambda: hardest(table, quick),
+        "counting": lambda: counting(table),
+        "classes": lambda: classes(table, tops),
+        "large": lambda: large(table, tops, quick),
+        "giant": lambda: None if quick else giant(table),
+        "picture": lambda: picture(table, tops),
+    }
+    wanted = [word for word in sys.argv[2:] if word in parts] or list(parts)
+    for name in wanted:
         try:
-            part()
+            parts[name]()
         except Exception as error:  # one row must not cost the others
             print(f"failed: {type(error).__name__}: {str(error)[:500]}", flush=True)
         torch.cuda.empty_cache()

@@ -36,6 +36,7 @@ LOSSES = {
     "contrastive": Contrastive(0.4, 1.3),
 }
 ONCE = ("supcon", "da-supcon", "hard", "relative", "relative raw", "contrastive")
+MANY = ("supcon", "da-supcon live", "hard", "relative", "relative raw")
 SHAPES = [(1000, 128), (517, 64), (769, 100), (1025, 256), (300, 384), (260, 512), (200, 1024), (4097, 128)]
 TEMPERATURES = [1.0, 0.2, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005]
 
@@ -50,6 +51,8 @@ def matrix():
     found += [(f"supcon, once, {d} wide", SupCon(0.1), 9001, d, mode) for d in (64, 256) for mode in ("split", "half")]
     found += [(f"supcon, {n}x512", SupCon(0.1), n, 512, mode) for n in (9001, 17000) for mode in ("split", "half")]
     found += [("relative, 9001x512", LOSSES["relative"], 9001, 512, "split")]
+    # From 16384 rows on h of two encoders goes through memory, and blocks come through tensor descriptors.
+    found += [(f"{name}, many", LOSSES[name], 17000, 128, mode) for name in MANY for mode in ("split", "half")]
     found += [(f"supcon at {t}", SupCon(t), 1000, 128, "split") for t in TEMPERATURES]
     found += [(f"supcon at {t}", SupCon(t), 1000, 128, "half") for t in TEMPERATURES if t >= 0.05]
     found += [(f"infonce at {t}", InfoNCE(t, 0.1), 600, 64, "split") for t in TEMPERATURES]
@@ -68,6 +71,11 @@ def batch(n, d, seed, each=4):
     return centres[y] + 1.5 * torch.randn(n, d, generator=generator, device="cuda"), y
 
 
+def reference(n):
+    """Processes share the memory of the device: large batches by tiles, which elsewhere are held against the dense."""
+    return "dense" if n <= 10000 else "tiled"
+
+
 def errors(loss, n, d, mode, seed):
     """Relative error of mean and gradient."""
     from mettle.pairs.fused.call import fused
@@ -80,9 +88,8 @@ def errors(loss, n, d, mode, seed):
     form = fused_form(loss, loss.difficulty, SimpleNamespace(z=z, ref=None, biased=biased, ids=None))
     assert form is not None
     exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
-    wanted = pair_loss(
-        loss, exact, y, difficulty=loss.difficulty, engine="dense", biased=None if second is None else second.double()
-    )
+    double = None if second is None else second.double()
+    wanted = pair_loss(loss, exact, y, difficulty=loss.difficulty, engine=reference(n), biased=double)
     found = fused(form, leaf, y, biased=biased, mode=mode)
     assert torch.equal(found.defined, wanted.defined)
     (a,), (b,) = torch.autograd.grad(found.mean, leaf), torch.autograd.grad(wanted.mean(), exact)
@@ -103,7 +110,7 @@ def conditioned(loss, z, y, exact):
     for _ in range(5):  # which anchors come near the clamp is a matter of luck
         noise = torch.randn(z.shape, generator=generator, device="cuda", dtype=torch.float64)
         moved = (z.double() * (1 + 6e-8 * noise)).requires_grad_()
-        (g,) = torch.autograd.grad(loss(moved, y, engine="dense"), moved)
+        (g,) = torch.autograd.grad(loss(moved, y, engine=reference(len(z))), moved)
         worst = max(worst, float((g - exact).norm() / exact.norm()) / 6e-8)
     return worst
 

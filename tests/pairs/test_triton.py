@@ -38,6 +38,7 @@ from mettle.pairs.fused.counts import score_counts, topk
 from mettle.pairs.fused.door import attempt, call
 from mettle.pairs.fused.form import precision
 from mettle.pairs.fused.peak import hardest_rows, mines_hardest
+from mettle.pairs.fused.prepare import prepared
 from mettle.pairs.fused.table import choice
 
 # The interpreter computes with NumPy, which warns where a masked entry divides by zero.
@@ -146,6 +147,14 @@ def test_wide_embeddings_in_several_blocks(monkeypatch, name):
     compare(FORMS[name], *batch(45, 261, 5), within=2e-5)
 
 
+@pytest.mark.parametrize("name", ["supcon", "relative"])
+def test_blocks_that_are_taller_than_wide(monkeypatch, name):
+    """As where memory is short; several of them cover the diagonal of one block of rows."""
+    for what, value in {"SIDE": 64, "PAD": 16, "ROOM": 0, "TIMES": {"exact": 0}}.items():
+        monkeypatch.setattr(f"mettle.pairs.fused.written.{what}", value)
+    compare(FORMS[name], *batch(150, 261, 5), within=2e-5)
+
+
 def test_wide_references_in_several_blocks(monkeypatch):
     monkeypatch.setattr("mettle.pairs.fused.written.SIDE", 32)
     (z, y), (r, labels) = batch(35, 262), batch(45, 262, seed=3)
@@ -242,6 +251,9 @@ def test_every_way_of_cutting_gives_the_same():
         dataclasses.replace(plain, backward=dataclasses.replace(plain.backward, rows=32, columns=64)),
         dataclasses.replace(plain, forward=dataclasses.replace(plain.forward, tma=True)),
         dataclasses.replace(plain, backward=dataclasses.replace(plain.backward, tma=True)),
+        dataclasses.replace(plain, forward=dataclasses.replace(plain.forward, tma=True, firm=True)),
+        dataclasses.replace(plain, backward=dataclasses.replace(plain.backward, tma=True, firm=True)),
+        dataclasses.replace(plain, forward=once, one_sided=dataclasses.replace(once, columns=64)),
     ]
     for cut in cuts:
         compare(SupCon(0.1), z, y, within=4e-6, cut=cut)
@@ -418,10 +430,45 @@ def test_class_vectors_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize("each", [3, 40])
-def test_large_batches_are_sorted_instead_of_ranked(monkeypatch, each):
+@pytest.mark.parametrize("sort", [False, True])
+def test_large_batches_are_grouped_or_sorted_instead_of_ranked(monkeypatch, each, sort):
     monkeypatch.setattr("mettle.pairs.fused.prepare.RANKED", 0)
     z, y = batch(70, 20, each)
-    compare(SupCon(0.1, difficulty=HARD), z, y, within=4e-6)
+    torch.use_deterministic_algorithms(sort)
+    try:
+        compare(SupCon(0.1, difficulty=HARD), z, y, within=4e-6)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_groups_keep_each_label_together(monkeypatch):
+    """Labels that share their low or high bits, the smallest and the largest, many in one place of the table."""
+    monkeypatch.setattr("mettle.pairs.fused.prepare.RANKED", 0)
+    ends = torch.iinfo(torch.int64)
+    names = torch.cat([torch.tensor([ends.min, ends.max, -1, 0]), torch.arange(1, 60) << 40, torch.arange(1, 60)])
+    y = names[torch.randint(0, len(names), (300,))]
+    rows = prepared(torch.randn(300, 4), y, None, "exact", True, grouped=True)
+    order, lo, hi = (x[:300].long() for x in (rows.order, rows.lo, rows.hi))
+    assert torch.equal(order.sort().values, torch.arange(300))
+    found = y[order]
+    for i, (a, b) in enumerate(zip(lo.tolist(), hi.tolist(), strict=True)):
+        assert a <= i < b
+        assert (found[a:b] == found[i]).all()
+        assert b - a == int((y == found[i]).sum())
+    assert (lo.diff() >= 0).all()
+
+
+def test_large_batches_find_their_positives_among_references(monkeypatch):
+    """Labels far apart, of which some are on one side only, down to the smallest and up to the largest."""
+    monkeypatch.setattr("mettle.pairs.fused.prepare.RANKED", 0)
+    z, r = torch.randn(37, 20), torch.randn(41, 20)
+    ends = torch.iinfo(torch.int64)
+    names = torch.tensor([ends.min, -(1 << 40), -1, 0, 7, 1 << 33, (1 << 33) + 1, ends.max])
+    y, labels = names[torch.randint(0, 8, (37,))], names[torch.randint(1, 7, (41,))]
+    wanted = pair_loss(SupCon(0.1), z.double(), y, ref=(r.double(), labels), engine="dense")
+    found = fused(fused_form(SupCon(0.1), None, job(z, ref=r)), z, y, ref=(r, labels))
+    assert torch.equal(found.defined, wanted.defined)
+    torch.testing.assert_close(found.mean.double(), wanted.mean(), rtol=1e-5, atol=1e-5)
 
 
 def test_the_door():

@@ -8,6 +8,7 @@ chunk by chunk, never as a second copy; of the B × C logits only B × chunk exi
 Samples are sorted by class, so that a block of them has its own classes in one range of columns.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from mettle.errors import InputError
 from mettle.pairs.fused.far import far_forward, far_scores
-from mettle.pairs.fused.form import EXPONENT
-from mettle.pairs.fused.launch import aligned, divided, flat, script
+from mettle.pairs.fused.form import EXPONENT, LOG2E
+from mettle.pairs.fused.launch import aligned, divided, flat, script, sides
 from mettle.pairs.fused.own import (
     attract_kernel,
     class_project_kernel,
@@ -26,9 +27,8 @@ from mettle.pairs.fused.own import (
     ranges_kernel,
     weights_kernel,
 )
-from mettle.pairs.fused.plan import LOG2E
 from mettle.pairs.fused.prepare import PAD, SMALL, prepared, projected, span, width
-from mettle.pairs.fused.table import choice, parts
+from mettle.pairs.fused.table import MANY, Shape, choice, parts
 from mettle.pairs.fused.written import multiplied
 
 FORWARD = 1 << 18  # classes of a chunk on the way there
@@ -81,17 +81,19 @@ class _Work:
     def __init__(self, z: Tensor, w: Tensor, labels: Tensor, scale: float, unit: bool, mode: str):
         self.mode, self.scale, self.unit = mode, scale, unit
         self.online = scale > EXPONENT or not unit  # samples as they come may be of any length
+        # What samples and class vectors carry, so that products are logits in base 2: long samples nothing.
+        self.by, self.by_classes = (math.sqrt(LOG2E * scale),) * 2 if unit else (1.0, LOG2E * scale)
         self.w, self.z = aligned(w if w.stride(1) == 1 else w.contiguous()), aligned(z)
         self.labels = flat(labels)
-        sides = (self.z, self.w, self.labels)
-        self.script = script(("classes", scale, unit, mode, WRITTEN, FORWARD, LEAST), sides)
-        self.choice = choice(mode, width(z.shape[1]))
+        given = (self.z, self.w, self.labels)
+        self.script = script(("classes", scale, unit, mode, WRITTEN, FORWARD, LEAST), given)
+        self.choice = choice(mode, width(z.shape[1]), heavy=self.online, many=len(w) >= MANY)
         self.whole = SMALL if mode == "exact" else PAD
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Targets and log-sum-exps."""
-        rows = self.rows = prepared(self.z, self.labels, None, self.mode, self.unit, script=self.script)
-        padded, device, shape = len(rows.full), rows.full.device, self.choice.forward
+        rows = self.rows = prepared(self.z, self.labels, None, self.mode, self.unit, by=self.by, script=self.script)
+        padded, device, shape = len(rows.full), rows.full.device, self.choice.visiting(False)
         target, far = torch.empty(rows.n, device=device), torch.empty(rows.n, device=device)
         self.inverse, self.lse = torch.empty(padded, device=device), torch.empty(padded, device=device)
         self.at = torch.empty(padded, dtype=torch.int64, device=device)
@@ -110,15 +112,15 @@ class _Work:
         each = divided(blocks, parts(min(FORWARD, len(self.w)), shape.columns), device, 4)
         partial = torch.empty(parts(len(self.w), FORWARD), each, 2, padded, device=device)
         for k, _, n, (high, low, _), lo, hi in self.chunks(FORWARD):
-            operands = (rows.high, rows.low, high, low)
+            operands = self.operands(shape, high, low)
             self.script.launch(
                 f"far {k}",
                 far_forward,
                 (*operands, *operands, lo, hi, rows.inverse, partial[k]),
                 lambda n=n: (
                     (blocks, each),
-                    (rows.n, n, padded, each, LOG2E * self.scale, 0.0, 0.0, 0.0),
-                    self.flags(shape) | {"HALF": False, "WARPS": 1},
+                    (rows.n, n, padded, each, *5 * (0.0,)),
+                    self.flags(shape) | {"HALF": False, "WARPS": 1, "FIRM": shape.firm},
                 ),
             )
         self.script.launch(
@@ -144,7 +146,11 @@ class _Work:
             "weights",
             weights_kernel,
             (g_far, self.lse, rows.order, table, stats),
-            lambda: ((1,), (n, padded, self.scale, ROOM), {"ONLINE": self.online, "SIZE": 1024, "num_warps": 8}),
+            lambda: (
+                (1,),
+                (n, padded, self.scale / (ROOM * self.by_classes), self.scale / (ROOM * self.by)),
+                {"ONLINE": self.online, "SIZE": 1024, "num_warps": 8},
+            ),
         )
         dz = torch.zeros(padded, rows.width, device=device)
         dw = torch.empty_like(self.w) if classes else None
@@ -152,15 +158,15 @@ class _Work:
             wide = len(high)
             h = torch.empty(padded, wide, dtype=high.dtype, device=device)
             rest = torch.empty_like(h) if self.mode == "split" else h
-            operands = (rows.high, rows.low, high, low)
+            operands = self.operands(shape, high, low)
             self.script.launch(
                 f"scores {k}",
                 far_scores,
                 (*operands, *operands, lo, hi, table, table, stats, h, rest),
                 lambda m=m, wide=wide: (
                     (padded // shape.rows, wide // shape.columns),
-                    (0, 0, wide, n, m, padded, wide, LOG2E * self.scale, 0.0, 0.0, 0.0, 0.0, ROOM),
-                    self.flags(shape) | {"ROWS": True, "COLUMNS": False},
+                    (0, 0, wide, n, m, padded, wide, *4 * (0.0,), ROOM),
+                    self.flags(shape) | {"LIVE": False, "ROWS": True, "COLUMNS": False},
                 ),
             )
             self.product(h, rest, high, low, dz)
@@ -187,15 +193,20 @@ class _Work:
             made = self.normalised(f"rows {size} {k}", self.w[place])
             yield k, place, place.stop - place.start, made, lo[k], hi[k]
 
-    def flags(self, shape) -> dict:
+    def flags(self, shape: Shape) -> dict:
         """What the kernels over all pairs are told."""
         wide = self.rows.width
         return {
             "WIDTH": wide, "BK": shape.depth, "WIDTH2": wide, "BK2": shape.depth, "BM": shape.rows,
-            "BN": shape.columns, "MODE": self.mode, "TMA": False, "FAR": "plain", "SQUARE": False,
+            "BN": shape.columns, "MODE": self.mode, "TMA": shape.tma, "FAR": "plain", "SQUARE": False,
             "SHAPE": "hadsell", "TWO": False, "OTHER": False, "ONLINE": self.online,
             "num_warps": shape.warps, "num_stages": shape.stages,
         }  # fmt: skip
+
+    def operands(self, shape: Shape, high: Tensor, low: Tensor) -> tuple:
+        """Samples and a chunk of class vectors."""
+        rows = self.rows
+        return sides(shape.tma, shape.depth, (rows.high, rows.low, shape.rows), (high, low, shape.columns))
 
     def product(self, a: Tensor, a_low: Tensor, b: Tensor, b_low: Tensor, onto: Tensor | None = None) -> Tensor:
         """a·b in float32, added to ``onto`` where that is given."""
@@ -206,7 +217,7 @@ class _Work:
         return found
 
     def normalised(self, name: str, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Class vectors of length 1 in the operands' precision, padded, and 1 / their lengths."""
+        """Class vectors of one length in the operands' precision, padded, and 1 / the lengths they had."""
         (n, d), rows = w.shape, self.rows
         padded = parts(n, self.whole) * self.whole
         high = torch.empty(padded, rows.width, dtype=rows.high.dtype, device=w.device)
@@ -218,7 +229,7 @@ class _Work:
             name,
             class_rows_kernel,
             (w, high, low, inverse),
-            lambda: ((padded // size,), (n, d, w.stride(0)), flags),
+            lambda: ((padded // size,), (n, d, w.stride(0), self.by_classes), flags),
         )
         return high, low, inverse
 

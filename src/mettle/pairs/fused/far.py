@@ -10,7 +10,7 @@ and because s_ij = s_ji both ends of a pair are served by the row's own sum, Σ_
 import triton
 import triton.language as tl
 
-from mettle.pairs.fused.tile import added, block, carry, held, product, pulled, relative, times
+from mettle.pairs.fused.tile import added, block, carry, held, product, pulled, relative, times, weight
 
 
 @triton.jit
@@ -29,11 +29,11 @@ def tiles(LO, HI, row, n, m, BM: tl.constexpr, BN: tl.constexpr, first, RAGGED: 
 
 @triton.jit
 def far_forward(
-    Q, QL, K, KL, QB, QBL, KB, KBL, LO, HI, SHIFT, OUT, n, m, padded, splits, k, p0, p1, p2,
+    Q, QL, K, KL, QB, QBL, KB, KBL, LO, HI, SHIFT, OUT, n, m, padded, splits, p0, p1, p2, p3, zero,
     WIDTH: tl.constexpr, BK: tl.constexpr, WIDTH2: tl.constexpr, BK2: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr, TMA: tl.constexpr,
     FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr, TWO: tl.constexpr, OTHER: tl.constexpr,
-    ONLINE: tl.constexpr, HALF: tl.constexpr, WARPS: tl.constexpr,
+    ONLINE: tl.constexpr, HALF: tl.constexpr, WARPS: tl.constexpr, FIRM: tl.constexpr,
 ):  # fmt: skip
     """Partial row sums of one row block over one split of the columns: OUT (splits, 2, padded).
 
@@ -47,17 +47,18 @@ def far_forward(
     shift = tl.zeros((BM,), tl.float32)
     if FAR == "relative":
         shift = tl.load(SHIFT + rows)
-    q, ql = held(Q, QL, row, BM, BK, WIDTH, MODE, TMA)
+    q, ql = held(Q, QL, row, BM, BK, WIDTH, MODE, TMA, zero, FIRM)
     qb = q
     qbl = q
     if OTHER:
-        qb, qbl = held(QB, QBL, row, BM, BK2, WIDTH2, MODE, TMA)
+        qb, qbl = held(QB, QBL, row, BM, BK2, WIDTH2, MODE, TMA, zero, FIRM)
     first = 0
     if HALF:
         first = row // BN
     begin, end, extra, total = tiles(LO, HI, row, n, m, BM, BN, first, True)
+    part0 = tl.zeros((BM, 4), tl.float32)
+    part1 = part0
     sum0 = tl.zeros((BM,), tl.float32)
-    sum1 = tl.zeros((BM,), tl.float32)
     top = tl.full((BM,), -float("inf"), tl.float32)
 
     bare = total - first - (end - begin) - extra
@@ -69,16 +70,16 @@ def far_forward(
         if OTHER:
             b = product(qb, qbl, QB, QBL, KB, KBL, row, j * BN, BM, BN, BK2, WIDTH2, MODE, TMA)
         if ONLINE:
-            new = tl.maximum(top, tl.max(s, 1) * k)
-            f0 = running(s, b, new, k, p0, p1, p2, FAR)
+            new = tl.maximum(top, tl.max(s, 1))
+            f0 = running(s, b, new, p0, p1, p2, FAR)
             sum0 = sum0 * tl.exp2(top - new) + tl.sum(f0, 1)
             top = new
         else:
             columns = j * BN + tl.arange(0, BN)
-            f0, f1, down = ends(s, b, shift, SHIFT, columns, k, p0, p1, p2, FAR, SQUARE, SHAPE, HALF)
-            sum0 += tl.sum(f0, 1)
+            f0, f1, down = ends(s, b, shift, SHIFT, columns, p0, p1, p2, FAR, SQUARE, SHAPE, HALF)
+            part0 += beside(f0, BM, BN)
             if TWO:
-                sum1 += tl.sum(f1, 1)
+                part1 += beside(f1, BM, BN)
             if HALF:
                 give(OUT + columns, down, BM, BN, WARPS)
                 if TWO:
@@ -94,20 +95,23 @@ def far_forward(
         if HALF:
             keep = keep & (columns[None, :] > rows[:, None]) & (rows < n)[:, None]
         if ONLINE:
-            new = tl.maximum(top, tl.max(tl.where(keep, s * k, -float("inf")), 1))
+            new = tl.maximum(top, tl.max(tl.where(keep, s, -float("inf")), 1))
             safe = tl.where(new == -float("inf"), 0.0, new)
-            f0 = tl.where(keep, running(s, b, safe, k, p0, p1, p2, FAR), 0.0)
+            f0 = tl.where(keep, running(s, b, safe, p0, p1, p2, FAR), 0.0)
             sum0 = sum0 * tl.exp2(top - safe) + tl.sum(f0, 1)
             top = new
         else:
-            f0, f1, down = ends(s, b, shift, SHIFT, columns, k, p0, p1, p2, FAR, SQUARE, SHAPE, HALF)
-            sum0 += tl.sum(tl.where(keep, f0, 0.0), 1)
+            f0, f1, down = ends(s, b, shift, SHIFT, columns, p0, p1, p2, FAR, SQUARE, SHAPE, HALF)
+            part0 += beside(tl.where(keep, f0, 0.0), BM, BN)
             if TWO:
-                sum1 += tl.sum(tl.where(keep, f1, 0.0), 1)
+                part1 += beside(tl.where(keep, f1, 0.0), BM, BN)
             if HALF:
                 give(OUT + columns, tl.where(keep, down, 0.0), BM, BN, WARPS)
                 if TWO:
                     give(OUT + padded + columns, tl.where(keep, f1, 0.0), BM, BN, WARPS)
+    if not ONLINE:
+        sum0 = tl.sum(part0, 1)
+    sum1 = tl.sum(part1, 1)
     if HALF:
         tl.atomic_add(OUT + rows, sum0, sem="relaxed")
         if TWO:
@@ -124,49 +128,59 @@ def far_forward(
 
 
 @triton.jit
+def beside(f, BM: tl.constexpr, BN: tl.constexpr):
+    """Row sums of a tile in four parts: what each thread holds of a row; threads meet once, at the end."""
+    return tl.sum(tl.sum(tl.reshape(f, (BM, BN // 8, 4, 2)), 3), 1)
+
+
+@triton.jit
 def give(to, f, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
-    """Add the column sums of a tile, each warp those of its own rows: to meet first, warps would have to wait."""
-    own = tl.sum(tl.sum(tl.reshape(f, (BM // (16 * WARPS), WARPS, 16, BN)), 2), 0)
+    """Add the column sums of a tile, each warp those of its own rows: to meet first, warps would have to wait.
+
+    What a thread holds is added before threads meet.
+    """
+    own = tl.sum(tl.sum(tl.reshape(f, (BM // (16 * WARPS), WARPS, 16, BN)), 0), 1)
     tl.atomic_add(to[None, :] + tl.zeros((WARPS, 1), tl.int32), own, sem="relaxed")
 
 
 @triton.jit
 def ends(
-    s, b, shift, SHIFT, columns, k, p0, p1, p2,
+    x, b, shift, SHIFT, columns, p0, p1, p2,
     FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """What a pair adds to the two sums of its row, and to the first of its column: in all forms but one the same."""
     if (FAR == "relative") and HALF:
-        f, down = relative(s, b, shift[:, None], tl.load(SHIFT + columns)[None, :], k)
+        f, down = relative(x, b, shift[:, None], tl.load(SHIFT + columns)[None, :])
         return f, f, down
     else:
-        f0, f1 = added(s, b, shift[:, None], k, p0, p1, p2, FAR, SQUARE, SHAPE)
+        f0, f1 = added(x, b, shift[:, None], p0, p1, p2, FAR, SQUARE, SHAPE)
         return f0, f1, f0
 
 
 @triton.jit
-def running(s, b, top, k, p0, p1, p2, FAR: tl.constexpr):
-    """What a negative adds when its row's maximum (base 2) is ``top``."""
-    e = tl.exp2(s * k - top[:, None])
+def running(x, b, top, p0, p1, p2, FAR: tl.constexpr):
+    """What a negative adds when its row's maximum is ``top``."""
+    e = tl.exp2(x - top[:, None])
     if FAR == "threshold":
-        e = e * (1.0 + tl.maximum((s - p1) * p0, p2))
+        e = e * weight(x, p0, p1, p2)
     elif FAR == "raw":
-        e = e * (1.0 + 1.0 / (1.0 + tl.exp2((b - s) * k)))
+        e = e * (1.0 + 1.0 / (1.0 + tl.exp2(b - x)))
     return e
 
 
 @triton.jit
 def far_backward(
     Q, QL, K, KL, QB, QBL, KB, KBL, LO, HI, ROW, COLUMN, STATS, OUT, n, m, padded, columns_padded, splits,
-    k, p0, p1, p2, live, room,
+    p0, p1, p2, p3, zero, room, by,
     WIDTH: tl.constexpr, WIDTH2: tl.constexpr, BK2: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr, TMA: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr, TMA: tl.constexpr, FIRM: tl.constexpr,
     FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr, TWO: tl.constexpr, OTHER: tl.constexpr,
-    ONLINE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ONLINE: tl.constexpr, LIVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Partial gradients of one row block over one split of the columns: OUT (splits, padded, WIDTH).
 
-    ROW and COLUMN are the tables of row coefficients of the two sides; ROWS, COLUMNS say which ends count.
+    ROW and COLUMN are the tables of row coefficients of the two sides; ROWS, COLUMNS say which ends count. ``by`` is
+    the factor that the columns carry.
     """
     row = tl.program_id(0) * BM
     split = tl.program_id(1)
@@ -176,11 +190,11 @@ def far_backward(
     # One scale for all of h keeps float16 from under- and overflowing: no |h| exceeds 2 max |g|.
     scale = room / tl.load(STATS + 2)
     c0i, c1i, ui = coefficients(ROW, rows, padded, scale, ROWS, TWO, ONLINE or FAR == "relative", BM)
-    q, ql = held(Q, QL, row, BM, WIDTH, WIDTH, MODE, TMA)
+    q, ql = held(Q, QL, row, BM, WIDTH, WIDTH, MODE, TMA, zero, FIRM)
     qb = q
     qbl = q
     if OTHER:
-        qb, qbl = held(QB, QBL, row, BM, BK2, WIDTH2, MODE, TMA)
+        qb, qbl = held(QB, QBL, row, BM, BK2, WIDTH2, MODE, TMA, zero, FIRM)
     begin, end, _, total = tiles(LO, HI, row, n, m, BM, BN, 0, False)
     acc = tl.zeros((BM, WIDTH), tl.float32)
 
@@ -199,7 +213,7 @@ def far_backward(
         o = s
         if OTHER:
             o = product(qb, qbl, QB, QBL, KB, KBL, row, j * BN, BM, BN, BK2, WIDTH2, MODE, TMA)
-        h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, k, p0, p1, p2, live, FAR, SQUARE, SHAPE, ONLINE, ROWS, COLUMNS)
+        h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, p0, p1, p2, p3, FAR, SQUARE, SHAPE, ONLINE, LIVE, ROWS, COLUMNS)
         acc = carry(h, b, bl, acc, MODE)
     for t in range(split, end - begin, splits):
         j = begin + t
@@ -215,12 +229,12 @@ def far_backward(
         o = s
         if OTHER:
             o = product(qb, qbl, QB, QBL, KB, KBL, row, j * BN, BM, BN, BK2, WIDTH2, MODE, TMA)
-        h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, k, p0, p1, p2, live, FAR, SQUARE, SHAPE, ONLINE, ROWS, COLUMNS)
+        h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, p0, p1, p2, p3, FAR, SQUARE, SHAPE, ONLINE, LIVE, ROWS, COLUMNS)
         keep = (columns[None, :] < lo[:, None]) | (columns[None, :] >= hi[:, None])
         acc = carry(tl.where(keep, h, 0.0), b, bl, acc, MODE)
     c = tl.arange(0, WIDTH)
     at = (split * padded + rows).to(tl.int64)
-    tl.store(OUT + at[:, None] * WIDTH + c[None, :], acc * (1.0 / scale))
+    tl.store(OUT + at[:, None] * WIDTH + c[None, :], acc * (1.0 / (scale * by)))
 
 
 @triton.jit
@@ -243,11 +257,11 @@ def coefficients(
 @triton.jit
 def far_scores(
     Q, QL, K, KL, QB, QBL, KB, KBL, LO, HI, ROW, COLUMN, STATS, H, HL, start, across, stride,
-    n, m, padded, columns_padded, k, p0, p1, p2, live, room,
+    n, m, padded, columns_padded, p0, p1, p2, p3, room,
     WIDTH: tl.constexpr, BK: tl.constexpr, WIDTH2: tl.constexpr, BK2: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr, TMA: tl.constexpr,
     FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr, TWO: tl.constexpr, OTHER: tl.constexpr,
-    ONLINE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ONLINE: tl.constexpr, LIVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One tile of the block of h that begins at row ``start`` and column ``across``, written to H (rows, stride).
 
@@ -270,9 +284,10 @@ def far_scores(
     if OTHER:
         qb, qbl = held(QB, QBL, row, BM, BK2, WIDTH2, MODE, TMA)
         o = product(qb, qbl, QB, QBL, KB, KBL, row, column, BM, BN, BK2, WIDTH2, MODE, TMA)
-    h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, k, p0, p1, p2, live, FAR, SQUARE, SHAPE, ONLINE, ROWS, COLUMNS)
-    keep = (columns[None, :] < lo[:, None]) | (columns[None, :] >= hi[:, None])
-    h = tl.where(keep, h, 0.0)
+    h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, p0, p1, p2, p3, FAR, SQUARE, SHAPE, ONLINE, LIVE, ROWS, COLUMNS)
+    if (column < tl.load(HI + tl.minimum(row + BM, n) - 1)) & (column + BN > tl.load(LO + row)):  # few tiles
+        keep = (columns[None, :] < lo[:, None]) | (columns[None, :] >= hi[:, None])
+        h = tl.where(keep, h, 0.0)
     # As in `block`: one wide offset, narrow ones inside.
     at = local.to(tl.int64) * stride + beside + (tl.arange(0, BM)[:, None] * stride + tl.arange(0, BN)[None, :])
     high = h.to(H.dtype.element_ty)

@@ -5,6 +5,7 @@ A form is a small description: how a negative enters its row (``far``), how the 
 runs on the tiled engine.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,6 +17,7 @@ from torch import Tensor
 Far = Literal["plain", "threshold", "tilt", "relative", "raw", "hinge"]
 Finish = Literal["supcon out", "supcon in", "infonce", "npair", "contrastive"]
 
+LOG2E = math.log2(math.e)
 EXPONENT = 64.0  # sums of e^±64 over millions of pairs, and their inverses, are ordinary float32 numbers
 WIDEST = 4096  # columns of an embedding that one row of the small kernels can hold
 HALF_FROM = 0.05  # temperature from which float16 operands are accurate enough
@@ -60,6 +62,11 @@ class Form:
         return self.far == "tilt" or self.count_weight
 
     @property
+    def looks_twice(self) -> bool:
+        """Whether the gradient of a negative depends on both sums."""
+        return self.far == "tilt" and self.live
+
+    @property
     def second(self) -> bool:
         """Whether a second encoder is compared with."""
         return self.far in ("relative", "raw")
@@ -68,6 +75,20 @@ class Form:
     def heavy(self) -> bool:
         """Whether a pair takes more than its similarity and one exponential."""
         return self.far != "plain" or self.online
+
+    @property
+    def factor(self) -> float:
+        """What each side of a product carries, so that products are similarities times log₂e / temperature."""
+        return 1.0 if self.far == "hinge" else math.sqrt(LOG2E / self.temperature)
+
+    @property
+    def numbers(self) -> tuple[float, float, float, float]:
+        """The parameters of what a negative adds: see `tile.added`."""
+        if self.far == "threshold":
+            # 1 + max(slope · (s − knee), least), as a line in x = s · factor², and where it begins
+            begins = (self.knee + self.least / self.slope) * self.factor**2
+            return self.slope / self.factor**2, 1.0 - self.slope * self.knee, 1.0 + self.least, begins
+        return {"tilt": float(self.beta), "hinge": float(self.margins[1])}.get(self.far, 0.0), 0.0, 0.0, 0.0
 
     @property
     def additive(self) -> bool:

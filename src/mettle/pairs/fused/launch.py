@@ -80,6 +80,19 @@ def aligned(x: Tensor) -> Tensor:
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
+def sides(tma: bool, depth: int, *blocks: tuple[Tensor, Tensor, int]) -> tuple[Any, ...]:
+    """Operands of a product in two halves each, from (high, low, rows of a block); as descriptors of blocks or not."""
+    if not tma:
+        return tuple(x for high, low, _ in blocks for x in (high, low))
+    from triton.tools.tensor_descriptor import TensorDescriptor  # newer than the oldest triton we run on
+
+    found = []
+    for high, low, rows in blocks:
+        one = TensorDescriptor.from_tensor(high, [rows, depth])
+        found += [one, one if low is high else TensorDescriptor.from_tensor(low, [rows, depth])]
+    return tuple(found)
+
+
 def flat(x: Tensor) -> Tensor:
     """The same for labels and gradients of rows, which kernels read one after another."""
     return aligned(x.contiguous())

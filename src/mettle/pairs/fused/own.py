@@ -63,7 +63,7 @@ def finish_kernel(PARTIAL, ORDER, LSE, FAR, n, padded, splits, ONLINE: tl.conste
 
 
 @triton.jit
-def weights_kernel(G, LSE, ORDER, TABLE, STATS, n, padded, scale, room, ONLINE: tl.constexpr, SIZE: tl.constexpr):
+def weights_kernel(G, LSE, ORDER, TABLE, STATS, n, padded, samples, classes, ONLINE: tl.constexpr, SIZE: tl.constexpr):
     """What multiplies each row of probabilities; one scale for all of h, and what undoes it. One program."""
     most = tl.zeros((SIZE,), tl.float32)
     for start in range(0, padded, SIZE):
@@ -80,7 +80,8 @@ def weights_kernel(G, LSE, ORDER, TABLE, STATS, n, padded, scale, room, ONLINE: 
         tl.store(TABLE + 4 * padded + row, tl.where(alone, 1e30, lse * 1.4426950408889634), mask=there)
     largest = tl.max(most, 0)
     largest = tl.where(largest > 0, largest, 1.0)
-    tl.store(STATS, largest * scale / room)
+    tl.store(STATS, largest * samples)
+    tl.store(STATS + 1, largest * classes)
     tl.store(STATS + 2, largest)
 
 
@@ -109,7 +110,7 @@ def attract_kernel(
 
 @triton.jit
 def class_rows_kernel(
-    W, HIGH, LOW, INVERSE, n, d, stride,
+    W, HIGH, LOW, INVERSE, n, d, stride, by,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
     """Normalise and split a block of class vectors."""
@@ -121,6 +122,7 @@ def class_rows_kernel(
     tl.store(INVERSE + row, inverse)
     at = row.to(tl.int64)[:, None] * WIDTH + c[None, :]
     put = (c < WIDTH)[None, :] & (row >= 0)[:, None]
+    w = w * by
     high = w.to(HIGH.dtype.element_ty)
     tl.store(HIGH + at, high, mask=put)
     if MODE == "split":
@@ -129,7 +131,7 @@ def class_rows_kernel(
 
 @triton.jit
 def class_project_kernel(
-    G, W, INVERSE, BACK, OUT, n, d, stride, stride_w, stride_out, BLOCK: tl.constexpr, ROWS: tl.constexpr
+    G, W, INVERSE, STATS, OUT, n, d, stride, stride_w, stride_out, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):
     """Take away what would only change a class vector's length."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -139,5 +141,5 @@ def class_project_kernel(
     g = tl.load(G + far * stride + c[None, :], mask=inside, other=0.0)
     inverse = tl.load(INVERSE + row, mask=row < n, other=0.0)[:, None]
     w = tl.load(W + far * stride_w + c[None, :], mask=inside, other=0.0).to(tl.float32) * inverse
-    g = (g - w * tl.sum(w * g, 1)[:, None]) * (inverse * tl.load(BACK))
+    g = (g - w * tl.sum(w * g, 1)[:, None]) * (inverse * tl.load(STATS + 1))
     tl.store(OUT + far * stride_out + c[None, :], g.to(OUT.dtype.element_ty), mask=inside)

@@ -16,15 +16,14 @@ from torch import Tensor
 
 from mettle.pairs.fused.far import far_backward, far_forward
 from mettle.pairs.fused.form import Form
-from mettle.pairs.fused.launch import aligned, divided, script
+from mettle.pairs.fused.launch import aligned, divided, script, sides
 from mettle.pairs.fused.near import mean_kernel, near_backward, near_forward, shift_kernel
 from mettle.pairs.fused.prepare import Rows, prepared, projected
-from mettle.pairs.fused.table import Choice, Shape, choice, parts
+from mettle.pairs.fused.table import MANY, Choice, Shape, choice, parts
 from mettle.pairs.fused.written import written
 
-LOG2E = 1.4426950408889634
 FEW = 16  # rows of a block of positives
-BESIDE = 32  # columns of a block of positives
+BESIDE = 16  # columns of a block of positives
 ROOM = 8192.0  # h reaches twice this at most: float16 ends at 65504
 ONCE_FROM = 8192  # rows from which visiting each pair once is worth a launch to clear the sums
 
@@ -50,8 +49,8 @@ class Plan:
         ref = None if ref is None else aligned(ref)
         biased = () if self.biased is None else tuple(aligned(b.detach()) for b in self.biased)
         self.fixed = torch.are_deterministic_algorithms_enabled()
-        sides = (z, self.labels, ref, self.ref_labels, *biased)
-        self.script = script((form, self.mode, self.cut, self.fixed), sides)
+        given = (z, self.labels, ref, self.ref_labels, *biased)
+        self.script = script((form, self.mode, self.cut, self.fixed), given)
         self.left = self.right = self._prepared(z, "left")
         if ref is not None:
             self.right = self._prepared(ref, "right")
@@ -61,11 +60,14 @@ class Plan:
             if ref is not None:
                 self.right2 = self._prepared(biased[1], "right", self.right)
         other = self.left2.width if self.left2 else 0
-        self.choice = self.cut or choice(self.mode, self.left.width, other=other, heavy=form.heavy)
+        self.many = self.left.n >= MANY
+        self.choice = self.cut or choice(
+            self.mode, self.left.width, other=other, heavy=form.heavy, two=form.looks_twice, many=self.many
+        )
         self.shift = self.left.inverse
         if form.far == "relative":
-            own, splits = self._sums("own", "plain", False, self.left, self.right, steep=2.0)
-            other, others = self._sums("other", "plain", False, self.left2, self.right2, steep=2.0)
+            own, splits = self._sums("own", "plain", False, self.left, self.right, square=True)
+            other, others = self._sums("other", "plain", False, self.left2, self.right2, square=True)
             self.shift, padded = torch.empty_like(self.left.inverse), len(self.left.inverse)
             self.script.launch(
                 "shift",
@@ -80,34 +82,37 @@ class Plan:
         labels, other = (self.labels, self.ref_labels) if side == "left" else (self.ref_labels, self.labels)
         assert labels is not None
         name = side if like is None else f"{side}, second"
-        return prepared(z, labels, other, self.mode, self.form.unit, like=like, script=self.script, name=name)
+        return prepared(
+            z, labels, other, self.mode, self.form.unit, by=self.form.factor, grouped=not self.fixed, like=like,
+            script=self.script, name=name,
+        )  # fmt: skip
 
     def _sums(
         self, name: str, far: str, two: bool, left: Rows, right: Rows, left2: Rows | None = None,
-        right2: Rows | None = None, steep: float = 1.0,
+        right2: Rows | None = None, square: bool = False,
     ) -> tuple[Tensor, int]:  # fmt: skip
-        """Partial row sums over the negatives, of one encoder or of two; ``steep`` multiplies similarities."""
+        """Partial row sums over the negatives, of one encoder or of two, or of ``square``s."""
         form, padded, device = self.form, len(left.full), left.full.device
-        shape = (self.choice if steep == 1 else choice(self.mode, left.width)).forward
-        once = shape.half and form.additive and left is right and not self.fixed
+        cut = choice(self.mode, left.width, many=self.many) if square else self.choice
+        once = cut.forward.half and form.additive and left is right and not self.fixed
         once = once and (left.n >= ONCE_FROM or not left.full.is_cuda)
+        shape = cut.visiting(once)
         blocks = parts(left.n, shape.rows)
         splits = divided(blocks, parts(right.n, shape.columns), device, 16)
         make = torch.zeros if once else torch.empty
         partial = make(1 if once else splits, 2, padded, device=device)
-        k, *rest = self._numbers()
         self.script.launch(
             name,
             far_forward,
             (*self._operands(left, right, left2, right2, shape), left.lo, left.hi, self.shift, partial),
             lambda: (
                 (blocks, splits),
-                (left.n, right.n, padded, splits, k * steep, *rest),
+                (left.n, right.n, padded, splits, *form.numbers, 0.0),
                 {
                     **self._widths(shape, left, left2), "BM": shape.rows, "BN": shape.columns, "MODE": self.mode,
-                    "TMA": shape.tma, "FAR": far, "SQUARE": form.beta == 1, "SHAPE": form.shape, "TWO": two,
+                    "TMA": shape.tma, "FAR": far, "SQUARE": square or form.beta == 1, "SHAPE": form.shape, "TWO": two,
                     "OTHER": left2 is not None, "ONLINE": form.online, "HALF": once, "WARPS": shape.row_warps,
-                    "num_warps": shape.warps, "num_stages": shape.stages,
+                    "FIRM": shape.firm, "num_warps": shape.warps, "num_stages": shape.stages,
                 },
             ),
         )  # fmt: skip
@@ -134,7 +139,7 @@ class Plan:
                 (left.n, right.n, padded, splits, *self._pull(), float(form.scale), *self._ends()),
                 {
                     **self._near(), "FAR": form.far, "ONLINE": form.online, "BY": form.by, "MEAN_ALL": form.mean_all,
-                    "COUNT": form.count_weight, "num_warps": 4,
+                    "COUNT": form.count_weight, "num_warps": 1 if left.width <= 128 else 2,
                 },
             ),
         )  # fmt: skip
@@ -177,14 +182,15 @@ class Plan:
         """Of the prepared rows of ``a``: negatives, then positives on top."""
         form, shape, device = self.form, self.choice.backward, a.full.device
         padded, other = len(a.full), len(b.full)
-        numbers = (*self._numbers(), self._live(), ROOM / (1 + 2 * form.beta))
+        room = ROOM / (1 + 2 * form.beta)
         operands, tables = self._operands(a, b, a2, b2, shape), (table, table, stats)
         blocks = parts(a.n, shape.rows)
         splits = 1 if self.choice.written else divided(blocks, parts(b.n, shape.columns), device, 2)
         if self.choice.written:
             flags = self._flags(shape, a, a2, rows, columns)
-            g = written(a, b, operands, tables, numbers, flags, shape, self.script)
-            g *= stats[2] * (1 / numbers[-1])
+            entries = other * (a.width + (a2.width if a2 else 0))
+            g = written(a, b, operands, tables, (*form.numbers, room), flags, shape, entries, self.script)
+            g *= stats[2] * (1 / (room * form.factor))
         else:
             g = torch.empty(splits, padded, a.width, device=device)
             self.script.launch(
@@ -193,8 +199,9 @@ class Plan:
                 (*operands, a.lo, a.hi, *tables, g),
                 lambda: (
                     (blocks, splits),
-                    (a.n, b.n, padded, other, splits, *numbers),
-                    {k: v for k, v in self._flags(shape, a, a2, rows, columns).items() if k != "BK"},
+                    (a.n, b.n, padded, other, splits, *form.numbers, 0.0, room, form.factor),
+                    {"FIRM": shape.firm}
+                    | {k: v for k, v in self._flags(shape, a, a2, rows, columns).items() if k != "BK"},
                 ),
             )
         self.script.launch(
@@ -204,7 +211,13 @@ class Plan:
             lambda: (
                 (parts(a.n, FEW), a.width // self._near()["BK"]),
                 (a.n, b.n, padded, other, splits, *self._pull(), *self._ends()),
-                {**self._near(), "LIVE": form.live, "ROWS": rows, "COLUMNS": columns, "num_warps": 4},
+                {
+                    **self._near(),
+                    "LIVE": form.live,
+                    "ROWS": rows,
+                    "COLUMNS": columns,
+                    "num_warps": 2,
+                },
             ),
         )
         return g
@@ -214,28 +227,19 @@ class Plan:
         form = self.form
         return {
             **self._widths(shape, a, a2), "BM": shape.rows, "BN": shape.columns, "MODE": self.mode, "TMA": shape.tma,
-            "FAR": form.far, "SQUARE": form.beta == 1, "SHAPE": form.shape, "TWO": form.far == "tilt",
-            "OTHER": form.second, "ONLINE": form.online, "ROWS": rows, "COLUMNS": columns,
+            "FAR": form.far, "SQUARE": form.beta == 1, "SHAPE": form.shape, "TWO": form.looks_twice,
+            "OTHER": form.second, "ONLINE": form.online, "LIVE": form.live, "ROWS": rows, "COLUMNS": columns,
             "num_warps": shape.warps, "num_stages": shape.stages,
         }  # fmt: skip
 
     def _operands(self, a: Rows, b: Rows, a2: Rows | None, b2: Rows | None, shape: Shape) -> tuple:
         """Both sides of both encoders; where there is one encoder, it stands for the other too."""
         widths = self._widths(shape, a, a2)
-
-        def pair(rows: Rows, size: int, depth: int) -> tuple[Any, Any]:
-            if not shape.tma:
-                return rows.high, rows.low
-            from triton.tools.tensor_descriptor import TensorDescriptor  # newer than the oldest triton we run on
-
-            high = TensorDescriptor.from_tensor(rows.high, [size, depth])
-            low = high if rows.low is rows.high else TensorDescriptor.from_tensor(rows.low, [size, depth])
-            return high, low
-
-        found = (*pair(a, shape.rows, widths["BK"]), *pair(b, shape.columns, widths["BK"]))
+        found = sides(shape.tma, widths["BK"], (a.high, a.low, shape.rows), (b.high, b.low, shape.columns))
         if a2 is None or b2 is None:
             return (*found, *found)
-        return (*found, *pair(a2, shape.rows, widths["BK2"]), *pair(b2, shape.columns, widths["BK2"]))
+        second = (a2.high, a2.low, shape.rows), (b2.high, b2.low, shape.columns)
+        return (*found, *sides(shape.tma, widths["BK2"], *second))
 
     def _widths(self, shape: Shape, a: Rows, a2: Rows | None) -> dict[str, int]:
         second, depth = (a2 or a).width, min(shape.depth, a.width)
@@ -245,18 +249,6 @@ class Plan:
             "WIDTH2": second,
             "BK2": second if depth == a.width else min(depth, second),
         }
-
-    def _numbers(self) -> tuple[float, float, float, float]:
-        """K and the three parameters of what a negative adds."""
-        form = self.form
-        p0 = {"tilt": form.beta, "hinge": form.margins[1]}.get(form.far, form.slope)
-        return LOG2E / form.temperature, float(p0), float(form.knee), float(form.least)
-
-    def _live(self) -> float:
-        """What multiplies the derivative of the weight: derivatives are taken times the temperature."""
-        if not self.form.live:
-            return 0.0
-        return self.form.temperature if self.form.far == "threshold" else 1.0
 
     def _pull(self) -> tuple[float, float, float, float, float]:
         """1 / temperature, the bound of x, and the parameters of what a positive weighs."""

@@ -26,11 +26,17 @@ class Shape:
     stages: int
     tma: bool = False  # blocks arrive through tensor descriptors
     half: bool = False  # forward: each pair once, for both of its ends, by atomic additions
+    firm: bool = False  # rows are held in registers, not in shared memory
 
     @property
     def row_warps(self) -> int:
         """Among how many warps the rows of a product are dealt out, 16 at a time."""
         return min(self.warps, self.rows // 16)
+
+
+def _firm(rows: int, columns: int, depth: int, warps: int, stages: int, half: bool = False) -> Shape:
+    """Rows in registers and columns by tensor descriptors: one without the other is no gain."""
+    return Shape(rows, columns, depth, warps, stages, tma=True, half=half, firm=True)
 
 
 @dataclass(frozen=True)
@@ -40,77 +46,100 @@ class Choice:
     forward: Shape
     backward: Shape
     written: bool = False
+    one_sided: Shape | None = None  # forward without sums of columns, where a thread can then hold more
+
+    def visiting(self, once: bool) -> Shape:
+        """The forward pass that visits each pair once, for both of its ends, or not."""
+        return self.forward if once or self.one_sided is None else self.one_sided
 
 
-_HALF = {
-    64: Choice(Shape(128, 128, 64, 4, 3, half=True), Shape(64, 128, 64, 4, 3)),
-    128: Choice(Shape(128, 64, 128, 4, 3, half=True), Shape(64, 128, 128, 4, 2)),
-    256: Choice(Shape(128, 128, 64, 4, 3, half=True), Shape(64, 64, 256, 4, 2, tma=True)),
-    512: Choice(Shape(128, 128, 64, 4, 3, half=True), Shape(128, 128, 64, 4, 3), written=True),
+_FEW = {
+    "half": {
+        64: Choice(Shape(128, 128, 64, 4, 3, half=True), Shape(64, 128, 64, 4, 3)),
+        128: Choice(Shape(128, 128, 128, 4, 2, half=True), Shape(64, 128, 128, 4, 3)),
+        256: Choice(Shape(128, 128, 64, 4, 3, half=True), Shape(64, 64, 256, 4, 2)),
+        512: Choice(
+            Shape(128, 128, 64, 4, 3, half=True),
+            Shape(128, 128, 64, 4, 3),
+            written=True,
+            one_sided=Shape(128, 256, 64, 8, 3),
+        ),
+    },
+    "split": {
+        64: Choice(Shape(64, 64, 64, 4, 2, half=True), Shape(64, 64, 64, 4, 2)),
+        128: Choice(Shape(64, 64, 128, 4, 2, half=True), Shape(64, 64, 128, 4, 2)),
+        256: Choice(Shape(128, 128, 64, 8, 3, half=True), Shape(128, 64, 256, 8, 1)),
+        512: Choice(Shape(128, 128, 64, 8, 3, half=True), Shape(128, 128, 64, 8, 3), written=True),
+    },
 }
-_SPLIT = {
-    64: Choice(Shape(64, 64, 64, 4, 2, half=True), Shape(64, 64, 64, 4, 2)),
-    128: Choice(Shape(64, 64, 128, 4, 2, half=True), Shape(64, 64, 128, 4, 2)),
-    256: Choice(Shape(128, 128, 64, 8, 3, half=True), Shape(128, 64, 256, 8, 1)),
-    512: Choice(Shape(128, 128, 64, 8, 3, half=True), Shape(128, 128, 64, 8, 3), written=True),
+_MANY = {
+    "half": {
+        128: Choice(_firm(128, 64, 128, 4, 3, half=True), _firm(64, 128, 128, 4, 2)),
+        256: Choice(Shape(128, 128, 64, 4, 3, tma=True, half=True), Shape(64, 64, 256, 4, 2, tma=True)),
+    },
+    "split": {
+        64: Choice(_firm(64, 64, 64, 4, 3, half=True), Shape(64, 64, 64, 4, 2)),
+        128: Choice(_firm(64, 32, 128, 4, 3, half=True), _firm(64, 64, 128, 4, 3)),
+        256: Choice(_firm(64, 32, 256, 4, 3, half=True), Shape(128, 64, 256, 8, 1)),
+    },
 }
-
-
+# Two encoders: two products per tile, so smaller tiles. Up to 128 columns each:
+_FEW_PAIRED = {
+    "half": Choice(Shape(128, 64, 128, 4, 1, half=True), Shape(64, 64, 128, 4, 2)),
+    "split": Choice(Shape(64, 64, 128, 4, 1, half=True), Shape(128, 32, 128, 8, 3)),
+}
+_MANY_PAIRED = {
+    "half": Choice(Shape(128, 64, 128, 4, 1, half=True), _firm(64, 64, 128, 4, 2)),
+    "split": Choice(_firm(64, 32, 128, 4, 3, half=True), _firm(64, 32, 128, 4, 3)),
+}
 PEAK = Shape(128, 64, 0, 8, 3)  # batch-hard mining, for any width that rows are held in
+MANY = 16384  # rows from which tensor descriptors are worth the host's time
 
 
 @cache
-def choice(mode: str, width: int, *, other: int = 0, heavy: bool = False) -> Choice:
+def choice(
+    mode: str, width: int, *, other: int = 0, heavy: bool = False, two: bool = False, many: bool = False
+) -> Choice:
     """For embeddings of this padded width.
 
     ``other`` is the width of a second encoder's, 0 where there is none. ``heavy``: a pair takes more than its
-    similarity and one exponential, so its numbers need more registers.
+    similarity and one exponential, so its numbers need more registers; ``two``: and on the way back it looks at two
+    coefficients of each end. ``many``: there are `MANY` rows.
     """
     if mode == "exact":
         depth = width if width <= 256 else 128
         shape = Shape(16, 16, depth, 4, 1, half=True)
         return Choice(shape, shape, written=width > 256)
-    table = _HALF if mode == "half" else _SPLIT
-    found = table[next(size for size in sorted(table) if size >= min(width, 512))]
+    many = many and find_spec("triton.tools.tensor_descriptor") is not None  # newer than the oldest triton we run on
     if other:
-        return _paired(mode, width, other)
-    found = _fitted(found, mode, width)
-    if find_spec("triton.tools.tensor_descriptor") is None:  # newer than the oldest triton we run on
-        found = replace(found, backward=replace(found.backward, tma=False))
-    return replace(found, forward=_roomy(found.forward), backward=_roomy(found.backward)) if heavy else found
+        return _paired(mode, width, other, many)
+    size = next(size for size in (64, 128, 256, 512) if size >= min(width, 512))
+    found = _FEW[mode][size]
+    found = _fitted(_MANY[mode].get(size, found) if many else found, width)
+    if not heavy:
+        return found
+    backward = replace(_roomy(found.backward), firm=found.backward.firm and not two)
+    return Choice(_roomy(found.forward), backward, found.written)
 
 
-def _fitted(found: Choice, mode: str, width: int) -> Choice:
-    """The nearest entry with its depth cut to this width."""
-    forward, backward = found.forward, found.backward
-    if width > 256 and not found.written and width not in _HALF:
-        # Held in registers, a gradient's width is a power of two; others go through memory.
-        return Choice(forward, Shape(128, 128, 64, 8, 4), written=True)
-    if width <= 256:
-        cut = {shape: min(shape.depth, width) for shape in (forward, backward)}
-        forward = _deep(forward, width if forward.depth > 64 or width <= 64 else cut[forward])
-        backward = _deep(backward, width if not found.written else min(64, width))
-    return Choice(forward, backward, found.written)
+def _paired(mode: str, width: int, other: int, many: bool) -> Choice:
+    if max(width, other) <= 128:
+        return _fitted((_MANY_PAIRED if many else _FEW_PAIRED)[mode], width)
+    depth = min(64, width, other)
+    shape = Shape(128, 64, depth, 8, 3) if mode == "half" else Shape(64, 64, depth, 4, 2)
+    return Choice(shape, shape, written=True)
+
+
+def _fitted(found: Choice, width: int) -> Choice:
+    """The entry with its depths cut to this width."""
+    forward, backward = (replace(x, depth=min(x.depth, width)) for x in (found.forward, found.backward))
+    return replace(found, forward=forward, backward=backward)
 
 
 def _roomy(shape: Shape) -> Shape:
     """At most 64 entries of a tile for a thread; 32 where these were 64 already."""
     if shape.rows * shape.columns < 128 * 128:
         return shape
-    return replace(shape, warps=8) if shape.warps == 4 else replace(shape, columns=64)
-
-
-def _paired(mode: str, width: int, other: int) -> Choice:
-    """Two encoders: two products per tile, so smaller tiles."""
-    wide = max(width, other)
-    if wide <= 128:
-        if mode == "half":
-            return Choice(Shape(128, 64, width, 4, 1, half=True), Shape(64, 64, width, 4, 2))
-        return Choice(Shape(64, 64, width, 4, 1, half=True), Shape(128, 32, width, 8, 3))
-    depth = min(64, width, other)
-    shape = Shape(128, 64, depth, 8, 3) if mode == "half" else Shape(64, 64, depth, 4, 2)
-    return Choice(shape, shape, written=True)
-
-
-def _deep(shape: Shape, depth: int) -> Shape:
-    return replace(shape, depth=depth)
+    if shape.warps == 8:
+        return replace(shape, columns=64)
+    return replace(shape, columns=64, stages=3) if shape.depth == 128 else replace(shape, warps=8)

@@ -2,9 +2,9 @@
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
 """What happens on one tile: the product of two blocks of rows, and what a negative adds to its row.
 
-s a similarity, k = log₂e / temperature, e = 2^(k·s) = e^{s/temperature}: one exponential per pair and no maximum to
-subtract, because cosines stay within ±1 and float32 holds e^±64. Derivatives are with respect to s, times the
-temperature.
+The rows carry a factor each, so that their products are x = s · log₂e / temperature, s the similarity: 2^x =
+e^{s/temperature} is one exponential per pair and nothing else, with no maximum to subtract, because cosines stay within
+±1 and float32 holds e^±64. (The hinge has no temperature: there x = s.) Derivatives are those for s / temperature.
 """
 
 import triton
@@ -28,13 +28,23 @@ def block(X, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.c
 def held(
     Q, QL, row,
     BM: tl.constexpr, BK: tl.constexpr, WIDTH: tl.constexpr, MODE: tl.constexpr, TMA: tl.constexpr,
+    zero=0.0, FIRM: tl.constexpr = False,
 ):  # fmt: skip
-    """The row block itself and its lower half, where one block spans the width; else nothing worth holding."""
+    """The row block itself and its lower half, where one block spans the width; else nothing worth holding.
+
+    FIRM: in registers. What a product gets from a load it reads from shared memory, again and again, which takes as
+    long as the product itself where columns are few; what it gets from a sum, even with ``zero``, stays where it is.
+    """
     if BK == WIDTH:
         q = block(Q, row, 0, BM, BK, WIDTH, TMA)
+        nothing = (tl.zeros((1, 1), tl.float32) + zero).to(q.dtype)
+        if FIRM:
+            q = q + nothing
         ql = q
         if MODE == "split":
             ql = block(QL, row, 0, BM, BK, WIDTH, TMA)
+            if FIRM:
+                ql = ql + nothing
         return q, ql
     else:
         nothing = tl.zeros((1,), tl.float32)
@@ -96,34 +106,38 @@ def product(
 
 
 @triton.jit
-def weight(s, slope, knee, least):
-    """Threshold's weight of a negative."""
-    return 1.0 + tl.maximum((s - knee) * slope, least)
+def weight(x, p0, p1, p2):
+    """Threshold's weight of a negative, a line that ends below."""
+    return tl.maximum(x * p0 + p1, p2)
 
 
 @triton.jit
-def steeper(s, slope, knee, least, live):
-    """Its derivative, times ``live``."""
-    return tl.where((s - knee) * slope > least, slope * live, 0.0)
+def steeper(x, p0, p3):
+    """Its derivative, which begins at p3: told from x itself, because no rounding may decide about a jump."""
+    return tl.where((x - p3) * p0 > 0, p0 * 1.4426950408889634, 0.0)
 
 
 @triton.jit
-def odds(s, b, k):
-    """e^{(b − s)/temperature}: how much more alike the other encoder finds a pair."""
-    return tl.exp2((b - s) * k)
+def relative(x, b, ui, uj):
+    """What a pair adds to each of its ends in the relative form, e + e² / (e + e_b · u), with one inverse for both.
+
+    u is at most √Σe² / e_b: no product leaves float32.
+    """
+    e = tl.exp2(x)
+    other = tl.exp2(b)
+    i = e + other * ui
+    j = e + other * uj
+    part = e * tl.rsqrt(i * j)  # one instruction and a product, where a division takes ten
+    part = part * part
+    return e + part * j, e + part * i
 
 
 @triton.jit
-def doubt(s, b, shift, k):
-    """1 + odds · shift, kept where the product of two of them is a float32 number: 1e-18 or 0, a weight is the same."""
-    return tl.minimum(1.0 + odds(s, b, k) * shift, 1e18, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def inverse(x):
-    """1 / x of positive numbers, by one instruction and a product where a division takes ten."""
-    y = tl.rsqrt(x)
-    return y * y
+def raw(x, b):
+    """The same for both ends, without u."""
+    e = tl.exp2(x)
+    part = e * tl.rsqrt(e + tl.exp2(b))
+    return e + part * part
 
 
 @triton.jit
@@ -152,84 +166,84 @@ def pushed(s, margin, SHAPE: tl.constexpr):
 
 @triton.jit
 def added(
-    s, b, shift, k, p0, p1, p2,
+    x, b, shift, p0, p1, p2,
     FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr,
 ):  # fmt: skip
     """What a negative adds to the two sums of one of its ends; the second one repeats the first where there is none.
 
-    ``shift`` belongs to that end, in the relative form.
+    ``shift`` belongs to that end, in the relative form. SQUARE: a plain pair adds e², a tilt has beta = 1.
     """
     if FAR == "hinge":
-        f = push(s, p0, SHAPE)
+        f = push(x, p0, SHAPE)
+        return f, f
+    elif FAR == "relative":
+        f, _ = relative(x, b, shift, shift)
+        return f, f
+    elif FAR == "raw":
+        f = raw(x, b)
         return f, f
     elif FAR == "tilt":
-        x = s * k
-        if SQUARE:  # beta = 1
+        if SQUARE:
             e = tl.exp2(x)
             return e * e, e
         else:
             return tl.exp2(x * (1.0 + p0)), tl.exp2(x * p0)
     else:
-        e = tl.exp2(s * k)
+        e = tl.exp2(x)
         if FAR == "threshold":
-            w = weight(s, p0, p1, p2)
+            w = weight(x, p0, p1, p2)
             return w * e, w
-        elif FAR == "relative":
-            return e + e * inverse(doubt(s, b, shift, k)), e
-        elif FAR == "raw":
-            return e * (1.0 + inverse(doubt(s, b, 1.0, k))), e
+        elif SQUARE:
+            return e * e, e
         else:
             return e, e
 
 
 @triton.jit
-def relative(s, b, ui, uj, k):
-    """What a pair adds to each of its ends in the relative form, with one inverse for both."""
-    e = tl.exp2(s * k)
-    i = doubt(s, b, ui, k)
-    j = doubt(s, b, uj, k)
-    part = e * inverse(i * j)
-    return e + part * j, e + part * i
-
-
-@triton.jit
 def pulled(
-    s, b, c0i, c1i, ui, c0j, c1j, uj, k, p0, p1, p2, live,
-    FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr, ONLINE: tl.constexpr,
+    x, b, c0i, c1i, ui, c0j, c1j, uj, p0, p1, p2, p3,
+    FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr, ONLINE: tl.constexpr, LIVE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of s: each end's coefficients times the derivative of what the pair added there.
 
-    ``u`` is the end's log-sum-exp (base 2) with a running maximum, its shift in the relative form.
+    ``u`` is the end's log-sum-exp (base 2) with a running maximum, its shift in the relative form. LIVE: gradient
+    flows through the weights too.
     """
     if FAR == "hinge":
-        return pushed(s, p0, SHAPE) * (c0i[:, None] + c0j[None, :])
+        return pushed(x, p0, SHAPE) * (c0i[:, None] + c0j[None, :])
     elif FAR == "tilt":
-        x = s * k
         if SQUARE:
             e = tl.exp2(x)
-            first = e * (1.0 + live)
-            return e * (first * (c0i[:, None] + c0j[None, :]) + live * (c1i[:, None] + c1j[None, :]))
+            if LIVE:
+                return e * (2.0 * e * (c0i[:, None] + c0j[None, :]) + (c1i[:, None] + c1j[None, :]))
+            else:
+                return e * e * (c0i[:, None] + c0j[None, :])
         else:
-            first = tl.exp2(x * (1.0 + p0)) * (1.0 + p0 * live)
-            second = tl.exp2(x * p0) * (p0 * live)
-            return first * (c0i[:, None] + c0j[None, :]) + second * (c1i[:, None] + c1j[None, :])
+            first = tl.exp2(x * (1.0 + p0)) * (c0i[:, None] + c0j[None, :])
+            if LIVE:
+                first = first * (1.0 + p0) + tl.exp2(x * p0) * p0 * (c1i[:, None] + c1j[None, :])
+            return first
     else:
         if ONLINE:
-            x = s * k
             if ROWS and COLUMNS:
                 e = tl.exp2(x - ui[:, None]) * c0i[:, None] + tl.exp2(x - uj[None, :]) * c0j[None, :]
             elif ROWS:  # an end that does not count has no log-sum-exp either
                 e = tl.exp2(x - ui[:, None]) * c0i[:, None]
             else:
                 e = tl.exp2(x - uj[None, :]) * c0j[None, :]
+            if FAR == "raw":
+                e = e * (1.0 + 1.0 / (1.0 + tl.exp2(b - x)))
         elif FAR == "relative":
-            i, j = relative(s, b, ui[:, None], uj[None, :], k)
+            i, j = relative(x, b, ui[:, None], uj[None, :])
             e = c0i[:, None] * i + c0j[None, :] * j
-        else:
-            e = tl.exp2(s * k) * (c0i[:, None] + c0j[None, :])
-        if FAR == "threshold":
-            e = e * (weight(s, p0, p1, p2) + steeper(s, p0, p1, p2, live))
         elif FAR == "raw":
-            e = e * (1.0 + inverse(doubt(s, b, 1.0, k)))
+            e = raw(x, b) * (c0i[:, None] + c0j[None, :])
+        else:
+            e = tl.exp2(x) * (c0i[:, None] + c0j[None, :])
+        if FAR == "threshold":
+            w = weight(x, p0, p1, p2)
+            if LIVE:
+                w += steeper(x, p0, p3)
+            e = e * w
         return e

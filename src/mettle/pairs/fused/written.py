@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""Gradients of wide embeddings: h goes through memory, in square blocks, and h·z is left to the library's product.
+"""Gradients of wide embeddings: h goes through memory, block by block, and h·z is left to the library's product.
 
 Compared with themselves, embeddings have a symmetric h: a block away from the diagonal pulls the rows of both its
 sides, and only half of the scores are computed again.
@@ -13,23 +13,28 @@ from mettle.pairs.fused.launch import Script
 from mettle.pairs.fused.prepare import PAD, Rows
 from mettle.pairs.fused.table import Shape
 
-SIDE = 8192  # rows and columns of a block: products of 512 columns then fill every multiprocessor once
+SIDE = 8192  # rows of a block, and columns at most: products of few columns then fill every multiprocessor
 ROOM = 1 << 25  # bytes of a block, or this many times the embeddings' entries where that is more
 TIMES = {"half": 16, "split": 20, "exact": 8}
 
 
 def written(
-    a: Rows, b: Rows, operands: tuple, tables: tuple, numbers: tuple, flags: dict, shape: Shape, script: Script,
+    a: Rows, b: Rows, operands: tuple, tables: tuple, numbers: tuple, flags: dict, shape: Shape, entries: int,
+    script: Script,
 ) -> Tensor:  # fmt: skip
-    """(1, padded, width) gradient of the rows of ``a``, times ``numbers[-1]`` / the largest coefficient."""
+    """(1, padded, width) gradient of the rows of ``a``, times ``numbers[-1]`` / the largest coefficient.
+
+    ``entries`` of all embeddings that are compared with say what memory may be used.
+    """
     padded, other, mode = len(a.full), len(b.full), flags["MODE"]
     g = torch.zeros(1, padded, a.width, device=a.full.device)
-    side = _side(mode, other * a.width)
-    h = torch.empty(min(side, padded) * min(side, other), dtype=a.high.dtype, device=a.full.device)
+    tallest = min(SIDE, padded)
+    widest = min(_columns(mode, tallest, entries), other)
+    h = torch.empty(tallest * widest, dtype=a.high.dtype, device=a.full.device)
     low = torch.empty_like(h) if mode == "split" else h
-    for i in range(0, a.n, side):
-        for j in range(i if a is b else 0, b.n, side):
-            tall, wide = min(side, padded - i), min(side, other - j)
+    for i in range(0, a.n, SIDE):
+        for j in range(i if a is b else 0, b.n, widest):
+            tall, wide = min(SIDE, padded - i), min(widest, other - j)
             script.launch(
                 f"scores {flags['ROWS']} {i} {j}",
                 far_scores,
@@ -42,16 +47,18 @@ def written(
             )
             block, rest = (x[: tall * wide].view(tall, wide) for x in (h, low))
             _pull(g[0, i : i + tall], block, rest, b, slice(j, j + wide), mode)
-            if a is b and j > i:
+            if a is b and j >= i + SIDE:
                 _pull(g[0, j : j + wide], block.T, rest.T, a, slice(i, i + tall), mode)
     return g
 
 
-def _side(mode: str, entries: int) -> int:
-    """Rows and columns of a block: whole tiles of every shape, within what memory allows."""
-    size = 2 if mode == "half" else 4
-    most = int((max(ROOM, TIMES[mode] * entries) // size) ** 0.5)
-    return min(SIDE, max(most // PAD, 1) * PAD)
+def _columns(mode: str, rows: int, entries: int) -> int:
+    """Columns of a block: as many as memory allows, SIDE or a half of it, or a half of that and so on."""
+    most = max(ROOM, TIMES[mode] * entries) // (rows * (2 if mode == "half" else 4))
+    columns = SIDE
+    while columns > max(most, PAD):
+        columns //= 2
+    return columns
 
 
 def _pull(g: Tensor, h: Tensor, low: Tensor, z: Rows, at: slice, mode: str) -> None:
