@@ -40,6 +40,11 @@ class AdaCos(ClassVectors):
         self.dynamic = dynamic
         self.register_buffer("scale", torch.tensor(math.sqrt(2) * math.log(num_classes - 1), dtype=torch.float64))
 
+    @property
+    def by_row(self) -> bool:
+        """The dynamic scale looks at all samples."""
+        return not self.dynamic and super().by_row
+
     def extra_repr(self) -> str:
         """As it was built."""
         return f"{super().extra_repr()}, dynamic={self.dynamic}"

@@ -37,6 +37,7 @@ class SimilarityRanking:
     measure: Likeness = "cosine"
 
     takes: ClassVar[str] = "triplets"
+    by_row: ClassVar[bool] = True  # items do not see each other: ranks need only their own
 
     def __post_init__(self) -> None:
         settings(self)

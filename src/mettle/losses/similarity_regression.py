@@ -36,6 +36,7 @@ class SimilarityRegression:
     measure: Likeness = "cosine"
 
     takes: ClassVar[str] = "pairs"
+    by_row: ClassVar[bool] = True  # items do not see each other: ranks need only their own
 
     def __post_init__(self) -> None:
         check_measure(self.measure)

@@ -23,6 +23,7 @@ from mettle.pairs.contract import (
 from mettle.pairs.engine import PairOutput, pair_loss
 from mettle.pairs.facts import PairFacts, pair_facts
 from mettle.pairs.queue import Queue
+from mettle.pairs.ranks import across_ranks
 
 __all__ = [
     "Acc",
@@ -36,6 +37,7 @@ __all__ = [
     "Rows",
     "Sweep",
     "Tile",
+    "across_ranks",
     "collect",
     "lse",
     "pair_facts",
