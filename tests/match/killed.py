@@ -23,11 +23,12 @@ from pathlib import Path
 
 import numpy as np
 
+from mettle.match.calibration import Calibration
 from mettle.match.record import Binding
 from mettle.match.sqlite import SqliteRecord
 
 DIM = 64
-VERBS = ("enrol", "replace", "delete", "compact", "snapshot", "anything")
+VERBS = ("enrol", "replace", "delete", "calibrate", "compact", "snapshot", "anything")
 
 
 def vectors(seed: int, n: int) -> np.ndarray:
@@ -40,6 +41,13 @@ def marks(seed: int, n: int) -> list[str]:
     return [hashlib.sha256(row.tobytes()).hexdigest()[:24] for row in vectors(seed, n)]
 
 
+def calibration(seed: int) -> Calibration:
+    """The calibration that a seed stands for; long, so that writing it takes several pages."""
+    rates = [(i + 1) / 400 for i in range(200)]
+    table = {repr(rate): {"threshold": round(0.9 - rate - seed % 97 / 1e4, 6)} for rate in rates}
+    return Calibration(table, people=seed, templates=2 * seed, sequence=0, fusion="best", model=None)
+
+
 def child(folder: Path, seed: int, names: list[str], pipe: int) -> None:
     """Change the gallery until killed."""
     rng = random.Random(seed)
@@ -50,7 +58,7 @@ def child(folder: Path, seed: int, names: list[str], pipe: int) -> None:
     record = SqliteRecord.open(folder / "record.sqlite")
     here = set(names)
     for turn in range(10_000):
-        verb = rng.choices(["enrol", "replace", "delete", "compact", "snapshot"], [8, 4, 5, 1, 1])[0]
+        verb = rng.choices(["enrol", "replace", "delete", "calibrate", "compact", "snapshot"], [8, 4, 5, 3, 1, 1])[0]
         name, number = f"person {rng.randrange(40)}", rng.randint(1, 4)
         if verb == "delete" and name not in here:
             verb = "enrol"
@@ -67,6 +75,8 @@ def act(record: SqliteRecord, folder: Path, task: dict):
         return record.compact()
     if verb == "snapshot":
         return record.snapshot(folder / "kept" / "snapshot.sqlite")
+    if verb == "calibrate":
+        return record.calibrate(calibration(task["seed"]))
     if verb == "delete":
         return record.delete(name, request=task["request"])
     return record.enrol(name, vectors(task["seed"], task["n"]), request=task["request"], replace=verb == "replace")
@@ -80,7 +90,8 @@ class Expected:
         self.sequence = 0
         self.last_number = 0
         self.snapshot_at = -1
-        self.history = {0: state_hash({})}
+        self.calibrated: int | None = None  # seed of the one that is kept
+        self.history = {0: state_hash({}, None)}
 
     def apply(self, task: dict, sequence: int, numbers: list[int]) -> None:
         if task["verb"] == "snapshot":
@@ -89,7 +100,10 @@ class Expected:
             return
         assert sequence == self.sequence + 1, f"sequence went from {self.sequence} to {sequence}"
         name = task["name"]
-        if task["verb"] == "delete":
+        if task["verb"] == "calibrate":
+            assert not numbers
+            self.calibrated = task["seed"]
+        elif task["verb"] == "delete":
             assert set(numbers) == set(self.people.pop(name)), "a deletion named other templates"
         else:
             assert len(numbers) == task["n"] and min(numbers) > self.last_number, "a number was used twice"
@@ -98,12 +112,12 @@ class Expected:
             self.people.setdefault(name, {}).update(zip(numbers, marks(task["seed"], task["n"]), strict=True))
             self.last_number = max(numbers)
         self.sequence = sequence
-        self.history[sequence] = state_hash(self.people)
+        self.history[sequence] = state_hash(self.people, self.calibrated)
 
 
-def state_hash(people: dict[str, dict[int, str]]) -> str:
+def state_hash(people: dict[str, dict[int, str]], calibrated: int | None) -> str:
     lines = sorted(f"{name} {number} {mark}" for name, rows in people.items() for number, mark in rows.items())
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return hashlib.sha256("\n".join([*lines, str(calibrated)]).encode()).hexdigest()
 
 
 def held(record: SqliteRecord) -> dict[str, dict[int, str]]:
@@ -112,6 +126,16 @@ def held(record: SqliteRecord) -> dict[str, dict[int, str]]:
         for number, name, row in zip(part.numbers.tolist(), part.identities, part.vectors, strict=True):
             people.setdefault(name, {})[number] = hashlib.sha256(row.tobytes()).hexdigest()[:24]
     return people
+
+
+def calibrated(record: SqliteRecord) -> int | None:
+    """Seed of the calibration that is kept, whole or not at all."""
+    standing = record.standing()
+    if standing is None:
+        return None
+    found = standing.calibration
+    assert found == calibration(found.people), "half a calibration, or of two"
+    return found.people
 
 
 def kill_once(folder: Path, expected: Expected, seed: int, target: str, delay: float) -> tuple[dict | None, int]:
@@ -169,6 +193,7 @@ def look(folder: Path, expected: Expected, pending: dict | None, rng: random.Ran
             settle(record, folder, expected, pending, repeated=True)
         assert record.sequence() == expected.sequence, f"sequence {record.sequence()}, expected {expected.sequence}"
         assert held(record) == expected.people, "acknowledged templates are lost, doubled or back again"
+        assert calibrated(record) == expected.calibrated, "an acknowledged calibration is lost"
         if pending is not None and not made and rng.random() < 0.5:
             settle(record, folder, expected, pending, repeated=False)  # what a client would do
             assert held(record) == expected.people
@@ -179,7 +204,8 @@ def look(folder: Path, expected: Expected, pending: dict | None, rng: random.Ran
     if kept.exists():
         copy = SqliteRecord.open(kept, write=False)
         at = copy.sequence()
-        assert at >= expected.snapshot_at and state_hash(held(copy)) == expected.history[at], "a bad snapshot"
+        same = state_hash(held(copy), calibrated(copy)) == expected.history[at]
+        assert at >= expected.snapshot_at and same, "a bad snapshot"
         copy.close()
     return made
 

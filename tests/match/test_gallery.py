@@ -469,6 +469,16 @@ def test_many_people_are_enrolled_in_few_changes(gallery):
     assert gallery.identify(rows[599]).match == "p599"
 
 
+def test_a_person_who_comes_row_by_row_is_looked_up_in_few_changes(gallery):
+    """Every change reads what the person has, so one change for each few rows would take time that is quadratic."""
+    rows = units(3000)
+    gallery.enrol("anna", rows[:10])
+    receipts = gallery.enrol_many([("anna", row) for row in rows] + [("ben", rows[0]), ("anna", rows[1])])
+    assert len(receipts) == 1
+    assert (len(receipts[0].numbers), receipts[0].skipped) == (2990 + 1, 11)
+    assert gallery.info().templates == 3001
+
+
 def test_a_snapshot_opens_as_a_gallery(full, tmp_path):
     full.snapshot(tmp_path / "copy")
     full.delete("person 00")

@@ -13,7 +13,7 @@ import killed
 import pytest
 from shelves import FileShelf, memory, units
 
-from mettle.errors import GalleryLocked
+from mettle.errors import GalleryError, GalleryLocked
 from mettle.match.record import Binding
 from mettle.match.sqlite import SqliteRecord
 
@@ -38,7 +38,8 @@ def test_g1_kill_loses_nothing_acknowledged(tmp_path):
         print(facts)
         assert facts["kills"] == kills and facts["acknowledged"] > kills
         during |= {verb: during.get(verb, 0) + count for verb, count in facts["killed during"].items()}
-    assert all(during.get(verb, 0) >= 3 for verb in ("enrol", "replace", "delete", "compact", "snapshot")), during
+    verbs = ("enrol", "replace", "delete", "calibrate", "compact", "snapshot")
+    assert all(during.get(verb, 0) >= 3 for verb in verbs), during
 
 
 @pytest.mark.slow
@@ -49,11 +50,12 @@ def test_g1_a_thousand_kills_lose_nothing_acknowledged():
     assert json.loads(done.stdout)["kills"] >= 300
 
 
-@pytest.mark.parametrize("damage", ["lost", "back again", "half", "not asked for"])
+@pytest.mark.parametrize("damage", ["lost", "back again", "half", "not asked for", "calibration lost", "or torn"])
 def test_g1_the_harness_would_see_a_loss(tmp_path, damage):
     record = SqliteRecord.create(tmp_path / "record.sqlite", Binding(killed.DIM))
     expected = killed.Expected()
-    for turn, (verb, name) in enumerate([("enrol", "a"), ("enrol", "b"), ("delete", "a"), ("snapshot", "")]):
+    verbs = [("enrol", "a"), ("enrol", "b"), ("delete", "a"), ("calibrate", ""), ("snapshot", "")]
+    for turn, (verb, name) in enumerate(verbs):
         task = {"verb": verb, "name": name, "seed": turn, "n": 3, "request": f"r{turn}"}
         receipt = killed.act(record, tmp_path, task)
         expected.apply(task, *((receipt.sequence, list(receipt.numbers)) if receipt else (0, [])))
@@ -63,6 +65,10 @@ def test_g1_the_harness_would_see_a_loss(tmp_path, damage):
     if damage == "lost":
         shelf.sql("DELETE FROM templates")
         shelf.sql("DELETE FROM identities")
+    elif damage == "calibration lost":
+        shelf.sql("DELETE FROM facts WHERE key = 'calibration'")
+    elif damage == "or torn":
+        shelf.sql("UPDATE facts SET value = replace(value, '0.7', '0.6') WHERE key = 'calibration'")
     elif damage == "half":
         shelf.sql("DELETE FROM templates WHERE number = 5")
     else:
@@ -70,8 +76,8 @@ def test_g1_the_harness_would_see_a_loss(tmp_path, damage):
         record.enrol("a", killed.vectors(0, 3))
         record.close()
         if damage == "back again":
-            shelf.sql("UPDATE counter SET sequence = 3")
-    with pytest.raises(AssertionError):
+            shelf.sql("UPDATE counter SET sequence = 4")
+    with pytest.raises((AssertionError, GalleryError)):
         killed.look(tmp_path, expected, None, random.Random(1))
 
 

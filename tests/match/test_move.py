@@ -85,6 +85,7 @@ class Faulty:
     def __init__(self, record, fault: str):
         self._record, self._fault = record, fault
         self.binding, self.size, self.digest = record.binding, record.size, record.digest
+        self.standing = record.standing
 
     def scan(self):
         for at, part in enumerate(self._record.scan(batch=5)):

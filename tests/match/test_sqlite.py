@@ -305,7 +305,7 @@ def test_another_database_is_refused(shelf, folder):
 def test_newer_and_armed_files_are_refused(shelf):
     shelf.create().close()
     original = shelf.path.read_bytes()
-    shelf.sql("PRAGMA user_version = 2")
+    shelf.sql("PRAGMA user_version = 3")
     with pytest.raises(GalleryError, match="upgrade mettle"):
         shelf.open()
     shelf.path.write_bytes(original)

@@ -16,17 +16,25 @@ def info(gallery: Where, as_json: Json = False) -> None:
     from mettle.match import Gallery
 
     with Gallery.open(gallery, read_only=True, create=False) as opened:
-        say(opened)
-        found = opened.info()
+        notes, found = opened.notes, opened.info()
     if as_json:
-        print(json.dumps(asdict(found), default=str))
+        print(json.dumps(asdict(found) | {"notes": notes}, default=str))
         return
+    for note in notes:
+        print(f"note: {note}")
     print(
         f"{found.where} ({found.kind}): {found.identities} people, {found.templates} templates of {found.dim} numbers"
     )
     print(f"  model {found.model or 'none: embeddings from elsewhere'}; several templates: {found.fusion}")
     for name, value in found.index.items():
         print(f"  index {name}: {value}")
+    if (kept := found.calibration) is not None:
+        rates = ", ".join(f"{rate:g}" for rate in kept["rates"])
+        print(
+            f"  calibrated for {rates} per person on {kept['people']} people "
+            f"with {kept['templates']} templates, after change {kept['sequence']}; since then {kept['came']} templates "
+            f"came and {kept['gone']} went{': stale' if kept['stale'] else ''}"
+        )
     for rate, entry in found.thresholds.items():
         _threshold(rate, entry)
 
@@ -37,22 +45,35 @@ def calibrate(
     far: Annotated[
         list[float] | None, typer.Option(help="False-accept rate per person. Repeatable; default: 0.1 0.01 0.001.")
     ] = None,
+    keep: Annotated[bool, typer.Option(help="Keep the thresholds in the gallery: its answers go by them.")] = True,
+    forget: Annotated[bool, typer.Option("--forget", help="Forget them: answer by the model's again.")] = False,
     as_json: Json = False,
 ) -> None:
     """Thresholds whose false-accept rate is per person, measured by trying everybody enrolled on the others."""
+    from mettle.errors import InputError
     from mettle.match import Gallery
 
-    with Gallery.open(gallery, read_only=True, create=False) as opened:
-        found, size = opened.calibrate(far or (0.1, 0.01, 0.001)), opened.info()
+    if forget and (far or not keep):
+        raise InputError("--forget measures nothing: give it alone, without --far and --no-keep")
+    with Gallery.open(gallery, read_only=not keep, create=False) as opened:
+        if forget:
+            had = opened.forget_calibration()
+            print("forgotten" if had else "nothing was kept: there is nothing to forget")
+            return
+        found, size, point = opened.calibrate(far or (0.1, 0.01, 0.001), keep=keep), opened.info(), opened.operating()
     if as_json:
         print(json.dumps(found))
         return
     for rate, entry in found.items():
         _threshold(rate, entry)
-    print(
-        f"measured by trying {size.templates} templates of {size.identities} people on everybody else; answer at one "
-        "of these by --threshold"
-    )
+    measurable = any(entry["threshold"] is not None for entry in found.values())
+    if not keep:
+        end = "not kept: answer at one of these by --threshold"
+    elif not measurable:
+        end = "nothing could be measured, so nothing was kept: enrol more people, or ask for higher rates"
+    else:
+        end = f"kept: answers at these rates go by it, and without --far at {point.far:g} per {point.per}"
+    print(f"measured by trying {size.templates} templates of {size.identities} people on everybody else; {end}")
 
 
 @gallery_app.command()
@@ -141,8 +162,8 @@ def snapshot(
 
 
 def _threshold(rate: str, entry: Any) -> None:
-    from mettle.match.operating import doubt
+    from mettle.match.operating import doubt, remark
 
     value, per = entry.get("threshold"), entry.get("per", "comparison")
-    said = "not measurable" if value is None else f"threshold {value:.4f}{doubt(float(rate), entry)}"
+    said = "not measurable" if value is None else f"threshold {value:.4f}{doubt(float(rate), entry)}{remark(entry)}"
     print(f"  false-accept rate {rate} per {per}: {said}")

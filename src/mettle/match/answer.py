@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from mettle.match.operating import Operating
 from mettle.match.record import Size
 
@@ -17,11 +15,12 @@ class Verified:
     identity: str
     score: float
     threshold: float
-    far: float | None  # false-accept rate of one comparison at the threshold; None: a threshold given by hand
+    far: float | None  # false-accept rate at the threshold, of what ``per`` says; None: a threshold given by hand
     match: bool
     templates: int  # how many the score was fused from
     basis: str = ""  # where the threshold comes from
     false_accepts: float | None = None  # largest share of strangers that this person accepts; None: not known
+    per: str | None = None  # what ``far`` counts: a "comparison" with one template, or a whole "person"
 
     @property
     def verdict(self) -> str:
@@ -42,8 +41,9 @@ class Candidate:
 class Identified:
     """Who is the probe, if anybody enrolled?
 
-    ``far`` is the rate of one comparison. A probe is compared with every template of everybody: of probes of people
-    who are not enrolled, up to ``false_matches`` are given a name.
+    ``far`` is the rate of one comparison with a template, or where the gallery was calibrated with a person: ``per``
+    says which. A probe is compared with every template of everybody: of probes of people who are not enrolled, up to
+    ``false_matches`` are given a name.
     """
 
     match: str | None  # the best candidate at or above the threshold; None: "no match"
@@ -54,6 +54,7 @@ class Identified:
     basis: str = ""
     templates: int = 0  # of all of them
     false_matches: float | None = None  # largest share of unknown probes that are given a name; None: not known
+    per: str | None = None  # what ``far`` counts: a "comparison" with one template, or a whole "person"
 
     @property
     def verdict(self) -> str:
@@ -74,18 +75,9 @@ class Info:
     fusion: str
     sequence: int
     index: Mapping[str, Any] = field(default_factory=dict)
-    thresholds: Mapping[str, Any] = field(default_factory=dict)
+    thresholds: Mapping[str, Any] = field(default_factory=dict)  # that answers are given at
     bytes: int | None = None
-
-
-def distinct(numbers: np.ndarray, scores: np.ndarray, names: Mapping[int, str | None]) -> list[tuple[str, float]]:
-    """People in the order of their best row; rows of people deleted meanwhile have no name and are left out."""
-    best: dict[str, float] = {}
-    for number, score in zip(numbers.tolist(), scores.tolist(), strict=True):
-        name = names.get(number) if number >= 0 else None
-        if name is not None and name not in best:
-            best[name] = min(1.0, max(-1.0, score))
-    return list(best.items())
+    calibration: Mapping[str, Any] | None = None  # kept in the record: on what it was measured, and whether it is stale
 
 
 def identified(best: list[tuple[str, float]], point: Operating, size: Size, bound: float | None) -> Identified:
@@ -93,5 +85,13 @@ def identified(best: list[tuple[str, float]], point: Operating, size: Size, boun
     candidates = tuple(Candidate(name, score, score >= point.threshold) for name, score in best)
     first = candidates[0].identity if candidates and candidates[0].match else None
     return Identified(
-        first, candidates, point.threshold, point.far, size.identities, point.basis, size.templates, bound
+        match=first,
+        candidates=candidates,
+        threshold=point.threshold,
+        far=point.far,
+        identities=size.identities,
+        basis=point.basis,
+        templates=size.templates,
+        false_matches=bound,
+        per=point.counts,
     )

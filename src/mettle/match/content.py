@@ -13,8 +13,6 @@ from mettle.errors import GalleryError, InputError
 from mettle.match.record import IDENTITY_BYTES, Binding
 
 UNIT = 1e-3  # how far from 1 the length of a template may be
-SAME = 1e-10  # squared distance of two templates of the same picture, embedded in batches of other sizes
-NEAR = 1e-4  # below 1 by more than this, a product of float32 rows is of different ones
 FLOATS = np.dtype("<f4")  # vectors are kept in one byte order, so files and checksums travel between machines
 
 
@@ -53,16 +51,6 @@ def vectors(given: Any, dim: int, argument: str = "vectors") -> np.ndarray:
     if len(wrong):
         raise InputError(f"{argument}[{wrong[0]}] must be finite and of length 1, its length is {length[wrong[0]]:.6g}")
     return array
-
-
-def new_rows(rows: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """The unit rows that are neither among the known ones nor among those before them, up to rounding."""
-    have, new = np.concatenate([known, rows]), np.ones(len(rows), np.bool_)
-    for i, row in enumerate(rows):
-        before = have[: len(known) + i]
-        close = before[before @ row > 1 - NEAR]  # a product says who may be the same, differences say who is
-        new[i] = not (np.square(close.astype(np.float64) - row).sum(1) <= SAME).any()
-    return rows[new]
 
 
 def checksum(number: int, identity: str, vector: bytes) -> int:

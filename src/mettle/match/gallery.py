@@ -16,36 +16,39 @@ import numpy as np
 from mettle.durable import write_folder
 from mettle.errors import GalleryError, InputError, UnknownIdentity
 from mettle.match import fusion as rules
-from mettle.match.answer import Identified, Info, Verified, distinct, identified
+from mettle.match.answer import Identified, Info, Verified, identified
+from mettle.match.calibration import summary
+from mettle.match.candidates import Candidates
 from mettle.match.choose import Measured, Wanted
+from mettle.match.crowd import enrol_crowd
 from mettle.match.embedding import Embedding, binding_of, check_same, copy_model, offered_binding
 from mettle.match.file import told
+from mettle.match.local import Local
 from mettle.match.move import Moved, move
 from mettle.match.naming import settled, spellings
-from mettle.match.operating import Operating, as_thresholds, check_fusion, most, operating
+from mettle.match.operating import Operating, as_thresholds, check_fusion, most
 from mettle.match.place import INDEX, MODEL, RECORD, bytes_of, exists, is_server, made, reopened, shown
 from mettle.match.postgres import PostgresRecord
-from mettle.match.record import Binding, Receipt, Record, Size, Templates
-from mettle.match.search import Local, Remote, Search
+from mettle.match.record import Binding, Receipt, Record, Templates
+from mettle.match.remote import Remote
+from mettle.match.search import Search
 from mettle.match.sqlite import SqliteRecord
+from mettle.match.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from mettle.train.artifact import Run
 
 MOST = 1000  # candidates of one answer
-TOGETHER = 256  # people of one change, when many are enrolled
 WHOSE = "say whose embeddings it will hold, by model=RUN or dim=N (on the command line --model RUN or --dim N)"
 MAKE = "look at the path, or make one: `mettle gallery enrol`, or Gallery.open with model=RUN or dim=N"
-TRIES = 5  # searches of one answer, where the people found are being changed
 
 
 class Gallery:
     """People and their templates. Open it with :meth:`open`; every method may be called from several threads."""
 
-    def __init__(self, where: str, record: Record, embedding: Embedding, search: Search, thresholds: Mapping[str, Any]):
+    def __init__(self, where: str, record: Record, embedding: Embedding, search: Search, thresholds: Thresholds):
         self.where, self._record, self._embedding, self._search = where, record, embedding, search
-        self._thresholds = thresholds
-        self._size: tuple[int, Size] = (-1, Size(0, 0))  # as of a change of the record
+        self._thresholds, self._candidates = thresholds, Candidates(record, search)
         self.closed = False
 
     @classmethod
@@ -68,8 +71,10 @@ class Gallery:
             model: the run whose embeddings it holds; needed once, when it is made (for pictures on PostgreSQL: always).
             dim: instead of a model, the length of embeddings that come from elsewhere.
             fusion: how several templates of a person become one score: ``best`` (default), ``mean`` or ``centroid``.
-            thresholds: ``{false-accept rate: threshold}``; by default those of the model's contract. Rates are per
-                comparison with one template, except in a table that :meth:`calibrate` gave: there per person.
+            thresholds: ``{false-accept rate: threshold}``. A new gallery keeps them; for one that exists they are
+                used while it is open, instead of its own: those that :meth:`calibrate` keeps, then those that it was
+                made with or of the model's contract. Rates are per comparison with one template, in a table that
+                :meth:`calibrate` gave per person.
             wanted: how fast, how exact and how small the index should be.
             read_only: beside the one writer of a folder there may be many readers.
             create: whether to make it where there is none.
@@ -84,6 +89,7 @@ class Gallery:
             raise InputError("give a model or a dim, not both: a model says how long its embeddings are")
         offered = offered_binding(run, dim, fusion, thresholds)
         folder = None if is_server(where) else Path(where)
+        known = as_thresholds(thresholds)
         if exists(where):
             record = reopened(where, read_only)
         elif read_only or not create:
@@ -91,7 +97,7 @@ class Gallery:
         elif offered is None:
             raise GalleryError(f"{shown(text)} is new: {WHOSE}")
         else:
-            record = made(where, offered, run)
+            record, known = made(where, offered, run), {}  # it is made with them: they are its own
         try:
             bound = record.binding
             if run is None and folder is not None and bound.model and (folder / MODEL / "run.json").is_file():
@@ -104,15 +110,15 @@ class Gallery:
                 raise GalleryError(
                     f"{shown(text)} was made with fusion={bound.fusion!r}, not {fusion!r}: give no fusion"
                 )
-            known = as_thresholds(thresholds) or bound.thresholds
-            check_fusion(known, bound.fusion)
-            if not known and run is not None:  # evaluated only after the gallery was made
-                known = as_thresholds(run.contract().get("thresholds"))
+            own = bound.thresholds
+            check_fusion(known or own, bound.fusion)
+            if not own and run is not None:  # evaluated only after the gallery was made
+                own = as_thresholds(run.contract().get("thresholds"))
             if isinstance(record, PostgresRecord) and bound.fusion == "best" and wanted.kind == "auto":
                 search: Search = Remote(record)
             else:
                 search = Local(record, None if folder is None else folder / INDEX, wanted, write=not read_only)
-            return cls(shown(text), record, Embedding(bound.dim, run), search, known)
+            return cls(shown(text), record, Embedding(bound.dim, run), search, Thresholds(record, known, own))
         except BaseException:
             record.close()
             raise
@@ -124,8 +130,9 @@ class Gallery:
 
     @property
     def notes(self) -> list[str]:
-        """What was found odd on opening, such as a damaged index that was built again."""
-        return list(self._search.notes)
+        """What is odd: an index that was damaged and built again on opening, a calibration that is stale."""
+        self._open()
+        return [*self._search.notes, *self._thresholds.notes()]
 
     @property
     def run(self) -> "Run":
@@ -175,41 +182,23 @@ class Gallery:
             replace: remove the person's former templates in the same change.
         """
         record, vectors = self._open(), self._embedding.vectors(templates)
-        name = settled(identity, self._has)
-        return record.enrol(name, vectors, request=request, replace=replace, distinct=True)
+        name, alike = settled(identity, record.has), spellings(identity)
+        return record.enrol(name, vectors, request=request, replace=replace, distinct=True, former=alike)
 
     def enrol_many(self, people: Iterable[tuple[str, Any]], *, replace: bool = False) -> list[Receipt]:
         """Enrol (identity, templates) of many people: some hundreds at a time become one durable change."""
-        record, receipts, seen = self._open(), [], set()
-        pending: list[tuple[str, np.ndarray]] = []
-
-        def send() -> None:
-            new = [person for person in pending if person[0] not in seen]
-            again = [person for person in pending if person[0] in seen]  # theirs from before is of this call: it stays
-            for some, anew in ((new, replace), (again, False)):
-                if some:
-                    receipts.append(record.enrol_many(some, replace=anew, distinct=True))
-            seen.update(name for name, _ in pending)
-            pending.clear()
-
-        for identity, templates in people:
-            pending.append((settled(identity, self._has), self._embedding.vectors(templates)))
-            if len(pending) == TOGETHER:
-                send()
-        send()
-        return receipts
+        return enrol_crowd(self._open(), people, self._embedding.vectors, replace=replace)
 
     def delete(self, identity: str, *, request: str | None = None) -> Receipt:
         """Remove a person: never found again once this returns, erased from disk by :meth:`compact`."""
-        record = self._open()
         *former, name = spellings(identity)
-        return record.delete(next((old for old in former if self._has(old)), name), request=request)
+        return self._open().delete(name, request=request, former=former)
 
     def verify(
         self, identity: str, probe: Any, *, far: float | None = None, threshold: float | None = None
     ) -> Verified:
         """Whether the probe is this person."""
-        point = self._operating(far, threshold)
+        point = self.operating(far=far, threshold=threshold)
         vector = self._embedding.one(probe)
         theirs = self._templates(identity)
         if not len(theirs.numbers):
@@ -217,14 +206,15 @@ class Gallery:
         rule, count = self.binding.fusion, len(theirs.numbers)
         score = rules.score(rule, vector, theirs.vectors)
         return Verified(
-            identity,
-            score,
-            point.threshold,
-            point.far,
-            score >= point.threshold,
-            count,
-            point.basis,
-            most(point, rule, 1, count),
+            identity=identity,
+            score=score,
+            threshold=point.threshold,
+            far=point.far,
+            match=score >= point.threshold,
+            templates=count,
+            basis=point.basis,
+            false_accepts=most(point, rule, 1, count),
+            per=point.counts,
         )
 
     def identify(
@@ -242,6 +232,11 @@ class Gallery:
         if isinstance(probes, Sequence) and not len(probes):
             return []
         return self._identify(self._embedding.vectors(probes), k, point)
+
+    def operating(self, *, far: float | None = None, threshold: float | None = None) -> Operating:
+        """The threshold that an answer is given at now, what its rate counts and where it comes from."""
+        self._open()
+        return self._thresholds.point(far, threshold)
 
     def embed(self, inputs: Any) -> np.ndarray:
         """(n, dim) embeddings of pictures by the gallery's model, of unit length."""
@@ -276,19 +271,36 @@ class Gallery:
             fusion=bound.fusion,
             sequence=record.sequence(),
             index=self._search.facts(),
-            thresholds=self._thresholds,
+            thresholds=self._thresholds.table(),
+            calibration=None if (kept := self._thresholds.standing()) is None else summary(kept),
             bytes=None if server else bytes_of(Path(self.where)),
         )
 
-    def calibrate(self, fars: Sequence[float] | float = (0.1, 0.01, 0.001)) -> dict[str, Any]:
+    def calibrate(self, fars: Sequence[float] | float = (0.1, 0.01, 0.001), *, keep: bool = True) -> dict[str, Any]:
         """Thresholds whose false-accept rate is per person, for the rule and the templates of this gallery.
 
-        Everybody's templates are tried on everybody else. Nothing is changed: give the table to :meth:`open` as
-        ``thresholds=``, or one of its thresholds with the question; calibrate again when the gallery has changed.
+        Everybody's templates are tried on everybody else. The record keeps what could be measured, durably, in the
+        place of an earlier calibration; answers at these rates go by it from then on, here and wherever the gallery is
+        open. Where too much has changed since, answers and :attr:`notes` say so: calibrate again.
+
+        Args:
+            fars: false-accept rates per person.
+            keep: False only measures: give the table to :meth:`open` as ``thresholds=``, or one of its thresholds
+                with the question.
         """
         from mettle.match.strangers import calibrated
 
-        return calibrated(self._open(), fars)
+        record = self._open()
+        if keep:
+            record.for_writing()  # before minutes are spent on it
+        found = calibrated(record, fars)
+        if keep and found.rates:
+            record.calibrate(found)
+        return dict(found.table)
+
+    def forget_calibration(self) -> bool:
+        """Answer by the thresholds of the model again; whether a calibration was kept until now."""
+        return not self._open().calibrate(None).repeated
 
     def reindex(self, wanted: Wanted | None = None) -> Measured | None:
         """Choose and build the index anew for the present size; returns what was measured against exact search."""
@@ -335,53 +347,17 @@ class Gallery:
         found = (record.templates(old) for old in former)
         return next((theirs for theirs in found if len(theirs.numbers)), None) or record.templates(name)
 
-    def _has(self, name: str) -> bool:
-        return len(self._open().templates(name).numbers) > 0
-
-    def _operating(self, far: float | None, threshold: float | None) -> Operating:
-        return operating(self._thresholds, self.binding.dim, far, threshold)
-
     def _asked(self, k: int, far: float | None, threshold: float | None) -> Operating:
         """The operating point of an identification, before any picture is looked at."""
         if not isinstance(k, int | np.integer) or isinstance(k, bool) or not 1 <= k <= MOST:
             raise InputError(f"k must be between 1 and {MOST}, got {k!r}")
-        return self._operating(far, threshold)
+        return self.operating(far=far, threshold=threshold)
 
     def _identify(self, probes: np.ndarray, k: int, point: Operating) -> list[Identified]:
-        found, size = self._candidates(probes, k), self._counted()
+        self._open()
+        found, size = self._candidates.best(probes, k), self._candidates.size()
         bound = most(point, self.binding.fusion, size.identities, size.templates)
         return [identified(best, point, size, bound) for best in found]
-
-    def _candidates(self, probes: np.ndarray, k: int) -> list[list[tuple[str, float]]]:
-        """The best k people of each probe: as many rows as it takes to see k different ones."""
-        record, m, tries = self._open(), k, 0
-        found: list[list[tuple[str, float]]] = [[] for _ in probes]
-        pending = np.arange(len(probes))
-        while len(pending):
-            scores, numbers = self._search.find(probes[pending], m)
-            known = np.unique(numbers[numbers >= 0])
-            names = dict(zip(known.tolist(), record.names(known), strict=True))
-            if None in names.values() and tries < TRIES:  # changed since the search, which follows when asked again
-                tries += 1
-                continue
-            short = []
-            for row, probe in enumerate(pending.tolist()):
-                found[probe] = distinct(numbers[row], scores[row], names)[:k]
-                if len(found[probe]) < k:
-                    short.append(probe)
-            if m >= self._search.rows():
-                break
-            pending, m = np.asarray(short, np.int64), min(4 * m, max(self._search.rows(), 1))
-        return found
-
-    def _counted(self) -> Size:
-        """Numbers of people and templates, counted once per change."""
-        record = self._open()
-        # A search has just asked how far the record has come: asking again would cost as much as the answer is worth.
-        sequence = self._search.sequence
-        if self._size[0] != sequence:
-            self._size = (sequence, record.size())
-        return self._size[1]
 
 
 def _run(model: "str | Path | Run | None") -> "Run | None":

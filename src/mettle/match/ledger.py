@@ -8,12 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace as replaced
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from mettle.errors import GalleryError, UnknownIdentity
-from mettle.match import content, statements
+from mettle.match import calibration, content, statements, twins
+from mettle.match.calibration import Calibration, Standing
 from mettle.match.content import Content, Tally
 from mettle.match.record import Binding, Changes, Receipt, Size, Templates
 from mettle.match.statements import Session, Tombstone
@@ -39,6 +40,10 @@ class Ledger(ABC):
     @abstractmethod
     def _reading(self) -> AbstractContextManager[Session]:
         """A transaction that reads one moment for as long as it is held."""
+
+    @abstractmethod
+    def for_writing(self) -> Any:
+        """Refuse, where it was opened for reading."""
 
     def _nameless(self) -> str | None:
         """What a request is called that the caller did not name; None: it needs no name."""
@@ -70,9 +75,10 @@ class Ledger(ABC):
         request: str | None = None,
         replace: bool = False,
         distinct: bool = False,
+        former: Sequence[str] = (),
     ) -> Receipt:
         """Add (m, dim) templates to an identity; the receipt has their numbers."""
-        return self._enrol([(identity, vectors)], request, replace, distinct)
+        return self._enrol([(identity, vectors)], request, replace, distinct, former)
 
     def enrol_many(
         self, people: Sequence[tuple[str, np.ndarray]], *, replace: bool = False, distinct: bool = False
@@ -81,13 +87,20 @@ class Ledger(ABC):
         return self._enrol(people, None, replace, distinct)
 
     def _enrol(
-        self, people: Sequence[tuple[str, np.ndarray]], request: str | None, replace: bool, distinct: bool
+        self,
+        people: Sequence[tuple[str, np.ndarray]],
+        request: str | None,
+        replace: bool,
+        distinct: bool,
+        former: Sequence[str] = (),
     ) -> Receipt:
         checked = [(content.name(identity), content.vectors(v, self._binding.dim)) for identity, v in people]
-        asked, name = self._asked("replace" if replace else "enrol", " ".join(who for who, _ in checked), request)
+        verb, name = "replace" if replace else "enrol", self._named(request)
+        asked = self._asked(verb, " ".join(who for who, _ in checked))
+        alike = {asked, *(self._asked(verb, other) for other in former)}
 
         def work(session: Session) -> Receipt:
-            if known := statements.served(session, name, asked):
+            if known := statements.served(session, name, alike):
                 return known
             sequence, first, _ = statements.counter(session)
             sequence, number, cleared, skipped = sequence + 1, first, set(), 0
@@ -101,7 +114,7 @@ class Ledger(ABC):
                     has = self._of(session, identity).vectors
                 cleared.add(identity)
                 if distinct:
-                    given, rows = len(rows), content.new_rows(rows, has)
+                    given, rows = len(rows), twins.new_rows(rows, has)
                     skipped += given - len(rows)
                 placed = [(number + i, owner, identity, row) for i, row in enumerate(rows)]
                 statements.insert(session, placed, sequence)
@@ -112,24 +125,49 @@ class Ledger(ABC):
         receipt = self._write(work, named=name is not None)
         return receipt if request is not None else replaced(receipt, repeated=False)
 
-    def delete(self, identity: str, *, request: str | None = None) -> Receipt:
+    def delete(self, identity: str, *, request: str | None = None, former: Sequence[str] = ()) -> Receipt:
         """Remove an identity and all its templates; the receipt has their numbers."""
-        identity = content.name(identity)
-        asked, name = self._asked("delete", identity, request)
+        names = [*(content.name(other) for other in former), content.name(identity)]
+        asked, name = {each: self._asked("delete", each) for each in names}, self._named(request)
 
         def work(session: Session) -> Receipt:
-            if known := statements.served(session, name, asked):
+            if known := statements.served(session, name, asked.values()):
                 return known
-            owner = statements.owner_of(session, identity)
+            owners = ((each, statements.owner_of(session, each)) for each in names)
+            who, owner = next((found for found in owners if found[1] is not None), (identity, None))
             if owner is None:
                 raise UnknownIdentity(f"nobody called {identity!r:.80} is enrolled: nothing was deleted")
             sequence, number, _ = statements.counter(session)
-            numbers = statements.remove(session, owner, sequence + 1, content.pseudonym(self._salt, identity), number)
+            numbers = statements.remove(session, owner, sequence + 1, content.pseudonym(self._salt, who), number)
             session.rows("DELETE FROM identities WHERE id = ?", owner)
-            return statements.acknowledge(session, name, asked, Receipt(sequence + 1, numbers), number)
+            return statements.acknowledge(session, name, asked[who], Receipt(sequence + 1, numbers), number)
 
         receipt = self._write(work, named=name is not None)
         return receipt if request is not None else replaced(receipt, repeated=False)
+
+    def has(self, identity: str) -> bool:
+        """Whether somebody is enrolled under exactly this name."""
+        identity = content.name(identity)
+        return self._read(lambda session: statements.owner_of(session, identity) is not None)
+
+    def standing(self) -> Standing | None:
+        """The calibration that is kept, and what has changed since."""
+        return self._read(statements.standing)
+
+    def calibrate(self, found: Calibration | None) -> Receipt:
+        """Keep a calibration instead of the former one, or none; the same one again is no change."""
+        text, tried = None if found is None else calibration.to_json(found), False
+
+        def work(session: Session) -> Receipt:
+            nonlocal tried
+            sequence, number, _ = statements.counter(session)
+            if statements.kept_calibration(session) == text:
+                return Receipt(sequence, (), repeated=not tried)  # or it was this call, and the line broke after it
+            tried = True
+            statements.keep_calibration(session, text)
+            return statements.acknowledge(session, None, "", Receipt(sequence + 1, ()), number)
+
+        return self._write(work, named=True)
 
     def templates(self, identity: str) -> Templates:
         """All templates of an identity; none: empty."""
@@ -233,7 +271,12 @@ class Ledger(ABC):
 
         return self._write(work)
 
-    def load(self, scan: Callable[[], Iterator[Templates]], agree: Callable[[Content, Content], None]) -> Receipt:
+    def load(
+        self,
+        scan: Callable[[], Iterator[Templates]],
+        agree: Callable[[Content, Content], None],
+        calibrated: Calibration | None = None,
+    ) -> Receipt:
         """Fill an empty record in one change; ``agree`` sees what came and what is here and may still refuse."""
 
         def work(session: Session) -> Receipt:
@@ -253,12 +296,18 @@ class Ledger(ABC):
                 part = statements.as_templates(session, rows, self._binding.dim)
                 here.add(part.identities, part.vectors)
             agree(came.content(), here.content())
+            if calibrated is not None:
+                text = calibration.to_json(replaced(calibrated, sequence=sequence + 1))
+                statements.keep_calibration(session, text)
             receipt = Receipt(sequence + 1, tuple(range(first, number)))
             return statements.acknowledge(session, None, "", receipt, number)
 
         return self._write(work)
 
-    def _asked(self, verb: str, identity: str, request: str | None) -> tuple[str, str | None]:
-        """What is asked, as a hash, and under which name."""
-        name = self._nameless() if request is None else content.name(request, "request")
-        return content.pseudonym(self._salt, f"{verb} {identity}"), name
+    def _asked(self, verb: str, identity: str) -> str:
+        """What is asked, as a hash."""
+        return content.pseudonym(self._salt, f"{verb} {identity}")
+
+    def _named(self, request: str | None) -> str | None:
+        """Under which name it is asked."""
+        return self._nameless() if request is None else content.name(request, "request")

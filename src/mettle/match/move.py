@@ -1,8 +1,9 @@
 """Moving a gallery from one kind of record to another, with proof that everything came through."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mettle.errors import GalleryError
+from mettle.match.calibration import Calibration
 from mettle.match.content import Content
 from mettle.match.ledger import Ledger
 from mettle.match.record import Record
@@ -24,7 +25,8 @@ def move(source: Record, target: Ledger) -> Moved:
     """Copy all live templates into an empty record of the same binding, in one change.
 
     Counts and digests of the source, of what came and of what the target holds are compared before the target commits:
-    where they differ, or anything fails, it stays empty. Numbers, requests and tombstones are the target's own.
+    where they differ, or anything fails, it stays empty. Numbers, requests and tombstones are the target's own. A
+    calibration goes along, and remembers what had changed since it was measured.
     """
     if source is target:
         raise GalleryError("source and target are the same gallery: move into a new one")
@@ -34,8 +36,13 @@ def move(source: Record, target: Ledger) -> Moved:
     if size.templates:
         raise GalleryError(f"the target holds {size.templates} templates already: move into a new gallery")
     promised = Content(source.size().identities, source.size().templates, source.digest())
-    target.load(source.scan, lambda came, here: _agree(promised, came, here))
+    target.load(source.scan, lambda came, here: _agree(promised, came, here), _carried(source))
     return Moved(promised.identities, promised.templates, promised.digest)
+
+
+def _carried(source: Record) -> Calibration | None:
+    standing = source.standing()
+    return None if standing is None else replace(standing.calibration, came=standing.came)
 
 
 def _agree(promised: Content, came: Content, here: Content) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mettle.errors import InputError
 from mettle.match import content
+from mettle.match.record import IDENTITY_BYTES
 
 _BREAKS = ("Cc", "Zl", "Zp")  # control characters, separators of lines and of paragraphs
 
@@ -17,8 +18,8 @@ _BREAKS = ("Cc", "Zl", "Zp")  # control characters, separators of lines and of p
 def spellings(identity: Any) -> tuple[str, ...]:
     """The names that a text may stand for: as it came, decomposed as some systems type it, and last composed."""
     given = content.name(identity)
-    composed = unicodedata.normalize("NFC", given)
-    others = (given, unicodedata.normalize("NFD", given))
+    composed, parts = unicodedata.normalize("NFC", given), unicodedata.normalize("NFD", given)
+    others = (given, parts) if len(parts.encode()) <= IDENTITY_BYTES else (given,)  # longer ones were never kept
     return *dict.fromkeys(text for text in others if text != composed), composed
 
 

@@ -1,8 +1,8 @@
 """At which threshold a gallery says yes, and the false-accept rate that it stands for.
 
 - A ``threshold`` given with the question is taken as it is, 0 included; its rate is not known.
-- Of the thresholds in the model's contract, or given when the gallery was made, the one for ``far`` is taken: by
-  default 1e-3, or the lowest rate that could be measured.
+- Of the gallery's `thresholds` (calibrated on its people, in the model's contract, or given by hand), the one for
+  ``far`` is taken: by default 1e-3, or the lowest rate that could be measured.
 - Where there are none, what independent directions of this dimension exceed at rate ``far``: an assumption, and the
   answer says so.
 
@@ -15,8 +15,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from scipy.special import betaincinv
 
 from mettle.errors import InputError
 
@@ -33,6 +31,11 @@ class Operating:
     per: str = "comparison"  # what ``far`` counts: "comparison" with one template, or with a whole "person"
     assumed: bool = False  # nothing was measured: independent directions
     templates: float = 1.0  # of a person, on average, where ``far`` counts people
+
+    @property
+    def counts(self) -> str | None:
+        """What ``far`` counts, None where there is none."""
+        return None if self.far is None else self.per
 
 
 def most(point: Operating, rule: str, people: int, templates: int) -> float | None:
@@ -82,7 +85,7 @@ def operating(
         listed = ", ".join(f"{rate:g}" for rate in sorted(known))
         raise InputError(f"no threshold was measured for far={wanted:g}; known are {listed}: ask for one of these")
     entry = known[at]
-    basis = str(entry.get("measured_on", "given when the gallery was made")) + doubt(at, entry)
+    basis = str(entry.get("measured_on", "given when the gallery was made")) + doubt(at, entry) + remark(entry)
     more = {"per": "person", "templates": float(entry["templates"])} if entry.get("per") == "person" else {}
     return Operating(float(entry["threshold"]), at, basis, **more)
 
@@ -97,11 +100,18 @@ def doubt(far: float, entry: Mapping[str, Any]) -> str:
     return f"; uncertain: it rests on {few} false accepts ({status})"
 
 
+def remark(entry: Mapping[str, Any]) -> str:
+    """What has become of a threshold since it was measured, to be put behind its basis; mostly empty."""
+    return f"; {entry['remark']}" if entry.get("remark") else ""
+
+
 def isotropic(dim: int, far: float) -> float:
     """The cosine that two independent directions in ``dim`` dimensions exceed with probability ``far``.
 
     (1 + cos) / 2 of independent directions follows Beta((dim - 1) / 2, (dim - 1) / 2).
     """
+    from scipy.special import betaincinv  # not needed to open a record
+
     if dim == 1:
         return 1.0
     half = (dim - 1) / 2

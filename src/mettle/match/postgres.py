@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import GalleryError, GalleryUnavailable, InputError
-from mettle.match import content, statements
+from mettle.match import content, schema, statements
 from mettle.match.ledger import Ledger, Result
 from mettle.match.record import Binding, Receipt
 from mettle.match.server import Lost, Server, ServerSession, address
@@ -22,24 +22,6 @@ WIDEST, WIDEST_INDEXED, INLINE = 16000, 2000, 1900  # numbers in a vector: at al
 PATIENT = 24 * 3600.0  # seconds for what rewrites or checks everything
 KINDS = ("exact", "hnsw")
 
-SCHEMA = """
-CREATE TABLE facts (key text PRIMARY KEY, value text NOT NULL);
-CREATE TABLE counter (id int PRIMARY KEY CHECK (id = 1), sequence int8 NOT NULL, number int8 NOT NULL,
-  floor int8 NOT NULL);
-CREATE TABLE identities (id int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text COLLATE "C" NOT NULL UNIQUE);
-CREATE TABLE templates (number int8 PRIMARY KEY, identity int8 NOT NULL REFERENCES identities (id),
-  sequence int8 NOT NULL, crc int8 NOT NULL, vector vector({dim}) NOT NULL);
-ALTER TABLE templates ALTER COLUMN vector SET STORAGE {storage};
-CREATE INDEX templates_identity ON templates (identity);
-CREATE INDEX templates_sequence ON templates (sequence);
-CREATE TABLE removals (number int8 PRIMARY KEY, sequence int8 NOT NULL);
-CREATE INDEX removals_sequence ON removals (sequence);
-CREATE TABLE tombstones (sequence int8 NOT NULL, person text NOT NULL, number int8 NOT NULL,
-  PRIMARY KEY (sequence, person));
-CREATE TABLE requests (name text COLLATE "C" PRIMARY KEY, asked text NOT NULL, sequence int8 NOT NULL,
-  numbers text NOT NULL);
-CREATE INDEX requests_sequence ON requests (sequence);
-"""
 LACKING = (
     "the PostgreSQL server lacks pgvector ({why}): install it there and let the database's owner run "
     "CREATE EXTENSION vector"
@@ -151,6 +133,11 @@ class PostgresRecord(Ledger):
         )
         return self._read(lambda session: int(session.rows(sql, self._server.schema)[0][0]))
 
+    def for_writing(self) -> None:
+        """Refuse, where it was opened for reading."""
+        if not self._writes:
+            raise GalleryError(f"the gallery {self._server.schema!r} was opened for reading: open it for writing")
+
     def close(self) -> None:
         """Close the connections; may be called twice."""
         self._server.close()
@@ -187,8 +174,7 @@ class PostgresRecord(Ledger):
             session.rows("COMMIT")
 
     def _write(self, work: Callable[[Session], Receipt], *, named: bool = False) -> Receipt:
-        if not self._writes:
-            raise GalleryError(f"the gallery {self._server.schema!r} was opened for reading: open it for writing")
+        self.for_writing()
 
         def attempt() -> Receipt:
             committing = False
@@ -235,8 +221,7 @@ class PostgresRecord(Ledger):
 
     def _maintain(self, *statements: str) -> list[str]:
         """Run statements outside transactions, with all the time they need; returns what the server remarked."""
-        if not self._writes:
-            raise GalleryError(f"the gallery {self._server.schema!r} was opened for reading: open it for writing")
+        self.for_writing()
         remarks: list[str] = []
 
         def attempt() -> None:
@@ -300,7 +285,7 @@ def _build(server: Server, binding: Binding) -> None:
             raise GalleryError(
                 f"the database has a gallery or schema {server.schema!r} already: open it, or choose another name"
             ) from None
-        for statement in SCHEMA.format(dim=binding.dim, storage=storage).split(";"):
+        for statement in schema.POSTGRES.format(dim=binding.dim, storage=storage).split(";"):
             if statement.strip():
                 session.rows(statement)
         statements.first_rows(session, binding)

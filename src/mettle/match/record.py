@@ -9,6 +9,7 @@ A record is SQL: `sqlite` (embedded) or `postgres` (a server). Both obey the sam
     sequence      = +1 per acknowledged change; `changes(after)` tells everything that happened since
     request       = the same request name twice changes nothing the second time and gives the first receipt; a name
                     that was used for another verb or identity is refused
+    calibration   = what was measured on the people enrolled; keeping or forgetting it is a change like any other
 
 Anything faster than SQL (an index) is a view that can be thrown away and built again from here.
 """
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+
+from mettle.match.calibration import Calibration, Standing
 
 IDENTITY_BYTES = 512  # longest name of an identity, in UTF-8
 
@@ -99,11 +102,12 @@ class Record(Protocol):
         request: str | None = None,
         replace: bool = False,
         distinct: bool = False,
+        former: Sequence[str] = (),
     ) -> Receipt:
         """Add (m, dim) templates to an identity.
 
         With ``replace`` its former ones are removed in the same change; with ``distinct`` those that it has already
-        are not added again.
+        are not added again. ``former``: other spellings under which the same request may have been served before.
         """
         ...
 
@@ -113,8 +117,24 @@ class Record(Protocol):
         """The same for several identities in one change."""
         ...
 
-    def delete(self, identity: str, *, request: str | None = None) -> Receipt:
-        """Remove an identity; raises UnknownIdentity where there is none."""
+    def delete(self, identity: str, *, request: str | None = None, former: Sequence[str] = ()) -> Receipt:
+        """Remove an identity, or of its ``former`` spellings one that is there; UnknownIdentity where there is none."""
+        ...
+
+    def has(self, identity: str) -> bool:
+        """Whether somebody is enrolled under exactly this name."""
+        ...
+
+    def standing(self) -> Standing | None:
+        """The calibration that is kept, and what has changed since; None where there is none."""
+        ...
+
+    def calibrate(self, found: Calibration | None) -> Receipt:
+        """Keep a calibration instead of the former one; None: forget it."""
+        ...
+
+    def for_writing(self) -> Any:
+        """Refuse, where it was opened for reading."""
         ...
 
     def templates(self, identity: str) -> Templates:

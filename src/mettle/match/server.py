@@ -3,11 +3,8 @@
 Whatever goes wrong comes out as an error of ours, in one line and without the password.
 """
 
-import os
 import re
-import socket
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,12 +15,12 @@ import numpy as np
 
 from mettle.errors import GalleryError, GalleryUnavailable, InputError, MettleError, MissingExtra
 from mettle.match.content import FLOATS
+from mettle.match.watch import Watch
 
 DEFAULT = "mettle"  # name of a gallery where the URL gives none
 NAME = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_-]{0,62}")
 RESERVED = {"public", "information_schema"}
 UNREADABLE = "the URL of the PostgreSQL gallery cannot be read: look at its special characters and its options"
-GRACE = 1.0  # seconds after the server should have given up by itself
 
 
 class Lost(Exception):
@@ -225,7 +222,7 @@ class Server:
 class ServerSession:
     """One transaction on one connection."""
 
-    def __init__(self, connection: Any, watch: "Watch", limit: float):
+    def __init__(self, connection: Any, watch: Watch, limit: float):
         self._connection, self._watch, self._limit = connection, watch, limit
 
     def rows(self, sql: str, *values: Any) -> list[tuple]:
@@ -264,53 +261,3 @@ class ServerSession:
 
 def _marks(sql: str) -> str:
     return sql.replace("%", "%%").replace("?", "%s") if "?" in sql else sql
-
-
-class Watch:
-    """Cuts connections whose server has gone silent; its own timeouts do not help when it is frozen or unreachable."""
-
-    def __init__(self) -> None:
-        self._change = threading.Condition()
-        self._due: dict[int, tuple[Any, float]] = {}
-        self._thread: threading.Thread | None = None
-        self._stopped = False
-
-    @contextmanager
-    def over(self, connection: Any, limit: float) -> Iterator[None]:
-        """Cut ``connection`` if the block takes longer than ``limit`` and some grace."""
-        with self._change:
-            self._due[id(connection)] = (connection, time.monotonic() + limit + GRACE)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="mettle-watch", daemon=True)
-                self._thread.start()
-            elif len(self._due) == 1:
-                self._change.notify()
-        try:
-            yield
-        finally:
-            with self._change:
-                self._due.pop(id(connection), None)
-
-    def stop(self) -> None:
-        """End the thread."""
-        with self._change:
-            self._stopped = True
-            self._change.notify()
-
-    def _run(self) -> None:
-        with self._change:
-            while not self._stopped:
-                now = time.monotonic()
-                for key, (connection, due) in list(self._due.items()):
-                    if now > due:
-                        _cut(connection)
-                        del self._due[key]
-                self._change.wait(0.2 if self._due else None)
-
-
-def _cut(connection: Any) -> None:
-    """Shut the line down under the waiting driver, which then reports a lost connection."""
-    with suppress(OSError, ValueError, AttributeError):
-        handle = os.dup(connection.fileno())
-        with socket.socket(fileno=handle) as line:
-            line.shutdown(socket.SHUT_RDWR)

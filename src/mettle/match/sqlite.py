@@ -14,30 +14,13 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import GalleryError, GalleryUnavailable
-from mettle.match import file, statements
+from mettle.match import file, schema, statements
 from mettle.match.ledger import Ledger, Result
 from mettle.match.lock import Lock
 from mettle.match.record import Binding, Receipt
 from mettle.match.statements import Session
 
 PAGE_BYTES = 8192  # three templates of 512 numbers
-
-SCHEMA = """
-CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE counter (id INTEGER PRIMARY KEY CHECK (id = 1), sequence INTEGER NOT NULL, number INTEGER NOT NULL,
-  floor INTEGER NOT NULL);
-CREATE TABLE identities (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
-CREATE TABLE templates (number INTEGER PRIMARY KEY, identity INTEGER NOT NULL REFERENCES identities (id),
-  sequence INTEGER NOT NULL, crc INTEGER NOT NULL, vector BLOB NOT NULL);
-CREATE INDEX templates_identity ON templates (identity);
-CREATE INDEX templates_sequence ON templates (sequence);
-CREATE TABLE removals (number INTEGER PRIMARY KEY, sequence INTEGER NOT NULL);
-CREATE INDEX removals_sequence ON removals (sequence);
-CREATE TABLE tombstones (sequence INTEGER NOT NULL, person TEXT NOT NULL, number INTEGER NOT NULL,
-  PRIMARY KEY (sequence, person));
-CREATE TABLE requests (name TEXT PRIMARY KEY, asked TEXT NOT NULL, sequence INTEGER NOT NULL, numbers TEXT NOT NULL);
-CREATE INDEX requests_sequence ON requests (sequence);
-"""
 
 
 class SqliteSession:
@@ -123,7 +106,7 @@ class SqliteRecord(Ledger):
     def compact(self) -> None:
         """Rewrite the file without what was deleted, and empty the log: no byte of it stays in any file."""
         with self._mutex, file.told(self.path):
-            connection = self._for_writing()
+            connection = self.for_writing()
             _transact(connection, statements.forget)
             connection.execute("VACUUM")
             busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
@@ -208,9 +191,10 @@ class SqliteRecord(Ledger):
 
     def _write(self, work: Callable[[Session], Receipt], *, named: bool = False) -> Receipt:
         with self._mutex, file.told(self.path):
-            return _transact(self._for_writing(), work)
+            return _transact(self.for_writing(), work)
 
-    def _for_writing(self) -> sqlite3.Connection:
+    def for_writing(self) -> sqlite3.Connection:
+        """The connection that writes; refuses where it was opened for reading."""
         self._for_reading()
         if self._writer is None:
             raise GalleryError(f"{self.path} was opened for reading: open it for writing to change it")
@@ -239,8 +223,8 @@ def _fill(temporary: Path, binding: Binding) -> None:
     try:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         connection.execute(f"PRAGMA application_id = {file.APPLICATION}")
-        connection.execute(f"PRAGMA user_version = {statements.FORMAT}")
-        connection.executescript(SCHEMA)
+        connection.execute(f"PRAGMA user_version = {statements.PLAIN}")
+        connection.executescript(schema.SQLITE)
         _transact(connection, lambda session: statements.first_rows(session, binding))
     finally:
         connection.close()

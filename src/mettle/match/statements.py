@@ -1,6 +1,6 @@
 """The statements that every SQL record is made of, in words that SQLite and PostgreSQL both speak.
 
-    facts       format, binding, salt
+    facts       format, binding, salt; once it was calibrated, calibration
     counter     one row: sequence (last change), number (next template), floor (what came before it is forgotten)
     identities  id, name
     templates   number, identity, sequence (when it came), crc, vector
@@ -13,17 +13,18 @@ Every function works inside a transaction that its caller has opened.
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from mettle.errors import GalleryError, InputError
-from mettle.match import content
+from mettle.match import calibration, content
 from mettle.match.record import Binding, Receipt, Size, Templates
 
-FORMAT = 1
+FORMAT = 2  # the newest that is known
+PLAIN, CALIBRATED = 1, 2  # what a record says: the format that a reader must know in order not to answer wrongly
 REMEMBERED = 100_000  # changes whose removals and requests survive `compact`
 PAGE = 500  # values in one statement: every database takes as many
 FINDINGS = 100  # lines of `check`: more would help nobody
@@ -66,7 +67,7 @@ class Tombstone:
 
 def first_rows(session: Session, binding: Binding) -> None:
     """What stands in a new record."""
-    facts = {"format": str(FORMAT), "binding": content.to_json(binding), "salt": secrets.token_hex(32)}
+    facts = {"format": str(PLAIN), "binding": content.to_json(binding), "salt": secrets.token_hex(32)}
     session.many("INSERT INTO facts VALUES (?, ?)", list(facts.items()))
     session.rows("INSERT INTO counter (id, sequence, number, floor) VALUES (1, 0, 1, 0)")
 
@@ -80,6 +81,29 @@ def read_facts(session: Session) -> tuple[Binding, str]:
     if int(written) > FORMAT:
         raise GalleryError(f"a newer mettle wrote this gallery (format {written}, known is {FORMAT}): upgrade mettle")
     return content.from_json(facts.get("binding", "")), facts["salt"]
+
+
+def kept_calibration(session: Session) -> str | None:
+    """The calibration as it is written, None where there is none."""
+    found = session.rows("SELECT value FROM facts WHERE key = 'calibration'")
+    return found[0][0] if found else None
+
+
+def keep_calibration(session: Session, text: str | None) -> None:
+    """Write a calibration in the place of the former; None: none. Versions that do not know of it refuse the record."""
+    session.rows("DELETE FROM facts WHERE key = 'calibration'")
+    if text is not None:
+        session.rows("INSERT INTO facts (key, value) VALUES ('calibration', ?)", text)
+    session.rows("UPDATE facts SET value = ? WHERE key = 'format'", str(PLAIN if text is None else CALIBRATED))
+
+
+def standing(session: Session) -> calibration.Standing | None:
+    """The calibration, and what has changed since."""
+    if (text := kept_calibration(session)) is None:
+        return None
+    found, now = calibration.from_json(text), size(session)
+    new = session.rows("SELECT count(*) FROM templates WHERE sequence > ?", found.sequence)[0][0]
+    return calibration.Standing(found, now.identities, now.templates, new)
 
 
 def forget(session: Session) -> None:
@@ -125,15 +149,15 @@ def enter(session: Session, names: Sequence[str]) -> dict[str, int]:
     return keys
 
 
-def served(session: Session, request: str | None, asked: str) -> Receipt | None:
-    """The receipt of a request that was served before."""
+def served(session: Session, request: str | None, asked: Collection[str]) -> Receipt | None:
+    """The receipt of a request that was served before, for any of these questions: spellings of one name."""
     if request is None:
         return None
     found = session.rows("SELECT asked, sequence, numbers FROM requests WHERE name = ?", request)
     if not found:
         return None
     question, sequence, numbers = found[0]
-    if question != asked:
+    if question not in asked:
         raise InputError(f"request {request!r:.80} was used before for something else: give every request its own name")
     return Receipt(sequence, tuple(json.loads(numbers)), repeated=True)
 
@@ -197,6 +221,12 @@ def findings(session: Session, dim: int) -> list[str]:
                 found.append(str(error))
             except InputError:
                 found.append(f"template {row[0]} is not of unit length")
+    try:
+        kept = standing(session)
+        if kept is not None and kept.calibration.sequence > sequence:
+            found.append("the calibration comes from a change that was never made: calibrate again, or forget it")
+    except GalleryError as error:
+        found.append(str(error))
     rules = {
         f"identities i WHERE {ALONE}": "identities have no template",
         "templates t WHERE NOT EXISTS (SELECT 1 FROM identities i WHERE i.id = t.identity)": "templates are nobody's",

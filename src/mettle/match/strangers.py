@@ -16,8 +16,9 @@ import numpy as np
 from scipy.special import betainc
 
 from mettle.errors import GalleryError
-from mettle.evaluate import point
+from mettle.evaluate import point, several
 from mettle.match import fusion
+from mettle.match.calibration import Calibration
 from mettle.match.record import Record
 
 PAIRS = 10_000_000  # scores of a probe with a person, at most: 40 MB
@@ -25,11 +26,10 @@ CONFIDENCE = 0.95
 BLOCK = 1 << 22  # scores with single rows held at one time
 
 
-def calibrated(record: Record, fars: Sequence[float] | float, seed: int = 0) -> dict[str, Any]:
+def calibrated(record: Record, fars: Sequence[float] | float, seed: int = 0) -> Calibration:
     """A table of thresholds in the form of a contract's, with ``per`` "person"; above `PAIRS`, from a sample."""
-    fars = [fars] if isinstance(fars, int | float) else list(fars)
-    for far in fars:
-        point.rate(far)  # refuses what is no rate
+    fars = several.rates(fars)
+    sequence = record.sequence()  # before they are read: what comes in between counts as having come since
     vectors, owner = _everybody(record)
     people = int(owner[-1]) + 1 if len(owner) else 0
     if people < 2:
@@ -52,7 +52,8 @@ def calibrated(record: Record, fars: Sequence[float] | float, seed: int = 0) -> 
         "impostors": pairs,
         "measured_on": f"the {people} people enrolled, with {len(vectors)} templates: each tried on the others",
     }
-    return {repr(float(far)): _entry(scores, float(far), pairs) | about for far in fars}
+    table = {repr(float(far)): _entry(scores, float(far), pairs) | about for far in fars}
+    return Calibration(table, people, len(vectors), sequence, rule, record.binding.model)
 
 
 def _entry(scores: np.ndarray, far: float, pairs: int) -> dict[str, Any]:

@@ -1,0 +1,216 @@
+"""Search in an index in memory, which follows the record and is kept on disk for the next opening."""
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mettle.durable import sync_folder
+from mettle.match import fusion, view
+from mettle.match.choose import Measured, Wanted, build, outgrown
+from mettle.match.index import Exact, Index
+from mettle.match.record import Changes, Record, Templates
+from mettle.match.shared import Shared
+
+LOOKS = 5  # at a record that others are changing
+QUICK = 20_000  # rows: up to here a gallery measures and chooses its index whenever it opens without one
+
+
+class Local:
+    """An index in memory that follows the record.
+
+    With the rule ``best`` its rows are the templates, and it is kept on disk. With any other it has one row per person,
+    made when the gallery is opened and numbered by the newest template of that person.
+    """
+
+    def __init__(self, record: Record, folder: Path | None, wanted: Wanted, write: bool = True):
+        self.record, self.folder, self.wanted, self.write = record, folder, wanted, write
+        self.rule = record.binding.fusion
+        self.lock = Shared()
+        self.measured: Measured | None = None
+        self.notes: list[str] = []
+        self.sequence = self.saved = -1
+        self.owner: dict[int, str] = {}  # of templates, and
+        self.row: dict[str, int] = {}  # row of a person: both for fused rules only
+        self.index: Index = Exact(record.binding.dim)
+        self._open()
+
+    def find(self, probes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+        """By the index, once it is up to date."""
+        self.follow()
+        with self.lock.read():
+            return self.index.search(probes, m)
+
+    def rows(self) -> int:
+        """Rows of the index as it is."""
+        return len(self.index)
+
+    def facts(self) -> dict[str, Any]:
+        """Kind, size, and what was measured when it was built."""
+        found: dict[str, Any] = {"kind": self.index.kind, "rows": len(self.index)}
+        if self.measured is not None:
+            found["measured"] = str(self.measured)
+        if outgrown(len(self.index), self.measured) if self.measured else len(self.index) > QUICK:
+            found["advice"] = "no index was chosen for this size: `mettle gallery index` measures and chooses one"
+        return found
+
+    def follow(self) -> None:
+        """Take in what has happened to the record."""
+        if self.record.sequence() == self.sequence:
+            return
+        with self.lock.write():
+            news = self.record.changes(self.sequence)
+            if news is None:
+                self._anew()
+            else:
+                self._apply(news)
+
+    def reindex(self, wanted: Wanted | None = None) -> Measured | None:
+        """Choose and build the index again, measured against exact search, and keep it on disk."""
+        with self.lock.write():
+            former, self.wanted = self.wanted, wanted or self.wanted
+            try:
+                self._anew(choose=True)
+            except BaseException:
+                self.wanted = former
+                raise
+            self.saved = -1  # another index, though of the same content
+        self.save()
+        return self.measured
+
+    def save(self) -> None:
+        """Keep the index on disk, unless what is there is as new."""
+        if self.folder is None or not self.write or self.rule != "best" or self.saved == self.sequence:
+            return
+        with self.lock.read():
+            view.save(self.folder, self.index, self._about())
+            self.saved = self.sequence
+
+    def erase(self) -> None:
+        """Build the index on disk anew: deleted templates may be in the old one."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.reindex()
+
+    def check(self) -> list[str]:
+        """Whether the index holds exactly the rows that the record says; a writer beside us may need a second look."""
+        for _ in range(LOOKS):
+            self.follow()
+            with self.lock.read():
+                sequence, wanted, missing = self.sequence, 0, 0
+                for part in self.record.scan():
+                    numbers = part.numbers
+                    if self.rule != "best":
+                        numbers = _numbers(n for n in numbers.tolist() if self.row.get(self.owner.get(n, "")) == n)
+                    wanted += len(numbers)
+                    missing += int((~self.index.holds(numbers)).sum())
+                wrong = missing or len(self.index) != wanted
+                if not wrong:
+                    return []
+            if self.record.sequence() == sequence:
+                return [
+                    f"the index holds {len(self.index)} rows and lacks {missing} of {wanted}: build it anew (reindex)"
+                ]
+        return []
+
+    def _open(self) -> None:
+        if self.folder is not None and self.folder.is_dir() and self.rule == "best":
+            try:
+                loaded = view.load(self.folder, self._about(self.record.sequence()))
+                self.index, self.measured = loaded.index, loaded.measured
+                self.sequence = self.saved = loaded.sequence
+                self.follow()
+                return
+            except view.Stale as problem:
+                self.notes.append(f"the index on disk was not used ({problem}); built again from the record")
+                if self.write:  # it must not look valid once the record has come as far as it did
+                    (self.folder / view.MANIFEST).unlink(missing_ok=True)
+                    sync_folder(self.folder)
+        self._anew(choose=self.record.size().templates <= QUICK)
+
+    def _about(self, sequence: int | None = None) -> view.ViewFacts:
+        """What a view of this record is: as it stands, or as the record says that it should be."""
+        bound = self.record.binding
+        return view.ViewFacts(
+            sequence=self.sequence if sequence is None else sequence,
+            count=len(self.index) if sequence is None else self.record.size().templates,
+            dim=bound.dim,
+            metric=bound.metric,
+            model=bound.model,
+            fusion=bound.fusion,
+            kind=self.index.kind,
+            measured=self.measured,
+            record=self.record.identity,
+        )
+
+    def _anew(self, choose: bool = False) -> None:
+        """Everything from the record; without ``choose`` into an exact index, which takes no time to build."""
+        sequence = self.record.sequence()  # before the scan: what comes in between is taken in once more
+        numbers, vectors, people = [], [], []
+        for part in self.record.scan():
+            numbers.append(part.numbers)
+            vectors.append(part.vectors)
+            people.extend(part.identities)
+        dim = self.record.binding.dim
+        at = np.concatenate(numbers) if numbers else np.empty(0, np.int64)
+        table = np.concatenate(vectors) if vectors else np.empty((0, dim), np.float32)
+        owner: dict[int, str] = {}
+        row: dict[str, int] = {}
+        if self.rule != "best":
+            owner = dict(zip(at.tolist(), people, strict=True))
+            row, table = fused(self.rule, at, table, people)
+            at, people = _numbers(row.values()), list(row)
+        index, measured = Exact(dim), None
+        if choose and len(at):
+            built = build(table, at, self.wanted, labels=np.unique(people, return_inverse=True)[1])
+            index, measured = built.index, built.measured
+        else:
+            index.add(at, table)
+        # All at once: an index that could not be built leaves the former one, and what it knows, as they were.
+        self.index, self.measured, self.owner, self.row, self.sequence = index, measured, owner, row, sequence
+
+    def _apply(self, news: Changes) -> None:
+        if self.rule == "best":
+            self.index.remove(news.removed)
+            fresh = _unknown(news.added, self.index)
+            self.index.add(fresh.numbers, fresh.vectors)
+        else:
+            self._fuse_again(news)
+        self.sequence = news.sequence
+
+    def _fuse_again(self, news: Changes) -> None:
+        """The rows of everybody whose templates changed, made anew from the record."""
+        touched = {self.owner.pop(n) for n in news.removed.tolist() if n in self.owner} | set(news.added.identities)
+        self.index.remove(_numbers(self.row.pop(name) for name in sorted(touched) if name in self.row))
+        for name in sorted(touched):
+            now = self.record.templates(name)
+            if not len(now.numbers):
+                continue
+            self.owner |= dict.fromkeys(now.numbers.tolist(), name)
+            self.row[name] = int(now.numbers.max())
+            self.index.add(_numbers([self.row[name]]), fusion.rows(self.rule, now.vectors))
+
+
+def fused(rule: str, at: np.ndarray, table: np.ndarray, people: list[str]) -> tuple[dict[str, int], np.ndarray]:
+    """Everybody's row number (that of the newest template), and the rows in the same order."""
+    order: dict[str, list[int]] = {}
+    for position, name in enumerate(people):
+        order.setdefault(name, []).append(position)
+    made = [fusion.rows(rule, table[positions]) for positions in order.values()]
+    rows = np.concatenate(made) if made else np.empty((0, table.shape[1]), np.float32)
+    return {name: int(at[positions].max()) for name, positions in order.items()}, rows
+
+
+def _numbers(values: Iterable[int]) -> np.ndarray:
+    return np.fromiter(values, np.int64)
+
+
+def _unknown(added: Templates, index: Index) -> Templates:
+    """Additions that the index does not hold yet: a scan may have seen them before the change was told."""
+    new = ~index.holds(added.numbers)
+    if new.all():
+        return added
+    kept = tuple(name for name, keep in zip(added.identities, new, strict=True) if keep)
+    return Templates(added.numbers[new], kept, added.vectors[new])
