@@ -1,4 +1,4 @@
-"""`mettle serve`, `mettle keys`, `mettle trail` and `mettle --version` as a user types them."""
+"""`mettle serve`, `mettle keys`, `mettle trail`, `mettle --version` and the words of `mettle gallery`, as typed."""
 
 import re
 import signal
@@ -11,12 +11,17 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 import mettle as package
 from command_line import mettle
+from mettle.cli import app
 from mettle.data.decode import PIXELS
+from mettle.match import Gallery
 from mettle.service import Limits, Trail
 from small_runs import small_run
+
+ROWS = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +113,46 @@ def test_a_service_that_cannot_start_makes_nothing(trained, tmp_path, monkeypatc
     said = mettle("serve", trained.run.folder, *words, status=2)
     assert message in said
     assert list(tmp_path.iterdir()) == [] and sorted(trained.run.folder.iterdir()) == before
+
+
+def test_the_service_says_at_its_start_that_a_calibration_is_stale(trained, tmp_path):
+    with Gallery.open(tmp_path / "g", model=trained.run) as gallery:
+        gallery.enrol_many((f"person {k}", row) for k, row in enumerate(ROWS))
+        gallery.calibrate(0.1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # so that it ends by itself
+        words = ["serve", trained.run.folder, "--gallery", tmp_path / "g", "--port", taken.getsockname()[1]]
+        started = [CliRunner().invoke(app, list(map(str, words)))]
+        mettle("gallery", "delete", tmp_path / "g", "person 1")
+        with Gallery.open(tmp_path / "g") as gallery:
+            gallery.enrol_many((f"other {k}", -row) for k, row in enumerate(ROWS[:5]))
+        started.append(CliRunner().invoke(app, list(map(str, words))))
+    assert all("cannot listen" in str(one.exception) for one in started)
+    assert "40 people; http" in started[0].output and "stale" not in started[0].output
+    assert "note: the calibration is stale: measured on 40 people, 44 are enrolled now" in started[1].output
+
+
+def test_answers_of_a_calibrated_gallery_say_that_their_rate_is_per_person(tmp_path):
+    for name, row in (("rows", ROWS), ("one", ROWS[:1])):
+        np.save(tmp_path / f"{name}.npy", row)
+    with Gallery.open(tmp_path / "g", dim=8, thresholds={0.1: 0.9}) as gallery:
+        gallery.enrol_many((f"person {k}", row) for k, row in enumerate(ROWS))
+    verify = ("gallery", "verify", tmp_path / "g", "person 0", "--embeddings", tmp_path / "one.npy")
+    identify = ("gallery", "identify", tmp_path / "g", "--embeddings", tmp_path / "one.npy")
+    assert "(false-accept rate 0.1 a comparison, at most 0.1 of strangers accepted as this person;" in mettle(*verify)
+    mettle("gallery", "calibrate", tmp_path / "g", "--far", 0.1)
+    assert "(false-accept rate 0.1 a person, at most 0.1 of strangers accepted as this person;" in mettle(*verify)
+    assert "(false-accept rate 0.1 a person, at most 1 of strangers given a name;" in mettle(*identify)
+    said = mettle(*verify, "--threshold", 0.5)
+    assert "(false-accept rate unknown;" in said and "person," not in said and "None" not in said
+
+
+def test_a_deletion_that_is_tried_again_says_that_it_was_served(tmp_path):
+    with Gallery.open(tmp_path / "g", dim=8) as gallery:
+        gallery.enrol("Jos\u00e9", ROWS[:2])
+    first = mettle("gallery", "delete", tmp_path / "g", "Jose\u0301", "--request", "r1")
+    assert first.endswith(": 2 templates, change 2\n")
+    again = mettle("gallery", "delete", tmp_path / "g", "Jose\u0301", "--request", "r1")
+    assert again == first.rstrip("\n") + " (this request was served before)\n"
 
 
 def test_the_service_takes_pictures_as_large_as_training_does():

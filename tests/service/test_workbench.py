@@ -266,6 +266,37 @@ def test_without_a_gallery_of_its_own_the_page_asks_the_service_with_the_key_tha
         assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
 
 
+@pytest.fixture
+def everybody(source, run, tmp_path):
+    """All 24 people, enough to calibrate on."""
+    with np.load(source) as file, Gallery.open(tmp_path / "everybody.mettle", model=run) as opened:
+        for name in np.unique(file["label"]):
+            opened.enrol(str(name), list(file["images"][file["label"] == name][::2, :, :, 0]))
+        yield opened
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "service"])
+def test_the_page_says_what_the_rate_of_its_threshold_counts(browser, run, everybody, source, own):
+    with np.load(source) as file:
+        image, name = file["images"][0, :, :, 0], str(file["label"][0])  # enrolled as it is: always a match
+    app = create_app(everybody, runs=[run], routers=[routes([run], everybody if own else None, far=0.1)], far=0.1)
+    with running(app) as address, looking(browser, address, outside="/v1/") as page:
+
+        def said(claim: str) -> str:
+            page.fill("#live-claim", claim)
+            dropped(page, png(image))
+            page.wait_for_selector("#live-answer:not([aria-busy]) .candidates")
+            return page.locator("#live-answer .note").first.inner_text().replace("\u202f", " ").replace("\xa0", " ")
+
+        before = [said(claim) for claim in ("", name)]
+        assert all("false-accept rate of 10.0 % per comparison: " in note for note in before), before
+        threshold = everybody.calibrate(0.1)["0.1"]["threshold"]  # the page is not loaded again
+        stands = f"The threshold of {threshold:.3f} stands for a false-accept rate of 10.0 % per person: at most"
+        assert said("") == f"{stands} 100.0 % of strangers pass."
+        assert said(name) == f"{stands} 10.0 % of strangers pass.", "his four templates are four chances no longer"
+        assert "40.0 %" in before[1]
+
+
 @pytest.mark.parametrize("scopes", [(), ("identify",), ("verify",), ("identify", "verify")], ids="+".join)
 def test_the_page_offers_what_the_key_that_signed_in_may_ask(browser, run, gallery, source, tmp_path, scopes):
     token = create_key(tmp_path / "keys.json", "browser", ["workbench", *scopes])
@@ -314,6 +345,7 @@ def test_a_key_that_may_only_verify_learns_nothing_from_a_miss_on_the_page_eithe
         wrong, nobody = (ask("shy", name).json() for name in (next(iter(gallery.ids())), "nobody at all"))
         assert wrong | {"identity": ""} == nobody | {"identity": ""}
         assert wrong["match"] is False and wrong["score"] is None and wrong["templates"] is None
+        assert (wrong["threshold"], wrong["far"], wrong["per"]) == (0.99999, None, None)
         assert ask("open", next(iter(gallery.ids()))).json()["score"] is not None
         assert ask("open", "nobody at all").status_code == 404
 

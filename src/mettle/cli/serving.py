@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mettle.cli.galleries import say
 from mettle.cli.shell import app, cache, group
 
 keys_app = group("keys", "Keys of the HTTP service: who may ask it what.")
@@ -62,6 +63,7 @@ def serve(
             hosts=name or (),
             **point,
         )
+        say(people)
         where = f"http://{host}:{port}"
         print(f"{people.where}: {len(people)} people; {where}{'/workbench' if workbench else '/docs'}", flush=True)
         listen(service, host, port)

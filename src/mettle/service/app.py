@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 ABOUT = (
-    "Verify, identify, enrol and delete. Every answer carries the score, the threshold, the false-accept rate of one "
-    "comparison that it stands for, and the verdict. Keys go into the Authorization header."
+    "Verify, identify, enrol and delete. Every answer carries the score, the threshold, the false-accept rate that it "
+    "stands for (per comparison, or per person where the gallery is calibrated), and the verdict. Keys go into the "
+    "Authorization header."
 )
 
 
@@ -55,15 +56,16 @@ def create_app(
         from python_multipart import MultipartParser  # noqa: F401  (pictures come as multipart)
     except ImportError:
         raise MissingExtra('the service needs FastAPI: pip install "mettle-ml[app]"') from None
-    from mettle.match.operating import operating
     from mettle.service import api, shell
     from mettle.service.door import Door
     from mettle.service.origin import host_name
+    from mettle.service.point import Point
     from mettle.service.state import State
 
     limits = limits or Limits()
     if "*" in hosts:
         raise InputError("hosts must be names that this service goes by, such as match.example.org: '*' is any name")
+    gallery.operating(far=far, threshold=threshold)  # a point that it does not have is said now
     state = State(
         gallery=gallery,
         runs=tuple(runs),
@@ -71,9 +73,7 @@ def create_app(
         limits=limits,
         trail=Trail(trail) if isinstance(trail, Path | str) else trail,
         hosts=frozenset(host_name(name) for name in (*LOCAL, *hosts)),
-        far=far,
-        threshold=threshold,
-        point=operating(gallery.info().thresholds, gallery.binding.dim, far, threshold),
+        point=Point(gallery, far, threshold),
         pictures=_takes_pictures(gallery),
         pool=Pool(limits.workers, limits.queue, limits.work_seconds),
         per_key=Buckets(limits.per_key),

@@ -1,18 +1,21 @@
-"""Whether the gallery answers, asked at most once a second and never by two at a time."""
+"""Whether the gallery answers, asked at most once a second and never by two at a time.
+
+One that has lost the threshold that the service answers at, or whose calibration is damaged, does not.
+"""
 
 import asyncio
 import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mettle.match.gallery import Gallery
+    from mettle.service.point import Point
 
 
 class Health:
     """A probe of the gallery that cannot pile up, however slow the disk or the server behind it is."""
 
-    def __init__(self, gallery: "Gallery", *, patience: float = 2.0, fresh: float = 1.0):
-        self._gallery, self._patience, self._fresh = gallery, patience, fresh
+    def __init__(self, point: "Point", *, patience: float = 2.0, fresh: float = 1.0):
+        self._point, self._patience, self._fresh = point, patience, fresh
         self._asked: asyncio.Task[bool] | None = None
         self._known: tuple[float, bool] = (-1.0, False)
 
@@ -32,6 +35,7 @@ class Health:
 
     def _ask(self) -> bool:
         try:
-            return not self._gallery.closed and len(self._gallery) >= 0
+            self._point.now()
+            return len(self._point.gallery) >= 0
         except Exception:  # whatever it is, it is not ready
             return False

@@ -14,6 +14,7 @@ from mettle.match.answer import Candidate, Identified
 from mettle.match.gallery import MOST
 from mettle.match.naming import spellings
 from mettle.service.keys import Key
+from mettle.service.point import nobody
 from mettle.service.refusal import Refusal
 from mettle.service.schemas import CandidateAnswer, ChangeAnswer, EmbedAnswer, IdentifyAnswer, InfoAnswer, VerifyAnswer
 from mettle.service.state import State
@@ -30,26 +31,29 @@ def embedded(state: State, pictures: Sequence[bytes]) -> np.ndarray:
 
 def verify(state: State, key: Key, identity: str, probe: np.ndarray) -> VerifyAnswer:
     """Is it them? Nobody of that name answers like somebody else of that name."""
-    at, full = state.point, key.full(identity)
-    match, score, bound = False, None, None
+    full = key.full(identity)
     try:
-        found = state.gallery.verify(full, probe, far=state.far, threshold=state.threshold)
-        match, score, bound = found.match is True and math.isfinite(found.score), found.score, found.false_accepts
+        found = state.point.ask(state.gallery.verify, full, probe)
     except UnknownIdentity:
-        pass
+        found = nobody(full, state.point.now())
+    else:
+        if not found.match:
+            state.point.now()  # takes a while on a server: a miss must not tell by it whether the name is anybody's
+    match = found.match is True and math.isfinite(found.score)
     verdict = f"match: {identity}" if match else "no match"
     _tell(state, key, "verify", "match" if match else "no match", full)
     # A key that may only verify cannot learn from a failed try who is enrolled, or in which direction to improve.
-    seen = score is not None and math.isfinite(score) and (match or key.allows("identify"))
+    seen = math.isfinite(found.score) and (match or key.allows("identify"))
     return VerifyAnswer(
         identity=identity,
         match=match,
         verdict=verdict,
-        score=_rounded(state, score) if seen and score is not None else None,
-        threshold=at.threshold,
-        far=at.far,
-        false_accepts=bound if seen else None,
-        basis=at.basis,
+        score=_rounded(state, found.score) if seen else None,
+        threshold=found.threshold,
+        far=found.far,
+        per=found.per,
+        false_accepts=found.false_accepts if seen else None,
+        basis=_basis(key, found.per, found.basis),
     )
 
 
@@ -68,8 +72,9 @@ def identify(state: State, key: Key, probe: np.ndarray, k: int) -> IdentifyAnswe
         ],
         threshold=found.threshold,
         far=found.far,
+        per=found.per,
         false_matches=found.false_matches if key.tenant is None else None,
-        basis=found.basis,
+        basis=_basis(key, found.per, found.basis),
     )
 
 
@@ -114,7 +119,7 @@ def embed(state: State, key: Key, pictures: Sequence[bytes]) -> EmbedAnswer:
 
 def info(state: State, key: Key) -> InfoAnswer:
     """What this service takes; how much it holds is told to keys without a tenant only."""
-    facts, at, binding, limits = state.gallery.info(), state.point, state.gallery.binding, state.limits
+    facts, at, binding, limits = state.gallery.info(), state.point.now(), state.gallery.binding, state.limits
     alone = key.tenant is None
     names = ("body", "pixels", "parts", "templates", "k", "body_seconds", "work_seconds")
     return InfoAnswer(
@@ -128,7 +133,8 @@ def info(state: State, key: Key) -> InfoAnswer:
         index=str(facts.index.get("kind")) if facts.index.get("kind") else None,
         threshold=at.threshold,
         far=at.far,
-        basis=at.basis,
+        per=at.counts,
+        basis=_basis(key, at.counts, at.basis),
         runs=[run.name for run in state.runs],
         scopes=list(key.scopes),
         limits={name: float(getattr(limits, name)) for name in names},
@@ -139,17 +145,24 @@ def _candidates(state: State, key: Key, probe: np.ndarray, k: int) -> tuple[Iden
     """The k best of this key's tenant: all tenants share one index, so look deeper until there are enough."""
     deep = min(MOST, k if key.tenant is None else max(4 * k, 64))
     while True:
-        found = state.gallery.identify(probe, k=deep, far=state.far, threshold=state.threshold)
+        found = state.point.ask(state.gallery.identify, probe, k=deep)
         own = [Candidate(name, c.score, c.match) for c in found.candidates if (name := key.own(c.identity)) is not None]
         if key.tenant is None or len(own) >= k or len(found.candidates) < deep or deep == MOST:
             return found, own[:k]
         deep = min(MOST, 8 * deep)
 
 
+def _basis(key: Key, per: str | None, basis: str) -> str:
+    """On what a threshold rests. A calibration tells how many are enrolled, and by going stale lets them be counted by
+    whoever enrols until it does: no tenant's to know.
+    """
+    return "measured on the people enrolled" if key.tenant is not None and per == "person" else basis
+
+
 def _refuse_wolves(state: State, full: str, vectors: np.ndarray) -> None:
     """A template that looks like many people opens many doors: it is never enrolled."""
     most, own = state.limits.wolf, spellings(full)
-    for found in state.gallery.identify_many(vectors, k=most + 2, far=state.far, threshold=state.threshold):
+    for found in state.point.ask(state.gallery.identify_many, vectors, k=most + 2):
         if sum(c.match and c.identity not in own for c in found.candidates) > most:
             raise Refusal(409, "quarantined", "a template matches too many other identities and was not enrolled")
 

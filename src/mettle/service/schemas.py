@@ -4,7 +4,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FAR = "False-accept rate of one comparison, a probe with one template, at the threshold; null: not known."
+FAR = "False-accept rate at the threshold, of what `per` says; null: not known."
+PER = (
+    'What `far` counts: a "comparison" of a probe with one template, or a "person" with all of theirs where the '
+    "gallery is calibrated; null where `far` is."
+)
 IDENTITY = 120  # characters; with a tenant before it and four bytes each still within the record's limit
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e30, le=1e30)]
 Vector = Annotated[list[Number], Field(min_length=1, max_length=16_384)]
@@ -85,6 +89,7 @@ class VerifyAnswer(BaseModel):
     score: float | None = Field(description="Rounded; null where the key may not see scores that do not match.")
     threshold: float
     far: float | None = Field(description=FAR)
+    per: str | None = Field(description=PER)
     false_accepts: float | None = Field(
         description="Largest share of strangers that are accepted as this person, whose templates and fusion rule it "
         "counts; null: not known, or hidden with the score."
@@ -108,6 +113,7 @@ class IdentifyAnswer(BaseModel):
     candidates: list[CandidateAnswer]
     threshold: float
     far: float | None = Field(description=FAR)
+    per: str | None = Field(description=PER)
     false_matches: float | None = Field(
         description="Largest share of unknown probes that are given a name: it counts every template of everybody, and "
         "the fusion rule; null: not known, or not this key's to know."
@@ -146,6 +152,7 @@ class InfoAnswer(BaseModel):
     index: str | None
     threshold: float
     far: float | None = Field(description=FAR)
+    per: str | None = Field(description=PER)
     basis: str
     runs: list[str]
     scopes: list[str]

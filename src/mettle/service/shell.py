@@ -20,7 +20,7 @@ from mettle.service.state import State
 
 def routes(state: State, app: FastAPI, *, workbench: bool) -> APIRouter:
     """Everything but /v1."""
-    router, health = APIRouter(), Health(state.gallery)
+    router, health = APIRouter(), Health(state.point)
     unready = errors(421) | {503: {"model": schemas.HealthAnswer, "description": "The gallery does not answer."}}
     _gauges(state)
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mettle.match.operating import Operating
 from mettle.service.counters import Counters
 from mettle.service.keys import Keys
 from mettle.service.limits import Buckets, Limits
+from mettle.service.point import Point
 from mettle.service.pool import Pool
 from mettle.service.sessions import Sessions
 from mettle.service.trail import Trail
@@ -27,9 +27,7 @@ class State:
     limits: Limits
     trail: Trail | None
     hosts: frozenset[str]
-    far: float | None
-    threshold: float | None
-    point: Operating  # what these two, or the gallery's own defaults, stand for; clients do not choose it
+    point: Point  # where answers are given
     pictures: bool  # whether the gallery's model takes pictures
     pool: Pool
     per_key: Buckets

@@ -13,8 +13,8 @@ from fastapi.responses import JSONResponse
 
 from mettle.errors import MettleError, UnknownIdentity
 from mettle.match.answer import Identified, Verified
-from mettle.match.operating import operating
 from mettle.service.limits import Limits
+from mettle.service.point import Point, nobody
 from mettle.service.refusal import Refusal, translated
 from mettle.service.uploads import pixels
 
@@ -30,7 +30,7 @@ def live(
     limits: Limits | None = None,
 ) -> APIRouter:
     """Routes that answer from a gallery, at the operating point and within the limits that the service has."""
-    router, limits = APIRouter(), limits or Limits()
+    router, limits, point = APIRouter(), limits or Limits(), Point(gallery, far, threshold)
     hands = asyncio.Semaphore(limits.workers)  # a decoded picture is large: few at once
 
     async def answer(ask: Callable[[], dict[str, Any]]) -> Response:
@@ -46,7 +46,7 @@ def live(
         content = await _picture(request, limits.body)
 
         def ask() -> dict[str, Any]:
-            return identified(gallery.identify(pixels(content, limits), k=k, far=far, threshold=threshold))
+            return identified(point.ask(gallery.identify, pixels(content, limits), k=k))
 
         return await answer(ask)
 
@@ -56,13 +56,13 @@ def live(
         shy = key is not None and not key.allows("identify")  # as in the API: it learns from no miss
 
         def ask() -> dict[str, Any]:
+            at = point.now()  # asked for always: a name that is nobody's takes no longer
             try:
-                return verified(gallery.verify(identity, pixels(content, limits), far=far, threshold=threshold), shy)
+                return verified(point.ask(gallery.verify, identity, pixels(content, limits)), shy)
             except UnknownIdentity:
                 if not shy:
                     raise
-                point = operating(gallery.info().thresholds, gallery.binding.dim, far, threshold)
-                return verified(Verified(identity, 0.0, point.threshold, point.far, False, 0), shy)
+                return verified(nobody(identity, at), shy)
 
         return await answer(ask)
 
@@ -76,6 +76,7 @@ def identified(found: Identified) -> dict[str, Any]:
         "match": found.match,
         "threshold": found.threshold,
         "far": found.far,
+        "per": found.per,
         "strangers": found.false_matches,
         "candidates": [vars(c) for c in found.candidates],
     }
@@ -86,7 +87,7 @@ def verified(found: Verified, shy: bool = False) -> dict[str, Any]:
     told = {"score": found.score, "templates": found.templates, "strangers": found.false_accepts}
     if shy and not found.match:
         told = dict.fromkeys(told)
-    point = {"threshold": found.threshold, "far": found.far}
+    point = {"threshold": found.threshold, "far": found.far, "per": found.per}
     return {"verdict": found.verdict, "identity": found.identity, "match": found.match, **point, **told}
 
 

@@ -185,12 +185,12 @@ export class Live {
     );
   }
 
-  stands({ threshold, far, strangers, false_matches, false_accepts }) {
+  stands({ threshold, far, per, strangers, false_matches, false_accepts }) {
     const share = strangers ?? false_matches ?? false_accepts;
     const most = typeof share === "number" ? `: at most ${percent(share)} of strangers pass` : "";
     const stands =
       typeof far === "number"
-        ? `stands for a false-accept rate of ${percent(far)} per comparison${most}`
+        ? `stands for a false-accept rate of ${percent(far)}${per ? ` per ${per}` : ""}${most}`
         : "was given by hand; its false-accept rate is not known";
     return el("p", { class: "note", text: `The threshold of ${threshold.toFixed(3)} ${stands}.` });
   }
