@@ -13,3 +13,10 @@ def mettle(*words, status: int = 0) -> str:
         return str(done.exception)
     assert done.exit_code == status, f"{done.output}{done.exception!r}"
     return done.output
+
+
+def refused(*words) -> str:
+    """The one line of a command that is refused."""
+    said = mettle(*words, status=2)
+    assert "\n" not in said, said
+    return said

@@ -1,42 +1,18 @@
 """Data on the command line: other tables and pictures for a trained model, and what `data check` says."""
 
-import contextlib
 import csv
-import io
 import json
-import sys
+import tomllib
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from mettle.cli import main
+from command_line import mettle, refused
 from mettle.train.recipe import parse
 
 COLOURS = ("blue", "green", "red")
-
-
-def mettle(*arguments: object, code: int = 0) -> str:
-    """What a command prints, in this process: starting one takes longer than most of these commands."""
-    out, err = io.StringIO(), io.StringIO()
-    found = 0
-    argv = patch.object(sys, "argv", ["mettle", *map(str, arguments)])
-    with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main()
-        except SystemExit as leaving:
-            found = leaving.code or 0
-    assert found == code, out.getvalue() + err.getvalue()
-    return out.getvalue() if code < 2 else err.getvalue()
-
-
-def one_line(*arguments: object) -> str:
-    """The one line of a refused command."""
-    text = mettle(*arguments, code=2)
-    assert text.startswith("mettle: ") and text.count("\n") == 1, text
-    return text
 
 
 def table(path: Path, columns: list[str], rows: list[dict[str, object]]) -> Path:
@@ -102,8 +78,8 @@ def of_pictures(tmp_path_factory) -> Path:
     return folder / "runs" / "small"
 
 
-def embedded(run: Path, data: Path, output: Path) -> dict[str, np.ndarray]:
-    mettle("embed", run, data, "-o", output)
+def embedded(run: Path, data: Path, output: Path, *options: object) -> dict[str, np.ndarray]:
+    mettle("embed", run, data, "-o", output, *options)
     with np.load(output, allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
 
@@ -128,11 +104,11 @@ class TestTables:
     def test_what_was_never_trained_on_is_refused(self, of_rows, rows, tmp_path):
         amber = [row | {"colour": "amber"} for row in rows]
         path = table(tmp_path / "amber.csv", ["age", "colour", "height", "label"], amber)
-        assert "'amber' is a category" in one_line("embed", of_rows, path, "-o", tmp_path / "z.npz")
+        assert "'amber' is a category" in refused("embed", of_rows, path, "-o", tmp_path / "z.npz")
         renamed = [{"years" if key == "age" else key: value for key, value in row.items()} for row in rows]
         path = table(tmp_path / "renamed.csv", ["years", "colour", "height", "label"], renamed)
         for command in (["embed", of_rows, path, "-o", tmp_path / "z.npz"], ["evaluate", of_rows, "--data", path]):
-            assert "no column 'age'" in one_line(*command)
+            assert "no column 'age'" in refused(*command)
         assert not (tmp_path / "z.npz").exists()
 
 
@@ -163,8 +139,8 @@ class TestPictures:
         (tmp_path / "list.csv").write_text("file\nflat/2.png\n")
         listed = embedded(of_pictures, tmp_path / "list.csv", tmp_path / "listed.npz")
         np.testing.assert_allclose(listed["embeddings"][0], found["embeddings"][2], atol=1e-6)
-        assert "has no label" in one_line("train", "supcon", "--data", flat, "--runs", tmp_path / "runs")
-        assert "has no label" in one_line("data", "check", flat)
+        assert "has no label" in refused("train", "supcon", "--data", flat, "--runs", tmp_path / "runs")
+        assert "has no label" in refused("data", "check", flat)
 
     def test_a_folder_that_is_not_there_is_named(self, of_pictures, tmp_path):
         output = tmp_path / "gone" / "z.npz"
@@ -172,8 +148,155 @@ class TestPictures:
             ["embed", of_pictures, of_pictures.parents[1] / "set", "-o"],
             ["export", of_pictures, "--onnx"],
         ):
-            text = one_line(*command, output)
+            text = refused(*command, output)
             assert str(output.parent) in text and ".tmp-" not in text
+
+
+def named(found: dict[str, np.ndarray], column: str) -> list[str]:
+    """A column of an NPZ file in words."""
+    names = found.get(f"{column}_names")
+    return [str(value if names is None else names[value]) for value in found[column]]
+
+
+@pytest.fixture(scope="module")
+def places(rows, tmp_path_factory) -> dict[str, Path]:
+    """The same new rows twice: under the usual names and under others."""
+    folder = tmp_path_factory.mktemp("columns")
+    rng = np.random.default_rng(1)
+    new = []
+    for i, row in enumerate(rows):
+        there = {"age": f"{float(row['age']) + rng.normal():.4f}", "label": f"q{row['label']}"}
+        new.append(row | there | {"domain": "lab" if i % 2 else "field"})
+    odd = [{"who": row["label"], "where": row["domain"], **row} for row in new]
+    return {
+        "usual": table(folder / "usual.csv", ["age", "colour", "height", "label", "domain"], new),
+        "odd": table(folder / "odd.csv", ["where", "age", "colour", "who", "height"], odd),
+        "twice": table(folder / "twice.csv", ["age", "colour", "height", "who", "domain"], odd),
+    }
+
+
+class TestColumns:
+    """Other data call their columns as they like, and say so."""
+
+    ODD = ("--label", "who", "--domain", "where")
+
+    def test_evaluate_and_report_measure_the_same_under_any_names(self, of_rows, places, tmp_path):
+        said = mettle("evaluate", of_rows, "--data", places["usual"], "-o", tmp_path / "usual.json")
+        mettle("evaluate", of_rows, "--data", places["odd"], *self.ODD, "-o", tmp_path / "odd.json")
+        usual, odd = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("usual", "odd"))
+        assert set(odd["scenarios"]) == {"in-domain", "cross-domain"} and odd["scenarios"] == usual["scenarios"]
+        assert odd["data"]["test_identities"] == 10 and odd["data"]["shared_identities"] == 0
+        again = mettle("report", of_rows, "--data", places["odd"], *self.ODD, "-o", tmp_path / "page.html")
+        lines = [line for line in said.splitlines() if " EER " in line]
+        assert lines and set(lines) <= set(again.splitlines())
+        assert "cross-domain" in (tmp_path / "page.html").read_text()
+        assert not (of_rows / "metrics.json").exists() and not (of_rows / "report.html").exists()
+
+    def test_one_name_leaves_the_other_to_the_usual_ones(self, of_rows, places, tmp_path):
+        found = embedded(of_rows, places["twice"], tmp_path / "z.npz", "--label", "who")
+        assert set(named(found, "domain")) == {"lab", "field"}
+
+    def test_embed_keeps_what_was_named(self, of_rows, places, tmp_path):
+        usual = embedded(of_rows, places["usual"], tmp_path / "usual.npz")
+        odd = embedded(of_rows, places["odd"], tmp_path / "odd.npz", *self.ODD)
+        np.testing.assert_array_equal(odd["embeddings"], usual["embeddings"])
+        with places["odd"].open() as file:
+            wanted = list(csv.DictReader(file))
+        assert named(odd, "label") == [row["who"] for row in wanted]
+        assert named(odd, "domain") == [row["where"] for row in wanted]
+
+    def test_rows_to_embed_need_no_label_but_the_column_that_was_named(self, of_rows, rows, tmp_path):
+        some = [row | {"who": row["label"] if i % 2 else ""} for i, row in enumerate(rows)]
+        path = table(tmp_path / "some.csv", ["age", "colour", "height", "who"], some)
+        assert set(named(embedded(of_rows, path, tmp_path / "z.npz", "--label", "who"), "label")) >= {"", "p1"}
+        assert "no column 'whom'" in refused("embed", of_rows, path, "-o", tmp_path / "no.npz", "--label", "whom")
+        assert not (tmp_path / "no.npz").exists()
+
+    def test_a_gallery_of_everybody(self, of_rows, places, tmp_path):
+        enrol = ("gallery", "enrol", tmp_path / "g", "--model", of_rows, "--data", places["odd"])
+        assert "no column label" in refused(*enrol)
+        assert not (tmp_path / "g").exists()
+        assert "10 people enrolled, 60 templates" in mettle(*enrol, *self.ODD)
+        assert mettle("gallery", "ids", tmp_path / "g").split() == [f"qp{k}" for k in range(10)]
+        assert "did you mean 'where'" in refused(*enrol, "--label", "who", "--domain", "wehre")
+        for words in (["anna", "--embeddings", tmp_path / "z.npy"], ["--table", tmp_path / "z.npz"]):
+            assert "columns of --data" in refused("gallery", "enrol", tmp_path / "g", *words, "--label", "who")
+
+    def test_pictures_of_a_table(self, of_pictures, tmp_path):
+        source = of_pictures.parents[1] / "set"
+        files = sorted(source.rglob("*.png"))
+        lines = [f"{file};{file.parent.name}x;{'ab'[i % 2]}\n" for i, file in enumerate(files)]
+        (tmp_path / "m.csv").write_text("scan;person;lens\n" + "".join(lines))
+        names = ("--image", "scan", "--label", "person", "--domain", "lens")
+        wanted = embedded(of_pictures, source, tmp_path / "wanted.npz")
+        found = embedded(of_pictures, tmp_path / "m.csv", tmp_path / "z.npz", *names)
+        np.testing.assert_allclose(found["embeddings"], wanted["embeddings"], atol=1e-6)
+        assert named(found, "label") == [f"{file.parent.name}x" for file in files]
+        assert named(found, "domain") == ["ab"[i % 2] for i in range(len(files))]
+        said = mettle("evaluate", of_pictures, "--data", tmp_path / "m.csv", *names)
+        assert "32 test samples of 8 identities" in said and "cross-domain" in said
+        enrol = ("gallery", "enrol", tmp_path / "g", "--model", of_pictures, "--data", tmp_path / "m.csv")
+        assert "8 people enrolled, 32 templates" in mettle(*enrol, *names)
+        misnamed = ("--image", "scn", "--label", "person")
+        assert "did you mean 'scan'" in refused("evaluate", of_pictures, "--data", tmp_path / "m.csv", *misnamed)
+
+    def test_arrays_of_an_npz_file(self, of_pictures, tmp_path):
+        rng = np.random.default_rng(0)
+        person = np.repeat([f"r{k}" for k in range(6)], 4)
+        lens, path = np.tile(["a", "b"], 12), tmp_path / "odd.npz"
+        np.savez(path, images=rng.integers(0, 255, (24, 16, 8, 3), np.uint8), person=person, lens=lens, camera=lens)
+        assert "no labels in" in refused("evaluate", of_pictures, "--data", path)
+        said = mettle("evaluate", of_pictures, "--data", path, "--label", "person", "--domain", "lens")
+        assert "24 test samples of 6 identities" in said and "cross-domain" in said
+        said = mettle("evaluate", of_pictures, "--data", path, "--label", "person", "--domain", "")
+        assert "cross-domain" not in said
+        found = embedded(of_pictures, path, tmp_path / "z.npz", "--label", "person", "--domain", "lens")
+        assert named(found, "label") == person.tolist() and named(found, "domain") == lens.tolist()
+        assert "did you mean 'person'" in refused("evaluate", of_pictures, "--data", path, "--label", "persn")
+        wrong = ("--label", "person", "--image", "images")
+        assert "'image' does not apply" in refused("evaluate", of_pictures, "--data", path, *wrong)
+
+    def test_names_of_the_recipe_give_way(self, of_pictures, tmp_path):
+        """A run on a table with names of its own, and other data of another kind that have others."""
+        files = sorted((of_pictures.parents[1] / "set").rglob("*.png"))
+        lines = [f"{file};{file.parent.name};{'ab'[i % 2]}\n" for i, file in enumerate(files)]
+        (tmp_path / "m.csv").write_text("scan;person;lens\n" + "".join(lines))
+        plain = tomllib.loads((of_pictures / "recipe.toml").read_text())
+        names = {"image": "scan", "label": "person", "domain": "lens"}
+        plain |= {"data": {"source": str(tmp_path / "m.csv"), **names}}
+        (tmp_path / "small.toml").write_text(parse(plain).toml())
+        mettle("train", tmp_path / "small.toml", "--runs", tmp_path, "--no-report", "--set", "train.steps=1")
+        images = np.random.default_rng(0).integers(0, 255, (24, 16, 8, 3), np.uint8)
+        np.savez(tmp_path / "n.npz", images=images, who=np.repeat(np.arange(6), 4), place=np.tile([0, 1], 12))
+        evaluate = ("evaluate", tmp_path / "small", "--data", tmp_path / "n.npz")
+        assert "no array 'person'" in refused(*evaluate)
+        assert "no array 'lens'" in refused(*evaluate, "--label", "who")
+        assert "cross-domain" in mettle(*evaluate, "--label", "who", "--domain", "place")
+        assert "24 test samples of 6 identities" in mettle(*evaluate, "--label", "who", "--domain", "")
+
+    @pytest.mark.parametrize("option", ["--label", "--domain", "--image"])
+    def test_own_data_are_read_as_the_recipe_says(self, of_rows, option, tmp_path):
+        own, output = of_rows.parents[1] / "t.csv", tmp_path / "out"
+        assert f"{option} only with --data" in refused("evaluate", of_rows, option, "colour")
+        assert f"{option} only with --data" in refused("report", of_rows, option, "colour")
+        assert "report of one run" in refused("report", of_rows, of_rows, option, "colour", "-o", output)
+        for command in (
+            ["evaluate", of_rows, "--data", own, "-o", output],
+            ["report", of_rows, "--data", own, "-o", output],
+            ["embed", of_rows, own, "-o", output],
+            ["gallery", "enrol", output, "--model", of_rows, "--data", own],
+        ):
+            said = refused(*command, option, "colour")
+            assert said.startswith(f"{option} only with other data: {own} are those that {of_rows} was trained on")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_what_has_no_such_columns(self, of_rows, of_pictures, places, tmp_path):
+        (tmp_path / "other").mkdir()
+        for data in (tmp_path / "other", tmp_path / "one.png", "glyphs"):
+            said = refused("evaluate", of_pictures, "--data", data, "--label", "who", "--image", "scan")
+            assert said.startswith(f"--label and --image only with a table or an .npz file: {data} has no columns")
+        said = refused("evaluate", of_rows, "--data", places["odd"], "--label", "who", "--image", "age")
+        assert said.startswith("--image only with a model of pictures")
 
 
 class TestCheck:
@@ -182,7 +305,7 @@ class TestCheck:
             place = tmp_path / "d" / f"p{i % 5}" / f"{i}.png"
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(b"")
-        assert "50 errors, 0 warnings" in mettle("data", "check", tmp_path / "d", code=1)
+        assert "50 errors, 0 warnings" in mettle("data", "check", tmp_path / "d", status=1)
 
     def test_columns_and_layouts_are_remarked_on(self, tmp_path):
         rng = np.random.default_rng(0)
@@ -195,6 +318,6 @@ class TestCheck:
         names = [f"all/p{i // 2}/{i}.png" for i in range(4)]
         lines = [f"{name};who {i};{20 + i}\n" for i, name in enumerate(names)]
         (tmp_path / "m.csv").write_text("scan;label;age\n" + "".join(lines))
-        assert "rename it to path" in one_line("data", "check", tmp_path / "m.csv")
+        assert "rename it to path" in refused("data", "check", tmp_path / "m.csv")
         text = mettle("data", "check", tmp_path / "m.csv", "--image", "scan")
         assert "note: columns left out: 'age' (numbers)" in text

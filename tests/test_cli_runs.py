@@ -15,31 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
-from mettle.cli import app
+from command_line import mettle, refused
 from mettle.durable import sha256
-from mettle.errors import MettleError
 from mettle.train import open_run
 from mettle.train.recipe import parse
 from train.conftest import make_npz, tiny
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def mettle(*arguments: object) -> str:
-    """What a command prints."""
-    done = CliRunner().invoke(app, [*map(str, arguments)])
-    assert done.exit_code == 0, (done.output, done.exception)
-    return done.output
-
-
-def refused(*arguments: object) -> str:
-    """The one line of a command that is refused."""
-    done = CliRunner().invoke(app, [*map(str, arguments)])
-    assert isinstance(done.exception, MettleError), (done.output, done.exception)
-    assert "\n" not in str(done.exception)
-    return str(done.exception)
 
 
 def unsplit(path: Path, name: str = "{}", **options) -> Path:

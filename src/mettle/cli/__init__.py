@@ -12,11 +12,12 @@ from typing import Annotated
 import typer
 
 from mettle import __version__
-from mettle.cli import runs, files, galleries, upkeep, serving
+from mettle.cli import runs, files, galleries, upkeep, serving, doctor, ranks
 from mettle.cli.shell import app
 from mettle.errors import MettleError
 
-__all__ = ["app", "files", "galleries", "main", "runs", "serving", "upkeep"]  # each module registers its commands
+# Each module registers its commands.
+__all__ = ["app", "doctor", "files", "galleries", "main", "ranks", "runs", "serving", "upkeep"]
 
 
 def _version(wanted: bool) -> None:

@@ -9,7 +9,7 @@ from zipfile import BadZipFile
 
 import typer
 
-from mettle.cli.shell import group, samples_of
+from mettle.cli.shell import Domain, Image, Label, group, samples_of
 
 gallery_app = group("gallery", "Enrol people under a trained model and say who is who.")
 
@@ -40,6 +40,9 @@ def enrol(
         str | None, typer.Option(help="Enrol everybody of a data set by label: folder, .csv, .npz, 'glyphs'.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Of --data: only this split.")] = None,
+    label: Label = None,
+    domain: Domain = None,
+    image: Image = None,
     table: Annotated[
         Path | None, typer.Option(help="Enrol everybody of a file of embeddings and labels, as `mettle audit` reads.")
     ] = None,
@@ -59,12 +62,15 @@ def enrol(
         raise InputError("give IDENTITY and pictures, or --data, or --table: one of the three")
     if identity is None and request is not None:
         raise InputError("--request names the change of one IDENTITY: not with --data or --table")
+    columns = {"label": label, "domain": domain, "image": image}
+    if data is None and any(name is not None for name in columns.values()):
+        raise InputError("--label, --domain and --image name columns of --data: not with IDENTITY or --table")
     templates = None if identity is None else _given(pictures, embeddings)
     run = None if model is None else open_run(model)
     named: set[str] = set()
 
     def everybody(bound: Any, embeds: Any) -> Iterator[tuple[str, Any]]:
-        for name, theirs in _everybody(bound, embeds, data, split, table, where or ()):
+        for name, theirs in _everybody(bound, embeds, data, columns, split, table, where or ()):
             named.add(name)
             yield name, theirs
 
@@ -86,10 +92,9 @@ def enrol(
             )
             return
         receipt = opened.enrol(identity, templates if ready is None else ready[0][1], request=request, replace=replace)
-        again = " (this request was served before)" if receipt.repeated else ""
         print(
             f"enrolled {identity!r}: {len(receipt.numbers)} templates{_skipped(receipt.skipped)}, "
-            f"change {receipt.sequence}{again}"
+            f"change {receipt.sequence}{_again(receipt)}"
         )
 
 
@@ -154,7 +159,7 @@ def delete(
 
     with Gallery.open(gallery, create=False) as opened:
         receipt = opened.delete(identity, request=request)
-    print(f"deleted {identity!r}: {len(receipt.numbers)} templates, change {receipt.sequence}")
+    print(f"deleted {identity!r}: {len(receipt.numbers)} templates, change {receipt.sequence}{_again(receipt)}")
 
 
 def _given(pictures: list[Path] | None, embeddings: Path | None) -> Any:
@@ -178,7 +183,13 @@ def _array(path: Path) -> Any:
 
 
 def _everybody(
-    bound: Any, embeds: Any, data: str | None, split: str | None, table: Path | None, where: Sequence[str]
+    bound: Any,
+    embeds: Any,
+    data: str | None,
+    columns: dict[str, str | None],
+    split: str | None,
+    table: Path | None,
+    where: Sequence[str],
 ) -> Iterator[tuple[str, Any]]:
     """(identity, templates) of every label; ``embeds`` gives the run whose model embeds the data."""
     from mettle.errors import InputError
@@ -190,19 +201,24 @@ def _everybody(
     run = embeds()
     if run is None:
         raise InputError("--data must be embedded by a model: give --model RUN, or a --table of embeddings")
-    return people_of_samples(run.model(), samples_of(run, data), split)
+    return people_of_samples(run.model(), samples_of(run, data, **columns), split)
 
 
 def _skipped(count: int) -> str:
     return f", {count} skipped that were there already" if count else ""
 
 
+def _again(receipt: Any) -> str:
+    return " (this request was served before)" if receipt.repeated else ""
+
+
 def _point(found: Any, whom: str, most: float | None) -> str:
     if found.far is None:
         return f"threshold {found.threshold:.4f} (false-accept rate unknown; {found.basis})"
     known = "an unknown share" if most is None else f"at most {most:g}"
+    counts = "" if found.per is None else f" a {found.per}"
     return (
-        f"threshold {found.threshold:.4f} (false-accept rate {found.far:g} a comparison, {known} of strangers "
+        f"threshold {found.threshold:.4f} (false-accept rate {found.far:g}{counts}, {known} of strangers "
         f"{whom}; {found.basis})"
     )
 

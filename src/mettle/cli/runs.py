@@ -1,7 +1,6 @@
 """Commands around a run: train, evaluate, report, embed, export, recipes."""
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from mettle.cli.shell import (
+    Domain,
+    Image,
+    Label,
     RunFolder,
     Set,
     app,
     cache,
     in_folder,
     print_scenario,
+    progress,
     samples_of,
     share,
     writable,
@@ -54,7 +57,7 @@ def train(
         said.append(note)
         print(f"note: {note}", flush=True)
 
-    with _progress(plan.train.steps, plan.train.log_every) as show:
+    with progress(plan.train.steps, plan.train.log_every) as show:
         outcome = run_training(plan, folder, resume=resume, cache=cache(), progress=show, say=say)
     for note in outcome.notes:
         if note not in said:
@@ -72,6 +75,9 @@ def train(
 def evaluate(
     run: RunFolder,
     data: Annotated[str | None, typer.Option(help="Other data to evaluate on; default: the run's own.")] = None,
+    label: Label = None,
+    domain: Domain = None,
+    image: Image = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the metrics here as well.")] = None,
 ) -> None:
     """Measure a run: EER, AUC, TAR at false-accept rates, Recall@K, MAP@R, with intervals over identities."""
@@ -83,7 +89,7 @@ def evaluate(
 
     opened = open_run(run)
     place = in_folder(output)
-    samples = samples_of(opened, data)
+    samples = samples_of(opened, data, label=label, domain=domain, image=image)
     own = data is None or opened.made_of(samples.fingerprint())  # its own, at another place
     kept = own and _keeps(opened, output)
     found = evaluate_run(opened, samples, own_data=own, write=kept)
@@ -104,6 +110,9 @@ def report(
     data: Annotated[
         str | None, typer.Option(help="Other data to report on, with -o; or the run's own, where they are now.")
     ] = None,
+    label: Label = None,
+    domain: Domain = None,
+    image: Image = None,
 ) -> None:
     """Write the report of a run, or compare several runs on one page."""
     from mettle.errors import InputError
@@ -113,12 +122,13 @@ def report(
     opened = [open_run(run) for run in runs]
     in_folder(output)
     if len(opened) > 1:
-        if data is not None:
-            raise InputError("--data goes with the report of one run: a comparison is of what was measured already")
+        if [data, label, domain, image].count(None) < 4:
+            which = "--data, --label, --domain and --image go with the report of one run"
+            raise InputError(f"{which}: a comparison is of what was measured already")
         print(f"comparison: {write_comparison(opened, output or Path('comparison.html'))}")
         return
     kept = _keeps(opened[0], output)
-    samples = samples_of(opened[0], data)
+    samples = samples_of(opened[0], data, label=label, domain=domain, image=image)
     own = data is None or opened[0].made_of(samples.fingerprint())
     if not own and output is None:
         raise InputError(f"{data} are not the data that {runs[0]} was trained on: a page of them needs -o FILE")
@@ -130,6 +140,9 @@ def embed(
     run: RunFolder,
     data: Annotated[str, typer.Argument(help="Folder, .csv, .parquet, .npz, or 'glyphs'.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="NPZ file to write.")],
+    label: Label = None,
+    domain: Domain = None,
+    image: Image = None,
 ) -> None:
     """Embed a data set with a trained run: an NPZ with embeddings, ids, labels and all other columns."""
     from mettle.model.store import write_embeddings
@@ -137,7 +150,7 @@ def embed(
 
     opened = open_run(run)
     in_folder(output)
-    samples = samples_of(opened, data, labelled=False)
+    samples = samples_of(opened, data, label=label, domain=domain, image=image, labelled=False)
     print(write_embeddings(opened.model(), samples, output, weights=opened.contract()["weights"]))
 
 
@@ -246,50 +259,3 @@ def _free_name(runs: Path, stem: str, resume: bool) -> str:
     if resume or not (runs / stem).exists():
         return stem
     return next(f"{stem}-{k}" for k in range(2, 10**6) if not (runs / f"{stem}-{k}").exists())
-
-
-def _progress(steps: int, every: int) -> Any:
-    """A bar on a terminal, a plain line now and then elsewhere."""
-    from contextlib import contextmanager
-
-    def text(line: dict[str, Any]) -> str:
-        parts = [f"loss {line['loss']:.3f}"]
-        if "hard_negatives" in line:
-            parts.append(f"hard + {line['hard_positives']:.0%} - {line['hard_negatives']:.1%}")
-        return "  ".join(parts)
-
-    @contextmanager
-    def bar():
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-        )
-        with Progress(*columns) as shown:
-            task = shown.add_task("", total=steps)
-            last: dict[str, Any] = {}
-
-            def update(step: int, line: dict[str, Any]) -> None:
-                last.update(line)
-                shown.update(task, completed=step, description=text(last))
-
-            yield update
-
-    @contextmanager
-    def lines():
-        def update(step: int, line: dict[str, Any]) -> None:
-            if "seconds_per_step" in line and (step % (5 * every) == 0 or step == steps):
-                left = (steps - step) * line["seconds_per_step"]
-                busy = line["share_in_model_and_loss"]
-                print(
-                    f"step {step}/{steps}  {text(line)}  {left:.0f} s left  {busy:.1%} in model and loss",
-                    flush=True,
-                )
-
-        yield update
-
-    return bar() if sys.stdout.isatty() else lines()

@@ -1,4 +1,4 @@
-"""The application that commands register with, and what several of them use."""
+"""The application that commands register with, and what they share or show."""
 
 import os
 import sys
@@ -19,6 +19,11 @@ app = typer.Typer(
 
 Set = Annotated[list[str] | None, typer.Option("--set", help="Override a recipe key: table.key=value. Repeatable.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, as `mettle train` writes it.")]
+Label = Annotated[str | None, typer.Option(help="Column of labels of other data; default: as in the recipe.")]
+Domain = Annotated[str | None, typer.Option(help="Column of domains of other data; default: as in the recipe.")]
+Image = Annotated[
+    str | None, typer.Option(help="Column of picture files of other data, in a table; default: as in the recipe.")
+]
 
 
 def group(name: str, help: str) -> typer.Typer:
@@ -28,28 +33,63 @@ def group(name: str, help: str) -> typer.Typer:
     return made
 
 
-def samples_of(run: Any, data: str | None, **reading: Any) -> Any:
+def samples_of(
+    run: Any,
+    data: str | None,
+    *,
+    label: str | None = None,
+    domain: str | None = None,
+    image: str | None = None,
+    **reading: Any,
+) -> Any:
     """The run's own data, split as for training; or other data in the shape that its model takes, with their own split.
 
-    Other data that have no split stay without one: nothing of them needs holding out.
+    Other data that have no split stay without one: nothing of them needs holding out. ``label``, ``domain`` and
+    ``image`` name columns of other data, where they are not called as in the recipe.
     """
     from mettle.data.decode import SUFFIXES
     from mettle.train import prepare
+    from mettle.train.artifact import embedded
     from mettle.train.session import recognised
 
+    named = {k: v for k, v in {"label": label, "domain": domain, "image": image}.items() if v is not None}
+    flags = " and ".join(f"--{key}" for key in named)
+    pictures = data is not None and (Path(data).expanduser().is_dir() or Path(data).suffix.lower() in SUFFIXES)
+    if named and data is None:
+        raise InputError(f"{flags} only with --data: the run's own data are read as its recipe says")
+    if named and (pictures or embedded(str(data))):
+        raise InputError(f"{flags} only with a table or an .npz file: {data} has no columns to name, give it without")
     if data is None or recognised(run, data, cache()):
+        if named:
+            whose = f"{data} are those that {run.folder} was trained on, read as its recipe says"
+            raise InputError(f"{flags} only with other data: {whose}; give them without")
         return prepare(run.located(data), cache())
     asked = run.contract()["input"]
     shape = asked["shape"]
     other: dict[str, Any] = {"source": data, "unseen": [], "pairs": None, "triplets": None}
     if len(shape) == 3:
         other |= {"size": shape[1:], "channels": shape[0]}
-    if Path(data).expanduser().is_dir() or Path(data).suffix.lower() in SUFFIXES:  # pictures have no columns to name
-        other |= dict.fromkeys(("label", "domain", "groups", "features", "categories", "missing", "text", "image"))
+    elif image:
+        raise InputError(f"--image only with a model of pictures: that of {run.folder} takes numbers, give none")
+    if pictures or Path(data).suffix.lower() == ".npz":  # keys of a table say nothing about them
+        other |= dict.fromkeys(("features", "categories", "missing", "text", "image"))
+    if pictures:  # nor have these columns to name
+        other |= dict.fromkeys(("label", "domain", "groups"))
     if asked.get("columns"):
         reading["like"] = asked["columns"]
-    recipe = run.recipe.model_copy(update={"data": run.recipe.data.model_copy(update=other)})
+    if label is not None and not reading.get("labelled", True):
+        _refuse_unknown(data, label)
+    recipe = run.recipe.model_copy(update={"data": run.recipe.data.model_copy(update=other | named)})
     return prepare(recipe, cache(), divide=False, **reading)
+
+
+def _refuse_unknown(data: str, label: str) -> None:
+    """Where no labels are needed, a reader passes over a label column that is not there: not one that was asked for."""
+    from mettle.data.table import SUFFIXES, read_table
+
+    path = Path(data).expanduser()
+    if path.is_file() and path.name.lower().endswith(SUFFIXES):
+        read_table(path).known(label)
 
 
 def in_folder(path: Path | None) -> Path | None:
@@ -104,3 +144,50 @@ def accepted(points: list[dict[str, Any]]) -> str:
 def share(value: float | None) -> str:
     """A rate in per cent."""
     return "not measurable" if value is None else f"{value:.2%}"
+
+
+def progress(steps: int, every: int) -> Any:
+    """A bar on a terminal, a plain line now and then elsewhere."""
+    from contextlib import contextmanager
+
+    def text(line: dict[str, Any]) -> str:
+        parts = [f"loss {line['loss']:.3f}"]
+        if "hard_negatives" in line:
+            parts.append(f"hard + {line['hard_positives']:.0%} - {line['hard_negatives']:.1%}")
+        return "  ".join(parts)
+
+    @contextmanager
+    def bar():
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+        )
+        with Progress(*columns) as shown:
+            task = shown.add_task("", total=steps)
+            last: dict[str, Any] = {}
+
+            def update(step: int, line: dict[str, Any]) -> None:
+                last.update(line)
+                shown.update(task, completed=step, description=text(last))
+
+            yield update
+
+    @contextmanager
+    def lines():
+        def update(step: int, line: dict[str, Any]) -> None:
+            if "seconds_per_step" in line and (step % (5 * every) == 0 or step == steps):
+                left = (steps - step) * line["seconds_per_step"]
+                busy = line["share_in_model_and_loss"]
+                print(
+                    f"step {step}/{steps}  {text(line)}  {left:.0f} s left  {busy:.1%} in model and loss",
+                    flush=True,
+                )
+
+        yield update
+
+    return bar() if sys.stdout.isatty() else lines()
