@@ -317,6 +317,20 @@ def test_a_decimal_comma_is_named_and_never_a_category(write):
         read_manifest(write("v;label\n1,5;a\n2,25;b\n"))
 
 
+def test_what_the_user_names_as_categories_is_no_number_with_a_comma(write):
+    path = write("v;label\n1,2;a\n2,3;b\n 1,2;c\n")
+    with pytest.raises(DataError, match=r"data\.categories=\['v'\] \(in Python categories=\) if it is a name"):
+        read_manifest(path)
+    samples = read_manifest(path, categories=["v"])
+    assert samples.inputs.names == ("v=1,2", "v=2,3")
+    assert samples.read(np.arange(3)).tolist() == [[1, 0], [0, 1], [1, 0]]
+    assert read_manifest(path, categories=["v"], text="code").read(np.arange(3)).tolist() == [[0], [1], [0]]
+    again = read_manifest(write("v;label\n2,3;b\n", "later.csv"), like=samples.inputs.features)
+    assert again.read(np.arange(1)).tolist() == [[0, 1]]
+    with pytest.raises(DataError, match="'9,9' is a category that the model was not trained on"):
+        read_manifest(write("v;label\n9,9;b\n", "strange.csv"), like=samples.inputs.features)
+
+
 def test_a_label_in_another_case_is_asked_about(write):
     with pytest.raises(DataError, match=r"no column label in .*data\.label.*--label.*label=.*did you mean 'Label'\?"):
         read_manifest(write("path,Label\na.png,x\n"))

@@ -2,15 +2,17 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 from tables import judged
 
-from mettle.data.samples import Samples
+from mettle.data.samples import NO_SPLIT, Samples
 from mettle.evaluate import audit, read_embeddings
 from mettle.evaluate.protocol import summary
+from mettle.evaluate.run import evaluate_run
 from mettle.report.audit import write_audit
 from mettle.report.card import about, card, markdown, rows, tiles, warnings
 from mettle.report.comparison import comparison, verdict
@@ -70,6 +72,33 @@ def test_who_was_trained_on_is_told_as_far_as_it_is_known(made, shared, said, wa
     assert "3 of 40 test samples are exact copies of training samples (first: b.png, a copy of a.png)" in " ".join(
         warnings(metrics)
     )
+
+
+@pytest.mark.parametrize(
+    ("first", "said", "warned"),
+    [
+        (15, "none of them was trained on, going by names (open set)", None),
+        (
+            0,
+            "12 of them were also trained on, going by names (mixed set)",
+            "12 of 20 test identities were also trained",
+        ),
+    ],
+)
+def test_of_other_data_names_are_all_that_tells_who_was_trained_on(made, tmp_path, first, said, warned):
+    """As the command line says it: pictures of others who happen to be called the same look like acquaintances."""
+    keep = np.flatnonzero(made.samples.labels >= first)
+    strangers = replace(made.samples.take(keep), split=np.full(len(keep), NO_SPLIT, np.int8))
+    found = evaluate_run(made.run, strangers, own_data=False, write=False)
+    assert "going by names" in found.metrics["data"]["protocol"]
+    facts = card(made.run, found.metrics)
+    assert said in facts["about"]
+    page = write_report(made.run, found, tmp_path / "page.html").read_text()
+    assert said in markdown(facts) and said in page
+    names = [text for text in facts["warnings"] if "Equal names may be chance" in text]
+    assert len(names) == (warned is not None)
+    assert all(warned in text and "on, going by names." in text for text in names)
+    assert "going by names" not in markdown(card(made.run, made.evaluation.metrics))
 
 
 def test_a_pair_of_a_run_names_its_files(tmp_path):

@@ -1,6 +1,7 @@
 """HDML: who trains what, its identities, its batches, resuming."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,6 +49,28 @@ def method(loss=TRIPLET, *, unit=False, **options):
 def test_a_label_outside_the_classes_is_refused_by_name():
     with pytest.raises(InputError, match="label 8 is none of the 6 classes"):
         method().step(batch((7, 7, 3, 3, 8, 8)), 1e-3, 0.0)
+
+
+class Away(torch.Tensor):
+    """Labels that say they are on a GPU, until they are brought home."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    is_cuda = True
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+
+@pytest.mark.parametrize("loss", [TRIPLET, NPAIR], ids=["triplet", "npair"])
+def test_labels_on_a_gpu_are_refused_by_name_before_they_index_anything(loss):
+    """There an index that is none ends the process; here it would be an IndexError of torch's."""
+    strange = batch((7, 7, 3, 3, 8, 8))
+    aware, away = method(loss), strange.labels.as_subclass(Away)
+    assert away.is_cuda
+    with pytest.raises(InputError, match="label 8 is none of the 6 classes"):
+        aware.step(replace(strange, labels=away), 1e-3, 0.0)
+    fine = batch()
+    assert aware.step(replace(fine, labels=fine.labels.as_subclass(Away)), 1e-3, 0.0).applied
 
 
 def arrays(module):

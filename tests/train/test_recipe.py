@@ -61,6 +61,9 @@ def test_class_defaults_are_untouched_by_the_recipe():
         ("evaluate.fars=[]", "evaluate.fars"),
         ("evaluate.ks=[0]", "evaluate.ks.0"),
         ("evaluate.ks=[1, -2]", "evaluate.ks.1"),
+        ("evaluate.ks=0", "evaluate.ks.0"),
+        ("evaluate.ks=true", "evaluate.ks"),
+        ("evaluate.fars=2", "evaluate.fars.0"),
         ("loss.temperature=inf", "recipe key loss.temperature: a finite number"),
         ("loss.difficulty.beta=nan", "recipe key loss.difficulty.beta: a finite number"),
         ("train.rate=-inf", "recipe key train.rate: a finite number"),
@@ -101,6 +104,12 @@ def test_a_size_may_have_two_sides():
     assert recipe.data.size == [128, 64]
     assert parse(tomllib.loads(recipe.toml())) == recipe
     assert load("supcon", ["data.size=32"]).data.size == 32
+
+
+def test_one_rate_and_one_rank_are_lists_of_one():
+    recipe = load("supcon", ["evaluate.fars=0.01", "evaluate.ks=3"])
+    assert (recipe.evaluate.fars, recipe.evaluate.ks) == ([0.01], [3])
+    assert parse(tomllib.loads(recipe.toml())) == recipe
 
 
 @pytest.mark.parametrize("name", ["simclr", "jtt", "similarity-ranking"])

@@ -78,7 +78,7 @@ def read_npz(
     columns = {k: as_text(v, k) for k, v in arrays.items() if k not in used and v.shape == (len(inputs),)}
     who = _choose(columns, arrays, label, LABELS, "label", path)
     if who is None and labelled:
-        remedy = "name an array label, or name it with data.label in a recipe, --label of data check, label= in Python"
+        remedy = "name an array label, or say which: data.label in a recipe, --label in a command, label= in Python"
         raise DataError(f"no labels in {shown(path)}: {remedy}{nearest('label', columns)}")
     where = None if domain == "" else _choose(columns, arrays, domain, DOMAINS, "domain", path)
     ids = _choose(columns, arrays, None, IDS, "id", path)

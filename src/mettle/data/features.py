@@ -36,7 +36,7 @@ def new_rows(
     for name in names:
         numbers = None if name in categories else _numbers(table, name)
         if numbers is None:
-            values = _texts(table, name)
+            values = _texts(table, name, named=name in categories)
             known = Column.of(np.array(values)).names
             feature = Feature(name, known, text == "code")
             if text == "onehot" and len(known) > GROUP_VALUES:
@@ -72,7 +72,8 @@ def same_rows(table: Table, features: Sequence[Feature]) -> Rows:
                 raise table.error(odd[0], name, problem)
             parts.append(_filled(table, feature, numbers))
         else:
-            parts.append(_coded(table, feature, _texts(table, name)))
+            named = any(_COMMA.fullmatch(category) for category in feature.categories)
+            parts.append(_coded(table, feature, _texts(table, name, named=named)))
     return Rows(np.hstack(parts), features=features)
 
 
@@ -85,13 +86,14 @@ def mostly(values: Sequence[str], holds: Callable[[str], bool]) -> bool:
     return bool(known) and sum(map(holds, known)) >= MOSTLY * len(known)
 
 
-def _texts(table: Table, name: str) -> list[str]:
-    """A column of text without the blanks around it; numbers with a decimal comma are no text."""
+def _texts(table: Table, name: str, named: bool) -> list[str]:
+    """A column of text without the blanks around it; numbers with a decimal comma are none unless they were named."""
     values = [value.strip() for value in table.columns[name]]
-    if mostly(values, lambda value: _COMMA.fullmatch(value) is not None):
+    if not named and mostly(values, lambda value: _COMMA.fullmatch(value) is not None):
         row = next(i for i, value in enumerate(values) if _COMMA.fullmatch(value))
         point = values[row].replace(",", ".")
-        raise table.error(row, name, f"{shown(values[row])} has a decimal comma; write {point}")
+        remedy = f"write {point}, or set data.categories=[{name!r}] (in Python categories=) if it is a name"
+        raise table.error(row, name, f"{shown(values[row])} has a decimal comma; {remedy}")
     return values
 
 

@@ -68,7 +68,7 @@ def read_manifest(
     Args:
         path: ``.csv``, ``.tsv``, either with ``.gz``, or ``.parquet`` (which needs ``mettle-ml[parquet]``).
         label: The column that holds the label; by default ``label``, else ``y``.
-        domain: The column that holds the domain; by default ``domain`` when there is one.
+        domain: The column that holds the domain; by default ``domain`` when there is one; ``""`` for none.
         groups: The columns to keep as groups, see above.
         features: The columns to use as features, without pictures; by default all that are left.
         categories: Feature columns to treat as text although they hold numbers (codes, say).
@@ -92,9 +92,9 @@ def read_manifest(
     known = labelled or label in table.columns  # rows to embed may lack the column that a run was trained by
     who = _name(table, label if known else None, ("label", "y"), "label")
     if who is None and labelled:
-        remedy = "rename it, or name it with data.label in a recipe, --label of data check, label= in Python"
+        remedy = "rename it, or name it with data.label in a recipe, --label in a command, label= in Python"
         raise DataError(f"no column label in {shown(path)}: {remedy}{table.hint('label')}")
-    where = _name(table, domain, ("domain",), "domain")
+    where = None if domain == "" else _name(table, domain, ("domain",), "domain")
     trained = None if like is None else features_of(like)
     rows = trained is not None or (features is not None and image is None and "path" not in table.columns)
     pictures = None if rows else _picture_column(table, image)
@@ -159,7 +159,7 @@ def _refuse_pictures(table: Table, names: Sequence[str]) -> None:
     for name in names:
         if _names_pictures(table, name):
             problem = f"column {shown(name)} holds names of picture files, which are no features"
-            remedy = f"rename it to path, or set data.image={name!r} (in Python image=)"
+            remedy = f"rename it to path, or set data.image={name!r} (--image on the command line, image= in Python)"
             others = "or choose the features (data.features in a recipe, features= in Python)"
             raise DataError(f"{shown(table.path)}: {problem}: {remedy}, {others}")
 

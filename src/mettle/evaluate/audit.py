@@ -11,14 +11,13 @@ rows; ``limits`` says so. What the data cannot support is named in ``missing`` w
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from mettle.errors import InputError, MettleError
+from mettle.errors import InputError
 from mettle.evaluate import copies, plan
 from mettle.evaluate.audited import Audit, Way
 from mettle.evaluate.calibrate import Carried, calibrate
@@ -28,8 +27,10 @@ from mettle.evaluate.geometry import geometry
 from mettle.evaluate.groups import Groups, bands, class_size
 from mettle.evaluate.groups import groups as slice_by
 from mettle.evaluate.identification import Identification
+from mettle.evaluate.partial import Parts, affordable, sampled
 from mettle.evaluate.probe import Probe, probe
 from mettle.evaluate.retrieval import Retrieval, retrieval
+from mettle.evaluate.several import Numbers, rates
 from mettle.evaluate.suspects import HardPair, confusion, difficulty, hardest
 from mettle.evaluate.suspects import label_errors as find_label_errors
 from mettle.evaluate.suspects import same_subject as find_same_subject
@@ -52,7 +53,7 @@ def audit(
     domains: Any = None,
     groups: Mapping[str, Any] | None = None,
     ids: Any = None,
-    fars: Sequence[float] | float = FARS,
+    fars: Numbers = FARS,
     count: int = 24,
     most: int = MOST,
     seed: int = 0,
@@ -89,7 +90,7 @@ def audit(
     table = _table(table, labels, {"domains": domains, "groups": groups, "ids": ids})
     x, y, ids = table.values, table.label.codes, table.ids
     domain = None if table.domain is None else table.domain.codes
-    part = _Parts()
+    part = Parts()
     ways = _ways(x, y, ids, domain, chosen, part)
     everything = ways["all"].verification
     entire = len(y) <= most and ways["all"].retrieval is not None
@@ -138,13 +139,10 @@ def audit(
 
 def _rates(fars: Any) -> tuple[float, ...]:
     """False-accept rates, the largest first."""
-    try:
-        chosen = tuple(sorted({float(far) for far in np.atleast_1d(fars)}, reverse=True))
-    except (TypeError, ValueError):
-        chosen = ()
-    if not chosen or not all(0 < far < 1 for far in chosen):
-        raise InputError(f"fars must be rates between 0 and 1, such as 0.001: got {fars!r}")
-    return chosen
+    chosen = sorted(set(rates(fars)), reverse=True)
+    if chosen[0] == 1:
+        raise InputError(f"fars must be rates below 1, at which everybody is accepted: got {fars!r}")
+    return tuple(chosen)
 
 
 def _table(given: Any, labels: Any, others: Mapping[str, Any]) -> Embedded:
@@ -161,37 +159,8 @@ def _table(given: Any, labels: Any, others: Mapping[str, Any]) -> Embedded:
     return Embedded.of(given, labels, **others)
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """What could not be measured, and what was measured on some rows only, as it is found out."""
-
-    missing: dict[str, str] = field(default_factory=dict)
-    limits: list[str] = field(default_factory=list)
-
-    def attempt(self, name: str, make: Callable[[], Any]) -> Any:
-        """The part, or None with the reason kept."""
-        try:
-            return make()
-        except MettleError as error:
-            self.missing[name] = str(error)
-            return None
-
-
-def sampled(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """Positions of whole identities drawn at random, at most ``most`` of them; rows at random if two do not fit."""
-    if len(labels) <= most:
-        return np.arange(len(labels))
-    drawn = np.random.default_rng(seed)
-    values, counts = np.unique(labels, return_counts=True)
-    order = drawn.permutation(len(values))
-    fits = order[np.cumsum(counts[order]) <= most]
-    if len(fits) < 2:
-        return np.sort(drawn.permutation(len(labels))[:most])
-    return np.flatnonzero(np.isin(labels, values[fits]))
-
-
 def _ways(
-    x: np.ndarray, y: np.ndarray, ids: np.ndarray, domain: np.ndarray | None, fars: Sequence[float], part: _Parts
+    x: np.ndarray, y: np.ndarray, ids: np.ndarray, domain: np.ndarray | None, fars: Sequence[float], part: Parts
 ) -> dict[str, Way]:
     rows: dict[str, Any] = {"ids": ids, "domains": domain}
     ks = tuple(k for k in KS if k < len(y)) or (1,)
@@ -227,7 +196,7 @@ def _threshold(v: Verification, fars: Sequence[float]) -> dict[str, Any]:
     return {"far": usable[0].far} if usable else {"threshold": v.eer_bracket.above[0]}
 
 
-def _domains(x: np.ndarray, y: np.ndarray, ids: np.ndarray, table: Embedded, part: _Parts) -> Matrix | None:
+def _domains(x: np.ndarray, y: np.ndarray, ids: np.ndarray, table: Embedded, part: Parts) -> Matrix | None:
     if table.domain is None:
         part.missing["domains"] = "the file has no domain column with two domains"
         return None
@@ -244,7 +213,7 @@ def _slices(
     y: np.ndarray,
     ids: np.ndarray,
     at: Mapping[str, Any],
-    part: _Parts,
+    part: Parts,
     v: Verification | None,
     near: Retrieval | None,
 ) -> tuple[dict[str, Groups], dict[str, Groups]]:
@@ -273,7 +242,7 @@ def _singles(y: np.ndarray) -> tuple[np.ndarray]:
     return (values[counts == 1],)
 
 
-def _carried(x: np.ndarray, y: np.ndarray, fars: Sequence[float], seed: int, part: _Parts) -> tuple[Carried, ...]:
+def _carried(x: np.ndarray, y: np.ndarray, fars: Sequence[float], seed: int, part: Parts) -> tuple[Carried, ...]:
     """Thresholds set on half of the people and judged on the other half."""
     ids = np.arange(len(y))
     halves = part.attempt("thresholds", lambda: plan.class_disjoint(ids, y, test=0.5, calibration=0.5, seed=seed))
@@ -302,27 +271,16 @@ def _identified(x: np.ndarray, y: np.ndarray, seed: int) -> Identification:
     return found
 
 
-def _clustered(x: np.ndarray, y: np.ndarray, seed: int, part: _Parts) -> Clustering:
+def _clustered(x: np.ndarray, y: np.ndarray, seed: int, part: Parts) -> Clustering:
     """k-means, on fewer identities and from fewer seeds where rows x clusters would take minutes."""
-    at = _affordable(y, PAIRED, seed)
+    at = affordable(y, PAIRED, seed)
     seeds = int(np.clip(PAIRED // (len(at) * len(np.unique(y[at]))), 1, 5))
     if len(at) < len(y):
         part.limits.append(f"Clustering rests on {len(at):,} rows of {len(np.unique(y[at])):,} identities.")
     return clustering(x[at], y[at], seeds=seeds, seed=seed)
 
 
-def _affordable(y: np.ndarray, budget: int, seed: int) -> np.ndarray:
-    """Positions of whole identities, so few that rows x identities stay within a budget."""
-    rows = len(y)
-    while True:
-        at = sampled(y, rows, seed)
-        cost = len(at) * len(np.unique(y[at]))
-        if cost <= budget or rows < 1000:
-            return at
-        rows = min(rows - 1, int(rows * math.sqrt(budget / cost)))
-
-
-def _probed(table: Embedded, seed: int, part: _Parts) -> Probe:
+def _probed(table: Embedded, seed: int, part: Parts) -> Probe:
     """A linear and a kNN probe, fitted on the rows of the training split and judged on those of the test split."""
     if table.split is None or not {0, 2} <= set(np.unique(table.split).tolist()):
         raise InputError(
@@ -338,7 +296,7 @@ def _probed(table: Embedded, seed: int, part: _Parts) -> Probe:
             "training are judged by verification"
         )
     keep = np.isin(y, both) & (train | test)
-    at = np.flatnonzero(keep)[_affordable(y[keep], FITTED // table.values.shape[1], seed)]
+    at = np.flatnonzero(keep)[affordable(y[keep], FITTED // table.values.shape[1], seed)]
     if not keep[test].all() or len(at) < keep.sum():
         rows, of = np.count_nonzero(test[at]), np.count_nonzero(test)
         part.limits.append(f"Probes are judged on {rows:,} of {of:,} test rows, of {len(np.unique(y[at])):,} labels.")
@@ -347,7 +305,7 @@ def _probed(table: Embedded, seed: int, part: _Parts) -> Probe:
 
 
 def _hardest(
-    x: np.ndarray, y: np.ndarray, ids: np.ndarray, cut: np.ndarray, kind: Any, count: int, part: _Parts
+    x: np.ndarray, y: np.ndarray, ids: np.ndarray, cut: np.ndarray, kind: Any, count: int, part: Parts
 ) -> tuple[HardPair, ...]:
     """The hardest pairs of the sampled rows, by position in the file; two rows of one sample are no pair."""
     first = np.sort(np.unique(ids[cut], return_index=True)[1])

@@ -8,7 +8,7 @@ Groups with few subjects are listed, but a minimum over noisy estimates is biase
 ``minimum`` subjects may be the worst.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +20,7 @@ from mettle.evaluate.group import Group, Groups
 from mettle.evaluate.identification import Identification
 from mettle.evaluate.probe import Probe
 from mettle.evaluate.retrieval import Retrieval
+from mettle.evaluate.several import Wholes, wholes
 from mettle.evaluate.verification import Verification, verification
 
 MINIMUM = 50
@@ -182,12 +183,12 @@ def bands(values: Any, count: int = 4, what: str = "") -> np.ndarray:
     return np.asarray([f"{what}{' ' if what else ''}{k + 1} of {len(edges) + 1}" for k in at])
 
 
-def class_size(labels: Any, edges: Sequence[int] = (3, 6, 11, 51)) -> np.ndarray:
+def class_size(labels: Any, edges: Wholes = (3, 6, 11, 51)) -> np.ndarray:
     """How many samples each sample's class has, as an attribute: ``"3 to 5"``, ``"51 or more"``."""
     y = np.asarray(labels)
     size = np.unique(y, return_inverse=True, return_counts=True)
     n = size[2][size[1].reshape(-1)]
-    cuts = sorted(edges)
+    cuts = wholes(edges, "edges")
     words = [f"fewer than {cuts[0]}"]
     words += [f"{a} to {b - 1}" for a, b in pairwise(cuts)]
     words.append(f"{cuts[-1]} or more")

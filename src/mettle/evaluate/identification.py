@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import InputError, nearest
-from mettle.evaluate import intervals, point
+from mettle.evaluate import intervals, point, several
 from mettle.evaluate.checks import NotMeasurable, check_apart, check_tuple, codes, whole
 from mettle.evaluate.copies import across
 from mettle.evaluate.intervals import Interval
+from mettle.evaluate.several import Numbers
 from mettle.evaluate.unit import Unit
 
 FUSIONS = ("max", "mean")
@@ -184,10 +185,10 @@ class Identification:
             return self.notes
         return (*self.notes, "no unknown probes: a closed-set result, which says nothing about strangers")
 
-    def summary(self, fpirs: tuple[float, ...] = (0.1, 0.01)) -> dict[str, Any]:
+    def summary(self, fpirs: Numbers = (0.1, 0.01)) -> dict[str, Any]:
         """Everything as plain numbers, ready for JSON; interval None where subjects are too few."""
         points = []
-        for fpir in fpirs:
+        for fpir in several.rates(fpirs, "fpirs", least=0):
             entry = dict(vars(self.operating_point(fpir)))
             tau = entry["threshold"]
             entry["threshold"] = tau if tau is not None and np.isfinite(tau) else None

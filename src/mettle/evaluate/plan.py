@@ -25,10 +25,11 @@ import numpy as np
 
 from mettle.durable import write_text
 from mettle.errors import DataError, InputError, nearest
+from mettle.evaluate.by_id import Known
 from mettle.evaluate.calibrate import Carried, calibrate
 from mettle.evaluate.checks import NotMeasurable, integers, names
 from mettle.evaluate.identification import Identification, identification
-from mettle.evaluate.leakage import Part, gate
+from mettle.evaluate.leakage import gate
 from mettle.evaluate.retrieval import Retrieval, retrieval
 from mettle.evaluate.verification import Verification, verification
 
@@ -139,7 +140,7 @@ class Plan:
         Raises:
             DataError: an id that is not there, or a leak.
         """
-        table = _Table.of(embeddings, labels, ids, domains, hashes, looks)
+        table = Known.of(embeddings, labels, ids, domains, hashes, looks)
         self._check(table, looks_fail)
         probe, shelf = table.side(self.probes), table.side(self.gallery) if self.gallery else None
         if self.kind == "identification":
@@ -158,14 +159,14 @@ class Plan:
         """Set the threshold for a rate on the calibration people and judge it on the test pairs."""
         if self.kind != "verification" or not self.calibration:
             raise NotMeasurable(f"protocol {self.name!r} has no calibration people to set a threshold on")
-        table = _Table.of(embeddings, labels, ids, domains)
+        table = Known.of(embeddings, labels, ids, domains)
         values, y, d, known = table.side(self.calibration)
         set_on = calibrate(verification(values, y, domains=d, ids=known), far, conservative=conservative)
         test = self.run(embeddings, labels, ids, domains=domains)
         assert isinstance(test, Verification)
         return set_on.carry(test)
 
-    def _check(self, table: "_Table", looks_fail: bool) -> None:
+    def _check(self, table: Known, looks_fail: bool) -> None:
         test = tuple(dict.fromkeys((*self.probes, *self.gallery)))
         sides = [(name, getattr(self, name), "test", test, True) for name in ("training", "calibration")]
         if self.kind == "identification":
@@ -182,60 +183,6 @@ class Plan:
                     f"{parts[0].ids[i]}, say; look at them, or pass looks_fail=True",
                     stacklevel=3,
                 )
-
-
-@dataclass(frozen=True, eq=False)
-class _Table:
-    """Embeddings and what is known about them, found by id."""
-
-    embeddings: Any
-    labels: np.ndarray
-    ids: np.ndarray
-    domains: np.ndarray | None
-    hashes: np.ndarray | None
-    looks: Any
-    order: np.ndarray
-
-    @classmethod
-    def of(
-        cls, embeddings: Any, labels: Any, ids: Any, domains: Any, hashes: Any = None, looks: Any = None
-    ) -> "_Table":
-        n = len(embeddings)
-        known = integers(ids, "ids", n)
-        order = np.argsort(known, kind="stable")
-        if (np.diff(known[order]) == 0).any():
-            raise InputError("ids must be unique: a protocol names samples by them")
-        return cls(
-            embeddings,
-            integers(labels, "labels", n),
-            known,
-            None if domains is None else names(domains, "domains", n),
-            None if hashes is None else names(hashes, "hashes", n),
-            looks,
-            order,
-        )
-
-    def at(self, ids: tuple[int, ...]) -> np.ndarray:
-        wanted = np.asarray(ids, np.int64)
-        place = np.minimum(np.searchsorted(self.ids[self.order], wanted), len(self.ids) - 1)
-        rows = self.order[place]
-        missing = self.ids[rows] != wanted
-        if missing.any():
-            raise DataError(
-                f"the protocol names id {wanted[missing][0]}, one of {missing.sum()} that have no embedding: embed "
-                "all of its samples, and count failures as failed templates"
-            )
-        return rows
-
-    def side(self, ids: tuple[int, ...]) -> tuple[Any, ...]:
-        at = self.at(ids)
-        domains = None if self.domains is None else self.domains[at]
-        return self.embeddings[at], self.labels[at], domains, self.ids[at]
-
-    def part(self, ids: tuple[int, ...]) -> Part:
-        at = self.at(ids)
-        hashes, looks = (None if column is None else column[at] for column in (self.hashes, self.looks))
-        return Part(self.ids[at], self.labels[at], hashes, looks=looks)
 
 
 def class_disjoint(

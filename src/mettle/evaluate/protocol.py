@@ -19,8 +19,9 @@ import torch
 from mettle.data.loader import to_model
 from mettle.data.samples import Samples
 from mettle.errors import DataError, MettleError
-from mettle.evaluate import curve
+from mettle.evaluate import curve, several
 from mettle.evaluate.retrieval import Retrieval, retrieval
+from mettle.evaluate.several import Numbers, Wholes
 from mettle.evaluate.verification import Verification, verification
 
 PIXELS = 32  # side to which pictures are shrunk for the raw-input baseline
@@ -40,7 +41,7 @@ class Scenario:
         """Genuine against impostor pairs of this scenario."""
         return verification(**self._arguments(z, samples), trials=self.trials)
 
-    def retrieval(self, z: np.ndarray, samples: Samples, ks: Sequence[int]) -> Retrieval:
+    def retrieval(self, z: np.ndarray, samples: Samples, ks: Wholes) -> Retrieval:
         """Nearest neighbours of this scenario; across domains, candidates of the query's own domain are left out."""
         apart = self.trials == "across"
         return retrieval(**self._arguments(z, samples), k=ks, exclude_same_domain=apart)
@@ -91,26 +92,27 @@ def scenarios(samples: Samples) -> tuple[Scenario, ...]:
     return (Scenario("all", "every pair", everything),)
 
 
-def judge(z: np.ndarray, samples: Samples, ks: Sequence[int] = (1, 2, 4, 8)) -> Judged:
+def judge(z: np.ndarray, samples: Samples, ks: Wholes = (1, 2, 4, 8)) -> Judged:
     """Verification and retrieval in every scenario that the samples allow."""
     if len(samples) == 0:
         raise DataError("the test split is empty: give the data a test split, or let data.test hold out identities")
-    ways = scenarios(samples)
+    ways, chosen = scenarios(samples), several.wholes(ks, "ks")
     return Judged(
         samples,
         z,
         ways,
         {way.name: way.verification(z, samples) for way in ways},
-        {way.name: way.retrieval(z, samples, _possible(ks, way)) for way in ways},
+        {way.name: way.retrieval(z, samples, _possible(chosen, way)) for way in ways},
     )
 
 
-def summary(judged: Judged, fars: Sequence[float]) -> dict[str, Any]:
+def summary(judged: Judged, fars: Numbers) -> dict[str, Any]:
     """All numbers of all scenarios, with intervals, ready for JSON."""
+    rates = several.rates(fars)
     return {
         way.name: {
             "title": way.title,
-            "verification": judged.verifications[way.name].summary(tuple(fars)),
+            "verification": judged.verifications[way.name].summary(rates),
             "retrieval": judged.retrievals[way.name].summary(),
         }
         for way in judged.scenarios
@@ -139,7 +141,7 @@ def raw(samples: Samples) -> np.ndarray:
     return z - z.mean(0)
 
 
-def thresholds(z: np.ndarray, samples: Samples, fars: Sequence[float], measured_on: str) -> dict[str, Any]:
+def thresholds(z: np.ndarray, samples: Samples, fars: Numbers, measured_on: str) -> dict[str, Any]:
     """Operating thresholds for wanted false-accept rates, from samples kept apart for that.
 
     Each entry says how many impostor pairs it rests on and how it fares on the very pairs it was set on; an interval
@@ -147,7 +149,7 @@ def thresholds(z: np.ndarray, samples: Samples, fars: Sequence[float], measured_
     """
     v = verification(z, samples.labels, ids=samples.ids)
     found = {}
-    for far in fars:
+    for far in several.rates(fars):
         point = v.operating_point(far)
         if point.threshold is None or not np.isfinite(point.threshold):
             found[f"{far:g}"] = {"threshold": None, "status": point.status, "impostors": v.impostor}

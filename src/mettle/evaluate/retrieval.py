@@ -18,7 +18,7 @@ that starts after a items with h relevant ones:
     MAP@R       E[P(i)·rel(i)] = ((h + 1)·p/t + (j − 1)·p(p−1)/(t(t−1))) / i   at the j-th place of the group
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -31,6 +31,7 @@ from mettle.evaluate.checks import Rows, check_embeddings, check_gallery, whole
 from mettle.evaluate.copies import across
 from mettle.evaluate.intervals import Interval
 from mettle.evaluate.ranking import judge, ranked
+from mettle.evaluate.several import Wholes, wholes
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +150,7 @@ def retrieval(
     embeddings: Any,
     labels: Any,
     *,
-    k: Sequence[int] = (1, 2, 4, 8),
+    k: Wholes = (1, 2, 4, 8),
     ids: Any = None,
     gallery: tuple[Any, ...] | None = None,
     domains: Any = None,
@@ -161,7 +162,7 @@ def retrieval(
     Args:
         embeddings: (n, d) array or tensor, the queries.
         labels: (n,) integers.
-        k: the K of Recall@K.
+        k: the K of Recall@K, one or many.
         ids: (n,) integer sample ids; a candidate with the query's id is the query itself and is left out.
             Without a gallery they default to the row numbers; with one, give them on both sides.
         gallery: ``(embeddings, labels[, domains[, ids]])``; by default the queries themselves.
@@ -178,7 +179,7 @@ def retrieval(
         >>> retrieval(np.eye(3)[[0, 0, 1, 1]], [7, 7, 8, 8], k=(1,)).recall[1]
         1.0
     """
-    ks = _check_k(k)
+    ks = wholes(k, "k")
     if chunk is not None:
         whole(chunk, "chunk", 1)
     query = check_embeddings(embeddings, labels, ids=ids, domains=domains)
@@ -212,10 +213,3 @@ def retrieval(
         MappingProxyType({k: float(merged[f"most@{k}"].mean()) for k in ks}),
         notes,
     )
-
-
-def _check_k(k: Sequence[int]) -> tuple[int, ...]:
-    ks = (k,) if isinstance(k, int) else tuple(k)
-    if not ks or not all(isinstance(v, int | np.integer) and not isinstance(v, bool) and v >= 1 for v in ks):
-        raise InputError(f"k must be whole numbers from 1 up, such as (1, 2, 4, 8): got {k!r}")
-    return tuple(sorted({int(v) for v in ks}))

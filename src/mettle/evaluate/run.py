@@ -120,6 +120,7 @@ def _protocol(run: Run, samples: Samples, same: bool) -> dict[str, Any]:
         "test_identities": len(names),
         "training_identities": None if seen is None else len(seen.identities),
         "shared_identities": shared,
+        "by_names": not same,  # of other data only names can be compared, and equal ones may be chance
         "protocol": _called(shared, len(names), same),
     }
     if same:
@@ -132,7 +133,7 @@ def _protocol(run: Run, samples: Samples, same: bool) -> dict[str, Any]:
 
 
 def _called(shared: int | None, tested: int, same: bool) -> str:
-    """What such a test is called; of other data only names can be compared, and equal ones may be chance."""
+    """What such a test is called."""
     how = "trained on" if same else "trained on, going by names"
     if shared is None:
         return "open or closed set unknown: the run does not say who it was trained on"

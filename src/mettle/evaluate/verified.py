@@ -1,7 +1,7 @@
 """What verification found: error rates over all pairs, computed from exact counts when read."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import InputError, nearest
-from mettle.evaluate import curve, intervals, point
+from mettle.evaluate import curve, intervals, point, several
 from mettle.evaluate.checks import NotMeasurable, Rows
 from mettle.evaluate.counted import Counted
 from mettle.evaluate.intervals import Interval
+from mettle.evaluate.several import Numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,10 +201,11 @@ class Verification:
             found.append(intervals.zero_errors(one, self.subjects, value) if value in (0, 1) else one)
         return found[0], found[1]
 
-    def resample_at(self, thresholds: Sequence[float], *, replicates: int = 1000, seed: int = 0) -> None:
+    def resample_at(self, thresholds: Numbers, *, replicates: int = 1000, seed: int = 0) -> None:
         """Draw what :meth:`intervals_at` needs for several thresholds, in one walk through the pairs."""
-        drawn = intervals.at_thresholds(self.scores, thresholds, replicates=replicates, seed=seed)
-        for threshold, found in zip(thresholds, drawn, strict=True):
+        levels = several.thresholds(thresholds)
+        drawn = intervals.at_thresholds(self.scores, levels, replicates=replicates, seed=seed)
+        for threshold, found in zip(levels, drawn, strict=True):
             self._kept[threshold, replicates, seed] = found
 
     def value(self, name: str | tuple[str, float]) -> float:
@@ -218,21 +220,23 @@ class Verification:
             self._kept[key] = intervals.resample(self.scores, replicates=replicates, seed=seed)
         return self._kept[key]
 
-    def look_at(self, fars: Sequence[float], thresholds: Sequence[float] = ()) -> None:
+    def look_at(self, fars: Numbers, thresholds: Numbers = ()) -> None:
         """In histogram mode: look into the windows of the EER, of rates and of thresholds, all in one pass."""
+        rates, levels = several.rates(fars, least=0), several.thresholds(thresholds, least=0)
         if not isinstance(self.scores, Counted) or self.scores.looked:
             return
         wanted = [point.crossing_bins(self.scores)]
-        budgets = [point.rate(far) * self.impostor for far in fars]
+        budgets = [point.rate(far) * self.impostor for far in rates]
         wanted += [point.budget_bins(self.scores, math.floor(b)) for b in budgets if b >= 1]
-        typed = [float(self.scores.dtype.type(t)) for t in thresholds if math.isfinite(t)]
+        typed = [float(self.scores.dtype.type(t)) for t in levels if math.isfinite(t)]
         self.scores.look([self.scores.around(*w) for w in wanted] + [(t, t) for t in typed])
 
-    def summary(self, fars: tuple[float, ...] = (1e-1, 1e-2, 1e-3)) -> dict[str, Any]:
+    def summary(self, fars: Numbers = (1e-1, 1e-2, 1e-3)) -> dict[str, Any]:
         """Everything as plain numbers, ready for JSON; what does not exist is None (EER, an infinite threshold)."""
-        self.look_at(fars)
+        rates = several.rates(fars, least=0)
+        self.look_at(rates)
         points = []
-        for far in fars:
+        for far in rates:
             at = self.operating_point(far)
             entry = {k: v for k, v in vars(at).items() if k != "threshold"}
             finite = at.threshold is not None and math.isfinite(at.threshold)

@@ -19,6 +19,7 @@ from mettle.difficulty import AdaptiveThreshold
 from mettle.difficulty.combine import nested
 from mettle.difficulty.given import numbers, weighing
 from mettle.errors import InputError
+from mettle.losses.class_labels import in_range
 from mettle.losses.pairwise import Pairwise, need, softplus
 from mettle.pairs import Acc, Difficulty, Measure, Rows, Sweep, Tile, lse, pair_facts, total
 from mettle.pairs.classes import class_rows
@@ -73,6 +74,11 @@ class ClassVectors(nn.Module):
     def num_classes(self) -> int:
         """How many classes there are."""
         return len(self.weight)
+
+    @property
+    def by_row(self) -> bool:
+        """Whether samples do not see each other, so that ranks need only their own (`mettle.pairs.across_ranks`)."""
+        return self.difficulty is None and self.sample == 1
 
     def target(self, cosine: Tensor) -> Tensor:
         """What the margin makes of the cosine to the own class."""
@@ -243,38 +249,15 @@ class ClassVectors(nn.Module):
         return labels
 
     def _asked(self, embeddings: Tensor, labels: Tensor) -> tuple[Callable[[], None], Tensor]:
-        """Everything checked but the range of the labels, which a GPU tells late; and labels that are safe till then.
-
-        A GPU asked for a number stands still while it is read. So the range is asked for first, work is started on
-        labels moved into it, and the answer is judged when there is work for longer than the reading takes.
-        """
+        """All checked but the range of the labels, which a GPU tells late; and labels that are safe till then."""
         check(embeddings, labels, "embeddings", "labels")
-        labels = labels.long()  # torch reads an index of another type as a mask, or not at all
-        dim, known = self.weight.shape[1], self.num_classes
+        dim = self.weight.shape[1]
         need(embeddings.shape[1] == dim, f"embeddings are {embeddings.shape[1]} wide, the class vectors {dim}")
         need(
             embeddings.device == self.weight.device,
             f"embeddings are on {embeddings.device}, the class vectors on {self.weight.device}: use loss.to(device)",
         )
-
-        def judge() -> None:
-            if told is not None:
-                told.synchronize()
-            low, high = ends.tolist()
-            wrong = low if low < 0 else high
-            need(0 <= wrong < known, f"label {wrong} is out of range: {known} classes are numbered 0 to {known - 1}")
-
-        told = None
-        if not labels.is_cuda:
-            ends = torch.stack(torch.aminmax(labels))
-            judge()
-            return (lambda: None), labels
-        with torch.cuda.device_of(labels):
-            if torch.cuda.is_current_stream_capturing():  # a graph cannot ask anything
-                return (lambda: None), labels
-            ends, told = torch.stack(torch.aminmax(labels)).to("cpu", non_blocking=True), torch.cuda.Event()
-            told.record()
-        return judge, labels.clamp(0, known - 1)
+        return in_range(labels, self.num_classes)
 
     def extra_repr(self) -> str:
         """Sizes and what is not at its default."""

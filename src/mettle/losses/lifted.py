@@ -48,7 +48,8 @@ class LiftedStructure(Pairwise):
 
     def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
         """Soft maximum over the negatives of a row."""
-        return {"far": lse(self.margin - distance(tile, self.measure), tile.neg)}
+        top = max(self.margin, 2 - self.margin) if self.normalise else None  # on the sphere no distance is above 2
+        return {"far": lse(self.margin - distance(tile, self.measure), tile.neg, ceiling=top)}
 
     def lifted(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
         """Each positive pair against the negatives of both ends."""

@@ -9,7 +9,9 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.losses.pairwise import Pairwise, filled, need, softplus
 from mettle.pairs import Acc, Difficulty, Measure, PairFacts, PairOutput, Rows, Tile, lse, pair_facts, pair_loss, total
-from mettle.pairs.engine import Engine, Reference, check
+from mettle.pairs.engine import check
+
+OTHERS = ("ref", "ids", "views")  # options of losses that pair a batch with something else
 
 
 @dataclass(frozen=True)
@@ -55,22 +57,12 @@ class NPair(Pairwise):
         alone = rows["far"] == -torch.inf
         return softplus(filled(rows["far"]) - rows["near"]).masked_fill(alone, 0)
 
-    def output(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        *,
-        ref: Reference | None = None,
-        ids: Tensor | None = None,
-        biased: Tensor | tuple[Tensor, Tensor] | None = None,
-        views: bool = False,
-        engine: Engine = "auto",
-        tile: int | None = None,
-    ) -> PairOutput:
+    def output(self, embeddings: Tensor, labels: Tensor, *, biased: Tensor | None = None, **options) -> PairOutput:  # type: ignore[override]
         """Anchors against positives; values at the anchors' rows. Options: ``biased``, ``engine``, ``tile``."""
-        anchors, a, p, y, both = self._split(embeddings, labels, biased, ref=ref, ids=ids, views=views)
+        options = _by_itself(options)
+        anchors, a, p, y, both = _split(embeddings, labels, biased)
         self._observe(embeddings, labels)
-        found = pair_loss(self, a, y, ref=(p, y), difficulty=self.difficulty, biased=both, engine=engine, tile=tile)
+        found = pair_loss(self, a, y, ref=(p, y), difficulty=self.difficulty, biased=both, **options)
         norms = a.to(found.values.dtype).square().sum(1) + p.to(found.values.dtype).square().sum(1)
         values = found.values + self.norm_weight / 4 * norms
         n = len(embeddings)
@@ -80,34 +72,31 @@ class NPair(Pairwise):
 
         return PairOutput(lay(values), lay(found.defined), lay(found.share), found.engine)
 
-    def facts(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        *,
-        ref: Reference | None = None,
-        ids: Tensor | None = None,
-        biased: Tensor | tuple[Tensor, Tensor] | None = None,
-        views: bool = False,
-    ) -> PairFacts:
+    def facts(self, embeddings: Tensor, labels: Tensor, *, biased: Tensor | None = None, **options) -> PairFacts:  # type: ignore[override]
         """What the difficulty did, counted over anchors against positives."""
-        _, a, p, y, both = self._split(embeddings, labels, biased, ref=ref, ids=ids, views=views)
-        return pair_facts(self, a, y, difficulty=self.difficulty, ref=(p, y), biased=both)
+        options = _by_itself(options)
+        _, a, p, y, both = _split(embeddings, labels, biased)
+        return pair_facts(self, a, y, difficulty=self.difficulty, ref=(p, y), biased=both, **options)
 
-    @staticmethod
-    def _split(
-        embeddings: Tensor, labels: Tensor, biased: Any, **others: Any
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-        """Where the anchors are; anchors, positives, their labels; and the second encoder's rows of both."""
-        check(embeddings, labels, "embeddings", "labels")
-        for name, given in others.items():
-            if given is not None and given is not False:
-                raise InputError(f"the N-pair loss pairs a batch with itself: {name}= does not apply")
-        if biased is not None and (not isinstance(biased, Tensor) or len(biased) != len(embeddings)):
-            raise InputError(f"biased must hold the second encoder's embeddings of the same {len(embeddings)} rows")
-        anchors, positives = paired(labels)
-        both = None if biased is None else (biased[anchors], biased[positives])
-        return anchors, embeddings[anchors], embeddings[positives], labels[anchors], both
+
+def _by_itself(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that are left where a batch is paired with itself; those of other pairings are refused."""
+    for name in OTHERS:
+        if options.get(name) is not None and options[name] is not False:
+            raise InputError(f"the N-pair loss pairs a batch with itself: {name}= does not apply")
+    return {name: given for name, given in options.items() if name not in OTHERS}
+
+
+def _split(
+    embeddings: Tensor, labels: Tensor, biased: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+    """Where the anchors are; anchors, positives, their labels; and the second encoder's rows of both."""
+    check(embeddings, labels, "embeddings", "labels")
+    if biased is not None and (not isinstance(biased, Tensor) or len(biased) != len(embeddings)):
+        raise InputError(f"biased must hold the second encoder's embeddings of the same {len(embeddings)} rows")
+    anchors, positives = paired(labels)
+    both = None if biased is None else (biased[anchors], biased[positives])
+    return anchors, embeddings[anchors], embeddings[positives], labels[anchors], both
 
 
 def paired(labels: Tensor) -> tuple[Tensor, Tensor]:

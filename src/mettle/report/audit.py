@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-from scipy.special import ndtri
 
 from mettle import __version__
 from mettle.data.decode import decode
@@ -19,20 +16,17 @@ from mettle.data.samples import Samples
 from mettle.durable import write_text
 from mettle.errors import DataError, RunError
 from mettle.evaluate.audit import Audit
-from mettle.evaluate.curve import Curve
-from mettle.evaluate.groups import Groups
 from mettle.evaluate.protocol import Judged
+from mettle.report import audit_tables as tables
 from mettle.report import figures
+from mettle.report.audit_curves import det
 from mettle.report.card import rows, tiles
-from mettle.report.figures import COLOURS, DASHES, GREY, address, sheet
 from mettle.report.map import POINTS, embedding_map
-from mettle.report.number import NONE, called, ends, percent, rate, realised
+from mettle.report.number import called, percent, rate
 from mettle.report.page import render
 from mettle.report.pairs import thumbnail
 
 SHOWN = 12  # pairs, suspects and classes on the page; the JSON has more
-CURVES = 7  # groups in one picture
-DET = (0.001, 0.01, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95, 0.99)
 
 
 def write_audit(found: Audit, folder: Path | str, command: Sequence[str] = ()) -> Path:
@@ -71,15 +65,15 @@ def contents(found: Audit, facts: Mapping[str, Any], command: Sequence[str] = ()
         "scenarios": [{"name": called(k), "title": way.title} for k, way in found.ways.items()],
         "rows": rows(metrics),
         **_curves(found, facts["scenarios"][headline]["verification"]["tar"]),
-        "matrix": _matrix(facts["domains"]),
-        "points": _points(facts, headline),
-        "carried": _carried(facts),
-        "groups": [_group(key, g, facts["groups"][key], found) for key, g in found.groups.items()],
-        "slices": [_slice(key, facts["slices"][key]) for key in found.slices],
-        "identification": _identification(facts["identification"]),
-        "clustering": _clustering(facts["clustering"]),
-        "probe": _probe(facts["probe"]),
-        "geometry": _geometry(facts["geometry"]),
+        "matrix": tables.matrix(facts["domains"]),
+        "points": tables.points(facts, headline),
+        "carried": tables.carried(facts),
+        "groups": [tables.group(key, g, facts["groups"][key]) for key, g in found.groups.items()],
+        "slices": [tables.sliced(key, facts["slices"][key]) for key in found.slices],
+        "identification": tables.identification(facts["identification"]),
+        "clustering": tables.clustering(facts["clustering"]),
+        "probe": tables.probe(facts["probe"]),
+        "geometry": tables.geometry(facts["geometry"]),
         "labels": _labels(found, facts),
         "twins": [{**t, "suspicion": f"{t['suspicion']:+.3f}"} for t in facts["same_subject"][:SHOWN]],
         "positives": _pairs(found, "genuine"),
@@ -119,9 +113,6 @@ def _about(found: Audit, facts: Mapping[str, Any]) -> str:
     return f"{text} Similarity is the cosine; {v.genuine + v.impostor:,} pairs were compared{how}."
 
 
-# Pictures
-
-
 def _curves(found: Audit, points: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     drawn = {called(k): way.verification.roc.thinned(256) for k, way in found.ways.items()}
     v = found.headline.verification
@@ -133,61 +124,6 @@ def _curves(found: Audit, points: Sequence[Mapping[str, Any]]) -> dict[str, str]
     }
 
 
-def det(curves: Mapping[str, Curve]) -> str:
-    """Miss rate over false-accept rate on normal-deviate axes, where equal error lies on the diagonal."""
-    with sheet(5.4, 4.0) as figure:
-        axes = figure.add_subplot()
-        for k, (name, curve) in enumerate(reversed(list(curves.items()))):
-            axes.plot(*curve.probit(), color=COLOURS[k], lw=2 if k == 0 else 1.6, ls=DASHES[min(k, 1)], label=name)
-        lowest = min((float(c.fmr[c.fmr > 0].min(initial=0.5)) for c in curves.values()), default=0.5)
-        low, high = ndtri(max(min(lowest, 0.05), 1e-4)), ndtri(0.99)
-        axes.plot([low, high], [low, high], color=GREY, lw=1, ls=":", label="equal errors")
-        axes.set(xlim=(low, ndtri(0.9)), ylim=(ndtri(0.0005), high))
-        _deviates(axes)
-        axes.set(xlabel="false-accept rate (FAR)", ylabel="false-reject rate")
-        axes.legend(loc="best")
-        return address(figure)
-
-
-def _deviates(axes: Axes) -> None:
-    """Ticks at round rates."""
-    for axis, ticks in ((axes.xaxis, (1e-4, *DET)), (axes.yaxis, DET)):
-        axis.set_major_locator(FixedLocator([float(ndtri(t)) for t in ticks]))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * _share(value):.4g} %"))
-
-
-def _share(deviate: float) -> float:
-    """The rate behind a normal deviate, as round as the ticks are."""
-    return float(f"{0.5 * math.erfc(-deviate / math.sqrt(2)):.3g}")
-
-
-def group_curves(found: Groups) -> tuple[str | None, dict[str, str]]:
-    """ROC curves of the largest groups, and the colour of each; names stay out of the picture."""
-    able = sorted((g for g in found if g.verification is not None), key=lambda g: (-g.subjects, g.name))[:CURVES]
-    if len(able) < 2:
-        return None, {}
-    able.sort(key=lambda g: g.name)
-    colours = {g.name: figures.run_colour(k) for k, g in enumerate(able)}
-    with sheet(5.4, 3.6) as figure:
-        axes = figure.add_subplot()
-        lowest = 0.1
-        for g in able:
-            assert g.verification is not None
-            curve = g.verification.roc.thinned(128)
-            seen = curve.fmr > 0
-            lowest = min(lowest, float(curve.fmr[seen].min(initial=0.1)))
-            axes.plot(curve.fmr[seen], curve.fnmr[seen], color=colours[g.name], lw=1.8)
-            if found.threshold is not None:
-                fmr, fnmr = g.verification.rates(found.threshold)
-                axes.plot(max(fmr, 1e-9), fnmr, "o", color=colours[g.name], mec="white", ms=7, zorder=3)
-        axes.set(xscale="log", xlim=(max(lowest, 1e-5), 1), ylim=(0, None))
-        axes.set(xlabel="false-accept rate (FAR)", ylabel="false-reject rate")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.6g} %"))
-        return address(figure), colours
-
-
 def _map(found: Audit) -> dict[str, Any] | None:
     t = found.table
     unseen = Rows(np.zeros((len(t), 1), np.float32))  # a map needs labels and embeddings, no inputs
@@ -196,207 +132,6 @@ def _map(found: Audit) -> dict[str, Any] | None:
     if drawn is None:
         return None
     return {**vars(drawn), "marked": [_side(found, at) for at in drawn.marked], "all": len(t)}
-
-
-# Tables
-
-
-def _matrix(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Cells as text, with a shade from 0 for the smallest error to 40 per cent for the largest."""
-    if facts is None:
-        return None
-    known = [v for row in facts["values"] for v in row if v is not None]
-    low, high = min(known, default=0.0), max(known, default=0.0)
-    step = 40 / (high - low) if high > low else 0.0
-    cells = [
-        [{"text": percent(v), "shade": 0 if v is None else round(step * (v - low))} for v in row]
-        for row in facts["values"]
-    ]
-    worst = max(
-        ((v, a, b) for a, row in zip(facts["domains"], facts["values"], strict=True)
-         for b, v in zip(facts["domains"], row, strict=True) if v is not None),
-        default=None,
-    )  # fmt: skip
-    said = None if worst is None else {"enrol": worst[1], "probe": worst[2], "text": percent(worst[0])}
-    return {"domains": facts["domains"], "cells": cells, "worst": said, "missing": facts["not measurable"]}
-
-
-def _points(facts: Mapping[str, Any], headline: str) -> list[dict[str, str]]:
-    """Operating points of the headline."""
-    found = []
-    for p in sorted(facts["scenarios"][headline]["verification"]["tar"], key=lambda p: -p["far"]):
-        found.append(
-            {
-                "far": rate(p["far"]),
-                "threshold": NONE if p["threshold"] is None else f"{p['threshold']:.4f}",
-                "fmr": realised(p["fmr"]) if p["fmr"] is not None else NONE,
-                "accepts": NONE if p["false_accepts"] is None else f"{p['false_accepts']:,} of {p['impostors']:,}",
-                "tar": percent(p["tar"], 1),
-                "interval": "" if p["tar"] is None else ends(p["interval"], "{:.1f}"),
-                "status": p["status"],
-            }
-        )
-    return found
-
-
-def _carried(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            "far": rate(c["far"]),
-            "threshold": NONE if c["threshold"] is None else f"{c['threshold']:.4f}",
-            "fmr": realised(c["fmr"]),
-            "interval": _ends(c["fmr_interval"]),
-            "ratio": f"{c['ratio']:.2f} x",
-            "above": c["fmr"] > c["far"],
-            "tar": percent(c["tar"], 1),
-            "tar_interval": _ends(c["fnmr_interval"], complement=True),
-        }
-        for c in facts["thresholds"]
-    ]
-
-
-def _ends(interval: Mapping[str, Any] | None, *, complement: bool = False) -> str:
-    if interval and complement:
-        return ends({"low": 1 - interval["high"], "high": 1 - interval["low"]}, "{:.1f}")
-    return ends(interval, "{:.3g}")
-
-
-def _group(name: str, g: Groups, facts: Mapping[str, Any], found: Audit) -> dict[str, Any]:
-    """One attribute: its table, its curves, and its worst group in words."""
-    image, colours = group_curves(g)
-    table = []
-    for row in sorted(facts["groups"], key=lambda r: (-(r["eer"] if r["eer"] is not None else -1), r["name"])):
-        table.append(
-            {
-                "name": row["name"] or "(empty)",
-                "colour": colours.get(row["name"]),
-                "samples": f"{row['samples']:,}",
-                "subjects": f"{row['subjects']:,}",
-                "eer": percent(row["eer"]),
-                "interval": "" if row["eer"] is None else ends(row["interval"], "{:.2f}"),
-                "fmr": NONE if row["fmr"] is None else realised(row["fmr"]),
-                "fnmr": NONE if row["fnmr"] is None else percent(row["fnmr"], 1),
-                "worst": row["name"] == facts["worst"],
-                "small": row["subjects"] < facts["minimum"],
-            }
-        )
-    return {
-        "name": name,
-        "image": image,
-        "rows": table,
-        "worst": facts["worst"],
-        "gap": f"{100 * facts['gap']:.2f} points",
-        "ranked": len(g.ranked()),
-        "minimum": facts["minimum"],
-        "at": _at(g),
-        "notes": [g.why_not for g in g if g.why_not][:3],
-    }
-
-
-def _at(g: Groups) -> str:
-    if g.threshold is None:
-        return ""
-    said = "where both errors are equal over all pairs" if g.far is None else f"FAR {rate(g.far)} over all pairs"
-    return f"{g.threshold:.3f} ({said})"
-
-
-def _slice(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    recall = {r["name"]: r for r in facts["retrieval"]["groups"]}
-    table = [
-        {
-            "name": r["name"],
-            "samples": f"{r['samples']:,}",
-            "subjects": f"{r['subjects']:,}",
-            "eer": percent(r["eer"]),
-            "fmr": NONE if r["fmr"] is None else realised(r["fmr"]),
-            "fnmr": NONE if r["fnmr"] is None else percent(r["fnmr"], 1),
-            "recall": percent(recall.get(r["name"], {}).get("recall@1"), 1),
-        }
-        for r in sorted(facts["verification"]["groups"], key=_size_order)
-    ]
-    return {"name": name, "rows": table}
-
-
-def _size_order(row: Mapping[str, Any]) -> tuple[int, str]:
-    """Class sizes by number, "fewer than" first."""
-    words = [w for w in row["name"].split() if w.isdigit()]
-    first = int(words[0]) if words else 0
-    return (0 if row["name"].startswith("fewer") else first), row["name"]
-
-
-def _identification(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if facts is None:
-        return None
-    return {
-        "enrolled": f"{facts['enrolled']:,}",
-        "unknown": f"{facts['unknown']:,}",
-        "rank_1": percent(facts["rank_1"]["value"], 1),
-        "interval": _ends(facts["rank_1"]["interval"]),
-        "tpir": [
-            {
-                "fpir": rate(p["fpir"]),
-                "text": percent(p["tpir"], 1),
-                "interval": "" if p["tpir"] is None else _ends(p["interval"]),
-                **_flag(p),
-            }
-            for p in facts["tpir"]
-        ],
-    }
-
-
-def _flag(point: Mapping[str, Any]) -> dict[str, str]:
-    return {"status": "" if point["status"] == "ok" else point["status"]}
-
-
-def _clustering(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if facts is None:
-        return None
-    metrics = [
-        {
-            "name": name.upper(),
-            "text": f"{m['value']:.3f}",
-            "range": f"{m['range'][0]:.3f}–{m['range'][1]:.3f}" if len(facts["seeds"]) > 1 else "",
-        }
-        for name, m in facts["metrics"].items()
-    ]
-    return {"clusters": f"{facts['clusters']:,}", "seeds": len(facts["seeds"]), "metrics": metrics}
-
-
-def _probe(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if facts is None:
-        return None
-    table = [
-        {
-            "name": name,
-            "text": percent(facts[key]["accuracy"], 1),
-            "interval": _ends(facts[key]["interval"]),
-            "worst": facts[key]["worst_class"]["label"],
-            "lowest": percent(facts[key]["worst_class"]["accuracy"], 1),
-        }
-        for name, key in (("linear", "linear"), ("nearest neighbours", "knn"))
-    ]
-    return {"samples": f"{facts['samples']:,}", "labels": f"{facts['labels']:,}", "rows": table}
-
-
-def _geometry(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if facts is None:
-        return None
-    k, most = facts["k"], facts["largest_hub"]
-    hubs = [{"image": "", **h} for h in facts["hubs"]]
-    skew = facts["hubness"]
-    said = (
-        "no hubs to speak of" if skew < 1 else "some hubs" if skew < 3 else "strong hubs: a few samples are near to all"
-    )
-    table = [
-        ("effective rank", f"{facts['effective_rank']:.1f} of {facts['dimension']}", "directions that are really used"),
-        ("mean cosine of strangers", f"{facts['strangers']:+.3f}", "near 0 is even, near 1 is collapse"),
-        ("alignment", f"{facts['alignment']:.3f}", "mean squared distance of relatives; 0 is closest"),
-        ("uniformity", f"{facts['uniformity']:.3f}", "log mean potential of all pairs; lower is more even"),
-        ("hubness", f"{skew:.2f}", f"skewness of how often a sample is among {k} nearest: {said}"),
-        ("largest hub", f"{most:,.0f}", f"times among the {k} nearest of others; {k} on average"),
-        ("orphans", percent(facts["orphans"], 1), "samples that are nobody's near neighbour"),
-    ]
-    return {"verdict": facts["verdict"], "collapsed": facts["collapsed"], "rows": table, "hubs": hubs[:5]}
 
 
 def _labels(found: Audit, facts: Mapping[str, Any]) -> dict[str, Any]:

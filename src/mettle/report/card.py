@@ -53,20 +53,19 @@ def card(run: Run, metrics: Mapping[str, Any], notes: Sequence[str] = ()) -> dic
 def about(metrics: Mapping[str, Any]) -> str:
     """What the test was, in one or two sentences."""
     data, ways = metrics["data"], metrics["scenarios"]
-    known, trained = data["shared_identities"], data["training_identities"]
+    known, trained, how = data["shared_identities"], data["training_identities"], _how(data)
     if known is None:
         who = "whether they were trained on is not known"
     elif known == 0:
-        who = "none of them was trained on (open set)"
+        who = f"none of them was trained on{how} (open set)"
     else:
-        who = (
-            f"{known:,} of them were also trained on ({'closed' if known == data['test_identities'] else 'mixed'} set)"
-        )
+        kind = "closed" if known == data["test_identities"] else "mixed"
+        who = f"{known:,} of them were also trained on{how} ({kind} set)"
     start = "Tested" if trained is None else f"Trained on {trained:,} identities, tested"
     text = f"{start} on {data['test_samples']:,} samples of {data['test_identities']:,} identities: {who}."
     new = data.get("unseen_domains") or []
     if new:
-        text += f" The test also has {_listed(new)}, which {_are(new)} not in the training data."
+        text += f" The test also has {_listed(new)}, which {_are(new)} not in the training data{how}."
     name, way = list(ways.items())[-1]
     return f"{text} Headline numbers are {name}: {way['title']}." if name != "all" else text
 
@@ -158,9 +157,10 @@ def warnings(metrics: Mapping[str, Any]) -> list[str]:
         kind, told = "Mixed", "mix known and new"
         if data["shared_identities"] == data["test_identities"]:
             kind, told = "Closed", "say nothing about new"
+        chance = " Equal names may be chance." if _how(data) else ""
         found.append(
             f"{kind} set: {data['shared_identities']:,} of {data['test_identities']:,} test identities were "
-            f"also trained on. The numbers {told} identities."
+            f"also trained on{_how(data)}. The numbers {told} identities.{chance}"
         )
     copied = data.get("copied_samples") or {"count": 0}
     if copied["count"]:
@@ -280,6 +280,11 @@ def _probes(found: Mapping[str, Any] | None) -> list[str]:
             lines += _table(["", *target["columns"]], body)
         lines += [*(f"- {_plain(text)}" for text in target.get("notes", [])), ""]
     return lines
+
+
+def _how(data: Mapping[str, Any]) -> str:
+    """What to add to "trained on" where only names tell it: of data that the run was not trained on."""
+    return ", going by names" if data.get("by_names") else ""
 
 
 def _changed(run: Run, metrics: Mapping[str, Any]) -> list[str]:

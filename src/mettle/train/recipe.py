@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from mettle import losses
 from mettle.difficulty.synthesis import Synthesis
@@ -24,6 +24,7 @@ from mettle.train.build import built, describe, written
 SAME_CLASS = "same-class"  # instead of a path: pairs or triplets made from the labels
 LARGEST = 1 << 20  # bytes of a recipe
 SEEDS = 2**62  # so that a seed and the few that are counted up from it stay whole numbers of 64 bits
+STORED = "stored"  # where a recipe comes from: a run that was trained with it
 
 
 class Table(BaseModel):
@@ -115,11 +116,17 @@ class Judge(Table):
     probe: bool | None = None  # probes of frozen features; None: of closed sets, of two-encoder and jtt, with spurious
     probe_samples: int = Field(5000, ge=10)  # of the training split, that probes are fitted on at most
 
+    @field_validator("fars", "ks", mode="before")
+    @classmethod
+    def _one(cls, value: Any) -> Any:
+        """One number is a list of one."""
+        return [value] if type(value) in (int, float) else value
+
 
 class Recipe(Table):
     """Everything that decides a run."""
 
-    seed: int = Field(0, ge=0, lt=SEEDS)
+    seed: int = 0
     data: Data = Field(default_factory=Data)  # type: ignore[arg-type]
     batch: Batches = Field(default_factory=Batches)  # type: ignore[arg-type]
     model: dict[str, Any] = {}
@@ -129,6 +136,14 @@ class Recipe(Table):
     jtt: Twice = Field(default_factory=Twice)  # type: ignore[arg-type]
     train: Optimise = Field(default_factory=Optimise)  # type: ignore[arg-type]
     evaluate: Judge = Field(default_factory=Judge)  # type: ignore[arg-type]
+
+    @field_validator("seed")
+    @classmethod
+    def _counted(cls, value: int, info: ValidationInfo) -> int:
+        """A run that is there may have any of 64 bits: earlier versions began with those too."""
+        if not (-(2**63) <= value < 2**63 if info.context == STORED else 0 <= value < SEEDS):
+            raise ValueError("a whole number from 0 to below 2^62 is wanted")
+        return value
 
     def spec(self) -> EmbedderSpec:
         """The model's description."""
@@ -178,12 +193,7 @@ def load(source: str | Path, overrides: Iterable[str] = (), **tables: Mapping[st
     if not path.is_file():
         hint = nearest(str(source), known)
         raise RecipeError(f"no recipe {str(source)!r}: neither a shipped one nor a file{hint}")
-    if path.stat().st_size > LARGEST:
-        raise RecipeError(f"{path} has {path.stat().st_size} bytes: a recipe is a page, at most {LARGEST}")
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a mark before the text
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RecipeError(f"{path} is not TOML: {error}") from None
+    content = _content(path)
     for key, table in tables.items():
         content.setdefault(key, {}).update(table)
     keys = [_apply(content, override) for override in overrides]
@@ -192,11 +202,32 @@ def load(source: str | Path, overrides: Iterable[str] = (), **tables: Mapping[st
     return recipe
 
 
+def stored(path: Path) -> Recipe:
+    """The recipe of a run that is there, also where a run of today could not begin with it."""
+    if not path.is_file():
+        raise RecipeError(f"no recipe {str(path)!r}: the folder of its run is damaged")
+    return _checked(_content(path), STORED)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """What a recipe file holds, unchecked."""
+    if path.stat().st_size > LARGEST:
+        raise RecipeError(f"{path} has {path.stat().st_size} bytes: a recipe is a page, at most {LARGEST}")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a mark before the text
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecipeError(f"{path} is not TOML: {error}") from None
+
+
 def parse(content: Mapping[str, Any]) -> Recipe:
     """Check a parsed recipe, tables of the model and the loss included."""
+    return _checked(content)
+
+
+def _checked(content: Mapping[str, Any], context: object = None) -> Recipe:
     finite(content)
     try:
-        recipe = Recipe.model_validate(content)
+        recipe = Recipe.model_validate(content, context=context)
     except ValidationError as error:
         raise RecipeError(_message(error)) from None
     recipe.spec()
@@ -244,4 +275,4 @@ def _present(value: Any) -> Any:
     return value
 
 
-__all__ = ["Batches", "Biased", "Data", "Judge", "Optimise", "Recipe", "Twice", "load", "parse", "shipped"]
+__all__ = ["Batches", "Biased", "Data", "Judge", "Optimise", "Recipe", "Twice", "load", "parse", "shipped", "stored"]

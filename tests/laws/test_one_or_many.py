@@ -1,0 +1,116 @@
+"""Whatever takes several rates, ranks, thresholds or cuts takes one, as a list of one; what is none of them is refused.
+
+The members are found by reading the signatures of the room, so that a new one cannot be forgotten here.
+"""
+
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from mettle import evaluate
+from mettle.data.rows import Rows
+from mettle.data.samples import Samples
+from mettle.errors import InputError
+from mettle.evaluate import protocol
+
+RNG = np.random.default_rng(0)
+Y = np.repeat(np.arange(12), 4)
+X = RNG.normal(size=(12, 6))[Y] + 0.8 * RNG.normal(size=(48, 6))
+SAMPLES = Samples.of(Rows(X.astype(np.float32)), Y)
+IDENTIFIED = evaluate.identification((X[::4], Y[::4]), (X[1::2] + 0.1, np.where(Y[1::2] < 8, Y[1::2], 99)))
+
+
+def _at(thresholds):
+    v = evaluate.verification(X, Y)
+    v.resample_at(thresholds)
+    return [key[0] for key in v._kept]
+
+
+def _looked(**options):
+    v = evaluate.verification(X, Y, mode="histogram")
+    v.look_at(**{"fars": (), **options})
+    return [v.scores.looked, v.rates(0.3), v.operating_point(0.1).threshold]
+
+
+MEMBERS = {
+    "verified.Verification.summary fars": (lambda n: evaluate.verification(X, Y).summary(n), 0.1),
+    "verified.Verification.look_at fars": (lambda n: _looked(fars=n), 0.1),
+    "verified.Verification.look_at thresholds": (lambda n: _looked(thresholds=n), 0.3),
+    "verified.Verification.resample_at thresholds": (_at, 0.3),
+    "identification.Identification.summary fpirs": (IDENTIFIED.summary, 0.5),
+    "protocol.judge ks": (lambda n: protocol.summary(protocol.judge(X, SAMPLES, n), [0.1]), 2),
+    "protocol.Scenario.retrieval ks": (lambda n: protocol.scenarios(SAMPLES)[0].retrieval(X, SAMPLES, n).summary(), 2),
+    "protocol.summary fars": (lambda n: protocol.summary(protocol.judge(X, SAMPLES), n), 0.1),
+    "protocol.thresholds fars": (lambda n: protocol.thresholds(X, SAMPLES, n, "these"), 0.1),
+    "audit.audit fars": (lambda n: evaluate.audit(X, Y, fars=n, most=40).summary(), 0.1),
+    "retrieval.retrieval k": (lambda n: evaluate.retrieval(X, Y, k=n).summary(), 3),
+    "groups.class_size edges": (lambda n: evaluate.class_size(Y, n).tolist(), 4),
+}
+EVERY = pytest.mark.parametrize(("call", "one"), MEMBERS.values(), ids=list(MEMBERS))
+
+
+def plain(found):
+    return json.loads(json.dumps(found))
+
+
+@EVERY
+def test_one_is_a_list_of_one_whatever_holds_it(call, one):
+    wanted = plain(call([one]))
+    kind = np.float64 if isinstance(one, float) else np.int64
+    for same in (one, (one,), {one}, iter([one]), kind(one), np.array(one), np.array([one]), [kind(one)]):
+        assert plain(call(same)) == wanted
+    assert plain(call(torch.tensor([one], dtype=torch.float64 if isinstance(one, float) else torch.int64))) == wanted
+
+
+@EVERY
+@pytest.mark.parametrize("bad", ["a", "1", None, True, [None], [True], [[0.1]], float("nan"), {0.1: 2}, [0.1, "b"]])
+def test_what_is_no_number_is_refused_in_one_line(call, one, bad):
+    with pytest.raises(InputError, match=r"^(fars|fpirs|ks|k|thresholds|edges) must be .*: got .*") as caught:
+        call(bad)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rate_in_an_array_has_its_interval():
+    """Its name is made of the rate, which must be written as a number is."""
+    v = evaluate.verification(X, Y)
+    given, listed = (v.summary(fars)["tar"][0]["interval"] for fars in (np.array([0.1]), [0.1]))
+    assert given == listed is not None
+
+
+INNER = {  # behind one of those doors
+    "ranking.judge ks",
+    "intervals.at_thresholds thresholds",
+    "design.Design.absent shape",
+    "by_id.Known.at ids",
+    "by_id.Known.side ids",
+    "by_id.Known.part ids",
+}
+
+
+def test_every_function_of_the_room_that_takes_several_is_a_member():
+    several = re.compile(r"(Sequence|Iterable|tuple|list)\[(int|float)\b(?!, (int|float))")
+    found = set()
+    for part in pkgutil.iter_modules(evaluate.__path__):
+        module = importlib.import_module(f"mettle.evaluate.{part.name}")
+        for path, call in _calls(module):
+            for argument in inspect.signature(call).parameters.values():
+                if several.search(str(argument.annotation)):
+                    found.add(f"{part.name}.{path} {argument.name}")
+    assert found == set(MEMBERS) | INNER
+
+
+def _calls(module):
+    """Public functions and methods that a module defines."""
+    for name, item in vars(module).items():
+        if getattr(item, "__module__", "") != module.__name__ or name.startswith("_"):
+            continue
+        if inspect.isfunction(item):
+            yield name, item
+        elif inspect.isclass(item):
+            yield from ((f"{name}.{n}", f) for n, f in vars(item).items() if inspect.isfunction(f) and n[0] != "_")

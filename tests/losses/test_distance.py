@@ -1,0 +1,74 @@
+"""The distance inside the losses: its derivatives, what is broken stays broken, and how often it walks over a tile."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mettle.losses import LiftedStructure
+from mettle.losses.distance import distance
+
+MEASURES = {"cosine": lambda s: 2 - 2 * s, "squared": lambda s: -s}
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_first_and_second_derivatives(measure):
+    s = (-torch.rand(3, 4, dtype=torch.float64) - 0.1).requires_grad_()
+    torch.testing.assert_close(distance(s, measure) ** 2, MEASURES[measure](s))
+    assert torch.autograd.gradcheck(lambda x: distance(x, measure), s)
+    assert torch.autograd.gradgradcheck(lambda x: distance(x, measure), s)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_points_that_coincide_do_not_move_and_others_do(measure):
+    same = 1.0 if measure == "cosine" else 0.0
+    s = torch.tensor([[same, same - 0.5]], requires_grad=True)
+    d = distance(s, measure)
+    (first,) = torch.autograd.grad(d.sum(), s, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), s)
+    assert d[0, 0] == first[0, 0] == second[0, 0] == 0
+    assert (first[0, 1] < 0) and torch.isfinite(second).all()
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_what_is_no_number_is_no_distance(measure):
+    assert distance(torch.tensor([[torch.nan, -1.0]]), measure).isnan().tolist() == [[True, False]]
+
+
+class Walks(TorchDispatchMode):
+    """Counts what is written over a whole tile."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.count = size, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        self.count += isinstance(found, torch.Tensor) and found.numel() == self.size and not func.is_view
+        return found
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_distance_and_its_gradient_are_few_walks_over_a_tile(measure):
+    """Time goes there: on a processor a loss over distances is little else."""
+    s = (-torch.rand(16, 16)).requires_grad_()
+    with Walks(s.numel()) as walks:
+        distance(s, measure).backward(torch.ones(16, 16))
+    assert walks.count <= 11
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.3, 1.0, 39.0, 60.0])
+def test_lifted_on_the_sphere_at_any_margin(margin):
+    """Distances end at 2 there, which the sum of exponentials is told; far margins leave no room for that."""
+    generator = torch.Generator().manual_seed(0)
+    z, y = torch.randn(24, 5, dtype=torch.float64, generator=generator), torch.arange(24) // 3
+    z[5] = -z[0]  # as far as can be
+    u = torch.nn.functional.normalize(z, dim=1)
+    d = (u[:, None] - u[None]).norm(dim=2)
+    same = y[:, None] == y
+    far = (margin - d).masked_fill(same, -torch.inf).logsumexp(1)
+    both = torch.logaddexp(far[:, None], far[None])
+    pos = same & ~torch.eye(24, dtype=torch.bool)
+    wanted = ((d + both).clamp(min=0).square() * pos).sum() / (2 * pos.sum())
+    for engine in ("dense", "tiled"):
+        found = LiftedStructure(margin, normalise=True)(z.float(), y, engine=engine)
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
