@@ -194,3 +194,13 @@ class TestDataCheck:
     def test_a_bad_manifest_names_its_line(self, tmp_path):
         (tmp_path / "m.csv").write_text("path,label\na.png,x\nb.png\n")
         assert "3" in one_line("data", "check", tmp_path / "m.csv")
+
+
+def test_a_folder_that_is_gone_is_told_before_anything_starts(tmp_path):
+    """Numerical libraries that start in such a folder end the process without a word."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    command = f'cd "{folder}" && rmdir "{folder}" && "{sys.executable}" -m mettle recipes'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["mettle: this folder is gone: change to one that exists"]

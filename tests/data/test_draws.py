@@ -24,7 +24,7 @@ def test_every_argument_matters(seed, epoch, stream):
         draws(seed, epoch, ids + 8, 4, stream=stream),
         draws(seed, epoch, ids, 4, stream=stream + 1),
     ):
-        assert not np.isclose(base, other).any()
+        assert (base != other).all()  # that two are merely close is a matter of luck
 
 
 def test_draws_are_uniform_and_uncorrelated():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mettle.losses import LiftedStructure
+from mettle.losses import Contrastive, LiftedStructure, Triplet
 from mettle.losses.distance import distance
 
 MEASURES = {"cosine": lambda s: 2 - 2 * s, "squared": lambda s: -s}
@@ -72,3 +72,17 @@ def test_lifted_on_the_sphere_at_any_margin(margin):
     for engine in ("dense", "tiled"):
         found = LiftedStructure(margin, normalise=True)(z.float(), y, engine=engine)
         torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own, in jvp
+@pytest.mark.parametrize("loss", [Triplet(), LiftedStructure(), Contrastive()], ids=lambda x: type(x).__name__)
+def test_torch_func_goes_through(loss):
+    """Forward and backward through torch's function transforms, as through the ordinary graph."""
+    z, y = torch.randn(12, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), torch.arange(12) // 3
+    z[1] = z[0]
+    leaf = z.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(loss(leaf, y, engine="dense"), leaf)
+    torch.testing.assert_close(torch.func.grad(lambda x: loss(x, y, engine="dense"))(z), wanted)
+    way = torch.randn(z.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    _, slope = torch.func.jvp(lambda x: loss(x, y, engine="dense"), (z,), (way,))
+    torch.testing.assert_close(slope, (wanted * way).sum())

@@ -41,6 +41,11 @@ def test_every_command_that_starts_from_it_works(earlier):
     assert (earlier / "report.html").is_file()
 
 
+def test_it_can_be_taken_up_again(earlier):
+    said = mettle("train", "--runs", earlier.parent, "--name", earlier.name, "--resume", "--no-report")
+    assert "seed" not in said
+
+
 def test_nothing_new_begins_with_it(earlier):
     with pytest.raises(RecipeError, match="recipe key seed: a whole number from 0 .* is wanted, got -1"):
         load(earlier / "recipe.toml")

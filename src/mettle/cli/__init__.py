@@ -6,6 +6,7 @@ Heavy imports happen inside the commands, so that ``mettle --help`` answers at o
 # Help lists the commands in the order of these imports.
 # isort: skip_file
 
+import os
 import sys
 from typing import Annotated
 
@@ -35,9 +36,18 @@ def options(
     """Options before any command."""
 
 
+def _standing() -> None:
+    """Told here, because numerical libraries end the process without a word when the folder they start in is gone."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise MettleError("this folder is gone: change to one that exists") from None
+
+
 def main() -> None:
     """Run the command line; an error that a user can cause is one line and exit status 2."""
     try:
+        _standing()
         app()
     except MettleError as error:
         print(f"mettle: {' '.join(str(error).split())}", file=sys.stderr)

@@ -185,13 +185,14 @@ def _plan(recipe: str | None, folder: Path, resume: bool, overrides: list[str], 
     from mettle.train import load, open_run
 
     source: str | Path = recipe or DEFAULT
-    if resume and recipe is None:
+    resumed = resume and recipe is None
+    if resumed:
         if not folder.exists():
             raise RunError(
                 f"there is no run {folder} to continue: name its place with --runs and --name, or a recipe to start it"
             )
         source = open_run(folder).folder / "recipe.toml"
-    return load(source, overrides, **({} if data is None else {"data": {"source": data}}))
+    return load(source, overrides, resumed=resumed, **({} if data is None else {"data": {"source": data}}))
 
 
 def _whence(folder: Path) -> str:

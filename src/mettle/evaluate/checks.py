@@ -209,10 +209,10 @@ def whole(value: Any, name: str, lowest: int) -> int:
 def both_kinds(genuine: int, impostor: int) -> None:
     """Refuse a set of pairs that lacks one of the two kinds: no error rate is defined on it."""
     if genuine == 0 or impostor == 0:
-        kind, need = ("genuine", "two samples of one label") if genuine == 0 else ("impostor", "two labels")
+        kind, need = ("a genuine", "two samples of one label") if genuine == 0 else ("an impostor", "two labels")
         raise InputError(
             f"verification needs genuine and impostor pairs: got {genuine} genuine and {impostor} impostor; "
-            f"a {kind} pair needs {need} among the compared samples"
+            f"{kind} pair needs {need} among the compared samples"
         )
 
 

@@ -24,7 +24,13 @@ def squared_distance(tile: Tile | Tensor, measure: Measure) -> Tensor:
 def distance(tile: Tile | Tensor, measure: Measure) -> Tensor:
     """d, with gradient 0 where d is 0: two coincident points have no direction to move in."""
     s = tile.s if isinstance(tile, Tile) else tile
-    return -s if measure == "l1" else _Distance.apply(s, tile, measure)
+    if measure == "l1":
+        return -s
+    if torch._C._are_functorch_transforms_active():  # torch.func goes through steps that it knows
+        squared = squared_distance(tile, measure)
+        together = squared == 0
+        return torch.where(together, 0, torch.where(together, 1, squared).sqrt())
+    return _Distance.apply(s, tile, measure)
 
 
 class _Distance(torch.autograd.Function):

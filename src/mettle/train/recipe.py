@@ -186,8 +186,13 @@ def shipped() -> dict[str, Path]:
     return {p.name.removesuffix(".toml"): Path(str(p)) for p in sorted(folder.iterdir(), key=str) if ".toml" in p.name}
 
 
-def load(source: str | Path, overrides: Iterable[str] = (), **tables: Mapping[str, Any]) -> Recipe:
-    """A shipped recipe by name or a file by path, with ``table.key=value`` overrides applied."""
+def load(
+    source: str | Path, overrides: Iterable[str] = (), *, resumed: bool = False, **tables: Mapping[str, Any]
+) -> Recipe:
+    """A shipped recipe by name or a file by path, with ``table.key=value`` overrides applied.
+
+    ``resumed``: it is that of a run to be continued, which may hold what a new run may not.
+    """
     known = shipped()
     path = known.get(str(source), Path(source))
     if not path.is_file():
@@ -197,7 +202,7 @@ def load(source: str | Path, overrides: Iterable[str] = (), **tables: Mapping[st
     for key, table in tables.items():
         content.setdefault(key, {}).update(table)
     keys = [_apply(content, override) for override in overrides]
-    recipe = parse(content)
+    recipe = _checked(content, STORED) if resumed else parse(content)
     heard(recipe, keys)
     return recipe
 
