@@ -48,7 +48,7 @@ def build(kernel, mode: str, flags: dict, warps: int = 4, stages: int = 3) -> di
         if name in flags:
             signature[name] = "constexpr"
         else:
-            signature[name] = _type(name, operand)
+            signature[name] = _type(name, operand, flags)
             if signature[name].startswith("*") or name in ("padded", "columns_padded"):
                 attributes[(at,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs=flags, attrs=attributes)
@@ -70,7 +70,10 @@ def build(kernel, mode: str, flags: dict, warps: int = 4, stages: int = 3) -> di
     }
 
 
-def _type(name: str, operand: str) -> str:
+def _type(name: str, operand: str, flags: dict) -> str:
+    if flags.get("TMA") and name in ("Q", "QL", "K", "KL", "QB", "QBL", "KB", "KBL"):
+        rows, depth = flags["BM" if name.startswith("Q") else "BN"], flags.get("BK", flags["WIDTH"])
+        return f"tensordesc<{operand}[{rows}, {depth}]>"
     if name in ("Q", "QL", "K", "KL", "QB", "QBL", "KB", "KBL", "H", "HL", "HIGH", "LOW"):
         return f"*{operand}"
     if name in ("LO", "HI", "ORDER", "COLUMN_ORDER", "TILE", "COUNTS", "ABOVE", "COUNT", "PLACES"):
@@ -120,7 +123,7 @@ def far(mode: str, width: int, kind: str, many: bool = False) -> list[dict]:
         depth = shape.depth
         flags = {
             "WIDTH": width, "BK": depth, "WIDTH2": width, "BK2": depth, "BM": shape.rows, "BN": shape.columns,
-            "MODE": mode, "TMA": False, "FAR": name, "SQUARE": kind == "tilt 1", "SHAPE": "hadsell",
+            "MODE": mode, "TMA": shape.tma, "FAR": name, "SQUARE": kind == "tilt 1", "SHAPE": "hadsell",
             "TWO": name == "tilt", "OTHER": two, "ONLINE": kind == "online",
         }  # fmt: skip
         if forward:

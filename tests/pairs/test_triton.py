@@ -285,6 +285,61 @@ def test_a_broken_embedding_never_gives_a_finite_loss(name, bad):
     assert not torch.isfinite(fused(form, z, y, biased=biased).mean)
 
 
+@pytest.mark.parametrize("name", ["debiased", "hard", "relative"])
+@pytest.mark.parametrize("where", ["alone", "second"])
+def test_a_broken_row_that_only_others_see(name, where):
+    """One that has no positives, or is broken in the second encoder only: a floor must not hide it."""
+    loss, (z, y) = FORMS[name], batch(21, 5)
+    biased = options(loss, z)
+    if where == "alone":
+        y[7] = -5
+        z[7, 2] = float("nan")
+    elif biased is None:
+        return
+    else:
+        biased[0][7, 2] = float("nan")
+    biased = biased and (biased[0], biased[0])
+    form = fused_form(loss, loss.difficulty, job(z, biased=biased))
+    assert not torch.isfinite(fused(form, z, y, biased=biased).mean)
+
+
+@pytest.mark.parametrize(("n", "d"), [(30, 8), (37, 261)])
+@pytest.mark.parametrize(("temperature", "mode"), [(0.1, "half"), (0.01, "exact"), (0.005, "exact")])
+def test_negatives_that_are_far_away_leave_the_gradient_finite(n, d, temperature, mode):
+    """Two opposite classes: what a negative adds is tiny, and a row that is not there would add 1."""
+    z, y = batch(n, d, n // 2 + 1)
+    z = torch.where((y == y[0])[:, None], z.abs() + 1, -z.abs() - 1)
+    form = fused_form(SupCon(temperature), None, job(z))
+    leaf, exact = z.clone().requires_grad_(), z.double().requires_grad_()
+    (found,) = torch.autograd.grad(fused(form, leaf, y, mode=mode).mean, leaf)
+    (wanted,) = torch.autograd.grad(pair_loss(SupCon(temperature), exact, y, engine="dense").mean(), exact)
+    assert torch.isfinite(found).all()
+    assert gap(found, wanted) < (2e-2 if mode == "half" else 1e-3)
+
+
+@pytest.mark.parametrize(("mode", "scale"), [("half", 64.0), ("exact", 300.0)])
+def test_classes_that_are_far_away_leave_the_gradient_finite(mode, scale):
+    """As those of a model that has learned its few classes: close to the corners of a simplex."""
+    w = torch.eye(10) - 0.1 + 0.01 * torch.randn(10, 10, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(40) % 10
+    z = w[y] + 0.01 * torch.randn(40, 10, generator=torch.Generator().manual_seed(1))
+    leaves = [z.requires_grad_(), w.requires_grad_()]
+    target, far = fused_class_rows(z, w, y, scale, unit=True, mode=mode)
+    assert (far < 0).all()
+    for g in torch.autograd.grad((far - target).sum(), leaves):
+        assert torch.isfinite(g).all()
+
+
+@pytest.mark.parametrize(("d", "other"), [(20, 300), (300, 20), (5, 520)])
+def test_encoders_of_unlike_widths(d, other):
+    z, y = batch(21, d)
+    loss, second = FORMS["relative"], torch.randn(21, other, generator=torch.Generator().manual_seed(4))
+    form = fused_form(loss, loss.difficulty, job(z, biased=(second, second)))
+    found = fused(form, z, y, biased=(second, second))
+    wanted = pair_loss(loss, z.double(), y, difficulty=loss.difficulty, engine="dense", biased=second.double())
+    torch.testing.assert_close(found.mean.double(), wanted.mean(), rtol=2e-5, atol=2e-5)
+
+
 def test_rows_without_direction_get_no_gradient():
     z, y = batch(20, 5)
     z[3] = 0
@@ -429,11 +484,12 @@ def test_class_vectors_that_do_not_fit_are_refused():
         fused_class_rows(z, w, y, 16.0)
 
 
-@pytest.mark.parametrize("each", [3, 40])
+@pytest.mark.parametrize(("each", "kind"), [(3, torch.int64), (40, torch.int32), (40, torch.uint8)])
 @pytest.mark.parametrize("sort", [False, True])
-def test_large_batches_are_grouped_or_sorted_instead_of_ranked(monkeypatch, each, sort):
+def test_large_batches_are_grouped_or_sorted_instead_of_ranked(monkeypatch, each, kind, sort):
     monkeypatch.setattr("mettle.pairs.fused.prepare.RANKED", 0)
     z, y = batch(70, 20, each)
+    y = y if kind == torch.int64 else torch.where(y > 100, 0, y).to(kind)
     torch.use_deterministic_algorithms(sort)
     try:
         compare(SupCon(0.1, difficulty=HARD), z, y, within=4e-6)

@@ -169,7 +169,7 @@ class _Work:
                     self.flags(shape) | {"LIVE": False, "ROWS": True, "COLUMNS": False},
                 ),
             )
-            self.product(h, rest, high, low, dz)
+            self.product(h[:, :m], rest[:, :m], high[:m], low[:m], dz)  # where vectors are missing, h may be infinite
             if dw is not None:
                 sent = self.product(h.T, rest.T, rows.high, rows.low)
                 self.projected(f"project {k}", sent, self.w[place], inverse, stats, dw[place])

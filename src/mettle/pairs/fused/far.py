@@ -195,10 +195,11 @@ def far_backward(
     qbl = q
     if OTHER:
         qb, qbl = held(QB, QBL, row, BM, BK2, WIDTH2, MODE, TMA, zero, FIRM)
-    begin, end, _, total = tiles(LO, HI, row, n, m, BM, BN, 0, False)
+    begin, end, extra, total = tiles(LO, HI, row, n, m, BM, BN, 0, True)
     acc = tl.zeros((BM, WIDTH), tl.float32)
 
-    bare = total - (end - begin)
+    # Where rows are missing, x is 0, and no bound holds: h may be infinite there.
+    bare = total - (end - begin) - extra
     for t in range(bare * split // splits, bare * (split + 1) // splits):
         j = tl.where(t < begin, t, t + (end - begin))
         columns = j * BN + tl.arange(0, BN)
@@ -215,8 +216,8 @@ def far_backward(
             o = product(qb, qbl, QB, QBL, KB, KBL, row, j * BN, BM, BN, BK2, WIDTH2, MODE, TMA)
         h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, p0, p1, p2, p3, FAR, SQUARE, SHAPE, ONLINE, LIVE, ROWS, COLUMNS)
         acc = carry(h, b, bl, acc, MODE)
-    for t in range(split, end - begin, splits):
-        j = begin + t
+    for t in range(split, end - begin + extra, splits):
+        j = tl.where(t < end - begin, begin + t, total - 1)
         columns = j * BN + tl.arange(0, BN)
         c0j, c1j, uj = coefficients(
             COLUMN, columns, columns_padded, scale, COLUMNS, TWO, ONLINE or FAR == "relative", BN
@@ -230,7 +231,7 @@ def far_backward(
         if OTHER:
             o = product(qb, qbl, QB, QBL, KB, KBL, row, j * BN, BM, BN, BK2, WIDTH2, MODE, TMA)
         h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, p0, p1, p2, p3, FAR, SQUARE, SHAPE, ONLINE, LIVE, ROWS, COLUMNS)
-        keep = (columns[None, :] < lo[:, None]) | (columns[None, :] >= hi[:, None])
+        keep = ((columns[None, :] < lo[:, None]) | (columns[None, :] >= hi[:, None])) & (columns < m)[None, :]
         acc = carry(tl.where(keep, h, 0.0), b, bl, acc, MODE)
     c = tl.arange(0, WIDTH)
     at = (split * padded + rows).to(tl.int64)

@@ -81,7 +81,7 @@ def against(x, far, count, ceiling, prior, PRIOR: tl.constexpr):
         left = taken < 0
         part = tl.exp(tl.where(left, taken, -1.0))
         rest = tl.log(1.0 - part) + far - tl.log(1.0 - prior)
-        floor = count - ceiling + 0.0 * x
+        floor = count - ceiling + 0.0 * x + tl.where(far == far, 0.0, far)  # what is broken stays so
         free = left & (rest > floor)
         return (
             tl.where(free, rest, floor),

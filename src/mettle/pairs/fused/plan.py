@@ -247,7 +247,7 @@ class Plan:
             "WIDTH": a.width,
             "BK": depth,
             "WIDTH2": second,
-            "BK2": second if depth == a.width else min(depth, second),
+            "BK2": second if max(a.width, second) <= 128 else min(64, second),
         }
 
     def _pull(self) -> tuple[float, float, float, float, float]:

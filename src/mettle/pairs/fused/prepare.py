@@ -104,7 +104,7 @@ def prepared(
             columns = labels if other is None else torch.sort(other).values
     block, rows, warps = span(wide)
     script.launch(
-        f"prepare {name}",
+        f"prepare {rank} {name}",
         prepare_kernel,
         (z, labels, columns, at, order, lo, hi, inverse, full, high, low),
         lambda: (
@@ -173,8 +173,9 @@ def group_kernel(LABELS, PLACES, AT, n, size, SIZE: tl.constexpr):
     """A place for each label: PLACES (2, size) holds 1 + a row that has it, or 0, and how many rows do."""
     row = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     real = row < n
-    label = tl.load(LABELS + row, mask=real, other=0)
-    place = ((label * -7046029254386353131) >> 33).to(tl.int32) & (size - 1)  # by the golden ratio
+    label = tl.load(LABELS + row, mask=real, other=0).to(tl.int64)
+    mixed = (label ^ (label >> 32)) * -7046029254386353131  # by the golden ratio
+    place = (mixed >> 33).to(tl.int32) & (size - 1)
     waiting = real
     while tl.max(waiting.to(tl.int32), 0) > 0:
         there = tl.atomic_cas(PLACES + place, tl.zeros((SIZE,), tl.int32), tl.where(real, row + 1, 0), sem="relaxed")

@@ -62,7 +62,9 @@ def _columns(mode: str, rows: int, entries: int) -> int:
 
 
 def _pull(g: Tensor, h: Tensor, low: Tensor, z: Rows, at: slice, mode: str) -> None:
-    """G + h·z, in place."""
+    """G + h·z, in place; without the columns of missing rows, where h may be infinite."""
+    at = slice(at.start, min(at.stop, z.n))
+    h, low = h[:, : at.stop - at.start], low[:, : at.stop - at.start]
     multiplied(h, z.high[at], g)
     if mode == "split":
         multiplied(h, z.low[at], g)
@@ -77,6 +79,6 @@ def multiplied(h: Tensor, z: Tensor, onto: Tensor | None = None) -> Tensor:
         if onto is None:
             return torch.mm(h, z, out_dtype=torch.float32)
         return torch.addmm(onto, h, z, out_dtype=torch.float32, out=onto)
-    except TypeError:  # torch before 2.8 rounds what it returns to the operands' type: slower, but right
+    except (TypeError, NotImplementedError):  # torch before 2.8, and on a CPU, rounds to the operands' type
         found = torch.mm(h.float(), z.float())
         return found if onto is None else onto.add_(found)
