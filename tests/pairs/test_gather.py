@@ -33,6 +33,7 @@ from mettle.losses import (
     Center,
     CosFace,
     InfoNCE,
+    LiftedStructure,
     NormFace,
     SelfTriplet,
     SimilarityClassification,
@@ -301,12 +302,28 @@ class Breaks:
             raise ZeroDivisionError("nothing left")
         return z.sum()
 
+    def per_anchor(self, z: Tensor, y: Tensor) -> Tensor:
+        return self(z, y) + z[:, 0]
+
+
+class Gives:
+    """Returns what it was made with, whatever that is."""
+
+    def __init__(self, made: Callable[[Tensor], Any]):
+        self.made = made
+
+    def __call__(self, z: Tensor, y: Tensor) -> Any:
+        return self.made(z)
+
+    per_anchor = __call__
+
 
 def refusals(rank: int) -> dict[str, Any]:
     second = rank == 1
     z, y = drawn(4, 3, seed=rank).requires_grad_(), torch.tensor([0, 0, 1, 1])
     pairs, arc = across_ranks(SupCon(0.2)), across_ranks(ArcFace(3, 3).double(), "rows")
     other = CosFace(3, 3) if second else ArcFace(3, 3)
+    lifted = across_ranks(LiftedStructure())
     tries: dict[str, Callable[[], Any]] = {
         "width": lambda: pairs(z[:, : 3 - rank], y),
         "type": lambda: pairs(z.float() if second else z, y),
@@ -325,13 +342,34 @@ def refusals(rank: int) -> dict[str, Any]:
         "nobody": lambda: pairs(z[:0], y[:0]),
         "no positives": lambda: pairs(z[:1], y[:1] + rank),
         "option": lambda: pairs(z, y, tile=0 if second else 2, engine="tiled"),
+        "option of all": lambda: lifted(z, y, engine="dens" if second else "tiled"),
+        "option of all per anchor": lambda: lifted.per_anchor(z, y, engine="dens" if second else "tiled"),
+        "option missing": lambda: pairs(z, y, **({} if second else {"engine": "tiled"})),
+        "wrong option": lambda: pairs(z, y, tile=0, engine="tiled"),
+        "wrong option of all": lambda: lifted(z, y, engine="dens"),
         "missing": lambda: pairs(z, y, **({} if second else {"biased": z})),
         "ids": lambda: pairs(z, y, ref=(z, y, torch.arange(4)), ids=torch.arange(4)),
         "losses": lambda: across_ranks(other.double(), "rows")(z, y),
         "sizes": lambda: across_ranks(ArcFace(3 + rank, 3).double(), "rows")(z, y),
         "settings": lambda: across_ranks(SupCon(0.2 + rank))(z, y),
+        "margins": lambda: across_ranks(ArcFace(3, 3, margin=0.3 + rank / 5).double(), "rows")(z, y),
+        "margins inside": lambda: across_ranks(Center(3, 3, base=CosFace(3, 3, margin=0.3 + rank / 5)).double())(z, y),
+        "settings of what follows": lambda: across_ranks(SupCon(0.2, difficulty=AdaptiveThreshold(1.0 + rank)))(z, y),
+        "types of parameters": lambda: across_ranks(Center(3, 3).double() if second else Center(3, 3))(z, y),
+        "frozen": lambda: across_ranks(ArcFace(3, 3).double().requires_grad_(second))(z, y),
         "failure": lambda: across_ranks(Breaks(rank), "rows")(z, y),
+        "failure per anchor": lambda: across_ranks(Breaks(rank), "rows").per_anchor(z, y),
+        "failure of all": lambda: across_ranks(Breaks(rank), "whole")(z, y),
+        "failure of all per anchor": lambda: across_ranks(Breaks(rank), "whole").per_anchor(z, y),
         "no mean": lambda: across_ranks(lambda z, y: z.sum(1))(z, y),
+        "no mean on one": lambda: across_ranks(Gives(lambda z: z.sum(1) if second else z.sum()))(z, y),
+        "no mean of rows": lambda: across_ranks(Gives(lambda z: z.sum(1)), "rows")(z, y),
+        "a float": lambda: across_ranks(Gives(lambda z: 3.0), "rows")(z, y),
+        "none": lambda: across_ranks(Gives(lambda z: None), "rows")(z, y),
+        "none on one": lambda: across_ranks(Gives(lambda z: None if second else z.sum()), "rows")(z, y),
+        "none of all": lambda: across_ranks(Gives(lambda z: None))(z, y),
+        "no rows": lambda: across_ranks(Gives(lambda z: z.sum()), "rows").per_anchor(z, y),
+        "no rows of all": lambda: across_ranks(Gives(lambda z: z.sum())).per_anchor(z, y),
         "method": lambda: across_ranks(lambda z, y: z.sum()).per_anchor(z, y),
         "indices": lambda: across_ranks(lambda z, y, indices: z.sum())(z, y, indices=torch.arange(4)),
         "twice": lambda: torch.autograd.grad(pairs(z, y), z, create_graph=True),
@@ -355,6 +393,18 @@ def refusals(rank: int) -> dict[str, Any]:
         pairs(half, y).backward()
         assert half.grad is not None
         found[f"half {k}"] = half.grad
+    large = large_rows()[4 * rank : 4 * rank + 4].requires_grad_()
+    value = pairs(large, y)
+    (value * 2**12).backward()  # or the gradient is among the smallest numbers, which have few digits
+    assert large.grad is not None
+    found |= {"large": value.detach(), "large gradient": large.grad}
+    found["large rows"] = pairs.per_anchor(large, y).detach()
+    # What reads differently on every rank, but may well be the same, is let pass; so is a loss that has moved on.
+    plain = across_ranks(lambda z, y, by: by(z))(z, y, by=(lambda z: z.sum()) if second else (lambda z: z.sum() * 1))
+    found["an object"] = plain.detach()
+    follows = AdaptiveThreshold(momentum=0.5)
+    follows.positive += rank  # type: ignore[operator]
+    found["moved on"] = across_ranks(SupCon(0.2, difficulty=follows))(z, y).detach()
     # One rank starts afresh with a loss that the other has called before: both go on from rank 0.
     arc = arc if second else across_ranks(ArcFace(3, 3).double(), "rows")
     found["fresh"] = arc(z, y).detach()
@@ -368,6 +418,11 @@ def refusals(rank: int) -> dict[str, Any]:
     across_ranks(lambda z, y: torch.rand(()) * z.sum())(z, y)
     found["luck"] = "same" if torch.equal(before, torch.get_rng_state()) else "moved"
     return found
+
+
+def large_rows() -> Tensor:
+    """Half precision in which a row's sum is beyond the largest number."""
+    return (drawn(8, 512, seed=12) * 40 + 200).half()
 
 
 def without(loss: Any, z: Tensor, y: Tensor) -> Tensor:
@@ -487,21 +542,42 @@ WORDS = {
     "labels of a wrong type": "labels must be alike .* int64 .* float64",
     "fractions": "rank 0: labels must be whole numbers",
     "range": "rank 1: label 3 is out of range",
-    "range of all": "^label 3 is out of range",
+    "range of all": "rank 0: label 3 is out of range",
     "range per anchor": "rank 1: label 3 is out of range",
     "call": "ranks 0 and 1 make different calls",
     "gradients": "differ in whether gradients are on",
     "training": "differ in whether the loss is training",
     "nobody": "embeddings are empty",
     "no positives": "no anchor has a positive among 2 samples of 2 ranks",
-    "option": "rank 1: tile must be at least 1",
+    "option": "ranks 0 and 1 give different options",
+    "option of all": "ranks 0 and 1 give different options",
+    "option of all per anchor": "ranks 0 and 1 give different options",
+    "option missing": "ranks 0 and 1 give different options",
+    "wrong option": "rank 0: tile must be at least 1",
+    "wrong option of all": "rank 0: .*dens",
     "missing": r"biased\[0\] must be alike .* rank 1 has none",
     "ids": "the same reference id comes from two ranks",
     "losses": "hold different losses",
     "sizes": "hold different losses",
     "settings": "hold different losses",
+    "margins": "hold different losses",
+    "margins inside": "hold different losses",
+    "settings of what follows": "hold different losses",
+    "types of parameters": "hold different losses: .* same shapes and types",
+    "frozen": "hold different losses",
     "failure": "rank 1: ZeroDivisionError: nothing left",
-    "no mean": "a loss must give one number",
+    "failure per anchor": "rank 1: ZeroDivisionError: nothing left",
+    "failure of all": "rank 1: ZeroDivisionError: nothing left",
+    "failure of all per anchor": "rank 1: ZeroDivisionError: nothing left",
+    "no mean": r"rank 0: across ranks, a loss must give one number, .* got \(8,\): use one that takes the mean",
+    "no mean on one": r"rank 1: across ranks, a loss must give one number, .* got \(8,\)",
+    "no mean of rows": r"rank 0: across ranks, a loss must give one number, .* got \(4,\)",
+    "a float": "rank 0: across ranks, a loss must give one number, .* got float",
+    "none": "rank 0: across ranks, a loss must give one number, .* got NoneType",
+    "none on one": "rank 1: across ranks, a loss must give one number, .* got NoneType",
+    "none of all": "rank 0: across ranks, a loss must give one number, .* got NoneType",
+    "no rows": r"one number per row, a tensor \(4,\), got \(\): change what its per_anchor returns",
+    "no rows of all": r"one number per row, a tensor \(8,\), got \(\)",
     "method": "function has no per_anchor",
     "indices": "indices= is not known across ranks",
     "twice": "first derivatives only",
@@ -527,6 +603,16 @@ def test_what_does_not_fit_is_one_error_on_all_ranks_and_never_a_hang(ranks):
     for k, step in enumerate((2**-7, 2**-10)):
         got = torch.cat([found[rank][f"half {k}"] for rank in (0, 1)]).double()
         assert (got - 2 * gradient).abs().max() < 4 * step * gradient.abs().max() * 2
+    large = large_rows().double().requires_grad_()
+    (gradient,) = torch.autograd.grad(SupCon(0.2)(large, y), large)
+    rows = SupCon(0.2).per_anchor(large.detach(), y)
+    for rank in (0, 1):
+        part = slice(4 * rank, 4 * rank + 4)
+        close(found[rank]["large"].double(), rows.mean(), "large", rtol=2e-3, atol=0)
+        close(found[rank]["large rows"].double(), rows[part], "large rows", rtol=2e-3, atol=0)
+        off = found[rank]["large gradient"].double() / 2**12 - 2 * gradient[part]
+        assert off.abs().max() < 4 * 2**-10 * gradient.abs().max() * 2
+        assert found[rank]["an object"].isfinite() and found[rank]["moved on"].isfinite()
     torch.manual_seed(6)
     arc = ArcFace(3, 3).double()
     arc(z, y).backward()

@@ -30,7 +30,7 @@ DEVICES = ("cpu", "cuda")
 WORDS = 1024  # bytes of a message that other ranks are told
 
 # What every rank says of a call, beside its tensors; all but the first two must be alike.
-HEAD = ("failed", "fresh", "call", "gradients", "training", "loss")
+HEAD = ("failed", "fresh", "call", "gradients", "training", "loss", "options")
 SLOT = ("given", "dimensions", "width", "depth", "type", "device", "rows", "wants")  # the last two may differ
 
 
@@ -82,13 +82,15 @@ class Call:
     call: int
     training: bool
     loss: int
+    options: int
     fresh: bool
 
 
 def arrive(tensors: dict[str, Tensor], names: dict[str, str], call: Call, error: Exception | None) -> Crowd:
     """Tell the others what this rank brings, and hear what they do; raises on all ranks where it does not fit."""
     gradients = torch.is_grad_enabled()
-    row = [int(x) for x in (error is not None, call.fresh, call.call, gradients, call.training, call.loss)]
+    said = (error is not None, call.fresh, call.call, gradients, call.training, call.loss, call.options)
+    row = [int(x) for x in said]
     for place in PLACES:
         row += _slot(tensors.get(place))
     table = _table(row)
@@ -132,7 +134,9 @@ def _alike(said: list[int], name: str) -> None:
         "call": "make different calls: call the loss, or per_anchor, on every rank",
         "gradients": "differ in whether gradients are on: use torch.no_grad() on all ranks or on none",
         "training": "differ in whether the loss is training: use train() or eval() on every rank",
-        "loss": "hold different losses: every rank needs the same one, with the same settings and shapes of parameters",
+        "loss": "hold different losses: every rank needs the same one, with the same settings, and parameters of the "
+        "same shapes and types",
+        "options": "give different options: call the loss with the same engine, tile and others on every rank",
     }
     raise InputError(f"ranks 0 and {other} {what[name]}")
 

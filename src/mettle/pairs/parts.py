@@ -1,5 +1,6 @@
 """A call of a loss taken apart into tensors that have rows, and put together again from the rows of all ranks."""
 
+import zlib
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -9,6 +10,9 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.pairs import gather
 from mettle.pairs.gather import Crowd
+
+PLAIN = bool | int | float | str
+"""What is the same on two ranks if it reads the same."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,13 @@ class Parts:
         """What to call the tensors in messages."""
         own = {"1": "embeddings", "2": "labels"} if "3" not in self.tensors else {}
         return {place: own.get(place, f"argument {place}" if place.isdigit() else place) for place in self.tensors}
+
+    @property
+    def options(self) -> int:
+        """A number by which ranks tell whether their other options are the same."""
+        # Of anything else only the type: its repr may be an address.
+        said = [(k, v if isinstance(v, PLAIN) else type(v).__qualname__) for k, v in sorted(self.plain.items())]
+        return zlib.crc32(repr(said).encode())
 
     @property
     def beyond(self) -> bool:

@@ -13,7 +13,7 @@ from mettle.errors import InputError, nearest
 from mettle.pairs import gather
 from mettle.pairs.engine import PairOutput, broken, pair_loss
 from mettle.pairs.gather import Crowd
-from mettle.pairs.parts import Parts
+from mettle.pairs.parts import PLAIN, Parts
 
 How = Literal["auto", "pairs", "rows", "whole"]
 
@@ -99,8 +99,8 @@ class AcrossRanks(nn.Module):
             self._check(call, parts)
         except Exception as wrong:  # whatever it is, the others must not wait
             error = wrong
-        given, names = ({}, {}) if parts is None or error else (parts.tensors, parts.names)
-        said = gather.Call(CALLS.index(call), self.training, self._fingerprint(), not self._met["once"])
+        given, names, rest = ({}, {}, 0) if parts is None or error else (parts.tensors, parts.names, parts.options)
+        said = gather.Call(CALLS.index(call), self.training, self._fingerprint(), rest, not self._met["once"])
         crowd = gather.arrive(given, names, said, error)
         assert parts is not None
         if crowd.fresh:
@@ -118,11 +118,10 @@ class AcrossRanks(nn.Module):
         parts.refuse_common_ids(tensors, crowd)
         args, options = parts.rebuilt(tensors)
         with self._luck(args[0].device):
-            found = self._with(shared, lambda: _method(self.loss, call)(*args, **options))
-        if not isinstance(found, Tensor) or found.shape != (() if call == "__call__" else (crowd.count,)):
-            came = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            wanted = "one number" if call == "__call__" else f"one number per row, ({crowd.count},)"
-            raise InputError(f"across ranks, a loss must give {wanted}, got {came}: use one that takes the mean")
+            found, error = self._tried(lambda: self._asked(call, args, options, crowd.count), shared)
+        if error is not None:
+            gather.fail(0, args[0].device, error)
+        gather.total([], args[0].device)
         return found if call == "__call__" else found[crowd.own]
 
     def _pairs(self, call: str, parts: Parts, crowd: Crowd) -> Tensor:
@@ -152,10 +151,11 @@ class AcrossRanks(nn.Module):
             )
 
         found, error = self._tried(output, shared)
-        if found is None:
+        if error is not None:
             gather.fail(3, device, error)
         # Whatever the loss made of it, every rank has to come to the meeting on the way back.
-        tie = 0 * z[:1].sum() if z.requires_grad else 0
+        # One number of it: a sum of many may be too large for half precision, and 0 * inf is NaN.
+        tie = 0 * z.flatten()[:1].sum() if z.requires_grad else 0
         if call != "__call__":
             gather.total([z.new_zeros(())] * 3, device)
             return found.per_anchor() + tie
@@ -174,13 +174,24 @@ class AcrossRanks(nn.Module):
         first = parts.tensors["1"]
         tensors, shared = gather.spread(crowd, parts.tensors, "own", self._learnt(), meet=True)
         args, options = parts.rebuilt(tensors)
-        found, error = self._tried(lambda: _method(self.loss, call)(*args, **options), shared)
-        if found is None:
+        found, error = self._tried(lambda: self._asked(call, args, options, len(first)), shared)
+        if error is not None:
             gather.fail(1, first.device, error)
         if call != "__call__":  # a broken row breaks the whole batch, on every rank
             return found + gather.total([broken(first)], first.device)[0].to(found.dtype)
         (value,) = gather.total([found * (len(first) / crowd.count)], first.device)
         return value.to(found.dtype)
+
+    def _asked(self, call: str, args: list[Tensor], options: dict[str, Any], rows: int) -> Tensor:
+        """What the loss says of so many rows: one number, or one per row."""
+        found = _method(self.loss, call)(*args, **options)
+        if not isinstance(found, Tensor) or found.shape != (() if call == "__call__" else (rows,)):
+            came = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            wanted, advice = f"one number per row, a tensor ({rows},)", f"change what its {call} returns"
+            if call == "__call__":
+                wanted, advice = "one number, a tensor ()", "use one that takes the mean"
+            raise InputError(f"across ranks, a loss must give {wanted}, got {came}: {advice}")
+        return found
 
     def _tried(self, function: Callable[[], Any], shared: list[Tensor]) -> tuple[Any, Exception | None]:
         """What came out, or the error, which the other ranks must hear of before it is raised."""
@@ -211,9 +222,9 @@ class AcrossRanks(nn.Module):
     def _fingerprint(self) -> int:
         """A number by which ranks tell whether they have the same loss."""
         kind, held = type(self.loss), (*self.parameters(), *self.buffers())
-        shapes = [(tuple(x.shape), x.requires_grad) for x in held]
-        # What has a state may say so in its name, and a stranger's name may be its address.
-        settings = repr(self.loss) if _ours(self.loss) and not held else ""
+        shapes = [(tuple(x.shape), str(x.dtype), x.requires_grad) for x in held]
+        # A stranger's settings are its own affair: what it holds may well differ between ranks.
+        settings = "" if not _ours(self.loss) else _settings(self.loss) if held else repr(self.loss)
         said = f"{kind.__module__}.{kind.__qualname__} {settings} {self.how} {self._drawn} {shapes}"
         return zlib.crc32(said.encode())
 
@@ -297,6 +308,17 @@ def _parts(thing: Any) -> Iterator[Any]:
 def _ours(loss: Any) -> bool:
     """Whether a loss and its difficulties come with mettle, and see nothing of a pair but what they say."""
     return all(type(part).__module__.startswith("mettle.") for part in _parts(loss))
+
+
+def _settings(loss: Any) -> list[tuple[str, dict[str, Any]]]:
+    """What a loss with a state was made with. Its repr would do, if it did not show the state as well."""
+    held = [m for part in _parts(loss) for m in (part.modules() if isinstance(part, nn.Module) else [part])]
+    found = []
+    for thing in (part for one in held for part in _parts(one) if type(part).__module__.startswith("mettle.")):
+        plain = {k: v for k, v in sorted(vars(thing).items()) if k[0] != "_" and isinstance(v, PLAIN | None)}
+        plain.pop("training", None)  # compared by itself
+        found.append((type(thing).__qualname__, plain))
+    return found
 
 
 def _draws(loss: Any) -> bool:
