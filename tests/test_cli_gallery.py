@@ -72,7 +72,7 @@ def test_thresholds_for_people_as_they_are_enrolled(tmp_path):
     said = mettle("gallery", "calibrate", tmp_path / "g", "--far", 0.1, "--far", 0.00001)
     assert "false-accept rate 0.1 per person: threshold 0." in said
     assert "false-accept rate 1e-05 per person: not measurable" in said
-    assert "120 templates of 40 people" in said
+    assert "measured on the 40 people enrolled, with 120 templates: each tried on the others; kept" in said
     found = json.loads(mettle("gallery", "calibrate", tmp_path / "g", "--json"))
     assert found["0.1"]["per"] == "person" and found["0.1"]["threshold"] < 1
 
@@ -170,6 +170,26 @@ def test_damage_is_told_and_ends_with_status_1(tmp_path, index):
     assert "no gallery" in mettle("gallery", "check", tmp_path / "elsewhere", status=2)
 
 
+def test_a_damaged_calibration_is_told_and_can_be_measured_again(tmp_path):
+    gallery, label = tmp_path / "g", np.repeat(np.arange(40), 2)
+    np.savez(tmp_path / "z.npz", embeddings=np.random.default_rng(0).normal(size=(80, 8)), label=label)
+    mettle("gallery", "enrol", gallery, "--dim", 8, "--table", tmp_path / "z.npz")
+    mettle("gallery", "calibrate", gallery, "--far", 0.1)
+    with sqlite3.connect(gallery / "record.sqlite") as record:
+        record.execute("UPDATE facts SET value = replace(value, '40', '41') WHERE key = 'calibration'")
+    record.close()
+    said = mettle("gallery", "info", gallery)
+    assert said.startswith("note: the calibration in the record is damaged") and "40 people, 80 templates" in said
+    told = json.loads(mettle("gallery", "info", gallery, "--json"))
+    assert told["calibration"] is None and told["thresholds"] == {} and "damaged" in told["notes"][0]
+    measured = "measured on the 40 people enrolled, with 80 templates: each tried on the others; "
+    assert f"{measured}not kept" in mettle("gallery", "calibrate", gallery, "--far", 0.1, "--no-keep")
+    assert f"{measured}nothing could be measured" in mettle("gallery", "calibrate", gallery, "--far", 1e-6)
+    assert "note: the calibration" in mettle("gallery", "info", gallery), "nothing was kept, so it is still there"
+    assert f"{measured}kept" in mettle("gallery", "calibrate", gallery, "--far", 0.1)
+    assert "note:" not in mettle("gallery", "info", gallery)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -181,6 +201,10 @@ def test_damage_is_told_and_ends_with_status_1(tmp_path, index):
         (["info", "mysql://host/people"], "neither"),
         (["index", "GALLERY", "--kind", "hnws"], "did you mean 'hnsw'"),
         (["identify", "GALLERY", "none.png", "-k", "0"], "k must be"),
+        (["identify", "GALLERY", "--embeddings", "none.npy"], "cannot read none.npy: No such file or directory"),
+        (["identify", "GALLERY", "--embeddings", "."], "cannot read .: Is a directory"),
+        (["identify", "GALLERY", "--embeddings", __file__], "is not an .npy file of numbers"),
+        (["calibrate", "GALLERY", "--far", "1"], "fars must be above 0 and below 1: got [1.0]"),
     ],
 )
 def test_mistakes_are_one_line(trained, tmp_path, words, message):

@@ -52,6 +52,7 @@ MEMBERS = {
     "retrieval.retrieval k": (lambda n: evaluate.retrieval(X, Y, k=n).summary(), 3),
     "groups.class_size edges": (lambda n: evaluate.class_size(Y, n).tolist(), 4),
 }
+HUGE = pytest.param(10**400, id="beyond floats")
 EVERY = pytest.mark.parametrize(("call", "one"), MEMBERS.values(), ids=list(MEMBERS))
 
 
@@ -69,11 +70,19 @@ def test_one_is_a_list_of_one_whatever_holds_it(call, one):
 
 
 @EVERY
-@pytest.mark.parametrize("bad", ["a", "1", None, True, [None], [True], [[0.1]], float("nan"), {0.1: 2}, [0.1, "b"]])
+@pytest.mark.parametrize(
+    "bad", ["a", "1", None, True, [None], [True], [[0.1]], float("nan"), {0.1: 2}, [0.1, "b"], HUGE]
+)
 def test_what_is_no_number_is_refused_in_one_line(call, one, bad):
     with pytest.raises(InputError, match=r"^(fars|fpirs|ks|k|thresholds|edges) must be .*: got .*") as caught:
         call(bad)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("fars", [1, [0.1, 1.0]])
+def test_an_audit_has_no_threshold_that_accepts_everybody(fars):
+    with pytest.raises(InputError, match=r"^fars must be above 0 and below 1: got "):
+        evaluate.audit(X, Y, fars=fars)
 
 
 def test_a_rate_in_an_array_has_its_interval():

@@ -24,7 +24,7 @@ from mettle.errors import GalleryError, InputError
 from mettle.match.calibration import Calibration
 from mettle.match.postgres import PostgresRecord
 
-DIM, MADE = 16, {0.1: 0.2, 1e-3: 0.7}  # thresholds that a gallery is made with
+DIM, MADE = 16, {0.1: 0.4, 1e-3: 0.7}  # thresholds that a gallery is made with, and that independent rows keep
 
 
 def crowd(people: int, seed: int = 0, templates: int = 1) -> np.ndarray:
@@ -93,6 +93,60 @@ def test_thresholds_go_before_each_other_in_one_order(gallery, where):
         again.calibrate(0.2)
         assert again.info().calibration["rates"] == [0.2], "the new one takes the place of the former"
         assert again.verify("p3", probe, far=0.1).threshold == MADE[0.1]
+
+
+def near(rng, count: int, templates: int = 4) -> np.ndarray:
+    """(count, templates, DIM) rows of people who all resemble each other, strangers among them."""
+    return np.ones(DIM) + 0.5 * rng.normal(size=(count, templates, DIM))
+
+
+@pytest.mark.parametrize("rule", ["best", "mean"])
+def test_no_answer_claims_what_the_calibration_contradicts(where, rule):
+    rng = np.random.default_rng(0)
+    strangers = near(rng, 200, 1)[:, 0]
+    with Gallery.open(where, dim=DIM, fusion=rule, thresholds={0.02: 0.5, 1e-3: 0.6, 1e-4: 0.999}) as gallery:
+        gallery.enrol_many((f"p{i}", rows) for i, rows in enumerate(near(rng, 60)))
+        before = gallery.verify("p3", strangers[0])
+        assert before.threshold == 0.6 and before.false_accepts < 0.01
+        assert np.mean([gallery.verify("p3", row).match for row in strangers]) > 0.9, "or there is nothing to see"
+        table = gallery.calibrate((0.1, 0.01))
+        assert min(entry["threshold"] for entry in table.values()) > 0.6
+        for far in (1e-3, 0.02):  # 0.004 and 0.08 of strangers at most, it said
+            for ask in (gallery.verify, lambda _, row, far: gallery.identify(row, far=far)):
+                with pytest.raises(InputError, match=f"far={far:g} is contradicted by the calibration; known are") as e:
+                    ask("p3", strangers[0], far=far)
+                assert "not measured" not in str(e.value) and "\n" not in str(e.value)
+            told = gallery.info().thresholds[repr(far)]
+            assert (told["threshold"], told["status"]) == (None, "contradicted by the calibration")
+        assert gallery.verify("p3", strangers[0], far=1e-4).threshold == 0.999, "nothing speaks against this one"
+        for far in (None, 0.01, 0.1):
+            answers = [gallery.verify(f"p{i % 60}", row, far=far) for i, row in enumerate(strangers)]
+            bound = answers[0].false_accepts
+            assert np.mean([one.match for one in answers]) <= bound + 3 * np.sqrt(bound / len(strangers))
+        gallery.forget_calibration()
+        assert gallery.verify("p3", strangers[0]).threshold == 0.6
+
+
+def test_without_the_usual_rate_the_lowest_calibrated_is_usual(tmp_path):
+    rng = np.random.default_rng(0)
+    with Gallery.open(tmp_path / "g", dim=DIM, thresholds={1e-3: 0.6}) as gallery:
+        gallery.enrol_many((f"p{i}", rows) for i, rows in enumerate(near(rng, 60)))
+        table = gallery.calibrate((0.1, 0.01))
+        usual = gallery.operating()
+        assert (usual.far, usual.per, usual.threshold) == (0.01, "person", table["0.01"]["threshold"])
+    said = mettle("gallery", "info", tmp_path / "g")
+    assert "false-accept rate 0.001 per comparison: contradicted by the calibration\n" in said
+    assert "without --far at 0.01 per person" in mettle("gallery", "calibrate", tmp_path / "g", "--far", 0.01)
+
+
+def test_a_rate_per_person_is_contradicted_without_counting_templates(tmp_path):
+    rng, entry = np.random.default_rng(0), {"threshold": 0.6, "per": "person", "templates": 4.0}
+    with Gallery.open(tmp_path / "g", dim=DIM, thresholds={0.009: entry, 0.05: entry}) as gallery:
+        gallery.enrol_many((f"p{i}", rows) for i, rows in enumerate(near(rng, 60)))
+        gallery.calibrate(0.01)
+        assert gallery.operating(far=0.05).threshold == 0.6, "0.05 is more than was measured"
+        with pytest.raises(InputError, match=r"far=0.009 is contradicted"):
+            gallery.operating(far=0.009)
 
 
 def test_whoever_has_the_gallery_open_sees_it_at_once(gallery, where):
@@ -189,15 +243,33 @@ def test_a_damaged_calibration_answers_nothing_and_is_healed(shelf, damage):
     for heal in (lambda gallery: gallery.forget_calibration(), lambda gallery: gallery.calibrate(0.1)):
         shelf.sql(f"UPDATE facts SET value = {damage} WHERE key = 'calibration'")
         with Gallery.open(place) as gallery:
-            for ask in (gallery.operating, gallery.info, lambda: gallery.identify(units(9, 1), far=0.1)):
+            for ask in (gallery.operating, lambda: gallery.identify(units(9, 1), far=0.1)):
                 with pytest.raises(GalleryError, match="calibration in the record is damaged") as told:
                     ask()
                 assert "\n" not in str(told.value)
             assert gallery.verify("p1", units(1, 1), threshold=0.5).match, "a threshold by hand needs none"
+            told = gallery.info()
+            assert (told.identities, told.calibration, told.thresholds) == (12, None, {})
             assert "damaged" in gallery.notes[0] and any("damaged" in line for line in gallery.check())
             heal(gallery)
             assert gallery.check() == gallery.notes == []
             gallery.calibrate(0.1)
+
+
+def test_info_shows_what_a_damaged_calibration_keeps_from_use(tmp_path):
+    with Gallery.open(tmp_path / "g", dim=DIM, thresholds=MADE) as gallery:
+        gallery.enrol_many((f"p{i}", rows) for i, rows in enumerate(crowd(40)))
+        gallery.calibrate(0.1)
+    with sqlite3.connect(tmp_path / "g" / "record.sqlite") as record:
+        record.execute("UPDATE facts SET value = '{}' WHERE key = 'calibration'")
+    record.close()
+    with Gallery.open(tmp_path / "g") as gallery:
+        told = gallery.info().thresholds
+        assert {float(rate): entry["threshold"] for rate, entry in told.items()} == MADE
+        assert all("damaged" in entry["remark"] for entry in told.values()) and "damaged" in gallery.notes[0]
+    with Gallery.open(tmp_path / "g", thresholds={0.1: 0.3}) as gallery:
+        assert gallery.info().thresholds == {"0.1": {"threshold": 0.3}}
+        assert gallery.verify("p1", crowd(1)[0], far=0.1).threshold == 0.3, "those given now need no calibration"
 
 
 def test_snapshots_take_it_along(folder):
@@ -231,6 +303,27 @@ def test_a_move_takes_it_along_with_what_had_changed_since(gallery, where, folde
         assert (here["came"], here["gone"], here["stale"]) == (4, 2, None)
         moved.enrol("and one more", crowd(1, 6)[0])
         assert moved.info().calibration["stale"] and moved.check() == []
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_a_move_into_an_emptied_gallery_leaves_nothing_of_its_former_calibration(gallery, where, folder, carried):
+    gallery.calibrate(0.1)
+    for name in list(gallery.ids()):
+        gallery.delete(name)
+    gallery.close()
+    with Gallery.open(folder / "source", dim=DIM, thresholds=MADE) as source:
+        source.enrol_many((f"q{i}", rows) for i, rows in enumerate(crowd(30, 8)))
+        if carried:
+            table = source.calibrate(0.1)
+    Gallery.move(folder / "source", where)
+    with Gallery.open(where) as moved:
+        assert moved.check() == moved.notes == []
+        if carried:
+            assert moved.info().calibration["people"] == 30
+            assert moved.operating(far=0.1).threshold == table["0.1"]["threshold"]
+        else:
+            assert moved.info().calibration is None and moved.operating(far=0.1).threshold == MADE[0.1]
+    assert dict(rows_of(where)["facts"])["format"] == ("2" if carried else "1")
 
 
 KEEPER = """

@@ -156,6 +156,10 @@ def test_calibration_says_what_it_needs(tmp_path):
         for bad in (0, 2, -0.1, "x", float("nan")):
             with pytest.raises(InputError, match="far"):
                 gallery.calibrate([bad])
+        for everybody in (1, 1.0, [0.5, 1.0]):
+            for keep in (True, False):
+                with pytest.raises(InputError, match=r"^fars must be above 0 and below 1: got "):
+                    gallery.calibrate(everybody, keep=keep)
         table = gallery.calibrate(0.99)
     Gallery.open(tmp_path / "other", dim=DIM, fusion="mean").close()
     with pytest.raises(InputError, match="fusion"):

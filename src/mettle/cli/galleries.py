@@ -178,7 +178,9 @@ def _array(path: Path) -> Any:
 
     try:
         return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, BadZipFile) as problem:
+    except OSError as problem:
+        raise DataError(f"cannot read {path}: {problem.strerror or problem}") from None
+    except (ValueError, EOFError, BadZipFile) as problem:
         raise DataError(f"{path} is not an .npy file of numbers: {problem}") from None
 
 

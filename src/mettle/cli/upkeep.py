@@ -60,20 +60,21 @@ def calibrate(
             had = opened.forget_calibration()
             print("forgotten" if had else "nothing was kept: there is nothing to forget")
             return
-        found, size, point = opened.calibrate(far or (0.1, 0.01, 0.001), keep=keep), opened.info(), opened.operating()
+        found = opened.calibrate(far or (0.1, 0.01, 0.001), keep=keep)
+        measurable = any(entry["threshold"] is not None for entry in found.values())
+        point = opened.operating() if keep and measurable else None  # otherwise a damaged one may still be there
     if as_json:
         print(json.dumps(found))
         return
     for rate, entry in found.items():
         _threshold(rate, entry)
-    measurable = any(entry["threshold"] is not None for entry in found.values())
     if not keep:
         end = "not kept: answer at one of these by --threshold"
-    elif not measurable:
+    elif point is None:
         end = "nothing could be measured, so nothing was kept: enrol more people, or ask for higher rates"
     else:
         end = f"kept: answers at these rates go by it, and without --far at {point.far:g} per {point.per}"
-    print(f"measured by trying {size.templates} templates of {size.identities} people on everybody else; {end}")
+    print(f"measured on {next(iter(found.values()))['measured_on']}; {end}")
 
 
 @gallery_app.command()
@@ -162,8 +163,11 @@ def snapshot(
 
 
 def _threshold(rate: str, entry: Any) -> None:
-    from mettle.match.operating import doubt, remark
+    from mettle.match.operating import CONTRADICTED, doubt, remark
 
     value, per = entry.get("threshold"), entry.get("per", "comparison")
-    said = "not measurable" if value is None else f"threshold {value:.4f}{doubt(float(rate), entry)}{remark(entry)}"
+    if value is None:
+        said = CONTRADICTED if entry.get("status") == CONTRADICTED else "not measurable"
+    else:
+        said = f"threshold {value:.4f}{doubt(float(rate), entry)}{remark(entry)}"
     print(f"  false-accept rate {rate} per {per}: {said}")

@@ -139,10 +139,7 @@ def audit(
 
 def _rates(fars: Any) -> tuple[float, ...]:
     """False-accept rates, the largest first."""
-    chosen = sorted(set(rates(fars)), reverse=True)
-    if chosen[0] == 1:
-        raise InputError(f"fars must be rates below 1, at which everybody is accepted: got {fars!r}")
-    return tuple(chosen)
+    return tuple(sorted(set(rates(fars, below_one=True)), reverse=True))
 
 
 def _table(given: Any, labels: Any, others: Mapping[str, Any]) -> Embedded:

@@ -257,10 +257,11 @@ class Gallery:
         return self._open().size().identities
 
     def info(self) -> Info:
-        """The gallery at a glance."""
+        """The gallery at a glance; of a damaged calibration, :attr:`notes` tell."""
         record = self._open()
         size, bound = record.size(), record.binding
         server = is_server(self.where)
+        table, kept = self._thresholds.shown()
         return Info(
             where=self.where,
             kind="postgresql" if server else "sqlite",
@@ -271,8 +272,8 @@ class Gallery:
             fusion=bound.fusion,
             sequence=record.sequence(),
             index=self._search.facts(),
-            thresholds=self._thresholds.table(),
-            calibration=None if (kept := self._thresholds.standing()) is None else summary(kept),
+            thresholds=table,
+            calibration=None if kept is None else summary(kept),
             bytes=None if server else bytes_of(Path(self.where)),
         )
 

@@ -296,9 +296,8 @@ class Ledger(ABC):
                 part = statements.as_templates(session, rows, self._binding.dim)
                 here.add(part.identities, part.vectors)
             agree(came.content(), here.content())
-            if calibrated is not None:
-                text = calibration.to_json(replaced(calibrated, sequence=sequence + 1))
-                statements.keep_calibration(session, text)
+            text = None if calibrated is None else calibration.to_json(replaced(calibrated, sequence=sequence + 1))
+            statements.keep_calibration(session, text)  # none, too: one of people who were here before is not theirs
             receipt = Receipt(sequence + 1, tuple(range(first, number)))
             return statements.acknowledge(session, None, "", receipt, number)
 

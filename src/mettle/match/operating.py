@@ -19,6 +19,7 @@ from typing import Any
 from mettle.errors import InputError
 
 DEFAULT = 1e-3
+CONTRADICTED = "contradicted by the calibration"  # status of a threshold that is laxer than its rate allows here
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,12 @@ def operating(
     at = next((rate for rate in known if math.isclose(rate, wanted)), None)
     if at is None:
         listed = ", ".join(f"{rate:g}" for rate in sorted(known))
-        raise InputError(f"no threshold was measured for far={wanted:g}; known are {listed}: ask for one of these")
+        same = (entry for rate, entry in thresholds.items() if math.isclose(float(rate), wanted))
+        if any(entry.get("status") == CONTRADICTED for entry in same):
+            why = f"the threshold for far={wanted:g} is {CONTRADICTED}"
+        else:
+            why = f"no threshold was measured for far={wanted:g}"
+        raise InputError(f"{why}; known are {listed}: ask for one of these")
     entry = known[at]
     basis = str(entry.get("measured_on", "given when the gallery was made")) + doubt(at, entry) + remark(entry)
     more = {"per": "person", "templates": float(entry["templates"])} if entry.get("per") == "person" else {}

@@ -28,7 +28,7 @@ BLOCK = 1 << 22  # scores with single rows held at one time
 
 def calibrated(record: Record, fars: Sequence[float] | float, seed: int = 0) -> Calibration:
     """A table of thresholds in the form of a contract's, with ``per`` "person"; above `PAIRS`, from a sample."""
-    fars = several.rates(fars)
+    fars = several.rates(fars, below_one=True)
     sequence = record.sequence()  # before they are read: what comes in between counts as having come since
     vectors, owner = _everybody(record)
     people = int(owner[-1]) + 1 if len(owner) else 0

@@ -2,7 +2,8 @@
 
     1. given when the gallery was opened: these alone
     2. for each false-accept rate that it measured, the calibration kept in the record
-    3. for the other rates, those that the gallery was made with, or the contract of its model
+    3. for the other rates, those that the gallery was made with, or the contract of its model, except where the
+       calibration contradicts them: it found a stricter threshold needed for a rate that allows as much or more
 
 A calibration counts people, a contract comparisons: the answer says which, and where a rate was not calibrated though
 others were. What others keep or forget is seen at once.
@@ -12,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mettle.errors import GalleryError, GalleryUnavailable
-from mettle.match.calibration import Standing, strange
-from mettle.match.operating import Operating, operating
+from mettle.match.calibration import Calibration, Standing, strange
+from mettle.match.operating import CONTRADICTED, Operating, operating
 from mettle.match.record import Record
 
 
@@ -37,19 +38,36 @@ class Thresholds:
         """The calibration that the record keeps, used or not."""
         return self._now()[0]
 
+    def shown(self) -> tuple[Mapping[str, Any], Standing | None]:
+        """Table and calibration to look at: where that is damaged, which stops answers, the table without it."""
+        if not self._damage():
+            return self.table(), self.standing()
+        if self._given:
+            return self._given, None
+        return {
+            rate: {**entry, "remark": "not used while the calibration is damaged"}
+            for rate, entry in self._model.items()
+        }, None
+
     def notes(self) -> list[str]:
         """What is odd about the calibration, in words."""
-        try:
-            standing = self.standing()
-        except GalleryUnavailable:
-            raise
-        except GalleryError as damaged:
-            return [str(damaged)]
+        if damage := self._damage():
+            return [damage]
+        standing = self.standing()
         if standing is None:
             return []
         if other := self._strange(standing):
             return [other]
         return [f"the calibration is {standing.stale}"] if standing.stale else []
+
+    def _damage(self) -> str:
+        try:
+            self._now()
+        except GalleryUnavailable:
+            raise
+        except GalleryError as damaged:
+            return str(damaged)
+        return ""
 
     def _strange(self, standing: Standing) -> str:
         bound = self._record.binding
@@ -68,10 +86,30 @@ class Thresholds:
             return {rate: {**entry, "remark": other} for rate, entry in self._model.items()}
         rates = ", ".join(f"{rate:g}" for rate in found.rates)
         aside = f"the gallery was calibrated for {rates} per person, not for this rate"
-        table = {repr(float(rate)): {**entry, "remark": aside} for rate, entry in self._model.items()}
+        table: dict[str, Any] = {}
+        for rate, entry in self._model.items():
+            if _contradicted(float(rate), entry, found):
+                table[repr(float(rate))] = {**entry, "threshold": None, "status": CONTRADICTED}
+            else:
+                table[repr(float(rate))] = {**entry, "remark": aside}
         for rate, entry in found.table.items():
             if entry.get("threshold") is not None:
                 table[rate] = {**entry, "remark": standing.stale} if standing.stale else dict(entry)
             else:
                 table.setdefault(rate, dict(entry))
         return table
+
+
+def _contradicted(rate: float, entry: Mapping[str, Any], found: Calibration) -> bool:
+    """Whether people of this gallery need a stricter threshold than this one for a rate that allows as much or more."""
+    if entry.get("threshold") is None:
+        return False
+    for allowed, measured in found.table.items():
+        if measured.get("threshold") is None:
+            continue
+        templates = measured.get("templates", 1.0)
+        alike = entry.get("per") == "person" and templates <= entry["templates"]
+        said = rate * (1 if alike else templates)  # what it promises of a person, at most
+        if said <= float(allowed) * (1 + 1e-9) and entry["threshold"] < measured["threshold"]:
+            return True
+    return False
