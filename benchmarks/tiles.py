@@ -18,21 +18,21 @@ from mettle.pairs.fused.table import Choice, Shape, choice
 
 def candidates(mode, d):
     """Ways of cutting worth a try: (pass, choice)."""
-    given = choice(mode, d)
+    given, ways = choice(mode, d), ((False, False), (True, False), (True, True))  # by descriptors, rows in registers
     deep = 64 if d > 256 or (mode == "split" and d > 128) else d
     sizes = ((128, 128, 4), (128, 128, 8), (128, 64, 4), (64, 128, 4), (128, 256, 8)) if mode == "half" else (
-        (128, 128, 8), (128, 128, 4), (128, 64, 4), (64, 64, 4))  # fmt: skip
+        (128, 128, 8), (128, 128, 4), (128, 64, 4), (64, 64, 4), (64, 32, 4))  # fmt: skip
     forward = [
-        Shape(m, n, deep, w, s, tma=t, half=given.forward.half)
-        for (m, n, w), s, t in product(sizes, (2, 3) if deep == d else (3, 4), (False, True))
+        Shape(m, n, deep, w, s, tma=t, half=given.forward.half, firm=f)
+        for (m, n, w), s, (t, f) in product(sizes, (2, 3) if deep == d else (3, 4), ways if deep == d else ways[:2])
     ]
     forward += [replace(given.forward, half=not given.forward.half)]
     found = [("forward", replace(given, forward=shape)) for shape in forward]
     if d <= 256:
         sizes = ((64, 128, 4), (64, 64, 4), (128, 128, 8), (128, 64, 8))
         found += [
-            ("backward", Choice(given.forward, Shape(m, n, d, w, s, tma=t), written=False))
-            for (m, n, w), s, t in product(sizes, (1, 2) if d > 128 else (2, 3), (False, True))
+            ("backward", Choice(given.forward, Shape(m, n, d, w, s, tma=t, firm=f), written=False))
+            for (m, n, w), s, (t, f) in product(sizes, (1, 2) if d > 128 else (2, 3), ways)
         ]
     if d >= 256:
         found += [

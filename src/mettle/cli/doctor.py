@@ -13,7 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -213,6 +213,8 @@ def package(part: Part) -> Finding:
     """Whether a package can be imported, which version it is, and what to do where it cannot."""
     section: Section = "optional" if part.extra else "needed"
     version = None
+    from importlib import metadata  # a tenth of what `mettle --help` takes
+
     with contextlib.suppress(metadata.PackageNotFoundError):  # installed under another name, or not at all
         version = metadata.version(part.name)
     facts = {"version": version, "extra": part.extra or None, "enables": part.enables}

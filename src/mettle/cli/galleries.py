@@ -81,7 +81,7 @@ def enrol(
         given = [(identity, templates)] if identity is not None else everybody(offered, lambda: embedding.run)
         ready = [(settled(name, lambda _: False), embedding.vectors(theirs)) for name, theirs in given]
     with Gallery.open(gallery, model=run, dim=dim, fusion=fusion) as opened:
-        say(opened)
+        say(opened.notes)
         if identity is None:
             people = everybody(opened.binding, lambda: opened.run) if ready is None else ready
             receipts = opened.enrol_many(people, replace=replace)
@@ -225,7 +225,7 @@ def _point(found: Any, whom: str, most: float | None) -> str:
     )
 
 
-def say(opened: Any) -> None:
+def say(notes: Sequence[str]) -> None:
     """What was found odd on opening."""
-    for note in opened.notes:
+    for note in notes:
         print(f"note: {note}")

@@ -63,7 +63,7 @@ def serve(
             hosts=name or (),
             **point,
         )
-        say(people)
+        say(people.notes)
         where = f"http://{host}:{port}"
         print(f"{people.where}: {len(people)} people; {where}{'/workbench' if workbench else '/docs'}", flush=True)
         listen(service, host, port)

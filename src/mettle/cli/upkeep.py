@@ -20,8 +20,7 @@ def info(gallery: Where, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(asdict(found) | {"notes": notes}, default=str))
         return
-    for note in notes:
-        print(f"note: {note}")
+    say(notes)
     print(
         f"{found.where} ({found.kind}): {found.identities} people, {found.templates} templates of {found.dim} numbers"
     )
@@ -97,7 +96,7 @@ def check(gallery: Where) -> None:
     there = exists(gallery)
     try:
         with Gallery.open(gallery, read_only=True, create=False) as opened:
-            say(opened)
+            say(opened.notes)
             problems = opened.check()
     except (GalleryLocked, GalleryUnavailable):
         raise

@@ -114,7 +114,7 @@ def window_kernel(
     lo = tl.load(LO + rows)
     hi = tl.load(HI + rows)
     q, ql = held(Q, QL, row, BM, BK, WIDTH, MODE, False)
-    begin, end, extra, total = tiles(LO, HI, row, n, n, BM, BN, row // BN, True)
+    begin, end, extra, total = tiles(LO, HI, row, n, n, BM, BN, row // BN)
     start = row // BN
     bare = total - start - (end - begin) - extra
     for t in range(bare * split // splits, bare * (split + 1) // splits):

@@ -7,8 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mettle.losses.pairwise import Pairwise, need, softplus, stacked
+from mettle.losses.pairwise import Pairwise, need, softplus
 from mettle.pairs import Acc, Difficulty, PairFacts, Rows, Sweep, Tile, lse, total
+from mettle.pairs.views import stacked
 
 
 @dataclass(frozen=True)

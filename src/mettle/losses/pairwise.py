@@ -23,6 +23,7 @@ from mettle.pairs import (
 )
 from mettle.pairs.engine import Engine, Reference, check
 from mettle.pairs.facts import pair_rows
+from mettle.pairs.views import stacked
 
 
 class Pairwise:
@@ -152,16 +153,6 @@ class Pairwise:
         """The loss at a point of training between 0 and 1, for difficulties that follow a curriculum."""
         later = getattr(self.difficulty, "at", None)
         return self if later is None else replace(self, difficulty=later(progress))  # type: ignore[type-var]
-
-
-def stacked(embeddings: Tensor, labels: Tensor, biased: Any) -> tuple[Tensor, Tensor, Any]:
-    """(n, v, d) views to (v * n, d), all of view 0 first, with labels repeated."""
-    if not isinstance(embeddings, Tensor) or embeddings.ndim != 3:
-        raise InputError(f"views=True takes embeddings (n, views, d), got {tuple(getattr(embeddings, 'shape', ()))}")
-    if not isinstance(labels, Tensor):
-        raise InputError(f"labels must be a tensor, got {type(labels).__name__}")
-    flat = [x.transpose(0, 1).flatten(0, 1) if isinstance(x, Tensor) else x for x in (embeddings, biased)]
-    return flat[0], labels.repeat(embeddings.shape[1]), flat[1]
 
 
 def either(tile: Tile) -> Mask:

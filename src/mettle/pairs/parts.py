@@ -10,6 +10,7 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.pairs import gather
 from mettle.pairs.gather import Crowd
+from mettle.pairs.views import stacked
 
 PLAIN = bool | int | float | str
 """What is the same on two ranks if it reads the same."""
@@ -29,7 +30,10 @@ class Parts:
             raise InputError(f"across ranks, give embeddings and labels by position: got {len(args)} of them")
         options = {name: given for name, given in options.items() if given is not None}
         if options.pop("views", False):
-            args, options = _stacked(args, options)
+            if len(args) != 2:
+                raise InputError(f"views=True takes embeddings (n, views, d) and labels (n,), got {len(args)} of them")
+            z, labels, biased = stacked(*args, options.get("biased"))
+            args, options = (z, labels), options if biased is None else options | {"biased": biased}
         tensors: dict[str, Any] = {str(k): x for k, x in enumerate(args, 1)}
         for name in ("ids", "weight"):
             if name in options:
@@ -110,16 +114,3 @@ class Parts:
                 "the same reference id comes from two ranks: each rank gives its own part of the references, and ids "
                 "must be numbered over all ranks (a queue numbers its entries for one rank)"
             )
-
-
-def _stacked(args: tuple, options: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """(n, v, d) views to (v * n, d), view by view, with labels repeated."""
-    z, *labels = args
-    if not isinstance(z, Tensor) or z.ndim != 3 or len(labels) != 1 or not isinstance(labels[0], Tensor):
-        raise InputError(
-            f"views=True takes embeddings (n, views, d) and labels (n,), got {tuple(getattr(z, 'shape', ()))}"
-        )
-    biased = options.get("biased")
-    if isinstance(biased, Tensor):
-        options = options | {"biased": biased.transpose(0, 1).flatten(0, 1)}
-    return (z.transpose(0, 1).flatten(0, 1), labels[0].repeat(z.shape[1])), options

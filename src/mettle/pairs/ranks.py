@@ -13,7 +13,8 @@ from mettle.errors import InputError, nearest
 from mettle.pairs import gather
 from mettle.pairs.engine import PairOutput, broken, pair_loss
 from mettle.pairs.gather import Crowd
-from mettle.pairs.parts import PLAIN, Parts
+from mettle.pairs.makeup import draws, exact, ours, parts_of, settings
+from mettle.pairs.parts import Parts
 
 How = Literal["auto", "pairs", "rows", "whole"]
 
@@ -45,7 +46,7 @@ def across_ranks(loss: Callable[..., Tensor], how: How = "auto") -> "AcrossRanks
         raise InputError(f"how must be one of {', '.join(known)}, got {how!r}{nearest(str(how), known)}")
     if how == "pairs" and not all(hasattr(loss, name) for name in ("sweeps", "finish", "defined", "share", "measure")):
         raise InputError(f"how='pairs' needs a loss of mettle.pairs, got {type(loss).__name__}: use how='whole'")
-    return AcrossRanks(loss, _exact(loss) if how == "auto" else how)
+    return AcrossRanks(loss, exact(loss) if how == "auto" else how)
 
 
 class AcrossRanks(nn.Module):
@@ -54,9 +55,9 @@ class AcrossRanks(nn.Module):
     def __init__(self, loss: Callable[..., Any], how: str):
         super().__init__()
         self.loss, self.how = loss, how
-        held = [] if isinstance(loss, nn.Module) else [x for x in _parts(loss) if isinstance(x, nn.Module)]
+        held = [] if isinstance(loss, nn.Module) else [x for x in parts_of(loss) if isinstance(x, nn.Module)]
         self.inside = nn.ModuleList(held)  # difficulties with a state, which a loss without one cannot save
-        self._drawn = not _ours(loss) or _draws(loss)
+        self._drawn = not ours(loss) or draws(loss)
         self._met = {"once": False}  # shared with the losses of later points of training
 
     @property
@@ -224,8 +225,8 @@ class AcrossRanks(nn.Module):
         kind, held = type(self.loss), (*self.parameters(), *self.buffers())
         shapes = [(tuple(x.shape), str(x.dtype), x.requires_grad) for x in held]
         # A stranger's settings are its own affair: what it holds may well differ between ranks.
-        settings = "" if not _ours(self.loss) else _settings(self.loss) if held else repr(self.loss)
-        said = f"{kind.__module__}.{kind.__qualname__} {settings} {self.how} {self._drawn} {shapes}"
+        made_with = "" if not ours(self.loss) else settings(self.loss) if held else repr(self.loss)
+        said = f"{kind.__module__}.{kind.__qualname__} {made_with} {self.how} {self._drawn} {shapes}"
         return zlib.crc32(said.encode())
 
     @torch.no_grad()
@@ -277,61 +278,6 @@ def _method(loss: Any, call: str) -> Callable[..., Any]:
     if found is None:
         raise InputError(f"{type(loss).__name__} has no {call}: call it for its mean")
     return found
-
-
-def _exact(loss: Any) -> Literal["pairs", "rows", "whole"]:
-    """How much each rank may leave to the others."""
-    if getattr(loss, "by_row", False) is True:
-        return "rows"
-    names = ("sweeps", "__call__", "per_anchor", "output")
-    if not (_ours(loss) and all(hasattr(loss, name) for name in names)):
-        return "whole"  # a stranger may look at positions in the batch, or at anything else
-    own_way = len({_owner(loss, name) for name in names[1:]}) > 1
-    if own_way or _draws(loss) or any(sweep.reads == "both" for sweep in loss.sweeps()):
-        return "whole"
-    return "pairs"
-
-
-def _owner(thing: Any, name: str) -> type:
-    """The class that defines a method."""
-    return next(kind for kind in type(thing).__mro__ if name in vars(kind))
-
-
-def _parts(thing: Any) -> Iterator[Any]:
-    """What a loss is made of, itself first: its difficulty, and the difficulties that one is made of."""
-    yield thing
-    for name in ("difficulty", "first", "second"):
-        if (part := getattr(thing, name, None)) is not None:
-            yield from _parts(part)
-
-
-def _ours(loss: Any) -> bool:
-    """Whether a loss and its difficulties come with mettle, and see nothing of a pair but what they say."""
-    return all(type(part).__module__.startswith("mettle.") for part in _parts(loss))
-
-
-def _settings(loss: Any) -> list[tuple[str, dict[str, Any]]]:
-    """What a loss with a state was made with. Its repr would do, if it did not show the state as well."""
-    held = [m for part in _parts(loss) for m in (part.modules() if isinstance(part, nn.Module) else [part])]
-    found = []
-    for thing in (part for one in held for part in _parts(one) if type(part).__module__.startswith("mettle.")):
-        plain = {k: v for k, v in sorted(vars(thing).items()) if k[0] != "_" and isinstance(v, PLAIN | None)}
-        plain.pop("training", None)  # compared by itself
-        found.append((type(thing).__qualname__, plain))
-    return found
-
-
-def _draws(loss: Any) -> bool:
-    """Whether the passes of a loss draw at random: lots go by positions in the batch of all ranks."""
-    if not hasattr(loss, "sweeps"):
-        return False
-    given = getattr(loss, "random", None)
-    generator = given if isinstance(given, torch.Generator) else torch.default_generator
-    before = generator.get_state()
-    loss.sweeps()
-    moved = not torch.equal(before, generator.get_state())
-    generator.set_state(before)  # looking changes nothing
-    return moved
 
 
 def _first(state: Tensor) -> Tensor:

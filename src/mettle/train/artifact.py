@@ -27,7 +27,7 @@ from torch import Tensor
 from mettle.durable import sha256, write_bytes, write_folder, write_text
 from mettle.errors import DataError, MettleError, RunError
 from mettle.model import Embedder, EmbedderSpec
-from mettle.train.recipe import SAME_CLASS, Recipe, stored
+from mettle.train.recipe import SAME_CLASS, Recipe, stored_recipe
 
 HEADER = 1 << 20  # bytes beside the weights in their file, at most
 LARGEST_JSON = 64 << 20
@@ -148,7 +148,7 @@ def open_run(folder: Path | str) -> Run:
             f"{folder} was written in run format {state.get('format')}, this version of mettle reads format {FORMAT}: "
             "use the version that wrote it, or train again"
         )
-    return Run(folder, stored(folder / "recipe.toml"), state)
+    return Run(folder, stored_recipe(folder / "recipe.toml"), state)
 
 
 def finish(

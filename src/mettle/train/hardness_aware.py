@@ -14,8 +14,7 @@ from mettle.errors import InputError
 from mettle.losses.npair import NPair
 from mettle.losses.triplet import Triplet
 from mettle.model import Embedder
-from mettle.train.batch_tuples import Rows
-from mettle.train.batch_tuples import layout as layout  # recipes ask for it here
+from mettle.train.batch_tuples import Rows, layout
 from mettle.train.method import StepResult, check_classes, numbered
 from mettle.train.optimisers import Optimisers
 

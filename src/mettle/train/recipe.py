@@ -207,7 +207,7 @@ def load(
     return recipe
 
 
-def stored(path: Path) -> Recipe:
+def stored_recipe(path: Path) -> Recipe:
     """The recipe of a run that is there, also where a run of today could not begin with it."""
     if not path.is_file():
         raise RecipeError(f"no recipe {str(path)!r}: the folder of its run is damaged")
@@ -280,4 +280,16 @@ def _present(value: Any) -> Any:
     return value
 
 
-__all__ = ["Batches", "Biased", "Data", "Judge", "Optimise", "Recipe", "Twice", "load", "parse", "shipped", "stored"]
+__all__ = [
+    "Batches",
+    "Biased",
+    "Data",
+    "Judge",
+    "Optimise",
+    "Recipe",
+    "Twice",
+    "load",
+    "parse",
+    "shipped",
+    "stored_recipe",
+]

@@ -67,7 +67,7 @@ def counts_kernel(
     lo = tl.load(LO + rows)
     hi = tl.load(HI + rows)
     q, ql = held(Q, QL, row, BM, BK, WIDTH, MODE, False)
-    begin, end, extra, total = tiles(LO, HI, row, n, n, BM, BN, row // BN, True)
+    begin, end, extra, total = tiles(LO, HI, row, n, n, BM, BN, row // BN)
     counts = COUNTS + (tl.program_id(0) % copies) * 2 * bins
     start = row // BN
     one = tl.full((BM, BN), 1, tl.int32)

@@ -10,17 +10,15 @@ and because s_ij = s_ji both ends of a pair are served by the row's own sum, Σ_
 import triton
 import triton.language as tl
 
-from mettle.pairs.fused.tile import added, block, carry, held, product, pulled, relative, times, weight
+from mettle.pairs.fused.tile import added, block, carry, held, leaning, product, pulled, relative, times, weight
 
 
 @triton.jit
-def tiles(LO, HI, row, n, m, BM: tl.constexpr, BN: tl.constexpr, first, RAGGED: tl.constexpr):
+def tiles(LO, HI, row, n, m, BM: tl.constexpr, BN: tl.constexpr, first):
     """First masked tile, how many are masked in one stretch, one more at the ragged end or not, and all tiles."""
     last = tl.minimum(row + BM, n) - 1
     total = (m + BN - 1) // BN
-    full = total
-    if RAGGED:
-        full = m // BN
+    full = m // BN
     begin = tl.maximum(tl.minimum(tl.load(LO + row) // BN, total), first)
     end = tl.maximum(tl.minimum((tl.load(HI + last) + BN - 1) // BN, total), begin)
     extra = tl.where((full < total) & (end < total), 1, 0)
@@ -55,7 +53,7 @@ def far_forward(
     first = 0
     if HALF:
         first = row // BN
-    begin, end, extra, total = tiles(LO, HI, row, n, m, BM, BN, first, True)
+    begin, end, extra, total = tiles(LO, HI, row, n, m, BM, BN, first)
     part0 = tl.zeros((BM, 4), tl.float32)
     part1 = part0
     sum0 = tl.zeros((BM,), tl.float32)
@@ -164,7 +162,7 @@ def running(x, b, top, p0, p1, p2, FAR: tl.constexpr):
     if FAR == "threshold":
         e = e * weight(x, p0, p1, p2)
     elif FAR == "raw":
-        e = e * (1.0 + 1.0 / (1.0 + tl.exp2(b - x)))
+        e = e * leaning(x, b)
     return e
 
 
@@ -195,7 +193,7 @@ def far_backward(
     qbl = q
     if OTHER:
         qb, qbl = held(QB, QBL, row, BM, BK2, WIDTH2, MODE, TMA, zero, FIRM)
-    begin, end, extra, total = tiles(LO, HI, row, n, m, BM, BN, 0, True)
+    begin, end, extra, total = tiles(LO, HI, row, n, m, BM, BN, 0)
     acc = tl.zeros((BM, WIDTH), tl.float32)
 
     # Where rows are missing, x is 0, and no bound holds: h may be infinite there.

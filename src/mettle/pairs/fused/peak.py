@@ -178,7 +178,7 @@ def peak_kernel(
     lo = tl.load(LO + rows)
     hi = tl.load(HI + rows)
     q, ql = held(Q, QL, row, BM, BK, WIDTH, MODE, False)
-    begin, end, extra, total = tiles(LO, HI, row, n, m, BM, BN, 0, True)
+    begin, end, extra, total = tiles(LO, HI, row, n, m, BM, BN, 0)
     top = tl.full((BM,), -float("inf"), tl.float32)
     best = tl.full((BM,), -1, tl.int32)
     bare = total - (end - begin) - extra

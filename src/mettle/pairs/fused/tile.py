@@ -133,6 +133,12 @@ def relative(x, b, ui, uj):
 
 
 @triton.jit
+def leaning(x, b):
+    """What a pair weighs in the raw form, where 2^x itself may be too large: 1 + 1 / (1 + e_b / e)."""
+    return 1.0 + 1.0 / (1.0 + tl.exp2(b - x))
+
+
+@triton.jit
 def raw(x, b):
     """The same for both ends, without u."""
     e = tl.exp2(x)
@@ -233,7 +239,7 @@ def pulled(
             else:
                 e = tl.exp2(x - uj[None, :]) * c0j[None, :]
             if FAR == "raw":
-                e = e * (1.0 + 1.0 / (1.0 + tl.exp2(b - x)))
+                e = e * leaning(x, b)
         elif FAR == "relative":
             i, j = relative(x, b, ui[:, None], uj[None, :])
             e = c0i[:, None] * i + c0j[None, :] * j
