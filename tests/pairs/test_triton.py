@@ -31,7 +31,7 @@ from mettle.difficulty import (
 from mettle.errors import InputError
 from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SupCon, Triplet
 from mettle.pairs import pair_loss
-from mettle.pairs.fused import fused_form
+from mettle.pairs.fused import fused_form, launch
 from mettle.pairs.fused.call import fused
 from mettle.pairs.fused.classes import fused_class_rows
 from mettle.pairs.fused.counts import score_counts, topk
@@ -257,6 +257,48 @@ def test_every_way_of_cutting_gives_the_same():
     ]
     for cut in cuts:
         compare(SupCon(0.1), z, y, within=4e-6, cut=cut)
+
+
+@pytest.mark.parametrize("name", ["supcon", "hard", "relative"])
+@pytest.mark.parametrize("d", [20, 200])
+def test_sums_that_are_begun_anew_come_to_the_same(monkeypatch, name, d):
+    monkeypatch.setattr("mettle.pairs.fused.plan.Plan._turn", lambda plan, tiles, shape: 2)
+    compare(FORMS[name], *batch(150, d), within=4e-6)
+
+
+def test_blocks_of_padding_look_at_no_columns(monkeypatch):
+    """They once went through all of them, one after the other."""
+    from mettle.pairs.fused import near
+
+    asked, similar = [], near.similar
+
+    def seen(z, c, row, column, *rest):
+        asked.append([x if isinstance(x, int) else x.handle.data.item() for x in (row, column)])
+        return similar(z, c, row, column, *rest)
+
+    z, y = batch(130, 20, each=2)
+    form = fused_form(SupCon(0.1), None, job(z))
+    assert form is not None
+    monkeypatch.setattr(near, "similar", seen)
+    fused(form, z, y)
+    assert asked and max(row for row, _ in asked) < 130
+    assert all(abs(row - column) <= 16 for row, column in asked)
+
+
+@pytest.mark.parametrize("tiles", [3, 4, 30, 133, 157, 512])
+@pytest.mark.parametrize("blocks", [1, 16, 264, 265, 313, 512, 1500])
+@pytest.mark.parametrize("most", [1, 3, 64])
+def test_parts_leave_no_multiprocessor_idle_for_long(monkeypatch, tiles, blocks, most):
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: 132)
+
+    def time(parts):
+        return -(-blocks * parts // 264) * (tiles / parts + launch.START)
+
+    found = launch.evened(blocks, tiles, torch.device("cuda", 0), 2, most)
+    allowed = range(1, max(1, min(most, tiles // launch.LEAST)) + 1)
+    assert found in allowed
+    assert time(found) <= 1.02 * min(map(time, allowed))
+    assert all(time(parts) > 1.02 * min(map(time, allowed)) for parts in range(1, found))
 
 
 def test_deterministic_runs_are_identical():

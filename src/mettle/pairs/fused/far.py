@@ -173,12 +173,14 @@ def far_backward(
     WIDTH: tl.constexpr, WIDTH2: tl.constexpr, BK2: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr, TMA: tl.constexpr, FIRM: tl.constexpr,
     FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr, TWO: tl.constexpr, OTHER: tl.constexpr,
-    ONLINE: tl.constexpr, LIVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ONLINE: tl.constexpr, LIVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
     """Partial gradients of one row block over one split of the columns: OUT (splits, padded, WIDTH).
 
     ROW and COLUMN are the tables of row coefficients of the two sides; ROWS, COLUMNS say which ends count. ``by`` is
-    the factor that the columns carry.
+    the factor that the columns carry. TURN: after so many tiles a sum is added to OUT and begun anew, because tensor
+    cores cut off what they add: over 32,768 columns that comes to 1e-4 of a sum, and where all embeddings have much
+    in common little is left of it beside the positives. 0: never, and OUT is written once.
     """
     row = tl.program_id(0) * BM
     split = tl.program_id(1)
@@ -196,44 +198,85 @@ def far_backward(
     begin, end, extra, total = tiles(LO, HI, row, n, m, BM, BN, 0)
     acc = tl.zeros((BM, WIDTH), tl.float32)
 
-    # Where rows are missing, x is 0, and no bound holds: h may be infinite there.
     bare = total - (end - begin) - extra
-    for t in range(bare * split // splits, bare * (split + 1) // splits):
-        j = tl.where(t < begin, t, t + (end - begin))
-        columns = j * BN + tl.arange(0, BN)
-        c0j, c1j, uj = coefficients(
-            COLUMN, columns, columns_padded, scale, COLUMNS, TWO, ONLINE or FAR == "relative", BN
-        )
-        b = block(K, j * BN, 0, BN, WIDTH, WIDTH, TMA)
-        bl = b
-        if MODE == "split":
-            bl = block(KL, j * BN, 0, BN, WIDTH, WIDTH, TMA)
-        s = times(q, ql, b, bl, tl.zeros((BM, BN), tl.float32), MODE)
-        o = s
-        if OTHER:
-            o = product(qb, qbl, QB, QBL, KB, KBL, row, j * BN, BM, BN, BK2, WIDTH2, MODE, TMA)
-        h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, p0, p1, p2, p3, FAR, SQUARE, SHAPE, ONLINE, LIVE, ROWS, COLUMNS)
-        acc = carry(h, b, bl, acc, MODE)
+    first = bare * split // splits
+    last = bare * (split + 1) // splits
+    if TURN:
+        for start in range(first, last, TURN):
+            for t in range(start, tl.minimum(start + TURN, last)):
+                column = tl.where(t < begin, t, t + (end - begin)) * BN
+                h, b, bl = felt(
+                    q, ql, c0i, c1i, ui, qb, qbl, QB, QBL, K, KL, KB, KBL, COLUMN, row, column, columns_padded, scale,
+                    p0, p1, p2, p3, WIDTH, WIDTH2, BK2, BM, BN, MODE, TMA, FAR, SQUARE, SHAPE, TWO, OTHER, ONLINE,
+                    LIVE, ROWS, COLUMNS,
+                )  # fmt: skip
+                acc = carry(h, b, bl, acc, MODE)
+            put(OUT, split * padded + row, acc * (1.0 / (scale * by)), BM, WIDTH, True)
+            acc = tl.zeros((BM, WIDTH), tl.float32)
+    else:
+        for t in range(first, last):
+            column = tl.where(t < begin, t, t + (end - begin)) * BN
+            h, b, bl = felt(
+                q, ql, c0i, c1i, ui, qb, qbl, QB, QBL, K, KL, KB, KBL, COLUMN, row, column, columns_padded, scale,
+                p0, p1, p2, p3, WIDTH, WIDTH2, BK2, BM, BN, MODE, TMA, FAR, SQUARE, SHAPE, TWO, OTHER, ONLINE,
+                LIVE, ROWS, COLUMNS,
+            )  # fmt: skip
+            acc = carry(h, b, bl, acc, MODE)
+    # Where rows are missing, x is 0, and no bound holds: h may be infinite there.
     for t in range(split, end - begin + extra, splits):
-        j = tl.where(t < end - begin, begin + t, total - 1)
-        columns = j * BN + tl.arange(0, BN)
-        c0j, c1j, uj = coefficients(
-            COLUMN, columns, columns_padded, scale, COLUMNS, TWO, ONLINE or FAR == "relative", BN
-        )
-        b = block(K, j * BN, 0, BN, WIDTH, WIDTH, TMA)
-        bl = b
-        if MODE == "split":
-            bl = block(KL, j * BN, 0, BN, WIDTH, WIDTH, TMA)
-        s = times(q, ql, b, bl, tl.zeros((BM, BN), tl.float32), MODE)
-        o = s
-        if OTHER:
-            o = product(qb, qbl, QB, QBL, KB, KBL, row, j * BN, BM, BN, BK2, WIDTH2, MODE, TMA)
-        h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, p0, p1, p2, p3, FAR, SQUARE, SHAPE, ONLINE, LIVE, ROWS, COLUMNS)
+        column = tl.where(t < end - begin, begin + t, total - 1) * BN
+        h, b, bl = felt(
+            q, ql, c0i, c1i, ui, qb, qbl, QB, QBL, K, KL, KB, KBL, COLUMN, row, column, columns_padded, scale,
+            p0, p1, p2, p3, WIDTH, WIDTH2, BK2, BM, BN, MODE, TMA, FAR, SQUARE, SHAPE, TWO, OTHER, ONLINE,
+            LIVE, ROWS, COLUMNS,
+        )  # fmt: skip
+        columns = column + tl.arange(0, BN)
         keep = ((columns[None, :] < lo[:, None]) | (columns[None, :] >= hi[:, None])) & (columns < m)[None, :]
         acc = carry(tl.where(keep, h, 0.0), b, bl, acc, MODE)
-    c = tl.arange(0, WIDTH)
-    at = (split * padded + rows).to(tl.int64)
-    tl.store(OUT + at[:, None] * WIDTH + c[None, :], acc * (1.0 / (scale * by)))
+    put(OUT, split * padded + row, acc * (1.0 / (scale * by)), BM, WIDTH, TURN > 0)
+
+
+@triton.jit
+def felt(
+    q, ql, c0i, c1i, ui, qb, qbl, QB, QBL, K, KL, KB, KBL, COLUMN, row, column, columns_padded, scale, p0, p1, p2, p3,
+    WIDTH: tl.constexpr, WIDTH2: tl.constexpr, BK2: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    MODE: tl.constexpr, TMA: tl.constexpr, FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr,
+    TWO: tl.constexpr, OTHER: tl.constexpr, ONLINE: tl.constexpr, LIVE: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the similarities of one tile, and the block of columns that they go through."""
+    columns = column + tl.arange(0, BN)
+    c0j, c1j, uj = coefficients(COLUMN, columns, columns_padded, scale, COLUMNS, TWO, ONLINE or FAR == "relative", BN)
+    b = block(K, column, 0, BN, WIDTH, WIDTH, TMA)
+    bl = b
+    if MODE == "split":
+        bl = block(KL, column, 0, BN, WIDTH, WIDTH, TMA)
+    s = times(q, ql, b, bl, tl.zeros((BM, BN), tl.float32), MODE)
+    o = s
+    if OTHER:
+        o = product(qb, qbl, QB, QBL, KB, KBL, row, column, BM, BN, BK2, WIDTH2, MODE, TMA)
+    h = pulled(s, o, c0i, c1i, ui, c0j, c1j, uj, p0, p1, p2, p3, FAR, SQUARE, SHAPE, ONLINE, LIVE, ROWS, COLUMNS)
+    return h, b, bl
+
+
+@triton.jit
+def put(OUT, row, g, ROWS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr):
+    """Rows of gradients to where they belong. Nobody else adds there, so the order of the sum is known."""
+    if ADD and WIDTH > 128:  # one half after the other: on their way they lie in shared memory, beside what is held
+        left, right = tl.split(tl.permute(tl.reshape(g, (ROWS, 2, WIDTH // 2)), (0, 2, 1)))
+        add(OUT, row, left, ROWS, WIDTH // 2, WIDTH)
+        add(OUT + WIDTH // 2, row, right, ROWS, WIDTH // 2, WIDTH)
+    elif ADD:
+        add(OUT, row, g, ROWS, WIDTH, WIDTH)
+    else:
+        at = (row + tl.arange(0, ROWS)).to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        tl.store(OUT + at, g)
+
+
+@triton.jit
+def add(OUT, row, g, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
+    at = (row + tl.arange(0, ROWS)).to(tl.int64)[:, None] * WIDTH + tl.arange(0, COLUMNS)[None, :]
+    tl.atomic_add(OUT + at, g, sem="relaxed")
 
 
 @triton.jit

@@ -16,9 +16,12 @@ import triton
 from torch import Tensor
 from triton.runtime import driver
 
+from mettle.pairs.fused.table import parts
+
 # The builds' calling convention (all arguments in order, compile-time ones included) has been this since:
 DIRECT = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)
 LEAST = 4  # tiles that a part of the columns is worth
+START = 3.0  # tiles that a program could do in the time of its beginning and its end
 MOST = 512  # scripts that are kept: a run has few shapes, a curriculum has new numbers at every step
 
 Made = tuple[tuple[int, ...], tuple, dict[str, Any]]
@@ -110,6 +113,18 @@ def divided(blocks: int, tiles: int, device: torch.device, each: int) -> int:
         return 2 if tiles > 2 else 1
     units = multiprocessors(device.index)
     return max(1, min(each * units // blocks, tiles // LEAST, 64))
+
+
+def evened(blocks: int, tiles: int, device: torch.device, beside: int, most: int) -> int:
+    """Into how many parts, ``most`` at the most, so that the last programs do not run while others are idle.
+
+    Programs run in waves, ``beside`` each other on every multiprocessor; one takes the time of its tiles and `START`.
+    """
+    if device.type != "cuda":
+        return 2 if tiles > 2 else 1
+    places = beside * multiprocessors(device.index)
+    times = [parts(blocks * s, places) * (tiles / s + START) for s in range(1, max(1, min(most, tiles // LEAST)) + 1)]
+    return next(s for s, time in enumerate(times, 1) if time <= 1.02 * min(times))
 
 
 def _start(kernel: Any, grid: tuple[int, ...], args: tuple, flags: dict[str, Any]) -> tuple[Any, tuple] | None:

@@ -179,7 +179,7 @@ def near_forward(
     attract = tl.zeros((BR,), tl.float32)
     sent = tl.zeros((BR,), tl.float32)
     begin = tl.load(LO + row) // BC * BC
-    end = tl.load(HI + tl.minimum(row + BR, n) - 1)
+    end = tl.load(HI + tl.minimum(row + BR, n) - 1, mask=row < n, other=0)  # none for a block of padding
     for column in range(begin, end, BC):
         s = similar(Z, C, row, column, BR, BC, WIDTH, BK, PRECISION)
         columns = column + tl.arange(0, BC)

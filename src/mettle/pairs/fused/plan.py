@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mettle.pairs.fused.far import far_backward, far_forward
 from mettle.pairs.fused.form import Form
-from mettle.pairs.fused.launch import aligned, divided, script, sides
+from mettle.pairs.fused.launch import aligned, divided, evened, script, sides
 from mettle.pairs.fused.near import mean_kernel, near_backward, near_forward, shift_kernel
 from mettle.pairs.fused.prepare import Rows, prepared, projected
 from mettle.pairs.fused.table import MANY, Choice, Shape, choice, parts
@@ -24,6 +24,8 @@ from mettle.pairs.fused.written import written
 
 FEW = 16  # rows of a block of positives
 BESIDE = 16  # columns of a block of positives
+SUMMED = 1024  # columns that tensor cores sum up with the accuracy of float32
+SPARE = 1 << 23  # numbers of partial gradients
 ROOM = 8192.0  # h reaches twice this at most: float16 ends at 65504
 ONCE_FROM = 8192  # rows from which visiting each pair once is worth a launch to clear the sums
 
@@ -185,14 +187,18 @@ class Plan:
         room = ROOM / (1 + 2 * form.beta)
         operands, tables = self._operands(a, b, a2, b2, shape), (table, table, stats)
         blocks = parts(a.n, shape.rows)
-        splits = 1 if self.choice.written else divided(blocks, parts(b.n, shape.columns), device, 2)
+        # Partial gradients may take as much as three matrices of embeddings, and some more where these are small.
+        most = 3 + SPARE // (padded * a.width)
+        splits = 1 if self.choice.written else evened(blocks, parts(b.n, shape.columns), device, shape.beside, most)
         if self.choice.written:
             flags = self._flags(shape, a, a2, rows, columns)
             entries = other * (a.width + (a2.width if a2 else 0))
             g = written(a, b, operands, tables, (*form.numbers, room), flags, shape, entries, self.script)
             g *= stats[2] * (1 / (room * form.factor))
         else:
-            g = torch.empty(splits, padded, a.width, device=device)
+            turn = self._turn(parts(b.n, splits * shape.columns), shape)
+            make = torch.zeros if turn else torch.empty
+            g = make(splits, padded, a.width, device=device)
             self.script.launch(
                 f"back {rows}",
                 far_backward,
@@ -200,7 +206,7 @@ class Plan:
                 lambda: (
                     (blocks, splits),
                     (a.n, b.n, padded, other, splits, *form.numbers, 0.0, room, form.factor),
-                    {"FIRM": shape.firm}
+                    {"FIRM": shape.firm, "TURN": turn}
                     | {k: v for k, v in self._flags(shape, a, a2, rows, columns).items() if k != "BK"},
                 ),
             )
@@ -221,6 +227,11 @@ class Plan:
             ),
         )
         return g
+
+    def _turn(self, tiles: int, shape: Shape) -> int:
+        """How many tiles a sum of gradients may go over, 0 for all: in half precision other errors are larger."""
+        most = SUMMED // shape.columns
+        return most if self.mode == "split" and tiles > most else 0
 
     def _flags(self, shape: Shape, a: Rows, a2: Rows | None, rows: bool, columns: bool) -> dict[str, Any]:
         """Of the kernels over all pairs on the way back; ``rows`` and ``columns``: which ends count."""

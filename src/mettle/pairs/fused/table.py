@@ -29,6 +29,11 @@ class Shape:
     firm: bool = False  # rows are held in registers, not in shared memory
 
     @property
+    def beside(self) -> int:
+        """How many programs of the way back run on a multiprocessor at a time: a thread takes all registers it may."""
+        return 8 // self.warps
+
+    @property
     def row_warps(self) -> int:
         """Among how many warps the rows of a product are dealt out, 16 at a time."""
         return min(self.warps, self.rows // 16)
@@ -118,7 +123,9 @@ def choice(
     found = _fitted(_MANY[mode].get(size, found) if many else found, width)
     if not heavy:
         return found
-    backward = replace(_roomy(found.backward), firm=found.backward.firm and not two)
+    # In half precision two coefficients of each end and the rows are too much for the registers.
+    firm = found.backward.firm and not (two and mode == "half")
+    backward = replace(_roomy(found.backward), firm=firm)
     return Choice(_roomy(found.forward), backward, found.written)
 
 
