@@ -117,6 +117,7 @@ def _type(name: str, operand: str, flags: dict) -> str:
 
 
 def far(mode: str, width: int, kind: str, many: bool = False) -> list[dict]:
+    from mettle.pairs.fused import back
     from mettle.pairs.fused import far as room
     from mettle.pairs.fused.plan import SUMMED
     from mettle.pairs.fused.table import choice
@@ -144,12 +145,12 @@ def far(mode: str, width: int, kind: str, many: bool = False) -> list[dict]:
             continue
         flags |= {"LIVE": name in ("threshold", "tilt"), "ROWS": True, "COLUMNS": True}
         if picked.written:
-            found.append(build(room.far_scores, mode, flags, shape.warps, shape.stages))
+            found.append(build(back.far_scores, mode, flags, shape.warps, shape.stages))
             continue
         flags.pop("BK")
         for turn in (0, SUMMED // shape.columns) if mode == "split" else (0,):
             more = {"FIRM": shape.firm, "TURN": turn}
-            one = build(room.far_backward, mode, flags | more, shape.warps, shape.stages)
+            one = build(back.far_backward, mode, flags | more, shape.warps, shape.stages)
             found.append(one | {"between": bool(turn)})
     return found
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs.fused.far import far_forward, far_scores
+from mettle.pairs.fused.back import far_scores
+from mettle.pairs.fused.far import far_forward
 from mettle.pairs.fused.form import EXPONENT, LOG2E
 from mettle.pairs.fused.launch import aligned, divided, flat, script, sides
 from mettle.pairs.fused.own import (

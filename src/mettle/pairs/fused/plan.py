@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mettle.pairs.fused.far import far_backward, far_forward
+from mettle.pairs.fused.back import far_backward
+from mettle.pairs.fused.far import far_forward
 from mettle.pairs.fused.form import Form
 from mettle.pairs.fused.launch import aligned, divided, evened, script, sides
 from mettle.pairs.fused.near import mean_kernel, near_backward, near_forward, shift_kernel

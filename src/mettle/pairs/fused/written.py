@@ -8,7 +8,7 @@ sides, and only half of the scores are computed again.
 import torch
 from torch import Tensor
 
-from mettle.pairs.fused.far import far_scores
+from mettle.pairs.fused.back import far_scores
 from mettle.pairs.fused.launch import Script
 from mettle.pairs.fused.prepare import PAD, Rows
 from mettle.pairs.fused.table import Shape
