@@ -146,13 +146,26 @@ def ceilings():
     return found
 
 
-def errors(d, mode, n=4096):
+def exactly(z, y, temperature=0.1, rows=2048):
+    """SupCon's gradient in float64, some anchors at a time."""
+    z = z.detach().double().requires_grad_()
+    unit = torch.nn.functional.normalize(z)
+    found = torch.zeros_like(z)
+    for first in range(0, len(z), rows):
+        leaf = unit.detach().clone().requires_grad_()
+        x = leaf[first : first + rows] @ leaf.T / temperature
+        at = torch.arange(first, first + len(x), device=z.device)
+        own = at[:, None] == torch.arange(len(z), device=z.device)
+        pos = (y[at, None] == y[None]) & ~own
+        log_p = x - torch.logsumexp(x.masked_fill(own, -torch.inf), 1, keepdim=True)
+        found += torch.autograd.grad((-(log_p * pos).sum(1) / pos.sum(1)).sum() / len(z), leaf)[0]
+    return torch.autograd.grad(unit, z, found)[0]
+
+
+def error(z, y, mode):
     """Relative gradient error against float64."""
-    z, y = batch(n, d)
-    (a,) = mettle(SUPCON, z, y, mode=mode)()
-    exact = z.detach().double().requires_grad_()
-    (b,) = torch.autograd.grad(plain(exact, y), exact)
-    return float((a - b).norm() / b.norm())
+    (found,), exact = mettle(SUPCON, z, y, mode=mode)(), exactly(z, y)
+    return float((found - exact).norm() / exact.norm())
 
 
 def rivals(n, d, most=2.0):
@@ -295,9 +308,10 @@ def middle(table, quick):
                 f"torch.compile {kinds[1]}, published": 0, f"torch.compile {kinds[1]}, leanest": 0,
             }  # fmt: skip
             ratios = {name: others[name].ms / ours.ms for name in goals if others.get(name)}
-            error, most = errors(d, mode), 2e-6 if mode == "split" else 1e-4
-            met = error <= most and all(ratio >= goals[name] for name, ratio in ratios.items())
-            parts = [f"{ratio:.1f}x {name}" for name, ratio in ratios.items()] + [f"error {error:.1e}"]
+            wrong, most = error(batch(32768, d)[0], y, mode), 2e-6 if mode == "split" else 1e-4
+            met = wrong <= most and all(ratio >= goals[name] for name, ratio in ratios.items())
+            met = met if all(name in ratios for name, least in goals.items() if least) else None
+            parts = [f"{ratio:.1f}x {name}" for name, ratio in ratios.items()] + [f"error {wrong:.1e}"]
             goal = f">= {many}x PML, " + (f">= {times}x compile, " if times else "") + f"error <= {most:.0e}"
             table.row(f"SupCon n=32k d={d} {mode}: {ours}, {ours.mb:.0f} MB", ", ".join(parts), goal, met)
 
@@ -312,33 +326,14 @@ def odd(table, tops):
         table.row(f"SupCon n={n} d=128 {mode}", f"{ours}, {rate:.0f} TF = {share:.0%}, {ours.mb:.0f} MB", "")
 
 
-def exactly(z, y, temperature=0.1, rows=2048):
-    """SupCon's gradient in float64, some anchors at a time."""
-    z = z.detach().double().requires_grad_()
-    unit = torch.nn.functional.normalize(z)
-    found = torch.zeros_like(z)
-    for first in range(0, len(z), rows):
-        leaf = unit.detach().clone().requires_grad_()
-        x = leaf[first : first + rows] @ leaf.T / temperature
-        at = torch.arange(first, first + len(x), device=z.device)
-        own = at[:, None] == torch.arange(len(z), device=z.device)
-        pos = (y[at, None] == y[None]) & ~own
-        log_p = x - torch.logsumexp(x.masked_fill(own, -torch.inf), 1, keepdim=True)
-        found += torch.autograd.grad((-(log_p * pos).sum(1) / pos.sum(1)).sum() / len(z), leaf)[0]
-    return torch.autograd.grad(unit, z, found)[0]
-
-
 def common(table):
     """Errors where all embeddings have much in common: what positives and negatives send is nearly the same then."""
     for n, d, cosine in product((32768,), (128, 256, 512), (0.0, 0.5, 0.9)):
         z, y = batch(n, d)
         size = (cosine / (1 - cosine)) ** 0.5
         z = (z.detach() + size * torch.randn(1, d, device="cuda")).requires_grad_()
-        exact, found = exactly(z, y), []
-        for mode in ("split", "half"):
-            (a,) = mettle(SUPCON, z, y, mode=mode)()
-            found.append(f"{mode} {float((a - exact).norm() / exact.norm()):.1e}")
-        table.row(f"gradient error n=32k d={d}, cosines around {cosine}", ", ".join(found), "")
+        found = ", ".join(f"{mode} {error(z, y, mode):.1e}" for mode in ("split", "half"))
+        table.row(f"gradient error n=32k d={d}, cosines around {cosine}", found, "")
 
 
 def large(table, tops, quick):

@@ -51,7 +51,7 @@ def matrix():
     found += [(f"supcon, once, {d} wide", SupCon(0.1), 9001, d, mode) for d in (64, 256) for mode in ("split", "half")]
     found += [(f"supcon, {n}x512", SupCon(0.1), n, 512, mode) for n in (9001, 17000) for mode in ("split", "half")]
     found += [("relative, 9001x512", LOSSES["relative"], 9001, 512, "split")]
-    # From 16384 rows on h of two encoders goes through memory, and blocks come through tensor descriptors.
+    # From 16384 rows on blocks come through tensor descriptors.
     found += [(f"{name}, many", LOSSES[name], 17000, 128, mode) for name in MANY for mode in ("split", "half")]
     found += [(f"supcon, many, {d} wide", SupCon(0.1), 17000, d, mode) for d in (64, 256) for mode in ("split", "half")]
     found += [(f"supcon at {t}", SupCon(t), 1000, 128, "split") for t in TEMPERATURES]
@@ -149,10 +149,11 @@ def test_inputs_of_every_type(dtype):
 
 
 @pytest.mark.parametrize("loss", [SupCon(0.1), SupCon(0.01), InfoNCE(0.5, 0.1, Importance(1.0)), NPair()], ids=repr)
-def test_a_reference_set(loss):
+@pytest.mark.parametrize(("n", "m"), [(700, 1100), (1500, 20000)])
+def test_a_reference_set(loss, n, m):
     from mettle.pairs.fused.call import fused
 
-    (z, y), (r, labels) = batch(700, 128, fresh()), batch(1100, 128, fresh())
+    (z, y), (r, labels) = batch(n, 128, fresh()), batch(m, 128, fresh())
     if isinstance(loss, NPair):
         z, r = z / 16, r / 16
     form = fused_form(loss, loss.difficulty, SimpleNamespace(z=z, ref=r, biased=None, ids=None))

@@ -20,9 +20,7 @@ KINDS = ("plain", "threshold", "tilt", "tilt 1", "relative", "raw", "online", "h
 # Bytes of these that go to memory: measured 1.4 times as fast as the tiles of which nothing does.
 SPILLS = {("far_backward", "split", 256, kind): 512 for kind in KINDS}
 # And a few in the masked stretch, which is a tile or two of each row.
-SPILLS |= {
-    ("far_backward", "half", 128, kind): most for kind, most in (("threshold", 144), ("tilt", 16), ("relative", 24))
-}
+SPILLS |= {("far_backward", "half", 128, kind): most for kind, most in (("threshold", 144), ("relative", 24))}
 SPILLS |= {("far_backward", "split", 128, "relative"): 88}
 # Bytes by width that wait in memory while a sum is put away, once in 1024 columns:
 BETWEEN = {64: 0, 128: 600, 256: 1100}
@@ -150,8 +148,11 @@ def far(mode: str, width: int, kind: str, many: bool = False) -> list[dict]:
         flags.pop("BK")
         for turn in (0, SUMMED // shape.columns) if mode == "split" else (0,):
             more = {"FIRM": shape.firm, "TURN": turn}
-            one = build(back.far_backward, mode, flags | more, shape.warps, shape.stages)
-            found.append(one | {"between": bool(turn)})
+            ends = [(True, True), (True, False), (False, True)] if turn and kind == "plain" else [(True, True)]
+            for rows, columns in ends:
+                more |= {"ROWS": rows, "COLUMNS": columns}
+                one = build(back.far_backward, mode, flags | more, shape.warps, shape.stages)
+                found.append(one | {"between": bool(turn)})
     return found
 
 

@@ -38,7 +38,8 @@ from mettle.pairs.fused.counts import score_counts, topk
 from mettle.pairs.fused.door import attempt, call
 from mettle.pairs.fused.form import precision
 from mettle.pairs.fused.peak import hardest_rows, mines_hardest
-from mettle.pairs.fused.prepare import prepared
+from mettle.pairs.fused.plan import SUMMED, Plan, most_parts
+from mettle.pairs.fused.prepare import prepared, width
 from mettle.pairs.fused.table import choice
 
 # The interpreter computes with NumPy, which warns where a masked entry divides by zero.
@@ -262,8 +263,16 @@ def test_every_way_of_cutting_gives_the_same():
 @pytest.mark.parametrize("name", ["supcon", "hard", "relative"])
 @pytest.mark.parametrize("d", [20, 200])
 def test_sums_that_are_begun_anew_come_to_the_same(monkeypatch, name, d):
+    monkeypatch.setattr(launch, "_scripts", {})  # calls alike remember how often
     monkeypatch.setattr("mettle.pairs.fused.plan.Plan._turn", lambda plan, tiles, shape: 2)
     compare(FORMS[name], *batch(150, d), within=4e-6)
+
+
+def test_long_sums_in_float32_accuracy_are_begun_anew():
+    shape, plan = choice("split", 128).backward, Plan(None, None, None, None, "split", None)
+    assert plan._turn(17, shape) == 16 == SUMMED // shape.columns
+    assert plan._turn(16, shape) == 0
+    assert Plan(None, None, None, None, "half", None)._turn(1000, shape) == 0
 
 
 def test_blocks_of_padding_look_at_no_columns(monkeypatch):
@@ -285,20 +294,40 @@ def test_blocks_of_padding_look_at_no_columns(monkeypatch):
     assert all(abs(row - column) <= 16 for row, column in asked)
 
 
-@pytest.mark.parametrize("tiles", [3, 4, 30, 133, 157, 512])
+@pytest.mark.parametrize("tiles", [3, 4, 30, 133, 157, 512, 5000])
 @pytest.mark.parametrize("blocks", [1, 16, 264, 265, 313, 512, 1500])
 @pytest.mark.parametrize("most", [1, 3, 64])
 def test_parts_leave_no_multiprocessor_idle_for_long(monkeypatch, tiles, blocks, most):
     monkeypatch.setattr(launch, "multiprocessors", lambda device: 132)
+    launch.evened.cache_clear()
 
     def time(parts):
         return -(-blocks * parts // 264) * (tiles / parts + launch.START)
 
     found = launch.evened(blocks, tiles, torch.device("cuda", 0), 2, most)
-    allowed = range(1, max(1, min(most, tiles // launch.LEAST)) + 1)
+    allowed = range(1, max(1, min(most, tiles // launch.LEAST, launch.MOST_PARTS)) + 1)
     assert found in allowed
     assert time(found) <= 1.02 * min(map(time, allowed))
     assert all(time(parts) > 1.02 * min(map(time, allowed)) for parts in range(1, found))
+
+
+@pytest.mark.parametrize(
+    ("d", "second"), [(16, 0), (33, 0), (65, 0), (128, 0), (129, 0), (256, 0), (128, 128), (64, 128)]
+)
+@pytest.mark.parametrize("mode", ["half", "split"])
+def test_a_step_stays_within_its_memory(monkeypatch, d, second, mode):
+    """Float32 rows, their operands, partial gradients and the result, as they lie in memory on the way back."""
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: 132)
+    launch.evened.cache_clear()
+    wide, other = width(d), width(second) if second else 0
+    for n in [*range(300, 60_000, 997), *range(60_000, 1_100_000, 19_997)]:
+        padded = -(-n // 256) * 256
+        shape = choice(mode, wide, other=other, many=n >= 16384).backward
+        tiles, most = -(-n // shape.columns), most_parts(d, wide, other, padded)
+        splits = launch.evened(-(-n // shape.rows), tiles, torch.device("cuda", 0), shape.beside, most)
+        operands = 4 if mode == "split" else 2
+        taken = padded * (wide + other) * (4 + operands) + splits * padded * wide * 4 + n * d * operands + 52 * padded
+        assert taken <= 8 * n * d * 4 + 64 * 2**20
 
 
 def test_deterministic_runs_are_identical():

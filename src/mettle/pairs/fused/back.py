@@ -27,7 +27,8 @@ def far_backward(
     ROW and COLUMN are the tables of row coefficients of the two sides; ROWS, COLUMNS say which ends count. ``by`` is
     the factor that the columns carry. TURN: after so many tiles a sum is added to OUT and begun anew, because tensor
     cores cut off what they add: over 32,768 columns that comes to 1e-4 of a sum, and where all embeddings have much
-    in common little is left of it beside the positives. 0: never, and OUT is written once.
+    in common little is left of it beside the positives. 0: never, and OUT is written once. (Masked tiles, at the edges
+    of classes, are summed up in one go.)
     """
     row = tl.program_id(0) * BM
     split = tl.program_id(1)

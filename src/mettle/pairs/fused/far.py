@@ -1,6 +1,6 @@
 # pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportCallIssue=false
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
-"""The negatives: row sums over all tiles. This and the way `back` are all that is quadratic.
+"""The negatives: row sums over all tiles.
 
 Rows and columns are sorted by label, so a block of rows has its positives in one range of columns. Tiles of that
 range run masked, all others run bare.

@@ -21,6 +21,7 @@ from mettle.pairs.fused.table import parts
 # The builds' calling convention (all arguments in order, compile-time ones included) has been this since:
 DIRECT = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)
 LEAST = 4  # tiles that a part of the columns is worth
+MOST_PARTS = 64  # they are added up one after another
 START = 3.0  # tiles that a program could do in the time of its beginning and its end
 MOST = 512  # scripts that are kept: a run has few shapes, a curriculum has new numbers at every step
 
@@ -112,9 +113,10 @@ def divided(blocks: int, tiles: int, device: torch.device, each: int) -> int:
     if device.type != "cuda":
         return 2 if tiles > 2 else 1
     units = multiprocessors(device.index)
-    return max(1, min(each * units // blocks, tiles // LEAST, 64))
+    return max(1, min(each * units // blocks, tiles // LEAST, MOST_PARTS))
 
 
+@cache
 def evened(blocks: int, tiles: int, device: torch.device, beside: int, most: int) -> int:
     """Into how many parts, ``most`` at the most, so that the last programs do not run while others are idle.
 
@@ -123,8 +125,10 @@ def evened(blocks: int, tiles: int, device: torch.device, beside: int, most: int
     if device.type != "cuda":
         return 2 if tiles > 2 else 1
     places = beside * multiprocessors(device.index)
-    times = [parts(blocks * s, places) * (tiles / s + START) for s in range(1, max(1, min(most, tiles // LEAST)) + 1)]
-    return next(s for s, time in enumerate(times, 1) if time <= 1.02 * min(times))
+    most = max(1, min(most, tiles // LEAST, MOST_PARTS))
+    times = [parts(blocks * s, places) * (tiles / s + START) for s in range(1, most + 1)]
+    nearly = 1.02 * min(times)
+    return next(s for s, time in enumerate(times, 1) if time <= nearly)
 
 
 def _start(kernel: Any, grid: tuple[int, ...], args: tuple, flags: dict[str, Any]) -> tuple[Any, tuple] | None:

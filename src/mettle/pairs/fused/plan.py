@@ -3,10 +3,11 @@
 """One call of the fused engine: what is launched, in which order, with which numbers.
 
     prepare ─ far ─ near ─ mean          forward:  4 launches
-    far ─ near ─ project                 backward: 3 launches
+    far ─ near ─ project                 backward: 3 launches, and one to clear where sums begin anew
 
-Backward owns its rows, so nothing is added atomically there; forward visits each pair once and adds it to both ends
-where the table says so, unless torch is asked for deterministic algorithms: then every run is identical bit for bit.
+Backward owns its rows: nobody else adds to them, so the order of each sum is fixed. Forward visits each pair once and
+adds it to both ends where the table says so, unless torch is asked for deterministic algorithms: then every run is
+identical bit for bit.
 """
 
 from typing import Any
@@ -29,6 +30,15 @@ SUMMED = 1024  # columns that tensor cores sum up with the accuracy of float32
 SPARE = 1 << 23  # numbers of partial gradients
 ROOM = 8192.0  # h reaches twice this at most: float16 ends at 65504
 ONCE_FROM = 8192  # rows from which visiting each pair once is worth a launch to clear the sums
+
+
+def most_parts(d: int, width: int, second: int, padded: int) -> int:
+    """How many partial gradients of each row may exist at once, so that a step takes 8 n d floats and 64 MB at most.
+
+    One of the eight is the result; the rows that are compared take two of their padded widths.
+    """
+    rest = (7 * d - 2 * (width + second)) // width
+    return max(1, min(3, rest) + SPARE // (padded * width))
 
 
 class Plan:
@@ -173,6 +183,7 @@ class Plan:
         if own:
             g = self._gradient(left, right, self.left2, self.right2, table, stats, True, left is right)
             dz = projected(left, g, factor, stats, z, self.form.unit, script=self.script, name=f"left {name}")
+            del g
         if other and ref is not None:
             g = self._gradient(right, left, self.right2, self.left2, table, stats, False, True)
             dref = projected(right, g, factor, stats, ref, self.form.unit, script=self.script, name=f"right {name}")
@@ -188,8 +199,7 @@ class Plan:
         room = ROOM / (1 + 2 * form.beta)
         operands, tables = self._operands(a, b, a2, b2, shape), (table, table, stats)
         blocks = parts(a.n, shape.rows)
-        # Partial gradients may take as much as three matrices of embeddings, and some more where these are small.
-        most = 3 + SPARE // (padded * a.width)
+        most = most_parts(a.d, a.width, a2.width if a2 else 0, padded)
         splits = 1 if self.choice.written else evened(blocks, parts(b.n, shape.columns), device, shape.beside, most)
         if self.choice.written:
             flags = self._flags(shape, a, a2, rows, columns)

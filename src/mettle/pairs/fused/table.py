@@ -30,7 +30,7 @@ class Shape:
 
     @property
     def beside(self) -> int:
-        """How many programs of the way back run on a multiprocessor at a time: a thread takes all registers it may."""
+        """How many programs of the way back run on a multiprocessor at a time, if their threads take all registers."""
         return 8 // self.warps
 
     @property
@@ -123,9 +123,11 @@ def choice(
     found = _fitted(_MANY[mode].get(size, found) if many else found, width)
     if not heavy:
         return found
-    # In half precision two coefficients of each end and the rows are too much for the registers.
-    firm = found.backward.firm and not (two and mode == "half")
-    backward = replace(_roomy(found.backward), firm=firm)
+    backward = _roomy(found.backward)
+    if two and mode == "half":
+        # Two coefficients of each end and the rows are too much for the registers; with a third stage they would be a
+        # kilobyte too much for two programs on a multiprocessor.
+        backward = replace(backward, firm=False, stages=2 if backward.depth >= 128 else backward.stages)
     return Choice(_roomy(found.forward), backward, found.written)
 
 
