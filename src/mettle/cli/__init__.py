@@ -13,12 +13,12 @@ from typing import Annotated
 import typer
 
 from mettle import __version__
-from mettle.cli import runs, files, galleries, upkeep, serving, doctor, ranks
+from mettle.cli import runs, files, galleries, upkeep, serving, doctor, ranks, reproduce
 from mettle.cli.shell import app
 from mettle.errors import MettleError
 
 # Each module registers its commands.
-__all__ = ["app", "doctor", "files", "galleries", "main", "ranks", "runs", "serving", "upkeep"]
+__all__ = ["app", "doctor", "files", "galleries", "main", "ranks", "reproduce", "runs", "serving", "upkeep"]
 
 
 def _version(wanted: bool) -> None:
