@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,10 @@ def until(condition, seconds: float = 90):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_is_left_when_it_is_interrupted(how):
     """The signal goes to the command alone, not to its children, as from another program."""
-    started = subprocess.Popen([*COMMAND, "--ranks", "3"], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what runs behind a shell inherits that it is not
+    started = subprocess.Popen(
+        [*COMMAND, "--ranks", "3"], stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard
+    )
     try:
         children = until(lambda: len(found := children_of(started.pid)) == 3 and found)
         assert all(until(lambda child=child: alive(child)) for child in children)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from command_line import mettle, refused
 from mettle.cli import claims
 from mettle.cli.claims import CLAIMS
-from tests.command_line import mettle, refused
 
 
 @pytest.fixture(scope="module")
