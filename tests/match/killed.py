@@ -19,6 +19,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -218,18 +219,29 @@ def settle(record: SqliteRecord, folder: Path, expected: Expected, pending: dict
     expected.apply(pending, *((receipt.sequence, list(receipt.numbers)) if receipt else (0, [])))
 
 
-def run(kills: int, seed: int, seconds: float, folder: Path, delay: float) -> dict:
-    """Kill, look, go on; returns counts."""
+def run(kills: int, each: int, seed: int, seconds: float, folder: Path, delay: float) -> dict:
+    """Kill, look, go on until there were ``kills``, ``each`` of them in the middle of every verb; returns counts.
+
+    How long to wait inside a verb is learned: a kill that came too late halves the wait for its verb, one that hit
+    draws it out again. What a machine is busy with besides decides how often a kill misses, not what is covered.
+    """
     SqliteRecord.create(folder / "record.sqlite", Binding(DIM)).close()
     expected, rng, started = Expected(), random.Random(seed), time.monotonic()
     facts: dict = {"kills": 0, "seed": seed, "acknowledged": 0, "under way and made": 0, "killed during": {}}
-    while facts["kills"] < kills and time.monotonic() - started < seconds:
-        target = VERBS[facts["kills"] % len(VERBS)]
-        pending, acknowledged = kill_once(folder, expected, seed * 100_003 + facts["kills"], target, delay)
+    waits, hits = dict.fromkeys(VERBS, delay), Counter()
+    while time.monotonic() - started < seconds:
+        missing = [verb for verb in VERBS[:-1] if hits[verb] < each]
+        if facts["kills"] >= kills and not missing:
+            break
+        turns = VERBS if facts["kills"] < kills else missing
+        target = turns[facts["kills"] % len(turns)]
+        pending, acknowledged = kill_once(folder, expected, seed * 100_003 + facts["kills"], target, waits[target])
         facts["kills"] += 1
         facts["acknowledged"] += acknowledged
         during = pending["verb"] if pending else "between"
-        facts["killed during"][during] = facts["killed during"].get(during, 0) + 1
+        hits[during] += 1
+        waits[target] = min(delay, waits[target] * 1.5) if target in (during, "anything") else waits[target] / 2
+        facts["killed during"] = dict(hits)
         try:
             facts["under way and made"] += look(folder, expected, pending, rng)
         except BaseException:
@@ -242,6 +254,7 @@ def run(kills: int, seed: int, seconds: float, folder: Path, delay: float) -> di
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--each", type=int, default=0, help="go on until so many hit every verb in its middle")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--folder", type=Path)
@@ -256,7 +269,7 @@ def main() -> int:
         record.close()
         return 0
     folder = Path(tempfile.mkdtemp(prefix="mettle-killed-", dir=given.folder))
-    facts = run(given.kills, given.seed, given.seconds, folder, given.delay)
+    facts = run(given.kills, given.each, given.seed, given.seconds, folder, given.delay)
     shutil.rmtree(folder)
     print(json.dumps(facts))
     return 0

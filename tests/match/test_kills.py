@@ -29,17 +29,16 @@ def run(*arguments: str, timeout: float = 280) -> subprocess.CompletedProcess:
 def test_g1_kill_loses_nothing_acknowledged(tmp_path):
     """A hundred: on a disk, where there is time to be killed while it syncs, and in memory, where more is under way."""
     seed, quick = str(int(time.time()) % 100_000), memory()
-    runs = [run("--kills", "40", "--seed", seed, "--folder", str(tmp_path))]
-    runs += [run("--kills", "60", "--seed", seed, *(["--folder", quick, "--delay", "0.003"] if quick else []))]
-    during: dict[str, int] = {}
+    runs = [run("--kills", "40", "--each", "2", "--seed", seed, "--folder", str(tmp_path))]
+    fast = ["--folder", quick, "--delay", "0.003"] if quick else []
+    runs += [run("--kills", "60", "--each", "2", "--seed", seed, *fast)]
     for done, kills in zip(runs, (40, 60), strict=True):
         assert done.returncode == 0, done.stderr
         facts = json.loads(done.stdout)
         print(facts)
-        assert facts["kills"] == kills and facts["acknowledged"] > kills
-        during |= {verb: during.get(verb, 0) + count for verb, count in facts["killed during"].items()}
-    verbs = ("enrol", "replace", "delete", "calibrate", "compact", "snapshot")
-    assert all(during.get(verb, 0) >= 3 for verb in verbs), during
+        assert facts["kills"] >= kills and facts["acknowledged"] > kills
+        verbs = ("enrol", "replace", "delete", "calibrate", "compact", "snapshot")
+        assert all(facts["killed during"].get(verb, 0) >= 2 for verb in verbs)
 
 
 @pytest.mark.slow
