@@ -172,7 +172,7 @@ def near(mode: str, width: int, kind: str) -> list[dict]:
 
 def rest(mode: str, width: int, kind: str) -> list[dict]:
     from mettle.evaluate import candidates
-    from mettle.pairs.fused import counts, near, own, peak, prepare
+    from mettle.pairs.fused import counts, ends, own, peak, prepare
     from mettle.pairs.fused.table import PEAK, choice
 
     block, held, warps = prepare.span(width)
@@ -188,8 +188,8 @@ def rest(mode: str, width: int, kind: str) -> list[dict]:
         *(build(prepare.prepare_kernel, mode, rows | {"RANK": rank, "MODE": mode}, warps) for rank in ranks),
         build(prepare.group_kernel, mode, {"SIZE": 128}),
         build(prepare.project_kernel, mode, rows | {"MEAN": True}, warps),
-        build(near.mean_kernel, mode, {"SIZE": 1024}, 8),
-        build(near.shift_kernel, mode, {"SIZE": 64}),
+        build(ends.mean_kernel, mode, {"SIZE": 1024}, 8),
+        build(ends.shift_kernel, mode, {"SIZE": 64}),
         build(peak.peak_kernel, mode, mined, mining.warps, mining.stages),
         build(peak.found_kernel, mode, row, warps),
         build(peak.pull_kernel, mode, {"WIDTH": width, "BLOCK": block, "ROWS": peak.PULLED}),

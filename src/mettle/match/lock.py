@@ -37,7 +37,8 @@ class Lock:
             if holder == str(os.getpid()):
                 who = f"this process ({holder})"
             raise GalleryLocked(
-                f"{who} is writing to the gallery in {path.parent}: close it there, or open it read-only"
+                f"{who} is writing to the gallery in {path.parent}: close it there first, or leave the change to it; "
+                "in Python, read_only=True reads beside it"
             ) from None
         try:  # only for the message above; a full disk is no reason to refuse
             os.ftruncate(handle, 0)

@@ -17,104 +17,11 @@ Lines 0 to 3 are proportional to the gradient of the row's value.
 import triton
 import triton.language as tl
 
+from mettle.pairs.fused.ends import log_sum, plain_sum
+from mettle.pairs.fused.pair import against, pull, pulls, sigmoid, softplus
 from mettle.pairs.fused.tile import block
 
 NEVER = tl.constexpr(1e30)  # a log-sum-exp that leaves nothing: for rows that send no gradient
-
-
-@triton.jit
-def log_sum(PARTIAL, rows, padded, splits, SIZE: tl.constexpr):
-    """Log₂ Σ of partial (maximum, sum) pairs."""
-    top = tl.full((SIZE,), -float("inf"), tl.float32)
-    for p in range(splits):
-        top = tl.maximum(top, tl.load(PARTIAL + 2 * p * padded + rows))
-    safe = tl.where(top == -float("inf"), 0.0, top)
-    total = tl.zeros((SIZE,), tl.float32)
-    for p in range(splits):
-        here = tl.load(PARTIAL + 2 * p * padded + rows)
-        total += tl.exp2(here - safe) * tl.load(PARTIAL + (2 * p + 1) * padded + rows)
-    return safe + tl.log2(total)
-
-
-@triton.jit
-def plain_sum(PARTIAL, rows, padded, splits, which, SIZE: tl.constexpr):
-    """Σ of partial sums."""
-    total = tl.zeros((SIZE,), tl.float32)
-    for p in range(splits):
-        total += tl.load(PARTIAL + (2 * p + which) * padded + rows)
-    return total
-
-
-@triton.jit
-def shift_kernel(OWN, OTHER, SHIFT, padded, splits, other_splits, SIZE: tl.constexpr):
-    """e^{ν_own − ν_other}, ν = ½ log Σ e^{2x}: how concentrated one encoder's row is against the other's."""
-    rows = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    own = plain_sum(OWN, rows, padded, splits, 0, SIZE)
-    other = plain_sum(OTHER, rows, padded, other_splits, 0, SIZE)
-    some = (own > 0) & (other > 0)
-    tl.store(SHIFT + rows, tl.where(some, tl.sqrt(own / tl.where(some, other, 1.0)), 1.0))
-
-
-@triton.jit
-def log1p(u):
-    """Log(1 + u), also for tiny u."""
-    return tl.where(u < 1e-4, u - 0.5 * u * u, tl.log(1.0 + u))
-
-
-@triton.jit
-def softplus(y):
-    """Log(1 + eʸ)."""
-    return tl.where(y > 0, y, 0.0) + log1p(tl.exp(-tl.abs(y)))
-
-
-@triton.jit
-def sigmoid(y):
-    """1 / (1 + e⁻ʸ)."""
-    return 1.0 / (1.0 + tl.exp(-y))
-
-
-@triton.jit
-def against(x, far, count, ceiling, prior, PRIOR: tl.constexpr):
-    """Log G, its derivatives for x and for ``far``, and where the floor holds it up; ``count`` is a logarithm."""
-    if PRIOR:
-        taken = x + count + tl.log(prior) - far
-        left = taken < 0
-        part = tl.exp(tl.where(left, taken, -1.0))
-        rest = tl.log(1.0 - part) + far - tl.log(1.0 - prior)
-        floor = count - ceiling + 0.0 * x + tl.where(far == far, 0.0, far)  # what is broken stays so
-        free = left & (rest > floor)
-        return (
-            tl.where(free, rest, floor),
-            tl.where(free, -part / (1.0 - part), 0.0),
-            tl.where(free, 1.0 / (1.0 - part), 0.0),
-            tl.where(free, 0.0, 1.0),
-        )
-    else:
-        return far + 0.0 * x, 0.0 * x, 1.0 + 0.0 * x, 0.0 * x
-
-
-@triton.jit
-def pull(s, margin, SHAPE: tl.constexpr):
-    """The hinge of a positive on its distance."""
-    squared = tl.maximum(2.0 - 2.0 * s, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    if SHAPE == "squared":
-        return tl.maximum(squared - margin * margin, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    else:
-        miss = tl.maximum(tl.sqrt(squared) - margin, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        return miss * miss if SHAPE == "hadsell" else miss
-
-
-@triton.jit
-def pulls(s, margin, SHAPE: tl.constexpr):
-    """Its derivative."""
-    squared = 2.0 - 2.0 * s
-    if SHAPE == "squared":
-        return tl.where((squared > 0) & (squared > margin * margin), -2.0, 0.0)
-    else:
-        d = tl.sqrt(tl.where(squared > 0, squared, 1.0))
-        miss = d - margin
-        slope = -2.0 * miss / d if SHAPE == "hadsell" else -1.0 / d
-        return tl.where((squared > 0) & (miss > 0), slope, 0.0)
 
 
 @triton.jit
@@ -288,25 +195,6 @@ def near_forward(
     tl.store(at, tl.sum(tl.where(counted, value, 0.0), 0))
     tl.store(at + 1, tl.sum(counted.to(tl.float32), 0))
     tl.store(at + 2, tl.max(tl.where(some, tl.abs(g), 0.0), 0))
-
-
-@triton.jit
-def mean_kernel(SUMS, STATS, MEAN, count, SIZE: tl.constexpr):
-    """The mean over anchors; 1 / their number and the largest coefficient for the way back. One program."""
-    total = tl.zeros((SIZE,), tl.float32)
-    anchors = tl.zeros((SIZE,), tl.float32)
-    most = tl.zeros((SIZE,), tl.float32)
-    for start in range(0, count, SIZE):
-        at = start + tl.arange(0, SIZE)
-        there = at < count
-        total += tl.load(SUMS + 3 * at, mask=there, other=0.0)
-        anchors += tl.load(SUMS + 3 * at + 1, mask=there, other=0.0)
-        most = tl.maximum(most, tl.load(SUMS + 3 * at + 2, mask=there, other=0.0))
-    number = tl.sum(anchors, 0)
-    largest = tl.max(most, 0)
-    tl.store(MEAN, tl.sum(total, 0) / number)
-    tl.store(STATS + 1, 1.0 / number)
-    tl.store(STATS + 2, tl.where(largest > 0, largest, 1.0))
 
 
 @triton.jit

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from mettle.pairs.fused.back import far_backward
+from mettle.pairs.fused.ends import mean_kernel, shift_kernel
 from mettle.pairs.fused.far import far_forward
 from mettle.pairs.fused.form import Form
 from mettle.pairs.fused.launch import aligned, divided, evened, script, sides
-from mettle.pairs.fused.near import mean_kernel, near_backward, near_forward, shift_kernel
+from mettle.pairs.fused.near import near_backward, near_forward
 from mettle.pairs.fused.prepare import Rows, prepared, projected
 from mettle.pairs.fused.table import MANY, Choice, Shape, choice, parts
 from mettle.pairs.fused.written import written
