@@ -34,7 +34,7 @@ from mettle.pairs import pair_loss
 from mettle.pairs.fused import fused_form, launch
 from mettle.pairs.fused.call import fused
 from mettle.pairs.fused.classes import fused_class_rows
-from mettle.pairs.fused.counts import score_counts, topk
+from mettle.pairs.fused.counts import score_counts
 from mettle.pairs.fused.door import attempt, call
 from mettle.pairs.fused.form import precision
 from mettle.pairs.fused.peak import hardest_rows, mines_hardest
@@ -489,17 +489,6 @@ def test_counts_of_scores_are_exact(n, each):
     same = y[i] == y[j]
     assert torch.equal(genuine, torch.bincount(at[same], minlength=50))
     assert torch.equal(impostor, torch.bincount(at[~same], minlength=50))
-
-
-def test_running_neighbours_are_the_neighbours(monkeypatch):
-    monkeypatch.setattr("mettle.pairs.fused.counts.QUERIES", 8)
-    monkeypatch.setattr("mettle.pairs.fused.counts.GALLERY", 5)
-    (q, _), (r, _) = batch(19, 6), batch(23, 6, seed=3)
-    scores, at = topk(q, r, 7)
-    exact = torch.nn.functional.normalize(q) @ torch.nn.functional.normalize(r).T
-    wanted, where = exact.topk(7, dim=1)
-    torch.testing.assert_close(scores, wanted)
-    assert torch.equal(at, where)
 
 
 @pytest.mark.parametrize("scale", [16.0, 64.0, 100.0])

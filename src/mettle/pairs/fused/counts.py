@@ -1,6 +1,6 @@
 # pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportCallIssue=false
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
-"""All pairs of a set on the device, for evaluation: how many genuine and impostor pairs score what, and neighbours."""
+"""All pairs of a set on the device, for evaluation: how many genuine and impostor pairs score what."""
 
 import torch
 import triton
@@ -12,12 +12,10 @@ from mettle.pairs.fused.launch import launch
 from mettle.pairs.fused.prepare import prepared
 from mettle.pairs.fused.table import choice, parts
 from mettle.pairs.fused.tile import held, product
-from mettle.pairs.similarity import ready
 
 BINS = 1 << 16
 COPIES = 8  # of the histogram, so that fewer additions meet
 AT_ONCE = 1 << 30  # pairs of a launch: its counts are 32 bits wide
-QUERIES, GALLERY = 4096, 16384  # of one product in the search for neighbours
 
 
 def score_counts(
@@ -93,22 +91,3 @@ def binned(s, low, per_unit, bins):
     """The bin of each score."""
     at = tl.floor((s - low) * per_unit).to(tl.int32)
     return tl.minimum(tl.maximum(at, 0), bins - 1)
-
-
-@torch.no_grad()
-def topk(q: Tensor, ref: Tensor, k: int, *, measure: str = "cosine") -> tuple[Tensor, Tensor]:
-    """The ``k`` most similar references of every query: scores and positions, best first, block by block."""
-    a, b = ready(q, measure), ready(ref, measure)  # type: ignore[arg-type]
-    k = min(k, len(b))
-    scores = a.new_empty(len(a), k)
-    found = torch.empty(len(a), k, dtype=torch.int64, device=a.device)
-    for i in range(0, len(a), QUERIES):
-        rows = slice(i, i + QUERIES)
-        best, at = a.new_empty(len(a[rows]), 0), found.new_empty(len(a[rows]), 0)
-        for j in range(0, len(b), GALLERY):
-            s, here = (a[rows] @ b[j : j + GALLERY].T).topk(min(k, len(b[j : j + GALLERY])), dim=1)
-            best, at = torch.cat([best, s], 1), torch.cat([at, here + j], 1)
-            best, keep = best.topk(min(k, best.shape[1]), dim=1)
-            at = at.gather(1, keep)
-        scores[rows], found[rows] = best, at
-    return scores, found

@@ -44,7 +44,7 @@ def ranges_kernel(AT, LO, HI, chunk, padded, SIZE: tl.constexpr):
     row = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     k = tl.program_id(1)
     at = tl.load(AT + row) - k.to(tl.int64) * chunk
-    to = k * padded + row
+    to = k.to(tl.int64) * padded + row
     tl.store(LO + to, tl.minimum(tl.maximum(at, 0), chunk).to(tl.int32))
     tl.store(HI + to, tl.minimum(tl.maximum(at + 1, 0), chunk).to(tl.int32))
 
