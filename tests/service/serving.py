@@ -18,6 +18,7 @@ from mettle.service.server import make_server
 DIM = 16
 THRESHOLD = 0.6
 NAMES = ("anna", "ben", "carl", "dora", "emil")
+PATIENCE = 120  # seconds for an answer: what a busy machine delays is no failure
 
 
 @dataclass
@@ -41,7 +42,7 @@ def running(app) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE)
         listener.close()
         assert not thread.is_alive(), "the server did not stop"
 
@@ -54,7 +55,10 @@ def client(url: str, told: Told, token: str | None = None, **headers: str) -> ht
 
     given = {"Authorization": f"Bearer {token}"} if token else {}
     hooks = {"response": [remember]}  # no TLS here, so no certificates need be read
-    return httpx.Client(base_url=url, headers=given | headers, event_hooks=hooks, timeout=20, verify=False)
+    limits = httpx.Limits(keepalive_expiry=2)  # sooner than the server's, or both may give a connection up at a time
+    return httpx.Client(
+        base_url=url, headers=given | headers, event_hooks=hooks, timeout=PATIENCE, limits=limits, verify=False
+    )
 
 
 def directions(count: int, seed: int = 0, dim: int = DIM) -> np.ndarray:
@@ -87,7 +91,7 @@ def error(response: httpx.Response) -> str:
 def send(url: str, head: str, *chunks: bytes, token: str = "", wait: float = 0.0) -> tuple[int, dict]:
     """Raw bytes to the server: the status and the body of its answer, or (0, {}) where it just hung up."""
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as wire:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as wire:
         wire.sendall(f"{head}\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
         try:
             for chunk in chunks:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving import DIM, NAMES, THRESHOLD, directions, error, near, picture
+from serving import DIM, NAMES, PATIENCE, THRESHOLD, directions, error, near, picture
 
 from match.proxy import Proxy
 from match.shelves import Server, memory
@@ -232,33 +232,36 @@ def test_g14_a_slow_record_is_a_503_and_the_queue_stays_bounded(service, key, pe
         def __getattr__(self, name):
             if name != "verify":
                 return getattr(self._gallery, name)
-            return lambda *a, **k: (release.wait(20), self._gallery.verify(*a, **k))[1]
+            return lambda *a, **k: (release.wait(PATIENCE), self._gallery.verify(*a, **k))[1]
 
         def __len__(self):
             return len(self._gallery)
 
-    start = service(Limits(workers=1, queue=2, work_seconds=0.4), gallery=Slow(people, None))
-    token = key("verify")
-    answers = []
+    start = service(Limits(workers=1, queue=2, work_seconds=3), gallery=Slow(people, None))
+    token, claim = key("verify"), {"identity": "anna", "embedding": near(ANNA)}
+    clients = [start(token) for _ in range(4)]
+    pool = start.app.state.mettle.pool
+    answers = {"timeout": [], "busy": []}
 
-    def ask():
-        sent = start(token).post("/v1/verify", json={"identity": "anna", "embedding": near(ANNA)})
-        answers.append((sent.status_code, error(sent), "retry-after" in sent.headers))
+    def ask(which: str, client) -> None:
+        sent = client.post("/v1/verify", json=claim)
+        answers[which].append((sent.status_code, error(sent), "retry-after" in sent.headers))
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
+    threads = [threading.Thread(target=ask, args=("timeout", client)) for client in clients[:3]]
     for thread in threads:
         thread.start()
+    end = time.monotonic() + PATIENCE
+    while pool.pending < 3 and time.monotonic() < end:
+        time.sleep(0.005)
+    for _ in range(5):
+        ask("busy", clients[3])
+    assert pool.pending == 3
     for thread in threads:
         thread.join()
-    assert {status for status, *_ in answers} == {503} and all(retry for *_, retry in answers)
-    codes = [code for _, code, _ in answers]
-    assert set(codes) == {"timeout", "busy"} and codes.count("timeout") <= 3
+    for code, told in answers.items():
+        assert set(told) == {(503, code, True)}
     release.set()
-    for _ in range(100):
-        sent = start(token).post("/v1/verify", json={"identity": "anna", "embedding": near(ANNA)})
-        if sent.status_code == 200:
-            break
-    assert sent.json()["match"] is True, "it serves again once the gallery does"
+    assert served(clients[3], "verify", claim)["match"] is True, "it serves again once the gallery does"
 
 
 @pytest.fixture
@@ -285,14 +288,14 @@ def test_g14_a_database_that_freezes_or_goes_away_is_a_503_and_nothing_is_acknow
     asked = service(Limits(work_seconds=1.0), gallery=gallery)(key(*SCOPES, name="all"))
     claim = {"identity": "anna", "embedding": near(ANNA)}
     zoe = {"identity": "zoe", "embeddings": [STRANGER.tolist()], "request": "once"}
-    assert asked.post("/v1/verify", json=claim).json()["match"] is True
+    assert served(asked, "verify", claim)["match"] is True
 
     proxy.fault = "freeze"
     for path, body in (("verify", claim), ("identify", {"embedding": near(ANNA)}), ("enrol", zoe)):
         began = time.perf_counter()
         sent = asked.post(f"/v1/{path}", json=body)
         assert (sent.status_code, error(sent)) in ((503, "timeout"), (503, "unavailable"))
-        assert time.perf_counter() - began < 15
+        assert time.perf_counter() - began < 60
     assert asked.get("/health").json() == {"live": True, "ready": False}
     proxy.fault = ""
     assert served(asked, "enrol", zoe)["templates"] == 1 and served(asked, "enrol", zoe)["repeated"] is True
@@ -308,12 +311,13 @@ def test_g14_a_database_that_freezes_or_goes_away_is_a_503_and_nothing_is_acknow
 
 def served(asked, path, body):
     """The answer, once there is one."""
-    for _ in range(60):
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
         sent = asked.post(f"/v1/{path}", json=body)
         if sent.status_code == 200:
             return sent.json()
         assert sent.status_code == 503
-        time.sleep(0.2)
+        time.sleep(0.05)
     raise AssertionError("it never served again")
 
 

@@ -5,6 +5,7 @@ import http.server
 import itertools
 import json
 import logging
+import re
 import shutil
 import socket
 import statistics
@@ -18,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import Error as PlaywrightError
-from serving import DIM, NAMES, directions, error, near, picture, send
+from serving import DIM, NAMES, PATIENCE, directions, error, near, picture, send
 
 from mettle.errors import InputError
 from mettle.match import Gallery
@@ -67,7 +68,7 @@ def encoded(name: str) -> str:
 def test_s5_hostile_ids_are_stored_as_data_and_never_as_paths(service, key, people, tmp_path):
     start, token = service(), key("enrol", "verify", "identify", "delete")
     asked = start(token)
-    names = {path.name for path in tmp_path.iterdir()} | {"trail.head"}
+    names = {path.name for path in tmp_path.iterdir()} | {"trail.jsonl.head"}
     refused = []
     for k, name in enumerate(HOSTILE):
         vector = near(STRANGER, 0.3, seed=k)
@@ -179,9 +180,10 @@ def test_s8_every_route_refuses_no_key_a_wrong_key_and_a_wrong_scope(service, ke
     start = service(trail=None)
     outside = {"X-Forwarded-For": "203.0.113.9"}  # not this machine, which may read its own metrics
     valid = key("verify")
+    changed = valid[:-1] + ("A" if valid[-1] != "A" else "E")
     shapes = set()
     for route, method, scope in routes():
-        for token, status in ((None, 401), ("nonsense", 401), (valid[:-1] + "x", 401), (valid[:-2], 401)):
+        for token, status in ((None, 401), ("nonsense", 401), (changed, 401), (valid[:-2], 401)):
             sent = call(start(token, **outside), method, route)
             assert sent.status_code == status, (route, method)
             if method != "HEAD":
@@ -234,12 +236,14 @@ def test_s8_refusals_take_alike_long_whatever_is_wrong(service, key):
     wrong = good[:-4] + ("AAAA" if good[-4:] != "AAAA" else "BBBB")
     clients = [start(token) for token in ("mettle_000000000000_" + "A" * 43, wrong, good)]
     times = [[], [], []]
-    for _ in range(60):
+    for turn in range(600):
         for client, taken in zip(clients, times, strict=True):
             began = time.perf_counter()
             assert client.post("/v1/verify", json={}).status_code in (401, 403)
             taken.append(time.perf_counter() - began)
-    medians = [statistics.median(taken) for taken in times]
+        medians = [statistics.median(taken) for taken in times]
+        if turn >= 60 and max(medians) < 2 * min(medians):
+            break  # where the machine is busy with other things it takes more of them to tell
     assert max(medians) < 3 * min(medians), medians
 
 
@@ -301,12 +305,13 @@ def test_s8_a_tenants_candidates_are_found_behind_many_of_others(service, key, p
 
 def until(tab, holds) -> None:
     """Wait in the browser; playwright's own wait needs eval, which the pages' policy forbids."""
-    for _ in range(300):
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
         with suppress(PlaywrightError):  # the page is just being left
             if holds():
                 return
         tab.wait_for_timeout(100)
-    raise AssertionError("waited 30 s in vain")
+    raise AssertionError(f"waited {PATIENCE} s in vain")
 
 
 @pytest.mark.parametrize(
@@ -397,10 +402,18 @@ def browser():
 
     with sync_playwright() as engine:
         chromium = engine.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-background-networking"]
+            executable_path=shutil.which("chromium"),
+            args=["--no-sandbox", "--disable-background-networking"],
+            timeout=1000 * PATIENCE,
         )
         yield chromium
         chromium.close()
+
+
+def opened(browser):
+    tab = browser.new_page()
+    tab.set_default_timeout(1000 * PATIENCE)
+    return tab
 
 
 def test_s9_a_page_of_another_site_in_a_real_browser_changes_and_reads_nothing(service, people, browser):
@@ -420,7 +433,7 @@ def test_s9_a_page_of_another_site_in_a_real_browser_changes_and_reads_nothing(s
     before = people.info().sequence
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Evil) as evil:
         threading.Thread(target=evil.serve_forever, daemon=True).start()
-        tab = browser.new_page()
+        tab = opened(browser)
         tab.goto(f"http://localhost:{evil.server_port}/")
         until(tab, lambda: "ected" in tab.title())
         assert tab.title().split()[0] == "rejected" and tab.title().split()[3] == "rejected"
@@ -443,7 +456,7 @@ def test_s9_sign_in_gives_a_cookie_that_scripts_and_other_sites_cannot_use(servi
 
     start = service(routers=[router])
     token = key("workbench", "verify", name="browser")
-    tab = browser.new_page()
+    tab = opened(browser)
     tab.goto(f"{start.url}/workbench/")
     assert "sign in" in tab.title()
     tab.fill("#key", "nonsense")
@@ -529,9 +542,12 @@ def test_s12_no_output_holds_a_secret_a_template_or_a_name(service, key, people,
     raw = np.asarray(template, np.float32).tobytes()
     for found in (secret, entry.hash, entry.salt, "Xanthippe", raw.hex(), base64.b64encode(raw).decode()[:20]):
         assert found not in everything
+    clocks = r'"at": "[^"]*"|(?<=_sum){route="[^"]*"} [\d.]+'  # now and then a time has the digits of a number
+    timeless, times = re.subn(clocks, "", everything)
+    assert times > 12 and not re.search(r"\d\.\d{4}", timeless), "no other number has as many digits"
     for number in template:
-        assert f"{number:.5f}"[:7] not in everything and f"{abs(number):.4f}" not in everything
-    assert (tmp_path / "trail.key").read_bytes().hex() not in everything
+        assert f"{number:.5f}"[:7] not in timeless and f"{abs(number):.4f}" not in timeless
+    assert (tmp_path / "trail.jsonl.key").read_bytes().hex() not in everything
     assert "score" not in trail and "Traceback" not in everything
 
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import NAMES, answer, directions, error, near, picture, send
+from serving import NAMES, PATIENCE, answer, directions, error, near, picture, send
 
+from free_port import free_port
 from mettle.errors import InputError
 from mettle.service import Limits, Rate
 from mettle.service.keys import SCOPES
@@ -81,13 +82,13 @@ def test_limits_that_serve_nobody_are_refused(wrong):
 
 
 def test_s10_a_hundred_tries_at_one_identity_are_stopped_whoever_tries(service, key):
-    start = service(Limits(per_target=Rate(10, 600), per_key=Rate(1000)))
+    start = service(Limits(per_target=Rate(10, 6000), per_key=Rate(1000)))
     one, two = start(key("verify", "identify", name="one")), start(key("verify", name="two"))
     body = {"identity": "anna", "embedding": near(ANNA)}
     statuses = [(one if k % 2 else two).post("/v1/verify", json=body).status_code for k in range(100)]
     assert statuses.count(200) == 10 and statuses.count(429) == 90 and statuses[:10] == [200] * 10
     sent = two.post("/v1/verify", json=body)
-    assert error(sent) == "target-rate" and 1 <= int(sent.headers["retry-after"]) <= 60
+    assert error(sent) == "target-rate" and 1 <= int(sent.headers["retry-after"]) <= 600
     assert one.post("/v1/verify", json=body | {"identity": "ben"}).status_code == 200, "others are not affected"
     spelt = [one.post("/v1/verify", json=body | {"identity": name}) for name in ("Jos\u00e9", "Jose\u0301") * 6]
     assert [sent.status_code for sent in spelt] == [200] * 10 + [429] * 2, "another spelling is no other identity"
@@ -136,7 +137,7 @@ def test_s7_a_long_body_is_refused_by_its_length_before_it_is_sent(service, key)
     start = service(Limits(body=100_000))
     started, token = time.perf_counter(), key("verify")
     status, body = send(start.url, f"{POST}\r\nContent-Length: {1 << 30}", token=token)
-    assert (status, body["error"]["code"]) == (413, "too-large") and time.perf_counter() - started < 15
+    assert (status, body["error"]["code"]) == (413, "too-large") and time.perf_counter() - started < 60
     for length in ("9" * 30, "-1", "1e3", "0x10", "5, 5, 6"):
         status, _ = send(start.url, f"{POST}\r\nContent-Length: {length}", token=token)
         assert status in (0, 400, 413)
@@ -157,11 +158,6 @@ print("closed" if gallery.closed else "open")
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
 def peak(pid: int) -> int:
     """Most memory that a process ever held, in MiB."""
     with open(f"/proc/{pid}/status") as file:
@@ -174,15 +170,16 @@ def test_s7_a_gigabyte_in_chunks_is_refused_early_with_flat_memory(tmp_path, key
     command = [sys.executable, "-c", SERVER, str(tmp_path / "g"), str(keyfile), str(port)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        for _ in range(600):
+        end = time.monotonic() + 200
+        while True:
             try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                socket.create_connection(("127.0.0.1", port), timeout=PATIENCE).close()
                 break
             except OSError:
-                assert server.poll() is None
+                assert server.poll() is None and time.monotonic() < end
                 time.sleep(0.05)
         before, block = peak(server.pid), b"100000\r\n" + bytes(1 << 20) + b"\r\n"
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as wire:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as wire:
             head = f"{POST}\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nTransfer-Encoding: chunked\r\n\r\n"
             wire.sendall(head.encode())
             sent = 0
@@ -204,7 +201,7 @@ def test_s7_a_gigabyte_in_chunks_is_refused_early_with_flat_memory(tmp_path, key
         assert status == 200
     finally:
         server.terminate()
-        said, _ = server.communicate(timeout=60)
+        said, _ = server.communicate(timeout=PATIENCE)
     assert (server.returncode, said) == (0, "closed\n"), "it stops when asked to, and closes what it opened"
 
 
@@ -212,7 +209,7 @@ def test_s7_a_slow_body_is_refused_in_time(service, key):
     start = service(Limits(body_seconds=0.5))
     started = time.perf_counter()
     status, body = send(start.url, f"{POST}\r\nContent-Length: 100", *[b"x"] * 20, token=key("verify"), wait=0.1)
-    assert (status, body["error"]["code"]) == (408, "slow") and time.perf_counter() - started < 15
+    assert (status, body["error"]["code"]) == (408, "slow") and time.perf_counter() - started < 60
 
 
 def test_s7_a_body_shorter_than_its_length_is_dropped_without_an_answer(service, key, told):
@@ -249,7 +246,8 @@ def test_s7_a_slow_head_is_cut_off(service, monkeypatch):
             assert wire.recv(10) == b""
         except OSError:
             pass
-        assert time.perf_counter() - started < 15
+        assert time.perf_counter() - started < 60
+    monkeypatch.undo()  # this client is in no hurry, and a busy machine may be slower than that
     assert start().get("/health").status_code == 200
 
 
@@ -259,7 +257,7 @@ def test_s7_ten_thousand_parts_are_refused(service, key):
         body = "".join(f"--b\r\nContent-Disposition: form-data; {part}\r\n" for _ in range(10_000)) + "--b--\r\n"
         started = time.perf_counter()
         sent = asked.post("/v1/enrol", content=body, headers={"Content-Type": "multipart/form-data; boundary=b"})
-        assert (sent.status_code, error(sent)) == (413, "too-many-parts") and time.perf_counter() - started < 15
+        assert (sent.status_code, error(sent)) == (413, "too-many-parts") and time.perf_counter() - started < 60
 
 
 MISFITS = [
@@ -368,7 +366,7 @@ def test_too_many_pictures_or_templates_are_refused(faces, service, key, trained
 
 
 def test_requests_beyond_those_in_hand_are_told_to_come_back(service, key):
-    start = service(Limits(active=2, body_seconds=3))
+    start = service(Limits(active=2, body_seconds=PATIENCE))
     token = key("verify")
     host, port = start.url.removeprefix("http://").split(":")
     held = []
@@ -377,10 +375,18 @@ def test_requests_beyond_those_in_hand_are_told_to_come_back(service, key):
         head = f"{POST}\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\nContent-Length: 50\r\n\r\n"
         wire.sendall(head.encode())
         held.append(wire)
-    time.sleep(0.3)
-    sent = start(token).post("/v1/verify", json={"identity": NAMES[0], "embedding": near(ANNA)})
-    assert (sent.status_code, error(sent)) == (503, "busy")
+    asked, end = start(token), time.monotonic() + PATIENCE / 2
+
+    def until(status: int):
+        while True:
+            sent = asked.post("/v1/verify", json={"identity": NAMES[0], "embedding": near(ANNA)})
+            if sent.status_code == status:
+                return sent
+            assert sent.status_code in (200, 503) and time.monotonic() < end
+            time.sleep(0.02)
+
+    assert error(until(503)) == "busy"  # from when both are in hand
+    assert [asked.post("/v1/verify", json={}).status_code for _ in range(5)] == [503] * 5, "as long as they are"
     for wire in held:
         wire.close()
-    time.sleep(0.2)
-    assert start(token).post("/v1/verify", json={"identity": NAMES[0], "embedding": near(ANNA)}).status_code == 200
+    until(200)

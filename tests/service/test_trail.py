@@ -53,7 +53,7 @@ def test_subjects_of_two_trails_cannot_be_linked(tmp_path):
 
 def test_the_secret_is_for_its_owner_only(path):
     filled(path)
-    key = path.with_name("trail.key")
+    key = path.with_name("trail.jsonl.key")
     assert stat.S_IMODE(key.stat().st_mode) == 0o600 and stat.S_IMODE(path.stat().st_mode) == 0o600
     key.chmod(0o644)
     with pytest.raises(InputError, match="chmod 600"):
@@ -115,7 +115,7 @@ def _same(changed, whole):
 
 def test_without_its_secret_a_trail_is_neither_checked_nor_continued(path):
     filled(path)
-    path.with_name("trail.key").unlink()
+    path.with_name("trail.jsonl.key").unlink()
     with pytest.raises(InputError, match="missing"):
         verify_trail(path)
     with pytest.raises(DataError, match="cannot be continued"):
@@ -124,10 +124,13 @@ def test_without_its_secret_a_trail_is_neither_checked_nor_continued(path):
 
 @pytest.mark.parametrize("cut", [1, 2, 17, 100, -1])
 def test_a_torn_last_line_is_cut_off_with_a_note(path, cut):
+    Trail(path).close()
+    head = path.with_name("trail.jsonl.head")
+    early = head.read_bytes()
     raw = filled(path)
     torn = raw[-1][:cut]
     path.write_bytes(b"".join(raw[:-1]) + torn)
-    path.with_name("trail.head").unlink()  # a crash comes before the head is written
+    head.write_bytes(early)  # a crash comes before the next head is written
     assert verify_trail(path).torn == len(torn)
     trail = Trail(path)
     trail.append("desk", "verify", "match")

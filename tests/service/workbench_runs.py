@@ -123,6 +123,7 @@ def drawn(mode: str, n: int = 60, labels: int = 8, seed: int = 0, run: Run | Non
     z = (rng.normal(size=(labels, 6))[y] + rng.normal(size=(n, 6))).astype(np.float32)
     if mode == "ties":
         z = np.round(z)
+        z[~z.any(1), 0] = 1  # now and then all of a row is rounded to zero, which has no cosine
     samples = Samples.of(Grey(n), y, domain=domain, groups=groups, role=role)
     columns = samples.columns()
     label = Column.of(y)

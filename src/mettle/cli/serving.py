@@ -28,7 +28,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's need --keys.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any that is free.")] = 8000,
     keys: Annotated[Path | None, typer.Option(help="File of keys, see `mettle keys`; none: this machine only.")] = None,
     trail: Annotated[Path | None, typer.Option(help="File of the audit trail.")] = None,
     name: Annotated[list[str] | None, typer.Option(help="Name that the service goes by. Repeatable.")] = None,
@@ -64,9 +64,8 @@ def serve(
             **point,
         )
         say(people.notes)
-        where = f"http://{host}:{port}"
-        print(f"{people.where}: {len(people)} people; {where}{'/workbench' if workbench else '/docs'}", flush=True)
-        listen(service, host, port)
+        begin, page_at = f"{people.where}: {len(people)} people; ", "/workbench" if workbench else "/docs"
+        listen(service, host, port, listening=lambda where: print(begin + where + page_at, flush=True))
 
 
 def _limits(megapixels: float | None, megabytes: float | None) -> Any:

@@ -1,6 +1,5 @@
 """The routes below /v1: read the body within limits, do the work in a thread, answer."""
 
-import unicodedata
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from mettle.service import matching, schemas
 from mettle.service.keys import Key
 from mettle.service.refusal import Refusal
 from mettle.service.state import State
+from mettle.service.turns import one_identification, try_at
 from mettle.service.uploads import kind, read_form, read_json, read_texts, vector
 
 Shape = type[BaseModel] | None
@@ -48,8 +48,8 @@ def routes(state: State) -> APIRouter:
     async def verify(request: Request):
         """Is this probe who it claims to be? Give an identity and one picture or one embedding."""
         asked, probe = await _read(request, state, schemas.VerifyQuestion, schemas.VerifyForm, 1, _embedding(dim))
-        _target(request, state, "verify", asked.identity)
         key = _key(request)
+        try_at(request, state, key, "verify", asked.identity)
         return await state.pool.run(lambda: matching.verify(state, key, asked.identity, probe()[0]))
 
     @post("/identify", schemas.IdentifyAnswer, schemas.IdentifyQuestion, schemas.IdentifyForm)
@@ -57,8 +57,7 @@ def routes(state: State) -> APIRouter:
         """Who is this? The best candidates, and "no match" where none reaches the threshold."""
         asked, probe = await _read(request, state, schemas.IdentifyQuestion, schemas.IdentifyForm, 1, _embedding(dim))
         key = _key(request)
-        if wait := state.identify_daily.take(key.id):
-            raise Refusal(429, "quota", "this key has used up its identifications", retry_after=wait)
+        one_identification(state, key)
         return await state.pool.run(lambda: matching.identify(state, key, probe()[0], asked.k))
 
     @post("/enrol", schemas.ChangeAnswer, schemas.Enrolment, schemas.EnrolForm, 409)
@@ -67,8 +66,8 @@ def routes(state: State) -> APIRouter:
         most = state.limits.templates
         read = _embeddings(dim, most)
         asked, templates = await _read(request, state, schemas.Enrolment, schemas.EnrolForm, most, read)
-        _target(request, state, "enrol", asked.identity)
         key = _key(request)
+        try_at(request, state, key, "enrol", asked.identity)
         return await state.pool.run(
             lambda: matching.enrol(state, key, asked.identity, templates(), asked.request, asked.replace)
         )
@@ -149,17 +148,9 @@ def _embeddings(dim: int, most: int) -> Callable[[Any], np.ndarray]:
 
 
 async def _delete(request: Request, state: State, identity: str, name: str | None) -> schemas.ChangeAnswer:
-    _target(request, state, "delete", identity)
     key = _key(request)
+    try_at(request, state, key, "delete", identity)
     return await state.pool.run(lambda: matching.delete(state, key, identity, name))
-
-
-def _target(request: Request, state: State, what: str, identity: str) -> None:
-    """Name the subject for the trail, and let nobody be tried too often, whoever tries."""
-    full = unicodedata.normalize("NFC", _key(request).full(identity))  # another spelling is no other person
-    request.scope["state"]["subject"] = full
-    if wait := state.per_target.take((what, full)):
-        raise Refusal(429, "target-rate", "too many tries at one identity", retry_after=wait)
 
 
 def _key(request: Request) -> Key:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mettle.errors import InputError, MissingExtra
 from mettle.service.keys import Keys
-from mettle.service.limits import Buckets, Limits
-from mettle.service.pool import Pool
+from mettle.service.limits import Limits
 from mettle.service.trail import Trail
 
 if TYPE_CHECKING:
@@ -60,26 +59,20 @@ def create_app(
     from mettle.service.door import Door
     from mettle.service.origin import host_name
     from mettle.service.point import Point
-    from mettle.service.state import State
+    from mettle.service.state import stand
 
     limits = limits or Limits()
     if "*" in hosts:
         raise InputError("hosts must be names that this service goes by, such as match.example.org: '*' is any name")
     gallery.operating(far=far, threshold=threshold)  # a point that it does not have is said now
-    state = State(
-        gallery=gallery,
-        runs=tuple(runs),
+    state = stand(
+        gallery,
+        limits,
+        Point(gallery, far, threshold),
+        runs=runs,
         keys=Keys(keys) if isinstance(keys, Path | str) else keys,
-        limits=limits,
         trail=Trail(trail) if isinstance(trail, Path | str) else trail,
-        hosts=frozenset(host_name(name) for name in (*LOCAL, *hosts)),
-        point=Point(gallery, far, threshold),
-        pictures=_takes_pictures(gallery),
-        pool=Pool(limits.workers, limits.queue, limits.work_seconds),
-        per_key=Buckets(limits.per_key),
-        per_target=Buckets(limits.per_target),
-        identify_daily=Buckets(limits.identify_daily),
-        refusals=Buckets(limits.refusals, most=1),
+        hosts=(host_name(name) for name in (*LOCAL, *hosts)),
     )
 
     @asynccontextmanager
@@ -107,10 +100,3 @@ def create_app(
     app.add_middleware(Door, state=state)
     app.state.mettle = state
     return app
-
-
-def _takes_pictures(gallery: "Gallery") -> bool:
-    try:
-        return gallery.run.contract()["input"]["kind"] == "image"
-    except InputError:  # embeddings from elsewhere
-        return False

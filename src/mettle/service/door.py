@@ -108,6 +108,7 @@ class _Visit:
         if self.method not in SAFE:
             check_origin(self.headers)
         self.key = self.scope["state"]["key"] = self._caller(place)
+        self.scope["state"]["mettle"] = self.state  # the page asks the gallery as part of this service
         if self.key is not None and (place.route.startswith("/v1/") or self.method not in SAFE):
             wait = self.state.per_key.take(self.key.id)
             if wait:
@@ -137,9 +138,12 @@ class _Visit:
         key = self._by_cookie() if place.cookie and not given else self._by_header(given)
         if key is None:
             raise Refusal(401, "unauthorized", "a valid key is needed: Authorization: Bearer mettle_...")
-        if scope != ANY and not key.allows(scope):
-            self.key = key
-            raise Refusal(403, "forbidden", f"this key does not have the scope {scope}")
+        self.key = key
+        if place.whole and key.tenant is not None:
+            raise Refusal(403, "forbidden", "a key of a tenant cannot use the workbench, which shows the whole gallery")
+        for wanted in ("workbench", scope) if place.whole else (scope,):
+            if wanted != ANY and not key.allows(wanted):
+                raise Refusal(403, "forbidden", f"this key does not have the scope {wanted}")
         return key
 
     def _by_header(self, given: list[str]) -> Key | None:
@@ -239,7 +243,7 @@ class _Visit:
             log.error("a refusal could not be written to the audit trail")
 
     async def _announce(self, place: Place) -> None:
-        """The page's own questions to the gallery are in the trail before they are answered."""
+        """That a question comes from the page is in the trail before it is answered; the answer has its own line."""
         if self.state.trail is not None and self.key is not None and place.route.startswith("/workbench/api/"):
             await asyncio.to_thread(self.state.trail.append, self.key.name, place.route, "asked")
 

@@ -108,19 +108,14 @@ def create_key(
 ) -> str:
     """Add a key and return its token: the only time that it can be seen."""
     path = Path(path)
-    if not _NAME.fullmatch(name):
-        raise InputError(f"name of a key: up to 64 letters, digits, spaces and ._@- wanted, got {name[:80]!r}")
-    wanted = tuple(sorted(set(scopes)))
-    if not wanted:
-        raise InputError(f"scopes of a key: name at least one of {', '.join(SCOPES)}")
-    for scope in wanted:
-        if scope not in SCOPES:
-            raise InputError(f"unknown scope {scope!r}{nearest(scope, SCOPES)}")
-    if tenant is not None and not _TENANT.fullmatch(tenant):
-        raise InputError(f"tenant of a key: up to 32 small letters, digits and - wanted, got {tenant[:80]!r}")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InputError(f"name of a key: up to 64 letters, digits, spaces and ._@- wanted, got {repr(name)[:80]}")
+    wanted = _scopes(scopes)
+    if tenant is not None and not (isinstance(tenant, str) and _TENANT.fullmatch(tenant)):
+        raise InputError(f"tenant of a key: up to 32 small letters, digits and - wanted, got {repr(tenant)[:80]}")
     if tenant is not None and "workbench" in wanted:
         raise InputError("a key of a tenant cannot have the scope workbench: the page shows the whole gallery")
-    if days is not None and not 0 < days < 36_525:
+    if days is not None and not (isinstance(days, int | float) and 0 < days < 36_525):
         raise InputError(f"days until a key expires: a number between 0 and 36525 wanted, got {days!r}")
     id, secret, salt, now = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_hex(16), time.time()
     expires = None if days is None else now + 86_400 * days
@@ -139,7 +134,7 @@ def revoke_key(path: Path | str, name: str) -> Key:
         known = list_keys(path)
         key = next((key for key in known if key.name == name), None)
         if key is None:
-            raise InputError(f"no key is named {name!r}{nearest(name, [key.name for key in known])}")
+            raise InputError(f"no key is named {repr(name)[:80]}{nearest(str(name), [key.name for key in known])}")
         _write(path, tuple(other for other in known if other is not key))
     return key
 
@@ -147,6 +142,17 @@ def revoke_key(path: Path | str, name: str) -> Key:
 def list_keys(path: Path | str) -> tuple[Key, ...]:
     """Every key of the file, in the order of creation."""
     return _read(Path(path))
+
+
+def _scopes(given: Iterable[str]) -> tuple[str, ...]:
+    """Known scopes, each once, in order."""
+    listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+    if not listed:
+        raise InputError(f"scopes of a key: at least one of {', '.join(SCOPES)} in a list, got {repr(given)[:80]}")
+    for scope in listed:
+        if scope not in SCOPES:
+            raise InputError(f"unknown scope {repr(scope)[:80]}{nearest(str(scope), SCOPES)}")
+    return tuple(sorted(set(listed)))
 
 
 def _hash(salt: str, secret: str) -> str:

@@ -1,12 +1,26 @@
 """How much one client may ask for: sizes, times, numbers, and rates that refill."""
 
+import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields
+from numbers import Integral
+from typing import Any
 
 from mettle.errors import InputError
+
+_COUNT = 10**18  # the most that a rate may say
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    """Whether it is a number, and neither NaN nor infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -17,8 +31,10 @@ class Rate:
     seconds: float = 60.0
 
     def __post_init__(self):
-        if self.count < 1 or not 0 < self.seconds < float("inf"):
-            raise InputError(f"a rate is a count of 1 or more in a number of seconds above 0: got {self}")
+        if not (_whole(self.count) and 1 <= self.count <= _COUNT and _number(self.seconds) and self.seconds > 0):
+            raise InputError(
+                f"a rate is a whole number from 1 to 10**18 in a finite time above 0 seconds: got {str(self)[:99]}"
+            )
 
 
 @dataclass(frozen=True)
@@ -46,9 +62,15 @@ class Limits:
     def __post_init__(self):
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name in ("queue", "wolf", "digits") else 1
-            if not isinstance(value, Rate) and not (value >= least or (value > 0 and field.name.endswith("seconds"))):
-                raise InputError(f"limits.{field.name} must be at least {least}: got {value!r}")
+            if isinstance(field.default, Rate):
+                fits, wanted = isinstance(value, Rate), "a Rate, such as Rate(30, 60)"
+            elif field.name.endswith("seconds"):
+                fits, wanted = _number(value) and value > 0, "a finite number above 0"
+            else:
+                least = 0 if field.name in ("queue", "wolf", "digits") else 1
+                fits, wanted = _whole(value) and value >= least, f"a whole number of at least {least}"
+            if not fits:
+                raise InputError(f"limits.{field.name} must be {wanted}: got {repr(value)[:80]}")
 
 
 class Buckets:
@@ -78,7 +100,7 @@ class Buckets:
 
     def _trim(self, now: float) -> None:
         """Forget full buckets, which say nothing, a few at each call; beyond ``most`` the longest unused go too."""
-        for _ in range(2):
+        for _ in range(min(2, len(self._full))):  # a step below the clock's resolution leaves a bucket full
             name, full = next(iter(self._full.items()))
             if full > now and len(self._full) <= self._most:
                 return

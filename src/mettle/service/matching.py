@@ -29,7 +29,7 @@ def embedded(state: State, pictures: Sequence[bytes]) -> np.ndarray:
     return np.concatenate([state.gallery.embed([pixels(picture, state.limits)]) for picture in pictures])
 
 
-def verify(state: State, key: Key, identity: str, probe: np.ndarray) -> VerifyAnswer:
+def verify(state: State, key: Key, identity: str, probe: np.ndarray, *, route: str = "/v1/verify") -> VerifyAnswer:
     """Is it them? Nobody of that name answers like somebody else of that name."""
     full = key.full(identity)
     try:
@@ -41,7 +41,7 @@ def verify(state: State, key: Key, identity: str, probe: np.ndarray) -> VerifyAn
             state.point.now()  # takes a while on a server: a miss must not tell by it whether the name is anybody's
     match = found.match is True and math.isfinite(found.score)
     verdict = f"match: {identity}" if match else "no match"
-    _tell(state, key, "verify", "match" if match else "no match", full)
+    _tell(state, key, "verify", "match" if match else "no match", full, route)
     # A key that may only verify cannot learn from a failed try who is enrolled, or in which direction to improve.
     seen = math.isfinite(found.score) and (match or key.allows("identify"))
     return VerifyAnswer(
@@ -57,11 +57,12 @@ def verify(state: State, key: Key, identity: str, probe: np.ndarray) -> VerifyAn
     )
 
 
-def identify(state: State, key: Key, probe: np.ndarray, k: int) -> IdentifyAnswer:
+def identify(state: State, key: Key, probe: np.ndarray, k: int, *, route: str = "/v1/identify") -> IdentifyAnswer:
     """Who is it, if anybody that this key may know of?"""
     found, own = _candidates(state, key, probe, min(k, state.limits.k))
     best = next((c.identity for c in own if c.match is True and math.isfinite(c.score)), None)
-    _tell(state, key, "identify", "no match" if best is None else "match", None if best is None else key.full(best))
+    whom = None if best is None else key.full(best)
+    _tell(state, key, "identify", "no match" if best is None else "match", whom, route)
     return IdentifyAnswer(
         match=best,
         verdict="no match" if best is None else f"match: {best}",
@@ -172,11 +173,12 @@ def _own_request(key: Key, request: str | None) -> str | None:
     return None if request is None else f"{key.id}:{request}"
 
 
-def _tell(state: State, key: Key, what: str, outcome: str, full: str | None) -> None:
+def _tell(state: State, key: Key, what: str, outcome: str, full: str | None, route: str | None = None) -> None:
+    """Into the trail, and where it is a verdict, which ``route`` gives, into the counters."""
     if state.trail is not None:
         state.trail.append(key.name, what, outcome, subject=full)
-    if what in ("verify", "identify"):
-        state.counters.count("mettle_verdicts_total", route=f"/v1/{what}", verdict=outcome)
+    if route is not None:
+        state.counters.count("mettle_verdicts_total", route=route, verdict=outcome)
 
 
 def _rounded(state: State, score: float) -> float:

@@ -15,6 +15,11 @@ class Place:
     scopes: Mapping[str, str]  # method -> scope
     cookie: bool = False  # a browser session may come here
 
+    @property
+    def whole(self) -> bool:
+        """Whether it shows the whole gallery: then it wants the scope ``workbench`` too, and no key of a tenant."""
+        return self.route.startswith("/workbench/")
+
 
 _VERBS = ("GET", "HEAD", "POST")
 PLACES = {

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,24 @@ HEAD_SECONDS = 10.0  # in which the head of a request must arrive
 CONNECTIONS = 512
 
 
-def serve(app: "FastAPI", host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Serve until interrupted or told to stop; requests in hand are finished first."""
+def serve(
+    app: "FastAPI", host: str = "127.0.0.1", port: int = 8000, *, listening: Callable[[str], None] | None = None
+) -> None:
+    """Serve until interrupted or told to stop; requests in hand are finished first.
+
+    ``listening`` is called with the address once clients can connect to it; port 0 is then the one that was free.
+    """
     check_address(host, port, keys=app.state.mettle.keys is not None)
     server = make_server(app, host, port)
     with _listening(host, port) as listener, _surviving(signal.SIGTERM):
+        if listening is not None:
+            listening(address(host, listener.getsockname()[1]))
         server.run(sockets=[listener])
+
+
+def address(host: str, port: int) -> str:
+    """How a client writes it."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def check_address(host: str, port: int, *, keys: bool) -> None:

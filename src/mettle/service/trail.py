@@ -5,9 +5,9 @@ One line of JSON per event:
     {"n": 7, "at": "2031-05-04T10:20:30.123456Z", "who": "front desk", "what": "verify", "subject": "5f1c…",
      "outcome": "match", "request": "…", "before": "<mark of line 6>", "mark": "<this line's>"}
 
-A mark is an HMAC over the line and the mark before it, under a secret that lies beside the trail (``trail.key``, mode
-0600): without it no line can be changed, added or taken out unseen. ``trail.head`` remembers a late line, so that a
-trail cut off before that line shows too. The subject is an HMAC of the identity, so the trail names nobody, yet all
+A mark is an HMAC over the line and the mark before it, under a secret that lies beside the trail (``.key``): without it
+no line can be changed, added or taken out unseen. Its ``.head`` remembers a late line, so that a trail cut off before
+that line shows too, and is not continued. The subject is an HMAC of the identity, so the trail names nobody, yet all
 uses of one person can be found. Templates, pictures and scores are never written.
 
 A line is on disk before `append` returns. What a crash leaves unfinished at the end was never acknowledged: it is cut
@@ -15,24 +15,20 @@ off at the next start, and a note in the trail says so.
 """
 
 import fcntl
-import hashlib
-import hmac
 import json
 import os
-import secrets
 import threading
 import unicodedata
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from mettle.errors import DataError, GalleryLocked, GalleryUnavailable, InputError
-from mettle.service.secret import read_secret, write_secret
+from mettle.service.beside import HEAD_EVERY, START, Seal, alike, cut, make_seal, read_seal, refuse_name
 
-START = "0" * 64  # the mark before the first line
-HEAD_EVERY = 64  # lines between two writings of the head
 _TAIL = 1 << 16  # no line is longer
 
 
@@ -57,21 +53,28 @@ class Trail:
         self.path = Path(path)
         self._lock = threading.Lock()
         self._broken = False
+        refuse_name(self.path)
         try:
-            self._secret = _secret(self.path, create=True)
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
             self._file: int | None = os.open(self.path, flags, 0o600)
         except OSError as error:
-            raise GalleryUnavailable(f"the audit trail {self.path} cannot be opened: {error.strerror}") from None
+            raise _unopened(self.path, error) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._seal = make_seal(self.path)
             self._count, self._mark, torn = self._last()
+            behind = self._check_head()
             if torn:
                 os.ftruncate(self._file, os.fstat(self._file).st_size - torn)
                 self.append("-", "start", f"note: cut {torn} bytes that a crash left unfinished")
+            if torn or behind:
+                self._write_head()
         except BlockingIOError:
             os.close(self._file)
             raise GalleryLocked(f"another process writes to the audit trail {self.path}: give each its own") from None
+        except OSError as error:
+            os.close(self._file)
+            raise _unopened(self.path, error) from None
         except BaseException:
             os.close(self._file)
             raise
@@ -86,7 +89,7 @@ class Trail:
             if subject is not None:
                 line["subject"] = self.subject(subject)
             line |= {**more, "before": self._mark}
-            line["mark"] = mark = _mark(self._secret, line)
+            line["mark"] = mark = _mark(self._seal, line)
             content = json.dumps(line).encode() + b"\n"
             before = os.fstat(self._file).st_size
             try:
@@ -102,7 +105,7 @@ class Trail:
 
     def subject(self, identity: str) -> str:
         """What the trail calls an identity."""
-        return _subject(self._secret, identity)
+        return _subject(self._seal, identity)
 
     def close(self) -> None:
         """Remember the last line and let go of the file; may be called twice."""
@@ -121,11 +124,24 @@ class Trail:
             self._broken = True
 
     def _write_head(self) -> None:
-        head = {"n": self._count, "mark": self._mark}
+        with suppress(OSError):  # an older head stays true; the lines themselves are on disk
+            self._seal.write(self._count, self._mark)
+
+    def _check_head(self) -> bool:
+        """Refuse to go on where the end was cut off: going on would erase that. Whether the head is behind the end."""
         try:
-            write_secret(_head(self.path), json.dumps(head).encode())
-        except OSError:
-            return  # an older head stays true; the lines themselves are on disk
+            head = self._seal.head()
+            problem = self._seal.gone(self._count)
+            if head is not None and head[0] >= self._count and head != (self._count, self._mark):
+                problem = cut(head[0])
+        except DataError as error:
+            head, problem = None, str(error)
+        if problem:
+            raise DataError(
+                f"the audit trail {self.path} cannot be continued: {problem}; keep it, its .key and its .head as "
+                "evidence, and start a new one under another name"
+            )
+        return head is None or head[0] < self._count
 
     def _last(self) -> tuple[int, str, int]:
         """Number and mark of the last whole line, and how many bytes of an unfinished one follow it."""
@@ -138,7 +154,7 @@ class Trail:
         if not whole:
             return 0, START, len(rest)
         line = _parsed(whole.rpartition(b"\n")[2])
-        if line is None or not hmac.compare_digest(line["mark"], _mark(self._secret, line)):
+        if line is None or not alike(line["mark"], _mark(self._seal, line)):
             raise DataError(
                 f"the last line of the audit trail {self.path} was changed: keep it as evidence and start a new one"
             )
@@ -148,10 +164,13 @@ class Trail:
 def verify_trail(path: Path | str) -> Checked:
     """Read a whole trail and name every line that was changed, added, moved or taken out."""
     path = Path(path)
-    secret = _secret(path, create=False)
+    seal, wanted = read_seal(path), None
     problems: list[str] = []
     count, mark, torn, marks = 0, START, 0, {0: START}
-    wanted = _read_head(path, problems)
+    try:
+        wanted = seal.head()  # before the lines: a service that runs writes more of them meanwhile
+    except DataError as error:
+        problems.append(str(error))
     for number, raw in enumerate(_lines(path), 1):
         if not raw.endswith(b"\n"):
             torn = len(raw)
@@ -161,7 +180,7 @@ def verify_trail(path: Path | str) -> Checked:
             problems.append(f"line {number} is no line of a trail")
             count += 1
             continue
-        if not hmac.compare_digest(line["mark"], _mark(secret, line)):
+        if not alike(line["mark"], _mark(seal, line)):
             problems.append(f"line {number} was changed")
         elif line["n"] != count + 1 or line["before"] != mark:
             problems.append(f"line {number} does not follow the one before it")
@@ -169,48 +188,21 @@ def verify_trail(path: Path | str) -> Checked:
         if wanted and line["n"] == wanted[0]:
             marks[wanted[0]] = line["mark"]
     if wanted and marks.get(wanted[0]) != wanted[1]:
-        problems.append(f"line {wanted[0]}, which was written once, is missing: the end was cut off")
+        problems.append(cut(wanted[0]))
+    if gone := seal.gone(count):
+        problems.append(gone)
     return Checked(count, tuple(problems), torn)
 
 
 def uses(path: Path | str, identity: str) -> Iterator[dict[str, Any]]:
     """Every line about one identity: what a person may ask to see."""
     path = Path(path)
-    secret = _secret(path, create=False)
-    wanted = {_subject(secret, identity), _hashed(secret, identity)}  # older trails have names as they were typed
+    seal = read_seal(path)
+    wanted = {_subject(seal, identity), _hashed(seal, identity)}  # older trails have names as they were typed
     for raw in _lines(path):
         line = _parsed(raw)
         if line is not None and line.get("subject") in wanted:
             yield line
-
-
-def _secret(path: Path, *, create: bool) -> bytes:
-    place = path.with_name(path.stem + ".key")
-    if not place.exists():
-        if not create:
-            raise InputError(f"{place} is missing: without it the trail {path} cannot be checked")
-        if path.exists() and path.stat().st_size:
-            raise DataError(f"{place} is missing, so {path} cannot be continued: restore it or start a new trail")
-        write_secret(place, secrets.token_bytes(32))
-    content = read_secret(place)
-    if len(content) != 32:
-        raise DataError(f"{place} is damaged: restore it, or start a new trail")
-    return content
-
-
-def _head(path: Path) -> Path:
-    return path.with_name(path.stem + ".head")
-
-
-def _read_head(path: Path, problems: list[str]) -> tuple[int, str] | None:
-    try:
-        head = json.loads(_head(path).read_bytes())
-        return int(head["n"]), str(head["mark"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError):
-        problems.append(f"{_head(path).name} is damaged: whether the end was cut off cannot be told")
-        return None
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -225,20 +217,25 @@ def _lines(path: Path) -> Iterator[bytes]:
 def _parsed(raw: bytes) -> dict[str, Any] | None:
     try:
         line = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     whole = isinstance(line, dict) and all(isinstance(line.get(name), str) for name in ("mark", "before"))
     return line if whole and isinstance(line.get("n"), int) else None
 
 
-def _mark(secret: bytes, line: dict[str, Any]) -> str:
-    content = json.dumps({name: value for name, value in line.items() if name != "mark"}, sort_keys=True)
-    return hmac.new(secret, b"line\0" + content.encode(), hashlib.sha256).hexdigest()
+def _mark(seal: Seal, line: dict[str, Any]) -> str:
+    return seal.sealed(
+        "line", json.dumps({name: value for name, value in line.items() if name != "mark"}, sort_keys=True)
+    )
 
 
-def _subject(secret: bytes, identity: str) -> str:
-    return _hashed(secret, unicodedata.normalize("NFC", identity))  # however it is spelt, one person
+def _subject(seal: Seal, identity: str) -> str:
+    return _hashed(seal, unicodedata.normalize("NFC", identity))  # however it is spelt, one person
 
 
-def _hashed(secret: bytes, identity: str) -> str:
-    return hmac.new(secret, b"subject\0" + identity.encode(), hashlib.sha256).hexdigest()[:32]
+def _hashed(seal: Seal, identity: str) -> str:
+    return seal.sealed("subject", identity)[:32]
+
+
+def _unopened(path: Path, error: OSError) -> GalleryUnavailable:
+    return GalleryUnavailable(f"the audit trail {path} cannot be opened: {error.strerror}")

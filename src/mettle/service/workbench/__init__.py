@@ -5,7 +5,7 @@ Run ─ Bench (lazy) ─┬─ scene   test embeddings, columns, difficulty
                     ├─ tally   false accepts and false rejects at every position of the slider
                     ├─ search  hardest pairs, pairs at the threshold, suspected labels, by filter
                     └─ versus  differences from another run, with intervals
-routes(runs, gallery) ── GET /workbench: page, scripts, arrays, pictures; POST /workbench/api/identify
+routes(runs, gallery) ── GET /workbench: page, scripts, arrays, pictures; POST /workbench/api/identify, verify
 """
 
 from mettle.service.workbench.routes import routes

@@ -1,25 +1,31 @@
 """Try a picture on the gallery: who is it, or is it who it claims to be?
 
-The picture is the body of the request, as it is; its bytes are counted while they arrive.
+The picture is the body of the request, as it is; its bytes are counted while they arrive. The answers are those of the
+API, from the same functions: within a service the same rates, quota, rounding and trail hold, whichever way one asks.
 """
 
-import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter, HTTPException, Query, Request, Response
-from fastapi.concurrency import run_in_threadpool
+import numpy as np
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
-from mettle.errors import MettleError, UnknownIdentity
-from mettle.match.answer import Identified, Verified
+from mettle.errors import MettleError
+from mettle.service import matching
+from mettle.service.keys import ANYBODY, Key
 from mettle.service.limits import Limits
-from mettle.service.point import Point, nobody
+from mettle.service.point import Point
 from mettle.service.refusal import Refusal, translated
-from mettle.service.uploads import pixels
+from mettle.service.state import State, stand
+from mettle.service.turns import one_identification, try_at
 
 if TYPE_CHECKING:
     from mettle.match.gallery import Gallery
+
+Ask = Callable[[State, Key, bytes], Awaitable[BaseModel]]
 
 
 def live(
@@ -29,76 +35,74 @@ def live(
     threshold: float | None = None,
     limits: Limits | None = None,
 ) -> APIRouter:
-    """Routes that answer from a gallery, at the operating point and within the limits that the service has."""
-    router, limits, point = APIRouter(), limits or Limits(), Point(gallery, far, threshold)
-    hands = asyncio.Semaphore(limits.workers)  # a decoded picture is large: few at once
+    """Routes that answer from a gallery: as part of the service that mounts them, or by themselves."""
+    router = APIRouter()
+    alone = stand(gallery, limits or Limits(), Point(gallery, far, threshold))
 
-    async def answer(ask: Callable[[], dict[str, Any]]) -> Response:
+    def around(request: Request) -> tuple[State, Key]:
+        """What is shared with the rest of the service, and who asks."""
+        service = _service(request)
+        if service is None:
+            return alone, ANYBODY
+        other = gallery is not service.gallery or far is not None or threshold is not None
+        point = alone.point if other else service.point
+        return replace(service, gallery=gallery, pictures=alone.pictures, point=point), request.state.key
+
+    async def answer(request: Request, ask: Ask) -> Response:
+        state, key = around(request)
         try:
-            async with hands:
-                return JSONResponse(await run_in_threadpool(ask), headers=headers)
-        except (MettleError, Refusal) as error:  # who tries pictures need not see what the gallery says about itself
+            found = await ask(state, key, await _picture(request, state.limits.body))
+        except (MettleError, Refusal) as error:
+            if _service(request) is not None:  # its door refuses, counts and writes down
+                raise
             refusal = error if isinstance(error, Refusal) else translated(error)
             return JSONResponse({"error": refusal.message}, refusal.status, headers)
+        return JSONResponse(found.model_dump(), headers=headers)
 
     @router.post("/api/identify")
-    async def identify(request: Request, k: Annotated[int, Query(ge=1, le=100)] = 5) -> Response:
-        content = await _picture(request, limits.body)
+    async def identify(request: Request, k: Annotated[int, Query(ge=1)] = 5) -> Response:
+        async def ask(state: State, key: Key, content: bytes) -> BaseModel:
+            one_identification(state, key)
+            route = "/workbench/api/identify"
+            return await state.pool.run(lambda: matching.identify(state, key, _probe(state, content), k, route=route))
 
-        def ask() -> dict[str, Any]:
-            return identified(point.ask(gallery.identify, pixels(content, limits), k=k))
-
-        return await answer(ask)
+        return await answer(request, ask)
 
     @router.post("/api/verify")
     async def verify(request: Request, identity: Annotated[str, Query(min_length=1, max_length=1000)]) -> Response:
-        content, key = await _picture(request, limits.body), getattr(request.state, "key", None)
-        shy = key is not None and not key.allows("identify")  # as in the API: it learns from no miss
+        async def ask(state: State, key: Key, content: bytes) -> BaseModel:
+            try_at(request, state, key, "verify", identity)
+            route = "/workbench/api/verify"
+            found = await state.pool.run(
+                lambda: matching.verify(state, key, identity, _probe(state, content), route=route)
+            )
+            if found.score is None and key.allows("identify"):  # it may see every score, and there is none of nobody
+                raise Refusal(404, "unknown-identity", "nobody of that name is enrolled")
+            return found
 
-        def ask() -> dict[str, Any]:
-            at = point.now()  # asked for always: a name that is nobody's takes no longer
-            try:
-                return verified(point.ask(gallery.verify, identity, pixels(content, limits)), shy)
-            except UnknownIdentity:
-                if not shy:
-                    raise
-                return verified(nobody(identity, at), shy)
-
-        return await answer(ask)
+        return await answer(request, ask)
 
     return router
 
 
-def identified(found: Identified) -> dict[str, Any]:
-    """An answer as plain values."""
-    return {
-        "verdict": found.verdict,
-        "match": found.match,
-        "threshold": found.threshold,
-        "far": found.far,
-        "per": found.per,
-        "strangers": found.false_matches,
-        "candidates": [vars(c) for c in found.candidates],
-    }
+def _service(request: Request) -> State | None:
+    """The service through whose door the request came."""
+    found = getattr(request.state, "mettle", None)
+    return found if isinstance(found, State) else None
 
 
-def verified(found: Verified, shy: bool = False) -> dict[str, Any]:
-    """An answer as plain values; ``shy``: of a miss only that it is one."""
-    told = {"score": found.score, "templates": found.templates, "strangers": found.false_accepts}
-    if shy and not found.match:
-        told = dict.fromkeys(told)
-    point = {"threshold": found.threshold, "far": found.far, "per": found.per}
-    return {"verdict": found.verdict, "identity": found.identity, "match": found.match, **point, **told}
+def _probe(state: State, content: bytes) -> np.ndarray:
+    return matching.embedded(state, [content])[0]
 
 
 async def _picture(request: Request, most: int) -> bytes:
     """The body, unless it is no picture by its type or too large; a form of another site cannot send such a type."""
     kind = request.headers.get("content-type", "")
     if not kind.startswith("image/") and kind != "application/octet-stream":
-        raise HTTPException(415, "send a picture as the body of the request, with its own content type")
+        raise Refusal(415, "media-type", "send a picture as the body of the request, with its own content type")
     content = bytearray()
     async for chunk in request.stream():
         content += chunk
         if len(content) > most:
-            raise HTTPException(413, f"the picture is larger than {most >> 20} MiB")
+            raise Refusal(413, "too-large", f"a body has at most {most} bytes")
     return bytes(content)

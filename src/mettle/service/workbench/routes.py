@@ -45,7 +45,6 @@ BINARY = "application/octet-stream"
 EACH = 2  # pairs of the same two labels in a list of the hardest, unless a label is asked for
 
 Kind = Literal["positives", "negatives", "labels", "accepts", "rejects"]
-Position = Annotated[int, Query(ge=0)]
 
 
 class Answering(APIRoute):
@@ -106,11 +105,12 @@ def routes(
 
     Args:
         runs: finished runs, the first is shown first; they are read when somebody looks at them.
-        gallery: adds ``POST /workbench/api/identify`` and ``verify``; whoever mounts the router decides who may.
+        gallery: adds ``POST /workbench/api/identify`` and ``verify``. In a service of ``create_app`` they answer as its
+            API does, by its keys, limits and trail; elsewhere whoever mounts the router decides who may ask.
         cache: where embedded data are kept.
-        far: false-accept rate at which the gallery answers; its default otherwise.
+        far: false-accept rate at which the gallery answers; that of the service, or the gallery's default otherwise.
         threshold: threshold at which it answers, whatever rate that is.
-        limits: how large pictures to try may be.
+        limits: how much may be asked; those of the service where there is one.
     """
     if not runs:
         raise InputError("the workbench needs at least one run: give a folder that `mettle train` wrote")
@@ -146,7 +146,7 @@ def _facts(router: APIRouter, benches: list[Bench], live: bool) -> None:
     @router.get("/api/runs")
     def listed(request: Request) -> Response:
         named = [{"name": b.run.name, "title": b.run.recipe.title()} for b in benches]
-        key = getattr(request.state, "key", None)  # whose it is, where a service with keys mounts the page
+        key = getattr(request.state, "key", None)  # whose it is, where a service mounts the page
         may = {what: live and (key is None or key.allows(what)) for what in ("identify", "verify")}
         return JSONResponse({"runs": named, "live": live, "may": may}, headers=POLICY)
 

@@ -82,8 +82,10 @@ def positions(low: float, high: float) -> np.ndarray:
     digits = 3
     while digits < 6 and (high - low) * 10**digits < FEWEST:
         digits += 1
-    first, last = math.floor(low * 10**digits), math.floor(high * 10**digits) + 1
-    return np.arange(first, last + 1) / 10**digits
+    scale = 10**digits
+    first, last = math.floor(low * scale), math.floor(high * scale) + 1
+    first, last = first - (first / scale > low), last + (last / scale <= high)  # a product may be rounded across a step
+    return np.arange(first, last + 1) / scale
 
 
 def counted(found: Verification, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

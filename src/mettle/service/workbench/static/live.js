@@ -185,8 +185,8 @@ export class Live {
     );
   }
 
-  stands({ threshold, far, per, strangers, false_matches, false_accepts }) {
-    const share = strangers ?? false_matches ?? false_accepts;
+  stands({ threshold, far, per, false_matches, false_accepts }) {
+    const share = false_matches ?? false_accepts;
     const most = typeof share === "number" ? `: at most ${percent(share)} of strangers pass` : "";
     const stands =
       typeof far === "number"
