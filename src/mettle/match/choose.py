@@ -16,6 +16,7 @@ by ``str(measured)``.
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 
@@ -48,14 +49,29 @@ class Wanted:
 
     def __post_init__(self) -> None:
         known = ["auto", "exact", *KINDS]
-        if self.kind not in known:
+        if not isinstance(self.kind, str) or self.kind not in known:
             raise InputError(f"kind must name an index, got {self.kind!r}{nearest(str(self.kind), known)}")
-        if not 0 < self.recall <= 1:
+        if not 0 < _number(self.recall) <= 1:
             raise InputError(f"recall must lie in (0, 1], got {self.recall!r}: 0.99 is usual.")
         for name in ("latency_ms", "memory_mb"):
             value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise InputError(f"{name} must be a positive number, got {value!r}: leave it out for no limit.")
+            if value is not None and not 0 < _number(value) < math.inf:
+                raise InputError(f"{name} must be a positive number, got {value!r:.80}: leave it out for no limit.")
+
+
+def as_wanted(given: Wanted | None) -> Wanted:
+    """What an index should be like, nothing said: the usual."""
+    if given is not None and not isinstance(given, Wanted):
+        raise InputError(f"wanted must be a Wanted, such as Wanted(kind='exact'): got {given!r:.80}")
+    return given or Wanted()
+
+
+def _number(value: object) -> float:
+    """The number that was given; NaN, which no comparison accepts, where it is none or no float can hold it."""
+    try:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +102,7 @@ def build(
     Raises:
         InputError: wrong shapes, or a memory limit that no kind can keep.
     """
-    wanted = wanted or Wanted()
+    wanted = as_wanted(wanted)
     vectors = np.asarray(vectors)
     if vectors.ndim != 2:
         raise InputError(f"vectors must be (n, dim), got shape {vectors.shape}.")

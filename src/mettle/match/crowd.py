@@ -1,14 +1,16 @@
 """Many people at once: some hundreds of them become one durable change."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
+from mettle.errors import InputError
 from mettle.match.naming import settled
 from mettle.match.record import Receipt, Record
 
 TOGETHER, ROWS = 256, 16384  # people, and about as many templates, of one change
+WANTED = "people must be pairs (identity, templates), of a dict its items()"
 
 
 def enrol_crowd(
@@ -30,7 +32,7 @@ def enrol_crowd(
         pending.clear()
 
     rows = 0
-    for identity, templates in people:
+    for identity, templates in _pairs(people):
         name, made = settled(identity, record.has), vectors(templates)
         pending.setdefault(name, []).append(made)
         rows += len(made)
@@ -39,3 +41,16 @@ def enrol_crowd(
             rows = 0
     send()
     return receipts
+
+
+def _pairs(people: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """What was given, if it is pairs."""
+    try:
+        given = iter(people)
+    except TypeError:
+        raise InputError(f"{WANTED}: got {type(people).__name__}") from None
+    for place, person in enumerate(given):
+        if not isinstance(person, tuple | list) or len(person) != 2:
+            many = f" of {len(person)}" if isinstance(person, tuple | list) else ""
+            raise InputError(f"{WANTED}: got {type(person).__name__}{many} as number {place} (from 0)")
+        yield person[0], person[1]

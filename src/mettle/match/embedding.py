@@ -112,7 +112,7 @@ def offered_binding(
     run: "Run | None", dim: int | None, fusion: str | None, thresholds: Mapping[Any, Any] | None
 ) -> Binding | None:
     """What a new gallery would be bound to; None where nothing says how long its embeddings are."""
-    rule, given = check_rule(fusion or "best"), as_thresholds(thresholds)
+    rule, given = check_rule("best" if fusion is None else fusion), as_thresholds(thresholds)
     if run is not None:
         return binding_of(run.contract(), rule, given)
     if dim is None:
@@ -158,7 +158,10 @@ def _numbers(given: Any) -> np.ndarray | None:
         raise InputError(f"embeddings are floats and pictures uint8 (h, w) or (h, w, 3): got {given.dtype}")
     if isinstance(given, list | tuple) and given:
         if all(isinstance(item, int | float) and not isinstance(item, bool) for item in given):
-            return np.asarray(given, np.float64)
+            try:
+                return np.asarray(given, np.float64)
+            except OverflowError:
+                raise InputError("an embedding holds a whole number that no float can: it is not a template") from None
         parts = [_numbers(item) if not isinstance(item, str | bytes | Path) else None for item in given]
         if all(part is not None for part in parts):
             try:

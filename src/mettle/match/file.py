@@ -58,8 +58,9 @@ def build(path: Path, fill: Callable[[Path], Any]) -> None:
     """Make a file appear complete: under a temporary name, to the disk, then renamed."""
     temporary = path.with_name(f"{path.name}{TEMPORARY}{os.getpid()}-{threading.get_ident()}")
     try:
+        # Templates are biometric data: for their owner, unless the owner says otherwise, and from the first byte on.
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         fill(temporary)
-        temporary.chmod(0o600)  # templates are biometric data: for their owner, unless the owner says otherwise
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -19,8 +19,8 @@ RULES = ("best", "mean", "centroid")
 
 def check_rule(name: str) -> str:
     """A known rule, or an error that says which there are."""
-    if name not in RULES:
-        raise InputError(f"no fusion rule {name!r}{nearest(name, RULES)}")
+    if not isinstance(name, str) or name not in RULES:
+        raise InputError(f"no fusion rule {name!r:.80}{nearest(str(name)[:80], RULES)}")
     return name
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mettle.durable import write_folder
 from mettle.errors import GalleryError, InputError, UnknownIdentity
 from mettle.match import fusion as rules
 from mettle.match.answer import Identified, Info, Verified, identified
@@ -21,26 +20,20 @@ from mettle.match.calibration import summary
 from mettle.match.candidates import Candidates
 from mettle.match.choose import Measured, Wanted
 from mettle.match.crowd import enrol_crowd
-from mettle.match.embedding import Embedding, binding_of, check_same, copy_model, offered_binding
-from mettle.match.file import told
-from mettle.match.local import Local
+from mettle.match.embedding import Embedding
 from mettle.match.move import Moved, move
 from mettle.match.naming import settled, spellings
-from mettle.match.operating import Operating, as_thresholds, check_fusion, most
-from mettle.match.place import INDEX, MODEL, RECORD, bytes_of, exists, is_server, made, reopened, shown
-from mettle.match.postgres import PostgresRecord
+from mettle.match.opening import opened
+from mettle.match.operating import Operating, most
+from mettle.match.place import bytes_of, exists, is_server, made, reopened, snapshot
 from mettle.match.record import Binding, Receipt, Record, Templates
-from mettle.match.remote import Remote
 from mettle.match.search import Search
-from mettle.match.sqlite import SqliteRecord
 from mettle.match.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from mettle.train.artifact import Run
 
 MOST = 1000  # candidates of one answer
-WHOSE = "say whose embeddings it will hold, by model=RUN or dim=N (on the command line --model RUN or --dim N)"
-MAKE = "look at the path, or make one: `mettle gallery enrol`, or Gallery.open with model=RUN or dim=N"
 
 
 class Gallery:
@@ -83,45 +76,8 @@ class Gallery:
             GalleryError: no gallery there, a damaged one, or one that is bound to another model.
             GalleryLocked: another process is writing to it.
         """
-        run = _run(model)
-        text, wanted = str(where), wanted or Wanted()
-        if dim is not None and run is not None:
-            raise InputError("give a model or a dim, not both: a model says how long its embeddings are")
-        offered = offered_binding(run, dim, fusion, thresholds)
-        folder = None if is_server(where) else Path(where)
-        known = as_thresholds(thresholds)
-        if exists(where):
-            record = reopened(where, read_only)
-        elif read_only or not create:
-            raise GalleryError(f"there is no gallery at {shown(text)}: {MAKE}")
-        elif offered is None:
-            raise GalleryError(f"{shown(text)} is new: {WHOSE}")
-        else:
-            record, known = made(where, offered, run), {}  # it is made with them: they are its own
-        try:
-            bound = record.binding
-            if run is None and folder is not None and bound.model and (folder / MODEL / "run.json").is_file():
-                run = _run(folder / MODEL)
-            if run is not None:
-                check_same(bound, binding_of(run.contract(), bound.fusion, {}), shown(text))
-            if dim is not None and dim != bound.dim:
-                raise GalleryError(f"{shown(text)} holds embeddings of length {bound.dim}, not {dim}: give no dim")
-            if fusion is not None and fusion != bound.fusion:
-                raise GalleryError(
-                    f"{shown(text)} was made with fusion={bound.fusion!r}, not {fusion!r}: give no fusion"
-                )
-            own = bound.thresholds
-            check_fusion(known or own, bound.fusion)
-            if not own and run is not None:  # evaluated only after the gallery was made
-                own = as_thresholds(run.contract().get("thresholds"))
-            if isinstance(record, PostgresRecord) and bound.fusion == "best" and wanted.kind == "auto":
-                search: Search = Remote(record)
-            else:
-                search = Local(record, None if folder is None else folder / INDEX, wanted, write=not read_only)
-            return cls(shown(text), record, Embedding(bound.dim, run), search, Thresholds(record, known, own))
-        except BaseException:
-            record.close()
-            raise
+        found = opened(where, model, dim, fusion, thresholds, wanted, read_only, create)
+        return cls(found.where, found.record, found.embedding, found.search, found.thresholds)
 
     @property
     def binding(self) -> Binding:
@@ -155,21 +111,7 @@ class Gallery:
 
     def snapshot(self, folder: str | Path) -> Path:
         """Write a consistent copy into a new folder, while the gallery is in use."""
-        folder, record = Path(folder), self._open()
-        if not isinstance(record, SqliteRecord):
-            raise GalleryError(f"{self.where} is on a server: back it up with pg_dump, or move it into a folder")
-        if folder.exists():
-            raise GalleryError(f"{folder} is there already: give the snapshot a new folder")
-
-        def fill(place: Path) -> None:
-            record.snapshot(place / RECORD)
-            if self._embedding.run is not None:
-                copy_model(self._embedding.run, place / MODEL)
-
-        with told(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            write_folder(folder, fill)
-        return folder
+        return snapshot(self._open(), self._embedding.run, folder, self.where)
 
     def enrol(self, identity: str, templates: Any, *, request: str | None = None, replace: bool = False) -> Receipt:
         """Add templates of a person: pictures, or embeddings (dim,) or (n, dim). Durable when this returns.
@@ -359,11 +301,3 @@ class Gallery:
         found, size = self._candidates.best(probes, k), self._candidates.size()
         bound = most(point, self.binding.fusion, size.identities, size.templates)
         return [identified(best, point, size, bound) for best in found]
-
-
-def _run(model: "str | Path | Run | None") -> "Run | None":
-    if model is None or hasattr(model, "contract"):
-        return model  # type: ignore[return-value]
-    from mettle.train.artifact import open_run
-
-    return open_run(model)  # type: ignore[arg-type]

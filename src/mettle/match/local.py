@@ -9,8 +9,9 @@ import numpy as np
 
 from mettle.durable import sync_folder
 from mettle.match import fusion, view
-from mettle.match.choose import Measured, Wanted, build, outgrown
+from mettle.match.choose import Measured, Wanted, as_wanted, build, outgrown
 from mettle.match.index import Exact, Index
+from mettle.match.place import RECORD
 from mettle.match.record import Changes, Record, Templates
 from mettle.match.shared import Shared
 
@@ -70,7 +71,7 @@ class Local:
     def reindex(self, wanted: Wanted | None = None) -> Measured | None:
         """Choose and build the index again, measured against exact search, and keep it on disk."""
         with self.lock.write():
-            former, self.wanted = self.wanted, wanted or self.wanted
+            former, self.wanted = self.wanted, self.wanted if wanted is None else as_wanted(wanted)
             try:
                 self._anew(choose=True)
             except BaseException:
@@ -85,7 +86,7 @@ class Local:
         if self.folder is None or not self.write or self.rule != "best" or self.saved == self.sequence:
             return
         with self.lock.read():
-            view.save(self.folder, self.index, self._about())
+            view.save(self.folder, self.index, self._about(), self._mode(self.folder))
             self.saved = self.sequence
 
     def erase(self) -> None:
@@ -115,7 +116,16 @@ class Local:
                 ]
         return []
 
+    def _mode(self, folder: Path) -> int:
+        """Who may read the index: whoever may read the record, which holds the same templates."""
+        try:
+            return (folder.parent / RECORD).stat().st_mode & 0o066 | view.PRIVATE
+        except OSError:
+            return view.PRIVATE
+
     def _open(self) -> None:
+        if self.folder is not None and self.write:
+            self.notes += view.tighten(self.folder, self._mode(self.folder))
         if self.folder is not None and self.folder.is_dir() and self.rule == "best":
             try:
                 loaded = view.load(self.folder, self._about(self.record.sequence()))
@@ -164,7 +174,8 @@ class Local:
             at, people = _numbers(row.values()), list(row)
         index, measured = Exact(dim), None
         if choose and len(at):
-            built = build(table, at, self.wanted, labels=np.unique(people, return_inverse=True)[1])
+            whose = np.unique(np.asarray(people, dtype=object), return_inverse=True)[1]  # as text, all would be as long
+            built = build(table, at, self.wanted, labels=whose)
             index, measured = built.index, built.measured
         else:
             index.add(at, table)
@@ -182,15 +193,20 @@ class Local:
 
     def _fuse_again(self, news: Changes) -> None:
         """The rows of everybody whose templates changed, made anew from the record."""
-        touched = {self.owner.pop(n) for n in news.removed.tolist() if n in self.owner} | set(news.added.identities)
-        self.index.remove(_numbers(self.row.pop(name) for name in sorted(touched) if name in self.row))
-        for name in sorted(touched):
-            now = self.record.templates(name)
-            if not len(now.numbers):
-                continue
-            self.owner |= dict.fromkeys(now.numbers.tolist(), name)
-            self.row[name] = int(now.numbers.max())
-            self.index.add(_numbers([self.row[name]]), fusion.rows(self.rule, now.vectors))
+        gone = news.removed.tolist()
+        touched = {self.owner[n] for n in gone if n in self.owner} | set(news.added.identities)
+        # The record is read before anything changes: where it fails, the index is as it was and follows the next time.
+        now = {name: self.record.templates(name) for name in sorted(touched)}
+        now = {name: theirs for name, theirs in now.items() if len(theirs.numbers)}
+        self.index.remove(_numbers(self.row.pop(name) for name in touched if name in self.row))
+        for n in gone:
+            self.owner.pop(n, None)
+        for name, theirs in now.items():
+            self.owner |= dict.fromkeys(theirs.numbers.tolist(), name)
+            self.row[name] = int(theirs.numbers.max())
+        if now:  # all at once: each addition looks through the numbers of the whole index
+            made = np.concatenate([fusion.rows(self.rule, theirs.vectors) for theirs in now.values()])
+            self.index.add(_numbers(self.row[name] for name in now), made)
 
 
 def fused(rule: str, at: np.ndarray, table: np.ndarray, people: list[str]) -> tuple[dict[str, int], np.ndarray]:

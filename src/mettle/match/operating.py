@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from mettle.errors import InputError
 
 DEFAULT = 1e-3
@@ -126,12 +128,16 @@ def isotropic(dim: int, far: float) -> float:
 
 def as_thresholds(given: Mapping[Any, Any] | None) -> dict[str, Any]:
     """``{far: threshold}`` or the table of a contract, in the contract's form."""
+    if given is not None and not isinstance(given, Mapping):
+        raise InputError(
+            f"thresholds must be a table by false-accept rate, such as {{1e-3: 0.42}}: got {type(given).__name__}"
+        )
     found: dict[str, Any] = {}
     for rate, entry in (given or {}).items():
         try:
             far = float(rate)
-        except (TypeError, ValueError):
-            raise InputError(f"thresholds are keyed by false-accept rates: got {rate!r}") from None
+        except (TypeError, ValueError, OverflowError):
+            raise InputError(f"thresholds are keyed by false-accept rates: got {rate!r:.80}") from None
         if not 0 < far < 1:
             raise InputError(f"thresholds are keyed by false-accept rates between 0 and 1: got {rate!r}")
         table = dict(entry) if isinstance(entry, Mapping) else {"threshold": entry}
@@ -168,7 +174,9 @@ def _check_order(table: Mapping[str, Any]) -> None:
 
 
 def _number(value: Any, wanted: str) -> float:
+    if isinstance(value, bool | np.bool_):
+        raise InputError(f"{wanted}: got {value!r}")
     try:
         return float(value)
-    except (TypeError, ValueError):
-        raise InputError(f"{wanted}: got {value!r}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{wanted}: got {value!r:.80}") from None

@@ -2,16 +2,17 @@
 
 import re
 from contextlib import suppress
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
-from mettle.durable import TEMPORARY, sweep
+from mettle.durable import TEMPORARY, sweep, write_folder
 from mettle.errors import GalleryError, InputError
 from mettle.match.embedding import copy_model
 from mettle.match.file import told
 from mettle.match.postgres import PostgresRecord
-from mettle.match.record import Binding
+from mettle.match.record import Binding, Record
 from mettle.match.sqlite import SqliteRecord
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def _url(where: str | Path) -> str:
 
 def check_place(where: str | Path) -> None:
     """Refuse what is neither a folder nor a server that we know, before anything is looked for or made."""
+    if not isinstance(where, str | PathLike):
+        raise InputError(f"where must be a folder or postgresql://user@host/database, got {where!r:.80}")
     text = str(where)
     if not text or "\0" in text:
         raise InputError(f"where must be a folder or postgresql://user@host/database, got {text!r:.80}")
@@ -93,6 +96,27 @@ def made(where: str | Path, binding: Binding, run: "Run | None") -> PostgresReco
         if run is not None:
             copy_model(run, folder / MODEL)
     return SqliteRecord.create(folder / RECORD, binding)
+
+
+def snapshot(record: Record, run: "Run | None", folder: str | Path, where: str) -> Path:
+    """Write a consistent copy of a record, and what embeds pictures for it, into a new folder."""
+    if not isinstance(folder, str | PathLike):
+        raise InputError(f"a snapshot needs the path of a new folder, got {folder!r:.80}")
+    folder = Path(folder)
+    if not isinstance(record, SqliteRecord):
+        raise GalleryError(f"{where} is on a server: back it up with pg_dump, or move it into a folder")
+    if folder.exists():
+        raise GalleryError(f"{folder} is there already: give the snapshot a new folder")
+
+    def fill(place: Path) -> None:
+        record.snapshot(place / RECORD)
+        if run is not None:
+            copy_model(run, place / MODEL)
+
+    with told(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        write_folder(folder, fill)
+    return folder
 
 
 def shown(where: str) -> str:

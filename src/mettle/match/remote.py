@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import GalleryError
-from mettle.match.choose import Wanted
+from mettle.match.choose import Wanted, as_wanted
 from mettle.match.postgres import PostgresRecord
 
 
@@ -23,7 +23,7 @@ class Remote:
 
     def reindex(self, wanted: Wanted | None = None) -> None:
         """Let the server search exactly, or by its own graph."""
-        kind = (wanted or Wanted()).kind
+        kind = as_wanted(wanted).kind
         if kind not in ("auto", "exact", "hnsw"):
             raise GalleryError("a gallery on a server has the indexes exact and hnsw: ask for one of these")
         self.record.index("exact" if kind == "exact" else "hnsw")

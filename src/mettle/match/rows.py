@@ -5,10 +5,8 @@ import numpy as np
 from mettle.errors import InputError
 from mettle.match.engine import knn
 
-SHORT, FEW = (
-    1 << 24,
-    256,
-)  # up to so many numbers and candidates one thread compares a probe sooner than BLAS gets going
+SHORT = 1 << 24  # numbers of a table, and
+FEW = 256  # candidates, up to which one thread compares a probe sooner than BLAS gets going
 AT_ONCE = 1 << 24  # scores held at one time: 64 MB
 WIDEN = 1 << 14  # half-precision rows widened at one time
 

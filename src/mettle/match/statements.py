@@ -6,7 +6,8 @@
     templates   number, identity, sequence (when it came), crc, vector
     removals    number, sequence: templates that were there once
     tombstones  sequence, person (keyed hash of the name), number: for a restored backup
-    requests    name, asked (keyed hash of the question), sequence, numbers: the receipt that a retry gets
+    requests    name, asked (keyed hash of the question), sequence, numbers: the receipt that a retry gets; where
+                templates were skipped, a second row under `SKIPPED` and that name, whose numbers are how many
 
 Every function works inside a transaction that its caller has opened.
 """
@@ -21,13 +22,16 @@ import numpy as np
 
 from mettle.errors import GalleryError, InputError
 from mettle.match import calibration, content
-from mettle.match.record import Binding, Receipt, Size, Templates
+from mettle.match.record import IDENTITY_BYTES, Binding, Receipt, Size, Templates
 
 FORMAT = 2  # the newest that is known
 PLAIN, CALIBRATED = 1, 2  # what a record says: the format that a reader must know in order not to answer wrongly
 REMEMBERED = 100_000  # changes whose removals and requests survive `compact`
 PAGE = 500  # values in one statement: every database takes as many
 FINDINGS = 100  # lines of `check`: more would help nobody
+# Before the name of a request, in a row of its own: versions that know nothing of it read and write these tables as
+# they are. With it a name is longer than any that a caller may give, so it is nobody's request.
+SKIPPED = "skipped".ljust(IDENTITY_BYTES)
 ALONE = "NOT EXISTS (SELECT 1 FROM templates t WHERE t.identity = i.id)"
 ROWS = "SELECT t.number, i.name, t.crc, t.vector FROM templates t JOIN identities i ON i.id = t.identity"
 
@@ -153,21 +157,26 @@ def served(session: Session, request: str | None, asked: Collection[str]) -> Rec
     """The receipt of a request that was served before, for any of these questions: spellings of one name."""
     if request is None:
         return None
-    found = session.rows("SELECT asked, sequence, numbers FROM requests WHERE name = ?", request)
+    kept = "SELECT asked, sequence, numbers FROM requests WHERE name = ?"
+    found = session.rows(kept, request)
     if not found:
         return None
     question, sequence, numbers = found[0]
     if question not in asked:
         raise InputError(f"request {request!r:.80} was used before for something else: give every request its own name")
-    return Receipt(sequence, tuple(json.loads(numbers)), repeated=True)
+    told = session.rows(kept, SKIPPED + request)
+    skipped = json.loads(told[0][2])[0] if told else 0
+    return Receipt(sequence, tuple(json.loads(numbers)), repeated=True, skipped=skipped)
 
 
 def acknowledge(session: Session, request: str | None, asked: str, receipt: Receipt, number: int) -> Receipt:
     """Write down that a change was made, and for whom."""
     session.rows("UPDATE counter SET sequence = ?, number = ?", receipt.sequence, number)
     if request is not None:
-        numbers = json.dumps(receipt.numbers)
-        session.rows("INSERT INTO requests VALUES (?, ?, ?, ?)", request, asked, receipt.sequence, numbers)
+        kept = "INSERT INTO requests VALUES (?, ?, ?, ?)"
+        session.rows(kept, request, asked, receipt.sequence, json.dumps(receipt.numbers))
+        if receipt.skipped:
+            session.rows(kept, SKIPPED + request, asked, receipt.sequence, json.dumps([receipt.skipped]))
     return receipt
 
 

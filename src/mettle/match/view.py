@@ -13,6 +13,7 @@ not fit is `Stale`: the gallery then builds the index again from its record. Rem
 import hashlib
 import json
 import re
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from mettle.match.rows import Rows
 
 MANIFEST, FORMAT = "manifest.json", 1
 LONGEST = 1 << 20  # bytes of a manifest
+PRIVATE = 0o600  # templates are biometric data: for their owner, unless the owner says otherwise
 _NAME = re.compile(r"(numbers|vectors|engine)-[0-9a-f]{64}\.bin")
 
 
@@ -60,22 +62,25 @@ class Loaded:
     measured: Measured | None
 
 
-def save(folder: Path, index: Index, facts: ViewFacts) -> None:
-    """Keep an index in ``folder``; the former one stays valid until the new one is complete, and is then removed."""
+def save(folder: Path, index: Index, facts: ViewFacts, mode: int = PRIVATE) -> None:
+    """Keep an index in ``folder``; the former one stays valid until the new one is complete, and is then removed.
+
+    ``mode``: who may read its files.
+    """
     folder, index = Path(folder), index.packed()
     if not isinstance(index, Exact | Approximate):
         raise GalleryError(f"an index of type {type(index).__name__} cannot be kept on disk")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder)
-        files = {name: _written(folder, name, array) for name, array in _arrays(index)}
+        files = {name: _written(folder, name, array, mode) for name, array in _arrays(index)}
         content = {
             "format": FORMAT,
             "facts": _plain(facts) | {"kind": index.kind, "count": len(index), "dim": index.dim},
             "effort": None if isinstance(index, Exact) else asdict(index.effort),
             "files": files,
         }
-        write_text(folder / MANIFEST, json.dumps(content | {"sha256": _digest(content)}, indent=1))
+        write_text(folder / MANIFEST, json.dumps(content | {"sha256": _digest(content)}, indent=1), mode)
         kept = {entry["name"] for entry in files.values()}
         for file in folder.iterdir():
             if _NAME.fullmatch(file.name) and file.name not in kept:
@@ -112,17 +117,38 @@ def load(folder: Path, expected: ViewFacts) -> Loaded:
         raise Stale(f"{folder} holds no index that this version can read: {type(error).__name__}") from error
 
 
+def tighten(folder: Path, mode: int) -> list[str]:
+    """Take from the files of an index what ``mode`` does not allow: older versions let everybody read them.
+
+    Returns what could not be done, in words.
+    """
+    try:
+        ours = [file for file in folder.iterdir() if file.name == MANIFEST or _NAME.match(file.name)]
+    except OSError:  # there is none, or `load` says why it cannot be read
+        return []
+    for file in ours:
+        try:
+            allowed = file.stat(follow_symlinks=False).st_mode
+            if stat.S_ISREG(allowed) and allowed & 0o777 & ~mode:
+                file.chmod(allowed & mode)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return [f"others may read templates in {folder} ({error.strerror or error}): let its owner chmod 600 *"]
+    return []
+
+
 def _arrays(index: Exact | Approximate) -> list[tuple[str, np.ndarray]]:
     arrays = [("numbers", index.rows.numbers), ("vectors", index.rows.vectors)]
     return arrays if isinstance(index, Exact) else [*arrays, ("engine", index.engine.dump())]
 
 
-def _written(folder: Path, name: str, array: np.ndarray) -> dict[str, Any]:
+def _written(folder: Path, name: str, array: np.ndarray, mode: int = PRIVATE) -> dict[str, Any]:
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     raw = array.reshape(-1).view(np.uint8)
     sha = hashlib.sha256(raw.data).hexdigest()
     entry = {"name": f"{name}-{sha}.bin", "bytes": raw.nbytes, "sha256": sha}
-    write_bytes(folder / entry["name"], raw.data)  # as it lies in memory: no second copy
+    write_bytes(folder / entry["name"], raw.data, mode)  # as it lies in memory: no second copy
     return entry | {"dtype": array.dtype.name, "shape": list(array.shape)}
 
 
