@@ -156,9 +156,10 @@ def test_a_gallery_is_compared_probe_by_probe_without_the_same_sample():
     x, y = clusters(2)
     ids = 2**40 + np.arange(len(y))
     probe, shelf = np.arange(0, 40), np.arange(20, 60)
-    v = verification(x[probe], y[probe], ids=ids[probe], gallery=(x[shelf], y[shelf], None, ids[shelf]))
-    listed = np.array([(i, j, int(y[i] == y[j])) for i in probe for j in shelf if i != j])
-    w = verification(x, y, trials=listed)
+    sides = {"ids": ids[probe], "gallery": (x[shelf], y[shelf], None, ids[shelf])}
+    v = verification(x[probe], y[probe], **sides)
+    listed = np.array([(ids[i], ids[j], int(y[i] == y[j])) for i in probe for j in shelf if i != j])
+    w = verification(x[probe], y[probe], trials=listed, **sides)
     assert np.array_equal(v.scores.genuine, w.scores.genuine)
     assert np.array_equal(v.scores.impostor, w.scores.impostor)
     assert v.interval("auc", replicates=50) == w.interval("auc", replicates=50)

@@ -138,10 +138,11 @@ def test_in_a_browser(made):
 
     flags = ["--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking"]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=where, args=flags)
+        browser = playwright.chromium.launch(executable_path=where, args=flags, timeout=120_000)
         for width, scheme in ((1200, "light"), (390, "dark")):
             page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
             said: list[str] = []
+            page.set_default_timeout(120_000)
             page.on("console", lambda message, said=said: said.append(message.text))
             page.goto(made[1].as_uri())
             assert said == []

@@ -9,6 +9,8 @@ from mettle.report import write_comparison, write_report
 
 FLAGS = ["--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]
+PATIENCE = 120_000  # milliseconds: what a busy machine delays is no failure
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +21,7 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=where, args=FLAGS)
+        opened = playwright.chromium.launch(executable_path=where, args=FLAGS, timeout=PATIENCE)
         yield opened
         opened.close()
 
@@ -27,6 +29,7 @@ def browser():
 def look(browser, path, width=1200, scheme="light"):
     """Open a page; what it says on the console and what it asks the network for are kept."""
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page.set_default_timeout(PATIENCE)
     said, asked = [], []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))

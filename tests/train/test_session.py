@@ -120,7 +120,8 @@ def test_T5_workers_change_nothing(tmp_path, whole):
     assert hashes[0] == hashes[1] == hashes[2]
 
 
-def test_T12_a_dead_worker_is_named_not_waited_for(tmp_path):
+@pytest.mark.parametrize("noticed", [False, True])
+def test_T12_a_dead_worker_is_named_not_waited_for(tmp_path, noticed):
     from mettle.data import Loader, SampleBatches, read
     from mettle.data.augment import preset
     from mettle.errors import DataError
@@ -133,6 +134,8 @@ def test_T12_a_dead_worker_is_named_not_waited_for(tmp_path):
 
     for child in multiprocessing.active_children():
         child.kill()
+    if noticed:  # before the next samples are asked for
+        time.sleep(1)
     with pytest.raises(DataError, match="worker died"):
         list(batches)
 

@@ -65,6 +65,14 @@ def enrol(
     columns = {"label": label, "domain": domain, "image": image}
     if data is None and any(name is not None for name in columns.values()):
         raise InputError("--label, --domain and --image name columns of --data: not with IDENTITY or --table")
+    if data is None and split is not None:
+        rather = f"; of a table, rows are chosen by --where split={split}" if table is not None else ""
+        raise InputError(f"--split chooses from --data: not with IDENTITY or --table{rather}")
+    if table is None and where:
+        rather = "; of data, a split is chosen by --split" if data is not None else ""
+        raise InputError(f"--where chooses rows of --table: not with IDENTITY or --data{rather}")
+    if identity is None and (pictures or embeddings is not None):
+        raise InputError("pictures and --embeddings are of one IDENTITY: not with --data or --table")
     templates = None if identity is None else _given(pictures, embeddings)
     run = None if model is None else open_run(model)
     named: set[str] = set()
@@ -163,7 +171,7 @@ def delete(
 
 
 def _given(pictures: list[Path] | None, embeddings: Path | None) -> Any:
-    """Pictures, or the content of an .npy file."""
+    """Pictures, or embeddings from a file."""
     from mettle.errors import InputError
 
     if bool(pictures) == (embeddings is not None):
@@ -177,7 +185,13 @@ def _array(path: Path) -> Any:
     from mettle.errors import DataError
 
     try:
-        return np.load(path, allow_pickle=False)
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return found
+        with found:  # several arrays, as `mettle embed` writes them
+            if "embeddings" in found:
+                return found["embeddings"]
+        raise DataError(f"{path} has no array called embeddings: give one, or an .npy file of numbers")
     except OSError as problem:
         raise DataError(f"cannot read {path}: {problem.strerror or problem}") from None
     except (ValueError, EOFError, BadZipFile) as problem:

@@ -77,19 +77,24 @@ def samples_of(
         other |= dict.fromkeys(("label", "domain", "groups"))
     if asked.get("columns"):
         reading["like"] = asked["columns"]
-    if label is not None and not reading.get("labelled", True):
-        _refuse_unknown(data, label)
+    if not reading.get("labelled", True) and (columns := _columns(data)) is not None:
+        if label is not None:
+            columns.known(label)
+        # What is only told about samples, not shown to the model, may be missing where they are just embedded.
+        kept = run.recipe.data
+        other["groups"] = [name for name in kept.groups or () if name in columns.columns] or None
+        if kept.domain and kept.domain not in columns.columns:
+            other["domain"] = None
     recipe = run.recipe.model_copy(update={"data": run.recipe.data.model_copy(update=other | named)})
     return prepare(recipe, cache(), divide=False, **reading)
 
 
-def _refuse_unknown(data: str, label: str) -> None:
-    """Where no labels are needed, a reader passes over a label column that is not there: not one that was asked for."""
+def _columns(data: str) -> Any:
+    """The table that the data are, if they are one: what was asked for must be among its columns."""
     from mettle.data.table import SUFFIXES, read_table
 
     path = Path(data).expanduser()
-    if path.is_file() and path.name.lower().endswith(SUFFIXES):
-        read_table(path).known(label)
+    return read_table(path) if path.is_file() and path.name.lower().endswith(SUFFIXES) else None
 
 
 def in_folder(path: Path | None) -> Path | None:

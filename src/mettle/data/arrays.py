@@ -21,6 +21,7 @@ Other arrays are ignored. Nothing is ever unpickled: an array of Python objects 
 
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -78,7 +79,10 @@ def read_npz(
     columns = {k: as_text(v, k) for k, v in arrays.items() if k not in used and v.shape == (len(inputs),)}
     who = _choose(columns, arrays, label, LABELS, "label", path)
     if who is None and labelled:
-        remedy = "name an array label, or say which: data.label in a recipe, --label in a command, label= in Python"
+        remedy = (
+            "name an array label, or say which: data.label in a recipe (--set data.label=NAME), "
+            "--label in other commands, label= in Python"
+        )
         raise DataError(f"no labels in {shown(path)}: {remedy}{nearest('label', columns)}")
     where = None if domain == "" else _choose(columns, arrays, domain, DOMAINS, "domain", path)
     ids = _choose(columns, arrays, None, IDS, "id", path)
@@ -92,14 +96,14 @@ def read_npz(
     if who is None:
         labels = Column(np.zeros(len(inputs), np.int64), ("",))
     else:
-        labels = named(columns[who], arrays.get("class_names", arrays.get(f"{who}_names")))
+        labels = named(columns[who], arrays.get("class_names", arrays.get(f"{who}_names")), _called(who, path))
     return screen(
         Samples.of(
             inputs,
             apart(labels, distractor),
             ids=None if ids is None else columns[ids],
-            domain=None if where is None else named(columns[where], arrays.get(f"{where}_names")),
-            groups={name: named(columns[name], arrays.get(f"{name}_names")) for name in kept}
+            domain=None if where is None else named(columns[where], arrays.get(f"{where}_names"), _called(where, path)),
+            groups={name: named(columns[name], arrays.get(f"{name}_names"), _called(name, path)) for name in kept}
             | ({"distractor": yes_no(distractor)} if distractor.any() else {}),
             split=columns.get("split"),
             role=role,
@@ -143,16 +147,20 @@ def yes_no(mask: np.ndarray) -> Column:
     return Column(mask.astype(np.int64), ("no", "yes"))
 
 
-def named(values: np.ndarray, names: np.ndarray | None) -> Column:
+def _called(name: str, path: Path) -> str:
+    return f"the array {shown(name)} of {shown(path)}"
+
+
+def named(values: np.ndarray, names: np.ndarray | None, what: str = "the column") -> Column:
     """A column; its codes get names when there is one for every code."""
     if names is None or names.ndim != 1 or names.dtype.kind not in "US" or values.dtype.kind not in "iu":
-        return Column.of(values)
+        return Column.of(values, what)
     if len(values) and (values.min() < 0 or values.max() >= len(names)):
-        return Column.of(values)
+        return Column.of(values, what)
     texts = [str(name) for name in as_text(names, "names")]
     # Two classes may be called the same (both cranes of ImageNet): the number keeps them apart.
-    twice = {text for text in texts if texts.count(text) > 1} if len(set(texts)) < len(texts) else set()
-    texts = [f"{text} ({i})" if text in twice else text for i, text in enumerate(texts)]
+    times = Counter(texts)
+    texts = [f"{text} ({i})" if times[text] > 1 else text for i, text in enumerate(texts)]
     return Column(values.astype(np.int64), tuple(texts))
 
 

@@ -21,7 +21,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -48,6 +48,8 @@ from mettle.data.samples import NO_SPLIT, SPLITS, Inputs, Samples
 from mettle.errors import DataError, InputError
 
 Policy = Literal["fail", "skip", "trust"]
+POLICIES = get_args(Policy)
+SEVERITIES = get_args(Severity)
 TOLERANCE = 0.01
 
 
@@ -72,8 +74,11 @@ def check(
         near: How grave nearly the same picture in two splits is.
 
     Raises:
+        InputError: A policy or a severity that is none.
         DataError: Items cannot be read, by policy. All other errors are in the result: see `Findings.gate`.
     """
+    _one_of(policy, "policy", POLICIES)
+    _one_of(near, "near", SEVERITIES)
     seen = _look(samples, closely=True)
     bad = {i: one.bad for i, one in enumerate(seen) if one.bad is not None}
     _judge(samples, bad, policy, tolerance, limit)
@@ -112,6 +117,7 @@ def screen(samples: Samples, policy: Policy = "fail", *, tolerance: float = TOLE
     Raises:
         DataError: There are bad items, by policy.
     """
+    _one_of(policy, "policy", POLICIES)
     if policy == "trust" or (samples.inputs.kind == "image" and samples.inputs.resident):
         return samples
     bad = {i: one.bad for i, one in enumerate(_look(samples)) if one.bad is not None}
@@ -125,10 +131,13 @@ def screen(samples: Samples, policy: Policy = "fail", *, tolerance: float = TOLE
     return replace(kept, skipped=(*samples.skipped, *bad.values()))
 
 
+def _one_of(value: str, name: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise InputError(f"{name} must be {', '.join(known[:-1])} or {known[-1]}, got {value!r}")
+
+
 def _judge(samples: Samples, bad: Mapping[int, str], policy: Policy, tolerance: float, limit: int) -> None:
     """Raise what the policy wants raised about unreadable items."""
-    if policy not in ("fail", "skip", "trust"):
-        raise InputError(f"policy must be fail, skip or trust, got {policy!r}")
     if not bad or policy == "trust":
         return
     what = f"{len(bad)} of {len(samples)} {'pictures' if samples.inputs.kind == 'image' else 'rows'}"

@@ -5,8 +5,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from mettle.data.augment import Augment
 from mettle.data.batches import Order
 from mettle.data.samples import Samples
 from mettle.data.tuples import Tuples
-from mettle.errors import DataError
+from mettle.errors import DataError, InputError
 
 AHEAD = 2  # batches in preparation while one is in use
 
@@ -51,6 +53,12 @@ class Loader:
     device: str = "cpu"
     tuples: Tuples | None = None  # pairs or triplets of these samples: the order is then one of their rows
 
+    def __post_init__(self) -> None:
+        for name, least in (("workers", 0), ("views", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+                raise InputError(f"{name} must be a whole number from {least} up, got {value!r}")
+
     def epochs(self) -> Iterator[tuple[int, int, np.ndarray]]:
         """(step, epoch, positions of samples, or of pairs) from the first step on, without end."""
         step = epoch = 0
@@ -73,7 +81,9 @@ class Loader:
                 while len(pending) < AHEAD and step + len(pending) < stop:
                     number, epoch, rows = next(plan)
                     positions = self._positions(rows)
-                    ready = finisher.submit(self._finish, readers.submit(positions), positions, epoch)
+                    with self._alive(positions):
+                        raw = readers.submit(positions)
+                    ready = finisher.submit(self._finish, raw, positions, epoch)
                     pending.append((number, epoch, rows, ready))
                 began = time.perf_counter()
                 number, epoch, rows, ready = pending.pop(0)
@@ -105,13 +115,8 @@ class Loader:
         return {name: torch.from_numpy(c[rows]).float().to(self.device) for name, c in said.items() if c is not None}
 
     def _finish(self, raw: Future, positions: np.ndarray, epoch: int) -> Tensor:
-        try:
+        with self._alive(positions):
             x = to_model(raw.result(), self.device)
-        except BrokenProcessPool:
-            raise DataError(
-                f"a loader worker died while reading samples {self.samples.ids[positions][:4].tolist()}...: "
-                "out of memory, or killed from outside. The run can be resumed"
-            ) from None
         ids = self.samples.ids[positions]
         parts = [(x, ids)] * self.views
         if self.tuples is not None:  # a sample that is first in one pair and second in another is changed in two ways
@@ -119,6 +124,17 @@ class Loader:
             parts = list(zip(x.chunk(k), np.split(ids, k), strict=True))
         views = [self.augment(*part, seed=self.seed, epoch=epoch, view=v) for v, part in enumerate(parts)]
         return views[0] if len(views) == 1 else torch.cat(views)
+
+    @contextmanager
+    def _alive(self, positions: np.ndarray) -> Iterator[None]:
+        """A dead worker is noticed where samples are asked for, or where they are waited for."""
+        try:
+            yield
+        except BrokenProcessPool:
+            raise DataError(
+                f"a loader worker died while reading samples {self.samples.ids[positions][:4].tolist()}...: "
+                "out of memory, or killed from outside. The run can be resumed"
+            ) from None
 
 
 def to_model(array: np.ndarray, device: str) -> Tensor:

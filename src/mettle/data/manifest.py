@@ -92,7 +92,10 @@ def read_manifest(
     known = labelled or label in table.columns  # rows to embed may lack the column that a run was trained by
     who = _name(table, label if known else None, ("label", "y"), "label")
     if who is None and labelled:
-        remedy = "rename it, or name it with data.label in a recipe, --label in a command, label= in Python"
+        remedy = (
+            "rename it, or name it with data.label in a recipe (--set data.label=NAME), "
+            "--label in other commands, label= in Python"
+        )
         raise DataError(f"no column label in {shown(path)}: {remedy}{table.hint('label')}")
     where = None if domain == "" else _name(table, domain, ("domain",), "domain")
     trained = None if like is None else features_of(like)

@@ -126,8 +126,10 @@ def classes(samples: Samples) -> Iterator[Problem]:
     whole = len(samples) == len(samples.inputs)  # a part of a table lacks labels by right
     for code in np.flatnonzero(counts == 0).tolist() if whole else []:
         yield Problem("warning", "empty", f"label {shown(samples.label.names[code])} has no sample")
+    place = np.empty(len(counts), np.int64)
+    place[samples.labels] = np.arange(len(samples))  # where a label is, for those that are in one place
     for code in np.flatnonzero(counts == 1).tolist():
-        i = int(np.flatnonzero(samples.labels == code)[0])
+        i = int(place[code])
         text = f"label {shown(samples.label.names[code])} has one sample, {_called(samples, i)}: it has no pair"
         yield problem(samples, "warning", "single", text, i)
 

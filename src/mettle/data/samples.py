@@ -34,6 +34,7 @@ SPLIT_WORDS = {name: name for name in SPLITS} | {  # what people call them
 }
 ROLES = ("either", "query", "gallery")
 NO_SPLIT = -1
+_NAMED = 8  # rows that a message names, at most
 
 
 class Inputs(Protocol):
@@ -73,10 +74,16 @@ class Column:
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, values: Iterable[object]) -> "Column":
-        """Code the distinct values in sorted order (integers by value, everything else as text)."""
-        values = np.asarray(list(values) if not isinstance(values, np.ndarray) else values)
+    def of(cls, values: Iterable[object], what: str = "the column") -> "Column":
+        """Code the distinct values in sorted order (integers by value, everything else as text).
+
+        Raises:
+            DataError: NaN among them, which is a missing value and no name; ``what`` says whose.
+        """
+        given = values if isinstance(values, np.ndarray) else list(values)
+        values = np.asarray(given)
         if values.dtype.kind not in "iu":
+            _refuse_nan(given, what)
             values = values.astype(str)
         distinct, codes = np.unique(values, return_inverse=True)
         return cls(codes.reshape(-1).astype(np.int64), tuple(str(v) for v in distinct))
@@ -136,9 +143,9 @@ class Samples:
         table = cls(
             ids=whole if ids is None else _ids(ids),
             inputs=inputs,
-            label=_column(labels),
-            domain=None if domain is None else _column(domain),
-            groups={name: _column(values) for name, values in (groups or {}).items()},
+            label=_column(labels, "label"),
+            domain=None if domain is None else _column(domain, "domain"),
+            groups={name: _column(values, name) for name, values in (groups or {}).items()},
             split=codes_of(split, SPLITS, "split", n),
             role=codes_of(role, ROLES, "role", n),
             at=whole,
@@ -234,11 +241,34 @@ def _ids(ids: Iterable[int]) -> np.ndarray:
     array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
     if array.dtype.kind not in "iu":
         raise DataError(f"sample ids must be whole numbers, got {array.dtype}")
+    return int64(array, "sample ids")
+
+
+def int64(array: np.ndarray, what: str) -> np.ndarray:
+    """Whole numbers as int64; those of uint64 that are too large are refused, for they would turn negative."""
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise DataError(f"{what} must fit in int64, below 2^63: got {array.max()}; number them anew")
     return array.astype(np.int64)
 
 
-def _column(values: Iterable[object] | Column) -> Column:
-    return values if isinstance(values, Column) else Column.of(values)
+def _column(values: Iterable[object] | Column, what: str) -> Column:
+    return values if isinstance(values, Column) else Column.of(values, what)
+
+
+def _refuse_nan(values: np.ndarray | list[object], what: str) -> None:
+    """Refuse NaN: as text it would be one name for all that is missing."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "fc":
+        rows = np.flatnonzero(np.isnan(values)).tolist()
+    elif isinstance(values, list) or values.dtype.kind == "O":
+        rows = [i for i, v in enumerate(values) if isinstance(v, float | np.floating) and v != v]
+    else:
+        rows = []
+    if rows:
+        named = ", ".join(map(str, rows[:_NAMED])) + (", ..." if len(rows) > _NAMED else "")
+        raise DataError(
+            f"{what} holds NaN in {len(rows)} of {len(values)} rows: {named} (from 0); give them a value, or leave "
+            "these rows out"
+        )
 
 
 def codes_of(values: Sequence[object] | np.ndarray | None, names: tuple[str, ...], what: str, n: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Real
 
 import numpy as np
 
@@ -20,8 +21,9 @@ def class_disjoint(samples: Samples, *, val: float = 0.1, test: float = 0.3, see
         test: share of the identities for testing.
         seed: which identities; the same for the same set of labels.
     """
-    if not (0 <= val < 1 and 0 < test < 1 and val + test < 1):
-        raise InputError(f"val and test are shares with val + test < 1, got {val} and {test}")
+    _check_shares(val, test)
+    if test == 0:
+        raise InputError("test must be above 0: a share of the identities to hold out, such as 0.3")
     present = np.unique(samples.labels)
     n_test, n_val = round(test * len(present)), round(val * len(present))
     if n_test < 2 or len(present) - n_test - n_val < 2:
@@ -38,12 +40,29 @@ def class_disjoint(samples: Samples, *, val: float = 0.1, test: float = 0.3, see
 
 
 def sample_split(samples: Samples, *, val: float = 0.1, test: float = 0.3, seed: int = 0) -> Samples:
-    """Split by sample, for closed-set tasks: the same labels on both sides."""
+    """Split by sample, for closed-set tasks: the same labels on both sides.
+
+    Args:
+        samples: any table; an existing split is replaced.
+        val: share of the samples for validation.
+        test: share of the samples for testing.
+        seed: which samples.
+    """
+    _check_shares(val, test)
+    n_test, n_val = round(test * len(samples)), round(val * len(samples))
+    if len(samples) <= n_test + n_val:
+        raise DataError(f"{len(samples)} samples are too few: shares of {val:g} and {test:g} leave none to train on")
     order = shuffled(len(samples), seed, 0, stream=13)
     split = np.zeros(len(samples), np.int8)
-    n_test, n_val = round(test * len(samples)), round(val * len(samples))
     split[order[:n_test]], split[order[n_test : n_test + n_val]] = 2, 1
     return replace(samples, split=split)
+
+
+def _check_shares(val: float, test: float) -> None:
+    """Refuse what are no shares, NaN included, and shares that leave nothing to train on."""
+    numbers = all(isinstance(share, Real) and not isinstance(share, bool) for share in (val, test))
+    if not (numbers and val >= 0 and test >= 0 and val + test < 1):
+        raise InputError(f"val and test must be shares from 0 up with val + test < 1, got {val!r} and {test!r}")
 
 
 def unseen_domain(samples: Samples, domains: Sequence[str]) -> Samples:

@@ -72,31 +72,49 @@ def read_table(path: Path) -> Table:
 
 
 def _csv(path: Path) -> Table:
-    reader = parted(path)
-    rows, lines, line = [], [], 1
+    header, rows = parted(path)
+    lines, fields = [], []
+    for line, row in rows:
+        lines.append(line)
+        fields.append(row)
+    return Table(path, {name: [row[i] for row in fields] for i, name in enumerate(header)}, lines)
+
+
+def parted(path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """The header of a CSV or TSV file, empty for an empty file, and its rows, each with its line.
+
+    Raises:
+        DataError: two columns of one name; on the way through the rows, one that does not fit the header.
+    """
+    rows = _rows(path)
+    _, first = next(rows, (1, []))
+    header, seen = [name.strip() for name in first], set()
+    for name in header:
+        if name in seen:
+            raise DataError(f"{shown(path)} line 1: two columns are called {shown(name)}")
+        seen.add(name)
+    return header, rows
+
+
+def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Rows as they are split, all of one length, each with the line that it starts at; a blank line is no row."""
+    reader, line, width = _reader(path), 1, 0
     try:
         for row in reader:
-            if row:  # a blank line is no row
-                rows.append(row)
-                lines.append(line)
+            if row:
+                width = width or len(row)
+                if len(row) != width:
+                    raise DataError(f"{shown(path)} line {line}: {len(row)} fields, but the header has {width}")
+                if any(len(field) > LARGEST_FIELD for field in row):
+                    raise DataError(f"{shown(path)} line {line}: a field of more than {LARGEST_FIELD} characters")
+                yield line, row
             line = reader.line_num + 1
     except csv.Error as problem:
         raise DataError(f"{shown(path)} line {line}: {problem}") from None
-    header = [name.strip() for name in rows[0]] if rows else []
-    twice = [name for i, name in enumerate(header) if name in header[:i]]
-    if twice:
-        raise DataError(f"{shown(path)} line 1: two columns are called {shown(twice[0])}")
-    for line, row in zip(lines, rows, strict=True):
-        if len(row) != len(header):
-            raise DataError(f"{shown(path)} line {line}: {len(row)} fields, but the header has {len(header)}")
-        if any(len(field) > LARGEST_FIELD for field in row):
-            raise DataError(f"{shown(path)} line {line}: a field of more than {LARGEST_FIELD} characters")
-    columns = {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)}
-    return Table(path, columns, lines[1:])
 
 
-def parted(path: Path) -> Any:
-    """The rows of a CSV or TSV file, as a reader of `csv` that knows its line."""
+def _reader(path: Path) -> Any:
+    """A reader of `csv` that knows its line."""
     lines = text_lines(path)
     head = list(_head(lines))
     tabs = path.name.lower().endswith((".tsv", ".tsv.gz"))
@@ -155,8 +173,8 @@ def _parquet(path: Path) -> Table:
 
 
 def whole(text: str) -> bool:
-    """Whether this is a whole number as one writes it (007 is a name)."""
-    return text.lstrip("-").isdecimal() and len(text) < 19 and str(int(text)) == text
+    """Whether this is a whole number as one writes it (007 is a name, and so is --5)."""
+    return text.removeprefix("-").isdecimal() and len(text) < 19 and str(int(text)) == text
 
 
 def number(text: str) -> float | None:

@@ -27,9 +27,9 @@ from mettle.data.decode import shown
 from mettle.data.manifest import split_column
 from mettle.data.references import Names, numbers
 from mettle.data.relatives import same_class
-from mettle.data.samples import NO_SPLIT, SPLITS, Samples, codes_of
+from mettle.data.samples import NO_SPLIT, SPLITS, Samples, codes_of, int64
 from mettle.data.table import read_table
-from mettle.errors import DataError
+from mettle.errors import DataError, InputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,17 +178,18 @@ class Tuples:
         origin: str,
         lines: Iterable[int] | None = None,
     ) -> Self:
-        columns = [_array(column) for column in members]
+        columns = [_array(column, name) for name, column in zip(cls.roles, members, strict=True)]
         for name, column in zip(cls.roles, columns, strict=True):
-            if len(column) and (column.ndim != 1 or column.dtype.kind not in "iu" or len(column) != len(columns[0])):
+            sound = column.ndim == 1 and (column.dtype.kind in "iu" or not len(column))
+            if not sound or len(column) != len(columns[0]):
                 raise DataError(f"{name} must be sample ids, whole numbers, as many as {cls.roles[0]}")
         n = len(columns[0])
         return cls(
-            members=np.stack(columns, 1).astype(np.int64).reshape(n, len(cls.roles)),
-            target=None if target is None else _array(target).astype(np.float64),
-            weight=np.ones(n) if weight is None else _array(weight).astype(np.float64),
-            split=codes_of(None if split is None else _array(split), SPLITS, "split", n),
-            lines=np.arange(1, n + 1) if lines is None else _array(lines).astype(np.int64),
+            members=np.stack([int64(c, name) for c, name in zip(columns, cls.roles, strict=True)], 1),
+            target=None if target is None else _reals(target, "target"),
+            weight=np.ones(n) if weight is None else _reals(weight, "weight"),
+            split=codes_of(None if split is None else _array(split, "split"), SPLITS, "split", n),
+            lines=np.arange(1, n + 1) if lines is None else _array(lines, "lines").astype(np.int64),
             origin=origin,
         )._checked()
 
@@ -289,8 +290,19 @@ class Triplets(Tuples):
         return cls._build(members, None, None, split, f"same-class triplets of {samples.origin}")
 
 
-def _array(values: Iterable[object]) -> np.ndarray:
-    return values if isinstance(values, np.ndarray) else np.asarray(list(values))
+def _array(values: Iterable[object], name: str) -> np.ndarray:
+    try:
+        return values if isinstance(values, np.ndarray) else np.asarray(list(values))
+    except (TypeError, ValueError):  # one number, or lists of several lengths
+        raise InputError(f"{name} must be a list or an array, one entry a row: got {str(values)[:60]}") from None
+
+
+def _reals(values: Iterable[object], name: str) -> np.ndarray:
+    array = _array(values, name)
+    try:
+        return array.astype(np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must be numbers, one a row: got {str(array.flat[0])[:40]!r}") from None
 
 
 __all__ = ["Pairs", "Triplets", "Tuples"]

@@ -94,7 +94,8 @@ class Audit:
         found = []
         if self.geometry is not None and self.geometry.collapsed:
             found.append(f"{self.geometry.verdict[0].upper()}{self.geometry.verdict[1:]}.")
-        found += [f"{text}." for text in self.ways["all"].verification.warnings]
+        told = self.ways["all"].verification.warnings
+        found += [f"{text}." for text in told if "exact copies" not in text]  # said below, by name
         found += self._copied()
         if self.table.split is not None and (self.table.split == 0).any():
             found.append(

@@ -14,6 +14,7 @@ from scipy.special import betainc, betaincinv
 
 from mettle.errors import DataError, InputError
 from mettle.evaluate import point
+from mettle.evaluate.basis import people
 from mettle.evaluate.checks import NotMeasurable
 from mettle.evaluate.intervals import Interval
 from mettle.evaluate.scores import Scores
@@ -37,6 +38,7 @@ class Carried:
         status: by the errors that the rate allows here, N_i·far.
         fmr_interval: over resampled subjects at the fixed threshold; None where there are too few.
         fnmr_interval: likewise.
+        notes: what a reader should know.
     """
 
     far: float
@@ -49,6 +51,7 @@ class Carried:
     status: str
     fmr_interval: Interval | None = None
     fnmr_interval: Interval | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def tar(self) -> float:
@@ -60,7 +63,7 @@ class Carried:
         found = dict(vars(self))
         for name in ("fmr_interval", "fnmr_interval"):
             found[name] = None if found[name] is None else dict(vars(found[name]))
-        return {**found, "tar": self.tar}
+        return {**found, "notes": list(self.notes), "tar": self.tar}
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +79,7 @@ class Calibration:
         expected: mean of the rate among new people, (k+1)/(N_i+1).
         likely: the central 90 % of that rate, for independent scores.
         conservative: whether k was lowered.
-        people: labels of the calibration subjects.
+        people: labels of the calibration subjects; none where they are not known.
     """
 
     far: float
@@ -92,15 +95,24 @@ class Calibration:
     def carry(self, test: Verification, *, intervals: bool = True) -> Carried:
         """Judge the threshold on other people.
 
+        Without the subjects of both sides nobody can tell whether they are others; ``notes`` then says so.
+
         Raises:
             DataError: a subject is on both sides.
         """
-        shared = np.intersect1d(self.people, subjects_of(test))
+        there = people(test)
+        shared = np.intersect1d(self.people, there)
         if len(shared):
             raise DataError(
                 f"leak: {len(shared)} subjects are in calibration and in test, the first is {shared[0]}; a threshold "
                 "is judged on people it was not set on"
             )
+        sides = ("calibration", self.people), ("test", there)
+        notes = tuple(
+            f"disjointness not checked: who is in {side} is not known; give from_scores() the subjects of every pair"
+            for side, who in sides
+            if not len(who)
+        )
         fmr, fnmr = test.rates(self.threshold)
         pair = (None, None)
         if intervals and test.subjects:
@@ -108,9 +120,11 @@ class Calibration:
                 pair = test.intervals_at(self.threshold)
             except NotMeasurable:
                 pair = (None, None)
-        status = point.status(float(point.rate(self.far) * test.impostor))
+        status = point.status(float(point.budget(self.far, test.impostor)))
         accepts = round(fmr * test.impostor)
-        return Carried(self.far, self.threshold, fmr, fnmr, fmr / self.far, accepts, test.impostor, status, *pair)
+        return Carried(
+            self.far, self.threshold, fmr, fnmr, fmr / self.far, accepts, test.impostor, status, *pair, notes
+        )
 
 
 def calibrate(v: Verification, far: float, *, conservative: bool = False) -> Calibration:
@@ -137,12 +151,13 @@ def calibrate(v: Verification, far: float, *, conservative: bool = False) -> Cal
         (30, True)
     """
     n, alpha = v.impostor, point.rate(far)
-    allowed = math.floor(alpha * n)
+    budget = point.budget(far, n)
+    allowed = math.floor(budget)
     if conservative:
         while allowed >= 0 and betainc(allowed + 1, n - allowed, float(alpha)) < CONFIDENCE:
             allowed -= 1
-    if alpha * n < 1 or allowed < 0:
-        need = math.ceil(1 / alpha) if not conservative else math.ceil(math.log(1 - CONFIDENCE) / math.log(1 - far))
+    if budget < 1 or allowed < 0:
+        need = point.least(far) if not conservative else math.ceil(math.log(1 - CONFIDENCE) / math.log(1 - far))
         raise NotMeasurable(
             f"a threshold for far={far:g} is not measurable with {n} impostor pairs: at least {need} are needed"
         )
@@ -150,9 +165,9 @@ def calibrate(v: Verification, far: float, *, conservative: bool = False) -> Cal
         raise InputError(f"far={far:g} accepts everybody: ask for a rate below 1")
     tau = _just_above(v, allowed)
     likely = tuple(float(betaincinv(allowed + 1, n - allowed, q)) for q in (0.05, 0.95))
-    status = point.status(float(alpha * n))
+    status = point.status(float(budget))
     expected = (allowed + 1) / (n + 1)
-    return Calibration(far, tau, allowed, n, status, expected, likely, conservative, subjects_of(v))  # type: ignore[arg-type]
+    return Calibration(far, tau, allowed, n, status, expected, likely, conservative, people(v))  # type: ignore[arg-type]
 
 
 def _just_above(v: Verification, allowed: int) -> float:
@@ -168,11 +183,3 @@ def _just_above(v: Verification, allowed: int) -> float:
             return tau
         level = below[-1]
     return float(np.nextafter(level, np.asarray(np.inf, level.dtype)))
-
-
-def subjects_of(v: Verification) -> np.ndarray:
-    """Labels of everybody who takes part; empty where they are not known."""
-    if v.source is None:
-        return np.empty(0, np.int64)
-    sides = [r.labels for r in (v.source.probe, v.source.gallery) if r is not None]
-    return np.unique(np.concatenate(sides))

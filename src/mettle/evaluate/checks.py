@@ -153,52 +153,6 @@ def check_apart(first: Rows, second: Rows, one: str, two: str) -> None:
         )
 
 
-def check_trials(trials: Any, probe: Rows, gallery: Rows | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Check integers (m, 3) of (id, id, target): both exist, are two samples, and labels confirm the target.
-
-    Without sample ids an id is a row number.
-
-    Returns:
-        Rows of the first side, rows of the second, and the target.
-    """
-    a = to_numpy(trials, "trials")
-    if a.ndim != 2 or a.shape[1] != 3 or a.dtype.kind not in "iu" or len(a) == 0:
-        raise InputError(f"trials must be integers (m, 3) of (id, id, target): got shape {a.shape}, dtype {a.dtype}")
-    i, j, target = a.astype(np.int64).T
-    other = probe if gallery is None else gallery
-    i, j = _rows_of(i, probe, "first"), _rows_of(j, other, "second")
-    own = i == j if gallery is None else np.zeros(len(i), bool)
-    if probe.ids is not None and other.ids is not None:
-        own |= probe.ids[i] == other.ids[j]
-    if own.any():
-        raise InputError(f"trial {np.argmax(own)} compares a sample with itself: take such trials out")
-    wrong = (probe.labels[i] == other.labels[j]) != target
-    if wrong.any():
-        raise InputError(f"trial {np.argmax(wrong)} contradicts the labels: target must be 1 for equal labels, else 0")
-    return i, j, target.astype(bool)
-
-
-def _rows_of(ids: np.ndarray, rows: Rows, side: str) -> np.ndarray:
-    """Where samples are, by id, or by row number where rows have no ids."""
-    if rows.ids is None:
-        if ids.min() < 0 or ids.max() >= len(rows):
-            raise InputError(
-                f"trials must name rows 0 … {len(rows) - 1} as their {side} id: got {ids.min()} … {ids.max()}; "
-                "pass ids= if they name samples"
-            )
-        return ids
-    order = np.argsort(rows.ids, kind="stable")
-    known = rows.ids[order]
-    if (known[1:] == known[:-1]).any():
-        raise InputError("trials name samples by id, but some ids occur twice: give every row its own id")
-    at = np.minimum(np.searchsorted(known, ids), len(known) - 1)
-    missing = known[at] != ids
-    if missing.any():
-        first = int(np.argmax(missing))
-        raise InputError(f"trial {first} names id {ids[first]} on its {side} side, which no embedding has")
-    return order[at]
-
-
 def whole(value: Any, name: str, lowest: int) -> int:
     """A whole number from a lowest one up; True is none, nor is 2.5."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < lowest:
@@ -241,9 +195,14 @@ def integers(values: Any, name: str, n: int) -> np.ndarray:
             f"{name} must be integers: got dtype {a.dtype}; code other values with "
             f"numpy.unique(values, return_inverse=True)[1]"
         )
+    return as_int64(_one_per_row(a, name, n), name)
+
+
+def as_int64(a: np.ndarray, name: str) -> np.ndarray:
+    """Integers as int64; those of uint64 that are too large would turn negative."""
     if a.dtype == np.uint64 and a.size and a.max() > np.iinfo(np.int64).max:
         raise InputError(f"{name} must fit in int64: got {a.max()}")
-    return _one_per_row(a, name, n).astype(np.int64)
+    return a.astype(np.int64)
 
 
 def names(values: Any, name: str, n: int) -> np.ndarray:
@@ -288,7 +247,7 @@ def _subject_pairs(subjects: Any, target: np.ndarray) -> np.ndarray:
             f"subjects must be integers of shape ({len(target)}, 2), the label of each side: "
             f"got shape {a.shape}, dtype {a.dtype}"
         )
-    a = a.astype(np.int64)
+    a = as_int64(a, "subjects")
     wrong = (a[:, 0] == a[:, 1]) != target
     if wrong.any():
         raise InputError(

@@ -18,12 +18,13 @@ import numpy as np
 from mettle.data.draws import hashed
 from mettle.data.samples import Column, Samples
 from mettle.errors import DataError
-from mettle.evaluate import intervals
+from mettle.evaluate import intervals, resamples
 from mettle.evaluate.probe import Accuracy, Probe, probe
 from mettle.model import Embedder, embed
 from mettle.train.recipe import Judge, Recipe
 
-STRENGTHS = (1.0, 10.0, 100.0)
+STRENGTHS = (1.0, 10.0, 100.0)  # tried always
+STRONGER = (1e3, 1e4, 1e5)  # tried while that brings more: features that hardly differ need them
 WORK = 1e11  # samples x features x classes x steps of one linear probe, at most
 SLICES = 12  # values that a column may have to be a table of groups
 CELLS = 24  # (class, group) cells that are all listed; of more, the worst only
@@ -171,20 +172,30 @@ def reading(z: Mapping[str, np.ndarray], codes: Mapping[str, np.ndarray]) -> Rea
     steps = int(np.clip(WORK / (first.size * classes), 50, 1000))
     own = np.arange(len(first) + len(second))  # splits share no samples, though rows of numbers may repeat themselves
     train = first, codes["train"][fit], None, own[: len(first)]
-    tried = {}
-    for strength in STRENGTHS:
-        p = probe(train, (second, targets, None, own[len(first) :]), strength=strength, iterations=steps)
-        tried[strength] = p
-    n = len(val)
-    best = max(STRENGTHS, key=lambda c: (tried[c].linear.correct[:n].mean() if n else 0.0, -c))
+    n, tried, right = len(val), {}, {}
+    for strength in (*STRENGTHS, *STRONGER):
+        if strength in STRONGER and not (n and _rising(list(right.values()), targets[:n])):
+            break
+        tried[strength] = probe(train, (second, targets, None, own[len(first) :]), strength=strength, iterations=steps)
+        right[strength] = tried[strength].linear.correct[:n].mean() if n else 0.0
+    best = max(right, key=lambda c: (right[c], -c))
     chosen = tried[best]
+    notes = chosen.warnings
+    if best == STRONGER[-1]:
+        notes += (f"the probe was best at the greatest strength tried, {best:g}: a stronger one may read more",)
 
     def on_test(one: Accuracy) -> Accuracy:
         correct = np.zeros(len(test))
         correct[live] = one.correct[n:]
         return Accuracy(correct, codes["test"][test])
 
-    return Reading(Probe(on_test(chosen.linear), on_test(chosen.knn), chosen.warnings), test, best, chosen_on)
+    return Reading(Probe(on_test(chosen.linear), on_test(chosen.knn), notes), test, best, chosen_on)
+
+
+def _rising(right: list[float], targets: np.ndarray) -> bool:
+    """Whether a stronger probe may read more: the strongest is the best so far, or none read much beyond chance."""
+    chance = np.unique(targets, return_counts=True)[1].max() / len(targets)
+    return right[-1] > max(right[:-1]) or max(right) < chance + 0.1 * (1 - chance)
 
 
 def by_group(one: Reading, test: Samples) -> dict[str, list[dict[str, Any]]]:
@@ -243,8 +254,8 @@ def _gap(readings: Mapping[str, Reading], test: Samples) -> dict[str, Any]:
 
     def interval() -> intervals.Interval:
         weights = intervals.draw(len(who), intervals.REPLICATES, 0)
-        sums, counts = np.bincount(at.reshape(-1), weights=gains), np.bincount(at.reshape(-1))
-        drawn = (weights @ sums) / (weights @ counts)
+        totals, counts = np.bincount(at.reshape(-1), weights=gains), np.bincount(at.reshape(-1))
+        drawn = resamples.sums(weights, totals) / resamples.sums(weights, counts)
         return intervals.percentile(drawn, point, weights, 0.95, 0, intervals.METHOD + ", training side fixed")
 
     return {"gap": {"value": point, "interval": intervals.stated(interval)}}

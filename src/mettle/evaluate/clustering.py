@@ -97,6 +97,11 @@ def clustering(
     k = count if clusters is None else clusters
     if count < 2:
         raise InputError("clustering needs at least two labels: got one, which every clustering would agree with")
+    if count == len(rows):
+        raise InputError(
+            f"clustering needs a label that occurs twice: all {count} labels differ, and clusters of one sample each "
+            "would agree with them whatever the embeddings"
+        )
     if whole(k, "clusters", 2) > len(rows):
         raise InputError(f"clusters must lie between 2 and {len(rows)}: got {k}")
     whole(seeds, "seeds", 1)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mettle.errors import InputError
-from mettle.evaluate.checks import Rows, check_embeddings, to_numpy
+from mettle.evaluate.checks import Rows, check_embeddings, to_numpy, whole
 from mettle.evaluate.unit import DECIMALS, Unit
 
 
@@ -63,7 +63,7 @@ def normalisers(probe: Rows, gallery: Rows | None, cohort: Any, top: int | None)
     people = check_embeddings(values, np.arange(len(values) if values.ndim else 0), side="cohort ")
     if people.dim != probe.dim or len(people) < 2:
         raise InputError(f"cohort must be at least two embeddings of dimension {probe.dim}: got {people.values.shape}")
-    if top is not None and not 2 <= top <= len(people):
+    if top is not None and whole(top, "cohort_top", 2) > len(people):
         raise InputError(f"cohort_top must lie between 2 and the {len(people)} members of the cohort: got {top}")
     double = any(r.double for r in (probe, gallery, people) if r is not None)
     other = Unit.of(people.values, double)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import InputError, nearest
-from mettle.evaluate import intervals
+from mettle.evaluate import basis, intervals
 from mettle.evaluate.checks import names
 from mettle.evaluate.groups import resampled_worst
 from mettle.evaluate.intervals import Interval
@@ -60,7 +60,7 @@ def compare(
 
     Args:
         first: of one model.
-        second: of another, same kind, same labels, same pairs or queries.
+        second: of another, same kind, same labels, same pairs; for retrieval, same queries and gallery.
         name: ``"eer"`` (default), ``"auc"``, ``"tar@1e-3"``; for retrieval a name of ``per_query`` (``"recall@1"``).
         level: nominal coverage.
         replicates: how many resamples.
@@ -69,7 +69,7 @@ def compare(
             replicate.
 
     Raises:
-        InputError: the two were not measured on the same subjects and pairs.
+        InputError: the two were not measured on the same subjects and pairs, or queries and gallery.
         NotMeasurable: fewer than six subjects, in all or in a group.
 
     Example:
@@ -109,26 +109,21 @@ def _verifications(
         shifted.append(np.clip(kept + (point - all_[0]), 0, 1))
     weights = drawn[0].weights[np.searchsorted(drawn[0].rows, both)]
     difference, method = values[0] - values[1], f"paired {drawn[0].method}"
-    found = intervals.percentile(shifted[0] - shifted[1], difference, weights, level, seed, method)
+    among = drawn[0].among(metric)
+    found = intervals.percentile(shifted[0] - shifted[1], difference, weights, level, seed, method, among=among)
     title = name if isinstance(name, str) else f"{name[0]}@{name[1]:g}"
     return Comparison(title, values[0], values[1], difference, found)
 
 
 def _same(a: Verification, b: Verification) -> None:
-    if a.source is None or b.source is None:
-        if a.subjects == 0 or b.subjects == 0:
-            raise InputError("compare resamples subjects: give from_scores() the subjects of every pair")
-        alike = (a.subjects, a.genuine, a.impostor) == (b.subjects, b.genuine, b.impostor)
-    else:
-        alike = (a.trials, a.genuine, a.impostor) == (b.trials, b.genuine, b.impostor)
-        for one, two in ((a.source.probe, b.source.probe), (a.source.gallery, b.source.gallery)):
-            if one is None or two is None:
-                alike &= one is two
-            else:
-                alike &= np.array_equal(np.sort(one.labels), np.sort(two.labels))
-    if not alike:
+    if a.subjects == 0 or b.subjects == 0:
+        raise InputError("compare resamples subjects: give from_scores() the subjects of every pair")
+    of = basis.of_subjects if a.source is None or b.source is None else basis.of_pairs
+    other = of(a).difference(of(b))
+    if other is not None:
         raise InputError(
-            "compare needs two results on the same labels and the same pairs: evaluate both models on one protocol"
+            f"compare needs two results on the same labels and the same pairs: {other} differ; evaluate both models on "
+            "one protocol"
         )
 
 
@@ -137,8 +132,15 @@ def _retrievals(
 ) -> Comparison:
     if name not in a.per_query or name not in b.per_query:
         raise InputError(f"no metric named {name!r}{nearest(name, a.per_query)}")
-    if not (np.array_equal(a.queries, b.queries) and np.array_equal(a.subjects, b.subjects)):
-        raise InputError("compare needs the same queries in both results: evaluate both models on one protocol")
+    alike = np.array_equal(a.queries, b.queries) and np.array_equal(a.subjects, b.subjects)
+    other = None if alike else "queries"
+    if alike and a.basis is not None and b.basis is not None:  # a result made by hand has none
+        other = a.basis.difference(b.basis)
+    if other is not None:
+        raise InputError(
+            f"compare needs the same queries and the same gallery in both results: {other} differ; evaluate both "
+            "models on one protocol"
+        )
     count = 1 + int(a.subjects.max())
     weights = intervals.draw(count, replicates, seed)
     if groups is None:

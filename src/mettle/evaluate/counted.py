@@ -25,7 +25,7 @@ from mettle.evaluate.binning import Bins, Even, Gaps
 from mettle.evaluate.checks import both_kinds
 from mettle.evaluate.design import Design
 from mettle.evaluate.passes import Fast, Plain
-from mettle.evaluate.scores import Stream
+from mettle.evaluate.scores import Stream, acting
 from mettle.evaluate.window import Points, Window
 
 Walk = Callable[[Sequence[tuple[float, float]]], list[Window]]
@@ -82,7 +82,7 @@ class Counted:
 
     def below(self, thresholds: np.ndarray) -> np.ndarray:
         """About #impostor < τ: whole bins, and an equal share of the bin that τ falls into."""
-        t = np.asarray(thresholds, self.dtype)
+        t = acting(thresholds, self.dtype)
         finite = np.clip(t, self.bins.edges[0], self.bins.edges[-1]).astype(self.dtype)
         at = self.bins(finite)
         low, high = self.bins.edges[at], self.bins.edges[at + 1]

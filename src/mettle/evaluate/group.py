@@ -19,10 +19,10 @@ class Group:
     Attributes:
         name: the attribute's value.
         samples: rows in it.
-        subjects: subjects in it.
+        subjects: subjects in it that the metric rests on; test samples for a probe.
         values: by metric; None where the group cannot support it.
         verification: the group's own result, for curves and intervals; None for per-item metrics.
-        why_not: why a value is missing.
+        why_not: why a value is missing, or why the group is not ranked.
     """
 
     name: str

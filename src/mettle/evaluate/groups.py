@@ -5,22 +5,26 @@ at one *global* threshold, as a deployed system would. Results that have one val
 probes) are averaged by group.
 
 Groups with few subjects are listed, but a minimum over noisy estimates is biased low, so only groups with at least
-``minimum`` subjects may be the worst.
+``minimum`` subjects may be the worst. Who could make no error does not count: for EER, AUC and FNMR a group has as many
+subjects as have genuine pairs in it (for EER and AUC impostor pairs, if those are fewer), for FMR as many as have
+impostor pairs, and for a probe as many as it has test samples, which is what its interval resamples.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from mettle.errors import InputError, MettleError, nearest
-from mettle.evaluate.checks import NotMeasurable, Rows, codes, names, whole
+from mettle.evaluate.checks import NotMeasurable, Rows, codes, names, to_numpy, whole
 from mettle.evaluate.group import Group, Groups
 from mettle.evaluate.identification import Identification
+from mettle.evaluate.listing import check_trials
 from mettle.evaluate.probe import Probe
+from mettle.evaluate.resamples import sums
 from mettle.evaluate.retrieval import Retrieval
-from mettle.evaluate.several import Wholes, wholes
+from mettle.evaluate.several import Wholes, thresholds, wholes
 from mettle.evaluate.verification import Verification, verification
 
 MINIMUM = 50
@@ -45,7 +49,7 @@ def groups(
         metric: what to rank groups by; by default ``"eer"``, ``"recall@1"``, ``"rank_1"`` or ``"linear"``.
         far: verification: the false-accept rate that the global threshold is set for, over all pairs.
         threshold: verification: a threshold that was set elsewhere, in place of ``far``.
-        minimum: subjects that a group needs to be called the worst.
+        minimum: subjects that a group needs to be called the worst: those that the metric rests on (see above).
         gallery_attribute: verification against a gallery: the attribute of the gallery's rows.
 
     Example:
@@ -56,6 +60,7 @@ def groups(
         >>> g.worst.values["eer"], g["a"].subjects
         (0.0, 2)
     """
+    whole(minimum, "minimum", 0)
     if isinstance(result, Verification):
         return _pairs(result, attribute, gallery_attribute, metric or "eer", far, threshold, minimum)
     values, positions, subjects, count = _items(result)
@@ -75,7 +80,7 @@ def groups(
 def _items(
     result: Retrieval | Identification | Probe,
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, int]:
-    """Values by item, which rows they belong to, their subjects, and how many rows there are."""
+    """Values by item, which rows they belong to, what is independent in them, and how many rows there are."""
     if isinstance(result, Retrieval):
         first = dict(sorted(result.per_query.items(), key=lambda item: not item[0].startswith("recall@")))
         return first, result.queries, result.subjects, len(result.queries) + result.excluded
@@ -84,7 +89,7 @@ def _items(
     if isinstance(result, Probe):
         n = len(result.linear.labels)
         values = {"linear": result.linear.correct, "knn": result.knn.correct}
-        return values, np.arange(n), codes(result.linear.labels)[0], n
+        return values, np.arange(n), np.arange(n), n  # a closed set: classes are given, its samples are drawn
     raise InputError(
         f"groups slices a result of verification, retrieval, identification or probe: got {type(result).__name__}"
     )
@@ -119,17 +124,19 @@ def _pairs(
     if gallery is not None and other is None:
         raise InputError("gallery_attribute is needed: the verification compared with a gallery")
     shelf = None if gallery is None else _masks(other, len(gallery), "gallery_attribute")
-    at = v.threshold(far) if threshold is None else float(threshold)
+    at = v.threshold(far) if threshold is None else thresholds(threshold, "threshold")[0]
     found = {}
     for name, mask in masks.items():
         among = None if shelf is None else shelf.get(name, np.zeros(len(gallery or ()), bool))
-        found[name] = _group(v, name, mask, among, at)
+        found[name] = _group(v, name, mask, among, at, metric, minimum)
     return Groups(found, metric, minimum, at, far if threshold is None else None)
 
 
-def _group(v: Verification, name: str, mask: np.ndarray, among: np.ndarray | None, threshold: float) -> Group:
+def _group(
+    v: Verification, name: str, mask: np.ndarray, among: np.ndarray | None, threshold: float, metric: str, minimum: int
+) -> Group:
     assert v.source is not None
-    people = len(np.unique(v.source.probe.labels[mask]))
+    people, rows = len(np.unique(v.source.probe.labels[mask])), int(mask.sum())
     missing: dict[str, float | None] = {"eer": None, "auc": None, "fmr": None, "fnmr": None}
     try:
         whole = mask.all() and (among is None or among.all())  # one group of all: nothing to count again
@@ -138,8 +145,65 @@ def _group(v: Verification, name: str, mask: np.ndarray, among: np.ndarray | Non
         fmr, fnmr = own.rates(threshold)
         values: dict[str, float | None] = {"eer": own.eer, "auc": own.auc, "fmr": fmr, "fnmr": fnmr}
     except MettleError as e:
-        return Group(name, int(mask.sum()), people, missing, None, str(e))
-    return Group(name, int(mask.sum()), people, values, own)
+        return Group(name, rows, people, missing, None, str(e))
+    genuine, impostor = paired(own)
+    count, kind = (impostor, "impostor") if metric == "fmr" else (genuine, "genuine")
+    if metric in ("eer", "auc") and impostor < genuine:
+        count, kind = impostor, "impostor"
+    few = f"{metric} rests on the {count} of its {people} subjects that have {kind} pairs"
+    return Group(name, rows, count, values, own, few if count < minimum <= people else "")
+
+
+def paired(v: Verification) -> tuple[int, int]:
+    """How many subjects have genuine pairs, and how many have impostor pairs: counted by rows, nothing is scored."""
+    assert v.source is not None
+    probe, gallery = v.source.probe, v.source.gallery
+    other = probe if gallery is None else gallery
+    if v.trials == "listed":
+        i, j, target = check_trials(v.source.arguments["trials"], probe, gallery)
+        both = np.append(probe.labels[i[~target]], other.labels[j[~target]])
+        return len(np.unique(probe.labels[i[target]])), len(np.unique(both))
+    genuine, impostor = _partners(probe, other, v.trials)
+    strangers = [probe.labels[impostor > 0]]
+    if gallery is not None:
+        strangers.append(other.labels[_partners(other, probe, v.trials)[1] > 0])
+    return len(np.unique(probe.labels[genuine > 0])), len(np.unique(np.concatenate(strangers)))
+
+
+def _partners(rows: Rows, others: Rows, trials: str) -> tuple[np.ndarray, np.ndarray]:
+    """With how many of the others each row makes a genuine pair, and an impostor pair; one sample makes none."""
+    label = codes(rows.labels, others.labels)
+    every, alike = np.full(len(rows), len(others)), _equal(*label)
+    same = np.zeros(len(rows), np.int64)  # pairs of one sample are pairs of one label
+    sample = None
+    if rows is others:
+        sample = [np.arange(len(rows))] * 2 if rows.ids is None else codes(rows.ids, rows.ids)
+    elif rows.ids is not None and others.ids is not None:
+        sample = codes(rows.ids, others.ids)
+    if sample is not None:
+        same = _equal(*sample)
+    if trials == "all":
+        return alike - same, every - alike
+    assert rows.domains is not None
+    assert others.domains is not None
+    domain = codes(rows.domains, others.domains)
+    near, both = _equal(*domain), _equal(*_joint(label, domain))
+    self_near = same if sample is None else _equal(*_joint(sample, domain))
+    if trials == "within":
+        return both - self_near, near - both
+    return alike - both - (same - self_near), every - near - (alike - both)
+
+
+def _equal(one: np.ndarray, two: np.ndarray) -> np.ndarray:
+    """How many of ``two`` equal each of ``one``."""
+    ordered = np.sort(two)
+    return np.searchsorted(ordered, one, side="right") - np.searchsorted(ordered, one, side="left")
+
+
+def _joint(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Numbers for two columns of both sides that are equal where both columns are."""
+    size = 1 + max(int(side.max()) for side in b)
+    return [first.astype(np.int64) * size + second for first, second in zip(a, b, strict=True)]
 
 
 def again(v: Verification, mask: np.ndarray, among: np.ndarray | None = None) -> Verification:
@@ -174,9 +238,12 @@ def _some(rows: Rows, mask: np.ndarray) -> Rows:
 
 def bands(values: Any, count: int = 4, what: str = "") -> np.ndarray:
     """Cut numbers into bands of about equal size, as an attribute: ``"1 of 4"`` holds the lowest."""
-    v = np.asarray(values, np.float64)
-    if v.ndim != 1 or not np.isfinite(v).all():
-        raise InputError(f"bands cuts a vector of finite numbers: got shape {v.shape}, or NaN or infinity in it")
+    v = to_numpy(values, "values")
+    if v.ndim != 1 or v.dtype.kind not in "fiub" or not len(v) or not np.isfinite(v).all():
+        raise InputError(
+            f"bands cuts a vector of finite numbers: got shape {v.shape}, dtype {v.dtype}, or NaN or infinity in it"
+        )
+    v = v.astype(np.float64)
     whole(count, "count", 2)
     edges = np.unique(np.quantile(v, np.linspace(0, 1, count + 1)[1:-1]))
     at = np.searchsorted(edges, v, side="right")
@@ -185,7 +252,9 @@ def bands(values: Any, count: int = 4, what: str = "") -> np.ndarray:
 
 def class_size(labels: Any, edges: Wholes = (3, 6, 11, 51)) -> np.ndarray:
     """How many samples each sample's class has, as an attribute: ``"3 to 5"``, ``"51 or more"``."""
-    y = np.asarray(labels)
+    y = to_numpy(labels, "labels")
+    if y.ndim != 1:
+        raise InputError(f"labels must be a vector, one label per sample: got shape {y.shape}")
     size = np.unique(y, return_inverse=True, return_counts=True)
     n = size[2][size[1].reshape(-1)]
     cuts = wholes(edges, "edges")
@@ -200,8 +269,7 @@ def resampled_worst(values: np.ndarray, subjects: np.ndarray, group: np.ndarray,
     found = []
     for g in np.unique(group):
         inside = group == g
-        sums = np.bincount(subjects[inside], weights=values[inside], minlength=weights.shape[1])
-        counts = np.bincount(subjects[inside], minlength=weights.shape[1])
-        total = weights @ counts
-        found.append(np.where(total > 0, (weights @ sums) / np.maximum(total, 1), np.inf))
+        totals = np.bincount(subjects[inside], weights=values[inside], minlength=weights.shape[1])
+        counts = sums(weights, np.bincount(subjects[inside], minlength=weights.shape[1]))
+        found.append(np.where(counts > 0, sums(weights, totals) / np.maximum(counts, 1), np.inf))
     return np.min(found, axis=0)

@@ -23,6 +23,7 @@ from mettle.evaluate import intervals, point, several
 from mettle.evaluate.checks import NotMeasurable, check_apart, check_tuple, codes, whole
 from mettle.evaluate.copies import across
 from mettle.evaluate.intervals import Interval
+from mettle.evaluate.resamples import parts, some
 from mettle.evaluate.several import Numbers
 from mettle.evaluate.unit import Unit
 
@@ -87,7 +88,7 @@ class Identification:
 
     def found(self, rank: int = 1) -> np.ndarray:
         """For each mated probe, the chance that its identity is among the ``rank`` best."""
-        if not 1 <= rank <= self.enrolled:
+        if whole(rank, "rank", 1) > self.enrolled:
             raise InputError(f"rank must lie between 1 and the {self.enrolled} enrolled identities: got {rank}")
         return np.clip((rank - self.above) / self.tied, 0, 1)
 
@@ -113,7 +114,7 @@ class Identification:
         """The smallest threshold that keeps FPIR at or below a rate, and TPIR there."""
         counts = self.enrolled, len(self.mated), len(self.unknown)
         found = self.found(rank)
-        budget = point.rate(fpir, "fpir") * len(self.unknown)
+        budget = point.budget(fpir, len(self.unknown), "fpir")
         if budget < 1:
             return Identified(fpir, None, None, None, rank, *counts, "not measurable")
         alarms = len(self.best) - np.searchsorted(np.sort(self.best), self._thresholds, side="left")
@@ -157,17 +158,25 @@ class Identification:
         if metric == "tpir":
             intervals.check_subjects(len(np.unique(self.subjects[self.unknown])), "subjects with unknown probes")
         weights = intervals.draw(count, replicates, seed)
+        kept = _number(rate) if metric == "tpir" else None
+        walk = parts(replicates, len(self.subjects))
+        hits, total = (np.concatenate(c) for c in zip(*(self._drawn(weights[p], kept) for p in walk), strict=True))
+        able = total > 0
+        values = hits[able] / total[able]
+        method = f"probe-{intervals.METHOD}, gallery fixed"
+        among = np.isin(np.arange(count), self.subjects[self.mated])  # a stranger cannot be missed
+        drawn, probes = some(weights, able), len(self.mated)
+        found = intervals.percentile(values, point, drawn, level, seed, method, rate=probes, among=among)
+        return intervals.zero_errors(found, int(among.sum()), point) if point in (0, 1) else found
+
+    def _drawn(self, weights: np.ndarray, fpir: float | None) -> tuple[np.ndarray, np.ndarray]:
+        """How many mated probes each replicate finds, and how many it has."""
         w, u = weights[:, self.subjects[self.mated]], weights[:, self.subjects[self.unknown]]
-        if metric == "rank_1":
+        if fpir is None:
             hits = np.broadcast_to(self.found(1), w.shape)
         else:
-            hits = self.found(1) * (self.own >= self._resampled(u, float(rate))[:, None])
-        total = w.sum(axis=1)
-        able = total > 0
-        values = (w * hits).sum(axis=1)[able] / total[able]
-        method = f"probe-{intervals.METHOD}, gallery fixed"
-        found = intervals.percentile(values, point, weights[able], level, seed, method, rate=len(self.mated))
-        return intervals.zero_errors(found, count, point) if point in (0, 1) else found
+            hits = self.found(1) * (self.own >= self._resampled(u, fpir)[:, None])
+        return (w * hits).sum(axis=1), w.sum(axis=1)
 
     def _resampled(self, weights: np.ndarray, fpir: float) -> np.ndarray:
         """The threshold of each replicate: just above the score at which the allowed share of alarms is exceeded."""
@@ -181,9 +190,14 @@ class Identification:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader should know before trusting the numbers."""
+        notes = self.notes
+        if self.enrolled == 1:
+            notes += (
+                "one identity is enrolled: rank 1 and CMC are 1 whatever the scores; TPIR at an FPIR still tells",
+            )
         if len(self.unknown):
-            return self.notes
-        return (*self.notes, "no unknown probes: a closed-set result, which says nothing about strangers")
+            return notes
+        return (*notes, "no unknown probes: a closed-set result, which says nothing about strangers")
 
     def summary(self, fpirs: Numbers = (0.1, 0.01)) -> dict[str, Any]:
         """Everything as plain numbers, ready for JSON; interval None where subjects are too few."""

@@ -35,10 +35,12 @@ import numpy as np
 from scipy.special import logit, ndtr, ndtri, stdtrit
 
 from mettle.errors import InputError
+from mettle.evaluate import resamples
 from mettle.evaluate.checks import NotMeasurable, whole
 from mettle.evaluate.curve import grid
 from mettle.evaluate.point import Pairs
-from mettle.evaluate.tally import PARTNERS, is_dense, sampled, taking_part, tally, weighed
+from mettle.evaluate.scores import acting
+from mettle.evaluate.tally import PARTNERS, is_dense, sampled, tally, weighed
 
 REPLICATES = 1000
 LEAST = 6  # subjects of each kind that an interval needs, see above
@@ -76,6 +78,7 @@ def percentile(
     method: str,
     *,
     rate: int | None = None,
+    among: np.ndarray | None = None,
 ) -> Interval:
     """Percentiles of the replicates, corrected for bias, skewness and few or unequal subjects (BCa, Student tails).
 
@@ -87,6 +90,11 @@ def percentile(
         ν = 2S / (κ − 1), κ = S Σ U⁴ / (Σ U²)², between 2 and S − 1                  subjects that count
         z = √(S/(S−1))·t_ν(α/2), and the lower end is the quantile Φ(z₀ + (z₀ + z) / (1 − a(z₀ + z)))
 
+    Where the value rests on some subjects only (a miss needs a genuine pair), the others have a U of nothing but noise,
+    and three hundred bystanders would make eight people look like many. Then a and ν are those of the subjects that it
+    rests on, ν no larger than over everybody; S in z stays who was drawn, as a resample that holds now more, now fewer
+    of the eight already is wider by as much.
+
     Args:
         values: (b,) replicates.
         point: the value itself.
@@ -95,31 +103,42 @@ def percentile(
         seed: of the resampling, for the record.
         method: in words.
         rate: how many items a rate in [0, 1] rests on; U is then taken on the logit scale. None for differences.
+        among: (S,) mask of the subjects that the value rests on; by default all.
 
     Raises:
         InputError: a level outside (0, 1), or not one replicate for each tail.
     """
     _check_level(level, len(values))
-    subjects, scaled, centre = weights.shape[1], values, point
+    drawn, scaled, centre = weights.shape[1], values, point
+    subjects = drawn if among is None else int(np.count_nonzero(among))
     if rate is not None:
         ends = 0.5 / rate, 1 - 0.5 / rate
         scaled, centre = logit(np.clip(values, *ends)), float(logit(np.clip(point, *ends)))
-    moved = (weights - 1.0).T @ (scaled - scaled.mean()) / len(values)
+    moved = resamples.moved(weights, scaled - scaled.mean()) / len(values)
     second = float(np.square(moved).sum())
     if second == 0:  # nothing moves
         low, high = min(float(values.min()), point), max(float(values.max()), point)
         found = Interval(low, high, level, len(values), seed, method)
         return found if rate is None or low < high else all_alike(found, subjects, point)
-    skew = float((moved**3).sum()) / (6 * second**1.5)
-    peaked = subjects * float((moved**4).sum()) / second**2
-    count = float(np.clip(2 * subjects / max(peaked - 1, 1e-9), min(2, subjects - 1), subjects - 1))
-    z = np.sqrt(subjects / (subjects - 1)) * stdtrit(count, (1 - level) / 2)
+    skew, count = _shape(moved)
+    if among is not None and not among.all() and moved[among].any():
+        everybody, (skew, count) = count, _shape(moved[among])
+        count = min(count, everybody)
+    z = np.sqrt(drawn / (drawn - 1)) * stdtrit(count, (1 - level) / 2)
     share = ((scaled < centre).mean() + (scaled <= centre).mean()) / 2
     bias = float(np.clip(ndtri(np.clip(share, 0.01, 0.99)), -1, 1))
     tails = [ndtr(bias + (bias + t) / max(1 - skew * (bias + t), 0.1)) for t in (z, -z)]
     low, high = np.quantile(values, np.clip(tails, 0, 1))
     found = Interval(min(float(low), point), max(float(high), point), level, len(values), seed, method)
     return found if rate is None or found.low < found.high else all_alike(found, subjects, point)
+
+
+def _shape(moved: np.ndarray) -> tuple[float, float]:
+    """Skewness a and the number ν of subjects that count, from how much each of them moves the value."""
+    subjects, second = len(moved), float(np.square(moved).sum())
+    skew = float((moved**3).sum()) / (6 * second**1.5)
+    peaked = subjects * float((moved**4).sum()) / second**2
+    return skew, float(np.clip(2 * subjects / max(peaked - 1, 1e-9), min(2, subjects - 1), subjects - 1))
 
 
 def _check_level(level: float, replicates: int) -> None:
@@ -169,7 +188,7 @@ def stated(make: Callable[[], Interval]) -> dict[str, Any] | None:
 
 
 def draw(subjects: int, replicates: int, seed: int) -> np.ndarray:
-    """(replicates, subjects) int64: how often each subject is drawn; every row sums to ``subjects``.
+    """(replicates, subjects) whole numbers: how often each subject is drawn; every row sums to ``subjects``.
 
     Raises:
         InputError: replicates or a seed that are no whole numbers from 1 and from 0 up.
@@ -178,9 +197,7 @@ def draw(subjects: int, replicates: int, seed: int) -> np.ndarray:
     whole(replicates, "replicates", 1)
     whole(seed, "seed", 0)
     check_subjects(subjects)
-    drawn = np.random.default_rng(seed).integers(subjects, size=(replicates, subjects))
-    drawn += subjects * np.arange(replicates)[:, None]
-    return np.bincount(drawn.ravel(), minlength=replicates * subjects).reshape(replicates, subjects)
+    return resamples.drawn(subjects, replicates, seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,6 +212,7 @@ class Replicates:
         method: in words.
         rows: (b,) which of the draws were usable, ascending.
         weights: (b, S) how often each subject was drawn.
+        paired: (S,) masks of the subjects with genuine pairs, and of those with impostor pairs.
     """
 
     impostor: np.ndarray
@@ -204,6 +222,12 @@ class Replicates:
     method: str
     rows: np.ndarray
     weights: np.ndarray
+    paired: tuple[np.ndarray, np.ndarray]
+
+    def among(self, metric: str) -> np.ndarray:
+        """Mask of the subjects that a metric rests on: who has genuine pairs for TAR, else the rarer kind of pairs."""
+        genuine, impostor = self.paired
+        return genuine if metric == "tar" or genuine.sum() <= impostor.sum() else impostor
 
     def curves(self) -> tuple[np.ndarray, np.ndarray]:
         """FMR and FNMR at each grid threshold and at +∞, one row per resample."""
@@ -259,41 +283,49 @@ def resample(scores: Pairs, *, replicates: int = REPLICATES, seed: int = 0, dens
     count = scores.subjects
     if count == 0:
         next(scores.stream(True))  # says what is missing
-    weights = np.vstack([np.ones((1, count), np.int64), draw(count, replicates, seed)])
+    weights = draw(count, replicates, seed)
     dense = is_dense(scores) if dense is None else dense
     size = int(np.clip((1 << 24) // count**2, 256, 1024)) if dense else 256
     thresholds, complete = grid(scores, size)
-    positive, negative = _weighed(scores, thresholds, weights, dense)
+    every = np.vstack([np.ones((1, count), weights.dtype), weights])
+    positive, negative, paired = _weighed(scores, thresholds, every, dense)
     usable = (positive.sum(axis=1) > 0) & (negative.sum(axis=1) > 0)
     method = "subject bootstrap, percentile widened for few subjects"
     method += "" if dense else ", first-order impostor weights"
     method += f", impostors among {PARTNERS} rows" if not dense and sampled(scores) is not None else ""
     rows = np.flatnonzero(usable[1:])
-    drawn = weights[1:][rows].astype(np.int16)
-    return Replicates(negative[usable], positive[usable], complete, seed, method, rows, drawn)
+    drawn = resamples.some(weights, usable[1:])
+    return Replicates(negative[usable], positive[usable], complete, seed, method, rows, drawn, paired)
 
 
 def at_thresholds(
     scores: Pairs, thresholds: Sequence[float], *, replicates: int = REPLICATES, seed: int = 0
-) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """FMR and FNMR of every usable resample at each fixed threshold, and the weights of the subjects in it."""
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]]:
+    """FMR and FNMR of every usable resample at each fixed threshold, the weights in it, and who has pairs of a kind."""
     count = scores.subjects
     if count == 0:
         next(scores.stream(True))  # says what is missing
     weights = draw(count, replicates, seed)
-    edges, place = np.unique(np.asarray(thresholds, scores.dtype), return_inverse=True)
-    positive, negative = _weighed(scores, edges, weights, is_dense(scores))
+    edges, place = np.unique(acting(np.asarray(thresholds), scores.dtype), return_inverse=True)
+    positive, negative, paired = _weighed(scores, edges, weights, is_dense(scores))
     negative = np.maximum(negative, 0)
     usable = (positive.sum(axis=1) > 0) & (negative.sum(axis=1) > 0)
     positive, negative = positive[usable], negative[usable]
     fmr = negative[:, ::-1].cumsum(axis=1)[:, ::-1] / negative.sum(axis=1, keepdims=True)
     fnmr = positive.cumsum(axis=1) / positive.sum(axis=1, keepdims=True)
-    return [(fmr[:, k + 1], fnmr[:, k], weights[usable]) for k in place.reshape(-1)]
+    weights = resamples.some(weights, usable)
+    return [(fmr[:, k + 1], fnmr[:, k], weights, paired) for k in place.reshape(-1)]
 
 
-def _weighed(scores: Pairs, thresholds: np.ndarray, weights: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Genuine and impostor scores in each bin for every row of weights, if enough people have pairs of both kinds."""
-    counts = tally(scores, thresholds, dense)
-    for people, kind in zip(taking_part(*counts), ("genuine", "impostor"), strict=True):
-        check_subjects(people, f"subjects with {kind} pairs")
-    return weighed(*counts, weights)
+def _weighed(
+    scores: Pairs, thresholds: np.ndarray, weights: np.ndarray, dense: bool
+) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Genuine and impostor scores in each bin for every row of weights, and who has pairs of either kind: enough do."""
+    genuine, impostor = tally(scores, thresholds, dense)
+    seen = np.any(impostor, axis=-1)
+    if seen.ndim == 2:  # a pair stands at its two subjects, in either order
+        seen = np.any(seen, axis=0) | np.any(seen, axis=1)
+    paired = np.any(genuine, axis=1), seen
+    for people, kind in zip(paired, ("genuine", "impostor"), strict=True):
+        check_subjects(int(np.count_nonzero(people)), f"subjects with {kind} pairs")
+    return *weighed(genuine, impostor, weights), paired

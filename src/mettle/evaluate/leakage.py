@@ -8,7 +8,8 @@ well look alike by right, that is reported and fails only if asked to.
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from mettle.evaluate.checks import check_embeddings, to_numpy
 from mettle.evaluate.unit import Unit
 
 NEAR = 0.98
+LISTED = 10_000  # near-duplicates that are listed one by one
+_CELLS = 1 << 22
 _NAMED = 3  # leaks of one kind that a message names
 
 
@@ -31,10 +34,12 @@ class Leak:
     Attributes:
         kind: "id", "hash", "subject", "near-duplicate" or "look".
         what: the id, hash or label; for near-duplicates and looks the two positions.
+        count: how many it stands for: 1, but of more near-duplicates than are listed the last stands for the rest.
     """
 
     kind: str
     what: Any
+    count: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +54,16 @@ class Part:
 
 
 def leaks(first: Part, second: Part, *, disjoint_subjects: bool = True, near: float = NEAR) -> tuple[Leak, ...]:
-    """Everything that is on both sides.
+    """Everything that is on both sides; of near-duplicates 10,000 are listed, by position, and all are counted.
 
     Args:
         first: one side.
         second: the other.
         disjoint_subjects: whether one subject on both sides is a leak.
-        near: cosine from which two embeddings are near-duplicates.
+        near: cosine from which two embeddings are near-duplicates, from -1 to 1.
     """
+    if not isinstance(near, Real) or not -1 <= near <= 1:
+        raise InputError(f"near must be a cosine from -1 to 1: got {near!r}; {NEAR} is usual")
     found: list[Leak] = []
     columns = [("id", "ids"), ("hash", "hashes")] + ([("subject", "subjects")] if disjoint_subjects else [])
     for kind, column in columns:
@@ -108,9 +115,9 @@ def gate(
         return found
     words = []
     for kind in dict.fromkeys(leak.kind for leak in grave):
-        which = [str(leak.what) for leak in grave if leak.kind == kind]
-        more = "" if len(which) <= _NAMED else ", …"
-        words.append(f"{len(which)} with the same {kind} ({', '.join(which[:_NAMED])}{more})")
+        those = [leak for leak in grave if leak.kind == kind]
+        which, count = [str(leak.what) for leak in those[:_NAMED]], sum(leak.count for leak in those)
+        words.append(f"{count} with the same {kind} ({', '.join(which)}{', …' if count > _NAMED else ''})")
     raise DataError(
         f"leak between {names[0]} and {names[1]}: {'; '.join(words)}. Take them out of one side: numbers measured on "
         "what was trained on say nothing"
@@ -148,8 +155,13 @@ def _near(a: Any, b: Any, near: float) -> list[Leak]:
     values = [to_numpy(v, "embeddings") for v in (a, b)]
     rows = [check_embeddings(v, np.arange(len(v))) for v in values]
     units = [Unit.of(r.values, False) for r in rows]
-    found = []
-    for start in range(0, len(units[0]), 512):
-        tile = units[0].take(slice(start, start + 512)).cosine(units[1])
-        found += [Leak("near-duplicate", (start + int(i), int(j))) for i, j in np.argwhere(tile >= near)]
-    return found
+    listed: list[tuple[int, int]] = []
+    count = 0
+    for start in range(0, len(units[0]), step := max(1, min(512, _CELLS // len(units[1])))):
+        close = units[0].take(slice(start, start + step)).cosine(units[1]) >= near
+        count += int(np.count_nonzero(close))
+        if len(listed) < LISTED:
+            i, j = (side[: LISTED - len(listed)].tolist() for side in np.nonzero(close))
+            listed += [(start + a, b) for a, b in zip(i, j, strict=True)]
+    found = [Leak("near-duplicate", pair) for pair in listed]
+    return [*found[:-1], replace(found[-1], count=1 + count - len(found))] if found else []

@@ -134,10 +134,10 @@ class Fast:
                 np.abs(away, out=away)
                 half = (high - low) / 2 + self.slack * 1.01 + 4 * float(np.finfo(self.type).eps)
                 at = np.flatnonzero(np.less_equal(away, self.type.type(half), out=inside))
-                sieve.pour(self._exactly(rows, cols, at[flat[at] <= top]))
+                sieve.pour(self.exactly(rows, cols, at[flat[at] <= top]))
         return [sieve.window() for sieve in sieves]
 
-    def _exactly(self, rows: slice, cols: slice, at: np.ndarray) -> np.ndarray:
+    def exactly(self, rows: slice, cols: slice, at: np.ndarray) -> np.ndarray:
         """The exact scores at some places of a tile."""
         width = cols.stop - cols.start
         if len(at) * DEAR > (rows.stop - rows.start) * width:

@@ -27,7 +27,7 @@ from mettle.durable import write_text
 from mettle.errors import DataError, InputError, nearest
 from mettle.evaluate.by_id import Known
 from mettle.evaluate.calibrate import Carried, calibrate
-from mettle.evaluate.checks import NotMeasurable, integers, names
+from mettle.evaluate.checks import NotMeasurable, integers, names, whole
 from mettle.evaluate.identification import Identification, identification
 from mettle.evaluate.leakage import gate
 from mettle.evaluate.retrieval import Retrieval, retrieval
@@ -238,13 +238,16 @@ def known_unknown(
 def _enrol(
     ids: np.ndarray, labels: np.ndarray, people: np.ndarray, k: int, seed: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    if k < 1:
-        raise InputError(f"k must be at least 1: got {k}")
+    whole(k, "k", 1)
+    order = np.lexsort((ids, labels))
+    ids, labels = ids[order], labels[order]
+    people = np.sort(people)
+    starts, stops = (np.searchsorted(labels, people, side=side).tolist() for side in ("left", "right"))
     rng = np.random.default_rng((seed, 1))
     gallery: list[int] = []
     probes: list[int] = []
-    for person in np.sort(people):
-        own = rng.permutation(np.sort(ids[labels == person]))
+    for start, stop in zip(starts, stops, strict=True):
+        own = rng.permutation(ids[start:stop])
         if len(own) > k:
             gallery += own[:k].tolist()
             probes += own[k:].tolist()

@@ -15,7 +15,7 @@ import numpy as np
 from mettle.errors import InputError
 from mettle.evaluate.checks import NotMeasurable
 from mettle.evaluate.counted import Counted
-from mettle.evaluate.scores import Scores
+from mettle.evaluate.scores import Scores, acting
 from mettle.evaluate.window import Points
 
 Pairs = Scores | Counted  # sorted scores, or counts with a way to look closer
@@ -62,7 +62,7 @@ class Bracket:
 
 def counts(scores: Pairs, threshold: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """False accepts #impostor ≥ τ and false rejects #genuine < τ, as int64; one threshold exactly, many as drawn."""
-    t = np.asarray(threshold, scores.dtype)
+    t = acting(threshold, scores.dtype)
     if isinstance(scores, Counted) and t.ndim == 0:
         accepts, rejects = scores.exactly(float(t))
         return np.asarray(accepts), np.asarray(rejects)
@@ -159,12 +159,12 @@ def _surrounding(scores: Counted, at: int) -> tuple[int, int]:
 def operating_point(scores: Pairs, far: float) -> OperatingPoint:
     """The smallest threshold with FMR ≤ far: no interpolation, never the nearest rate."""
     n_i, n_g = scores.impostors, len(scores.genuine)
-    budget = rate(far) * n_i
-    if budget < 1:
+    errors = budget(far, n_i)
+    if errors < 1:
         return OperatingPoint(far, None, None, None, None, n_i, "not measurable")
-    threshold = threshold_for(scores, math.floor(budget))
+    threshold = threshold_for(scores, math.floor(errors))
     accepts, rejects = (int(c) for c in counts(scores, threshold))
-    return OperatingPoint(far, accepts / n_i, (n_g - rejects) / n_g, threshold, accepts, n_i, status(float(budget)))
+    return OperatingPoint(far, accepts / n_i, (n_g - rejects) / n_g, threshold, accepts, n_i, status(float(errors)))
 
 
 def status(budget: float) -> str:
@@ -231,6 +231,19 @@ def rate(far: float, name: str = "far") -> Fraction:
     if not isinstance(far, int | float | np.floating) or not 0 < far <= 1:
         raise InputError(f"{name} must be a rate above 0 and at most 1: got {far!r}")
     return Fraction(str(float(far)))
+
+
+def budget(far: float, n: int, name: str = "far") -> Fraction:
+    """Errors among ``n`` that a rate allows, far · n; a rate that came from k / n allows k of them, however rounded."""
+    errors = rate(far, name) * n
+    whole = math.floor(errors) + 1
+    return Fraction(whole) if n and whole / n <= float(far) else errors
+
+
+def least(far: float) -> int:
+    """How many impostor pairs a rate needs to be measurable."""
+    n = math.ceil(1 / rate(far))
+    return n - 1 if n > 1 and budget(far, n - 1) >= 1 else n
 
 
 def _rates(scores: Scores, threshold: float) -> tuple[Fraction, Fraction]:

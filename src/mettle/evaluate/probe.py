@@ -21,6 +21,7 @@ from mettle.evaluate import intervals
 from mettle.evaluate.checks import Rows, check_apart, check_tuple, whole
 from mettle.evaluate.copies import across
 from mettle.evaluate.intervals import Interval
+from mettle.evaluate.resamples import sums
 from mettle.evaluate.unit import Unit
 
 _CELLS = 1 << 22
@@ -92,7 +93,7 @@ class Probe:
             float(values.mean()),
             f"{intervals.METHOD.replace('subject', 'test-sample')}, training side fixed",
         )
-        drawn = weights @ values / len(values)
+        drawn = sums(weights, values) / len(values)
         found = intervals.percentile(drawn, point, weights, level, seed, method, rate=len(values))
         return intervals.zero_errors(found, len(values), point) if point in (0, 1) else found
 

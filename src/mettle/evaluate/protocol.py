@@ -42,9 +42,24 @@ class Scenario:
         return verification(**self._arguments(z, samples), trials=self.trials)
 
     def retrieval(self, z: np.ndarray, samples: Samples, ks: Wholes) -> Retrieval:
-        """Nearest neighbours of this scenario; across domains, candidates of the query's own domain are left out."""
-        apart = self.trials == "across"
-        return retrieval(**self._arguments(z, samples), k=ks, exclude_same_domain=apart)
+        """Nearest neighbours of this scenario, among the candidates that its pairs are made with."""
+        given = self._arguments(z, samples)
+        apart, together = self.trials == "across", self.trials == "within"
+        return retrieval(**given, k=ks, exclude_same_domain=apart, only_same_domain=together)
+
+    def fewest(self, samples: Samples) -> int:
+        """Candidates of the query that has fewest among those with a right one."""
+        if self.gallery is not None or self.trials == "all" or samples.domain is None:
+            return len(self.probe) - 1 if self.gallery is None else len(self.gallery)
+        people, domains = samples.labels[self.probe], samples.domain.codes[self.probe]
+        size, both = np.bincount(domains), np.unique(np.stack([people, domains], 1), axis=0, return_counts=True)
+        found, own = both[0], both[1]
+        if self.trials == "within":
+            there, right = size[found[:, 1]] - 1, own > 1
+        else:
+            there = len(people) - size[found[:, 1]]
+            right = np.bincount(people)[found[:, 0]] > own
+        return int(there[right].min(initial=len(people)))
 
     def _arguments(self, z: np.ndarray, samples: Samples) -> dict[str, Any]:
         domains = None if samples.domain is None else samples.domain.codes
@@ -102,7 +117,7 @@ def judge(z: np.ndarray, samples: Samples, ks: Wholes = (1, 2, 4, 8)) -> Judged:
         z,
         ways,
         {way.name: way.verification(z, samples) for way in ways},
-        {way.name: way.retrieval(z, samples, _possible(chosen, way)) for way in ways},
+        {way.name: way.retrieval(z, samples, _possible(chosen, way.fewest(samples))) for way in ways},
     )
 
 
@@ -152,7 +167,9 @@ def thresholds(z: np.ndarray, samples: Samples, fars: Numbers, measured_on: str)
     for far in several.rates(fars):
         point = v.operating_point(far)
         if point.threshold is None or not np.isfinite(point.threshold):
-            found[f"{far:g}"] = {"threshold": None, "status": point.status, "impostors": v.impostor}
+            # None accepts so few: equal scores of strangers, or of everybody, leave nothing between.
+            why = point.status if point.threshold is None else "no threshold: too many equal scores"
+            found[f"{far:g}"] = {"threshold": None, "status": why, "impostors": v.impostor}
             continue
         found[f"{far:g}"] = {
             "threshold": point.threshold,
@@ -184,9 +201,8 @@ def transfer(judged: Judged, set_thresholds: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def _possible(ks: Sequence[int], way: Scenario) -> tuple[int, ...]:
+def _possible(ks: Sequence[int], candidates: int) -> tuple[int, ...]:
     """The K that are not larger than the number of candidates."""
-    candidates = len(way.probe) - 1 if way.gallery is None else len(way.gallery)
     return tuple(k for k in ks if k <= candidates) or (1,)
 
 

@@ -39,13 +39,13 @@ class Ranked:
     total: np.ndarray
 
 
-def ranked(query: Rows, gallery: Rows, other_domain: bool, most: int, chunk: int | None) -> Iterator[Ranked]:
+def ranked(query: Rows, gallery: Rows, trials: str, most: int, chunk: int | None) -> Iterator[Ranked]:
     """Rank the candidates of every query that has a relevant one, as far as max(most, R) needs.
 
     Args:
         query: checked queries.
         gallery: checked gallery; the same object when a set is searched in itself.
-        other_domain: whether candidates of the query's own domain are left out.
+        trials: ``"all"`` candidates, those of the query's own domain (``"within"``), or of others (``"across"``).
         most: the largest K.
         chunk: queries in one tile, by default what fits.
     """
@@ -56,7 +56,7 @@ def ranked(query: Rows, gallery: Rows, other_domain: bool, most: int, chunk: int
     labels, among = codes(query.labels, gallery.labels)
     frequency = np.bincount(among, minlength=int(labels.max()) + 1)
     own = _Same.of(query, gallery)
-    domain = codes(query.domains, gallery.domains) if other_domain else None  # type: ignore[arg-type]
+    domain = codes(query.domains, gallery.domains) if trials != "all" else None  # type: ignore[arg-type]
     step = min(chunk or max(1, _TILE // len(gallery)), len(query))
     room = np.empty((step, len(gallery)), np.float32)
     for start in range(0, len(query), step):
@@ -67,7 +67,8 @@ def ranked(query: Rows, gallery: Rows, other_domain: bool, most: int, chunk: int
         # One id is one label, so whatever its id took out was relevant.
         total = frequency[labels[part]] - removed
         if domain is not None:
-            tile[domain[0][part, None] == domain[1][None]] = -np.inf
+            same = domain[0][part, None] == domain[1][None]
+            tile[same if trials == "across" else ~same] = -np.inf
             there = tile > -np.inf
             candidates, total = there.sum(axis=1), (there & (labels[part, None] == among)).sum(axis=1)
         judged = np.flatnonzero(total > 0)

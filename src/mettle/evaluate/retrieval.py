@@ -27,10 +27,12 @@ import numpy as np
 
 from mettle.errors import InputError, nearest
 from mettle.evaluate import intervals
+from mettle.evaluate.basis import Basis, of_ranking
 from mettle.evaluate.checks import Rows, check_embeddings, check_gallery, whole
-from mettle.evaluate.copies import across
+from mettle.evaluate.copies import across, inside
 from mettle.evaluate.intervals import Interval
 from mettle.evaluate.ranking import judge, ranked
+from mettle.evaluate.resamples import sums
 from mettle.evaluate.several import Wholes, wholes
 
 
@@ -47,6 +49,7 @@ class Retrieval:
         pessimistic: mean Recall@K if every tie went against us.
         optimistic: mean Recall@K if every tie went our way.
         notes: what was seen in the data, for ``warnings``.
+        basis: what was ranked, for ``compare``.
     """
 
     per_query: Mapping[str, np.ndarray]
@@ -56,6 +59,7 @@ class Retrieval:
     pessimistic: Mapping[int, float]
     optimistic: Mapping[int, float]
     notes: tuple[str, ...] = ()
+    basis: Basis | None = None
 
     def __repr__(self) -> str:
         recall = ", ".join(f"{k}: {v:.4f}" for k, v in self.recall.items())
@@ -117,10 +121,10 @@ class Retrieval:
         if name not in self.per_query:
             raise InputError(f"no interval named {name!r}{nearest(str(name), self.per_query)}")
         values = self.per_query[name]
-        sums = np.bincount(self.subjects, weights=values)
+        totals = np.bincount(self.subjects, weights=values)
         counts = np.bincount(self.subjects)
         weights = intervals.draw(len(counts), replicates, seed)
-        drawn = (weights @ sums) / (weights @ counts)
+        drawn = sums(weights, totals) / sums(weights, counts)
         point, method = float(values.mean()), f"query-{intervals.METHOD}, gallery fixed"
         found = intervals.percentile(drawn, point, weights, level, seed, method, rate=len(values))
         extreme = (values == values[0]).all() and values[0] in (0, 1)
@@ -155,6 +159,7 @@ def retrieval(
     gallery: tuple[Any, ...] | None = None,
     domains: Any = None,
     exclude_same_domain: bool = False,
+    only_same_domain: bool = False,
     chunk: int | None = None,
 ) -> Retrieval:
     """Rank a gallery for every query by cosine.
@@ -166,13 +171,15 @@ def retrieval(
         ids: (n,) integer sample ids; a candidate with the query's id is the query itself and is left out.
             Without a gallery they default to the row numbers; with one, give them on both sides.
         gallery: ``(embeddings, labels[, domains[, ids]])``; by default the queries themselves.
-        domains: (n,) integers or text, needed for ``exclude_same_domain``.
+        domains: (n,) integers or text, needed for the two that follow.
         exclude_same_domain: leave out candidates of the query's own domain (same camera, same session).
+        only_same_domain: leave out all others.
         chunk: queries scored at a time; it changes memory, never the result.
 
     Raises:
         DataError: one set was given as queries and as gallery, without ids.
-        InputError: a query has fewer candidates than the largest K, or no query has a relevant candidate.
+        InputError: a query has fewer candidates than the largest K, no query has a relevant candidate, or all
+            candidates have one label.
 
     Example:
         >>> import numpy as np
@@ -186,19 +193,26 @@ def retrieval(
     if gallery is None and query.ids is None:
         query = Rows(query.values, query.labels, np.arange(len(query)), query.domains)
     other = query if gallery is None else check_gallery(gallery, query)
-    notes = () if gallery is None else across(query, other, "the queries", "the gallery")
-    if exclude_same_domain and (query.domains is None or other.domains is None):
-        raise InputError("exclude_same_domain needs domains, one per row on every side")
+    notes = inside(query) if gallery is None else across(query, other, "the queries", "the gallery")
+    if exclude_same_domain and only_same_domain:
+        raise InputError("exclude_same_domain and only_same_domain leave no candidate: give one of them")
+    trials = "across" if exclude_same_domain else "within" if only_same_domain else "all"
+    if trials != "all" and (query.domains is None or other.domains is None):
+        asked = "exclude_same_domain" if exclude_same_domain else "only_same_domain"
+        raise InputError(f"{asked} needs domains, one per row on every side")
     parts, kept = [], []
-    for lists in ranked(query, other, exclude_same_domain, max(ks), chunk):
+    for lists in ranked(query, other, trials, max(ks), chunk):
         parts.append(judge(lists, ks))
         kept.append(lists.queries)
     if not kept:
         raise InputError(
             f"no query has a relevant candidate: none of the {len(query)} labels occurs among its candidates"
         )
-    if len(np.unique(np.concatenate([query.labels, other.labels]))) < 2:
-        raise InputError("retrieval needs at least two labels: among samples of one, every neighbour is right")
+    if (other.labels == other.labels[0]).all():
+        raise InputError(
+            f"retrieval needs at least two labels among the candidates: all {len(other)} have label {other.labels[0]}, "
+            "so every neighbour would be right"
+        )
     queries = np.concatenate(kept)
     order = np.argsort(queries)  # queries with ties were ranked after the others
     queries = queries[order]
@@ -212,4 +226,5 @@ def retrieval(
         MappingProxyType({k: float(merged[f"least@{k}"].mean()) for k in ks}),
         MappingProxyType({k: float(merged[f"most@{k}"].mean()) for k in ks}),
         notes,
+        of_ranking(query, other, named=ids is not None, trials=trials),
     )

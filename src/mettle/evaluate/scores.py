@@ -16,6 +16,18 @@ from mettle.errors import InputError
 from mettle.evaluate.checks import both_kinds
 
 
+def acting(threshold: float | np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A threshold among scores of this type: the least of their numbers that is not below it, nor −∞.
+
+    Rounded to the nearest, 0.5 + 1e-9 would be 0.5 in float32, and accept what scores less than was asked for.
+    """
+    wanted = np.asarray(threshold, np.float64)
+    with np.errstate(over="ignore"):
+        t = wanted.astype(dtype)
+    t = np.where(t < wanted, np.nextafter(t, np.asarray(np.inf, dtype)), t)
+    return np.maximum(t, np.finfo(dtype).min).astype(dtype)
+
+
 class Block(NamedTuple):
     """Some scored pairs; subjects are empty unless asked for.
 
@@ -80,7 +92,7 @@ class Scores:
 
     def below(self, thresholds: np.ndarray) -> np.ndarray:
         """#impostor < τ for each threshold."""
-        return np.searchsorted(self.impostor, np.asarray(thresholds, self.dtype), side="left")
+        return np.searchsorted(self.impostor, acting(thresholds, self.dtype), side="left")
 
     def quantiles(self, ranks: np.ndarray) -> np.ndarray:
         """The impostor scores at these ascending ranks."""

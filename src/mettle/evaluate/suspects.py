@@ -12,7 +12,10 @@ one subject have a suspicion around 0, below it where they were captured differe
 sign but where <S_a, S_b> / (n_a n_b) lies two thirds of the way from the mean of impostors to that of genuine pairs.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -21,9 +24,12 @@ from mettle.errors import InputError
 from mettle.evaluate.checks import Rows, check_embeddings, codes, whole
 from mettle.evaluate.design import Design
 from mettle.evaluate.passes import Fast
+from mettle.evaluate.shortlist import Shortlist
 from mettle.evaluate.unit import Unit
 
 _CELLS = 1 << 20
+_OFFERED = 1 << 18  # pairs of a tile that are looked at in one go
+_PIECE = 1 << 14  # pairs scored at a time
 _ROWS = 512  # of a tile
 NEAR = 2 / 3  # of the way from strangers to relatives: what may be one subject
 
@@ -124,6 +130,8 @@ def same_subject(embeddings: Any, labels: Any, count: int = 20, *, near: float |
             impostor pairs, 1 that of genuine ones. None ranks all.
     """
     whole(count, "count", 1)
+    if near is not None and not (isinstance(near, Real) and isfinite(near)):
+        raise InputError(f"near must be a finite number, such as 0.7, or None: got {near!r}")
     _, unit, label, people = _classes(embeddings, labels)
     sums, size = _sums(unit, label, len(people))
     able = np.flatnonzero(size > 1)
@@ -173,13 +181,10 @@ def hardest(
     rows, sign = check_embeddings(embeddings, labels), 1 if kind == "impostor" else -1
     design = Design.of(rows, None, "all", _ROWS)
     room = 64 * count  # enough that a cap of `each` per two labels cannot run dry, unless one class holds all
-    i, j, score = _genuine(design, room) if kind == "genuine" else _impostors(design, room)
-    i, j = design.order[0][i], design.order[0][j]
-    i, j = np.minimum(i, j), np.maximum(i, j)
-    best = np.lexsort((j, i, -sign * score.astype(float)))[:room]
+    best = _genuine(design, room) if kind == "genuine" else _impostors(design, room)
     seen: dict[tuple[int, int], int] = {}
     found = []
-    for a, b, value in zip(i[best].tolist(), j[best].tolist(), score[best].tolist(), strict=True):
+    for a, b, value in zip(best.first.tolist(), best.second.tolist(), (sign * best.hardness).tolist(), strict=True):
         low, high = sorted((int(rows.labels[a]), int(rows.labels[b])))
         seen[low, high] = seen.get((low, high), 0) + 1
         if seen[low, high] <= each:
@@ -187,38 +192,34 @@ def hardest(
     return found[:count]
 
 
-def _genuine(design: Design, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The genuine pairs with the lowest scores, all of equal ones."""
+def _genuine(design: Design, room: int) -> Shortlist:
+    """The genuine pairs with the lowest scores."""
+    best, order = Shortlist(room), design.order[0]
     i, j = design.genuine_pairs()
-    score = np.concatenate([design.paired(*pair) for pair in _pieces(i, j)] or [np.empty(0)])
-    if len(score) > room:
-        keep = score <= np.partition(score, room)[room]
-        i, j, score = i[keep], j[keep], score[keep]
-    return i, j, score
+    for at in range(0, len(i), _PIECE):
+        one, two = i[at : at + _PIECE], j[at : at + _PIECE]
+        best.offer(order[one], order[two], -design.paired(one, two))
+    return best
 
 
-def _impostors(design: Design, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _impostors(design: Design, room: int) -> Shortlist:
     """The impostor pairs with the highest scores: fast scores say which to score exactly."""
-    fast = Fast(design)
-    parts, floor = [], -np.inf
-    best = np.empty(0)
+    best, order, fast = Shortlist(room), design.order[0], Fast(design)
     for rows, cols, tile in fast.tiles(-np.inf):
-        flat = tile.reshape(-1)
-        at = np.flatnonzero(flat > floor)
-        best = np.concatenate([best, flat[at]])
-        if len(best) > room:
-            best = np.partition(best, len(best) - room)[-room:]
-            floor = float(best.min()) - 2 * fast.slack  # so far below that no exact score among the best is missed
-            at = at[flat[at] > floor]
-        i, j = np.divmod(at, cols.stop - cols.start)
-        parts.append(np.stack([rows.start + i, cols.start + j, flat[at]]))
-    i, j, rough = np.concatenate(parts, axis=1) if parts else np.empty((3, 0))
-    i, j = (side[rough > floor].astype(np.int64) for side in (i, j))
-    return i, j, np.concatenate([design.paired(*pair) for pair in _pieces(i, j)] or [np.empty(0)])
+        width = cols.stop - cols.start
+        for start in range(0, len(tile), step := max(1, _OFFERED // width)):
+            part = slice(rows.start + start, min(rows.start + start + step, rows.stop))
+            at = _worth(tile[start : start + step].reshape(-1), room, best.bar, fast.slack)
+            i, j = np.divmod(at, width)
+            best.offer(order[part.start + i], order[cols.start + j], fast.exactly(part, cols, at))
+    return best
 
 
-def _pieces(i: np.ndarray, j: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    return [(i[at : at + (1 << 14)], j[at : at + (1 << 14)]) for at in range(0, len(i), 1 << 14)]
+def _worth(rough: np.ndarray, room: int, bar: float, slack: float) -> np.ndarray:
+    """Where fast scores, off by ``slack`` at most, leave it open that a pair is among the best ``room``."""
+    if bar == -np.inf and len(rough) > room:  # nothing to measure them by but themselves
+        bar = float(np.partition(rough, len(rough) - room)[-room]) - slack
+    return np.flatnonzero((rough > -np.inf) & (rough >= bar - 2 * slack))
 
 
 def confusion(embeddings: Any, labels: Any) -> list[Confused]:
@@ -228,21 +229,33 @@ def confusion(embeddings: Any, labels: Any) -> list[Confused]:
     """
     rows, _, label, people = _classes(embeddings, labels)
     unit = Unit.of(rows.values)
-    table = np.zeros((len(people), len(people)))
-    for start in range(0, len(rows), step := max(1, _CELLS // len(rows))):
-        part = slice(start, min(start + step, len(rows)))
-        tile = unit.take(part).cosine(unit)
-        tile[np.arange(len(tile)), np.arange(part.start, part.stop)] = -np.inf
-        i, j = np.nonzero(tile == tile.max(axis=1, keepdims=True))
-        share = 1 / np.bincount(i, minlength=len(tile))
-        np.add.at(table, (label[start + i], label[j]), share[i])
     found = []
-    for c, name in enumerate(people.tolist()):
-        row = table[c] / table[c].sum()
+    for c, times in enumerate(_neighbours(unit, label, len(people))):
+        row = times / times.sum()
         error, row[c] = 1 - row[c], 0
         most = int(row.argmax())
-        found.append(Confused(name, float(error), int(people[most]) if row[most] else None, float(row[most])))
+        found.append(Confused(int(people[c]), float(error), int(people[most]) if row[most] else None, float(row[most])))
     return sorted(found, key=lambda f: (-f.error, f.label))
+
+
+def _neighbours(unit: Unit, label: np.ndarray, count: int) -> Iterator[np.ndarray]:
+    """For each label in turn, how often the nearest other sample of its samples has each label."""
+    order = np.argsort(label, kind="stable")  # so that of a label at a time, not of all, a row of counts is held
+    times = np.zeros((0, count))
+    for start in range(0, len(order), step := max(1, _CELLS // len(order))):
+        at = order[start : start + step]
+        tile = unit.take(at).cosine(unit)
+        tile[np.arange(len(at)), at] = -np.inf
+        i, j = np.nonzero(tile == tile.max(axis=1, keepdims=True))
+        share = 1 / np.bincount(i, minlength=len(at))
+        first, last = int(label[at[0]]), int(label[at[-1]])
+        begun, times = times, np.zeros((1 + last - first, count))
+        times[: len(begun)] = begun
+        np.add.at(times, (label[at[i]] - first, label[j]), share[i])
+        over = start + step >= len(order) or int(label[order[start + step]]) != last
+        whole_ones = len(times) if over else len(times) - 1
+        yield from times[:whole_ones]
+        times = times[whole_ones:].copy()
 
 
 def difficulty(embeddings: Any, labels: Any) -> np.ndarray:

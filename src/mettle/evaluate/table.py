@@ -191,7 +191,7 @@ def _table(
     return Embedded(
         values,
         labels,
-        np.arange(len(values)) if number is None else Column.of(columns[number]).codes,
+        np.arange(len(values)) if number is None else Column.of(columns[number], f"column {shown(number)}").codes,
         called,
         shape if shape is not None and len(np.unique(shape.codes)) > 1 else None,
         {name: _column(columns[name], names.get(name), name, path) for name in free},
@@ -269,4 +269,6 @@ def _holds(
     if not equals:
         raise InputError(f"where must be column=value, as in split=test: got {text!r}")
     _choose(columns, name, (), "where", path, unfit)
+    if columns[name].dtype.kind == "f":  # NaN is no name, but a row that has it may well be left out
+        return columns[name].astype(str) == value
     return named(columns[name], names.get(name)).values().astype(str) == value

@@ -14,6 +14,7 @@ from mettle.evaluate.counted import Counted
 from mettle.evaluate.design import Design
 from mettle.evaluate.passes import Fast
 from mettle.evaluate.point import Pairs
+from mettle.evaluate.resamples import sums
 
 DENSE_SUBJECTS = 512
 MANY = 1 << 27  # impostor pairs from which everybody is compared with PARTNERS rows only
@@ -27,16 +28,8 @@ def is_dense(scores: Pairs) -> bool:
 
 def weighed(genuine: np.ndarray, impostor: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What `tally` counted in each bin, weighed by every row of weights."""
-    positive = weights.astype(float) @ genuine  # whole numbers below 2⁵³, and a product of floats is a fast one
+    positive = sums(weights, genuine)  # whole numbers below 2⁵³, and a product of floats is a fast one
     return positive, _products(weights, impostor) if impostor.ndim == 3 else _expansion(weights, impostor)
-
-
-def taking_part(genuine: np.ndarray, impostor: np.ndarray) -> tuple[int, int]:
-    """How many subjects have genuine pairs, and how many have impostor pairs, of what `tally` counted."""
-    seen = impostor.any(axis=-1)
-    if seen.ndim == 2:  # a pair stands at its two subjects, in either order
-        seen = seen.any(axis=0) | seen.any(axis=1)
-    return int(np.count_nonzero(genuine.any(axis=1))), int(np.count_nonzero(seen))
 
 
 def tally(scores: Pairs, thresholds: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -113,7 +106,7 @@ def _products(weights: np.ndarray, impostor: np.ndarray) -> np.ndarray:
 
 def _expansion(weights: np.ndarray, impostor: np.ndarray) -> np.ndarray:
     """Σ_st (w_s + w_t − 1) C_st by bin: the histogram of s holds both roles, so Σ_s w_s H_s − Σ_s H_s / 2."""
-    return weights.astype(float) @ impostor - impostor.sum(axis=0) / 2
+    return sums(weights, impostor) - impostor.sum(axis=0) / 2
 
 
 def _parts(n: int, size: int) -> Iterator[slice]:

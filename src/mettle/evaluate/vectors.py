@@ -1,6 +1,5 @@
 """Vectors and columns of a file, as they come: ``.npz``, ``.npy``, ``.parquet`` or ``.csv``; nothing is unpickled."""
 
-import csv
 import importlib
 import re
 from collections.abc import Mapping, Sequence
@@ -174,34 +173,22 @@ def _numeric(types: Any, column: Any, name: str, path: Path) -> np.ndarray:
 
 
 def _csv(path: Path, wanted: str | None) -> Read:
-    reader = parted(path)
-    try:
-        header: list[str] = [name.strip() for name in next(reader, [])]
-        if not header:
-            raise DataError(f"{shown(path)} is empty")
-        twice = [name for i, name in enumerate(header) if name in header[:i]]
-        if twice:
-            raise DataError(f"{shown(path)} line 1: two columns are called {shown(twice[0])}")
-        used = _which(header, [n for n in header if n in (*VECTORS, wanted)], wanted, path)
-        at = [header.index(name) for name in used]
-        rest = [i for i in range(len(header)) if i not in set(at)]
-        blocks, block = [], []
-        texts: list[list[str]] = [[] for _ in rest]
-        for row in reader:
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise DataError(
-                    f"{shown(path)} line {reader.line_num}: {len(row)} fields, but the header has {len(header)}"
-                )
-            block.append(_vector([row[i] for i in at], used, path, reader.line_num))
-            for kept, i in zip(texts, rest, strict=True):
-                kept.append(row[i].strip())
-            if len(block) == _CHUNK:
-                blocks.append(_stacked(block, blocks, path))
-                block = []
-    except csv.Error as problem:
-        raise DataError(f"{shown(path)} line {reader.line_num}: {problem}") from None
+    header, rows = parted(path)
+    if not header:
+        raise DataError(f"{shown(path)} is empty")
+    used = _which(header, [n for n in header if n in (*VECTORS, wanted)], wanted, path)
+    place = {name: i for i, name in enumerate(header)}
+    at = [place.pop(name) for name in used]
+    rest = list(place.values())
+    blocks, block = [], []
+    texts: list[list[str]] = [[] for _ in rest]
+    for line, row in rows:
+        block.append(_vector([row[i] for i in at], used, path, line))
+        for kept, i in zip(texts, rest, strict=True):
+            kept.append(row[i].strip())
+        if len(block) == _CHUNK:
+            blocks.append(_stacked(block, blocks, path))
+            block = []
     if block:
         blocks.append(_stacked(block, blocks, path))
     if not blocks:

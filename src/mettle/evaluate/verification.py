@@ -20,15 +20,16 @@ from mettle.evaluate.checks import (
     both_kinds,
     check_embeddings,
     check_gallery,
+    check_matrix,
     check_scores,
-    check_trials,
     codes,
     whole,
 )
 from mettle.evaluate.cohort import Norm, normalisers
-from mettle.evaluate.copies import across
+from mettle.evaluate.copies import across, in_cohort, inside
 from mettle.evaluate.counted import counted
 from mettle.evaluate.design import WIDEST, Design
+from mettle.evaluate.listing import check_trials
 from mettle.evaluate.point import Pairs
 from mettle.evaluate.scores import Listed, Scores
 from mettle.evaluate.unit import Unit
@@ -90,8 +91,10 @@ def verification(
         raise InputError(f"no mode named {mode!r}{nearest(str(mode), MODES)}")
     probe = check_embeddings(embeddings, labels, ids=ids, domains=domains)
     other = None if gallery is None else check_gallery(gallery, probe)
-    notes = () if other is None else across(probe, other, "the embeddings", "the gallery")
+    notes = inside(probe) if other is None else across(probe, other, "the embeddings", "the gallery")
     norm = None if cohort is None else normalisers(probe, other, cohort, cohort_top)
+    if cohort is not None:
+        notes += in_cohort(check_matrix(cohort, "cohort "), *(side for side in (probe, other) if side is not None))
     kept = {"trials": trials, "cohort": cohort, "cohort_top": cohort_top, "mode": mode, "memory": memory}
     source = Source(probe, other, MappingProxyType(kept))
     if not (trials is None or isinstance(trials, str)):
@@ -167,5 +170,9 @@ def _from_list(score: Any, target: np.ndarray, dtype: type, pairs: Any, chunk: i
     listed = Listed(score, target, None if subject is None else (subject[0], subject[1]), chunk)
     genuine = int(np.count_nonzero(target))
     subjects = 0 if subject is None else 1 + max(int(side.max()) for side in subject)
+    people = None
+    if pairs is not None and subject is not None:
+        people = np.empty(subjects, np.int64)
+        people[subject[0]], people[subject[1]] = pairs
     found = Scores.of(listed.stream, (genuine, len(target) - genuine), dtype, subjects)
-    return Verification(found, "listed")
+    return Verification(found, "listed", people=people)

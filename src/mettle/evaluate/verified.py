@@ -15,6 +15,7 @@ from mettle.evaluate import curve, intervals, point, several
 from mettle.evaluate.checks import NotMeasurable, Rows
 from mettle.evaluate.counted import Counted
 from mettle.evaluate.intervals import Interval
+from mettle.evaluate.scores import acting
 from mettle.evaluate.several import Numbers
 
 
@@ -28,6 +29,7 @@ class Verification:
     source: "Source | None" = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+    people: np.ndarray | None = field(default=None, repr=False)  # label of each subject, where pairs were listed
 
     def __repr__(self) -> str:
         return (
@@ -137,7 +139,7 @@ class Verification:
         if value is None:
             raise NotMeasurable(
                 f"{what} at far={far:g} is not measurable with {self.impostor} impostor pairs: "
-                f"at least {math.ceil(1 / point.rate(far))} are needed, ten times as many for a headline"
+                f"at least {point.least(far)} are needed, ten times as many for a headline"
             )
         return value
 
@@ -172,7 +174,8 @@ class Verification:
         """Interval of ``"eer"``, ``"auc"`` or, say, ``"tar@1e-3"`` (or ``("tar", 1e-3)``), over resampled subjects.
 
         Thresholds are found anew in every replicate. The first call walks through the pairs once; further
-        names and levels are then nearly free. See :mod:`mettle.evaluate.intervals`.
+        names and levels are then nearly free. Subjects that count are those with genuine pairs for TAR, and for EER
+        and AUC the fewer of those with genuine and those with impostor pairs. See :mod:`mettle.evaluate.intervals`.
 
         Raises:
             NotMeasurable: the value itself is not measurable, or fewer than six subjects have pairs of either kind.
@@ -182,8 +185,11 @@ class Verification:
         drawn = self.replicates(replicates, seed)
         values = drawn.tar(far) if far is not None else getattr(drawn, metric)()
         shifted = np.clip(values[1:] + (value - values[0]), 0, 1)
-        found = intervals.percentile(shifted, value, drawn.weights, level, seed, drawn.method, rate=self.genuine)
-        return intervals.zero_errors(found, self.subjects, value) if value in (0, 1) else found
+        among = drawn.among(metric)
+        found = intervals.percentile(
+            shifted, value, drawn.weights, level, seed, drawn.method, rate=self.genuine, among=among
+        )
+        return intervals.zero_errors(found, int(among.sum()), value) if value in (0, 1) else found
 
     def intervals_at(
         self, threshold: float, level: float = 0.95, *, replicates: int = 1000, seed: int = 0
@@ -192,13 +198,13 @@ class Verification:
         key = (threshold, replicates, seed)
         if key not in self._kept:
             self.resample_at([threshold], replicates=replicates, seed=seed)
-        *drawn, weights = self._kept[key]
+        *drawn, weights, (genuine, impostor) = self._kept[key]
         found = []
-        rests = self.impostor, self.genuine
-        for values, value, rest in zip(drawn, self.rates(threshold), rests, strict=True):
+        rests = (self.impostor, impostor), (self.genuine, genuine)
+        for values, value, (rest, among) in zip(drawn, self.rates(threshold), rests, strict=True):
             method = f"{intervals.METHOD}, threshold fixed"
-            one = intervals.percentile(values, value, weights, level, seed, method, rate=rest)
-            found.append(intervals.zero_errors(one, self.subjects, value) if value in (0, 1) else one)
+            one = intervals.percentile(values, value, weights, level, seed, method, rate=rest, among=among)
+            found.append(intervals.zero_errors(one, int(among.sum()), value) if value in (0, 1) else one)
         return found[0], found[1]
 
     def resample_at(self, thresholds: Numbers, *, replicates: int = 1000, seed: int = 0) -> None:
@@ -226,9 +232,9 @@ class Verification:
         if not isinstance(self.scores, Counted) or self.scores.looked:
             return
         wanted = [point.crossing_bins(self.scores)]
-        budgets = [point.rate(far) * self.impostor for far in rates]
+        budgets = [point.budget(far, self.impostor) for far in rates]
         wanted += [point.budget_bins(self.scores, math.floor(b)) for b in budgets if b >= 1]
-        typed = [float(self.scores.dtype.type(t)) for t in levels if math.isfinite(t)]
+        typed = [float(acting(t, self.scores.dtype)) for t in levels if math.isfinite(t)]
         self.scores.look([self.scores.around(*w) for w in wanted] + [(t, t) for t in typed])
 
     def summary(self, fars: Numbers = (1e-1, 1e-2, 1e-3)) -> dict[str, Any]:

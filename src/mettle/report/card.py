@@ -195,7 +195,7 @@ def warnings(metrics: Mapping[str, Any]) -> list[str]:
                     f"{name}: TAR at FAR {rate(point['far'])} is {point['status']}: {point['impostors']:,} "
                     f"impostor pairs allow {allowed:.3g} false accepts, 30 are wanted."
                 )
-        found += [f"{name}: {text}." for text in v["warnings"] + way["retrieval"]["warnings"]]
+        found += [f"{name}: {text}." for text in dict.fromkeys(v["warnings"] + way["retrieval"]["warnings"])]
     if len(metrics["scenarios"]) == 1:
         found.append("The data name no domains, so nothing here says how the model does across devices or sessions.")
     return found
