@@ -1,6 +1,7 @@
 """Settings that every test shares."""
 
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -8,11 +9,13 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one test process per core
 sys.path.insert(0, str(Path(__file__).parent))  # tests/oracles and tests/laws as `oracles`, `laws`
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("mettle", deadline=None)  # machines are shared: slow is not wrong
+# Machines are shared: slow is not wrong.
+settings.register_profile("mettle", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("mettle")
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
@@ -21,6 +24,23 @@ if not torch.cuda.is_available():
 
 def pytest_addoption(parser):
     parser.addoption("--no-skips", action="store_true", help="count a skipped test as a failure")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    _draws(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    _draws(2)
+
+
+def _draws(seed: int) -> None:
+    """What a test draws without a seed of its own is the same whichever tests ran before it in this process."""
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
 
 
 @pytest.hookimpl(hookwrapper=True)

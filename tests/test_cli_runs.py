@@ -276,7 +276,7 @@ class TestResume:
         while not (log.is_file() and log.stat().st_size) and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        text = process.communicate(timeout=100)[0]
+        text = process.communicate(timeout=200)[0]
         assert process.returncode == 1, text
         hint = shlex.split(re.search(r"continue with: (mettle train .*)", text).group(1))
         assert hint[0] == "mettle" and str(folder) in hint and "--no-report" in hint

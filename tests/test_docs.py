@@ -39,10 +39,11 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
             exec(compile(code, str(page), "exec"), space)
 
 
+@pytest.mark.timeout(1800)  # some pages start dozens of processes, one after the other
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_mettle_lines_run(page, tmp_path):
     """`mettle` lines run in order in one folder; a page keeps them quick by itself, with --set train.steps=..."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "2"}
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     for kind, flags, code in blocks(page):
         if kind != "bash" or "norun" in flags:
             continue

@@ -511,7 +511,7 @@ def test_adacos_scale_is_the_same_on_every_rank(tmp_path):
     ranks = [
         subprocess.Popen([*command, str(r), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True) for r in (0, 1)
     ]
-    scales = [float(p.communicate(timeout=120)[0].split()[-1]) for p in ranks]
+    scales = [float(p.communicate(timeout=240)[0].split()[-1]) for p in ranks]
     torch.manual_seed(0)
     alone = AdaCos(5, 4).double()
     z, y = torch.randn(9, 4, dtype=torch.float64), torch.arange(9) % 5

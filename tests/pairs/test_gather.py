@@ -46,6 +46,8 @@ from mettle.losses import (
 )
 from mettle.pairs import across_ranks, total
 
+pytestmark = pytest.mark.timeout(900)  # five processes, hundreds of small steps: half a minute on an idle machine
+
 N, WIDE, DIM, C = 14, 6, 5, 7
 SPLITS = {2: ([5, 9], [0, 14]), 3: ([3, 7, 4], [6, 0, 8])}
 PLAIN = ("supcon out", "triplet hardest", "n-pair", "lifted", "contrastive raw")  # tried in every way
@@ -272,7 +274,7 @@ def work(rank: int, ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
     where = Path(folder)
     dist.init_process_group(
-        "gloo", init_method=f"file://{where / 'meeting'}", rank=rank, world_size=ranks, timeout=timedelta(seconds=90)
+        "gloo", init_method=f"file://{where / 'meeting'}", rank=rank, world_size=ranks, timeout=timedelta(seconds=300)
     )
     found = laws(rank, ranks) | (refusals(rank) if ranks == 2 else {})
     tensors = {name: x.contiguous() for name, x in found.items() if isinstance(x, Tensor)}
@@ -474,7 +476,7 @@ def ranks(tmp_path_factory) -> dict[int, tuple[list[dict[str, Tensor]], list[dic
         start_new_session=True,
     )
     try:
-        said = started.communicate(timeout=240)[0]
+        said = started.communicate(timeout=800)[0]
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)

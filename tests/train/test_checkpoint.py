@@ -115,7 +115,7 @@ KILLER = textwrap.dedent(
     from mettle.train import checkpoint
 
     torch.set_num_threads(1)
-    folder, acks, kills = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    folder, acks, kills, wanted = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     random.seed(1)
 
     def content(step):
@@ -127,8 +127,9 @@ KILLER = textwrap.dedent(
             checkpoint.save(folder, step, content(step))
             os.write(out, f"{step}\\n".encode())
 
-    start, inside = 0, 0
-    for kill in range(kills):
+    start, inside, done, begun = 0, 0, 0, time.monotonic()
+    while done < kills or (inside < wanted and time.monotonic() - begun < 200):
+        done += 1
         child = os.fork()
         if child == 0:
             write_forever(start)
@@ -146,22 +147,25 @@ KILLER = textwrap.dedent(
         start = step + 1
     checkpoint.save(folder, start, content(start))
     assert not list(folder.glob("*.tmp-*"))
-    print(kills, "kills", inside, "inside a write")
+    print(done, "kills", inside, "inside a write")
     """
 )
 
 
+@pytest.mark.timeout(900)
 def test_T1_kill_9_while_writing_never_leaves_a_run_that_cannot_resume(tmp_path):
     """40 kills at random moments: the newest readable checkpoint is never older than the last one acknowledged.
 
-    The writer is forked from one interpreter, because starting torch for every kill would take minutes.
+    The writer is forked from one interpreter, because starting torch for every kill would take minutes. What else the
+    machine does decides how many kills hit a write, so there are more of them until enough have.
     """
-    command = [sys.executable, "-c", KILLER, str(tmp_path / "checkpoints"), str(tmp_path / "acks"), "40"]
+    command = [sys.executable, "-c", KILLER, str(tmp_path / "checkpoints"), str(tmp_path / "acks"), "40", "10"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     kills, _, inside, *_ = done.stdout.split()
-    assert int(kills) == 40
-    assert int(inside) >= 10, "most kills must hit a write for this test to mean anything"
+    print(done.stdout)
+    assert int(kills) >= 40
+    assert int(inside) >= 10, "many kills must hit a write for this test to mean anything"
 
 
 def test_json_holds_no_pickle(tmp_path):

@@ -16,8 +16,9 @@ class AdaptiveThreshold(nn.Module):
     r"""`Threshold` with running thresholds: positives are hard below their own mean, negatives above a high quantile.
 
     Formula, before every training batch is weighed, m the momentum:
-        positive ← m·positive + (1 − m)·mean similarity of positives, kept in [0.05, 1]
-        negative ← m·negative + (1 − m)·``quantile`` of the similarities of negatives, kept in [−1, 0.95]
+        positive ← m·positive + (1 − m)·mean similarity of positives
+        negative ← m·negative + (1 − m)·``quantile`` of the similarities of negatives
+    kept in [0.05, 1] and [−1, 0.95], where they leave room for what is hard.
     The thresholds are buffers: saved, resumed and moved with the training state. They move only while gradients are
     on, so that looking at facts or validating changes nothing.
     """
@@ -71,14 +72,14 @@ class AdaptiveThreshold(nn.Module):
         pos = s[same & (some[:, None] != torch.arange(len(z), device=z.device)[None, :])]
         neg = s[~same]
         if len(pos):
-            self._move(self.positive, pos.mean().clamp(0.05, 1.0))
+            self._move(self.positive, pos.mean(), 0.05, 1.0)
         if len(neg):
             k = min(max(int(self.quantile * len(neg)), 1), len(neg))
-            self._move(self.negative, neg.kthvalue(k).values.clamp(-1.0, 0.95))
+            self._move(self.negative, neg.kthvalue(k).values, -1.0, 0.95)
 
-    def _move(self, threshold: Tensor, towards: Tensor) -> None:
+    def _move(self, threshold: Tensor, towards: Tensor, low: float, high: float) -> None:
         if torch.isfinite(towards):
-            threshold.mul_(self.momentum).add_((1 - self.momentum) * towards.to(threshold))
+            threshold.mul_(self.momentum).add_((1 - self.momentum) * towards.to(threshold)).clamp_(low, high)
 
     def stats(self, tile: Tile) -> dict[str, Acc]:
         """No row facts are needed."""

@@ -42,7 +42,7 @@ class SupCon(Pairwise):
     difficulty: Difficulty | None = None
     pos_weight: Literal["numerator", "everywhere"] | None = None  # None: numerator for Threshold, else everywhere
     neg_weight: Literal["denominator", "penalty", "none"] = "denominator"
-    normalise: Literal["count", "weight", "sum"] | None = None  # None: count for Threshold, weight otherwise
+    normalise: Literal["count", "weight", "sum"] | None = None  # None: count for "numerator", weight otherwise
     base_temperature: float | None = None  # the loss is multiplied by temperature / this; None: by 1
     mean_all: bool = False  # anchors without positives count as 0 in the mean instead of being left out
 
