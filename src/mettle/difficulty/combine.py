@@ -1,7 +1,7 @@
 """Difficulties made of difficulties: a product of two, and one that grows during training."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -70,18 +70,21 @@ class Product:
 
 @dataclass(frozen=True)
 class curriculum:
-    r"""Any difficulty, fading in: w(progress) = 1 + r·(w − 1), r rising from 0 at ``start`` to 1 at ``end``.
+    r"""Any difficulty, fading in: w(progress) = 1 + r·(w − 1), r rising from 0 at ``start`` to ``strength`` at ``end``.
 
     ``at(progress)`` is the difficulty at a point of training between 0 and 1; the trainer asks for it every step. Used
-    without a progress it is at full strength.
+    without a progress it is at its ``strength``: 1 is the difficulty inside, 0.3 keeps three tenths of its effect for
+    good. What ``at`` gives has the r of its point as ``strength``, and still knows how far it rises (``most``).
     """
 
     difficulty: Difficulty
     start: float = 0.0
     end: float = 0.1
     strength: float = 1.0
+    most: float = field(init=False, repr=False)  # r at the end, whatever it is now
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "most", self.strength)
         settings(self)
         if not 0 <= self.start < self.end <= 1:
             raise InputError(
@@ -93,7 +96,9 @@ class curriculum:
     def at(self, progress: float) -> "curriculum":
         """The difficulty when this share of training is done."""
         rise = min(max((progress - self.start) / (self.end - self.start), 0.0), 1.0)
-        return curriculum(_later(self.difficulty, progress), self.start, self.end, rise)
+        now = curriculum(_later(self.difficulty, progress), self.start, self.end, self.most * rise)
+        object.__setattr__(now, "most", self.most)
+        return now
 
     def observe(self, embeddings: Tensor, labels: Tensor) -> None:
         """Let the difficulty inside see a training batch."""

@@ -6,7 +6,7 @@ and none on a third. So it is refused where the object is built.
 
 import math
 from dataclasses import fields
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 from torch import Tensor
@@ -32,6 +32,14 @@ def numbers(**given: Any) -> None:
     """Each of them."""
     for name, value in given.items():
         number(name, value)
+
+
+def whole(**given: Any) -> None:
+    """Each of them must be a whole number: one that counts something."""
+    numbers(**given)
+    for name, value in given.items():
+        if not isinstance(value, Integral):
+            raise InputError(f"{name} must be a whole number, got {value!r}")
 
 
 def weighing(name: str, value: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from mettle.difficulty.given import numbers
+from mettle.difficulty.given import numbers, whole
 from mettle.losses.class_vectors import ClassVectors, class_means
 from mettle.losses.pairwise import need
 from mettle.losses.softmax import Softmax
@@ -38,7 +38,8 @@ class Center(nn.Module):
         base: ClassVectors | None = None,
     ):
         super().__init__()
-        numbers(num_classes=num_classes, dim=dim, weight=weight, rate=rate)
+        whole(num_classes=num_classes, dim=dim)
+        numbers(weight=weight, rate=rate)
         need(
             base is None or isinstance(base, ClassVectors),
             f"base must be a class-vector loss such as Softmax({num_classes}, {dim}), got {base!r}",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mettle.data.draws import hashed
 from mettle.difficulty import AdaptiveThreshold
 from mettle.difficulty.combine import nested
-from mettle.difficulty.given import numbers, weighing
+from mettle.difficulty.given import numbers, weighing, whole
 from mettle.errors import InputError
 from mettle.losses.class_labels import in_range
 from mettle.losses.pairwise import Pairwise, need, softplus
@@ -55,7 +55,8 @@ class ClassVectors(nn.Module):
         seed: int = 0,
     ):
         super().__init__()
-        numbers(num_classes=num_classes, dim=dim, sample=sample)
+        whole(num_classes=num_classes, dim=dim)
+        numbers(sample=sample)
         if difficulty is not None:
             weighing("difficulty", difficulty)
         need(num_classes >= 1, f"num_classes must be at least 1, got {num_classes}")

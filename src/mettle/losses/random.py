@@ -9,10 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mettle.errors import InputError
 from mettle.pairs import Acc, Rows, Tile, peak, total
 
 Random = Any
 """A ``torch.Generator``, or None for torch's own."""
+
+
+def check(random: Random) -> None:
+    """Refuse what nothing can be drawn from."""
+    if random is not None and not isinstance(random, torch.Generator):
+        raise InputError(
+            f"random must be a torch.Generator, or None for torch's own, got {random!r}: leave it out of a recipe, "
+            "where draws follow from the seed"
+        )
 
 
 def drawn(generator: torch.Generator | None) -> int:
@@ -20,22 +30,18 @@ def drawn(generator: torch.Generator | None) -> int:
     return int(torch.randint(0, 2**31 - 1, (1,), generator=generator))
 
 
-class chosen:
-    """The two passes that find and read the drawn negative."""
+def highest(tile: Tile, seed: int) -> dict[str, Acc]:
+    """The first pass: the highest lot among an anchor's negatives."""
+    return {"lot": peak(lot(tile, seed), tile.neg)}
 
-    @staticmethod
-    def lots(tile: Tile, seed: int) -> Acc:
-        """The highest lot among an anchor's negatives."""
-        return peak(lot(tile, seed), tile.neg)
 
-    @staticmethod
-    def terms(tile: Tile, rows: Rows, x: Tensor, seed: int) -> dict[str, Acc]:
-        """``x`` of the negative that has it."""
-        won = lot(tile, seed) == rows["lot"]
-        return {
-            "far": total(x * won, tile.neg, weigh="present"),
-            "negatives": total(won.to(x.dtype), tile.neg, weigh="present"),
-        }
+def winner(tile: Tile, rows: Rows, x: Tensor, seed: int) -> dict[str, Acc]:
+    """The second pass: ``x`` of the negative that has the highest lot."""
+    won = lot(tile, seed) == rows["lot"]
+    return {
+        "far": total(x * won, tile.neg, weigh="present"),
+        "negatives": total(won.to(x.dtype), tile.neg, weigh="present"),
+    }
 
 
 def lot(tile: Tile, seed: int) -> Tensor:

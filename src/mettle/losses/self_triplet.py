@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mettle.losses.distance import squared_distance
 from mettle.losses.pairwise import Pairwise, need
-from mettle.losses.random import Random, chosen, drawn
+from mettle.losses.random import Random, check, drawn, highest, winner
 from mettle.pairs import Acc, Difficulty, Rows, Sweep, Tile, total
 
 
@@ -46,6 +46,7 @@ class SelfTriplet(Pairwise):
         known = ("sum_N", "mean", "readme", "paired", "one_neg")
         need(self.form in known, f"form must be one of {known}, got {self.form!r}")
         need(self.form != "paired" or self.prior == 0, "form 'paired' has no debiased variant: prior must be 0")
+        check(self.random)
 
     def sweeps(self) -> tuple[Sweep, ...]:
         """One pass; a random negative needs one to draw it and one to look at it."""
@@ -53,11 +54,8 @@ class SelfTriplet(Pairwise):
             return (Sweep(self.terms),)
         seed = drawn(self.random)
         return (
-            Sweep(lambda tile, rows: {"lot": chosen.lots(tile, seed)}, reads="rows"),
-            Sweep(
-                lambda tile, rows: self.near(tile) | chosen.terms(tile, rows, self._far(tile), seed),
-                reads="rows",
-            ),
+            Sweep(lambda tile, rows: highest(tile, seed), reads="rows"),
+            Sweep(lambda tile, rows: self.near(tile) | winner(tile, rows, self._far(tile), seed), reads="rows"),
         )
 
     def _far(self, tile: Tile) -> Tensor:

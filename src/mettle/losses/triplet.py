@@ -10,7 +10,7 @@ from mettle.difficulty import Hardest
 from mettle.losses.distance import distance, squared_distance
 from mettle.losses.ordered import following, hinges, shared
 from mettle.losses.pairwise import Pairwise, filled, need, softplus
-from mettle.losses.random import Random, chosen, drawn
+from mettle.losses.random import Random, check, drawn, highest, winner
 from mettle.pairs import Acc, Difficulty, Mask, Measure, Rows, Sweep, Tile, collect, peak, total
 from mettle.pairs.job import stats_of, weights
 
@@ -55,6 +55,7 @@ class Triplet(Pairwise):
         need(self.margin >= 0, f"margin must be at least 0, got {self.margin}")
         need(self.mining in MINING, f"mining must be one of {MINING}, got {self.mining!r}")
         need(self.average in ("active", "all"), f"average must be 'active' or 'all', got {self.average!r}")
+        check(self.random)
 
     @property
     def measure(self) -> Measure:  # type: ignore[override]
@@ -68,11 +69,8 @@ class Triplet(Pairwise):
         if self.mining == "random":
             seed = drawn(self.random)
             return (
-                Sweep(
-                    lambda tile, rows: self.collected(tile, rows) | {"lot": chosen.lots(tile, seed)},
-                    reads="rows",
-                ),
-                Sweep(lambda tile, rows: chosen.terms(tile, rows, self.distance(tile), seed), reads="rows"),
+                Sweep(lambda tile, rows: self.collected(tile, rows) | highest(tile, seed), reads="rows"),
+                Sweep(lambda tile, rows: winner(tile, rows, self.distance(tile), seed), reads="rows"),
             )
         second = self.beyond if self.mining == "semihard" else self.triplets
         return Sweep(self.collected), Sweep(second, reads="rows")

@@ -1,15 +1,17 @@
 """`Embedder`: input -> backbone -> pool -> head -> embedding."""
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from mettle.errors import InputError, RecipeError
+from mettle.errors import InputError, RecipeError, nearest
 from mettle.model.backbones import Backbone, backbone
 
 MOST = {"width": 65536, "depth": 1000, "dim": 65536}  # a description from elsewhere must not fill the memory
+KNOWN = {"pool": ("average", "gem", "flatten"), "head": ("linear", "mlp", "norm", "none")}
 
 
 @dataclass(frozen=True)
@@ -26,18 +28,31 @@ class EmbedderSpec:
     pretrained: bool = False  # weights of a timm backbone
 
     def __post_init__(self) -> None:
+        if not isinstance(self.backbone, str):
+            raise RecipeError(f"model.backbone must be a name, such as 'convnet', got {self.backbone!r}")
         for name, most in MOST.items():
-            if not 1 <= getattr(self, name) <= most:
-                raise RecipeError(f"model.{name} must be between 1 and {most}, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Integral):
+                raise RecipeError(f"model.{name} must be a whole number, got {value!r}")
+            if not 1 <= int(value) <= most:
+                raise RecipeError(f"model.{name} must be between 1 and {most}, got {value}")
+        for name, known in KNOWN.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise RecipeError(f"model.{name} = {value!r} is not known{nearest(str(value), known)}")
+        for name in ("unit", "pretrained"):
+            if not isinstance(getattr(self, name), bool):
+                raise RecipeError(f"model.{name} must be true or false, got {getattr(self, name)!r}")
 
 
 class Embedder(nn.Module):
     """Pictures (b, c, h, w) in [0, 1], or rows (b, f), to embeddings (b, dim).
 
     Centring and scaling of the input are part of the module, so that whoever holds the weights cannot get them wrong.
+    ``fetch=False`` does not ask for pretrained weights: others are about to be loaded in their place.
     """
 
-    def __init__(self, spec: EmbedderSpec, shape: tuple[int, ...]):
+    def __init__(self, spec: EmbedderSpec, shape: tuple[int, ...], *, fetch: bool = True):
         super().__init__()
         self.spec, self.shape = spec, tuple(shape)
         channels = shape[0]
@@ -46,7 +61,8 @@ class Embedder(nn.Module):
         self.spread: Tensor
         self.register_buffer("centre", torch.zeros(size))
         self.register_buffer("spread", torch.ones(size))
-        self.backbone: Backbone = backbone(spec.backbone, self.shape, spec.width, spec.depth, spec.pretrained)
+        pretrained = spec.pretrained and fetch
+        self.backbone: Backbone = backbone(spec.backbone, self.shape, spec.width, spec.depth, pretrained)
         found = self._try(self.backbone, torch.zeros(1, *self.shape))
         self.pool = _pool(spec.pool) if found.ndim == 4 else nn.Identity()
         self.head = _head(spec.head, self._try(self.pool, found).shape[1], spec.dim)
@@ -114,6 +130,6 @@ def _head(name: str, features: int, dim: int) -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(features), nn.Linear(features, dim))
     if name == "mlp":
         return nn.Sequential(nn.Linear(features, features), nn.ReLU(inplace=True), nn.Linear(features, dim))
-    if features != dim:
+    if features != dim:  # "none"
         raise RecipeError(f"head = 'none' gives {features} numbers: set model.dim = {features}, or choose a head")
     return nn.Identity()

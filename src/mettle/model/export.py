@@ -23,7 +23,8 @@ def export_onnx(model: Embedder, path: Path) -> float:
 
     Raises:
         InputError: there is no folder for the file.
-        NumericError: the exported model disagrees with torch; nothing is written then.
+        NumericError: the model gives NaN or infinity, or the exported one disagrees with torch; nothing is written
+            then.
     """
     check_place(path)
     try:
@@ -46,8 +47,12 @@ def export_onnx(model: Embedder, path: Path) -> float:
         x = torch.rand(count, *model.shape, generator=generator)
         with torch.inference_mode():
             wanted = model(x).numpy()
+        if not np.isfinite(wanted).all():
+            raise NumericError(
+                "the model gives NaN or infinity for ordinary inputs: not written; its weights are broken, train again"
+            )
         (got,) = session.run(["embedding"], {"input": x.numpy()})
-        difference = max(difference, float(np.abs(np.asarray(got) - wanted).max()))
+        difference = float(np.maximum(difference, np.abs(np.asarray(got) - wanted).max()))  # NaN stays NaN
     if not difference <= TOLERANCE:
         raise NumericError(
             f"the ONNX model differs from torch by {difference:.1e}, more than {TOLERANCE:.0e}: not written"

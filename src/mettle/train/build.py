@@ -79,7 +79,7 @@ def describe(thing: Any) -> str:
     parts = []
     for field in dataclasses.fields(thing):
         value = getattr(thing, field.name)
-        if value != field.default:
+        if field.init and value != field.default:
             parts.append(f"{field.name}={describe(value) if dataclasses.is_dataclass(value) else repr(value)}")
     return f"{type(thing).__name__}({', '.join(parts)})"
 

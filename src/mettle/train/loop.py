@@ -85,10 +85,11 @@ def run(
                     guard.spread(alike, done)
                 began, waited, since = time.perf_counter(), 0.0, done
             progress(done, line)
-            if done % pace.checkpoint_every == 0 or done == pace.steps or stopping():
+            asked = stopping()  # once: a request that comes between two looks would end the run without a checkpoint
+            if done % pace.checkpoint_every == 0 or done == pace.steps or asked:
                 state = {"method": method.state(), "random": checkpoint.random_state()}
                 checkpoint.save(folder / "checkpoints", done, state)
-            if stopping() and done < pace.steps:
+            if asked and done < pace.steps:
                 return False
     return True
 

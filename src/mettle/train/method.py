@@ -75,11 +75,9 @@ class Supervised:
         if classes is not None:
             check_classes(classes)
         self.model, self.loss, self.clip, self.classes = model, loss, clip, classes
-        parts = {"model": model, "loss": loss}
-        parts |= {f"difficulty {k}": part for k, part in enumerate(nested(getattr(loss, "difficulty", None)))}
-        self.modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
-        own = [p for name, module in self.modules.items() if name != "model" for p in module.parameters()]
-        own = list(dict.fromkeys(own))  # a difficulty may be found inside its loss and by itself
+        others = stateful({"": loss})
+        self.modules: dict[str, nn.Module] = {"model": model, **others}
+        own = list(dict.fromkeys(p for module in others.values() for p in module.parameters()))
         self.parameters = [*model.parameters(), *own]
         groups = decayed(list(model.parameters()), weight_decay, pace=1.0) + decayed(own, weight_decay, pace=loss_rate)
         self.optimiser = torch.optim.AdamW(groups, lr=1e-3)
@@ -104,8 +102,9 @@ class Supervised:
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip or torch.inf)
         value, size = loss.item(), norm.item()
         applied = bool(torch.isfinite(loss) & torch.isfinite(norm))
-        if applied or self.scaler.is_enabled():
+        if applied:
             self.scaler.step(self.optimiser)
+        if self.scaler.is_enabled():
             self.scaler.update()
         return StepResult(value, size, applied, embeddings.detach())
 
@@ -143,6 +142,23 @@ class Supervised:
             module.load_state_dict(state["modules"][name])
         self.optimiser.load_state_dict(state["optimiser"])
         self.scaler.load_state_dict(state["scaler"])
+
+
+def stateful(losses: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """The losses and difficulties that have a state of their own, by the names that checkpoints know them by.
+
+    A difficulty that is part of its loss already, or of another one, is not named again: its tensors are saved once.
+    """
+    found: dict[str, nn.Module] = {}
+    known: set[nn.Module] = set()
+    for mark, loss in losses.items():
+        parts = {f"{mark}loss": loss}
+        parts |= {f"{mark}difficulty {k}": one for k, one in enumerate(nested(getattr(loss, "difficulty", None)))}
+        for name, part in parts.items():
+            if isinstance(part, nn.Module) and part not in known:
+                found[name] = part
+                known |= set(part.modules())
+    return found
 
 
 def check_classes(classes: Tensor) -> None:

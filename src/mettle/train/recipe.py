@@ -199,6 +199,7 @@ def load(
         hint = nearest(str(source), known)
         raise RecipeError(f"no recipe {str(source)!r}: neither a shipped one nor a file{hint}")
     content = _content(path)
+    _check_tables(content)  # before anything is put into them
     for key, table in tables.items():
         content.setdefault(key, {}).update(table)
     keys = [_apply(content, override) for override in overrides]
@@ -229,8 +230,17 @@ def parse(content: Mapping[str, Any]) -> Recipe:
     return _checked(content)
 
 
+def _check_tables(content: Mapping[str, Any]) -> None:
+    """Refuse a plain value where a table is wanted."""
+    for key, field in Recipe.model_fields.items():
+        if field.annotation is not int and not isinstance(content.get(key, {}), Mapping):
+            wanted = f"a table is wanted, [{key}] with its keys below it or --set {key}.<key>=..."
+            raise RecipeError(f"recipe key {key}: {wanted}, got {content[key]!r}")
+
+
 def _checked(content: Mapping[str, Any], context: object = None) -> Recipe:
     finite(content)
+    _check_tables(content)
     try:
         recipe = Recipe.model_validate(content, context=context)
     except ValidationError as error:

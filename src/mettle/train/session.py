@@ -146,7 +146,8 @@ def train(
     facts |= {"torch": torch.__version__, "python": platform.python_version()}
     if old is not None and old.state["data"] != facts["data"]:
         raise RunError(f"the data of {folder} have changed since it was started: train again under another --name")
-    method, loader = assemble(recipe, samples, table)
+    begun = bool(checkpoint.stored(folder / "checkpoints"))
+    method, loader = assemble(recipe, samples, table, fetch=not begun)
     copied, notes = copies(samples), ()
     told = (*samples.notes, *left_out, *([str(copied)] if copied.count else ()))
     for note in told:
@@ -157,7 +158,7 @@ def train(
         wrong, notes, done = _first(recipe, run, samples, progress)
         if not done:
             return Outcome(run, method.model, samples, False, None if old is None else 0, (*told, *notes))
-        method, loader = assemble(recipe, samples, repeat=wrong)
+        method, loader = assemble(recipe, samples, repeat=wrong, fetch=not begun)
     start, passed, done = _fit(recipe, folder, method, loader, progress, tensorboard)
     notes = (*passed, *told, *notes)
     if done:
@@ -206,11 +207,11 @@ def _first(recipe: Recipe, run: Run, samples: Samples, progress: Callable) -> tu
     """The first classifier of "just train twice", in a folder of its own, and the training samples it gets wrong."""
     steps = max(1, round(recipe.jtt.first * recipe.train.steps))
     short = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": steps})})
-    method, loader = assemble(short, samples)
-    assert isinstance(method, Supervised)
-    assert method.classes is not None
     folder = run.folder / "first"
     folder.mkdir(exist_ok=True)
+    method, loader = assemble(short, samples, fetch=not checkpoint.stored(folder / "checkpoints"))
+    assert isinstance(method, Supervised)
+    assert method.classes is not None
     _, passed, done = _fit(short, folder, method, loader, progress, False)
     part = samples.part("train")
     wrong = mistakes(method.model, method.loss, method.classes, part) if done else np.empty(0, np.int64)
@@ -219,24 +220,30 @@ def _first(recipe: Recipe, run: Run, samples: Samples, progress: Callable) -> tu
 
 
 def assemble(
-    recipe: Recipe, samples: Samples, table: Tuples | None = None, repeat: np.ndarray | None = None
+    recipe: Recipe,
+    samples: Samples,
+    table: Tuples | None = None,
+    repeat: np.ndarray | None = None,
+    *,
+    fetch: bool = True,
 ) -> tuple[Method, Loader]:
     """The method and the loader of a recipe; everything random in them follows from its seed.
 
-    ``repeat`` are positions of training samples that come ``jtt.copies`` more times in an epoch.
+    ``repeat`` are positions of training samples that come ``jtt.copies`` more times in an epoch. ``fetch=False`` asks
+    for no pretrained weights: those of a checkpoint are about to take their place.
     """
     part = samples.part("train")
     if len(part) == 0:
         raise DataError(f"{recipe.data.source} has no training samples: its split column says so")
     device = pick_device(recipe.train.device)
-    return new_method(recipe, samples, device), new_loader(recipe, samples, device, table, repeat)
+    return new_method(recipe, samples, device, fetch), new_loader(recipe, samples, device, table, repeat)
 
 
-def new_method(recipe: Recipe, samples: Samples, device: str) -> Method:
+def new_method(recipe: Recipe, samples: Samples, device: str, fetch: bool = True) -> Method:
     """The method of a recipe, with untrained networks on a device."""
     part, setup = samples.part("train"), recipe.train
     torch.manual_seed(recipe.seed)
-    model = new_model(recipe, samples).to(device)
+    model = new_model(recipe, samples, fetch=fetch).to(device)
     precision = setup.precision
     if precision == "auto":
         precision = "bfloat16" if device.startswith("cuda") else "float32"
@@ -251,7 +258,7 @@ def new_method(recipe: Recipe, samples: Samples, device: str) -> Method:
     if setup.method == "two-encoder":
         options |= {"attribute": attribute, "seed": recipe.seed}
         if compares(loss):
-            other = new_model(recipe, samples, seed=recipe.seed + 1).to(device)
+            other = new_model(recipe, samples, recipe.seed + 1, fetch).to(device)
             options |= {"biased": other, "biased_loss": recipe.biased_criterion()}
         return TwoEncoder(model, loss, weights=recipe.biased.weights, pace=recipe.biased.rate, **options)
     if setup.method == "similarity":
@@ -285,23 +292,27 @@ def new_loader(
     return Loader(part, order, change, seed, batch.views, batch.workers, device)
 
 
-def new_model(recipe: Recipe, samples: Samples, seed: int | None = None) -> Embedder:
+def new_model(recipe: Recipe, samples: Samples, seed: int | None = None, fetch: bool = True) -> Embedder:
     """The untrained network of a recipe, centred on a sample of the training split."""
     part = samples.part("train")
     shape = part.inputs.shape
     torch.manual_seed(recipe.seed if seed is None else seed)
-    model = Embedder(recipe.spec(), (shape[2], *shape[:2]) if len(shape) == 3 else shape)
+    model = Embedder(recipe.spec(), (shape[2], *shape[:2]) if len(shape) == 3 else shape, fetch=fetch)
     some = np.unique(np.linspace(0, len(part) - 1, min(len(part), 2048)).astype(np.int64))
     model.calibrate(to_model(part.read(some), "cpu"))
     return model
 
 
 def pick_device(name: str) -> str:
-    """``auto`` means CUDA where there is one."""
+    """``auto`` means CUDA where there is one; a device that this machine does not have is refused."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise RecipeError(f"train.device = {name!r}, but torch sees no CUDA device: use 'cpu' or 'auto'")
+        return "cuda" if count else "cpu"
+    here = ["cpu", *(["cuda"] if count else []), *(f"cuda:{k}" for k in range(count))]
+    if name not in here:
+        seen = f"{count or 'no'} CUDA device{'s' if count > 1 else ''}"
+        known = ", ".join(map(repr, here))
+        raise RecipeError(f"train.device = {name!r}, but torch sees {seen} here: use 'auto' or one of {known}")
     return name
 
 

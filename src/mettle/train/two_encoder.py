@@ -21,7 +21,7 @@ from mettle.pairs import Acc, Rows, Tile, dense
 from mettle.pairs.engine import layout
 from mettle.pairs.job import weights
 from mettle.train.artifact import Run
-from mettle.train.method import StepResult, compares
+from mettle.train.method import StepResult, compares, stateful
 from mettle.train.optimisers import Optimisers
 
 WEIGHTS = ("pairs", "mean", "shuffled")
@@ -80,11 +80,10 @@ class TwoEncoder:
         self.model, self.loss, self.biased = model, loss, biased
         self.biased_loss = SelfTriplet() if biased_loss is None else biased_loss
         self.weights, self.pace, self.attribute, self.seed = weights, pace, attribute, seed
-        self.modules: dict[str, nn.Module] = {"model": model}
-        if biased is not None:
-            self.modules["biased"] = biased
+        networks = {"model": model} | ({} if biased is None else {"biased": biased})
+        self.modules: dict[str, nn.Module] = {**networks, **stateful({"": loss, "biased ": self.biased_loss})}
         self.optimisers = Optimisers(
-            {name: list(part.parameters()) for name, part in self.modules.items()},
+            {name: list(part.parameters()) for name, part in networks.items()},
             device=next(model.parameters()).device.type,
             weight_decay=weight_decay,
             clip=clip,
@@ -152,7 +151,7 @@ class TwoEncoder:
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Both networks and both optimisers."""
+        """Both networks, both optimisers, and difficulties that follow the data."""
         return {
             "modules": {name: module.state_dict() for name, module in self.modules.items()},
             **self.optimisers.state(),
@@ -161,7 +160,8 @@ class TwoEncoder:
     def load_state(self, state: dict[str, Any]) -> None:
         """The inverse of :meth:`state`."""
         for name, module in self.modules.items():
-            module.load_state_dict(state["modules"][name])
+            if name in self.optimisers.all or name in state["modules"]:  # earlier versions kept the networks only
+                module.load_state_dict(state["modules"][name])
         self.optimisers.load_state(state)
 
 
@@ -277,6 +277,6 @@ def biased_model(run: Run, device: str = "cpu") -> Embedder:
     if not path.is_file():
         raise RunError(f"{run.folder} has no biased encoder: only runs with a Relative difficulty train one")
     contract = run.contract()
-    model = Embedder(EmbedderSpec(**contract["model"]), tuple(contract["input"]["shape"]))
+    model = Embedder(EmbedderSpec(**contract["model"]), tuple(contract["input"]["shape"]), fetch=False)
     model.load_state_dict(load_file(path))
     return model.to(device).eval()
