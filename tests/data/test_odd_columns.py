@@ -1,5 +1,7 @@
 """Columns that are not what they seem: text like numbers, NaN as a name, ids beyond int64, numbers that are text."""
 
+import gzip
+import importlib
 import time
 
 import numpy as np
@@ -13,7 +15,7 @@ from mettle.data.arrays import named
 from mettle.data.problems import classes
 from mettle.data.rows import Rows
 from mettle.data.samples import Column, Samples
-from mettle.data.table import read_table, whole
+from mettle.data.table import read_header, read_table, whole
 from mettle.errors import DataError, InputError
 from mettle.evaluate.vectors import read_vectors
 
@@ -167,19 +169,19 @@ def test_a_severity_that_is_none_on_the_command_line(tmp_path):
 
 
 @pytest.mark.parametrize("read", [read_table, lambda path: read_vectors(path, None, None)])
-def test_headers_and_widths_are_checked_alike(tmp_path, read):
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("label,e0, e1,e0 \na,1,2,3\n", "line 1: two columns are called 'e0'"),
+        ("\nlabel,e0,e1\n\na,1,2\nb,1\n", "line 5: 2 fields, but the header has 3"),
+        ('label,e0,e1\n"a\nb",1,2\n"c\nd",1,2,3\n', "line 4: 4 fields"),
+        ('label,e0,e1\na,1,2\n"b" c,1,2\n', "line 3: "),
+    ],
+)
+def test_headers_and_widths_are_checked_alike(tmp_path, read, text, told):
     path = tmp_path / "t.csv"
-    path.write_text("label,e0, e1,e0 \na,1,2,3\n")
-    with pytest.raises(DataError, match="line 1: two columns are called 'e0'"):
-        read(path)
-    path.write_text("\nlabel,e0,e1\n\na,1,2\nb,1\n")
-    with pytest.raises(DataError, match="line 5: 2 fields, but the header has 3"):
-        read(path)
-    path.write_text('label,e0,e1\n"a\nb",1,2\n"c\nd",1,2,3\n')
-    with pytest.raises(DataError, match="line 4: 4 fields"):
-        read(path)
-    path.write_text('label,e0,e1\na,1,2\n"b" c,1,2\n')
-    with pytest.raises(DataError, match="line 3: "):
+    path.write_text(text)
+    with pytest.raises(DataError, match=told):
         read(path)
 
 
@@ -217,3 +219,19 @@ def test_which_sample_is_the_only_one():
     samples = Samples.of(rows(5), list("bacab"), ids=[10, 11, 12, 13, 14])
     (one,) = classes(samples)
     assert (one.kind, one.id) == ("single", 12)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.csv.gz", "t.parquet"])
+def test_a_header_is_that_of_the_table_and_costs_no_rows(tmp_path, name):
+    path = tmp_path / name
+    if name.endswith("parquet"):
+        pyarrow = importlib.import_module("pyarrow")
+        importlib.import_module("pyarrow.parquet").write_table(pyarrow.table({"label": ["a"], "e 0": ["1"]}), path)
+    else:
+        text = "\n label ,e 0\na,1\n".replace(",", "\t" if ".tsv" in name else ",")
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    header = read_header(path)
+    assert list(header.columns) == list(read_table(path).columns) == ["label", "e 0"]
+    assert header.known("e 0") == "e 0" and not header.lines
+    with pytest.raises(DataError, match="no column 'e0'.*'e 0'"):
+        header.known("e0")

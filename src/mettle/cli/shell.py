@@ -90,11 +90,11 @@ def samples_of(
 
 
 def _columns(data: str) -> Any:
-    """The table that the data are, if they are one: what was asked for must be among its columns."""
-    from mettle.data.table import SUFFIXES, read_table
+    """The columns of the table that the data are, if they are one."""
+    from mettle.data.table import SUFFIXES, read_header
 
     path = Path(data).expanduser()
-    return read_table(path) if path.is_file() and path.name.lower().endswith(SUFFIXES) else None
+    return read_header(path) if path.is_file() and path.name.lower().endswith(SUFFIXES) else None
 
 
 def in_folder(path: Path | None) -> Path | None:

@@ -9,7 +9,7 @@ import importlib
 import io
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -69,6 +69,15 @@ def read_table(path: Path) -> Table:
     if not table.lines:
         raise DataError(f"{shown(path)} has no rows")
     return table
+
+
+def read_header(path: Path) -> Table:
+    """The columns of a file that `read_table` reads, without its rows."""
+    if path.name.lower().endswith((".parquet", ".pq")):
+        names = _by_pyarrow(path, lambda parquet: parquet.read_schema(path).names)
+    else:
+        names, _ = parted(path)
+    return Table(path, dict.fromkeys(names, ()), ())
 
 
 def _csv(path: Path) -> Table:
@@ -155,21 +164,30 @@ def text_lines(path: Path) -> Iterator[str]:
             raise DataError(f"{shown(path)} line {number}: {reason}") from None
 
 
-def _parquet(path: Path) -> Table:
+def _by_pyarrow(path: Path, read: Callable[[Any], Any]) -> Any:
+    """What ``read`` finds with pyarrow.parquet, or the one line that says why not."""
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise MissingExtra("Parquet needs pyarrow: pip install 'mettle-ml[parquet]'") from None
     try:
-        table = parquet.read_table(path)
-        columns = {name: table[name].cast("string").fill_null("").to_pylist() for name in table.column_names}
+        return read(parquet)
     except Exception as problem:  # its errors have several unrelated bases
         raise DataError(f"cannot read {shown(path)}: {' '.join(str(problem).split())[:200]}") from None
+
+
+def _parquet(path: Path) -> Table:
+    def texts(parquet: Any) -> tuple[dict[str, list[str]], int]:
+        table = parquet.read_table(path)
+        found = {name: table[name].cast("string").fill_null("").to_pylist() for name in table.column_names}
+        return found, table.num_rows
+
+    columns, count = _by_pyarrow(path, texts)
     for name, values in columns.items():
         for row, value in enumerate(values):
             if "\0" in value or len(value) > LARGEST_FIELD:
                 raise DataError(f"{shown(path)} row {row + 1}, column {shown(name)}: NUL or over 1 MB")
-    return Table(path, columns, range(1, table.num_rows + 1), unit="row")
+    return Table(path, columns, range(1, count + 1), unit="row")
 
 
 def whole(text: str) -> bool:

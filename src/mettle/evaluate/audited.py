@@ -94,15 +94,15 @@ class Audit:
         found = []
         if self.geometry is not None and self.geometry.collapsed:
             found.append(f"{self.geometry.verdict[0].upper()}{self.geometry.verdict[1:]}.")
-        told = self.ways["all"].verification.warnings
-        found += [f"{text}." for text in told if "exact copies" not in text]  # said below, by name
+        v = self.ways["all"].verification
+        found += [f"{text}." for text in v.warnings if text not in v.notes]  # copies are told below, by name
         found += self._copied()
         if self.table.split is not None and (self.table.split == 0).any():
             found.append(
                 "The file holds a training split: numbers on people who were trained on flatter. Audit the others "
                 "alone with --where split=test."
             )
-        people = self.ways["all"].verification.subjects
+        people = v.subjects
         if people < LEAST:
             found.append(
                 f"Only {people} identities: too few for any interval, which needs {LEAST}; the numbers may be far from "

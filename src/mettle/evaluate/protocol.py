@@ -52,13 +52,12 @@ class Scenario:
         if self.gallery is not None or self.trials == "all" or samples.domain is None:
             return len(self.probe) - 1 if self.gallery is None else len(self.gallery)
         people, domains = samples.labels[self.probe], samples.domain.codes[self.probe]
-        size, both = np.bincount(domains), np.unique(np.stack([people, domains], 1), axis=0, return_counts=True)
-        found, own = both[0], both[1]
+        size, shots = np.bincount(domains), np.bincount(people)
+        cells, own = np.unique(np.stack([people, domains], 1), axis=0, return_counts=True)
         if self.trials == "within":
-            there, right = size[found[:, 1]] - 1, own > 1
+            there, right = size[cells[:, 1]] - 1, own > 1
         else:
-            there = len(people) - size[found[:, 1]]
-            right = np.bincount(people)[found[:, 0]] > own
+            there, right = len(people) - size[cells[:, 1]], shots[cells[:, 0]] > own
         return int(there[right].min(initial=len(people)))
 
     def _arguments(self, z: np.ndarray, samples: Samples) -> dict[str, Any]:
