@@ -31,9 +31,10 @@ from mettle.difficulty import (
 from mettle.errors import InputError
 from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SupCon, Triplet
 from mettle.pairs import pair_loss
+from mettle.pairs.classes import class_rows
 from mettle.pairs.fused import fused_form, launch
 from mettle.pairs.fused.call import fused
-from mettle.pairs.fused.classes import fused_class_rows
+from mettle.pairs.fused.classes import _Work, fused_class_rows
 from mettle.pairs.fused.counts import score_counts
 from mettle.pairs.fused.door import attempt, call
 from mettle.pairs.fused.form import precision
@@ -41,6 +42,7 @@ from mettle.pairs.fused.peak import hardest_rows, mines_hardest
 from mettle.pairs.fused.plan import SUMMED, Plan, most_parts
 from mettle.pairs.fused.prepare import prepared, width
 from mettle.pairs.fused.table import choice
+from mettle.pairs.fused.written import _pull
 
 # The interpreter computes with NumPy, which warns where a masked entry divides by zero.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -519,6 +521,47 @@ def test_own_class_and_the_others_over_chunks_of_classes(monkeypatch, scale, uni
         strict=True,
     ):
         assert gap(a, b) < (5e-6 if a.dtype == torch.float32 else 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("classes", "d", "waiting"),
+    [(192, 64, [True, True]), (256, 64, [True, True]), (200, 64, [True, False]), (192, 40, [False, False])],
+)
+def test_normalised_vectors_wait_where_their_gradient_will_be(monkeypatch, classes, d, waiting):
+    monkeypatch.setattr("mettle.pairs.fused.classes.FORWARD", 128)
+    monkeypatch.setattr("mettle.pairs.fused.classes.WRITTEN", 0)
+    monkeypatch.setattr("mettle.pairs.fused.classes.LEAST", 64)
+    kept, room = [], _Work.room
+
+    def told(self, place):
+        kept.append(found := room(self, place))
+        return found
+
+    monkeypatch.setattr(_Work, "room", told)
+    generator = torch.Generator().manual_seed(1)
+    y = torch.randint(0, classes, (21,), generator=generator)
+    z, w = (x.requires_grad_() for x in (torch.randn(21, d), torch.randn(classes, d)))
+    found, wanted = [], class_rows(z.double(), w.double(), y, 16.0, unit_features=True)
+    rows = fused_class_rows(z, w, y, 16.0, unit=True)
+    for out in (rows, rows, wanted):  # a second time back has nothing left to read
+        found.append(torch.autograd.grad(out[0].sum() + 2 * out[1].sum(), [z, w], retain_graph=True))
+    assert [x is not None for x in kept] == waiting
+    for a, b, exact in zip(*found, strict=True):
+        assert torch.equal(a, b) and gap(a, exact.double()) < 5e-6
+    with torch.no_grad():  # and where no gradient will be, nothing is held for one
+        fused_class_rows(z, w, y, 16.0, unit=True)
+    assert kept[2:] == [None, None]
+
+
+def test_products_of_two_halves_in_parts_are_the_whole_product(monkeypatch):
+    monkeypatch.setattr("mettle.pairs.fused.written.SUMMED", 10)
+    generator = torch.Generator().manual_seed(0)
+    z = prepared(torch.randn(37, 20, generator=generator), torch.arange(37), None, "split", unit=True)
+    h = torch.randn(16, 30, generator=generator)
+    high = h.bfloat16()
+    g = torch.ones(16, z.width)
+    _pull(g, high, (h - high.float()).bfloat16(), z, slice(15, 45), "split")  # of 45 columns there are 37
+    assert gap(g, 1 + h[:, :22].double() @ (z.high.double() + z.low.double())[15:37]) < 1e-5
 
 
 def test_a_single_class_has_no_others():

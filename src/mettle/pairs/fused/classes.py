@@ -4,12 +4,14 @@
     target = ẑ·ŵ_y          far = log Σ_{c ≠ y} e^{scale · ẑ·ŵ_c}
 
 Both with gradient to samples and class vectors; margin and loss stay with the caller. Class vectors are normalised
-chunk by chunk, never as a second copy; of the B × C logits only B × chunk exist at once, and only on the way back.
+chunk by chunk, never as a second copy: in half precision they wait for the way back where their gradient will be. Of
+the B × C logits only B × chunk exist at once, and only on the way back.
 Samples are sorted by class, so that a block of them has its own classes in one range of columns.
 """
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,15 +59,16 @@ def fused_class_rows(
         raise InputError(f"class vectors must be (C, d) with the samples' d: got {tuple(w.shape)} for {tuple(z.shape)}")
     mode = mode or ("exact" if not z.is_cuda else "half" if half else "split")
     with torch.cuda.device_of(z):
-        return _Rows.apply(z, w, labels, float(scale), unit, mode)  # type: ignore[return-value]
+        learns = w.requires_grad and torch.is_grad_enabled()
+        return _Rows.apply(z, w, labels, float(scale), unit, mode, learns)  # type: ignore[return-value]
 
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, z: Tensor, w: Tensor, labels: Tensor, scale: float, unit: bool, mode: str):  # type: ignore[override]
+    def forward(ctx, z: Tensor, w: Tensor, labels: Tensor, scale: float, unit: bool, mode: str, learns: bool):  # type: ignore[override]
         ctx.work = _Work(z.detach(), w.detach(), labels, scale, unit, mode)
         ctx.save_for_backward(z, w)
-        return ctx.work.forward()
+        return ctx.work.forward(learns)
 
     @staticmethod
     def backward(ctx, g_target: Tensor, g_far: Tensor):  # type: ignore[override]
@@ -73,7 +76,15 @@ class _Rows(torch.autograd.Function):
             raise InputError("the fused engine has first derivatives only: do not pass create_graph=True")
         z, _ = ctx.saved_tensors  # looked at so that torch notices a change in place
         g_target, g_far = (flat(g.float()) for g in (g_target, g_far))
-        return *ctx.work.backward(g_target, g_far, z, ctx.needs_input_grad[1]), None, None, None, None
+        return *ctx.work.backward(g_target, g_far, z, ctx.needs_input_grad[1]), None, None, None, None, None
+
+
+class Vectors(NamedTuple):
+    """Class vectors of one length in the operands' precision, padded, and 1 / the lengths they had."""
+
+    high: Tensor
+    low: Tensor
+    inverse: Tensor
 
 
 class _Work:
@@ -90,9 +101,11 @@ class _Work:
         self.script = script(("classes", scale, unit, mode, WRITTEN, FORWARD, LEAST), given)
         self.choice = choice(mode, width(z.shape[1]), heavy=self.online, many=len(w) >= MANY)
         self.whole = SMALL if mode == "exact" else PAD
+        self.dw: Tensor | None = None
+        self.kept: list[Vectors | None] = []
 
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """Targets and log-sum-exps."""
+    def forward(self, learns: bool) -> tuple[Tensor, Tensor]:
+        """Targets and log-sum-exps; ``learns``: the gradient of the class vectors will be asked for."""
         rows = self.rows = prepared(self.z, self.labels, None, self.mode, self.unit, by=self.by, script=self.script)
         padded, device, shape = len(rows.full), rows.full.device, self.choice.visiting(False)
         target, far = torch.empty(rows.n, device=device), torch.empty(rows.n, device=device)
@@ -109,11 +122,15 @@ class _Work:
                 {"WIDTH": rows.width, "BLOCK": block, "ROWS": size, "num_warps": warps},
             ),
         )
+        self.dw = torch.empty_like(self.w) if learns else None
         blocks = parts(rows.n, shape.rows)
         each = divided(blocks, parts(min(FORWARD, len(self.w)), shape.columns), device, 4)
         partial = torch.empty(parts(len(self.w), FORWARD), each, 2, padded, device=device)
-        for k, _, n, (high, low, _), lo, hi in self.chunks(FORWARD):
-            operands = self.operands(shape, high, low)
+        for k, place, lo, hi in self.chunks(FORWARD):
+            n, room = place.stop - place.start, self.room(place)
+            made = self.normalised(f"rows {k}", place, room)
+            self.kept.append(None if room is None else made)
+            operands = self.operands(shape, made)
             self.script.launch(
                 f"far {k}",
                 far_forward,
@@ -154,12 +171,16 @@ class _Work:
             ),
         )
         dz = torch.zeros(padded, rows.width, device=device)
-        dw = torch.empty_like(self.w) if classes else None
-        for k, place, m, (high, low, inverse), lo, hi in self.chunks(max(LEAST, WRITTEN // padded)):
+        dw = None
+        if classes:
+            dw = torch.empty_like(self.w) if self.dw is None else self.dw
+        for k, place, lo, hi in self.chunks(self.step):
+            m, made = place.stop - place.start, self.vectors(f"rows {k}, back", place)
+            high, low, inverse = made
             wide = len(high)
             h = torch.empty(padded, wide, dtype=high.dtype, device=device)
             rest = torch.empty_like(h) if self.mode == "split" else h
-            operands = self.operands(shape, high, low)
+            operands = self.operands(shape, made)
             self.script.launch(
                 f"scores {k}",
                 far_scores,
@@ -174,13 +195,20 @@ class _Work:
             if dw is not None:
                 sent = self.product(h.T, rest.T, rows.high, rows.low)
                 self.projected(f"project {k}", sent, self.w[place], inverse, stats, dw[place])
+        self.dw, self.kept = None, []  # a second time back finds them written over
         pull = self.attracted(g_target, stats, dz)
         if dw is not None:
             dw.index_add_(0, self.labels, pull)
         return projected(rows, dz, None, stats, like, self.unit, script=self.script), dw
 
-    def chunks(self, size: int) -> Iterator[tuple[int, slice, int, tuple[Tensor, Tensor, Tensor], Tensor, Tensor]]:
-        """Each chunk of classes: number, place and size, normalised rows, and the samples' own classes as ranges."""
+    @property
+    def step(self) -> int:
+        """Classes of a chunk on the way back, a power of two: so many of them are one on the way there."""
+        most = max(LEAST, WRITTEN // len(self.at))
+        return min(1 << (most.bit_length() - 1), FORWARD)
+
+    def chunks(self, size: int) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
+        """Each chunk of classes: number, place, and the samples' own classes as ranges."""
         padded, many = len(self.at), parts(len(self.w), size)
         lo, hi = torch.empty(2, many, padded, dtype=torch.int32, device=self.at.device).unbind()
         self.script.launch(
@@ -190,9 +218,37 @@ class _Work:
             lambda: ((padded // SMALL_BLOCK, many), (size, padded), {"SIZE": SMALL_BLOCK}),
         )
         for k in range(many):
-            place = slice(k * size, min((k + 1) * size, len(self.w)))
-            made = self.normalised(f"rows {size} {k}", self.w[place])
-            yield k, place, place.stop - place.start, made, lo[k], hi[k]
+            yield k, slice(k * size, min((k + 1) * size, len(self.w))), lo[k], hi[k]
+
+    def room(self, place: slice) -> Tensor | None:
+        """Where normalised vectors can wait for the way back: at the end of what will be their gradient.
+
+        The way back reads them from the first to the last and writes their gradients behind itself; None where it
+        would reach what it has not read.
+        """
+        if self.dw is None or self.mode == "split" or FORWARD % self.step:
+            return None
+        high, n = self.rows.high, place.stop - place.start
+        padded = self.padded(n)
+        own, row = (x.shape[1] * x.element_size() for x in (high, self.dw))
+        begin = (n * row - padded * own) // 16 * 16
+        last = (n - 1) // self.step * self.step
+        if begin < 0 or begin + last * own < last * row:
+            return None
+        there = self.dw[place].view(-1).view(torch.uint8)[begin : begin + padded * own]
+        return there.view(high.dtype).view(padded, -1)
+
+    def vectors(self, name: str, place: slice) -> Vectors:
+        """Those of a chunk on the way back."""
+        k, start = divmod(place.start, FORWARD)
+        kept = self.kept[k] if self.kept else None
+        if kept is None:
+            return self.normalised(name, place)
+        return Vectors(*(x[start : start + self.padded(place.stop - place.start)] for x in kept))
+
+    def padded(self, n: int) -> int:
+        """Classes of a chunk and what fills it up."""
+        return parts(n, self.whole) * self.whole
 
     def flags(self, shape: Shape) -> dict:
         """What the kernels over all pairs are told."""
@@ -204,10 +260,10 @@ class _Work:
             "num_warps": shape.warps, "num_stages": shape.stages,
         }  # fmt: skip
 
-    def operands(self, shape: Shape, high: Tensor, low: Tensor) -> tuple:
+    def operands(self, shape: Shape, made: Vectors) -> tuple:
         """Samples and a chunk of class vectors."""
         rows = self.rows
-        return sides(shape.tma, shape.depth, (rows.high, rows.low, shape.rows), (high, low, shape.columns))
+        return sides(shape.tma, shape.depth, (rows.high, rows.low, shape.rows), (made.high, made.low, shape.columns))
 
     def product(self, a: Tensor, a_low: Tensor, b: Tensor, b_low: Tensor, onto: Tensor | None = None) -> Tensor:
         """a·b in float32, added to ``onto`` where that is given."""
@@ -217,11 +273,11 @@ class _Work:
             multiplied(a_low, b, found)
         return found
 
-    def normalised(self, name: str, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Class vectors of one length in the operands' precision, padded, and 1 / the lengths they had."""
-        (n, d), rows = w.shape, self.rows
-        padded = parts(n, self.whole) * self.whole
-        high = torch.empty(padded, rows.width, dtype=rows.high.dtype, device=w.device)
+    def normalised(self, name: str, place: slice, room: Tensor | None = None) -> Vectors:
+        """Those of a chunk, in ``room`` where there is some."""
+        w, rows = self.w[place], self.rows
+        (n, d), padded = w.shape, self.padded(place.stop - place.start)
+        high = torch.empty(padded, rows.width, dtype=rows.high.dtype, device=w.device) if room is None else room
         low = torch.empty_like(high) if self.mode == "split" else high
         inverse = torch.empty(padded, device=w.device)
         block, size, warps = span(rows.width)
@@ -232,7 +288,7 @@ class _Work:
             (w, high, low, inverse),
             lambda: ((padded // size,), (n, d, w.stride(0), self.by_classes), flags),
         )
-        return high, low, inverse
+        return Vectors(high, low, inverse)
 
     def projected(self, name: str, g: Tensor, w: Tensor, inverse: Tensor, stats: Tensor, out: Tensor) -> None:
         """Gradient of class vectors as they are from that of the normalised ones."""
