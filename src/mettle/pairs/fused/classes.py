@@ -122,7 +122,7 @@ class _Work:
                 {"WIDTH": rows.width, "BLOCK": block, "ROWS": size, "num_warps": warps},
             ),
         )
-        self.dw = torch.empty_like(self.w) if learns else None
+        self.dw = torch.empty_like(self.w) if learns and self.mode != "split" else None  # two halves find no room there
         blocks = parts(rows.n, shape.rows)
         each = divided(blocks, parts(min(FORWARD, len(self.w)), shape.columns), device, 4)
         partial = torch.empty(parts(len(self.w), FORWARD), each, 2, padded, device=device)
@@ -226,7 +226,7 @@ class _Work:
         The way back reads them from the first to the last and writes their gradients behind itself; None where it
         would reach what it has not read.
         """
-        if self.dw is None or self.mode == "split" or FORWARD % self.step:
+        if self.dw is None or FORWARD % self.step:
             return None
         high, n = self.rows.high, place.stop - place.start
         padded = self.padded(n)
