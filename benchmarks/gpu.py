@@ -459,7 +459,7 @@ def picture(table, tops):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), constrained_layout=True)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), constrained_layout=True)
     kinds = sorted({(p["d"], p["kind"]) for p in table.points if p["kind"] in ("half", "split")})
     for d, kind in kinds:
         found = sorted((p["n"], p["ms"], p["mb"]) for p in table.points if (p["d"], p["kind"]) == (d, kind))
@@ -479,7 +479,9 @@ def picture(table, tops):
     for axis, name in ((left, "milliseconds, forward + backward"), (right, "peak MB above the inputs")):
         axis.set(xscale="log", yscale="log", xlabel="batch n", ylabel=name)
         axis.grid(alpha=0.3)
-    left.legend(fontsize=7, title="d = 128 and 512 for others", title_fontsize=7)
+    names = dict(zip(*reversed(left.get_legend_handles_labels()), strict=True))
+    figure.legend(names.values(), names, loc="outside right center", fontsize=7, title="others: d = 128 and 512",
+                  title_fontsize=7)  # fmt: skip
     left.set_title("SupCon; dotted: 6 n² d at the GEMM rate of the same run", fontsize=8)
     right.set_title("dotted: 8 n d floats + 64 MB", fontsize=8)
     figure.savefig(table.out / "gpu.png", dpi=150)
