@@ -42,6 +42,7 @@ from mettle.pairs.fused.peak import hardest_rows, mines_hardest
 from mettle.pairs.fused.plan import SUMMED, Plan, most_parts
 from mettle.pairs.fused.prepare import prepared, width
 from mettle.pairs.fused.table import choice
+from mettle.pairs.fused.waiting import Waiting
 from mettle.pairs.fused.written import _pull
 
 # The interpreter computes with NumPy, which warns where a masked entry divides by zero.
@@ -531,13 +532,13 @@ def test_normalised_vectors_wait_where_their_gradient_will_be(monkeypatch, class
     monkeypatch.setattr("mettle.pairs.fused.classes.FORWARD", 128)
     monkeypatch.setattr("mettle.pairs.fused.classes.WRITTEN", 0)
     monkeypatch.setattr("mettle.pairs.fused.classes.LEAST", 64)
-    kept, room = [], _Work.room
+    kept, room = [], Waiting.room
 
-    def told(self, place):
-        kept.append(found := room(self, place))
+    def told(self, *args):
+        kept.append(found := room(self, *args))
         return found
 
-    monkeypatch.setattr(_Work, "room", told)
+    monkeypatch.setattr(Waiting, "room", told)
     generator = torch.Generator().manual_seed(1)
     y = torch.randint(0, classes, (21,), generator=generator)
     z, w = (x.requires_grad_() for x in (torch.randn(21, d), torch.randn(classes, d)))
@@ -550,7 +551,27 @@ def test_normalised_vectors_wait_where_their_gradient_will_be(monkeypatch, class
         assert torch.equal(a, b) and gap(a, exact.double()) < 5e-6
     with torch.no_grad():  # and where no gradient will be, nothing is held for one
         fused_class_rows(z, w, y, 16.0, unit=True)
-    assert kept[2:] == [None, None]
+    assert len(kept) == 2
+
+
+def test_a_way_back_that_broke_off_can_be_gone_again(monkeypatch):
+    for name, value in {"FORWARD": 128, "WRITTEN": 0, "LEAST": 64}.items():
+        monkeypatch.setattr(f"mettle.pairs.fused.classes.{name}", value)
+    z, w, y = torch.randn(9, 64, requires_grad=True), torch.randn(256, 64, requires_grad=True), torch.arange(9) * 20
+    rows, project, calls = fused_class_rows(z, w, y, 16.0, unit=True), _Work.projected, []
+
+    def full(self, *args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise torch.cuda.OutOfMemoryError("no room")
+        project(self, *args)
+
+    monkeypatch.setattr(_Work, "projected", full)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        torch.autograd.grad(rows[1].sum(), [z, w], retain_graph=True)
+    again = torch.autograd.grad(rows[1].sum(), [z, w])
+    fresh = torch.autograd.grad(fused_class_rows(z, w, y, 16.0, unit=True)[1].sum(), [z, w])
+    assert len(calls) == 11 and all(torch.equal(a, b) for a, b in zip(again, fresh, strict=True))
 
 
 def test_products_of_two_halves_in_parts_are_the_whole_product(monkeypatch):

@@ -11,7 +11,6 @@ Samples are sorted by class, so that a block of them has its own classes in one 
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +31,7 @@ from mettle.pairs.fused.own import (
 )
 from mettle.pairs.fused.prepare import PAD, SMALL, prepared, projected, span, width
 from mettle.pairs.fused.table import MANY, Shape, choice, parts
+from mettle.pairs.fused.waiting import Vectors, Waiting
 from mettle.pairs.fused.written import multiplied
 
 FORWARD = 1 << 18  # classes of a chunk on the way there
@@ -79,14 +79,6 @@ class _Rows(torch.autograd.Function):
         return *ctx.work.backward(g_target, g_far, z, ctx.needs_input_grad[1]), None, None, None, None, None
 
 
-class Vectors(NamedTuple):
-    """Class vectors of one length in the operands' precision, padded, and 1 / the lengths they had."""
-
-    high: Tensor
-    low: Tensor
-    inverse: Tensor
-
-
 class _Work:
     """One call."""
 
@@ -101,8 +93,7 @@ class _Work:
         self.script = script(("classes", scale, unit, mode, WRITTEN, FORWARD, LEAST), given)
         self.choice = choice(mode, width(z.shape[1]), heavy=self.online, many=len(w) >= MANY)
         self.whole = SMALL if mode == "exact" else PAD
-        self.dw: Tensor | None = None
-        self.kept: list[Vectors | None] = []
+        self.waiting: Waiting | None = None
 
     def forward(self, learns: bool) -> tuple[Tensor, Tensor]:
         """Targets and log-sum-exps; ``learns``: the gradient of the class vectors will be asked for."""
@@ -122,14 +113,13 @@ class _Work:
                 {"WIDTH": rows.width, "BLOCK": block, "ROWS": size, "num_warps": warps},
             ),
         )
-        self.dw = torch.empty_like(self.w) if learns and self.mode != "split" else None  # two halves find no room there
+        if learns and self.mode != "split":  # two halves take all of the room
+            self.waiting = Waiting(torch.empty_like(self.w), FORWARD, self.step)
         blocks = parts(rows.n, shape.rows)
         each = divided(blocks, parts(min(FORWARD, len(self.w)), shape.columns), device, 4)
         partial = torch.empty(parts(len(self.w), FORWARD), each, 2, padded, device=device)
         for k, place, lo, hi in self.chunks(FORWARD):
-            n, room = place.stop - place.start, self.room(place)
-            made = self.normalised(f"rows {k}", place, room)
-            self.kept.append(None if room is None else made)
+            n, made = place.stop - place.start, self.normalised(f"rows {k}", place, self.waiting)
             operands = self.operands(shape, made)
             self.script.launch(
                 f"far {k}",
@@ -171,11 +161,10 @@ class _Work:
             ),
         )
         dz = torch.zeros(padded, rows.width, device=device)
-        dw = None
-        if classes:
-            dw = torch.empty_like(self.w) if self.dw is None else self.dw
+        waiting, self.waiting = self.waiting, None  # to be written over: a second time back must not find them
+        dw = waiting.gradient if waiting is not None and classes else torch.empty_like(self.w) if classes else None
         for k, place, lo, hi in self.chunks(self.step):
-            m, made = place.stop - place.start, self.vectors(f"rows {k}, back", place)
+            m, made = place.stop - place.start, self.vectors(f"rows {k}, back", place, waiting)
             high, low, inverse = made
             wide = len(high)
             h = torch.empty(padded, wide, dtype=high.dtype, device=device)
@@ -195,7 +184,6 @@ class _Work:
             if dw is not None:
                 sent = self.product(h.T, rest.T, rows.high, rows.low)
                 self.projected(f"project {k}", sent, self.w[place], inverse, stats, dw[place])
-        self.dw, self.kept = None, []  # a second time back finds them written over
         pull = self.attracted(g_target, stats, dz)
         if dw is not None:
             dw.index_add_(0, self.labels, pull)
@@ -220,31 +208,10 @@ class _Work:
         for k in range(many):
             yield k, slice(k * size, min((k + 1) * size, len(self.w))), lo[k], hi[k]
 
-    def room(self, place: slice) -> Tensor | None:
-        """Where normalised vectors can wait for the way back: at the end of what will be their gradient.
-
-        The way back reads them from the first to the last and writes their gradients behind itself; None where it
-        would reach what it has not read.
-        """
-        if self.dw is None or FORWARD % self.step:
-            return None
-        high, n = self.rows.high, place.stop - place.start
-        padded = self.padded(n)
-        own, row = (x.shape[1] * x.element_size() for x in (high, self.dw))
-        begin = (n * row - padded * own) // 16 * 16
-        last = (n - 1) // self.step * self.step
-        if begin < 0 or begin + last * own < last * row:
-            return None
-        there = self.dw[place].view(-1).view(torch.uint8)[begin : begin + padded * own]
-        return there.view(high.dtype).view(padded, -1)
-
-    def vectors(self, name: str, place: slice) -> Vectors:
+    def vectors(self, name: str, place: slice, waiting: Waiting | None) -> Vectors:
         """Those of a chunk on the way back."""
-        k, start = divmod(place.start, FORWARD)
-        kept = self.kept[k] if self.kept else None
-        if kept is None:
-            return self.normalised(name, place)
-        return Vectors(*(x[start : start + self.padded(place.stop - place.start)] for x in kept))
+        found = None if waiting is None else waiting.read(place, self.padded(place.stop - place.start))
+        return self.normalised(name, place) if found is None else found
 
     def padded(self, n: int) -> int:
         """Classes of a chunk and what fills it up."""
@@ -273,10 +240,11 @@ class _Work:
             multiplied(a_low, b, found)
         return found
 
-    def normalised(self, name: str, place: slice, room: Tensor | None = None) -> Vectors:
-        """Those of a chunk, in ``room`` where there is some."""
+    def normalised(self, name: str, place: slice, waiting: Waiting | None = None) -> Vectors:
+        """Those of a chunk as it is, which then wait for the way back where there is room."""
         w, rows = self.w[place], self.rows
         (n, d), padded = w.shape, self.padded(place.stop - place.start)
+        room = None if waiting is None else waiting.room(place, padded, rows.high)
         high = torch.empty(padded, rows.width, dtype=rows.high.dtype, device=w.device) if room is None else room
         low = torch.empty_like(high) if self.mode == "split" else high
         inverse = torch.empty(padded, device=w.device)
@@ -288,7 +256,10 @@ class _Work:
             (w, high, low, inverse),
             lambda: ((padded // size,), (n, d, w.stride(0), self.by_classes), flags),
         )
-        return Vectors(high, low, inverse)
+        made = Vectors(high, low, inverse)
+        if waiting is not None and room is not None:
+            waiting.keep(place, made)
+        return made
 
     def projected(self, name: str, g: Tensor, w: Tensor, inverse: Tensor, stats: Tensor, out: Tensor) -> None:
         """Gradient of class vectors as they are from that of the normalised ones."""

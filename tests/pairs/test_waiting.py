@@ -1,0 +1,51 @@
+"""Vectors that wait where gradients will be written: whatever the sizes, each is read before it is written over."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mettle.pairs.fused.waiting import Vectors, Waiting
+
+PAD = 8
+
+
+def padded(n):
+    return -(-n // PAD) * PAD
+
+
+def parts(n, size):
+    return [slice(k, min(k + size, n)) for k in range(0, n, size)]
+
+
+@given(
+    classes=st.integers(1, 150),
+    d=st.integers(1, 12),
+    width=st.sampled_from([4, 8, 16]),
+    chunk=st.sampled_from([16, 32, 64]),
+    step=st.sampled_from([8, 16, 24, 32]),
+    kinds=st.tuples(*2 * [st.sampled_from([torch.float16, torch.float32])]),
+)
+def test_nothing_is_written_over_before_it_is_read(classes, d, width, chunk, step, kinds):
+    gradient = torch.zeros(classes, d, dtype=kinds[0])
+    waiting, like = Waiting(gradient, chunk, min(step, chunk)), torch.empty(0, width, dtype=kinds[1])
+    numbers = torch.arange(padded(chunk) * width, dtype=torch.float64).remainder_(1999).view(-1, width)
+    for place in parts(classes, chunk):
+        rows = padded(place.stop - place.start)
+        room = waiting.room(place, rows, like)
+        if room is not None:
+            assert room.data_ptr() % 16 == gradient.data_ptr() % 16 or place.start * d % 8
+            room.copy_(numbers[:rows])
+            waiting.keep(place, Vectors(room, room, numbers[:rows, 0]))
+    for place in parts(classes, waiting.step):
+        rows = padded(place.stop - place.start)
+        found, start = waiting.read(place, rows), place.start % chunk
+        if found is not None:
+            wanted = numbers[start : start + rows]
+            assert torch.equal(found.high.double(), wanted) and torch.equal(found.inverse, wanted[:, 0])
+        gradient[place] = -1
+    assert (gradient == -1).all()
+
+
+def test_there_is_room_where_operands_are_half_as_wide():
+    waiting, like = Waiting(torch.zeros(1000, 16), 256, 64), torch.empty(0, 16, dtype=torch.float16)
+    assert all(waiting.room(place, padded(place.stop - place.start), like) is not None for place in parts(1000, 256))
