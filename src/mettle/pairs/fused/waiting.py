@@ -37,7 +37,7 @@ class Waiting:
         own, row = (x.shape[1] * x.element_size() for x in (like, self.gradient))
         begin = (n * row - rows * own) // 16 * 16
         last = (n - 1) // self.step * self.step  # the gap closes: there it is smallest
-        if self.chunk % self.step or begin < 0 or begin + last * own < last * row:
+        if self.chunk % self.step or begin + last * own < last * row:
             return None
         there = self.gradient[place].view(-1).view(torch.uint8)[begin : begin + rows * own]
         return there.view(like.dtype).view(rows, -1)
