@@ -267,6 +267,27 @@ class TestAudit:
         found = audit(make(tmp_path, x, y, **columns))
         assert found.probe is None and said in found.summary()["missing"]["probe"]
 
+    @pytest.mark.parametrize(
+        ("several", "said"),
+        [
+            (5, "Only 5 identities with two samples, of 100 in all: too few for any interval, which needs 6"),
+            (12, "Only 12 identities with two samples, of 100 in all: intervals are rough"),
+            (40, None),
+        ],
+    )
+    def test_people_with_one_sample_do_not_make_few_people_many(self, several, said):
+        y = np.append(np.arange(100), np.arange(several))
+        rng = np.random.default_rng(0)
+        found = audit(rng.normal(size=(100, 8))[y] + 0.3 * rng.normal(size=(len(y), 8)), y)
+        told = [text for text in found.warnings if text.startswith("Only")]
+        assert (said is None and told == []) or told[0].startswith(said)
+        assert (found.summary()["scenarios"]["all"]["verification"]["eer"]["interval"] is None) == (several < 6)
+
+    def test_people_of_two_samples_each_are_just_so_many(self):
+        y = np.repeat(np.arange(20), 2)
+        found = audit(np.random.default_rng(0).normal(size=(20, 8))[y] + 0.01 * np.arange(40)[:, None], y)
+        assert "Only 20 identities: intervals are rough, and probably too short." in found.warnings
+
     def test_sampling_is_of_whole_identities_and_said(self, tmp_path):
         x, y = vectors(noise=1.0)
         found = audit(make(tmp_path, x, y), most=60)

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from mettle.data.images import Rows
 from mettle.data.samples import Samples
 from mettle.errors import DataError
-from mettle.evaluate import closed
+from mettle.evaluate import closed, reading
 from mettle.evaluate.run import evaluate_run
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import train
@@ -54,7 +54,7 @@ def test_every_number_is_that_of_an_own_fit():
     parts = {name: samples.part(name) for name in ("train", "val", "test")}
     f = {name: seen(model, part) for name, part in parts.items()}
     y = {name: part.label.values() for name, part in parts.items()}
-    scores = {c: (said(c, f["train"], y["train"], f["val"]) == y["val"]).mean() for c in closed.STRENGTHS}
+    scores = {c: (said(c, f["train"], y["train"], f["val"]) == y["val"]).mean() for c in reading.STRENGTHS}
     best = max(scores, key=scores.get)
     right = said(best, f["train"], y["train"], f["test"]) == y["test"]
     found = closed.probes(setup(), samples, {"model": model})
@@ -90,16 +90,16 @@ def test_strength_is_never_chosen_on_the_test_split():
     rng = np.random.default_rng(1)
     codes = {name: part.labels for name, part in ((n, samples.part(n)) for n in ("train", "val", "test"))}
     z = {name: seen(model, samples.part(name)) for name in codes}
-    first = closed.reading(z, codes)
+    first = reading.reading(z, codes)
     for _ in range(5):
-        mixed = closed.reading(z, codes | {"test": rng.permutation(codes["test"])})
+        mixed = reading.reading(z, codes | {"test": rng.permutation(codes["test"])})
         assert mixed.strength == first.strength
 
 
 def test_without_a_validation_split_a_tenth_of_training_chooses():
     found = closed.probes(setup(), table(val=False), {"model": network()})
     one = found["labels"]["encoders"]["model"]
-    assert one["chosen_on"] == "a tenth of the training split" and one["strength"] in closed.STRENGTHS
+    assert one["chosen_on"] == "a tenth of the training split" and one["strength"] in reading.STRENGTHS
 
 
 def test_two_encoders_are_compared_on_the_attribute():
@@ -154,7 +154,7 @@ def test_a_dead_feature_row_counts_as_wrong():
     z = {name: np.eye(2, dtype=np.float32)[y] for name, y in codes.items()}
     z["test"][3] = 0
     z["train"][5] = 0
-    found = closed.reading(z, codes)
+    found = reading.reading(z, codes)
     assert found.probe.linear.correct.tolist() == [1, 1, 1, 0, 1, 1, 1, 1]
     assert found.probe.knn.correct[3] == 0
 

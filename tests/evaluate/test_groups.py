@@ -146,3 +146,19 @@ def test_what_cannot_be_sliced_is_refused():
         groups(v, {"a": np.ones(3, bool)})
     with pytest.raises(InputError, match="from_scores"):
         groups(from_scores([0.9, 0.1], [1, 0]), ["a", "b"])
+
+
+def test_a_metric_is_ranked_among_the_people_that_it_rests_on_whatever_metric_was_asked_for_first():
+    """Group "few" has 60 people of whom ten have a second sample: enough for FMR, not for anything else."""
+    x, y, _ = people()
+    kind = np.where(y < 60, "few", "many")
+    rows = (y < 10) | (y >= 60) | (np.arange(len(y)) % 4 == 0)
+    v, kind = verification(x[rows], y[rows]), kind[rows]
+    wanted = {"eer": {"many"}, "auc": {"many"}, "fnmr": {"many"}, "fmr": {"few", "many"}}
+    for asked in wanted:
+        g = groups(v, kind, metric=asked, minimum=50)
+        for metric, names in wanted.items():
+            assert {one.name for one in g.ranked(metric)} == names, (asked, metric)
+        assert g["few"].subjects == (60 if asked == "fmr" else 10)
+    with pytest.raises(InputError, match="no metric named 'fmmr'; did you mean 'fmr'"):
+        groups(v, kind, metric="fmmr")

@@ -105,8 +105,12 @@ def test_intervals_resample_probe_subjects():
         assert found.low < value < found.high
         assert "gallery fixed" in found.method
         assert i.interval(name) == found
-    with pytest.raises(InputError, match="no interval named"):
-        i.interval("rank1")
+    assert i.interval(("tpir", 0.1)) == i.interval("tpir@0.1")
+    for bad in ("rank1", "rank_1@0.1", "tpir", ("rank_1", 0.1)):
+        with pytest.raises(InputError, match="no interval named"):
+            i.interval(bad)
+    with pytest.raises(InputError, match="as in 'tpir@0.01': got 'x'"):
+        i.interval("tpir@x")
     json.dumps(i.summary(), allow_nan=False)
 
 

@@ -15,7 +15,7 @@ from mettle.evaluate import NotMeasurable, from_scores, verification
 from mettle.evaluate import tally as counting
 from mettle.evaluate.binning import Binning
 from mettle.evaluate.curve import grid
-from mettle.evaluate.intervals import draw, percentile, resample
+from mettle.evaluate.intervals import METHOD, draw, percentile, resample
 from mettle.evaluate.tally import tally
 
 _spec = importlib.util.spec_from_file_location("oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py")
@@ -94,7 +94,8 @@ def test_expansion_and_products_agree_at_400_subjects():
         width = np.subtract(*np.quantile(a[1:], (0.975, 0.025)))
         assert np.subtract(*np.quantile(b[1:], (0.975, 0.025))) == pytest.approx(width, rel=slack)
         assert abs(np.mean(a[1:] - a[0]) - np.mean(b[1:] - b[0])) < 0.1 * width
-    assert "first-order" in sparse.method
+    assert (dense.method, sparse.method) == (METHOD, f"{METHOD}, first-order impostor weights")
+    assert v.interval("eer", replicates=50).method == METHOD
 
 
 def test_more_than_512_subjects_take_the_expansion():

@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from mettle.evaluate import closed
+from mettle.evaluate import reading
 
 
 def features(apart: float, noisy: bool, seed: int = 0):
@@ -20,8 +20,8 @@ def features(apart: float, noisy: bool, seed: int = 0):
 
 def test_nearly_collapsed_features_are_read_as_well_as_they_can_be():
     z, codes = features(0.03, noisy=True)
-    found = closed.reading(z, codes)
-    assert found.strength > max(closed.STRENGTHS)
+    found = reading.reading(z, codes)
+    assert found.strength > max(reading.STRENGTHS)
     unit = {part: x / np.linalg.norm(x, axis=1, keepdims=True) for part, x in z.items()}
     best = LogisticRegression(C=found.strength, max_iter=5000).fit(unit["train"], codes["train"])
     wanted = best.score(unit["test"], codes["test"])
@@ -33,9 +33,9 @@ def test_nearly_collapsed_features_are_read_as_well_as_they_can_be():
 
 def test_features_far_apart_need_none_of_that(monkeypatch):
     asked = []
-    fit = closed.probe
+    fit = reading.probe
     monkeypatch.setattr(
-        closed, "probe", lambda *a, strength, **k: (asked.append(strength), fit(*a, strength=strength, **k))[1]
+        reading, "probe", lambda *a, strength, **k: (asked.append(strength), fit(*a, strength=strength, **k))[1]
     )
-    closed.reading(*features(3.0, noisy=False))
-    assert asked[:3] == list(closed.STRENGTHS) and len(asked) < 5
+    reading.reading(*features(3.0, noisy=False))
+    assert asked[:3] == list(reading.STRENGTHS) and len(asked) < 5

@@ -64,6 +64,8 @@ def test_trials_that_name_nobody_are_refused(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="cannot read"):
         read_trials(tmp_path / "binary")
+    with pytest.raises(InputError, match="path must be that of a trials file, got NoneType"):
+        read_trials(None)
 
 
 def test_a_matrix_of_domains_holds_within_and_across():
@@ -139,3 +141,24 @@ def test_a_cohort_that_cannot_normalise_is_refused():
             verification(x, y, cohort=cohort)
     with pytest.raises(InputError, match="cohort_top"):
         verification(x, y, cohort=np.eye(12), cohort_top=13)
+
+
+class Read:
+    """Numbers that know how often they were read."""
+
+    def __init__(self, values):
+        self.values, self.times = values, 0
+
+    def __array__(self, dtype=None, copy=None):
+        self.times += 1
+        return np.asarray(self.values, dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_cohort_is_read_and_checked_once(dtype):
+    x, y = crowd(7)
+    plain = np.random.default_rng(2).normal(size=(25, 12)).astype(dtype)
+    cohort = Read(plain)
+    v = verification(x, y, cohort=cohort, cohort_top=9)
+    assert cohort.times == 1
+    assert v.eer == verification(x, y, cohort=plain, cohort_top=9).eer

@@ -15,8 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from mettle.data.rows import Rows
+from mettle.data.samples import Samples
 from mettle.errors import InputError
 from mettle.evaluate import NotMeasurable, from_scores, verification
+from mettle.evaluate.protocol import thresholds
+from mettle.report import audit_tables
 
 _spec = importlib.util.spec_from_file_location("oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py")
 assert _spec is not None
@@ -231,6 +235,24 @@ def test_the_attained_rate_never_exceeds_the_wanted_one_and_decimals_are_meant_a
             v.tar(far=bad)
 
 
+def test_where_equal_scores_leave_no_threshold_the_point_says_so_and_everybody_repeats_it():
+    x, y = np.ones((240, 3), np.float32), np.arange(240) % 40
+    v = verification(x, y)  # all alike: any finite threshold accepts all strangers
+    point = v.operating_point(0.01)
+    assert (point.threshold, point.usable, point.status) == (math.inf, None, "ok")
+    assert point.verdict == "no threshold: equal scores"
+    (entry,) = v.summary(0.01)["tar"]
+    assert (entry["threshold"], entry["tar"], entry["verdict"]) == (None, 0, point.verdict)
+    assert thresholds(x, Samples.of(Rows(x), y), (0.01, 1e-7), "val") == {
+        "0.01": {"threshold": None, "status": point.verdict, "impostors": v.impostor},
+        "1e-07": {"threshold": None, "status": "not measurable", "impostors": v.impostor},
+    }
+    facts = {"scenarios": {"all": {"verification": v.summary((0.01, 1e-7))}}}
+    assert [p["status"] for p in audit_tables.points(facts, "all")] == [point.verdict, "not measurable"]
+    usual = judged(np.linspace(0.5, 1, 50), np.linspace(0, 0.6, 2000)).operating_point(0.05)
+    assert (usual.usable, usual.verdict) == (usual.threshold, usual.status) and usual.status == "ok"
+
+
 def test_E9_a_distance_passed_as_similarity_is_called_out():
     x, y = clusters(5, noise=0.3)
     v = verification(x, y)
@@ -355,9 +377,11 @@ def test_an_interval_can_be_named_by_a_pair():
     x, y = clusters(13)
     v = verification(x, y)
     assert v.interval(("tar", 0.1)) == v.interval("tar@0.1")
-    for bad in (("tar",), ("eer", 0.1), ("tar", 0.1, 3)):
-        with pytest.raises(InputError):
+    for bad in (("tar",), ("eer",), ("eer", 0.1), ("tar", 0.1, 3), ("tar", None), "tar@", "eer@0.1", "tr@0.1", None):
+        with pytest.raises(InputError, match="no interval named"):
             v.interval(bad)
+    with pytest.raises(InputError, match="a rate must be a number, as in 'tar@1e-3': got 'x'"):
+        v.interval("tar@x")
 
 
 def test_a_summary_without_an_eer_says_none():

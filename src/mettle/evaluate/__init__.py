@@ -24,6 +24,7 @@ from mettle.evaluate.calibrate import Calibration, Carried, calibrate
 from mettle.evaluate.checks import NotMeasurable
 from mettle.evaluate.clustering import Clustering, clustering
 from mettle.evaluate.compare import Comparison, compare
+from mettle.evaluate.failures import SystemRates
 from mettle.evaluate.geometry import Geometry, geometry
 from mettle.evaluate.group import Group, Groups
 from mettle.evaluate.groups import bands, class_size, groups
@@ -61,6 +62,7 @@ __all__ = [
     "Plan",
     "Probe",
     "Retrieval",
+    "SystemRates",
     "Verification",
     "audit",
     "bands",

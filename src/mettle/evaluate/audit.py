@@ -10,7 +10,6 @@ What grows with the square of the rows and is not streamed runs on whole identit
 rows; ``limits`` says so. What the data cannot support is named in ``missing`` with the reason, and is no number.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
@@ -18,17 +17,14 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import InputError
-from mettle.evaluate import copies, plan
+from mettle.evaluate import copies, plan, use
 from mettle.evaluate.audited import Audit, Way
 from mettle.evaluate.calibrate import Carried, calibrate
 from mettle.evaluate.checks import whole
-from mettle.evaluate.clustering import Clustering, clustering
 from mettle.evaluate.geometry import geometry
 from mettle.evaluate.groups import Groups, bands, class_size
 from mettle.evaluate.groups import groups as slice_by
-from mettle.evaluate.identification import Identification
-from mettle.evaluate.partial import Parts, affordable, sampled
-from mettle.evaluate.probe import Probe, probe
+from mettle.evaluate.partial import Parts, sampled
 from mettle.evaluate.retrieval import Retrieval, retrieval
 from mettle.evaluate.several import Numbers, rates
 from mettle.evaluate.suspects import HardPair, confusion, difficulty, hardest
@@ -41,8 +37,6 @@ from mettle.evaluate.verification import Verification, verification
 FARS = (1e-1, 1e-2, 1e-3)
 KS = (1, 2, 4, 8)
 MOST = 12_000  # rows of what is not streamed
-PAIRED = 10_000_000  # rows x clusters of one k-means, and of all its seeds together
-FITTED = 200_000_000  # rows x labels x dimension of a linear probe
 LISTED = 24  # domains in the matrix
 
 
@@ -122,9 +116,9 @@ def audit(
         sliced,
         recalled,
         _carried(x[single], y[single], chosen, seed, part),
-        part.attempt("identification", lambda: _identified(x[single], y[single], seed)),
-        part.attempt("clustering", lambda: _clustered(x, y, seed, part)),
-        part.attempt("probe", lambda: _probed(table, seed, part)),
+        part.attempt("identification", lambda: use.identified(x[single], y[single], seed)),
+        part.attempt("clustering", lambda: use.clustered(x, y, seed, part)),
+        part.attempt("probe", lambda: use.probed(table, seed, part)),
         part.attempt("label errors", lambda: find_label_errors(x, y)),
         tuple(part.attempt("same subject", lambda: find_same_subject(x, y, count)) or ()),
         {kind: _hardest(x, y, ids, cut, kind, count, part) for kind in ("genuine", "impostor")},
@@ -185,8 +179,7 @@ def _ways(
 
 def _threshold(v: Verification, fars: Sequence[float]) -> dict[str, Any]:
     """The global threshold of groups: of the lowest rate that can be relied on, else where both errors are equal."""
-    points = [v.operating_point(far) for far in fars]
-    usable = [p for p in points if p.threshold is not None and math.isfinite(p.threshold)]
+    usable = [p for p in (v.operating_point(far) for far in fars) if p.usable is not None]
     good = [p for p in usable if p.status == "ok" and p.far <= 1e-2] or [p for p in usable if p.status == "ok"]
     if good:
         return {"far": max(p.far for p in good)}
@@ -259,46 +252,6 @@ def _carried(x: np.ndarray, y: np.ndarray, fars: Sequence[float], seed: int, par
         part.attempt(f"threshold for FAR {far:g}", lambda o=one: o.carry(pair[1])) for far, one in chosen.items()
     ]
     return tuple(one for one in carried if one is not None)
-
-
-def _identified(x: np.ndarray, y: np.ndarray, seed: int) -> Identification:
-    ids = np.arange(len(y))
-    found = plan.known_unknown(ids, y, known=0.5, k=1, seed=seed).run(x, y, ids)
-    assert isinstance(found, Identification)
-    return found
-
-
-def _clustered(x: np.ndarray, y: np.ndarray, seed: int, part: Parts) -> Clustering:
-    """k-means, on fewer identities and from fewer seeds where rows x clusters would take minutes."""
-    at = affordable(y, PAIRED, seed)
-    seeds = int(np.clip(PAIRED // (len(at) * len(np.unique(y[at]))), 1, 5))
-    if len(at) < len(y):
-        part.limits.append(f"Clustering rests on {len(at):,} rows of {len(np.unique(y[at])):,} identities.")
-    return clustering(x[at], y[at], seeds=seeds, seed=seed)
-
-
-def _probed(table: Embedded, seed: int, part: Parts) -> Probe:
-    """A linear and a kNN probe, fitted on the rows of the training split and judged on those of the test split."""
-    if table.split is None or not {0, 2} <= set(np.unique(table.split).tolist()):
-        raise InputError(
-            "the file has no column split with train and test: a probe is fitted on some samples of every label and "
-            "judged on others, and only you know which were trained on"
-        )
-    y = table.label.codes
-    train, test = table.split == 0, table.split == 2
-    both = np.intersect1d(y[train], y[test])
-    if len(both) < 2:
-        raise InputError(
-            f"{len(both)} labels are in train and in test: a probe is a closed-set task, and people never seen in "
-            "training are judged by verification"
-        )
-    keep = np.isin(y, both) & (train | test)
-    at = np.flatnonzero(keep)[affordable(y[keep], FITTED // table.values.shape[1], seed)]
-    if not keep[test].all() or len(at) < keep.sum():
-        rows, of = np.count_nonzero(test[at]), np.count_nonzero(test)
-        part.limits.append(f"Probes are judged on {rows:,} of {of:,} test rows, of {len(np.unique(y[at])):,} labels.")
-    one, two = (at[table.split[at] == code] for code in (0, 2))
-    return probe(*((table.values[at], y[at], None, table.ids[at]) for at in (one, two)))
 
 
 def _hardest(

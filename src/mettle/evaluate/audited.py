@@ -12,7 +12,7 @@ from mettle.evaluate.calibrate import Carried
 from mettle.evaluate.clustering import Clustering
 from mettle.evaluate.copies import Copies
 from mettle.evaluate.geometry import Geometry
-from mettle.evaluate.groups import Groups
+from mettle.evaluate.groups import Groups, paired
 from mettle.evaluate.identification import Identification
 from mettle.evaluate.intervals import LEAST
 from mettle.evaluate.probe import Probe
@@ -102,14 +102,15 @@ class Audit:
                 "The file holds a training split: numbers on people who were trained on flatter. Audit the others "
                 "alone with --where split=test."
             )
-        people = v.subjects
+        people, _ = paired(v)  # who has one sample only makes impostor pairs, and no miss
+        who = f"{people} identities" + ("" if people == v.subjects else f" with two samples, of {v.subjects:,} in all")
         if people < LEAST:
             found.append(
-                f"Only {people} identities: too few for any interval, which needs {LEAST}; the numbers may be far from "
+                f"Only {who}: too few for any interval, which needs {LEAST}; the numbers may be far from "
                 "those of other people or things."
             )
         elif people < 30:
-            found.append(f"Only {people} identities: intervals are rough, and probably too short.")
+            found.append(f"Only {who}: intervals are rough, and probably too short.")
         for name, way in self.ways.items():
             for far in self.fars:
                 point = way.verification.operating_point(far)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from mettle.evaluate.listing import check_trials
-from mettle.evaluate.rows import Rows
-from mettle.evaluate.verified import Source, Verification
+from mettle.evaluate.rows import Rows, Source
+from mettle.evaluate.verified import Verification
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,12 +6,12 @@ mean μ_i and standard deviation σ_i, over all of the cohort or over its k near
     s' = ½·((s − μ_i)/σ_i + (s − μ_j)/σ_j)
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from mettle.errors import InputError
-from mettle.evaluate.checks import Rows, check_embeddings, to_numpy, whole
+from mettle.evaluate.checks import Rows, whole
 from mettle.evaluate.unit import DECIMALS, Unit
 
 
@@ -53,20 +53,18 @@ def _normal(s: np.ndarray, a: np.ndarray, p: np.ndarray, b: np.ndarray, q: np.nd
     return np.round((s - a) * p * 0.5 + (s - b) * q * 0.5, DECIMALS)
 
 
-def normalisers(probe: Rows, gallery: Rows | None, cohort: Any, top: int | None) -> tuple[Side, Side]:
-    """Mean and inverse deviation of the cohort scores of every row, on both sides.
+def normalisers(probe: Rows, gallery: Rows | None, cohort: np.ndarray, top: int | None) -> tuple[Side, Side]:
+    """Mean and inverse deviation of the scores of every row, on both sides, with a sound matrix of others.
 
     Raises:
         InputError: a cohort of fewer than two, of another dimension, or that scores all alike with some row.
     """
-    values = to_numpy(cohort, "cohort")
-    people = check_embeddings(values, np.arange(len(values) if values.ndim else 0), side="cohort ")
-    if people.dim != probe.dim or len(people) < 2:
-        raise InputError(f"cohort must be at least two embeddings of dimension {probe.dim}: got {people.values.shape}")
-    if top is not None and whole(top, "cohort_top", 2) > len(people):
-        raise InputError(f"cohort_top must lie between 2 and the {len(people)} members of the cohort: got {top}")
-    double = any(r.double for r in (probe, gallery, people) if r is not None)
-    other = Unit.of(people.values, double)
+    if cohort.shape[1] != probe.dim or len(cohort) < 2:
+        raise InputError(f"cohort must be at least two embeddings of dimension {probe.dim}: got {cohort.shape}")
+    if top is not None and whole(top, "cohort_top", 2) > len(cohort):
+        raise InputError(f"cohort_top must lie between 2 and the {len(cohort)} members of the cohort: got {top}")
+    double = cohort.dtype == np.float64 or any(r.double for r in (probe, gallery) if r is not None)
+    other = Unit.of(cohort, double)
     first = _side(Unit.of(probe.values, double), other, top)
     return first, first if gallery is None else _side(Unit.of(gallery.values, double), other, top)
 

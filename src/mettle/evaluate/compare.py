@@ -14,8 +14,9 @@ from mettle.evaluate import basis, intervals
 from mettle.evaluate.checks import names
 from mettle.evaluate.groups import resampled_worst
 from mettle.evaluate.intervals import Interval
+from mettle.evaluate.named import named
 from mettle.evaluate.retrieval import Retrieval
-from mettle.evaluate.verified import Verification, named
+from mettle.evaluate.verified import METRICS, Verification
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _verifications(
     a: Verification, b: Verification, name: str | tuple[str, float], level: float, replicates: int, seed: int
 ) -> Comparison:
     _same(a, b)
-    metric, far = named(name)
+    metric, far = named(name, METRICS)
     values, drawn = [a.value(name), b.value(name)], [v.replicates(replicates, seed) for v in (a, b)]
     both = np.intersect1d(drawn[0].rows, drawn[1].rows)
     shifted = []

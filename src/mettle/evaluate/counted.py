@@ -56,7 +56,7 @@ class Counted:
     subjects: int
     stream: Stream
     design: Design | None = None
-    failed: int = 0
+    failed: tuple[int, int] = 0, 0  # embeddings always have templates
     _seen: list[Window] = field(default_factory=list, repr=False)
 
     @cached_property

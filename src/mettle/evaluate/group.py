@@ -1,7 +1,7 @@
 """One group and all groups of an attribute: what slicing finds, who is worst off, and as plain numbers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mettle.errors import InputError, nearest
@@ -23,6 +23,7 @@ class Group:
         values: by metric; None where the group cannot support it.
         verification: the group's own result, for curves and intervals; None for per-item metrics.
         why_not: why a value is missing, or why the group is not ranked.
+        people: by metric, subjects that it rests on, where that is not ``subjects`` for all of them.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Group:
     values: Mapping[str, float | None]
     verification: Verification | None = None
     why_not: str = ""
+    people: Mapping[str, int] = field(default_factory=dict)
 
     def interval(self, metric: str = "eer", level: float = 0.95, *, replicates: int = 1000, seed: int = 0) -> Interval:
         """The interval of the group's own number; see :meth:`Verification.interval`."""
@@ -71,13 +73,15 @@ class Groups:
         return tuple(g.name for g in self if g.subjects < self.minimum)
 
     def ranked(self, metric: str | None = None) -> tuple[Group, ...]:
-        """Groups that are large enough and have the number, worst first."""
+        """Groups that have the number and enough subjects that it rests on, worst first."""
         metric = metric or self.metric
         known = {m for g in self for m in g.values}
         if metric not in known:
             raise InputError(f"no metric named {metric!r}{nearest(metric, known)}")
         sign = -1 if metric in LOWER_IS_BETTER else 1
-        able = [g for g in self if g.subjects >= self.minimum and g.values.get(metric) is not None]
+        able = [
+            g for g in self if g.people.get(metric, g.subjects) >= self.minimum and g.values.get(metric) is not None
+        ]
         return tuple(sorted(able, key=lambda g: (sign * g.values[metric], g.name)))  # type: ignore[operator]
 
     @property

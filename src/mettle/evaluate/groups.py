@@ -28,6 +28,7 @@ from mettle.evaluate.several import Wholes, thresholds, wholes
 from mettle.evaluate.verification import Verification, verification
 
 MINIMUM = 50
+RATES = ("eer", "auc", "fmr", "fnmr")  # of a verification
 
 
 def groups(
@@ -119,6 +120,8 @@ def _pairs(
 ) -> Groups:
     if v.source is None:
         raise InputError("groups needs the embeddings: slice a result of verification(), not of from_scores()")
+    if metric not in RATES:
+        raise InputError(f"no metric named {metric!r}{nearest(metric, RATES)}")
     probe, gallery = v.source.probe, v.source.gallery
     masks = _masks(attribute, len(probe), "attribute")
     if gallery is not None and other is None:
@@ -137,7 +140,7 @@ def _group(
 ) -> Group:
     assert v.source is not None
     people, rows = len(np.unique(v.source.probe.labels[mask])), int(mask.sum())
-    missing: dict[str, float | None] = {"eer": None, "auc": None, "fmr": None, "fnmr": None}
+    missing: dict[str, float | None] = dict.fromkeys(RATES)
     try:
         whole = mask.all() and (among is None or among.all())  # one group of all: nothing to count again
         own = v if whole else again(v, mask, among)
@@ -147,11 +150,11 @@ def _group(
     except MettleError as e:
         return Group(name, rows, people, missing, None, str(e))
     genuine, impostor = paired(own)
-    count, kind = (impostor, "impostor") if metric == "fmr" else (genuine, "genuine")
-    if metric in ("eer", "auc") and impostor < genuine:
-        count, kind = impostor, "impostor"
-    few = f"{metric} rests on the {count} of its {people} subjects that have {kind} pairs"
-    return Group(name, rows, count, values, own, few if count < minimum <= people else "")
+    fewer = min(genuine, impostor)
+    rests = {"eer": fewer, "auc": fewer, "fmr": impostor, "fnmr": genuine}
+    kind = "impostor" if metric == "fmr" or rests[metric] < genuine else "genuine"
+    few = f"{metric} rests on the {rests[metric]} of its {people} subjects that have {kind} pairs"
+    return Group(name, rows, rests[metric], values, own, few if rests[metric] < minimum <= people else "", rests)
 
 
 def paired(v: Verification) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from mettle.evaluate import intervals, point, several
 from mettle.evaluate.checks import NotMeasurable, check_apart, check_tuple, codes, whole
 from mettle.evaluate.copies import across
 from mettle.evaluate.intervals import Interval
+from mettle.evaluate.named import named
 from mettle.evaluate.resamples import parts, some
 from mettle.evaluate.several import Numbers
 from mettle.evaluate.unit import Unit
@@ -143,22 +144,21 @@ class Identification:
         self.tpir(fpir)
         return float(self.operating_point(fpir).threshold)  # type: ignore[arg-type]
 
-    def interval(self, name: str, level: float = 0.95, *, replicates: int = 1000, seed: int = 0) -> Interval:
+    def interval(
+        self, name: str | tuple[str, float], level: float = 0.95, *, replicates: int = 1000, seed: int = 0
+    ) -> Interval:
         """Interval of ``"rank_1"`` or, say, ``"tpir@0.01"``: probe subjects are resampled, the gallery stays fixed.
 
         Raises:
             NotMeasurable: fewer than six subjects have mated probes, or, where a rate is kept, unknown ones.
         """
-        metric, _, rate = str(name).partition("@")
-        if metric not in ("rank_1", "tpir") or (metric == "tpir") != bool(rate):
-            raise InputError(f"no interval named {name!r}{nearest(str(name), ('rank_1', 'tpir@0.01'))}")
-        point = self.rank_1 if metric == "rank_1" else self.tpir(_number(rate))
+        _, kept = named(name, ("rank_1", "tpir@0.01"))
+        point = self.rank_1 if kept is None else self.tpir(kept)
         count = 1 + int(self.subjects.max())
         intervals.check_subjects(len(np.unique(self.subjects[self.mated])), "subjects with mated probes")
-        if metric == "tpir":
+        if kept is not None:
             intervals.check_subjects(len(np.unique(self.subjects[self.unknown])), "subjects with unknown probes")
         weights = intervals.draw(count, replicates, seed)
-        kept = _number(rate) if metric == "tpir" else None
         walk = parts(replicates, len(self.subjects))
         hits, total = (np.concatenate(c) for c in zip(*(self._drawn(weights[p], kept) for p in walk), strict=True))
         able = total > 0
@@ -166,8 +166,7 @@ class Identification:
         method = f"probe-{intervals.METHOD}, gallery fixed"
         among = np.isin(np.arange(count), self.subjects[self.mated])  # a stranger cannot be missed
         drawn, probes = some(weights, able), len(self.mated)
-        found = intervals.percentile(values, point, drawn, level, seed, method, rate=probes, among=among)
-        return intervals.zero_errors(found, int(among.sum()), point) if point in (0, 1) else found
+        return intervals.of_rate(values, point, drawn, level, seed, method, rate=probes, among=among)
 
     def _drawn(self, weights: np.ndarray, fpir: float | None) -> tuple[np.ndarray, np.ndarray]:
         """How many mated probes each replicate finds, and how many it has."""
@@ -268,13 +267,6 @@ def identification(
     subjects = codes(probe.labels)[0]
     a, b = np.flatnonzero(known), np.flatnonzero(~known)
     return Identification(own[a], above[a], tied[a], best[b], a, b, subjects, len(people), fusion, notes)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"a false-positive rate must be a number, as in 'tpir@0.01': got {text!r}") from None
 
 
 def _fuse(tile: np.ndarray, starts: np.ndarray, sizes: np.ndarray, fusion: str) -> np.ndarray:

@@ -19,6 +19,10 @@ from mettle.evaluate.scores import Scores, acting
 from mettle.evaluate.window import Points
 
 Pairs = Scores | Counted  # sorted scores, or counts with a way to look closer
+NO_EER = (
+    "EER is not measurable: FNMR exceeds FMR at every threshold because of failed templates (−inf); "
+    "report FTA and FRR (system_rates), or TAR at a false-accept rate"
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,16 @@ class OperatingPoint:
     impostors: int
     status: str
 
+    @property
+    def usable(self) -> float | None:
+        """The threshold, where it can be used: None where none was measured, or where none but +∞ accepts so few."""
+        return None if self.threshold is None or math.isinf(self.threshold) else self.threshold
+
+    @property
+    def verdict(self) -> str:
+        """The status, and first of all that there is no threshold: equal scores of strangers leave nothing between."""
+        return "no threshold: equal scores" if self.threshold == math.inf else self.status
+
 
 @dataclass(frozen=True)
 class Bracket:
@@ -58,6 +72,15 @@ class Bracket:
     below: tuple[float, float, float]
     above: tuple[float, float, float]
     half_gap: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A detection cost, the threshold that attains it, and how much less it could be in histogram mode."""
+
+    value: float
+    threshold: float
+    bound: float
 
 
 def counts(scores: Pairs, threshold: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -91,10 +114,7 @@ def eer(scores: Pairs) -> tuple[Fraction, Bracket]:
         return _meet(low, high, (x0, y0), (x1, y1))
     low = max((t for t in (_last_not_below(scores, side) for side in (0, 1)) if t is not None), default=None)
     if low is None:
-        raise NotMeasurable(
-            "EER is not measurable: FNMR exceeds FMR at every threshold because of failed templates (−inf); "
-            "report FTA and FRR, or TAR at a false-accept rate"
-        )
+        raise NotMeasurable(NO_EER)
     high = next_above(scores, low)
     return _meet(low, high, _rates(scores, low), _rates(scores, high))
 
@@ -196,8 +216,8 @@ def _counted_threshold(scores: Counted, accepts: int) -> float:
         first, last = max(0, 2 * first - last), min(len(scores.counts), 2 * last - first)
 
 
-def min_dcf(scores: Pairs, prior: float, miss: float, false_accept: float) -> tuple[float, float, float]:
-    """The least detection cost over all thresholds, its threshold, and how much lower it could be.
+def min_dcf(scores: Pairs, prior: float, miss: float, false_accept: float) -> Cost:
+    """The least detection cost over all thresholds.
 
     DCF(τ) = (miss·p·FNMR + false_accept·(1−p)·FMR) / min(miss·p, false_accept·(1−p)). On counts the minimum is taken
     where bins begin; inside a bin the cost cannot be less than with the rejects of its beginning and the accepts of
@@ -213,7 +233,7 @@ def min_dcf(scores: Pairs, prior: float, miss: float, false_accept: float) -> tu
     cost = (a * rejects + b * accepts) / min(a, b)
     at = int(cost.argmin())
     open_ = float(cost[at] - ((a * rejects[:-1] + b * accepts[1:]) / min(a, b)).min()) if counted else 0.0
-    return float(cost[at]), float(np.append(thresholds, np.inf)[at]), max(0.0, open_)
+    return Cost(float(cost[at]), float(np.append(thresholds, np.inf)[at]), max(0.0, open_))
 
 
 def next_above(scores: Scores, value: float) -> float:

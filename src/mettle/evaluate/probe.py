@@ -94,8 +94,7 @@ class Probe:
             f"{intervals.METHOD.replace('subject', 'test-sample')}, training side fixed",
         )
         drawn = sums(weights, values) / len(values)
-        found = intervals.percentile(drawn, point, weights, level, seed, method, rate=len(values))
-        return intervals.zero_errors(found, len(values), point) if point in (0, 1) else found
+        return intervals.of_rate(drawn, point, weights, level, seed, method, rate=len(values))
 
     def summary(self) -> dict[str, Any]:
         """Everything as plain numbers, ready for JSON."""

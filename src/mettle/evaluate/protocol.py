@@ -165,13 +165,11 @@ def thresholds(z: np.ndarray, samples: Samples, fars: Numbers, measured_on: str)
     found = {}
     for far in several.rates(fars):
         point = v.operating_point(far)
-        if point.threshold is None or not np.isfinite(point.threshold):
-            # None accepts so few: equal scores of strangers, or of everybody, leave nothing between.
-            why = point.status if point.threshold is None else "no threshold: too many equal scores"
-            found[f"{far:g}"] = {"threshold": None, "status": why, "impostors": v.impostor}
+        if point.usable is None:
+            found[f"{far:g}"] = {"threshold": None, "status": point.verdict, "impostors": v.impostor}
             continue
         found[f"{far:g}"] = {
-            "threshold": point.threshold,
+            "threshold": point.usable,
             "status": point.status,
             "far": point.fmr,
             "tar": point.tar,

@@ -126,9 +126,7 @@ class Retrieval:
         weights = intervals.draw(len(counts), replicates, seed)
         drawn = sums(weights, totals) / sums(weights, counts)
         point, method = float(values.mean()), f"query-{intervals.METHOD}, gallery fixed"
-        found = intervals.percentile(drawn, point, weights, level, seed, method, rate=len(values))
-        extreme = (values == values[0]).all() and values[0] in (0, 1)
-        return intervals.zero_errors(found, len(counts), float(values[0])) if extreme else found
+        return intervals.of_rate(drawn, point, weights, level, seed, method, rate=len(values))
 
     def summary(self) -> dict[str, Any]:
         """Everything as plain numbers, ready for JSON; interval None where subjects are too few."""

@@ -1,7 +1,9 @@
 """Checked embeddings, wherever they are, with what is known about each row."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,3 +51,12 @@ class Rows:
 
         at = mask if isinstance(self.given, np.ndarray) else torch.from_numpy(mask).to(self.given.device)
         return Rows(self.given[at], self.labels[mask], cut(self.ids), cut(self.domains))
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a verification was computed from, so that groups and comparisons can pair the same rows again."""
+
+    probe: Rows
+    gallery: Rows | None
+    arguments: Mapping[str, Any]

@@ -86,9 +86,10 @@ class Scores:
         return self.impostor.dtype
 
     @property
-    def failed(self) -> int:
-        """Pairs with a failed template, whose score is −∞."""
-        return sum(int(np.searchsorted(a, a.dtype.type(-np.inf), side="right")) for a in (self.genuine, self.impostor))
+    def failed(self) -> tuple[int, int]:
+        """Genuine and impostor pairs with a failed template, whose score is −∞."""
+        genuine, impostor = (np.searchsorted(a, a.dtype.type(-np.inf), "right") for a in (self.genuine, self.impostor))
+        return int(genuine), int(impostor)
 
     def below(self, thresholds: np.ndarray) -> np.ndarray:
         """#impostor < τ for each threshold."""

@@ -4,6 +4,7 @@ A trials file has one trial a line, two sample ids and 1 for the same subject or
 a first line of words is a header, a line that starts with # is a remark.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ def read_trials(path: Path | str) -> np.ndarray:
     Raises:
         DataError: names the line that is wrong.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"path must be that of a trials file, got {type(path).__name__}")
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:

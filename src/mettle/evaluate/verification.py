@@ -31,9 +31,10 @@ from mettle.evaluate.counted import counted
 from mettle.evaluate.design import WIDEST, Design
 from mettle.evaluate.listing import check_trials
 from mettle.evaluate.point import Pairs
+from mettle.evaluate.rows import Source
 from mettle.evaluate.scores import Listed, Scores
 from mettle.evaluate.unit import Unit
-from mettle.evaluate.verified import Source, Verification
+from mettle.evaluate.verified import Verification
 
 TRIALS = ("all", "within", "across")
 MODES = ("exact", "histogram")
@@ -92,9 +93,11 @@ def verification(
     probe = check_embeddings(embeddings, labels, ids=ids, domains=domains)
     other = None if gallery is None else check_gallery(gallery, probe)
     notes = inside(probe) if other is None else across(probe, other, "the embeddings", "the gallery")
-    norm = None if cohort is None else normalisers(probe, other, cohort, cohort_top)
+    norm = None
     if cohort is not None:
-        notes += in_cohort(check_matrix(cohort, "cohort "), *(side for side in (probe, other) if side is not None))
+        cohort = check_matrix(cohort, "cohort ")
+        norm = normalisers(probe, other, cohort, cohort_top)
+        notes += in_cohort(cohort, *(side for side in (probe, other) if side is not None))
     kept = {"trials": trials, "cohort": cohort, "cohort_top": cohort_top, "mode": mode, "memory": memory}
     source = Source(probe, other, MappingProxyType(kept))
     if not (trials is None or isinstance(trials, str)):

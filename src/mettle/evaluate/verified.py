@@ -1,7 +1,6 @@
 """What verification found: error rates over all pairs, computed from exact counts when read."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -10,13 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from mettle.errors import InputError, nearest
-from mettle.evaluate import curve, intervals, point, several
-from mettle.evaluate.checks import NotMeasurable, Rows
+from mettle.errors import InputError
+from mettle.evaluate import curve, failures, hull, intervals, point, several
+from mettle.evaluate.checks import NotMeasurable
 from mettle.evaluate.counted import Counted
 from mettle.evaluate.intervals import Interval
+from mettle.evaluate.named import named
+from mettle.evaluate.rows import Source
 from mettle.evaluate.scores import acting
 from mettle.evaluate.several import Numbers
+
+METRICS = "eer", "auc", "tar@1e-3"  # what has an interval; TAR at a rate
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +29,7 @@ class Verification:
     scores: point.Pairs = field(repr=False)
     trials: str = "all"
     mode: str = "exact"
-    source: "Source | None" = field(default=None, repr=False)
+    source: Source | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False)
     people: np.ndarray | None = field(default=None, repr=False)  # label of each subject, where pairs were listed
@@ -66,6 +69,15 @@ class Verification:
         """The operating points on both sides of the EER, and half the gap they leave."""
         return self._eer[1]
 
+    @property
+    def eer_rocch(self) -> float:
+        """EER on the convex hull of the operating points: never above the EER, and another number; see ``hull``."""
+        return self._hull[0]
+
+    @cached_property
+    def _hull(self) -> tuple[float, float]:
+        return hull.eer_rocch(self.scores)
+
     @cached_property
     def _auc(self) -> tuple[float, float]:
         if isinstance(self.scores, Counted):
@@ -81,10 +93,11 @@ class Verification:
     def bounds(self) -> dict[str, float]:
         """How far each number can be from the exact one: all 0 in exact mode.
 
-        In histogram mode EER and operating points are exact too (the window around them is scored again); AUC and
-        the detection cost rest on bins.
+        In histogram mode EER and operating points are exact too (the window around them is scored again); AUC, the
+        detection cost and the EER on the convex hull rest on bins.
         """
-        return {"eer": 0.0, "tar": 0.0, "auc": self._auc[1], "min_dcf": self._cost.bound}
+        hulled = self._hull[1] if isinstance(self.scores, Counted) else 0.0  # sorted scores may have none at all
+        return {"eer": 0.0, "tar": 0.0, "auc": self._auc[1], "min_dcf": self._cost.bound, "eer_rocch": hulled}
 
     @cached_property
     def roc(self) -> curve.Roc:
@@ -102,21 +115,43 @@ class Verification:
         return self._cost.value
 
     @cached_property
-    def _cost(self) -> "Cost":
+    def _cost(self) -> point.Cost:
         return self.detection_cost()
 
-    def detection_cost(self, prior: float = 0.01, *, miss: float = 1.0, false_accept: float = 1.0) -> "Cost":
+    def detection_cost(self, prior: float = 0.01, *, miss: float = 1.0, false_accept: float = 1.0) -> point.Cost:
         """The least normalised detection cost over all thresholds, for a share of targets and two costs."""
         if not 0 < prior < 1 or not 0 < miss < math.inf or not 0 < false_accept < math.inf:
             raise InputError(f"prior must lie between 0 and 1, costs above 0: got {prior}, {miss}, {false_accept}")
-        return Cost(*point.min_dcf(self.scores, prior, miss, false_accept))
+        return point.min_dcf(self.scores, prior, miss, false_accept)
 
     def rates(self, threshold: float) -> tuple[float, float]:
         """FMR and FNMR at any threshold, such as one that was set on other people."""
+        accepts, rejects = self._errors(threshold)
+        return accepts / self.impostor, rejects / self.genuine
+
+    def _errors(self, threshold: float) -> tuple[int, int]:
         if not isinstance(threshold, Real) or math.isnan(threshold):
             raise InputError(f"threshold must be a number: got {threshold!r}")
         accepts, rejects = point.counts(self.scores, threshold)
-        return int(accepts) / self.impostor, int(rejects) / self.genuine
+        return int(accepts), int(rejects)
+
+    def system_rates(
+        self, threshold: float, *, fta: float | None = None, fte: float | None = None
+    ) -> failures.SystemRates:
+        """FAR and FRR of the whole system at a threshold: errors of comparisons and samples without a template.
+
+        Args:
+            threshold: any, such as one that was set on other people.
+            fta: share of the probes that gave no template and were left out.
+            fte: share of the enrolments that gave no template and were left out.
+
+        Raises:
+            InputError: rates of failures that scores of −∞ count already.
+            NotMeasurable: every pair of one kind has a failed template.
+        """
+        errors, (genuine, impostor) = self._errors(threshold), self.scores.failed
+        pairs, failed = (self.impostor, self.genuine), (impostor, genuine)
+        return failures.system_rates(float(threshold), errors, pairs, failed, fta, fte)
 
     def tar(self, far: float) -> float:
         """Share of genuine pairs accepted at the smallest threshold with FMR ≤ far.
@@ -163,7 +198,7 @@ class Verification:
                 "belong to these embeddings?"
             )
             found.append(f"AUC {self.auc:.4f} is below 0.5: {asked}")
-        failed = self.scores.failed
+        failed = sum(self.scores.failed)
         if failed:
             found.append(f"{failed} pairs have a failed template (−inf) and count as non-matches")
         return tuple(found)
@@ -180,16 +215,13 @@ class Verification:
         Raises:
             NotMeasurable: the value itself is not measurable, or fewer than six subjects have pairs of either kind.
         """
-        metric, far = named(name)
+        metric, far = named(name, METRICS)
         value = self.value(name)
         drawn = self.replicates(replicates, seed)
         values = drawn.tar(far) if far is not None else getattr(drawn, metric)()
         shifted = np.clip(values[1:] + (value - values[0]), 0, 1)
-        among = drawn.among(metric)
-        found = intervals.percentile(
-            shifted, value, drawn.weights, level, seed, drawn.method, rate=self.genuine, among=among
-        )
-        return intervals.zero_errors(found, int(among.sum()), value) if value in (0, 1) else found
+        rests = {"rate": self.genuine, "among": drawn.among(metric)}
+        return intervals.of_rate(shifted, value, drawn.weights, level, seed, drawn.method, **rests)
 
     def intervals_at(
         self, threshold: float, level: float = 0.95, *, replicates: int = 1000, seed: int = 0
@@ -199,13 +231,13 @@ class Verification:
         if key not in self._kept:
             self.resample_at([threshold], replicates=replicates, seed=seed)
         *drawn, weights, (genuine, impostor) = self._kept[key]
-        found = []
         rests = (self.impostor, impostor), (self.genuine, genuine)
-        for values, value, (rest, among) in zip(drawn, self.rates(threshold), rests, strict=True):
-            method = f"{intervals.METHOD}, threshold fixed"
-            one = intervals.percentile(values, value, weights, level, seed, method, rate=rest, among=among)
-            found.append(intervals.zero_errors(one, int(among.sum()), value) if value in (0, 1) else one)
-        return found[0], found[1]
+        method = f"{intervals.METHOD}, threshold fixed"
+        first, second = (
+            intervals.of_rate(values, value, weights, level, seed, method, rate=rest, among=among)
+            for values, value, (rest, among) in zip(drawn, self.rates(threshold), rests, strict=True)
+        )
+        return first, second
 
     def resample_at(self, thresholds: Numbers, *, replicates: int = 1000, seed: int = 0) -> None:
         """Draw what :meth:`intervals_at` needs for several thresholds, in one walk through the pairs."""
@@ -216,7 +248,7 @@ class Verification:
 
     def value(self, name: str | tuple[str, float]) -> float:
         """A number by the name that :meth:`interval` knows."""
-        metric, far = named(name)
+        metric, far = named(name, METRICS)
         return self.tar(far) if far is not None else getattr(self, metric)
 
     def replicates(self, replicates: int = 1000, seed: int = 0) -> intervals.Replicates:
@@ -244,26 +276,22 @@ class Verification:
         points = []
         for far in rates:
             at = self.operating_point(far)
-            entry = {k: v for k, v in vars(at).items() if k != "threshold"}
-            finite = at.threshold is not None and math.isfinite(at.threshold)
-            entry["threshold"] = at.threshold if finite else None
+            entry = {**vars(at), "threshold": at.usable, "verdict": at.verdict}
             entry["interval"] = self._stated(f"tar@{far!r}") if at.tar is not None else None
             points.append(entry)
         try:
-            eer, half_gap = self.eer, self.eer_bracket.half_gap
+            eer, half_gap, hulled = self.eer, self.eer_bracket.half_gap, self.eer_rocch
         except NotMeasurable:  # too many failed templates
-            eer, half_gap = None, None
+            eer, half_gap, hulled = None, None, None
         return {
             "trials": self.trials,
             "mode": self.mode,
             "genuine": self.genuine,
             "impostor": self.impostor,
             "subjects": self.subjects,
-            "eer": {
-                "value": eer,
-                "half_gap": half_gap,
-                "interval": None if eer is None else self._stated("eer"),
-            },
+            "failed": dict(zip(("genuine", "impostor"), self.scores.failed, strict=True)),
+            "eer": {"value": eer, "half_gap": half_gap, "interval": None if eer is None else self._stated("eer")},
+            "eer_rocch": hulled,
             "auc": {"value": self.auc, "bound": self.bounds["auc"], "interval": self._stated("auc")},
             "min_dcf": self.min_dcf,
             "tar": points,
@@ -273,41 +301,3 @@ class Verification:
     def _stated(self, name: str) -> dict[str, Any] | None:
         """An interval as plain numbers, or None where subjects are unknown or too few."""
         return intervals.stated(lambda: self.interval(name)) if self.subjects else None
-
-
-@dataclass(frozen=True)
-class Cost:
-    """A detection cost, the threshold that attains it, and how much less it could be in histogram mode."""
-
-    value: float
-    threshold: float
-    bound: float
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """What a verification was computed from, so that groups and comparisons can pair the same rows again."""
-
-    probe: Rows
-    gallery: Rows | None
-    arguments: Mapping[str, Any]
-
-
-def named(name: str | tuple[str, float]) -> tuple[str, float | None]:
-    """A metric and its rate: ``"eer"``, ``"auc"``, ``"tar@1e-3"`` or ``("tar", 1e-3)``."""
-    if isinstance(name, tuple):
-        metric, far = (*name, None)[:2]
-        given = len(name) == 2
-    else:
-        metric, _, text = str(name).partition("@")
-        far, given = (_number(text) if text else None), bool(text)
-    if metric not in ("eer", "auc", "tar") or (metric == "tar") != given:
-        raise InputError(f"no interval named {name!r}{nearest(str(name), ('eer', 'auc', 'tar@1e-3'))}")
-    return metric, far  # type: ignore[return-value]
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"a false-accept rate must be a number, as in 'tar@1e-3': got {text!r}") from None

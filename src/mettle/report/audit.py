@@ -1,7 +1,6 @@
 """The audit of a file of embeddings: one page that needs nothing else, and one JSON with every number on it."""
 
 import json
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -153,9 +152,7 @@ def _decision(found: Audit) -> dict[str, str] | None:
     """The threshold that the hardest pairs are shown against: the lowest rate that can be relied on."""
     v = found.ways["all"].verification
     points = [v.operating_point(far) for far in found.fars]
-    good = [
-        p for p in points if p.threshold is not None and math.isfinite(p.threshold) and p.status != "not measurable"
-    ]
+    good = [p for p in points if p.usable is not None and p.status != "not measurable"]
     if not good:
         return None
     point = min(good, key=lambda p: p.far)

@@ -40,9 +40,7 @@ def points(facts: Mapping[str, Any], headline: str) -> list[dict[str, str]]:
                 "accepts": NONE if p["false_accepts"] is None else f"{p['false_accepts']:,} of {p['impostors']:,}",
                 "tar": percent(p["tar"], 1),
                 "interval": "" if p["tar"] is None else ends(p["interval"], "{:.1f}"),
-                "status": p["status"]
-                if p["threshold"] is not None or p["tar"] is None
-                else "no threshold: equal scores",
+                "status": p["verdict"],
             }
         )
     return found
