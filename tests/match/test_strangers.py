@@ -125,6 +125,63 @@ def test_more_templates_than_at_calibration_are_counted():
     assert most(Operating(0.5, 0.1, ""), "best", 100, 100) == 1.0
 
 
+def test_what_came_since_a_calibration_counts_and_what_was_measured_stays_measured():
+    point = Operating(0.5, 0.01, "", per="person", templates=4.0, people=10, came=3)
+    assert most(point, "best", 10, 40) == pytest.approx(0.1)
+    assert most(point, "best", 10, 43) == pytest.approx(0.13), "10 people, and 3 templates alone"
+    assert most(point, "best", 12, 50) == pytest.approx(0.13), "the two who are new are among what came"
+    assert most(point, "best", 2, 9) == pytest.approx(0.09) and most(point, "best", 1, 5) == pytest.approx(0.05)
+    assert most(point, "mean", 10, 43) is None and most(point, "centroid", 10, 43) is None
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        people, came, before = (int(n) for n in rng.integers(1, 30, size=3))
+        templates, mean = people + int(rng.integers(0, 100)), float(rng.uniform(1, 6))
+        unknown = Operating(0.5, 0.001, "", per="person", templates=mean)
+        known = Operating(0.5, 0.001, "", per="person", templates=mean, people=before, came=came)
+        assert most(known, "best", people, templates) <= most(unknown, "best", people, templates)
+
+
+@pytest.mark.parametrize("copies", [0.02, 1.0])
+@pytest.mark.parametrize("come", [1, 5, 40])
+def test_strangers_who_are_given_a_name_stay_within_the_bound_after_templates_came(tmp_path, come, copies):
+    """With ``copies`` near 0 the templates that were measured are near-copies, and those that come are not."""
+    rng = np.random.default_rng(come)
+    own, strangers = rng.normal(size=(PEOPLE, DIM)), world(rng, 4000, 1)[:, 0]
+    first = (own + rng.normal(size=(PEOPLE, DIM)))[:, None] + copies * rng.normal(size=(PEOPLE, 4, DIM))
+    with Gallery.open(tmp_path / "g", dim=DIM) as gallery:
+        gallery.enrol_many((f"p{i}", rows) for i, rows in enumerate(first))
+        gallery.calibrate(0.01)
+        before = gallery.identify(strangers[0])
+        assert before.false_matches == pytest.approx(0.6) and before.templates == 240
+        for i in range(come):
+            gallery.enrol(f"p{i % 7}", own[i % 7] + rng.normal(size=DIM))
+        answers = gallery.identify_many(strangers)
+        old = most(Operating(before.threshold, 0.01, "", per="person", templates=4.0), "best", PEOPLE, 240 + come)
+    named = np.mean([answer.match is not None for answer in answers])
+    bound = answers[0].false_matches
+    assert bound == pytest.approx(min(1, 0.01 * (PEOPLE + come))) and old == 1.0, "it was 0.01 for each of 240 and more"
+    assert 0.05 < named <= bound
+
+
+def test_a_table_given_by_hand_does_not_know_what_came(tmp_path):
+    rng = np.random.default_rng(0)
+    with Gallery.open(tmp_path / "g", dim=DIM) as gallery:
+        gallery.enrol_many((f"p{i}", rows) for i, rows in enumerate(world(rng, 60, 4)))
+        table = gallery.calibrate(0.01)
+        gallery.enrol("p0", world(rng, 1, 1)[0])
+        assert gallery.identify(rng.normal(size=DIM), far=0.01).false_matches == pytest.approx(0.61)
+        gallery.delete("p1")
+        gallery.enrol("p0", world(rng, 1, 4)[0])
+        assert gallery.identify(rng.normal(size=DIM), far=0.01).false_matches == pytest.approx(0.65)
+    with Gallery.open(tmp_path / "g", thresholds=table) as gallery:
+        assert gallery.identify(rng.normal(size=DIM), far=0.01).false_matches == 1.0
+    with Gallery.open(tmp_path / "h", dim=DIM, thresholds=table) as gallery:  # its own at one rate, those at another
+        gallery.enrol_many((f"p{i}", rows) for i, rows in enumerate(world(rng, 60, 4)))
+        gallery.calibrate(0.1)
+        gallery.enrol("p0", world(rng, 1, 1)[0])
+        assert gallery.identify(rng.normal(size=DIM), far=0.01).false_matches == 1.0
+
+
 @pytest.mark.parametrize("rule", ["mean", "centroid"])
 def test_independent_directions_are_no_nearer_to_a_mean(tmp_path, rule):
     rng = np.random.default_rng(5)

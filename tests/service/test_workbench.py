@@ -357,10 +357,16 @@ def test_what_is_no_picture_is_told_and_nobody_is_accepted(browser, url):
     page.set_default_timeout(1000 * PATIENCE)
     page.goto(f"{url}/workbench/")
     page.wait_for_selector("body.ready")
-    dropped(page, b"no picture at all")
-    page.wait_for_selector("#live-answer .verdict")
-    assert page.locator("#live-answer").inner_text().startswith("Not answered")
-    assert page.locator("#live-answer .good").count() == 0
+    half = png(np.random.default_rng(5).integers(0, 256, (40, 40), np.uint8))[:200]
+    for content, words in (
+        (b"no picture at all", "pictures are JPEG, PNG, WebP, and this is none of them: save it as one of them"),
+        (b"GIF89a", "and this is GIF: save it as one of them"),
+        (half, "a picture cannot be read: damaged or truncated PNG; save it anew, or send another"),
+    ):
+        dropped(page, content)
+        page.locator("#live-answer p", has_text=words).wait_for()
+        assert page.locator("#live-answer").inner_text().startswith("Not answered")
+        assert page.locator("#live-answer .good").count() == 0
     page.close()
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mettle.cli.galleries import Json, Where, gallery_app, say
+from mettle.cli.galleries import Far, Json, Threshold, Where, gallery_app, say
 
 
 @gallery_app.command()
@@ -111,6 +111,26 @@ def check(gallery: Where) -> None:
 
 
 @gallery_app.command()
+def audit(
+    gallery: Where,
+    far: Far = None,
+    threshold: Threshold = None,
+    count: Annotated[int, typer.Option(help="Length of each list.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Who would be taken for whom, which templates may be under a wrong name. Exit status 1 where there is damage."""
+    from mettle.match import Gallery
+
+    with Gallery.open(gallery, read_only=True, create=False) as opened:
+        found = opened.audit(far=far, threshold=threshold, count=count)
+    if as_json:
+        print(json.dumps(asdict(found)))
+    else:
+        _audited(gallery, found)
+    raise typer.Exit(1 if found.problems else 0)
+
+
+@gallery_app.command()
 def compact(gallery: Where) -> None:
     """Erase deleted templates from every file of the gallery."""
     from mettle.match import Gallery
@@ -159,6 +179,47 @@ def snapshot(
 
     with Gallery.open(gallery, read_only=True, create=False) as opened:
         print(opened.snapshot(output))
+
+
+def _audited(where: str, found: Any) -> None:
+    say(found.notes)
+    if not found.people:
+        print(f"{where}: nobody is enrolled, there is nothing to compare")
+    else:
+        print(f"{where}: {found.people} people, {found.templates} templates; people with one only: {found.single}")
+        rate = "rate unknown" if found.far is None else f"rate {found.far:g} a {found.per}"
+        print(f"compared at threshold {found.threshold:.4f} (false-accept {rate}; {found.basis})")
+        _alike(found)
+        _strays(found)
+    for problem in found.problems:
+        print(problem)
+    print("record and index: sound" if not found.problems else f"record and index: {len(found.problems)} problems")
+
+
+def _alike(found: Any) -> None:
+    whole = found.pairs == found.people * (found.people - 1) // 2
+    of = f"{found.pairs}" if whole else f"{found.pairs} that were compared, drawn at random,"
+    print(
+        f"{found.alike_count} pairs of people of {of} would be taken for each other, {found.same_count} of them by the "
+        f"same template{_listed(found.alike, found.alike_count)}"
+    )
+    for pair in found.alike:
+        print(f"  {pair.score:+.4f}  {pair.first!r}  {pair.second!r}{'  same template' if pair.same else ''}")
+
+
+def _strays(found: Any) -> None:
+    print(
+        f"{found.stray_count} templates do not match the others of their person"
+        f"{_listed(found.strays, found.stray_count)}"
+    )
+    for stray in found.strays:
+        taken = stray.other_score is not None and stray.other_score >= found.threshold
+        rather = "" if stray.other is None else f"  {stray.other_score:+.4f} with {stray.other!r}"
+        print(f"  {stray.score:+.4f}  {stray.identity!r} template {stray.number}{rather}{': a match' if taken else ''}")
+
+
+def _listed(shown: Any, count: int) -> str:
+    return ":" if len(shown) == count > 0 else f"; the first {len(shown)}:" if shown else ""
 
 
 def _threshold(rate: str, entry: Any) -> None:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mettle.match.answer import Candidate, Identified, Info, Verified
+    from mettle.match.audit import Audited
     from mettle.match.choose import Measured, Wanted
     from mettle.match.gallery import Gallery
     from mettle.match.record import Binding, Receipt
 
 _HOMES = {
+    "Audited": "audit",
     "Binding": "record",
     "Candidate": "answer",
     "Gallery": "gallery",
@@ -23,7 +25,18 @@ _HOMES = {
     "Verified": "answer",
     "Wanted": "choose",
 }
-__all__ = ["Binding", "Candidate", "Gallery", "Identified", "Info", "Measured", "Receipt", "Verified", "Wanted"]
+__all__ = [
+    "Audited",
+    "Binding",
+    "Candidate",
+    "Gallery",
+    "Identified",
+    "Info",
+    "Measured",
+    "Receipt",
+    "Verified",
+    "Wanted",
+]
 
 
 def __getattr__(name: str):

@@ -80,6 +80,21 @@ class Info:
     calibration: Mapping[str, Any] | None = None  # kept in the record: on what it was measured, and whether it is stale
 
 
+def verified(identity: str, score: float, point: Operating, templates: int, bound: float | None) -> Verified:
+    """A score as an answer at an operating point; ``bound``: how many strangers this person accepts."""
+    return Verified(
+        identity=identity,
+        score=score,
+        threshold=point.threshold,
+        far=point.far,
+        match=score >= point.threshold,
+        templates=templates,
+        basis=point.basis,
+        false_accepts=bound,
+        per=point.counts,
+    )
+
+
 def identified(best: list[tuple[str, float]], point: Operating, size: Size, bound: float | None) -> Identified:
     """The best people as an answer at an operating point; ``bound``: how many unknown probes find somebody."""
     candidates = tuple(Candidate(name, score, score >= point.threshold) for name, score in best)

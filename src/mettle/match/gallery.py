@@ -15,25 +15,26 @@ import numpy as np
 
 from mettle.errors import GalleryError, InputError, UnknownIdentity
 from mettle.match import fusion as rules
-from mettle.match.answer import Identified, Info, Verified, identified
-from mettle.match.calibration import summary
+from mettle.match.answer import Identified, Info, Verified, identified, verified
 from mettle.match.candidates import Candidates
 from mettle.match.choose import Measured, Wanted
 from mettle.match.crowd import enrol_crowd
 from mettle.match.embedding import Embedding
+from mettle.match.glance import glance
 from mettle.match.move import Moved, move
 from mettle.match.naming import settled, spellings
 from mettle.match.opening import opened
 from mettle.match.operating import Operating, most
-from mettle.match.place import bytes_of, exists, is_server, made, reopened, snapshot
+from mettle.match.place import exists, made, reopened, snapshot
 from mettle.match.record import Binding, Receipt, Record, Templates
 from mettle.match.search import Search
 from mettle.match.thresholds import Thresholds
 
 if TYPE_CHECKING:
+    from mettle.match.audit import Audited
     from mettle.train.artifact import Run
 
-MOST = 1000  # candidates of one answer
+MOST = 1000  # candidates of one answer, or lines of a list
 
 
 class Gallery:
@@ -145,19 +146,9 @@ class Gallery:
         theirs = self._templates(identity)
         if not len(theirs.numbers):
             raise UnknownIdentity(f"nobody called {identity!r} is enrolled in {self.where}")
-        rule, count = self.binding.fusion, len(theirs.numbers)
-        score = rules.score(rule, vector, theirs.vectors)
-        return Verified(
-            identity=identity,
-            score=score,
-            threshold=point.threshold,
-            far=point.far,
-            match=score >= point.threshold,
-            templates=count,
-            basis=point.basis,
-            false_accepts=most(point, rule, 1, count),
-            per=point.counts,
-        )
+        score = rules.score(self.binding.fusion, vector, theirs.vectors)
+        count = len(theirs.numbers)
+        return verified(identity, score, point, count, most(point, self.binding.fusion, 1, count))
 
     def identify(
         self, probe: Any, *, k: int = 5, far: float | None = None, threshold: float | None = None
@@ -200,24 +191,7 @@ class Gallery:
 
     def info(self) -> Info:
         """The gallery at a glance; of a damaged calibration, :attr:`notes` tell."""
-        record = self._open()
-        size, bound = record.size(), record.binding
-        server = is_server(self.where)
-        table, kept = self._thresholds.shown()
-        return Info(
-            where=self.where,
-            kind="postgresql" if server else "sqlite",
-            identities=size.identities,
-            templates=size.templates,
-            dim=bound.dim,
-            model=bound.model,
-            fusion=bound.fusion,
-            sequence=record.sequence(),
-            index=self._search.facts(),
-            thresholds=table,
-            calibration=None if kept is None else summary(kept),
-            bytes=None if server else bytes_of(Path(self.where)),
-        )
+        return glance(self.where, self._open(), self._search, self._thresholds)
 
     def calibrate(self, fars: Sequence[float] | float = (0.1, 0.01, 0.001), *, keep: bool = True) -> dict[str, Any]:
         """Thresholds whose false-accept rate is per person, for the rule and the templates of this gallery.
@@ -259,6 +233,22 @@ class Gallery:
         """What is wrong with record or index, in words; an empty list is a sound gallery."""
         return self._open().check() + self._search.check()
 
+    def audit(self, *, far: float | None = None, threshold: float | None = None, count: int = 20) -> "Audited":
+        """Look at who is enrolled: people who would be taken for each other, templates that may be under a wrong name.
+
+        Everybody's templates are tried on everybody else, and on the others of their own person, at the threshold that
+        answers are given at. Whether record and index are sound is told, too.
+
+        Args:
+            far: the false-accept rate to look at it for.
+            threshold: a threshold by hand instead.
+            count: the length of each list; the counts beside them are of all.
+        """
+        from mettle.match.audit import audit
+
+        point, found = self._asked(count, far, threshold, "count"), self.check()
+        return audit(self._open(), point, count=count, problems=tuple(found), notes=tuple(self.notes))
+
     def close(self) -> None:
         """Keep the index and let go of files and locks; closing twice is allowed."""
         if self.closed:
@@ -290,10 +280,10 @@ class Gallery:
         found = (record.templates(old) for old in former)
         return next((theirs for theirs in found if len(theirs.numbers)), None) or record.templates(name)
 
-    def _asked(self, k: int, far: float | None, threshold: float | None) -> Operating:
-        """The operating point of an identification, before any picture is looked at."""
+    def _asked(self, k: int, far: float | None, threshold: float | None, called: str = "k") -> Operating:
+        """The operating point of an answer that lists up to k, before anything is looked at."""
         if not isinstance(k, int | np.integer) or isinstance(k, bool) or not 1 <= k <= MOST:
-            raise InputError(f"k must be between 1 and {MOST}, got {k!r}")
+            raise InputError(f"{called} must be between 1 and {MOST}, got {k!r}")
         return self.operating(far=far, threshold=threshold)
 
     def _identify(self, probes: np.ndarray, k: int, point: Operating) -> list[Identified]:

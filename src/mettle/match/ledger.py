@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mettle.errors import GalleryError, UnknownIdentity
-from mettle.match import calibration, content, statements, twins
+from mettle.errors import UnknownIdentity
+from mettle.match import calibration, content, restore, statements, twins
 from mettle.match.calibration import Calibration, Standing
-from mettle.match.content import Content, Tally
+from mettle.match.content import Tally
 from mettle.match.record import Binding, Changes, Receipt, Size, Templates
 from mettle.match.statements import Session, Tombstone
 
@@ -250,58 +250,11 @@ class Ledger(ABC):
 
         Views of the lost history are not taken for views of this record: `changes` answers None to them.
         """
+        return self._write(lambda session: restore.bury(session, self._salt, tombstones))
 
-        def work(session: Session) -> Receipt:
-            sequence, number, _ = statements.counter(session)
-            known = set(session.rows("SELECT sequence, person FROM tombstones"))
-            new = [stone for stone in tombstones if (stone.sequence, stone.person) not in known]
-            if not new:
-                return Receipt(sequence, (), repeated=True)
-            sequence = max(sequence, *(stone.sequence for stone in new)) + 1
-            number = max(number, *(stone.number for stone in new))
-            people = {content.pseudonym(self._salt, name): owner for owner, name in statements.identities(session)}
-            gone: list[int] = []
-            for stone in new:
-                session.rows("INSERT INTO tombstones VALUES (?, ?, ?)", stone.sequence, stone.person, stone.number)
-                if (owner := people.get(stone.person)) is not None:
-                    gone += statements.remove(session, owner, sequence, None, number, before=stone.sequence)
-            session.rows(f"DELETE FROM identities AS i WHERE {statements.ALONE}")
-            session.rows("UPDATE counter SET floor = ?", sequence)
-            return statements.acknowledge(session, None, "", Receipt(sequence, tuple(sorted(gone))), number)
-
-        return self._write(work)
-
-    def load(
-        self,
-        scan: Callable[[], Iterator[Templates]],
-        agree: Callable[[Content, Content], None],
-        calibrated: Calibration | None = None,
-    ) -> Receipt:
+    def load(self, scan: restore.Scan, agree: restore.Agree, calibrated: Calibration | None = None) -> Receipt:
         """Fill an empty record in one change; ``agree`` sees what came and what is here and may still refuse."""
-
-        def work(session: Session) -> Receipt:
-            sequence, number, _ = statements.counter(session)
-            if statements.size(session).templates:
-                raise GalleryError("the target is not empty: move into a new gallery")
-            came, first, owners = Tally(self._binding.dim), number, {}
-            for part in scan():
-                came.add(part.identities, part.vectors)
-                rows = content.vectors(part.vectors, self._binding.dim)
-                owners |= statements.enter(session, [n for n in dict.fromkeys(part.identities) if n not in owners])
-                placed = enumerate(zip(part.identities, rows, strict=True), number)
-                statements.insert(session, [(n, owners[name], name, row) for n, (name, row) in placed], sequence + 1)
-                number += len(rows)
-            here = Tally(self._binding.dim)
-            for rows in session.each(f"{statements.ROWS} ORDER BY t.number", 8192):
-                part = statements.as_templates(session, rows, self._binding.dim)
-                here.add(part.identities, part.vectors)
-            agree(came.content(), here.content())
-            text = None if calibrated is None else calibration.to_json(replaced(calibrated, sequence=sequence + 1))
-            statements.keep_calibration(session, text)  # none, too: one of people who were here before is not theirs
-            receipt = Receipt(sequence + 1, tuple(range(first, number)))
-            return statements.acknowledge(session, None, "", receipt, number)
-
-        return self._write(work)
+        return self._write(lambda session: restore.fill(session, self._binding.dim, scan, agree, calibrated))
 
     def _asked(self, verb: str, identity: str) -> str:
         """What is asked, as a hash."""

@@ -34,6 +34,8 @@ class Operating:
     per: str = "comparison"  # what ``far`` counts: "comparison" with one template, or with a whole "person"
     assumed: bool = False  # nothing was measured: independent directions
     templates: float = 1.0  # of a person, on average, where ``far`` counts people
+    people: int | None = None  # on how many it was measured, and
+    came: int = 0  # how many of the templates that are there now came since; both where it is known
 
     @property
     def counts(self) -> str | None:
@@ -48,8 +50,14 @@ def most(point: Operating, rule: str, people: int, templates: int) -> float | No
     happens at rate ``far`` at most: the sum over all templates bounds it, however they depend on each other. A
     `centroid` may reach it where no template does: None, unless everybody has one template. Independent directions
     (what is assumed where nothing was measured) exceed a threshold above 0 no more often by their mean or centroid
-    than one by one. A rate per person holds while people have no more templates than when it was measured; beyond
-    that, each template of `best` has it at most, and other rules have no bound.
+    than one by one.
+
+    A rate per person holds while people have no more templates than when it was measured; beyond that, other rules
+    than `best` have no bound. By `best`, whoever is given a name has reached the threshold with a template that was
+    measured, and then somebody measured accepts them, which the rate sums up to ``far`` times the people measured; or
+    with one that came since, which alone accepts no more than a person with it and others did: ``far`` for each. Where
+    it is not known what came, every template counts alone. Several that came are not taken together as one person's:
+    what was measured may have been near-copies, which strangers reach together, and what came may not be.
     """
     if point.far is None:
         return None
@@ -57,6 +65,8 @@ def most(point: Operating, rule: str, people: int, templates: int) -> float | No
         chances = people
     elif point.per == "person" and rule != "best":
         return None
+    elif point.people is not None:
+        chances = min(templates, point.people + point.came)
     elif rule != "best" and point.assumed and point.threshold > 0:
         chances = people
     elif rule == "centroid" and templates > people:

@@ -17,8 +17,8 @@ from scipy.special import betainc
 
 from mettle.errors import GalleryError
 from mettle.evaluate import point, several
-from mettle.match import fusion
 from mettle.match.calibration import Calibration
+from mettle.match.everybody import everybody
 from mettle.match.record import Record
 
 PAIRS = 10_000_000  # scores of a probe with a person, at most: 40 MB
@@ -30,20 +30,15 @@ def calibrated(record: Record, fars: Sequence[float] | float, seed: int = 0) -> 
     """A table of thresholds in the form of a contract's, with ``per`` "person"; above `PAIRS`, from a sample."""
     fars = several.rates(fars, below_one=True)
     sequence = record.sequence()  # before they are read: what comes in between counts as having come since
-    vectors, owner = _everybody(record)
-    people = int(owner[-1]) + 1 if len(owner) else 0
+    found = everybody(record)
+    vectors, owner, people = found.vectors, found.owner, len(found.names)
     if people < 2:
         raise GalleryError(f"calibration tries people on each other, and {people} are enrolled: enrol two or more")
     rule = record.binding.fusion
-    starts = np.flatnonzero(np.diff(owner, prepend=-1))
-    if rule == "best":
-        rows = vectors
-    else:
-        rows = np.concatenate([fusion.rows(rule, theirs) for theirs in np.split(vectors, starts[1:])])
     tried = np.arange(len(vectors))
     if len(tried) * (people - 1) > PAIRS:
         tried = np.sort(np.random.default_rng(seed).choice(len(tried), max(1, PAIRS // (people - 1)), replace=False))
-    scores = _scores(vectors[tried], owner[tried], rows, starts if rule == "best" else None)
+    scores = _scores(vectors[tried], owner[tried], found.rows(rule), found.starts if rule == "best" else None)
     pairs = min(people * (people - 1) // 2, len(scores))
     about = {
         "per": "person",
@@ -72,19 +67,6 @@ def _allowed(far: float, pairs: int, most: int) -> int:
     counts = np.arange(most + 1)
     sure = np.flatnonzero(betainc(counts + 1, pairs - counts, far) >= CONFIDENCE)
     return int(sure[-1]) if len(sure) else -1
-
-
-def _everybody(record: Record) -> tuple[np.ndarray, np.ndarray]:
-    """All templates, those of a person together, and whose they are, as 0, 0, 1, 2, 2."""
-    vectors, names = [np.empty((0, record.binding.dim), np.float32)], []
-    for part in record.scan():
-        vectors.append(part.vectors)
-        names.extend(part.identities)
-    if not names:
-        return vectors[0], np.empty(0, np.int64)
-    owner = np.unique(np.asarray(names, dtype=object), return_inverse=True)[1]
-    order = np.argsort(owner, kind="stable")
-    return np.concatenate(vectors)[order], owner[order]
 
 
 def _scores(probes: np.ndarray, owner: np.ndarray, rows: np.ndarray, starts: np.ndarray | None) -> np.ndarray:

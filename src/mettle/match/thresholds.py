@@ -10,6 +10,7 @@ others were. What others keep or forget is seen at once.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mettle.errors import GalleryError, GalleryUnavailable
@@ -27,8 +28,14 @@ class Thresholds:
 
     def point(self, far: float | None, threshold: float | None) -> Operating:
         """The point that an answer is given at."""
-        table = {} if threshold is not None else self.table()
-        return operating(table, self._record.binding.dim, far, threshold)
+        dim = self._record.binding.dim
+        if threshold is not None or self._given:
+            return operating({} if threshold is not None else self._given, dim, far, threshold)
+        standing, table = self._now()
+        found = operating(table, dim, far)
+        if standing is None or found.far not in standing.calibration.rates or self._strange(standing):
+            return found
+        return replace(found, people=standing.calibration.people, came=standing.came)  # measured here: more is known
 
     def table(self) -> Mapping[str, Any]:
         """Thresholds by rate, each with what must be said of it."""

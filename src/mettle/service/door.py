@@ -170,7 +170,8 @@ class _Visit:
         length = self.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit():
             raise Refusal(400, "length", "the length of the body is not a number")
-        too_large = Refusal(413, "too-large", f"a body has at most {most} bytes")
+        why = f"a body has at most {most} bytes: send a smaller picture, or fewer at a time"
+        too_large = Refusal(413, "too-large", why)
         if len(length) > 18 or int(length) > most:
             raise too_large
         body = bytearray()

@@ -167,7 +167,10 @@ def _read(path: Path) -> tuple[Key, ...]:
     try:
         content = read_secret(path)
     except FileNotFoundError:
-        raise InputError(f"there is no file of keys at {path}: make one with a first key") from None
+        raise InputError(
+            f"there is no file of keys at {path}: make one with its first key, `mettle keys create {path} NAME --scope "
+            "identify`"
+        ) from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     try:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mettle.errors import UnknownIdentity
+from mettle.errors import InputError, NumericError, UnknownIdentity
 from mettle.match.answer import Candidate, Identified
 from mettle.match.gallery import MOST
 from mettle.match.naming import spellings
@@ -24,9 +24,18 @@ from mettle.service.uploads import pixels
 def embedded(state: State, pictures: Sequence[bytes]) -> np.ndarray:
     """(n, dim) embeddings of encoded pictures."""
     if not state.pictures:
-        raise Refusal(422, "no-model", "this gallery has no model for pictures: send embeddings")
+        why = "this gallery has no model for pictures: send embeddings to /v1, or serve a gallery of a run of pictures"
+        raise Refusal(422, "no-model", why)
     # One by one: a decoded picture may take 200 MB, and a request may bring many.
-    return np.concatenate([state.gallery.embed([pixels(picture, state.limits)]) for picture in pictures])
+    return np.concatenate([_embedded(state, pixels(picture, state.limits)) for picture in pictures])
+
+
+def _embedded(state: State, picture: np.ndarray) -> np.ndarray:
+    try:
+        return state.gallery.embed([picture])
+    except (InputError, NumericError):  # the picture is sound by now: what came out of the model is not
+        why = "the model finds nothing in a picture (its embedding is zero, NaN or infinite): send another"
+        raise Refusal(422, "bad-image", why) from None
 
 
 def verify(state: State, key: Key, identity: str, probe: np.ndarray, *, route: str = "/v1/verify") -> VerifyAnswer:

@@ -12,6 +12,7 @@ from mettle.errors import (
     InputError,
     MettleError,
     NumericError,
+    RunError,
     UnknownIdentity,
 )
 
@@ -36,6 +37,8 @@ def translated(error: MettleError) -> Refusal:
         return Refusal(422, "bad-input", "what was sent does not fit this gallery; GET /v1/info says what does")
     if isinstance(error, DataError):
         return Refusal(422, "bad-image", "a picture cannot be read")
+    if isinstance(error, RunError):
+        return Refusal(503, "model", "the model cannot be loaded; its operator must look at the run", retry_after=60)
     return Refusal(503, "unavailable", "the service cannot do this now", retry_after=60)
 
 

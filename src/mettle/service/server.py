@@ -44,7 +44,11 @@ def check_address(host: str, port: int, *, keys: bool) -> None:
     if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
         raise InputError(f"port must be a whole number from 0 (any that is free) to 65535, got {port!r}")
     if not keys and not is_loopback(host):
-        raise InputError(f"host {host!r} lets other machines in, and there are no keys: make one, or use 127.0.0.1")
+        raise InputError(
+            f"host {host!r} lets other machines in, and there are no keys: make one with `mettle keys create keys.json "
+            "NAME --scope identify --scope verify --scope workbench` and serve with `--keys keys.json`, or listen on "
+            "127.0.0.1"
+        )
 
 
 def make_server(app: "FastAPI", host: str = "127.0.0.1", port: int = 8000) -> "Server":

@@ -1,6 +1,7 @@
 """The routes around the API: health, metrics, the reference page, sign-in."""
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -78,15 +79,26 @@ def refuse_alike(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def plain(_: Request, error: HTTPException) -> Response:
+        said = _said(error)
         if error.status_code == 404:
-            raise unknown_path()
+            raise Refusal(404, "not-found", said) if said else unknown_path()
         if 400 <= error.status_code < 500:
-            raise Refusal(error.status_code, "refused", "the request cannot be served")
+            raise Refusal(error.status_code, "refused", said or "the request cannot be served")
         raise Refusal(503, "unavailable", "the service cannot do this now", retry_after=60)
 
     @app.exception_handler(RequestValidationError)
     async def misfit(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        place, *name = first["loc"]
+        if place in ("query", "path") and name:  # names that a route gave to its own parameters
+            raise Refusal(422, "bad-fields", f"{name[0]} does not fit: {first['type'].replace('_', ' ')}")
         raise Refusal(422, "bad-fields", "a field does not fit")
+
+
+def _said(error: HTTPException) -> str:
+    """What a route says to its client, in one line; empty where only the framework speaks, which names the status."""
+    told = " ".join(error.detail.split()) if isinstance(error.detail, str) else ""
+    return "" if told in {status.phrase for status in HTTPStatus} else told[:190]
 
 
 def _gauges(state: State) -> None:

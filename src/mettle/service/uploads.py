@@ -15,7 +15,15 @@ from mettle.service.limits import Limits
 from mettle.service.refusal import Refusal
 
 M = TypeVar("M", bound=BaseModel)
-_STARTS = {"JPEG": (0, b"\xff\xd8\xff"), "PNG": (0, b"\x89PNG\r\n\x1a\n"), "WebP": (8, b"WEBP")}
+_TAKEN = (("JPEG", 0, b"\xff\xd8\xff"), ("PNG", 0, b"\x89PNG\r\n\x1a\n"), ("WebP", 8, b"WEBP"))
+_OTHERS = (  # that people have and send
+    ("HEIC or AVIF", 4, b"ftyp"),
+    ("GIF", 0, b"GIF8"),
+    ("BMP", 0, b"BM"),
+    ("TIFF", 0, b"II*\0"),
+    ("TIFF", 0, b"MM\0*"),
+    ("PDF", 0, b"%PDF"),
+)
 
 
 @dataclass(frozen=True)
@@ -96,14 +104,25 @@ async def read_form(headers: Headers, body: bytes, limits: Limits, *, texts: Ite
 
 def pixels(picture: bytes, limits: Limits) -> np.ndarray:
     """A picture as (height, width, 3) uint8 and nothing else of it: no EXIF, no profile, no file name."""
-    if not any(picture[at : at + len(start)] == start for at, start in _STARTS.values()):
-        raise Refusal(415, "image-format", f"pictures are {', '.join(_STARTS)}")
+    if not _begins(picture, _TAKEN):
+        taken, found = ", ".join(kind for kind, _, _ in _TAKEN), _begins(picture, _OTHERS) or "none of them"
+        raise Refusal(415, "image-format", f"pictures are {taken}, and this is {found}: save it as one of them")
     try:
         return decode(picture, pixels=limits.pixels)
     except DataError as error:
         if "more than the limit" in str(error):
-            raise Refusal(413, "too-many-pixels", f"a picture has at most {limits.pixels} pixels") from None
-        raise Refusal(422, "bad-image", "a picture is damaged or cannot be read") from None
+            most = f"a picture has at most {limits.pixels} pixels, and this has more: make it smaller"
+            raise Refusal(413, "too-many-pixels", most) from None
+        # What is wrong with the client's own bytes is theirs to know; what Pillow says of it, in brackets, is not.
+        why = str(error).removeprefix("cannot decode a picture: ").partition(" (")[0]
+        raise Refusal(
+            422, "bad-image", f"a picture cannot be read: {why[:80]}; save it anew, or send another"
+        ) from None
+
+
+def _begins(content: bytes, kinds: Iterable[tuple[str, int, bytes]]) -> str:
+    """Which of these kinds begins so; empty: none."""
+    return next((kind for kind, at, start in kinds if content[at : at + len(start)] == start), "")
 
 
 def vector(numbers: Iterable[float], dim: int) -> np.ndarray:

@@ -99,10 +99,12 @@ async def _picture(request: Request, most: int) -> bytes:
     """The body, unless it is no picture by its type or too large; a form of another site cannot send such a type."""
     kind = request.headers.get("content-type", "")
     if not kind.startswith("image/") and kind != "application/octet-stream":
-        raise Refusal(415, "media-type", "send a picture as the body of the request, with its own content type")
+        raise Refusal(
+            415, "media-type", "this is no picture by its content type: send a picture as the body, with its own"
+        )
     content = bytearray()
     async for chunk in request.stream():
         content += chunk
         if len(content) > most:
-            raise Refusal(413, "too-large", f"a body has at most {most} bytes")
+            raise Refusal(413, "too-large", f"a body has at most {most} bytes: send a smaller picture")
     return bytes(content)

@@ -1,0 +1,58 @@
+"""Everybody enrolled, in memory and as of one moment: where people are tried on each other, it begins here."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mettle.match import fusion
+from mettle.match.record import Record
+
+
+@dataclass(frozen=True, eq=False)
+class Everybody:
+    """All templates, those of a person together."""
+
+    names: np.ndarray  # (people,) text
+    owner: np.ndarray  # (n,) whose they are, as 0, 0, 1, 2, 2
+    numbers: np.ndarray  # (n,) int64, of the record
+    vectors: np.ndarray  # (n, dim) float32, unit length
+
+    @property
+    def starts(self) -> np.ndarray:
+        """(people,) where the templates of each person begin."""
+        return np.flatnonzero(np.diff(self.owner, prepend=-1))
+
+    @property
+    def counts(self) -> np.ndarray:
+        """(people,) how many templates each has."""
+        return np.bincount(self.owner, minlength=len(self.names))
+
+    def rows(self, rule: str) -> np.ndarray:
+        """What a probe is compared with under a fusion rule: all templates of `best`, otherwise one row a person."""
+        if rule == "best" or not len(self.names):
+            return self.vectors
+        return np.concatenate([fusion.rows(rule, theirs) for theirs in np.split(self.vectors, self.starts[1:])])
+
+    def shuffled(self, seed: int = 0) -> "Everybody":
+        """The same people in an order that says nothing about them."""
+        order = np.random.default_rng(seed).permutation(len(self.names))
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return _together(self.names[order], place[self.owner], self.numbers, self.vectors)
+
+
+def everybody(record: Record) -> Everybody:
+    """Read them from the record, in the order of their names."""
+    vectors, numbers, names = [np.empty((0, record.binding.dim), np.float32)], [np.empty(0, np.int64)], []
+    for part in record.scan():
+        vectors.append(part.vectors)
+        numbers.append(part.numbers)
+        names.extend(part.identities)
+    # As objects: as text, every name would take as much room as the longest.
+    known, owner = np.unique(np.asarray(names, dtype=object), return_inverse=True)
+    return _together(known, owner.astype(np.int64), np.concatenate(numbers), np.concatenate(vectors))
+
+
+def _together(names: np.ndarray, owner: np.ndarray, numbers: np.ndarray, vectors: np.ndarray) -> Everybody:
+    order = np.argsort(owner, kind="stable")
+    return Everybody(names, owner[order], numbers[order], vectors[order])
