@@ -132,10 +132,13 @@ class TestBadInput:
         (tmp_path / "d" / "0" / "0.png").write_bytes(b"<html>not a picture</html>")
         text = one_line("train", "supcon", "--data", tmp_path / "d", "--runs", tmp_path / "runs")
         assert "0.png" in text and not (tmp_path / "runs").exists()
+        assert "data.policy='skip'" in text
 
     def test_corrupt_image_is_listed_with_policy_skip(self, tmp_path):
         self.folder(tmp_path / "d", each=30)
         (tmp_path / "d" / "0" / "0.png").write_bytes(b"")
+        text = one_line("train", "supcon", "--data", tmp_path / "d", "--runs", tmp_path / "runs")
+        assert "or leave it out: data.policy='skip' in a recipe (--set data.policy=skip of train" in text
         options = [
             "--set",
             "data.policy=skip",

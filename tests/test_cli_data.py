@@ -254,7 +254,7 @@ class TestColumns:
         assert named(found, "label") == person.tolist() and named(found, "domain") == lens.tolist()
         assert "did you mean 'person'" in refused("evaluate", of_pictures, "--data", path, "--label", "persn")
         wrong = ("--label", "person", "--image", "images")
-        assert "'image' does not apply" in refused("evaluate", of_pictures, "--data", path, *wrong)
+        assert "image does not apply" in refused("evaluate", of_pictures, "--data", path, *wrong)
 
     def test_names_of_the_recipe_give_way(self, of_pictures, tmp_path):
         """A run on a table with names of its own, and other data of another kind that have others."""
@@ -306,6 +306,26 @@ class TestCheck:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(b"")
         assert "50 errors, 0 warnings" in mettle("data", "check", tmp_path / "d", status=1)
+
+    def test_identities_in_train_and_test_are_told(self, tmp_path):
+        people = {"train": "abcd", "test": "cdef"}
+        lines = [f"{i},{7 * i % 5},{who},{part}\n" for part in people for who in people[part] for i in range(3)]
+        (tmp_path / "m.csv").write_text("u,v,label,split\n" + "".join(lines))
+        text = mettle("data", "check", tmp_path / "m.csv")
+        (said,) = (line for line in text.splitlines() if "share" in line)
+        assert said.startswith("  warning: train and test share 2 identities of 4 in test ('c' and 'd'): ")
+        assert "not open-set" in said and "leave the split out" in said
+        (tmp_path / "m.csv").write_text("u,v,label\n" + "".join(line.rpartition(",")[0] + "\n" for line in lines))
+        assert "share" not in mettle("data", "check", tmp_path / "m.csv")  # what the line says to do ends it
+
+    def test_gaps_are_told_with_what_can_be_set_there(self, tmp_path, of_rows, rows):
+        rows = [row | {"age": ""} if i == 3 else row for i, row in enumerate(rows)]
+        path = table(tmp_path / "gaps.csv", ["age", "colour", "height", "label"], rows)
+        assert "--missing mean of data check" in refused("data", "check", path)
+        assert "60 samples" in mettle("data", "check", path, "--missing", "mean")
+        for words in (["evaluate", of_rows, "--data", path], ["embed", of_rows, path, "-o", tmp_path / "z.npz"]):
+            said = refused(*words)  # a trained model has nothing to fill a gap with, and no option changes that
+            assert "line 5, column 'age': no number; fill it in" in said and "missing" not in said
 
     def test_columns_and_layouts_are_remarked_on(self, tmp_path):
         rng = np.random.default_rng(0)

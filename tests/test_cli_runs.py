@@ -308,7 +308,22 @@ class TestResume:
     def test_starting_over_is_said(self, run, tmp_path):
         shutil.rmtree(run / "checkpoints")
         text = mettle("train", "--runs", tmp_path, "--name", "small", "--resume", "--no-report")
-        assert "no checkpoint yet, so from the first step" in text
+        assert "no checkpoint yet, so from the first step" in text and "measuring" not in text
+
+
+def test_measuring_is_said_before_it_begins(place, run):
+    said = (place / "said.txt").read_text().splitlines()
+    (at,) = (i for i, line in enumerate(said) if line.startswith("measuring on "))
+    assert said[at] == "measuring on 36 test samples ..."
+    assert any(line.startswith("step 6/6") for line in said[:at]) and said[at + 1].startswith("open set: ")
+    command = [sys.executable, "-m", "mettle", "evaluate", str(run)]
+    plain = {key: value for key, value in ENVIRONMENT.items() if key != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=plain) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("measuring on ")
+        told = time.time_ns()  # through a pipe: not held back until the end
+        assert "EER" in process.stdout.read()
+    assert process.returncode == 0 and told < (run / "metrics.json").stat().st_mtime_ns
 
 
 def test_a_folder_that_cannot_be_written_is_told_first_and_a_page_can_go_elsewhere(run, tmp_path):

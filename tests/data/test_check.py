@@ -1,3 +1,5 @@
+import re
+
 import corpus
 import numpy as np
 import pytest
@@ -67,6 +69,19 @@ def test_d1_fail_names_the_first_and_counts(tmp_path):
     for action in (check, screen):
         with pytest.raises(DataError, match=message):
             action(samples)
+
+
+def test_d1_skip_is_offered_only_where_it_will_do(tmp_path):
+    samples = png_set(tmp_path, 100)
+    (tmp_path / "a/2.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"repair or remove it, or leave it out: data\.policy='skip' .*policy=skip"):
+        screen(samples)
+    assert len(screen(samples, "skip")) == 99
+    (tmp_path / "b/5.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"repair or remove them \(data\.policy='skip' will not do: .* 1% at most"):
+        screen(samples)
+    with pytest.raises(DataError, match=r"over the 1% limit"):
+        screen(samples, "skip")
 
 
 def test_d1_skip_leaves_out_what_is_bad_and_keeps_the_rest(tmp_path):
@@ -194,6 +209,48 @@ def test_d5_labels_in_train_and_test_are_a_fact_or_an_error(test_labels, protoco
     assert (findings.protocol, findings.shared_labels) == (protocol, shared)
     assert findings.errors == ()
     assert kinds(check(samples, disjoint=True), "error") == (["overlap"] if shared else [])
+
+
+@pytest.mark.parametrize(
+    ("split", "said", "meant"),
+    [
+        ("0022", "train and test share 1 identity of 2 in test ('x')", "mixes known and new identities"),
+        ("0012", "train and test share 1 identity of 1 in test ('x'), train and val 1, val and test 1", "about new"),
+        ("0000", "", ""),
+        ("0011", "train and val share 1 identity of 2 in val ('x')", "thresholds are set on val"),
+        ("1122", "val and test share 1 identity of 2 in test ('x')", "thresholds are set on val"),
+    ],
+)
+def test_d5_identities_in_two_splits_are_told_in_one_line(split, said, meant):
+    """x is once in each split that ``split`` names, y in the first of them and z in the last only."""
+    parts = sorted(set(split))
+    rows = [("x", part) for part in parts for _ in "ab"]
+    rows += [("y", parts[0])] * 2 + ([("z", parts[-1])] * 2 if len(parts) == 2 else [])
+    labels, splits = zip(*rows, strict=True)
+    samples = Samples.of(ImageArray(pictures(len(rows))), list(labels), split=np.array(splits, np.int8))
+    findings = check(samples)
+    texts = [p.text for p in findings.problems if p.kind == "overlap"] + list(findings.notes)
+    if not said:
+        assert texts == []
+        return
+    (text,) = texts
+    assert text.startswith(said + ":") and meant in text
+    assert "keep each identity in one split, or leave the split out" in text and "\n" not in text
+    assert findings.errors == ()
+    assert (findings.notes == (text,)) == (findings.protocol == "closed-set")
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2)), min_size=1, max_size=60))
+def test_d5_shared_identities_are_counted_by_the_plain_definition(facts):
+    label, split = (list(column) for column in zip(*facts, strict=True))
+    samples = Samples.of(Rows(np.arange(len(facts))[:, None].astype(float)), label, split=np.array(split, np.int8))
+    findings = check(samples)
+    said = " ".join([*(p.text for p in findings.problems if p.kind == "overlap"), *findings.notes])
+    for first, second in ((0, 2), (0, 1), (1, 2)):
+        names = ("train", "val", "test")[first], ("train", "val", "test")[second]
+        both = sum((k, first) in facts and (k, second) in facts for k in range(21))
+        told = re.search(rf"{names[0]} and {names[1]} (?:share )?(\d+)", said)
+        assert both == (0 if told is None else int(told[1]))
 
 
 def test_d6_case_collisions_and_repeated_paths(tmp_path):

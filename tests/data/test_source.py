@@ -22,8 +22,34 @@ def test_what_cannot_be_read_is_named(tmp_path):
     with pytest.raises(DataError, match="wanted a folder"):
         read(tmp_path / "x.txt")
     (tmp_path / "d" / "a").mkdir(parents=True)
-    with pytest.raises(DataError, match="'label' does not apply"):
+    where = "a folder of pictures, where the names of folders are the labels: leave it out"
+    with pytest.raises(DataError, match=rf"^label does not apply to '.*/d', {where} \(data\.label in a recipe"):
         read(tmp_path / "d", label="identity")
+    np.savez(tmp_path / "a.npz", x=np.ones((4, 2), np.float32), label=[0, 0, 1, 1])
+    with pytest.raises(DataError, match=r"^image does not apply to '.*', an \.npz file: leave it out") as caught:
+        read(tmp_path / "a.npz", image="scan")
+    assert "read_npz" not in str(caught.value)  # what to write, not what was called
+    with pytest.raises(DataError, match=r"^no option 'lable' of an \.npz file; did you mean 'label'\?"):
+        read(tmp_path / "a.npz", lable="who")
+
+
+def test_a_picture_that_is_not_there_is_said_with_the_folder_it_was_looked_for_in(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    picture(tmp_path / "pictures/1.png")
+    (tmp_path / "sub/m.csv").write_text("path,label\npictures/1.png,a\n/nowhere/2.png,b\n")
+    monkeypatch.chdir(tmp_path)  # from where the path would be right
+    found = read("sub/m.csv", policy="trust", size=4)
+    looked = f"in {str(tmp_path / 'sub')!r} (relative paths of a table start from its folder)"
+    for work in (lambda: read("sub/m.csv"), lambda: found.read(np.arange(1)), found.fingerprint):
+        with pytest.raises(DataError) as caught:
+            work()
+        assert looked in str(caught.value)
+    with pytest.raises(DataError, match=r"'/nowhere/2\.png': No such file or directory$"):
+        found.read(np.arange(1, 2))
+    (tmp_path / "sub/pictures").mkdir()
+    (tmp_path / "sub/pictures/1.png").symlink_to(tmp_path / "gone")  # it is there, and leads nowhere
+    with pytest.raises(DataError, match=r"'pictures/1\.png': No such file or directory$"):
+        found.read(np.arange(1))
 
 
 def picture(path, shape=(6, 4, 3)):

@@ -1,4 +1,5 @@
 import base64
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -92,6 +93,50 @@ def test_map_tells_domains_and_is_reproducible():
     assert len({(colour, shape) for colour, shape, _ in first.legend}) == 3
     assert (first.points, first.identities, len(first.marked)) == (90, 15, 6)
     assert len(set(found.samples.labels[list(first.marked)])) == 6
+
+
+def clouds(identities: int, each: int, noise: float, domains: int, seed: int = 0) -> map.Located:
+    """Some identities on a map, by hand: the first two lie in one place."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(identities), each)
+    centres = rng.uniform(-50, 50, (identities, 2))
+    centres[1] = centres[0]
+    place = centres[labels] + rng.normal(0, noise, (len(labels), 2))
+    codes, names = rng.integers(0, domains, len(labels)), tuple(f"d{k}" for k in range(domains))
+    return map.Located(place, np.arange(len(labels)), labels, codes, names, tuple(range(min(6, identities))))
+
+
+def discs_and_samples(image: str) -> tuple[np.ndarray, np.ndarray]:
+    """(centre x, centre y, radius) of every number on a map, and (x, y) of every sample, as a browser draws them."""
+    drawing = base64.b64decode(image.partition("base64,")[2]).decode()
+    discs = []
+    for path in re.findall(r'<g id="text_\d+">\s*<g id="patch_\d+">\s*<path d="([^"]*)"', drawing):
+        xy = np.array(re.findall(r"[-\d.]+", path), float).reshape(-1, 2)
+        discs.append([*(xy.min(0) + xy.max(0)) / 2, np.ptp(xy, axis=0).max() / 2])
+    samples = re.findall(r'<use [^>]*x="([-\d.]+)" y="([-\d.]+)"', drawing)
+    return np.array(discs), np.array(samples, float)
+
+
+@pytest.mark.parametrize("size", [map.WIDE, map.NARROW])
+@pytest.mark.parametrize(
+    ("identities", "each", "noise", "domains"),
+    [(2, 6, 1, 1), (3, 200, 30, 2), (4, 60, 12, 3), (6, 8, 3, 1), (6, 100, 0, 2), (30, 10, 25, 4)],
+)
+def test_a_marked_identity_has_one_number_and_no_two_touch(identities, each, noise, domains, size):
+    for seed in range(2):
+        found = clouds(identities, each, noise, domains, seed)
+        discs, samples = discs_and_samples(map.drawn(found, size).image)
+        assert len(discs) == len(found.marked) and len(samples) == identities * each
+        apart = np.linalg.norm(discs[:, None, :2] - discs[:, :2], axis=2) + 1e9 * np.eye(len(discs))
+        assert apart.min() > 2 * discs[:, 2].max() + 1
+        room = np.asarray(size) * 72
+        assert (discs[:, :2] - discs[:, 2:] > 0).all() and (discs[:, :2] + discs[:, 2:] < room).all()
+
+
+def test_numbers_hide_no_sample_where_there_is_room():
+    discs, samples = discs_and_samples(map.drawn(clouds(5, 6, 4, 1)).image)
+    away = np.linalg.norm(discs[:, None, :2] - samples, axis=2) - discs[:, 2:]
+    assert away.min() > 0
 
 
 def test_many_domains_are_folded_into_the_rest():

@@ -71,6 +71,9 @@ def data_check(
         str | None,
         typer.Option(help="Name of the column of picture files; default: path, image, ...; '' for none."),
     ] = None,
+    missing: Annotated[
+        str | None, typer.Option(help="Missing numbers of a table: 'fail' or 'mean', as data.missing in a recipe.")
+    ] = None,
     near: Annotated[str, typer.Option(help="Pictures that look alike across splits: 'warning' or 'error'.")] = (
         "warning"
     ),
@@ -78,7 +81,7 @@ def data_check(
     """Validate data: counts, problems with row numbers, leakage, duplicates. Exit status 1 when there are errors."""
     from mettle.data import check, read
 
-    samples = read(path, policy="trust", cache=cache(), label=label, domain=domain, image=image)
+    samples = read(path, policy="trust", cache=cache(), label=label, domain=domain, image=image, missing=missing)
     found = check(samples, policy=policy, near=near)  # type: ignore[arg-type]
     print(f"{path}: {found.samples} samples, {len(found.labels)} labels, {found.protocol}")
     for title, counts in (("split", found.splits), ("domain", found.domains)):

@@ -92,6 +92,7 @@ def evaluate(
     samples = samples_of(opened, data, label=label, domain=domain, image=image)
     own = data is None or opened.made_of(samples.fingerprint())  # its own, at another place
     kept = own and _keeps(opened, output)
+    _say_measuring(samples)
     found = evaluate_run(opened, samples, own_data=own, write=kept)
     _print_metrics(found.metrics)
     if kept:
@@ -230,11 +231,18 @@ def _evaluate_and_report(
     from mettle.evaluate.run import evaluate_run
     from mettle.report import write_report
 
+    _say_measuring(samples)
     found = evaluate_run(run, samples, model=model, own_data=own, write=kept)
     _print_metrics(found.metrics, said)
     if own and not kept:  # a run that knows no data of its own gets no card: see write_report
         run = replace(run, state={key: value for key, value in run.state.items() if key != "data"})
     print(f"report: {write_report(run, found, output)}")
+
+
+def _say_measuring(samples: Any) -> None:
+    """A sign of life before some seconds, or some tens of them, in which nothing is printed."""
+    tested = len(samples.part("test")) or len(samples)
+    print(f"measuring on {tested:,} test samples ...", flush=True)
 
 
 def _print_metrics(metrics: dict[str, Any], said: Sequence[str] = ()) -> None:

@@ -39,6 +39,7 @@ INPUTS = ("images", "x", "rows", "embeddings", "features")
 LABELS = ("label", "labels", "y", "identity")
 DOMAINS = ("domain", "camera", "device", "session")
 IDS = ("id", "ids")
+SAY_WHICH = "or say which: data.label in a recipe (--set data.label=NAME), --label in other commands, label= in Python"
 GROUP_VALUES = 1000
 LARGEST = 16 << 30
 MOST_ARRAYS = 10_000
@@ -79,11 +80,7 @@ def read_npz(
     columns = {k: as_text(v, k) for k, v in arrays.items() if k not in used and v.shape == (len(inputs),)}
     who = _choose(columns, arrays, label, LABELS, "label", path)
     if who is None and labelled:
-        remedy = (
-            "name an array label, or say which: data.label in a recipe (--set data.label=NAME), "
-            "--label in other commands, label= in Python"
-        )
-        raise DataError(f"no labels in {shown(path)}: {remedy}{nearest('label', columns)}")
+        raise DataError(f"no labels in {shown(path)}: name an array label, {SAY_WHICH}{nearest('label', columns)}")
     where = None if domain == "" else _choose(columns, arrays, domain, DOMAINS, "domain", path)
     ids = _choose(columns, arrays, None, IDS, "id", path)
     files = columns["path"] if "path" in columns and columns["path"].dtype.kind == "U" else None

@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +35,11 @@ class ClassBatches:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", np.asarray(self.labels))
+        if self.labels.ndim != 1:
+            raise InputError(f"labels must be one per sample, (n,), got shape {self.labels.shape}")
+        for name in ("classes", "samples", "seed"):
+            _whole(getattr(self, name), name)
         if self.classes < 2 or self.samples < 2:
             raise InputError(
                 f"a batch needs at least 2 classes of 2 samples, got classes={self.classes}, samples={self.samples}"
@@ -93,6 +99,8 @@ class SampleBatches:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("count", "size", "seed"):
+            _whole(getattr(self, name), name)
         if not 2 <= self.size <= self.count:
             raise InputError(f"batch size must be between 2 and the {self.count} samples there are, got {self.size}")
 
@@ -100,3 +108,8 @@ class SampleBatches:
         """All batches of this epoch."""
         order = shuffled(self.count, self.seed, number, stream=3)
         return tuple(np.split(order[: self.count - self.count % self.size], self.count // self.size))
+
+
+def _whole(value: object, name: str) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise InputError(f"{name} must be a whole number, got {value!r}")

@@ -5,7 +5,7 @@
 | a picture that cannot be decoded, a number that is not finite | error; a warning once it is left out |
 | the same content, or one path, under two labels | error |
 | the same content in two splits | error: leakage |
-| a label in train and in test where ``disjoint=True`` says that none should be | error |
+| a label in two splits | warning; a note where train has all of test; an error by ``disjoint=True`` |
 | nearly the same picture, or its mirror image, in two splits | warning, or what ``near`` says |
 | the same content, or one path, twice under one label | warning |
 | a label with one sample, or none | warning |
@@ -25,7 +25,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from mettle.data.decode import shown
 from mettle.data.images import ImageFiles, PackedImages, in_threads, picture
 from mettle.data.likeness import look
 from mettle.data.problems import (
@@ -33,6 +32,7 @@ from mettle.data.problems import (
     Problem,
     Seen,
     Severity,
+    across_splits,
     cases,
     classes,
     constant_columns,
@@ -85,10 +85,13 @@ def check(
     shared, protocol = overlap(samples)
     severity: Severity = "warning" if policy == "skip" else "error"
     problems = [problem(samples, severity, "unreadable", text, i) for i, text in bad.items()]
+    spans, notes = across_splits(samples, protocol), samples.notes
     if disjoint and shared:
-        names = ", ".join(shown(samples.label.names[code]) for code in shared[:3])
-        text = f"{len(shared)} labels are in train and in test: {names}{' and more' if len(shared) > 3 else ''}"
-        problems.append(Problem("error", "overlap", text))
+        problems.append(Problem("error", "overlap", spans))
+    elif spans and protocol == "closed-set":  # classes are tested by known ones on purpose: a fact, no fault
+        notes += (spans,)
+    elif spans:
+        problems.append(Problem("warning", "overlap", spans))
     problems += [*copies(samples, seen), *near_copies(samples, seen, near), *classes(samples), *cases(samples)]
     problems += [*layout(samples), *sizes(seen), *constant_columns(samples)]
     domains = {} if samples.domain is None else Counter(samples.domain.values().tolist())
@@ -100,7 +103,7 @@ def check(
         protocol=protocol,
         shared_labels=len(shared),
         problems=shortened(problems, limit),
-        notes=samples.notes,
+        notes=notes,
     )
 
 
@@ -143,11 +146,18 @@ def _judge(samples: Samples, bad: Mapping[int, str], policy: Policy, tolerance: 
     what = f"{len(bad)} of {len(samples)} {'pictures' if samples.inputs.kind == 'image' else 'rows'}"
     texts = list(bad.values())
     if policy == "fail":
-        remedy = "repair or remove it, or set policy='skip' (data.policy in a recipe, --policy of data check)"
+        it = "it" if len(bad) == 1 else "them"
+        remedy = f"repair or remove {it}"
+        if len(bad) > tolerance * len(samples):
+            remedy += f" (data.policy='skip' will not do: it leaves out {tolerance:.0%} at most)"
+        else:
+            how = "--set data.policy=skip of train, --policy skip of data check, policy='skip' in Python"
+            remedy += f", or leave {it} out: data.policy='skip' in a recipe ({how})"
         raise DataError(f"{what} cannot be used, first: {texts[0]}; {remedy}")
     if len(bad) > tolerance * len(samples):
         more = f"; and {len(bad) - limit} more" if len(bad) > limit else ""
-        raise DataError(f"{what} cannot be used, over the {tolerance:.0%} limit: {'; '.join(texts[:limit])}{more}")
+        found = f"{'; '.join(texts[:limit])}{more}"
+        raise DataError(f"{what} cannot be used, over the {tolerance:.0%} limit: {found}; repair or remove them")
 
 
 def _look(samples: Samples, closely: bool = False) -> list[Seen]:

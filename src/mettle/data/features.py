@@ -15,6 +15,10 @@ from mettle.errors import DataError, InputError, nearest
 MISSING = frozenset(("", "?", "na", "n/a", "nan", "null", "none"))
 MOSTLY = 0.9  # a column with this share of numbers is meant as numbers: the rest are mistakes, not categories
 HEAD = 100  # values that are looked at before all are
+GAP = (
+    "no number; fill it in, or take the mean: data.missing='mean' in a recipe (--set data.missing=mean of train), "
+    "--missing mean of data check, missing='mean' in Python"
+)
 _COMMA = re.compile(r"[+-]?\d+,\d+")
 
 
@@ -48,7 +52,7 @@ def new_rows(
             parts.append(_coded(table, feature, values))
         else:
             feature = Feature(name, fill=_mean(table, name, numbers, split) if missing == "mean" else None)
-            parts.append(_filled(table, feature, numbers))
+            parts.append(_filled(table, feature, numbers, GAP))
         features.append(feature)
     return Rows(np.hstack(parts), features=features)
 
@@ -60,6 +64,7 @@ def same_rows(table: Table, features: Sequence[Feature]) -> Rows:
         DataError: a column is not there, a number is none, a category is new.
     """
     parts = []
+    gap = "no number; fill it in: the model was trained without gaps here, so nothing stands for one"
     for feature in features:
         name = feature.name
         if name not in table.columns:
@@ -70,7 +75,7 @@ def same_rows(table: Table, features: Sequence[Feature]) -> Rows:
             if odd:
                 problem = f"{shown(table.columns[name][odd[0]])} is not a number; the model was trained on numbers here"
                 raise table.error(odd[0], name, problem)
-            parts.append(_filled(table, feature, numbers))
+            parts.append(_filled(table, feature, numbers, gap))
         else:
             named = any(_COMMA.fullmatch(category) for category in feature.categories)
             parts.append(_coded(table, feature, _texts(table, name, named=named)))
@@ -117,12 +122,11 @@ def _mean(table: Table, name: str, numbers: np.ndarray, split: np.ndarray | None
     return float(numbers[known].mean())
 
 
-def _filled(table: Table, feature: Feature, numbers: np.ndarray) -> np.ndarray:
-    """The numbers without gaps, as one column of float32."""
+def _filled(table: Table, feature: Feature, numbers: np.ndarray, problem: str) -> np.ndarray:
+    """The numbers without gaps, as one column of float32; ``problem`` is what to say about a gap that stays."""
     gaps = np.isnan(numbers)
     if gaps.any():
         if feature.fill is None:
-            problem = "no number; fill it in, or set data.missing='mean' (in Python missing='mean')"
             raise table.error(int(gaps.argmax()), feature.name, problem)
         numbers = np.where(gaps, feature.fill, numbers)
     large = np.abs(numbers) > np.finfo(np.float32).max

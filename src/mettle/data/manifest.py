@@ -28,9 +28,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mettle.data.arrays import GROUP_VALUES, apart, roles, yes_no
+from mettle.data.arrays import GROUP_VALUES, SAY_WHICH, apart, roles, yes_no
 from mettle.data.check import Policy, screen
 from mettle.data.decode import SUFFIXES, Channels, Sides, shown
+from mettle.data.encoded import start
 from mettle.data.features import MISSING, mostly, new_rows, same_rows
 from mettle.data.images import ImageFiles
 from mettle.data.rows import Feature, features_of
@@ -92,11 +93,7 @@ def read_manifest(
     known = labelled or label in table.columns  # rows to embed may lack the column that a run was trained by
     who = _name(table, label if known else None, ("label", "y"), "label")
     if who is None and labelled:
-        remedy = (
-            "rename it, or name it with data.label in a recipe (--set data.label=NAME), "
-            "--label in other commands, label= in Python"
-        )
-        raise DataError(f"no column label in {shown(path)}: {remedy}{table.hint('label')}")
+        raise DataError(f"no column label in {shown(path)}: rename it, {SAY_WHICH}{table.hint('label')}")
     where = None if domain == "" else _name(table, domain, ("domain",), "domain")
     trained = None if like is None else features_of(like)
     rows = trained is not None or (features is not None and image is None and "path" not in table.columns)
@@ -267,7 +264,7 @@ def _paths(table: Table, column: str, policy: Policy) -> list[str]:
         if "://" in path:
             raise table.error(row, column, f"{shown(path)} is an address; download it and give the file")
         if policy == "fail" and not os.path.lexists(table.path.parent / path):
-            raise table.error(row, column, f"no file {shown(path)}; paths start from the manifest's folder")
+            raise table.error(row, column, f"no file {shown(path)}{start(path, table.path.parent)}")
     return paths
 
 

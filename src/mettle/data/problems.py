@@ -19,6 +19,13 @@ Severity = Literal["error", "warning"]
 Item = TypeVar("Item")
 FEW = 4  # labels: two to train on and two to test on
 NAMED = 8  # files that one problem names, at most
+FIRST = 3  # identities that a line about splits names
+PAIRS = (("train", "test"), ("train", "val"), ("val", "test"))
+MEANT = {  # what identities in train and in test make of the test
+    "mixed": "the test mixes known and new identities, so it is not open-set",
+    "closed-set": "the test knows all its identities and says nothing about new ones",
+}
+THRESHOLDS = "thresholds are set on val, too kindly where its identities are trained or tested on"
 _NOTHING = np.empty(0, np.float32)
 
 
@@ -50,7 +57,7 @@ class Findings:
             of test, ``mixed`` in between, ``none`` without both splits.
         shared_labels: How many labels are in train and in test.
         problems: Errors first; at most ``limit`` of a kind, then one that says how many more there are.
-        notes: What the reader of the samples made of their source that one might not expect.
+        notes: What one might not expect and may well want: of the reader's, and that a test is closed-set.
     """
 
     samples: int
@@ -193,6 +200,21 @@ def overlap(samples: Samples) -> tuple[list[int], str]:
     return shared, "open-set" if not shared else "closed-set" if test <= train else "mixed"
 
 
+def across_splits(samples: Samples, protocol: str) -> str:
+    """How many identities are in more than one split, what that makes of the test, what to do; empty where none is."""
+    there = {name: np.unique(samples.labels[samples.split == code]) for code, name in enumerate(SPLITS)}
+    shared = {pair: np.intersect1d(there[pair[0]], there[pair[1]]) for pair in PAIRS}
+    found = [(*pair, codes) for pair, codes in shared.items() if len(codes)]
+    if not found:
+        return ""
+    one, two, codes = found[0]
+    names = _joined([shown(samples.label.names[code]) for code in codes.tolist()], FIRST)
+    said = f"{one} and {two} share {_identities(len(codes))} of {len(there[two])} in {two} ({names})"
+    said += "".join(f", {one} and {two} {len(codes)}" for one, two, codes in found[1:])
+    remedy = "keep each identity in one split, or leave the split out: training then holds out whole identities"
+    return f"{said}: {MEANT.get(protocol, THRESHOLDS)}; for open-set evaluation {remedy}"
+
+
 def shortened(problems: list[Problem], limit: int) -> tuple[Problem, ...]:
     """Errors first; of each kind the first few and a count of the rest."""
     kept: list[Problem] = []
@@ -232,8 +254,12 @@ def _same(samples: Samples, group: list[int]) -> str:
     return f"{names[0]} is listed {times}" if len(names) == 1 else f"{_joined(names)} have the same content"
 
 
-def _joined(names: list[str]) -> str:
+def _identities(count: int) -> str:
+    return "1 identity" if count == 1 else f"{count} identities"
+
+
+def _joined(names: list[str], most: int = NAMED) -> str:
     """``a, b and c``; of very many the first few and a count."""
-    if len(names) > NAMED:
-        return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} more"
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]

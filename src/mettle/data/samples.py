@@ -80,6 +80,8 @@ class Column:
         Raises:
             DataError: NaN among them, which is a missing value and no name; ``what`` says whose.
         """
+        if not isinstance(values, Iterable) or (isinstance(values, np.ndarray) and values.ndim == 0):
+            raise InputError(f"{what} must be a list or an array, one entry per sample: got {str(values)[:60]!r}")
         given = values if isinstance(values, np.ndarray) else list(values)
         values = np.asarray(given)
         if values.dtype.kind not in "iu":
@@ -136,6 +138,9 @@ class Samples:
         notes: tuple[str, ...] = (),
     ) -> "Samples":
         """Build a table; lengths, ids and codes are checked here and nowhere else."""
+        if not all(hasattr(inputs, name) for name in ("kind", "read", "__len__")):
+            wanted = "Rows(array) for (n, f) numbers, ImageArray(array) for uint8 pictures, of mettle.data.images"
+            raise InputError(f"inputs must be something to read from, got {type(inputs).__name__}: give {wanted}")
         n = len(inputs)
         if files is None and hasattr(inputs, "paths"):  # remembered here, because decoded pictures forget them
             files, root = inputs.paths, inputs.root  # type: ignore[attr-defined]

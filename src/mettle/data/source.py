@@ -1,7 +1,8 @@
 """One door to all data: a name or a path becomes `Samples`."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,15 @@ from mettle.data.manifest import read_manifest
 from mettle.data.rows import Feature
 from mettle.data.samples import Samples
 from mettle.data.table import SUFFIXES as TABLES
-from mettle.errors import DataError
+from mettle.errors import DataError, InputError, nearest
+
+KINDS: Mapping[Callable[..., Samples], str] = {
+    read_folder: "a folder of pictures",
+    read_picture: "one picture",
+    read_manifest: "a table",
+    read_npz: "an .npz file",
+}
+FLAGS = ("label", "domain", "image", "missing")
 
 
 def read(
@@ -36,6 +45,9 @@ def read(
         like: the columns of a table that a model was trained on, see `read_manifest`; they are matched by name.
         options: of the reader: ``label``, ``domain``, ``groups``, ``size``, ``channels``, ...
     """
+    if not isinstance(source, str | os.PathLike):
+        wanted = "a path, or the name of embedded data such as 'glyphs'"
+        raise InputError(f"source must be {wanted}, got {type(source).__name__}; arrays go into Samples.of")
     name = str(source)
     if name.split(":")[0] == "glyphs" and not Path(name).exists():
         return glyphs(name.partition(":")[2] or "open", cache=cache)
@@ -49,12 +61,23 @@ def read(
     known = inspect.signature(reader).parameters
     for key in options:
         if key not in known:
-            raise DataError(f"{key!r} does not apply to {name!r}: {reader.__name__} takes {', '.join(list(known)[1:])}")
+            raise DataError(_out_of_place(key, name, reader, known))
     if like and reader is not read_manifest:
         columns = ", ".join(str(one.name if isinstance(one, Feature) else one.get("name")) for one in like[:8])
         raise DataError(f"{name!r} has no named columns, and the model was trained on such ({columns}): give a table")
     options |= {} if labelled else {"labelled": False}
     return reader(path, policy=policy, **options, **({"like": like} if like else {}))
+
+
+def _out_of_place(key: str, name: str, reader: Callable[..., Samples], known: Iterable[str]) -> str:
+    """That an option says nothing about such a source, and what to write instead."""
+    takes = [one for one in known if one not in ("path", "policy", "labelled", "like", "largest")]
+    if not any(key in inspect.signature(one).parameters for one in KINDS):
+        return f"no option {key!r} of {KINDS[reader]}{nearest(key, takes)}"
+    why = ", where the names of folders are the labels" if reader is read_folder and key in ("label", "domain") else ""
+    flag = f", --{key} on the command line" if key in FLAGS else ""
+    remedy = f"leave it out (data.{key} in a recipe{flag}, {key}= in Python)"
+    return f"{key} does not apply to {name!r}, {KINDS[reader]}{why}: {remedy}; what applies is {', '.join(takes)}"
 
 
 def _reader(path: Path) -> Callable[..., Samples]:

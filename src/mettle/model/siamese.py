@@ -4,6 +4,7 @@ The branches share every weight because there is only one encoder; it sees all i
 them alike and swapping inputs swaps nothing else.
 """
 
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -33,6 +34,8 @@ class SiameseNet(nn.Module):
         super().__init__()
         if head not in ("distance", "difference"):
             raise InputError(f"head must be 'distance' or 'difference', got {head!r}")
+        if dim is not None and (not isinstance(dim, Integral) or isinstance(dim, bool) or dim < 1):
+            raise InputError(f"dim must be the whole number of numbers in an embedding, at least 1: got {dim!r}")
         dim = dim or getattr(getattr(encoder, "spec", None), "dim", None)
         if head == "difference" and dim is None:
             raise InputError("head 'difference' needs to know the dimension of the embeddings: pass dim=...")

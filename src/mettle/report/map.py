@@ -3,6 +3,9 @@
     judged ─ located ─ Located ─┬─ drawn ─ Map, for a page
                                 └─ map.json of a run, for maps of several runs side by side
 
+A marked identity has one number, near most of its samples, and thin lines from there to all of them: a number beside
+every sample, or every clump, hides the map of a few large identities.
+
 The samples of a map follow from the labels of the test split alone, so maps of two encoders show the same ones.
 """
 
@@ -12,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 
 from mettle.evaluate.protocol import Judged
 from mettle.report.figures import BLACK, COLOURS, GREY, INK, address, sheet
@@ -19,6 +23,11 @@ from mettle.report.figures import BLACK, COLOURS, GREY, INK, address, sheet
 SHAPES = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"), ("X", "✖"), ("*", "★"))
 POINTS = 1000  # of the map
 MARKED = 3  # identities marked on the map: so many scattered ones, so many compact ones
+NUMBER, DISC = 11, 21  # points: the type of a number, and what two of their discs keep apart
+ROOM = 0.05  # of the map's side, around it
+STEPS = np.array(  # points: where a number may stand, seen from the middle of its samples
+    [(r * np.cos(t), r * np.sin(t)) for r in (0, 16, 22, 30, 40, 55, 75) for t in np.arange(12) * np.pi / 6]
+)
 WIDE, NARROW = (6.4, 5.2), (5.0, 4.4)  # inches: a map by itself, one of several side by side
 
 
@@ -98,16 +107,23 @@ def drawn(found: Located, size: tuple[float, float] = WIDE, marked: Sequence[int
     """The picture of a map."""
     place, labels, codes = found.place, found.labels, found.codes
     marked = found.marked if marked is None else marked
+    ringed = np.isin(labels, marked)
+    line = 0 if ringed.all() else 1  # rings around everything tell nothing apart
+    hubs = _hubs([_middle(place[labels == label]) for label in marked], place, size)
     with sheet(*size) as figure:
         axes = figure.add_subplot()
+        for label, hub in zip(marked, hubs, strict=True):
+            _spokes(axes, hub, place[labels == label])
         for code in range(len(found.names)):
-            here = codes == code
-            axes.scatter(*place[here].T, s=16, c=_colour(code), marker=_shape(code)[0], lw=0, alpha=0.75)
-            ringed = here & np.isin(labels, marked)
-            axes.scatter(*place[ringed].T, s=34, c=_colour(code), marker=_shape(code)[0], lw=1, ec=INK, zorder=3)
-        for number, label in enumerate(marked, 1):
-            _numbered(axes, str(number), place[labels == label], 0.06 * float(np.ptp(place)))
-        axes.margins(0.03)
+            look = {"c": _colour(code), "marker": _shape(code)[0]}
+            others, own = (place[(codes == code) & part] for part in (~ringed, ringed))
+            axes.scatter(*others.T, s=16, lw=0, alpha=0.75, zorder=2, **look)
+            axes.scatter(*own.T, s=30, lw=line, ec=INK, zorder=3, **look)
+        for number, (x, y) in enumerate(hubs.tolist(), 1):
+            disc = {"boxstyle": "circle,pad=0.25", "fc": "white", "ec": INK, "lw": 1.2}
+            where = {"ha": "center", "va": "center", "zorder": 4}
+            axes.text(x, y, str(number), fontsize=NUMBER, fontweight="bold", bbox=disc, **where)
+        axes.margins(ROOM)
         axes.set(xticks=[], yticks=[])
         for spine in axes.spines.values():
             spine.set_visible(False)
@@ -149,15 +165,35 @@ def tsne(unit: np.ndarray, seed: int) -> np.ndarray:
         return TSNE(perplexity=perplexity, init="pca", random_state=seed, max_iter=500).fit_transform(unit)
 
 
-def _numbered(axes: Axes, text: str, place: np.ndarray, reach: float) -> None:
-    """A number beside every clump of these points: a point near one that has the number needs none."""
-    done: list[np.ndarray] = []
-    for point in place:
-        if all(np.linalg.norm(point - other) > reach for other in done):
-            done.append(point)
-            disc = {"boxstyle": "circle,pad=0.2", "fc": "white", "ec": INK, "lw": 0.8}
-            place_of = {"textcoords": "offset points", "ha": "center", "va": "center", "zorder": 4}
-            axes.annotate(text, tuple(point), (-9, 9), fontsize=8, fontweight="bold", bbox=disc, **place_of)
+def _middle(place: np.ndarray) -> np.ndarray:
+    """The one of these points that is nearest to all of them: in the largest clump, whatever strays."""
+    return place[_distances(place, place).sum(1).argmin()]
+
+
+def _hubs(middles: Sequence[np.ndarray], place: np.ndarray, size: tuple[float, float]) -> np.ndarray:
+    """Where numbers stand: near their middles, off each other, and off the samples where there is room."""
+    low, span = place.min(0), np.maximum(np.ptp(place, axis=0), 1e-9)
+    sides = np.asarray(size) * 72 * (1 - 2 * ROOM)  # in points, as discs are
+    points, found = (place - low) / span * sides, np.empty((0, 2))
+    for middle in middles:
+        tried = (middle - low) / span * sides + STEPS
+        touched = (_distances(tried, found) < DISC).sum(1)
+        outside = ((tried < 0) | (tried > sides)).any(1)
+        hidden = (_distances(tried, points) < DISC / 2 + 3).sum(1)
+        cost = 1e4 * touched + 1e3 * outside + hidden + np.linalg.norm(STEPS, axis=1) / 20
+        found = np.vstack([found, tried[cost.argmin()]])
+    return low + found / sides * span
+
+
+def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(a[:, None] - b, axis=2)
+
+
+def _spokes(axes: Axes, hub: np.ndarray, place: np.ndarray) -> None:
+    """Thin lines from a number to all samples of its identity; the more there are, the fainter."""
+    lines = np.stack([np.broadcast_to(hub, place.shape), place], axis=1)
+    alpha = max(0.15, 0.5 - len(place) / 150)
+    axes.add_collection(LineCollection(list(lines), colors=INK, lw=0.6, alpha=alpha, zorder=1))
 
 
 def _domains(judged: Judged, chosen: np.ndarray) -> tuple[np.ndarray, list[str]]:
