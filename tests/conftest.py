@@ -26,6 +26,10 @@ def pytest_addoption(parser):
     parser.addoption("--no-skips", action="store_true", help="count a skipped test as a failure")
 
 
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: "mettle_lines" not in item.name)  # minutes each: last, one of them would run alone
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     _draws(1)
