@@ -39,7 +39,7 @@ class ClassBatches:
         if self.labels.ndim != 1:
             raise InputError(f"labels must be one per sample, (n,), got shape {self.labels.shape}")
         for name in ("classes", "samples", "seed"):
-            _whole(getattr(self, name), name)
+            whole(getattr(self, name), name)
         if self.classes < 2 or self.samples < 2:
             raise InputError(
                 f"a batch needs at least 2 classes of 2 samples, got classes={self.classes}, samples={self.samples}"
@@ -100,7 +100,7 @@ class SampleBatches:
 
     def __post_init__(self) -> None:
         for name in ("count", "size", "seed"):
-            _whole(getattr(self, name), name)
+            whole(getattr(self, name), name)
         if not 2 <= self.size <= self.count:
             raise InputError(f"batch size must be between 2 and the {self.count} samples there are, got {self.size}")
 
@@ -110,6 +110,8 @@ class SampleBatches:
         return tuple(np.split(order[: self.count - self.count % self.size], self.count // self.size))
 
 
-def _whole(value: object, name: str) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise InputError(f"{name} must be a whole number, got {value!r}")
+def whole(value: object, name: str, least: int | None = None) -> None:
+    """Refuse what is no whole number, or too small a one."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or (least is not None and int(value) < least):
+        up = "" if least is None else f" from {least} up"
+        raise InputError(f"{name} must be a whole number{up}, got {value!r}")

@@ -6,9 +6,10 @@ can be read, and a picture of another size is an error that says so. Sizes are (
 
 import hashlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -19,7 +20,59 @@ from mettle.errors import DataError
 HASHED_FILES = 64
 
 
-class ImageFiles:
+class Encoded(ABC):
+    """Pictures that have to be decoded, in one size and as many channels."""
+
+    kind: Literal["image", "row"] = "image"
+    resident = False
+    _shape: tuple[int, ...] = ()
+
+    def __init__(self, size: Sides | None, channels: Channels) -> None:
+        self.size: Size | None = as_size(size)
+        self.channels: Channels = channels
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def name(self, i: int) -> str:
+        """What to call one picture."""
+
+    @abstractmethod
+    def content(self, i: int) -> bytes:
+        """The encoded bytes of one picture."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(h, w, c): as wanted, or that of the first picture that can be decoded."""
+        self._shape = self._shape or self._found()
+        return self._shape
+
+    def read(self, at: np.ndarray) -> np.ndarray:
+        """Decode the pictures at these positions, into one array."""
+        pictures = []
+        for i in np.asarray(at, np.int64).tolist():
+            one = picture(self, i)
+            if self.size is None and one.shape != self.shape:
+                (h, w), (h0, w0) = one.shape[:2], self.shape[:2]
+                differs = f"{shown(self.name(i))} is {h} x {w}, the first is {h0} x {w0}"
+                raise DataError(f"{differs}: give one size (data.size in a recipe, size= in Python)")
+            pictures.append(one)
+        return np.stack(pictures) if pictures else np.empty((0, *self.shape), np.uint8)
+
+    def _found(self) -> tuple[int, ...]:
+        if self.size is not None:
+            return (*self.size, self.channels)
+        problem = "there are none"
+        for i in range(len(self)):
+            try:
+                return picture(self, i).shape
+            except DataError as error:
+                problem = str(error)
+        raise DataError(f"no picture can be read: {problem}")
+
+
+class ImageFiles(Encoded):
     """Picture files, opened when read.
 
     Args:
@@ -29,9 +82,6 @@ class ImageFiles:
         root: Folder that relative paths start from.
     """
 
-    kind: Literal["image", "row"] = "image"
-    resident = False
-
     def __init__(
         self,
         paths: Sequence[str | Path],
@@ -39,22 +89,11 @@ class ImageFiles:
         channels: Channels = 3,
         root: str | Path = ".",
     ) -> None:
-        self.paths, self.root, self.size = tuple(map(str, paths)), str(root), as_size(size)
-        self.channels: Channels = channels
-        self._shape: tuple[int, ...] = ()
+        self.paths, self.root = tuple(map(str, paths)), str(root)
+        super().__init__(size, channels)
 
     def __len__(self) -> int:
         return len(self.paths)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(h, w, c)."""
-        self._shape = self._shape or _shape(self)
-        return self._shape
-
-    def read(self, at: np.ndarray) -> np.ndarray:
-        """Decode the files at these positions."""
-        return _read(self, at)
 
     def fingerprint(self) -> str:
         """Hash of every relative path and byte count, and of the content of 64 files evenly spread.
@@ -112,7 +151,7 @@ def start(path: str, root: str | Path) -> str:
     return f" in {shown(os.path.abspath(root))} (relative paths of a table start from its folder)"
 
 
-class PackedImages:
+class PackedImages(Encoded):
     """Encoded pictures end to end in one buffer, decoded when read.
 
     Picture ``i`` is ``header + data[offsets[i]:offsets[i + 1]] + trailer``: what all share is stored once.
@@ -125,9 +164,6 @@ class PackedImages:
         size: (height, width) to stretch to; None for the pictures' own size, which must then be one size.
         channels: 1 for grey, 3 for RGB.
     """
-
-    kind: Literal["image", "row"] = "image"
-    resident = False
 
     def __init__(
         self,
@@ -147,22 +183,10 @@ class PackedImages:
         if offsets[0] < 0 or offsets[-1] > len(data) or (np.diff(offsets) < 0).any():
             raise DataError(f"packed pictures: offsets must rise from 0 to at most {len(data)}, the data's size")
         self.data, self.offsets, self.header, self.trailer = data, offsets, bytes(header), bytes(trailer)
-        self.size = as_size(size)
-        self.channels: Channels = channels
-        self._shape: tuple[int, ...] = ()
+        super().__init__(size, channels)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(h, w, c)."""
-        self._shape = self._shape or _shape(self)
-        return self._shape
-
-    def read(self, at: np.ndarray) -> np.ndarray:
-        """Decode the pictures at these positions."""
-        return _read(self, at)
 
     def fingerprint(self) -> str:
         """Hash of all encoded bytes and of how they are decoded."""
@@ -191,49 +215,7 @@ class PackedImages:
         return self.header + self.data[self.offsets[i] : self.offsets[i + 1]].tobytes() + self.trailer
 
 
-class Encoded(Protocol):
-    """What `ImageFiles` and `PackedImages` share: pictures that have to be decoded."""
-
-    size: Size | None
-    channels: Channels
-
-    def __len__(self) -> int: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
-
-    def name(self, i: int) -> str: ...  # noqa: D102
-
-    def content(self, i: int) -> bytes: ...  # noqa: D102
-
-
 def picture(inputs: Encoded, i: int, content: bytes | None = None) -> np.ndarray:
     """Decode one picture, or its content when that is already at hand."""
     content = inputs.content(i) if content is None else content
     return decode(content, size=inputs.size, channels=inputs.channels, name=inputs.name(i))
-
-
-def _read(inputs: Encoded, at: np.ndarray) -> np.ndarray:
-    """Pictures of one size as one array."""
-    pictures = []
-    for i in np.asarray(at, np.int64).tolist():
-        one = picture(inputs, i)
-        if inputs.size is None and one.shape != inputs.shape:
-            (h, w), (h0, w0) = one.shape[:2], inputs.shape[:2]
-            differs = f"{shown(inputs.name(i))} is {h} x {w}, the first is {h0} x {w0}"
-            raise DataError(f"{differs}: give one size (data.size in a recipe, size= in Python)")
-        pictures.append(one)
-    return np.stack(pictures) if pictures else np.empty((0, *inputs.shape), np.uint8)
-
-
-def _shape(inputs: Encoded) -> tuple[int, ...]:
-    """(h, w, c): as wanted, or that of the first picture that can be decoded."""
-    if inputs.size is not None:
-        return (*inputs.size, inputs.channels)
-    problem = "there are none"
-    for i in range(len(inputs)):
-        try:
-            return picture(inputs, i).shape
-        except DataError as error:
-            problem = str(error)
-    raise DataError(f"no picture can be read: {problem}")

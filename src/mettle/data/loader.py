@@ -8,17 +8,16 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mettle.data.augment import Augment
-from mettle.data.batches import Order
+from mettle.data.batches import Order, whole
 from mettle.data.samples import Samples
 from mettle.data.tuples import Tuples
-from mettle.errors import DataError, InputError
+from mettle.errors import DataError
 
 AHEAD = 2  # batches in preparation while one is in use
 
@@ -55,9 +54,7 @@ class Loader:
 
     def __post_init__(self) -> None:
         for name, least in (("workers", 0), ("views", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-                raise InputError(f"{name} must be a whole number from {least} up, got {value!r}")
+            whole(getattr(self, name), name, least)
 
     def epochs(self) -> Iterator[tuple[int, int, np.ndarray]]:
         """(step, epoch, positions of samples, or of pairs) from the first step on, without end."""

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mettle.match.everybody import Everybody, everybody
+from mettle.match.everybody import BLOCK, Everybody, everybody
 from mettle.match.operating import Operating
 from mettle.match.record import Record
 
 SCORES = 1 << 34  # of templates with templates: some minutes
-BLOCK = 1 << 22  # scores held at one time
 SAME = 1e-6  # how far below 1 a cosine of equal vectors may come out in single precision
 LOOKED = 1024  # strays for whom a better place is looked for
 
@@ -222,13 +221,9 @@ def _elsewhere(found: Everybody, rule: str, at: np.ndarray) -> tuple[np.ndarray,
     who, score = np.full(len(at), -1), np.full(len(at), -1.0)
     if len(found.names) < 2 or not len(at):
         return who, score
-    rows, starts = found.rows(rule), found.starts
-    step = max(1, BLOCK // len(rows))
-    for start in range(0, len(at), step):
-        here = at[start : start + step]
-        part = found.vectors[here] @ rows.T
-        if rule == "best":
-            part = np.maximum.reduceat(part, starts, axis=1)
+    done = 0
+    for here, part in found.tried(at, rule):
         part[np.arange(len(here)), found.owner[here]] = -np.inf
-        who[start : start + step], score[start : start + step] = part.argmax(1), part.max(1)
+        there = slice(done, done := done + len(here))
+        who[there], score[there] = part.argmax(1), part.max(1)
     return who, score

@@ -1,11 +1,14 @@
 """Everybody enrolled, in memory and as of one moment: where people are tried on each other, it begins here."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from mettle.match import fusion
 from mettle.match.record import Record
+
+BLOCK = 1 << 22  # scores with single rows held at one time
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +35,15 @@ class Everybody:
         if rule == "best" or not len(self.names):
             return self.vectors
         return np.concatenate([fusion.rows(rule, theirs) for theirs in np.split(self.vectors, self.starts[1:])])
+
+    def tried(self, at: np.ndarray, rule: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Some templates, block by block, and their (p, people) scores with everybody under a fusion rule."""
+        rows, starts = self.rows(rule), self.starts
+        step = max(1, BLOCK // len(rows))
+        for start in range(0, len(at), step):
+            here = at[start : start + step]
+            scores = self.vectors[here] @ rows.T
+            yield here, np.maximum.reduceat(scores, starts, axis=1) if rule == "best" else scores
 
     def shuffled(self, seed: int = 0) -> "Everybody":
         """The same people in an order that says nothing about them."""

@@ -18,12 +18,11 @@ from scipy.special import betainc
 from mettle.errors import GalleryError
 from mettle.evaluate import point, several
 from mettle.match.calibration import Calibration
-from mettle.match.everybody import everybody
+from mettle.match.everybody import Everybody, everybody
 from mettle.match.record import Record
 
 PAIRS = 10_000_000  # scores of a probe with a person, at most: 40 MB
 CONFIDENCE = 0.95
-BLOCK = 1 << 22  # scores with single rows held at one time
 
 
 def calibrated(record: Record, fars: Sequence[float] | float, seed: int = 0) -> Calibration:
@@ -31,14 +30,14 @@ def calibrated(record: Record, fars: Sequence[float] | float, seed: int = 0) -> 
     fars = several.rates(fars, below_one=True)
     sequence = record.sequence()  # before they are read: what comes in between counts as having come since
     found = everybody(record)
-    vectors, owner, people = found.vectors, found.owner, len(found.names)
+    vectors, people = found.vectors, len(found.names)
     if people < 2:
         raise GalleryError(f"calibration tries people on each other, and {people} are enrolled: enrol two or more")
     rule = record.binding.fusion
     tried = np.arange(len(vectors))
     if len(tried) * (people - 1) > PAIRS:
         tried = np.sort(np.random.default_rng(seed).choice(len(tried), max(1, PAIRS // (people - 1)), replace=False))
-    scores = _scores(vectors[tried], owner[tried], found.rows(rule), found.starts if rule == "best" else None)
+    scores = _scores(found, tried, rule)
     pairs = min(people * (people - 1) // 2, len(scores))
     about = {
         "per": "person",
@@ -69,13 +68,7 @@ def _allowed(far: float, pairs: int, most: int) -> int:
     return int(sure[-1]) if len(sure) else -1
 
 
-def _scores(probes: np.ndarray, owner: np.ndarray, rows: np.ndarray, starts: np.ndarray | None) -> np.ndarray:
-    """(p·(people - 1),) fused scores of each probe with everybody but its own person."""
-    found, step = [], max(1, BLOCK // len(rows))
-    for a in range(0, len(probes), step):
-        block = probes[a : a + step] @ rows.T
-        if starts is not None:
-            block = np.maximum.reduceat(block, starts, axis=1)
-        others = np.arange(block.shape[1]) != owner[a : a + step, None]
-        found.append(block[others])
-    return np.concatenate(found)
+def _scores(found: Everybody, tried: np.ndarray, rule: str) -> np.ndarray:
+    """(p·(people - 1),) fused scores of each of these templates with everybody but its own person."""
+    people = np.arange(len(found.names))
+    return np.concatenate([scores[people != found.owner[at, None]] for at, scores in found.tried(tried, rule)])

@@ -162,7 +162,9 @@ class _Work:
         )
         dz = torch.zeros(padded, rows.width, device=device)
         waiting, self.waiting = self.waiting, None  # to be written over: a second time back must not find them
-        dw = waiting.gradient if waiting is not None and classes else torch.empty_like(self.w) if classes else None
+        dw = None
+        if classes:
+            dw = torch.empty_like(self.w) if waiting is None else waiting.gradient
         for k, place, lo, hi in self.chunks(self.step):
             m, made = place.stop - place.start, self.vectors(f"rows {k}, back", place, waiting)
             high, low, inverse = made
