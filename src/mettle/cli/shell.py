@@ -47,14 +47,16 @@ def samples_of(
     Other data that have no split stay without one: nothing of them needs holding out. ``label``, ``domain`` and
     ``image`` name columns of other data, where they are not called as in the recipe.
     """
-    from mettle.data.decode import SUFFIXES
+    from mettle.data.decode import HEIC_SUFFIXES, SUFFIXES
     from mettle.train import prepare
     from mettle.train.artifact import embedded
     from mettle.train.session import recognised
 
     named = {k: v for k, v in {"label": label, "domain": domain, "image": image}.items() if v is not None}
     flags = " and ".join(f"--{key}" for key in named)
-    pictures = data is not None and (Path(data).expanduser().is_dir() or Path(data).suffix.lower() in SUFFIXES)
+    pictures = data is not None and (
+        Path(data).expanduser().is_dir() or Path(data).suffix.lower() in SUFFIXES + HEIC_SUFFIXES
+    )
     if named and data is None:
         raise InputError(f"{flags} only with --data: the run's own data are read as its recipe says")
     if named and (pictures or embedded(str(data))):

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from mettle.data.check import Policy, screen
-from mettle.data.decode import Channels, Sides, shown
+from mettle.data.decode import Channels, Resize, Sides, shown
 from mettle.data.images import ImageArray, PackedImages
 from mettle.data.rows import Rows
 from mettle.data.samples import ROLES, Column, Inputs, Samples
@@ -52,6 +52,7 @@ def read_npz(
     domain: str | None = None,
     groups: Sequence[str] | None = None,
     size: Sides | None = None,
+    resize: Resize = "crop",
     channels: Channels | None = None,
     policy: Policy | None = None,
     largest: int = LARGEST,
@@ -64,7 +65,8 @@ def read_npz(
         label: The array that holds the label, where the usual names do not fit.
         domain: The array that holds the domain; ``""`` for none.
         groups: The arrays to keep as group columns; None for all that can be.
-        size: (height, width), or one side, to stretch pictures to.
+        size: (height, width), or one side, of every picture.
+        resize: How they get that size: ``crop`` from the centre, ``pad``, or ``stretch``.
         channels: 1 for grey, 3 for RGB; None as stored (packed pictures: RGB).
         policy: What to do about bad items, see `mettle.data.check.screen`. By default rows must be finite
             and packed pictures are trusted: the file's checksums guard them, and looking decodes them all.
@@ -76,7 +78,7 @@ def read_npz(
     """
     path = Path(path)
     arrays = load_arrays(path, largest)
-    inputs, used = _inputs(arrays, path, size, channels)
+    inputs, used = _inputs(arrays, path, size, channels, resize)
     columns = {k: as_text(v, k) for k, v in arrays.items() if k not in used and v.shape == (len(inputs),)}
     who = _choose(columns, arrays, label, LABELS, "label", path)
     if who is None and labelled:
@@ -191,12 +193,13 @@ def _array(file: Mapping[str, np.ndarray], name: str, path: Path) -> np.ndarray:
 
 
 def _inputs(
-    arrays: Arrays, path: Path, size: Sides | None, channels: Channels | None
+    arrays: Arrays, path: Path, size: Sides | None, channels: Channels | None, resize: Resize
 ) -> tuple[Inputs, tuple[str, ...]]:
     """The samples themselves, and the arrays they used up."""
     if "offsets" in arrays and "data" in arrays:
         ends = [arrays[name].tobytes() if name in arrays else b"" for name in ("header", "trailer")]
-        inputs = PackedImages(arrays["data"], arrays["offsets"], *ends, size=size, channels=channels or 3)
+        how = {"size": size, "channels": channels or 3, "resize": resize}
+        inputs = PackedImages(arrays["data"], arrays["offsets"], *ends, **how)  # type: ignore[arg-type]
         return inputs, ("data", "offsets", "header", "trailer")
     name = next((name for name in INPUTS if name in arrays), None)
     if name is None:
@@ -205,7 +208,7 @@ def _inputs(
     if array.ndim == 2 and name != "images":
         return Rows(array), (name,)
     images = ImageArray(array)
-    return (images if size is None and channels is None else images.resized(size, channels)), (name,)
+    return (images if size is None and channels is None else images.resized(size, channels, resize)), (name,)
 
 
 def _choose(

@@ -38,18 +38,36 @@ class Augment:
     # Rows that replacements come from, and whose spread noise is measured in; without, those of the batch, and 1.
     pool: Tensor | None = field(default=None, compare=False, repr=False)
 
-    def __call__(self, x: Tensor, ids: np.ndarray, *, seed: int, epoch: int, view: int = 0) -> Tensor:
-        """Pictures (b, c, h, w) or rows (b, f) changed, on the device of ``x``."""
+    def __call__(
+        self,
+        x: Tensor,
+        ids: np.ndarray,
+        *,
+        seed: int,
+        epoch: int,
+        view: int = 0,
+        aspect: Tensor | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """Pictures (b, c, h, w) or rows (b, f) changed, on the device of ``x``.
+
+        Pictures that are stretched to a canvas come with their ``aspect``, (b,) width over height, and with the
+        ``size`` (h, w) that the network takes: crops then have the proportions of the picture, not of the canvas.
+        """
         u = torch.from_numpy(draws(seed, epoch, ids, 24, stream=view)).to(x.device, torch.float32)
         if x.ndim == 4:
-            x = self._look(self._move(x, u), u)
+            x = self._look(self._move(x, u, aspect, size), u)
         if self.noise or (self.corrupt and x.ndim == 2):
             x = self._disturb(x, ids, seed, epoch, view)
         return x
 
-    def _move(self, x: Tensor, u: Tensor) -> Tensor:
+    def crops(self) -> bool:
+        """Whether training sees windows of the pictures."""
+        return self.crop != (1.0, 1.0)
+
+    def _move(self, x: Tensor, u: Tensor, aspect: Tensor | None, out: tuple[int, int] | None) -> Tensor:
         whole = self.scale == (1.0, 1.0) == self.crop
-        if whole and not (self.rotate or self.shift or self.shear or self.flip):
+        if whole and not (self.rotate or self.shift or self.shear or self.flip) and aspect is None:
             return x
         centred = 2 * u - 1
         angle = centred[:, 0] * (self.rotate * torch.pi / 180)
@@ -57,21 +75,26 @@ class Augment:
         mirror = torch.where(u[:, 2] < self.flip, -1.0, 1.0)
         cos, sin = angle.cos() * size, angle.sin() * size
         lean = centred[:, 3] * self.shear
-        wide, high = self._window(u)
+        wide, high = self._window(u, aspect, out)
         # A window smaller than the picture may lie anywhere inside it; beyond that, ``shift`` pushes it further.
         sides = (wide * size, high * size)
         tx, ty = (centred[:, 4 + k] * ((1 - side).clamp(min=0) + 2 * self.shift) for k, side in enumerate(sides))
         along, across = mirror * wide, high
         rows = [cos * along, (lean * cos - sin) * across, tx, sin * along, (cos + lean * sin) * across, ty]
         theta = torch.stack(rows, 1).view(-1, 2, 3)
-        grid = torch.nn.functional.affine_grid(theta, list(x.shape), align_corners=False)
+        shape = [*x.shape[:2], *(x.shape[2:] if out is None else out)]
+        grid = torch.nn.functional.affine_grid(theta, shape, align_corners=False)
         return torch.nn.functional.grid_sample(x, grid, padding_mode="border", align_corners=False)
 
-    def _window(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Width and height of a crop, relative to the picture; never wider or higher than it."""
+    def _window(self, u: Tensor, aspect: Tensor | None, out: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+        """Width and height of a crop, relative to the picture; one that is too wide or too high becomes smaller."""
         area = self.crop[0] + u[:, 12] * (self.crop[1] - self.crop[0])
         ratio = ((2 * u[:, 13] - 1) * math.log(self.aspect)).exp()
-        return (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
+        if aspect is not None and out is not None:
+            ratio = ratio * (out[1] / out[0]) / aspect
+        wide, high = (area * ratio).sqrt(), (area / ratio).sqrt()
+        over = torch.maximum(wide, high).clamp(min=1)
+        return wide / over, high / over
 
     def _look(self, x: Tensor, u: Tensor) -> Tensor:
         if any(self.jitter):
@@ -155,7 +178,10 @@ def _luma(x: Tensor) -> Tensor:
 PRESETS: dict[str, Augment] = {
     "none": Augment(),
     "mild": Augment(rotate=10, scale=(0.9, 1.1), shift=0.06, shear=0.1, contrast=0.3, brightness=0.1),
-    "photo": Augment(rotate=5, scale=(0.7, 1.0), shift=0.02, flip=0.5, contrast=0.3, brightness=0.15, erase=0.25),
+    # A random resized crop of the whole photograph, mirrored or not, in other light, partly covered.
+    "photo": Augment(
+        crop=(0.3, 1.0), aspect=4 / 3, flip=0.5, jitter=(0.3, 0.3, 0.3, 0.05), jitter_share=0.8, erase=0.25
+    ),
     # Two views of small pictures as in the DCL and HCL code; of larger ones as in that of WCL.
     "small": Augment(
         crop=(0.08, 1.0), aspect=4 / 3, flip=0.5, jitter=(0.4, 0.4, 0.4, 0.1), jitter_share=0.8, grey=0.2, blur=0.5

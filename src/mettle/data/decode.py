@@ -9,12 +9,15 @@
 | 16 bits a channel | scaled to 8 (65535 becomes 255) |
 | CMYK, palette, one bit, grey | converted to RGB, or to grey where one channel is asked for |
 | several frames or pages | the first |
+| another size than the wanted one | scaled and cropped from the centre, or padded, or stretched: see `Resize` |
+| HEIC | decoded where pillow-heif is installed |
 
 The plugin classes of Pillow are called directly rather than through ``Image.open``: that keeps the allow-list
 short and the pixel limit ours. Warnings of Pillow never leave this file. Silencing them changes process-wide
 state, so it is done under a lock and only for the kinds of file that can warn.
 """
 
+import importlib.util
 import io
 import operator
 import re
@@ -22,15 +25,16 @@ import stat
 import struct
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from PIL import Image
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
@@ -39,9 +43,13 @@ from PIL.WebPImagePlugin import WebPImageFile
 from mettle.errors import DataError, InputError
 
 Channels = Literal[1, 3]
+Resize = Literal["crop", "pad", "stretch"]  # how a picture of another shape gets the wanted one, see `resize_picture`
+RESIZES = get_args(Resize)
 Size = tuple[int, int]
 Sides = int | Sequence[int]  # a size as people give it: one side, or (height, width)
 SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+HEIC_SUFFIXES = (".heic", ".heif")
+PAD_COLOR = 128  # of every channel, around a padded picture: neutral once inputs are centred
 PIXELS = 64_000_000
 FILE_BYTES = 512 << 20  # no picture within the pixel limit needs more
 
@@ -53,6 +61,8 @@ _PLUGINS = {
     "BMP": BmpImageFile,
     "TIFF": TiffImageFile,
 }
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+HEIC_REMEDY = "install pillow-heif to read it (pip install 'mettle-ml[heic]')"
 _STARTS = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "GIF": b"GIF8", "BMP": b"BM"}
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -70,6 +80,7 @@ def decode(
     source: bytes | Path,
     *,
     size: Sides | None = None,
+    resize: Resize = "crop",
     channels: Channels = 3,
     pixels: int = PIXELS,
     name: str | None = None,
@@ -78,7 +89,8 @@ def decode(
 
     Args:
         source: The encoded bytes, or the file that holds them.
-        size: (height, width), or one side of a square, to stretch to, antialiased; None keeps the picture's own size.
+        size: (height, width), or one side of a square, antialiased; None keeps the picture's own size.
+        resize: How it gets that size, see `resize_picture`.
         channels: 1 for grey, 3 for RGB.
         pixels: The most pixels a header may announce.
         name: What to call the picture in an error; the path by default.
@@ -89,17 +101,74 @@ def decode(
     Raises:
         DataError: The picture cannot be read; one line says why.
     """
+    target = (as_size(size), check_resize(resize))
+    return decode_targets(source, [target], channels=channels, pixels=pixels, name=name)[0][0]
+
+
+def decode_targets(
+    source: bytes | Path,
+    targets: Sequence[tuple[Size | None, Resize]],
+    *,
+    channels: Channels = 3,
+    pixels: int = PIXELS,
+    name: str | None = None,
+) -> tuple[list[np.ndarray], float]:
+    """Decode one picture once into several sizes; also its own width over its height, as it is to be looked at."""
     if channels not in (1, 3):
         raise InputError(f"channels must be 1 (grey) or 3 (RGB), got {channels!r}")
-    size = as_size(size)
     called = name if name is not None else str(source) if isinstance(source, Path) else None
     try:
         data = source if isinstance(source, bytes) else read_file(source)
-        return _decode(data, size, channels, pixels)
+        return _decode(data, targets, channels, pixels)
     except (DataError, OSError, MemoryError, ValueError) as problem:
         reason = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
         what = "a picture" if called is None else shown(called)
         raise DataError(f"cannot decode {what}: {reason or 'not enough memory'}") from None
+
+
+def resize_picture(picture: Image.Image, size: Size, resize: Resize) -> Image.Image:
+    """A picture in another size (height, width), antialiased.
+
+    ``crop`` scales it until it covers the size and keeps the centre; ``pad`` scales it until it fits in and fills the
+    rest with grey; both keep its proportions. ``stretch`` does not: wide pictures become narrow.
+    """
+    (height, width), (w, h) = size, picture.size
+    if (w, h) == (width, height):
+        return picture
+    bilinear = Image.Resampling.BILINEAR
+    if resize == "crop":
+        scale = min(w / width, h / height)  # pixels of the picture for one of the result
+        left, top = (w - width * scale) / 2, (h - height * scale) / 2
+        box = (max(left, 0.0), max(top, 0.0), min(w - left, w), min(h - top, h))
+        return picture.resize((width, height), bilinear, box=box, reducing_gap=2.0)
+    if resize == "pad":
+        scale = max(w / width, h / height)
+        inner = (min(width, max(1, round(w / scale))), min(height, max(1, round(h / scale))))
+        canvas = Image.new(picture.mode, (width, height), PAD_COLOR if picture.mode == "L" else (PAD_COLOR,) * 3)
+        canvas.paste(
+            picture.resize(inner, bilinear, reducing_gap=2.0), ((width - inner[0]) // 2, (height - inner[1]) // 2)
+        )
+        return canvas
+    return picture.resize((width, height), bilinear, reducing_gap=2.0)
+
+
+def check_resize(resize: str) -> Resize:
+    """One of the ways of `resize_picture`; anything else is an error."""
+    if resize not in RESIZES:
+        raise InputError(f"resize must be {', '.join(RESIZES[:-1])} or {RESIZES[-1]}, got {resize!r}")
+    return resize  # type: ignore[return-value]
+
+
+def read_size(source: bytes | Path, pixels: int = PIXELS) -> Size:
+    """(height, width) of one picture as it is to be looked at, from its header."""
+    kind, data, exif, noisy = _recognise(source if isinstance(source, bytes) else read_file(source), pixels)
+    try:
+        with _quiet(noisy), _plugin(kind)(io.BytesIO(data)) as image:
+            (width, height), turn = image.size, _orientation(exif or image.info.get("exif", b""))
+    except Exception as problem:  # a dozen types for bad files, and no base class covers them
+        raise DataError(f"damaged or truncated {kind} ({type(problem).__name__})") from None
+    _limit(width, height, pixels)
+    return (width, height) if turn >= 5 and kind != "TIFF" else (height, width)
 
 
 def as_size(size: Sides | None) -> Size | None:
@@ -135,19 +204,18 @@ def shown(name: str | Path, most: int = 160) -> str:
     return repr(text)
 
 
-def _decode(data: bytes, size: Size | None, channels: Channels, pixels: int) -> np.ndarray:
-    kind = _kind(data)
-    exif, noisy = b"", kind in ("TIFF", "GIF") or (kind == "PNG" and b"acTL" in data)
-    if kind == "JPEG":
-        data, exif, noisy = _without_exif(data)
-    if kind == "WebP":  # its plugin makes room for all pixels as soon as it is opened
-        _limit(*_webp_size(data), pixels)
+def _decode(
+    data: bytes, targets: Sequence[tuple[Size | None, Resize]], channels: Channels, pixels: int
+) -> tuple[list[np.ndarray], float]:
+    kind, data, exif, noisy = _recognise(data, pixels)
     try:
-        with _quiet(noisy), _PLUGINS[kind](io.BytesIO(data)) as image:
+        with _quiet(noisy), _plugin(kind)(io.BytesIO(data)) as image:
             _limit(image.width, image.height, pixels)
-            if size is not None and isinstance(image, JpegImageFile):
+            wide, high = image.size
+            sides = [2 * max(size) if size else max(wide, high) for size, _ in targets]
+            if isinstance(image, JpegImageFile):
                 # Halving in the decoder is cheap; twice the wanted size, either way up, stays for the filter.
-                image.draft(None, (2 * max(size), 2 * max(size)))
+                image.draft(None, (max(sides), max(sides)))
             image.load()
             # Pillow turns a TIFF itself, and only that.
             turn = 1 if kind == "TIFF" else _orientation(exif or image.info.get("exif", b""))
@@ -157,14 +225,47 @@ def _decode(data: bytes, size: Size | None, channels: Channels, pixels: int) -> 
     except Exception as problem:  # a dozen types for bad files, and no base class covers them
         reason = " ".join(str(problem).split())[:120] or type(problem).__name__
         raise DataError(f"damaged or truncated {kind} ({reason})") from None
+    aspect = high / wide if turn >= 5 else wide / high
+    return [_resized_array(picture, size, resize, turn) for size, resize in targets], aspect
+
+
+def _recognise(data: bytes, pixels: int) -> tuple[str, bytes, bytes, bool]:
+    """The format, the bytes to open, the EXIF block of a JPEG, and whether Pillow may warn about them."""
+    kind = _kind(data)
+    exif, noisy = b"", kind in ("TIFF", "GIF") or (kind == "PNG" and b"acTL" in data)
+    if kind == "JPEG":
+        data, exif, noisy = _without_exif(data)
+    if kind == "WebP":  # its plugin makes room for all pixels as soon as it is opened
+        _limit(*_webp_size(data), pixels)
+    return kind, data, exif, noisy
+
+
+def _resized_array(picture: Image.Image, size: Size | None, resize: Resize, turn: int) -> np.ndarray:
+    """(h, w, c) uint8 of a decoded picture; it is turned after it has become smaller."""
     if size is not None:
-        target = size if turn >= 5 else (size[1], size[0])  # Pillow says (width, height)
-        if picture.size != target:
-            picture = picture.resize(target, Image.Resampling.BILINEAR, reducing_gap=2.0)
+        picture = resize_picture(picture, (size[1], size[0]) if turn >= 5 else size, resize)
     if turn in _TURNS:
         picture = picture.transpose(_TURNS[turn])
     array = np.array(picture, dtype=np.uint8)
     return array[:, :, None] if array.ndim == 2 else array
+
+
+def can_read_heic() -> bool:
+    """Whether pillow-heif, which decodes HEIC, is installed."""
+    return importlib.util.find_spec("pillow_heif") is not None
+
+
+def picture_suffixes() -> tuple[str, ...]:
+    """The endings of picture files that this installation reads."""
+    return SUFFIXES + (HEIC_SUFFIXES if can_read_heic() else ())
+
+
+def _plugin(kind: str) -> Callable[[io.BytesIO], ImageFile]:
+    if kind == "HEIC":  # an optional package, imported where the first such picture is met
+        from pillow_heif import HeifImageFile
+
+        return HeifImageFile
+    return _PLUGINS[kind]
 
 
 def _kind(data: bytes) -> str:
@@ -178,9 +279,13 @@ def _kind(data: bytes) -> str:
         return "WebP"
     if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
         return "TIFF"
+    if data[4:8] == b"ftyp" and data[8:12] in _HEIC_BRANDS:
+        if not can_read_heic():
+            raise DataError(f"a HEIC picture: {HEIC_REMEDY}")
+        return "HEIC"
     page = re.match(rb"\s*<(!doctype|html|\?xml|svg)", data[:64], re.IGNORECASE)
     what = "a web page or XML" if page else f"starts with {data[:8]!r}"
-    raise DataError(f"not a JPEG, PNG, WebP, GIF, BMP or TIFF picture ({what})")
+    raise DataError(f"not a JPEG, PNG, WebP, GIF, BMP, TIFF or HEIC picture ({what})")
 
 
 def _limit(width: int, height: int, pixels: int) -> None:

@@ -5,31 +5,48 @@ can be read, and a picture of another size is an error that says so. Sizes are (
 """
 
 import hashlib
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
-from mettle.data.decode import Channels, Sides, Size, as_size, decode, read_file, shown
+from mettle.data.decode import (
+    Channels,
+    Resize,
+    Sides,
+    Size,
+    as_size,
+    check_resize,
+    decode,
+    decode_targets,
+    read_file,
+    shown,
+)
 from mettle.data.rows import digest
 from mettle.errors import DataError
 
 HASHED_FILES = 64
+CANVAS = 1.5  # sides of the canvas of a whole picture, relative to those that the network takes
 
 
 class Encoded(ABC):
-    """Pictures that have to be decoded, in one size and as many channels."""
+    """Pictures that have to be decoded, in one size and as many channels.
+
+    Those that are cropped to their size can also be read whole, for random crops: see `WholePictures`.
+    """
 
     kind: Literal["image", "row"] = "image"
     resident = False
     _shape: tuple[int, ...] = ()
 
-    def __init__(self, size: Sides | None, channels: Channels) -> None:
+    def __init__(self, size: Sides | None, channels: Channels, resize: Resize) -> None:
         self.size: Size | None = as_size(size)
         self.channels: Channels = channels
+        self.resize: Resize = check_resize(resize)
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -60,6 +77,11 @@ class Encoded(ABC):
             pictures.append(one)
         return np.stack(pictures) if pictures else np.empty((0, *self.shape), np.uint8)
 
+    @property
+    def whole(self) -> "WholePictures | None":
+        """The whole pictures, where their sides are cut off otherwise."""
+        return DecodedWhole(self) if self.size is not None and self.resize == "crop" else None
+
     def _found(self) -> tuple[int, ...]:
         if self.size is not None:
             return (*self.size, self.channels)
@@ -77,9 +99,10 @@ class ImageFiles(Encoded):
 
     Args:
         paths: One file per picture, relative to ``root`` or absolute.
-        size: (height, width) to stretch to; None for the files' own size, which must then be one size.
+        size: (height, width); None for the files' own size, which must then be one size.
         channels: 1 for grey, 3 for RGB.
         root: Folder that relative paths start from.
+        resize: How they get that size, see `mettle.data.decode.resize_picture`.
     """
 
     def __init__(
@@ -88,9 +111,10 @@ class ImageFiles(Encoded):
         size: Sides | None = None,
         channels: Channels = 3,
         root: str | Path = ".",
+        resize: Resize = "crop",
     ) -> None:
         self.paths, self.root = tuple(map(str, paths)), str(root)
-        super().__init__(size, channels)
+        super().__init__(size, channels, resize)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -101,7 +125,7 @@ class ImageFiles(Encoded):
         Hashing all content would read the whole set; a change that keeps the byte count of a file that is not
         among the 64 goes unseen.
         """
-        found = hashlib.sha256(repr((len(self), self.size, self.channels)).encode())
+        found = hashlib.sha256(repr((len(self), self.size, self.channels, self.resize)).encode())
         for i, path in enumerate(self.paths):
             try:
                 count = self.path(i).stat().st_size
@@ -116,11 +140,14 @@ class ImageFiles(Encoded):
     def take(self, at: np.ndarray) -> "ImageFiles":
         """Only the files at these positions."""
         paths = [self.paths[i] for i in np.asarray(at).tolist()]
-        return ImageFiles(paths, self.size, self.channels, self.root)
+        return ImageFiles(paths, self.size, self.channels, self.root, self.resize)
 
-    def resized(self, size: Sides | None = None, channels: Channels | None = None) -> "ImageFiles":
+    def resized(
+        self, size: Sides | None = None, channels: Channels | None = None, resize: Resize | None = None
+    ) -> "ImageFiles":
         """The same files, decoded to another size, in grey or in colour."""
-        return ImageFiles(self.paths, size or self.size, channels or self.channels, self.root)
+        how = (size or self.size, channels or self.channels, self.root, resize or self.resize)
+        return ImageFiles(self.paths, *how)
 
     def path(self, i: int) -> Path:
         """Where one file is."""
@@ -161,8 +188,9 @@ class PackedImages(Encoded):
         offsets: n + 1 rising positions in ``data``.
         header: Bytes that stand before every picture.
         trailer: Bytes that stand after every picture.
-        size: (height, width) to stretch to; None for the pictures' own size, which must then be one size.
+        size: (height, width); None for the pictures' own size, which must then be one size.
         channels: 1 for grey, 3 for RGB.
+        resize: How they get that size, see `mettle.data.decode.resize_picture`.
     """
 
     def __init__(
@@ -173,6 +201,7 @@ class PackedImages(Encoded):
         trailer: bytes = b"",
         size: Sides | None = None,
         channels: Channels = 3,
+        resize: Resize = "crop",
     ) -> None:
         data, offsets = np.asarray(data), np.asarray(offsets)
         if data.dtype != np.uint8 or data.ndim != 1:
@@ -183,14 +212,14 @@ class PackedImages(Encoded):
         if offsets[0] < 0 or offsets[-1] > len(data) or (np.diff(offsets) < 0).any():
             raise DataError(f"packed pictures: offsets must rise from 0 to at most {len(data)}, the data's size")
         self.data, self.offsets, self.header, self.trailer = data, offsets, bytes(header), bytes(trailer)
-        super().__init__(size, channels)
+        super().__init__(size, channels, resize)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def fingerprint(self) -> str:
         """Hash of all encoded bytes and of how they are decoded."""
-        how = repr((self.size, self.channels, self.header, self.trailer))
+        how = repr((self.size, self.channels, self.resize, self.header, self.trailer))
         return digest(how.encode(), self.offsets, self.data)
 
     def take(self, at: np.ndarray) -> "PackedImages":
@@ -198,11 +227,13 @@ class PackedImages(Encoded):
         parts = [self.data[self.offsets[i] : self.offsets[i + 1]] for i in np.asarray(at).tolist()]
         offsets = np.cumsum([0, *(len(part) for part in parts)])
         data = np.concatenate([np.empty(0, np.uint8), *parts])
-        return PackedImages(data, offsets, self.header, self.trailer, self.size, self.channels)
+        return PackedImages(data, offsets, self.header, self.trailer, self.size, self.channels, self.resize)
 
-    def resized(self, size: Sides | None = None, channels: Channels | None = None) -> "PackedImages":
+    def resized(
+        self, size: Sides | None = None, channels: Channels | None = None, resize: Resize | None = None
+    ) -> "PackedImages":
         """The same pictures, decoded to another size, in grey or in colour."""
-        how = (self.header, self.trailer, size or self.size, channels or self.channels)
+        how = (self.header, self.trailer, size or self.size, channels or self.channels, resize or self.resize)
         return PackedImages(self.data, self.offsets, *how)
 
     def name(self, i: int) -> str:
@@ -218,4 +249,41 @@ class PackedImages(Encoded):
 def picture(inputs: Encoded, i: int, content: bytes | None = None) -> np.ndarray:
     """Decode one picture, or its content when that is already at hand."""
     content = inputs.content(i) if content is None else content
-    return decode(content, size=inputs.size, channels=inputs.channels, name=inputs.name(i))
+    return decode(content, size=inputs.size, resize=inputs.resize, channels=inputs.channels, name=inputs.name(i))
+
+
+class WholePictures(Protocol):
+    """Whole pictures for random crops: stretched to one canvas, with the proportions that undo the stretching.
+
+    A crop of the canvas whose sides are chosen by ``aspect`` is a crop of the picture itself. The canvas is larger than
+    what the network takes, so that a small crop is still sharp.
+    """
+
+    def read(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(b, h, w, c) uint8 canvases and (b,) float32 width over height of the pictures at these positions."""
+        ...
+
+
+class DecodedWhole:
+    """Whole pictures, decoded when read."""
+
+    def __init__(self, inputs: Encoded) -> None:
+        self.inputs = inputs
+
+    def read(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See `WholePictures`."""
+        found = [decode_with_whole(self.inputs, int(i)) for i in np.asarray(at)]
+        return np.stack([whole for _, whole, _ in found]), np.array([aspect for *_, aspect in found], np.float32)
+
+
+def canvas_size(size: Size) -> Size:
+    """The size of the canvas that whole pictures are kept on."""
+    return math.ceil(CANVAS * size[0]), math.ceil(CANVAS * size[1])
+
+
+def decode_with_whole(inputs: Encoded, i: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """One picture as evaluation sees it, the whole of it on its canvas, and its width over its height."""
+    assert inputs.size is not None
+    targets = [(inputs.size, inputs.resize), (canvas_size(inputs.size), "stretch")]
+    found, aspect = decode_targets(inputs.content(i), targets, channels=inputs.channels, name=inputs.name(i))  # type: ignore[arg-type]
+    return found[0], found[1], aspect

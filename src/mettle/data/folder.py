@@ -5,8 +5,8 @@
     root/[<split>/]<label>/<domain>/*.jpg   a folder below the label names how the picture was taken
 
 Files are taken in the order of their paths, and a sample's id is its place in that order, counted before
-anything is left out. Hidden files and files of other kinds are passed over. Symbolic links are followed, also
-out of the root; within one label every real folder is read once, which cuts loops.
+anything is left out. Hidden files are passed over; so are files of other kinds, which ``notes`` count. Symbolic
+links are followed, also out of the root; within one label every real folder is read once, which cuts loops.
 """
 
 import os
@@ -17,7 +17,15 @@ from typing import NamedTuple
 import numpy as np
 
 from mettle.data.check import Policy, screen
-from mettle.data.decode import SUFFIXES, Channels, Sides, shown
+from mettle.data.decode import (
+    HEIC_REMEDY,
+    HEIC_SUFFIXES,
+    Channels,
+    Resize,
+    Sides,
+    picture_suffixes,
+    shown,
+)
 from mettle.data.images import ImageFiles
 from mettle.data.samples import SPLIT_WORDS, SPLITS, Column, Samples
 from mettle.errors import DataError
@@ -34,6 +42,7 @@ def read_folder(
     path: str | Path,
     *,
     size: Sides | None = None,
+    resize: Resize = "crop",
     channels: Channels = 3,
     policy: Policy = "fail",
     splits: bool | None = None,
@@ -43,7 +52,8 @@ def read_folder(
 
     Args:
         path: The root.
-        size: (height, width), or one side, to stretch every picture to; None when all files have one size already.
+        size: (height, width), or one side, of every picture; None when all files have one size already.
+        resize: How they get that size: ``crop`` from the centre, ``pad``, or ``stretch``.
         channels: 1 for grey, 3 for RGB.
         policy: What to do about pictures that cannot be read, see `mettle.data.check.screen`.
         splits: Whether the folders below the root are splits; None: they are when all of them are named so.
@@ -64,16 +74,19 @@ def read_folder(
         raise DataError(f"picture {shown(strays[0].path)} has no label: {remedy}")
     found = sorted([*strays, *(one for top, split in tops for one in _pictures(root, top, split))])
     if not found:
-        raise DataError(f"no pictures in {shown(root)}: one folder per label, with {', '.join(SUFFIXES)} files")
+        raise DataError(
+            f"no pictures in {shown(root)}: one folder per label, with {', '.join(picture_suffixes())} files"
+        )
     # Label folders without pictures are named too: `check` reports them.
     names = sorted({_readable(top.name) for top, _ in tops} | {one.label for one in strays})
     code = {name: i for i, name in enumerate(names)}
     samples = Samples.of(
-        ImageFiles([one.path for one in found], size, channels, root),
+        ImageFiles([one.path for one in found], size, channels, root, resize),
         Column(np.array([code[one.label] for one in found], np.int64), tuple(names)),
         domain=[one.domain for one in found] if any(one.domain for one in found) else None,
         split=[one.split for one in found] if parts else None,
         origin=str(root),
+        notes=_passed_over(root),
     )
     return screen(samples, policy)
 
@@ -82,6 +95,7 @@ def read_picture(
     path: str | Path,
     *,
     size: Sides | None = None,
+    resize: Resize = "crop",
     channels: Channels = 3,
     policy: Policy = "fail",
     labelled: bool = True,
@@ -91,7 +105,8 @@ def read_picture(
     if labelled:
         remedy = "give the folder that holds one folder per label (a picture alone can be embedded, not trained on)"
         raise DataError(f"{shown(path)} is one picture without a label: {remedy}")
-    return screen(Samples.of(ImageFiles([path.name], size, channels, path.parent), [""], origin=str(path)), policy)
+    inputs = ImageFiles([path.name], size, channels, path.parent, resize)
+    return screen(Samples.of(inputs, [""], origin=str(path)), policy)
 
 
 def _parts(root: Path, folders: list[Path], splits: bool | None) -> dict[str, str]:
@@ -150,7 +165,31 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 def _is_picture(entry: os.DirEntry[str]) -> bool:
     # By name only: a dangling link or a pipe that is called a picture is a bad picture, not nothing.
-    return entry.name.lower().endswith(SUFFIXES)
+    return entry.name.lower().endswith(picture_suffixes())
+
+
+def _passed_over(root: Path) -> tuple[str, ...]:
+    """Notes about files that are not read: how many of which ending, and the first of them."""
+    others: dict[str, list[str]] = {}
+    for folder, inner, names in os.walk(root, onerror=lambda _: None):
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and not name.lower().endswith(picture_suffixes()):
+                ending = os.path.splitext(name)[1].lower() or "no ending"
+                others.setdefault(ending, []).append(os.path.relpath(os.path.join(folder, name), root))
+    heic = [name for ending in HEIC_SUFFIXES for name in others.pop(ending, [])]
+    notes = []
+    if heic:
+        files = "1 HEIC picture was" if len(heic) == 1 else f"{len(heic)} HEIC pictures were"
+        notes.append(f"{files} passed over, first: {shown(heic[0])}; {HEIC_REMEDY}")
+    if others:
+        total = sum(map(len, others.values()))
+        kinds = sorted(others.items(), key=lambda item: (-len(item[1]), item[0]))
+        counts = ", ".join(f"{len(names)} {ending}" for ending, names in kinds[:6])
+        counts += f" and {len(kinds) - 6} more endings" if len(kinds) > 6 else ""
+        files = "1 file that is no picture was" if total == 1 else f"{total} files that are no pictures were"
+        notes.append(f"{files} passed over ({counts}), first: {shown(kinds[0][1][0])}")
+    return tuple(notes)
 
 
 def _readable(name: str) -> str:

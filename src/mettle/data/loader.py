@@ -70,7 +70,8 @@ class Loader:
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """The batches of steps ``start`` to ``stop`` - 1."""
-        readers = _Processes(self.samples, self.workers) if self.workers else _Thread(self.samples)
+        how = (self.samples, self._reads_whole)
+        readers = _Processes(*how, self.workers) if self.workers else _Thread(*how)
         pending: list[tuple[int, int, np.ndarray, Future]] = []
         plan = (entry for entry in self.epochs() if entry[0] >= start)
         with readers, ThreadPoolExecutor(1) as finisher:
@@ -90,6 +91,11 @@ class Loader:
                 waited = time.perf_counter() - began
                 said = self._said(rows)
                 yield Batch(inputs, labels.to(self.device), ids.to(self.device), number, epoch, waited, **said)
+
+    @property
+    def _reads_whole(self) -> bool:
+        """Whether random crops are taken from the whole pictures, not from what evaluation sees of them."""
+        return self.augment.crops() and getattr(self.samples.inputs, "whole", None) is not None
 
     def _positions(self, rows: np.ndarray) -> np.ndarray:
         """Which samples to read for these entries of the order: of tuples, all first members, then all second ones."""
@@ -113,13 +119,19 @@ class Loader:
 
     def _finish(self, raw: Future, positions: np.ndarray, epoch: int) -> Tensor:
         with self._alive(positions):
-            x = to_model(raw.result(), self.device)
-        ids = self.samples.ids[positions]
-        parts = [(x, ids)] * self.views
-        if self.tuples is not None:  # a sample that is first in one pair and second in another is changed in two ways
-            k = len(self.tuples.roles)
-            parts = list(zip(x.chunk(k), np.split(ids, k), strict=True))
-        views = [self.augment(*part, seed=self.seed, epoch=epoch, view=v) for v, part in enumerate(parts)]
+            array, aspect = raw.result()
+        x, ids = to_model(array, self.device), self.samples.ids[positions]
+        k = 1 if self.tuples is None else len(self.tuples.roles)
+        # A sample that is first in one pair and second in another is changed in two ways.
+        parts: list[tuple] = list(zip(x.chunk(k), np.split(ids, k), strict=True)) * (self.views if k == 1 else 1)
+        how: list[dict] = [{}] * len(parts)
+        if aspect is not None:
+            sides = torch.from_numpy(aspect).to(self.device).chunk(k) * (self.views if k == 1 else 1)
+            how = [{"aspect": part, "size": self.samples.inputs.shape[:2]} for part in sides]
+        views = [
+            self.augment(*part, seed=self.seed, epoch=epoch, view=v, **more)
+            for v, (part, more) in enumerate(zip(parts, how, strict=True))
+        ]
         return views[0] if len(views) == 1 else torch.cat(views)
 
     @contextmanager
@@ -140,14 +152,25 @@ def to_model(array: np.ndarray, device: str) -> Tensor:
     return x.permute(0, 3, 1, 2).contiguous().float().div_(255) if x.ndim == 4 else x.float()
 
 
+@dataclass(frozen=True, eq=False)
+class _Reader:
+    """What a batch is made of: inputs, and of whole pictures their width over height."""
+
+    samples: Samples
+    whole: bool
+
+    def __call__(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        return self.samples.read_whole(positions) if self.whole else (self.samples.read(positions), None)
+
+
 class _Thread:
     """Reads in one background thread."""
 
-    def __init__(self, samples: Samples):
-        self.samples, self.pool = samples, ThreadPoolExecutor(1)
+    def __init__(self, samples: Samples, whole: bool):
+        self.read, self.pool = _Reader(samples, whole), ThreadPoolExecutor(1)
 
     def submit(self, positions: np.ndarray) -> Future:
-        return self.pool.submit(self.samples.read, positions)
+        return self.pool.submit(self.read, positions)
 
     def __enter__(self):
         return self
@@ -159,9 +182,9 @@ class _Thread:
 class _Processes:
     """Reads in processes, started fresh: a fork of a process that has used threads can hang."""
 
-    def __init__(self, samples: Samples, workers: int):
+    def __init__(self, samples: Samples, whole: bool, workers: int):
         context = multiprocessing.get_context("spawn")
-        self.pool = ProcessPoolExecutor(workers, context, initializer=_adopt, initargs=(samples,))
+        self.pool = ProcessPoolExecutor(workers, context, initializer=_adopt, initargs=(_Reader(samples, whole),))
 
     def submit(self, positions: np.ndarray) -> Future:
         return self.pool.submit(_read, positions)
@@ -173,14 +196,14 @@ class _Processes:
         self.pool.shutdown(cancel_futures=True)
 
 
-_adopted: Samples | None = None  # of a worker process
+_adopted: _Reader | None = None  # of a worker process
 
 
-def _adopt(samples: Samples) -> None:
+def _adopt(reader: _Reader) -> None:
     global _adopted
-    _adopted = samples
+    _adopted = reader
 
 
-def _read(positions: np.ndarray) -> np.ndarray:
+def _read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     assert _adopted is not None
-    return _adopted.read(positions)
+    return _adopted(positions)

@@ -30,7 +30,7 @@ import numpy as np
 
 from mettle.data.arrays import GROUP_VALUES, SAY_WHICH, apart, roles, yes_no
 from mettle.data.check import Policy, screen
-from mettle.data.decode import SUFFIXES, Channels, Sides, shown
+from mettle.data.decode import Channels, Resize, Sides, picture_suffixes, shown
 from mettle.data.encoded import start
 from mettle.data.features import MISSING, mostly, new_rows, same_rows
 from mettle.data.images import ImageFiles
@@ -58,6 +58,7 @@ def read_manifest(
     text: Literal["onehot", "code"] = "onehot",
     missing: Literal["fail", "mean"] = "fail",
     size: Sides | None = None,
+    resize: Resize = "crop",
     channels: Channels = 3,
     policy: Policy = "fail",
     image: str | None = None,
@@ -76,7 +77,8 @@ def read_manifest(
         text: Text features as one column per category, or as the number of the category in sorted order.
         missing: What to do about missing numbers: ``fail``, or the ``mean`` of the column (of its train rows,
             where there is a split).
-        size: (height, width), or one side, to stretch pictures to.
+        size: (height, width), or one side, of every picture.
+        resize: How they get that size: ``crop`` from the centre, ``pad``, or ``stretch``.
         channels: 1 for grey, 3 for RGB.
         policy: What to do about bad samples, see `mettle.data.check.screen`.
         image: The column of picture files, where the usual names do not fit; ``""`` for none.
@@ -104,7 +106,7 @@ def read_manifest(
     free = [name for name in table.columns if name and name not in {who, where, pictures, *kept, *RESERVED}]
     inputs: Inputs
     if pictures is not None:
-        inputs = ImageFiles(_paths(table, pictures, policy), size, channels, table.path.parent)
+        inputs = ImageFiles(_paths(table, pictures, policy), size, channels, table.path.parent, resize)
     elif trained is not None:
         if features is None:
             _refuse_others(table, free, [feature.name for feature in trained])
@@ -152,7 +154,7 @@ def _picture_column(table: Table, wanted: str | None) -> str | None:
 
 def _names_pictures(table: Table, name: str) -> bool:
     """Whether a column holds names of picture files."""
-    return mostly(table.columns[name], lambda value: value.strip().lower().endswith(SUFFIXES))
+    return mostly(table.columns[name], lambda value: value.strip().lower().endswith(picture_suffixes()))
 
 
 def _refuse_pictures(table: Table, names: Sequence[str]) -> None:

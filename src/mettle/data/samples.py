@@ -219,6 +219,13 @@ class Samples:
         """Pictures (b, h, w, c) uint8 or rows (b, f) float32 at these positions of this table."""
         return self.inputs.read(self.at[np.asarray(positions)])
 
+    def read_whole(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Uncropped pictures and their width over height, see `mettle.data.encoded.WholePictures`."""
+        whole = getattr(self.inputs, "whole", None)
+        if whole is None:
+            raise InputError("these samples have no whole pictures: they are not cropped to one size")
+        return whole.read(self.at[np.asarray(positions)])
+
     def name(self, position: int) -> str:
         """What to call one sample: its file, or its id, which is its row (from 0) where the source has no ids."""
         if self.files is not None and self.files[position]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mettle.data.arrays import read_npz
-from mettle.data.decode import SUFFIXES
+from mettle.data.decode import HEIC_SUFFIXES, SUFFIXES
 from mettle.data.folder import read_folder, read_picture
 from mettle.data.glyphs import glyphs
 from mettle.data.manifest import read_manifest
@@ -83,7 +83,7 @@ def _out_of_place(key: str, name: str, reader: Callable[..., Samples], known: It
 def _reader(path: Path) -> Callable[..., Samples]:
     if path.is_dir():
         return read_folder
-    if path.suffix.lower() in SUFFIXES:
+    if path.suffix.lower() in SUFFIXES + HEIC_SUFFIXES:
         return read_picture
     if path.name.lower().endswith(TABLES):
         return read_manifest

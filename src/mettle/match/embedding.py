@@ -51,7 +51,8 @@ class Embedding:
         if len(shape) != 3:
             raise InputError("the gallery's model takes rows of numbers, not pictures: embed them, then enrol vectors")
         several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
-        stack = [_picture(item, shape) for item in (given if several else [given])]
+        resize = str(self.run.contract()["input"].get("resize", "crop")) if self.run is not None else "crop"
+        stack = [_picture(item, shape, resize) for item in (given if several else [given])]
         if not stack:
             raise InputError("no pictures were given")
         found = []
@@ -171,7 +172,7 @@ def _numbers(given: Any) -> np.ndarray | None:
     return None
 
 
-def _picture(item: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _picture(item: Any, shape: tuple[int, ...], resize: str) -> np.ndarray:
     """(h, w, c) uint8 of the model's size, prepared as training pictures were."""
     from mettle.data.decode import decode
     from mettle.data.images import ImageArray
@@ -184,11 +185,11 @@ def _picture(item: Any, shape: tuple[int, ...]) -> np.ndarray:
         item.convert("RGB" if item.mode not in ("L", "RGB", "RGBA", "LA", "P") else item.mode).save(buffer, "PNG")
         item = buffer.getvalue()
     if isinstance(item, bytes | Path):
-        return decode(item, size=size, channels=channels)  # type: ignore[arg-type]
+        return decode(item, size=size, resize=resize, channels=channels)  # type: ignore[arg-type]
     if hasattr(item, "detach"):
         item = item.detach().cpu().numpy()
     if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3):
-        return ImageArray(item[None]).resized(size, channels).array[0]  # type: ignore[arg-type]
+        return ImageArray(item[None]).resized(size, channels, resize).array[0]  # type: ignore[arg-type]
     raise InputError(
         f"a picture is a path, the bytes of a file, a Pillow image or a uint8 array: got {type(item).__name__}"
     )

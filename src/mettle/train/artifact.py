@@ -173,6 +173,7 @@ def finish(
             "scaling": "uint8 / 255, resized with antialias; centring and scaling are inside the model"
             if kind == "image"
             else "as read; centring and scaling are inside the model",
+            **({"resize": run.recipe.data.resize or "crop"} if kind == "image" else {}),
             **({"columns": list(columns)} if columns else {}),
         },
         "model": vars(model.spec),

@@ -19,6 +19,7 @@ from mettle.difficulty.synthesis import Synthesis
 from mettle.errors import RecipeError, nearest
 from mettle.model import EmbedderSpec
 from mettle.train.agreement import finite, fitting, heard
+from mettle.train.auto_settings import AUTO_KEYS
 from mettle.train.build import built, describe, written
 from mettle.train.tables import Batches, Biased, Data, Judge, Optimise, Table, Twice
 
@@ -32,6 +33,7 @@ class Recipe(Table):
     """Everything that decides a run."""
 
     seed: int = 0
+    auto: list[str] = Field(default_factory=list)  # keys that may be chosen from the data, see auto_settings
     data: Data = Field(default_factory=Data)  # type: ignore[arg-type]
     batch: Batches = Field(default_factory=Batches)  # type: ignore[arg-type]
     model: dict[str, Any] = Field(default_factory=dict)
@@ -42,6 +44,14 @@ class Recipe(Table):
     train: Optimise = Field(default_factory=Optimise)  # type: ignore[arg-type]
     evaluate: Judge = Field(default_factory=Judge)  # type: ignore[arg-type]
 
+    @field_validator("auto")
+    @classmethod
+    def _known_keys(cls, value: list[str]) -> list[str]:
+        for key in value:
+            if key not in AUTO_KEYS:
+                raise ValueError(f"{key!r} cannot be chosen from the data{nearest(key, AUTO_KEYS)}")
+        return value
+
     @field_validator("seed")
     @classmethod
     def _counted(cls, value: int, info: ValidationInfo) -> int:
@@ -49,6 +59,20 @@ class Recipe(Table):
         if not (-(2**63) <= value < 2**63 if info.context == STORED else 0 <= value < SEEDS):
             raise ValueError("a whole number from 0 to below 2^62 is wanted")
         return value
+
+    def with_values(self, values: Mapping[str, Any]) -> "Recipe":
+        """The recipe with other values of these keys, such as ``batch.classes``, checked as a whole."""
+        content = self.model_dump(mode="json")
+        for key, value in values.items():
+            table, _, name = key.rpartition(".")
+            (content[table] if table else content)[name] = value
+        return _checked(content, STORED)
+
+    def value(self, key: str) -> Any:
+        """The value of a key such as ``batch.classes``; None where the recipe does not say."""
+        table, _, name = key.partition(".")
+        found = getattr(self, table)
+        return found.get(name) if isinstance(found, Mapping) else getattr(found, name)
 
     def spec(self) -> EmbedderSpec:
         """The model's description."""
@@ -108,6 +132,9 @@ def load(
     for key, table in tables.items():
         content.setdefault(key, {}).update(table)
     keys = [_apply(content, override) for override in overrides]
+    if str(source) in known:
+        written = (*keys, *(f"{key}.{name}" for key, table in tables.items() for name in table))
+        content.setdefault("auto", [key for key in AUTO_KEYS if key not in written])
     recipe = _checked(content, STORED) if resumed else parse(content)
     heard(recipe, keys)
     return recipe
@@ -137,8 +164,8 @@ def parse(content: Mapping[str, Any]) -> Recipe:
 
 def _check_tables(content: Mapping[str, Any]) -> None:
     """Refuse a plain value where a table is wanted."""
-    for key, field in Recipe.model_fields.items():
-        if field.annotation is not int and not isinstance(content.get(key, {}), Mapping):
+    for key in Recipe.model_fields:
+        if key not in ("seed", "auto") and not isinstance(content.get(key, {}), Mapping):
             wanted = f"a table is wanted, [{key}] with its keys below it or --set {key}.<key>=..."
             raise RecipeError(f"recipe key {key}: {wanted}, got {content[key]!r}")
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from mettle.data.check import screen
-from mettle.data.images import hold
+from mettle.data.decode import as_size
+from mettle.data.images import ImageFiles, PackedImages, hold
 from mettle.data.loader import Loader
 from mettle.data.samples import NO_SPLIT, Samples
 from mettle.data.source import read
@@ -19,10 +20,11 @@ from mettle.data.tuples import Tuples
 from mettle.errors import DataError, MettleError, RunError
 from mettle.model import Embedder
 from mettle.train import checkpoint, loop, trained
-from mettle.train.artifact import Run, create, finish, keep_classes, open_run, places
+from mettle.train.artifact import Run, create, embedded, finish, keep_classes, open_run, places
 from mettle.train.assembly import assemble as assemble
 from mettle.train.assembly import new_model as new_model
 from mettle.train.assembly import pick_device as pick_device
+from mettle.train.auto_settings import choose_size, choose_training
 from mettle.train.copies import copies
 from mettle.train.held_out import held_out
 from mettle.train.jtt import mistakes
@@ -62,6 +64,7 @@ def prepare_tuples(
 ) -> tuple[Samples, Tuples | None, tuple[str, ...]]:
     """The same, with the pairs or triplets of the recipe, if it has any, and notes about those that are left out."""
     samples, table = _listed(recipe, cache, **reading)
+    samples = resize_samples(recipe, samples)
     try:
         samples = replace(samples, inputs=hold(samples.inputs))
     except DataError:  # it stops at the first bad picture: how many there are, and what to do, takes a look at all
@@ -71,6 +74,35 @@ def prepare_tuples(
         samples = screen(samples, recipe.data.policy)
     samples = _divided(recipe, samples, table) if divide else samples
     return samples, *settled(recipe, table, samples)
+
+
+def resize_samples(recipe: Recipe, samples: Samples) -> Samples:
+    """The samples in the size that is chosen for them, where the recipe leaves it open; else in their own."""
+    inputs: Any = samples.inputs
+    chosen = choose_size(recipe, inputs, pick_device(recipe.train.device))
+    size = next((choice.value for choice in chosen if choice.key == "data.size"), None)
+    if size is None and (recipe.data.size is not None or not isinstance(inputs, ImageFiles | PackedImages)):
+        return samples
+    inputs = inputs.resized(as_size(size or inputs.shape[:2]), resize=recipe.data.resize or "crop")
+    return replace(samples, inputs=inputs, notes=(*samples.notes, *map(str, chosen)))
+
+
+def fill_settings(recipe: Recipe, samples: Samples) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe with all that follows from its data and the machine filled in, and a note about each such choice."""
+    chosen = choose_training(recipe, samples, pick_device(recipe.train.device))
+    values = {choice.key: choice.value for choice in chosen} | {"auto": []}
+    if samples.inputs.kind == "image" and not embedded(recipe.data.source):
+        height, width = samples.inputs.shape[:2]
+        values |= {"data.size": height if height == width else [height, width]}
+        values |= {"data.resize": recipe.data.resize or "crop"}
+    return recipe.with_values(values), tuple(map(str, chosen))
+
+
+def take_over_settings(recipe: Recipe, old: Recipe) -> Recipe:
+    """The recipe with what it leaves open as it was chosen when the run that is there began."""
+    unsaid = [key for key in ("data.size", "data.resize") if recipe.value(key) is None]
+    values = {key: old.value(key) for key in (*recipe.auto, *unsaid)}
+    return recipe.with_values({key: value for key, value in values.items() if value is not None} | {"auto": []})
 
 
 def recognised(run: Run, source: str, cache: Path | None = None) -> bool:
@@ -110,6 +142,7 @@ def _read(recipe: Recipe, cache: Path | None, **reading: Any) -> Samples:
         "text": data.text,
         "image": data.image,
         "size": tuple(data.size) if isinstance(data.size, list) else data.size,
+        "resize": data.resize,
         "channels": data.channels,
     }
     return read(data.source, policy="trust", cache=cache, **options, **reading)
@@ -141,7 +174,10 @@ def train(
     ``progress`` is called after every step; ``say`` with each note about the data before the first.
     """
     old = open_run(folder) if resume and folder.exists() else None
+    if old is not None:
+        recipe = take_over_settings(recipe, old.recipe)
     samples, table, left_out = prepare_tuples(recipe if old is None else _continued(old, recipe), cache)
+    recipe, settings = fill_settings(recipe, samples)
     content = samples.fingerprint() + ("" if table is None else f" {table.fingerprint()}")
     facts = {"data": content, "paths": places(recipe)}
     facts |= {"torch": torch.__version__, "python": platform.python_version()}
@@ -150,7 +186,7 @@ def train(
     begun = bool(checkpoint.stored(folder / "checkpoints"))
     method, loader = assemble(recipe, samples, table, fetch=not begun)
     copied, notes = copies(samples), ()
-    told = (*samples.notes, *left_out, *([str(copied)] if copied.count else ()))
+    told = (*samples.notes, *settings, *left_out, *([str(copied)] if copied.count else ()))
     for note in told:
         say(note)
     run = old or create(folder, recipe, facts)

@@ -15,7 +15,8 @@ class Data(Table):
     """Where samples come from and how they are split."""
 
     source: str = "glyphs"
-    size: int | list[int] | None = None  # side in pixels, or [height, width]; None keeps the size of the source
+    size: int | list[int] | None = None  # side in pixels, or [height, width]; None: one that fits, see auto_settings
+    resize: Literal["crop", "pad", "stretch"] | None = None  # how pictures get that size; None: crop from the centre
     channels: Literal[1, 3] | None = None
     label: str | None = None  # column names, where the source has columns
     domain: str | None = None
