@@ -62,7 +62,14 @@ def test_many_names_are_not_all_listed():
 
 @pytest.mark.parametrize(
     ("a", "b", "edits"),
-    [("", "abc", 3), ("abc", "abc", 0), ("ab", "ba", 1), ("kitten", "sitting", 3), ("ca", "abc", 3), ("hnws", "hnsw", 1)],
+    [
+        ("", "abc", 3),
+        ("abc", "abc", 0),
+        ("ab", "ba", 1),
+        ("kitten", "sitting", 3),
+        ("ca", "abc", 3),
+        ("hnws", "hnsw", 1),
+    ],
 )
 def test_edits_are_counted(a, b, edits):
     assert edit_distance(a, b) == edit_distance(b, a) == edits

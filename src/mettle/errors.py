@@ -22,6 +22,7 @@ from difflib import get_close_matches
 SHORTEST = 3  # letters of a word that can be recognized although it is misspelt
 LISTED = 40  # known names in one message
 
+
 class MettleError(Exception):
     """Base of every error that mettle raises on purpose."""
 
