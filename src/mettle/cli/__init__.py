@@ -49,7 +49,7 @@ def main() -> None:
     """Run the command line; an error that a user can cause is one line and exit status 2."""
     try:
         _standing()
-        status = app(standalone_mode=False)  # else a usage error is four lines
+        status = app(standalone_mode=False, prog_name="mettle")  # else a usage error is four lines
     except UsageError as error:
         sys.exit(_explain_usage(error))
     except MettleError as error:
