@@ -283,7 +283,7 @@ class TestColumns:
         for command in (
             ["evaluate", of_rows, "--data", own, "-o", output],
             ["report", of_rows, "--data", own, "-o", output],
-            ["embed", of_rows, own, "-o", output],
+            ["embed", of_rows, own, "-o", f"{output}.npz"],
             ["gallery", "enrol", output, "--model", of_rows, "--data", own],
         ):
             said = refused(*command, option, "colour")

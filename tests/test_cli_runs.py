@@ -215,7 +215,7 @@ class TestConsole:
         points = metrics["scenarios"]["all"]["verification"]["tar"]
         held = [p for p in points if p["status"] in ("refused as headline", "not measurable")]
         assert any(p["status"] == "refused as headline" and p["tar"] is not None for p in held), "nothing to see"
-        line = next(line for line in text.splitlines() if "EER" in line)
+        line = next(line for line in text.splitlines() if "AUC" in line)
         for p in points:
             assert (f"% at FAR {p['far']:g}" in line) == (p not in held)
         assert f"({held[0]['impostors']:,} impostor pairs are too few)" in line

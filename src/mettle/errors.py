@@ -19,6 +19,9 @@ exits with status 2; a traceback that reaches a user is a bug in mettle.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+SHORTEST = 3  # letters of a word that can be recognized although it is misspelt
+LISTED = 40  # known names in one message
+
 
 class MettleError(Exception):
     """Base of every error that mettle raises on purpose."""
@@ -65,12 +68,45 @@ class GalleryUnavailable(GalleryError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Say which known name was probably meant: ``"; did you mean 'SupCon'?"``, or list them all."""
+    """Say which known name was probably meant: ``"; did you mean 'SupCon'?"``, or else which ones are known.
+
+    A name is suggested only where the difference looks like a slip: few edits for its length (capitals do not count),
+    or an abbreviation that only one known name begins with. Another word that happens to share letters with a known
+    one (``weights`` and ``width``) is answered with the list, which is the better help.
+    """
     known = sorted(known)
-    close = get_close_matches(name, known, n=1, cutoff=0.5) or get_close_matches(
-        name.lower(), [k.lower() for k in known], n=1, cutoff=0.5
-    )
-    if close:
-        meant = next(k for k in known if k.lower() == close[0].lower())
-        return f"; did you mean {meant!r}?"
-    return f"; known are {', '.join(known)}" if known else ""
+    lowered = {k.lower(): k for k in reversed(known)}
+    typed = name.lower()
+    close = get_close_matches(typed, lowered, n=5, cutoff=0.6)  # cheap, and no slip is less alike than that
+    slips = [(edit_distance(typed, word), word) for word in close]
+    slips = [(edits, word) for edits, word in slips if edits <= _edits_allowed(typed, word)]
+    begun = [word for word in lowered if len(typed) >= SHORTEST and word.startswith(typed)]
+    if slips:
+        return f"; did you mean {lowered[min(slips)[1]]!r}?"
+    if len(begun) == 1:
+        return f"; did you mean {lowered[begun[0]]!r}?"
+    if not known:
+        return ""
+    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
+    return f"; known are {', '.join(known[:LISTED])}{more}"
+
+
+def edit_distance(a: str, b: str) -> int:
+    """Optimal string alignment: insertions, deletions, substitutions and swaps of neighboring characters."""
+    before: list[int] = []
+    last = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        row = [i]
+        for j, y in enumerate(b, 1):
+            cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                cost = min(cost, before[j - 2] + 1)
+            row.append(cost)
+        before, last = last, row
+    return last[-1]
+
+
+def _edits_allowed(typed: str, word: str) -> int:
+    """How many edits still look like a slip: none in a word of two letters, one up to six, two up to eleven."""
+    longer = max(len(typed), len(word))
+    return 0 if longer < SHORTEST else 1 if longer < 7 else 2 if longer < 12 else 3

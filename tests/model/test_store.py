@@ -1,6 +1,7 @@
 """What a file of embeddings holds, and what it must not make up."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from PIL import Image
 from mettle.data import class_disjoint, read
 from mettle.data.images import ImageArray
 from mettle.data.samples import Samples
-from mettle.errors import InputError
+from mettle.errors import InputError, MissingExtra
 from mettle.evaluate.table import read_embeddings
 from mettle.model import Embedder, EmbedderSpec
 from mettle.model.export import export_onnx
@@ -114,3 +115,37 @@ def test_no_folder_for_the_file_is_told_before_the_work(model, tmp_path):
         assert ".tmp-" not in str(caught.value)
         with pytest.raises(InputError, match="it is a folder; name a file in it"):
             write(tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "PQ", "csv"])
+def test_the_ending_says_what_is_written_and_all_kinds_read_alike(model, tmp_path, ending):
+    pictures = ImageArray(np.random.default_rng(0).integers(0, 255, (12, 8, 8, 3), np.uint8))
+    names = np.asarray(["Ann, the first", "Bób", "007", 'the "4th"', "e", "f"])[np.arange(12) // 2]
+    columns = {"domain": ["in", "out"] * 6, "groups": {"hand": list("lrlrlrlrlrlr"), "model": ["x", "y"] * 6}}
+    samples = class_disjoint(Samples.of(pictures, names.tolist(), **columns))
+    for file in ("z.npz", f"z.{ending}"):
+        write_embeddings(model, samples, tmp_path / file, weights="abc")
+    content = (tmp_path / f"z.{ending}").read_bytes()
+    assert content[:4] == b"PAR1" if ending != "csv" else content.startswith(b"ids,role,model,label,split")
+    wanted, found = read_embeddings(tmp_path / "z.npz"), read_embeddings(tmp_path / f"z.{ending}")
+    np.testing.assert_array_equal(found.values.astype(np.float32), wanted.values)
+    assert (found.label.values() == wanted.label.values()).all() and set(found.label.names) == set(names)
+    assert found.ids.tolist() == wanted.ids.tolist() and found.names.tolist() == wanted.names.tolist()
+    assert found.split is not None and wanted.split is not None and found.split.tolist() == wanted.split.tolist()
+    assert found.domain is not None and (found.domain.values() == wanted.domain.values()).all()
+    assert set(found.groups) == set(wanted.groups) >= {"hand", "model_"}
+    for name, column in wanted.groups.items():
+        assert (found.groups[name].values() == column.values()).all()
+
+
+@pytest.mark.parametrize("name", ["z", "z.json", "z.npy", "z.csv.gz"])
+def test_another_ending_is_refused_before_the_work(model, tmp_path, name):
+    with pytest.raises(InputError, match=r"embeddings are written as \.npz, \.parquet or \.csv"):
+        write_embeddings(model, Samples.of(Unread(), [0, 1]), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parquet_without_pyarrow_is_one_line(model, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'mettle-ml\[parquet\]'"):
+        write_embeddings(model, Samples.of(Unread(), [0, 1]), tmp_path / "z.parquet")

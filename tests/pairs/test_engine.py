@@ -9,7 +9,7 @@ from laws.members import Given, batch, with_difficulty
 from laws.memory import Largest
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Relative, SemiHard, Threshold
 from mettle.errors import InputError
-from mettle.losses import Contrastive, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
+from mettle.losses import Contrastive, CosFace, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
 from mettle.pairs import Queue
 
 N = 8192
@@ -200,6 +200,12 @@ class TestFacts:
         assert a.engine == "tiled"
         assert a.hard_negatives == pytest.approx(b.hard_negatives)
         assert set(a.as_dict()) >= {"hard_positives", "clamp_fraction", "anchors_without_positives"}
+
+    @pytest.mark.parametrize("loss", [SupCon(), CosFace(4, 8), CosFace(4, 8, difficulty=Threshold())], ids=repr)
+    def test_facts_for_a_log_line_are_numbers_only(self, loss):
+        facts = loss.facts(torch.randn(12, 8), torch.arange(12) // 3)
+        facts = facts if isinstance(facts, dict) else facts.as_dict()
+        assert facts and {type(value) for value in facts.values()} <= {int, float}
 
 
 class TestAdaptive:

@@ -2,7 +2,9 @@ import copy
 import json
 import re
 import shlex
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tables import judged
@@ -10,8 +12,9 @@ from typer.testing import CliRunner
 
 from mettle.cli import app
 from mettle.evaluate.protocol import summary
-from mettle.report.card import card, markdown, tiles, warnings
+from mettle.report.card import card, markdown, tiles, training_verdict, warnings
 from mettle.report.number import numbers, percent, rate, realised
+from mettle.report.page import write_report
 
 NBSP = "\N{NO-BREAK SPACE}"
 
@@ -67,22 +70,42 @@ def test_warnings_say_what_is_weak(made, table):
     assert "no domains" in " ".join(warnings(table.evaluation.metrics))
     closed = copy.deepcopy(made.evaluation.metrics)
     closed["data"]["shared_identities"] = 3
+    del closed["baselines"]
     assert "Mixed set: 3 of 5" in warnings(closed)[0]
     closed["data"]["shared_identities"] = 5
     assert "Closed set: 5 of 5" in warnings(closed)[0]
 
 
-def test_a_baseline_that_wins_is_pointed_out(made):
+def test_a_baseline_that_wins_leads_all_warnings_in_one_sentence(made):
     metrics = copy.deepcopy(made.evaluation.metrics)
     eer = metrics["scenarios"]["cross-domain"]["verification"]["eer"]["value"]
     for values in metrics["baselines"].values():
         for way in values.values():
             way["eer"] = 0.9
-    assert "training has not helped" not in " ".join(warnings(metrics))
+    assert training_verdict(metrics) == "" and "has not helped" not in " ".join(warnings(metrics))
     metrics["baselines"]["raw inputs"]["cross-domain"]["eer"] = eer
-    told = [text for text in warnings(metrics) if "training has not helped" in text]
-    assert len(told) == 1
-    assert told[0].startswith("cross-domain: raw inputs")
+    rest = f"cross-domain, EER {percent(eer)} of this model against {percent(eer)} of the raw inputs"
+    assert training_verdict(metrics) == f"Training has not helped: {rest}."
+    metrics["baselines"]["untrained network"]["cross-domain"]["eer"] = 0.0
+    metrics["data"]["shared_identities"] = 5
+    first, *others = warnings(metrics)
+    assert first == f"Training has not helped: {rest} and {percent(0.0)} of the untrained network."
+    assert others[0].startswith("Closed set") and "not helped" not in " ".join(others)
+
+
+def test_what_decides_is_marked_on_the_card_and_the_page(made, tmp_path):
+    metrics = copy.deepcopy(made.evaluation.metrics)
+    for values in metrics["baselines"].values():
+        for way in values.values():
+            way["eer"] = 0.0
+    run = replace(made.run, folder=Path(shutil.copytree(made.run.folder, tmp_path / "run")))  # its card is written too
+    page = write_report(run, replace(made.evaluation, metrics=metrics), tmp_path / "page.html").read_text()
+    facts = card(run, metrics)
+    assert page.count("Training has not helped") == 1
+    assert page.index('<p class="decisive">Training has not helped') < page.index("Before you trust these numbers")
+    quoted = [line for line in markdown(facts).splitlines() if line.startswith("> **")]
+    assert quoted[0].startswith("> **Training has not helped: ") and quoted[0].endswith(".**")
+    assert len(quoted) > 1 and all(line.startswith("> **Warning.** ") for line in quoted[1:])
 
 
 def test_unmeasurable_rate_is_no_headline(made):

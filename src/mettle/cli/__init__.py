@@ -8,7 +8,7 @@ Heavy imports happen inside the commands, so that ``mettle --help`` answers at o
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from mettle.cli import runs, files, galleries, upkeep, serving, doctor, ranks, r
 from mettle.cli.shell import app
 from mettle.errors import MettleError
 
+UsageError: Any = typer.BadParameter.__base__  # of the click inside typer, or of click itself: versions differ
 # Each module registers its commands.
 __all__ = ["app", "doctor", "files", "galleries", "main", "ranks", "reproduce", "runs", "serving", "upkeep"]
 
@@ -48,14 +49,32 @@ def main() -> None:
     """Run the command line; an error that a user can cause is one line and exit status 2."""
     try:
         _standing()
-        app()
+        status = app(standalone_mode=False, prog_name="mettle")  # else a usage error is four lines
+    except UsageError as error:
+        sys.exit(_explain_usage(error))
     except MettleError as error:
-        print(f"mettle: {' '.join(str(error).split())}", file=sys.stderr)
+        _print_line(error)
         sys.exit(2)
     except OSError as error:  # a full disk, a folder that may not be written
         where = f"{error.filename}: " if error.filename else ""
         print(f"mettle: {where}{error.strerror or error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
+        status = 130
+    if status == 130:
         print("mettle: interrupted", file=sys.stderr)
-        sys.exit(130)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _explain_usage(error: Any) -> int:
+    """Print what is wrong with a command line in one line; where no command was given, print the help."""
+    if error.ctx is not None and error.message == error.ctx.get_help():
+        error.show()
+    else:
+        more = "" if error.ctx is None else f" (see {error.ctx.command_path} --help)"
+        _print_line(f"{error.format_message()}{more}")
+    return error.exit_code
+
+
+def _print_line(problem: object) -> None:
+    print(f"mettle: {' '.join(str(problem).split())}", file=sys.stderr)

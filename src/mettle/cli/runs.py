@@ -1,7 +1,7 @@
 """Commands around a run: train, evaluate, report, embed, export, recipes."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +23,7 @@ from mettle.cli.shell import (
     share,
     writable,
 )
+from mettle.errors import InputError
 
 DEFAULT = "da-supcon"
 RUNS = Path("runs")
@@ -39,6 +40,9 @@ def train(
     data: Annotated[str | None, typer.Option(help="Folder, .csv, .parquet, .npz, or 'glyphs'.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run folder; default: the recipe's.")] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders go.")] = RUNS,
+    label: Annotated[str | None, typer.Option(help="Column of labels; short for --set data.label=.")] = None,
+    domain: Annotated[str | None, typer.Option(help="Column of domains; short for --set data.domain=.")] = None,
+    image: Annotated[str | None, typer.Option(help="Column of image files; short for --set data.image=.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the named run if it is there.")] = False,
     report: Annotated[bool, typer.Option(help="Evaluate and write report.html afterwards.")] = True,
     overrides: Set = None,
@@ -46,19 +50,26 @@ def train(
     """Train a recipe, evaluate it on what it never saw, and write a report."""
     from mettle.train.session import train as run_training
 
+    check_run_name(name)
     folder = runs / (name or _free_name(runs, Path(recipe or DEFAULT).stem, resume))
-    plan = _plan(recipe, folder, resume, overrides or [], data)
-    print(f"{plan.title()}\nrun folder: {folder}", flush=True)
-    if resume and folder.exists():
-        print(_whence(folder), flush=True)
+    resumed = resume and folder.exists()
     said: list[str] = []
 
     def say(note: str) -> None:
         said.append(note)
         print(f"note: {note}", flush=True)
 
-    with progress(plan.train.steps, plan.train.log_every) as show:
-        outcome = run_training(plan, folder, resume=resume, cache=cache(), progress=show, say=say)
+    def started(run: Any) -> None:
+        print(f"run folder: {run.folder}", flush=True)
+        if resumed:
+            print(_whence(run.folder), flush=True)
+
+    columns = {"source": data, "label": label, "domain": domain, "image": image}
+    given = {key: value for key, value in columns.items() if value is not None}
+    plan = _plan(recipe, folder, resume, overrides or [], given, say)
+    print(plan.title(), flush=True)
+    with progress(plan.train.steps, plan.train.log_every, _has_difficulty(plan)) as show:
+        outcome = run_training(plan, folder, resume=resume, cache=cache(), progress=show, say=say, started=started)
     for note in outcome.notes:
         if note not in said:
             say(note)
@@ -116,7 +127,6 @@ def report(
     image: Image = None,
 ) -> None:
     """Write the report of a run, or compare several runs on one page."""
-    from mettle.errors import InputError
     from mettle.report import write_comparison
     from mettle.train import open_run
 
@@ -140,17 +150,18 @@ def report(
 def embed(
     run: RunFolder,
     data: Annotated[str, typer.Argument(help="Folder, .csv, .parquet, .npz, or 'glyphs'.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="NPZ file to write.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write: .npz, .parquet or .csv.")],
     label: Label = None,
     domain: Domain = None,
     image: Image = None,
 ) -> None:
-    """Embed a data set with a trained run: an NPZ with embeddings, ids, labels and all other columns."""
-    from mettle.model.store import write_embeddings
+    """Embed a data set with a trained run: a file with embeddings, ids, labels and all other columns."""
+    from mettle.model.store import encoder, write_embeddings
     from mettle.train import open_run
 
     opened = open_run(run)
     in_folder(output)
+    encoder(output)  # an ending that is not written is refused before the data are read
     samples = samples_of(opened, data, label=label, domain=domain, image=image, labelled=False)
     print(write_embeddings(opened.model(), samples, output, weights=opened.contract()["weights"]))
 
@@ -172,16 +183,36 @@ def export(
 @app.command()
 def recipes() -> None:
     """List the recipes that come with mettle."""
-    from mettle.train import load, shipped
+    from mettle.train.shipped_recipes import shipped_titles
 
-    known = shipped()
-    width = max(map(len, known))
-    for name in known:
-        print(f"{name:<{width}}  {load(name).title()}")
+    titles = shipped_titles()
+    width = max(map(len, titles))
+    for name, title in titles.items():
+        print(f"{name:<{width}}  {title}")
 
 
-def _plan(recipe: str | None, folder: Path, resume: bool, overrides: list[str], data: str | None) -> Any:
-    """The recipe to train: the named one, or that of the run to continue."""
+def check_run_name(name: str | None) -> None:
+    """A run is a folder in the folder of runs: a name that leads elsewhere is refused."""
+    if name is None:
+        return
+    if name.strip() in ("", ".", "..") or any(mark in name for mark in "/\\\0") or Path(name).name != name:
+        raise InputError(f"--name takes a plain name of a folder, got {name!r}: say where run folders go with --runs")
+
+
+def _has_difficulty(recipe: Any) -> bool:
+    """Whether the loss of a recipe weighs or chooses its pairs."""
+    return getattr(recipe.criterion(), "difficulty", None) is not None
+
+
+def _plan(
+    recipe: str | None,
+    folder: Path,
+    resume: bool,
+    overrides: list[str],
+    data: dict[str, str],
+    say: Callable[[str], None],
+) -> Any:
+    """The recipe to train: the named one, or that of the run to continue; ``data`` are keys of its table [data]."""
     from mettle.errors import RunError
     from mettle.train import load, open_run
 
@@ -193,7 +224,7 @@ def _plan(recipe: str | None, folder: Path, resume: bool, overrides: list[str], 
                 f"there is no run {folder} to continue: name its place with --runs and --name, or a recipe to start it"
             )
         source = open_run(folder).folder / "recipe.toml"
-    return load(source, overrides, resumed=resumed, **({} if data is None else {"data": {"source": data}}))
+    return load(source, overrides, resumed=resumed, say=say, **({"data": data} if data else {}))
 
 
 def _whence(folder: Path) -> str:
@@ -248,10 +279,12 @@ def _say_measuring(samples: Any) -> None:
 def _print_metrics(metrics: dict[str, Any], said: Sequence[str] = ()) -> None:
     """The headline numbers, a line per scenario, and what to know before trusting them."""
     from mettle.evaluate.closed import lines
-    from mettle.report.card import warnings
+    from mettle.report.card import training_verdict, warnings
 
-    facts = metrics["data"]
+    facts, verdict = metrics["data"], training_verdict(metrics)
     print(f"{facts['protocol']}; {facts['test_samples']} test samples of {facts['test_identities']} identities")
+    if verdict:  # before all numbers: it decides what they are worth
+        typer.secho(f"WARNING: {' '.join(verdict.split())}", fg="red", bold=True)  # in color on a terminal only
     for name, scenario in metrics["scenarios"].items():
         print_scenario(name, scenario["verification"], scenario["retrieval"])
         for other, values in metrics.get("baselines", {}).items():
@@ -259,7 +292,7 @@ def _print_metrics(metrics: dict[str, Any], said: Sequence[str] = ()) -> None:
     for line in lines(metrics.get("probe")):
         print(f"  {line}")
     for text in warnings(metrics):
-        if not any(note.startswith(text) for note in said):
+        if text != verdict and not any(note.startswith(text) for note in said):
             print(f"warning: {' '.join(text.split())}")  # no-break spaces are for pages
 
 

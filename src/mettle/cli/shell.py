@@ -153,15 +153,15 @@ def share(value: float | None) -> str:
     return "not measurable" if value is None else f"{value:.2%}"
 
 
-def progress(steps: int, every: int) -> Any:
-    """A bar on a terminal, a plain line now and then elsewhere."""
+WAITED = 0.1  # share of the time that batches may be waited for before it is worth a word
+
+
+def progress(steps: int, every: int, has_difficulty: bool = True) -> Any:
+    """A bar on a terminal, a plain line now and then elsewhere; what a difficulty did is told where there is one."""
     from contextlib import contextmanager
 
     def text(line: dict[str, Any]) -> str:
-        parts = [f"loss {line['loss']:.3f}"]
-        if "hard_negatives" in line:
-            parts.append(f"hard + {line['hard_positives']:.0%} - {line['hard_negatives']:.1%}")
-        return "  ".join(parts)
+        return "  ".join([f"loss {line['loss']:.3f}", *(describe_difficulty(line) if has_difficulty else ())])
 
     @contextmanager
     def bar():
@@ -189,12 +189,33 @@ def progress(steps: int, every: int) -> Any:
         def update(step: int, line: dict[str, Any]) -> None:
             if "seconds_per_step" in line and (step % (5 * every) == 0 or step == steps):
                 left = (steps - step) * line["seconds_per_step"]
-                busy = line["share_in_model_and_loss"]
-                print(
-                    f"step {step}/{steps}  {text(line)}  {left:.0f} s left  {busy:.1%} in model and loss",
-                    flush=True,
-                )
+                waited = 1 - line["share_in_model_and_loss"]
+                slow = f"  waited for data {waited:.0%}" if waited > WAITED else ""
+                print(f"step {step}/{steps}  {text(line)}  {left:.0f} s left{slow}", flush=True)
 
         yield update
 
     return bar() if sys.stdout.isatty() else lines()
+
+
+def describe_difficulty(line: dict[str, Any]) -> list[str]:
+    """What a difficulty did to the pairs of a log line, in words: whom it weighed up or left out, and by how much."""
+    found = []
+    for side in ("positive", "negative"):
+        if f"hard_{side}s" not in line:
+            continue
+        hard, kept, weight = line[f"hard_{side}s"], line[f"kept_{side}s"], line[f"{side}_weight"]
+        if hard:
+            found.append(f"hard {side}s {_whole_percent(hard)} (mean weight {weight:.2f})")
+        elif kept < 1:  # mining: weights are 0 or 1
+            found.append(f"{side}s kept {_whole_percent(kept)}")
+        elif weight < 1:
+            found.append(f"{side}s weighted down (mean weight {weight:.2f})")
+        else:
+            found.append(f"no hard {side}s")
+    return [", ".join(found)] if found else []
+
+
+def _whole_percent(value: float) -> str:
+    """A share in whole per cent, unless that would hide that there is one."""
+    return "<1 %" if 0 < value < 0.005 else f"{100 * value:.0f} %"

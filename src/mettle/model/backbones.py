@@ -1,11 +1,14 @@
 """Backbones by name: our own small ones, torchvision's ResNets and anything of timm's."""
 
 from difflib import get_close_matches
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
 
 from mettle.errors import RecipeError, nearest
+from mettle.model.pretrained import load_problems, pretrained_options
 from mettle.model.vision import timm, torchvision
 
 Backbone = nn.Module
@@ -83,6 +86,18 @@ def from_timm(name: str, shape: tuple[int, ...], pretrained: bool) -> nn.Module:
         hint = f"did you mean {', '.join(map(repr, close))}?" if close else f"timm.list_models() lists its {len(known)}"
         raise RecipeError(f"timm has no model {name!r}; {hint}")
     options: dict = {"pretrained": pretrained, "in_chans": shape[0], "num_classes": 0}
+    if pretrained:
+        options |= pretrained_options(library, name)
+    try:
+        return _create(library, name, shape, options)
+    except load_problems() as problem:
+        if not pretrained:
+            raise
+        reason = " ".join(str(problem).split())[:200]
+        raise RecipeError(f"model.pretrained: cannot load the weights of timm/{name}: {reason}") from None
+
+
+def _create(library: ModuleType, name: str, shape: tuple[int, ...], options: dict[str, Any]) -> nn.Module:
     try:  # transformers must be told the size of the picture
         net = library.create_model(name, global_pool="", img_size=tuple(shape[1:]), **options)
         options["img_size"] = tuple(shape[1:])

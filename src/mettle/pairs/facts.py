@@ -38,9 +38,9 @@ class PairFacts:
     effective_negatives: float
     clamp_fraction: float = 0.0  # of positive pairs, where a debiased loss is held up by its floor
 
-    def as_dict(self) -> dict[str, float | int | str]:
-        """Plain numbers for a log line."""
-        return asdict(self)
+    def as_dict(self) -> dict[str, float | int]:
+        """The numbers, for a log line: loggers take no text, so the name of the engine stays an attribute."""
+        return {name: value for name, value in asdict(self).items() if name != "engine"}
 
 
 @dataclass(frozen=True)

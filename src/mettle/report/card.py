@@ -44,6 +44,7 @@ def card(run: Run, metrics: Mapping[str, Any], notes: Sequence[str] = ()) -> dic
         "rows": rows(metrics),
         "thresholds": thresholds(metrics),
         "probe": probe_card(metrics),
+        "verdict": training_verdict(metrics),
         "warnings": [*warnings(metrics), *_changed(run, metrics), *notes],
         "recipe": run.recipe.toml(),
         "commands": commands(run),
@@ -147,8 +148,9 @@ def thresholds(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def warnings(metrics: Mapping[str, Any]) -> list[str]:
-    """What a reader should know before trusting the numbers, most serious first."""
-    data, found = metrics["data"], []
+    """What a reader should know before trusting the numbers, most serious first: that training has not helped leads."""
+    data, verdict = metrics["data"], training_verdict(metrics)
+    found = [verdict] if verdict else []
     if data["shared_identities"] is None:
         found.append(
             "Open or closed set unknown: the run does not say who it was trained on. Where test identities were among "
@@ -182,7 +184,6 @@ def warnings(metrics: Mapping[str, Any]) -> list[str]:
     entries = metrics.get("thresholds", {}).get("set", {}).values()
     if any("optimistic" in entry.get("measured_on", "") for entry in entries):
         found.append("Thresholds were set on the test identities themselves, so what they do on test is optimistic.")
-    found += _beaten(metrics)
     for key, way in metrics["scenarios"].items():
         name, v = called(key), way["verification"]
         if v["eer"]["value"] is None:
@@ -202,16 +203,20 @@ def warnings(metrics: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _beaten(metrics: Mapping[str, Any]) -> list[str]:
-    """Baselines that do at least as well as the model."""
+def training_verdict(metrics: Mapping[str, Any]) -> str:
+    """That baselines do at least as well as the model, in one sentence; empty where it is better than all of them."""
     found = []
     for name, way in metrics["scenarios"].items():
         own = way["verification"]["eer"]["value"]
-        for other, values in metrics.get("baselines", {}).items():
-            if own is not None and values[name]["eer"] is not None and values[name]["eer"] <= own:
-                eer = percent(values[name]["eer"])
-                found.append(f"{called(name)}: {other} did as well or better (EER {eer}): training has not helped.")
-    return found
+        rivals = {other: values[name]["eer"] for other, values in metrics.get("baselines", {}).items()}
+        better = [f"{percent(eer)} of the {other}" for other, eer in rivals.items() if _is_beaten(own, eer)]
+        if better:
+            found.append(f"{called(name)}, EER {percent(own)} of this model against {' and '.join(better)}")
+    return f"Training has not helped: {'; '.join(found)}." if found else ""
+
+
+def _is_beaten(own: float | None, other: float | None) -> bool:
+    return own is not None and other is not None and other <= own
 
 
 def commands(run: Run) -> list[dict[str, str]]:

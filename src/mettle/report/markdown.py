@@ -9,7 +9,7 @@ def markdown(facts: Mapping[str, Any]) -> str:
     names = [way["name"] for way in facts["scenarios"]]
     lines = [f"# {_plain(facts['title'])}", "", _plain(facts["about"]), ""]
     if facts["warnings"]:
-        lines += [*(f"> **Warning.** {_plain(text)}\n>" for text in facts["warnings"]), ""]
+        lines += [*(_warning(text, text == facts["verdict"]) for text in facts["warnings"]), ""]
     lines += ["## Headline", "", f"95 % intervals over test identities; {facts['headline']}.", ""]
     lines += _table(["", "value", "interval"], [[t["name"], t["text"], t["interval"]] for t in facts["tiles"]])
     lines += ["## All numbers", ""]
@@ -28,6 +28,11 @@ def markdown(facts: Mapping[str, Any]) -> str:
     lines += ["## Recipe", "", "```toml", facts["recipe"].rstrip(), "```", "", "## Provenance", ""]
     lines += [f"- {name}: `{value}`" for name, value in facts["provenance"]]
     return "\n".join(lines) + "\n"
+
+
+def _warning(text: str, decisive: bool) -> str:
+    """A warning as a quotation; one that decides about all the rest is bold."""
+    return f"> **{_plain(text)}**\n>" if decisive else f"> **Warning.** {_plain(text)}\n>"
 
 
 def _probes(found: Mapping[str, Any] | None) -> list[str]:

@@ -4,7 +4,6 @@ Keys are the arguments of the object's constructor, so whatever a user can write
 and nothing else. A table inside a table is built first: a difficulty inside its loss.
 """
 
-import dataclasses
 import inspect
 from collections.abc import Mapping
 from types import ModuleType
@@ -64,24 +63,6 @@ def arguments(source: Any) -> dict[str, inspect.Parameter]:
     if more and isinstance(source, type):
         own = arguments(source.__mro__[1]) | own
     return own
-
-
-def written(table: Mapping[str, Any]) -> str:
-    """A table of a recipe as the call that it stands for."""
-    inner = {key: written(value) if isinstance(value, Mapping) else repr(value) for key, value in table.items()}
-    return f"{table.get('kind', '')}({', '.join(f'{key}={value}' for key, value in inner.items() if key != 'kind')})"
-
-
-def describe(thing: Any) -> str:
-    """A dataclass as the call that makes it, leaving out what is at its default."""
-    if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
-        return type(thing).__name__
-    parts = []
-    for field in dataclasses.fields(thing):
-        value = getattr(thing, field.name)
-        if field.init and value != field.default:
-            parts.append(f"{field.name}={describe(value) if dataclasses.is_dataclass(value) else repr(value)}")
-    return f"{type(thing).__name__}({', '.join(parts)})"
 
 
 def _check_types(source: Any, content: dict[str, Any], where: str) -> None:

@@ -4,11 +4,10 @@ Unknown keys and wrong types are errors that name the nearest known key; the run
 rebuilds the run.
 """
 
-import dataclasses
 import tomllib
-from collections.abc import Iterable, Mapping
-from importlib.resources import files
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import tomli_w
@@ -16,16 +15,20 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from mettle import losses
 from mettle.difficulty.synthesis import Synthesis
-from mettle.errors import RecipeError, nearest
+from mettle.errors import InputError, RecipeError, nearest
 from mettle.model import EmbedderSpec
 from mettle.train.agreement import finite, fitting, heard
 from mettle.train.auto_settings import AUTO_KEYS
-from mettle.train.build import built, describe, written
+from mettle.train.build import INNER, arguments, built
+from mettle.train.method import compares
+from mettle.train.shipped_recipes import describe_call, recipe_title
+from mettle.train.shipped_recipes import shipped as shipped
 from mettle.train.tables import Batches, Biased, Data, Judge, Optimise, Table, Twice
 
 SAME_CLASS = "same-class"  # instead of a path: pairs or triplets made from the labels
 LARGEST = 1 << 20  # bytes of a recipe
 SEEDS = 2**62  # so that a seed and the few that are counted up from it stay whole numbers of 64 bits
+SIZES = {"num_classes": 3, "dim": 8}  # with which a loss can be built before the data and the model are known
 STORED = "stored"  # where a recipe comes from: a run that was trained with it
 
 
@@ -92,33 +95,31 @@ class Recipe(Table):
 
     def title(self) -> str:
         """One line: what is trained on what."""
-        table = f", {self.takes()} {self.data.pairs or self.data.triplets}" if self.takes() else ""
-        loss = self.criterion()
-        name = describe(loss) if dataclasses.is_dataclass(loss) else written(self.loss)
-        name = {"hardness-aware": f"HardnessAware({name})", "jtt": f"JTT({name})"}.get(self.train.method, name)
-        if self.biased.weights != "pairs":
-            name += f" with {self.biased.weights} weights"
-        return f"{name} on {self.data.source}{table}"
+        return recipe_title(self.model_dump())
 
     def takes(self) -> str:
         """What the loss is over: ``pairs`` or ``triplets`` of a table; empty where labels say it."""
         return getattr(getattr(losses, str(self.loss.get("kind")), None), "takes", "")
 
     def toml(self) -> str:
-        """The recipe as text that reads back to itself."""
-        return tomli_w.dumps(_present(self.model_dump(mode="json")))
-
-
-def shipped() -> dict[str, Path]:
-    """The recipes that come with mettle, by name."""
-    folder = files("mettle.train") / "recipes"
-    return {p.name.removesuffix(".toml"): Path(str(p)) for p in sorted(folder.iterdir(), key=str) if ".toml" in p.name}
+        """The recipe as text that reads back to itself, without the tables of methods that it does not use."""
+        used = {"biased": compares(self.criterion()), "jtt": self.train.method == "jtt", "synthesis": self.synthesis}
+        unused = {table for table, is_used in used.items() if not is_used}
+        return tomli_w.dumps(_present(self.model_dump(mode="json", exclude=unused)))
 
 
 def load(
-    source: str | Path, overrides: Iterable[str] = (), *, resumed: bool = False, **tables: Mapping[str, Any]
+    source: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    resumed: bool = False,
+    say: Callable[[str], None] = lambda note: None,
+    **tables: Mapping[str, Any],
 ) -> Recipe:
     """A shipped recipe by name or a file by path, with ``table.key=value`` overrides applied.
+
+    An override of a ``kind`` (``loss.kind=ArcFace``) leaves out the keys of the recipe's own kind that the new one does
+    not take; ``say`` gets a note about each.
 
     ``resumed``: it is that of a run to be continued, which may hold what a new run may not.
     """
@@ -131,6 +132,9 @@ def load(
     _check_tables(content)  # before anything is put into them
     for key, table in tables.items():
         content.setdefault(key, {}).update(table)
+    overrides = list(overrides)
+    for note in _leave_out_keys(content, overrides):
+        say(note)
     keys = [_apply(content, override) for override in overrides]
     if str(source) in known:
         written = (*keys, *(f"{key}.{name}" for key, table in tables.items() for name in table))
@@ -138,6 +142,16 @@ def load(
     recipe = _checked(content, STORED) if resumed else parse(content)
     heard(recipe, keys)
     return recipe
+
+
+def as_recipe(given: Any) -> Recipe:
+    """A recipe as callers give it: itself, the name of a shipped one, or the path of a file."""
+    if isinstance(given, Recipe):
+        return given
+    if isinstance(given, str | Path):
+        return load(given)
+    wanted = "a Recipe, the name of a shipped one or the path of a TOML file"
+    raise InputError(f"recipe= must be {wanted}, got {type(given).__name__}; mettle.train.load reads one with changes")
 
 
 def stored_recipe(path: Path) -> Recipe:
@@ -184,22 +198,69 @@ def _checked(content: Mapping[str, Any], context: object = None) -> Recipe:
 
 
 def _apply(content: dict[str, Any], override: str) -> str:
-    """Set one key, and name it; the value is read as TOML, and as plain text where it is no TOML."""
-    key, sign, text = override.partition("=")
-    if not sign or not key.strip():
-        raise RecipeError(f"--set takes table.key=value, got {override!r}")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
-    *tables, last = key.strip().split(".")
+    """Set one key, and name it."""
+    key, value = _read_override(override)
+    *tables, last = key.split(".")
     place = content
     for table in tables:
         place = place.setdefault(table, {})
         if not isinstance(place, dict):
             raise RecipeError(f"--set {key}: {table!r} is a value, not a table")
     place[last] = value
-    return key.strip()
+    return key
+
+
+def _read_override(override: str) -> tuple[str, Any]:
+    """The key and the value, which is read as TOML, and as plain text where it is no TOML."""
+    key, sign, text = override.partition("=")
+    if not sign or not key.strip():
+        raise RecipeError(f"--set takes table.key=value, got {override!r}")
+    try:
+        return key.strip(), tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), text.strip()
+
+
+def _leave_out_keys(content: dict[str, Any], overrides: Iterable[str]) -> list[str]:
+    """Take keys of the recipe's own loss or difficulty out of it, where an override names another kind.
+
+    What stays are keys that the new kind takes with these values, so that a temperature or a difficulty is kept where
+    it can be. Keys that are overridden themselves are not touched: those that do not apply are errors.
+    """
+    given = dict(map(_read_override, overrides))
+    notes = []
+    for key, kind in given.items():
+        *tables, last = key.split(".")
+        if last != "kind" or tables[:1] not in (["loss"], ["biased"]):
+            continue
+        place: Any = content
+        for table in tables:
+            place = place.get(table) if isinstance(place, Mapping) else None
+        module = INNER.get(tables[-1], losses)
+        if not isinstance(place, dict) or place.get("kind") == kind or kind not in module.__all__:
+            continue
+        where = ".".join(tables)
+        for name in [name for name in place if name != "kind" and f"{where}.{name}" not in given]:
+            if not _takes_key(module, str(kind), name, place[name], where):
+                value = place.pop(name)
+                shown = describe_call(value) if isinstance(value, Mapping) else repr(value)
+                notes.append(f"{where}.{name} = {shown} of the recipe does not apply to {kind} and was left out")
+    return notes
+
+
+def _takes_key(module: ModuleType, kind: str, name: str, value: Any, where: str) -> bool:
+    """Whether a loss or difficulty has such an argument and takes this value for it, everything else at its default."""
+    taken = arguments(getattr(module, kind))
+    if name not in taken:
+        return False
+    needed = [p for p in taken.values() if p.default is p.empty and p.name not in (*SIZES, name)]
+    if needed:  # it cannot be tried by itself; what is wrong with it is told when all keys are there
+        return True
+    try:
+        built(module, {"kind": kind, name: value}, where, SIZES)
+    except RecipeError:
+        return False
+    return True
 
 
 def _message(error: ValidationError) -> str:
@@ -230,6 +291,7 @@ __all__ = [
     "Optimise",
     "Recipe",
     "Twice",
+    "as_recipe",
     "load",
     "parse",
     "shipped",

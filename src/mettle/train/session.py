@@ -17,7 +17,7 @@ from mettle.data.samples import NO_SPLIT, Samples
 from mettle.data.source import read
 from mettle.data.splits import class_disjoint, unseen_domain
 from mettle.data.tuples import Tuples
-from mettle.errors import DataError, MettleError, RunError
+from mettle.errors import DataError, InputError, MettleError, RunError
 from mettle.model import Embedder
 from mettle.train import checkpoint, loop, trained
 from mettle.train.artifact import Run, create, embedded, finish, keep_classes, open_run, places
@@ -30,7 +30,7 @@ from mettle.train.held_out import held_out
 from mettle.train.jtt import mistakes
 from mettle.train.log import Log
 from mettle.train.method import Method, Supervised
-from mettle.train.recipe import Recipe
+from mettle.train.recipe import Recipe, as_recipe
 from mettle.train.similarity import named, settled
 from mettle.train.two_encoder import TwoEncoder, keep_biased
 
@@ -160,19 +160,22 @@ def _divided(recipe: Recipe, samples: Samples, table: Tuples | None = None) -> S
 
 
 def train(
-    recipe: Recipe,
-    folder: Path,
+    recipe: Recipe | Path | str,
+    folder: Path | str,
     *,
     resume: bool = False,
     cache: Path | None = None,
     progress: Callable[[int, dict[str, Any]], None] = lambda step, line: None,
     tensorboard: bool = True,
     say: Callable[[str], None] = lambda note: None,
+    started: Callable[[Run], None] = lambda run: None,
 ) -> Outcome:
-    """Train a recipe into ``folder``, or continue the run that is there.
+    """Train a recipe, or a shipped one by its name or a file by its path, into ``folder``, or continue the run there.
 
-    ``progress`` is called after every step; ``say`` with each note about the data before the first.
+    ``progress`` is called after every step; ``say`` with each note about the data before the first; ``started`` once,
+    when the run folder is there and training is about to begin.
     """
+    recipe, folder = as_recipe(recipe), _as_folder(folder)
     old = open_run(folder) if resume and folder.exists() else None
     if old is not None:
         recipe = take_over_settings(recipe, old.recipe)
@@ -190,6 +193,7 @@ def train(
     for note in told:
         say(note)
     run = old or create(folder, recipe, facts)
+    started(run)
     trained.keep(run, samples)
     if recipe.train.method == "jtt" and recipe.jtt.copies:
         wrong, notes, done = _first(recipe, run, samples, progress)
@@ -207,6 +211,13 @@ def train(
         if table is not None:
             notes += held_out(run, method.model, getattr(method, "loss", None), table, samples)
     return Outcome(run, method.model, samples, done, None if old is None else start, notes)
+
+
+def _as_folder(folder: Any) -> Path:
+    """The run folder that a caller named."""
+    if not isinstance(folder, str | Path):
+        raise InputError(f"folder= must be the path of a run folder, got {type(folder).__name__}")
+    return Path(folder)
 
 
 def _continued(old: Run, recipe: Recipe) -> Recipe:
