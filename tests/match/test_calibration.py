@@ -443,14 +443,15 @@ def test_the_command_keeps_shows_and_forgets(tmp_path):
     rows = crowd(40, templates=3)
     table = tmp_path / "z.npz"
     np.savez(table, embeddings=rows.reshape(-1, DIM), label=np.repeat(np.arange(40), 3))
-    mettle("gallery", "enrol", tmp_path / "g", "--dim", DIM, "--table", table)
+    mettle("gallery", "enrol", tmp_path / "g", "--table", table)
+    assert mettle("gallery", "calibrate", tmp_path / "g", "--forget") == "forgotten\n", "the table was calibrated on"
     assert "not kept: answer" in mettle("gallery", "calibrate", tmp_path / "g", "--far", 0.1, "--no-keep")
-    assert "calibrated" not in mettle("gallery", "info", tmp_path / "g")
+    assert "not calibrated: no threshold was measured" in mettle("gallery", "info", tmp_path / "g")
     said = mettle("gallery", "calibrate", tmp_path / "g", "--far", 0.1, "--far", 0.00001)
     assert "kept: answers at these rates go by it, and without --far at 0.1 per person" in said
     assert "nothing was kept" in mettle("gallery", "calibrate", tmp_path / "g", "--far", 0.00001)
     said = mettle("gallery", "info", tmp_path / "g")
-    assert "calibrated for 0.1 per person on 40 people with 120 templates, after change 1" in said
+    assert "calibrated for 0.1 per person on 40 people with 120 templates, after change 3" in said
     assert "since then 0 templates came and 0 went\n" in said and "false-accept rate 0.1 per person: threshold" in said
     np.save(tmp_path / "one.npy", crowd(5, 7)[:, 0])
     for i in range(5):
