@@ -21,8 +21,9 @@ from test_sqlite import copied, log_bytes, log_path
 from command_line import mettle, refused
 from mettle import Gallery
 from mettle.errors import GalleryError, InputError
-from mettle.match.calibration import Calibration
+from mettle.match.calibration import Calibration, count_pairs, lowest_rate, pairs_needed, people_needed
 from mettle.match.postgres import PostgresRecord
+from mettle.match.strangers import _allowed
 
 DIM, MADE = 16, {0.1: 0.4, 1e-3: 0.7}  # thresholds that a gallery is made with, and that independent rows keep
 
@@ -437,6 +438,15 @@ def test_a_gallery_of_the_version_before_can_be_calibrated_and_loses_nothing(old
         assert gallery._record.enrol("person 4", units(4, 1, 4), request="r4").repeated
         gallery.forget_calibration()
     assert rows_of(older)["facts"] == before["facts"], "forgotten, it is as it was: older versions read it again"
+
+
+@pytest.mark.parametrize(("far", "people"), [(0.1, 9), (0.05, 12), (0.01, 25), (0.003, 46), (0.001, 78), (1e-4, 246)])
+def test_a_rate_is_measured_from_so_many_people_on(far, people):
+    pairs = pairs_needed(far)
+    assert _allowed(far, pairs, int(far * pairs)) == 0 and _allowed(far, pairs - 1, int(far * pairs)) == -1
+    assert lowest_rate(pairs) <= far < lowest_rate(pairs - 1)
+    assert people_needed(far) == people
+    assert count_pairs(people) >= pairs > count_pairs(people - 1)
 
 
 def test_the_command_keeps_shows_and_forgets(tmp_path):

@@ -210,3 +210,28 @@ def test_calibration_says_what_it_needs(tmp_path):
     Gallery.open(tmp_path / "other", dim=DIM, fusion="mean").close()
     with pytest.raises(InputError, match="fusion"):
         Gallery.open(tmp_path / "other", thresholds=table)
+
+
+def test_vectors_that_share_a_mean_are_not_taken_for_each_other(tmp_path):
+    """Twenty of twenty strangers matched when a threshold was assumed from independent directions."""
+    rng = np.random.default_rng(0)
+
+    def draw(people: int, templates: int) -> np.ndarray:
+        own = 1 + rng.normal(size=(people, 1, 128))  # cosine 0.5 between any two
+        return own + 0.5 * rng.normal(size=(people, templates, 128))
+
+    people, strangers = draw(100, 3), draw(1000, 1)[:, 0]
+    with Gallery.open(tmp_path / "g", dim=128) as gallery:
+        gallery.enrol_many((f"p{i}", rows) for i, rows in enumerate(people))
+        assert {answer.verdict for answer in gallery.identify_many(strangers[:20])} == {"not calibrated"}
+        table = gallery.calibrate()
+        assert table["0.001"]["impostors"] == 4950
+        point = gallery.operating()
+        assert (point.far, point.per) == (0.001, "person") and 0.5 < point.threshold < 0.75
+        answers = gallery.identify_many(strangers)
+        claimed = [gallery.verify(f"p{i % 100}", row).match for i, row in enumerate(strangers)]
+        own = [gallery.verify(f"p{i}", draw_again).match for i, draw_again in enumerate(people[:, 0] + 0.1)]
+    assert np.mean(claimed) <= 0.001 + 3 * np.sqrt(0.001 / len(claimed))
+    named = np.asarray([answer.match is not None for answer in answers])
+    assert named[:20].sum() <= 1 and named.mean() < answers[0].false_matches == pytest.approx(0.1)
+    assert np.mean(own) == 1, "and everybody is still known"
