@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from command_line import mettle
 from mettle.cli import app
+from mettle.train import open_run
+from mettle.train.artifact import set_thresholds
 from small_runs import small_run
 
 
@@ -137,6 +139,17 @@ def test_a_second_table_leaves_the_thresholds_and_says_that_they_are_stale(tmp_p
     said = mettle("gallery", "enrol", tmp_path / "g", "--table", tmp_path / "more.npz")
     assert "note: the calibration is stale: measured on 30 people, 50 are enrolled now" in said
     assert json.loads(mettle("gallery", "info", tmp_path / "g", "--json"))["calibration"]["people"] == before["people"]
+
+
+def test_data_of_a_model_without_thresholds_are_enrolled_and_not_calibrated_on(trained, tmp_path):
+    """They may be those that it was trained on: whether they can stand for strangers is for the user to say."""
+    shutil.copytree(trained.run.folder, tmp_path / "run")
+    set_thresholds(open_run(tmp_path / "run"), {})
+    enrol = ("gallery", "enrol", tmp_path / "g", "--model", tmp_path / "run", "--data", trained.samples.origin)
+    assert "\nnot calibrated: no threshold was measured for this gallery" in mettle(*enrol)
+    assert json.loads(mettle("gallery", "info", tmp_path / "g", "--json"))["calibration"] is None
+    evaluated = mettle(*enrol[:3], "--model", trained.run.folder, *enrol[5:])
+    assert "calibrated" not in evaluated, "the contract has thresholds by now"
 
 
 def test_the_length_of_embeddings_is_read_from_them(tmp_path):

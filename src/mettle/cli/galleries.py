@@ -107,8 +107,9 @@ def enrol(
                 f"{len(named)} people enrolled, {added} templates added{_skipped(skipped)}; "
                 f"{len(opened)} people are enrolled in all"
             )
-            if table is not None and _lacks_threshold(opened):
-                print(_calibrate_enrolled(opened))
+            if _lacks_threshold(opened):
+                # Data may be those that the model was trained on, who are further apart than strangers: not by itself.
+                print(f"not calibrated: {opened.operating().basis}" if table is None else _calibrate_enrolled(opened))
             say([note for note in opened.notes if note not in before])  # a former calibration may be stale now
             return
         receipt = opened.enrol(identity, templates if ready is None else ready[0][1], request=request, replace=replace)
