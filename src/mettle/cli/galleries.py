@@ -13,7 +13,9 @@ from mettle.cli.shell import Domain, Image, Label, group, samples_of
 
 gallery_app = group("gallery", "Enrol people under a trained model and say who is who.")
 
-RATES = (0.01, 0.001)  # per person, that a table is calibrated for by itself: nobody means one in ten without saying
+# Rates per person that a table is calibrated for by itself, as far as its people are enough. One in ten is not among
+# them: nobody means it without saying so.
+RATES = (0.01, 0.001, 1e-4, 1e-5, 1e-6)
 
 Where = Annotated[
     str, typer.Argument(metavar="GALLERY", help="A folder, or postgresql://user@host/database?gallery=name.")
@@ -219,27 +221,31 @@ def _lacks_threshold(opened: Any) -> bool:
 def _calibrate_enrolled(opened: Any) -> str:
     """Measure thresholds on whoever is enrolled, where they are enough; says on how many, or what is missing."""
     from mettle.match.calibration import count_pairs, lowest_rate, pairs_needed, people_needed
+    from mettle.match.operating import most
 
-    people, rate = len(opened), max(RATES)
+    people, highest = len(opened), max(RATES)
     without = "until then answers have candidates and scores, and no match"
     remedy = "`mettle gallery calibrate` with more people or a higher --far, or --threshold with the question"
-    if people < people_needed(rate):
+    rates = [rate for rate in RATES if people >= people_needed(rate)]
+    if not rates:
         return (
             f"not calibrated: {people} people make {count_pairs(people)} impostor pairs, and a false-accept rate of "
-            f"{rate:g} takes {pairs_needed(rate)} ({people_needed(rate)} people); {without}: {remedy}"
+            f"{highest:g} takes {pairs_needed(highest)} ({people_needed(highest)} people); {without}: {remedy}"
         )
-    table = opened.calibrate(RATES)
+    table = opened.calibrate(rates)
     point = opened.operating()
     if point.threshold is None:
         return (
             f"not calibrated: among {people} people too many share a template, so that no threshold keeps them apart; "
             f"{without}: see `mettle gallery audit`"
         )
-    pairs = next(iter(table.values()))["impostors"]
+    pairs = table[repr(point.far)]["impostors"]
+    known = ", ".join(f"{float(rate):g}" for rate, entry in table.items() if entry["threshold"] is not None)
+    named = most(point, opened.binding.fusion, people, opened.info().templates)
     return (
-        f"calibrated on {people} people, {pairs} impostor pairs of people, which is enough for false-accept rates from "
-        f"{lowest_rate(pairs):.2g}: without --far answers are given at {point.far:g} per person, threshold "
-        f"{point.threshold:.4f}"
+        f"calibrated on {people} people, {pairs} impostor pairs of people (enough for false-accept rates per person "
+        f"from {lowest_rate(pairs):.2g}), for {known}; without --far answers are given at {point.far:g}, threshold "
+        f"{point.threshold:.4f}, and at most {named:g} of strangers are given a name"
     )
 
 
