@@ -3,6 +3,8 @@
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from typer.testing import CliRunner
 
 from command_line import mettle
 from mettle.cli import app
+from mettle.train import open_run
+from mettle.train.artifact import set_thresholds
 from small_runs import small_run
 
 
@@ -61,6 +65,147 @@ def test_answers_say_what_the_threshold_means_for_a_person_and_for_everybody(tra
     found = json.loads(mettle("gallery", "identify", gallery, file, "--far", "0.1", "--json"))[0]
     assert found["false_matches"] == pytest.approx(0.5) and found["templates"] == 5
     assert "at most 0.5 of strangers given a name" in mettle("gallery", "identify", gallery, file, "--far", "0.1")
+
+
+def write_table(path, people: int, templates: int = 3, dim: int = 16, seed: int = 0):
+    """People of another model: their vectors share a mean. Returns a probe of each, and as many strangers."""
+    rng = np.random.default_rng(seed)
+    own = 1 + rng.normal(size=(2 * people, 1, dim))
+    rows = own + 0.3 * rng.normal(size=(2 * people, templates + 1, dim))
+    label = np.repeat([f"person {i}" for i in range(people)], templates)
+    np.savez(path, embeddings=rows[:people, 1:].reshape(-1, dim).astype(np.float32), label=label)
+    return rows[:people, 0], rows[people:, 0]
+
+
+@pytest.mark.parametrize(
+    ("people", "far", "known", "lowest"),
+    [
+        (25, 0.01, "0.01", "0.0099"),
+        (77, 0.01, "0.01", "0.001"),
+        (78, 0.001, "0.01, 0.001", "0.001"),
+        (250, 0.001, "0.01, 0.001, 0.0001", "9.6e-05"),
+    ],
+)
+def test_a_table_of_enough_people_is_calibrated_on_and_says_on_how_many(tmp_path, people, far, known, lowest):
+    probes, strangers = write_table(tmp_path / "z.npz", people)
+    said = mettle("gallery", "enrol", tmp_path / "g", "--table", tmp_path / "z.npz")  # as long as they are: no --dim
+    pairs = people * (people - 1) // 2
+    assert f"calibrated on {people} people, {pairs} impostor pairs of people (enough for false-accept rates" in said
+    assert f"from {lowest}), for {known}; without --far answers are given at {far:g}, threshold 0." in said
+    assert f"at most {people * far:g} of strangers are given a name" in said
+    np.save(tmp_path / "probes.npy", probes)
+    np.save(tmp_path / "strangers.npy", strangers)
+    found = json.loads(mettle("gallery", "identify", tmp_path / "g", "--embeddings", tmp_path / "probes.npy", "--json"))
+    assert np.mean([one["match"] == f"person {i}" for i, one in enumerate(found)]) > 0.9
+    found = json.loads(
+        mettle("gallery", "identify", tmp_path / "g", "--embeddings", tmp_path / "strangers.npy", "--json")
+    )
+    assert (
+        np.mean([one["match"] is not None for one in found]) <= found[0]["false_matches"] == pytest.approx(people * far)
+    )
+    again = mettle("gallery", "enrol", tmp_path / "g", "--table", tmp_path / "z.npz")
+    assert "calibrated" not in again, "there is a threshold now, and it does not move by itself"
+
+
+def test_a_table_of_too_few_people_is_not_calibrated_and_nobody_matches(tmp_path):
+    probes, _ = write_table(tmp_path / "z.npz", 24)
+    said = mettle("gallery", "enrol", tmp_path / "g", "--table", tmp_path / "z.npz")
+    assert (
+        "not calibrated: 24 people make 276 impostor pairs, and a false-accept rate of 0.01 takes 299 (25 people)"
+        in said
+    )
+    assert "`mettle gallery calibrate`" in said and "--threshold" in said
+    np.save(tmp_path / "one.npy", probes[:1])
+    verify = ("gallery", "verify", tmp_path / "g", "person 0", "--embeddings", tmp_path / "one.npy")
+    said = mettle(*verify, status=3)
+    assert said.startswith("not calibrated  score 0.9") and "`mettle gallery calibrate`" in said
+    found = json.loads(mettle(*verify, "--json", status=3))
+    assert (found["verdict"], found["match"], found["threshold"], found["far"]) == ("not calibrated", False, None, None)
+    assert found["score"] > 0.9
+    assert mettle(*verify, "--threshold", 0.5).startswith("match: person 0")
+    said = mettle("gallery", "identify", tmp_path / "g", "--embeddings", tmp_path / "one.npy", "-k", 2)
+    assert said.startswith("probe 0: not calibrated") and "'person 0'" in said and "below" not in said
+    assert "not calibrated: no threshold was measured" in mettle("gallery", "info", tmp_path / "g")
+    assert "rates from 0.011, unless" in mettle("gallery", "calibrate", tmp_path / "g", "--far", 0.01)
+    mettle("gallery", "calibrate", tmp_path / "g", "--far", 0.1)  # a rate that somebody has chosen
+    assert mettle(*verify).startswith("match: person 0")
+
+
+def test_a_table_whose_people_share_templates_is_not_calibrated(tmp_path):
+    rows = np.repeat(np.random.default_rng(0).normal(size=(5, 8)), 6, axis=0)
+    np.savez(tmp_path / "z.npz", embeddings=rows, label=np.arange(30))
+    said = mettle("gallery", "enrol", tmp_path / "g", "--table", tmp_path / "z.npz")
+    assert "not calibrated: among 30 people too many share a template" in said and "`mettle gallery audit`" in said
+    assert "75 pairs of people of 435 share a template" in mettle("gallery", "audit", tmp_path / "g")
+
+
+def test_a_second_table_leaves_the_thresholds_and_says_that_they_are_stale(tmp_path):
+    write_table(tmp_path / "z.npz", 30)
+    mettle("gallery", "enrol", tmp_path / "g", "--table", tmp_path / "z.npz")
+    before = json.loads(mettle("gallery", "info", tmp_path / "g", "--json"))["calibration"]
+    rows = np.random.default_rng(5).normal(size=(20, 16))
+    np.savez(tmp_path / "more.npz", embeddings=rows, label=np.arange(20))
+    said = mettle("gallery", "enrol", tmp_path / "g", "--table", tmp_path / "more.npz")
+    assert "note: the calibration is stale: measured on 30 people, 50 are enrolled now" in said
+    assert json.loads(mettle("gallery", "info", tmp_path / "g", "--json"))["calibration"]["people"] == before["people"]
+
+
+def test_data_of_a_model_without_thresholds_are_enrolled_and_not_calibrated_on(trained, tmp_path):
+    """They may be those that it was trained on: whether they can stand for strangers is for the user to say."""
+    shutil.copytree(trained.run.folder, tmp_path / "run")
+    set_thresholds(open_run(tmp_path / "run"), {})
+    enrol = ("gallery", "enrol", tmp_path / "g", "--model", tmp_path / "run", "--data", trained.samples.origin)
+    assert "\nnot calibrated: no threshold was measured for this gallery" in mettle(*enrol)
+    assert json.loads(mettle("gallery", "info", tmp_path / "g", "--json"))["calibration"] is None
+    evaluated = mettle(*enrol[:3], "--model", trained.run.folder, *enrol[5:])
+    assert "calibrated" not in evaluated, "the contract has thresholds by now"
+
+
+def test_the_length_of_embeddings_is_read_from_them(tmp_path):
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(2, 12)))
+    mettle("gallery", "enrol", tmp_path / "g", "anna", "--embeddings", tmp_path / "rows.npy")
+    assert "1 people, 2 templates of 12 numbers" in mettle("gallery", "info", tmp_path / "g")
+    write_table(tmp_path / "z.npz", 5)
+    assert "(n, 12)" in mettle("gallery", "enrol", tmp_path / "g", "--table", tmp_path / "z.npz", status=2)
+    said = mettle("gallery", "enrol", tmp_path / "h", "--table", tmp_path / "z.npz", "--dim", 12, status=2)
+    assert "(n, 12)" in said and not (tmp_path / "h").exists()
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest(tmp_path):
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(1, 8)))
+    mettle("gallery", "enrol", tmp_path / "g", "Anna Meier", "--embeddings", tmp_path / "rows.npy")
+    said = mettle("gallery", "delete", tmp_path / "g", "anna maier", status=2)
+    assert said.endswith("nothing was deleted; did you mean 'Anna Meier'?")
+    verify = ("gallery", "verify", tmp_path / "g", "Ana Meier", "--embeddings", tmp_path / "rows.npy")
+    assert mettle(*verify, status=2).endswith("did you mean 'Anna Meier'?")
+
+
+def test_looking_at_a_gallery_needs_no_torch(trained, pictures, tmp_path):
+    """Importing torch takes seconds: what answers without a model does not wait for it, also where there is one."""
+    gallery, file = tmp_path / "g", sorted(pictures.iterdir())[0]
+    mettle("gallery", "enrol", gallery, "anna", file, "--model", trained.run.folder)
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(2, 8)))
+    given = ["--embeddings", str(tmp_path / "rows.npy")]
+    commands = [
+        ["info"],
+        ["ids"],
+        ["check"],
+        ["enrol", "ben", *given],
+        ["identify", *given],
+        ["index"],
+        ["delete", "ben"],
+        ["compact"],
+    ]
+    code = (
+        "import json, sys\nfrom typer.testing import CliRunner\nfrom mettle.cli import app\n"
+        "for verb, *words in json.loads(sys.argv[2]):\n"
+        "    done = CliRunner().invoke(app, ['gallery', verb, sys.argv[1], *words])\n"
+        "    assert done.exit_code == 0, (verb, done.output, done.exception)\n"
+        "    assert 'torch' not in sys.modules, verb\n"
+    )
+    words = [sys.executable, "-c", code, str(gallery), json.dumps(commands)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
 
 
 def test_thresholds_for_people_as_they_are_enrolled(tmp_path):

@@ -1,5 +1,6 @@
 """`mettle serve`, `mettle keys`, `mettle trail`, `mettle --version` and the words of `mettle gallery`, as typed."""
 
+import asyncio
 import re
 import signal
 import socket
@@ -93,6 +94,46 @@ def test_serve_answers_and_stops(trained, picture, tmp_path):
         server.stdout.close()
         server.wait()
     assert mettle("gallery", "ids", tmp_path / "g.mettle") == "anna\n"
+
+
+def test_a_gallery_is_served_without_a_run(tmp_path, monkeypatch):
+    with Gallery.open(tmp_path / "g", dim=8) as gallery:
+        gallery.enrol_many((f"person {k}", row) for k, row in enumerate(ROWS))
+    asked = {}
+
+    def answer(service, host, port, listening):
+        listening("http://here")
+        transport = httpx.ASGITransport(service, client=("127.0.0.1", 5))
+
+        async def ask():
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+                asked["found"] = await client.post("/v1/identify", json={"embedding": ROWS[3].tolist()})
+                picture = {"image": ("a.png", b"x", "image/png")}
+                asked["picture"] = await client.post("/v1/identify", files=picture)
+                asked["start"] = await client.get("/")
+
+        asyncio.run(ask())
+
+    monkeypatch.setattr("mettle.service.serve", answer)
+    said = mettle("serve", "--gallery", tmp_path / "g", "--threshold", 0.9)
+    assert said == f"{tmp_path / 'g'}: 40 people; http://here/docs\n"
+    found = asked["found"].json()
+    assert (found["match"], found["threshold"]) == ("person 3", 0.9)
+    assert asked["start"].headers["location"] == "/docs", "without a run there is no workbench"
+    refused = asked["picture"]
+    assert refused.status_code == 422 and "no model for pictures: send embeddings" in refused.json()["error"]["message"]
+    said = mettle("serve", "--gallery", tmp_path / "g")
+    assert "note: not calibrated, so no answer will be a match: no threshold was measured" in said
+    found = asked["found"].json()
+    assert (found["match"], found["verdict"], found["threshold"]) == (None, "not calibrated", None)
+    assert found["candidates"][0]["identity"] == "person 3"
+
+
+def test_a_service_of_nothing_is_refused(tmp_path):
+    assert "give a run folder, or --gallery" in mettle("serve", status=2)
+    said = mettle("serve", "--gallery", tmp_path / "g", "--create", status=2)
+    assert "--create makes a gallery of a run" in said and not (tmp_path / "g").exists()
+    assert "no gallery at" in mettle("serve", "--gallery", tmp_path / "g", status=2)
 
 
 @pytest.mark.parametrize(

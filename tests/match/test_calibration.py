@@ -21,8 +21,9 @@ from test_sqlite import copied, log_bytes, log_path
 from command_line import mettle, refused
 from mettle import Gallery
 from mettle.errors import GalleryError, InputError
-from mettle.match.calibration import Calibration
+from mettle.match.calibration import Calibration, count_pairs, lowest_rate, pairs_needed, people_needed
 from mettle.match.postgres import PostgresRecord
+from mettle.match.strangers import _allowed
 
 DIM, MADE = 16, {0.1: 0.4, 1e-3: 0.7}  # thresholds that a gallery is made with, and that independent rows keep
 
@@ -439,18 +440,28 @@ def test_a_gallery_of_the_version_before_can_be_calibrated_and_loses_nothing(old
     assert rows_of(older)["facts"] == before["facts"], "forgotten, it is as it was: older versions read it again"
 
 
+@pytest.mark.parametrize(("far", "people"), [(0.1, 9), (0.05, 12), (0.01, 25), (0.003, 46), (0.001, 78), (1e-4, 246)])
+def test_a_rate_is_measured_from_so_many_people_on(far, people):
+    pairs = pairs_needed(far)
+    assert _allowed(far, pairs, int(far * pairs)) == 0 and _allowed(far, pairs - 1, int(far * pairs)) == -1
+    assert lowest_rate(pairs) <= far < lowest_rate(pairs - 1)
+    assert people_needed(far) == people
+    assert count_pairs(people) >= pairs > count_pairs(people - 1)
+
+
 def test_the_command_keeps_shows_and_forgets(tmp_path):
     rows = crowd(40, templates=3)
     table = tmp_path / "z.npz"
     np.savez(table, embeddings=rows.reshape(-1, DIM), label=np.repeat(np.arange(40), 3))
-    mettle("gallery", "enrol", tmp_path / "g", "--dim", DIM, "--table", table)
+    mettle("gallery", "enrol", tmp_path / "g", "--table", table)
+    assert mettle("gallery", "calibrate", tmp_path / "g", "--forget") == "forgotten\n", "the table was calibrated on"
     assert "not kept: answer" in mettle("gallery", "calibrate", tmp_path / "g", "--far", 0.1, "--no-keep")
-    assert "calibrated" not in mettle("gallery", "info", tmp_path / "g")
+    assert "not calibrated: no threshold was measured" in mettle("gallery", "info", tmp_path / "g")
     said = mettle("gallery", "calibrate", tmp_path / "g", "--far", 0.1, "--far", 0.00001)
     assert "kept: answers at these rates go by it, and without --far at 0.1 per person" in said
     assert "nothing was kept" in mettle("gallery", "calibrate", tmp_path / "g", "--far", 0.00001)
     said = mettle("gallery", "info", tmp_path / "g")
-    assert "calibrated for 0.1 per person on 40 people with 120 templates, after change 1" in said
+    assert "calibrated for 0.1 per person on 40 people with 120 templates, after change 3" in said
     assert "since then 0 templates came and 0 went\n" in said and "false-accept rate 0.1 per person: threshold" in said
     np.save(tmp_path / "one.npy", crowd(5, 7)[:, 0])
     for i in range(5):

@@ -17,6 +17,7 @@ from mettle.match.fusion import RULES
 from small_runs import Small, small_run
 
 DIM = 24
+THRESHOLDS = {1e-3: 0.6}  # which independent directions of this length exceed once in a thousand
 
 
 def units(count: int, seed: int = 0, dim: int = DIM) -> np.ndarray:
@@ -41,7 +42,7 @@ def other_trained(tmp_path_factory) -> Small:
 
 @pytest.fixture
 def gallery(tmp_path):
-    with Gallery.open(tmp_path / "people.mettle", dim=DIM) as opened:
+    with Gallery.open(tmp_path / "people.mettle", dim=DIM, thresholds=THRESHOLDS) as opened:
         yield opened
 
 
@@ -515,7 +516,7 @@ def test_an_index_that_cannot_be_built_changes_nothing(full, tmp_path):
 
 def test_g9_a_restored_record_is_never_read_by_the_index_of_its_future(tmp_path):
     path, rows = tmp_path / "g", units(8, 70)
-    with Gallery.open(path, dim=DIM) as gallery:
+    with Gallery.open(path, dim=DIM, thresholds=THRESHOLDS) as gallery:
         gallery.enrol("a", rows[0])
         gallery.snapshot(tmp_path / "backup")
         gallery.enrol("eve", rows[1])
@@ -719,3 +720,32 @@ class TestWithModel:
         with pytest.raises(DataError, match="No such file"):
             opened.enrol("anna", tmp_path / "none.png")
         assert len(opened) == 0
+
+
+def test_without_a_threshold_there_are_scores_and_candidates_and_no_match(tmp_path):
+    with Gallery.open(tmp_path / "g", dim=DIM) as gallery:
+        for i, row in enumerate(units(5)):
+            gallery.enrol(f"p{i}", row)
+        for options in ({}, {"far": 0.01}):
+            answer, found = gallery.verify("p2", units(5)[2], **options), gallery.identify(units(5)[2], k=3, **options)
+            assert answer.verdict == found.verdict == "not calibrated"
+            assert answer.match is False and answer.score == pytest.approx(1)
+            assert found.match is None and found.candidates[0].identity == "p2" and len(found.candidates) == 3
+            assert not any(candidate.match for candidate in found.candidates)
+            for said in (answer, found):
+                assert said.threshold is None and said.far is None and said.per is None
+                assert "`mettle gallery calibrate`" in said.basis and "threshold=" in said.basis
+            assert answer.false_accepts is None and found.false_matches is None
+        assert gallery.verify("p2", units(5)[2], threshold=0.5).verdict == "match: p2"
+        assert gallery.identify(units(5)[2], threshold=0.5).match == "p2"
+        assert gallery.identify(units(1, 77)[0], threshold=0.99).verdict == "no match"
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest(full):
+    for ask in (lambda name, **more: full.verify(name, units(1)[0], **more), full.delete):
+        with pytest.raises(UnknownIdentity, match="nobody called 'Persn 07' .*; did you mean 'person 07'\\?$"):
+            ask("Persn 07")
+        with pytest.raises(UnknownIdentity, match="enrolled[^;]*$"):
+            ask("Persn 07", suggest=False)
+        with pytest.raises(UnknownIdentity, match="enrolled[^;]*$"):
+            ask("zoe")

@@ -234,3 +234,19 @@ def test_damage_ends_with_another_status(folder):
         record.execute("UPDATE templates SET crc = crc + 1 WHERE number = 3")
     record.close()
     assert "template 3 fails its checksum" in mettle("gallery", "audit", folder / "g", status=2)
+
+
+def test_without_a_threshold_only_shared_templates_are_told(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(6, 2, 8))
+    with Gallery.open(tmp_path / "g", dim=8) as gallery:
+        gallery.enrol_many((f"p{i}", theirs) for i, theirs in enumerate(rows))
+        gallery.enrol("twin", rows[3, 1])
+        found = gallery.audit()
+        assert found.threshold is None and found.far is None and "no threshold was measured" in found.basis
+        assert (found.people, found.templates, found.pairs) == (7, 13, 21)
+        assert found.alike_count == found.same_count == 1
+        assert [(a.first, a.second, a.same) for a in found.alike] == [("p3", "twin", True)]
+        assert found.stray_count == 0 and found.strays == ()
+    said = mettle("gallery", "audit", tmp_path / "g")
+    assert "not calibrated, so only pairs that share a template are told" in said
+    assert "1 pairs of people of 21 share a template:" in said and "do not match" not in said

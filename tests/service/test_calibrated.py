@@ -196,3 +196,36 @@ def test_answers_on_a_connection_in_use_leave_at_once(service, key, people):
         if turn >= 40 and statistics.median(taken[-40:]) < 0.03:
             return  # a machine that is busy with other things is so now and then; 40 ms would be there always
     raise AssertionError(taken)
+
+
+def test_without_a_threshold_every_verdict_is_not_calibrated_and_nobody_is_named(service, key, tmp_path):
+    exact, trail = crowd()[7].tolist(), tmp_path / "trail.jsonl"
+    with Gallery.open(tmp_path / "new.mettle", dim=DIM) as gallery:
+        gallery.enrol_many((f"person {k}", row) for k, row in enumerate(crowd()))
+        start = service(gallery=gallery, trail=trail)
+        asked, shy = start(key(*SCOPES, name="all")), start(key("verify", name="shy"))
+        found = answers(asked, probe=exact)
+        assert points(found) == {(None, None, None)} and asked.get("/health").json()["ready"] is True
+        assert all("no threshold was measured" in body["basis"] for body in found.values())
+        assert {found[what]["verdict"] for what in ("verify", "nobody", "identify")} == {"not calibrated"}
+        assert found["verify"]["match"] is False and found["verify"]["score"] == 1
+        assert found["identify"]["match"] is None and not any(c["match"] for c in found["identify"]["candidates"])
+        assert found["identify"]["candidates"][0] == {"identity": "person 7", "score": 1, "match": False}
+        hidden = [
+            shy.post("/v1/verify", json={"identity": name, "embedding": exact}).json() | {"identity": ""}
+            for name in ("person 7", "zoe")
+        ]
+        assert hidden[0] == hidden[1] and hidden[0]["score"] is None, "who is enrolled is not told"
+        sent = asked.post("/v1/identify", files={"image": ("a.png", b"no matter what", "image/png")})
+        assert (sent.status_code, error(sent)) == (422, "no-model")
+        assert asked.post("/v1/enrol", json={"identity": "zoe", "embeddings": [exact]}).status_code == 200
+    assert '"outcome": "not calibrated"' in trail.read_text() and '"outcome": "match"' not in trail.read_text()
+
+
+def test_a_misspelt_name_is_not_put_right_over_http(service, key, people):
+    """Whoever may not list the people learns of none by misspelling one."""
+    asked = service()(key(*SCOPES, name="all"))
+    sent = asked.post("/v1/delete", json={"identity": "persn 7"})
+    assert (sent.status_code, error(sent)) == (404, "unknown-identity") and "person" not in sent.text
+    sent = asked.post("/v1/verify", json={"identity": "persn 7", "embedding": crowd()[7].tolist()})
+    assert sent.status_code == 200 and "person" not in sent.text

@@ -170,7 +170,8 @@ def test_the_command_that_lets_other_machines_in_is_named_and_works(trained, tmp
             text=True,
         )
 
-    serve = ("serve", trained[0].folder, "--gallery", "g.mettle", "--create", "--host", "0.0.0.0", "--port", 0)
+    where = ("--gallery", "g.mettle", "--create", "--host", "0.0.0.0", "--port", 0)
+    serve = ("serve", trained[0].folder, *where, "--threshold", 0.5)
     refused = mettle(*serve)
     out, err = refused.communicate(timeout=120)
     assert refused.returncode == 2 and out == "" and err.count("\n") == 1

@@ -277,7 +277,7 @@ def everybody(source, run, tmp_path):
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own", "service"])
-def test_the_page_says_what_the_rate_of_its_threshold_counts(browser, run, everybody, source, own):
+def test_the_page_says_what_the_rate_of_its_threshold_counts(browser, run, everybody, source, own, monkeypatch):
     with np.load(source) as file:
         image, name = file["images"][0, :, :, 0], str(file["label"][0])  # enrolled as it is: always a match
     app = create_app(everybody, runs=[run], routers=[routes([run], everybody if own else None, far=0.1)], far=0.1)
@@ -296,6 +296,13 @@ def test_the_page_says_what_the_rate_of_its_threshold_counts(browser, run, every
         assert said("") == f"{stands} 100.0 % of strangers pass."
         assert said(name) == f"{stands} 10.0 % of strangers pass.", "his four templates are four chances no longer"
         assert "40.0 %" in before[1]
+
+        monkeypatch.setattr(everybody._thresholds, "_model", {})  # as if the run's contract had none
+        everybody.forget_calibration()
+        for claim in ("", name):
+            assert said(claim).startswith("No threshold was measured for this gallery, so nobody is a match.")
+            assert page.locator("#live-answer .verdict").inner_text().strip() == "Not calibrated"
+            assert page.locator("#live-answer .limit").count() == 0 and page.locator("#live-answer .good").count() == 0
 
 
 @pytest.mark.parametrize("scopes", [(), ("identify",), ("verify",), ("identify", "verify")], ids="+".join)

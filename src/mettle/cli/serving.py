@@ -1,6 +1,7 @@
 """Commands of the HTTP service: serve, its keys and its trail."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +21,12 @@ TrailFile = Annotated[Path, typer.Argument(metavar="FILE", help="File of the tra
 
 @app.command()
 def serve(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run folder, or several for the workbench.")],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RUN", help="A run folder, or several for the workbench; none: --gallery alone."),
+    ] = None,
     gallery: Annotated[
-        str | None, typer.Option(help="Gallery of the first run; default: gallery.mettle in its folder.")
+        str | None, typer.Option(help="Gallery to answer from; default: gallery.mettle in the folder of the first run.")
     ] = None,
     create: Annotated[bool, typer.Option("--create", help="Make the gallery where --gallery names a new one.")] = False,
     host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's need --keys.")] = (
@@ -36,24 +40,28 @@ def serve(
     threshold: Annotated[float | None, typer.Option(help="Threshold to answer at instead.")] = None,
     megapixels: Annotated[float | None, typer.Option(help="Largest picture taken; default: 64.")] = None,
     megabytes: Annotated[float | None, typer.Option(help="Largest request taken; default: 16.")] = None,
-    workbench: Annotated[bool, typer.Option(help="Serve the workbench page at /workbench.")] = True,
+    workbench: Annotated[bool, typer.Option(help="Serve the workbench page of the runs at /workbench.")] = True,
 ) -> None:
-    """Serve a run: match over HTTP, and look at it in a browser."""
+    """Serve a run or a gallery: match over HTTP, and look at the run in a browser."""
+    from mettle.errors import InputError
     from mettle.match import Gallery
     from mettle.service import create_app
     from mettle.service import serve as listen
     from mettle.service.keys import Keys
     from mettle.service.server import check_address
-    from mettle.service.workbench import routes
-    from mettle.train import open_run
 
+    if not runs and gallery is None:
+        raise InputError("give a run folder, or --gallery GALLERY, or both: there is nothing to serve")
+    if not runs and create:
+        raise InputError("--create makes a gallery of a run: give the run, or make one with `mettle gallery enrol`")
     check_address(host, port, keys=keys is not None)  # before anything is made on disk
     limits, known = _limits(megapixels, megabytes), None if keys is None else Keys(keys)
-    opened = [open_run(run) for run in runs]
-    place = gallery or opened[0].folder / "gallery.mettle"
-    with Gallery.open(place, model=opened[0], create=create or gallery is None) as people:
+    opened = _open_runs(runs or ())
+    first = opened[0] if opened else None
+    place = opened[0].folder / "gallery.mettle" if gallery is None else gallery
+    with Gallery.open(place, model=first, create=create or gallery is None) as people:
         point = {"far": far, "threshold": threshold, "limits": limits}
-        page = [routes(opened, people, cache=cache(), **point)] if workbench else []
+        page = _workbench(opened, people, point) if workbench and opened else []
         service = create_app(
             people,
             runs=opened,
@@ -64,8 +72,25 @@ def serve(
             **point,
         )
         say(people.notes)
-        begin, page_at = f"{people.where}: {len(people)} people; ", "/workbench" if workbench else "/docs"
+        answering = people.operating(far=far, threshold=threshold)
+        if answering.threshold is None:
+            say([f"not calibrated, so no answer will be a match: {answering.basis}"])
+        begin, page_at = f"{people.where}: {len(people)} people; ", "/workbench" if page else "/docs"
         listen(service, host, port, listening=lambda where: print(begin + where + page_at, flush=True))
+
+
+def _open_runs(folders: Sequence[Path]) -> list[Any]:
+    if not folders:
+        return []
+    from mettle.train import open_run
+
+    return [open_run(folder) for folder in folders]
+
+
+def _workbench(runs: list[Any], people: Any, point: dict[str, Any]) -> list[Any]:
+    from mettle.service.workbench import routes
+
+    return [routes(runs, people, cache=cache(), **point)]
 
 
 def _limits(megapixels: float | None, megabytes: float | None) -> Any:

@@ -14,6 +14,7 @@ from mettle.cli.galleries import Far, Json, Threshold, Where, gallery_app, say
 def info(gallery: Where, as_json: Json = False) -> None:
     """What a gallery holds, under which model, and how it searches."""
     from mettle.match import Gallery
+    from mettle.match.operating import NOT_CALIBRATED
 
     with Gallery.open(gallery, read_only=True, create=False) as opened:
         notes, found = opened.notes, opened.info()
@@ -36,6 +37,8 @@ def info(gallery: Where, as_json: Json = False) -> None:
         )
     for rate, entry in found.thresholds.items():
         _threshold(rate, entry)
+    if not notes and not any(entry.get("threshold") is not None for entry in found.thresholds.values()):
+        print(f"  not calibrated: {NOT_CALIBRATED}")
 
 
 @gallery_app.command()
@@ -70,7 +73,7 @@ def calibrate(
     if not keep:
         end = "not kept: answer at one of these by --threshold"
     elif point is None:
-        end = "nothing could be measured, so nothing was kept: enrol more people, or ask for higher rates"
+        end = f"nothing could be measured, so nothing was kept: {_missing(next(iter(found.values()))['impostors'])}"
     else:
         end = f"kept: answers at these rates go by it, and without --far at {point.far:g} per {point.per}"
     print(f"measured on {next(iter(found.values()))['measured_on']}; {end}")
@@ -181,16 +184,30 @@ def snapshot(
         print(opened.snapshot(output))
 
 
+def _missing(pairs: int) -> str:
+    """What a calibration that measured nothing would have needed."""
+    from mettle.match.calibration import lowest_rate
+
+    return (
+        f"{pairs} impostor pairs of people are enough for rates from {lowest_rate(pairs):.2g}, unless people share "
+        "templates; enrol more people, or ask for a higher --far"
+    )
+
+
 def _audited(where: str, found: Any) -> None:
     say(found.notes)
     if not found.people:
         print(f"{where}: nobody is enrolled, there is nothing to compare")
     else:
         print(f"{where}: {found.people} people, {found.templates} templates; people with one only: {found.single}")
-        rate = "rate unknown" if found.far is None else f"rate {found.far:g} a {found.per}"
-        print(f"compared at threshold {found.threshold:.4f} (false-accept {rate}; {found.basis})")
+        if found.threshold is None:
+            print(f"not calibrated, so only pairs that share a template are told: {found.basis}")
+        else:
+            rate = "rate unknown" if found.far is None else f"rate {found.far:g} a {found.per}"
+            print(f"compared at threshold {found.threshold:.4f} (false-accept {rate}; {found.basis})")
         _alike(found)
-        _strays(found)
+        if found.threshold is not None:
+            _strays(found)
     for problem in found.problems:
         print(problem)
     print("record and index: sound" if not found.problems else f"record and index: {len(found.problems)} problems")
@@ -199,10 +216,12 @@ def _audited(where: str, found: Any) -> None:
 def _alike(found: Any) -> None:
     whole = found.pairs == found.people * (found.people - 1) // 2
     of = f"{found.pairs}" if whole else f"{found.pairs} that were compared, drawn at random,"
-    print(
-        f"{found.alike_count} pairs of people of {of} would be taken for each other, {found.same_count} of them by the "
-        f"same template{_listed(found.alike, found.alike_count)}"
-    )
+    if found.threshold is None:
+        said = f"{found.same_count} pairs of people of {of} share a template"
+    else:
+        alike = f"{found.alike_count} pairs of people of {of} would be taken for each other"
+        said = f"{alike}, {found.same_count} of them by the same template"
+    print(f"{said}{_listed(found.alike, found.alike_count)}")
     for pair in found.alike:
         print(f"  {pair.score:+.4f}  {pair.first!r}  {pair.second!r}{'  same template' if pair.same else ''}")
 

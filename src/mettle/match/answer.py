@@ -14,8 +14,8 @@ class Verified:
 
     identity: str
     score: float
-    threshold: float
-    far: float | None  # false-accept rate at the threshold, of what ``per`` says; None: a threshold given by hand
+    threshold: float | None  # None: none was measured and none was given; the verdict is "not calibrated"
+    far: float | None  # false-accept rate at the threshold, of what ``per`` says; None: not known
     match: bool
     templates: int  # how many the score was fused from
     basis: str = ""  # where the threshold comes from
@@ -25,7 +25,7 @@ class Verified:
     @property
     def verdict(self) -> str:
         """In words."""
-        return f"match: {self.identity}" if self.match else "no match"
+        return verdict(self.identity if self.match else None, self.threshold)
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Identified:
     ``false_matches`` are given a name.
     """
 
-    match: str | None  # the best candidate at or above the threshold; None: "no match"
+    match: str | None  # the best candidate at or above the threshold; None: "no match", or "not calibrated"
     candidates: tuple[Candidate, ...]  # best first
-    threshold: float
+    threshold: float | None  # None: none was measured and none was given; the verdict is "not calibrated"
     far: float | None
     identities: int  # with whom the probe was compared
     basis: str = ""
@@ -59,7 +59,7 @@ class Identified:
     @property
     def verdict(self) -> str:
         """In words."""
-        return "no match" if self.match is None else f"match: {self.match}"
+        return verdict(self.match, self.threshold)
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,13 @@ class Info:
     calibration: Mapping[str, Any] | None = None  # kept in the record: on what it was measured, and whether it is stale
 
 
+def verdict(match: str | None, threshold: float | None) -> str:
+    """An answer in words: "match: " and who, "no match", or "not calibrated" where there is no threshold to say so."""
+    if threshold is None:
+        return "not calibrated"
+    return "no match" if match is None else f"match: {match}"
+
+
 def verified(identity: str, score: float, point: Operating, templates: int, bound: float | None) -> Verified:
     """A score as an answer at an operating point; ``bound``: how many strangers this person accepts."""
     return Verified(
@@ -87,7 +94,7 @@ def verified(identity: str, score: float, point: Operating, templates: int, boun
         score=score,
         threshold=point.threshold,
         far=point.far,
-        match=score >= point.threshold,
+        match=point.accepts(score),
         templates=templates,
         basis=point.basis,
         false_accepts=bound,
@@ -97,7 +104,7 @@ def verified(identity: str, score: float, point: Operating, templates: int, boun
 
 def identified(best: list[tuple[str, float]], point: Operating, size: Size, bound: float | None) -> Identified:
     """The best people as an answer at an operating point; ``bound``: how many unknown probes find somebody."""
-    candidates = tuple(Candidate(name, score, score >= point.threshold) for name, score in best)
+    candidates = tuple(Candidate(name, score, point.accepts(score)) for name, score in best)
     first = candidates[0].identity if candidates and candidates[0].match else None
     return Identified(
         match=first,

@@ -5,7 +5,8 @@
     strays  templates that their own person, without them, would not accept
 
 Both are lists to look at, not verdicts: strangers pass at the rate that the threshold stands for, and a bad picture of
-somebody is theirs all the same.
+somebody is theirs all the same. Without a threshold (none was measured, none was given) only what needs none is told:
+pairs that share a template.
 
 People are compared in tiles, so memory does not grow with their pairs. All pairs are looked at up to `SCORES` scores
 (some 180,000 templates); beyond, everybody is compared with people drawn at random, as many as that allows.
@@ -53,7 +54,7 @@ class Audited:
     people: int
     templates: int
     single: int  # people with one template only
-    threshold: float  # at which answers are given, as in `Operating`
+    threshold: float | None  # at which answers are given, as in `Operating`
     far: float | None
     per: str | None
     basis: str
@@ -75,7 +76,7 @@ def audit(
     if len(found.owner) * (len(found.owner) + 1) // 2 > SCORES:
         found = found.shuffled()
     pairs, alike_count, same_count, alike = _alike(found, rule, point.threshold, count)
-    stray_count, strays = _strays(found, rule, point.threshold, count)
+    stray_count, strays = (0, ()) if point.threshold is None else _strays(found, rule, point.threshold, count)
     return Audited(
         people=len(found.names),
         templates=len(found.owner),
@@ -95,9 +96,10 @@ def audit(
     )
 
 
-def _alike(found: Everybody, rule: str, threshold: float, count: int) -> tuple[int, int, int, tuple[Alike, ...]]:
+def _alike(found: Everybody, rule: str, threshold: float | None, count: int) -> tuple[int, int, int, tuple[Alike, ...]]:
     """Pairs that were compared, those that are alike, those that share a template, and the first of them."""
-    pairs, many, same, bar = 0, 0, 0, min(threshold, 1 - SAME)
+    pairs, many, same = 0, 0, 0
+    bar = 1 - SAME if threshold is None else min(threshold, 1 - SAME)
     scores, at = np.empty(0, np.float32), np.empty((0, 2), np.int64)
     for first, tile in _tiles(found, rule):
         height, width = tile.shape

@@ -3,10 +3,14 @@
 A calibration goes stale by a clear rule: once the number of people differs by more than a tenth from what it was, or
 more than a tenth as many templates have come, or gone, as it was measured on. A stale one is still used, since nothing
 better was measured, and every answer that rests on it says so. One of another model or fusion rule is never used.
+
+How low a rate can be measured depends on the pairs of people that there are. If none of P pairs reaches a threshold,
+the rate of strangers is at most ``far`` with confidence 0.95 where (1 - far)^P <= 0.05: `pairs_needed`, `lowest_rate`.
 """
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -14,6 +18,7 @@ from typing import Any
 from mettle.errors import GalleryError
 from mettle.match.operating import as_thresholds
 
+CONFIDENCE = 0.95  # that the rate of strangers is not above the one that is told
 SHARE = 0.1  # of people or templates that may change before it is stale
 
 
@@ -64,6 +69,27 @@ class Standing:
             f"stale: measured on {then.people} people, {self.people} are enrolled now, {self.came} templates came and "
             f"{self.gone} went since: calibrate again"
         )
+
+
+def count_pairs(people: int) -> int:
+    """How many pairs so many people make."""
+    return people * (people - 1) // 2
+
+
+def pairs_needed(far: float) -> int:
+    """How many pairs of people a false-accept rate needs to be measured: 29 for 0.1, 299 for 0.01, 2995 for 0.001."""
+    return math.ceil(math.log(1 - CONFIDENCE) / math.log1p(-far))
+
+
+def people_needed(far: float) -> int:
+    """How many people make as many pairs: 9 for 0.1, 25 for 0.01, 78 for 0.001."""
+    people = math.isqrt(2 * pairs_needed(far))
+    return next(n for n in (people, people + 1, people + 2) if count_pairs(n) >= pairs_needed(far))
+
+
+def lowest_rate(pairs: int) -> float:
+    """The lowest false-accept rate that can be measured on so many pairs of people."""
+    return -math.expm1(math.log(1 - CONFIDENCE) / pairs)
 
 
 def summary(standing: Standing) -> dict[str, Any]:

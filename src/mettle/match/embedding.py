@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,22 @@ BATCH = 256  # pictures embedded at a time
 
 
 class Embedding:
-    """Unit vectors of one gallery: checked, normalised, and made by the bound model where pictures come."""
+    """Unit vectors of one gallery: checked, normalised, and made by the bound model where pictures come.
 
-    def __init__(self, dim: int, run: "Run | None" = None):
-        self.dim, self.run = dim, run
+    The run that the gallery keeps beside its templates is opened by ``load`` when it is first asked for: vectors need
+    no model, and opening a run imports torch.
+    """
+
+    def __init__(self, dim: int, run: "Run | None" = None, load: "Callable[[], Run] | None" = None):
+        self.dim, self._run, self._load_run = dim, run, load
         self._model: Embedder | None = None
+
+    @property
+    def run(self) -> "Run | None":
+        """The run whose model embeds pictures; None where there is none."""
+        if self._run is None and self._load_run is not None:
+            self._run = self._load_run()
+        return self._run
 
     def vectors(self, given: Any) -> np.ndarray:
         """(n, dim) float32 of unit length."""

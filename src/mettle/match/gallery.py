@@ -4,7 +4,8 @@
     verify <───────── record
 
 Verification reads the person's templates from the record and is exact always. Identification finds candidates by
-the index and says how many it lost when that index was built.
+the index and says how many it lost when that index was built. Scores become verdicts at a threshold that was measured
+(on the people enrolled, or with the model) or given; without one the verdict is "not calibrated".
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from mettle.match.crowd import enrol_crowd
 from mettle.match.embedding import Embedding
 from mettle.match.glance import glance
 from mettle.match.move import Moved, move
-from mettle.match.naming import settled, spellings
+from mettle.match.naming import settled, spellings, suggest_name
 from mettle.match.opening import opened
 from mettle.match.operating import Operating, most
 from mettle.match.place import exists, made, reopened, snapshot
@@ -132,20 +133,48 @@ class Gallery:
         """Enrol (identity, templates) of many people: some hundreds at a time become one durable change."""
         return enrol_crowd(self._open(), people, self._embedding.vectors, replace=replace)
 
-    def delete(self, identity: str, *, request: str | None = None) -> Receipt:
-        """Remove a person: never found again once this returns, erased from disk by :meth:`compact`."""
+    def delete(self, identity: str, *, request: str | None = None, suggest: bool = True) -> Receipt:
+        """Remove a person: never found again once this returns, erased from disk by :meth:`compact`.
+
+        Args:
+            identity: who.
+            request: a name for this request; repeating it changes nothing and returns the first receipt.
+            suggest: whether the error about a name that nobody has tells the nearest one; not for callers who may not
+                know who is enrolled.
+        """
         *former, name = spellings(identity)
-        return self._open().delete(name, request=request, former=former)
+        try:
+            return self._open().delete(name, request=request, former=former)
+        except UnknownIdentity as unknown:
+            raise UnknownIdentity(f"{unknown}{self._suggest(identity) if suggest else ''}") from None
 
     def verify(
-        self, identity: str, probe: Any, *, far: float | None = None, threshold: float | None = None
+        self,
+        identity: str,
+        probe: Any,
+        *,
+        far: float | None = None,
+        threshold: float | None = None,
+        suggest: bool = True,
     ) -> Verified:
-        """Whether the probe is this person."""
+        """Whether the probe is this person.
+
+        Where no threshold was measured and none is given, the answer has the score, and its verdict is "not
+        calibrated": see :meth:`calibrate`.
+
+        Args:
+            identity: who it claims to be.
+            probe: a picture, or an embedding (dim,).
+            far: the false-accept rate to answer at; by default 1e-3, or the lowest that was measured.
+            threshold: a threshold by hand instead.
+            suggest: as for :meth:`delete`.
+        """
         point = self.operating(far=far, threshold=threshold)
         vector = self._embedding.one(probe)
         theirs = self._templates(identity)
         if not len(theirs.numbers):
-            raise UnknownIdentity(f"nobody called {identity!r} is enrolled in {self.where}")
+            near = self._suggest(identity) if suggest else ""
+            raise UnknownIdentity(f"nobody called {identity!r} is enrolled in {self.where}{near}")
         score = rules.score(self.binding.fusion, vector, theirs.vectors)
         count = len(theirs.numbers)
         return verified(identity, score, point, count, most(point, self.binding.fusion, 1, count))
@@ -153,7 +182,11 @@ class Gallery:
     def identify(
         self, probe: Any, *, k: int = 5, far: float | None = None, threshold: float | None = None
     ) -> Identified:
-        """Who the probe is: the best ``k`` people, and a match only where the best reaches the threshold."""
+        """Who the probe is: the best ``k`` people, and a match only where the best reaches the threshold.
+
+        Where no threshold was measured and none is given, nobody is a match, and the verdict is "not calibrated": see
+        :meth:`calibrate`.
+        """
         point = self._asked(k, far, threshold)
         return self._identify(self._embedding.one(probe)[None], k, point)[0]
 
@@ -167,7 +200,10 @@ class Gallery:
         return self._identify(self._embedding.vectors(probes), k, point)
 
     def operating(self, *, far: float | None = None, threshold: float | None = None) -> Operating:
-        """The threshold that an answer is given at now, what its rate counts and where it comes from."""
+        """The threshold that an answer is given at now, what its rate counts and where it comes from.
+
+        It is None where none was measured and none is given.
+        """
         self._open()
         return self._thresholds.point(far, threshold)
 
@@ -196,9 +232,11 @@ class Gallery:
     def calibrate(self, fars: Sequence[float] | float = (0.1, 0.01, 0.001), *, keep: bool = True) -> dict[str, Any]:
         """Thresholds whose false-accept rate is per person, for the rule and the templates of this gallery.
 
-        Everybody's templates are tried on everybody else. The record keeps what could be measured, durably, in the
-        place of an earlier calibration; answers at these rates go by it from then on, here and wherever the gallery is
-        open. Where too much has changed since, answers and :attr:`notes` say so: calibrate again.
+        Everybody's templates are tried on everybody else: a rate of 0.01 takes 25 people, one of 0.001 takes 78. They
+        stand for strangers, so they should be people whom the model was not trained on. The record keeps what could be
+        measured, durably, in the place of an earlier calibration; answers at these rates go by it from then on, here
+        and wherever the gallery is open. Where too much has changed since, answers and :attr:`notes` say so: calibrate
+        again.
 
         Args:
             fars: false-accept rates per person.
@@ -279,6 +317,9 @@ class Gallery:
         *former, name = spellings(identity)
         found = (record.templates(old) for old in former)
         return next((theirs for theirs in found if len(theirs.numbers)), None) or record.templates(name)
+
+    def _suggest(self, identity: str) -> str:
+        return suggest_name(identity, self.ids())
 
     def _asked(self, k: int, far: float | None, threshold: float | None, called: str = "k") -> Operating:
         """The operating point of an answer that lists up to k, before anything is looked at."""

@@ -5,13 +5,16 @@ however it was typed, and finds those that an older version kept in another form
 """
 
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 from mettle.errors import InputError
 from mettle.match import content
 from mettle.match.record import IDENTITY_BYTES
 
+MOST_COMPARED = 10_000  # names among which the nearest to a misspelt one is looked for: within a second
 _BREAKS = ("Cc", "Zl", "Zp")  # control characters, separators of lines and of paragraphs
 
 
@@ -34,3 +37,10 @@ def settled(identity: Any, known: Callable[[str], bool]) -> str:
             return name
         raise InputError(f"identity must hold no control characters or line breaks: got {wrong!r} in {name!r:.80}")
     return name
+
+
+def suggest_name(identity: str, names: Iterable[str]) -> str:
+    """Who was probably meant by a name that nobody has: ``"; did you mean 'anna'?"``, or nothing."""
+    folded = {name.casefold(): name for name in islice(names, MOST_COMPARED)}
+    close = get_close_matches(identity.casefold(), folded, n=1, cutoff=0.7)
+    return f"; did you mean {folded[close[0]]!r}?" if close else ""

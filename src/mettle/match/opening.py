@@ -1,7 +1,9 @@
 """What opens a gallery: the place is looked at, its record opened or made, and what belongs to it put around it."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,26 +65,35 @@ def opened(
         record, known = made(where, offered, run), {}  # it is made with them: they are its own
     try:
         bound, folder = record.binding, None if is_server(where) else Path(where)
+        contract, load = None if run is None else run.contract(), None
         if run is None and folder is not None and bound.model and (folder / MODEL / "run.json").is_file():
-            run = _run(folder / MODEL)
-        if run is not None:
-            check_same(bound, binding_of(run.contract(), bound.fusion, {}), place)
+            contract, load = _kept_contract(folder / MODEL), partial(_open_run, folder / MODEL)
+        if contract is not None:
+            check_same(bound, binding_of(contract, bound.fusion, {}), place)
         if dim is not None and dim != bound.dim:
             raise GalleryError(f"{place} holds embeddings of length {bound.dim}, not {dim}: give no dim")
         if fusion is not None and fusion != bound.fusion:
             raise GalleryError(f"{place} was made with fusion={bound.fusion!r}, not {fusion!r}: give no fusion")
         own = bound.thresholds
         check_fusion(known or own, bound.fusion)
-        if not own and run is not None:  # evaluated only after the gallery was made
-            own = as_thresholds(run.contract().get("thresholds"))
+        if not own and contract is not None:  # evaluated only after the gallery was made
+            own = as_thresholds(contract.get("thresholds"))
         if isinstance(record, PostgresRecord) and bound.fusion == "best" and wanted.kind == "auto":
             search: Search = Remote(record)
         else:
             search = Local(record, None if folder is None else folder / INDEX, wanted, write=not read_only)
-        return Opened(place, record, Embedding(bound.dim, run), search, Thresholds(record, known, own))
+        return Opened(place, record, Embedding(bound.dim, run, load), search, Thresholds(record, known, own))
     except BaseException:
         record.close()
         raise
+
+
+def _kept_contract(folder: Path) -> dict[str, Any]:
+    """What the run says of its model that a gallery keeps beside its templates, without importing torch."""
+    try:
+        return json.loads((folder / "contract.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return _open_run(folder).contract()  # which says what is wrong with it
 
 
 def _run(model: "str | Path | Run | None") -> "Run | None":
@@ -90,6 +101,10 @@ def _run(model: "str | Path | Run | None") -> "Run | None":
         return model  # type: ignore[return-value]
     if not isinstance(model, str | PathLike):
         raise InputError(f"model must be the folder of a run, or a Run: got {type(model).__name__}")
+    return _open_run(model)
+
+
+def _open_run(folder: str | Path) -> "Run":
     from mettle.train.artifact import open_run
 
-    return open_run(model)
+    return open_run(folder)

@@ -3,8 +3,8 @@
 - A ``threshold`` given with the question is taken as it is, 0 included; its rate is not known.
 - Of the gallery's `thresholds` (calibrated on its people, in the model's contract, or given by hand), the one for
   ``far`` is taken: by default 1e-3, or the lowest rate that could be measured.
-- Where there are none, what independent directions of this dimension exceed at rate ``far``: an assumption, and the
-  answer says so.
+- Where there are none, there is no threshold: the verdict is "not calibrated", whatever the score. Nothing is assumed
+  about vectors that nobody has measured: those of most models share a mean, so that strangers are close, too.
 
 A contract's rate is per comparison: one probe with one template. A person has several templates and a gallery many
 people, so strangers have more chances than one; `most` bounds them. `calibrate` measures rates per person instead.
@@ -21,6 +21,10 @@ import numpy as np
 from mettle.errors import InputError
 
 DEFAULT = 1e-3
+NOT_CALIBRATED = (
+    "no threshold was measured for this gallery: measure one (Gallery.calibrate, `mettle gallery calibrate`), or give "
+    "one (threshold=, --threshold)"
+)
 CONTRADICTED = "contradicted by the calibration"  # status of a threshold that is laxer than its rate allows here
 
 
@@ -28,11 +32,10 @@ CONTRADICTED = "contradicted by the calibration"  # status of a threshold that i
 class Operating:
     """A threshold and what is known of it."""
 
-    threshold: float
+    threshold: float | None  # None: none was measured and none was given
     far: float | None
     basis: str
     per: str = "comparison"  # what ``far`` counts: "comparison" with one template, or with a whole "person"
-    assumed: bool = False  # nothing was measured: independent directions
     templates: float = 1.0  # of a person, on average, where ``far`` counts people
     people: int | None = None  # on how many it was measured, and
     came: int = 0  # how many of the templates that are there now came since; both where it is known
@@ -42,15 +45,17 @@ class Operating:
         """What ``far`` counts, None where there is none."""
         return None if self.far is None else self.per
 
+    def accepts(self, score: float) -> bool:
+        """Whether a score is a match; without a threshold none is."""
+        return self.threshold is not None and score >= self.threshold
+
 
 def most(point: Operating, rule: str, people: int, templates: int) -> float | None:
     """The largest share of strangers that at least one of these people, with so many templates in all, accepts.
 
     Whoever is accepted by `best` or `mean` has reached the threshold with one template or more, which per template
     happens at rate ``far`` at most: the sum over all templates bounds it, however they depend on each other. A
-    `centroid` may reach it where no template does: None, unless everybody has one template. Independent directions
-    (what is assumed where nothing was measured) exceed a threshold above 0 no more often by their mean or centroid
-    than one by one.
+    `centroid` may reach it where no template does: None, unless everybody has one template.
 
     A rate per person holds while people have no more templates than when it was measured; beyond that, other rules
     than `best` have no bound. By `best`, whoever is given a name has reached the threshold with a template that was
@@ -67,8 +72,6 @@ def most(point: Operating, rule: str, people: int, templates: int) -> float | No
         return None
     elif point.people is not None:
         chances = min(templates, point.people + point.came)
-    elif rule != "best" and point.assumed and point.threshold > 0:
-        chances = people
     elif rule == "centroid" and templates > people:
         return None
     else:
@@ -76,9 +79,7 @@ def most(point: Operating, rule: str, people: int, templates: int) -> float | No
     return min(1.0, point.far * chances)
 
 
-def operating(
-    thresholds: Mapping[str, Any], dim: int, far: float | None = None, threshold: float | None = None
-) -> Operating:
+def operating(thresholds: Mapping[str, Any], far: float | None = None, threshold: float | None = None) -> Operating:
     """The point that an answer is given at."""
     if threshold is not None:
         value = _number(threshold, "threshold is a cosine, between -1 and 1")
@@ -89,9 +90,7 @@ def operating(
         raise InputError(f"far is a rate between 0 and 1: got {far!r}")
     known = {float(rate): entry for rate, entry in thresholds.items() if entry.get("threshold") is not None}
     if not known:
-        wanted = DEFAULT if far is None else far
-        basis = "assumed: independent directions; nothing was measured for this gallery"
-        return Operating(isotropic(dim, wanted), wanted, basis, assumed=True)
+        return Operating(None, None, NOT_CALIBRATED)
     wanted = (DEFAULT if DEFAULT in known else min(known)) if far is None else far
     at = next((rate for rate in known if math.isclose(rate, wanted)), None)
     if at is None:
@@ -121,19 +120,6 @@ def doubt(far: float, entry: Mapping[str, Any]) -> str:
 def remark(entry: Mapping[str, Any]) -> str:
     """What has become of a threshold since it was measured, to be put behind its basis; mostly empty."""
     return f"; {entry['remark']}" if entry.get("remark") else ""
-
-
-def isotropic(dim: int, far: float) -> float:
-    """The cosine that two independent directions in ``dim`` dimensions exceed with probability ``far``.
-
-    (1 + cos) / 2 of independent directions follows Beta((dim - 1) / 2, (dim - 1) / 2).
-    """
-    from scipy.special import betaincinv  # not needed to open a record
-
-    if dim == 1:
-        return 1.0
-    half = (dim - 1) / 2
-    return float(1 - 2 * betaincinv(half, half, far))
 
 
 def as_thresholds(given: Mapping[Any, Any] | None) -> dict[str, Any]:

@@ -17,12 +17,11 @@ from scipy.special import betainc
 
 from mettle.errors import GalleryError
 from mettle.evaluate import point, several
-from mettle.match.calibration import Calibration
+from mettle.match.calibration import CONFIDENCE, Calibration, count_pairs
 from mettle.match.everybody import Everybody, everybody
 from mettle.match.record import Record
 
 PAIRS = 10_000_000  # scores of a probe with a person, at most: 40 MB
-CONFIDENCE = 0.95
 
 
 def calibrated(record: Record, fars: Sequence[float] | float, seed: int = 0) -> Calibration:
@@ -38,7 +37,7 @@ def calibrated(record: Record, fars: Sequence[float] | float, seed: int = 0) -> 
     if len(tried) * (people - 1) > PAIRS:
         tried = np.sort(np.random.default_rng(seed).choice(len(tried), max(1, PAIRS // (people - 1)), replace=False))
     scores = _scores(found, tried, rule)
-    pairs = min(people * (people - 1) // 2, len(scores))
+    pairs = min(count_pairs(people), len(scores))
     about = {
         "per": "person",
         "fusion": rule,

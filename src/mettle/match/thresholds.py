@@ -28,11 +28,10 @@ class Thresholds:
 
     def point(self, far: float | None, threshold: float | None) -> Operating:
         """The point that an answer is given at."""
-        dim = self._record.binding.dim
         if threshold is not None or self._given:
-            return operating({} if threshold is not None else self._given, dim, far, threshold)
+            return operating({} if threshold is not None else self._given, far, threshold)
         standing, table = self._now()
-        found = operating(table, dim, far)
+        found = operating(table, far)
         if standing is None or found.far not in standing.calibration.rates or self._strange(standing):
             return found
         return replace(found, people=standing.calibration.people, came=standing.came)  # measured here: more is known

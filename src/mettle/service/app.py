@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 ABOUT = (
     "Verify, identify, enrol and delete. Every answer carries the score, the threshold, the false-accept rate that it "
-    "stands for (per comparison, or per person where the gallery is calibrated), and the verdict. Keys go into the "
-    "Authorization header."
+    "stands for (per comparison, or per person where the gallery is calibrated), and the verdict; without a threshold "
+    'that was measured or given it is "not calibrated", never a match. Keys go into the Authorization header.'
 )
 
 

@@ -23,7 +23,7 @@ from mettle.errors import MettleError
 from mettle.service import pages
 from mettle.service.keys import ANYBODY, Key
 from mettle.service.origin import check_host, check_origin, check_query, is_local
-from mettle.service.places import ANY, PUBLIC, Place, locate
+from mettle.service.places import ANY, PUBLIC, SIGN_IN, Place, locate
 from mettle.service.refusal import Refusal, internal, translated, unknown_path
 from mettle.service.sessions import COOKIE
 from mettle.service.state import State
@@ -136,14 +136,17 @@ class _Visit:
         if scope == "metrics" and near and not given:
             return replace(ANYBODY, scopes=("metrics",))
         key = self._by_cookie() if place.cookie and not given else self._by_header(given)
+        person = place.route == SIGN_IN  # what is refused there is read by whoever sits at the page, not by a program
         if key is None:
-            raise Refusal(401, "unauthorized", "a valid key is needed: Authorization: Bearer mettle_...")
+            why = pages.UNKNOWN_KEY if person else "a valid key is needed: Authorization: Bearer mettle_..."
+            raise Refusal(401, "unauthorized", why)
         self.key = key
         if place.whole and key.tenant is not None:
             raise Refusal(403, "forbidden", "a key of a tenant cannot use the workbench, which shows the whole gallery")
         for wanted in ("workbench", scope) if place.whole else (scope,):
             if wanted != ANY and not key.allows(wanted):
-                raise Refusal(403, "forbidden", f"this key does not have the scope {wanted}")
+                why = pages.OTHER_KEY if person else f"this key does not have the scope {wanted}"
+                raise Refusal(403, "forbidden", why)
         return key
 
     def _by_header(self, given: list[str]) -> Key | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mettle.errors import InputError, NumericError, UnknownIdentity
-from mettle.match.answer import Candidate, Identified
+from mettle.match.answer import Candidate, Identified, verdict
 from mettle.match.gallery import MOST
 from mettle.match.naming import spellings
 from mettle.service.keys import Key
@@ -42,21 +42,21 @@ def verify(state: State, key: Key, identity: str, probe: np.ndarray, *, route: s
     """Is it them? Nobody of that name answers like somebody else of that name."""
     full = key.full(identity)
     try:
-        found = state.point.ask(state.gallery.verify, full, probe)
+        # Without suggestions: looking for the nearest name takes time, which would tell whether this one is anybody's.
+        found = state.point.ask(state.gallery.verify, full, probe, suggest=False)
     except UnknownIdentity:
         found = nobody(full, state.point.now())
     else:
         if not found.match:
             state.point.now()  # takes a while on a server: a miss must not tell by it whether the name is anybody's
     match = found.match is True and math.isfinite(found.score)
-    verdict = f"match: {identity}" if match else "no match"
-    _tell(state, key, "verify", "match" if match else "no match", full, route)
+    _tell(state, key, "verify", _outcome(match, found.threshold), full, route)
     # A key that may only verify cannot learn from a failed try who is enrolled, or in which direction to improve.
     seen = math.isfinite(found.score) and (match or key.allows("identify"))
     return VerifyAnswer(
         identity=identity,
         match=match,
-        verdict=verdict,
+        verdict=verdict(identity if match else None, found.threshold),
         score=_rounded(state, found.score) if seen else None,
         threshold=found.threshold,
         far=found.far,
@@ -71,10 +71,10 @@ def identify(state: State, key: Key, probe: np.ndarray, k: int, *, route: str = 
     found, own = _candidates(state, key, probe, min(k, state.limits.k))
     best = next((c.identity for c in own if c.match is True and math.isfinite(c.score)), None)
     whom = None if best is None else key.full(best)
-    _tell(state, key, "identify", "no match" if best is None else "match", whom, route)
+    _tell(state, key, "identify", _outcome(best is not None, found.threshold), whom, route)
     return IdentifyAnswer(
         match=best,
-        verdict="no match" if best is None else f"match: {best}",
+        verdict=verdict(best, found.threshold),
         candidates=[
             CandidateAnswer(identity=c.identity, score=_rounded(state, c.score), match=c.match)
             for c in own
@@ -110,7 +110,7 @@ def delete(state: State, key: Key, identity: str, request: str | None) -> Change
     """Forget an identity."""
     full = key.full(identity)
     _tell(state, key, "delete", "begun", full)
-    receipt = state.gallery.delete(full, request=_own_request(key, request))
+    receipt = state.gallery.delete(full, request=_own_request(key, request), suggest=False)
     _tell(state, key, "delete", "repeated" if receipt.repeated else "deleted", full)
     return ChangeAnswer(
         identity=identity, templates=len(receipt.numbers), sequence=receipt.sequence, repeated=bool(receipt.repeated)
@@ -175,6 +175,11 @@ def _refuse_wolves(state: State, full: str, vectors: np.ndarray) -> None:
     for found in state.point.ask(state.gallery.identify_many, vectors, k=most + 2):
         if sum(c.match and c.identity not in own for c in found.candidates) > most:
             raise Refusal(409, "quarantined", "a template matches too many other identities and was not enrolled")
+
+
+def _outcome(match: bool, threshold: float | None) -> str:
+    """A verdict without a name, for the trail and the counters."""
+    return "match" if match else verdict(None, threshold)
 
 
 def _own_request(key: Key, request: str | None) -> str | None:

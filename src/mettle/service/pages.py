@@ -18,19 +18,33 @@ input, button {{ font: inherit; padding: .4rem .6rem; margin: .3rem .3rem 0 0 }}
 </body></html>
 """
 
+UNKNOWN_KEY = (
+    "this key is not known here, or it has expired: check that all of it was pasted, or ask whoever runs this service "
+    "for a new one"
+)
+OTHER_KEY = (
+    "this key is not for the workbench: ask whoever runs this service for one that was made with --scope workbench"
+)
 SIGN_IN_SCRIPT = """"use strict";
 document.getElementById("sign-in").addEventListener("submit", async (event) => {
   event.preventDefault();
   const said = document.getElementById("said");
   const key = document.getElementById("key").value.trim();
-  said.textContent = "…";
+  if (!/^[!-~]+$/.test(key)) {  // a browser sends no other characters, and a key has none
+    said.textContent = "This is not a key: a key is one line that begins with mettle_. Paste it again.";
+    return;
+  }
+  said.textContent = "Signing in …";
   try {
     const answer = await fetch("/workbench/session", {
       method: "POST", headers: { Authorization: "Bearer " + key }, credentials: "same-origin",
     });
     if (answer.ok) { location.reload(); return; }
-    said.textContent = (await answer.json()).error.message;
-  } catch { said.textContent = "the service does not answer"; }
+    const message = (await answer.json()).error.message;
+    const wait = answer.headers.get("Retry-After");
+    said.textContent =
+      message[0].toUpperCase() + message.slice(1) + "." + (wait ? " Try again in " + wait + " s." : "");
+  } catch { said.textContent = "The service does not answer. Is it still running?"; }
 });
 """
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 ANY = "any"  # any key will do
 PUBLIC = ""  # none is needed
+SIGN_IN = "/workbench/session"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ PLACES = {
         Place("/v1/delete", {"POST": "delete"}),
         Place("/v1/identities/{identity}", {"DELETE": "delete"}),
         Place("/v1/embed", {"POST": "embed"}),
-        Place("/workbench/session", {"POST": "workbench", "DELETE": "workbench"}, cookie=True),
+        Place(SIGN_IN, {"POST": "workbench", "DELETE": "workbench"}, cookie=True),
         Place("/workbench/api/identify", {"POST": "identify"}, cookie=True),
         Place("/workbench/api/verify", {"POST": "verify"}, cookie=True),
         Place("/workbench/{page}", dict.fromkeys(_VERBS, "workbench"), cookie=True),

@@ -5,6 +5,11 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 FAR = "False-accept rate at the threshold, of what `per` says; null: not known."
+THRESHOLD = (
+    "The cosine from which on a score is a match; null: none was measured for this gallery and its operator gave none. "
+    'Then nobody is a match, and the verdict is "not calibrated".'
+)
+VERDICT = '"match: " and who, "no match", or "not calibrated" where there is no threshold.'
 PER = (
     'What `far` counts: a "comparison" of a probe with one template, or a "person" with all of theirs where the '
     "gallery is calibrated; null where `far` is."
@@ -85,9 +90,9 @@ class VerifyAnswer(BaseModel):
 
     identity: str
     match: bool
-    verdict: str
+    verdict: str = Field(description=VERDICT)
     score: float | None = Field(description="Rounded; null where the key may not see scores that do not match.")
-    threshold: float
+    threshold: float | None = Field(description=THRESHOLD)
     far: float | None = Field(description=FAR)
     per: str | None = Field(description=PER)
     false_accepts: float | None = Field(
@@ -109,9 +114,9 @@ class IdentifyAnswer(BaseModel):
     """A verdict about everybody who is enrolled."""
 
     match: str | None
-    verdict: str
+    verdict: str = Field(description=VERDICT)
     candidates: list[CandidateAnswer]
-    threshold: float
+    threshold: float | None = Field(description=THRESHOLD)
     far: float | None = Field(description=FAR)
     per: str | None = Field(description=PER)
     false_matches: float | None = Field(
@@ -150,7 +155,7 @@ class InfoAnswer(BaseModel):
     identities: int | None = Field(description="null for a key with a tenant.")
     templates: int | None
     index: str | None
-    threshold: float
+    threshold: float | None = Field(description=THRESHOLD)
     far: float | None = Field(description=FAR)
     per: str | None = Field(description=PER)
     basis: str

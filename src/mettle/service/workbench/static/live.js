@@ -3,6 +3,9 @@
 import { address, picture, Refused, told } from "./api.js";
 import { byId, el, percent } from "./dom.js";
 
+// What is said of a probe that matches nobody.
+const refusal = ({ threshold }) => (threshold === null ? "Not calibrated" : "No match");
+
 export class Live {
   // own: whether this page may ask the gallery itself; otherwise the service's API is asked, with a key.
   // may: which questions the key of this session has the scope for.
@@ -160,7 +163,7 @@ export class Live {
     );
     const none = el("p", { class: "note", text: "Nobody is enrolled." });
     return [
-      this.verdict(found.match !== null, found.match ?? "No match"),
+      this.verdict(found.match !== null, found.match ?? refusal(found)),
       this.stands(found),
       found.candidates.length ? list : none,
     ];
@@ -169,7 +172,7 @@ export class Live {
   verified(found) {
     const one = { identity: found.identity, score: found.score, match: found.match };
     return [
-      this.verdict(found.match, found.match ? found.identity : "No match"),
+      this.verdict(found.match, found.match ? found.identity : refusal(found)),
       this.stands(found),
       el("ol", { class: "candidates" }, this.candidate(one, found.threshold)),
     ];
@@ -186,6 +189,12 @@ export class Live {
   }
 
   stands({ threshold, far, per, false_matches, false_accepts }) {
+    if (threshold === null) {
+      const text =
+        "No threshold was measured for this gallery, so nobody is a match. Whoever runs the service can measure one " +
+        "(mettle gallery calibrate) or set one (mettle serve --threshold).";
+      return el("p", { class: "note", text });
+    }
     const share = false_matches ?? false_accepts;
     const most = typeof share === "number" ? `: at most ${percent(share)} of strangers pass` : "";
     const stands =
@@ -208,7 +217,8 @@ export class Live {
     );
     const seen = typeof score === "number"; // a key that may only verify does not learn how near a miss was
     bar.children[0].style.width = `${100 * Math.max(0, Math.min(1, seen ? score : 0))}%`;
-    bar.children[1].style.left = `${100 * Math.max(0, Math.min(1, threshold))}%`;
+    if (threshold === null) bar.children[1].remove();
+    else bar.children[1].style.left = `${100 * Math.max(0, Math.min(1, threshold))}%`;
     return el(
       "li",
       { class: match ? "match" : "" },
