@@ -25,7 +25,7 @@ from mettle.train.assembly import new_model as new_model
 from mettle.train.assembly import pick_device as pick_device
 from mettle.train.copies import copies
 from mettle.train.held_out import held_out
-from mettle.train.jtt import mistakes
+from mettle.train.jtt import describe_error_set, mistakes
 from mettle.train.log import Log
 from mettle.train.method import Method, Supervised, start_class_vectors
 from mettle.train.recipe import Recipe
@@ -157,6 +157,8 @@ def train(
     trained.keep(run, samples)
     if recipe.train.method == "jtt" and recipe.jtt.copies:
         wrong, notes, done = _first(recipe, run, samples, progress)
+        for note in notes:
+            say(note)
         if not done:
             return Outcome(run, method.model, samples, False, None if old is None else 0, (*told, *notes))
         method, loader = assemble(recipe, samples, repeat=wrong, fetch=not begun)
@@ -225,9 +227,10 @@ def _first(recipe: Recipe, run: Run, samples: Samples, progress: Callable) -> tu
     assert method.classes is not None
     _, passed, done = _fit(short, folder, method, loader, samples, progress, False)
     part = samples.part("train")
-    wrong = mistakes(method.model, method.loss, method.classes, part) if done else np.empty(0, np.int64)
-    said = f"the first classifier ({steps} steps) got {len(wrong)} of {len(part)} training samples wrong"
-    return wrong, (*passed, said), done
+    if not done:
+        return np.empty(0, np.int64), tuple(passed), False
+    wrong = mistakes(method.model, method.loss, method.classes, part)
+    return wrong, (*passed, describe_error_set(len(wrong), len(part), steps)), True
 
 
 def _difference(old: Recipe, new: Recipe) -> str:
