@@ -1,9 +1,11 @@
 """The running threshold is a mean of what was seen; only the threshold itself is kept within bounds."""
 
+import math
+
 import pytest
 import torch
 
-from mettle.difficulty import AdaptiveThreshold
+from mettle.difficulty import AdaptiveThreshold, Threshold
 from mettle.losses import SupCon
 
 
@@ -14,3 +16,34 @@ def test_a_batch_of_far_positives_counts_as_it_is(momentum, wanted):
     z = torch.tensor([[1.0, 0], [-0.5, root], [0.0, 1], [-root, -0.5]], requires_grad=True)
     SupCon(difficulty=difficulty)(z, torch.tensor([0, 0, 1, 1]))
     assert float(difficulty.positive) == pytest.approx(wanted, abs=1e-6)
+
+
+def plain_thresholds(z, y, quantile):
+    """The mean cosine of positives and a quantile of those of negatives, pair by pair."""
+    unit = [[x / math.sqrt(sum(v * v for v in row)) for x in row] for row in z.tolist()]
+    pos, neg = [], []
+    for i, a in enumerate(unit):
+        for j, b in enumerate(unit):
+            if i != j:
+                (pos if y[i] == y[j] else neg).append(sum(p * q for p, q in zip(a, b, strict=True)))
+    return sum(pos) / len(pos), sorted(neg)[int(quantile * len(neg)) - 1]
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.9, 0.95])
+@pytest.mark.parametrize("common", [0.0, 8.0], ids=["spread", "nearly one direction"])
+def test_without_momentum_thresholds_are_those_of_the_batch(quantile, common):
+    """Also where all cosines lie near 1, as those of a small untrained network on photographs do."""
+    torch.manual_seed(0)
+    y = torch.arange(48) // 4
+    z = torch.randn(12, 8)[y] + torch.randn(48, 8) + common
+    difficulty = AdaptiveThreshold(momentum=0.0, quantile=quantile)
+    loss = SupCon(difficulty=difficulty)
+    loss(z.requires_grad_(), y)
+    positive, negative = plain_thresholds(z, y.tolist(), quantile)
+    assert (float(difficulty.positive), float(difficulty.negative)) == pytest.approx((positive, negative), abs=1e-5)
+    facts = loss.facts(z, y)
+    assert facts.hard_negatives == pytest.approx(1 - quantile, abs=0.01)
+    assert 0.3 < facts.hard_positives < 0.7
+    if common:
+        assert negative > 0.95
+        assert SupCon(difficulty=Threshold()).facts(z, y).hard_negatives == 1.0, "a fixed threshold chooses nothing"

@@ -483,6 +483,35 @@ def test_closed_set_classifier_in_one_call():
         torch.testing.assert_close(loss.vectors().norm(dim=1), torch.ones(C))
 
 
+def test_centered_means_are_directions_from_the_mean_of_all():
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(C - 1), 4)  # the last class does not occur
+    z = rng.normal(size=(len(y), D)) + 20  # nearly one direction, as of an untrained network
+    unit = z / np.linalg.norm(z, axis=1, keepdims=True)
+    overall = sum(unit) / len(unit)
+    wanted = []
+    for k in range(C - 1):
+        mean = sum(unit[i] for i in range(len(y)) if y[i] == k) / 4 - overall
+        wanted.append(mean / np.linalg.norm(mean))
+    loss = ArcFace(C, D).double()
+    last = loss.weight[C - 1].clone()
+    loss.start_from(torch.tensor(z), torch.tensor(y), centered=True)
+    np.testing.assert_allclose(loss.weight[: C - 1].detach(), wanted, atol=1e-12)
+    assert torch.equal(loss.weight[C - 1], last)
+    plain = ArcFace(C, D).double().start_from(torch.tensor(z), torch.tensor(y)).vectors()[: C - 1]
+    assert (plain @ plain.T).min() > 0.99, "means by themselves tell no classes apart"
+    center = Center(C, D, base=ArcFace(C, D)).double().start_from(torch.tensor(z), torch.tensor(y), centered=True)
+    np.testing.assert_allclose(center.weight[: C - 1].detach(), wanted, atol=1e-12)
+    np.testing.assert_allclose(center.centres[1], z[4:8].mean(0), rtol=1e-12)
+
+
+def test_a_class_at_the_mean_of_all_keeps_its_vector():
+    loss = NormFace(3, 2)
+    before = loss.weight.detach().clone()
+    loss.start_from(torch.eye(2)[[0, 0, 0]], torch.tensor([0, 0, 2]), centered=True)
+    assert torch.equal(loss.weight, before)
+
+
 def test_second_derivatives_are_refused_not_wrong():
     z = torch.randn(4, D, requires_grad=True)
     with pytest.raises(InputError, match="first derivatives only"):

@@ -2,14 +2,20 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 
+from mettle.data import Augment, ClassBatches, Loader, Samples
+from mettle.data.rows import Rows
 from mettle.errors import RecipeError
 from mettle.losses import ArcFace, Center, NormFace
+from mettle.model import Embedder, EmbedderSpec
 from mettle.model.embed import embed
-from mettle.train import load
+from mettle.train import Supervised, load
+from mettle.train.loop import Pace
+from mettle.train.method import spread_over_classes, start_class_vectors
 from mettle.train.recipe import parse
 from mettle.train.session import assemble, prepare, train
 
@@ -63,6 +69,61 @@ def test_class_vectors_learn_at_their_own_pace(source):
     method, _ = assemble(recipe(source, "arcface"), prepare(recipe(source, "arcface")))
     assert {group["pace"] for group in method.optimiser.param_groups} == {1.0, 2.0}
     assert sum(len(group["params"]) for group in method.optimiser.param_groups) == len(method.parameters)
+
+
+def test_class_vectors_start_at_the_class_means_unless_the_recipe_says_otherwise(source, tmp_path, monkeypatch):
+    found = {}
+    for start in ("means", "random"):
+        plain = recipe(source, "arcface", steps=1, rate=1e-9, class_vectors=start)
+        outcome = train(plain, tmp_path / start, tensorboard=False)
+        with safe_open(tmp_path / start / "classes.safetensors", "pt") as file:
+            vectors = file.get_tensor("vectors")
+        part = outcome.samples.part("train")
+        z, y = (
+            torch.from_numpy(embed(outcome.model, part)),
+            torch.from_numpy(np.unique(part.labels, return_inverse=True)[1]),
+        )
+        means = torch.stack([z[y == k].mean(0) for k in range(len(vectors))]) - z.mean(0)
+        found[start] = torch.nn.functional.cosine_similarity(vectors, means).min().item()
+    assert found["means"] > 0.9 > found["random"]  # one step of batch norms lies between
+    with pytest.raises(RecipeError, match="train.class_vectors"):
+        recipe(source, "arcface", class_vectors="zeros")
+
+
+def test_at_most_so_many_samples_of_a_class_evenly_spaced():
+    labels = np.array([7] * 10 + [3] * 2 + [7] * 10 + [5])
+    assert spread_over_classes(labels, 4).tolist() == [0, 5, 10, 11, 12, 17, 22]
+    assert spread_over_classes(labels, 100).tolist() == list(range(23))
+
+
+def test_many_classes_that_are_met_a_few_times_are_learned_from_the_first_steps_on():
+    """300 classes, each met about three times: from random vectors the network ends below where it started."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(400), 4)
+    hidden = rng.normal(size=(400, 6))[labels] + 0.5 * rng.normal(size=(1600, 6))
+    x = np.hstack([hidden, 2 * rng.normal(size=(1600, 6))]) @ rng.normal(size=(12, 24)) + 3
+    samples = Samples.of(Rows(x.astype(np.float32)), labels)
+    seen, held_out = samples.where(labels < 300), samples.where(labels >= 300)
+    found = {}
+    for start in ("means", "random"):
+        torch.manual_seed(0)
+        model = Embedder(EmbedderSpec("mlp", width=8, depth=2, dim=16), (24,))
+        found["untrained"] = nearest_is_same(embed(model, held_out), held_out.labels)
+        method = Supervised(model, ArcFace(300, 16, scale=16, margin=0.3), classes=torch.arange(300), loss_rate=3)
+        if start == "means":
+            start_class_vectors(method, seen)
+        pace = Pace(30, 2e-3)
+        for batch in Loader(seen, ClassBatches(seen.labels, 32, 4), Augment()).batches(0, pace.steps):
+            method.step(batch, pace.at(batch.step), batch.step / pace.steps)
+        found[start] = nearest_is_same(embed(model, held_out), held_out.labels)
+    assert found["means"] > found["untrained"] + 0.05
+    assert found["means"] > found["random"] + 0.05
+
+
+def nearest_is_same(z: np.ndarray, labels: np.ndarray) -> float:
+    """Share of samples whose nearest other one has their label."""
+    s = z @ z.T - 3 * np.eye(len(z))
+    return float((labels[s.argmax(1)] == labels).mean())
 
 
 def test_a_recipe_builds_what_python_would(source):

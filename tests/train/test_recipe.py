@@ -1,6 +1,7 @@
 import tomllib
 
 import pytest
+import torch
 
 from mettle.difficulty import Threshold
 from mettle.errors import RecipeError
@@ -25,7 +26,21 @@ def test_supcon_and_da_supcon_differ_by_one_line():
 
 def test_the_default_recipe_has_the_values_of_the_first_study():
     loss = load("da-supcon").criterion()
-    assert loss == SupCon(0.05, difficulty=Threshold(alpha=1.0, beta=10.0, positive=0.7, negative=0.3))
+    assert loss == SupCon(0.05, difficulty=loss.difficulty)
+    assert (loss.difficulty.alpha, loss.difficulty.beta) == (1.0, 10.0)
+
+
+@pytest.mark.parametrize("common", [0.0, 8.0], ids=["spread", "nearly one direction"])
+def test_the_default_recipe_chooses_a_tenth_of_the_negatives_whatever_their_cosines(common):
+    """Fixed thresholds, as it had, call every negative hard where an untrained network puts all samples together."""
+    torch.manual_seed(0)
+    y = torch.arange(48) // 4
+    z = (torch.randn(12, 8)[y] + torch.randn(48, 8) + common).requires_grad_()
+    loss = load("da-supcon").criterion()
+    loss(z, y)
+    facts = loss.facts(z, y)
+    assert facts.hard_negatives == pytest.approx(0.1, abs=0.01)
+    assert 0.3 < facts.hard_positives < 0.7
 
 
 def test_class_defaults_are_untouched_by_the_recipe():

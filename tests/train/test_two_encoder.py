@@ -17,7 +17,7 @@ from mettle.losses import InfoNCE, SelfTriplet
 from mettle.model import Embedder, EmbedderSpec, embed
 from mettle.train import TwoEncoder, checkpoint, load, open_run, shipped
 from mettle.train import log as logs
-from mettle.train.jtt import Again, mistakes, repeated
+from mettle.train.jtt import Again, describe_error_set, mistakes, repeated
 from mettle.train.recipe import parse
 from mettle.train.session import train
 from mettle.train.two_encoder import Attribute, biased_model, pair_weights
@@ -446,6 +446,39 @@ def test_jtt_trains_twice_and_resumes_bit_identically_in_either_stage(source, tm
             train(recipe, tmp_path / "run", resume=(tmp_path / "run").exists(), tensorboard=False, progress=Cut())
     train(recipe, tmp_path / "run", resume=True, tensorboard=False)
     assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (0, "nothing to repeat.*Lower jtt.first"),
+        (
+            6,
+            r"got 6 of 10 training samples wrong \(60.0 %\): .* plain training. Raise jtt.first or train.steps",
+        ),
+        (10, "close to plain training"),
+    ],
+)
+def test_an_error_set_that_means_little_is_told_with_the_keys_to_change(wrong, said):
+    assert re.search(said, describe_error_set(wrong, 10, 4))
+
+
+def test_a_minority_of_mistakes_is_only_counted():
+    assert describe_error_set(5, 10, 4) == "the first classifier (4 steps) got 5 of 10 training samples wrong (50.0 %)"
+
+
+def test_the_error_set_is_told_before_the_second_training(source, tmp_path):
+    told = []
+
+    def progress(step, line):
+        told.append(step)
+
+    outcome = train(
+        classifier(source, rate=1e-9), tmp_path / "run", tensorboard=False, progress=progress, say=told.append
+    )
+    notes = [k for k, note in enumerate(told) if isinstance(note, str) and "training samples wrong" in note]
+    assert notes == [4], "after the four steps of the first classifier"
+    assert told[4] in outcome.notes and "jtt.first" in told[4]
 
 
 def test_without_copies_it_is_an_ordinary_classifier(source, tmp_path):

@@ -10,6 +10,7 @@ from mettle.pairs import Acc, Rows, Tile
 from mettle.pairs.similarity import ready
 
 ANCHORS = 512  # looked at per batch: enough for a mean and a quantile
+LARGEST = 0.999  # of the threshold of negatives; an untrained network on photographs may start with cosines near it
 
 
 class AdaptiveThreshold(nn.Module):
@@ -18,7 +19,8 @@ class AdaptiveThreshold(nn.Module):
     Formula, before every training batch is weighed, m the momentum:
         positive ← m·positive + (1 − m)·mean similarity of positives
         negative ← m·negative + (1 − m)·``quantile`` of the similarities of negatives
-    kept in [0.05, 1] and [−1, 0.95], where they leave room for what is hard.
+    kept in [0.05, 1] and [−1, 0.999], where they leave room for what is hard. Momentum 0 takes them from each batch
+    alone, whatever they were.
     The thresholds are buffers: saved, resumed and moved with the training state. They move only while gradients are
     on, so that looking at facts or validating changes nothing.
     """
@@ -75,7 +77,7 @@ class AdaptiveThreshold(nn.Module):
             self._move(self.positive, pos.mean(), 0.05, 1.0)
         if len(neg):
             k = min(max(int(self.quantile * len(neg)), 1), len(neg))
-            self._move(self.negative, neg.kthvalue(k).values, -1.0, 0.95)
+            self._move(self.negative, neg.kthvalue(k).values, -1.0, LARGEST)
 
     def _move(self, threshold: Tensor, towards: Tensor, low: float, high: float) -> None:
         if torch.isfinite(towards):

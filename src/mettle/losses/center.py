@@ -103,9 +103,12 @@ class Center(nn.Module):
         now.__dict__["base"] = base
         return now
 
-    def start_from(self, embeddings: Tensor, labels: Tensor) -> Self:
-        """Set class vectors and centres of the classes that occur to the means of their samples."""
-        self.base.start_from(embeddings, labels)
+    def start_from(self, embeddings: Tensor, labels: Tensor, *, centered: bool = False) -> Self:
+        """Set class vectors and centres of the classes that occur to the means of their samples.
+
+        ``centered`` says where class vectors start, as for the base loss; centres are the means themselves.
+        """
+        self.base.start_from(embeddings, labels, centered=centered)
         with torch.no_grad():
             known, means = class_means(widen(embeddings).to(self.centres.dtype), labels.long())
             self.centres[known] = means

@@ -117,10 +117,23 @@ class ClassVectors(nn.Module):
         return (unit(self.weight) if self.unit_vectors else self.weight).clone()
 
     @torch.no_grad()
-    def start_from(self, embeddings: Tensor, labels: Tensor) -> Self:
-        """Set the vectors of the classes that occur to the means of their samples."""
+    def start_from(self, embeddings: Tensor, labels: Tensor, *, centered: bool = False) -> Self:
+        """Set the vectors of the classes that occur to the means of their samples.
+
+        Args:
+            embeddings: (n, dim) of a first pass.
+            labels: (n,) from 0 to C - 1.
+            centered: subtract the mean of all embeddings first and give the vectors length 1, as random ones have.
+                Embeddings of an untrained network nearly point one way, and class means with them: what they have in
+                common tells no classes apart. A class whose mean is the mean of all keeps the vector it has.
+        """
         labels = self._check(embeddings, labels)
-        known, means = class_means(unit(widen(embeddings)) if self.unit_features else widen(embeddings), labels)
+        z = unit(widen(embeddings)) if self.unit_features else widen(embeddings)
+        known, means = class_means(z - z.mean(0) if centered else z, labels)
+        if centered:
+            size = means.norm(dim=1)
+            apart = size > torch.finfo(means.dtype).eps * z.norm(dim=1).mean()
+            known, means = known[apart], means[apart] / size[apart, None]
         self.weight[known] = means.to(self.weight.dtype)
         return self
 
@@ -273,9 +286,11 @@ class ClassVectors(nn.Module):
 
 
 def class_means(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The labels that occur, and the mean of the rows of each."""
-    known, at, counts = labels.unique(return_inverse=True, return_counts=True)
-    return known, z.new_zeros(len(known), z.shape[1]).index_add_(0, at, z) / counts[:, None]
+    """The labels that occur, and the mean of the rows of each; on a processor, where equal sums have equal bits."""
+    rows = z.cpu()
+    known, at, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
+    means = rows.new_zeros(len(known), rows.shape[1]).index_add_(0, at, rows) / counts[:, None]
+    return known.to(z.device), means.to(z.device)
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mettle.data.loader import Batch
+from mettle.data.samples import Samples
 from mettle.difficulty import Relative
 from mettle.difficulty.combine import nested
 from mettle.errors import InputError
-from mettle.model import Embedder
+from mettle.model import Embedder, embed
 from mettle.train.optimisers import decayed, half
 
+START_SAMPLES = 16  # of a class at most, for the mean that its vector starts at
 LEAVE_SPARSE = "leave sparse out; sample alone already compares with a share of the classes"
 
 
@@ -142,6 +145,34 @@ class Supervised:
             module.load_state_dict(state["modules"][name])
         self.optimiser.load_state_dict(state["optimiser"])
         self.scaler.load_state_dict(state["scaler"])
+
+
+def start_class_vectors(method: Method, samples: Samples) -> None:
+    """Start the class vectors of a loss, if it has any, at the class means of the network as it is.
+
+    Vectors at random tell the network nothing until each has been met a few times; with many classes it first learns
+    to put all samples in one place. The means are centered, see `ClassVectors.start_from`, and of at most
+    `START_SAMPLES` samples of a class.
+    """
+    if not isinstance(method, Supervised) or method.classes is None or not hasattr(method.loss, "start_from"):
+        return
+    some = samples.take(spread_over_classes(samples.labels, START_SAMPLES))
+    z = torch.from_numpy(embed(method.model, some)).to(method.classes.device)
+    if not bool(torch.isfinite(z).all()):
+        return  # the first step says what is broken
+    labels = torch.from_numpy(some.labels).to(method.classes.device)
+    method.loss.start_from(z, method.numbered(labels), centered=True)
+
+
+def spread_over_classes(labels: np.ndarray, most: int) -> np.ndarray:
+    """Positions of at most ``most`` samples of every class, evenly spaced over the class, in order."""
+    order = np.argsort(labels, kind="stable")
+    _, first, counts = np.unique(labels[order], return_index=True, return_counts=True)
+    count = np.repeat(counts, counts)
+    place = np.arange(len(labels)) - np.repeat(first, counts)
+    slot = place * most // count
+    chosen = (count <= most) | (place == 0) | (slot != (place - 1) * most // count)
+    return np.sort(order[chosen])
 
 
 def stateful(losses: Mapping[str, Any]) -> dict[str, nn.Module]:

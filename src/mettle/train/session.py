@@ -27,9 +27,9 @@ from mettle.train.assembly import pick_device as pick_device
 from mettle.train.auto_settings import choose_size, choose_training
 from mettle.train.copies import copies
 from mettle.train.held_out import held_out
-from mettle.train.jtt import mistakes
+from mettle.train.jtt import describe_error_set, mistakes
 from mettle.train.log import Log
-from mettle.train.method import Method, Supervised
+from mettle.train.method import Method, Supervised, start_class_vectors
 from mettle.train.recipe import Recipe, as_recipe
 from mettle.train.similarity import named, settled
 from mettle.train.two_encoder import TwoEncoder, keep_biased
@@ -197,10 +197,12 @@ def train(
     trained.keep(run, samples)
     if recipe.train.method == "jtt" and recipe.jtt.copies:
         wrong, notes, done = _first(recipe, run, samples, progress)
+        for note in notes:
+            say(note)
         if not done:
             return Outcome(run, method.model, samples, False, None if old is None else 0, (*told, *notes))
         method, loader = assemble(recipe, samples, repeat=wrong, fetch=not begun)
-    start, passed, done = _fit(recipe, folder, method, loader, progress, tensorboard)
+    start, passed, done = _fit(recipe, folder, method, loader, samples, progress, tensorboard)
     notes = (*passed, *told, *notes)
     if done:
         finish(run, method.model, columns=[one.table() for one in getattr(samples.inputs, "features", ())])
@@ -233,20 +235,30 @@ def _continued(old: Run, recipe: Recipe) -> Recipe:
 
 
 def _fit(
-    recipe: Recipe, folder: Path, method: Method, loader: Loader, progress: Callable, tensorboard: bool
+    recipe: Recipe,
+    folder: Path,
+    method: Method,
+    loader: Loader,
+    samples: Samples,
+    progress: Callable,
+    tensorboard: bool,
 ) -> tuple[int, list[str], bool]:
     """The loop, from the newest checkpoint on: where it started, what was passed over, whether it reached its end."""
-    start, passed = 0, []
+    start, passed, setup = 0, [], recipe.train
+    guard = loop.Guard(loop.Collapse(setup.collapse_spread, setup.collapse_gap, setup.collapse_patience))
     found = checkpoint.latest(folder / "checkpoints")
     if found is not None:
         start, state, passed = found
         method.load_state(state["method"])
         checkpoint.set_random_state(state["random"])
+        guard.load_state(state["guard"])
+    elif setup.class_vectors == "means":
+        start_class_vectors(method, samples.part("train"))
     log = Log(folder, start, tensorboard)
-    setup = recipe.train
     pace = loop.Pace(setup.steps, setup.rate, setup.warmup, setup.log_every, setup.checkpoint_every)
     try:
-        return start, passed, loop.run(method, loader, pace, folder=folder, start=start, log=log, progress=progress)
+        options: dict[str, Any] = {"start": start, "guard": guard, "log": log, "progress": progress}
+        return start, passed, loop.run(method, loader, pace, folder=folder, **options)
     finally:
         log.close()
 
@@ -260,11 +272,12 @@ def _first(recipe: Recipe, run: Run, samples: Samples, progress: Callable) -> tu
     method, loader = assemble(short, samples, fetch=not checkpoint.stored(folder / "checkpoints"))
     assert isinstance(method, Supervised)
     assert method.classes is not None
-    _, passed, done = _fit(short, folder, method, loader, progress, False)
+    _, passed, done = _fit(short, folder, method, loader, samples, progress, False)
     part = samples.part("train")
-    wrong = mistakes(method.model, method.loss, method.classes, part) if done else np.empty(0, np.int64)
-    said = f"the first classifier ({steps} steps) got {len(wrong)} of {len(part)} training samples wrong"
-    return wrong, (*passed, said), done
+    if not done:
+        return np.empty(0, np.int64), tuple(passed), False
+    wrong = mistakes(method.model, method.loss, method.classes, part)
+    return wrong, (*passed, describe_error_set(len(wrong), len(part), steps)), True
 
 
 def _difference(old: Recipe, new: Recipe) -> str:

@@ -62,12 +62,16 @@ class Optimise(Table):
     rate: float = Field(2e-3, gt=0)  # highest learning rate
     warmup: float = Field(0.2, ge=0, lt=1)  # share of the steps in which it rises; then it falls as a cosine
     loss_rate: float = Field(1.0, gt=0)  # times that, for parameters of the loss: class vectors are met more seldom
+    class_vectors: Literal["means", "random"] = "means"  # where those start: class means of the untrained network
     weight_decay: float = Field(0.01, ge=0)
     clip: float = Field(0.0, ge=0)  # largest gradient norm; 0 for no limit
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     checkpoint_every: int = Field(100, ge=1)
     log_every: int = Field(10, ge=1)
+    collapse_spread: float = Field(0.01, ge=0, lt=1)  # stop below this share of the first batch's 1 - mean cosine
+    collapse_gap: float = Field(0.02, ge=0, lt=1)  # stop where positives are closer than negatives by less; 0 never
+    collapse_patience: int = Field(5, ge=1)  # log lines after the warm-up that must show it
 
 
 class Biased(Table):
