@@ -164,7 +164,7 @@ def read_size(source: bytes | Path, pixels: int = PIXELS) -> Size:
     kind, data, exif, noisy = _recognise(source if isinstance(source, bytes) else read_file(source), pixels)
     try:
         with _quiet(noisy), _plugin(kind)(io.BytesIO(data)) as image:
-            (width, height), turn = image.size, _orientation(exif or image.info.get("exif", b""))
+            (width, height), turn = image.size, _orientation(exif or image.info.get("exif") or b"")
     except Exception as problem:  # a dozen types for bad files, and no base class covers them
         raise DataError(f"damaged or truncated {kind} ({type(problem).__name__})") from None
     _limit(width, height, pixels)
@@ -218,7 +218,7 @@ def _decode(
                 image.draft(None, (max(sides), max(sides)))
             image.load()
             # Pillow turns a TIFF itself, and only that.
-            turn = 1 if kind == "TIFF" else _orientation(exif or image.info.get("exif", b""))
+            turn = 1 if kind == "TIFF" else _orientation(exif or image.info.get("exif") or b"")
             picture = _flat(_eight_bits(image), "L" if channels == 1 else "RGB")
     except (DataError, MemoryError):
         raise
@@ -241,7 +241,9 @@ def _recognise(data: bytes, pixels: int) -> tuple[str, bytes, bytes, bool]:
 
 
 def _resized_array(picture: Image.Image, size: Size | None, resize: Resize, turn: int) -> np.ndarray:
-    """(h, w, c) uint8 of a decoded picture; it is turned after it has become smaller."""
+    """(h, w, c) uint8 of a decoded picture; it is turned after it has become smaller, where that is the same."""
+    if turn in _TURNS and resize == "pad":  # an odd rest is one pixel wider at the end, so it matters where that is
+        picture, turn = picture.transpose(_TURNS[turn]), 1
     if size is not None:
         picture = resize_picture(picture, (size[1], size[0]) if turn >= 5 else size, resize)
     if turn in _TURNS:

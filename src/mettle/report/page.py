@@ -66,12 +66,31 @@ def pictures(run: Run, evaluation: Evaluation, maps: Mapping[str, Located]) -> d
         ),
         "decision": decided,
         "images": judged.samples.inputs.kind == "image",
+        "sees": describe_view(run, judged),
         "negatives": pairs.shown(pairs.hardest(judged, "impostor"), judged.samples, decided, "impostor"),
         "positives": pairs.shown(pairs.hardest(judged, "genuine"), judged.samples, decided, "genuine"),
         "map": _map(judged, maps),
         "training": curves.training([log]),
         **_two(run, evaluation, log),
     }
+
+
+def describe_view(run: Run, judged: Judged) -> str:
+    """What the pictures on the page show of the files: exactly what the network sees. Empty for rows of numbers."""
+    if judged.samples.inputs.kind != "image":
+        return ""
+    height, width = judged.samples.inputs.shape[:2]
+    how = {
+        "crop": "scaled with their proportions kept and cropped from the centre",
+        "pad": "scaled with their proportions kept and padded with grey",
+        "stretch": "stretched, so that proportions may be lost,",
+    }
+    if judged.samples.files is None:  # they came in this size
+        return f"Pictures are shown as the network sees them, {height} x {width} pixels."
+    resize = how[run.recipe.data.resize or "crop"]
+    return (
+        f"Pictures are shown as the network sees them: {resize} to {height} x {width} pixels (data.size, data.resize)."
+    )
 
 
 def render(template: str, **facts: Any) -> str:

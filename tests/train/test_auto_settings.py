@@ -1,0 +1,127 @@
+"""Settings that follow from the data: chosen and told where a shipped recipe leaves them open, kept with the run."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mettle.data.samples import Samples
+from mettle.errors import DataError, RecipeError
+from mettle.train import load, open_run, train
+from mettle.train.auto_settings import AUTO_KEYS, choose_size, measure_sizes
+from mettle.train.session import prepare
+
+QUICK = ["train.steps=2", "train.log_every=1", "evaluate.baselines=false"]
+
+
+def write_pictures(folder, sizes, classes=6, each=4, seed=0):
+    """Noise with a color for each class, in these (height, width) one after the other."""
+    rng = np.random.default_rng(seed)
+    number = 0
+    for label in range(classes):
+        color = rng.integers(0, 256, 3)
+        (folder / f"class{label}").mkdir(parents=True)
+        for _ in range(each):
+            height, width = sizes[number % len(sizes)]
+            pixels = (color + rng.normal(0, 30, (height, width, 3))).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"class{label}" / f"{number:03d}.png")
+            number += 1
+    return folder
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    return write_pictures(tmp_path / "mixed", [(80, 120), (100, 64), (96, 96)])
+
+
+def test_a_folder_of_mixed_sizes_trains_without_any_setting(mixed, tmp_path):
+    told: list[str] = []
+    recipe = load("supcon", QUICK, data={"source": str(mixed)})
+    outcome = train(recipe, tmp_path / "run", tensorboard=False, say=told.append)
+    chosen = {note.split(" = ")[0].removeprefix("chose "): note for note in told if note.startswith("chose ")}
+    assert set(chosen) == {"data.size", "data.resize", "batch.classes", "batch.augment", "model.pool"}
+    assert all(f"--set {key}=" in note for key, note in chosen.items())
+    assert "3 sizes, the median short side is 80 pixels" in chosen["data.size"]
+    kept = open_run(tmp_path / "run").recipe
+    assert kept == outcome.run.recipe
+    assert (kept.data.size, kept.data.resize, kept.auto) == (64, "crop", [])
+    assert kept.batch.classes == 3  # of 6 classes one validates and two test
+    assert (kept.batch.augment, kept.model["pool"]) == ("photo", "gem")
+    assert outcome.run.contract()["input"]["resize"] == "crop"
+    assert outcome.model.shape == (3, 64, 64)
+
+
+def test_its_data_are_recognized_and_it_can_be_resumed_by_the_name_of_its_recipe(mixed, tmp_path):
+    recipe = load("supcon", QUICK, data={"source": str(mixed)})
+    first = train(recipe, tmp_path / "run", tensorboard=False)
+    assert first.run.made_of(prepare(first.run.located()).fingerprint())
+    again = train(recipe, tmp_path / "run", tensorboard=False, resume=True)
+    assert again.resumed_from == 2
+
+
+def test_what_somebody_wrote_is_never_replaced(mixed, tmp_path):
+    overrides = [*QUICK, "data.size=[32,48]", "data.resize=pad", "batch.augment=mild", "model.pool=average"]
+    recipe = load("supcon", [*overrides, "batch.classes=2"], data={"source": str(mixed)})
+    told: list[str] = []
+    kept = train(recipe, tmp_path / "run", tensorboard=False, say=told.append).run.recipe
+    assert not [note for note in told if note.startswith("chose ")]
+    assert (kept.data.size, kept.data.resize, kept.batch.augment) == ([32, 48], "pad", "mild")
+    assert (kept.model["pool"], kept.batch.classes) == ("average", 2)
+    with pytest.raises(DataError, match="batches of 64 classes need as many classes"):
+        train(load("supcon", [*QUICK, "batch.classes=64"], data={"source": str(mixed)}), tmp_path / "no")
+
+
+def test_two_views_take_no_more_samples_than_there_are(mixed, tmp_path):
+    recipe = load("simclr", QUICK, data={"source": str(mixed)})
+    assert train(recipe, tmp_path / "run", tensorboard=False).run.recipe.batch.size == 12
+
+
+def test_a_file_of_ones_own_leaves_nothing_open_but_a_size_that_there_is_not(mixed, tmp_path):
+    own = tmp_path / "own.toml"
+    own.write_text('[batch]\nclasses = 3\nsamples = 2\n[loss]\nkind = "SupCon"\n[train]\nsteps = 1\n')
+    recipe = load(own, data={"source": str(mixed)})
+    assert recipe.auto == []
+    told: list[str] = []
+    kept = train(recipe, tmp_path / "run", tensorboard=False, say=told.append).run.recipe
+    assert [note.split(" = ")[0] for note in told] == ["chose data.size", "chose data.resize"]
+    assert (kept.batch.augment, kept.data.size) == ("mild", 64)
+
+
+def test_one_small_size_stays_as_it_is_and_a_large_one_shrinks(tmp_path):
+    small = write_pictures(tmp_path / "small", [(48, 40)])
+    large = write_pictures(tmp_path / "large", [(160, 320)])
+    recipe = load("supcon")
+    assert choose_size(recipe, prepare_lazily(small), "cpu") == []
+    (choice,) = choose_size(recipe, prepare_lazily(large), "cpu")
+    assert (choice.key, choice.value) == ("data.size", [32, 64])
+    (choice,) = choose_size(recipe, prepare_lazily(large), "cuda")
+    assert choice.value == [64, 128]
+    assert measure_sizes(prepare_lazily(large)).distinct == 1
+
+
+def prepare_lazily(folder):
+    from mettle.data.folder import read_folder
+
+    return read_folder(folder, policy="trust").inputs
+
+
+def test_drawn_characters_keep_the_numbers_that_were_found_on_them(tmp_path):
+    told: list[str] = []
+    recipe = load("supcon", [*QUICK, "batch.classes=8"])
+    kept = train(recipe, tmp_path / "run", tensorboard=False, say=told.append).run.recipe
+    assert not [note for note in told if note.startswith("chose ")]
+    assert kept.model == recipe.model and kept.batch == recipe.batch and kept.data == recipe.data
+
+
+def test_keys_that_cannot_be_chosen_are_refused():
+    with pytest.raises(RecipeError, match="'loss.kind' cannot be chosen from the data"):
+        load("supcon", ['auto=["loss.kind"]'])
+    assert load("supcon").auto == list(AUTO_KEYS)
+    assert "batch.classes" not in load("supcon", ["batch.classes=8"]).auto
+
+
+def test_whole_pictures_are_at_hand_for_random_crops(mixed):
+    samples = prepare(load("supcon", data={"source": str(mixed)}))
+    assert isinstance(samples, Samples)
+    canvas, aspect = samples.read_whole(np.arange(3))
+    assert canvas.shape == (3, 96, 96, 3)
+    assert aspect.tolist() == pytest.approx([1.5, 0.64, 1.0])
