@@ -83,6 +83,13 @@ class Audit:
     missing: Mapping[str, str] = field(default_factory=dict)
     limits: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        v = self.headline.verification
+        return (
+            f"Audit(eer={v.eer:.4g}, auc={v.auc:.6g}, trials={v.trials!r}, samples={len(self.table)}, "
+            f"identities={len(np.unique(self.table.label.codes))}, missing={sorted(self.missing)})"
+        )
+
     @property
     def headline(self) -> Way:
         """The hardest way of pairing there is: across domains before all pairs."""

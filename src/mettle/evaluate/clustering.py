@@ -78,7 +78,7 @@ def clustering(
 
     Args:
         embeddings: (n, d) array or tensor.
-        labels: (n,) integers.
+        labels: (n,) integers or text.
         clusters: k, by default the number of labels.
         seeds: how many starts.
         seed: of the first start.

@@ -82,7 +82,7 @@ def geometry(embeddings: Any, labels: Any, *, k: int = 10, seed: int = 0) -> Geo
 
     Args:
         embeddings: (n, d) array or tensor.
-        labels: (n,) integers.
+        labels: (n,) integers or text.
         k: neighbours for hubness, at most n − 1.
         seed: of the thinning above 8192 rows.
 

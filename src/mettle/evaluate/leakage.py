@@ -18,7 +18,7 @@ import numpy as np
 from mettle.data.decode import decode
 from mettle.data.likeness import SIZE, alike, look
 from mettle.errors import DataError, InputError
-from mettle.evaluate.checks import check_embeddings, to_numpy
+from mettle.evaluate.checks import as_names, check_embeddings, to_numpy
 from mettle.evaluate.unit import Unit
 
 NEAR = 0.98
@@ -70,7 +70,7 @@ def leaks(first: Part, second: Part, *, disjoint_subjects: bool = True, near: fl
         a, b = getattr(first, column), getattr(second, column)
         if a is None or b is None:
             continue
-        one, two = to_numpy(a, column), to_numpy(b, column)
+        one, two = (as_names(to_numpy(side, column), column) for side in (a, b))
         if (one.dtype.kind in "iu") != (two.dtype.kind in "iu"):
             raise InputError(f"{column} must be of one kind on both sides: got {one.dtype} and {two.dtype}")
         found += [Leak(kind, v.item()) for v in np.intersect1d(one, two)]

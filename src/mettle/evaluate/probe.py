@@ -18,7 +18,7 @@ import numpy as np
 
 from mettle.errors import InputError, nearest
 from mettle.evaluate import intervals
-from mettle.evaluate.checks import Rows, check_apart, check_tuple, whole
+from mettle.evaluate.checks import Rows, check_apart, check_tuple, share_label_codes, whole
 from mettle.evaluate.copies import across
 from mettle.evaluate.intervals import Interval
 from mettle.evaluate.resamples import sums
@@ -33,7 +33,7 @@ class Accuracy:
 
     Attributes:
         correct: (n,) 1 or 0 for each test sample, between where votes tie.
-        labels: (n,) of the test samples.
+        labels: (n,) of the test samples, integers or text as they came.
     """
 
     correct: np.ndarray
@@ -49,14 +49,14 @@ class Accuracy:
         return float(self.correct.mean())
 
     @property
-    def per_class(self) -> Mapping[int, float]:
+    def per_class(self) -> Mapping[int | str, float]:
         """Accuracy by label."""
         names, at = np.unique(self.labels, return_inverse=True)
         share = np.bincount(at, weights=self.correct) / np.bincount(at)
         return dict(zip(names.tolist(), share.tolist(), strict=True))
 
     @property
-    def worst_class(self) -> tuple[int, float]:
+    def worst_class(self) -> tuple[int | str, float]:
         """The label with the lowest accuracy, and that accuracy; the smallest of equal labels."""
         return min(self.per_class.items(), key=lambda item: (item[1], item[0]))
 
@@ -75,7 +75,7 @@ class Probe:
     warnings: tuple[str, ...] = ()
 
     @property
-    def worst_class(self) -> tuple[int, float]:
+    def worst_class(self) -> tuple[int | str, float]:
         """The worst class of the linear probe."""
         return self.linear.worst_class
 
@@ -140,10 +140,10 @@ def probe(
         >>> p.linear.accuracy, p.knn.worst_class
         (1.0, (0, 1.0))
     """
-    a, b = check_tuple(train, "train"), check_tuple(test, "test")
+    a, b = share_label_codes(check_tuple(train, "train"), check_tuple(test, "test"), "train", "test")
     check_apart(a, b, "train", "test")
     copied = across(a, b, "train", "test")
-    strangers = np.setdiff1d(b.labels, a.labels)
+    strangers = np.setdiff1d(b.given_labels, a.given_labels)
     if len(strangers):
         raise InputError(f"test label {strangers[0]} never occurs in train: a probe is a closed-set task")
     if len(np.unique(a.labels)) < 2:
@@ -156,7 +156,7 @@ def probe(
     first, second = Unit.of(a.values, double), Unit.of(b.values, double)
     linear, notes = _linear(first, a, second, b, strength, iterations)
     knn = _knn(first, a, second, b, min(k, len(a)), temperature)
-    return Probe(Accuracy(linear, b.labels), Accuracy(knn, b.labels), (*copied, *notes))
+    return Probe(Accuracy(linear, b.given_labels), Accuracy(knn, b.given_labels), (*copied, *notes))
 
 
 def _linear(

@@ -58,8 +58,8 @@ class Suspects:
 class Twins:
     """Two labels that may be one subject."""
 
-    first: int
-    second: int
+    first: int | str
+    second: int | str
     suspicion: float
 
 
@@ -83,9 +83,9 @@ class Confused:
         share: how often.
     """
 
-    label: int
+    label: int | str
     error: float
-    most: int | None
+    most: int | str | None
     share: float
 
 
@@ -124,7 +124,7 @@ def same_subject(embeddings: Any, labels: Any, count: int = 20, *, near: float |
 
     Args:
         embeddings: (n, d) array or tensor.
-        labels: (n,) integers.
+        labels: (n,) integers or text.
         count: how many pairs at most.
         near: only pairs whose mean similarity lies so far on the way from strangers to relatives: 0 is the mean of
             impostor pairs, 1 that of genuine ones. None ranks all.
@@ -149,7 +149,7 @@ def same_subject(embeddings: Any, labels: Any, count: int = 20, *, near: float |
         score[twice | (cross < least)] = -np.inf
         flat = np.argsort(-score, axis=None, kind="stable")[:count]
         pairs = zip(*np.unravel_index(flat, score.shape), strict=True)
-        found += [Twins(int(people[start + i]), int(people[j]), float(score[i, j])) for i, j in pairs]
+        found += [Twins(people[start + i].item(), people[j].item(), float(score[i, j])) for i, j in pairs]
         found = sorted((t for t in found if t.suspicion > -np.inf), key=lambda t: -t.suspicion)[:count]
     return found
 
@@ -169,7 +169,7 @@ def hardest(
 
     Args:
         embeddings: (n, d) array or tensor.
-        labels: (n,) integers.
+        labels: (n,) integers or text.
         kind: which.
         count: how many.
         each: how many of them may show the same two labels.
@@ -234,7 +234,8 @@ def confusion(embeddings: Any, labels: Any) -> list[Confused]:
         row = times / times.sum()
         error, row[c] = 1 - row[c], 0
         most = int(row.argmax())
-        found.append(Confused(int(people[c]), float(error), int(people[most]) if row[most] else None, float(row[most])))
+        name = people[most].item() if row[most] else None
+        found.append(Confused(people[c].item(), float(error), name, float(row[most])))
     return sorted(found, key=lambda f: (-f.error, f.label))
 
 
@@ -278,7 +279,7 @@ def difficulty(embeddings: Any, labels: Any) -> np.ndarray:
 def _classes(embeddings: Any, labels: Any) -> tuple[Rows, np.ndarray, np.ndarray, np.ndarray]:
     """Checked rows, unit vectors, label codes and the labels they stand for."""
     rows = check_embeddings(embeddings, labels)
-    people = np.unique(rows.labels)
+    people = np.unique(rows.given_labels)
     if len(people) < 2:
         raise InputError("at least two labels are needed: got one")
     return rows, Unit.of(rows.values).vectors(), codes(rows.labels)[0].astype(np.int64), people

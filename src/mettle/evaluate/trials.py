@@ -67,6 +67,12 @@ class Matrix:
     cells: Mapping[tuple[str, str], Verification | None]
     why_not: Mapping[tuple[str, str], str]
 
+    def __repr__(self) -> str:
+        known = {key: v.eer for key, v in self.cells.items() if v is not None}
+        worst = max(known, key=lambda key: known[key], default=None)
+        said = "" if worst is None else f", highest eer {known[worst]:.4g} from {worst[0]!r} to {worst[1]!r}"
+        return f"Matrix(domains={len(self.domains)}, measured={len(known)} of {len(self.cells)}{said})"
+
     def __getitem__(self, key: tuple[Any, Any]) -> Verification | None:
         return self.cells[str(key[0]), str(key[1])]
 
@@ -89,7 +95,7 @@ def domain_matrix(embeddings: Any, labels: Any, domains: Any, *, ids: Any = None
 
     Args:
         embeddings: (n, d) array or tensor.
-        labels: (n,) integers.
+        labels: (n,) integers or text.
         domains: (n,) integers or text.
         ids: (n,) integer sample ids.
         options: of :func:`mettle.evaluate.verification`, such as ``mode``.
@@ -122,7 +128,7 @@ def domain_matrix(embeddings: Any, labels: Any, domains: Any, *, ids: Any = None
 def _cell(rows: Any, enrol: np.ndarray, probe: np.ndarray, same: bool, options: dict[str, Any]) -> Verification:
     def side(mask: np.ndarray) -> tuple[Any, ...]:
         some = rows.take(mask)
-        return some.given, some.labels, None, some.ids
+        return some.given, some.given_labels, None, some.ids
 
     values, y, _, known = side(probe)
     return verification(values, y, ids=known, gallery=None if same else side(enrol), **options)
