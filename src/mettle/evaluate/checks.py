@@ -17,6 +17,9 @@ from mettle.errors import DataError, InputError, MettleError
 from mettle.evaluate.rows import Rows
 
 
+MISSING = ("NAType", "NaTType")  # what pandas and others put where a value is missing
+
+
 class NotMeasurable(MettleError):
     """The data cannot support the number that was asked for: too few impostors, subjects or templates."""
 
@@ -98,8 +101,8 @@ def check_scores(scores: Any, target: Any, subjects: Any = None) -> tuple[np.nda
         subjects: (m, 2) labels of the two sides, integers or text, or None.
 
     Returns:
-        Scores (float64 if float64 or integers came, else float32), target as bool, subjects as int64 or None, and the text
-        that these stand for, or None.
+        Scores (float64 if float64 or integers came, else float32), target as bool, subjects as int64 or None,
+        and the text that these stand for, or None.
 
     Raises:
         InputError: NaN or +∞, wrong lengths, one class only, subjects that contradict the target.
@@ -257,7 +260,7 @@ def as_names(a: np.ndarray, name: str) -> np.ndarray:
     if all(isinstance(v, Integral) and not isinstance(v, bool) for v in flat):
         return np.asarray(flat, np.int64).reshape(a.shape)
     for at, value in enumerate(flat):
-        if value is None or isinstance(value, Real) and not isinstance(value, Integral) or value != value:  # noqa: PLR0124
+        if value is None or type(value).__name__ in MISSING or isinstance(value, Real) > isinstance(value, Integral):
             raise InputError(f"{name} must be integers or text: got {value!r} at position {at}")
     texts = [v if isinstance(v, str) else v.decode() if isinstance(v, bytes) else str(v) for v in flat]
     try:

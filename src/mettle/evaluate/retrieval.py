@@ -208,8 +208,8 @@ def retrieval(
         )
     if (other.labels == other.labels[0]).all():
         raise InputError(
-            f"retrieval needs at least two labels among the candidates: all {len(other)} have label {other.given_labels[0]}, "
-            "so every neighbour would be right"
+            f"retrieval needs at least two labels among the candidates: all {len(other)} have label "
+            f"{other.given_labels[0]}, so every neighbour would be right"
         )
     queries = np.concatenate(kept)
     order = np.argsort(queries)  # queries with ties were ranked after the others
