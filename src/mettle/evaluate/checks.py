@@ -16,7 +16,6 @@ import torch
 from mettle.errors import DataError, InputError, MettleError
 from mettle.evaluate.rows import Rows
 
-
 MISSING = ("NAType", "NaTType")  # what pandas and others put where a value is missing
 
 
