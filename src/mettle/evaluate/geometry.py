@@ -13,6 +13,7 @@ import numpy as np
 
 from mettle.evaluate.checks import both_kinds, check_embeddings, whole
 from mettle.evaluate.unit import Unit
+from mettle.unknown_names import explain_arguments
 
 MOST = 8192  # rows that pairs are formed of; more are thinned at random, with a fixed seed
 ALIKE = 0.95  # mean cosine of strangers from which all vectors point the same way
@@ -77,6 +78,7 @@ class Geometry:
         return {n: getattr(self, n) for n in names} | {"largest_hub": largest, "orphans": self.orphans}
 
 
+@explain_arguments
 def geometry(embeddings: Any, labels: Any, *, k: int = 10, seed: int = 0) -> Geometry:
     """Describe the space of unit vectors.
 

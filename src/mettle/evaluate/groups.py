@@ -26,11 +26,13 @@ from mettle.evaluate.resamples import sums
 from mettle.evaluate.retrieval import Retrieval
 from mettle.evaluate.several import Wholes, thresholds, wholes
 from mettle.evaluate.verification import Verification, verification
+from mettle.unknown_names import explain_arguments
 
 MINIMUM = 50
 RATES = ("eer", "auc", "fmr", "fnmr")  # of a verification
 
 
+@explain_arguments
 def groups(
     result: Verification | Retrieval | Identification | Probe,
     attribute: Any,
@@ -239,6 +241,7 @@ def _some(rows: Rows, mask: np.ndarray) -> Rows:
     return rows.take(mask)
 
 
+@explain_arguments
 def bands(values: Any, count: int = 4, what: str = "") -> np.ndarray:
     """Cut numbers into bands of about equal size, as an attribute: ``"1 of 4"`` holds the lowest."""
     v = to_numpy(values, "values")
@@ -253,6 +256,7 @@ def bands(values: Any, count: int = 4, what: str = "") -> np.ndarray:
     return np.asarray([f"{what}{' ' if what else ''}{k + 1} of {len(edges) + 1}" for k in at])
 
 
+@explain_arguments
 def class_size(labels: Any, edges: Wholes = (3, 6, 11, 51)) -> np.ndarray:
     """How many samples each sample's class has, as an attribute: ``"3 to 5"``, ``"51 or more"``."""
     y = to_numpy(labels, "labels")

@@ -27,6 +27,7 @@ from mettle.evaluate.named import named
 from mettle.evaluate.resamples import parts, some
 from mettle.evaluate.several import Numbers
 from mettle.evaluate.unit import Unit
+from mettle.unknown_names import explain_arguments
 
 FUSIONS = ("max", "mean")
 _CELLS = 1 << 22
@@ -225,6 +226,7 @@ class Identification:
         }
 
 
+@explain_arguments
 def identification(
     gallery: tuple[Any, ...], probes: tuple[Any, ...], *, fusion: str = "max", chunk: int | None = None
 ) -> Identification:

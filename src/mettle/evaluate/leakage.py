@@ -20,6 +20,7 @@ from mettle.data.likeness import SIZE, alike, look
 from mettle.errors import DataError, InputError
 from mettle.evaluate.checks import as_names, check_embeddings, to_numpy
 from mettle.evaluate.unit import Unit
+from mettle.unknown_names import explain_arguments
 
 NEAR = 0.98
 LISTED = 10_000  # near-duplicates that are listed one by one
@@ -53,6 +54,7 @@ class Part:
     looks: Any = None
 
 
+@explain_arguments
 def leaks(first: Part, second: Part, *, disjoint_subjects: bool = True, near: float = NEAR) -> tuple[Leak, ...]:
     """Everything that is on both sides; of near-duplicates 10,000 are listed, by position, and all are counted.
 
@@ -82,6 +84,7 @@ def leaks(first: Part, second: Part, *, disjoint_subjects: bool = True, near: fl
     return tuple(found)
 
 
+@explain_arguments
 def gate(
     first: Part,
     second: Part,
@@ -124,6 +127,7 @@ def gate(
     )
 
 
+@explain_arguments
 def file_hashes(paths: Iterable[Path | str]) -> list[str]:
     """SHA-256 of the bytes of each file."""
     found = []
@@ -136,6 +140,7 @@ def file_hashes(paths: Iterable[Path | str]) -> list[str]:
     return found
 
 
+@explain_arguments
 def picture_looks(paths: Iterable[Path | str]) -> np.ndarray:
     """(n, 143) look of each picture file, for :class:`Part`."""
     found = [look(decode(Path(path), channels=1)) for path in paths]

@@ -23,6 +23,7 @@ from mettle.evaluate.copies import across
 from mettle.evaluate.intervals import Interval
 from mettle.evaluate.resamples import sums
 from mettle.evaluate.unit import Unit
+from mettle.unknown_names import explain_arguments
 
 _CELLS = 1 << 22
 
@@ -111,6 +112,7 @@ class Probe:
         return found
 
 
+@explain_arguments
 def probe(
     train: tuple[Any, ...],
     test: tuple[Any, ...],

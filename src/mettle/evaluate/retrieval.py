@@ -34,6 +34,7 @@ from mettle.evaluate.intervals import Interval
 from mettle.evaluate.ranking import judge, ranked
 from mettle.evaluate.resamples import sums
 from mettle.evaluate.several import Wholes, wholes
+from mettle.unknown_names import explain_arguments
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +149,7 @@ class Retrieval:
         }
 
 
+@explain_arguments
 def retrieval(
     embeddings: Any,
     labels: Any,

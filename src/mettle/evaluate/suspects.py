@@ -26,6 +26,7 @@ from mettle.evaluate.design import Design
 from mettle.evaluate.passes import Fast
 from mettle.evaluate.shortlist import Shortlist
 from mettle.evaluate.unit import Unit
+from mettle.unknown_names import explain_arguments
 
 _CELLS = 1 << 20
 _OFFERED = 1 << 18  # pairs of a tile that are looked at in one go
@@ -89,6 +90,7 @@ class Confused:
     share: float
 
 
+@explain_arguments
 def label_errors(embeddings: Any, labels: Any) -> Suspects:
     """Rank samples by how much better another class fits.
 
@@ -119,6 +121,7 @@ def label_errors(embeddings: Any, labels: Any) -> Suspects:
     return Suspects(able[order], suspicion[order], people[suggested[order]])
 
 
+@explain_arguments
 def same_subject(embeddings: Any, labels: Any, count: int = 20, *, near: float | None = NEAR) -> list[Twins]:
     """Rank pairs of labels by how much they look like one subject: false negatives, if they are.
 
@@ -162,6 +165,7 @@ def _on_the_way(sums: np.ndarray, size: np.ndarray, share: float) -> float:
     return strangers + share * (relatives - strangers)
 
 
+@explain_arguments
 def hardest(
     embeddings: Any, labels: Any, kind: Literal["genuine", "impostor"], *, count: int = 20, each: int = 2
 ) -> list[HardPair]:
@@ -222,6 +226,7 @@ def _worth(rough: np.ndarray, room: int, bar: float, slack: float) -> np.ndarray
     return np.flatnonzero((rough > -np.inf) & (rough >= bar - 2 * slack))
 
 
+@explain_arguments
 def confusion(embeddings: Any, labels: Any) -> list[Confused]:
     """For each label, how often the nearest other sample is of another label, and of which; worst first.
 
@@ -259,6 +264,7 @@ def _neighbours(unit: Unit, label: np.ndarray, count: int) -> Iterator[np.ndarra
         times = times[whole_ones:].copy()
 
 
+@explain_arguments
 def difficulty(embeddings: Any, labels: Any) -> np.ndarray:
     """How hard each sample is: cosine of its nearest stranger minus that of its nearest relative.
 

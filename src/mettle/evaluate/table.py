@@ -23,6 +23,7 @@ from mettle.data.samples import SPLIT_WORDS, SPLITS, Column
 from mettle.errors import DataError, InputError, nearest
 from mettle.evaluate.checks import Rows, check_matrix, names, one_label_per_id
 from mettle.evaluate.vectors import read_vectors
+from mettle.unknown_names import explain_arguments
 
 IMAGES = ("path", "image", "image_path", "file", "filename")
 SPLIT = ("split", "subset")
@@ -104,6 +105,7 @@ class Embedded:
         return str(self.images[at]) if self.images is not None and self.images[at] else str(self.names[at])
 
 
+@explain_arguments
 def read_embeddings(
     path: Path | str,
     labels: Path | str | None = None,

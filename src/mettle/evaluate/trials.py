@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from mettle.errors import DataError, InputError, MettleError
+from mettle.errors import DataError, InputError, MettleError, UnknownArgument
 from mettle.evaluate.checks import check_embeddings
 from mettle.evaluate.verification import Verification, verification
+from mettle.unknown_names import explain_arguments
 
 
+@explain_arguments
 def read_trials(path: Path | str) -> np.ndarray:
     """Integers (m, 3) of (id, id, target) from a file.
 
@@ -90,6 +92,7 @@ class Matrix:
         return {"metric": metric, "domains": list(self.domains), "values": self.values(metric), "not measurable": why}
 
 
+@explain_arguments
 def domain_matrix(embeddings: Any, labels: Any, domains: Any, *, ids: Any = None, **options: Any) -> Matrix:
     """Compare every domain with every domain: the diagonal within, all else across.
 
@@ -120,6 +123,8 @@ def domain_matrix(embeddings: Any, labels: Any, domains: Any, *, ids: Any = None
             key = str(enrol), str(probe)
             try:
                 cells[key] = _cell(rows, rows.domains == enrol, rows.domains == probe, enrol == probe, options)
+            except UnknownArgument:  # of the options: no cell could be measured
+                raise
             except MettleError as e:
                 cells[key], why[key] = None, str(e)
     return Matrix(tuple(str(n) for n in names), MappingProxyType(cells), MappingProxyType(why))

@@ -35,6 +35,7 @@ from mettle.evaluate.rows import Source
 from mettle.evaluate.scores import Listed, Scores
 from mettle.evaluate.unit import Unit
 from mettle.evaluate.verified import Verification
+from mettle.unknown_names import explain_arguments
 
 TRIALS = ("all", "within", "across")
 MODES = ("exact", "histogram")
@@ -42,6 +43,7 @@ MEMORY = 1 << 28
 EXACT_PAIRS = 1 << 25  # 8192 rows with each other
 
 
+@explain_arguments
 def verification(
     embeddings: Any,
     labels: Any,
@@ -134,6 +136,7 @@ def _device(embeddings: Any) -> Any:
     return embeddings.device if on else None
 
 
+@explain_arguments
 def from_scores(scores: Any, target: Any, subjects: Any = None) -> Verification:
     """Count errors of scores that came from anywhere.
 
