@@ -1,6 +1,6 @@
 """Probes: how much of the labels can a simple classifier read from frozen embeddings?
 
-    linear   logistic regression on unit vectors, fitted until its gradient is 1e-4 of what it was at the start, or refused
+    linear   logistic regression on unit vectors, fitted until its gradient is 1e-4 of that at the start, or refused
     kNN      each of the k nearest training samples votes with e^{s/T}; equal scores at the k-th place share the votes
              that are left, equal votes share the credit
 
