@@ -22,7 +22,8 @@ from mettle.evaluate.table import Embedded
 from mettle.evaluate.trials import Matrix
 from mettle.evaluate.verification import Verification
 
-KEPT = 1000  # suspects in the summary
+KEPT = 1000  # suspects in the summary, at most
+FIRST = 50  # and that many whatever the cut, if they fit another label better
 FORMAT = 1
 
 
@@ -139,7 +140,7 @@ class Audit:
     def _summary(self) -> dict[str, Any]:
         t, name = self.table, self.table.label.names
         suspects = self.label_errors
-        listed = [] if suspects is None else range(min(suspects.count, KEPT))
+        listed = [] if suspects is None else range(min(suspects.count, max(FIRST, 2 * suspects.noise.listed), KEPT))
         found = {
             "format": FORMAT,
             "file": t.origin,
@@ -169,11 +170,13 @@ class Audit:
             "probe": None if self.probe is None else self._probe(self.probe),
             "label_errors": {
                 "better_elsewhere": None if suspects is None else suspects.count,
+                "estimate": None if suspects is None else {**vars(suspects.noise), "said": str(suspects.noise)},
                 "ranked": [
                     {
                         **self._named(int(suspects.order[k])),
                         "suggested": name[suspects.suggested[k]],
                         "suspicion": float(suspects.suspicion[k]),
+                        "above_cut": k < suspects.noise.listed,
                     }
                     for k in listed
                     if suspects is not None

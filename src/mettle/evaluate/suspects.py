@@ -7,7 +7,8 @@ With unit vectors u, S_c the sum of class c and n_c its size, the similarity of 
     label error       max_{c≠y} s_ic − s_iy: how much better another class fits, and which
     one subject twice <S_a, S_b> / (n_a n_b) − min(within a, within b),   within c = (|S_c|² − n_c) / (n_c (n_c − 1))
 
-Both are rankings, not verdicts: how many of the first ones are real depends on the data, so look at them. Two labels of
+Both are rankings, not verdicts. How many labels are wrong, and how many of the first ones to look at, is estimated by
+:mod:`mettle.evaluate.label_noise`. Two labels of
 one subject have a suspicion around 0, below it where they were captured differently; so they are listed not by its
 sign but where <S_a, S_b> / (n_a n_b) lies two thirds of the way from the mean of impostors to that of genuine pairs.
 """
@@ -23,6 +24,7 @@ import numpy as np
 from mettle.errors import InputError
 from mettle.evaluate.checks import Rows, check_embeddings, codes, whole
 from mettle.evaluate.design import Design
+from mettle.evaluate.label_noise import LabelNoise, estimate_label_noise
 from mettle.evaluate.passes import Fast
 from mettle.evaluate.shortlist import Shortlist
 from mettle.evaluate.unit import Unit
@@ -32,6 +34,8 @@ _CELLS = 1 << 20
 _OFFERED = 1 << 18  # pairs of a tile that are looked at in one go
 _PIECE = 1 << 14  # pairs scored at a time
 _ROWS = 512  # of a tile
+_PRETENDED = 1 << 21  # wrong labels that are pretended, about
+_FEWEST = 256  # samples that they are pretended of, at least
 NEAR = 2 / 3  # of the way from strangers to relatives: what may be one subject
 
 
@@ -43,16 +47,26 @@ class Suspects:
         order: positions, most suspicious first; samples that are alone in their class are left out.
         suspicion: of each entry of ``order``; above 0 another class fits better than its own.
         suggested: the label that fits best, for each entry of ``order``.
+        noise: how many labels are estimated to be wrong, and where to cut the ranking.
     """
 
     order: np.ndarray
     suspicion: np.ndarray
     suggested: np.ndarray
+    noise: LabelNoise
+
+    def __repr__(self) -> str:
+        return f"Suspects({str(self.noise)!r}, ranked={len(self.order)})"
 
     @property
     def count(self) -> int:
-        """How many fit another class better than their own."""
+        """How many fit another class better than their own: with classes that overlap, mostly clean samples."""
         return int(np.count_nonzero(self.suspicion > 0))
+
+    @property
+    def listed(self) -> np.ndarray:
+        """Positions above the cut, most suspicious first; none where it cannot be told which labels are wrong."""
+        return self.order[: self.noise.listed]
 
 
 @dataclass(frozen=True)
@@ -92,14 +106,18 @@ class Confused:
 
 @explain_arguments
 def label_errors(embeddings: Any, labels: Any) -> Suspects:
-    """Rank samples by how much better another class fits.
+    """Rank samples by how much better another class fits, and estimate how many labels are wrong.
+
+    Args:
+        embeddings: (n, d) array or tensor.
+        labels: (n,) integers or text.
 
     Example:
         >>> import numpy as np
         >>> x = np.repeat(np.eye(3), 4, axis=0)
         >>> found = label_errors(x, [0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2, 2])  # the fourth belongs to 0
-        >>> int(found.order[0]), int(found.suggested[0])
-        (3, 0)
+        >>> int(found.order[0]), int(found.suggested[0]), found.noise.wrong, found.listed
+        (3, 0, 1, array([3]))
     """
     _, unit, label, people = _classes(embeddings, labels)
     sums, size = _sums(unit, label, len(people))
@@ -118,7 +136,30 @@ def label_errors(embeddings: Any, labels: Any) -> Suspects:
         best = dot.argmax(axis=1)
         suspicion[start : start + step], suggested[start : start + step] = dot[here, best] - inside, best
     order = np.argsort(-suspicion, kind="stable")
-    return Suspects(able[order], suspicion[order], people[suggested[order]])
+    # Every so many-th of the ranking stands for all: the same rows whatever their order in the file.
+    some = np.linspace(0, len(able) - 1, min(len(able), max(_FEWEST, _PRETENDED // len(people)))).astype(np.int64)
+    noise = estimate_label_noise(suspicion[order], *_pretended(unit, label, able[order][some], sums, size))
+    return Suspects(able[order], suspicion[order], people[suggested[order]], noise)
+
+
+def _pretended(
+    unit: np.ndarray, label: np.ndarray, at: np.ndarray, sums: np.ndarray, size: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Suspicions that samples would have under the label of every other class, and how common those classes are."""
+    s, here, own = unit[at] @ sums.T, np.arange(len(at)), label[at]
+    inside = (s[here, own] - 1) / (size[own] - 1)
+    s /= size
+    s[here, own] = inside
+    first = s.argmax(axis=1)
+    highest = s[here, first]
+    rest = s.copy()
+    rest[here, first] = -np.inf
+    best = np.repeat(highest[:, None], len(size), axis=1)
+    best[here, first] = rest.max(axis=1)  # of the classes but the pretended one
+    others = np.ones(s.shape, bool)
+    others[here, own] = False
+    weights = np.broadcast_to(size / (len(label) - size[own])[:, None], s.shape)
+    return (best - s)[others], weights[others]
 
 
 @explain_arguments
