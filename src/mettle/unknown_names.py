@@ -108,7 +108,7 @@ def explain_arguments(made: F) -> F:
     """
     if isinstance(made, type):
         made.__init__ = _explained(made.__init__)
-        return made
+        return made  # pyright: ignore[reportReturnType]
     return _explained(made)
 
 

@@ -183,7 +183,7 @@ class Audit:
                 ],
             },
             "same_subject": [
-                {"first": name[s.first], "second": name[s.second], "suspicion": s.suspicion} for s in self.same_subject
+                {"first": name[int(s.first)], "second": name[int(s.second)], "suspicion": s.suspicion} for s in self.same_subject
             ],
             "hardest": {
                 kind: [
@@ -199,9 +199,9 @@ class Audit:
             },
             "confusion": [
                 {
-                    "label": name[c.label],
+                    "label": name[int(c.label)],  # an audit is made of codes
                     "error": c.error,
-                    "most": None if c.most is None else name[c.most],
+                    "most": None if c.most is None else name[int(c.most)],
                     "share": c.share,
                 }
                 for c in self.confusion

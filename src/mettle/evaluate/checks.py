@@ -160,10 +160,10 @@ def share_label_codes(first: Rows, second: Rows, one: str, two: str) -> tuple[Ro
         raise InputError(f"labels must be of one kind on both sides: those of {text} are text, the others integers")
     every = np.unique(np.concatenate([first.names, second.names]))
 
-    def recode(rows: Rows) -> Rows:
-        return replace(rows, labels=np.searchsorted(every, rows.names)[rows.labels], names=every)
+    def recode(rows: Rows, names: np.ndarray) -> Rows:
+        return replace(rows, labels=np.searchsorted(every, names)[rows.labels], names=every)
 
-    return recode(first), recode(second)
+    return recode(first, first.names), recode(second, second.names)
 
 
 def check_apart(first: Rows, second: Rows, one: str, two: str) -> None:

@@ -180,7 +180,7 @@ def _linear(first: Unit, train: Rows, second: Unit, test: Rows, strength: float,
             warnings.simplefilter("always", ConvergenceWarning)
             model.fit(x, train.labels)
         if not any(issubclass(w.category, ConvergenceWarning) for w in caught):
-            return (model.predict(second.vectors()) == test.labels).astype(float)
+            return np.asarray(model.predict(second.vectors()) == test.labels, float)
         steps = int(model.n_iter_.max())
         spent += steps
         if steps <= 1:  # no way further down at this precision
