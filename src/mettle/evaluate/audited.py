@@ -183,7 +183,8 @@ class Audit:
                 ],
             },
             "same_subject": [
-                {"first": name[int(s.first)], "second": name[int(s.second)], "suspicion": s.suspicion} for s in self.same_subject
+                {"first": name[int(s.first)], "second": name[int(s.second)], "suspicion": s.suspicion}
+                for s in self.same_subject
             ],
             "hardest": {
                 kind: [
