@@ -341,3 +341,15 @@ class TestCheck:
         assert "rename it to path" in refused("data", "check", tmp_path / "m.csv")
         text = mettle("data", "check", tmp_path / "m.csv", "--image", "scan")
         assert "note: columns left out: 'age' (numbers)" in text
+
+
+def test_a_check_says_in_words_what_the_splits_share(tmp_path):
+    rows = [f"{k % 6},{k},{k * k % 7}" for k in range(30)]
+    path = tmp_path / "t.csv"
+    path.write_text("label,a,b\n" + "\n".join(rows) + "\n")
+    assert "30 samples, 6 labels; no split into train and test, so training holds out whole labels" in mettle(
+        "data", "check", path
+    )
+    halves = [f"{row},{'train' if k % 6 < 3 else 'test'}" for k, row in enumerate(rows)]
+    path.write_text("label,a,b,split\n" + "\n".join(halves) + "\n")
+    assert "6 labels; train and test share none of them (open-set)" in mettle("data", "check", path)

@@ -20,7 +20,10 @@ def drawn(tmp_path_factory):
 def test_claims_are_listed():
     said = mettle("reproduce")
     assert all(f"  {name} " in said and claim.says in said for name, claim in CLAIMS.items())
-    assert json.loads(mettle("reproduce", "--json")) == {name: {"says": claim.says} for name, claim in CLAIMS.items()}
+    listed = json.loads(mettle("reproduce", "--json"))
+    assert {name: one["says"] for name, one in listed.items()} == {name: claim.says for name, claim in CLAIMS.items()}
+    assert [name for name, one in listed.items() if one.get("withdrawn")] == ["metric"]
+    assert said.count("(verdict withdrawn, being measured again)") == 1
 
 
 def test_what_cannot_be_tried_is_refused():
@@ -46,7 +49,34 @@ def test_beta_does_nothing_only_where_it_is_said_to():
 
 def test_search_finds_the_same(monkeypatch):
     monkeypatch.setattr(claims, "PEOPLE", 500)
-    assert CLAIMS["search"].trial(2, None).numbers["same"]
+    found = CLAIMS["search"].trial(3, None)
+    assert found.numbers["same"]
+    controls = ["argpartition", "partition leaves above", "a full sort", "one matrix product"]
+    assert all(any(word in line and "ms a probe, Faiss" in line for line in found.lines) for word in controls)
+    assert "against the fastest of NumPy" in found.lines[-1]
+
+
+def test_search_is_judged_against_the_fastest_way_of_numpy(monkeypatch):
+    spent = {claims.ARGPARTITION: 4.0, claims.PARTITION: 2.5, claims.SORT: 20.0, claims.PRODUCT: 5.0}
+    spent |= {claims.FAISS: 1.0, claims.FAISS_BATCH: 1.0}
+    rows = np.arange(10)[None]
+    monkeypatch.setattr(claims, "PEOPLE", 50)
+    monkeypatch.setattr(claims, "_timed", lambda way, probes: (way, rows))
+    monkeypatch.setattr(claims, "_search_ways", lambda people: spent)  # as fast as it says
+    found = CLAIMS["search"].trial(2, None)
+    assert found.verdict == "contradicted" and "2.50 times as fast [2.50, 2.50], 3 wanted" in found.lines[-1]
+    spent[claims.PARTITION] = 3.5
+    assert CLAIMS["search"].trial(2, None).verdict == "holds"
+    spent[claims.PRODUCT] = 2.0
+    assert CLAIMS["search"].trial(2, None).verdict == "contradicted"
+
+
+def test_a_withdrawn_claim_shows_its_numbers_and_why_they_decide_nothing():
+    tried = claims.Outcome(["seed 0: 1"], "contradicted", {"mean": 1.0})
+    found = claims.Claim("it is better", lambda seeds, cache: tried, "it was not tuned").judge(2, None)
+    assert found.verdict == "withdrawn" and found.numbers == tried.numbers
+    assert found.lines == ["seed 0: 1", "verdict withdrawn, being measured again: it was not tuned"]
+    assert CLAIMS["metric"].withdrawn.startswith("one estimator at its defaults, not tuned")
 
 
 def test_networks_and_metrics_are_compared_for_every_seed(monkeypatch, drawn):

@@ -92,10 +92,16 @@ def differences(rows: Rows, words: dict[str, str], base: str, metrics: list[str]
     return markdown(["", *metrics], lines)
 
 
-def verdict(x: Spread, wanted: int) -> str:
-    """What an interval says of a claim that the difference has this sign."""
-    if x.seeds < 2 or np.isnan(x.half):
-        return "not decided: too few seeds"
+SEEDS = 5  # the interval of two seeds rests on t = 12.7, and one lucky pair of runs decides
+WITHDRAWN = "*withdrawn, being measured again*"
+
+
+def verdict(x: Spread, wanted: int, withdrawn: str = "") -> str:
+    """What an interval says of a claim that the difference has this sign; or why the study cannot decide it."""
+    if withdrawn:
+        return f"{WITHDRAWN}: {withdrawn}"
+    if x.seeds < SEEDS or np.isnan(x.half):
+        return f"not decided: {x.seeds} seeds, {SEEDS} are needed"
     if x.low <= 0 <= x.high:
         return "not decided: the interval holds 0"
     return "holds" if np.sign(x.mean) == wanted else "contradicted"

@@ -2,6 +2,9 @@
 
     MettleError
     ├── InputError      an argument: wrong shape, type, range or device
+    │   └── UnknownArgument   no argument has that name; a TypeError too
+    ├── UnknownName     a module has nothing of that name; an AttributeError too
+    ├── UnknownImport   the same in ``from module import name``; an ImportError too
     ├── DataError       a data set: missing, corrupt, contradictory, leaking
     ├── RecipeError     a recipe or a --set flag: unknown key, wrong type, impossible combination
     ├── RunError        a run folder: absent, incomplete, of another version, already there
@@ -29,6 +32,18 @@ class MettleError(Exception):
 
 class InputError(MettleError, ValueError):
     """An argument has the wrong shape, type, range or device."""
+
+
+class UnknownArgument(InputError, TypeError):
+    """A function or class has no argument of that name."""
+
+
+class UnknownName(MettleError, AttributeError):
+    """A module has nothing of that name."""
+
+
+class UnknownImport(MettleError, ImportError):
+    """A module has nothing of that name to import; no class can be an AttributeError and an ImportError at once."""
 
 
 class DataError(MettleError):

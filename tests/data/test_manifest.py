@@ -331,18 +331,18 @@ def test_what_the_user_names_as_categories_is_no_number_with_a_comma(write):
         read_manifest(write("v;label\n9,9;b\n", "strange.csv"), like=samples.inputs.features)
 
 
-def test_a_label_in_another_case_is_asked_about(write):
-    with pytest.raises(DataError, match=r"no column label in .*data\.label.*--label.*label=.*did you mean 'Label'\?"):
-        read_manifest(write("path,Label\na.png,x\n"))
+def test_a_label_that_is_not_there_is_asked_about(write):
+    with pytest.raises(DataError, match=r"no column label in .*data\.label.*--label.*label=.*did you mean 'labell'\?"):
+        read_manifest(write("path,labell\na.png,x\n"))
 
 
 def test_columns_that_are_left_out_are_said(write):
-    path = write("path,label,age,device\na.png,x,30,lab\nb.png,y,40,van\n")
+    path = write("path,label,age,place\na.png,x,30,lab\nb.png,y,40,van\n")
     samples = read_manifest(path)
-    assert list(samples.groups) == ["device"]
+    assert list(samples.groups) == ["place"]
     (note,) = samples.notes
-    assert "'age' (numbers)" in note and "data.groups" in note and "device" not in note
-    assert read_manifest(path, groups=["age", "device"]).notes == ()
+    assert "'age' (numbers)" in note and "data.groups" in note and "place" not in note
+    assert read_manifest(path, groups=["age", "place"]).notes == ()
     assert samples.part("train").notes == samples.notes
 
 

@@ -8,7 +8,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
-from mettle.errors import DataError, InputError
+from mettle.errors import DataError, InputError, NumericError
 from mettle.evaluate import probe
 from oracles import metrics as oracle
 
@@ -78,4 +78,20 @@ def test_what_cannot_be_judged_is_refused():
         probe(train, test, temperature=0)
     with pytest.raises(DataError, match="leak: 1 samples are in train and in test"):
         probe((*train, None, np.arange(60)), (*test, None, np.append(np.arange(60, 119), 3)))
-    assert "before it converged" in probe(train, test, strength=1e6, iterations=1).warnings[0]
+
+
+def test_a_fit_that_has_not_converged_gives_no_number():
+    train, test = halves(3)
+    with pytest.raises(NumericError, match="strength 1e\\+06 has not converged after 1 steps: pass more iterations="):
+        probe(train, test, strength=1e6, iterations=1)
+
+
+@pytest.mark.parametrize("strength", [1e-4, 1.0, 100.0])
+@pytest.mark.parametrize("classes", [2, 40])
+def test_a_fit_that_is_accepted_is_at_the_optimum(classes, strength):
+    # scikit-learn's own tolerance is absolute: with many classes, or a weak probe, its fit stops after a step or two
+    train, test = halves(4, n=400, classes=classes, noise=1.5)
+    found = probe(train, test, strength=strength)
+    units = [x / np.linalg.norm(x, axis=1, keepdims=True) for x, _ in (train, test)]
+    exact = LogisticRegression(C=strength, tol=1e-10, max_iter=100_000, solver="newton-cg").fit(units[0], train[1])
+    assert np.mean(found.linear.correct != (exact.predict(units[1]) == test[1])) <= 0.01

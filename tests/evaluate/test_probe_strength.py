@@ -1,9 +1,11 @@
 """Features that hardly differ are read by a strong probe; no stronger one is tried than validation asks for."""
 
 import numpy as np
+import pytest
 from sklearn.linear_model import LogisticRegression
 
-from mettle.evaluate import reading
+from mettle.errors import NumericError
+from mettle.evaluate import closed, reading
 
 
 def features(apart: float, noisy: bool, seed: int = 0):
@@ -39,3 +41,52 @@ def test_features_far_apart_need_none_of_that(monkeypatch):
     )
     reading.reading(*features(3.0, noisy=False))
     assert asked[:3] == list(reading.STRENGTHS) and len(asked) < 5
+
+
+def noisy_features(seed: int = 3):
+    """Few samples of loud noise: the weaker the probe, the better it reads."""
+    draw = np.random.default_rng(seed)
+    centres, codes, z = draw.normal(size=(4, 60)), {}, {}
+    for part, each in (("train", 10), ("val", 250), ("test", 250)):
+        codes[part] = np.repeat(np.arange(4), each)
+        z[part] = centres[codes[part]] + 4.0 * draw.normal(size=(4 * each, 60))
+    return z, codes
+
+
+def test_a_weaker_probe_is_tried_while_the_weakest_is_the_best():
+    z, codes = noisy_features()
+    found = reading.reading(z, codes)
+    assert found.strength < min(reading.STRENGTHS)
+    assert not any("may read more" in note for note in found.probe.warnings)  # it lies inside of what was tried
+
+
+def test_the_best_of_equal_strengths_lies_inside_the_grid():
+    found = reading.reading(*features(3.0, noisy=False))
+    assert found.strength == reading.STRENGTHS[1] and not found.probe.warnings
+
+
+def test_a_best_strength_at_an_edge_is_said(monkeypatch):
+    monkeypatch.setattr(reading, "WEAKER", ())
+    found = reading.reading(*noisy_features())
+    assert found.strength == 1.0
+    assert "the probe was best at the smallest strength tried, 1: a weaker one may read more" in found.probe.warnings
+
+
+def test_a_strength_that_does_not_converge_is_never_chosen(monkeypatch):
+    z, codes = features(0.03, noisy=True)
+    fit = reading.probe
+
+    def stubborn(*args, strength, **options):
+        if strength > 1:
+            raise NumericError(f"the linear probe of strength {strength:g} has not converged")
+        return fit(*args, strength=strength, **options)
+
+    monkeypatch.setattr(reading, "probe", stubborn)
+    found = reading.reading(z, codes)
+    assert found.strength <= 1
+    monkeypatch.setattr(reading, "STEPS", (1, 1))
+    monkeypatch.setattr(reading, "probe", fit)
+    with pytest.raises(NumericError, match="no linear probe converged: the linear probe of strength 0.0001 has not"):
+        reading.reading(z, codes)
+    seen = {"E_d": z, "E_b": z}
+    assert closed._readings(seen, codes)[1].startswith("not measurable: E_d: no linear probe converged")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mettle.errors import InputError
-from mettle.evaluate import confusion, difficulty, hardest, label_errors, retrieval, same_subject
+from mettle.evaluate import confusion, difficulty, hardest, label_errors, retrieval, same_subject, suspects
 
 
 def crowd(seed, subjects=60, each=8, d=32, noise=1.0):
@@ -34,6 +34,77 @@ def test_planted_label_errors_come_first(noise, wanted):
 def test_clean_labels_raise_little_suspicion():
     x, y, _ = crowd(0, noise=0.5)
     assert label_errors(x, y).count == 0
+
+
+def planted(seed, noise, wrong=60, classes=40, each=30):
+    """1,200 samples of 40 classes with 60 wrong labels."""
+    x, y, rng = crowd(seed, classes, each, noise=noise)
+    at = rng.choice(len(y), wrong, replace=False)
+    labels = y.copy()
+    labels[at] = (y[at] + rng.integers(1, classes, wrong)) % classes
+    return x, labels, at
+
+
+@pytest.mark.parametrize(("noise", "precise", "complete"), [(0.5, 0.98, 0.88), (1.0, 0.9, 0.85), (1.5, 0.8, 0.75)])
+def test_the_number_of_wrong_labels_is_estimated(noise, precise, complete):
+    shares, said = [], []
+    for seed in range(6):
+        x, labels, wrong = planted(seed, noise)
+        found = label_errors(x, labels)
+        assert 40 <= found.noise.wrong <= 90 and found.noise.low <= 60 <= found.noise.high  # a factor of 1.5
+        hits = np.isin(found.listed, wrong)
+        shares.append((hits.mean(), hits.sum() / 60))
+        assert (found.suspicion[: len(found.listed)] >= found.noise.cut).all()
+        said.append((found.noise.precision, found.noise.recall))
+    assert np.mean(shares, axis=0)[0] >= precise and np.mean(shares, axis=0)[1] >= complete
+    assert np.abs(np.mean(said, axis=0) - np.mean(shares, axis=0)).max() < 0.15
+
+
+def test_hundreds_that_fit_elsewhere_by_nature_are_not_listed():
+    x, labels, _ = planted(0, noise=2.0)
+    found = label_errors(x, labels)
+    assert found.count > 500 and 40 <= found.noise.wrong <= 90 and len(found.listed) < 70
+
+
+@pytest.mark.parametrize("wrong", [0, 60])
+def test_where_wrong_and_clean_look_alike_it_cannot_be_told(wrong):
+    for seed in range(3):
+        found = label_errors(*planted(seed, noise=3.0, wrong=wrong)[:2])
+        assert found.count > 700 and found.noise.wrong is None and len(found.listed) == 0
+        assert "cannot be told" in str(found.noise) and "cannot be told" in repr(found)
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0])
+def test_clean_labels_are_not_estimated_to_be_wrong(noise):
+    for seed in range(3):
+        found = label_errors(*planted(seed, noise, wrong=0)[:2])
+        assert found.noise.wrong == 0 and len(found.listed) == 0 and found.noise.high <= 3
+        assert str(found.noise).startswith("no label looks wrong")
+
+
+def test_the_estimate_depends_on_no_order_and_no_names():
+    x, labels, _ = planted(1, 1.5)
+    mix = np.random.default_rng(0).permutation(len(labels))
+    names = np.array([f"class {k:02}" for k in range(40)])
+    wanted = label_errors(x, labels).noise
+    assert label_errors(x[mix], labels[mix]).noise == wanted == label_errors(x, names[labels]).noise
+
+
+def test_pretended_errors_are_what_relabelling_gives():
+    """The suspicion of a sample under another label, against carrying that label out."""
+    x, y, _ = crowd(5, subjects=5, each=4)
+    _, unit, label, people = suspects._classes(x, y)
+    sums, size = suspects._sums(unit, label, len(people))
+    values, weights = suspects._pretended(unit, label, np.arange(3), sums, size)
+    expected = []
+    for row in range(3):
+        for other in np.setdiff1d(people, y[row]):
+            moved = y.copy()
+            moved[row] = other
+            found = label_errors(x, moved)
+            expected.append(found.suspicion[found.order == row][0])
+    assert values == pytest.approx(expected, abs=1e-6)
+    assert weights == pytest.approx(4 / 16)
 
 
 def test_people_under_two_labels_come_first():

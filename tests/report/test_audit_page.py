@@ -100,6 +100,8 @@ def test_page_and_json_show_what_was_measured(made):
     assert found.geometry.verdict[1:] in text
     assert f"{100 * found.probe.linear.accuracy:.1f}\N{NO-BREAK SPACE}%" in text
     assert f"{found.label_errors.count:,} samples fit another label" in text
+    assert str(found.label_errors.noise)[1:].replace("'", "&#39;") in text
+    assert facts["label_errors"]["estimate"]["wrong"] == found.label_errors.noise.wrong
     for pair in found.hardest["impostor"][:12]:
         assert f"<b>{pair.score:.3f}</b>" in text
 

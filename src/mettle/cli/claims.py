@@ -4,18 +4,20 @@ One function tries one claim and returns what it measured and its control; what 
 seeds, and a difference counts where its 95 % interval (Student's t, paired by seed) leaves out 0.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-Verdict = Literal["holds", "contradicted", "not decided"]
+Verdict = Literal["holds", "contradicted", "not decided", "withdrawn"]
 
+WITHDRAWN = "verdict withdrawn, being measured again"
 STEPS = 150  # of a small network: enough for the claims below, seconds on a laptop
-PEOPLE, WIDE, PROBES = 10_000, 128, 20
+PEOPLE, WIDE, PROBES, REPEATS = 10_000, 128, 20, 5
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,14 @@ class Claim:
 
     says: str
     trial: Callable[[int, Path | None], Outcome]
+    withdrawn: str = ""  # why its verdict does not stand; what was measured is still shown
+
+    def judge(self, seeds: int, cache: Path | None) -> Outcome:
+        """Try it; a claim whose set-up cannot decide it has no verdict but that."""
+        found = self.trial(seeds, cache)
+        if not self.withdrawn:
+            return found
+        return replace(found, lines=[*found.lines, f"{WITHDRAWN}: {self.withdrawn}"], verdict="withdrawn")
 
 
 def literal(seeds: int, cache: Path | None) -> Outcome:
@@ -73,35 +83,84 @@ def stall(seeds: int, cache: Path | None) -> Outcome:
 
 
 def search(seeds: int, cache: Path | None) -> Outcome:
-    """Exact search by Faiss against sorting all similarities, one probe after another and all at once."""
+    """Exact search by Faiss against the exact ways of NumPy, on one thread: a probe at a time, and all at once."""
+    import faiss
+    import numpy as np
+    from threadpoolctl import threadpool_limits
+
+    times: dict[str, list[float]] = {}  # milliseconds a probe, one entry for each draw
+    alike, threads = True, faiss.omp_get_max_threads()
+    try:
+        faiss.omp_set_num_threads(1)
+        with threadpool_limits(1):
+            for seed in range(seeds):
+                rng = np.random.default_rng(seed)
+                people, probes = (rng.standard_normal((n, WIDE)).astype(np.float32) for n in (PEOPLE, PROBES))
+                people, probes = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (people, probes))
+                found = {name: _timed(way, probes) for name, way in _search_ways(people).items()}
+                for name, (spent, _) in found.items():
+                    times.setdefault(name, []).append(spent)
+                first = found[FAISS][1]
+                alike &= all(np.array_equal(np.sort(first), np.sort(rows)) for _, rows in found.values())
+    finally:
+        faiss.omp_set_num_threads(threads)
+    lines, ratios = [], []
+    for together, ways in ((False, (ARGPARTITION, PARTITION, SORT)), (True, (PRODUCT,))):
+        own = times[FAISS_BATCH if together else FAISS]
+        fastest = [min(of) for of in zip(*(times[way] for way in ways), strict=True)]
+        ratios.append([a / b for a, b in zip(fastest, own, strict=True)])
+        for way in ways:
+            ratio = statistics.median(a / b for a, b in zip(times[way], own, strict=True))
+            spent = f"{statistics.median(times[way]):.3f} ms a probe, Faiss {statistics.median(own):.3f} ms"
+            lines.append(f"{PEOPLE:,} people, {way}: {spent}: {ratio:.1f} times as fast")
+    lines.append(f"the ten nearest of {PROBES} probes are {'the same' if alike else 'not the same'} in all ways")
+    verdict, said = _at_least(3.0, [min(pair) for pair in zip(*ratios, strict=True)])
+    numbers = {"milliseconds": times, "same": alike}
+    return Outcome([*lines, f"against the fastest of NumPy: {said}"], verdict if alike else "contradicted", numbers)
+
+
+FAISS, FAISS_BATCH = "Faiss, a probe at a time", "Faiss, all probes at once"
+ARGPARTITION = "matrix x vector and argpartition"
+PARTITION = "matrix x vector and what partition leaves above"
+SORT = "matrix x vector and a full sort"
+PRODUCT = "one matrix product for all probes and partition"
+
+
+def _search_ways(people: Any) -> dict[str, Callable[[Any], Any]]:
+    """Exact ways to find the ten nearest of (q, d) probes, as functions that return (q, 10) rows, best first."""
     import faiss
     import numpy as np
 
-    rng = np.random.default_rng(0)
-    people, probes = (rng.standard_normal((n, WIDE)).astype(np.float32) for n in (PEOPLE, PROBES))
-    people, probes = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (people, probes))
-    index = faiss.IndexFlatIP(WIDE)
+    index = faiss.IndexFlatIP(people.shape[1])
     index.add(people)  # pyright: ignore[reportCallIssue]
 
-    def naive(q: Any) -> Any:
-        return np.argsort([-float(q @ person) for person in people], kind="stable")[:10]
+    def best(s: Any, at: Any) -> Any:
+        return at[np.argsort(-s[at])][:10]
 
-    def spent(one: Callable[[Any], Any]) -> tuple[float, list[Any]]:
-        times, found = [], []
-        for q in probes:
-            began = time.perf_counter()
-            found.append(one(q))
-            times.append(time.perf_counter() - began)
-        return 1000 * statistics.median(times), found
+    def by_argpartition(s: Any) -> Any:
+        return best(s, np.argpartition(s, -10)[-10:])
 
-    (slow, right), (fast, found) = spent(naive), spent(lambda q: index.search(q[None], 10)[1][0])  # pyright: ignore
-    alike = all(list(a) == list(b) for a, b in zip(right, found, strict=True))
-    lines = [
-        f"{PEOPLE:,} people: {slow:.2f} ms a probe one by one, {fast:.2f} ms by Faiss, {slow / fast:.0f} times as fast",
-        f"the ten nearest of {PROBES} probes are {'the same' if alike else 'not the same'}",
-    ]
-    numbers = {"naive_ms": slow, "faiss_ms": fast, "same": alike}
-    return Outcome(lines, "holds" if alike and slow >= 3 * fast else "contradicted", numbers)
+    def by_partition(s: Any) -> Any:
+        return best(s, np.flatnonzero(s >= np.partition(s, -10)[-10]))
+
+    return {
+        ARGPARTITION: lambda probes: np.stack([by_argpartition(people @ q) for q in probes]),
+        PARTITION: lambda probes: np.stack([by_partition(people @ q) for q in probes]),
+        SORT: lambda probes: np.stack([np.argsort(-(people @ q))[:10] for q in probes]),
+        FAISS: lambda probes: np.concatenate([index.search(q[None], 10)[1] for q in probes]),  # pyright: ignore
+        PRODUCT: lambda probes: np.stack([by_partition(s) for s in probes @ people.T]),
+        FAISS_BATCH: lambda probes: index.search(probes, 10)[1],  # pyright: ignore[reportCallIssue]
+    }
+
+
+def _timed(way: Callable[[Any], Any], probes: Any) -> tuple[float, Any]:
+    """The shortest of a few times, in milliseconds a probe, and what was found; the first call warms up."""
+    found, times = way(probes), []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        way(probes)
+        times.append(time.perf_counter() - began)
+    return 1000 * min(times) / len(probes), found
 
 
 def metric(seeds: int, cache: Path | None) -> Outcome:
@@ -154,13 +213,28 @@ CLAIMS = {
     "stall": Claim(
         "the push of margin² − d² fades for strangers that nearly coincide, that of (margin − d)² does not", stall
     ),
-    "search": Claim("Faiss finds the same people at least 3 times as fast as comparing one by one", search),
+    "search": Claim("Faiss finds the same people at least 3 times as fast as the fastest exact way in NumPy", search),
     "metric": Claim(
-        "a learned Mahalanobis metric beats Euclid on raw features (here pixels), for classes never seen", metric
+        "a learned Mahalanobis metric beats Euclid on raw features (here pixels), for classes never seen",
+        metric,
+        "one estimator at its defaults, not tuned on validation data; the test typefaces were never trained on; "
+        "whitening, LDA, NCA and a deep network are missing as controls",
     ),
     "center": Claim("the larger the weight of center loss, the smaller the spread inside classes", center),
     "annealing": Claim("SphereFace needs its margin annealed: with all of it at once it hardly trains", annealing),
 }
+
+
+def _at_least(wanted: float, ratios: list[float]) -> tuple[Verdict, str]:
+    """Whether a ratio of times reaches what is wanted, by the 95 % interval of its geometric mean over draws."""
+    from scipy.stats import t
+
+    logs = [math.log(ratio) for ratio in ratios]
+    mean, n = statistics.fmean(logs), len(logs)
+    half = float(t.ppf(0.975, n - 1)) * statistics.stdev(logs) / n**0.5
+    low, middle, high = (math.exp(x) for x in (mean - half, mean, mean + half))
+    verdict: Verdict = "holds" if low >= wanted else "contradicted" if high < wanted else "not decided"
+    return verdict, f"{middle:.2f} times as fast [{low:.2f}, {high:.2f}], {wanted:g} wanted"
 
 
 def _decided(lines: list[str], differences: list[float], what: str) -> Outcome:

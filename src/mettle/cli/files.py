@@ -8,6 +8,12 @@ import typer
 from mettle.cli.shell import app, cache, group, print_scenario, typed
 
 data_app = group("data", "Look at data before training on them.")
+PROTOCOLS = {
+    "open-set": "train and test share none of them (open-set)",
+    "closed-set": "train has all that test has (closed-set)",
+    "mixed": "train has some of those that test has (mixed)",
+    "none": "no split into train and test, so training holds out whole labels",
+}
 
 
 @app.command()
@@ -16,7 +22,12 @@ def audit(
         list[Path], typer.Argument(metavar="FILE", help="NPZ, Parquet, CSV, or NPY with a second NPY file of labels.")
     ],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for audit.html and audit.json; default: FILE-audit.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Folder for audit.html and .json, or a page NAME.html; default: FILE-audit.",
+        ),
     ] = None,
     label: Annotated[str | None, typer.Option(help="Column of labels; default: label, labels, y, identity.")] = None,
     domain: Annotated[
@@ -43,17 +54,21 @@ def audit(
     from mettle.evaluate import audit as run_audit
     from mettle.evaluate import read_embeddings
     from mettle.evaluate.audit import FARS
-    from mettle.report.audit import write_audit
+    from mettle.report.audit import audit_page_path, write_audit
 
     if len(files) > 2:
         raise InputError(f"audit reads one file, or a .npy file and one of labels: got {len(files)}")
     chosen = {"label": label, "domain": domain, "groups": group, "image": image, "embeddings": embeddings}
+    output = output or files[0].parent / f"{files[0].name.partition('.')[0]}-audit"
+    audit_page_path(output)  # a name that will not do is said before the work
     table = read_embeddings(*files, where=where or (), **chosen)  # type: ignore[arg-type]
     print(f"{files[0]}: {len(table)} embeddings of dimension {table.values.shape[1]}", flush=True)
     found = run_audit(table, fars=far or FARS)
-    page = write_audit(found, output or files[0].parent / f"{files[0].name.partition('.')[0]}-audit", typed())
+    page = write_audit(found, output, typed())
     for name, way in found.summary()["scenarios"].items():
         print_scenario(name, way["verification"], way["retrieval"])
+    if found.label_errors is not None:
+        print(f"labels: {found.label_errors.noise}")
     for text in found.warnings:
         print(f"note: {text}")
     print(f"audit: {page}")
@@ -83,7 +98,7 @@ def data_check(
 
     samples = read(path, policy="trust", cache=cache(), label=label, domain=domain, image=image, missing=missing)
     found = check(samples, policy=policy, near=near)  # type: ignore[arg-type]
-    print(f"{path}: {found.samples} samples, {len(found.labels)} labels, {found.protocol}")
+    print(f"{path}: {found.samples} samples, {len(found.labels)} labels; {PROTOCOLS[found.protocol]}")
     for title, counts in (("split", found.splits), ("domain", found.domains)):
         if counts:
             print(f"  {title}: " + ", ".join(f"{name} {count}" for name, count in counts.items()))

@@ -40,6 +40,7 @@ PARTS = (
     Part("rich", "rich", "the progress of training"),
     Part("torchvision", "torchvision", "backbones of torchvision", "vision"),
     Part("timm", "timm", "backbones of timm", "vision"),
+    Part("pillow-heif", "pillow_heif", "HEIC photographs", "heic"),
     Part("pyarrow", "pyarrow.parquet", "Parquet tables", "parquet"),
     Part("tensorboard", "torch.utils.tensorboard", "training curves in TensorBoard", "logging"),
     Part("triton", "triton", "fused kernels on a GPU", "kernels"),

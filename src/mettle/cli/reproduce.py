@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mettle.cli.claims import CLAIMS
+from mettle.cli.claims import CLAIMS, WITHDRAWN, Claim
 from mettle.cli.shell import app, cache
 from mettle.errors import InputError
 
@@ -24,10 +24,10 @@ def reproduce(
         raise InputError(f"--seeds must be between {LEAST} and {MOST}, got {seeds}")
     if not claims:
         if as_json:
-            print(json.dumps({name: {"says": claim.says} for name, claim in CLAIMS.items()}, indent=1))
+            print(json.dumps({name: _listed(claim) for name, claim in CLAIMS.items()}, indent=1))
             return
         for name, claim in CLAIMS.items():
-            print(f"  {name:<10}  {claim.says}")
+            print(f"  {name:<10}  {claim.says}{f' ({WITHDRAWN})' if claim.withdrawn else ''}")
         print("Try some with `mettle reproduce NAME ...`. Claims that need real data: docs/results.")
         return
     unknown = [name for name in claims if name not in (*CLAIMS, "all")]
@@ -35,10 +35,15 @@ def reproduce(
         raise InputError(f"no claim {unknown[0]!r}: one of {', '.join(CLAIMS)}, or all")
     found = {}
     for name in CLAIMS if "all" in claims else dict.fromkeys(claims):
-        outcome = CLAIMS[name].trial(seeds, cache())
-        found[name] = {"says": CLAIMS[name].says, **asdict(outcome)}
+        outcome = CLAIMS[name].judge(seeds, cache())
+        found[name] = {**_listed(CLAIMS[name]), **asdict(outcome)}
         if not as_json:
             print(f"{name}: {CLAIMS[name].says}", *(f"  {line}" for line in outcome.lines), sep="\n")
             print(f"  {outcome.verdict}", flush=True)
     if as_json:
         print(json.dumps(found, indent=1))
+
+
+def _listed(claim: Claim) -> dict[str, str]:
+    """A claim, with the reason where its verdict is withdrawn."""
+    return {"says": claim.says} | ({"withdrawn": claim.withdrawn} if claim.withdrawn else {})

@@ -6,12 +6,14 @@
 | ``data``, ``offsets``, ``header``, ``trailer`` | instead of these: packed pictures, see `PackedImages` |
 | ``label``, ``labels``, ``y``, ``identity`` | who or what: the first that is there, or ``label=...`` |
 | ``domain``, ``camera``, ``device``, ``session`` | how it was taken; likewise, or ``domain=...`` |
-| ``split`` | 0 train, 1 val, 2 test, -1 none, or these words |
+| ``split``, ``subset`` | 0 train, 1 val, 2 test, -1 none, or these words |
 | ``role`` | 0 either, 1 query, 2 gallery, 3 gallery distractor, or these words |
 | ``id``, ``ids`` | whole numbers, unique |
-| ``path`` | text: the files that the samples came from, relative to this one's folder or absolute |
+| ``path``, ``image``, ``file``, ... | text: the files of the samples, relative to this one's folder or absolute |
 | any other whole numbers or text, one per sample, with at most 1000 distinct values | a group column |
 | ``class_names``, ``<column>_names`` | names for the codes 0, 1, ... of the label or of that column |
+
+The names that are looked for are those of :mod:`mettle.data.column_names`.
 
 A distractor is nobody in particular, whatever number it carries: each becomes a label of its own, so that no
 two of them count as the same person, and the group column ``distractor`` tells them from the rest.
@@ -28,6 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from mettle.data.check import Policy, screen
+from mettle.data.column_names import DOMAINS, IDS, LABELS, PICTURES, SPLIT, find_column
 from mettle.data.decode import Channels, Resize, Sides, shown
 from mettle.data.images import ImageArray, PackedImages
 from mettle.data.rows import Rows
@@ -36,9 +39,6 @@ from mettle.errors import DataError, nearest
 
 Arrays = Mapping[str, np.ndarray]
 INPUTS = ("images", "x", "rows", "embeddings", "features")
-LABELS = ("label", "labels", "y", "identity")
-DOMAINS = ("domain", "camera", "device", "session")
-IDS = ("id", "ids")
 SAY_WHICH = "or say which: data.label in a recipe (--set data.label=NAME), --label in other commands, label= in Python"
 GROUP_VALUES = 1000
 LARGEST = 16 << 30
@@ -85,8 +85,10 @@ def read_npz(
         raise DataError(f"no labels in {shown(path)}: name an array label, {SAY_WHICH}{nearest('label', columns)}")
     where = None if domain == "" else _choose(columns, arrays, domain, DOMAINS, "domain", path)
     ids = _choose(columns, arrays, None, IDS, "id", path)
-    files = columns["path"] if "path" in columns and columns["path"].dtype.kind == "U" else None
-    taken = {who, where, ids, "split", "role", *(() if files is None else ("path",))}
+    texts = [name for name, column in columns.items() if column.dtype.kind == "U" and name not in (who, where)]
+    origin = find_column(texts, PICTURES)
+    part = find_column(columns, SPLIT)
+    taken = {who, where, ids, part, origin, "role"}
     if groups is None:
         kept = [name for name in columns if name not in taken and _is_group(columns[name])]
     else:
@@ -104,10 +106,10 @@ def read_npz(
             domain=None if where is None else named(columns[where], arrays.get(f"{where}_names"), _called(where, path)),
             groups={name: named(columns[name], arrays.get(f"{name}_names"), _called(name, path)) for name in kept}
             | ({"distractor": yes_no(distractor)} if distractor.any() else {}),
-            split=columns.get("split"),
+            split=None if part is None else columns[part],
             role=role,
             origin=str(path),
-            files=files,
+            files=None if origin is None else columns[origin],
             root=str(path.parent),
         ),
         policy or ("fail" if inputs.kind == "row" else "trust"),
@@ -215,7 +217,7 @@ def _choose(
     columns: Arrays, arrays: Arrays, wanted: str | None, usual: tuple[str, ...], what: str, path: Path
 ) -> str | None:
     """The wanted column, or the first of the usual names; wrong names and lengths are errors."""
-    name = wanted if wanted is not None else next((name for name in usual if name in arrays), None)
+    name = wanted if wanted is not None else find_column(arrays, usual)
     if name is None or name in columns:
         return name
     if name in arrays:

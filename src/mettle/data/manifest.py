@@ -4,12 +4,14 @@
 |---|---|
 | ``path`` | a picture file, relative to the manifest's folder or absolute; without it the table is the data |
 | ``image``, ``file``, ``filename``, ... | instead of ``path``, where it holds picture files; or ``image=...`` |
-| ``label``, else ``y`` | who or what, required; ``label="identity"`` takes another column |
-| ``id`` | whole number, unique |
-| ``domain`` | how it was taken |
-| ``split`` | train, val, test (or training, dev, ..., or 0, 1, 2), or empty |
+| ``label``, ``labels``, ``y``, ``identity`` | who or what, required: the first that is there, or ``label=...`` |
+| ``id``, ``ids`` | whole number, unique |
+| ``domain``, ``camera``, ``device``, ``session`` | how it was taken: the first that is there, or ``domain=...`` |
+| ``split``, ``subset`` | train, val, test (or training, dev, ..., or 0, 1, 2), or empty |
 | ``role`` | query, gallery, either, distractor (or 1, 2, 0, 3), or empty |
 | ``is_query``, ``is_gallery`` | true or false, instead of ``role`` |
+
+The names are those of :mod:`mettle.data.column_names`, which every reader shares; capitals do not matter.
 
 With pictures, every other column of text with at most 1000 distinct values is a group column, and numbers are
 passed over unless ``groups`` names them. Without pictures, ``g`` is the group column unless ``groups`` says
@@ -30,6 +32,7 @@ import numpy as np
 
 from mettle.data.arrays import GROUP_VALUES, SAY_WHICH, apart, roles, yes_no
 from mettle.data.check import Policy, screen
+from mettle.data.column_names import DOMAINS, IDS, LABELS, PICTURES, SPLIT, find_column, find_columns
 from mettle.data.decode import Channels, Resize, Sides, picture_suffixes, shown
 from mettle.data.encoded import start
 from mettle.data.features import MISSING, mostly, new_rows, same_rows
@@ -39,9 +42,9 @@ from mettle.data.samples import NO_SPLIT, SPLIT_WORDS, SPLITS, Column, Inputs, S
 from mettle.data.table import Table, number, read_table, whole
 from mettle.errors import DataError
 
-PICTURES = ("image_path", "image", "img_path", "img", "filename", "file_name", "file_path", "filepath", "file")
-PICTURES += ("path", "picture", "photo")  # any case; ``path`` as it stands here counts whatever it holds
-RESERVED = ("path", "id", "domain", "split", "role", "is_query", "is_gallery")
+RESERVED = ("path", "domain", "role", "is_query", "is_gallery")
+SPLIT_CODES = {word: SPLITS.index(name) for word, name in SPLIT_WORDS.items()}
+SPLIT_CODES |= {"": NO_SPLIT, "-1": NO_SPLIT, "none": NO_SPLIT, "0": 0, "1": 1, "2": 2}
 TRUTH = {text: True for text in ("true", "t", "yes", "1", "1.0")} | {
     text: False for text in ("false", "f", "no", "0", "0.0")
 }
@@ -69,8 +72,9 @@ def read_manifest(
 
     Args:
         path: ``.csv``, ``.tsv``, either with ``.gz``, or ``.parquet`` (which needs ``mettle-ml[parquet]``).
-        label: The column that holds the label; by default ``label``, else ``y``.
-        domain: The column that holds the domain; by default ``domain`` when there is one; ``""`` for none.
+        label: The column that holds the label; by default ``label``, ``labels``, ``y`` or ``identity``.
+        domain: The column that holds the domain; by default ``domain``, ``camera``, ``device`` or ``session``
+            when there is one; ``""`` for none.
         groups: The columns to keep as groups, see above.
         features: The columns to use as features, without pictures; by default all that are left.
         categories: Feature columns to treat as text although they hold numbers (codes, say).
@@ -93,17 +97,22 @@ def read_manifest(
     """
     table = read_table(Path(path))
     known = labelled or label in table.columns  # rows to embed may lack the column that a run was trained by
-    who = _name(table, label if known else None, ("label", "y"), "label")
+    trained = None if like is None else features_of(like)
+    inner = features if trained is None else [feature.name for feature in trained]
+    others = [name for name in table.columns if name not in (inner or ())]  # a feature that was named is nothing else
+    who = _name(table, label if known else None, LABELS, "label", others)
     if who is None and labelled:
         raise DataError(f"no column label in {shown(path)}: rename it, {SAY_WHICH}{table.hint('label')}")
-    where = None if domain == "" else _name(table, domain, ("domain",), "domain")
-    trained = None if like is None else features_of(like)
+    where = None if domain == "" else _name(table, domain, DOMAINS, "domain", others)
     rows = trained is not None or (features is not None and image is None and "path" not in table.columns)
     pictures = None if rows else _picture_column(table, image)
-    inner = features if trained is None else [feature.name for feature in trained]
-    kept, notes = _groups(table, groups, {who, where, pictures}, pictures is not None, inner)
+    taken = {who, where, pictures, find_column(others, IDS), split_name(table)}
+    kept, notes = _groups(table, groups, taken, pictures is not None, inner)
+    if domain is None and where is not None and where.lower() != "domain":
+        change = "data.domain in a recipe, --domain, domain= in Python names another, '' none"
+        notes += (f"column {shown(where)} is taken as the domain: {change}",)
     split, (role, distractor) = split_column(table), _roles(table)
-    free = [name for name in table.columns if name and name not in {who, where, pictures, *kept, *RESERVED}]
+    free = [name for name in table.columns if name and name not in {*taken, *kept, *RESERVED}]
     inputs: Inputs
     if pictures is not None:
         inputs = ImageFiles(_paths(table, pictures, policy), size, channels, table.path.parent, resize)
@@ -120,7 +129,7 @@ def read_manifest(
     samples = Samples.of(
         inputs,
         apart(nobody if who is None else _column(table, who, required=labelled), distractor),
-        ids=_ids(table),
+        ids=_ids(table, find_column(others, IDS)),
         domain=None if where is None else _column(table, where),
         groups={name: _column(table, name) for name in kept}
         | ({"distractor": yes_no(distractor)} if distractor.any() else {}),
@@ -132,13 +141,13 @@ def read_manifest(
     return screen(samples, policy)
 
 
-def _name(table: Table, wanted: str | None, usual: Sequence[str], what: str) -> str | None:
-    """The wanted column, or the first of the usual ones that is there."""
+def _name(table: Table, wanted: str | None, usual: Sequence[str], what: str, among: Sequence[str] = ()) -> str | None:
+    """The wanted column, or the first of the usual ones that is there ``among`` some."""
     if wanted is not None:
         if wanted not in table.columns:
             raise DataError(f"{what}: no column {shown(wanted)} in {shown(table.path)}{table.hint(wanted)}")
         return wanted
-    return next((name for name in usual if name in table.columns), None)
+    return find_column(among, usual)
 
 
 def _picture_column(table: Table, wanted: str | None) -> str | None:
@@ -147,9 +156,7 @@ def _picture_column(table: Table, wanted: str | None) -> str | None:
         return _name(table, wanted, (), "image") if wanted else None
     if "path" in table.columns:
         return "path"
-    by_name = {name.lower(): name for name in reversed(list(table.columns))}
-    usual = [by_name[name] for name in PICTURES if name in by_name]
-    return next((name for name in usual if _names_pictures(table, name)), None)
+    return next((name for name in find_columns(table.columns, PICTURES) if _names_pictures(table, name)), None)
 
 
 def _names_pictures(table: Table, name: str) -> bool:
@@ -207,26 +214,31 @@ def _column(table: Table, name: str, required: bool = False) -> Column:
     return Column.of(np.array(values))
 
 
-def _ids(table: Table) -> np.ndarray | None:
-    if "id" not in table.columns:
+def _ids(table: Table, name: str | None) -> np.ndarray | None:
+    if name is None:
         return None
     seen: dict[int, int] = {}
-    for row, value in enumerate(table.columns["id"]):
+    for row, value in enumerate(table.columns[name]):
         if not whole(value.strip()):
-            raise table.error(row, "id", f"{shown(value)} is not a whole number; rename the column if it is a name")
+            raise table.error(row, name, f"{shown(value)} is not a whole number; rename the column if it is a name")
         first = seen.setdefault(int(value), row)
         if first != row:
-            raise table.error(row, "id", f"{value} is already on {table.unit} {table.lines[first]}")
+            raise table.error(row, name, f"{value} is already on {table.unit} {table.lines[first]}")
     return np.fromiter(seen, np.int64, len(seen))
 
 
+def split_name(table: Table) -> str | None:
+    """The column that says the split: ``split``, or ``subset`` where it holds nothing else; None without one."""
+    for name in find_columns(table.columns, SPLIT):
+        if name == SPLIT[0] or {value.strip().lower() for value in table.columns[name]} <= set(SPLIT_CODES):
+            return name
+    return None
+
+
 def split_column(table: Table) -> np.ndarray | None:
-    """Codes of the column ``split``, None without one."""
-    if "split" not in table.columns:
-        return None
-    code = {word: SPLITS.index(name) for word, name in SPLIT_WORDS.items()}
-    code |= {"": NO_SPLIT, "-1": NO_SPLIT, "none": NO_SPLIT, "0": 0, "1": 1, "2": 2}
-    return _coded(table, "split", code, ", ".join(SPLITS))
+    """Codes of the column of `split_name`, None without one."""
+    name = split_name(table)
+    return None if name is None else _coded(table, name, SPLIT_CODES, ", ".join(SPLITS))
 
 
 def _coded(table: Table, name: str, code: Mapping[str, int], known: str) -> np.ndarray:

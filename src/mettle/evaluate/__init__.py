@@ -19,6 +19,8 @@ Every function takes NumPy arrays or tensors and returns a frozen result. Scores
 are treated as ties.
 """
 
+from typing import TYPE_CHECKING
+
 from mettle.evaluate.audit import Audit, audit
 from mettle.evaluate.calibrate import Calibration, Carried, calibrate
 from mettle.evaluate.checks import NotMeasurable
@@ -31,6 +33,7 @@ from mettle.evaluate.groups import bands, class_size, groups
 from mettle.evaluate.identification import Identification, identification
 from mettle.evaluate.intervals import Interval
 from mettle.evaluate.leakage import Leak, Part, file_hashes, gate, leaks, picture_looks
+from mettle.evaluate.peer_names import PEERS, PLANNED
 from mettle.evaluate.plan import Plan
 from mettle.evaluate.point import OperatingPoint
 from mettle.evaluate.probe import Accuracy, Probe, probe
@@ -40,6 +43,7 @@ from mettle.evaluate.table import Embedded, read_embeddings
 from mettle.evaluate.trials import Matrix, domain_matrix, read_trials
 from mettle.evaluate.verification import from_scores, verification
 from mettle.evaluate.verified import Verification
+from mettle.unknown_names import explain_missing_name
 
 __all__ = [
     "Accuracy",
@@ -90,3 +94,9 @@ __all__ = [
     "same_subject",
     "verification",
 ]
+
+
+if not TYPE_CHECKING:  # a checker of types should go on refusing what is not there
+
+    def __getattr__(name: str):
+        raise explain_missing_name(__name__, name, __all__, PEERS, PLANNED)

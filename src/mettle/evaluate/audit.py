@@ -33,6 +33,7 @@ from mettle.evaluate.suspects import same_subject as find_same_subject
 from mettle.evaluate.table import Embedded
 from mettle.evaluate.trials import Matrix, domain_matrix
 from mettle.evaluate.verification import Verification, verification
+from mettle.unknown_names import explain_arguments
 
 FARS = (1e-1, 1e-2, 1e-3)
 KS = (1, 2, 4, 8)
@@ -40,6 +41,7 @@ MOST = 12_000  # rows of what is not streamed
 LISTED = 24  # domains in the matrix
 
 
+@explain_arguments
 def audit(
     table: Embedded | Any,
     labels: Any = None,

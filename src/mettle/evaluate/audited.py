@@ -22,7 +22,8 @@ from mettle.evaluate.table import Embedded
 from mettle.evaluate.trials import Matrix
 from mettle.evaluate.verification import Verification
 
-KEPT = 1000  # suspects in the summary
+KEPT = 1000  # suspects in the summary, at most
+FIRST = 50  # and that many whatever the cut, if they fit another label better
 FORMAT = 1
 
 
@@ -83,6 +84,13 @@ class Audit:
     missing: Mapping[str, str] = field(default_factory=dict)
     limits: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        v = self.headline.verification
+        return (
+            f"Audit(eer={v.eer:.4g}, auc={v.auc:.6g}, trials={v.trials!r}, samples={len(self.table)}, "
+            f"identities={len(np.unique(self.table.label.codes))}, missing={sorted(self.missing)})"
+        )
+
     @property
     def headline(self) -> Way:
         """The hardest way of pairing there is: across domains before all pairs."""
@@ -132,7 +140,7 @@ class Audit:
     def _summary(self) -> dict[str, Any]:
         t, name = self.table, self.table.label.names
         suspects = self.label_errors
-        listed = [] if suspects is None else range(min(suspects.count, KEPT))
+        listed = [] if suspects is None else range(min(suspects.count, max(FIRST, 2 * suspects.noise.listed), KEPT))
         found = {
             "format": FORMAT,
             "file": t.origin,
@@ -162,18 +170,21 @@ class Audit:
             "probe": None if self.probe is None else self._probe(self.probe),
             "label_errors": {
                 "better_elsewhere": None if suspects is None else suspects.count,
+                "estimate": None if suspects is None else {**vars(suspects.noise), "said": str(suspects.noise)},
                 "ranked": [
                     {
                         **self._named(int(suspects.order[k])),
                         "suggested": name[suspects.suggested[k]],
                         "suspicion": float(suspects.suspicion[k]),
+                        "above_cut": k < suspects.noise.listed,
                     }
                     for k in listed
                     if suspects is not None
                 ],
             },
             "same_subject": [
-                {"first": name[s.first], "second": name[s.second], "suspicion": s.suspicion} for s in self.same_subject
+                {"first": name[int(s.first)], "second": name[int(s.second)], "suspicion": s.suspicion}
+                for s in self.same_subject
             ],
             "hardest": {
                 kind: [
@@ -189,9 +200,9 @@ class Audit:
             },
             "confusion": [
                 {
-                    "label": name[c.label],
+                    "label": name[int(c.label)],  # an audit is made of codes
                     "error": c.error,
-                    "most": None if c.most is None else name[c.most],
+                    "most": None if c.most is None else name[int(c.most)],
                     "share": c.share,
                 }
                 for c in self.confusion

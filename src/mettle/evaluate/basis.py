@@ -51,14 +51,14 @@ def of_pairs(v: Verification) -> Basis:
 
 def _design(source: Source, facts: dict[str, Any], by_domain: bool) -> Basis:
     sides = [rows for rows in (source.probe, source.gallery) if rows is not None]
-    order = [_in_order(rows.labels) for rows in sides]
-    facts["labels"] = [_any_order(rows.labels) for rows in sides]
+    order = [_in_order(_who(rows)) for rows in sides]
+    facts["labels"] = [_any_order(_who(rows)) for rows in sides]
     named = all(rows.ids is not None for rows in sides)
-    ids: dict[str, Any] | None = {"sample ids": [_any_order(r.labels, r.ids) for r in sides]} if named else None
+    ids: dict[str, Any] | None = {"sample ids": [_any_order(_who(r), r.ids) for r in sides]} if named else None
     if not by_domain:
         return Basis(facts, ids, {}, order)
     domains = [_coded(rows.domains) for rows in sides]
-    facts["domains"] = [_any_order(r.labels, d) for r, d in zip(sides, domains, strict=True)]
+    facts["domains"] = [_any_order(_who(r), d) for r, d in zip(sides, domains, strict=True)]
     if ids is not None:
         ids["domains"] = [_any_order(r.ids, d) for r, d in zip(sides, domains, strict=True)]
     return Basis(facts, ids, {"domains": [_in_order(d) for d in domains]}, order)
@@ -67,17 +67,18 @@ def _design(source: Source, facts: dict[str, Any], by_domain: bool) -> Basis:
 def _listed(source: Source, facts: dict[str, Any]) -> Basis:
     probe, other, turned = source.probe, source.gallery or source.probe, source.gallery is None
     i, j, _ = check_trials(source.arguments["trials"], probe, source.gallery)
-    facts["subjects of the trials"] = _pairs(probe.labels[i], other.labels[j], turned)
+    facts["subjects of the trials"] = _pairs(_who(probe)[i], _who(other)[j], turned)
     ids = None
     if probe.ids is not None and other.ids is not None:
         ids = {"samples of the trials": _pairs(probe.ids[i], other.ids[j], turned)}
-    order = _in_order(probe.labels), _in_order(other.labels)
+    order = _in_order(_who(probe)), _in_order(_who(other))
     return Basis(facts, ids, {"samples of the trials": _pairs(i, j, turned)}, order)
 
 
 def of_subjects(v: Verification) -> Basis:
     """Which subjects were compared how often, genuine and impostor, from a walk through the pairs."""
     who, sums = people(v), [0, 0]
+    who = _coded(who) if who.dtype.kind == "U" else who
     for block in v.scores.stream(True):
         own, (a, b) = who[block.genuine_subject], np.broadcast_arrays(*block.impostor_subjects)
         for kind, pair in enumerate(((own, own), (who[a.ravel()], who[b.ravel()]))):
@@ -96,22 +97,22 @@ def of_ranking(query: Rows, gallery: Rows, *, named: bool, trials: str) -> Basis
     """
     both = query.ids is not None and gallery.ids is not None
     facts: dict[str, Any] = {
-        "queries": _in_order(query.labels),
-        "gallery labels": _any_order(gallery.labels),
+        "queries": _in_order(_who(query)),
+        "gallery labels": _any_order(_who(gallery)),
         "exclude_same_domain": trials == "across",
         "only_same_domain": trials == "within",
         "numbers of candidates that are the query itself": _shared(query.ids, gallery.ids) if both else 0,
     }
     ids: dict[str, Any] | None = None
     if named and both:
-        ids = {"query ids": _in_order(query.ids), "gallery ids": _any_order(gallery.labels, gallery.ids)}
+        ids = {"query ids": _in_order(query.ids), "gallery ids": _any_order(_who(gallery), gallery.ids)}
     if trials == "all":
-        return Basis(facts, ids, {}, _in_order(gallery.labels))
+        return Basis(facts, ids, {}, _in_order(_who(gallery)))
     domains = _coded(gallery.domains)
-    facts |= {"query domains": _in_order(_coded(query.domains)), "gallery domains": _any_order(gallery.labels, domains)}
+    facts |= {"query domains": _in_order(_coded(query.domains)), "gallery domains": _any_order(_who(gallery), domains)}
     if ids is not None:
         ids["gallery domains"] = _any_order(gallery.ids, domains)
-    return Basis(facts, ids, {"gallery domains": _in_order(domains)}, _in_order(gallery.labels))
+    return Basis(facts, ids, {"gallery domains": _in_order(domains)}, _in_order(_who(gallery)))
 
 
 def people(v: Verification) -> np.ndarray:
@@ -120,7 +121,7 @@ def people(v: Verification) -> np.ndarray:
         return v.people
     if v.source is None:
         return np.empty(0, np.int64)
-    return np.unique(np.concatenate([r.labels for r in (v.source.probe, v.source.gallery) if r is not None]))
+    return np.unique(np.concatenate([r.given_labels for r in (v.source.probe, v.source.gallery) if r is not None]))
 
 
 def _shared(one: Any, two: Any) -> int:
@@ -128,6 +129,11 @@ def _shared(one: Any, two: Any) -> int:
     (a, n), (b, m) = (np.unique(ids, return_counts=True) for ids in (one, two))
     _, i, j = np.intersect1d(a, b, assume_unique=True, return_indices=True)
     return int(n[i] @ m[j])
+
+
+def _who(rows: Rows) -> np.ndarray:
+    """A number for each label that depends on the label alone, not on which others are there."""
+    return rows.labels if rows.names is None else _coded(rows.given_labels)
 
 
 def _coded(domains: np.ndarray | None) -> np.ndarray:

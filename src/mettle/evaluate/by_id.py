@@ -36,7 +36,7 @@ class Known:
             raise InputError("ids must be unique: a protocol names samples by them")
         return cls(
             embeddings,
-            integers(labels, "labels", n),
+            names(labels, "labels", n),
             known,
             None if domains is None else names(domains, "domains", n),
             None if hashes is None else names(hashes, "hashes", n),

@@ -19,6 +19,7 @@ from mettle.evaluate.checks import NotMeasurable
 from mettle.evaluate.intervals import Interval
 from mettle.evaluate.scores import Scores
 from mettle.evaluate.verification import Verification
+from mettle.unknown_names import explain_arguments
 
 CONFIDENCE = 0.95
 
@@ -127,6 +128,7 @@ class Calibration:
         )
 
 
+@explain_arguments
 def calibrate(v: Verification, far: float, *, conservative: bool = False) -> Calibration:
     """Set the threshold for a wanted false-accept rate on calibration data.
 

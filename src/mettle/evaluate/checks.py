@@ -1,10 +1,13 @@
 """The one door: every public function of this room passes its arguments through here first.
 
-The core behind it assumes clean data: finite, of equal lengths, integer labels and ids, no zero vectors.
+The core behind it assumes clean data: finite, of equal lengths, integer labels and ids, no zero vectors. Labels may
+come as text: they are coded here, in ascending order and over both sides together, so that every number is the one
+that integer codes give.
 What cannot be judged is refused with a one-line error; no metric is ever computed on it.
 """
 
-from numbers import Integral
+from dataclasses import replace
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,8 @@ import torch
 
 from mettle.errors import DataError, InputError, MettleError
 from mettle.evaluate.rows import Rows
+
+MISSING = ("NAType", "NaTType")  # what pandas and others put where a value is missing
 
 
 class NotMeasurable(MettleError):
@@ -23,7 +28,7 @@ def check_embeddings(embeddings: Any, labels: Any, *, ids: Any = None, domains: 
 
     Args:
         embeddings: (n, d) NumPy array or tensor on any device.
-        labels: (n,) integers.
+        labels: (n,) integers or text, see :func:`names`.
         ids: (n,) integer sample ids: "the same picture" means the same id.
         domains: (n,) integers or text.
         side: prefix for messages, such as ``"gallery "``.
@@ -32,16 +37,18 @@ def check_embeddings(embeddings: Any, labels: Any, *, ids: Any = None, domains: 
         The rows, float64 if float64 came and float32 otherwise, labels and ids int64.
 
     Raises:
-        InputError: empty, non-finite, zero vectors, wrong shape or length, labels that are not integers.
+        InputError: empty, non-finite, zero vectors, wrong shape or length, labels that are floats or missing.
     """
     values = _sound_tensor(embeddings)
     values = check_matrix(embeddings, side) if values is None else values
     n = len(values)
+    coded, texts = code_labels(labels, f"{side}labels", n)
     rows = Rows(
         values,
-        integers(labels, f"{side}labels", n),
+        coded,
         None if ids is None else integers(ids, f"{side}ids", n),
         None if domains is None else names(domains, f"{side}domains", n),
+        texts,
     )
     one_label_per_id(rows)
     return rows
@@ -84,16 +91,17 @@ def check_matrix(embeddings: Any, side: str = "") -> np.ndarray:
     return values
 
 
-def check_scores(scores: Any, target: Any, subjects: Any = None) -> tuple[np.ndarray, np.ndarray, Any]:
+def check_scores(scores: Any, target: Any, subjects: Any = None) -> tuple[np.ndarray, np.ndarray, Any, Any]:
     """Check scores that came from anywhere, one per pair, higher meaning more alike.
 
     Args:
         scores: (m,) finite numbers, or −∞ for a pair with a failed template (never a match).
         target: (m,) truth values or 0/1: 1 for a genuine pair.
-        subjects: (m, 2) integer labels of the two sides, or None.
+        subjects: (m, 2) labels of the two sides, integers or text, or None.
 
     Returns:
-        Scores (float64 if float64 or integers came, else float32), target as bool, subjects as int64 or None.
+        Scores (float64 if float64 or integers came, else float32), target as bool, subjects as int64 or None,
+        and the text that these stand for, or None.
 
     Raises:
         InputError: NaN or +∞, wrong lengths, one class only, subjects that contradict the target.
@@ -113,11 +121,15 @@ def check_scores(scores: Any, target: Any, subjects: Any = None) -> tuple[np.nda
         raise InputError(f"target must hold one 0 or 1 per score: got shape {t.shape}, dtype {t.dtype}")
     t = t.astype(bool)
     both_kinds(int(np.count_nonzero(t)), int(np.count_nonzero(~t)))
-    return s, t, None if subjects is None else _subject_pairs(subjects, t)
+    return (s, t, None, None) if subjects is None else (s, t, *_subject_pairs(subjects, t))
 
 
-def check_gallery(gallery: tuple[Any, ...], probe: Rows) -> Rows:
-    """Check ``(embeddings, labels[, domains[, ids]])`` against the probes it will be compared with."""
+def check_gallery(gallery: tuple[Any, ...], probe: Rows) -> tuple[Rows, Rows]:
+    """Check ``(embeddings, labels[, domains[, ids]])`` against the probes it will be compared with.
+
+    Returns:
+        The probes and the gallery, with labels coded over both.
+    """
     if not isinstance(gallery, tuple) or not 2 <= len(gallery) <= 4:
         raise InputError("gallery must be a tuple (embeddings, labels[, domains[, ids]])")
     values, labels, domains, ids = (*gallery, None, None)[:4]
@@ -126,8 +138,9 @@ def check_gallery(gallery: tuple[Any, ...], probe: Rows) -> Rows:
         raise InputError(f"gallery embeddings must have the probes' dimension {probe.dim}: got {rows.dim}")
     if (rows.ids is None) != (probe.ids is None):
         raise InputError("sample ids must be given on both sides or on none: pass ids= and the gallery's fourth entry")
+    probe, rows = share_label_codes(probe, rows, "the probes", "the gallery")
     one_label_per_id(probe, rows)
-    return rows
+    return probe, rows
 
 
 def check_tuple(given: Any, name: str) -> Rows:
@@ -136,6 +149,21 @@ def check_tuple(given: Any, name: str) -> Rows:
         raise InputError(f"{name} must be a tuple (embeddings, labels[, domains[, ids]])")
     values, labels, domains, ids = (*given, None, None)[:4]
     return check_embeddings(values, labels, domains=domains, ids=ids, side=f"{name} ")
+
+
+def share_label_codes(first: Rows, second: Rows, one: str, two: str) -> tuple[Rows, Rows]:
+    """Two sides whose equal labels have equal codes; sides with integer labels stay as they are."""
+    if first.names is None and second.names is None:
+        return first, second
+    if first.names is None or second.names is None:
+        text = one if second.names is None else two
+        raise InputError(f"labels must be of one kind on both sides: those of {text} are text, the others integers")
+    every = np.unique(np.concatenate([first.names, second.names]))
+
+    def recode(rows: Rows, names: np.ndarray) -> Rows:
+        return replace(rows, labels=np.searchsorted(every, names)[rows.labels], names=every)
+
+    return recode(first, first.names), recode(second, second.names)
 
 
 def check_apart(first: Rows, second: Rows, one: str, two: str) -> None:
@@ -176,7 +204,7 @@ def one_label_per_id(*tables: Rows) -> None:
     if not known:
         return
     ids = np.concatenate([r.ids for r in known if r.ids is not None])
-    labels = np.concatenate([r.labels for r in known])
+    labels = np.concatenate([r.given_labels for r in known])
     order = np.lexsort((labels, ids))
     ids, labels = ids[order], labels[order]
     clash = (ids[1:] == ids[:-1]) & (labels[1:] != labels[:-1])
@@ -206,13 +234,53 @@ def as_int64(a: np.ndarray, name: str) -> np.ndarray:
 
 
 def names(values: Any, name: str, n: int) -> np.ndarray:
-    """One integer or text per row; floats are refused because NaN and rounding make bad names."""
-    a = to_numpy(values, name)
-    if a.dtype.kind == "O" and all(isinstance(v, str) for v in a.flat):
-        a = a.astype(str)
-    if a.dtype.kind not in "iuU":
-        raise InputError(f"{name} must be integers or text: got dtype {a.dtype}")
-    return _one_per_row(a, name, n)
+    """One integer or text per row, from integers, text or any hashable objects.
+
+    Objects are named by their ``str``, which must differ where they do. Floats are refused because NaN and rounding
+    make bad names, and so is what stands for a missing value.
+    """
+    return as_names(_one_per_row(to_numpy(values, name), name, n), name)
+
+
+def as_names(a: np.ndarray, name: str) -> np.ndarray:
+    """An array of any shape as integers or text; see :func:`names`."""
+    if a.dtype.kind in "iuU":
+        return a
+    if a.dtype.kind == "S":
+        try:
+            return np.char.decode(a, "utf-8")
+        except UnicodeDecodeError as e:
+            raise InputError(f"{name} must be UTF-8 where they are bytes: {e}") from e
+    if a.dtype.kind == "T":  # strings of variable width
+        return a.astype(str)
+    if a.dtype.kind != "O":
+        raise InputError(f"{name} must be integers or text: got dtype {a.dtype}; code numbers as integers")
+    flat = a.ravel().tolist()
+    if all(isinstance(v, Integral) and not isinstance(v, bool) for v in flat):
+        return np.asarray(flat, np.int64).reshape(a.shape)
+    for at, value in enumerate(flat):
+        if value is None or type(value).__name__ in MISSING or isinstance(value, Real) > isinstance(value, Integral):
+            raise InputError(f"{name} must be integers or text: got {value!r} at position {at}")
+    texts = [v if isinstance(v, str) else v.decode() if isinstance(v, bytes) else str(v) for v in flat]
+    try:
+        distinct = len(set(flat))
+    except TypeError as e:
+        raise InputError(f"{name} must be integers, text or hashable objects: {e}") from e
+    if len(set(texts)) != distinct:
+        raise InputError(
+            f"{name} must be told apart by their text: {distinct} different values have {len(set(texts))} texts; "
+            "code them as integers"
+        )
+    return np.asarray(texts, str).reshape(a.shape)
+
+
+def code_labels(values: Any, name: str, n: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """One int64 per row: integers as they are, text as codes from 0 in ascending order with the text they stand for."""
+    found = names(values, name, n)
+    if found.dtype.kind != "U":
+        return as_int64(found, name), None
+    texts, coded = np.unique(found, return_inverse=True)
+    return coded.reshape(-1).astype(np.int64), texts
 
 
 def to_numpy(values: Any, name: str) -> np.ndarray:
@@ -240,18 +308,19 @@ def _one_per_row(a: np.ndarray, name: str, n: int) -> np.ndarray:
     return a
 
 
-def _subject_pairs(subjects: Any, target: np.ndarray) -> np.ndarray:
+def _subject_pairs(subjects: Any, target: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     a = to_numpy(subjects, "subjects")
-    if a.shape != (len(target), 2) or a.dtype.kind not in "iu":
+    if a.shape != (len(target), 2):
         raise InputError(
-            f"subjects must be integers of shape ({len(target)}, 2), the label of each side: "
-            f"got shape {a.shape}, dtype {a.dtype}"
+            f"subjects must be of shape ({len(target)}, 2), the label of each side: got shape {a.shape}, "
+            f"dtype {a.dtype}"
         )
-    a = as_int64(a, "subjects")
+    coded, texts = code_labels(a.ravel(), "subjects", a.size)
+    a = coded.reshape(a.shape)
     wrong = (a[:, 0] == a[:, 1]) != target
     if wrong.any():
         raise InputError(
             f"subjects contradict target at pair {np.argmax(wrong)}: a genuine pair is of one subject, an "
             "impostor pair of two"
         )
-    return a
+    return a, texts

@@ -15,7 +15,7 @@ import numpy as np
 
 from mettle.data.draws import hashed
 from mettle.data.samples import Column, Samples
-from mettle.errors import DataError
+from mettle.errors import DataError, NumericError
 from mettle.evaluate import intervals, resamples
 from mettle.evaluate.reading import Reading, reading
 from mettle.model import Embedder, embed
@@ -93,7 +93,9 @@ def _labels(parts: Mapping[str, Samples], seen: Mapping, name: str, column: Colu
     if len(np.unique(codes["train"])) < 2:
         return {"status": "not measurable: one class only"}
     found: dict[str, Any] = {"status": "ok", "tested_on": int(known.sum()), "left_out": int((~known).sum())}
-    readings = {encoder: reading(z, codes) for encoder, z in seen.items()}
+    readings, refused = _readings(seen, codes)
+    if refused:
+        return {"status": refused}
     label_names = parts["test"].label.names
     found["encoders"] = {}
     for encoder, one in readings.items():
@@ -119,7 +121,9 @@ def _attribute(
             if asked and where == "training":
                 raise DataError(f"{why}. Leave evaluate.spurious out, or name another column")
             return {"name": name, "status": f"not measurable: {why}"}
-    readings = {encoder: reading(z, codes) for encoder, z in seen.items()}
+    readings, refused = _readings(seen, codes)
+    if refused:
+        return {"name": name, "status": refused}
     _, counts = np.unique(codes["test"][known], return_counts=True)
     return {
         "name": name,
@@ -131,6 +135,17 @@ def _attribute(
         "encoders": {encoder: _told(one, names) for encoder, one in readings.items()},
         **_gap(readings, parts["test"]),
     }
+
+
+def _readings(seen: Mapping, codes: Mapping[str, np.ndarray]) -> tuple[dict[str, Reading], str]:
+    """What the probe of every encoder reads, or why one of them cannot be trusted: encoders are compared."""
+    found = {}
+    for encoder, z in seen.items():
+        try:
+            found[encoder] = reading(z, codes)
+        except NumericError as problem:
+            return {}, f"not measurable: {encoder}: {problem}"
+    return found, ""
 
 
 def by_group(one: Reading, test: Samples) -> dict[str, list[dict[str, Any]]]:

@@ -20,6 +20,7 @@ import numpy as np
 from mettle.errors import InputError
 from mettle.evaluate.checks import check_embeddings, whole
 from mettle.evaluate.unit import Unit
+from mettle.unknown_names import explain_arguments
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +72,7 @@ class Clustering:
         }
 
 
+@explain_arguments
 def clustering(
     embeddings: Any, labels: Any, *, clusters: int | None = None, seeds: int = 5, seed: int = 0
 ) -> Clustering:
@@ -78,7 +80,7 @@ def clustering(
 
     Args:
         embeddings: (n, d) array or tensor.
-        labels: (n,) integers.
+        labels: (n,) integers or text.
         clusters: k, by default the number of labels.
         seeds: how many starts.
         seed: of the first start.

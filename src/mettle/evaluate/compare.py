@@ -17,6 +17,7 @@ from mettle.evaluate.intervals import Interval
 from mettle.evaluate.named import named
 from mettle.evaluate.retrieval import Retrieval
 from mettle.evaluate.verified import METRICS, Verification
+from mettle.unknown_names import explain_arguments
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Comparison:
         return {**vars(self), "interval": dict(vars(self.interval)), "decided": self.decided}
 
 
+@explain_arguments
 def compare(
     first: Verification | Retrieval,
     second: Verification | Retrieval,

@@ -13,6 +13,7 @@ import numpy as np
 
 from mettle.evaluate.checks import both_kinds, check_embeddings, whole
 from mettle.evaluate.unit import Unit
+from mettle.unknown_names import explain_arguments
 
 MOST = 8192  # rows that pairs are formed of; more are thinned at random, with a fixed seed
 ALIKE = 0.95  # mean cosine of strangers from which all vectors point the same way
@@ -77,12 +78,13 @@ class Geometry:
         return {n: getattr(self, n) for n in names} | {"largest_hub": largest, "orphans": self.orphans}
 
 
+@explain_arguments
 def geometry(embeddings: Any, labels: Any, *, k: int = 10, seed: int = 0) -> Geometry:
     """Describe the space of unit vectors.
 
     Args:
         embeddings: (n, d) array or tensor.
-        labels: (n,) integers.
+        labels: (n,) integers or text.
         k: neighbours for hubness, at most n − 1.
         seed: of the thinning above 8192 rows.
 

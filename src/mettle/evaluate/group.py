@@ -61,6 +61,11 @@ class Groups:
     threshold: float | None = None
     far: float | None = None
 
+    def __repr__(self) -> str:
+        ranked = self.ranked()
+        worst = f"worst={ranked[0].name!r} {ranked[0].values[self.metric]:.4g}, " if ranked else ""
+        return f"Groups({self.metric}: {worst}groups={len(self.groups)}, ranked={len(ranked)})"
+
     def __getitem__(self, name: Any) -> Group:
         return self.groups[str(name)]
 

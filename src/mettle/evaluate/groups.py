@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import InputError, MettleError, nearest
-from mettle.evaluate.checks import NotMeasurable, Rows, codes, names, to_numpy, whole
+from mettle.evaluate.checks import NotMeasurable, Rows, as_names, codes, names, to_numpy, whole
 from mettle.evaluate.group import Group, Groups
 from mettle.evaluate.identification import Identification
 from mettle.evaluate.listing import check_trials
@@ -26,11 +26,13 @@ from mettle.evaluate.resamples import sums
 from mettle.evaluate.retrieval import Retrieval
 from mettle.evaluate.several import Wholes, thresholds, wholes
 from mettle.evaluate.verification import Verification, verification
+from mettle.unknown_names import explain_arguments
 
 MINIMUM = 50
 RATES = ("eer", "auc", "fmr", "fnmr")  # of a verification
 
 
+@explain_arguments
 def groups(
     result: Verification | Retrieval | Identification | Probe,
     attribute: Any,
@@ -218,8 +220,8 @@ def again(v: Verification, mask: np.ndarray, among: np.ndarray | None = None) ->
     arguments = dict(source.arguments)
     if not (arguments["trials"] is None or isinstance(arguments["trials"], str)):
         arguments["trials"] = _trials(arguments["trials"], source.probe, source.gallery, mask, among)
-    shelf = None if gallery is None else (gallery.given, gallery.labels, gallery.domains, gallery.ids)
-    return verification(rows.given, rows.labels, domains=rows.domains, ids=rows.ids, gallery=shelf, **arguments)
+    shelf = None if gallery is None else (gallery.given, gallery.given_labels, gallery.domains, gallery.ids)
+    return verification(rows.given, rows.given_labels, domains=rows.domains, ids=rows.ids, gallery=shelf, **arguments)
 
 
 def _trials(trials: Any, probe: Rows, gallery: Rows | None, mask: np.ndarray, among: np.ndarray | None) -> np.ndarray:
@@ -239,6 +241,7 @@ def _some(rows: Rows, mask: np.ndarray) -> Rows:
     return rows.take(mask)
 
 
+@explain_arguments
 def bands(values: Any, count: int = 4, what: str = "") -> np.ndarray:
     """Cut numbers into bands of about equal size, as an attribute: ``"1 of 4"`` holds the lowest."""
     v = to_numpy(values, "values")
@@ -253,11 +256,13 @@ def bands(values: Any, count: int = 4, what: str = "") -> np.ndarray:
     return np.asarray([f"{what}{' ' if what else ''}{k + 1} of {len(edges) + 1}" for k in at])
 
 
+@explain_arguments
 def class_size(labels: Any, edges: Wholes = (3, 6, 11, 51)) -> np.ndarray:
     """How many samples each sample's class has, as an attribute: ``"3 to 5"``, ``"51 or more"``."""
     y = to_numpy(labels, "labels")
     if y.ndim != 1:
         raise InputError(f"labels must be a vector, one label per sample: got shape {y.shape}")
+    y = as_names(y, "labels")
     size = np.unique(y, return_inverse=True, return_counts=True)
     n = size[2][size[1].reshape(-1)]
     cuts = wholes(edges, "edges")

@@ -12,7 +12,7 @@ included), the chance to be among the R best is (R − a) / t, cut to [0, 1].
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,13 +20,14 @@ import numpy as np
 
 from mettle.errors import InputError, nearest
 from mettle.evaluate import intervals, point, several
-from mettle.evaluate.checks import NotMeasurable, check_apart, check_tuple, codes, whole
+from mettle.evaluate.checks import NotMeasurable, check_apart, check_tuple, codes, share_label_codes, whole
 from mettle.evaluate.copies import across
 from mettle.evaluate.intervals import Interval
 from mettle.evaluate.named import named
 from mettle.evaluate.resamples import parts, some
 from mettle.evaluate.several import Numbers
 from mettle.evaluate.unit import Unit
+from mettle.unknown_names import explain_arguments
 
 FUSIONS = ("max", "mean")
 _CELLS = 1 << 22
@@ -76,16 +77,22 @@ class Identification:
         notes: what was seen in the data, for ``warnings``.
     """
 
-    own: np.ndarray = field(repr=False)
-    above: np.ndarray = field(repr=False)
-    tied: np.ndarray = field(repr=False)
-    best: np.ndarray = field(repr=False)
-    mated: np.ndarray = field(repr=False)
-    unknown: np.ndarray = field(repr=False)
-    subjects: np.ndarray = field(repr=False)
+    own: np.ndarray
+    above: np.ndarray
+    tied: np.ndarray
+    best: np.ndarray
+    mated: np.ndarray
+    unknown: np.ndarray
+    subjects: np.ndarray
     enrolled: int
     fusion: str
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"Identification(rank_1={self.rank_1:.4f}, enrolled={self.enrolled}, mated={len(self.mated)}, "
+            f"unknown={len(self.unknown)}, fusion={self.fusion!r})"
+        )
 
     def found(self, rank: int = 1) -> np.ndarray:
         """For each mated probe, the chance that its identity is among the ``rank`` best."""
@@ -219,6 +226,7 @@ class Identification:
         }
 
 
+@explain_arguments
 def identification(
     gallery: tuple[Any, ...], probes: tuple[Any, ...], *, fusion: str = "max", chunk: int | None = None
 ) -> Identification:
@@ -242,7 +250,8 @@ def identification(
     """
     if fusion not in FUSIONS:
         raise InputError(f"no fusion named {fusion!r}{nearest(fusion, FUSIONS)}")
-    enrolled, probe = check_tuple(gallery, "gallery"), check_tuple(probes, "probes")
+    sides = check_tuple(gallery, "gallery"), check_tuple(probes, "probes")
+    enrolled, probe = share_label_codes(*sides, "the gallery", "the probes")
     check_apart(enrolled, probe, "gallery", "probes")
     notes = across(enrolled, probe, "the gallery", "the probes")
     if chunk is not None:

@@ -18,8 +18,9 @@ import numpy as np
 from mettle.data.decode import decode
 from mettle.data.likeness import SIZE, alike, look
 from mettle.errors import DataError, InputError
-from mettle.evaluate.checks import check_embeddings, to_numpy
+from mettle.evaluate.checks import as_names, check_embeddings, to_numpy
 from mettle.evaluate.unit import Unit
+from mettle.unknown_names import explain_arguments
 
 NEAR = 0.98
 LISTED = 10_000  # near-duplicates that are listed one by one
@@ -53,6 +54,7 @@ class Part:
     looks: Any = None
 
 
+@explain_arguments
 def leaks(first: Part, second: Part, *, disjoint_subjects: bool = True, near: float = NEAR) -> tuple[Leak, ...]:
     """Everything that is on both sides; of near-duplicates 10,000 are listed, by position, and all are counted.
 
@@ -70,7 +72,7 @@ def leaks(first: Part, second: Part, *, disjoint_subjects: bool = True, near: fl
         a, b = getattr(first, column), getattr(second, column)
         if a is None or b is None:
             continue
-        one, two = to_numpy(a, column), to_numpy(b, column)
+        one, two = (as_names(to_numpy(side, column), column) for side in (a, b))
         if (one.dtype.kind in "iu") != (two.dtype.kind in "iu"):
             raise InputError(f"{column} must be of one kind on both sides: got {one.dtype} and {two.dtype}")
         found += [Leak(kind, v.item()) for v in np.intersect1d(one, two)]
@@ -82,6 +84,7 @@ def leaks(first: Part, second: Part, *, disjoint_subjects: bool = True, near: fl
     return tuple(found)
 
 
+@explain_arguments
 def gate(
     first: Part,
     second: Part,
@@ -124,6 +127,7 @@ def gate(
     )
 
 
+@explain_arguments
 def file_hashes(paths: Iterable[Path | str]) -> list[str]:
     """SHA-256 of the bytes of each file."""
     found = []
@@ -136,6 +140,7 @@ def file_hashes(paths: Iterable[Path | str]) -> list[str]:
     return found
 
 
+@explain_arguments
 def picture_looks(paths: Iterable[Path | str]) -> np.ndarray:
     """(n, 143) look of each picture file, for :class:`Part`."""
     found = [look(decode(Path(path), channels=1)) for path in paths]

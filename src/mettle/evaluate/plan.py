@@ -128,7 +128,7 @@ class Plan:
 
         Args:
             embeddings: (n, d), of at least every sample that the protocol names.
-            labels: (n,) integers.
+            labels: (n,) integers or text.
             ids: (n,) integers.
             domains: (n,), optional.
             hashes: (n,) hash of each sample's file, optional; the same file on both sides is then a leak.
@@ -258,7 +258,7 @@ def _enrol(
 
 def _columns(ids: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     n = len(ids)
-    return integers(ids, "ids", n), integers(labels, "labels", n)
+    return integers(ids, "ids", n), names(labels, "labels", n)
 
 
 def _whole(value: Any, path: Any, column: str) -> int:

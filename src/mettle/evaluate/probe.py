@@ -1,6 +1,6 @@
 """Probes: how much of the labels can a simple classifier read from frozen embeddings?
 
-    linear   logistic regression on unit vectors
+    linear   logistic regression on unit vectors, fitted until its gradient is 1e-4 of that at the start, or refused
     kNN      each of the k nearest training samples votes with e^{s/T}; equal scores at the k-th place share the votes
              that are left, equal votes share the credit
 
@@ -16,15 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from mettle.errors import InputError, nearest
+from mettle.errors import InputError, NumericError, nearest
 from mettle.evaluate import intervals
-from mettle.evaluate.checks import Rows, check_apart, check_tuple, whole
+from mettle.evaluate.checks import Rows, check_apart, check_tuple, share_label_codes, whole
 from mettle.evaluate.copies import across
 from mettle.evaluate.intervals import Interval
 from mettle.evaluate.resamples import sums
 from mettle.evaluate.unit import Unit
+from mettle.unknown_names import explain_arguments
 
 _CELLS = 1 << 22
+CONVERGED = 1e-4  # of the gradient at weights 0: an absolute bound would let many classes or weak probes stop at once
+STEPS = 10_000  # of the solver, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +36,7 @@ class Accuracy:
 
     Attributes:
         correct: (n,) 1 or 0 for each test sample, between where votes tie.
-        labels: (n,) of the test samples.
+        labels: (n,) of the test samples, integers or text as they came.
     """
 
     correct: np.ndarray
@@ -49,14 +52,14 @@ class Accuracy:
         return float(self.correct.mean())
 
     @property
-    def per_class(self) -> Mapping[int, float]:
+    def per_class(self) -> Mapping[int | str, float]:
         """Accuracy by label."""
         names, at = np.unique(self.labels, return_inverse=True)
         share = np.bincount(at, weights=self.correct) / np.bincount(at)
         return dict(zip(names.tolist(), share.tolist(), strict=True))
 
     @property
-    def worst_class(self) -> tuple[int, float]:
+    def worst_class(self) -> tuple[int | str, float]:
         """The label with the lowest accuracy, and that accuracy; the smallest of equal labels."""
         return min(self.per_class.items(), key=lambda item: (item[1], item[0]))
 
@@ -75,7 +78,7 @@ class Probe:
     warnings: tuple[str, ...] = ()
 
     @property
-    def worst_class(self) -> tuple[int, float]:
+    def worst_class(self) -> tuple[int | str, float]:
         """The worst class of the linear probe."""
         return self.linear.worst_class
 
@@ -111,6 +114,7 @@ class Probe:
         return found
 
 
+@explain_arguments
 def probe(
     train: tuple[Any, ...],
     test: tuple[Any, ...],
@@ -118,7 +122,7 @@ def probe(
     k: int = 20,
     temperature: float = 0.07,
     strength: float = 1.0,
-    iterations: int = 1000,
+    iterations: int = STEPS,
 ) -> Probe:
     """Fit a linear and a kNN probe on one set of embeddings and test them on another.
 
@@ -133,6 +137,8 @@ def probe(
     Raises:
         DataError: a sample id on both sides, or, without ids, half of a side on the other.
         InputError: one class only, or a test label that was never trained on.
+        NumericError: the linear probe has not converged after ``iterations`` steps: what it reads then is no property
+            of the embeddings.
 
     Example:
         >>> import numpy as np
@@ -140,10 +146,10 @@ def probe(
         >>> p.linear.accuracy, p.knn.worst_class
         (1.0, (0, 1.0))
     """
-    a, b = check_tuple(train, "train"), check_tuple(test, "test")
+    a, b = share_label_codes(check_tuple(train, "train"), check_tuple(test, "test"), "train", "test")
     check_apart(a, b, "train", "test")
     copied = across(a, b, "train", "test")
-    strangers = np.setdiff1d(b.labels, a.labels)
+    strangers = np.setdiff1d(b.given_labels, a.given_labels)
     if len(strangers):
         raise InputError(f"test label {strangers[0]} never occurs in train: a probe is a closed-set task")
     if len(np.unique(a.labels)) < 2:
@@ -154,24 +160,44 @@ def probe(
         raise InputError(f"temperature and strength must be finite and above 0: got {temperature!r}, {strength!r}")
     double = any(r.double for r in (a, b))
     first, second = Unit.of(a.values, double), Unit.of(b.values, double)
-    linear, notes = _linear(first, a, second, b, strength, iterations)
+    linear = _linear(first, a, second, b, strength, iterations)
     knn = _knn(first, a, second, b, min(k, len(a)), temperature)
-    return Probe(Accuracy(linear, b.labels), Accuracy(knn, b.labels), (*copied, *notes))
+    return Probe(Accuracy(linear, b.given_labels), Accuracy(knn, b.given_labels), copied)
 
 
-def _linear(
-    first: Unit, train: Rows, second: Unit, test: Rows, strength: float, iterations: int
-) -> tuple[np.ndarray, tuple[str, ...]]:
+def _linear(first: Unit, train: Rows, second: Unit, test: Rows, strength: float, iterations: int) -> np.ndarray:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore", UserWarning)  # many classes of few samples are no mistake here
-        warnings.simplefilter("always", ConvergenceWarning)
-        model = LogisticRegression(C=strength, max_iter=iterations).fit(first.vectors(), train.labels)
-    stopped = any(issubclass(w.category, ConvergenceWarning) for w in caught)
-    notes = (f"the linear probe stopped after {iterations} steps before it converged",) if stopped else ()
-    return (model.predict(second.vectors()) == test.labels).astype(float), notes
+    x, spent = first.vectors().astype(np.float64), 0
+    # The weights of a weak probe are about strength x samples x gradient: free intercepts must be settled beside them.
+    tolerance = CONVERGED * _first_gradient(x, train.labels) * min(1.0, strength * len(x))
+    model = LogisticRegression(C=strength, tol=tolerance, warm_start=True)
+    while spent < iterations:  # the solver may give up a line search early: it goes on from where it is
+        model.set_params(max_iter=iterations - spent)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("ignore", UserWarning)  # many classes of few samples are no mistake here
+            warnings.simplefilter("always", ConvergenceWarning)
+            model.fit(x, train.labels)
+        if not any(issubclass(w.category, ConvergenceWarning) for w in caught):
+            return np.asarray(model.predict(second.vectors()) == test.labels, float)
+        steps = int(model.n_iter_.max())
+        spent += steps
+        if steps <= 1:  # no way further down at this precision
+            break
+    raise NumericError(
+        f"the linear probe of strength {strength:g} has not converged after {spent} steps: pass more iterations= or a "
+        "smaller strength=; accuracy of an unfinished fit is no property of the embeddings"
+    )
+
+
+def _first_gradient(x: np.ndarray, labels: np.ndarray) -> float:
+    """Largest component of the gradient of the mean cross-entropy at weights 0, intercepts included."""
+    names, at, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(names), x.shape[1]))
+    np.add.at(sums, at.reshape(-1), x)
+    weights = np.abs(sums - x.sum(axis=0) / len(names)).max()
+    return float(max(weights, np.abs(counts - len(x) / len(names)).max())) / len(x)
 
 
 def _knn(first: Unit, train: Rows, second: Unit, test: Rows, k: int, temperature: float) -> np.ndarray:

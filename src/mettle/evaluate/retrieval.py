@@ -19,7 +19,7 @@ that starts after a items with h relevant ones:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -28,12 +28,13 @@ import numpy as np
 from mettle.errors import InputError, nearest
 from mettle.evaluate import intervals
 from mettle.evaluate.basis import Basis, of_ranking
-from mettle.evaluate.checks import Rows, check_embeddings, check_gallery, whole
+from mettle.evaluate.checks import check_embeddings, check_gallery, whole
 from mettle.evaluate.copies import across, inside
 from mettle.evaluate.intervals import Interval
 from mettle.evaluate.ranking import judge, ranked
 from mettle.evaluate.resamples import sums
 from mettle.evaluate.several import Wholes, wholes
+from mettle.unknown_names import explain_arguments
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +149,7 @@ class Retrieval:
         }
 
 
+@explain_arguments
 def retrieval(
     embeddings: Any,
     labels: Any,
@@ -164,7 +166,7 @@ def retrieval(
 
     Args:
         embeddings: (n, d) array or tensor, the queries.
-        labels: (n,) integers.
+        labels: (n,) integers or text.
         k: the K of Recall@K, one or many.
         ids: (n,) integer sample ids; a candidate with the query's id is the query itself and is left out.
             Without a gallery they default to the row numbers; with one, give them on both sides.
@@ -189,8 +191,8 @@ def retrieval(
         whole(chunk, "chunk", 1)
     query = check_embeddings(embeddings, labels, ids=ids, domains=domains)
     if gallery is None and query.ids is None:
-        query = Rows(query.values, query.labels, np.arange(len(query)), query.domains)
-    other = query if gallery is None else check_gallery(gallery, query)
+        query = replace(query, ids=np.arange(len(query)))
+    query, other = (query, query) if gallery is None else check_gallery(gallery, query)
     notes = inside(query) if gallery is None else across(query, other, "the queries", "the gallery")
     if exclude_same_domain and only_same_domain:
         raise InputError("exclude_same_domain and only_same_domain leave no candidate: give one of them")
@@ -208,8 +210,8 @@ def retrieval(
         )
     if (other.labels == other.labels[0]).all():
         raise InputError(
-            f"retrieval needs at least two labels among the candidates: all {len(other)} have label {other.labels[0]}, "
-            "so every neighbour would be right"
+            f"retrieval needs at least two labels among the candidates: all {len(other)} have label "
+            f"{other.given_labels[0]}, so every neighbour would be right"
         )
     queries = np.concatenate(kept)
     order = np.argsort(queries)  # queries with ties were ranked after the others

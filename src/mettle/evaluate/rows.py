@@ -15,18 +15,25 @@ class Rows:
 
     Attributes:
         given: (n, d) float64 if float64 came, float32 otherwise; a tensor if it came on an accelerator.
-        labels: (n,) int64, who or what each row is.
+        labels: (n,) int64, who or what each row is; codes where the labels came as text.
         ids: (n,) int64 sample ids, or None when none were given.
         domains: (n,) how each row was captured (integers or text), or None.
+        names: the text that each code of ``labels`` stands for, ascending, or None where labels came as integers.
     """
 
     given: np.ndarray | torch.Tensor
     labels: np.ndarray
     ids: np.ndarray | None = None
     domains: np.ndarray | None = None
+    names: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def given_labels(self) -> np.ndarray:
+        """(n,) the labels as they came: integers or text."""
+        return self.labels if self.names is None else self.names[self.labels]
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -50,7 +57,7 @@ class Rows:
             return None if a is None else a[mask]
 
         at = mask if isinstance(self.given, np.ndarray) else torch.from_numpy(mask).to(self.given.device)
-        return Rows(self.given[at], self.labels[mask], cut(self.ids), cut(self.domains))
+        return Rows(self.given[at], self.labels[mask], cut(self.ids), cut(self.domains), self.names)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,8 @@ With unit vectors u, S_c the sum of class c and n_c its size, the similarity of 
     label error       max_{c≠y} s_ic − s_iy: how much better another class fits, and which
     one subject twice <S_a, S_b> / (n_a n_b) − min(within a, within b),   within c = (|S_c|² − n_c) / (n_c (n_c − 1))
 
-Both are rankings, not verdicts: how many of the first ones are real depends on the data, so look at them. Two labels of
+Both are rankings, not verdicts. How many labels are wrong, and how many of the first ones to look at, is estimated by
+:mod:`mettle.evaluate.label_noise`. Two labels of
 one subject have a suspicion around 0, below it where they were captured differently; so they are listed not by its
 sign but where <S_a, S_b> / (n_a n_b) lies two thirds of the way from the mean of impostors to that of genuine pairs.
 """
@@ -23,14 +24,18 @@ import numpy as np
 from mettle.errors import InputError
 from mettle.evaluate.checks import Rows, check_embeddings, codes, whole
 from mettle.evaluate.design import Design
+from mettle.evaluate.label_noise import LabelNoise, estimate_label_noise
 from mettle.evaluate.passes import Fast
 from mettle.evaluate.shortlist import Shortlist
 from mettle.evaluate.unit import Unit
+from mettle.unknown_names import explain_arguments
 
 _CELLS = 1 << 20
 _OFFERED = 1 << 18  # pairs of a tile that are looked at in one go
 _PIECE = 1 << 14  # pairs scored at a time
 _ROWS = 512  # of a tile
+_PRETENDED = 1 << 21  # wrong labels that are pretended, about
+_FEWEST = 256  # samples that they are pretended of, at least
 NEAR = 2 / 3  # of the way from strangers to relatives: what may be one subject
 
 
@@ -42,24 +47,34 @@ class Suspects:
         order: positions, most suspicious first; samples that are alone in their class are left out.
         suspicion: of each entry of ``order``; above 0 another class fits better than its own.
         suggested: the label that fits best, for each entry of ``order``.
+        noise: how many labels are estimated to be wrong, and where to cut the ranking.
     """
 
     order: np.ndarray
     suspicion: np.ndarray
     suggested: np.ndarray
+    noise: LabelNoise
+
+    def __repr__(self) -> str:
+        return f"Suspects({str(self.noise)!r}, ranked={len(self.order)})"
 
     @property
     def count(self) -> int:
-        """How many fit another class better than their own."""
+        """How many fit another class better than their own: with classes that overlap, mostly clean samples."""
         return int(np.count_nonzero(self.suspicion > 0))
+
+    @property
+    def listed(self) -> np.ndarray:
+        """Positions above the cut, most suspicious first; none where it cannot be told which labels are wrong."""
+        return self.order[: self.noise.listed]
 
 
 @dataclass(frozen=True)
 class Twins:
     """Two labels that may be one subject."""
 
-    first: int
-    second: int
+    first: int | str
+    second: int | str
     suspicion: float
 
 
@@ -83,21 +98,26 @@ class Confused:
         share: how often.
     """
 
-    label: int
+    label: int | str
     error: float
-    most: int | None
+    most: int | str | None
     share: float
 
 
+@explain_arguments
 def label_errors(embeddings: Any, labels: Any) -> Suspects:
-    """Rank samples by how much better another class fits.
+    """Rank samples by how much better another class fits, and estimate how many labels are wrong.
+
+    Args:
+        embeddings: (n, d) array or tensor.
+        labels: (n,) integers or text.
 
     Example:
         >>> import numpy as np
         >>> x = np.repeat(np.eye(3), 4, axis=0)
         >>> found = label_errors(x, [0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2, 2])  # the fourth belongs to 0
-        >>> int(found.order[0]), int(found.suggested[0])
-        (3, 0)
+        >>> int(found.order[0]), int(found.suggested[0]), found.noise.wrong, found.listed
+        (3, 0, 1, array([3]))
     """
     _, unit, label, people = _classes(embeddings, labels)
     sums, size = _sums(unit, label, len(people))
@@ -116,15 +136,39 @@ def label_errors(embeddings: Any, labels: Any) -> Suspects:
         best = dot.argmax(axis=1)
         suspicion[start : start + step], suggested[start : start + step] = dot[here, best] - inside, best
     order = np.argsort(-suspicion, kind="stable")
-    return Suspects(able[order], suspicion[order], people[suggested[order]])
+    # Every so many-th of the ranking stands for all: the same rows whatever their order in the file.
+    some = np.linspace(0, len(able) - 1, min(len(able), max(_FEWEST, _PRETENDED // len(people)))).astype(np.int64)
+    noise = estimate_label_noise(suspicion[order], *_pretended(unit, label, able[order][some], sums, size))
+    return Suspects(able[order], suspicion[order], people[suggested[order]], noise)
 
 
+def _pretended(
+    unit: np.ndarray, label: np.ndarray, at: np.ndarray, sums: np.ndarray, size: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Suspicions that samples would have under the label of every other class, and how common those classes are."""
+    s, here, own = unit[at] @ sums.T, np.arange(len(at)), label[at]
+    inside = (s[here, own] - 1) / (size[own] - 1)
+    s /= size
+    s[here, own] = inside
+    first = s.argmax(axis=1)
+    highest = s[here, first]
+    rest = s.copy()
+    rest[here, first] = -np.inf
+    best = np.repeat(highest[:, None], len(size), axis=1)
+    best[here, first] = rest.max(axis=1)  # of the classes but the pretended one
+    others = np.ones(s.shape, bool)
+    others[here, own] = False
+    weights = np.broadcast_to(size / (len(label) - size[own])[:, None], s.shape)
+    return (best - s)[others], weights[others]
+
+
+@explain_arguments
 def same_subject(embeddings: Any, labels: Any, count: int = 20, *, near: float | None = NEAR) -> list[Twins]:
     """Rank pairs of labels by how much they look like one subject: false negatives, if they are.
 
     Args:
         embeddings: (n, d) array or tensor.
-        labels: (n,) integers.
+        labels: (n,) integers or text.
         count: how many pairs at most.
         near: only pairs whose mean similarity lies so far on the way from strangers to relatives: 0 is the mean of
             impostor pairs, 1 that of genuine ones. None ranks all.
@@ -149,7 +193,7 @@ def same_subject(embeddings: Any, labels: Any, count: int = 20, *, near: float |
         score[twice | (cross < least)] = -np.inf
         flat = np.argsort(-score, axis=None, kind="stable")[:count]
         pairs = zip(*np.unravel_index(flat, score.shape), strict=True)
-        found += [Twins(int(people[start + i]), int(people[j]), float(score[i, j])) for i, j in pairs]
+        found += [Twins(people[start + i].item(), people[j].item(), float(score[i, j])) for i, j in pairs]
         found = sorted((t for t in found if t.suspicion > -np.inf), key=lambda t: -t.suspicion)[:count]
     return found
 
@@ -162,6 +206,7 @@ def _on_the_way(sums: np.ndarray, size: np.ndarray, share: float) -> float:
     return strangers + share * (relatives - strangers)
 
 
+@explain_arguments
 def hardest(
     embeddings: Any, labels: Any, kind: Literal["genuine", "impostor"], *, count: int = 20, each: int = 2
 ) -> list[HardPair]:
@@ -169,7 +214,7 @@ def hardest(
 
     Args:
         embeddings: (n, d) array or tensor.
-        labels: (n,) integers.
+        labels: (n,) integers or text.
         kind: which.
         count: how many.
         each: how many of them may show the same two labels.
@@ -222,6 +267,7 @@ def _worth(rough: np.ndarray, room: int, bar: float, slack: float) -> np.ndarray
     return np.flatnonzero((rough > -np.inf) & (rough >= bar - 2 * slack))
 
 
+@explain_arguments
 def confusion(embeddings: Any, labels: Any) -> list[Confused]:
     """For each label, how often the nearest other sample is of another label, and of which; worst first.
 
@@ -234,7 +280,8 @@ def confusion(embeddings: Any, labels: Any) -> list[Confused]:
         row = times / times.sum()
         error, row[c] = 1 - row[c], 0
         most = int(row.argmax())
-        found.append(Confused(int(people[c]), float(error), int(people[most]) if row[most] else None, float(row[most])))
+        name = people[most].item() if row[most] else None
+        found.append(Confused(people[c].item(), float(error), name, float(row[most])))
     return sorted(found, key=lambda f: (-f.error, f.label))
 
 
@@ -258,6 +305,7 @@ def _neighbours(unit: Unit, label: np.ndarray, count: int) -> Iterator[np.ndarra
         times = times[whole_ones:].copy()
 
 
+@explain_arguments
 def difficulty(embeddings: Any, labels: Any) -> np.ndarray:
     """How hard each sample is: cosine of its nearest stranger minus that of its nearest relative.
 
@@ -278,7 +326,7 @@ def difficulty(embeddings: Any, labels: Any) -> np.ndarray:
 def _classes(embeddings: Any, labels: Any) -> tuple[Rows, np.ndarray, np.ndarray, np.ndarray]:
     """Checked rows, unit vectors, label codes and the labels they stand for."""
     rows = check_embeddings(embeddings, labels)
-    people = np.unique(rows.labels)
+    people = np.unique(rows.given_labels)
     if len(people) < 2:
         raise InputError("at least two labels are needed: got one")
     return rows, Unit.of(rows.values).vectors(), codes(rows.labels)[0].astype(np.int64), people

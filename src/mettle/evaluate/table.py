@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from mettle.data.arrays import DOMAINS, IDS, LABELS, named
+from mettle.data.arrays import named
+from mettle.data.column_names import DOMAINS, IDS, LABELS, PICTURES, SPLIT, find_column
 from mettle.data.decode import shown
 from mettle.data.samples import SPLIT_WORDS, SPLITS, Column
 from mettle.errors import DataError, InputError, nearest
 from mettle.evaluate.checks import Rows, check_matrix, names, one_label_per_id
 from mettle.evaluate.vectors import read_vectors
+from mettle.unknown_names import explain_arguments
 
-IMAGES = ("path", "image", "image_path", "file", "filename")
-SPLIT = ("split", "subset")
 MOST_GROUPS = 32  # distinct values from which a column is no group unless it is named
 MOST_NAMED = 256  # and if it is named
 
@@ -104,6 +104,7 @@ class Embedded:
         return str(self.images[at]) if self.images is not None and self.images[at] else str(self.names[at])
 
 
+@explain_arguments
 def read_embeddings(
     path: Path | str,
     labels: Path | str | None = None,
@@ -165,7 +166,7 @@ def _table(
     """Which column is what."""
     who = _choose(columns, label, LABELS, "label", path, unfit)
     if who is None:
-        odd = next((name for name in LABELS if name in unfit), None)
+        odd = find_column(unfit, LABELS)
         if odd is not None:
             raise DataError(f"no labels in {shown(path)}: {shown(odd)} cannot be used, for {unfit[odd]}")
         raise DataError(f"no labels in {shown(path)}: say which column holds them with --label{nearest('', columns)}")
@@ -176,7 +177,10 @@ def _table(
             f"{what}: column {shown(who)} of {shown(path)} holds the labels: within it every pair is of one label; "
             f"choose another --{what}"
         )
-    picture = None if image == "" else _choose(columns, image, IMAGES, "image", path, unfit)
+    among = columns
+    if image is None:  # a number is no picture, and neither are the labels
+        among = {name: a for name, a in columns.items() if a.dtype.kind == "U" and name not in (who, where)}
+    picture = None if image == "" else _choose(among, image, PICTURES, "image", path, unfit)
     number = _choose(columns, None, IDS, "id", path, unfit)
     taken = {who, where, picture, number}
     if groups is None:
@@ -205,7 +209,7 @@ def _table(
 
 def _splits(columns: Mapping[str, np.ndarray], names: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Codes of a column ``split`` or ``subset``, whose values are words or the codes 0, 1 and 2."""
-    name = next((n for n in columns if n.lower() in SPLIT), None)
+    name = find_column(columns, SPLIT)
     if name is None or columns[name].dtype.kind not in "iuU":
         return None
     words = {word: SPLITS.index(name) for word, name in SPLIT_WORDS.items()}
@@ -224,7 +228,7 @@ def _choose(
 ) -> str | None:
     """The wanted column, or the first of the usual ones that is there."""
     if wanted is None:
-        return next((name for name in usual if name in columns), None)
+        return find_column(columns, usual)
     if wanted in unfit:
         raise DataError(f"{what}: {shown(wanted)} of {shown(path)} cannot be used, for {unfit[wanted]}")
     if wanted not in columns:

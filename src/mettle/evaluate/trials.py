@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from mettle.errors import DataError, InputError, MettleError
+from mettle.errors import DataError, InputError, MettleError, UnknownArgument
 from mettle.evaluate.checks import check_embeddings
 from mettle.evaluate.verification import Verification, verification
+from mettle.unknown_names import explain_arguments
 
 
+@explain_arguments
 def read_trials(path: Path | str) -> np.ndarray:
     """Integers (m, 3) of (id, id, target) from a file.
 
@@ -67,6 +69,12 @@ class Matrix:
     cells: Mapping[tuple[str, str], Verification | None]
     why_not: Mapping[tuple[str, str], str]
 
+    def __repr__(self) -> str:
+        known = {key: v.eer for key, v in self.cells.items() if v is not None}
+        worst = max(known, key=lambda key: known[key], default=None)
+        said = "" if worst is None else f", highest eer {known[worst]:.4g} from {worst[0]!r} to {worst[1]!r}"
+        return f"Matrix(domains={len(self.domains)}, measured={len(known)} of {len(self.cells)}{said})"
+
     def __getitem__(self, key: tuple[Any, Any]) -> Verification | None:
         return self.cells[str(key[0]), str(key[1])]
 
@@ -84,12 +92,13 @@ class Matrix:
         return {"metric": metric, "domains": list(self.domains), "values": self.values(metric), "not measurable": why}
 
 
+@explain_arguments
 def domain_matrix(embeddings: Any, labels: Any, domains: Any, *, ids: Any = None, **options: Any) -> Matrix:
     """Compare every domain with every domain: the diagonal within, all else across.
 
     Args:
         embeddings: (n, d) array or tensor.
-        labels: (n,) integers.
+        labels: (n,) integers or text.
         domains: (n,) integers or text.
         ids: (n,) integer sample ids.
         options: of :func:`mettle.evaluate.verification`, such as ``mode``.
@@ -114,6 +123,8 @@ def domain_matrix(embeddings: Any, labels: Any, domains: Any, *, ids: Any = None
             key = str(enrol), str(probe)
             try:
                 cells[key] = _cell(rows, rows.domains == enrol, rows.domains == probe, enrol == probe, options)
+            except UnknownArgument:  # of the options: no cell could be measured
+                raise
             except MettleError as e:
                 cells[key], why[key] = None, str(e)
     return Matrix(tuple(str(n) for n in names), MappingProxyType(cells), MappingProxyType(why))
@@ -122,7 +133,7 @@ def domain_matrix(embeddings: Any, labels: Any, domains: Any, *, ids: Any = None
 def _cell(rows: Any, enrol: np.ndarray, probe: np.ndarray, same: bool, options: dict[str, Any]) -> Verification:
     def side(mask: np.ndarray) -> tuple[Any, ...]:
         some = rows.take(mask)
-        return some.given, some.labels, None, some.ids
+        return some.given, some.given_labels, None, some.ids
 
     values, y, _, known = side(probe)
     return verification(values, y, ids=known, gallery=None if same else side(enrol), **options)

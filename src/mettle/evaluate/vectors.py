@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mettle.data.arrays import LABELS, as_text, load_arrays
+from mettle.data.arrays import as_text, load_arrays
+from mettle.data.column_names import LABELS, find_columns
 from mettle.data.decode import shown
 from mettle.data.table import parted, whole
 from mettle.errors import DataError, InputError, MissingExtra, nearest
@@ -68,7 +69,7 @@ def _npz(path: Path, wanted: str | None) -> Read:
     unfit = {n: _misfit(a, len(values)) for n, a in others.items() if n not in columns}
     coded = {n: arrays[f"{n}_names"] for n in columns if f"{n}_names" in arrays}
     if "class_names" in arrays:
-        coded |= {n: arrays["class_names"] for n in LABELS if n in columns and n not in coded}
+        coded |= {n: arrays["class_names"] for n in find_columns(columns, LABELS) if n not in coded}
     return Read(values, columns, coded, unfit)
 
 

@@ -35,6 +35,7 @@ from mettle.evaluate.rows import Source
 from mettle.evaluate.scores import Listed, Scores
 from mettle.evaluate.unit import Unit
 from mettle.evaluate.verified import Verification
+from mettle.unknown_names import explain_arguments
 
 TRIALS = ("all", "within", "across")
 MODES = ("exact", "histogram")
@@ -42,6 +43,7 @@ MEMORY = 1 << 28
 EXACT_PAIRS = 1 << 25  # 8192 rows with each other
 
 
+@explain_arguments
 def verification(
     embeddings: Any,
     labels: Any,
@@ -61,7 +63,7 @@ def verification(
     Args:
         embeddings: (n, d) array or tensor; float64 is scored in float64 (ties are equal to 12 decimals),
             anything else in float32.
-        labels: (n,) integers, the subject of each row.
+        labels: (n,) integers or text, the subject of each row.
         domains: (n,) integers or text: device, session, camera.
         trials: "all" (every unordered pair once; None means the same), "within" (both of one domain),
             "across" (two domains), or integers (m, 3) of (id, id, target); see
@@ -91,7 +93,7 @@ def verification(
     if mode not in (None, *MODES):
         raise InputError(f"no mode named {mode!r}{nearest(str(mode), MODES)}")
     probe = check_embeddings(embeddings, labels, ids=ids, domains=domains)
-    other = None if gallery is None else check_gallery(gallery, probe)
+    probe, other = (probe, None) if gallery is None else check_gallery(gallery, probe)
     notes = inside(probe) if other is None else across(probe, other, "the embeddings", "the gallery")
     norm = None
     if cohort is not None:
@@ -134,20 +136,22 @@ def _device(embeddings: Any) -> Any:
     return embeddings.device if on else None
 
 
+@explain_arguments
 def from_scores(scores: Any, target: Any, subjects: Any = None) -> Verification:
     """Count errors of scores that came from anywhere.
 
     Args:
         scores: (m,) similarities, higher meaning more alike; −∞ marks a failed template. Equal means equal.
         target: (m,) 1 for a genuine pair, 0 for an impostor pair.
-        subjects: (m, 2) integer labels of the two sides; needed only for intervals.
+        subjects: (m, 2) labels of the two sides, integers or text; needed only for intervals.
 
     Example:
         >>> from_scores([0.9, 0.8, 0.3, 0.2], [1, 1, 0, 0]).tar(far=0.5)
         1.0
     """
-    s, t, pairs = check_scores(scores, target, subjects)
-    return _from_list(lambda part: s[part], t, s.dtype.type, None if pairs is None else (pairs[:, 0], pairs[:, 1]))
+    s, t, pairs, texts = check_scores(scores, target, subjects)
+    both = None if pairs is None else (pairs[:, 0], pairs[:, 1])
+    return _from_list(lambda part: s[part], t, s.dtype.type, both, texts)
 
 
 def _listed(probe: Rows, gallery: Rows | None, trials: Any, norm: Any) -> Verification:
@@ -165,10 +169,12 @@ def _listed(probe: Rows, gallery: Rows | None, trials: Any, norm: Any) -> Verifi
         return s if both is None else both.pairs(s, i[part], j[part])
 
     dtype = first.dtype if both is None else np.float64
-    return _from_list(score, target, dtype, (probe.labels[i], other.labels[j]), chunk=1 << 14)
+    return _from_list(score, target, dtype, (probe.labels[i], other.labels[j]), probe.names, chunk=1 << 14)
 
 
-def _from_list(score: Any, target: np.ndarray, dtype: type, pairs: Any, chunk: int = 1 << 18) -> Verification:
+def _from_list(
+    score: Any, target: np.ndarray, dtype: type, pairs: Any, texts: np.ndarray | None, chunk: int = 1 << 18
+) -> Verification:
     subject = None if pairs is None else codes(*pairs)
     listed = Listed(score, target, None if subject is None else (subject[0], subject[1]), chunk)
     genuine = int(np.count_nonzero(target))
@@ -177,5 +183,6 @@ def _from_list(score: Any, target: np.ndarray, dtype: type, pairs: Any, chunk: i
     if pairs is not None and subject is not None:
         people = np.empty(subjects, np.int64)
         people[subject[0]], people[subject[1]] = pairs
+        people = people if texts is None else texts[people]
     found = Scores.of(listed.stream, (genuine, len(target) - genuine), dtype, subjects)
     return Verification(found, "listed", people=people)

@@ -36,7 +36,7 @@ class Verification:
 
     def __repr__(self) -> str:
         return (
-            f"Verification(auc={self.auc:.6g}, genuine={self.genuine}, impostor={self.impostor}, "
+            f"Verification(eer={self.eer:.4g}, auc={self.auc:.6g}, genuine={self.genuine}, impostor={self.impostor}, "
             f"subjects={self.subjects}, trials={self.trials!r})"
         )
 

@@ -1,5 +1,7 @@
 """One loss, one short file; its docstring is the formula."""
 
+from typing import TYPE_CHECKING
+
 from mettle.losses.adacos import AdaCos
 from mettle.losses.arcface import ArcFace
 from mettle.losses.center import Center
@@ -8,6 +10,7 @@ from mettle.losses.cosface import CosFace
 from mettle.losses.infonce import InfoNCE
 from mettle.losses.lifted import LiftedStructure
 from mettle.losses.npair import NPair
+from mettle.losses.peer_names import PEERS, PLANNED
 from mettle.losses.self_triplet import SelfTriplet
 from mettle.losses.similarity_classification import SimilarityClassification
 from mettle.losses.similarity_ranking import SimilarityRanking
@@ -16,6 +19,7 @@ from mettle.losses.softmax import NormFace, Softmax
 from mettle.losses.sphereface import SphereFace
 from mettle.losses.supcon import DASupCon, SupCon
 from mettle.losses.triplet import Triplet
+from mettle.unknown_names import explain_arguments, explain_missing_name
 
 __all__ = [
     "AdaCos",
@@ -37,3 +41,13 @@ __all__ = [
     "SupCon",
     "Triplet",
 ]
+
+for _name in __all__:
+    if isinstance(globals()[_name], type):  # `DASupCon`, a function, is decorated where it is defined
+        explain_arguments(globals()[_name])
+
+
+if not TYPE_CHECKING:  # a checker of types should go on refusing what is not there
+
+    def __getattr__(name: str):
+        raise explain_missing_name(__name__, name, __all__, PEERS, PLANNED)

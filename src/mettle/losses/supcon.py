@@ -11,6 +11,7 @@ from mettle.difficulty import Threshold
 from mettle.difficulty.combine import nested
 from mettle.losses.pairwise import Pairwise, either, filled, log_add, need, softplus
 from mettle.pairs import Acc, Difficulty, Rows, Sweep, Tile, lse, total
+from mettle.unknown_names import explain_arguments
 
 LIKELY = math.log(2 / 3)  # log p from which 1 − p is summed over the others: two negatives cannot both be as likely
 
@@ -155,6 +156,7 @@ class SupCon(Pairwise):
         return (rows["positives"] > 0) | self.mean_all
 
 
+@explain_arguments
 def DASupCon(
     temperature: float = 0.1,
     alpha: float = 1.0,

@@ -13,7 +13,7 @@ from mettle.data.decode import decode
 from mettle.data.images import Rows
 from mettle.data.samples import Samples
 from mettle.durable import write_text
-from mettle.errors import DataError, RunError
+from mettle.errors import DataError, InputError, RunError
 from mettle.evaluate.audit import Audit
 from mettle.evaluate.protocol import Judged
 from mettle.report import audit_tables as tables
@@ -26,33 +26,53 @@ from mettle.report.page import render
 from mettle.report.pairs import thumbnail
 
 SHOWN = 12  # pairs, suspects and classes on the page; the JSON has more
+PAGES = (".html", ".htm")
+FILES = (".json", ".md", ".pdf", ".txt", ".csv", ".npz", ".xml")  # what is no name of a folder
 
 
-def write_audit(found: Audit, folder: Path | str, command: Sequence[str] = ()) -> Path:
-    """Write ``audit.html`` and ``audit.json`` into a folder, which is made if it is not there.
+def write_audit(found: Audit, output: Path | str, command: Sequence[str] = ()) -> Path:
+    """Write a page and its numbers: ``audit.html`` and ``audit.json`` in a folder, or ``x.html`` and ``x.json``.
 
     Args:
         found: the audit.
-        folder: where to.
+        output: a folder, which is made if it is not there, or the page itself where the name ends in ``.html``.
         command: the command line that made it, to be shown on the page.
 
     Raises:
+        InputError: the name is that of another kind of file.
         RunError: the folder cannot be made.
     """
-    folder = Path(folder)
+    page = audit_page_path(output)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        page.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise RunError(f"cannot make the folder {folder}: {problem.strerror}; choose another --output") from None
-    facts = found.summary()
-    page = render("audit.html.j2", **contents(found, facts, command))
-    write_text(folder / "audit.json", json.dumps(facts, indent=1, allow_nan=False, ensure_ascii=False))
-    write_text(folder / "audit.html", page)
-    return folder / "audit.html"
+        raise RunError(f"cannot make the folder {page.parent}: {problem.strerror}; choose another --output") from None
+    facts, numbers = found.summary(), page.with_suffix(".json")
+    text = render("audit.html.j2", **contents(found, facts, command, numbers.name))
+    write_text(numbers, json.dumps(facts, indent=1, allow_nan=False, ensure_ascii=False))
+    write_text(page, text)
+    return page
 
 
-def contents(found: Audit, facts: Mapping[str, Any], command: Sequence[str] = ()) -> dict[str, Any]:
-    """Everything on the page, as text and pictures."""
+def audit_page_path(output: Path | str) -> Path:
+    """Where the page of an audit goes: the output itself where it is named ``.html``, else into that folder."""
+    output = Path(output)
+    if output.is_dir():
+        return output / "audit.html"
+    if output.suffix.lower() in PAGES:
+        return output
+    if output.is_file() or output.suffix.lower() in FILES:
+        raise InputError(
+            f"an audit is written to a folder, or to a page named .html with its numbers in .json beside it: got "
+            f"{output}; name {output.with_suffix('.html')}, say"
+        )
+    return output / "audit.html"
+
+
+def contents(
+    found: Audit, facts: Mapping[str, Any], command: Sequence[str] = (), numbers: str = "audit.json"
+) -> dict[str, Any]:
+    """Everything on the page, as text and pictures; ``numbers`` is the file that has more."""
     metrics = {"scenarios": {k: _complete(way) for k, way in facts["scenarios"].items()}}
     headline = list(found.ways)[-1]
     return {
@@ -84,7 +104,7 @@ def contents(found: Audit, facts: Mapping[str, Any], command: Sequence[str] = ()
             if c["error"] > 0
         ],
         "map": _map(found),
-        "limits": [*facts["limits"], *_memory(found)],
+        "limits": [*facts["limits"], *_memory(found, numbers)],
         "missing": facts["missing"],
         "command": shlex.join(command),
         "version": __version__,
@@ -135,13 +155,16 @@ def _map(found: Audit) -> dict[str, Any] | None:
 
 def _labels(found: Audit, facts: Mapping[str, Any]) -> dict[str, Any]:
     ranked = facts["label_errors"]["ranked"][:SHOWN]
+    estimate = facts["label_errors"]["estimate"]
     return {
         "count": facts["label_errors"]["better_elsewhere"],
+        "said": "" if estimate is None else f"{estimate['said'][0].upper()}{estimate['said'][1:]}",
         "rows": [
             {
                 **_side(found, r["row"]),
                 "suggested": r["suggested"],
                 "suspicion": f"{r['suspicion']:+.3f}",
+                "above_cut": r["above_cut"],
             }
             for r in ranked
         ],
@@ -192,11 +215,11 @@ def _look(table: Any, at: int) -> str | None:
         return None
 
 
-def _memory(found: Audit) -> list[str]:
+def _memory(found: Audit, numbers: str) -> list[str]:
     """What the page itself leaves out."""
     said = [
         f"The map shows at most {POINTS:,} samples, whole identities drawn at random.",
-        f"Lists on this page stop at {SHOWN} entries; audit.json has more.",
+        f"Lists on this page stop at {SHOWN} entries; {numbers} has more.",
         "Scores of at most 256 MiB are kept; more pairs are counted, with EER, TAR and thresholds exact all the same.",
     ]
     v = found.ways["all"].verification

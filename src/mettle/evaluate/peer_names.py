@@ -1,0 +1,61 @@
+"""What other libraries call a metric, and where it is here."""
+
+_RETRIEVAL = "retrieval(embeddings, labels)"
+_VERIFICATION = "verification(embeddings, labels)"
+_CLUSTERING = "clustering(embeddings, labels)"
+_IDENTIFICATION = "identification(gallery, probes)"
+
+PEERS = {
+    "AMI": f"{_CLUSTERING}.ami",
+    "AUC": f"{_VERIFICATION}.auc",
+    "AccuracyCalculator": f"{_RETRIEVAL}.recall[k] and {_CLUSTERING}.nmi",
+    "CMC": f"{_IDENTIFICATION}.cmc",
+    "EER": f"{_VERIFICATION}.eer",
+    "KNeighborsClassifier": "probe(train, test).knn",
+    "KNNClassifier": "probe(train, test).knn",
+    "MAP_at_R": f"{_RETRIEVAL}.map_at_r",
+    "NMI": f"{_CLUSTERING}.nmi",
+    "accuracy": "probe(train, test).linear.accuracy",
+    "accuracy_at_k": f"{_RETRIEVAL}.recall[k]",
+    "adjusted_mutual_info_score": f"{_CLUSTERING}.ami",
+    "bootstrap": f"{_VERIFICATION}.interval('eer')",
+    "cmc_curve": f"{_IDENTIFICATION}.cmc",
+    "confusion_matrix": "confusion",
+    "det_curve": f"{_VERIFICATION}.det",
+    "detection_cost": f"{_VERIFICATION}.detection_cost()",
+    "equal_error_rate": f"{_VERIFICATION}.eer",
+    "find_label_issues": "label_errors",
+    "get_label_quality_scores": "label_errors",
+    "knn_accuracy": "probe(train, test).knn.accuracy",
+    "label_issues": "label_errors",
+    "linear_probe": "probe(train, test).linear",
+    "mean_average_precision_at_r": f"{_RETRIEVAL}.map_at_r",
+    "min_dcf": f"{_VERIFICATION}.min_dcf",
+    "normalized_mutual_info_score": f"{_CLUSTERING}.nmi",
+    "open_set_identification": "identification",
+    "pairwise_f1": f"{_CLUSTERING}.f1",
+    "precision_at_1": f"{_RETRIEVAL}.precision_at_1",
+    "r_precision": f"{_RETRIEVAL}.r_precision",
+    "rank_1": f"{_IDENTIFICATION}.rank_1",
+    "rank_k": f"{_IDENTIFICATION}.rank(k)",
+    "recall_at_k": f"{_RETRIEVAL}.recall[k]",
+    "roc": f"{_VERIFICATION}.roc",
+    "roc_auc": f"{_VERIFICATION}.auc",
+    "roc_auc_score": f"{_VERIFICATION}.auc",
+    "roc_curve": f"{_VERIFICATION}.roc",
+    "tar_at_far": f"{_VERIFICATION}.tar(far=...)",
+    "top_k_accuracy": f"{_IDENTIFICATION}.rank(k)",
+    "tpir_at_fpir": f"{_IDENTIFICATION}.tpir(fpir=...)",
+    "tpr_at_fpr": f"{_VERIFICATION}.tar(far=...)",
+}
+PLANNED = (
+    "MAP",
+    "cluster_purity",
+    "map_at_k",
+    "mean_average_precision",
+    "mean_reciprocal_rank",
+    "mrr",
+    "ndcg",
+    "precision_at_k",
+    "silhouette_score",
+)
