@@ -116,9 +116,7 @@ def crops_of(samples: Samples, augment: Augment, workers: int = 0) -> torch.Tens
 
 def test_random_crops_are_of_the_whole_picture_and_keep_its_proportions(photographs):
     held = Samples.of(hold(photographs.inputs), photographs.label)
-    found = crops_of(
-        held, Augment(crop=(1.0, 1.0 - 1e-9))
-    )
+    found = crops_of(held, Augment(crop=(1.0, 1.0 - 1e-9)))
     for one in found.permute(0, 2, 3, 1).numpy():
         high, wide = extent((255 * one).astype(np.uint8), 128)
         assert abs(high - wide) <= 1  # round, wherever the window lies
