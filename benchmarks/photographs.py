@@ -59,7 +59,7 @@ def thin(source: Path, label: str, size: tuple[int, int], target: Path) -> None:
         grey = Image.open(io.BytesIO(encoded[0])).mode == "L"
         opened = (Image.open(io.BytesIO(one)).convert("L" if grey else "RGB") for one in encoded)
         images = np.stack([np.asarray(one.resize(size[::-1], Image.Resampling.BILINEAR)) for one in opened])
-    np.savez(target, images=images, label=labels[chosen], split=split[chosen])
+    np.savez_compressed(target, images=images, label=labels[chosen], split=split[chosen])
 
 
 def eer(model, samples) -> float:
@@ -68,9 +68,9 @@ def eer(model, samples) -> float:
     return 100 * verification(embed(model, test), test.labels).eer
 
 
-def measure(source: Path, recipe_name: str, steps: int, seed: int, folder: Path) -> tuple[float, float | None, str]:
+def measure(source: Path, recipe_name: str, overrides: list[str], folder: Path) -> tuple[float, float | None, str]:
     """EER before, EER after (None where the run was stopped), and why it was."""
-    recipe = load(recipe_name, [f"train.steps={steps}", f"seed={seed}"], data={"source": str(source)})
+    recipe = load(recipe_name, overrides, data={"source": str(source)})
     samples = prepare(recipe)
     recipe, _ = fill_settings(recipe, samples)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -104,8 +104,10 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", default=list(SETS), choices=list(SETS))
     parser.add_argument("--recipes", nargs="*", default=list(RECIPES))
     parser.add_argument("--thinned", type=Path, help="folder to keep the thinned sets in, and to find them again")
+    parser.add_argument("--set", action="append", default=[], help="override a recipe key: table.key=value")
     parser.add_argument("--keep", action="store_true", help="write the table into RESULTS.md")
     given = parser.parse_args()
+    steps = [f"train.steps={given.steps}"]
     lines = [f"| EER %, before → after {given.steps} steps | {' | '.join(given.recipes)} |"]
     lines.append("|---" * (1 + len(given.recipes)) + "|")
     with tempfile.TemporaryDirectory() as scratch:
@@ -121,8 +123,8 @@ def main() -> None:
                 found = []
                 for seed in range(given.seeds):
                     folder = Path(scratch) / f"{name}-{recipe}-{seed}"
-                    before, after, why = measure(small, recipe, given.steps, seed, folder)
-                    print(f"{name} {recipe} seed {seed}: {before:.1f} -> {after or why}", flush=True)
+                    before, after, why = measure(small, recipe, [*steps, f"seed={seed}", *given.set], folder)
+                    print(f"{name} {recipe} seed {seed}: {before:.1f} -> {why or f'{after:.1f}'}", flush=True)
                     found.append((before, after))
                 ends = [after for _, after in found if after is not None]
                 after = f"{np.mean(ends):.1f}" if len(ends) == len(found) else "stopped"
@@ -134,7 +136,8 @@ def main() -> None:
     print(text)
     if given.keep:
         threads = "one GPU" if torch.cuda.is_available() else f"{torch.get_num_threads()} threads"
-        keep("Photographs", f"photographs.py DATA --seeds {given.seeds} --keep", text, threads=threads)
+        options = " ".join(f"--set {one} " for one in given.set)
+        keep("Photographs", f"photographs.py DATA --seeds {given.seeds} {options}--keep", text, threads=threads)
 
 
 if __name__ == "__main__":

@@ -222,9 +222,10 @@ def similarity_gap(z: Tensor, batch: Batch, *, by_id: bool = False) -> float | N
     have a target above the mean. None where a batch lacks one kind or is not finite.
     """
     unit = _directions(z)
-    found = _class_distances(unit, batch.ids if by_id else batch.labels) if batch.weight is None else None
-    if batch.weight is not None:
-        found = _tuple_distances(unit.split(len(batch.weight)), batch.target)
+    if batch.weight is None:
+        found = _class_distances(unit, (batch.ids if by_id else batch.labels).cpu())
+    else:
+        found = _tuple_distances(unit.split(len(batch.weight)), None if batch.target is None else batch.target.cpu())
     if found is None or not all(math.isfinite(x) for x in found):
         return None
     positive, negative = found
