@@ -29,7 +29,11 @@ def test_pages_hold_something_to_run():
     assert kinds.count("python") >= 3 and kinds.count("bash") >= 3
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+IN_ORDER = REPOSITORY / "docs" / "getting-started.md"  # its commands use what its Python blocks make
+APART = [page for page in PAGES if page != IN_ORDER]
+
+
+@pytest.mark.parametrize("page", APART, ids=[str(page.relative_to(REPOSITORY)) for page in APART])
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     """Blocks of one page run in order and share their names, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
@@ -39,18 +43,34 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
             exec(compile(code, str(page), "exec"), space)
 
 
+@pytest.mark.timeout(1800)
+def test_the_first_hour_runs_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    space: dict = {"__name__": "__main__"}
+    for block in blocks(IN_ORDER):
+        if block[0] == "python":
+            exec(compile(block[2], str(IN_ORDER), "exec"), space)
+        run_mettle_lines([block], tmp_path)
+    assert (tmp_path / "runs" / "first" / "report.html").is_file()
+    assert (tmp_path / "audit.html").is_file()
+
+
 @pytest.mark.timeout(1800)  # some pages start dozens of processes, one after the other
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@pytest.mark.parametrize("page", APART, ids=[str(page.relative_to(REPOSITORY)) for page in APART])
 def test_mettle_lines_run(page, tmp_path):
     """`mettle` lines run in order in one folder; a page keeps them quick by itself, with --set train.steps=..."""
+    run_mettle_lines(blocks(page), tmp_path)
+
+
+def run_mettle_lines(found: list[tuple[str, str, str]], folder: Path) -> None:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    for kind, flags, code in blocks(page):
+    for kind, flags, code in found:
         if kind != "bash" or "norun" in flags:
             continue
         for line in code.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words and words[0] == "mettle":
-                done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment)
+                done = subprocess.run(words, cwd=folder, capture_output=True, text=True, env=environment)
                 assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
 

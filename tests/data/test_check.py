@@ -266,13 +266,15 @@ def test_d6_case_collisions_and_repeated_paths(tmp_path):
     assert "'a/x.png' is listed twice, under the labels 'a' and 'b'" in check(torn).errors[0].text
 
 
-def test_pictures_of_several_sizes_are_warned_about(tmp_path):
+def test_pictures_of_several_sizes_are_told(tmp_path):
     files = [
         ("a/1.png", corpus.encoded(corpus.BASE, "PNG")),
         ("a/2.png", corpus.encoded(pictures(1)[0], "PNG")),
     ]
-    assert kinds(check(on_disk(tmp_path, files))) == ["sizes"]
-    assert kinds(check(on_disk(tmp_path, files, size=(9, 9)))) == []
+    found = check(on_disk(tmp_path, files))
+    assert kinds(found) == []
+    assert ["come in 2 sizes" in note and "data.size" in note for note in found.notes] == [True]
+    assert check(on_disk(tmp_path, files, size=(9, 9))).notes == ()
 
 
 def test_rows_are_searched_for_odd_numbers_and_constant_columns():

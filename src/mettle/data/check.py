@@ -10,7 +10,8 @@
 | the same content, or one path, twice under one label | warning |
 | a label with one sample, or none | warning |
 | fewer than four labels (unless train has all labels of test), domains that each occur under one label only | warning |
-| paths or labels that differ only in case, pictures of several sizes, constant columns | warning |
+| paths or labels that differ only in case, constant columns | warning |
+| pictures of several sizes | note |
 
 Equal rows of a table are never more than a warning: two people may well share all their attributes.
 
@@ -37,12 +38,12 @@ from mettle.data.problems import (
     classes,
     constant_columns,
     copies,
+    describe_sizes,
     layout,
     near_copies,
     overlap,
     problem,
     shortened,
-    sizes,
 )
 from mettle.data.samples import NO_SPLIT, SPLITS, Inputs, Samples
 from mettle.errors import DataError, InputError
@@ -85,7 +86,7 @@ def check(
     shared, protocol = overlap(samples)
     severity: Severity = "warning" if policy == "skip" else "error"
     problems = [problem(samples, severity, "unreadable", text, i) for i, text in bad.items()]
-    spans, notes = across_splits(samples, protocol), samples.notes
+    spans, notes = across_splits(samples, protocol), samples.notes + describe_sizes(seen)
     if disjoint and shared:
         problems.append(Problem("error", "overlap", spans))
     elif spans and protocol == "closed-set":  # classes are tested by known ones on purpose: a fact, no fault
@@ -93,7 +94,7 @@ def check(
     elif spans:
         problems.append(Problem("warning", "overlap", spans))
     problems += [*copies(samples, seen), *near_copies(samples, seen, near), *classes(samples), *cases(samples)]
-    problems += [*layout(samples), *sizes(seen), *constant_columns(samples)]
+    problems += [*layout(samples), *constant_columns(samples)]
     domains = {} if samples.domain is None else Counter(samples.domain.values().tolist())
     return Findings(
         samples=len(samples),

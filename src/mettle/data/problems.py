@@ -172,13 +172,14 @@ def cases(samples: Samples) -> Iterator[Problem]:
             yield Problem("warning", "case", text, file=group[0] if what == "paths" else None)
 
 
-def sizes(seen: list[Seen]) -> Iterator[Problem]:
-    """Pictures of several sizes."""
+def describe_sizes(seen: list[Seen]) -> tuple[str, ...]:
+    """A note where pictures come in several sizes: no fault, but something is chosen or cut off."""
     known = Counter(one.shape[:2] for one in seen if one.shape)
     if len(known) > 1:
         (h, w), most = known.most_common(1)[0]
-        text = f"pictures come in {len(known)} sizes ({most} are {h} x {w}): give one size (data.size in a recipe)"
-        yield Problem("warning", "sizes", text)
+        common = f"{len(known)} sizes ({most} {'is' if most == 1 else 'are'} {h} x {w})"
+        return (f"pictures come in {common}: training chooses one size and crops (data.size, data.resize in a recipe)",)
+    return ()
 
 
 def constant_columns(samples: Samples) -> Iterator[Problem]:
