@@ -127,3 +127,21 @@ def test_whole_pictures_are_at_hand_for_random_crops(mixed):
     canvas, aspect = samples.read_whole(np.arange(3))
     assert canvas.shape == (3, 96, 96, 3)
     assert aspect.tolist() == pytest.approx([1.5, 0.64, 1.0])
+
+
+def test_files_that_cannot_be_read_are_told_when_training_begins(tmp_path):
+    folder = write_pictures(tmp_path / "many", [(32, 32)], classes=6, each=20)
+    (folder / "class0" / "torn.png").write_bytes(b"not a picture")
+    told: list[str] = []
+    recipe = load("supcon", [*QUICK, "data.policy=skip"], data={"source": str(folder)})
+    train(recipe, tmp_path / "run", tensorboard=False, say=told.append)
+    assert [note for note in told if "left out" in note] == [
+        note for note in told if note.startswith("1 file that cannot be read was left out, first: cannot decode")
+    ]
+    assert sum("left out" in note for note in told) == 1
+
+
+def test_where_class_vectors_start_says_nothing_to_other_losses():
+    with pytest.raises(RecipeError, match="train.class_vectors changes nothing here: SupCon has no class vectors"):
+        load("supcon", ["train.class_vectors=random"])
+    assert load("arcface", ["train.class_vectors=random"]).train.class_vectors == "random"

@@ -40,7 +40,7 @@ def test_the_difficulty_can_be_changed_too():
     recipe, notes = loaded("da-supcon", "loss.difficulty.kind=Importance")
     assert recipe.loss["difficulty"] == {"kind": "Importance", "beta": 10.0}
     assert [note.partition(" ")[0] for note in notes] == [
-        f"loss.difficulty.{k}" for k in ("alpha", "positive", "negative")
+        f"loss.difficulty.{k}" for k in ("alpha", "momentum", "quantile")
     ]
 
 

@@ -89,6 +89,10 @@ def finite(content: Any, key: str = "") -> None:
 def heard(recipe: "Recipe", keys: Iterable[str]) -> None:
     """An override that decides nothing is a mistake; in a file the same keys are how a run folder writes defaults."""
     for key in keys:
+        if key == "train.class_vectors" and not hasattr(recipe.criterion(), "num_classes"):
+            raise RecipeError(
+                f"{key} changes nothing here: {recipe.loss.get('kind')} has no class vectors. Leave it out"
+            )
         by_size = recipe.train.method in BY_SAMPLE and recipe.batch.size is not None
         if key in ("batch.classes", "batch.samples") and by_size:
             raise RecipeError(

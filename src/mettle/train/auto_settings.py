@@ -26,7 +26,6 @@ AUTO_KEYS = (
     "data.size",
     "data.resize",
     "batch.classes",
-    "batch.samples",
     "batch.size",
     "batch.augment",
     "model.backbone",

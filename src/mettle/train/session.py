@@ -98,6 +98,15 @@ def fill_settings(recipe: Recipe, samples: Samples) -> tuple[Recipe, tuple[str, 
     return recipe.with_values(values), tuple(map(str, chosen))
 
 
+def describe_skipped(samples: Samples) -> tuple[str, ...]:
+    """A note about files that were left out because they cannot be read."""
+    if not samples.skipped:
+        return ()
+    files = "1 file that cannot be read was" if len(samples.skipped) == 1 else f"{len(samples.skipped)} files were"
+    why = "" if len(samples.skipped) == 1 else " because they cannot be read"
+    return (f"{files} left out{why}, first: {samples.skipped[0]}",)
+
+
 def take_over_settings(recipe: Recipe, old: Recipe) -> Recipe:
     """The recipe with what it leaves open as it was chosen when the run that is there began."""
     unsaid = [key for key in ("data.size", "data.resize") if recipe.value(key) is None]
@@ -189,7 +198,7 @@ def train(
     begun = bool(checkpoint.stored(folder / "checkpoints"))
     method, loader = assemble(recipe, samples, table, fetch=not begun)
     copied, notes = copies(samples), ()
-    told = (*samples.notes, *settings, *left_out, *([str(copied)] if copied.count else ()))
+    told = (*samples.notes, *describe_skipped(samples), *settings, *left_out, *([str(copied)] if copied.count else ()))
     for note in told:
         say(note)
     run = old or create(folder, recipe, facts)
