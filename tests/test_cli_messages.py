@@ -27,7 +27,8 @@ def place(tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train", "--stesp", "3"], "No such option: --stesp"),
+        (["train", "--stesp", "3"], "no option --stesp; known are --data,"),
+        (["train", "--steps", "3"], "no option --steps: it is a recipe key, write --set train.steps=..."),
         (["trian"], "No such command 'trian'."),
         (["embed"], "Missing argument"),
         (["recipes", "more"], "unexpected extra argument"),

@@ -15,7 +15,7 @@ import typer
 from mettle import __version__
 from mettle.cli import runs, files, galleries, upkeep, serving, doctor, ranks, reproduce
 from mettle.cli.shell import app
-from mettle.errors import MettleError
+from mettle.errors import MettleError, nearest
 
 UsageError: Any = typer.BadParameter.__base__  # of the click inside typer, or of click itself: versions differ
 # Each module registers its commands.
@@ -72,8 +72,24 @@ def _explain_usage(error: Any) -> int:
         error.show()
     else:
         more = "" if error.ctx is None else f" (see {error.ctx.command_path} --help)"
-        _print_line(f"{error.format_message()}{more}")
+        text = error.format_message()
+        if getattr(error, "option_name", None) and getattr(error, "possibilities", None) is not None:
+            text = f"no option {error.option_name}{_suggest_option(error)}"
+        _print_line(f"{text}{more}")
     return error.exit_code
+
+
+def _suggest_option(error: Any) -> str:
+    """What to write instead of an option that there is not: a recipe key of that name, or the nearest option."""
+    from mettle.train.tables import Batches, Data, Optimise
+
+    known = [name for one in error.ctx.command.params for name in one.opts if name.startswith("-")]
+    key = error.option_name.lstrip("-").replace("-", "_")
+    tables = {"train": Optimise, "batch": Batches, "data": Data}
+    found = [name for name, table in tables.items() if key in table.model_fields]
+    if "--set" in known and found:
+        return f": it is a recipe key, write --set {found[0]}.{key}=..."
+    return nearest(error.option_name, known)
 
 
 def _print_line(problem: object) -> None:
