@@ -83,7 +83,7 @@ def test_make_targets_and_extras_that_are_named_exist(page):
             continue
         for target in re.findall(r"^make ([\w-]+)", code, re.MULTILINE):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"no make target {target}"
-        for names in re.findall(r"mettle-ml\[([\w,]+)\]", code):
+        for names in re.findall(r"pip install \"\.\[([\w,]+)\]", code):
             for name in names.split(","):
                 assert re.search(rf"^{name}\s*=", extras, re.MULTILINE), f"no extra {name}"
 

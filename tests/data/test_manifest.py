@@ -221,7 +221,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "m.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(MissingExtra, match=r"mettle-ml\[parquet\]"):
+    with pytest.raises(MissingExtra, match=r"pip install pyarrow"):
         read_manifest(tmp_path / "m.parquet")
 
 

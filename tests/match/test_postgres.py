@@ -129,7 +129,7 @@ def test_a_missing_driver_is_named():
         "import sys\nsys.modules['psycopg'] = None\nfrom mettle.errors import MissingExtra\n"
         "from mettle.match.postgres import PostgresRecord\n"
         "try:\n    PostgresRecord.open('postgresql://u:hush@h/x')\n"
-        "except MissingExtra as error:\n    assert 'mettle-ml[postgres]' in str(error)\nelse:\n    sys.exit(1)\n"
+        "except MissingExtra as error:\n    assert 'psycopg[binary]' in str(error)\nelse:\n    sys.exit(1)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
 

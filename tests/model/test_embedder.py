@@ -92,7 +92,7 @@ def test_any_timm_name_is_a_backbone(name):
 
 def test_a_missing_extra_names_the_remedy(monkeypatch):
     monkeypatch.setattr(vision.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r"mettle-ml\[vision\]"):
+    with pytest.raises(MissingExtra, match=r"pip install torchvision"):
         vision.torchvision()
 
 

@@ -147,5 +147,5 @@ def test_another_ending_is_refused_before_the_work(model, tmp_path, name):
 
 def test_parquet_without_pyarrow_is_one_line(model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'mettle-ml\[parquet\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install pyarrow"):
         write_embeddings(model, Samples.of(Unread(), [0, 1]), tmp_path / "z.parquet")

@@ -17,11 +17,12 @@ class Part:
     module: str
     enables: str
     extra: str = ""  # none: mettle needs it
+    requirement: str = ""  # what pip is asked for, where that is more than the name
 
     @property
     def remedy(self) -> str:
         """What to type to get it."""
-        return f'pip install "mettle-ml[{self.extra}]"' if self.extra else "pip install mettle-ml"
+        return f"pip install {self.requirement or self.name}"
 
 
 PARTS = (
@@ -51,7 +52,7 @@ PARTS = (
     Part("starlette", "starlette", "mettle serve", "app"),
     Part("uvicorn", "uvicorn", "mettle serve", "app"),
     Part("python-multipart", "python_multipart", "mettle serve, uploads", "app"),
-    Part("psycopg", "psycopg", "galleries on PostgreSQL", "postgres"),
+    Part("psycopg", "psycopg", "galleries on PostgreSQL", "postgres", "'psycopg[binary]'"),
 )
 
 

@@ -62,7 +62,7 @@ _PLUGINS = {
     "TIFF": TiffImageFile,
 }
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-HEIC_REMEDY = "install pillow-heif to read it (pip install 'mettle-ml[heic]')"
+HEIC_REMEDY = "install pillow-heif to read it (pip install pillow-heif)"
 _STARTS = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "GIF": b"GIF8", "BMP": b"BM"}
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,

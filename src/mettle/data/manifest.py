@@ -71,7 +71,7 @@ def read_manifest(
     """Read a manifest.
 
     Args:
-        path: ``.csv``, ``.tsv``, either with ``.gz``, or ``.parquet`` (which needs ``mettle-ml[parquet]``).
+        path: ``.csv``, ``.tsv``, either with ``.gz``, or ``.parquet`` (which needs pyarrow).
         label: The column that holds the label; by default ``label``, ``labels``, ``y`` or ``identity``.
         domain: The column that holds the domain; by default ``domain``, ``camera``, ``device`` or ``session``
             when there is one; ``""`` for none.

@@ -169,7 +169,7 @@ def _by_pyarrow(path: Path, read: Callable[[Any], Any]) -> Any:
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
-        raise MissingExtra("Parquet needs pyarrow: pip install 'mettle-ml[parquet]'") from None
+        raise MissingExtra("Parquet needs pyarrow: pip install pyarrow") from None
     try:
         return read(parquet)
     except Exception as problem:  # its errors have several unrelated bases

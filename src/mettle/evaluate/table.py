@@ -119,7 +119,7 @@ def read_embeddings(
     """Read embeddings from a file.
 
     Args:
-        path: ``.npz``, ``.parquet`` (needs ``mettle-ml[parquet]``), ``.csv``, ``.csv.gz`` or ``.npy``.
+        path: ``.npz``, ``.parquet`` (needs pyarrow), ``.csv``, ``.csv.gz`` or ``.npy``.
         labels: with ``.npy``: the file of the labels, by default ``labels.npy`` or the like beside it.
         embeddings: the array, column, or prefix of numbered columns that holds the vectors.
         label: the column of labels; by default ``label``, ``labels``, ``y`` or ``identity``.

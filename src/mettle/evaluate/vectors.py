@@ -119,7 +119,7 @@ def _parquet(path: Path, wanted: str | None) -> Read:
         arrow: Any = importlib.import_module("pyarrow")
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
-        raise MissingExtra("Parquet needs pyarrow: pip install 'mettle-ml[parquet]'") from None
+        raise MissingExtra("Parquet needs pyarrow: pip install pyarrow") from None
     try:
         table = parquet.read_table(path)
     except Exception as problem:  # its errors have several unrelated bases

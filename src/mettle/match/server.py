@@ -43,7 +43,7 @@ def driver() -> Any:
     try:
         import psycopg
     except ImportError:
-        raise MissingExtra("a gallery on PostgreSQL needs psycopg: pip install 'mettle-ml[postgres]'") from None
+        raise MissingExtra("a gallery on PostgreSQL needs psycopg: pip install 'psycopg[binary]'") from None
     return psycopg
 
 

@@ -32,7 +32,7 @@ def export_onnx(model: Embedder, path: Path) -> float:
         import onnxscript  # noqa: F401 - the exporter needs it and says so less clearly
     except ImportError:
         raise MissingExtra(
-            "export to ONNX needs onnx, onnxruntime and onnxscript: pip install 'mettle-ml[onnx]'"
+            "export to ONNX needs onnx, onnxruntime and onnxscript: pip install onnx onnxruntime onnxscript"
         ) from None
     model = model.cpu().eval()
     generator = torch.Generator().manual_seed(0)

@@ -77,7 +77,7 @@ def encoder(path: Path) -> Callable[[Mapping[str, np.ndarray]], bytes]:
         try:
             arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
         except ImportError:
-            raise MissingExtra("Parquet needs pyarrow: pip install 'mettle-ml[parquet]', or write .npz") from None
+            raise MissingExtra("Parquet needs pyarrow: pip install pyarrow, or write .npz") from None
         return lambda arrays: _encode_parquet(arrays, arrow, parquet)
     if kind not in ENCODERS:
         raise InputError(

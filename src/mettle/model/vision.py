@@ -18,7 +18,7 @@ def torchvision() -> ModuleType:
     then fails over two operators that only detection models use; declaring them is enough for everything else.
     """
     if importlib.util.find_spec("torchvision") is None:
-        raise MissingExtra("this backbone needs torchvision: pip install 'mettle-ml[vision]'")
+        raise MissingExtra("this backbone needs torchvision: pip install torchvision")
     try:
         import torchvision
     except RuntimeError as error:
@@ -40,5 +40,5 @@ def timm() -> ModuleType:
     try:
         import timm
     except ImportError:
-        raise MissingExtra("this backbone needs timm: pip install 'mettle-ml[vision]'") from None
+        raise MissingExtra("this backbone needs timm: pip install timm") from None
     return timm

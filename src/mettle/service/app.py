@@ -54,7 +54,7 @@ def create_app(
         from fastapi import FastAPI
         from python_multipart import MultipartParser  # noqa: F401  (pictures come as multipart)
     except ImportError:
-        raise MissingExtra('the service needs FastAPI: pip install "mettle-ml[app]"') from None
+        raise MissingExtra("the service needs FastAPI: pip install fastapi uvicorn python-multipart") from None
     from mettle.service import api, shell
     from mettle.service.door import Door
     from mettle.service.origin import host_name
