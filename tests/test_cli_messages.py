@@ -116,9 +116,14 @@ def side(name: str, hard: float, kept: float, weight: float) -> dict[str, float]
         (
             (0.03, 1.0, 1.021),
             (0.52, 1.0, 4.1),
-            "hard positives 3 % (mean weight 1.02), hard negatives 52 % (mean weight 4.10)",
+            "hard positives 3 % (mean weight of all positives 1.02), "
+            "hard negatives 52 % (mean weight of all negatives 4.10)",
         ),
-        ((0.0, 1.0, 1.0), (0.001, 1.0, 1.004), "no hard positives, hard negatives <1 % (mean weight 1.00)"),
+        (
+            (0.0, 1.0, 1.0),
+            (0.001, 1.0, 1.004),
+            "no hard positives, hard negatives <1 % (mean weight of all negatives 1.00)",
+        ),
         ((0.0, 1.0, 1.0), (0.0, 0.07, 0.07), "no hard positives, negatives kept 7 %"),
         ((0.0, 1.0, 1.0), (0.0, 1.0, 0.278), "no hard positives, negatives weighted down (mean weight 0.28)"),
     ],

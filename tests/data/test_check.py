@@ -77,10 +77,11 @@ def test_d1_skip_is_offered_only_where_it_will_do(tmp_path):
     with pytest.raises(DataError, match=r"repair or remove it, or leave it out: data\.policy='skip' .*policy=skip"):
         screen(samples)
     assert len(screen(samples, "skip")) == 99
-    (tmp_path / "b/5.png").write_bytes(b"")
-    with pytest.raises(DataError, match=r"repair or remove them \(data\.policy='skip' will not do: .* 1% at most"):
+    for i in range(1, 20, 2):
+        (tmp_path / f"b/{i}.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"repair or remove them \(data\.policy='skip' will not do: .* 10% at most"):
         screen(samples)
-    with pytest.raises(DataError, match=r"over the 1% limit"):
+    with pytest.raises(DataError, match=r"over the 10% limit"):
         screen(samples, "skip")
 
 
@@ -108,14 +109,14 @@ def test_screen_of_a_part_looks_at_that_part_only(tmp_path):
     assert np.array_equal(kept.read(np.array([0])), pictures(8)[3:4])
 
 
-@pytest.mark.parametrize(("bad", "stops"), [(1, False), (2, True)])
-def test_d2_more_than_one_percent_stops_with_the_list(bad, stops, tmp_path):
+@pytest.mark.parametrize(("bad", "stops"), [(10, False), (11, True)])
+def test_d2_more_than_a_tenth_stops_with_the_list(bad, stops, tmp_path):
     data = corpus.encoded(corpus.BASE, "PNG")
     files = [(f"a/{i}.png", b"" if i < bad else data) for i in range(100)]
     samples = on_disk(tmp_path, files)
     for action in (lambda: screen(samples, "skip"), lambda: check(samples, policy="skip")):
         if stops:
-            with pytest.raises(DataError, match=r"2 of 100 .*over the 1% limit: .*a/0\.png.*a/1\.png"):
+            with pytest.raises(DataError, match=r"11 of 100 .*over the 10% limit: .*a/0\.png.*a/1\.png"):
                 action()
         else:
             action()

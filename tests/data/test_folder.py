@@ -156,8 +156,8 @@ def test_d1_skip_leaves_bad_files_out_and_says_so(tmp_path):
 
 def test_d2_too_many_bad_files_stop_even_skip(tmp_path):
     tree(tmp_path, *(f"a/{i:03}.png" for i in range(100)))
-    tree(tmp_path, "a/020.png", "a/030.png", data=b"")
-    with pytest.raises(DataError, match=r"2 of 100 .*over the 1% limit.*a/020\.png.*a/030\.png"):
+    tree(tmp_path, *(f"a/0{i}.png" for i in range(20, 31)), data=b"")
+    with pytest.raises(DataError, match=r"11 of 100 .*over the 10% limit.*a/020\.png.*a/030\.png"):
         read_folder(tmp_path, policy="skip")
 
 

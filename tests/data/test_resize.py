@@ -9,7 +9,7 @@ from PIL import Image
 
 from mettle.data.augment import Augment
 from mettle.data.batches import SampleBatches
-from mettle.data.decode import decode, decode_targets, read_size
+from mettle.data.decode import decode, decode_targets, read_header
 from mettle.data.folder import read_folder
 from mettle.data.images import ImageArray, ImageFiles, hold
 from mettle.data.loader import Loader
@@ -72,7 +72,7 @@ def test_a_turned_photograph_is_cropped_as_it_is_looked_at(turn):
         found = decode(encode(stored, "JPEG", quality=98, exif=exif), size=(24, 30), resize=resize)
         wanted = decode(encode(upright, "JPEG", quality=98), size=(24, 30), resize=resize)
         assert np.abs(found.astype(int) - wanted).mean() < 3
-    assert read_size(encode(stored, "JPEG", exif=exif)) == (120, 240)
+    assert read_header(encode(stored, "JPEG", exif=exif)).size == (120, 240)
 
 
 def test_several_sizes_come_from_one_decoding():
@@ -180,7 +180,7 @@ def test_heic_is_read_where_pillow_heif_is_installed(tmp_path, monkeypatch):
     assert len(samples) == 1
     high, wide = extent(samples.read(np.array([0]))[0])
     assert abs(high - wide) <= 1 and high > 15
-    assert read_size(tmp_path / "a" / "1.heic") == (64, 96)
+    assert read_header(tmp_path / "a" / "1.heic") == ((64, 96), False)
 
     (tmp_path / "a" / "2.png").write_bytes(encode(disc(20, 20, 5)))
     monkeypatch.setattr("mettle.data.decode.can_read_heic", lambda: False)

@@ -3,7 +3,7 @@
 import pytest
 
 from mettle.errors import InputError
-from mettle.match.operating import as_thresholds, most, operating
+from mettle.match.operating import TOO_FEW_MEASURED, Operating, as_thresholds, most, operating
 
 TABLE = {
     "0.01": {"threshold": 0.4, "measured_on": "validation identities"},
@@ -80,5 +80,9 @@ def test_a_threshold_that_rests_on_little_says_so():
         "impostors": 6000,
         "status": "refused as headline",
     }
-    assert operating({"0.001": entry}).basis.startswith("validation identities; uncertain: it rests on only 6 false")
+    assert operating({"0.001": entry}) == Operating(None, None, TOO_FEW_MEASURED)
+    asked = operating({"0.001": entry}, far=0.001)
+    assert asked.threshold == 0.9
+    assert asked.basis.startswith("validation identities; uncertain: it rests on only 6 false")
+    assert operating({"0.1": entry | {"status": "ok"}}) == Operating(None, None, TOO_FEW_MEASURED)  # one in ten
     assert operating({"0.001": entry | {"status": "ok"}}).basis == "validation identities"

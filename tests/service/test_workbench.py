@@ -56,7 +56,9 @@ def gallery(folder, source, run):
     with np.load(source) as file:
         test = file["split"] == 2
         images, label = file["images"][test, :, :, 0], file["label"][test]
-    with Gallery.open(folder / "people.mettle", model=run) as opened:
+    measured = run.contract()["thresholds"]
+    by_hand = {rate: entry["threshold"] for rate, entry in measured.items() if entry["threshold"] is not None}
+    with Gallery.open(folder / "people.mettle", model=run, thresholds=by_hand) as opened:
         for name in np.unique(label):
             if name != HOSTILE:
                 opened.enrol(str(name), list(images[label == name][::2]))

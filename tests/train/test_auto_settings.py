@@ -8,7 +8,7 @@ from mettle.data.images import ImageArray
 from mettle.data.samples import Samples
 from mettle.errors import DataError, RecipeError
 from mettle.train import load, open_run, train
-from mettle.train.auto_settings import AUTO_KEYS, choose_size, measure_sizes
+from mettle.train.auto_settings import AUTO_KEYS, choose_pictures, measure_pictures
 from mettle.train.session import fill_settings, prepare
 
 QUICK = ["train.steps=2", "train.log_every=1", "evaluate.baselines=false"]
@@ -76,27 +76,55 @@ def test_two_views_take_no_more_samples_than_there_are(mixed, tmp_path):
     assert train(recipe, tmp_path / "run", tensorboard=False).run.recipe.batch.size == 12
 
 
-def test_a_file_of_ones_own_leaves_nothing_open_but_a_size_that_there_is_not(mixed, tmp_path):
+def test_a_file_of_ones_own_keeps_every_key_that_it_has(mixed, tmp_path):
     own = tmp_path / "own.toml"
-    own.write_text('[batch]\nclasses = 3\nsamples = 2\n[loss]\nkind = "SupCon"\n[train]\nsteps = 1\n')
+    own.write_text('[batch]\naugment = "mild"\n[loss]\nkind = "SupCon"\n[train]\nsteps = 1\n')
     recipe = load(own, data={"source": str(mixed)})
-    assert recipe.auto == []
+    assert recipe.auto == [key for key in AUTO_KEYS if key != "batch.augment"]
+    kept = train(recipe, tmp_path / "run", tensorboard=False).run.recipe
+    assert (kept.batch.augment, kept.data.size, kept.batch.classes) == ("mild", 64, 3)
+
+
+def test_grey_files_are_read_in_grey_and_small_ones_are_not_mirrored(tmp_path):
+    rng = np.random.default_rng(0)
+    for label in range(6):
+        (tmp_path / "chars" / f"c{label}").mkdir(parents=True)
+        for number in range(4):
+            pixels = rng.integers(0, 256, (28, 28), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "chars" / f"c{label}" / f"{number}.png")
+    recipe = load("supcon", QUICK, data={"source": str(tmp_path / "chars")})
+    outcome = train(recipe, tmp_path / "run", tensorboard=False)
+    kept = outcome.run.recipe
+    assert (kept.data.channels, kept.batch.augment, kept.model["pool"]) == (1, "mild", "flatten")
+    assert outcome.model.shape == (1, 28, 28)
+    assert outcome.run.made_of(prepare(outcome.run.located()).fingerprint())
+
+
+@pytest.mark.parametrize("name", ["similarity-ranking", "similarity-regression"])
+def test_batches_of_pairs_and_triplets_follow_the_data_too(mixed, tmp_path, name):
+    kept = train(load(name, QUICK, data={"source": str(mixed)}), tmp_path / "run", tensorboard=False).run.recipe
+    assert kept.batch.size is not None and 2 <= kept.batch.size < 128
+
+
+def test_what_was_set_is_not_told_as_a_choice(mixed, tmp_path):
     told: list[str] = []
-    kept = train(recipe, tmp_path / "run", tensorboard=False, say=told.append).run.recipe
-    assert [note.split(" = ")[0] for note in told] == ["chose data.size", "chose data.resize"]
-    assert (kept.batch.augment, kept.data.size) == ("mild", 64)
+    recipe = load("supcon", [*QUICK, "data.resize=pad"], data={"source": str(mixed)})
+    train(recipe, tmp_path / "run", tensorboard=False, say=told.append)
+    chosen = [note for note in told if note.startswith("chose ")]
+    assert not [note for note in chosen if "data.resize =" in note]
+    assert [note for note in chosen if "the whole picture in evaluation" in note]
 
 
 def test_one_small_size_stays_as_it_is_and_a_large_one_shrinks(tmp_path):
     small = write_pictures(tmp_path / "small", [(48, 40)])
     large = write_pictures(tmp_path / "large", [(160, 320)])
     recipe = load("supcon")
-    assert choose_size(recipe, prepare_lazily(small), "cpu") == []
-    (choice,) = choose_size(recipe, prepare_lazily(large), "cpu")
+    assert choose_pictures(recipe, prepare_lazily(small), "cpu") == []
+    (choice,) = choose_pictures(recipe, prepare_lazily(large), "cpu")
     assert (choice.key, choice.value) == ("data.size", [32, 64])
-    (choice,) = choose_size(recipe, prepare_lazily(large), "cuda")
+    (choice,) = choose_pictures(recipe, prepare_lazily(large), "cuda")
     assert choice.value == [64, 128]
-    assert measure_sizes(prepare_lazily(large)).distinct == 1
+    assert measure_pictures(prepare_lazily(large)).distinct == 1
 
 
 def prepare_lazily(folder):
@@ -133,8 +161,11 @@ def test_files_that_cannot_be_read_are_told_when_training_begins(tmp_path):
     folder = write_pictures(tmp_path / "many", [(32, 32)], classes=6, each=20)
     (folder / "class0" / "torn.png").write_bytes(b"not a picture")
     told: list[str] = []
-    recipe = load("supcon", [*QUICK, "data.policy=skip"], data={"source": str(folder)})
-    train(recipe, tmp_path / "run", tensorboard=False, say=told.append)
+    recipe = load("supcon", QUICK, data={"source": str(folder)})
+    run = train(recipe, tmp_path / "run", tensorboard=False, say=told.append).run
+    assert run.recipe.data.policy == "skip" and run.made_of(prepare(run.located()).fingerprint())
+    with pytest.raises(DataError, match="1 of 121 pictures cannot be used"):
+        train(load("supcon", [*QUICK, "data.policy=fail"], data={"source": str(folder)}), tmp_path / "no")
     assert [note for note in told if "left out" in note] == [
         note for note in told if note.startswith("1 file that cannot be read was left out, first: cannot decode")
     ]

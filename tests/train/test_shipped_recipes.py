@@ -31,7 +31,7 @@ def test_training_takes_names_and_paths(source, tmp_path, kind):
     file = tmp_path / "small.toml"
     file.write_text(tiny(source, steps=1).toml())
     run = train(kind(file), kind(tmp_path / "run"), tensorboard=False).run
-    kept = load(file).with_values({"data.size": run.recipe.data.size, "data.resize": "crop"})
+    kept = load(file).with_values({"data.size": run.recipe.data.size, "data.resize": "crop", "data.channels": 1})
     assert open_run(tmp_path / "run").recipe == run.recipe == kept
 
 

@@ -206,7 +206,7 @@ def describe_difficulty(line: dict[str, Any]) -> list[str]:
             continue
         hard, kept, weight = line[f"hard_{side}s"], line[f"kept_{side}s"], line[f"{side}_weight"]
         if hard:
-            found.append(f"hard {side}s {_whole_percent(hard)} (mean weight {weight:.2f})")
+            found.append(f"hard {side}s {_whole_percent(hard)} (mean weight of all {side}s {weight:.2f})")
         elif kept < 1:  # mining: weights are 0 or 1
             found.append(f"{side}s kept {_whole_percent(kept)}")
         elif weight < 1:

@@ -2,7 +2,7 @@
 
 | comes | becomes |
 |---|---|
-| JPEG, PNG, WebP, GIF, BMP, TIFF | decoded; told apart by their first bytes; all else is refused |
+| JPEG, PNG, WebP, GIF, BMP, TIFF; HEIC by pillow-heif | decoded; told apart by their first bytes; all else is refused |
 | a header with more pixels than the limit | refused before any pixel is decoded |
 | EXIF orientation | applied |
 | alpha, transparent palette colour | composited on white |
@@ -10,7 +10,6 @@
 | CMYK, palette, one bit, grey | converted to RGB, or to grey where one channel is asked for |
 | several frames or pages | the first |
 | another size than the wanted one | scaled and cropped from the centre, or padded, or stretched: see `Resize` |
-| HEIC | decoded where pillow-heif is installed |
 
 The plugin classes of Pillow are called directly rather than through ``Image.open``: that keeps the allow-list
 short and the pixel limit ours. Warnings of Pillow never leave this file. Silencing them changes process-wide
@@ -28,7 +27,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from PIL import Image
@@ -159,16 +158,25 @@ def check_resize(resize: str) -> Resize:
     return resize  # type: ignore[return-value]
 
 
-def read_size(source: bytes | Path, pixels: int = PIXELS) -> Size:
-    """(height, width) of one picture as it is to be looked at, from its header."""
+class PictureHeader(NamedTuple):
+    """What a header says of a picture."""
+
+    size: Size  # (height, width), as it is to be looked at
+    grey: bool
+
+
+def read_header(source: bytes | Path, pixels: int = PIXELS) -> PictureHeader:
+    """Size and kind of one picture; nothing is decoded."""
     kind, data, exif, noisy = _recognise(source if isinstance(source, bytes) else read_file(source), pixels)
     try:
         with _quiet(noisy), _plugin(kind)(io.BytesIO(data)) as image:
-            (width, height), turn = image.size, _orientation(exif or image.info.get("exif") or b"")
+            (width, height), mode = image.size, image.mode
+            turn = _orientation(exif or image.info.get("exif") or b"")
     except Exception as problem:  # a dozen types for bad files, and no base class covers them
         raise DataError(f"damaged or truncated {kind} ({type(problem).__name__})") from None
     _limit(width, height, pixels)
-    return (width, height) if turn >= 5 and kind != "TIFF" else (height, width)
+    size = (width, height) if turn >= 5 and kind != "TIFF" else (height, width)
+    return PictureHeader(size, mode in ("1", "L", "LA") or mode.startswith("I"))
 
 
 def as_size(size: Sides | None) -> Size | None:

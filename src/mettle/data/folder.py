@@ -171,8 +171,13 @@ def _is_picture(entry: os.DirEntry[str]) -> bool:
 def _passed_over(root: Path) -> tuple[str, ...]:
     """Notes about files that are not read: how many of which ending, and the first of them."""
     others: dict[str, list[str]] = {}
-    for folder, inner, names in os.walk(root, onerror=lambda _: None):
+    seen: set[str] = set()  # links are followed, as for pictures; a folder that was seen is not entered again
+    for folder, inner, names in os.walk(root, onerror=lambda _: None, followlinks=True):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
+        if (real := os.path.realpath(folder)) in seen:
+            inner.clear()
+            continue
+        seen.add(real)
         for name in sorted(names):
             if not name.startswith(".") and not name.lower().endswith(picture_suffixes()):
                 ending = os.path.splitext(name)[1].lower() or "no ending"

@@ -178,7 +178,8 @@ def describe_sizes(seen: list[Seen]) -> tuple[str, ...]:
     if len(known) > 1:
         (h, w), most = known.most_common(1)[0]
         common = f"{len(known)} sizes ({most} {'is' if most == 1 else 'are'} {h} x {w})"
-        return (f"pictures come in {common}: training chooses one size and crops (data.size, data.resize in a recipe)",)
+        keys = "data.size, data.resize in a recipe"
+        return (f"pictures come in {common}: by default training chooses one size and crops ({keys})",)
     return ()
 
 

@@ -25,6 +25,12 @@ NOT_CALIBRATED = (
     "no threshold was measured for this gallery: measure one (Gallery.calibrate, `mettle gallery calibrate`), or give "
     "one (threshold=, --threshold)"
 )
+TOO_FEW_MEASURED = (
+    "the thresholds of the model rest on too few validation identities: measure one on the people enrolled "
+    "(Gallery.calibrate, `mettle gallery calibrate`), ask for one of them (far=, --far), or give one (threshold=, "
+    "--threshold)"
+)
+LAXEST_DEFAULT = 0.01
 CONTRADICTED = "contradicted by the calibration"  # status of a threshold that is laxer than its rate allows here
 
 
@@ -91,7 +97,10 @@ def operating(thresholds: Mapping[str, Any], far: float | None = None, threshold
     known = {float(rate): entry for rate, entry in thresholds.items() if entry.get("threshold") is not None}
     if not known:
         return Operating(None, None, NOT_CALIBRATED)
-    wanted = (DEFAULT if DEFAULT in known else min(known)) if far is None else far
+    sound = [rate for rate, entry in known.items() if _is_default(rate, entry)]
+    if far is None and not sound:
+        return Operating(None, None, TOO_FEW_MEASURED)
+    wanted = (DEFAULT if DEFAULT in sound else min(sound)) if far is None else far
     at = next((rate for rate in known if math.isclose(rate, wanted)), None)
     if at is None:
         listed = ", ".join(f"{rate:g}" for rate in sorted(known))
@@ -105,6 +114,18 @@ def operating(thresholds: Mapping[str, Any], far: float | None = None, threshold
     basis = str(entry.get("measured_on", "given when the gallery was made")) + doubt(at, entry) + remark(entry)
     more = {"per": "person", "templates": float(entry["templates"])} if entry.get("per") == "person" else {}
     return Operating(float(entry["threshold"]), at, basis, **more)
+
+
+def _is_default(rate: float, entry: Mapping[str, Any]) -> bool:
+    """Whether answers may be given at this rate without being asked for it.
+
+    Not at one that was measured on too few false accepts to be told, nor at one that was measured and lets in more than
+    a stranger in a hundred. What somebody set by hand is theirs to judge, and a calibration keeps only what the people
+    enrolled suffice for.
+    """
+    if "status" not in entry or entry.get("per") == "person":
+        return True
+    return entry["status"] != "refused as headline" and rate <= LAXEST_DEFAULT
 
 
 def doubt(far: float, entry: Mapping[str, Any]) -> str:

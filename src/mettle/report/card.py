@@ -147,10 +147,14 @@ def thresholds(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     return table
 
 
+UNTRAINED, RAW = "untrained network", "raw inputs"  # as evaluation calls its baselines
+
+
 def warnings(metrics: Mapping[str, Any]) -> list[str]:
     """What a reader should know before trusting the numbers, most serious first: that training has not helped leads."""
     data, verdict = metrics["data"], training_verdict(metrics)
-    found = [verdict] if verdict else []
+    raw = _compare_baseline(metrics, RAW, "Raw inputs do as well")
+    found = [text for text in (verdict, raw) if text]
     if data["shared_identities"] is None:
         found.append(
             "Open or closed set unknown: the run does not say who it was trained on. Where test identities were among "
@@ -204,15 +208,19 @@ def warnings(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def training_verdict(metrics: Mapping[str, Any]) -> str:
-    """That baselines do at least as well as the model, in one sentence; empty where it is better than all of them."""
+    """That the network was at least as good before training, in one sentence; empty where training has helped."""
+    return _compare_baseline(metrics, UNTRAINED, "Training has not helped")
+
+
+def _compare_baseline(metrics: Mapping[str, Any], baseline: str, said: str) -> str:
+    """That a baseline does at least as well as the model, and where; empty where it does not, or no error is left."""
     found = []
     for name, way in metrics["scenarios"].items():
         own = way["verification"]["eer"]["value"]
-        rivals = {other: values[name]["eer"] for other, values in metrics.get("baselines", {}).items()}
-        better = [f"{percent(eer)} of the {other}" for other, eer in rivals.items() if _is_beaten(own, eer)]
-        if better:
-            found.append(f"{called(name)}, EER {percent(own)} of this model against {' and '.join(better)}")
-    return f"Training has not helped: {'; '.join(found)}." if found else ""
+        other = metrics.get("baselines", {}).get(baseline, {}).get(name, {}).get("eer")
+        if own and _is_beaten(own, other):
+            found.append(f"{called(name)}, EER {percent(own)} of this model against {percent(other)} of the {baseline}")
+    return f"{said}: {'; '.join(found)}." if found else ""
 
 
 def _is_beaten(own: float | None, other: float | None) -> bool:

@@ -18,7 +18,7 @@ from mettle.report import curves, figures, pairs, two_networks
 from mettle.report.card import card, markdown
 from mettle.report.map import Located, drawn
 from mettle.report.number import called, rate
-from mettle.train.artifact import Run
+from mettle.train.artifact import Run, embedded
 from mettle.train.log import read
 
 CHEAP = 3e10  # multiplications that the curve of the raw inputs may cost; it is left out above
@@ -85,7 +85,7 @@ def describe_view(run: Run, judged: Judged) -> str:
         "pad": "scaled with their proportions kept and padded with grey",
         "stretch": "stretched, so that proportions may be lost,",
     }
-    if judged.samples.files is None:  # they came in this size
+    if embedded(run.recipe.data.source):
         return f"Pictures are shown as the network sees them, {height} x {width} pixels."
     resize = how[run.recipe.data.resize or "crop"]
     return (

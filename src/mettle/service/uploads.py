@@ -49,6 +49,11 @@ def read_json(model: type[M], body: bytes) -> M:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
+        if any(one["loc"][:1] in (("image",), ("images",), ("picture",)) for one in error.errors()):
+            how = "pictures are sent as multipart/form-data, in files named image"
+            raise Refusal(
+                422, "bad-fields", f"{how}; JSON takes embeddings, as does a gallery without a model"
+            ) from None
         raise _misfit(model, error) from None
 
 
@@ -71,6 +76,11 @@ def read_texts(model: type[M], form: "Form") -> M:
     try:
         return model.model_validate(dict(form.texts))
     except ValidationError as error:
+        if any(one["loc"][:1] in (("image",), ("images",), ("picture",)) for one in error.errors()):
+            how = "pictures are sent as multipart/form-data, in files named image"
+            raise Refusal(
+                422, "bad-fields", f"{how}; JSON takes embeddings, as does a gallery without a model"
+            ) from None
         raise _misfit(model, error) from None
 
 

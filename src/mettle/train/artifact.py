@@ -32,7 +32,7 @@ from mettle.train.recipe import SAME_CLASS, Recipe, stored_recipe
 HEADER = 1 << 20  # bytes beside the weights in their file, at most
 LARGEST_JSON = 64 << 20
 PLACES = ("source", "pairs", "triplets")  # keys of [data] that may be paths
-FORMAT = 1  # of the run folder; raised when an older mettle could misread a newer folder
+FORMAT = 2  # of the run folder; raised when an older mettle could misread a newer folder
 
 
 @dataclass(frozen=True)

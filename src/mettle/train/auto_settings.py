@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mettle.data.decode import Size, read_size
+from mettle.data.decode import Size, read_header
 from mettle.data.encoded import Encoded
 from mettle.data.samples import Inputs, Samples
+from mettle.data.tuples import Tuples
 from mettle.errors import DataError
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 AUTO_KEYS = (
     "data.size",
     "data.resize",
+    "data.channels",
+    "data.policy",
     "batch.classes",
     "batch.size",
     "batch.augment",
@@ -35,6 +38,7 @@ LOOKED_AT = 1000  # pictures whose size is read to choose one
 LARGEST_SIDE = {"cpu": 64, "cuda": 128}  # pixels: what trains in minutes
 SMALLEST_SIDE = 32
 STEP = 8  # sides are multiples of this
+CROPPED = "proportions are kept, what sticks out of the square is cut off; 'pad' keeps all of it"
 DRAWN_SIDE = 40  # pixels: smaller pictures in grey are taken for characters and symbols, not for photographs
 
 
@@ -52,10 +56,11 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class PictureSizes:
-    """The sizes (height, width) of some pictures of a source, as they are to be looked at."""
+class PictureFacts:
+    """The sizes (height, width) of some pictures of a source, as they are to be looked at, and whether all are grey."""
 
     sizes: tuple[Size, ...] = field(repr=False)
+    grey: bool = False  # all of them
 
     @property
     def distinct(self) -> int:
@@ -68,51 +73,54 @@ class PictureSizes:
         return int(statistics.median(min(size) for size in self.sizes))
 
 
-def measure_sizes(inputs: Inputs, most: int = LOOKED_AT) -> PictureSizes:
-    """The sizes of up to ``most`` pictures, evenly spread over the source; headers only, nothing is decoded."""
+def measure_pictures(inputs: Inputs, most: int = LOOKED_AT) -> PictureFacts:
+    """What the headers of up to ``most`` pictures say, evenly spread over the source; nothing is decoded."""
     if not isinstance(inputs, Encoded):
-        return PictureSizes((inputs.shape[:2],))  # type: ignore[arg-type]
-    sizes = []
+        return PictureFacts((inputs.shape[:2],), inputs.shape[2] == 1)  # type: ignore[arg-type]
+    headers = []
     for i in np.unique(np.linspace(0, len(inputs) - 1, min(most, len(inputs))).astype(np.int64)).tolist():
         try:
-            sizes.append(read_size(inputs.content(i)))
+            headers.append(read_header(inputs.content(i)))
         except DataError:
             continue  # a bad picture: it is reported where all of them are read
-    return PictureSizes(tuple(sizes))
+    return PictureFacts(tuple(header.size for header in headers), all(header.grey for header in headers))
 
 
-def choose_size(recipe: "Recipe", inputs: Inputs, device: str) -> list[Choice]:
-    """The size of the pictures, where the recipe leaves it open and they do not share one that is small enough."""
-    if inputs.kind != "image" or recipe.data.size is not None:
+def choose_pictures(recipe: "Recipe", inputs: Inputs, device: str) -> list[Choice]:
+    """Channels and size of the pictures, where the recipe leaves them open and they do not fit as they are."""
+    if inputs.kind != "image" or (recipe.data.size is not None and recipe.data.channels is not None):
         return []
-    found = measure_sizes(inputs)
+    found = measure_pictures(inputs)
     if not found.sizes:
         return []  # none can be read: reading them says so
+    chosen = []
+    if "data.channels" in recipe.auto and recipe.data.channels is None and found.grey and inputs.shape[2] != 1:
+        chosen.append(Choice("data.channels", 1, "all pictures are grey"))
+    return chosen if recipe.data.size is not None else chosen + _choose_size(recipe, found, len(inputs), device)
+
+
+def _choose_size(recipe: "Recipe", found: PictureFacts, total: int, device: str) -> list[Choice]:
     largest = LARGEST_SIDE["cuda" if device.startswith("cuda") else "cpu"]
     height, width = found.sizes[0]
     machine = f"up to {largest} on {'a GPU' if largest > LARGEST_SIDE['cpu'] else 'a machine without a GPU'}"
-    resize = recipe.data.resize or "crop"
     if found.distinct == 1:
         if "data.size" not in recipe.auto or max(height, width) <= largest:
             return []
         scale = largest / max(height, width)
-        size = [max(STEP, round(side * scale / STEP) * STEP) for side in (height, width)]
+        least = min(SMALLEST_SIDE, height, width)
+        size = [max(least, round(side * scale / STEP) * STEP) for side in (height, width)]
         return [Choice("data.size", size, f"pictures are {height} x {width}, {machine}")]
     side = max(SMALLEST_SIDE, min(largest, found.median_short_side // STEP * STEP))
-    many = f"{found.distinct} sizes" if len(found.sizes) == len(inputs) else f"{found.distinct} sizes or more"
+    many = f"{found.distinct} sizes" if len(found.sizes) == total else f"{found.distinct} sizes or more"
     reason = f"pictures come in {many}, the median short side is {found.median_short_side} pixels; {machine}"
-    how = {
-        "crop": "proportions are kept, what sticks out of the square is cut off; 'pad' keeps all of it",
-        "pad": "proportions are kept, the rest is grey",
-        "stretch": "proportions are not kept",
-    }
-    return [Choice("data.size", side, reason), Choice("data.resize", resize, how[resize])]
+    chosen = [Choice("data.size", side, reason)]
+    return chosen if recipe.data.resize else [*chosen, Choice("data.resize", "crop", CROPPED)]
 
 
-def choose_training(recipe: "Recipe", samples: Samples, device: str) -> list[Choice]:
+def choose_training(recipe: "Recipe", samples: Samples, device: str, table: Tuples | None = None) -> list[Choice]:
     """Batch shape, network and augmentation, as far as the recipe leaves them open."""
     auto, part = set(recipe.auto), samples.part("train")
-    chosen = _choose_batch(recipe, part, auto)
+    chosen = _choose_batch(recipe, part, auto, table)
     if part.inputs.kind == "image" and is_photographs(samples):
         chosen += _choose_network(recipe, part, auto, device)
     return chosen
@@ -125,13 +133,15 @@ def is_photographs(samples: Samples) -> bool:
     return samples.inputs.kind == "image" and not drawn and (shape[2] == 3 or min(shape[:2]) > DRAWN_SIDE)
 
 
-def _choose_batch(recipe: "Recipe", part: Samples, auto: set[str]) -> list[Choice]:
+def _choose_batch(recipe: "Recipe", part: Samples, auto: set[str], table: Tuples | None) -> list[Choice]:
     """Fewer classes, or fewer samples, where there are not as many as the recipe asks for."""
     batch = recipe.batch
-    if batch.size is not None:
-        if recipe.takes() or "batch.size" not in auto or len(part) >= batch.size or len(part) < 2:
+    if batch.size is not None or table is not None:
+        rows, what = (part, "samples") if table is None else (table.part("train"), f"{table.noun}s")
+        wanted = batch.size or batch.classes * batch.samples
+        if "batch.size" not in auto or not 2 <= len(rows) < wanted:
             return []
-        return [Choice("batch.size", len(part), f"the training split has {len(part)} samples")]
+        return [Choice("batch.size", len(rows), f"the training split has {len(rows)} {what}")]
     counts = np.bincount(part.labels)
     usable = int((counts >= 2).sum())
     if "batch.classes" not in auto or usable >= batch.classes or usable < 2:
@@ -145,7 +155,8 @@ def _choose_network(recipe: "Recipe", part: Samples, auto: set[str], device: str
     model = recipe.model
     color = part.inputs.shape[2] == 3
     if color:
-        wanted["batch.augment"] = ("photo", "random resized crops in training, the centre crop in evaluation")
+        seen = "the centre crop" if (recipe.data.resize or "crop") == "crop" else "the whole picture"
+        wanted["batch.augment"] = ("photo", f"random resized crops in training, {seen} in evaluation")
     if model.get("backbone", "convnet") == "convnet":
         if device.startswith("cuda") and importlib.util.find_spec("torchvision") is not None:
             wanted["model.backbone"] = ("resnet18", "photographs, and a GPU to train it")

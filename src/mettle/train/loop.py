@@ -181,11 +181,12 @@ class Guard:
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs to be stopped at the same step."""
-        return {"first": self.first, "spreads": self.spreads, "gaps": self.gaps}
+        return {"refused": self.refused, "first": self.first, "spreads": self.spreads, "gaps": self.gaps}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state`."""
-        self.first, self.spreads, self.gaps = state["first"], list(state["spreads"]), list(state["gaps"])
+        self.refused, self.first = state["refused"], state["first"]
+        self.spreads, self.gaps = list(state["spreads"]), list(state["gaps"])
 
 
 def collapse_advice(loss: Any) -> str:

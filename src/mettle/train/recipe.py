@@ -136,9 +136,10 @@ def load(
     for note in _leave_out_keys(content, overrides):
         say(note)
     keys = [_apply(content, override) for override in overrides]
-    if str(source) in known:
-        written = (*keys, *(f"{key}.{name}" for key, table in tables.items() for name in table))
-        content.setdefault("auto", [key for key in AUTO_KEYS if key not in written])
+    written = {*keys, *(f"{key}.{name}" for key, table in tables.items() for name in table)}
+    if str(source) not in known:  # in a file of one's own, every key that is there was meant
+        written |= {f"{key}.{name}" for key, table in content.items() if isinstance(table, Mapping) for name in table}
+    content.setdefault("auto", [key for key in AUTO_KEYS if key not in written])
     recipe = _checked(content, STORED) if resumed else parse(content)
     heard(recipe, keys)
     return recipe

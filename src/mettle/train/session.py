@@ -24,7 +24,7 @@ from mettle.train.artifact import Run, create, embedded, finish, keep_classes, o
 from mettle.train.assembly import assemble as assemble
 from mettle.train.assembly import new_model as new_model
 from mettle.train.assembly import pick_device as pick_device
-from mettle.train.auto_settings import choose_size, choose_training
+from mettle.train.auto_settings import choose_pictures, choose_training
 from mettle.train.copies import copies
 from mettle.train.held_out import held_out
 from mettle.train.jtt import describe_error_set, mistakes
@@ -65,36 +65,41 @@ def prepare_tuples(
     """The same, with the pairs or triplets of the recipe, if it has any, and notes about those that are left out."""
     samples, table = _listed(recipe, cache, **reading)
     samples = resize_samples(recipe, samples)
+    policy = "skip" if "data.policy" in recipe.auto and samples.inputs.kind == "image" else recipe.data.policy
     try:
         samples = replace(samples, inputs=hold(samples.inputs))
     except DataError:  # it stops at the first bad picture: how many there are, and what to do, takes a look at all
-        screen(samples, recipe.data.policy)
-        raise
+        samples = screen(samples, policy)
+        samples = replace(samples, inputs=hold(samples.inputs))
     if samples.inputs.kind == "row" or not samples.inputs.resident:
-        samples = screen(samples, recipe.data.policy)
+        samples = screen(samples, policy)
     samples = _divided(recipe, samples, table) if divide else samples
     return samples, *settled(recipe, table, samples)
 
 
 def resize_samples(recipe: Recipe, samples: Samples) -> Samples:
-    """The samples in the size that is chosen for them, where the recipe leaves it open; else in their own."""
+    """The samples in the size and channels that are chosen for them, where the recipe leaves these open."""
     inputs: Any = samples.inputs
-    chosen = choose_size(recipe, inputs, pick_device(recipe.train.device))
-    size = next((choice.value for choice in chosen if choice.key == "data.size"), None)
-    if size is None and (recipe.data.size is not None or not isinstance(inputs, ImageFiles | PackedImages)):
+    chosen = choose_pictures(recipe, inputs, pick_device(recipe.train.device))
+    values = {choice.key: choice.value for choice in chosen}
+    if not values and (recipe.data.size is not None or not isinstance(inputs, ImageFiles | PackedImages)):
         return samples
-    inputs = inputs.resized(as_size(size or inputs.shape[:2]), resize=recipe.data.resize or "crop")
+    size = values.get("data.size") or recipe.data.size or inputs.shape[:2]
+    size = as_size(tuple(size) if isinstance(size, list) else size)
+    inputs = inputs.resized(size, values.get("data.channels"), resize=recipe.data.resize or "crop")
     return replace(samples, inputs=inputs, notes=(*samples.notes, *map(str, chosen)))
 
 
-def fill_settings(recipe: Recipe, samples: Samples) -> tuple[Recipe, tuple[str, ...]]:
+def fill_settings(recipe: Recipe, samples: Samples, table: Tuples | None = None) -> tuple[Recipe, tuple[str, ...]]:
     """The recipe with all that follows from its data and the machine filled in, and a note about each such choice."""
-    chosen = choose_training(recipe, samples, pick_device(recipe.train.device))
+    chosen = choose_training(recipe, samples, pick_device(recipe.train.device), table)
     values = {choice.key: choice.value for choice in chosen} | {"auto": []}
     if samples.inputs.kind == "image" and not embedded(recipe.data.source):
         height, width = samples.inputs.shape[:2]
         values |= {"data.size": height if height == width else [height, width]}
-        values |= {"data.resize": recipe.data.resize or "crop"}
+        values |= {"data.resize": recipe.data.resize or "crop", "data.channels": samples.inputs.shape[2]}
+    if samples.skipped and "data.policy" in recipe.auto:
+        values["data.policy"] = "skip"
     return recipe.with_values(values), tuple(map(str, chosen))
 
 
@@ -109,7 +114,7 @@ def describe_skipped(samples: Samples) -> tuple[str, ...]:
 
 def take_over_settings(recipe: Recipe, old: Recipe) -> Recipe:
     """The recipe with what it leaves open as it was chosen when the run that is there began."""
-    unsaid = [key for key in ("data.size", "data.resize") if recipe.value(key) is None]
+    unsaid = [key for key in ("data.size", "data.resize", "data.channels") if recipe.value(key) is None]
     values = {key: old.value(key) for key in (*recipe.auto, *unsaid)}
     return recipe.with_values({key: value for key, value in values.items() if value is not None} | {"auto": []})
 
@@ -189,7 +194,7 @@ def train(
     if old is not None:
         recipe = take_over_settings(recipe, old.recipe)
     samples, table, left_out = prepare_tuples(recipe if old is None else _continued(old, recipe), cache)
-    recipe, settings = fill_settings(recipe, samples)
+    recipe, settings = fill_settings(recipe, samples, table)
     content = samples.fingerprint() + ("" if table is None else f" {table.fingerprint()}")
     facts = {"data": content, "paths": places(recipe)}
     facts |= {"torch": torch.__version__, "python": platform.python_version()}
