@@ -76,6 +76,10 @@ KernelWeights = LinearWeights | ExponentialWeights | RelativeWeights | HardestWe
 
 RowLoss = Literal["supcon_out", "supcon_in", "infonce", "npair"]
 
+# A loss makes its spec on every call: what the checks need is made once.
+KINDS, ROW_LOSSES = get_args(KernelWeights), get_args(RowLoss)
+ONE_OF_ROW_LOSSES = f"row_loss must be one of {ROW_LOSSES}"
+
 
 @dataclass(frozen=True)
 class SoftmaxSpec:
@@ -112,11 +116,10 @@ class SoftmaxSpec:
     negatives: Literal["plain", "weight"] = "plain"
 
     def __post_init__(self) -> None:
-        known = get_args(RowLoss)
-        _require(self.row_loss in known, f"row_loss must be one of {known}", self)
+        _require(self.row_loss in ROW_LOSSES, ONE_OF_ROW_LOSSES, self)
         _require(self.temperature > 0, "temperature must be above 0", self)
         _require(0 <= self.prior < 1, "prior must be in [0, 1)", self)
-        _require(self.weights is None or isinstance(self.weights, KernelWeights), "weights must be KernelWeights", self)
+        _require(self.weights is None or isinstance(self.weights, KINDS), "weights must be KernelWeights", self)
         _require(self.row_loss != "npair" or self.temperature == 1, "the N-pair kernels have temperature 1", self)
 
     @property
@@ -166,6 +169,8 @@ class BatchHardSpec:
 KernelSpec = SoftmaxSpec | HingeSpec | BatchHardSpec
 """What a loss may declare by ``kernel_spec(weights)``."""
 
+SPECS = get_args(KernelSpec)
+
 
 @dataclass(frozen=True)
 class NoKernel:
@@ -178,7 +183,7 @@ def declared_weights(difficulty: Any) -> KernelWeights | NoKernel | None:
     """What the kernels must know of a difficulty; None for none."""
     if difficulty is None:
         return None
-    return _declared(difficulty, "kernel_weights", KernelWeights)
+    return _declared(difficulty, "kernel_weights", KINDS)
 
 
 def declared_spec(loss: Any, difficulty: Any) -> KernelSpec | NoKernel:
@@ -186,27 +191,29 @@ def declared_spec(loss: Any, difficulty: Any) -> KernelSpec | NoKernel:
     weights = declared_weights(difficulty)
     if isinstance(weights, NoKernel):
         return weights
-    spec = _declared(loss, "kernel_spec", KernelSpec, weights)
+    spec = _declared(loss, "kernel_spec", SPECS, weights)
     if not isinstance(spec, NoKernel) and loss.measure != spec.measure:
         return NoKernel(f"the loss compares by {loss.measure!r}, its kernel spec by {spec.measure!r}")
     return spec
 
 
-def _declared(part: Any, declaration: str, wanted: Any, *given: Any) -> Any:
+def _declared(part: Any, declaration: str, wanted: tuple[type, ...], *given: Any) -> Any:
     """What an object declares by a method of this name, if it still describes the object's own maths."""
-    whose = type(part).__name__
+    kind = type(part)
     declare = getattr(part, declaration, None)
     if declare is None:
-        return NoKernel(f"{whose} declares no {declaration}")
-    changed = overridden_since(type(part), declaration)
+        return NoKernel(f"{kind.__name__} declares no {declaration}")
+    changed = overridden_since(kind, declaration)
     if changed is not None:
-        return NoKernel(f"{whose} overrides {changed} and does not restate {declaration}")
+        return NoKernel(f"{kind.__name__} overrides {changed} and does not restate {declaration}")
     found = declare(*given)
     if found is None:
-        return NoKernel(f"{declaration} of {whose} gives none for these settings")
-    if not isinstance(found, wanted | NoKernel):
-        names = ", ".join(x.__name__ for x in get_args(wanted))
-        raise InputError(f"{declaration} of {whose} must give one of {names}, or NoKernel, got {type(found).__name__}")
+        return NoKernel(f"{declaration} of {kind.__name__} gives none for these settings")
+    if not isinstance(found, (*wanted, NoKernel)):
+        names = ", ".join(x.__name__ for x in wanted)
+        raise InputError(
+            f"{declaration} of {kind.__name__} must give one of {names}, or NoKernel, got {type(found).__name__}"
+        )
     return found
 
 

@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from mettle.pairs.kernel_spec import (
     BatchHardSpec,
@@ -32,6 +31,7 @@ LOG2E = math.log2(math.e)
 EXPONENT = 64.0  # sums of e^±64 over millions of pairs, and their inverses, are ordinary float32 numbers
 WIDEST = 4096  # columns of an embedding that one row of the small kernels can hold
 HALF_FROM = 0.05  # temperature from which float16 operands are accurate enough
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FINISHES: dict[str, Finish] = {
     "supcon_out": "supcon out",
     "supcon_in": "supcon in",
@@ -198,14 +198,14 @@ def precision(form: Form, dtype: torch.dtype) -> Literal["half", "split"]:
 
 def _refuse_data(job: Any) -> NoKernel | None:
     """Widths and types that the kernels do not hold; and pairs excluded by id."""
-    sides: list[Tensor] = [job.z, *(x for x in (job.ref,) if x is not None), *(job.biased or ())]
-    wide = max(x.shape[1] for x in sides)
-    if wide > WIDEST:
-        return NoKernel(f"embeddings are {wide} wide, the kernels hold {WIDEST} columns")
-    kinds = (torch.float16, torch.bfloat16, torch.float32)
-    other = next((x.dtype for x in sides if x.dtype not in kinds), None)
-    if other is not None:
-        return NoKernel(f"embeddings are {str(other).removeprefix('torch.')}, the kernels compute in float32 at most")
+    for x in (job.z, job.ref, *(job.biased or ())):
+        if x is None:
+            continue
+        if x.shape[1] > WIDEST:
+            return NoKernel(f"embeddings are {x.shape[1]} wide, the kernels hold {WIDEST} columns")
+        if x.dtype not in DTYPES:
+            came = str(x.dtype).removeprefix("torch.")
+            return NoKernel(f"embeddings are {came}, the kernels compute in float32 at most")
     return None if job.ids is None else NoKernel("the kernels cannot leave out pairs of equal id")
 
 
