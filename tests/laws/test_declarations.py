@@ -307,6 +307,12 @@ def test_weights_that_were_overridden_are_looked_at():
         SupCon(0.2, difficulty=NaNWeights())(z, y)
 
 
+def test_traits_of_another_kind_are_refused_where_the_loss_is_built():
+    wrong = type("Wrong", (OutsideLine,), {"traits": {"symmetric": True}})
+    with pytest.raises(InputError, match="traits of a difficulty must be a mettle.pairs.Traits, got {'symmetric'"):
+        SupCon(0.2, difficulty=wrong())
+
+
 @pytest.mark.parametrize("kind", ["kernel_spec", "self_contained"])
 def test_a_declaration_holds_until_something_it_describes_is_overridden(kind):
     assert overridden_since(SupCon, kind) is None
