@@ -17,7 +17,7 @@ from mettle.difficulty import Importance, Relative
 from mettle.evaluate.probe import Accuracy
 from mettle.losses import InfoNCE, SelfTriplet
 from mettle.model import Embedder
-from mettle.pairs import Acc, Rows, Tile
+from mettle.pairs import Acc, Rows, Tile, Traits
 from mettle.train import TwoEncoder
 
 METHODS = ("simclr", "dcl", "hcl", "wcl", "constant")
@@ -42,9 +42,7 @@ class Constant:
     weight: float = 1.5
 
     detach = True
-    continuous = True
-    symmetric = True
-    negatives = "plain"
+    traits = Traits(symmetric=True, continuous=True, trusted=True, self_contained=True, negatives="plain")
 
     def stats(self, tile: Tile) -> dict[str, Acc]:
         """Nothing."""

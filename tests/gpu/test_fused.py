@@ -243,6 +243,30 @@ def test_calls_that_are_alike_and_calls_that_are_not():
     torch.testing.assert_close(a, b)
 
 
+class Subclass(SupCon):
+    """Nothing of its own."""
+
+
+class Doubled(SupCon):
+    """Another formula, which the kernels do not know."""
+
+    def finish(self, rows):
+        return 2 * super().finish(rows)
+
+
+def test_a_subclass_is_fused_and_one_that_overrides_the_maths_is_not():
+    z, y = batch(700, 128, fresh())
+    wanted, found = SupCon(0.1).output(z, y), Subclass(0.1).output(z, y)
+    assert (wanted.engine, found.engine) == ("triton", "triton")
+    assert torch.equal(found.values, wanted.values)
+    facts = Subclass(0.1).facts(z, y)
+    assert (facts.engine, facts.not_fused) == ("triton", "")
+    found = Doubled(0.1).output(z, y)
+    assert found.engine == "tiled"
+    torch.testing.assert_close(found.mean(), 2 * wanted.mean(), rtol=1e-4, atol=0)
+    assert Doubled(0.1).facts(z, y).not_fused == "Doubled overrides finish and does not restate kernel_spec"
+
+
 def test_a_label_out_of_range_is_told_and_the_device_lives_on():
     from mettle.errors import InputError
     from mettle.losses import ArcFace

@@ -1,14 +1,15 @@
 """Every pairwise loss in every form, and every difficulty: what the laws are tried on."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mettle.difficulty import Hardest, Importance, Product, Relative, SemiHard, Threshold, curriculum
 from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
-from mettle.pairs import dense
+from mettle.pairs import Traits, dense
+from mettle.pairs.declarations import traits_of
 from mettle.pairs.engine import layout
 from mettle.pairs.job import stats_of
 
@@ -69,9 +70,13 @@ class Given:
     """Weights from a table: what a user's own difficulty may look like."""
 
     table: Tensor  # (n, m)
-    positive_weights: str = "everywhere"
-    negatives: str = "weight"
+    positive_weights: Literal["everywhere", "numerator"] = "everywhere"
+    negatives: Literal["weight", "plain"] = "weight"
     detach: bool = True
+
+    @property
+    def traits(self):
+        return Traits(positive_weights=self.positive_weights, negatives=self.negatives)
 
     def stats(self, tile):
         return {}
@@ -126,8 +131,8 @@ def frozen(loss, z, y, **options):
     tile = job.tile(*job.whole())
     known = {k: v[:, None] for k, v in dense.rows(job).items() if k.startswith("difficulty.")}
     w = difficulty.weigh(tile, stats_of(known))
-    table = Given(w, getattr(difficulty, "positive_weights", "everywhere"), getattr(difficulty, "negatives", "weight"))
-    return with_difficulty(loss, table)
+    traits = traits_of(difficulty)
+    return with_difficulty(loss, Given(w, traits.positive_weights, traits.negatives))
 
 
 __all__ = ["DIFFICULTIES", "FORMS", "ON_SPHERE", "DASupCon", "Given", "batch", "extra", "fitting", "second"]

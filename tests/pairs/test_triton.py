@@ -30,15 +30,15 @@ from mettle.difficulty import (
 )
 from mettle.errors import InputError
 from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SupCon, Triplet
-from mettle.pairs import pair_loss
+from mettle.pairs import BatchHardSpec, NoKernel, pair_loss
 from mettle.pairs.classes import class_rows
-from mettle.pairs.fused import fused_form, launch
+from mettle.pairs.fused import find_form, fused_form, launch
 from mettle.pairs.fused.call import fused
 from mettle.pairs.fused.classes import _Work, fused_class_rows
 from mettle.pairs.fused.counts import score_counts
 from mettle.pairs.fused.door import attempt, call
 from mettle.pairs.fused.form import precision
-from mettle.pairs.fused.peak import hardest_rows, mines_hardest
+from mettle.pairs.fused.peak import hardest_rows
 from mettle.pairs.fused.plan import SUMMED, Plan, most_parts
 from mettle.pairs.fused.prepare import prepared, width
 from mettle.pairs.fused.table import choice
@@ -463,7 +463,7 @@ def test_precision_follows_input_and_temperature():
 )
 def test_batch_hard_equals_dense(loss, n, d, each):
     z, y = batch(n, d, each)
-    assert mines_hardest(loss, loss.difficulty)
+    assert find_form(loss, loss.difficulty, job(z)) == BatchHardSpec()
     exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
     wanted, rows = loss.output(exact, y, engine="dense"), hardest_rows(loss, leaf, y)
     defined = loss.defined(rows)
@@ -654,8 +654,10 @@ def test_large_batches_find_their_positives_among_references(monkeypatch):
 def test_the_door():
     z, y = batch(20, 5)
     r, labels = batch(20, 5, seed=2)
-    assert attempt(SupCon(0.1), None, call(z.double(), y, None, None, None)) is None
-    assert attempt(SupCon(0.1), None, call(z, y, (r, labels, y), y, None)) is None
+    refused = attempt(SupCon(0.1), None, call(z.double(), y, None, None, None))
+    assert refused == NoKernel("embeddings are float64, the kernels compute in float32 at most")
+    refused = attempt(SupCon(0.1), None, call(z, y, (r, labels, y), y, None))
+    assert refused == NoKernel("the kernels cannot leave out pairs of equal id")
     found = attempt(SupCon(0.1), None, call(z, y, (r, labels, y), None, None))
     wanted = SupCon(0.1).output(z, y, ref=(r, labels), engine="dense")
     torch.testing.assert_close(found.mean, wanted.mean(), rtol=1e-5, atol=1e-5)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from mettle.difficulty.given import numbers
 from mettle.difficulty.threshold import Threshold
 from mettle.errors import InputError
-from mettle.pairs import Acc, Rows, Tile
+from mettle.pairs import Acc, LinearWeights, Rows, Tile
 from mettle.pairs.similarity import ready
 
 ANCHORS = 512  # looked at per batch: enough for a mean and a quantile
@@ -28,8 +28,7 @@ class AdaptiveThreshold(nn.Module):
     positive: Tensor
     negative: Tensor
     detach = True
-    symmetric = True
-    positive_weights = "numerator"
+    traits = Threshold.traits
 
     def __init__(
         self,
@@ -90,3 +89,7 @@ class AdaptiveThreshold(nn.Module):
     def weigh(self, tile: Tile, rows: Rows) -> Tensor:
         """(a, b) weights."""
         return self.current().weigh(tile, rows)
+
+    def kernel_weights(self) -> LinearWeights:
+        """Those of the fixed difficulty that it is now."""
+        return self.current().kernel_weights()

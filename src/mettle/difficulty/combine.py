@@ -1,14 +1,16 @@
 """Difficulties made of difficulties: a product of two, and one that grows during training."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from mettle.difficulty.given import settings, weighing
 from mettle.errors import InputError
-from mettle.pairs import Acc, Difficulty, Rows, Tile
+from mettle.pairs import Acc, Difficulty, KernelWeights, LinearWeights, NoKernel, Rows, Tile, Traits
+from mettle.pairs.declarations import traits_of
 from mettle.pairs.job import weights
+from mettle.pairs.kernel_spec import declared_weights
 
 
 @dataclass(frozen=True)
@@ -28,26 +30,18 @@ class Product:
         return self.first.detach and self.second.detach
 
     @property
-    def continuous(self) -> bool:
-        """Only if both are."""
-        return all(getattr(part, "continuous", False) for part in (self.first, self.second))
-
-    @property
-    def symmetric(self) -> bool:
-        """Only if both are."""
-        return all(getattr(part, "symmetric", False) for part in (self.first, self.second))
-
-    @property
-    def positive_weights(self) -> str:
-        """Where softmax losses let positive weights act: in the numerator only if both parts say so."""
-        where = {getattr(part, "positive_weights", "everywhere") for part in (self.first, self.second)}
-        return where.pop() if len(where) == 1 else "everywhere"
-
-    @property
-    def negatives(self) -> str:
-        """Counted once if either part says so."""
-        said = [getattr(part, "negatives", "weight") for part in (self.first, self.second)]
-        return "plain" if "plain" in said else "weight"
+    def traits(self) -> Traits:
+        """Promised only if both promise it; a negative is counted once if either part says so."""
+        first, second = traits_of(self.first), traits_of(self.second)
+        alike = first.positive_weights == second.positive_weights
+        return Traits(
+            symmetric=first.symmetric and second.symmetric,
+            continuous=first.continuous and second.continuous,
+            trusted=True,  # each part is looked at by itself
+            self_contained=first.self_contained and second.self_contained,
+            positive_weights=first.positive_weights if alike else "everywhere",
+            negatives="plain" if "plain" in (first.negatives, second.negatives) else "weight",
+        )
 
     def at(self, progress: float) -> "Product":
         """Both parts at a point of training."""
@@ -110,24 +104,9 @@ class curriculum:
         return self.difficulty.detach
 
     @property
-    def continuous(self) -> bool:
-        """As the difficulty inside."""
-        return getattr(self.difficulty, "continuous", False)
-
-    @property
-    def symmetric(self) -> bool:
-        """As the difficulty inside."""
-        return getattr(self.difficulty, "symmetric", False)
-
-    @property
-    def positive_weights(self) -> str:
-        """As the difficulty inside."""
-        return getattr(self.difficulty, "positive_weights", "everywhere")
-
-    @property
-    def negatives(self) -> str:
-        """As the difficulty inside."""
-        return getattr(self.difficulty, "negatives", "weight")
+    def traits(self) -> Traits:
+        """As the difficulty inside, whose weights are looked at there."""
+        return replace(traits_of(self.difficulty), trusted=True)
 
     def stats(self, tile: Tile) -> dict[str, Acc]:
         """As the difficulty inside."""
@@ -136,6 +115,15 @@ class curriculum:
     def weigh(self, tile: Tile, rows: Rows) -> Tensor:
         """(a, b) weights."""
         return 1 + self.strength * (weights(self.difficulty, tile, rows) - 1)
+
+    def kernel_weights(self) -> KernelWeights | NoKernel:
+        """Those of the difficulty inside, scaled: linear ones at any strength, others at full strength."""
+        inside = declared_weights(self.difficulty)
+        if isinstance(inside, LinearWeights):
+            return inside.scaled(self.strength)
+        if self.strength == 1 or isinstance(inside, NoKernel):
+            return inside  # type: ignore[return-value]  # a curriculum has a difficulty inside
+        return NoKernel("of weights that fade in, the kernels know linear ones only")
 
 
 def _part(difficulty: Difficulty, mark: str, tile: Tile, rows: Rows) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from mettle.errors import InputError
+from mettle.pairs import Traits
 
 NUMBERS = (float, int, float | None, int | None)
 
@@ -48,6 +49,9 @@ def weighing(name: str, value: Any) -> None:
         raise InputError(f"{name} must be a difficulty, got the class {value.__name__}: write {value.__name__}()")
     if not (callable(getattr(value, "stats", None)) and callable(getattr(value, "weigh", None))):
         raise InputError(f"{name} must be a difficulty such as mettle.difficulty.Threshold(), got {value!r}")
+    traits = getattr(value, "traits", None)
+    if traits is not None and not isinstance(traits, Traits):
+        raise InputError(f"traits of a difficulty must be a mettle.pairs.Traits, got {traits!r}")
 
 
 def settings(built: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs import Acc, Rows, Tile, peak
+from mettle.pairs import Acc, HardestWeights, NoKernel, Rows, Tile, Traits, peak
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class Hardest:
 
     side: Literal["both", "positives", "negatives"] = "both"
     detach: bool = True
+
+    traits = Traits(trusted=True, self_contained=True)
 
     def __post_init__(self) -> None:
         known = ("both", "positives", "negatives")
@@ -37,3 +39,7 @@ class Hardest:
         neg = s >= rows["near"] - slack if self.side != "positives" else torch.ones_like(s, dtype=torch.bool)
         keep = neg if tile.pos is False else torch.where(tile.pos, pos, neg)  # type: ignore[arg-type]
         return keep.to(s.dtype)
+
+    def kernel_weights(self) -> HardestWeights | NoKernel:
+        """The kernels mine both sides."""
+        return HardestWeights() if self.side == "both" else NoKernel("the kernels mine both sides, not one")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mettle.difficulty.given import settings
 from mettle.errors import InputError
-from mettle.pairs import Acc, Rows, Tile, lse, total
+from mettle.pairs import Acc, ExponentialWeights, Rows, Tile, Traits, lse, total
 
 LEAST = -41.0  # log of the smallest weight: e^-41 is no more than a rounding in float64, and far from underflow
 
@@ -28,7 +28,8 @@ class Importance:
     beta: float = 1.0
     detach: bool = False
 
-    negatives = "plain"  # their number is not what they weigh: the weights re-sample the same negatives
+    # The number of negatives is not what they weigh: the weights re-sample the same negatives.
+    traits = Traits(trusted=True, self_contained=True, negatives="plain")
 
     def __post_init__(self) -> None:
         settings(self)
@@ -57,3 +58,7 @@ class Importance:
         # And none weighs nothing, because a weight of 0 means that the pair is not there.
         w = torch.minimum(tile.s * (self.beta / tile.temperature) - mean, most).clamp(min=LEAST).exp()
         return w if tile.pos is False else torch.where(tile.pos, 1, w)  # type: ignore[arg-type]
+
+    def kernel_weights(self) -> ExponentialWeights:
+        """The same exponential."""
+        return ExponentialWeights(self.beta, differentiable=not self.detach)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs import Acc, Rows, Tile, lse, total
+from mettle.pairs import Acc, NoKernel, RelativeWeights, Rows, Tile, Traits, lse, total
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Relative:
     form: Literal["similarity", "raw", "distance"] = "similarity"
     detach: bool = True
 
-    continuous = True
-    symmetric = True  # as far as it goes: row facts are asked for at each end anyway
-    negatives = "plain"  # a weight of 1.5 does not make one and a half negatives of one
+    # Symmetric as far as it goes: row facts are asked for at each end anyway. And a weight of 1.5 does not make one and
+    # a half negatives of one.
+    traits = Traits(symmetric=True, continuous=True, trusted=True, self_contained=True, negatives="plain")
 
     def __post_init__(self) -> None:
         known = ("similarity", "raw", "distance")
@@ -76,6 +76,12 @@ class Relative:
             w = torch.sigmoid_(gap)
             w = 1 + w if w.requires_grad else w.add_(1)  # in place where no gradient needs the old value
         return w if tile.pos is False else torch.where(tile.pos, 1, w)  # type: ignore[arg-type]
+
+    def kernel_weights(self) -> RelativeWeights | NoKernel:
+        """Two of the three forms, as constants."""
+        if self.form == "distance" or not self.detach:
+            return NoKernel("the kernels know Relative in the forms 'similarity' and 'raw', detached")
+        return RelativeWeights(raw=self.form == "raw")
 
     @staticmethod
     def _biased(tile: Tile) -> Tensor:

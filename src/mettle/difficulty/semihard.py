@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mettle.difficulty.given import settings
 from mettle.errors import InputError
-from mettle.pairs import Acc, Rows, Tile, peak
+from mettle.pairs import Acc, Rows, Tile, Traits, peak
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class SemiHard:
 
     margin: float = 0.2
     detach: bool = True
+
+    traits = Traits(trusted=True, self_contained=True)
 
     def __post_init__(self) -> None:
         settings(self)

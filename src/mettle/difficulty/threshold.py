@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mettle.difficulty.given import settings
 from mettle.errors import InputError
-from mettle.pairs import Acc, Rows, Tile
+from mettle.pairs import Acc, LinearWeights, Rows, Tile, Traits
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Threshold:
     form: Literal["hinge", "literal"] = "hinge"
     detach: bool = True
 
-    symmetric = True
-    positive_weights = "numerator"  # where SupCon lets its positive weights act: difficulty-aware SupCon
+    # SupCon lets its positive weights act in the numerator: difficulty-aware SupCon.
+    traits = Traits(symmetric=True, trusted=True, self_contained=True, positive_weights="numerator")
 
     def __post_init__(self) -> None:
         settings(self)
@@ -65,3 +65,16 @@ class Threshold:
     def _negative(self, s: Tensor) -> Tensor:
         excess = (s - self.negative) * (self.beta / (1 - self.negative))
         return 1 + excess.clamp(min=0 if self.form == "hinge" else -1)
+
+    def kernel_weights(self) -> LinearWeights:
+        """Two lines, each with its floor."""
+        hinge = self.form == "hinge"
+        return LinearWeights(
+            negative_slope=self.beta / (1 - self.negative),
+            negative_threshold=self.negative,
+            negative_floor=0.0 if hinge else -1.0,
+            positive_slope=self.alpha / self.positive,
+            positive_threshold=self.positive,
+            positive_floor=0.0 if hinge else -float("inf"),
+            differentiable=not self.detach,
+        )

@@ -30,6 +30,7 @@ class AdaCos(ClassVectors):
         every rank. Only training calls move it; no gradient passes through it.
     """
 
+    self_contained = True
     scale: Tensor  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, num_classes: int, dim: int, dynamic: bool = True, **options):

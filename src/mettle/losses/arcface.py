@@ -33,6 +33,8 @@ class ArcFace(ClassVectors):
         sin(θ + m) / sin θ, computed without an arccosine; at cos θ = ±1 it is cos m.
     """
 
+    self_contained = True
+
     def __init__(
         self,
         num_classes: int,

@@ -27,6 +27,7 @@ class Center(nn.Module):
         λ = 0: the base loss. rate 1: a running mean; rate 0: centres stay. Centres are buffers: saved and resumed.
     """
 
+    self_contained = True
     centres: Tensor
 
     def __init__(

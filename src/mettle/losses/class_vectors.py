@@ -41,6 +41,7 @@ class ClassVectors(nn.Module):
 
     unit_features = True
     unit_vectors = True
+    self_contained = True
     scale: float | Tensor
     draw: Tensor
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mettle.losses.distance import distance, squared_distance
 from mettle.losses.pairwise import Pairwise, need
-from mettle.pairs import Acc, Difficulty, Measure, Rows, Tile, total
+from mettle.pairs import Acc, Difficulty, HingeSpec, KernelWeights, Measure, NoKernel, Rows, Tile, total
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Contrastive(Pairwise):
     l1: bool = False  # L1 distance of raw embeddings instead of Euclidean (dense engine only)
 
     temperature = 1.0
+    self_contained = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,3 +83,9 @@ class Contrastive(Pairwise):
         """Mean over each side."""
         near, far = (torch.where(rows[side] == 0, 1, rows[side]) for side in ("near", "far"))
         return rows["pull"] / near + rows["push"] / far
+
+    def kernel_spec(self, weights: KernelWeights | None) -> HingeSpec | NoKernel:
+        """On the sphere, where all pairs count alike."""
+        if weights is not None or self.measure != "cosine":
+            return NoKernel("the kernels know hinges on unit vectors, without a difficulty")
+        return HingeSpec(self.positive, self.negative, self.form)

@@ -20,6 +20,8 @@ class CosFace(ClassVectors):
         margin 0: `NormFace`. The margin has no numerical hazards at any angle, unlike `ArcFace`'s.
     """
 
+    self_contained = True
+
     def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin: float = 0.35, **options):
         super().__init__(num_classes, dim, **options)
         numbers(scale=scale, margin=margin)

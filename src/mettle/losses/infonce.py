@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from mettle.losses.pairwise import Pairwise, need, softplus
-from mettle.pairs import Acc, Difficulty, PairFacts, Rows, Sweep, Tile, lse, total
+from mettle.pairs import Acc, Difficulty, KernelWeights, PairFacts, Rows, SoftmaxSpec, Sweep, Tile, lse, total
+from mettle.pairs.declarations import traits_of
 from mettle.pairs.views import stacked
 
 
@@ -39,6 +40,8 @@ class InfoNCE(Pairwise):
     difficulty: Difficulty | None = None
     count: Literal["plain", "weight"] | None = None
 
+    self_contained = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         need(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
@@ -46,16 +49,21 @@ class InfoNCE(Pairwise):
         known = (None, "plain", "weight")
         need(self.count in known, f"count must be one of {known}, got {self.count!r}")
 
+    @property
+    def counted(self) -> Literal["plain", "weight"]:
+        """How the prior counts negatives."""
+        return self.count or traits_of(self.difficulty).negatives
+
     def sweeps(self) -> tuple[Sweep, ...]:
         """The negatives first, then every positive against them."""
         return Sweep(self.terms), Sweep(self.positives, over="positives", reads="rows")
 
     def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
         """The negatives of each anchor."""
-        by_weight = (self.count or getattr(self.difficulty, "negatives", "weight")) == "weight"
+        weigh = "full" if self.counted == "weight" else "present"
         return {
             "far": lse(tile.s / self.temperature, tile.neg, ceiling=1 / self.temperature),
-            "negatives": total(1.0, tile.neg, weigh="full" if by_weight else "present"),
+            "negatives": total(1.0, tile.neg, weigh=weigh),
         }
 
     def positives(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
@@ -90,6 +98,10 @@ class InfoNCE(Pairwise):
         """Mean over positives."""
         weight = rows["weight"]
         return rows["value"] / torch.where(weight == 0, 1, weight)
+
+    def kernel_spec(self, weights: KernelWeights | None) -> SoftmaxSpec:
+        """The same, with any weights."""
+        return SoftmaxSpec("infonce", self.temperature, weights, prior=self.prior, negatives=self.counted)
 
     def facts(self, embeddings: Tensor, labels: Tensor, *, views: bool = False, **options: Any) -> PairFacts:
         """What the difficulty did to this batch, and for which share of positive pairs the maximum acted."""

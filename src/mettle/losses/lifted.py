@@ -32,6 +32,7 @@ class LiftedStructure(Pairwise):
     difficulty: Difficulty | None = None
 
     temperature = 1.0
+    self_contained = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

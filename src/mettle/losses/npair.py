@@ -8,7 +8,21 @@ from torch import Tensor
 
 from mettle.errors import InputError
 from mettle.losses.pairwise import Pairwise, filled, need, softplus
-from mettle.pairs import Acc, Difficulty, Measure, PairFacts, PairOutput, Rows, Tile, lse, pair_facts, pair_loss, total
+from mettle.pairs import (
+    Acc,
+    Difficulty,
+    KernelWeights,
+    Measure,
+    PairFacts,
+    PairOutput,
+    Rows,
+    SoftmaxSpec,
+    Tile,
+    lse,
+    pair_facts,
+    pair_loss,
+    total,
+)
 from mettle.pairs.engine import check
 
 OTHERS = ("ref", "ids", "views")  # options of losses that pair a batch with something else
@@ -34,6 +48,7 @@ class NPair(Pairwise):
     difficulty: Difficulty | None = None
 
     temperature = 1.0
+    self_contained = True
 
     @property
     def measure(self) -> Measure:  # type: ignore[override]
@@ -56,6 +71,10 @@ class NPair(Pairwise):
         """Log(1 + Σ e^{far − near})."""
         alone = rows["far"] == -torch.inf
         return softplus(filled(rows["far"]) - rows["near"]).masked_fill(alone, 0)
+
+    def kernel_spec(self, weights: KernelWeights | None) -> SoftmaxSpec:
+        """Of anchors against positives; the norm term is added outside."""
+        return SoftmaxSpec("npair", weights=weights)
 
     def output(self, embeddings: Tensor, labels: Tensor, *, biased: Tensor | None = None, **options) -> PairOutput:  # type: ignore[override]
         """Anchors against positives; values at the anchors' rows. Options: ``biased``, ``engine``, ``tile``."""

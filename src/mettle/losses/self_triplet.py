@@ -39,6 +39,7 @@ class SelfTriplet(Pairwise):
     random: Random = field(default=None, repr=False)
 
     temperature = 1.0
+    self_contained = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,6 +29,7 @@ class SimilarityClassification(nn.Module):
 
     takes = "pairs"
     by_row = True  # items do not see each other: ranks need only their own
+    self_contained = True
     range = (0.0, 1.0)
 
     def __init__(self, scale: float = 10.0, bias: float | None = None, measure: Likeness = "cosine"):

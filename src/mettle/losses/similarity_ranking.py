@@ -38,6 +38,7 @@ class SimilarityRanking:
 
     takes: ClassVar[str] = "triplets"
     by_row: ClassVar[bool] = True  # items do not see each other: ranks need only their own
+    self_contained: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         settings(self)

@@ -37,6 +37,7 @@ class SimilarityRegression:
 
     takes: ClassVar[str] = "pairs"
     by_row: ClassVar[bool] = True  # items do not see each other: ranks need only their own
+    self_contained: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_measure(self.measure)

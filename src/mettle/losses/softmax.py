@@ -23,6 +23,7 @@ class Softmax(ClassVectors):
         modified softmax is `SphereFace` with margin 1; `NormFace` also normalises the features.
     """
 
+    self_contained = True
     unit_features = False
     scale = 1.0  # features keep their length
 
@@ -67,6 +68,8 @@ class NormFace(ClassVectors):
     Relations:
         `CosFace` and `ArcFace` with margin 0; `AdaCos` finds the scale s by itself.
     """
+
+    self_contained = True
 
     def __init__(self, num_classes: int, dim: int, scale: float = 16.0, **options):
         super().__init__(num_classes, dim, **options)

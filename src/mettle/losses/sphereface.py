@@ -25,6 +25,7 @@ class SphereFace(ClassVectors):
         margin 1: modified softmax. At the published floor of 5 the margin acts with weight 1/6 only.
     """
 
+    self_contained = True
     unit_features = False
     scale = 1.0  # features keep their length
     step: Tensor

@@ -10,7 +10,8 @@ from torch import Tensor
 from mettle.difficulty import Threshold
 from mettle.difficulty.combine import nested
 from mettle.losses.pairwise import Pairwise, either, filled, log_add, need, softplus
-from mettle.pairs import Acc, Difficulty, Rows, Sweep, Tile, lse, total
+from mettle.pairs import Acc, Difficulty, KernelWeights, NoKernel, Rows, SoftmaxSpec, Sweep, Tile, lse, total
+from mettle.pairs.declarations import traits_of
 from mettle.unknown_names import explain_arguments
 
 LIKELY = math.log(2 / 3)  # log p from which 1 − p is summed over the others: two negatives cannot both be as likely
@@ -47,6 +48,8 @@ class SupCon(Pairwise):
     base_temperature: float | None = None  # the loss is multiplied by temperature / this; None: by 1
     mean_all: bool = False  # anchors without positives count as 0 in the mean instead of being left out
 
+    self_contained = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         need(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
@@ -73,7 +76,7 @@ class SupCon(Pairwise):
     @property
     def numerator_only(self) -> bool:
         """Whether positive weights stay out of the denominator."""
-        said = self.pos_weight or getattr(self.difficulty, "positive_weights", "everywhere")
+        said = self.pos_weight or traits_of(self.difficulty).positive_weights
         return self.difficulty is not None and said == "numerator"
 
     def sweeps(self) -> tuple[Sweep, ...]:
@@ -154,6 +157,21 @@ class SupCon(Pairwise):
     def defined(self, rows: Rows) -> Tensor:
         """Anchors with a positive, or all of them."""
         return (rows["positives"] > 0) | self.mean_all
+
+    def kernel_spec(self, weights: KernelWeights | None) -> SoftmaxSpec | NoKernel:
+        """All but the penalty, which takes a pass of its own."""
+        if self.neg_weight == "penalty":
+            return NoKernel("the kernels have no pass for neg_weight='penalty'")
+        return SoftmaxSpec(
+            "supcon_out" if self.form == "out" else "supcon_in",
+            self.temperature,
+            weights,
+            positive_weights="numerator" if self.numerator_only else "everywhere",
+            weigh_negatives=self.neg_weight == "denominator",
+            divide_by=self.normalise or ("count" if self.numerator_only else "weight"),
+            scale=1.0 if self.base_temperature is None else self.temperature / self.base_temperature,
+            all_anchors=self.mean_all,
+        )
 
 
 @explain_arguments

@@ -11,7 +11,23 @@ from mettle.losses.distance import distance, squared_distance
 from mettle.losses.ordered import following, hinges, shared
 from mettle.losses.pairwise import Pairwise, filled, need, softplus
 from mettle.losses.random import Random, check, drawn, highest, winner
-from mettle.pairs import Acc, Difficulty, Mask, Measure, Rows, Sweep, Tile, collect, peak, total
+from mettle.pairs import (
+    Acc,
+    BatchHardSpec,
+    Difficulty,
+    HardestWeights,
+    KernelWeights,
+    Mask,
+    Measure,
+    NoKernel,
+    Rows,
+    Sweep,
+    Tile,
+    collect,
+    peak,
+    total,
+)
+from mettle.pairs.declarations import log_weight_of, overridden_since
 from mettle.pairs.job import stats_of, weights
 
 MANY = 10  # positives of an anchor from which putting them in order is less work than meeting them one by one
@@ -49,6 +65,7 @@ class Triplet(Pairwise):
     random: Random = field(default=None, repr=False)
 
     temperature = 1.0
+    self_contained = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +81,7 @@ class Triplet(Pairwise):
 
     def sweeps(self) -> tuple[Sweep, ...]:
         """Batch-hard needs one pass; the others collect the positives first and meet the negatives after."""
-        if self.mining == "hardest" or (self.mining == "all" and self.difficulty == Hardest()):
+        if self.mining == "hardest" or (self.mining == "all" and self.weighs_hardest()):
             return (Sweep(self.extremes),)
         if self.mining == "random":
             seed = drawn(self.random)
@@ -74,6 +91,11 @@ class Triplet(Pairwise):
             )
         second = self.beyond if self.mining == "semihard" else self.triplets
         return Sweep(self.collected), Sweep(second, reads="rows")
+
+    def weighs_hardest(self) -> bool:
+        """Whether the difficulty leaves the hardest pair of each side, as ``mining="hardest"`` does."""
+        it = self.difficulty
+        return isinstance(it, Hardest) and it.side == "both" and overridden_since(type(it), "kernel_weights") is None
 
     def distance(self, tile: Tile) -> Tensor:
         """Of the pairs of a tile."""
@@ -140,7 +162,7 @@ class Triplet(Pairwise):
 
     def _there(self, tile: Tile, rows: Rows) -> Mask:
         """The negatives of a tile that the difficulty has not taken out."""
-        if self.difficulty is None or hasattr(self.difficulty, "log_weight"):  # exponential weights are never 0
+        if self.difficulty is None or log_weight_of(self.difficulty) is not None:  # exponential weights are never 0
             return tile.neg
         return tile.neg & (weights(self.difficulty, tile, stats_of(rows)) != 0)
 
@@ -165,6 +187,15 @@ class Triplet(Pairwise):
     def defined(self, rows: Rows) -> Tensor:
         """Anchors with a positive; without a negative the loss is 0."""
         return rows["positives"] > 0
+
+    def kernel_spec(self, weights: KernelWeights | None) -> BatchHardSpec | NoKernel:
+        """Batch-hard on the sphere."""
+        hardest = self.mining == "hardest"
+        if weights is not None:
+            hardest = isinstance(weights, HardestWeights) and self.mining in ("hardest", "all")
+        if self.measure == "cosine" and hardest:
+            return BatchHardSpec()
+        return NoKernel("of the triplet losses, the kernels know batch-hard on unit vectors")
 
 
 def whole(tile: Tile) -> bool:

@@ -3,7 +3,7 @@
 loss.terms ─┐                          ┌─ dense   whole matrix, plain autograd: the reference
             ├─ contract ─ engine ──────┤
 difficulty ─┘                          ├─ tiled   O(n · tile) memory, own backward pass
-                                       └─ fused   triton kernels, where there is a GPU and a fused form
+                                       └─ fused   triton kernels, where there is a GPU and a declared kernel spec
 """
 
 from mettle.pairs.contract import (
@@ -20,23 +20,47 @@ from mettle.pairs.contract import (
     peak,
     total,
 )
+from mettle.pairs.declarations import Traits
 from mettle.pairs.engine import PairOutput, pair_loss
 from mettle.pairs.facts import PairFacts, pair_facts
+from mettle.pairs.kernel_spec import (
+    BatchHardSpec,
+    ExponentialWeights,
+    HardestWeights,
+    HingeSpec,
+    KernelSpec,
+    KernelWeights,
+    LinearWeights,
+    NoKernel,
+    RelativeWeights,
+    SoftmaxSpec,
+)
 from mettle.pairs.queue import Queue
 from mettle.pairs.ranks import across_ranks
 
 __all__ = [
     "Acc",
+    "BatchHardSpec",
     "Difficulty",
+    "ExponentialWeights",
+    "HardestWeights",
+    "HingeSpec",
+    "KernelSpec",
+    "KernelWeights",
+    "LinearWeights",
     "Mask",
     "Measure",
+    "NoKernel",
     "PairFacts",
     "PairLoss",
     "PairOutput",
     "Queue",
+    "RelativeWeights",
     "Rows",
+    "SoftmaxSpec",
     "Sweep",
     "Tile",
+    "Traits",
     "across_ranks",
     "collect",
     "lse",

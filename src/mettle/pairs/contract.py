@@ -113,7 +113,15 @@ class Sweep:
 
 
 class PairLoss(Protocol):
-    """What the engine needs of a loss."""
+    """What the engine needs of a loss.
+
+    Two optional declarations, inherited by subclasses; one that overrides the maths must restate them, or loses them
+    (`mettle.pairs.declarations`):
+        kernel_spec(weights)  the `KernelSpec` that the fused kernels compute, given the `KernelWeights` of the
+                              difficulty or None; or `NoKernel` with the reason
+        self_contained        True promises that values follow from settings, state and tiles alone: not from positions
+                              in the batch, nor from draws outside ``sweeps``, so that ranks can share the work
+    """
 
     @property
     def measure(self) -> Measure:
@@ -148,12 +156,12 @@ class Difficulty(Protocol):
     ``stats`` names row facts that ``weigh`` needs (the hardest positive of each row, say); most need none and return
     an empty dict. Weights carry no gradient while ``detach`` is true.
 
-    Four optional attributes, for those who have reason to say:
-        continuous        True promises that a rounding of s moves a weight by no more than a rounding, so that positive
-                          pairs may be taken from a list instead of the tile that row facts came from (default False)
-        symmetric         True promises w_ij = w_ji, so that both ends of a pair can share the work (default False)
-        positive_weights  "numerator": SupCon applies positive weights in the numerator only (default "everywhere")
-        negatives         "plain": negatives are counted once whatever they weigh (default "weight")
+    Three optional declarations, for those who have reason to make them. Subclasses inherit them; one that overrides the
+    weights must restate them, or loses their promises (`mettle.pairs.declarations`):
+        traits            a `Traits`: promises about the weights, and how losses use them (default: none)
+        kernel_weights()  the `KernelWeights` that the fused kernels compute, or `NoKernel` with the reason
+        log_weight(tile)  log u where the weights of negatives are u over its mean in the row (`mettle.pairs.tilt`),
+                          with ceiling(temperature), a bound of its size
     """
 
     @property

@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,11 +12,12 @@ from mettle.pairs import dense, tiled
 from mettle.pairs.checks import Reference, check_all
 from mettle.pairs.checks import check as check  # losses ask for it here
 from mettle.pairs.contract import Difficulty, PairLoss
-from mettle.pairs.fused import available, door
+from mettle.pairs.fused import door, explain_unavailable
 from mettle.pairs.job import Job, refuse_missing
+from mettle.pairs.kernel_spec import NoKernel
 from mettle.pairs.relation import Side
 from mettle.pairs.similarity import ready
-from mettle.pairs.tilt import tilted
+from mettle.pairs.tilt import CannotFold, tilted
 
 Engine = Literal["auto", "dense", "tiled", "triton"]
 
@@ -75,10 +76,13 @@ def pair_loss(
         fused = _fused(loss, z, labels, ref, ids, difficulty, biased, insist=engine == "triton")
         if fused is not None:
             return fused
-    loss, difficulty = tilted(loss, difficulty)
-    rows, name = row_sums(
-        loss, z, labels, ref=ref, ids=ids, difficulty=difficulty, biased=biased, engine=engine, tile=tile
-    )
+    options: Any = {"ref": ref, "ids": ids, "biased": biased, "engine": engine, "tile": tile}
+    folded, left = tilted(loss, difficulty)
+    try:
+        rows, name = row_sums(folded, z, labels, difficulty=left, **options)
+        loss = folded
+    except CannotFold:
+        rows, name = row_sums(loss, z, labels, difficulty=difficulty, **options)
     with torch.autocast(z.device.type, enabled=False):
         try:
             values, defined, share = loss.finish(rows), loss.defined(rows), loss.share(rows)
@@ -102,11 +106,12 @@ def _fused(
     *,
     insist: bool,
 ) -> PairOutput | None:
-    """On a GPU, with triton, where the loss has a fused form: all of it at once. Else None."""
-    on_gpu = isinstance(z, Tensor) and z.is_cuda
-    if insist or on_gpu:  # elsewhere the other engines look at the same things anyway
-        check_all(z, labels, ref, ids, biased)
-    if on_gpu and available(z.device.index):
+    """On a GPU, with triton, where the loss declares a kernel spec: all of it at once. Else None."""
+    if not insist and not (isinstance(z, Tensor) and z.is_cuda):
+        return None  # the other engines look at the same things anyway
+    check_all(z, labels, ref, ids, biased)
+    reason = explain_unavailable(z.device)
+    if not reason:
         try:
             with plainly():
                 found = door.attempt(loss, difficulty, door.call(z, labels, ref, ids, biased))
@@ -115,12 +120,13 @@ def _fused(
                 f"the GPU has no memory left for a loss over {len(z)} embeddings of width {z.shape[1]}: free what is "
                 "held there, make the batch smaller, or give half precision"
             ) from error
-        if found is not None:
+        if not isinstance(found, NoKernel):
             return PairOutput(found.values, found.defined, found.share, "triton", found.mean)
+        reason = found.reason
     if insist:
         raise InputError(
-            "engine='triton' needs embeddings on a GPU (not float64), triton, and a loss with a fused form: "
-            "use engine='auto', which falls back to tiles"
+            "engine='triton' needs embeddings on a GPU, triton, and a loss and data that its kernels compute; "
+            f"not fused because {reason}: use engine='auto', which falls back to tiles"
         )
     return None
 

@@ -10,8 +10,9 @@ from mettle.pairs import dense, tiled
 from mettle.pairs.checks import Reference, check_all
 from mettle.pairs.contract import Acc, Difficulty, PairLoss, Rows, Sweep, Tile, total
 from mettle.pairs.engine import Engine, choose, layout
-from mettle.pairs.fused import available, door
+from mettle.pairs.fused import door, explain_unavailable, find_form
 from mettle.pairs.job import stats_of, weights
+from mettle.pairs.kernel_spec import NoKernel
 from mettle.pairs.tilt import tilted
 
 
@@ -21,6 +22,8 @@ class PairFacts:
 
     ``hard`` = the difficulty raised the weight above 1; ``kept`` = it left the pair in at all (weight above 0).
     ``effective_negatives`` = (Σw)² / Σw² per anchor, averaged: how many negatives the weights really use.
+    ``engine`` computes a call on this batch; where that is not the fused one, ``not_fused`` says why: first what of the
+    loss or its difficulty rules it out on any device, then what of the data, then the device.
     """
 
     engine: str
@@ -37,10 +40,11 @@ class PairFacts:
     negative_weight: float
     effective_negatives: float
     clamp_fraction: float = 0.0  # of positive pairs, where a debiased loss is held up by its floor
+    not_fused: str = ""
 
     def as_dict(self) -> dict[str, float | int]:
-        """The numbers, for a log line: loggers take no text, so the name of the engine stays an attribute."""
-        return {name: value for name, value in asdict(self).items() if name != "engine"}
+        """The numbers, for a log line: loggers take no text, so what is said of the engine stays an attribute."""
+        return {name: value for name, value in asdict(self).items() if name not in ("engine", "not_fused")}
 
 
 @dataclass(frozen=True)
@@ -127,12 +131,13 @@ def pair_facts(
 ) -> PairFacts:
     """Count over a batch compared with itself, or with ``ref``, as the engine of a call sees it."""
     check_all(z, labels, ref, ids, biased, tile)
-    name = found = choose(engine, _pairs(z, ref), *tilted(loss, difficulty))
-    if engine in ("auto", "triton") and z.is_cuda and available(z.device.index):
-        fits = door.fits(loss, difficulty, door.call(z, labels, ref, ids, biased))
-        name = "triton" if fits is not None else name
-    elif found == "triton":
-        raise InputError("engine='triton' needs embeddings on a GPU: leave engine out, which falls back to tiles")
+    found = choose(engine, _pairs(z, ref), *tilted(loss, difficulty))
+    form = find_form(loss, difficulty, door.call(z, labels, ref, ids, biased))
+    reason = form.reason if isinstance(form, NoKernel) else explain_unavailable(z.device)
+    if engine == "triton" and reason:
+        raise InputError(f"engine='triton' is not possible because {reason}: leave engine out, which takes tiles")
+    if engine in ("dense", "tiled"):
+        reason = reason or f"engine={engine!r} was asked for"
     rows = pair_rows(
         _Counts(loss, difficulty),
         z,
@@ -153,7 +158,8 @@ def pair_facts(
     used = square > 0
     effective = float((weight[used] ** 2 / square[used]).mean()) if bool(used.any()) else 0.0
     return PairFacts(
-        engine=name,
+        engine=found if reason else "triton",
+        not_fused=reason,
         anchors=len(z),
         anchors_without_positives=int((rows["positive.count"] == 0).sum()),
         zero_rows=int((z.abs().amax(1) == 0).sum()),

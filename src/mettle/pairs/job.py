@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mettle.errors import InputError
 from mettle.pairs.contract import Acc, Difficulty, Measure, PairLoss, Rows, Tile
+from mettle.pairs.declarations import traits_of
 from mettle.pairs.relation import Side, Span, masks
 from mettle.pairs.similarity import Sides, similarity
 
@@ -56,15 +57,15 @@ class Job:
                     constant=difficulty.detach,
                 )
             )
-        stats = bool(found)
+        stats, traits = bool(found), traits_of(difficulty)
         # Weights that differ between the two ends of a pair must be asked for at each end.
-        apart = stats or not (difficulty is None or getattr(difficulty, "symmetric", False))
+        apart = stats or not (difficulty is None or traits.symmetric)
         for sweep in self.loss.sweeps():
             reads = "rows" if apart and sweep.reads == "nothing" else sweep.reads
             only = sweep.over == "positives"
             # A row fact such as the hardest positive must meet exactly the similarity it was taken from, so a
             # difficulty that has any sees tiles throughout: a product of two rows rounds differently elsewhere.
-            exact = stats and not getattr(difficulty, "continuous", False)
+            exact = stats and not traits.continuous
             terms = self._asked(sweep.terms)
             found.append(Step(terms, weigh, reads, positives_only=only, as_list=only and not exact))
         return found
@@ -121,14 +122,14 @@ class Job:
 
 
 def weights(difficulty: Difficulty, tile: Tile, stats: Rows) -> Tensor:
-    """The weights of a tile, without gradient unless the difficulty wants one; a stranger's are looked at."""
+    """The weights of a tile, without gradient unless the difficulty wants one; looked at unless it is trusted."""
     with torch.set_grad_enabled(torch.is_grad_enabled() and not difficulty.detach):
         w = difficulty.weigh(tile, stats)
-    return w if type(difficulty).__module__.startswith("mettle.") else _accepted(w, tile.s, type(difficulty).__name__)
+    return w if traits_of(difficulty).trusted else _accepted(w, tile.s, type(difficulty).__name__)
 
 
 def _accepted(w: Any, s: Tensor, whose: str) -> Tensor:
-    """A stranger's weights, one per pair of the tile."""
+    """Weights that nobody vouches for, one per pair of the tile."""
     if isinstance(w, (int, float)):
         w = torch.as_tensor(float(w), device=s.device)
     if not isinstance(w, Tensor):

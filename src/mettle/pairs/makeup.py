@@ -1,4 +1,4 @@
-"""What a loss is made of, as far as ranks must know: whose it is, what it was made with, whether it draws at random."""
+"""What a loss is made of, as far as ranks must know: what it promises, what it was made with, whether it draws."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -6,7 +6,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from mettle.pairs.parts import PLAIN
+from mettle.pairs.declarations import is_self_contained
+from mettle.pairs.parts import PLAIN, name_class
 
 
 def exact(loss: Any) -> Literal["pairs", "rows", "whole"]:
@@ -14,8 +15,8 @@ def exact(loss: Any) -> Literal["pairs", "rows", "whole"]:
     if getattr(loss, "by_row", False) is True:
         return "rows"
     names = ("sweeps", "__call__", "per_anchor", "output")
-    if not (ours(loss) and all(hasattr(loss, name) for name in names)):
-        return "whole"  # a stranger may look at positions in the batch, or at anything else
+    if not (self_contained(loss) and all(hasattr(loss, name) for name in names)):
+        return "whole"  # it may look at positions in the batch, or at anything else
     own_way = len({_owner(loss, name) for name in names[1:]}) > 1
     if own_way or draws(loss) or any(sweep.reads == "both" for sweep in loss.sweeps()):
         return "whole"
@@ -35,19 +36,19 @@ def parts_of(thing: Any) -> Iterator[Any]:
             yield from parts_of(part)
 
 
-def ours(loss: Any) -> bool:
-    """Whether a loss and its difficulties come with mettle, and see nothing of a pair but what they say."""
-    return all(type(part).__module__.startswith("mettle.") for part in parts_of(loss))
+def self_contained(loss: Any) -> bool:
+    """Whether a loss and all of its difficulties promise to depend on settings, state and what they are shown alone."""
+    return all(is_self_contained(part) for part in parts_of(loss))
 
 
 def settings(loss: Any) -> list[tuple[str, dict[str, Any]]]:
     """What a loss with a state was made with. Its repr would do, if it did not show the state as well."""
     held = [m for part in parts_of(loss) for m in (part.modules() if isinstance(part, nn.Module) else [part])]
     found = []
-    for thing in (part for one in held for part in parts_of(one) if type(part).__module__.startswith("mettle.")):
+    for thing in (part for one in held for part in parts_of(one) if is_self_contained(part)):
         plain = {k: v for k, v in sorted(vars(thing).items()) if k[0] != "_" and isinstance(v, PLAIN | None)}
         plain.pop("training", None)  # compared by itself
-        found.append((type(thing).__qualname__, plain))
+        found.append((name_class(thing), plain))
     return found
 
 

@@ -16,6 +16,11 @@ PLAIN = bool | int | float | str
 """What is the same on two ranks if it reads the same."""
 
 
+def name_class(x: Any) -> str:
+    """The class of an object in words that mean the same in every process: ranks compare them, nothing else does."""
+    return f"{type(x).__module__}.{type(x).__qualname__}"
+
+
 @dataclass(frozen=True)
 class Parts:
     """The tensors of a call by their places, and its other options."""
@@ -85,7 +90,7 @@ class Parts:
     def options(self) -> int:
         """A number by which ranks tell whether their other options are the same."""
         # Of anything else only the type: its repr may be an address.
-        said = [(k, v if isinstance(v, PLAIN) else type(v).__qualname__) for k, v in sorted(self.plain.items())]
+        said = [(k, v if isinstance(v, PLAIN) else name_class(v)) for k, v in sorted(self.plain.items())]
         return zlib.crc32(repr(said).encode())
 
     @property

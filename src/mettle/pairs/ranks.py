@@ -13,8 +13,8 @@ from mettle.errors import InputError, nearest
 from mettle.pairs import gather
 from mettle.pairs.engine import PairOutput, broken, pair_loss
 from mettle.pairs.gather import Crowd
-from mettle.pairs.makeup import draws, exact, ours, parts_of, settings
-from mettle.pairs.parts import Parts
+from mettle.pairs.makeup import draws, exact, parts_of, self_contained, settings
+from mettle.pairs.parts import Parts, name_class
 
 How = Literal["auto", "pairs", "rows", "whole"]
 
@@ -57,7 +57,7 @@ class AcrossRanks(nn.Module):
         self.loss, self.how = loss, how
         held = [] if isinstance(loss, nn.Module) else [x for x in parts_of(loss) if isinstance(x, nn.Module)]
         self.inside = nn.ModuleList(held)  # difficulties with a state, which a loss without one cannot save
-        self._drawn = not ours(loss) or draws(loss)
+        self._drawn = not self_contained(loss) or draws(loss)
         self._met = {"once": False}  # shared with the losses of later points of training
 
     @property
@@ -222,11 +222,11 @@ class AcrossRanks(nn.Module):
 
     def _fingerprint(self) -> int:
         """A number by which ranks tell whether they have the same loss."""
-        kind, held = type(self.loss), (*self.parameters(), *self.buffers())
+        held = (*self.parameters(), *self.buffers())
         shapes = [(tuple(x.shape), str(x.dtype), x.requires_grad) for x in held]
-        # A stranger's settings are its own affair: what it holds may well differ between ranks.
-        made_with = "" if not ours(self.loss) else settings(self.loss) if held else repr(self.loss)
-        said = f"{kind.__module__}.{kind.__qualname__} {made_with} {self.how} {self._drawn} {shapes}"
+        # Of what promises nothing, settings are its own affair: what it holds may well differ between ranks.
+        made_with = "" if not self_contained(self.loss) else settings(self.loss) if held else repr(self.loss)
+        said = f"{name_class(self.loss)} {made_with} {self.how} {self._drawn} {shapes}"
         return zlib.crc32(said.encode())
 
     @torch.no_grad()

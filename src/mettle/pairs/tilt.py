@@ -16,8 +16,13 @@ import torch
 from torch import Tensor
 
 from mettle.pairs.contract import Acc, Difficulty, Measure, PairLoss, Rows, Sweep, Tile, lse, total
+from mettle.pairs.declarations import log_weight_of
 
 ROOM = 80.0  # twice the largest exponent that float32 sums without a running maximum
+
+
+class CannotFold(Exception):
+    """A loss weighs pairs other than all negatives or all positives together: weights must be computed pair by pair."""
 
 
 class Tilt(Protocol):
@@ -39,8 +44,7 @@ class Tilt(Protocol):
 
 def tilted(loss: PairLoss, difficulty: Difficulty | None) -> tuple[PairLoss, Difficulty | None]:
     """The loss with its difficulty folded in, where that is possible; else both as they came."""
-    tilt = getattr(difficulty, "log_weight", None)
-    if tilt is None or 2 * difficulty.ceiling(loss.temperature) > ROOM:  # type: ignore[union-attr]
+    if log_weight_of(difficulty) is None or 2 * difficulty.ceiling(loss.temperature) > ROOM:  # type: ignore[union-attr]
         return loss, difficulty
     return Tilted(loss, difficulty), None  # type: ignore[arg-type]
 
@@ -89,6 +93,8 @@ class Tilted:
         """A term with u inside; its name tells `_seen` how to divide by the mean."""
         plain = replace(acc, weigh="none")
         moved = acc.weigh == "full" and acc.mask is tile.neg
+        if acc.weigh == "full" and acc.kind != "peak" and not (moved or acc.mask is tile.pos):
+            raise CannotFold
         if not moved or acc.kind == "peak" or not isinstance(acc.x, Tensor):
             return {name: plain}  # weights of mean 1 leave counts alone, and maxima see presence only
         if acc.kind == "lse":

@@ -17,7 +17,7 @@ from mettle.durable import write_bytes
 from mettle.errors import DataError, InputError, RunError
 from mettle.losses import SelfTriplet
 from mettle.model import Embedder, EmbedderSpec
-from mettle.pairs import Acc, Rows, Tile, dense
+from mettle.pairs import Acc, Rows, Tile, Traits, dense
 from mettle.pairs.engine import layout
 from mettle.pairs.job import weights
 from mettle.train.artifact import Run
@@ -172,8 +172,7 @@ class Given:
     table: Tensor
 
     detach = True
-    continuous = True
-    negatives = "plain"
+    traits = Traits(continuous=True, trusted=True, negatives="plain")
 
     def stats(self, tile: Tile) -> dict[str, Acc]:
         """Nothing."""

@@ -1,13 +1,13 @@
-"""The door that the engine knocks at: a fused evaluation where there is one, None where there is not."""
+"""The door that the engine knocks at: a fused evaluation where there is one, else the reason why there is not."""
 
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs.fused.form import Form, fused_form
+from mettle.pairs.fused.form import Form, find_form
+from mettle.pairs.kernel_spec import NoKernel
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,11 @@ def call(z: Tensor, labels: Tensor, ref: Any, ids: Tensor | None, biased: Any) -
     return Call(z, labels, other, names, both, known)
 
 
-def fits(loss: Any, difficulty: Any, given: Call) -> Form | str | None:
-    """The fused form, ``"hardest"`` for batch-hard mining, or None."""
-    from mettle.pairs.fused.peak import mines_hardest
-
-    if given.z.dtype != torch.float64 and given.ids is None and mines_hardest(loss, difficulty):
-        return "hardest"
-    return fused_form(loss, difficulty, given)
-
-
-def attempt(loss: Any, difficulty: Any, given: Call) -> Found | None:
-    """Evaluate where a fused form exists."""
-    form = fits(loss, difficulty, given)
-    if form is None:
-        return None
+def attempt(loss: Any, difficulty: Any, given: Call) -> Found | NoKernel:
+    """Evaluate where the kernels can."""
+    form = find_form(loss, difficulty, given)
+    if isinstance(form, NoKernel):
+        return form
     ref = None if given.ref is None or given.ref_labels is None else (given.ref, given.ref_labels)
     if isinstance(form, Form):
         from mettle.pairs.fused.call import fused

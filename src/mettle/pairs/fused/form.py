@@ -1,18 +1,28 @@
-"""Which losses have a fused form, and what the kernels must know of them.
+"""From what a loss and a difficulty declare to what the kernels are launched with.
 
 A form is a small description: how a negative enters its row (``far``), how the positives enter and the row ends
-(``finish``), and the numbers of both. It is recognised from the loss and its difficulty; whatever is not recognised
-runs on the tiled engine.
+(``finish``), and the numbers of both. It follows from the `KernelSpec` that the loss declares; whatever declares none,
+or one that these kernels cannot compute, runs on the tiled engine, with the reason.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+
+from mettle.pairs.kernel_spec import (
+    BatchHardSpec,
+    ExponentialWeights,
+    HardestWeights,
+    HingeSpec,
+    LinearWeights,
+    NoKernel,
+    RelativeWeights,
+    SoftmaxSpec,
+    declared_spec,
+)
 
 Far = Literal["plain", "threshold", "tilt", "relative", "raw", "hinge"]
 Finish = Literal["supcon out", "supcon in", "infonce", "npair", "contrastive"]
@@ -21,6 +31,13 @@ LOG2E = math.log2(math.e)
 EXPONENT = 64.0  # sums of e^±64 over millions of pairs, and their inverses, are ordinary float32 numbers
 WIDEST = 4096  # columns of an embedding that one row of the small kernels can hold
 HALF_FROM = 0.05  # temperature from which float16 operands are accurate enough
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+FINISHES: dict[str, Finish] = {
+    "supcon_out": "supcon out",
+    "supcon_in": "supcon in",
+    "infonce": "infonce",
+    "npair": "npair",
+}
 
 
 @dataclass(frozen=True)
@@ -97,27 +114,79 @@ class Form:
 
 
 def fused_form(loss: Any, difficulty: Any, job: Any) -> Form | None:
-    """The fused form of a loss under a difficulty, None where there is none.
+    """The fused form of a loss under a difficulty, None where there is none."""
+    found = find_form(loss, difficulty, job)
+    return found if isinstance(found, Form) else None
+
+
+def find_form(loss: Any, difficulty: Any, job: Any) -> Form | BatchHardSpec | NoKernel:
+    """What the kernels are to compute, or why they cannot.
 
     ``job`` needs ``z``, ``ref``, ``biased`` and ``ids``: anything that holds what the engine was called with.
     """
-    maker = _LOSSES.get(_name(loss))
-    if maker is None or not _suits(job):
-        return None
-    constant = difficulty is None or _name(difficulty) in _CONSTANT
-    form = _remembered(loss, difficulty) if constant else _made(loss, difficulty)
-    return None if form is None or (form.second and job.biased is None) else form
+    spec = declared_spec(loss, difficulty)
+    if isinstance(spec, NoKernel):
+        return spec
+    form = spec if isinstance(spec, BatchHardSpec) else lower_spec(spec)
+    if isinstance(form, NoKernel):
+        return form
+    refusal = _refuse_data(job)
+    if refusal is None and isinstance(form, Form) and form.second and job.biased is None:
+        refusal = NoKernel("the second encoder's embeddings are missing")
+    return refusal or form
 
 
-def _made(loss: Any, difficulty: Any) -> Form | None:
-    form = _LOSSES[_name(loss)](loss, difficulty)
-    return None if form is None else _ranged(form)
+@lru_cache(256)
+def lower_spec(spec: SoftmaxSpec | HingeSpec) -> Form | NoKernel:
+    """The form of a spec; a training run asks for the same one a million times."""
+    if isinstance(spec, HingeSpec):
+        return Form("contrastive", "hinge", margins=(spec.positive_margin, spec.negative_margin), shape=spec.form)
+    form = Form(
+        FINISHES[spec.row_loss],
+        temperature=spec.temperature,
+        unit=spec.measure == "cosine",
+        numerator=spec.positive_weights == "numerator",
+        by=spec.divide_by,
+        scale=spec.scale,
+        mean_all=spec.all_anchors,
+        prior=spec.prior,
+    )
+    weighed = form if spec.weights is None else _with_weights(form, spec)
+    return weighed if isinstance(weighed, NoKernel) else _with_safe_exponent(weighed)
 
 
-@lru_cache(64)
-def _remembered(loss: Any, difficulty: Any) -> Form | None:
-    """Losses and most difficulties are frozen: a training run asks for the same form a million times."""
-    return _made(loss, difficulty)
+def _with_weights(form: Form, spec: SoftmaxSpec) -> Form | NoKernel:
+    """The form with its weights inside."""
+    w = spec.weights
+    if spec.row_loss == "npair":
+        return NoKernel("the N-pair kernels take no weights")
+    if isinstance(w, HardestWeights):
+        return NoKernel("kernels that mine the hardest pairs have no softmax")
+    if isinstance(w, LinearWeights):
+        form = replace(
+            form,
+            near_slope=w.positive_slope,
+            near_knee=w.positive_threshold,
+            near_least=w.positive_floor,
+            live=w.differentiable,
+        )
+        if spec.weigh_negatives and w.negative_slope:
+            form = replace(
+                form, far="threshold", slope=w.negative_slope, knee=w.negative_threshold, least=w.negative_floor
+            )
+    elif isinstance(w, ExponentialWeights):
+        if spec.weigh_negatives and w.beta:
+            form = replace(form, far="tilt", beta=w.beta, live=w.differentiable)
+    elif isinstance(w, RelativeWeights):
+        if not spec.weigh_negatives:
+            return NoKernel("kernels that compare two encoders weigh negatives")
+        form = replace(form, far="raw" if w.raw else "relative")
+    # Exponential weights have mean 1, so their sum is the count too.
+    if form.prior == 0 or spec.negatives == "plain" or form.far in ("plain", "tilt"):
+        return form
+    if form.live or form.far != "threshold":
+        return NoKernel("the kernels count negatives by weight only where the weights are linear and constant")
+    return replace(form, count_weight=True)
 
 
 def precision(form: Form, dtype: torch.dtype) -> Literal["half", "split"]:
@@ -127,15 +196,20 @@ def precision(form: Form, dtype: torch.dtype) -> Literal["half", "split"]:
     return "half" if half and safe else "split"
 
 
-def _suits(job: Any) -> bool:
-    """Widths and types that the kernels hold; left out: float64, and pairs excluded by id."""
-    sides: list[Tensor] = [job.z, *(x for x in (job.ref,) if x is not None), *(job.biased or ())]
-    wide = max(x.shape[1] for x in sides)
-    kinds = (torch.float16, torch.bfloat16, torch.float32)
-    return wide <= WIDEST and all(x.dtype in kinds for x in sides) and job.ids is None
+def _refuse_data(job: Any) -> NoKernel | None:
+    """Widths and types that the kernels do not hold; and pairs excluded by id."""
+    for x in (job.z, job.ref, *(job.biased or ())):
+        if x is None:
+            continue
+        if x.shape[1] > WIDEST:
+            return NoKernel(f"embeddings are {x.shape[1]} wide, the kernels hold {WIDEST} columns")
+        if x.dtype not in DTYPES:
+            came = str(x.dtype).removeprefix("torch.")
+            return NoKernel(f"embeddings are {came}, the kernels compute in float32 at most")
+    return None if job.ids is None else NoKernel("the kernels cannot leave out pairs of equal id")
 
 
-def _ranged(form: Form) -> Form | None:
+def _with_safe_exponent(form: Form) -> Form | NoKernel:
     """The form with a fixed maximum where that is safe, else with a running one, else none."""
     if form.far == "hinge":
         return form
@@ -143,114 +217,6 @@ def _ranged(form: Form) -> Form | None:
     if form.unit and power / form.temperature <= EXPONENT:
         return form
     simple = form.far in ("plain", "threshold", "raw") and not form.count_weight
-    return replace(form, online=True) if simple else None
-
-
-def _name(x: Any) -> str:
-    """Its type, by its full name: this room may not import the rooms of losses and difficulties."""
-    return f"{type(x).__module__}.{type(x).__qualname__}"
-
-
-def _supcon(loss: Any, difficulty: Any) -> Form | None:
-    if loss.neg_weight == "penalty":
-        return None
-    base = 1.0 if loss.base_temperature is None else loss.temperature / loss.base_temperature
-    by = loss.normalise or ("count" if loss.numerator_only else "weight")
-    form = Form(
-        "supcon out" if loss.form == "out" else "supcon in",
-        temperature=loss.temperature,
-        numerator=loss.numerator_only,
-        by=by,
-        scale=base,
-        mean_all=loss.mean_all,
-    )
-    form = _weighed(form, difficulty)
-    if form is None or loss.neg_weight == "denominator":
-        return form
-    # "none": negatives enter unweighted.
-    return replace(form, far="plain", slope=0.0, beta=0.0) if form.far in ("plain", "threshold", "tilt") else None
-
-
-def _infonce(loss: Any, difficulty: Any) -> Form | None:
-    form = _weighed(Form("infonce", temperature=loss.temperature, prior=loss.prior), difficulty)
-    if form is None or loss.prior == 0:
-        return form
-    by_weight = (loss.count or getattr(difficulty, "negatives", "weight")) == "weight"
-    if form.far in ("plain", "tilt") or not by_weight:
-        # A tilt's weights have mean 1, so their sum is the count too.
-        return form
-    return None if form.live or form.far != "threshold" else replace(form, count_weight=True)
-
-
-def _npair(loss: Any, difficulty: Any) -> Form | None:
-    return Form("npair", unit=False) if difficulty is None else None
-
-
-def _contrastive(loss: Any, difficulty: Any) -> Form | None:
-    if difficulty is not None or loss.measure != "cosine":
-        return None
-    return Form("contrastive", "hinge", margins=(loss.positive, loss.negative), shape=loss.form)
-
-
-def _weighed(form: Form, difficulty: Any) -> Form | None:
-    """The form with its difficulty inside."""
-    if difficulty is None:
-        return form
-    maker = _DIFFICULTIES.get(_name(difficulty))
-    return None if maker is None else maker(form, difficulty)
-
-
-def _threshold(form: Form, it: Any, strength: float = 1.0) -> Form:
-    hinge = it.form == "hinge"
-    return replace(
-        form,
-        far="threshold" if it.beta * strength else "plain",
-        slope=strength * it.beta / (1 - it.negative),
-        knee=it.negative,
-        least=0.0 if hinge else -strength,
-        near_slope=strength * it.alpha / it.positive,
-        near_knee=it.positive,
-        near_least=0.0 if hinge else -float("inf"),
-        live=not it.detach,
-    )
-
-
-def _adaptive(form: Form, it: Any) -> Form:
-    return _threshold(form, it.current())
-
-
-def _curriculum(form: Form, it: Any) -> Form | None:
-    inside = it.difficulty
-    if _name(inside) == "mettle.difficulty.adaptive.AdaptiveThreshold":
-        inside = inside.current()
-    return _threshold(form, inside, it.strength) if _name(inside) == "mettle.difficulty.threshold.Threshold" else None
-
-
-def _importance(form: Form, it: Any) -> Form:
-    return replace(form, far="tilt", beta=it.beta, live=not it.detach) if it.beta else form
-
-
-def _relative(form: Form, it: Any) -> Form | None:
-    if not it.detach or it.form == "distance":
-        return None
-    return replace(form, far="raw" if it.form == "raw" else "relative")
-
-
-_LOSSES: dict[str, Callable[[Any, Any], Form | None]] = {
-    "mettle.losses.supcon.SupCon": _supcon,
-    "mettle.losses.infonce.InfoNCE": _infonce,
-    "mettle.losses.npair.NPair": _npair,
-    "mettle.losses.contrastive.Contrastive": _contrastive,
-}
-_CONSTANT = {
-    "mettle.difficulty.threshold.Threshold",
-    "mettle.difficulty.importance.Importance",
-    "mettle.difficulty.relative.Relative",
-}
-_DIFFICULTIES: dict[str, Callable[[Form, Any], Form | None]] = {
-    "mettle.difficulty.threshold.Threshold": _threshold,
-    "mettle.difficulty.adaptive.AdaptiveThreshold": _adaptive,
-    "mettle.difficulty.combine.curriculum": _curriculum,
-    "mettle.difficulty.importance.Importance": _importance,
-    "mettle.difficulty.relative.Relative": _relative,
-}
+    if not simple:
+        return NoKernel(f"a temperature of {form.temperature} with these weights is outside the range of the kernels")
+    return replace(form, online=True)

@@ -25,18 +25,6 @@ from mettle.pairs.fused.tile import held, product
 PULLED = 8  # rows of a block on the way back
 
 
-def mines_hardest(loss: Any, difficulty: Any) -> bool:
-    """Whether this is batch-hard triplet on the sphere."""
-    if f"{type(loss).__module__}.{type(loss).__qualname__}" != "mettle.losses.triplet.Triplet":
-        return False
-    if loss.measure != "cosine" or loss.mining not in ("hardest", "all"):
-        return False
-    if difficulty is None:
-        return loss.mining == "hardest"
-    named = f"{type(difficulty).__module__}.{type(difficulty).__qualname__}" == "mettle.difficulty.hardest.Hardest"
-    return named and difficulty.side == "both"
-
-
 def hardest_rows(
     loss: Any, z: Tensor, labels: Tensor, ref: tuple[Tensor, Tensor] | None = None, mode: str | None = None
 ) -> dict[str, Tensor]:

@@ -1,0 +1,222 @@
+"""What a loss and a difficulty declare so that the fused kernels compute them: data, checked where it is made.
+
+The kernels know one family of losses. A loss whose formula is in it says so by ``kernel_spec(weights)``, a difficulty
+by ``kernel_weights()``; the tiles remain the reference, and a test can hold the two against each other.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from mettle.errors import InputError
+from mettle.pairs.declarations import overridden_since
+
+
+@dataclass(frozen=True)
+class LinearWeights:
+    """Weights that are piecewise linear in the cosine s.
+
+    Formula:
+        negatives  w = 1 + max(negative_slope · (s − negative_threshold), negative_floor)
+        positives  w = 1 + max(positive_slope · (positive_threshold − s), positive_floor)
+    A slope of 0 leaves its side at weight 1. ``differentiable``: gradient flows through the weights.
+    """
+
+    negative_slope: float = 0.0
+    negative_threshold: float = 0.0
+    negative_floor: float = 0.0
+    positive_slope: float = 0.0
+    positive_threshold: float = 0.0
+    positive_floor: float = 0.0
+    differentiable: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.negative_slope >= 0 and self.positive_slope >= 0, "slopes must be at least 0", self)
+        _require(self.negative_floor >= -1, "negative_floor must be at least -1: no negative weighs less than 0", self)
+
+    def scaled(self, strength: float) -> "LinearWeights":
+        """1 + strength · (w − 1)."""
+        floor = self.positive_floor if self.positive_floor == -float("inf") else strength * self.positive_floor
+        return replace(
+            self,
+            negative_slope=strength * self.negative_slope,
+            negative_floor=strength * self.negative_floor,
+            positive_slope=strength * self.positive_slope,
+            positive_floor=floor,
+        )
+
+
+@dataclass(frozen=True)
+class ExponentialWeights:
+    """Negatives weigh e^{beta·s/temperature} over its mean among the anchor's negatives; positives weigh 1."""
+
+    beta: float
+    differentiable: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.beta >= 0, "beta must be at least 0", self)
+
+
+@dataclass(frozen=True)
+class RelativeWeights:
+    """Negatives weigh 1 + σ of how much harder they are here than for a second encoder; positives weigh 1.
+
+    As `mettle.difficulty.Relative`: ``raw`` is its form "raw", else its form "similarity". Constants for the gradient.
+    """
+
+    raw: bool = False
+
+
+@dataclass(frozen=True)
+class HardestWeights:
+    """Of each anchor, the least similar positive and the most similar negative weigh 1, all others 0."""
+
+
+KernelWeights = LinearWeights | ExponentialWeights | RelativeWeights | HardestWeights
+"""What a difficulty may declare by ``kernel_weights()``."""
+
+RowLoss = Literal["supcon_out", "supcon_in", "infonce", "npair"]
+
+# A loss makes its spec on every call: what the checks need is made once.
+KINDS, ROW_LOSSES = get_args(KernelWeights), get_args(RowLoss)
+ONE_OF_ROW_LOSSES = f"row_loss must be one of {ROW_LOSSES}"
+
+
+@dataclass(frozen=True)
+class SoftmaxSpec:
+    """A softmax over pairs, with x = s / temperature, N(i) the negatives and P(i) the positives of an anchor.
+
+    Formula, w the weights, F_i = Σ_{n∈N(i)} w·e^x:
+        supcon_out  scale · Σ_p w·(log D − x) / divisor,                  D = F + Σ_p w·eˣ, s the cosine
+        supcon_in   scale · (log D − log Σ_p w·eˣ + log divisor),         the same D
+        infonce     Σ_p w·log(1 + G/eˣ) / Σ_p w,                          G = F, or debiased by ``prior``, s the cosine
+        npair       log(1 + F / e^{Σ_p x}),                               s the dot product, temperature 1, no weights
+
+    Args:
+        row_loss: the line above.
+        temperature: as above.
+        weights: of the pairs; None where all count alike. Hand on what ``kernel_spec`` was given.
+        positive_weights: ``numerator`` leaves them out of D (SupCon).
+        weigh_negatives: False leaves the negatives in F unweighted (SupCon).
+        divide_by: the divisor is the ``count`` of positives, their total ``weight``, or 1 (``sum``) (SupCon).
+        scale: multiplies the value (SupCon).
+        all_anchors: anchors without positives count as 0 in the mean, instead of being left out (SupCon).
+        prior: chance that a negative is really of the anchor's class (InfoNCE).
+        negatives: what the prior multiplies: the number of negatives (``plain``), or their total ``weight`` (InfoNCE).
+    """
+
+    row_loss: RowLoss
+    temperature: float = 1.0
+    weights: KernelWeights | None = None
+    positive_weights: Literal["everywhere", "numerator"] = "everywhere"
+    weigh_negatives: bool = True
+    divide_by: Literal["count", "weight", "sum"] = "weight"
+    scale: float = 1.0
+    all_anchors: bool = False
+    prior: float = 0.0
+    negatives: Literal["plain", "weight"] = "plain"
+
+    def __post_init__(self) -> None:
+        _require(self.row_loss in ROW_LOSSES, ONE_OF_ROW_LOSSES, self)
+        _require(self.temperature > 0, "temperature must be above 0", self)
+        _require(0 <= self.prior < 1, "prior must be in [0, 1)", self)
+        _require(self.weights is None or isinstance(self.weights, KINDS), "weights must be KernelWeights", self)
+        _require(self.row_loss != "npair" or self.temperature == 1, "the N-pair kernels have temperature 1", self)
+
+    @property
+    def measure(self) -> str:
+        """The similarity that the kernels compute."""
+        return "dot" if self.row_loss == "npair" else "cosine"
+
+
+@dataclass(frozen=True)
+class HingeSpec:
+    """Hinges on the distances d of unit vectors: mean over positives plus mean over negatives, without weights.
+
+    Formula:
+        squared  [d² − m₊²]₊ and [m₋² − d²]₊;  hadsell  [d − m₊]₊² and [m₋ − d]₊²;  linear  [d − m₊]₊ and [m₋ − d]₊
+    """
+
+    positive_margin: float
+    negative_margin: float
+    form: Literal["squared", "hadsell", "linear"] = "hadsell"
+
+    def __post_init__(self) -> None:
+        known = ("squared", "hadsell", "linear")
+        _require(self.form in known, f"form must be one of {known}", self)
+
+    @property
+    def measure(self) -> str:
+        """The similarity that the kernels compute."""
+        return "cosine"
+
+
+@dataclass(frozen=True)
+class BatchHardSpec:
+    """The farthest positive and the closest negative of each anchor on the unit sphere.
+
+    The kernels mine the two pairs. The loss does the rest, on rows of one entry per anchor: ``distance(tile)`` turns
+    similarities into distances, which must fall as similarities rise; ``finish``, ``defined`` and ``share`` get the
+    rows ``farthest`` (a distance), ``closest`` (minus a distance), −inf where there is none, ``positives`` and
+    ``negatives present`` (how many there are).
+    """
+
+    @property
+    def measure(self) -> str:
+        """The similarity that the kernels compute."""
+        return "cosine"
+
+
+KernelSpec = SoftmaxSpec | HingeSpec | BatchHardSpec
+"""What a loss may declare by ``kernel_spec(weights)``."""
+
+SPECS = get_args(KernelSpec)
+
+
+@dataclass(frozen=True)
+class NoKernel:
+    """Why the fused kernels do not compute something: the end of the sentence "not fused because …"."""
+
+    reason: str
+
+
+def declared_weights(difficulty: Any) -> KernelWeights | NoKernel | None:
+    """What the kernels must know of a difficulty; None for none."""
+    if difficulty is None:
+        return None
+    return _declared(difficulty, "kernel_weights", KINDS)
+
+
+def declared_spec(loss: Any, difficulty: Any) -> KernelSpec | NoKernel:
+    """What the kernels must know of a loss under a difficulty."""
+    weights = declared_weights(difficulty)
+    if isinstance(weights, NoKernel):
+        return weights
+    spec = _declared(loss, "kernel_spec", SPECS, weights)
+    if not isinstance(spec, NoKernel) and loss.measure != spec.measure:
+        return NoKernel(f"the loss compares by {loss.measure!r}, its kernel spec by {spec.measure!r}")
+    return spec
+
+
+def _declared(part: Any, declaration: str, wanted: tuple[type, ...], *given: Any) -> Any:
+    """What an object declares by a method of this name, if it still describes the object's own maths."""
+    kind = type(part)
+    declare = getattr(part, declaration, None)
+    if declare is None:
+        return NoKernel(f"{kind.__name__} declares no {declaration}")
+    changed = overridden_since(kind, declaration)
+    if changed is not None:
+        return NoKernel(f"{kind.__name__} overrides {changed} and does not restate {declaration}")
+    found = declare(*given)
+    if found is None:
+        return NoKernel(f"{declaration} of {kind.__name__} gives none for these settings")
+    if not isinstance(found, (*wanted, NoKernel)):
+        names = ", ".join(x.__name__ for x in wanted)
+        raise InputError(
+            f"{declaration} of {kind.__name__} must give one of {names}, or NoKernel, got {type(found).__name__}"
+        )
+    return found
+
+
+def _require(condition: bool, message: str, spec: Any) -> None:
+    if not condition:
+        raise InputError(f"{message}, got {spec}")

@@ -1,0 +1,20 @@
+"""Weights of a difficulty, taken as a table: losses must use them as they use the difficulty itself."""
+
+from dataclasses import replace
+
+import torch
+
+from mettle.difficulty import Relative
+from mettle.losses import InfoNCE
+from mettle.train.two_encoder import Given, pair_weights
+
+
+def test_a_table_of_relative_weights_counts_negatives_as_relative_does():
+    """With a prior it matters whether a negative of weight 1.5 counts once or one and a half times."""
+    generator = torch.Generator().manual_seed(0)
+    z, other = (torch.randn(12, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    ids = torch.arange(6).repeat(2)
+    loss = InfoNCE(0.5, 0.1, Relative())
+    table = replace(loss, difficulty=Given(pair_weights(loss, z, ids, other)[0]))
+    torch.testing.assert_close(table(z, ids), loss(z, ids, biased=other))
+    assert not torch.isclose(replace(table, count="weight")(z, ids), loss(z, ids, biased=other), rtol=1e-3)
