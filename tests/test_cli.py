@@ -130,14 +130,16 @@ class TestBadInput:
     def test_corrupt_image(self, tmp_path):
         self.folder(tmp_path / "d")
         (tmp_path / "d" / "0" / "0.png").write_bytes(b"<html>not a picture</html>")
-        text = one_line("train", "supcon", "--data", tmp_path / "d", "--runs", tmp_path / "runs")
+        told = ("--set", "data.policy=fail")  # without, it is left out and named
+        text = one_line("train", "supcon", "--data", tmp_path / "d", "--runs", tmp_path / "runs", *told)
         assert "0.png" in text and not (tmp_path / "runs").exists()
         assert "data.policy='skip'" in text
 
     def test_corrupt_image_is_listed_with_policy_skip(self, tmp_path):
         self.folder(tmp_path / "d", each=30)
         (tmp_path / "d" / "0" / "0.png").write_bytes(b"")
-        text = one_line("train", "supcon", "--data", tmp_path / "d", "--runs", tmp_path / "runs")
+        told = ("--set", "data.policy=fail")
+        text = one_line("train", "supcon", "--data", tmp_path / "d", "--runs", tmp_path / "runs", *told)
         assert "or leave it out: data.policy='skip' in a recipe (--set data.policy=skip of train" in text
         options = [
             "--set",

@@ -61,7 +61,7 @@ def test_search_is_judged_against_the_fastest_way_of_numpy(monkeypatch):
     spent |= {claims.FAISS: 1.0, claims.FAISS_BATCH: 1.0}
     rows = np.arange(10)[None]
     monkeypatch.setattr(claims, "PEOPLE", 50)
-    monkeypatch.setattr(claims, "_timed", lambda way, probes: (way, rows))
+    monkeypatch.setattr(claims, "_time_search", lambda way, probes: (way, rows))
     monkeypatch.setattr(claims, "_search_ways", lambda people: spent)  # as fast as it says
     found = CLAIMS["search"].trial(2, None)
     assert found.verdict == "contradicted" and "2.50 times as fast [2.50, 2.50], 3 wanted" in found.lines[-1]

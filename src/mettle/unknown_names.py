@@ -107,12 +107,12 @@ def explain_arguments(made: F) -> F:
     more frame.
     """
     if isinstance(made, type):
-        made.__init__ = _explained(made.__init__)
+        made.__init__ = _explain_arguments(made.__init__)
         return made  # pyright: ignore[reportReturnType]
-    return _explained(made)
+    return _explain_arguments(made)
 
 
-def _explained(function: Any) -> Any:
+def _explain_arguments(function: Any) -> Any:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -130,7 +130,7 @@ def _unknown_argument(function: Any, args: tuple[Any, ...], kwargs: Mapping[str,
     """What is wrong with the keywords of a call, or None where they are not what is wrong."""
     own = type(args[0]) if function.__name__ == "__init__" and args else None
     chain = [function] if own is None else [vars(base)["__init__"] for base in own.__mro__ if "__init__" in vars(base)]
-    accepted = _accepted(chain)
+    accepted = _accepted_arguments(chain)
     unknown = None if accepted is None else next((name for name in kwargs if name not in accepted), None)
     if accepted is None or unknown is None:
         return None
@@ -139,7 +139,7 @@ def _unknown_argument(function: Any, args: tuple[Any, ...], kwargs: Mapping[str,
     return UnknownArgument(f"{function.__name__ if own is None else own.__name__} has no argument {unknown!r}{hint}")
 
 
-def _accepted(functions: Iterable[Any]) -> list[str] | None:
+def _accepted_arguments(functions: Iterable[Any]) -> list[str] | None:
     """Names that these take as keywords, each passing on what it does not know; None where the last one takes any."""
     found: list[str] = []
     for function in functions:

@@ -95,7 +95,7 @@ def test_pretended_errors_are_what_relabelling_gives():
     x, y, _ = crowd(5, subjects=5, each=4)
     _, unit, label, people = suspects._classes(x, y)
     sums, size = suspects._sums(unit, label, len(people))
-    values, weights = suspects._pretended(unit, label, np.arange(3), sums, size)
+    values, weights = suspects._score_planted_errors(unit, label, np.arange(3), sums, size)
     expected = []
     for row in range(3):
         for other in np.setdiff1d(people, y[row]):

@@ -97,7 +97,7 @@ def search(seeds: int, cache: Path | None) -> Outcome:
                 rng = np.random.default_rng(seed)
                 people, probes = (rng.standard_normal((n, WIDE)).astype(np.float32) for n in (PEOPLE, PROBES))
                 people, probes = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (people, probes))
-                found = {name: _timed(way, probes) for name, way in _search_ways(people).items()}
+                found = {name: _time_search(way, probes) for name, way in _search_ways(people).items()}
                 for name, (spent, _) in found.items():
                     times.setdefault(name, []).append(spent)
                 first = found[FAISS][1]
@@ -153,7 +153,7 @@ def _search_ways(people: Any) -> dict[str, Callable[[Any], Any]]:
     }
 
 
-def _timed(way: Callable[[Any], Any], probes: Any) -> tuple[float, Any]:
+def _time_search(way: Callable[[Any], Any], probes: Any) -> tuple[float, Any]:
     """The shortest of a few times, in milliseconds a probe, and what was found; the first call warms up."""
     found, times = way(probes), []
     for _ in range(REPEATS):

@@ -24,7 +24,7 @@ def reproduce(
         raise InputError(f"--seeds must be between {LEAST} and {MOST}, got {seeds}")
     if not claims:
         if as_json:
-            print(json.dumps({name: _listed(claim) for name, claim in CLAIMS.items()}, indent=1))
+            print(json.dumps({name: _describe_claim(claim) for name, claim in CLAIMS.items()}, indent=1))
             return
         for name, claim in CLAIMS.items():
             print(f"  {name:<10}  {claim.says}{f' ({WITHDRAWN})' if claim.withdrawn else ''}")
@@ -36,7 +36,7 @@ def reproduce(
     found = {}
     for name in CLAIMS if "all" in claims else dict.fromkeys(claims):
         outcome = CLAIMS[name].judge(seeds, cache())
-        found[name] = {**_listed(CLAIMS[name]), **asdict(outcome)}
+        found[name] = {**_describe_claim(CLAIMS[name]), **asdict(outcome)}
         if not as_json:
             print(f"{name}: {CLAIMS[name].says}", *(f"  {line}" for line in outcome.lines), sep="\n")
             print(f"  {outcome.verdict}", flush=True)
@@ -44,6 +44,6 @@ def reproduce(
         print(json.dumps(found, indent=1))
 
 
-def _listed(claim: Claim) -> dict[str, str]:
+def _describe_claim(claim: Claim) -> dict[str, str]:
     """A claim, with the reason where its verdict is withdrawn."""
     return {"says": claim.says} | ({"withdrawn": claim.withdrawn} if claim.withdrawn else {})

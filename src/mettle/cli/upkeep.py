@@ -73,7 +73,8 @@ def calibrate(
     if not keep:
         end = "not kept: answer at one of these by --threshold"
     elif point is None:
-        end = f"nothing could be measured, so nothing was kept: {_missing(next(iter(found.values()))['impostors'])}"
+        pairs = next(iter(found.values()))["impostors"]
+        end = f"nothing could be measured, so nothing was kept: {_describe_missing_pairs(pairs)}"
     else:
         end = f"kept: answers at these rates go by it, and without --far at {point.far:g} per {point.per}"
     print(f"measured on {next(iter(found.values()))['measured_on']}; {end}")
@@ -184,7 +185,7 @@ def snapshot(
         print(opened.snapshot(output))
 
 
-def _missing(pairs: int) -> str:
+def _describe_missing_pairs(pairs: int) -> str:
     """What a calibration that measured nothing would have needed."""
     from mettle.match.calibration import lowest_rate
 

@@ -138,11 +138,11 @@ def label_errors(embeddings: Any, labels: Any) -> Suspects:
     order = np.argsort(-suspicion, kind="stable")
     # Every so many-th of the ranking stands for all: the same rows whatever their order in the file.
     some = np.linspace(0, len(able) - 1, min(len(able), max(_FEWEST, _PRETENDED // len(people)))).astype(np.int64)
-    noise = estimate_label_noise(suspicion[order], *_pretended(unit, label, able[order][some], sums, size))
+    noise = estimate_label_noise(suspicion[order], *_score_planted_errors(unit, label, able[order][some], sums, size))
     return Suspects(able[order], suspicion[order], people[suggested[order]], noise)
 
 
-def _pretended(
+def _score_planted_errors(
     unit: np.ndarray, label: np.ndarray, at: np.ndarray, sums: np.ndarray, size: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Suspicions that samples would have under the label of every other class, and how common those classes are."""

@@ -183,7 +183,7 @@ def declared_weights(difficulty: Any) -> KernelWeights | NoKernel | None:
     """What the kernels must know of a difficulty; None for none."""
     if difficulty is None:
         return None
-    return _declared(difficulty, "kernel_weights", KINDS)
+    return _read_declaration(difficulty, "kernel_weights", KINDS)
 
 
 def declared_spec(loss: Any, difficulty: Any) -> KernelSpec | NoKernel:
@@ -191,13 +191,13 @@ def declared_spec(loss: Any, difficulty: Any) -> KernelSpec | NoKernel:
     weights = declared_weights(difficulty)
     if isinstance(weights, NoKernel):
         return weights
-    spec = _declared(loss, "kernel_spec", SPECS, weights)
+    spec = _read_declaration(loss, "kernel_spec", SPECS, weights)
     if not isinstance(spec, NoKernel) and loss.measure != spec.measure:
         return NoKernel(f"the loss compares by {loss.measure!r}, its kernel spec by {spec.measure!r}")
     return spec
 
 
-def _declared(part: Any, declaration: str, wanted: tuple[type, ...], *given: Any) -> Any:
+def _read_declaration(part: Any, declaration: str, wanted: tuple[type, ...], *given: Any) -> Any:
     """What an object declares by a method of this name, if it still describes the object's own maths."""
     kind = type(part)
     declare = getattr(part, declaration, None)
