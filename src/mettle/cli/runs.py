@@ -59,7 +59,7 @@ def train(
         said.append(note)
         print(f"note: {note}", flush=True)
 
-    def started(run: Any) -> None:
+    def print_folder(run: Any) -> None:
         print(f"run folder: {run.folder}", flush=True)
         if resumed:
             print(_whence(run.folder), flush=True)
@@ -69,7 +69,9 @@ def train(
     plan = _plan(recipe, folder, resume, overrides or [], given, say)
     print(plan.title(), flush=True)
     with progress(plan.train.steps, plan.train.log_every, _has_difficulty(plan)) as show:
-        outcome = run_training(plan, folder, resume=resume, cache=cache(), progress=show, say=say, started=started)
+        outcome = run_training(
+            plan, folder, resume=resume, cache=cache(), progress=show, say=say, on_start=print_folder
+        )
     for note in outcome.notes:
         if note not in said:
             say(note)

@@ -26,6 +26,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -260,6 +261,7 @@ def _resized_array(picture: Image.Image, size: Size | None, resize: Resize, turn
     return array[:, :, None] if array.ndim == 2 else array
 
 
+@cache  # asked for every file of a folder
 def can_read_heic() -> bool:
     """Whether pillow-heif, which decodes HEIC, is installed."""
     return importlib.util.find_spec("pillow_heif") is not None

@@ -9,7 +9,7 @@ folder keeps the recipe with all values filled in and an empty ``auto``.
 import importlib.util
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +59,7 @@ class Choice:
 class PictureFacts:
     """The sizes (height, width) of some pictures of a source, as they are to be looked at, and whether all are grey."""
 
-    sizes: tuple[Size, ...] = field(repr=False)
+    sizes: tuple[Size, ...]
     grey: bool = False  # all of them
 
     @property
@@ -88,18 +88,20 @@ def measure_pictures(inputs: Inputs, most: int = LOOKED_AT) -> PictureFacts:
 
 def choose_pictures(recipe: "Recipe", inputs: Inputs, device: str) -> list[Choice]:
     """Channels and size of the pictures, where the recipe leaves them open and they do not fit as they are."""
-    if inputs.kind != "image" or (recipe.data.size is not None and recipe.data.channels is not None):
-        return []
+    data = recipe.data
+    open_size, open_channels = data.size is None, data.channels is None and "data.channels" in recipe.auto
+    if inputs.kind != "image" or not (open_size or open_channels):
+        return []  # and no header is read
     found = measure_pictures(inputs)
     if not found.sizes:
         return []  # none can be read: reading them says so
-    chosen = []
-    if "data.channels" in recipe.auto and recipe.data.channels is None and found.grey and inputs.shape[2] != 1:
-        chosen.append(Choice("data.channels", 1, "all pictures are grey"))
-    return chosen if recipe.data.size is not None else chosen + _choose_size(recipe, found, len(inputs), device)
+    wants_grey = open_channels and found.grey and inputs.shape[2] != 1
+    chosen = [Choice("data.channels", 1, "all pictures are grey")] if wants_grey else []
+    return chosen + (_choose_size(recipe, found, len(inputs), device) if open_size else [])
 
 
 def _choose_size(recipe: "Recipe", found: PictureFacts, total: int, device: str) -> list[Choice]:
+    """One size for all, and how they get it, where they do not share one that is small enough for the machine."""
     largest = LARGEST_SIDE["cuda" if device.startswith("cuda") else "cpu"]
     height, width = found.sizes[0]
     machine = f"up to {largest} on {'a GPU' if largest > LARGEST_SIDE['cpu'] else 'a machine without a GPU'}"
@@ -121,7 +123,7 @@ def choose_training(recipe: "Recipe", samples: Samples, device: str, table: Tupl
     """Batch shape, network and augmentation, as far as the recipe leaves them open."""
     auto, part = set(recipe.auto), samples.part("train")
     chosen = _choose_batch(recipe, part, auto, table)
-    if part.inputs.kind == "image" and is_photographs(samples):
+    if is_photographs(samples):
         chosen += _choose_network(recipe, part, auto, device)
     return chosen
 

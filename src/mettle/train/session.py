@@ -182,11 +182,11 @@ def train(
     progress: Callable[[int, dict[str, Any]], None] = lambda step, line: None,
     tensorboard: bool = True,
     say: Callable[[str], None] = lambda note: None,
-    started: Callable[[Run], None] = lambda run: None,
+    on_start: Callable[[Run], None] = lambda run: None,
 ) -> Outcome:
     """Train a recipe, or a shipped one by its name or a file by its path, into ``folder``, or continue the run there.
 
-    ``progress`` is called after every step; ``say`` with each note about the data before the first; ``started`` once,
+    ``progress`` is called after every step; ``say`` with each note about the data before the first; ``on_start`` once,
     when the run folder is there and training is about to begin.
     """
     recipe, folder = as_recipe(recipe), _as_folder(folder)
@@ -207,7 +207,7 @@ def train(
     for note in told:
         say(note)
     run = old or create(folder, recipe, facts)
-    started(run)
+    on_start(run)
     trained.keep(run, samples)
     if recipe.train.method == "jtt" and recipe.jtt.copies:
         wrong, notes, done = _first(recipe, run, samples, progress)
