@@ -8,13 +8,15 @@ pixels. Nothing is squashed: a wide picture shows a wide window. The folder is n
 """
 
 import argparse
-import io
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
+
+from mettle.data.decode import Channels
+from mettle.data.images import PackedImages
 
 SIDES = (80, 320)
 ASPECTS = (0.6, 1.6)
@@ -31,16 +33,19 @@ def reframe(picture: Image.Image, rng: np.random.Generator) -> Image.Image:
     return window.resize(size, Image.Resampling.BICUBIC)
 
 
+def unpack_images(arrays: dict[str, np.ndarray], channels: Channels = 3) -> PackedImages:
+    """The pictures of an NPZ file that are encoded end to end, decoded when they are read."""
+    ends = [arrays[key].tobytes() if key in arrays else b"" for key in ("header", "trailer")]
+    return PackedImages(arrays["data"], arrays["offsets"], *ends, channels=channels)
+
+
 def read_packed(path: Path) -> Iterator[tuple[str, Image.Image]]:
     """(class, picture) of an NPZ file of packed pictures: data, offsets, header, trailer, label, class_names."""
     arrays = dict(np.load(path))
-    data, ends = arrays["data"].tobytes(), arrays["offsets"]
-    header, trailer = (arrays[key].tobytes() if key in arrays else b"" for key in ("header", "trailer"))
-    names = arrays.get("class_names")
+    images, names = unpack_images(arrays), arrays.get("class_names")
     for i, label in enumerate(arrays["label"].tolist()):
-        encoded = header + data[ends[i] : ends[i + 1]] + trailer
         name = f"class-{label:03d}" if names is None else str(names[label])
-        yield name.replace("/", "-"), Image.open(io.BytesIO(encoded)).convert("RGB")
+        yield name.replace("/", "-"), Image.fromarray(images.read(np.array([i]))[0])
 
 
 def draw_pictures(classes: int, each: int, seed: int) -> Iterator[tuple[str, Image.Image]]:

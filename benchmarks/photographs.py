@@ -11,15 +11,16 @@ together: that one must be stopped.
 """
 
 import argparse
-import io
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
+from photo_folder import unpack_images
 from PIL import Image
 from record import keep
 
+from mettle.data.decode import read_header
 from mettle.errors import NumericError
 from mettle.evaluate import verification
 from mettle.model import embed
@@ -53,11 +54,9 @@ def thin(source: Path, label: str, size: tuple[int, int], target: Path) -> None:
     if "images" in arrays:
         images = arrays["images"][chosen]
     else:
-        data, ends = arrays["data"].tobytes(), arrays["offsets"]
-        header, trailer = arrays["header"].tobytes(), arrays["trailer"].tobytes()
-        encoded = [header + data[ends[i] : ends[i + 1]] + trailer for i in at]
-        grey = Image.open(io.BytesIO(encoded[0])).mode == "L"
-        opened = (Image.open(io.BytesIO(one)).convert("L" if grey else "RGB") for one in encoded)
+        grey = read_header(unpack_images(arrays).content(at[0])).grey
+        decoded = unpack_images(arrays, 1 if grey else 3).read(chosen)
+        opened = (Image.fromarray(one.squeeze(2) if grey else one) for one in decoded)
         images = np.stack([np.asarray(one.resize(size[::-1], Image.Resampling.BILINEAR)) for one in opened])
     np.savez_compressed(target, images=images, label=labels[chosen], split=split[chosen])
 
