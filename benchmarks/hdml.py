@@ -15,10 +15,10 @@ from statistics import median
 import torch
 
 from mettle.data.loader import Batch
-from mettle.difficulty.synthesis import Synthesis
 from mettle.losses import NPair, Triplet
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import HardnessAware, Supervised
+from mettle.train.synthesis import Synthesis
 
 GOAL = 0.25
 CLASSES, DIM = 100, 128

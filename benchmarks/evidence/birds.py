@@ -14,10 +14,10 @@ from torch import Tensor
 
 from mettle.data.augment import Augment
 from mettle.data.batches import ClassBatches
-from mettle.difficulty.synthesis import Synthesis
 from mettle.evaluate import clustering, retrieval
 from mettle.losses import NPair, Triplet
 from mettle.train import HardnessAware, Supervised
+from mettle.train.synthesis import Synthesis
 
 RATES = ({"rate": 5e-4}, {"rate": 2e-3})
 METHODS = {name: RATES for name in ("triplet", "triplet-hard", "triplet-tuples", "hdml-triplet", "npair", "hdml-npair")}

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from laws.members import batch
 from mettle.difficulty import Product, Threshold, curriculum
-from mettle.difficulty.synthesis import Synthesis
 from mettle.errors import InputError
 from mettle.losses import ArcFace, Softmax, SupCon
 from mettle.train.recipe import parse
+from mettle.train.synthesis import Synthesis
 
 share = st.floats(0, 1)
 

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from mettle.difficulty import Hardest, Importance, Product, Relative, SemiHard, Threshold, curriculum
 from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
-from mettle.pairs import Traits, dense
+from mettle.pairs import Traits
+from mettle.pairs import reference as dense
 from mettle.pairs.declarations import traits_of
-from mettle.pairs.engine import layout
-from mettle.pairs.job import stats_of
+from mettle.pairs.dispatch import layout
+from mettle.pairs.problem import stats_of
 
 FORMS: dict[str, Any] = {
     "supcon out": SupCon(0.2),

@@ -19,7 +19,7 @@ from laws.members import DIFFICULTIES, FORMS, with_difficulty
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Product, Relative, Threshold, curriculum
 from mettle.errors import InputError
 from mettle.losses import ArcFace, Contrastive, InfoNCE, NPair, SimilarityRanking, SupCon, Triplet
-from mettle.losses.pairwise import Pairwise, either, filled
+from mettle.losses.base import Pairwise, either, filled
 from mettle.pairs import (
     ExponentialWeights,
     LinearWeights,

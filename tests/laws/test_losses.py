@@ -225,7 +225,7 @@ def test_random_draws_follow_their_generator_and_ignore_the_engine(form):
 
 def test_random_draws_are_fair():
     """Each negative of an anchor is drawn about equally often."""
-    from mettle.losses.random import lot
+    from mettle.losses.random_negative import lot
     from mettle.pairs import Tile
 
     n, draws = 20, 4000

@@ -12,7 +12,7 @@ from laws.memory import Largest
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Threshold, curriculum
 from mettle.errors import InputError
 from mettle.losses import AdaCos, ArcFace, Center, CosFace, NormFace, Softmax, SphereFace
-from mettle.pairs.classes import class_rows
+from mettle.pairs.class_softmax import class_rows
 from oracles import classes as oracle
 
 N, C, D = 7, 5, 4

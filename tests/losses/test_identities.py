@@ -9,8 +9,9 @@ import torch
 from laws.members import Given, batch, frozen, pairs_batch, second, value_and_gradient, with_difficulty
 from mettle.difficulty import Importance, Relative, Threshold
 from mettle.losses import DASupCon, InfoNCE, NPair, SelfTriplet, SupCon, Triplet
-from mettle.pairs import Tile, dense
-from mettle.pairs.engine import layout
+from mettle.pairs import Tile
+from mettle.pairs import reference as dense
+from mettle.pairs.dispatch import layout
 
 
 def close(a, b, tolerance=1e-10):

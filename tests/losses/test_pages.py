@@ -7,7 +7,7 @@ import torch
 
 import mettle
 from mettle.losses import Contrastive, InfoNCE, LiftedStructure, SelfTriplet, Triplet
-from mettle.pairs.classes import CHUNK
+from mettle.pairs.class_softmax import CHUNK
 
 DOCS = Path(mettle.__file__).parents[2] / "docs"
 

@@ -10,7 +10,7 @@ from laws.members import Given, batch, second
 from mettle.difficulty import Relative
 from mettle.errors import InputError
 from mettle.losses import InfoNCE, SupCon
-from mettle.losses.pairwise import Pairwise
+from mettle.losses.base import Pairwise
 from mettle.pairs import Difficulty, Queue, Sweep, lse, total
 
 Z, Y = batch()

@@ -8,7 +8,7 @@ import torch
 from laws.members import with_difficulty
 from mettle.difficulty import Hardest
 from mettle.losses import Contrastive, InfoNCE, LiftedStructure
-from mettle.losses.pairwise import Pairwise
+from mettle.losses.base import Pairwise
 from mettle.pairs import Difficulty, peak, total
 
 LOSSES = {

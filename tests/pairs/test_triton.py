@@ -31,7 +31,7 @@ from mettle.difficulty import (
 from mettle.errors import InputError
 from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SupCon, Triplet
 from mettle.pairs import BatchHardSpec, NoKernel, pair_loss
-from mettle.pairs.classes import class_rows
+from mettle.pairs.class_softmax import class_rows
 from mettle.pairs.fused import find_form, fused_form, launch
 from mettle.pairs.fused.call import fused
 from mettle.pairs.fused.classes import _Work, fused_class_rows
@@ -680,7 +680,7 @@ def test_two_devices_are_refused():
 
 @pytest.mark.parametrize("scale", [8.0, 200.0])
 def test_own_class_and_the_others_in_one_backward(scale):
-    from mettle.pairs.classes import class_rows
+    from mettle.pairs.class_softmax import class_rows
 
     torch.manual_seed(0)
     z = torch.nn.functional.normalize(torch.randn(21, 20)).requires_grad_()

@@ -10,7 +10,7 @@ from laws.members import FORMS, Given, batch, value_and_gradient, with_difficult
 from mettle.difficulty import Product, Threshold, curriculum
 from mettle.errors import InputError
 from mettle.losses import InfoNCE, NPair, SelfTriplet, SupCon
-from mettle.losses.pairwise import Pairwise
+from mettle.losses.base import Pairwise
 from mettle.pairs import Difficulty, Sweep, peak, total
 
 Z, Y = batch()

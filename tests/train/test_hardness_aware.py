@@ -9,7 +9,6 @@ import torch
 
 from mettle.data.loader import Batch
 from mettle.difficulty import Hardest
-from mettle.difficulty.synthesis import Synthesis
 from mettle.errors import DataError, InputError, NumericError, RecipeError
 from mettle.losses import NPair, SupCon, Triplet
 from mettle.model import Embedder, EmbedderSpec
@@ -17,6 +16,7 @@ from mettle.train import HardnessAware, load, shipped
 from mettle.train import log as logs
 from mettle.train.recipe import parse
 from mettle.train.session import train
+from mettle.train.synthesis import Synthesis
 from oracles import synthesis as oracle
 
 from .conftest import make_npz

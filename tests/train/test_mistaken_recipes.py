@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from command_line import refused
-from mettle.difficulty.synthesis import Synthesis
 from mettle.errors import InputError, RecipeError
 from mettle.losses import SelfTriplet, Triplet
 from mettle.model import EmbedderSpec
 from mettle.train.recipe import Recipe, load, parse
 from mettle.train.session import pick_device, train
+from mettle.train.synthesis import Synthesis
 
 from .conftest import tiny
 

@@ -9,13 +9,13 @@
 | `Hardest`, `SemiHard` | 1 or 0: mining |
 | `Product`, `curriculum` | what others say, multiplied, or fading in |
 
-Your own is one small class: see `mettle.pairs.contract.Difficulty`.
+Your own is one small class: see `mettle.pairs.interface.Difficulty`.
 """
 
 from mettle.difficulty.adaptive import AdaptiveThreshold
 from mettle.difficulty.combine import Product, curriculum
-from mettle.difficulty.hardest import Hardest
 from mettle.difficulty.importance import Importance
+from mettle.difficulty.mining import Hardest
 from mettle.difficulty.relative import Relative
 from mettle.difficulty.semihard import SemiHard
 from mettle.difficulty.threshold import Threshold

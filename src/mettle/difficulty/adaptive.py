@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from mettle.difficulty.given import numbers
 from mettle.difficulty.threshold import Threshold
+from mettle.difficulty.validation import numbers
 from mettle.errors import InputError
 from mettle.pairs import Acc, LinearWeights, Rows, Tile
 from mettle.pairs.similarity import ready

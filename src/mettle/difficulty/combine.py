@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from mettle.difficulty.given import settings, weighing
+from mettle.difficulty.validation import settings, weighing
 from mettle.errors import InputError
 from mettle.pairs import Acc, Difficulty, KernelWeights, LinearWeights, NoKernel, Rows, Tile, Traits
 from mettle.pairs.declarations import traits_of
-from mettle.pairs.job import weights
 from mettle.pairs.kernel_spec import declared_weights
+from mettle.pairs.problem import weights
 
 
 @dataclass(frozen=True)

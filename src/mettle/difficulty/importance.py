@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mettle.difficulty.given import settings
+from mettle.difficulty.validation import settings
 from mettle.errors import InputError
 from mettle.pairs import Acc, ExponentialWeights, Rows, Tile, Traits, lse, total
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mettle.difficulty.given import settings
+from mettle.difficulty.validation import settings
 from mettle.errors import InputError
 from mettle.pairs import Acc, Rows, Tile, Traits, peak
 

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mettle.difficulty.given import settings
+from mettle.difficulty.validation import settings
 from mettle.errors import InputError
 from mettle.pairs import Acc, LinearWeights, Rows, Tile, Traits
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from mettle.losses.base import need
 from mettle.losses.class_vectors import ClassVectors
-from mettle.losses.pairwise import need
-from mettle.pairs.classes import class_rows
+from mettle.pairs.class_softmax import class_rows
 from mettle.pairs.similarity import widen
 
 LEAST = 0.1  # a scale of 0 or below would turn attraction around; only tiny, badly placed problems get there

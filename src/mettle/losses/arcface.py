@@ -6,9 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mettle.difficulty.given import numbers
+from mettle.difficulty.validation import numbers
+from mettle.losses.base import need
 from mettle.losses.class_vectors import ClassVectors
-from mettle.losses.pairwise import need
 
 Mode = Literal["keep", "none", "easy", "smooth", "detach"]
 

@@ -6,9 +6,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from mettle.difficulty.given import numbers, whole
+from mettle.difficulty.validation import numbers, whole
+from mettle.losses.base import need
 from mettle.losses.class_vectors import ClassVectors, class_means
-from mettle.losses.pairwise import need
 from mettle.losses.softmax import Softmax
 from mettle.pairs.similarity import widen
 

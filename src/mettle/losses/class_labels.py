@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mettle.losses.pairwise import need
+from mettle.losses.base import need
 
 
 def in_range(labels: Tensor, known: int) -> tuple[Callable[[], None], Tensor]:

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from mettle.data.draws import hashed
 from mettle.difficulty import AdaptiveThreshold
 from mettle.difficulty.combine import nested
-from mettle.difficulty.given import numbers, weighing, whole
+from mettle.difficulty.validation import numbers, weighing, whole
 from mettle.errors import InputError
+from mettle.losses.base import Pairwise, need, softplus
 from mettle.losses.class_labels import in_range
-from mettle.losses.pairwise import Pairwise, need, softplus
 from mettle.pairs import Acc, Difficulty, Measure, Rows, Sweep, Tile, lse, pair_facts, total
-from mettle.pairs.classes import class_rows
-from mettle.pairs.engine import broken, check, row_sums
+from mettle.pairs.class_softmax import class_rows
+from mettle.pairs.dispatch import broken, check, row_sums
 from mettle.pairs.similarity import unit, widen
 
 

@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mettle.losses.base import Pairwise, need
 from mettle.losses.distance import distance, squared_distance
-from mettle.losses.pairwise import Pairwise, need
 from mettle.pairs import Acc, Difficulty, HingeSpec, KernelWeights, Measure, NoKernel, Rows, Tile, total
 
 

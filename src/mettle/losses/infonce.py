@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mettle.losses.pairwise import Pairwise, need, softplus
+from mettle.losses.base import Pairwise, need, softplus
 from mettle.pairs import Acc, Difficulty, KernelWeights, PairFacts, Rows, SoftmaxSpec, Sweep, Tile, lse, total
 from mettle.pairs.declarations import traits_of
 from mettle.pairs.views import stacked

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
+from mettle.losses.base import Pairwise, log_add, need
 from mettle.losses.distance import distance
-from mettle.losses.pairwise import Pairwise, log_add, need
 from mettle.pairs import Acc, Difficulty, Measure, PairOutput, Rows, Sweep, Tile, lse, total
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.losses.pairwise import Pairwise, filled, need, softplus
+from mettle.losses.base import Pairwise, filled, need, softplus
 from mettle.pairs import (
     Acc,
     Difficulty,
@@ -23,7 +23,7 @@ from mettle.pairs import (
     pair_loss,
     total,
 )
-from mettle.pairs.engine import check
+from mettle.pairs.dispatch import check
 
 OTHERS = ("ref", "ids", "views")  # options of losses that pair a batch with something else
 

@@ -6,9 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mettle.losses.base import Pairwise, need
 from mettle.losses.distance import squared_distance
-from mettle.losses.pairwise import Pairwise, need
-from mettle.losses.random import Random, check, drawn, highest, winner
+from mettle.losses.random_negative import Random, check, drawn, highest, winner
 from mettle.pairs import Acc, Difficulty, Rows, Sweep, Tile, total
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from mettle.difficulty.given import numbers
+from mettle.difficulty.validation import numbers
 from mettle.errors import InputError
-from mettle.losses.similarity import Likeness, check_measure, check_rows, check_target, similarity, weighted
+from mettle.losses.given_pairs import Likeness, check_measure, check_rows, check_target, similarity, weighted
 
 # Where a threshold can start: cosines of untrained pairs crowd near 1, distances of unit vectors around 1.
 THRESHOLD = {"cosine": 0.5, "dot": 0.0}

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mettle.difficulty.given import settings
-from mettle.losses.pairwise import need, softplus
-from mettle.losses.similarity import Likeness, check_measure, check_rows, similarity, weighted
+from mettle.difficulty.validation import settings
+from mettle.losses.base import need, softplus
+from mettle.losses.given_pairs import Likeness, check_measure, check_rows, similarity, weighted
 
 FORMS = ("hinge", "logistic", "softmax")
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mettle.losses.similarity import (
+from mettle.losses.given_pairs import (
     DISTANCES,
     RANGE,
     Likeness,

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from mettle.difficulty.given import numbers
+from mettle.difficulty.validation import numbers
+from mettle.losses.base import need
 from mettle.losses.class_vectors import ClassVectors
-from mettle.losses.pairwise import need
 from mettle.pairs.similarity import unit
 
 

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from mettle.difficulty.given import numbers
+from mettle.difficulty.validation import numbers
+from mettle.losses.base import need
 from mettle.losses.class_vectors import ClassVectors
-from mettle.losses.pairwise import need
 
 
 class SphereFace(ClassVectors):

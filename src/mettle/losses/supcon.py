@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mettle.difficulty import Threshold
 from mettle.difficulty.combine import nested
-from mettle.losses.pairwise import Pairwise, either, filled, log_add, need, softplus
+from mettle.losses.base import Pairwise, either, filled, log_add, need, softplus
 from mettle.pairs import Acc, Difficulty, KernelWeights, NoKernel, Rows, SoftmaxSpec, Sweep, Tile, lse, total
 from mettle.pairs.declarations import traits_of
 from mettle.unknown_names import explain_arguments

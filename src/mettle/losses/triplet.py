@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from mettle.difficulty import Hardest
+from mettle.losses.base import Pairwise, filled, need, softplus
 from mettle.losses.distance import distance, squared_distance
 from mettle.losses.ordered import following, hinges, shared
-from mettle.losses.pairwise import Pairwise, filled, need, softplus
-from mettle.losses.random import Random, check, drawn, highest, winner
+from mettle.losses.random_negative import Random, check, drawn, highest, winner
 from mettle.pairs import (
     Acc,
     BatchHardSpec,
@@ -28,7 +28,7 @@ from mettle.pairs import (
     total,
 )
 from mettle.pairs.declarations import log_weight_of, overridden_since
-from mettle.pairs.job import stats_of, weights
+from mettle.pairs.problem import stats_of, weights
 
 MANY = 10  # positives of an anchor from which putting them in order is less work than meeting them one by one
 MINING = ("all", "hardest", "semihard", "semihard-set", "random")

@@ -15,7 +15,7 @@ from torch import Tensor
 from mettle.data import ClassBatches
 from mettle.errors import InputError
 from mettle.metric.descend import Found, batched, whole
-from mettle.metric.pairlist import on_pairs
+from mettle.pairs.pair_list import on_pairs
 
 AT_ONCE = 1024  # points up to which every step sees all pairs
 BATCH = 256  # points of a batch beyond that

@@ -13,11 +13,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from mettle.errors import InputError
 from mettle.losses import Contrastive
+from mettle.losses.mcml import MCML
 from mettle.metric import checks
 from mettle.metric.covariance import Whitening, about_classes, about_mean, between_alike, whitening
 from mettle.metric.form import factor_of, squared_form
 from mettle.metric.learn import Examples, learn
-from mettle.metric.mcml import MCML
 
 
 class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):

@@ -6,7 +6,11 @@ difficulty ─┘                          ├─ tiled   O(n · tile) memory, o
                                        └─ fused   triton kernels, where there is a GPU and a declared kernel spec
 """
 
-from mettle.pairs.contract import (
+from mettle.pairs.declarations import Traits
+from mettle.pairs.diagnostics import PairFacts, pair_facts
+from mettle.pairs.dispatch import PairOutput, pair_loss
+from mettle.pairs.distributed.wrapper import across_ranks
+from mettle.pairs.interface import (
     Acc,
     Difficulty,
     Mask,
@@ -20,9 +24,6 @@ from mettle.pairs.contract import (
     peak,
     total,
 )
-from mettle.pairs.declarations import Traits
-from mettle.pairs.engine import PairOutput, pair_loss
-from mettle.pairs.facts import PairFacts, pair_facts
 from mettle.pairs.kernel_spec import (
     BatchHardSpec,
     ExponentialWeights,
@@ -35,8 +36,7 @@ from mettle.pairs.kernel_spec import (
     RelativeWeights,
     SoftmaxSpec,
 )
-from mettle.pairs.queue import Queue
-from mettle.pairs.ranks import across_ranks
+from mettle.pairs.memory_queue import Queue
 
 __all__ = [
     "Acc",

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mettle.pairs.contract import Tile
-from mettle.pairs.job import Job
+from mettle.pairs.interface import Tile
+from mettle.pairs.problem import Job
 from mettle.pairs.similarity import Sides
 
 MOST = 1 << 16  # pairs handled at once

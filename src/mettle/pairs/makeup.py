@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mettle.pairs.declarations import is_self_contained
-from mettle.pairs.parts import PLAIN, name_class
+from mettle.pairs.distributed.handshake import PLAIN, name_class
 
 
 def exact(loss: Any) -> Literal["pairs", "rows", "whole"]:

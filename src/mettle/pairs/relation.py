@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mettle.pairs.contract import Mask
+from mettle.pairs.interface import Mask
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mettle.pairs.contract import Mask, Measure
+from mettle.pairs.interface import Mask, Measure
 
 ZERO = 1e-30  # rows shorter than this have no direction; they become the zero vector and receive no gradient
 ORDINARY = 1e-12  # rows between this length and its inverse can be squared without a second thought

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs.accumulate import Accumulator, Collect, Ends, accumulator
-from mettle.pairs.contract import Acc, Tile
-from mettle.pairs.job import Job, Step
+from mettle.pairs.accumulators import Accumulator, Collect, Ends, accumulator
+from mettle.pairs.interface import Acc, Tile
 from mettle.pairs.listed import Pairs, listed, positive_pairs
+from mettle.pairs.problem import Job, Step
 from mettle.pairs.relation import Span
 
 SIZE = 512  # 512 x 512 float32 is 1 MB: a tile and its temporaries stay in a core's cache

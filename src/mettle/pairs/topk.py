@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs.contract import Measure
+from mettle.pairs.interface import Measure
 from mettle.pairs.similarity import ready, similarity
 
 QUERIES, GALLERY = 4096, 16384  # rows of one block

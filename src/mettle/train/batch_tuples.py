@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from mettle.difficulty.synthesis import pulled
 from mettle.errors import InputError
 from mettle.losses.npair import NPair, paired
 from mettle.losses.triplet import Triplet
+from mettle.train.synthesis import pulled
 
 Rows = Mapping[str, Tensor]
 """Positions in the batch of each tuple's anchor and positive (and negative, where it has one of its own)."""

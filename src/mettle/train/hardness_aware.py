@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from mettle.data.loader import Batch
-from mettle.difficulty.synthesis import Generator, Synthesis, Window
 from mettle.errors import InputError
 from mettle.losses.npair import NPair
 from mettle.losses.triplet import Triplet
@@ -17,6 +16,7 @@ from mettle.model import Embedder
 from mettle.train.batch_tuples import Rows, layout
 from mettle.train.method import StepResult, check_classes, numbered
 from mettle.train.optimisers import Optimisers
+from mettle.train.synthesis import Generator, Synthesis, Window
 
 SOFT = 1e4  # what the class term of J_gen is multiplied by
 
@@ -38,7 +38,7 @@ class HardnessAware:
     r"""HDML (Zheng et al. 2019) around a tuple loss J: ``HardnessAware(Triplet(...))``, ``HardnessAware(NPair(...))``.
 
     Formula, y the features of a sample, z their embedding, T the tuples of a batch, T̃ the same with pulled negatives
-    (`mettle.difficulty.synthesis`), sent through the generator and the embedding layer:
+    (`mettle.train.synthesis`), sent through the generator and the embedding layer:
         J_metric = e^{−β/J_gen} J(T) + (1 − e^{−β/J_gen}) J(T̃)           trains backbone and embedding layer
         J_gen    = (1−s) Σ‖y − i(z)‖² + s·10⁴·mean CE(W i(ẑ), label)      trains the generator i
         CE(W y, label)                                                    trains the softmax head W

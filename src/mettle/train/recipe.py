@@ -14,7 +14,6 @@ import tomli_w
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from mettle import losses
-from mettle.difficulty.synthesis import Synthesis
 from mettle.errors import InputError, RecipeError, nearest
 from mettle.model import EmbedderSpec
 from mettle.train.agreement import finite, fitting, heard
@@ -23,6 +22,7 @@ from mettle.train.build import INNER, arguments, built
 from mettle.train.method import compares
 from mettle.train.shipped_recipes import describe_call, recipe_title
 from mettle.train.shipped_recipes import shipped as shipped
+from mettle.train.synthesis import Synthesis
 from mettle.train.tables import Batches, Biased, Data, Judge, Optimise, Table, Twice
 
 SAME_CLASS = "same-class"  # instead of a path: pairs or triplets made from the labels

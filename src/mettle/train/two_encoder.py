@@ -17,9 +17,10 @@ from mettle.durable import write_bytes
 from mettle.errors import DataError, InputError, RunError
 from mettle.losses import SelfTriplet
 from mettle.model import Embedder, EmbedderSpec
-from mettle.pairs import Acc, Rows, Tile, Traits, dense
-from mettle.pairs.engine import layout
-from mettle.pairs.job import weights
+from mettle.pairs import Acc, Rows, Tile, Traits
+from mettle.pairs import reference as dense
+from mettle.pairs.dispatch import layout
+from mettle.pairs.problem import weights
 from mettle.train.artifact import Run
 from mettle.train.method import StepResult, compares, stateful
 from mettle.train.optimisers import Optimisers

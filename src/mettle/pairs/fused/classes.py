@@ -44,7 +44,7 @@ SMALL_BLOCK = 64  # samples of a program that does little with each
 def fused_class_rows(
     z: Tensor, w: Tensor, labels: Tensor, scale: float, half: bool = False, unit: bool = False, mode: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(B,) cosine to the own class and (B,) log-sum-exp over the others, as `mettle.pairs.classes.class_rows`.
+    """(B,) cosine to the own class and (B,) log-sum-exp over the others, as `mettle.pairs.class_softmax.class_rows`.
 
     Args:
         z: (B, d) samples, of any length; where ``unit`` is off they keep it.

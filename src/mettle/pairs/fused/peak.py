@@ -15,12 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs.contract import Tile
 from mettle.pairs.fused.far import tiles
 from mettle.pairs.fused.launch import Script, aligned, divided, flat, script
 from mettle.pairs.fused.prepare import Rows, prepared, projected, span
 from mettle.pairs.fused.table import PEAK, choice, parts, power
 from mettle.pairs.fused.tile import held, product
+from mettle.pairs.interface import Tile
 
 PULLED = 8  # rows of a block on the way back
 

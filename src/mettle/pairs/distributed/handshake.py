@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs import gather
-from mettle.pairs.gather import Crowd
+from mettle.pairs.distributed import collectives as gather
+from mettle.pairs.distributed.collectives import Crowd
 from mettle.pairs.views import stacked
 
 PLAIN = bool | int | float | str

@@ -7,7 +7,7 @@ import torch
 from mettle.difficulty import Hardest
 from mettle.losses import Contrastive, InfoNCE, LiftedStructure, SelfTriplet, SupCon, Triplet
 from mettle.metric import MCML, Mahalanobis
-from mettle.metric.pairlist import on_pairs
+from mettle.pairs.pair_list import on_pairs
 
 LOSSES = {
     "Contrastive": Contrastive(normalise=False),

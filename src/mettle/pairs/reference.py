@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mettle.pairs.contract import Acc, Tile
-from mettle.pairs.job import Job
+from mettle.pairs.interface import Acc, Tile
+from mettle.pairs.problem import Job
 
 
 def rows(job: Job) -> dict[str, Tensor]:

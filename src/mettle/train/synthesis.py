@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mettle.difficulty.given import settings, whole
+from mettle.difficulty.validation import settings, whole
 from mettle.errors import InputError
 
 START = 1e6  # what both levels are taken to be before a window is full: nothing pulled, nothing synthetic

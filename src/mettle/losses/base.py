@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from mettle.difficulty.given import settings
+from mettle.difficulty.validation import settings
 from mettle.errors import InputError
 from mettle.pairs import (
     Acc,
@@ -21,8 +21,8 @@ from mettle.pairs import (
     pair_facts,
     pair_loss,
 )
-from mettle.pairs.engine import Engine, Reference, check
-from mettle.pairs.facts import pair_rows
+from mettle.pairs.diagnostics import pair_rows
+from mettle.pairs.dispatch import Engine, Reference, check
 from mettle.pairs.views import stacked
 
 

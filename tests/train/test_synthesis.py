@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mettle.difficulty.synthesis import Generator, Synthesis, Window, apart, decay, pulled
 from mettle.errors import InputError
+from mettle.train.synthesis import Generator, Synthesis, Window, apart, decay, pulled
 from oracles import synthesis as oracle
 
 

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs import dense, tiled
-from mettle.pairs.checks import Reference, check_all
-from mettle.pairs.contract import Acc, Difficulty, PairLoss, Rows, Sweep, Tile, total
-from mettle.pairs.engine import Engine, choose, layout
+from mettle.pairs import reference as dense
+from mettle.pairs import tiled
+from mettle.pairs.dispatch import Engine, choose, layout
 from mettle.pairs.fused import door, explain_unavailable, find_form
-from mettle.pairs.job import stats_of, weights
+from mettle.pairs.interface import Acc, Difficulty, PairLoss, Rows, Sweep, Tile, total
 from mettle.pairs.kernel_spec import NoKernel
-from mettle.pairs.tilt import tilted
+from mettle.pairs.problem import stats_of, weights
+from mettle.pairs.self_normalized import tilted
+from mettle.pairs.validation import Reference, check_all
 
 
 @dataclass(frozen=True)

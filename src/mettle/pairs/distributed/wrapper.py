@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from mettle.errors import InputError, nearest
-from mettle.pairs import gather
-from mettle.pairs.engine import PairOutput, broken, pair_loss
-from mettle.pairs.gather import Crowd
+from mettle.pairs.dispatch import PairOutput, broken, pair_loss
+from mettle.pairs.distributed import collectives as gather
+from mettle.pairs.distributed.collectives import Crowd
+from mettle.pairs.distributed.handshake import Parts, name_class
 from mettle.pairs.makeup import draws, exact, parts_of, self_contained, settings
-from mettle.pairs.parts import Parts, name_class
 
 How = Literal["auto", "pairs", "rows", "whole"]
 

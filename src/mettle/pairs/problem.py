@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs.contract import Acc, Difficulty, Measure, PairLoss, Rows, Tile
 from mettle.pairs.declarations import traits_of
+from mettle.pairs.interface import Acc, Difficulty, Measure, PairLoss, Rows, Tile
 from mettle.pairs.relation import Side, Span, masks
 from mettle.pairs.similarity import Sides, similarity
 

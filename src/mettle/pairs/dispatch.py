@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs import dense, tiled
-from mettle.pairs.checks import Reference, check_all
-from mettle.pairs.checks import check as check  # losses ask for it here
-from mettle.pairs.contract import Difficulty, PairLoss
+from mettle.pairs import reference as dense
+from mettle.pairs import tiled
 from mettle.pairs.fused import door, explain_unavailable
-from mettle.pairs.job import Job, refuse_missing
+from mettle.pairs.interface import Difficulty, PairLoss
 from mettle.pairs.kernel_spec import NoKernel
+from mettle.pairs.problem import Job, refuse_missing
 from mettle.pairs.relation import Side
+from mettle.pairs.self_normalized import CannotFold, tilted
 from mettle.pairs.similarity import ready
-from mettle.pairs.tilt import CannotFold, tilted
+from mettle.pairs.validation import Reference, check_all
+from mettle.pairs.validation import check as check  # losses ask for it here
 
 Engine = Literal["auto", "dense", "tiled", "triton"]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mettle.errors import InputError, NumericError
-from mettle.pairs.checks import check
+from mettle.pairs.validation import check
 
 
 class Queue(nn.Module):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mettle.losses.pairwise import Pairwise, filled, log_add
+from mettle.losses.base import Pairwise, filled, log_add
 from mettle.pairs import Acc, Difficulty, Measure, Rows, Tile, lse, total
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs.contract import Acc
+from mettle.pairs.interface import Acc
 
 Ends = tuple[slice, slice | None]
 Pulled = tuple[Tensor, Tensor | None]

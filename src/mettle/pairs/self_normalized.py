@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mettle.pairs.contract import Acc, Difficulty, Measure, PairLoss, Rows, Sweep, Tile, lse, total
 from mettle.pairs.declarations import log_weight_of
+from mettle.pairs.interface import Acc, Difficulty, Measure, PairLoss, Rows, Sweep, Tile, lse, total
 
 ROOM = 80.0  # twice the largest exponent that float32 sums without a running maximum
 
