@@ -412,7 +412,7 @@ def hardest(table, quick):
 
 def counting(table):
     from mettle.pairs.fused.counts import score_counts
-    from mettle.pairs.topk import topk
+    from mettle.pairs.similarity import topk
 
     z, y = batch(100_000, 128)
     z = z.detach()

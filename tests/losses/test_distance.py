@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mettle.losses import Contrastive, LiftedStructure, Triplet
-from mettle.losses.distance import distance
+from mettle.pairs.similarity import distance
 
 MEASURES = {"cosine": lambda s: 2 - 2 * s, "squared": lambda s: -s}
 

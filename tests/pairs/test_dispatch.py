@@ -117,7 +117,7 @@ def test_against_itself_by_ids_is_the_batch_alone(engine):
 def test_large_classes_by_lists_and_by_tiles_equal_dense(loss, n, size):
     """61 of a class: more positive pairs than one list holds. 150 and 300: more than lists are good for."""
     from mettle.pairs.dispatch import layout
-    from mettle.pairs.listed import positive_pairs
+    from mettle.pairs.tiled import positive_pairs
 
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(n, 6, dtype=torch.float64, generator=generator, requires_grad=True)

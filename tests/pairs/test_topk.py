@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mettle.errors import InputError
-from mettle.pairs.topk import topk
+from mettle.pairs.similarity import topk
 
 
 def all_scores(q: np.ndarray, r: np.ndarray, measure: str) -> np.ndarray:
@@ -20,8 +20,8 @@ def all_scores(q: np.ndarray, r: np.ndarray, measure: str) -> np.ndarray:
 @pytest.mark.parametrize("measure", ["cosine", "dot", "squared", "l1"])
 @pytest.mark.parametrize("k", [1, 7, 23, 40])
 def test_running_neighbours_are_the_neighbours(monkeypatch, measure, k):
-    monkeypatch.setattr("mettle.pairs.topk.QUERIES", 8)
-    monkeypatch.setattr("mettle.pairs.topk.GALLERY", 5)
+    monkeypatch.setattr("mettle.pairs.similarity.QUERIES", 8)
+    monkeypatch.setattr("mettle.pairs.similarity.GALLERY", 5)
     draw = np.random.default_rng(k)
     q, r = draw.normal(size=(19, 6)), draw.normal(size=(23, 6)) * draw.uniform(0.5, 2, size=(23, 1))
     scores, at = topk(torch.from_numpy(q), torch.from_numpy(r), k, measure=measure)

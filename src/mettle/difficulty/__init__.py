@@ -12,13 +12,11 @@
 Your own is one small class: see `mettle.pairs.interface.Difficulty`.
 """
 
-from mettle.difficulty.adaptive import AdaptiveThreshold
 from mettle.difficulty.combine import Product, curriculum
 from mettle.difficulty.importance import Importance
-from mettle.difficulty.mining import Hardest
+from mettle.difficulty.mining import Hardest, SemiHard
 from mettle.difficulty.relative import Relative
-from mettle.difficulty.semihard import SemiHard
-from mettle.difficulty.threshold import Threshold
+from mettle.difficulty.threshold import AdaptiveThreshold, Threshold
 
 __all__ = [
     "AdaptiveThreshold",

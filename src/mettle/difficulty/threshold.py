@@ -1,14 +1,15 @@
-"""Hard positives below one similarity, hard negatives above another."""
+"""Hard positives below one similarity, hard negatives above another: fixed thresholds, or ones that follow the data."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mettle.difficulty.validation import settings
+from mettle.difficulty.validation import numbers, settings
 from mettle.errors import InputError
 from mettle.pairs import Acc, LinearWeights, Rows, Tile, Traits
+from mettle.pairs.similarity import ready
 
 
 @dataclass(frozen=True)
@@ -78,3 +79,89 @@ class Threshold:
             positive_floor=0.0 if hinge else -float("inf"),
             differentiable=not self.detach,
         )
+
+
+ANCHORS = 512  # looked at per batch: enough for a mean and a quantile
+LARGEST = 0.999  # of the threshold of negatives; an untrained network on photographs may start with cosines near it
+
+
+class AdaptiveThreshold(nn.Module):
+    r"""`Threshold` with running thresholds: positives are hard below their own mean, negatives above a high quantile.
+
+    Formula, before every training batch is weighed, m the momentum:
+        positive ← m·positive + (1 − m)·mean similarity of positives
+        negative ← m·negative + (1 − m)·``quantile`` of the similarities of negatives
+    kept in [0.05, 1] and [−1, 0.999], where they leave room for what is hard. Momentum 0 takes them from each batch
+    alone, whatever they were.
+    The thresholds are buffers: saved, resumed and moved with the training state. They move only while gradients are
+    on, so that looking at facts or validating changes nothing.
+    """
+
+    positive: Tensor
+    negative: Tensor
+    detach = True
+    traits = Threshold.traits
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        beta: float = 2.0,
+        positive: float = 0.7,
+        negative: float = 0.3,
+        momentum: float = 0.99,
+        quantile: float = 0.9,
+    ):
+        super().__init__()
+        Threshold(alpha, beta, positive, negative)  # the same bounds apply
+        numbers(momentum=momentum, quantile=quantile)
+        if not (0 <= momentum < 1 and 0 < quantile < 1):
+            raise InputError(f"momentum lies in [0, 1), quantile in (0, 1), got {momentum} and {quantile}")
+        self.alpha, self.beta, self.momentum, self.quantile = alpha, beta, momentum, quantile
+        self.register_buffer("positive", torch.tensor(float(positive)))
+        self.register_buffer("negative", torch.tensor(float(negative)))
+
+    def extra_repr(self) -> str:
+        """As it could be built to be what it is now."""
+        at = [
+            float(str(x.to(x.dtype if x.dtype == torch.float64 else torch.float32).cpu().numpy()[()]))
+            for x in (self.positive, self.negative)
+        ]
+        return (
+            f"alpha={self.alpha}, beta={self.beta}, positive={at[0]}, negative={at[1]}, momentum={self.momentum}, "
+            f"quantile={self.quantile}"
+        )
+
+    def current(self) -> Threshold:
+        """The fixed difficulty that it is now."""
+        return Threshold(self.alpha, self.beta, float(self.positive), float(self.negative))
+
+    @torch.no_grad()
+    def observe(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Move the thresholds by one batch."""
+        z = ready(embeddings, "cosine")
+        some = torch.arange(0, len(z), max(len(z) // ANCHORS, 1), device=z.device)
+        s = z[some] @ z.T
+        same = labels[some, None] == labels[None, :]
+        pos = s[same & (some[:, None] != torch.arange(len(z), device=z.device)[None, :])]
+        neg = s[~same]
+        if len(pos):
+            self._move(self.positive, pos.mean(), 0.05, 1.0)
+        if len(neg):
+            k = min(max(int(self.quantile * len(neg)), 1), len(neg))
+            self._move(self.negative, neg.kthvalue(k).values, -1.0, LARGEST)
+
+    def _move(self, threshold: Tensor, towards: Tensor, low: float, high: float) -> None:
+        if torch.isfinite(towards):
+            threshold.mul_(self.momentum).add_((1 - self.momentum) * towards.to(threshold)).clamp_(low, high)
+
+    def stats(self, tile: Tile) -> dict[str, Acc]:
+        """No row facts are needed."""
+        return {}
+
+    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+        """(a, b) weights."""
+        return self.current().weigh(tile, rows)
+
+    def kernel_weights(self) -> LinearWeights:
+        """Those of the fixed difficulty that it is now."""
+        return self.current().kernel_weights()

@@ -23,7 +23,7 @@ from mettle.pairs import (
 )
 from mettle.pairs.diagnostics import pair_rows
 from mettle.pairs.dispatch import Engine, Reference, check
-from mettle.pairs.views import stacked
+from mettle.pairs.validation import stacked
 
 
 class Pairwise:

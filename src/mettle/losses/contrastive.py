@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mettle.losses.base import Pairwise, need
-from mettle.losses.distance import distance, squared_distance
 from mettle.pairs import Acc, Difficulty, HingeSpec, KernelWeights, Measure, NoKernel, Rows, Tile, total
+from mettle.pairs.similarity import distance, squared_distance
 
 
 @dataclass(frozen=True)

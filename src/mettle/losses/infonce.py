@@ -10,7 +10,7 @@ from torch import Tensor
 from mettle.losses.base import Pairwise, need, softplus
 from mettle.pairs import Acc, Difficulty, KernelWeights, PairFacts, Rows, SoftmaxSpec, Sweep, Tile, lse, total
 from mettle.pairs.declarations import traits_of
-from mettle.pairs.views import stacked
+from mettle.pairs.validation import stacked
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from mettle.errors import InputError
 from mettle.losses.base import Pairwise, log_add, need
-from mettle.losses.distance import distance
 from mettle.pairs import Acc, Difficulty, Measure, PairOutput, Rows, Sweep, Tile, lse, total
+from mettle.pairs.similarity import distance
 
 
 @dataclass(frozen=True)

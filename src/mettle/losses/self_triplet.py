@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from mettle.losses.base import Pairwise, need
-from mettle.losses.distance import squared_distance
 from mettle.losses.random_negative import Random, check, drawn, highest, winner
 from mettle.pairs import Acc, Difficulty, Rows, Sweep, Tile, total
+from mettle.pairs.similarity import squared_distance
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from mettle.pairs import tiled
 from mettle.pairs.fused import door, explain_unavailable
 from mettle.pairs.interface import Difficulty, PairLoss
 from mettle.pairs.kernel_spec import NoKernel
-from mettle.pairs.problem import Job, refuse_missing
-from mettle.pairs.relation import Side
+from mettle.pairs.problem import Job, Side, refuse_missing
 from mettle.pairs.self_normalized import CannotFold, tilted
 from mettle.pairs.similarity import ready
 from mettle.pairs.validation import Reference, check_all

@@ -160,7 +160,7 @@ class Difficulty(Protocol):
     weights must restate them, or loses their promises (`mettle.pairs.declarations`):
         traits            a `Traits`: promises about the weights, and how losses use them (default: none)
         kernel_weights()  the `KernelWeights` that the fused kernels compute, or `NoKernel` with the reason
-        log_weight(tile)  log u where the weights of negatives are u over its mean in the row 
+        log_weight(tile)  log u where the weights of negatives are u over its mean in the row
                           (`mettle.pairs.self_normalized`),
                           with ceiling(temperature), a bound of its size
     """

@@ -14,9 +14,8 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.losses import NPair
 from mettle.pairs import Measure, Tile
-from mettle.pairs.problem import Job
+from mettle.pairs.problem import Job, Side, Span
 from mettle.pairs.reference import rows
-from mettle.pairs.relation import Side, Span
 from mettle.pairs.similarity import ready
 
 

@@ -1,15 +1,17 @@
-"""Embeddings made ready for comparison, and their similarities one tile at a time.
+"""Embeddings prepared for comparison; similarities and distances of a tile; nearest references.
 
 Everything quadratic runs in float32 or better: a bfloat16 similarity matrix puts up to a quarter of error into the
-gradient, bfloat16 *inputs* do not.
+gradient, bfloat16 *inputs* do not. Distances are safe where two points coincide and accurate where they nearly do.
 """
 
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from mettle.pairs.interface import Mask, Measure
+from mettle.errors import InputError
+from mettle.pairs.interface import Mask, Measure, Tile
 
 ZERO = 1e-30  # rows shorter than this have no direction; they become the zero vector and receive no gradient
 ORDINARY = 1e-12  # rows between this length and its inverse can be squared without a second thought
@@ -124,3 +126,75 @@ class Sides:
             return self.z.new_ones(1, 1), self.z.new_ones(1, 1)
         a, b = (x[k].detach().square().sum(1) for x, k in ((self.z, self.i), (self.ref, self.j)))
         return a[:, None], b[:, None] if isinstance(self.j, Tensor) else b[None, :]
+
+
+def squared_distance(tile: Tile | Tensor, measure: Measure) -> Tensor:
+    """d² from cosines of unit vectors (2 − 2s) or from negated squared distances; never below 0.
+
+    In float32, 2 − 2s has no digits left for points closer than 3e-4. A tile knows its rows and puts the digits back;
+    similarities alone, without a tile, cannot.
+    """
+    s = tile.s if isinstance(tile, Tile) else tile
+    if measure != "cosine":
+        return (-s).clamp(min=0)
+    squared = 2 - 2 * s
+    if isinstance(tile, Tile) and tile.sides is not None:
+        squared = tile.sides.sharpened(squared, tile.pos, tile.neg)
+    return squared.clamp(min=0)
+
+
+def distance(tile: Tile | Tensor, measure: Measure) -> Tensor:
+    """d, with gradient 0 where d is 0: two coincident points have no direction to move in."""
+    s = tile.s if isinstance(tile, Tile) else tile
+    if measure == "l1":
+        return -s
+    if torch._C._are_functorch_transforms_active():  # torch.func goes through steps that it knows
+        squared = squared_distance(tile, measure)
+        together = squared == 0
+        return torch.where(together, 0, torch.where(together, 1, squared).sqrt())
+    return _Distance.apply(s, tile, measure)
+
+
+class _Distance(torch.autograd.Function):
+    """d of s, one node of the graph: d² is 2 - 2s or -s, and half a dozen elementwise steps less to go back through."""
+
+    @staticmethod
+    def forward(ctx, s: Tensor, tile: Tile | Tensor, measure: Measure) -> Tensor:  # type: ignore[override]
+        d = squared_distance(tile, measure).sqrt_()  # a fresh tensor
+        ctx.save_for_backward(d)
+        ctx.slope = -1.0 if measure == "cosine" else -0.5
+        return d
+
+    @staticmethod
+    def backward(ctx, g: Tensor):  # type: ignore[override]
+        (d,) = ctx.saved_tensors
+        return ctx.slope * g / d.masked_fill(d == 0, torch.inf), None, None
+
+
+QUERIES, GALLERY = 4096, 16384  # rows of one block
+
+
+@torch.no_grad()
+def topk(q: Tensor, ref: Tensor, k: int, *, measure: Measure = "cosine") -> tuple[Tensor, Tensor]:
+    """The ``k`` most similar references of every query: scores and positions, best first; NaN counts as best."""
+    if measure not in get_args(Measure):
+        raise InputError(f"measure must be one of {', '.join(get_args(Measure))}: got {measure!r}")
+    if not (q.ndim == ref.ndim == 2 and q.shape[1] == ref.shape[1] and k >= 1):
+        shapes = f"{tuple(q.shape)} and {tuple(ref.shape)}"
+        raise InputError(f"topk needs queries (n, d), references (m, d) and k of 1 or more: got {shapes}, k = {k}")
+    a, b = ready(q, measure), ready(ref, measure)
+    k = min(k, len(b))
+    scores = a.new_empty(len(a), k)
+    found = torch.empty(len(a), k, dtype=torch.int64, device=a.device)
+    for i in range(0, len(a), QUERIES):
+        rows = slice(i, i + QUERIES)
+        best, at = a.new_empty(len(a[rows]), 0), found.new_empty(len(a[rows]), 0)
+        for j in range(0, len(b), GALLERY):
+            part = b[j : j + GALLERY]
+            s = -torch.cdist(a[rows], part, p=1) if measure == "l1" else similarity(a[rows], part, measure)
+            s, here = s.topk(min(k, len(part)), dim=1)
+            best, at = torch.cat([best, s], 1), torch.cat([at, here + j], 1)
+            best, keep = best.topk(min(k, best.shape[1]), dim=1)
+            at = at.gather(1, keep)
+        scores[rows], found[rows] = best, at
+    return scores, found

@@ -3,6 +3,8 @@
 On a GPU this runs before every launch: plain conditions, and words only where one fails.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -111,3 +113,13 @@ def _check_biased(z: Tensor, ref: Reference | None, biased: Tensor | tuple[Tenso
     if isinstance(biased, tuple) and biased[0].shape[1] != biased[1].shape[1]:
         widths = f"{biased[0].shape[1]} and {biased[1].shape[1]}"
         raise InputError(f"both embeddings of biased come from one encoder and need one width, got {widths}")
+
+
+def stacked(embeddings: Tensor, labels: Tensor, biased: Any) -> tuple[Tensor, Tensor, Any]:
+    """(n, v, d) views to (v * n, d), all of view 0 first, with labels repeated."""
+    if not isinstance(embeddings, Tensor) or embeddings.ndim != 3:
+        raise InputError(f"views=True takes embeddings (n, views, d), got {tuple(getattr(embeddings, 'shape', ()))}")
+    if not isinstance(labels, Tensor):
+        raise InputError(f"labels must be a tensor, got {type(labels).__name__}")
+    flat = [x.transpose(0, 1).flatten(0, 1) if isinstance(x, Tensor) else x for x in (embeddings, biased)]
+    return flat[0], labels.repeat(embeddings.shape[1]), flat[1]

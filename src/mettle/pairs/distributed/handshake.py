@@ -10,7 +10,7 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.pairs.distributed import collectives as gather
 from mettle.pairs.distributed.collectives import Crowd
-from mettle.pairs.views import stacked
+from mettle.pairs.validation import stacked
 
 PLAIN = bool | int | float | str
 """What is the same on two ranks if it reads the same."""
