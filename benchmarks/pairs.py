@@ -121,7 +121,7 @@ def main(sizes):
     if sizes == SIZES:
         (HERE / "pairs.json").write_text(json.dumps(found, indent=1))
         picture(found)
-        keep("Pairwise losses on the CPU", "pairs.py", text, "![Time and memory against N](pairs.png)")
+        keep("PairwiseLoss losses on the CPU", "pairs.py", text, "![Time and memory against N](pairs.png)")
 
 
 def limit(name):

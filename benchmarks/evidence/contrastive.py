@@ -17,7 +17,7 @@ from mettle.difficulty import Importance, Relative
 from mettle.evaluate.probe import Accuracy
 from mettle.losses import InfoNCE, SelfTriplet
 from mettle.model import Embedder
-from mettle.pairs import Acc, Rows, Tile, Traits
+from mettle.pairs import Reduction, Rows, Tile, Traits
 from mettle.train import TwoEncoder
 
 METHODS = ("simclr", "dcl", "hcl", "wcl", "constant")
@@ -44,14 +44,14 @@ class Constant:
     detach = True
     traits = Traits(symmetric=True, continuous=True, trusted=True, self_contained=True, negatives="plain")
 
-    def stats(self, tile: Tile) -> dict[str, Acc]:
+    def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
         """Nothing."""
         return {}
 
-    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+    def weights(self, tile: Tile, rows: Rows) -> Tensor:
         """(a, b) weights."""
-        w = torch.full_like(tile.s, self.weight)
-        return w if tile.pos is False else torch.where(tile.pos, 1.0, w)  # type: ignore[arg-type]
+        w = torch.full_like(tile.similarity, self.weight)
+        return w if tile.positive is False else torch.where(tile.positive, 1.0, w)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -115,19 +115,19 @@ def units(method: str) -> float:
     return {"wcl": 2.0, "constant": 1.1, "jtt": 0.7, "erm": 0.5, "raw": 0.01, "untrained": 0.01}.get(method, 1.0)
 
 
-def parts_of(data: Set) -> dict[str, np.ndarray]:
+def iterate_parts(data: Set) -> dict[str, np.ndarray]:
     """Positions by name."""
     return {"train": data.part(TRAIN), "val": data.part(VAL), "test": data.part(TEST)}
 
 
 def frozen(model: Embedder, data: Set, most: int | None = None) -> dict[str, Tensor]:
     """Features of every part, from a network that learns no more."""
-    return {name: outputs(model, data, at[:most], features=True) for name, at in parts_of(data).items()}
+    return {name: outputs(model, data, at[:most], features=True) for name, at in iterate_parts(data).items()}
 
 
 def column(data: Set, name: str) -> dict[str, np.ndarray]:
     """A column by part."""
-    return {part: data.columns[name][at].astype(np.int64) for part, at in parts_of(data).items()}
+    return {part: data.columns[name][at].astype(np.int64) for part, at in iterate_parts(data).items()}
 
 
 def classified(z: dict[str, Tensor], data: Set) -> tuple[dict[str, float], Accuracy]:

@@ -3,7 +3,7 @@ import torch
 
 from laws.members import batch, value_and_gradient
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Product, Relative, SemiHard, Threshold, curriculum
-from mettle.difficulty.combine import nested
+from mettle.difficulty.combine import iterate_parts
 from mettle.errors import InputError
 from mettle.losses import InfoNCE, SupCon, Triplet
 
@@ -78,7 +78,7 @@ def test_what_is_inside_a_product_or_a_curriculum_is_not_forgotten():
         before = float(inner.positive)
         SupCon(0.2, difficulty=outer).at(0.3)(z, y)
         assert float(inner.positive) != before
-        assert inner in list(nested(outer))
+        assert inner in list(iterate_parts(outer))
     fading = Product(curriculum(Threshold(), end=0.5), Threshold(0.0, 0.0))
     close(SupCon(0.2, difficulty=fading).at(0.0).per_anchor(z, y), SupCon(0.2).per_anchor(z, y))
 

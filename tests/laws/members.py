@@ -10,9 +10,9 @@ from mettle.difficulty import Hardest, Importance, Product, Relative, SemiHard, 
 from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
 from mettle.pairs import Traits
 from mettle.pairs import reference as dense
-from mettle.pairs.declarations import traits_of
+from mettle.pairs.declarations import declared_traits
 from mettle.pairs.dispatch import layout
-from mettle.pairs.problem import stats_of
+from mettle.pairs.problem import difficulty_statistics
 
 FORMS: dict[str, Any] = {
     "supcon out": SupCon(0.2),
@@ -79,11 +79,11 @@ class Given:
     def traits(self):
         return Traits(positive_weights=self.positive_weights, negatives=self.negatives)
 
-    def stats(self, tile):
+    def row_statistics(self, tile):
         return {}
 
-    def weigh(self, tile, rows):
-        return self.table.to(tile.s.dtype)[tile.i, tile.j]
+    def weights(self, tile, rows):
+        return self.table.to(tile.similarity.dtype)[tile.anchor_index, tile.reference_index]
 
 
 def batch(n: int = 14, d: int = 5, seed: int = 0, dtype=torch.float64) -> tuple[Tensor, Tensor]:
@@ -131,8 +131,8 @@ def frozen(loss, z, y, **options):
     job, _ = layout(loss, z.detach(), y, None, None, difficulty, options.get("biased"), sort=False)
     tile = job.tile(*job.whole())
     known = {k: v[:, None] for k, v in dense.rows(job).items() if k.startswith("difficulty.")}
-    w = difficulty.weigh(tile, stats_of(known))
-    traits = traits_of(difficulty)
+    w = difficulty.weights(tile, difficulty_statistics(known))
+    traits = declared_traits(difficulty)
     return with_difficulty(loss, Given(w, traits.positive_weights, traits.negatives))
 
 

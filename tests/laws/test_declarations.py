@@ -19,7 +19,7 @@ from laws.members import DIFFICULTIES, FORMS, with_difficulty
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Product, Relative, Threshold, curriculum
 from mettle.errors import InputError
 from mettle.losses import ArcFace, Contrastive, InfoNCE, NPair, SimilarityRanking, SupCon, Triplet
-from mettle.losses.base import Pairwise, either, filled
+from mettle.losses.base import PairwiseLoss, either, filled
 from mettle.pairs import (
     ExponentialWeights,
     LinearWeights,
@@ -31,7 +31,7 @@ from mettle.pairs import (
     pair_loss,
     total,
 )
-from mettle.pairs.declarations import overridden_since, traits_of
+from mettle.pairs.declarations import overridden_since, declared_traits
 from mettle.pairs.fused import find_form
 from mettle.pairs.fused.door import attempt, call
 from mettle.pairs.kernel_spec import declared_spec, declared_weights
@@ -75,22 +75,22 @@ class PlainHardest(Hardest):
 
 
 @dataclass(frozen=True)
-class OutsideSoftmax(Pairwise):
+class OutsideSoftmax(PairwiseLoss):
     """A loss written from public pieces: InfoNCE's relative in which positives count in the denominator too."""
 
     temperature: float = 0.3
     difficulty: Any = None
 
-    def terms(self, tile, rows):
-        x = tile.s / self.temperature
+    def reductions(self, tile, rows):
+        x = tile.similarity / self.temperature
         return {
-            "positives": total(1.0, tile.pos, weigh="present"),
-            "count": total(1.0, tile.pos),
-            "away": lse(x, either(tile)),
-            "attract": total(x, tile.pos),
+            "positives": sum_over(1.0, tile.positive, weighting="mask"),
+            "count": sum_over(1.0, tile.positive),
+            "away": logsumexp_over(x, either(tile)),
+            "attract": sum_over(x, tile.positive),
         }
 
-    def finish(self, rows):
+    def row_loss(self, rows):
         count = torch.where(rows["count"] == 0, 1, rows["count"])
         return (rows["count"] * filled(rows["away"]) - rows["attract"]) / count
 
@@ -107,12 +107,12 @@ class OutsideLine:
     detach: bool = True
     traits = Traits(symmetric=True, trusted=True, self_contained=True)
 
-    def stats(self, tile):
+    def row_statistics(self, tile):
         return {}
 
-    def weigh(self, tile, rows):
-        w = 1 + self.slope * (tile.s - self.start).clamp(min=0)
-        return w if tile.pos is False else torch.where(tile.pos, 1, w)
+    def weights(self, tile, rows):
+        w = 1 + self.slope * (tile.similarity - self.start).clamp(min=0)
+        return w if tile.positive is False else torch.where(tile.positive, 1, w)
 
     def kernel_weights(self):
         return LinearWeights(negative_slope=self.slope, negative_threshold=self.start)
@@ -193,8 +193,8 @@ def test_a_declared_spec_equals_the_reference(name):
 
 
 class OtherEnd(SupCon):
-    def finish(self, rows):
-        return 2 * super().finish(rows)
+    def row_loss(self, rows):
+        return 2 * super().row_loss(rows)
 
 
 class OtherHelper(InfoNCE):
@@ -211,8 +211,8 @@ class OtherMeasure(SupCon):
 class Logged:
     """A mixin that stands before the loss in the order of resolution."""
 
-    def defined(self, rows):
-        return super().defined(rows)  # type: ignore[misc]
+    def is_defined(self, rows):
+        return super().is_defined(rows)  # type: ignore[misc]
 
 
 class Mixed(Logged, SupCon):
@@ -224,26 +224,26 @@ class Restated(OtherEnd):
 
     self_contained = True
 
-    def finish(self, rows):
-        return SupCon.finish(self, rows)
+    def row_loss(self, rows):
+        return SupCon.row_loss(self, rows)
 
     def kernel_spec(self, weights):
         return super().kernel_spec(weights)
 
 
 class HalfWeights(Threshold):
-    def weigh(self, tile, rows):
-        return super().weigh(tile, rows) / 2
+    def weights(self, tile, rows):
+        return super().weights(tile, rows) / 2
 
 
 class HalfImportance(Importance):
-    def weigh(self, tile, rows):
-        return super().weigh(tile, rows) / 2
+    def weights(self, tile, rows):
+        return super().weights(tile, rows) / 2
 
 
 class NaNWeights(Threshold):
-    def weigh(self, tile, rows):
-        return super().weigh(tile, rows) * float("nan")
+    def weights(self, tile, rows):
+        return super().weights(tile, rows) * float("nan")
 
 
 @pytest.mark.parametrize(
@@ -266,11 +266,11 @@ class NaNWeights(Threshold):
         (SupCon(0.2), "the embeddings are on cpu"),
         (Restated(0.2), "the embeddings are on cpu"),
     ],
-    ids=lambda x: type(x).__name__ if isinstance(x, Pairwise) else None,
+    ids=lambda x: type(x).__name__ if isinstance(x, PairwiseLoss) else None,
 )
 def test_the_facts_say_why_a_loss_is_not_fused(loss, reason):
     z, y, _ = samples(loss)
-    facts = loss.facts(z, y)
+    facts = loss.statistics(z, y)
     assert facts.engine == "dense"
     assert facts.not_fused.startswith(reason)
     assert "not_fused" not in facts.as_dict()
@@ -295,10 +295,10 @@ def test_overridden_weights_of_an_exponential_difficulty_are_used():
 
 
 def test_promises_end_where_weights_are_overridden_and_choices_stay():
-    assert traits_of(PlainThreshold()) == Threshold.traits
-    left = traits_of(HalfWeights())
+    assert declared_traits(PlainThreshold()) == Threshold.traits
+    left = declared_traits(HalfWeights())
     assert left == Traits(positive_weights="numerator")
-    assert traits_of(Product(Threshold(), HalfWeights())) == Traits(trusted=True, positive_weights="numerator")
+    assert declared_traits(Product(Threshold(), HalfWeights())) == Traits(trusted=True, positive_weights="numerator")
 
 
 def test_weights_that_were_overridden_are_looked_at():

@@ -156,11 +156,11 @@ def test_a_live_weight_gets_the_gradient_of_a_formula(form):
     class Curve:
         detach: bool = False
 
-        def stats(self, tile):
+        def row_statistics(self, tile):
             return {}
 
-        def weigh(self, tile, rows):
-            return 1.5 + 0.5 * tile.s
+        def weights(self, tile, rows):
+            return 1.5 + 0.5 * tile.similarity
 
     live = with_difficulty(loss, Curve())
     z, y = batch()

@@ -12,7 +12,7 @@ from laws.memory import Largest
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Threshold, curriculum
 from mettle.errors import InputError
 from mettle.losses import AdaCos, ArcFace, Center, CosFace, NormFace, Softmax, SphereFace
-from mettle.pairs.class_softmax import class_rows
+from mettle.pairs.class_softmax import class_reductions
 from oracles import classes as oracle
 
 N, C, D = 7, 5, 4
@@ -118,7 +118,7 @@ def test_chunks_are_irrelevant_and_the_general_engine_agrees(difficulty, chunk):
     z, y = torch.randn(N, D, dtype=torch.float64, requires_grad=True), torch.randint(0, C, (N,))
     W = torch.randn(C, D, dtype=torch.float64, requires_grad=True)
     if difficulty is None:
-        got = class_rows(torch.nn.functional.normalize(z), W, y, 30.0, chunk=chunk)
+        got = class_reductions(torch.nn.functional.normalize(z), W, y, 30.0, chunk=chunk)
     else:
         loss = CosFace(C, D, 30.0, difficulty=difficulty).double()
         got = [loss._rows(z, W, y)[k] for k in ("target", "far")]
@@ -401,16 +401,16 @@ def test_a_sample_of_weight_two_counts_as_if_listed_twice(data):
     class Twice:
         detach = True
 
-        def stats(self, tile):
+        def row_statistics(self, tile):
             return {}
 
-        def weigh(self, tile, rows):
-            return torch.where(tile.i == 0, 2.0, 1.0).to(tile.s.dtype).expand_as(tile.s)
+        def weights(self, tile, rows):
+            return torch.where(tile.anchor_index == 0, 2.0, 1.0).to(tile.similarity.dtype).expand_as(tile.similarity)
 
     class OwnTwice(Twice):
-        def weigh(self, tile, rows):
-            w = super().weigh(tile, rows)
-            return torch.where(tile.pos, w, 1.0) if tile.pos is not False else torch.ones_like(w)
+        def weights(self, tile, rows):
+            w = super().weights(tile, rows)
+            return torch.where(tile.positive, w, 1.0) if tile.positive is not False else torch.ones_like(w)
 
     weighted, plain = made("cosface", W), made("cosface", W)
     weighted.difficulty = OwnTwice()
@@ -428,7 +428,7 @@ def test_weights_of_wrong_classes_are_those_of_the_oracle(data):
     w[np.arange(N), y] = 1
     wanted = oracle.cosface(z, y, W, 16.0, 0.3, w=w)
     np.testing.assert_allclose(loss.per_anchor(torch.tensor(z), torch.tensor(y)).detach(), wanted, rtol=1e-9)
-    facts = loss.facts(torch.tensor(z), torch.tensor(y))
+    facts = loss.statistics(torch.tensor(z), torch.tensor(y))
     assert facts["hard_negatives"] > 0 and facts["negative_weight"] > 1
 
 

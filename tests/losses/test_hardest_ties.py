@@ -24,6 +24,6 @@ def test_order_and_engine_do_not_matter(loss, dtype):
 def test_all_four_copies_of_the_hardest_stay():
     generator = torch.Generator().manual_seed(4)
     z = torch.randn(12, 37, generator=generator, dtype=torch.float64).repeat_interleave(4, 0)
-    facts = SupCon(0.1, difficulty=Hardest()).facts(z, torch.arange(48) // 8)
+    facts = SupCon(0.1, difficulty=Hardest()).statistics(z, torch.arange(48) // 8)
     # 4 of 7 positives (another sample of the class), 4 of 40 negatives
     assert abs(facts.kept_positives - 4 / 7) < 1e-9 and abs(facts.kept_negatives - 4 / 40) < 1e-9

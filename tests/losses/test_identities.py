@@ -57,16 +57,16 @@ def test_row_04_gradients_of_a_row_of_similarities_sum_to_zero(loss):
         s = unit @ unit.T
         same_label = y[:, None] == y[None]
         at = torch.arange(len(y))
-        table = loss.difficulty.weigh(Tile(s, same_label, ~same_label, at, at), {})
+        table = loss.difficulty.weights(Tile(s, same_label, ~same_label, at, at), {})
         loss = with_difficulty(loss, Given(table, "numerator"))
 
     def value(shift):
         class Shifted(type(loss)):
-            def terms(self, tile, rows):
-                return super().terms(replace(tile, s=tile.s + shift), rows)
+            def reductions(self, tile, rows):
+                return super().reductions(replace(tile, similarity=tile.similarity + shift), rows)
 
             def positives(self, tile, rows):
-                return super().positives(replace(tile, s=tile.s + shift), rows)
+                return super().positives(replace(tile, similarity=tile.similarity + shift), rows)
 
         moved = Shifted(**{f: getattr(loss, f) for f in loss.__dataclass_fields__})
         return moved.output(unit, y, engine="dense").values[anchor]
@@ -78,7 +78,7 @@ def test_row_05_hcl_without_beta_is_dcl_and_dcl_without_prior_is_simclr():
     z, y = pairs_batch()
     same(InfoNCE(0.5, 0.1, Importance(0.0)), InfoNCE(0.5, 0.1), z, y)
     same(InfoNCE(0.5, 0.0), SupCon(0.5), z, y)
-    assert InfoNCE(0.5, 0.0).facts(z, y).clamp_fraction == 0
+    assert InfoNCE(0.5, 0.0).statistics(z, y).clamp_fraction == 0
 
 
 def test_row_06_hcl_with_huge_beta_counts_the_hardest_negative_n_times():
@@ -174,12 +174,12 @@ def test_claim_3_hard_pairs_get_a_larger_share_of_the_gradient():
     def share(loss):
         job, _ = layout(loss, unit, y, None, None, loss.difficulty, None, sort=False)
         tile = job.tile(*job.whole())
-        s = tile.s.clone().requires_grad_()
-        held, rows = replace(tile, s=s), {}
+        s = tile.similarity.clone().requires_grad_()
+        held, rows = replace(tile, similarity=s), {}
         for step in job.steps():
-            w = step.weigh(held, rows)
-            rows |= {k: dense.reduce(a, w, held, 5).squeeze(1) for k, a in step.terms(held, rows).items()}
-        g = torch.autograd.grad(loss.finish(rows)[loss.defined(rows)].mean(), s)[0].abs()
+            w = step.weights(held, rows)
+            rows |= {k: dense.reduce(a, w, held, 5).squeeze(1) for k, a in step.reductions(held, rows).items()}
+        g = torch.autograd.grad(loss.row_loss(rows)[loss.is_defined(rows)].mean(), s)[0].abs()
         return float(g[hard].sum() / g.sum())
 
     assert share(DASupCon(0.1, 1.0, 10.0)) > share(SupCon(0.1)) + 0.005
@@ -190,6 +190,6 @@ def test_a_negative_weight_is_a_bounded_margin(beta):
     """In the denominator w multiplies e^{s/τ}: an additive margin of τ·log w, at most τ·log(1 + β)."""
     hard, at = Threshold(0.0, beta, 0.7, 0.3), torch.arange(1)
     s = torch.linspace(-1, 1, 201)[:, None]
-    w = hard.weigh(Tile(s, False, True, torch.arange(201), at), {})
+    w = hard.weights(Tile(s, False, True, torch.arange(201), at), {})
     margin = 0.1 * w.log()
     assert margin.min() == 0 and float(margin.max()) == pytest.approx(0.1 * math.log(1 + beta), rel=1e-5)

@@ -59,7 +59,7 @@ def test_the_same_inside_a_product():
 
 def test_facts_keep_all_of_them():
     for dtype in (torch.float32, torch.float64):
-        facts = InfoNCE(0.07, 0.1, Importance(6.0)).facts(sample().to(dtype), LABELS)
+        facts = InfoNCE(0.07, 0.1, Importance(6.0)).statistics(sample().to(dtype), LABELS)
         assert facts.kept_negatives == 1.0
 
 

@@ -46,7 +46,7 @@ def test_every_class_vector_loss_takes_any_whole_numbers(name, dtype):
         value.backward()
         state = [value.detach(), leaf.grad, *(p.grad for p in loss.parameters()), *loss.buffers()]
         rows = loss.per_anchor(z, labels).detach()
-        facts = loss.facts(z, labels)
+        facts = loss.statistics(z, labels)
         loss.start_from(z, labels)
         found.append([*state, rows, *loss.parameters(), *loss.buffers(), facts])
     for a, b in zip(*found, strict=True):

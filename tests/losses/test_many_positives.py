@@ -158,12 +158,12 @@ class Largest(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.numbers = 0
+        self.validate_numbers = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         found = out if isinstance(out, (tuple, list)) else (out,)
-        self.numbers = max([self.numbers, *(x.numel() for x in found if isinstance(x, torch.Tensor))])
+        self.validate_numbers = max([self.validate_numbers, *(x.numel() for x in found if isinstance(x, torch.Tensor))])
         return out
 
 
@@ -171,4 +171,4 @@ def test_semihard_holds_nothing_of_the_size_anchors_x_negatives_x_positives():
     z = torch.randn(256, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     with Largest() as largest:
         Triplet(0.2, "semihard")(z, torch.arange(256) % 2, engine="tiled").backward()
-    assert largest.numbers <= 8 * 256 * 256
+    assert largest.validate_numbers <= 8 * 256 * 256

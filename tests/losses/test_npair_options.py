@@ -46,7 +46,7 @@ def test_a_difficulty_that_follows_the_data_sees_every_training_batch(wrap):
     loss = NPair(difficulty=wrap(hard))
     with torch.no_grad():
         loss(z, y)
-    loss.facts(z, y)
+    loss.statistics(z, y)
     assert hard.current() == before
     loss(z, y)
     seen = AdaptiveThreshold(momentum=0.5)

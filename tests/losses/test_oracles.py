@@ -108,7 +108,7 @@ def test_infonce_against_a_reference_set(data):
 def test_clamp_fraction_is_counted(data):
     z, y = data
     wanted = oracle.clamp_fraction(z, y, 0.1, 0.4)
-    found = InfoNCE(0.1, 0.4).facts(torch.tensor(z), torch.tensor(y)).clamp_fraction
+    found = InfoNCE(0.1, 0.4).statistics(torch.tensor(z), torch.tensor(y)).clamp_fraction
     assert found == pytest.approx(wanted or 0.0)
 
 

@@ -97,7 +97,7 @@ def test_L2_zero_rows_are_counted_and_get_no_gradient(form):
     (gradient,) = torch.autograd.grad(value, z)
     assert torch.isfinite(value) and torch.isfinite(gradient).all()
     assert (gradient[[2, 7]] == 0).all()
-    assert loss.facts(z, y).zero_rows == 2
+    assert loss.statistics(z, y).zero_rows == 2
 
 
 class TestBadInput:

@@ -204,25 +204,25 @@ class TestTracebacks:
     def test_facts_of_pairs_look_at_their_targets(self):
         loss, x = SimilarityClassification(), torch.randn(4, 3)
         with pytest.raises(InputError, match=r"one number per item, \(4,\)"):
-            loss.facts(x, x, torch.ones(3))
+            loss.statistics(x, x, torch.ones(3))
         with pytest.raises(InputError, match="is not in"):
-            loss.facts(x, x, torch.full((4,), 2.0))
+            loss.statistics(x, x, torch.full((4,), 2.0))
         with pytest.raises(InputError, match="must be a tensor"):
-            loss.facts(x, x, [1, 1, 1, 1])
+            loss.statistics(x, x, [1, 1, 1, 1])
 
     def test_facts_of_broken_embeddings_are_broken(self):
         x = torch.randn(4, 3)
         broken = x.clone()
         broken[2, 1] = float("nan")
         for facts in (
-            SimilarityClassification().facts(broken, x, torch.zeros(4)),
-            SimilarityRanking().facts(broken, x, -x),
+            SimilarityClassification().statistics(broken, x, torch.zeros(4)),
+            SimilarityRanking().statistics(broken, x, -x),
         ):
             assert all(v != v for k, v in facts.items() if k in ("accuracy", "ordered", "gap"))
 
     def test_facts_of_a_center_look_at_labels_first(self):
         with pytest.raises(InputError, match="out of range"):
-            Center(4, 3).facts(torch.randn(2, 3), torch.tensor([0, 9]))
+            Center(4, 3).statistics(torch.randn(2, 3), torch.tensor([0, 9]))
 
     def test_views_look_at_labels_first(self):
         with pytest.raises(InputError, match="labels must be a tensor"):

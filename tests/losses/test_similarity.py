@@ -272,11 +272,11 @@ def test_state_of_the_classifier_is_saved_and_moved():
 def test_facts():
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     y = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-    facts = SimilarityRegression().facts(x, y, torch.tensor([1.0, 1.0, 1.0]))
+    facts = SimilarityRegression().statistics(x, y, torch.tensor([1.0, 1.0, 1.0]))
     assert facts == pytest.approx({"similarity": 2 / 3, "error": math.sqrt(1 / 3)})
-    facts = SimilarityClassification().facts(x, y, torch.tensor([1, 0, 0]))
+    facts = SimilarityClassification().statistics(x, y, torch.tensor([1, 0, 0]))
     assert facts == pytest.approx({"accuracy": 2 / 3, "scale": 10, "threshold": 0.5})
-    facts = SimilarityRanking().facts(x, y, y.roll(1, 0))
+    facts = SimilarityRanking().statistics(x, y, y.roll(1, 0))
     assert facts == pytest.approx({"ordered": 0.5, "gap": 0.0})
 
 

@@ -71,8 +71,8 @@ def test_the_engine_is_chosen_by_size_and_said():
     small, large = torch.randn(64, 4), torch.randn(1500, 4)
     assert SupCon().output(small, torch.arange(64) // 2).engine == "dense"
     assert SupCon().output(large, torch.arange(1500) // 2).engine == "tiled"
-    assert SupCon().facts(small, torch.arange(64) // 2).engine == "dense"
-    assert SupCon().facts(large, torch.arange(1500) // 2).engine == "tiled"
+    assert SupCon().statistics(small, torch.arange(64) // 2).engine == "dense"
+    assert SupCon().statistics(large, torch.arange(1500) // 2).engine == "tiled"
     assert SupCon().output(small, torch.arange(64) // 2, engine="tiled").engine == "tiled"
 
 
@@ -176,7 +176,7 @@ class TestFacts:
         pos = (y[:, None] == y[None]) & ~torch.eye(28, dtype=torch.bool)
         neg = y[:, None] != y[None]
         w_neg = 1 + 2 * ((s - 0.1) / 0.9).clamp(min=0)
-        found = SupCon(0.2, difficulty=hard).facts(z, y)
+        found = SupCon(0.2, difficulty=hard).statistics(z, y)
         assert found.hard_positives == pytest.approx(float((s[pos] < 0.6).double().mean()))
         assert found.hard_negatives == pytest.approx(float((s[neg] > 0.1).double().mean()))
         assert found.negative_weight == pytest.approx(float(w_neg[neg].mean()))
@@ -187,23 +187,23 @@ class TestFacts:
 
     def test_mining_is_seen_as_pairs_kept(self):
         z, y = batch()
-        found = SupCon(0.2, difficulty=Hardest()).facts(z, y)
+        found = SupCon(0.2, difficulty=Hardest()).statistics(z, y)
         assert found.hard_negatives == 0 and 0 < found.kept_negatives < 0.2
         assert found.effective_negatives == pytest.approx(1.0)
 
     def test_large_and_small_batches_agree(self):
         z, y = torch.randn(1200, 8), torch.arange(1200) // 3
         loss = SupCon(0.2, difficulty=Threshold())
-        a = loss.facts(z, y)
+        a = loss.statistics(z, y)
         some = torch.randperm(1200)
-        b = loss.facts(z[some], y[some])
+        b = loss.statistics(z[some], y[some])
         assert a.engine == "tiled"
         assert a.hard_negatives == pytest.approx(b.hard_negatives)
         assert set(a.as_dict()) >= {"hard_positives", "clamp_fraction", "anchors_without_positives"}
 
     @pytest.mark.parametrize("loss", [SupCon(), CosFace(4, 8), CosFace(4, 8, difficulty=Threshold())], ids=repr)
     def test_facts_for_a_log_line_are_numbers_only(self, loss):
-        facts = loss.facts(torch.randn(12, 8), torch.arange(12) // 3)
+        facts = loss.statistics(torch.randn(12, 8), torch.arange(12) // 3)
         facts = facts if isinstance(facts, dict) else facts.as_dict()
         assert facts and {type(value) for value in facts.values()} <= {int, float}
 
@@ -213,7 +213,7 @@ class TestAdaptive:
         z, y = batch(28, 6)
         hard = AdaptiveThreshold(momentum=0.5)
         loss = SupCon(0.2, difficulty=hard)
-        loss.facts(z, y)
+        loss.statistics(z, y)
         with torch.no_grad():
             loss(z, y)
         assert (float(hard.positive), float(hard.negative)) == pytest.approx((0.7, 0.3))

@@ -74,8 +74,8 @@ class Curve(nn.Module):
 class RaisedTo(SupCon):
     """A stranger's pairwise loss."""
 
-    def terms(self, tile, rows):
-        return super().terms(tile, rows) | {"extra": total(tile.s, tile.neg)}
+    def reductions(self, tile, rows):
+        return super().reductions(tile, rows) | {"extra": sum_over(tile.similarity, tile.negative)}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from mettle.losses import Contrastive, LiftedStructure, SelfTriplet, Triplet
 from mettle.pairs import Queue
-from mettle.pairs.similarity import Sides
+from mettle.pairs.similarity import TileOperands
 
 
 def twins(noise: float, n: int = 64, d: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,11 +105,11 @@ def test_squared_distances_of_a_tile_and_of_a_list():
     z, _ = twins(1e-4)
     z = torch.cat([normalize(z, dim=1), normalize(z, dim=1)[:4]])
     wanted = (z.double()[:, None] - z.double()[None]).square().sum(-1)
-    found = Sides(z, z, slice(0, 68), slice(0, 68), "cosine").squared()
+    found = TileOperands(z, z, slice(0, 68), slice(0, 68), "cosine").squared()
     assert (found[64:, :4].diagonal() == 0).all() and (found.diagonal() == 0).all()
     torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=0)
     i, j = torch.arange(32), torch.arange(32) + 32
-    listed = Sides(z, z, i, j, "cosine").squared()
+    listed = TileOperands(z, z, i, j, "cosine").squared()
     torch.testing.assert_close(listed.double(), wanted[i, j, None], rtol=1e-4, atol=0)
 
 

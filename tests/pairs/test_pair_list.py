@@ -1,4 +1,4 @@
-"""Pairwise losses on lists of pairs, against loops."""
+"""PairwiseLoss losses on lists of pairs, against loops."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import torch
 from mettle.difficulty import Hardest
 from mettle.losses import Contrastive, InfoNCE, LiftedStructure, SelfTriplet, SupCon, Triplet
 from mettle.metric import MCML, Mahalanobis
-from mettle.pairs.pair_list import on_pairs
+from mettle.pairs.pair_list import as_pair_list_loss
 
 LOSSES = {
     "Contrastive": Contrastive(normalise=False),
@@ -35,7 +35,7 @@ def test_contrastive_is_a_mean_over_each_kind(pairs):
     d = [float((a - b).norm()) for a, b in zip(first, second, strict=True)]
     near = [v**2 for v, k in zip(d, alike, strict=True) if k]
     far = [max(0.0, 2.0 - v) ** 2 for v, k in zip(d, alike, strict=True) if not k]
-    found = on_pairs(Contrastive(negative=2.0, normalise=False))(*pairs)
+    found = as_pair_list_loss(Contrastive(negative=2.0, normalise=False))(*pairs)
     assert float(found) == pytest.approx(sum(near) / len(near) + sum(far) / len(far))
 
 
@@ -44,14 +44,14 @@ def test_triplet_compares_every_alike_pair_with_every_unalike_pair(pairs):
     d = (first - second).square().sum(1)
     gaps = [max(0.0, float(p - n) + 0.2) for p in d[alike == 1] for n in d[alike == 0]]
     loss = Triplet(0.2, squared=True, normalise=False, average="all")
-    assert float(on_pairs(loss)(*pairs)) == pytest.approx(np.mean(gaps))
+    assert float(as_pair_list_loss(loss)(*pairs)) == pytest.approx(np.mean(gaps))
 
 
 def test_infonce_sets_every_alike_pair_against_the_unalike_ones(pairs):
     first, second, alike = pairs
     s = torch.cosine_similarity(first, second) / 0.5
     wanted = torch.stack([torch.logsumexp(torch.cat([p[None], s[alike == 0]]), 0) - p for p in s[alike == 1]]).mean()
-    torch.testing.assert_close(on_pairs(InfoNCE(0.5))(*pairs), wanted)
+    torch.testing.assert_close(as_pair_list_loss(InfoNCE(0.5))(*pairs), wanted)
 
 
 def test_a_difficulty_mines_among_the_pairs(pairs):
@@ -59,13 +59,13 @@ def test_a_difficulty_mines_among_the_pairs(pairs):
     d = (first - second).norm(dim=1)
     wanted = max(0.0, float(d[alike == 1].max() - d[alike == 0].min()) + 0.2)
     loss = Triplet(0.2, normalise=False, difficulty=Hardest())
-    assert float(on_pairs(loss)(*pairs)) == pytest.approx(wanted)
+    assert float(as_pair_list_loss(loss)(*pairs)) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_slopes(pairs, name):
     first, second, alike = pairs
-    form = on_pairs(LOSSES[name])
+    form = as_pair_list_loss(LOSSES[name])
     assert torch.autograd.gradcheck(lambda a, b: form(a, b, alike), (first.requires_grad_(), second.requires_grad_()))
 
 

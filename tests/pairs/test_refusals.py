@@ -10,8 +10,8 @@ from laws.members import Given, batch, second
 from mettle.difficulty import Relative
 from mettle.errors import InputError
 from mettle.losses import InfoNCE, SupCon
-from mettle.losses.base import Pairwise
-from mettle.pairs import Difficulty, Queue, Sweep, lse, total
+from mettle.losses.base import PairwiseLoss
+from mettle.pairs import Difficulty, Queue, Pass, lse, total
 
 Z, Y = batch()
 AT = torch.arange(14)
@@ -52,7 +52,7 @@ def test_companions_that_do_not_fit_are_named(case, engine):
 def test_facts_refuse_what_a_call_refuses(case):
     options, said = WRONG[case]
     with pytest.raises(InputError, match=said):
-        SupCon(0.2).facts(Z, Y, **options)
+        SupCon(0.2).statistics(Z, Y, **options)
 
 
 def test_embeddings_without_columns_are_refused():
@@ -131,15 +131,15 @@ class TestQueues:
 
 
 @dataclass(frozen=True)
-class Bare(Pairwise):
+class Bare(PairwiseLoss):
     """A loss of one's own that forgot to count positives."""
 
     difficulty: Difficulty | None = None
 
-    def terms(self, tile, rows):
-        return {"near": total(tile.s, tile.pos), "far": lse(tile.s, tile.neg)}
+    def reductions(self, tile, rows):
+        return {"near": sum_over(tile.similarity, tile.positive), "far": logsumexp_over(tile.similarity, tile.negative)}
 
-    def finish(self, rows):
+    def row_loss(self, rows):
         return rows["far"] - rows["near"]
 
 
@@ -147,8 +147,8 @@ class Bare(Pairwise):
 class Hasty(Bare):
     """A loss that reads an earlier row without saying so."""
 
-    def sweeps(self):
-        return Sweep(self.terms), Sweep(lambda tile, rows: {"positives": total(rows["far"] - tile.s, tile.pos)})
+    def passes(self):
+        return Pass(self.reductions), Pass(lambda tile, rows: {"positives": sum_over(rows["far"] - tile.similarity, tile.positive)})
 
 
 @pytest.mark.parametrize("engine", ["dense", "tiled"])
@@ -158,31 +158,31 @@ class TestOwnLosses:
             Bare()(Z, Y, engine=engine, tile=4)
 
     def test_a_sweep_reads_what_it_says_it_reads(self, engine):
-        with pytest.raises(InputError, match=r"Hasty asks for a row 'far'.*reads='rows'"):
+        with pytest.raises(InputError, match=r"Hasty asks for a row 'far'.*reads='anchor'"):
             Hasty()(Z, Y, engine=engine, tile=4)
 
     def test_other_missing_keys_stay_what_they_are(self, engine):
         class Lost(Bare):
-            def terms(self, tile, rows):
-                return {7: total(tile.s, tile.pos)[8]} if {}[7] else {}
+            def reductions(self, tile, rows):
+                return {7: sum_over(tile.similarity, tile.positive)[8]} if {}[7] else {}
 
         with pytest.raises(KeyError):
             Lost()(Z, Y, engine=engine, tile=4)
 
 
 @dataclass(frozen=True)
-class Learnt(Pairwise):
+class Learnt(PairwiseLoss):
     """A loss with a parameter of its own, inside the terms or at the end."""
 
     scale: nn.Parameter = field(default_factory=lambda: nn.Parameter(torch.tensor(2.0, dtype=torch.float64)))
     inside: bool = True
     difficulty: Difficulty | None = None
 
-    def terms(self, tile, rows):
-        x = tile.s * self.scale if self.inside else tile.s
-        return {"positives": total(1.0, tile.pos), "near": total(x, tile.pos), "far": lse(tile.s, tile.neg)}
+    def reductions(self, tile, rows):
+        x = tile.similarity * self.scale if self.inside else tile.similarity
+        return {"positives": sum_over(1.0, tile.positive), "near": sum_over(x, tile.positive), "far": logsumexp_over(tile.similarity, tile.negative)}
 
-    def finish(self, rows):
+    def row_loss(self, rows):
         return rows["far"] - rows["near"] * (1 if self.inside else self.scale)
 
 
@@ -193,11 +193,11 @@ class Trusted:
     trust: nn.Parameter
     detach: bool = False
 
-    def stats(self, tile):
+    def row_statistics(self, tile):
         return {}
 
-    def weigh(self, tile, rows):
-        return self.trust[tile.i].exp()
+    def weights(self, tile, rows):
+        return self.trust[tile.anchor_index].exp()
 
 
 class TestLearnable:
@@ -242,8 +242,8 @@ class TestLearnable:
         torch.testing.assert_close(Learnt(scale)(Z, Y, engine="tiled", tile=4), Learnt()(Z, Y, engine="dense"))
 
         class Live(Given):
-            def weigh(self, tile, rows):
-                return 1 + tile.s.square()
+            def weights(self, tile, rows):
+                return 1 + tile.similarity.square()
 
         live = SupCon(0.2, difficulty=Live(torch.ones(1), detach=False))
         (a,), (b,) = (torch.autograd.grad(live(Z, Y, engine=engine), Z) for engine in ("tiled", "dense"))

@@ -8,7 +8,7 @@ import torch
 from laws.members import with_difficulty
 from mettle.difficulty import Hardest
 from mettle.losses import Contrastive, InfoNCE, LiftedStructure
-from mettle.losses.base import Pairwise
+from mettle.losses.base import PairwiseLoss
 from mettle.pairs import Difficulty, peak, total
 
 LOSSES = {
@@ -25,12 +25,12 @@ class Closest:
     exact: bool = False
     detach: bool = True
 
-    def stats(self, tile):
-        return {"near": peak(tile.s, tile.neg)}
+    def row_statistics(self, tile):
+        return {"near": max_over(tile.similarity, tile.negative)}
 
-    def weigh(self, tile, rows):
-        least = rows["near"] if self.exact else rows["near"] - tile.slack()
-        return (tile.s >= least) | tile.pos
+    def weights(self, tile, rows):
+        least = rows["near"] if self.exact else rows["near"] - tile.rounding_error()
+        return (tile.similarity >= least) | tile.positive
 
 
 def doubled(n: int, d: int, seed: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,14 +53,14 @@ def test_duplicates_all_stay_in_every_order_and_engine(name, hard, dtype):
         torch.testing.assert_close(loss.per_anchor(z[order], y[order], engine="dense"), wanted[order], **near)
         for tile in (13, 64):
             torch.testing.assert_close(loss.per_anchor(z, y, engine="tiled", tile=tile), wanted, **near)
-        facts = loss.facts(z, y)
+        facts = loss.statistics(z, y)
         assert facts.kept_negatives == pytest.approx(2 / (2 * n - 2 * 3), rel=0.1)  # the last class may be smaller
 
 
 def test_pairs_that_differ_by_more_than_rounding_do_not_tie():
     z, y = doubled(40, 16, 0, torch.float32)
     z[40:] += 1e-3 * torch.randn(40, 16, generator=torch.Generator().manual_seed(1))
-    assert InfoNCE(0.5, difficulty=Closest()).facts(z, y).kept_negatives == pytest.approx(1 / 74, rel=0.05)
+    assert InfoNCE(0.5, difficulty=Closest()).statistics(z, y).kept_negatives == pytest.approx(1 / 74, rel=0.05)
 
 
 def test_the_slack_grows_with_the_rows_and_not_with_their_neighbours():
@@ -69,25 +69,25 @@ def test_the_slack_grows_with_the_rows_and_not_with_their_neighbours():
     z[30:] += 1e-2 * torch.randn(30, 8, generator=torch.Generator().manual_seed(1))
     z[7] *= 1000
     loss = LiftedStructure(difficulty=Closest())
-    assert loss.facts(z, y).kept_negatives == pytest.approx(1 / 54, rel=0.05)
-    small = loss.facts(1e-6 * z, y)
+    assert loss.statistics(z, y).kept_negatives == pytest.approx(1 / 54, rel=0.05)
+    small = loss.statistics(1e-6 * z, y)
     assert small.kept_negatives == pytest.approx(1 / 54, rel=0.05)
 
 
 @dataclass(frozen=True)
-class Present(Pairwise):
+class Present(PairwiseLoss):
     """Each anchor's number of negatives that its difficulty left in."""
 
     difficulty: Difficulty | None = None
     temperature: float = 1.0
 
-    def terms(self, tile, rows):
-        return {"negatives": total(1.0, tile.neg, weigh="present"), "all": total(1.0, tile.neg, weigh="none")}
+    def reductions(self, tile, rows):
+        return {"negatives": sum_over(1.0, tile.negative, weighting="mask"), "all": sum_over(1.0, tile.negative, weighting="none")}
 
-    def finish(self, rows):
+    def row_loss(self, rows):
         return rows["negatives"]
 
-    def defined(self, rows):
+    def is_defined(self, rows):
         return rows["all"] > 0
 
 
@@ -101,25 +101,25 @@ def test_facts_count_what_a_call_sees(n):
         found = loss.output(z[order], y[order])
         assert found.engine == ("dense" if n < 128 else "tiled")
         kept = found.values.sum() / (y[:, None] != y).sum()
-        assert loss.facts(z[order], y[order]).kept_negatives == pytest.approx(float(kept), rel=1e-12)
+        assert loss.statistics(z[order], y[order]).kept_negatives == pytest.approx(float(kept), rel=1e-12)
 
 
 def test_facts_of_an_engine_and_a_tile_that_were_asked_for():
-    from mettle.pairs import pair_facts
+    from mettle.pairs import pair_statistics
 
     loss = Present(Closest(exact=True))
     z, y = doubled(61, 9, 0)
     for options in ({"engine": "dense"}, {"engine": "tiled", "tile": 17}, {"engine": "tiled", "tile": 40}):
         kept = loss.output(z, y, **options).values.sum() / (y[:, None] != y).sum()
-        facts = pair_facts(loss, z, y, difficulty=loss.difficulty, **options)
+        facts = pair_statistics(loss, z, y, difficulty=loss.difficulty, **options)
         assert facts.engine == options["engine"]
         assert facts.kept_negatives == pytest.approx(float(kept), rel=1e-12)
     with pytest.raises(TypeError):
-        pair_facts(loss, z, y, enigne="dense")
+        pair_statistics(loss, z, y, enigne="dense")
 
 
 def test_the_engine_that_facts_name_is_the_one_they_used():
     """Two passes of the loss make it tiled at a size where counting alone would be dense."""
     z, y = torch.randn(300, 4, generator=torch.Generator().manual_seed(0)), torch.arange(300) // 3
     loss = replace(InfoNCE(0.5))
-    assert loss.facts(z, y).engine == loss.output(z, y).engine == "tiled"
+    assert loss.statistics(z, y).engine == loss.output(z, y).engine == "tiled"

@@ -31,7 +31,7 @@ from mettle.difficulty import (
 from mettle.errors import InputError
 from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SupCon, Triplet
 from mettle.pairs import BatchHardSpec, NoKernel, pair_loss
-from mettle.pairs.class_softmax import class_rows
+from mettle.pairs.class_softmax import class_reductions
 from mettle.pairs.fused import find_form, fused_form, launch
 from mettle.pairs.fused.call import fused
 from mettle.pairs.fused.classes import _Work, fused_class_rows
@@ -466,9 +466,9 @@ def test_batch_hard_equals_dense(loss, n, d, each):
     assert find_form(loss, loss.difficulty, job(z)) == BatchHardSpec()
     exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
     wanted, rows = loss.output(exact, y, engine="dense"), hardest_rows(loss, leaf, y)
-    defined = loss.defined(rows)
+    defined = loss.is_defined(rows)
     assert torch.equal(defined, wanted.defined)
-    a, b = torch.where(defined, loss.finish(rows), 0), torch.where(defined, wanted.values, 0)
+    a, b = torch.where(defined, loss.row_loss(rows), 0), torch.where(defined, wanted.values, 0)
     torch.testing.assert_close(a.double(), b, rtol=1e-6, atol=1e-6)
     (a,), (b,) = torch.autograd.grad(a.sum(), leaf), torch.autograd.grad(b.sum(), exact)
     torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-6)
@@ -478,7 +478,7 @@ def test_batch_hard_against_a_reference_set():
     (z, y), (r, labels), loss = batch(37, 20), batch(50, 20, seed=5), Triplet(0.3, "hardest")
     rows = hardest_rows(loss, z, y, (r, labels))
     wanted = pair_loss(loss, z.double(), y, ref=(r.double(), labels), engine="dense")
-    found = torch.where(loss.defined(rows), loss.finish(rows), 0).double()
+    found = torch.where(loss.is_defined(rows), loss.row_loss(rows), 0).double()
     torch.testing.assert_close(found, torch.where(wanted.defined, wanted.values, 0), rtol=1e-6, atol=1e-6)
 
 
@@ -542,7 +542,7 @@ def test_normalised_vectors_wait_where_their_gradient_will_be(monkeypatch, class
     generator = torch.Generator().manual_seed(1)
     y = torch.randint(0, classes, (21,), generator=generator)
     z, w = (x.requires_grad_() for x in (torch.randn(21, d), torch.randn(classes, d)))
-    found, wanted = [], class_rows(z.double(), w.double(), y, 16.0, unit_features=True)
+    found, wanted = [], class_reductions(z.double(), w.double(), y, 16.0, unit_features=True)
     rows = fused_class_rows(z, w, y, 16.0, unit=True)
     for out in (rows, rows, wanted):  # a second time back has nothing left to read
         found.append(torch.autograd.grad(out[0].sum() + 2 * out[1].sum(), [z, w], retain_graph=True))
@@ -680,13 +680,13 @@ def test_two_devices_are_refused():
 
 @pytest.mark.parametrize("scale", [8.0, 200.0])
 def test_own_class_and_the_others_in_one_backward(scale):
-    from mettle.pairs.class_softmax import class_rows
+    from mettle.pairs.class_softmax import class_reductions
 
     torch.manual_seed(0)
     z = torch.nn.functional.normalize(torch.randn(21, 20)).requires_grad_()
     w, y = torch.randn(50, 20, requires_grad=True), torch.randint(0, 50, (21,))
     mix = torch.randn(2, 21)
-    found, wanted = fused_class_rows(z, w, y, scale, False), class_rows(z, w, y, scale)
+    found, wanted = fused_class_rows(z, w, y, scale, False), class_reductions(z, w, y, scale)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     for a, b in zip(
         torch.autograd.grad((torch.stack(found) * mix).sum(), [z, w]),

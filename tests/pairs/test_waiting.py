@@ -29,10 +29,10 @@ def parts(n, size):
 def test_nothing_is_written_over_before_it_is_read(classes, d, width, chunk, step, kinds):
     gradient = torch.zeros(classes, d, dtype=kinds[0])
     waiting, like = Waiting(gradient, chunk, min(step, chunk)), torch.empty(0, width, dtype=kinds[1])
-    numbers = torch.arange((classes + PAD) * width, dtype=torch.float64).remainder_(1999).view(-1, width)
+    validate_numbers = torch.arange((classes + PAD) * width, dtype=torch.float64).remainder_(1999).view(-1, width)
     for place in parts(classes, chunk):
         rows = padded(place.stop - place.start)
-        room, these = waiting.room(place, rows, like), numbers[place.start : place.start + rows]
+        room, these = waiting.room(place, rows, like), validate_numbers[place.start : place.start + rows]
         if room is not None:
             room.copy_(these)
             waiting.keep(place, Vectors(room, room, these[:, 0]))
@@ -40,8 +40,8 @@ def test_nothing_is_written_over_before_it_is_read(classes, d, width, chunk, ste
         found = waiting.read(place, padded(place.stop - place.start))
         if found is not None:
             many = place.stop - place.start
-            assert torch.equal(found.high[:many].double(), numbers[place])
-            assert torch.equal(found.inverse[:many], numbers[place, 0])
+            assert torch.equal(found.high[:many].double(), validate_numbers[place])
+            assert torch.equal(found.inverse[:many], validate_numbers[place, 0])
         gradient[place] = -1
     assert (gradient == -1).all()
 

@@ -10,8 +10,8 @@ from laws.members import FORMS, Given, batch, value_and_gradient, with_difficult
 from mettle.difficulty import Product, Threshold, curriculum
 from mettle.errors import InputError
 from mettle.losses import InfoNCE, NPair, SelfTriplet, SupCon
-from mettle.losses.base import Pairwise
-from mettle.pairs import Difficulty, Sweep, peak, total
+from mettle.losses.base import PairwiseLoss
+from mettle.pairs import Difficulty, Pass, peak, total
 
 Z, Y = batch()
 ROWS = torch.rand(14, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 0.5
@@ -24,21 +24,21 @@ class Says:
     weight: Any
     detach: bool = True
 
-    def stats(self, tile):
+    def row_statistics(self, tile):
         return {}
 
-    def weigh(self, tile, rows):
+    def weights(self, tile, rows):
         return self.weight(tile)
 
 
 SMALLER = {
-    "one per anchor": (lambda tile: ROWS[tile.i], ROWS[:, None].expand(14, 14)),
-    "one per reference": (lambda tile: ROWS[tile.j], ROWS[None].expand(14, 14)),
+    "one per anchor": (lambda tile: ROWS[tile.anchor_index], ROWS[:, None].expand(14, 14)),
+    "one per reference": (lambda tile: ROWS[tile.reference_index], ROWS[None].expand(14, 14)),
     "a number": (lambda tile: 0.5, torch.full((14, 14), 0.5)),
     "a whole number": (lambda tile: 2, torch.full((14, 14), 2.0)),
     "a tensor without dimensions": (lambda tile: torch.tensor(0.5), torch.full((14, 14), 0.5)),
-    "yes or no": (lambda tile: ROWS[tile.i] > 0.9, (ROWS > 0.9)[:, None].expand(14, 14).double()),
-    "single precision": (lambda tile: ROWS.float()[tile.i], ROWS.float()[:, None].expand(14, 14).double()),
+    "yes or no": (lambda tile: ROWS[tile.anchor_index] > 0.9, (ROWS > 0.9)[:, None].expand(14, 14).double()),
+    "single precision": (lambda tile: ROWS.float()[tile.anchor_index], ROWS.float()[:, None].expand(14, 14).double()),
 }
 
 
@@ -58,7 +58,7 @@ def test_a_batch_too_large_for_dense_gives_what_dense_gives(loss):
     """At the size where the engine changes by itself."""
     z, y = torch.randn(600, 8, generator=torch.Generator().manual_seed(0)), torch.arange(600) // 2
     trust = torch.rand(600, generator=torch.Generator().manual_seed(1))
-    weighed = with_difficulty(loss, Says(lambda tile: trust[tile.i]))
+    weighed = with_difficulty(loss, Says(lambda tile: trust[tile.anchor_index]))
     found, wanted = weighed.output(z, y), weighed.output(z, y, engine="dense")
     assert (found.engine, wanted.engine) == ("tiled", "dense")
     torch.testing.assert_close(found.mean(), wanted.mean())
@@ -69,7 +69,7 @@ def test_inside_others_too(wrap):
     loss, given = SupCon(0.2), Given(ROWS[:, None].expand(14, 14))
     wanted = with_difficulty(loss, wrap(given)).per_anchor(Z, Y, engine="dense")
     for engine in ("dense", "tiled"):
-        found = with_difficulty(loss, wrap(Says(lambda tile: ROWS[tile.i]))).per_anchor(Z, Y, engine=engine, tile=4)
+        found = with_difficulty(loss, wrap(Says(lambda tile: ROWS[tile.anchor_index]))).per_anchor(Z, Y, engine=engine, tile=4)
         torch.testing.assert_close(found, wanted, equal_nan=True)
 
 
@@ -80,12 +80,12 @@ class Rival:
     spread: bool
     detach: bool = False
 
-    def stats(self, tile):
-        return {"near": peak(tile.s, tile.neg)}
+    def row_statistics(self, tile):
+        return {"near": max_over(tile.similarity, tile.negative)}
 
-    def weigh(self, tile, rows):
+    def weights(self, tile, rows):
         w = 1 + rows["near"].square()
-        return w.expand_as(tile.s) if self.spread else w
+        return w.expand_as(tile.similarity) if self.spread else w
 
 
 def test_live_weights_of_an_anchor_get_the_gradient_of_all_of_its_pairs():
@@ -99,8 +99,8 @@ def test_live_weights_of_an_anchor_get_the_gradient_of_all_of_its_pairs():
 
 
 def test_facts_count_them():
-    found = SupCon(0.2, difficulty=Says(lambda tile: ROWS[tile.i])).facts(Z, Y)
-    wanted = SupCon(0.2, difficulty=Given(ROWS[:, None].expand(14, 14))).facts(Z, Y)
+    found = SupCon(0.2, difficulty=Says(lambda tile: ROWS[tile.anchor_index])).statistics(Z, Y)
+    wanted = SupCon(0.2, difficulty=Given(ROWS[:, None].expand(14, 14))).statistics(Z, Y)
     assert found.as_dict() == wanted.as_dict() and found.negative_weight != 1
 
 
@@ -109,7 +109,7 @@ def test_facts_count_them():
     ("weight", "said"),
     [
         (lambda tile: torch.ones(3, 2), r"weights of shape \(3, 2\) for a tile of"),
-        (lambda tile: torch.ones(*tile.s.shape, 1), "broadcasts"),
+        (lambda tile: torch.ones(*tile.similarity.shape, 1), "broadcasts"),
         (lambda tile: "much", "must give a tensor or a number, got str"),
         (lambda tile: None, "got NoneType"),
         (lambda tile: -1.0, "negative or NaN"),
@@ -122,19 +122,19 @@ def test_what_is_no_weight_is_refused(weight, said, engine):
 
 
 @dataclass(frozen=True, eq=False)
-class Own(Pairwise):
+class Own(PairwiseLoss):
     """A loss of one's own, whose terms have the shape that the function gives them."""
 
     x: Any
     difficulty: Difficulty | None = None
 
-    def terms(self, tile, rows):
-        return {"positives": total(1.0, tile.pos), "value": total(self.x(tile), tile.neg)}
+    def reductions(self, tile, rows):
+        return {"positives": sum_over(1.0, tile.positive), "value": sum_over(self.x(tile), tile.negative)}
 
-    def sweeps(self):
-        return (Sweep(self.terms, reads="rows"),)
+    def passes(self):
+        return (Pass(self.reductions, reads="anchor"),)
 
-    def finish(self, rows):
+    def row_loss(self, rows):
         return rows["value"].reshape(len(rows["value"]), -1).sum(1)
 
 
@@ -143,11 +143,11 @@ class TestTerms:
     """The same for the terms of a loss of one's own: tiles of strangers have no mask that would spread them."""
 
     def test_a_term_of_the_anchor_counts_for_every_pair(self, engine):
-        found = Own(lambda tile: ROWS[tile.i]).output(Z, Y, engine=engine, tile=3).values
+        found = Own(lambda tile: ROWS[tile.anchor_index]).output(Z, Y, engine=engine, tile=3).values
         torch.testing.assert_close(found, ROWS * (Y[:, None] != Y).sum(1))
 
     def test_several_values_at_once(self, engine):
-        both = Own(lambda tile: torch.stack([ROWS[tile.i], ROWS[tile.i] ** 2], 2))
+        both = Own(lambda tile: torch.stack([ROWS[tile.anchor_index], ROWS[tile.anchor_index] ** 2], 2))
         values = both.output(Z, Y, engine=engine, tile=3).values
         torch.testing.assert_close(values, (ROWS + ROWS**2) * (Y[:, None] != Y).sum(1))
 
@@ -160,7 +160,7 @@ def test_positions_of_a_reference_set_stay_within_it():
     """Also on the tile that engines ask for names: a table narrower than the batch must be enough."""
     zr, yr = batch(4, seed=2)
     table = torch.ones(14, 4, dtype=torch.float64)
-    loss = Own(lambda tile: table[tile.i, tile.j])
+    loss = Own(lambda tile: table[tile.anchor_index, tile.reference_index])
     y = Y.clone()
     y[-1] = -1  # the lowest label, so that the last row comes first when sorted
     found = loss.output(Z, y, ref=(zr, yr), engine="tiled").values

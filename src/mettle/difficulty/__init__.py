@@ -9,7 +9,7 @@
 | `Hardest`, `SemiHard` | 1 or 0: mining |
 | `Product`, `curriculum` | what others say, multiplied, or fading in |
 
-Your own is one small class: see `mettle.pairs.interface.Difficulty`.
+Your own is one small class: see `mettle.pairs.Difficulty`.
 """
 
 from mettle.difficulty.combine import Product, curriculum

@@ -1,28 +1,27 @@
 """Difficulties made of difficulties: a product of two, and one that grows during training."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from torch import Tensor
 
-from mettle.difficulty.validation import settings, weighing
+from mettle.difficulty.settings import SettingsModule, validate_difficulty, view_with
 from mettle.errors import InputError
-from mettle.pairs import Acc, Difficulty, KernelWeights, LinearWeights, NoKernel, Rows, Tile, Traits
-from mettle.pairs.declarations import traits_of
+from mettle.pairs import Difficulty, KernelWeights, LinearWeights, NoKernel, Reduction, RowValues, Tile, Traits
+from mettle.pairs.declarations import declared_traits
 from mettle.pairs.kernel_spec import declared_weights
-from mettle.pairs.problem import weights
+from mettle.pairs.problem import evaluate_weights
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(SettingsModule):
     """The weights of two difficulties multiplied: mine with one and weigh with the other, say."""
 
     first: Difficulty
     second: Difficulty
 
     def __post_init__(self) -> None:
-        weighing("first", self.first)
-        weighing("second", self.second)
+        super().__post_init__()
+        validate_difficulty("first", self.first)
+        validate_difficulty("second", self.second)
 
     @property
     def detach(self) -> bool:
@@ -32,54 +31,60 @@ class Product:
     @property
     def traits(self) -> Traits:
         """Promised only if both promise it; a negative is counted once if either part says so."""
-        first, second = traits_of(self.first), traits_of(self.second)
+        first, second = declared_traits(self.first), declared_traits(self.second)
         alike = first.positive_weights == second.positive_weights
         return Traits(
             symmetric=first.symmetric and second.symmetric,
             continuous=first.continuous and second.continuous,
-            trusted=True,  # each part is looked at by itself
+            trusted=True,  # each part is checked by itself
             self_contained=first.self_contained and second.self_contained,
             positive_weights=first.positive_weights if alike else "everywhere",
             negatives="plain" if "plain" in (first.negatives, second.negatives) else "weight",
         )
 
+    def parts(self) -> tuple[Difficulty, ...]:
+        """Both difficulties."""
+        return self.first, self.second
+
     def at(self, progress: float) -> "Product":
         """Both parts at a point of training."""
-        return Product(_later(self.first, progress), _later(self.second, progress))
+        return view_with(self, first=at_progress(self.first, progress), second=at_progress(self.second, progress))
 
     def observe(self, embeddings: Tensor, labels: Tensor) -> None:
         """Let both parts see a training batch."""
-        for part in (self.first, self.second):
-            _observe(part, embeddings, labels)
+        for part in self.parts():
+            observe_batch(part, embeddings, labels)
 
-    def stats(self, tile: Tile) -> dict[str, Acc]:
-        """The row facts of both."""
+    def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
+        """The row statistics of both."""
         parts = {"first": self.first, "second": self.second}
-        return {f"{name}.{key}": acc for name, part in parts.items() for key, acc in part.stats(tile).items()}
+        return {f"{name}.{key}": acc for name, part in parts.items() for key, acc in part.row_statistics(tile).items()}
 
-    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+    def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
-        return _part(self.first, "first.", tile, rows) * _part(self.second, "second.", tile, rows)
+        return self._part_weights("first", tile, row_values) * self._part_weights("second", tile, row_values)
+
+    def _part_weights(self, name: str, tile: Tile, row_values: RowValues) -> Tensor:
+        own = {key.removeprefix(f"{name}."): row for key, row in row_values.items() if key.startswith(f"{name}.")}
+        return evaluate_weights(getattr(self, name), tile, own)
 
 
-@dataclass(frozen=True)
-class curriculum:
+class Curriculum(SettingsModule):
     r"""Any difficulty, fading in: w(progress) = 1 + r·(w − 1), r rising from 0 at ``start`` to ``strength`` at ``end``.
 
-    ``at(progress)`` is the difficulty at a point of training between 0 and 1; the trainer asks for it every step. Used
-    without a progress it is at its ``strength``: 1 is the difficulty inside, 0.3 keeps three tenths of its effect for
-    good. What ``at`` gives has the r of its point as ``strength``, and still knows how far it rises (``most``).
+    A loss is told the progress of training in its call, ``loss(z, y, progress=0.3)``, as the trainer does at every
+    step; without it, r is ``strength``: 1 is the difficulty inside, 0.3 keeps three tenths of its effect for good.
     """
 
     difficulty: Difficulty
     start: float = 0.0
     end: float = 0.1
     strength: float = 1.0
-    most: float = field(init=False, repr=False)  # r at the end, whatever it is now
+
+    rise = 1.0  # how much of the strength is reached: 1 unless ``at`` says otherwise
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "most", self.strength)
-        settings(self)
+        super().__post_init__()
         if not 0 <= self.start < self.end <= 1:
             raise InputError(
                 f"a curriculum rises from start to end, 0 <= start < end <= 1, got {self.start}, {self.end}"
@@ -87,16 +92,23 @@ class curriculum:
         if not 0 <= self.strength <= 1:
             raise InputError(f"strength lies between 0 and 1, got {self.strength}")
 
-    def at(self, progress: float) -> "curriculum":
-        """The difficulty when this share of training is done."""
+    def at(self, progress: float) -> "Curriculum":
+        """The difficulty when this share of training is done; state is shared."""
         rise = min(max((progress - self.start) / (self.end - self.start), 0.0), 1.0)
-        now = curriculum(_later(self.difficulty, progress), self.start, self.end, self.most * rise)
-        object.__setattr__(now, "most", self.most)
-        return now
+        return view_with(self, difficulty=at_progress(self.difficulty, progress), rise=rise)
+
+    @property
+    def current_strength(self) -> float:
+        """R at this point of training."""
+        return self.strength * self.rise
+
+    def parts(self) -> tuple[Difficulty, ...]:
+        """The difficulty inside."""
+        return (self.difficulty,)
 
     def observe(self, embeddings: Tensor, labels: Tensor) -> None:
         """Let the difficulty inside see a training batch."""
-        _observe(self.difficulty, embeddings, labels)
+        observe_batch(self.difficulty, embeddings, labels)
 
     @property
     def detach(self) -> bool:
@@ -105,43 +117,37 @@ class curriculum:
 
     @property
     def traits(self) -> Traits:
-        """As the difficulty inside, whose weights are looked at there."""
-        return replace(traits_of(self.difficulty), trusted=True)
+        """As the difficulty inside, whose weights are checked there."""
+        return replace(declared_traits(self.difficulty), trusted=True)
 
-    def stats(self, tile: Tile) -> dict[str, Acc]:
+    def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
         """As the difficulty inside."""
-        return self.difficulty.stats(tile)
+        return self.difficulty.row_statistics(tile)
 
-    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+    def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
-        return 1 + self.strength * (weights(self.difficulty, tile, rows) - 1)
+        return 1 + self.current_strength * (evaluate_weights(self.difficulty, tile, row_values) - 1)
 
     def kernel_weights(self) -> KernelWeights | NoKernel:
         """Those of the difficulty inside, scaled: linear ones at any strength, others at full strength."""
         inside = declared_weights(self.difficulty)
         if isinstance(inside, LinearWeights):
-            return inside.scaled(self.strength)
-        if self.strength == 1 or isinstance(inside, NoKernel):
+            return inside.scaled(self.current_strength)
+        if self.current_strength == 1 or isinstance(inside, NoKernel):
             return inside  # type: ignore[return-value]  # a curriculum has a difficulty inside
         return NoKernel("of weights that fade in, the kernels know linear ones only")
 
 
-def _part(difficulty: Difficulty, mark: str, tile: Tile, rows: Rows) -> Tensor:
-    return weights(difficulty, tile, {n.removeprefix(mark): row for n, row in rows.items() if n.startswith(mark)})
+curriculum = Curriculum
+"""The name under which recipes and documentation know it."""
 
 
-def _later(difficulty: Difficulty, progress: float) -> Difficulty:
+def at_progress(difficulty: Difficulty, progress: float) -> Difficulty:
+    """A difficulty at a point of training; as it is, where it follows no curriculum."""
     return difficulty.at(progress) if hasattr(difficulty, "at") else difficulty  # type: ignore[attr-defined]
 
 
-def _observe(difficulty: Difficulty, embeddings: Tensor, labels: Tensor) -> None:
+def observe_batch(difficulty: Difficulty, embeddings: Tensor, labels: Tensor) -> None:
+    """Show a training batch to a difficulty that follows the data."""
     if hasattr(difficulty, "observe"):
         difficulty.observe(embeddings, labels)  # type: ignore[attr-defined]
-
-
-def nested(difficulty: Difficulty | None) -> Iterator[Difficulty]:
-    """A difficulty and all that it is made of."""
-    if difficulty is not None:
-        yield difficulty
-        for name in ("first", "second", "difficulty"):
-            yield from nested(getattr(difficulty, name, None))

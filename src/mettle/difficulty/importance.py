@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mettle.difficulty.validation import settings
+from mettle.difficulty.settings import validate_fields
 from mettle.errors import InputError
-from mettle.pairs import Acc, ExponentialWeights, Rows, Tile, Traits, lse, total
+from mettle.pairs import ExponentialWeights, Reduction, RowValues, Tile, Traits, logsumexp_over, sum_over
 
-LEAST = -41.0  # log of the smallest weight: e^-41 is no more than a rounding in float64, and far from underflow
+MIN_LOG_WEIGHT = (
+    -41.0
+)  # log of the smallest weight: e^-41 is no more than a rounding in float64, and far from underflow
 
 
 @dataclass(frozen=True)
@@ -32,32 +34,35 @@ class Importance:
     traits = Traits(trusted=True, self_contained=True, negatives="plain")
 
     def __post_init__(self) -> None:
-        settings(self)
+        validate_fields(self)
         if not self.beta >= 0:
             raise InputError(f"beta must be at least 0, got {self.beta}")
 
     def log_weight(self, tile: Tile) -> Tensor:
         """Log of the weight before division by the row's mean: lets the engine weigh without a pass for the mean."""
-        return tile.s * (self.beta / tile.temperature)
+        return tile.similarity * (self.beta / tile.temperature)
 
-    def ceiling(self, temperature: float) -> float:
+    def log_weight_bound(self, temperature: float) -> float:
         """A bound of its size."""
         return self.beta / temperature
 
-    def stats(self, tile: Tile) -> dict[str, Acc]:
+    def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
         """The mean of the unnormalised weights."""
         power = self.beta / tile.temperature
-        return {"sum": lse(tile.s * power, tile.neg, ceiling=power), "count": total(1.0, tile.neg)}
+        return {
+            "sum": logsumexp_over(tile.similarity * power, tile.negative, bound=power),
+            "count": sum_over(1.0, tile.negative),
+        }
 
-    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+    def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
-        some = rows["count"] > 0
-        mean = torch.where(some, rows["sum"], 0) - torch.where(some, rows["count"], 1).log()
+        some = row_values["count"] > 0
+        mean = torch.where(some, row_values["sum"], 0) - torch.where(some, row_values["count"], 1).log()
         # No negative can weigh more than all of them together; a positive could, and is not meant.
-        most = torch.where(some, rows["count"], 1).log() + 1
+        most = torch.where(some, row_values["count"], 1).log() + 1
         # And none weighs nothing, because a weight of 0 means that the pair is not there.
-        w = torch.minimum(tile.s * (self.beta / tile.temperature) - mean, most).clamp(min=LEAST).exp()
-        return w if tile.pos is False else torch.where(tile.pos, 1, w)  # type: ignore[arg-type]
+        w = torch.minimum(tile.similarity * (self.beta / tile.temperature) - mean, most).clamp(min=MIN_LOG_WEIGHT).exp()
+        return w if tile.positive is False else torch.where(tile.positive, 1, w)  # type: ignore[arg-type]
 
     def kernel_weights(self) -> ExponentialWeights:
         """The same exponential."""

@@ -6,9 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mettle.difficulty.validation import settings
+from mettle.difficulty.settings import validate_fields
 from mettle.errors import InputError
-from mettle.pairs import Acc, HardestWeights, NoKernel, Rows, Tile, Traits, peak
+from mettle.pairs import HardestWeights, NoKernel, Reduction, RowValues, Tile, Traits, max_over
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,19 @@ class Hardest:
         if self.side not in known:
             raise InputError(f"side must be one of {known}, got {self.side!r}")
 
-    def stats(self, tile: Tile) -> dict[str, Acc]:
+    def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
         """The extremes of each row."""
-        return {"far": peak(-tile.s, tile.pos), "near": peak(tile.s, tile.neg)}
+        return {"far": max_over(-tile.similarity, tile.positive), "near": max_over(tile.similarity, tile.negative)}
 
-    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+    def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
-        s, slack = tile.s, tile.slack()  # of one rounding: duplicates of one sample are tied in every engine
-        pos = -s >= rows["far"] - slack if self.side != "negatives" else torch.ones_like(s, dtype=torch.bool)
-        neg = s >= rows["near"] - slack if self.side != "positives" else torch.ones_like(s, dtype=torch.bool)
-        keep = neg if tile.pos is False else torch.where(tile.pos, pos, neg)  # type: ignore[arg-type]
+        s, slack = (
+            tile.similarity,
+            tile.rounding_error(),
+        )  # of one rounding: duplicates of one sample are tied in every engine
+        pos = -s >= row_values["far"] - slack if self.side != "negatives" else torch.ones_like(s, dtype=torch.bool)
+        neg = s >= row_values["near"] - slack if self.side != "positives" else torch.ones_like(s, dtype=torch.bool)
+        keep = neg if tile.positive is False else torch.where(tile.positive, pos, neg)  # type: ignore[arg-type]
         return keep.to(s.dtype)
 
     def kernel_weights(self) -> HardestWeights | NoKernel:
@@ -62,16 +65,16 @@ class SemiHard:
     traits = Traits(trusted=True, self_contained=True)
 
     def __post_init__(self) -> None:
-        settings(self)
+        validate_fields(self)
         if not self.margin > 0:
             raise InputError(f"margin must be above 0, got {self.margin}")
 
-    def stats(self, tile: Tile) -> dict[str, Acc]:
+    def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
         """The hardest positive of each row."""
-        return {"far": peak(-tile.s, tile.pos)}
+        return {"far": max_over(-tile.similarity, tile.positive)}
 
-    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+    def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
-        hardest = -rows["far"]
-        keep = (tile.s < hardest) & (tile.s >= hardest - self.margin)
-        return (keep if tile.pos is False else keep | tile.pos).to(tile.s.dtype)
+        hardest = -row_values["far"]
+        keep = (tile.similarity < hardest) & (tile.similarity >= hardest - self.margin)
+        return (keep if tile.positive is False else keep | tile.positive).to(tile.similarity.dtype)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs import Acc, NoKernel, RelativeWeights, Rows, Tile, Traits, lse, total
+from mettle.pairs import NoKernel, Reduction, RelativeWeights, RowValues, Tile, Traits, logsumexp_over, sum_over
 
 
 @dataclass(frozen=True)
@@ -40,42 +40,43 @@ class Relative:
         if self.form not in known:
             raise InputError(f"form must be one of {known}, got {self.form!r}")
 
-    def stats(self, tile: Tile) -> dict[str, Acc]:
+    def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
         """How concentrated each encoder's row is."""
-        own, other = tile.s, self._biased(tile)
+        own, other = tile.similarity, self._biased(tile)
         if self.form == "raw":
             return {}
         if self.form == "distance":
             return {
-                "own": total((2 - 2 * own).square(), tile.neg),
-                "other": total((2 - 2 * other).square(), tile.neg),
+                "own": sum_over((2 - 2 * own).square(), tile.negative),
+                "other": sum_over((2 - 2 * other).square(), tile.negative),
             }
         twice = 2 / tile.temperature
+        bound = twice if isinstance(twice, float) else None  # a learned temperature has none
         return {
-            "own": lse(own * twice, tile.neg, ceiling=twice),
-            "other": lse(other * twice, tile.neg, ceiling=twice),
+            "own": logsumexp_over(own * twice, tile.negative, bound=bound),
+            "other": logsumexp_over(other * twice, tile.negative, bound=bound),
         }
 
-    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+    def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
-        own, other = tile.s, self._biased(tile)
+        own, other = tile.similarity, self._biased(tile)
         if self.form == "distance":
             u, v = (
                 (2 - 2 * s).clamp(min=0) / torch.where(r > 0, r, 1).sqrt()
-                for s, r in ((own, rows["own"]), (other, rows["other"]))
+                for s, r in ((own, row_values["own"]), (other, row_values["other"]))
             )
             both = u + v
             w = 1 + u / torch.where(both > 0, both, 1)
         else:
             gap = own - other
             if self.form == "similarity":
-                shift = (rows["other"] - rows["own"]) / 2
-                gap = torch.add(torch.where(torch.isfinite(shift), shift, 0), gap, alpha=1 / tile.temperature)
+                shift = (row_values["other"] - row_values["own"]) / 2
+                gap = gap / tile.temperature + torch.where(torch.isfinite(shift), shift, 0)
             else:
                 gap = gap / tile.temperature
             w = torch.sigmoid_(gap)
             w = 1 + w if w.requires_grad else w.add_(1)  # in place where no gradient needs the old value
-        return w if tile.pos is False else torch.where(tile.pos, 1, w)  # type: ignore[arg-type]
+        return w if tile.positive is False else torch.where(tile.positive, 1, w)  # type: ignore[arg-type]
 
     def kernel_weights(self) -> RelativeWeights | NoKernel:
         """Two of the three forms, as constants."""
@@ -85,6 +86,6 @@ class Relative:
 
     @staticmethod
     def _biased(tile: Tile) -> Tensor:
-        if tile.biased is None:
+        if tile.second_similarity is None:
             raise InputError("Relative compares two encoders: pass the second one's embeddings, loss(z, y, biased=z_b)")
-        return tile.biased
+        return tile.second_similarity

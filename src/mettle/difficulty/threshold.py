@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mettle.difficulty.validation import numbers, settings
+from mettle.difficulty.settings import validate_fields, validate_numbers
 from mettle.errors import InputError
-from mettle.pairs import Acc, LinearWeights, Rows, Tile, Traits
-from mettle.pairs.similarity import ready
+from mettle.pairs import LinearWeights, Reduction, RowValues, Tile, Traits
+from mettle.pairs.similarity import prepare_embeddings
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Threshold:
     traits = Traits(symmetric=True, trusted=True, self_contained=True, positive_weights="numerator")
 
     def __post_init__(self) -> None:
-        settings(self)
+        validate_fields(self)
         if not (self.alpha >= 0 and self.beta >= 0):
             raise InputError(f"alpha and beta must be at least 0, got {self.alpha} and {self.beta}")
         if not 0 < self.positive <= 1:
@@ -49,15 +49,15 @@ class Threshold:
         if self.form not in ("hinge", "literal"):
             raise InputError(f"form must be 'hinge' or 'literal', got {self.form!r}")
 
-    def stats(self, tile: Tile) -> dict[str, Acc]:
+    def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
         """No row facts are needed."""
         return {}
 
-    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+    def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
-        if tile.pos is False:
-            return self._negative(tile.s)
-        return torch.where(tile.pos, self._positive(tile.s), self._negative(tile.s))  # type: ignore[arg-type]
+        if tile.positive is False:
+            return self._negative(tile.similarity)
+        return torch.where(tile.positive, self._positive(tile.similarity), self._negative(tile.similarity))  # type: ignore[arg-type]
 
     def _positive(self, s: Tensor) -> Tensor:
         excess = (self.positive - s) * (self.alpha / self.positive)
@@ -113,7 +113,7 @@ class AdaptiveThreshold(nn.Module):
     ):
         super().__init__()
         Threshold(alpha, beta, positive, negative)  # the same bounds apply
-        numbers(momentum=momentum, quantile=quantile)
+        validate_numbers(momentum=momentum, quantile=quantile)
         if not (0 <= momentum < 1 and 0 < quantile < 1):
             raise InputError(f"momentum lies in [0, 1), quantile in (0, 1), got {momentum} and {quantile}")
         self.alpha, self.beta, self.momentum, self.quantile = alpha, beta, momentum, quantile
@@ -131,37 +131,37 @@ class AdaptiveThreshold(nn.Module):
             f"quantile={self.quantile}"
         )
 
-    def current(self) -> Threshold:
+    def current_threshold(self) -> Threshold:
         """The fixed difficulty that it is now."""
         return Threshold(self.alpha, self.beta, float(self.positive), float(self.negative))
 
     @torch.no_grad()
     def observe(self, embeddings: Tensor, labels: Tensor) -> None:
         """Move the thresholds by one batch."""
-        z = ready(embeddings, "cosine")
+        z = prepare_embeddings(embeddings, "cosine")
         some = torch.arange(0, len(z), max(len(z) // ANCHORS, 1), device=z.device)
         s = z[some] @ z.T
         same = labels[some, None] == labels[None, :]
         pos = s[same & (some[:, None] != torch.arange(len(z), device=z.device)[None, :])]
         neg = s[~same]
         if len(pos):
-            self._move(self.positive, pos.mean(), 0.05, 1.0)
+            self._update(self.positive, pos.mean(), 0.05, 1.0)
         if len(neg):
             k = min(max(int(self.quantile * len(neg)), 1), len(neg))
-            self._move(self.negative, neg.kthvalue(k).values, -1.0, LARGEST)
+            self._update(self.negative, neg.kthvalue(k).values, -1.0, LARGEST)
 
-    def _move(self, threshold: Tensor, towards: Tensor, low: float, high: float) -> None:
+    def _update(self, threshold: Tensor, towards: Tensor, low: float, high: float) -> None:
         if torch.isfinite(towards):
             threshold.mul_(self.momentum).add_((1 - self.momentum) * towards.to(threshold)).clamp_(low, high)
 
-    def stats(self, tile: Tile) -> dict[str, Acc]:
+    def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
         """No row facts are needed."""
         return {}
 
-    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
+    def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
-        return self.current().weigh(tile, rows)
+        return self.current_threshold().weights(tile, row_values)
 
     def kernel_weights(self) -> LinearWeights:
         """Those of the fixed difficulty that it is now."""
-        return self.current().kernel_weights()
+        return self.current_threshold().kernel_weights()

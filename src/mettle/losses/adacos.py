@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from mettle.losses.base import need
+from mettle.losses.base import require
 from mettle.losses.class_vectors import ClassVectors
-from mettle.pairs.class_softmax import class_rows
-from mettle.pairs.similarity import widen
+from mettle.pairs.class_softmax import class_reductions
+from mettle.pairs.similarity import at_least_float32
 
 LEAST = 0.1  # a scale of 0 or below would turn attraction around; only tiny, badly placed problems get there
 
@@ -35,7 +35,7 @@ class AdaCos(ClassVectors):
 
     def __init__(self, num_classes: int, dim: int, dynamic: bool = True, **options):
         super().__init__(num_classes, dim, **options)
-        need(
+        require(
             num_classes >= 3, f"AdaCos takes its scale from ln(C - 1): {num_classes} classes are too few, use NormFace"
         )
         self.dynamic = dynamic
@@ -50,18 +50,20 @@ class AdaCos(ClassVectors):
         """As it was built."""
         return f"{super().extra_repr()}, dynamic={self.dynamic}"
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, embeddings: Tensor, labels: Tensor, *, progress: float | None = None) -> Tensor:
         """The mean over samples; a training call adapts the scale first."""
         labels = self._check(embeddings, labels)
         if self.dynamic and self.training and torch.is_grad_enabled():
             self.adapt(embeddings, labels)
-        return super().forward(embeddings, labels)
+        return super().forward(embeddings, labels, progress=progress)
 
     @torch.no_grad()
     def adapt(self, embeddings: Tensor, labels: Tensor) -> None:
         """Move the scale by what this batch looks like, over all ranks."""
-        target, far = class_rows(widen(embeddings), self.weight, labels, float(self.scale), unit_features=True)
-        target, far = _everywhere(target), _everywhere(far)
+        target, far = class_reductions(
+            at_least_float32(embeddings), self.weight, labels, float(self.scale), unit_features=True
+        )
+        target, far = _gather_over_ranks(target), _gather_over_ranks(far)
         average = torch.logsumexp(far.double(), 0) - math.log(len(far))
         angle = target.double().clamp(-1, 1).acos().median()
         scale = average / angle.clamp(max=math.pi / 4).cos()
@@ -69,7 +71,7 @@ class AdaCos(ClassVectors):
             self.scale.fill_(scale.clamp(min=LEAST).item())
 
 
-def _everywhere(x: Tensor) -> Tensor:
+def _gather_over_ranks(x: Tensor) -> Tensor:
     """The values of all ranks, in rank order; batches may differ in size."""
     if not (dist.is_available() and dist.is_initialized()):
         return x

@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mettle.difficulty.validation import numbers
-from mettle.losses.base import need
+from mettle.difficulty.settings import validate_numbers
+from mettle.losses.base import require
 from mettle.losses.class_vectors import ClassVectors
 
 Mode = Literal["keep", "none", "easy", "smooth", "detach"]
@@ -47,13 +47,13 @@ class ArcFace(ClassVectors):
         **options,
     ):
         super().__init__(num_classes, dim, **options)
-        numbers(scale=scale, margin=margin, multiply=multiply, subtract=subtract)
-        need(scale > 0, f"scale must be above 0, got {scale}")
-        need(0 <= margin < math.pi, f"margin is an angle in [0, π), got {margin}")
+        validate_numbers(scale=scale, margin=margin, multiply=multiply, subtract=subtract)
+        require(scale > 0, f"scale must be above 0, got {scale}")
+        require(0 <= margin < math.pi, f"margin is an angle in [0, π), got {margin}")
         known = ("keep", "none", "easy", "smooth", "detach")
-        need(mode in known, f"mode must be one of {known}, got {mode!r}")
-        need(multiply > 0, f"multiply must be above 0, got {multiply}")
-        need(
+        require(mode in known, f"mode must be one of {known}, got {mode!r}")
+        require(multiply > 0, f"multiply must be above 0, got {multiply}")
+        require(
             multiply == 1 or mode in ("none", "detach"),
             f"mode {mode!r} is defined for multiply = 1: with multiply = {multiply} use mode 'none' or 'detach'",
         )
@@ -68,7 +68,7 @@ class ArcFace(ClassVectors):
     def target(self, cosine: Tensor) -> Tensor:
         """Cosine of the angle with its margin."""
         m = self.margin
-        moved = self._moved(cosine)
+        moved = self._with_margin(cosine)
         if self.mode == "keep":
             moved = torch.where(cosine > math.cos(math.pi - m), moved, cosine - m * math.sin(m))
         elif self.mode == "easy":
@@ -79,7 +79,7 @@ class ArcFace(ClassVectors):
             moved = cosine + (moved - cosine).detach()
         return moved - self.subtract
 
-    def _moved(self, cosine: Tensor) -> Tensor:
+    def _with_margin(self, cosine: Tensor) -> Tensor:
         """cos(m₁θ + m). The sine is kept off 0, where its slope is infinite."""
         least = 1e-7 if cosine.dtype == torch.float32 else 1e-14
         sine = (1 - cosine.square()).clamp(min=least).sqrt()

@@ -1,86 +1,90 @@
-"""The thin shell that every pairwise loss shares: a call, one value per anchor, and the facts."""
+"""What every pairwise loss shares: it is an `nn.Module` with immutable settings, and the engine evaluates it."""
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import field
+from typing import Any, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mettle.difficulty.validation import settings
+from mettle.difficulty.fixed import FixedWeights
+from mettle.difficulty.settings import SettingsModule, view_with
 from mettle.errors import InputError
 from mettle.pairs import (
-    Acc,
     Difficulty,
     Mask,
     Measure,
-    PairFacts,
     PairOutput,
-    Rows,
-    Sweep,
+    PairStatistics,
+    Pass,
+    Reduction,
+    RowValues,
     Tile,
-    pair_facts,
     pair_loss,
+    pair_statistics,
 )
-from mettle.pairs.diagnostics import pair_rows
-from mettle.pairs.dispatch import Engine, Reference, check
-from mettle.pairs.validation import stacked
+from mettle.pairs.diagnostics import pair_row_values
+from mettle.pairs.dispatch import Engine, can_read
+from mettle.pairs.validation import Reference, stack_views, validate_embeddings
 
 
-class Pairwise:
+class PairwiseLoss(SettingsModule):
     """A loss over the pairs of a batch, or of a batch against a reference set.
 
-    A member says what its rows accumulate (``terms``) and how a row ends (``finish``); `mettle.pairs` does the rest.
+    A member says what its rows accumulate (``reductions``) and what a row's loss is (``row_loss``); `mettle.pairs` does
+    the rest. Its annotated fields are its settings.
+
+    A batch in which no anchor has a positive is an error on the CPU; on a GPU and under ``torch.compile``, where nobody
+    can look at values without waiting for them, its mean is NaN. With ``empty="zero"`` it is 0 with zero gradient.
     """
 
-    if TYPE_CHECKING:  # a member's own fields, or these
-        temperature: float
-        difficulty: Difficulty | None
-    else:
-        temperature = 1.0
-        difficulty = None
+    takes_progress = True  # of training, as an argument of the call: for curricula
 
-    measure: Measure = "cosine"
+    empty: Literal["error", "zero"] = field(default="error", kw_only=True)
 
-    def __post_init__(self) -> None:
-        """A member that is a dataclass: numbers must be numbers, and its difficulty one."""
-        settings(self)
+    temperature = 1.0  # without an annotation, which would make a setting of it
 
-    def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    @property
+    def measure(self) -> Measure:
+        """The similarity that tiles hold."""
+        return "cosine"
+
+    def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """What each row accumulates over one tile."""
         raise NotImplementedError
 
-    def finish(self, rows: Rows) -> Tensor:
+    def row_loss(self, row_values: RowValues) -> Tensor:
         """One value per row."""
         raise NotImplementedError
 
-    def defined(self, rows: Rows) -> Tensor:
+    def is_defined(self, row_values: RowValues) -> Tensor:
         """Anchors with at least one positive that is present."""
-        return rows["positives"] > 0
+        return row_values["positives"] > 0
 
-    def share(self, rows: Rows) -> Tensor:
+    def anchor_weight(self, row_values: RowValues) -> Tensor:
         """Every anchor counts alike in the mean."""
-        return torch.ones_like(self._any(rows))
+        return torch.ones_like(next(row for row in row_values.values() if row.ndim == 1))
 
-    @staticmethod
-    def _any(rows: Rows) -> Tensor:
-        return next(row for row in rows.values() if row.ndim == 1)
-
-    def sweeps(self) -> tuple[Sweep, ...]:
+    def passes(self) -> tuple[Pass, ...]:
         """One pass over all tiles, unless a member needs more."""
-        return (Sweep(self.terms),)
+        return (Pass(self.reductions),)
 
-    def __call__(self, embeddings: Tensor, labels: Tensor, **options) -> Tensor:
+    def current_temperature(self) -> float | Tensor:
+        """The temperature that similarities are divided by: a number, or a learned one with gradient."""
+        return self.temperature
+
+    def forward(self, embeddings: Tensor, labels: Tensor, **options: Any) -> Tensor:
         """The mean over anchors, a scalar with gradient. Options: see :meth:`output`."""
         output = self.output(embeddings, labels, **options)
-        # Looking at a GPU's result would stall it: there, the mean of nothing is NaN.
-        if output.engine != "triton" and _readable(output.defined) and not bool(output.defined.any()):
+        if self.empty == "zero":
+            return output.mean_or_zero()
+        if output.engine != "triton" and can_read(output.defined) and not bool(output.defined.any()):
             raise InputError(
                 f"no anchor has a positive among {len(labels)} samples: each class needs at least two samples in a "
                 "batch. The usual cause is a sampler that draws samples one by one; draw P classes x K samples"
             )
         return output.mean()
 
-    def per_anchor(self, embeddings: Tensor, labels: Tensor, **options) -> Tensor:
+    def per_anchor(self, embeddings: Tensor, labels: Tensor, **options: Any) -> Tensor:
         """(n,) one value per anchor, NaN for anchors without positives. Options: see :meth:`output`."""
         return self.output(embeddings, labels, **options).per_anchor()
 
@@ -93,6 +97,8 @@ class Pairwise:
         ids: Tensor | None = None,
         biased: Tensor | tuple[Tensor, Tensor] | None = None,
         views: bool = False,
+        progress: float | None = None,
+        weights: Tensor | None = None,
         engine: Engine = "auto",
         tile: int | None = None,
     ) -> PairOutput:
@@ -105,32 +111,35 @@ class Pairwise:
             ids: (n,) sample ids, to leave out pairs of equal id against a ``ref`` with ids.
             biased: a second encoder's embeddings, for difficulties that compare two encoders.
             views: embeddings are (n, v, d): v views of each sample; values come view by view, (v * n,).
+            progress: how much of training is done, from 0 to 1, for a difficulty that follows a curriculum.
+            weights: (n, m) weights of the pairs, in place of those of the difficulty.
             engine: ``auto``, ``dense``, ``tiled`` or, on a GPU, ``triton``.
             tile: rows of a tile of the tiled engine; chosen by size when left out.
         """
         if views:
-            embeddings, labels, biased = stacked(embeddings, labels, biased)
-        self._observe(embeddings, labels)
+            embeddings, labels, biased = stack_views(embeddings, labels, biased)
+        loss = self.resolve_difficulty(progress, weights)
+        loss.observe(embeddings, labels)
         return pair_loss(
-            self,
+            loss,
             embeddings,
             labels,
             ref=ref,
             ids=ids,
             biased=biased,
-            difficulty=self.difficulty,
+            difficulty=difficulty_of(loss),
             engine=engine,
             tile=tile,
         )
 
-    def _observe(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Let a difficulty that follows the data see a training batch."""
-        observe = getattr(self.difficulty, "observe", None)
+    def observe(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Show a training batch to a difficulty that follows the data."""
+        observe = getattr(difficulty_of(self), "observe", None)
         if observe is not None and torch.is_grad_enabled():
-            check(embeddings, labels, "embeddings", "labels")
+            validate_embeddings(embeddings, labels, "embeddings", "labels")
             observe(embeddings, labels)
 
-    def facts(
+    def statistics(
         self,
         embeddings: Tensor,
         labels: Tensor,
@@ -139,27 +148,69 @@ class Pairwise:
         ids: Tensor | None = None,
         biased: Tensor | tuple[Tensor, Tensor] | None = None,
         views: bool = False,
-    ) -> PairFacts:
+        progress: float | None = None,
+        weights: Tensor | None = None,
+    ) -> PairStatistics:
         """What the difficulty did to this batch. Options as in a call."""
         if views:
-            embeddings, labels, biased = stacked(embeddings, labels, biased)
-        return pair_facts(self, embeddings, labels, difficulty=self.difficulty, ref=ref, ids=ids, biased=biased)
+            embeddings, labels, biased = stack_views(embeddings, labels, biased)
+        loss = self.resolve_difficulty(progress, weights)
+        return pair_statistics(
+            loss, embeddings, labels, difficulty=difficulty_of(loss), ref=ref, ids=ids, biased=biased
+        )
 
-    def rows(self, embeddings: Tensor, labels: Tensor, **options: Any) -> Rows:
+    def row_values(self, embeddings: Tensor, labels: Tensor, **options: Any) -> RowValues:
         """Everything that the rows of this batch accumulate, in no particular order."""
-        return pair_rows(self, embeddings, labels, difficulty=self.difficulty, **options)
+        return pair_row_values(self, embeddings, labels, difficulty=difficulty_of(self), **options)
 
-    def at(self, progress: float) -> Self:
-        """The loss at a point of training between 0 and 1, for difficulties that follow a curriculum."""
-        later = getattr(self.difficulty, "at", None)
-        return self if later is None else replace(self, difficulty=later(progress))  # type: ignore[type-var]
+    def resolve_difficulty(self, progress: float | None, weights: Tensor | None) -> Self:
+        """The loss for one call: with given weights, or with its curriculum at this point of training."""
+        if weights is not None:
+            return view_with(self, difficulty=FixedWeights(weights))
+        at = getattr(difficulty_of(self), "at", None)
+        return self if progress is None or at is None else view_with(self, difficulty=at(progress))
 
 
-def either(tile: Tile) -> Mask:
+class SoftmaxLoss(PairwiseLoss):
+    """A pairwise loss of cosines over a temperature, which may be learned (CLIP, Radford et al. 2021).
+
+    A learned temperature starts at ``temperature`` and is kept as its logarithm, ``log_temperature``. A learned bias of
+    all logits, as a sigmoid loss has it, would cancel in the softmax.
+    """
+
+    learn_temperature: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
+        start = nn.Parameter(torch.tensor(float(self.temperature)).log()) if self.learn_temperature else None
+        self.register_parameter("log_temperature", start)
+
+    def current_temperature(self) -> float | Tensor:
+        """The setting, or what was learned."""
+        learned = self._parameters["log_temperature"]
+        return self.temperature if learned is None else learned.exp()
+
+    def logits(self, tile: Tile) -> Tensor:
+        """Similarities over the temperature."""
+        return tile.similarity / self.current_temperature()
+
+    @property
+    def logit_bound(self) -> float | None:
+        """A bound of the size of logits; none where the temperature may move."""
+        return None if self.learn_temperature else 1 / self.temperature
+
+
+def difficulty_of(loss: Any) -> Difficulty | None:
+    """The difficulty of a loss, None where it has none."""
+    return getattr(loss, "difficulty", None)
+
+
+def any_pair(tile: Tile) -> Mask:
     """Every pair of a tile, positive or negative: all but a row with itself."""
-    if tile.pos is False or tile.neg is False:
-        return tile.neg if tile.pos is False else tile.pos
-    return tile.pos | tile.neg
+    if tile.positive is False or tile.negative is False:
+        return tile.negative if tile.positive is False else tile.positive
+    return tile.positive | tile.negative
 
 
 def log_add(a: Tensor, b: Tensor) -> Tensor:
@@ -173,17 +224,12 @@ def softplus(x: Tensor) -> Tensor:
     return torch.nn.functional.softplus(x, threshold=40)
 
 
-def filled(x: Tensor) -> Tensor:
+def zero_if_empty(x: Tensor) -> Tensor:
     """Zero, with zero gradient, where a row had nothing to accumulate (-inf)."""
     return x.masked_fill(x == -torch.inf, 0)
 
 
-def need(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
     """Refuse a constructor argument."""
     if not condition:
         raise InputError(message)
-
-
-def _readable(x: Tensor) -> bool:
-    """Whether looking at a value now is allowed: not while a CUDA graph is being captured."""
-    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())

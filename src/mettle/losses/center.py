@@ -1,16 +1,15 @@
 """Center loss: classes stay together around their centres."""
 
-from copy import copy
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from mettle.difficulty.validation import numbers, whole
-from mettle.losses.base import need
+from mettle.difficulty.settings import validate_integers, validate_numbers
+from mettle.losses.base import require
 from mettle.losses.class_vectors import ClassVectors, class_means
 from mettle.losses.softmax import Softmax
-from mettle.pairs.similarity import widen
+from mettle.pairs.similarity import at_least_float32
 
 
 class Center(nn.Module):
@@ -28,6 +27,7 @@ class Center(nn.Module):
     """
 
     self_contained = True
+    takes_progress = True
     centres: Tensor
 
     def __init__(
@@ -39,17 +39,17 @@ class Center(nn.Module):
         base: ClassVectors | None = None,
     ):
         super().__init__()
-        whole(num_classes=num_classes, dim=dim)
-        numbers(weight=weight, rate=rate)
-        need(
+        validate_integers(num_classes=num_classes, dim=dim)
+        validate_numbers(weight=weight, rate=rate)
+        require(
             base is None or isinstance(base, ClassVectors),
             f"base must be a class-vector loss such as Softmax({num_classes}, {dim}), got {base!r}",
         )
-        need(weight >= 0, f"weight must be at least 0, got {weight}")
-        need(0 <= rate <= 1, f"rate must be in [0, 1], got {rate}")
+        require(weight >= 0, f"weight must be at least 0, got {weight}")
+        require(0 <= rate <= 1, f"rate must be in [0, 1], got {rate}")
         self.base = Softmax(num_classes, dim) if base is None else base
         shape = tuple(self.base.weight.shape)
-        need(shape == (num_classes, dim), f"base has {shape} class vectors, Center was told ({num_classes}, {dim})")
+        require(shape == (num_classes, dim), f"base has {shape} class vectors, Center was told ({num_classes}, {dim})")
         self.strength, self.rate = weight, rate
         self.register_buffer("centres", torch.zeros(num_classes, dim))
 
@@ -68,41 +68,35 @@ class Center(nn.Module):
         """The difficulty of the base loss."""
         return self.base.difficulty
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, embeddings: Tensor, labels: Tensor, *, progress: float | None = None) -> Tensor:
         """The mean over samples; a training call moves the centres."""
-        value = self.base(embeddings, labels) + self.strength * self.spread(embeddings, labels).mean()
+        value = (
+            self.base(embeddings, labels, progress=progress)
+            + self.strength * self.distance_to_centre(embeddings, labels).mean()
+        )
         if self.training and torch.is_grad_enabled():
-            self.move(embeddings, labels)
+            self.update_centres(embeddings, labels)
         return value
 
     def per_anchor(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """(n,) one value per sample."""
-        return self.base.per_anchor(embeddings, labels) + self.strength * self.spread(embeddings, labels)
+        return self.base.per_anchor(embeddings, labels) + self.strength * self.distance_to_centre(embeddings, labels)
 
-    def spread(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def distance_to_centre(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """(n,) half the squared distance to the own centre."""
-        z = widen(embeddings)
+        z = at_least_float32(embeddings)
         return (z - self.centres[labels.long()].to(z.dtype)).square().sum(1) / 2
 
     @torch.no_grad()
-    def move(self, embeddings: Tensor, labels: Tensor) -> None:
+    def update_centres(self, embeddings: Tensor, labels: Tensor) -> None:
         """The moving-average rule, for the classes of this batch."""
         known, at, counts = labels.long().unique(return_inverse=True, return_counts=True)
-        z = widen(embeddings).to(self.centres.dtype)
+        z = at_least_float32(embeddings).to(self.centres.dtype)
         if not bool(torch.isfinite(z).all()):
             return  # a broken batch gives a broken loss, not a broken state
         centres = self.centres[known]
         pull = counts[:, None] * centres - torch.zeros_like(centres).index_add_(0, at, z)
         self.centres[known] = centres - self.rate * pull / (1 + counts[:, None])
-
-    def at(self, progress: float) -> Self:
-        """The loss at a point of training, for difficulties that follow a curriculum."""
-        base = self.base.at(progress)
-        if base is self.base:
-            return self
-        now = copy(self)
-        now.__dict__["base"] = base
-        return now
 
     def start_from(self, embeddings: Tensor, labels: Tensor, *, centered: bool = False) -> Self:
         """Set class vectors and centres of the classes that occur to the means of their samples.
@@ -111,7 +105,7 @@ class Center(nn.Module):
         """
         self.base.start_from(embeddings, labels, centered=centered)
         with torch.no_grad():
-            known, means = class_means(widen(embeddings).to(self.centres.dtype), labels.long())
+            known, means = class_means(at_least_float32(embeddings).to(self.centres.dtype), labels.long())
             self.centres[known] = means
         return self
 
@@ -131,9 +125,9 @@ class Center(nn.Module):
         """Of the base loss."""
         return self.base.vectors()
 
-    def facts(self, embeddings: Tensor, labels: Tensor) -> dict[str, Any]:
+    def statistics(self, embeddings: Tensor, labels: Tensor, *, progress: float | None = None) -> dict[str, Any]:
         """Of the base loss, and how far samples are from their centres."""
-        found = self.base.facts(embeddings, labels)  # looks at both first
+        found = self.base.statistics(embeddings, labels, progress=progress)  # looks at both first
         with torch.no_grad():
-            spread = float((2 * self.spread(embeddings, labels)).sqrt().mean())
-        return found | {"distance_to_centre": spread}
+            distance_to_centre = float((2 * self.distance_to_centre(embeddings, labels)).sqrt().mean())
+        return found | {"distance_to_centre": distance_to_centre}

@@ -7,8 +7,6 @@ makes of the similarity to the own class (``target``). Everything else is here:
 """
 
 from collections.abc import Callable
-from copy import copy
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -16,14 +14,25 @@ from torch import Tensor, nn
 
 from mettle.data.draws import hashed
 from mettle.difficulty import AdaptiveThreshold
-from mettle.difficulty.combine import nested
-from mettle.difficulty.validation import numbers, weighing, whole
+from mettle.difficulty.settings import validate_difficulty, validate_integers, validate_numbers, view_with
 from mettle.errors import InputError
-from mettle.losses.base import Pairwise, need, softplus
-from mettle.pairs import Acc, Difficulty, Measure, Rows, Sweep, Tile, lse, pair_facts, total
-from mettle.pairs.class_softmax import class_rows
-from mettle.pairs.dispatch import broken, check, row_sums
-from mettle.pairs.similarity import unit, widen
+from mettle.losses.base import PairwiseLoss, require, softplus
+from mettle.pairs import (
+    Difficulty,
+    Measure,
+    Pass,
+    Reduction,
+    RowValues,
+    Tile,
+    logsumexp_over,
+    pair_statistics,
+    sum_over,
+)
+from mettle.pairs.class_softmax import class_reductions
+from mettle.pairs.declarations import iterate_parts
+from mettle.pairs.dispatch import nan_if_not_finite, reduce_rows
+from mettle.pairs.similarity import at_least_float32, normalize_rows
+from mettle.pairs.validation import validate_embeddings
 
 
 class ClassVectors(nn.Module):
@@ -41,6 +50,7 @@ class ClassVectors(nn.Module):
     unit_features = True
     unit_vectors = True
     self_contained = True
+    takes_progress = True
     scale: float | Tensor
     draw: Tensor
 
@@ -55,18 +65,18 @@ class ClassVectors(nn.Module):
         seed: int = 0,
     ):
         super().__init__()
-        whole(num_classes=num_classes, dim=dim)
-        numbers(sample=sample)
+        validate_integers(num_classes=num_classes, dim=dim)
+        validate_numbers(sample=sample)
         if difficulty is not None:
-            weighing("difficulty", difficulty)
-        need(num_classes >= 1, f"num_classes must be at least 1, got {num_classes}")
-        need(dim >= 1, f"dim must be at least 1, got {dim}")
-        need(0 < sample <= 1, f"sample is a share of the classes in (0, 1], got {sample}")
-        need(
-            not any(isinstance(part, AdaptiveThreshold) for part in nested(difficulty)),
+            validate_difficulty("difficulty", difficulty)
+        require(num_classes >= 1, f"num_classes must be at least 1, got {num_classes}")
+        require(dim >= 1, f"dim must be at least 1, got {dim}")
+        require(0 < sample <= 1, f"sample is a share of the classes in (0, 1], got {sample}")
+        require(
+            not any(isinstance(part, AdaptiveThreshold) for part in iterate_parts(difficulty)),
             "an adaptive threshold follows pairs of samples, here samples meet class vectors: use Threshold",
         )
-        need(sample < 1 or not sparse, "sparse gradients hold the sampled rows: they need sample below 1")
+        require(sample < 1 or not sparse, "sparse gradients hold the sampled rows: they need sample below 1")
         self.difficulty, self.sample, self.sparse, self.seed = difficulty, sample, sparse, seed
         self.weight = nn.Parameter(torch.randn(num_classes, dim) / dim**0.5)
         self.register_buffer("draw", torch.zeros((), dtype=torch.long))  # training steps that have drawn classes
@@ -85,27 +95,27 @@ class ClassVectors(nn.Module):
         """What the margin makes of the cosine to the own class."""
         return cosine
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The mean over samples, a scalar with gradient."""
-        values, share = self._values(embeddings, labels)
-        return values.mean() if share is None else (values * share).sum() / share.sum()
+    def forward(self, embeddings: Tensor, labels: Tensor, *, progress: float | None = None) -> Tensor:
+        """The mean over samples, a scalar with gradient; ``progress`` of training is for a curriculum."""
+        values, weight = self.resolve_difficulty(progress)._values(embeddings, labels)
+        return values.mean() if weight is None else (values * weight).sum() / weight.sum()
 
-    def per_anchor(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def per_anchor(self, embeddings: Tensor, labels: Tensor, *, progress: float | None = None) -> Tensor:
         """(n,) one value per sample."""
-        return self._values(embeddings, labels)[0]
+        return self.resolve_difficulty(progress)._values(embeddings, labels)[0]
 
     def logits(self, embeddings: Tensor) -> Tensor:
         """(n, C) scaled similarities to every class, without margin, for prediction."""
-        z = self._directed(embeddings)
-        return float(self.scale) * (z @ self._pointed(self._vectors(), z).T)
+        z = self._prepare_features(embeddings)
+        return float(self.scale) * (z @ self._prepare_vectors(self._vectors(), z).T)
 
     @torch.no_grad()
     def predict(self, embeddings: Tensor, chunk: int = 4096) -> Tensor:
         """(n,) the most similar class of each embedding, in bounded memory: a closed-set classifier."""
-        z, vectors = self._directed(embeddings), self._vectors()
+        z, vectors = self._prepare_features(embeddings), self._vectors()
         top, best = z.new_full((len(z),), -torch.inf), torch.zeros(len(z), dtype=torch.long, device=z.device)
         for start in range(0, len(vectors), chunk):
-            s, at = (z @ self._pointed(vectors[start : start + chunk], z).T).max(1)
+            s, at = (z @ self._prepare_vectors(vectors[start : start + chunk], z).T).max(1)
             best, top = torch.where(s > top, at + start, best), torch.maximum(s, top)
         if not bool(torch.isfinite(z).all()):
             raise InputError("embeddings hold NaN or infinity: no class can be predicted from them")
@@ -114,7 +124,7 @@ class ClassVectors(nn.Module):
     @torch.no_grad()
     def vectors(self) -> Tensor:
         """(C, dim) the class vectors by themselves, of length 1 where the loss takes them so: for use elsewhere."""
-        return (unit(self.weight) if self.unit_vectors else self.weight).clone()
+        return (normalize_rows(self.weight) if self.unit_vectors else self.weight).clone()
 
     @torch.no_grad()
     def start_from(self, embeddings: Tensor, labels: Tensor, *, centered: bool = False) -> Self:
@@ -128,7 +138,7 @@ class ClassVectors(nn.Module):
                 common tells no classes apart. A class whose mean is the mean of all keeps the vector it has.
         """
         labels = self._check(embeddings, labels)
-        z = unit(widen(embeddings)) if self.unit_features else widen(embeddings)
+        z = normalize_rows(at_least_float32(embeddings)) if self.unit_features else at_least_float32(embeddings)
         known, means = class_means(z - z.mean(0) if centered else z, labels)
         if centered:
             size = means.norm(dim=1)
@@ -138,44 +148,49 @@ class ClassVectors(nn.Module):
         return self
 
     @torch.no_grad()
-    def facts(self, embeddings: Tensor, labels: Tensor) -> dict[str, Any]:
+    def statistics(self, embeddings: Tensor, labels: Tensor, *, progress: float | None = None) -> dict[str, Any]:
         """How near samples are to their class vectors, and what the difficulty did."""
         labels = self._check(embeddings, labels)
-        z = widen(embeddings)
-        own = (unit(z) * unit(self.weight[labels].to(z.dtype))).sum(1).clamp(-1, 1)
+        z = at_least_float32(embeddings)
+        own = (normalize_rows(z) * normalize_rows(self.weight[labels].to(z.dtype))).sum(1).clamp(-1, 1)
         found: dict[str, Any] = {
             "target_cosine": float(own.mean()),
             "target_degrees": float(own.acos().rad2deg().mean()),
             "scale": float(self.scale),
         }
         if self.difficulty is not None:
-            z, ref = self._features(z), (self._pointed(self._vectors(), z), self._numbers(self.num_classes))
-            shape = _Shape(self._steepness(), self._measure())
-            found |= pair_facts(shape, z, labels, difficulty=self.difficulty, ref=ref).as_dict()
+            z, ref = (
+                self._features(z),
+                (self._prepare_vectors(self._vectors(), z), self._class_indices(self.num_classes)),
+            )
+            pairs = _ClassPairs(self._logit_scale(), self._measure())
+            found |= pair_statistics(
+                pairs, z, labels, difficulty=self.resolve_difficulty(progress).difficulty, ref=ref
+            ).as_dict()
         return found
 
-    def at(self, progress: float) -> Self:
-        """The loss at a point of training, for difficulties that follow a curriculum; shares all parameters."""
-        later = getattr(self.difficulty, "at", None)
-        if later is None:
-            return self
-        now = copy(self)
-        now.__dict__["difficulty"] = later(progress)
-        return now
+    def resolve_difficulty(self, progress: float | None) -> Self:
+        """The loss for one call, with its curriculum at this point of training; shares all parameters."""
+        at = getattr(self.difficulty, "at", None)
+        return self if progress is None or at is None else view_with(self, difficulty=at(progress))
 
     def _values(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """One value per sample, and how much it counts in the mean; None where all count alike."""
-        judge, labels = self._asked(embeddings, labels)
+        raise_if_out_of_range, labels = self._validate_inputs(embeddings, labels)
         if self.sample < 1:  # classes are drawn by the labels, so nothing can start without them
-            judge()
+            raise_if_out_of_range()
         with torch.autocast(embeddings.device.type, enabled=False):
-            z, (vectors, labels) = self._features(widen(embeddings)), self._chosen(labels)
-            rows = self._rows(z, vectors, labels, half=embeddings.dtype in (torch.float16, torch.bfloat16))
-            far = rows["far"]
-            far = far.masked_fill(far == -torch.inf, torch.finfo(far.dtype).min)  # no other class: nothing to lose
-            values = softplus(far - self.logit(rows["target"], z)) + broken(z)
-        judge()
-        return values, rows.get("weight")
+            z, (vectors, labels) = self._features(at_least_float32(embeddings)), self._select_classes(labels)
+            row_values = self._class_values(
+                z, vectors, labels, half=embeddings.dtype in (torch.float16, torch.bfloat16)
+            )
+            others = row_values["others_lse"]
+            others = others.masked_fill(
+                others == -torch.inf, torch.finfo(others.dtype).min
+            )  # no other class: nothing to lose
+            values = softplus(others - self.logit(row_values["target"], z)) + nan_if_not_finite(z)
+        raise_if_out_of_range()
+        return values, row_values.get("weight")
 
     def logit(self, own: Tensor, z: Tensor) -> Tensor:
         """The own class's logit, with margin, from what the rows hold of it.
@@ -187,21 +202,21 @@ class ClassVectors(nn.Module):
         size = z.norm(dim=1)
         return size * self.target(own / torch.where(size == 0, 1, size))
 
-    def _rows(self, z: Tensor, vectors: Tensor, labels: Tensor, half: bool = False) -> Rows:
+    def _class_values(self, z: Tensor, vectors: Tensor, labels: Tensor, half: bool = False) -> RowValues:
         if self.difficulty is None:
-            sphere, steepness = self.unit_features, self._steepness()
+            sphere, steepness = self.unit_features, self._logit_scale()
             half = half and sphere  # features that keep their length may be too long for float16
-            target, far = class_rows(
+            target, others = class_reductions(
                 z, vectors, labels, steepness, unit_vectors=self.unit_vectors, unit_features=sphere, half=half
             )
-            return {"target": target, "far": far}
+            return {"target": target, "others_lse": others}
         shape, ref = (
-            _Shape(self._steepness(), self._measure()),
-            (self._pointed(vectors, z), self._numbers(len(vectors))),
+            _ClassPairs(self._logit_scale(), self._measure()),
+            (self._prepare_vectors(vectors, z), self._class_indices(len(vectors))),
         )
-        return row_sums(shape, z, labels, ref=ref, difficulty=self.difficulty)[0]
+        return reduce_rows(shape, z, labels, ref=ref, difficulty=self.difficulty)[0]
 
-    def _steepness(self) -> float:
+    def _logit_scale(self) -> float:
         return float(self.scale) if self.unit_features else 1.0
 
     def _measure(self) -> Measure:
@@ -214,13 +229,13 @@ class ClassVectors(nn.Module):
     def _vectors(self) -> Tensor:
         return self.weight
 
-    def _numbers(self, count: int) -> Tensor:
+    def _class_indices(self, count: int) -> Tensor:
         return torch.arange(count, device=self.weight.device)
 
-    def _directed(self, embeddings: Tensor) -> Tensor:
+    def _prepare_features(self, embeddings: Tensor) -> Tensor:
         """Embeddings ready for a matrix product with class vectors."""
         dim = self.weight.shape[1]
-        need(
+        require(
             isinstance(embeddings, Tensor)
             and embeddings.ndim == 2
             and embeddings.shape[1] == dim
@@ -228,24 +243,24 @@ class ClassVectors(nn.Module):
             f"embeddings must be a floating point tensor (n, {dim}), got "
             f"{tuple(embeddings.shape) if isinstance(embeddings, Tensor) else type(embeddings).__name__}",
         )
-        z = self._features(widen(embeddings))
-        return unit(z) if self.unit_features and len(z) else z
+        z = self._features(at_least_float32(embeddings))
+        return normalize_rows(z) if self.unit_features and len(z) else z
 
-    def _pointed(self, vectors: Tensor, z: Tensor) -> Tensor:
+    def _prepare_vectors(self, vectors: Tensor, z: Tensor) -> Tensor:
         """Class vectors ready for a matrix product with ``z``."""
         vectors = vectors.to(z.dtype)
-        return unit(vectors) if self.unit_vectors else vectors
+        return normalize_rows(vectors) if self.unit_vectors else vectors
 
-    def _chosen(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _select_classes(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The class vectors to compare with in this step, and the labels as positions among them."""
         if self.sample == 1 or not (self.training and torch.is_grad_enabled()):
             return self._vectors(), labels
-        numbers = self.sampled(labels)
+        validate_numbers = self.sample_classes(labels)
         self.draw += 1
-        vectors = nn.functional.embedding(numbers, self._vectors(), sparse=self.sparse)
-        return vectors, torch.searchsorted(numbers, labels)
+        vectors = nn.functional.embedding(validate_numbers, self._vectors(), sparse=self.sparse)
+        return vectors, torch.searchsorted(validate_numbers, labels)
 
-    def sampled(self, labels: Tensor) -> Tensor:
+    def sample_classes(self, labels: Tensor) -> Tensor:
         """The classes of the batch and a random rest, ``sample`` x C together (or the batch's alone), in order."""
         own = labels.unique()
         rest = int(self.sample * self.num_classes) - len(own)
@@ -258,20 +273,20 @@ class ClassVectors(nn.Module):
 
     def _check(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """One line that says what is wrong, before any work; else the labels as int64."""
-        judge, labels = self._asked(embeddings, labels)
-        judge()
+        raise_if_out_of_range, labels = self._validate_inputs(embeddings, labels)
+        raise_if_out_of_range()
         return labels
 
-    def _asked(self, embeddings: Tensor, labels: Tensor) -> tuple[Callable[[], None], Tensor]:
+    def _validate_inputs(self, embeddings: Tensor, labels: Tensor) -> tuple[Callable[[], None], Tensor]:
         """All checked but the range of the labels, which a GPU tells late; and labels that are safe till then."""
-        check(embeddings, labels, "embeddings", "labels")
+        validate_embeddings(embeddings, labels, "embeddings", "labels")
         dim = self.weight.shape[1]
-        need(embeddings.shape[1] == dim, f"embeddings are {embeddings.shape[1]} wide, the class vectors {dim}")
-        need(
+        require(embeddings.shape[1] == dim, f"embeddings are {embeddings.shape[1]} wide, the class vectors {dim}")
+        require(
             embeddings.device == self.weight.device,
             f"embeddings are on {embeddings.device}, the class vectors on {self.weight.device}: use loss.to(device)",
         )
-        return in_range(labels, self.num_classes)
+        return check_label_range(labels, self.num_classes)
 
     def extra_repr(self) -> str:
         """Sizes and what is not at its default."""
@@ -287,43 +302,50 @@ class ClassVectors(nn.Module):
 
 def class_means(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The labels that occur, and the mean of the rows of each; on a processor, where equal sums have equal bits."""
-    rows = z.cpu()
+    row_values = z.cpu()
     known, at, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
-    means = rows.new_zeros(len(known), rows.shape[1]).index_add_(0, at, rows) / counts[:, None]
+    means = row_values.new_zeros(len(known), row_values.shape[1]).index_add_(0, at, row_values) / counts[:, None]
     return known.to(z.device), means.to(z.device)
 
 
-@dataclass(frozen=True)
-class _Shape(Pairwise):
+class _ClassPairs(PairwiseLoss):
     """What a sample accumulates over class vectors, for the engine that knows every difficulty."""
 
-    size: float
-    measure: Measure = "cosine"
+    scale: float
+    similarity: Measure = "cosine"
     difficulty: Difficulty | None = None
+
+    @property
+    def measure(self) -> Measure:
+        """Cosines, or products of features that keep their length."""
+        return self.similarity
 
     @property
     def temperature(self) -> float:  # type: ignore[override]
         """Difficulties see similarity / temperature."""
-        return 1 / self.size
+        return 1 / self.scale
 
-    def sweeps(self) -> tuple[Sweep, ...]:
+    def passes(self) -> tuple[Pass, ...]:
         """Wrong classes, then the own one."""
-        return (Sweep(self.terms), Sweep(self.own, over="positives"))
+        return (Pass(self.reductions), Pass(self.own, over="positives"))
 
-    def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Wrong classes push."""
-        top = self.size if self.measure == "cosine" else None
-        return {"far": lse(tile.s * self.size, tile.neg, ceiling=top)}
+        bound = self.scale if self.measure == "cosine" else None
+        return {"others_lse": logsumexp_over(tile.similarity * self.scale, tile.negative, bound=bound)}
 
-    def own(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def own(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """The own class's similarity, and how much the sample counts."""
-        return {"target": total(tile.s, tile.pos, weigh="none"), "weight": total(1.0, tile.pos)}
+        return {
+            "target": sum_over(tile.similarity, tile.positive, weighting="none"),
+            "weight": sum_over(1.0, tile.positive),
+        }
 
 
 __all__ = ["ClassVectors"]
 
 
-def in_range(labels: Tensor, known: int) -> tuple[Callable[[], None], Tensor]:
+def check_label_range(labels: Tensor, known: int) -> tuple[Callable[[], None], Tensor]:
     """What judges the labels, to be called before a result is used, and the labels as int64, safe until then.
 
     On a processor they are judged at once. A GPU asked for a number stands still while it is read. So the range is
@@ -332,21 +354,21 @@ def in_range(labels: Tensor, known: int) -> tuple[Callable[[], None], Tensor]:
     """
     labels = labels.long()  # torch reads an index of another type as a mask, or not at all
 
-    def judge() -> None:
+    def raise_if_out_of_range() -> None:
         if told is not None:
             told.synchronize()
         low, high = ends.tolist()
         wrong = low if low < 0 else high
-        need(0 <= wrong < known, f"label {wrong} is out of range: {known} classes are numbered 0 to {known - 1}")
+        require(0 <= wrong < known, f"label {wrong} is out of range: {known} classes are numbered 0 to {known - 1}")
 
     told = None
     if not labels.is_cuda:
         ends = torch.stack(torch.aminmax(labels))
-        judge()
+        raise_if_out_of_range()
         return (lambda: None), labels
     with torch.cuda.device_of(labels):
         if torch.cuda.is_current_stream_capturing():  # a graph cannot ask anything
             return (lambda: None), labels
         ends, told = torch.stack(torch.aminmax(labels)).to("cpu", non_blocking=True), torch.cuda.Event()
         told.record()
-    return judge, labels.clamp(0, known - 1)
+    return raise_if_out_of_range, labels.clamp(0, known - 1)

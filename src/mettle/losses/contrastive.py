@@ -1,18 +1,16 @@
 """Contrastive loss: positives closer than one margin, negatives farther than another."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from mettle.losses.base import Pairwise, need
-from mettle.pairs import Acc, Difficulty, HingeSpec, KernelWeights, Measure, NoKernel, Rows, Tile, total
+from mettle.losses.base import PairwiseLoss, require
+from mettle.pairs import Difficulty, HingeSpec, KernelWeights, Measure, NoKernel, Reduction, RowValues, Tile, sum_over
 from mettle.pairs.similarity import distance, squared_distance
 
 
-@dataclass(frozen=True)
-class Contrastive(Pairwise):
+class Contrastive(PairwiseLoss):
     r"""Contrastive loss with a positive and a negative margin (Hadsell et al. 2006 and variants).
 
     Formula, d the Euclidean distance, m₊ and m₋ the margins:
@@ -37,36 +35,35 @@ class Contrastive(Pairwise):
     difficulty: Difficulty | None = None
     l1: bool = False  # L1 distance of raw embeddings instead of Euclidean (dense engine only)
 
-    temperature = 1.0
     self_contained = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = ("squared", "hadsell", "linear")
-        need(self.form in known, f"form must be one of {known}, got {self.form!r}")
-        need(self.negative > 0, f"negative margin must be above 0, got {self.negative}")
-        need(
+        require(self.negative > 0, f"negative margin must be above 0, got {self.negative}")
+        require(
             self.positive >= 0 or self.form == "linear",
             f"positive margin must be at least 0 in form {self.form!r}, got {self.positive}",
         )
-        need(
+        require(
             not (self.l1 and self.form == "squared"),
             "form 'squared' has no L1 variant: use 'hadsell' or 'linear'",
         )
 
-        need(not (self.l1 and self.normalise), "L1 distances are of raw embeddings: set normalise=False with l1=True")
+        require(
+            not (self.l1 and self.normalise), "L1 distances are of raw embeddings: set normalise=False with l1=True"
+        )
 
     @property
     def measure(self) -> Measure:  # type: ignore[override]
         """Cosine on the sphere, else the distance itself."""
         return "l1" if self.l1 else "cosine" if self.normalise else "squared"
 
-    def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Hinges on both sides."""
         found = {
-            "positives": total(1.0, tile.pos, weigh="present"),
-            "near": total(1.0, tile.pos),
-            "far": total(1.0, tile.neg),
+            "positives": sum_over(1.0, tile.positive, weighting="mask"),
+            "positive_weight": sum_over(1.0, tile.positive),
+            "negative_weight": sum_over(1.0, tile.negative),
         }
         if self.form == "squared":
             d = squared_distance(tile, self.measure)
@@ -77,12 +74,13 @@ class Contrastive(Pairwise):
         pull, push = pull.clamp(min=0), push.clamp(min=0)
         if self.form == "hadsell":
             pull, push = pull.square(), push.square()
-        return found | {"pull": total(pull, tile.pos), "push": total(push, tile.neg)}
+        return found | {"pull": sum_over(pull, tile.positive), "push": sum_over(push, tile.negative)}
 
-    def finish(self, rows: Rows) -> Tensor:
+    def row_loss(self, row_values: RowValues) -> Tensor:
         """Mean over each side."""
-        near, far = (torch.where(rows[side] == 0, 1, rows[side]) for side in ("near", "far"))
-        return rows["pull"] / near + rows["push"] / far
+        positive, negative = (row_values[f"{side}_weight"] for side in ("positive", "negative"))
+        pull = row_values["pull"] / torch.where(positive == 0, 1, positive)
+        return pull + row_values["push"] / torch.where(negative == 0, 1, negative)
 
     def kernel_spec(self, weights: KernelWeights | None) -> HingeSpec | NoKernel:
         """On the sphere, where all pairs count alike."""

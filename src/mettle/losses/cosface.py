@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from mettle.difficulty.validation import numbers
-from mettle.losses.base import need
+from mettle.difficulty.settings import validate_numbers
+from mettle.losses.base import require
 from mettle.losses.class_vectors import ClassVectors
 
 
@@ -24,9 +24,9 @@ class CosFace(ClassVectors):
 
     def __init__(self, num_classes: int, dim: int, scale: float = 64.0, margin: float = 0.35, **options):
         super().__init__(num_classes, dim, **options)
-        numbers(scale=scale, margin=margin)
-        need(scale > 0, f"scale must be above 0, got {scale}")
-        need(margin >= 0, f"margin must be at least 0, got {margin}")
+        validate_numbers(scale=scale, margin=margin)
+        require(scale > 0, f"scale must be above 0, got {scale}")
+        require(margin >= 0, f"margin must be at least 0, got {margin}")
         self.scale, self.margin = scale, margin
 
     def extra_repr(self) -> str:

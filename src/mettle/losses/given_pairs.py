@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs.similarity import unit, widen
+from mettle.pairs.similarity import at_least_float32, normalize_rows
 
 Likeness = Literal["cosine", "dot", "squared", "euclidean", "l1"]
 """How alike two embeddings are: cosine, dot product, or minus a distance (squared, Euclidean, L1)."""
@@ -20,13 +20,13 @@ def similarity(a: Tensor, b: Tensor, measure: Likeness) -> Tensor:
 
     What is not finite is NaN: an infinite distance would otherwise look like a triplet in perfect order.
     """
-    f = _similarity(widen(a), widen(b), measure)
+    f = _similarity(at_least_float32(a), at_least_float32(b), measure)
     return torch.where(f.isfinite(), f, torch.nan)
 
 
 def _similarity(a: Tensor, b: Tensor, measure: Likeness) -> Tensor:
     if measure == "cosine":
-        return (unit(a) * unit(b)).sum(1)
+        return (normalize_rows(a) * normalize_rows(b)).sum(1)
     if measure == "dot":
         return (a * b).sum(1)
     if measure == "l1":
@@ -65,8 +65,8 @@ def check_rows(**rows: Tensor) -> None:
 
 def check_target(f: Tensor, target: Tensor, low: float, high: float) -> Tensor:
     """The target in the type of the similarities, if it has one entry per pair, each between ``low`` and ``high``."""
-    target = _vector(target, f, "target")
-    if readable(target):
+    target = _validate_vector(target, f, "target")
+    if can_read(target):
         outside = (target < low) | (target > high)  # NaN is not outside: it makes its value NaN
         if bool(outside.any()):
             at = int(outside.nonzero()[0, 0])
@@ -74,23 +74,23 @@ def check_target(f: Tensor, target: Tensor, low: float, high: float) -> Tensor:
     return target
 
 
-def weighted(values: Tensor, weight: Tensor | None) -> Tensor:
+def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
     """Σ w·value / Σ w: weight 0 = the item is absent, 1 = nothing changes, 2 = as if it were listed twice."""
     if weight is None:
         return values.mean()
-    weight = _vector(weight, values, "weight")
+    weight = _validate_vector(weight, values, "weight")
     total = weight.sum()
-    if readable(weight) and (bool((weight < 0).any()) or bool(total == 0)):
+    if can_read(weight) and (bool((weight < 0).any()) or bool(total == 0)):
         raise InputError("weight must be at least 0, and above 0 for some item: 0 leaves an item out")
     return (weight * values).sum() / total
 
 
-def readable(x: Tensor) -> bool:
+def can_read(x: Tensor) -> bool:
     """Whether looking at values now is possible and allowed: not while a CUDA graph is being captured."""
     return not (x.is_meta or (x.is_cuda and torch.cuda.is_current_stream_capturing()))
 
 
-def _vector(x: Tensor, like: Tensor, name: str) -> Tensor:
+def _validate_vector(x: Tensor, like: Tensor, name: str) -> Tensor:
     if not isinstance(x, Tensor) or x.shape != like.shape or x.is_complex():
         came = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise InputError(f"{name} must be a tensor with one number per item, ({len(like)},), got {came}")

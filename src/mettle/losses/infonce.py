@@ -1,20 +1,31 @@
 """InfoNCE: one positive against the negatives; with a prior, debiased."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mettle.losses.base import Pairwise, need, softplus
-from mettle.pairs import Acc, Difficulty, KernelWeights, PairFacts, Rows, SoftmaxSpec, Sweep, Tile, lse, total
-from mettle.pairs.declarations import traits_of
-from mettle.pairs.validation import stacked
+from mettle.losses.base import SoftmaxLoss, require, softplus
+from mettle.pairs import (
+    Difficulty,
+    KernelWeights,
+    NoKernel,
+    PairStatistics,
+    Pass,
+    Reduction,
+    RowValues,
+    SoftmaxSpec,
+    Tile,
+    logsumexp_over,
+    sum_over,
+)
+from mettle.pairs.declarations import declared_traits
+from mettle.pairs.validation import stack_views
 
 
-@dataclass(frozen=True)
-class InfoNCE(Pairwise):
+class InfoNCE(SoftmaxLoss):
     r"""InfoNCE, also called NT-Xent or the SimCLR loss; debiased contrastive loss with a ``prior``.
 
     Formula, with x = cosine / temperature, R = Σ_n w e^x over the negatives and N their number:
@@ -44,49 +55,46 @@ class InfoNCE(Pairwise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        need(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
-        need(0 <= self.prior < 1, f"prior is a probability in [0, 1), got {self.prior}")
-        known = (None, "plain", "weight")
-        need(self.count in known, f"count must be one of {known}, got {self.count!r}")
+        require(0 <= self.prior < 1, f"prior is a probability in [0, 1), got {self.prior}")
 
     @property
-    def counted(self) -> Literal["plain", "weight"]:
+    def negative_count(self) -> Literal["plain", "weight"]:
         """How the prior counts negatives."""
-        return self.count or traits_of(self.difficulty).negatives
+        return self.count or declared_traits(self.difficulty).negatives
 
-    def sweeps(self) -> tuple[Sweep, ...]:
+    def passes(self) -> tuple[Pass, ...]:
         """The negatives first, then every positive against them."""
-        return Sweep(self.terms), Sweep(self.positives, over="positives", reads="rows")
+        return Pass(self.reductions), Pass(self.positives, over="positives", reads="anchor")
 
-    def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """The negatives of each anchor."""
-        weigh = "full" if self.counted == "weight" else "present"
+        weighting = "weight" if self.negative_count == "weight" else "mask"
         return {
-            "far": lse(tile.s / self.temperature, tile.neg, ceiling=1 / self.temperature),
-            "negatives": total(1.0, tile.neg, weigh=weigh),
+            "negatives_lse": logsumexp_over(self.logits(tile), tile.negative, bound=self.logit_bound),
+            "negatives": sum_over(1.0, tile.negative, weighting=weighting),
         }
 
-    def positives(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def positives(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Each positive alone against them."""
-        x = tile.s / self.temperature
-        far, clamped = self.against(x, rows["far"], rows["negatives"])
+        x = self.logits(tile)
+        far, clamped = self.debiased_log_sum(x, row_values["negatives_lse"], row_values["negatives"])
         # No negatives: nothing to be told apart from, so the loss is 0.
         alone = far == -torch.inf
         value = softplus(far.masked_fill(alone, 0) - x).masked_fill(alone, 0)
         return {
-            "value": total(value, tile.pos),
-            "weight": total(1.0, tile.pos),
-            "positives": total(1.0, tile.pos, weigh="present"),
-            "clamped": total(clamped.to(x.dtype).expand_as(x), tile.pos, weigh="present"),
+            "value": sum_over(value, tile.positive),
+            "positive_weight": sum_over(1.0, tile.positive),
+            "positives": sum_over(1.0, tile.positive, weighting="mask"),
+            "clamped": sum_over(clamped.to(x.dtype).expand_as(x), tile.positive, weighting="mask"),
         }
 
-    def against(self, x: Tensor, far: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    def debiased_log_sum(self, x: Tensor, far: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Log G for each positive, and where the maximum holds it up."""
         if self.prior == 0:
             return far.expand_as(x), torch.zeros_like(x, dtype=torch.bool)
         there = far > -torch.inf
         far = far.masked_fill(~there, 0)
-        floor = torch.where(there, count, 1).log() - 1 / self.temperature
+        floor = torch.where(there, count, 1).log() - 1 / self.current_temperature()
         taken = x + torch.where(there, count, 1).log() + math.log(self.prior) - far  # log of what is subtracted, over R
         left = taken < 0
         rest = torch.log1p(-torch.where(left, taken, -1).exp()) + far - math.log1p(-self.prior)
@@ -94,20 +102,22 @@ class InfoNCE(Pairwise):
         value = torch.where(free, torch.where(free, rest, 0), floor.expand_as(x))
         return torch.where(there, value, -torch.inf), there & ~free
 
-    def finish(self, rows: Rows) -> Tensor:
+    def row_loss(self, row_values: RowValues) -> Tensor:
         """Mean over positives."""
-        weight = rows["weight"]
-        return rows["value"] / torch.where(weight == 0, 1, weight)
+        weight = row_values["positive_weight"]
+        return row_values["value"] / torch.where(weight == 0, 1, weight)
 
-    def kernel_spec(self, weights: KernelWeights | None) -> SoftmaxSpec:
+    def kernel_spec(self, weights: KernelWeights | None) -> SoftmaxSpec | NoKernel:
         """The same, with any weights."""
-        return SoftmaxSpec("infonce", self.temperature, weights, prior=self.prior, negatives=self.counted)
+        if self.learn_temperature:
+            return NoKernel("the kernels take the temperature as a number")
+        return SoftmaxSpec("infonce", self.temperature, weights, prior=self.prior, negatives=self.negative_count)
 
-    def facts(self, embeddings: Tensor, labels: Tensor, *, views: bool = False, **options: Any) -> PairFacts:
+    def statistics(self, embeddings: Tensor, labels: Tensor, *, views: bool = False, **options: Any) -> PairStatistics:
         """What the difficulty did to this batch, and for which share of positive pairs the maximum acted."""
         if views:
-            embeddings, labels, options["biased"] = stacked(embeddings, labels, options.get("biased"))
-        found = super().facts(embeddings, labels, **options)
-        rows = self.rows(embeddings, labels, **options)
-        share = rows["clamped"].sum() / rows["positives"].sum().clamp(min=1)
+            embeddings, labels, options["biased"] = stack_views(embeddings, labels, options.get("biased"))
+        found = super().statistics(embeddings, labels, **options)
+        row_values = self.row_values(embeddings, labels, **options)
+        share = row_values["clamped"].sum() / row_values["positives"].sum().clamp(min=1)
         return replace(found, clamp_fraction=float(share))

@@ -1,18 +1,15 @@
 """Lifted structure: each positive pair against the negatives of both of its ends."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.losses.base import Pairwise, log_add, need
-from mettle.pairs import Acc, Difficulty, Measure, PairOutput, Rows, Sweep, Tile, lse, total
+from mettle.losses.base import PairwiseLoss, log_add, require
+from mettle.pairs import Difficulty, Measure, PairOutput, Pass, Reduction, RowValues, Tile, logsumexp_over, sum_over
 from mettle.pairs.similarity import distance
 
 
-@dataclass(frozen=True)
-class LiftedStructure(Pairwise):
+class LiftedStructure(PairwiseLoss):
     r"""Lifted structured loss (Oh Song et al. 2016).
 
     Formula, D the distance, m the margin, P the positive pairs:
@@ -31,46 +28,45 @@ class LiftedStructure(Pairwise):
     normalise: bool = False
     difficulty: Difficulty | None = None
 
-    temperature = 1.0
     self_contained = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        need(self.margin >= 0, f"margin must be at least 0, got {self.margin}")
+        require(self.margin >= 0, f"margin must be at least 0, got {self.margin}")
 
     @property
     def measure(self) -> Measure:  # type: ignore[override]
         """Cosine on the sphere, else the distance itself."""
         return "cosine" if self.normalise else "squared"
 
-    def sweeps(self) -> tuple[Sweep, ...]:
+    def passes(self) -> tuple[Pass, ...]:
         """The negatives of every row, then the positive pairs between rows."""
-        return Sweep(self.terms), Sweep(self.lifted, over="positives", reads="both")
+        return Pass(self.reductions), Pass(self.positive_reductions, over="positives", reads="both")
 
-    def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Soft maximum over the negatives of a row."""
         top = max(self.margin, 2 - self.margin) if self.normalise else None  # on the sphere no distance is above 2
-        return {"far": lse(self.margin - distance(tile, self.measure), tile.neg, ceiling=top)}
+        return {"far": logsumexp_over(self.margin - distance(tile, self.measure), tile.negative, bound=top)}
 
-    def lifted(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def positive_reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Each positive pair against the negatives of both ends."""
-        far = log_add(*torch.broadcast_tensors(rows["far"], rows["farᵀ"]))
+        far = log_add(*torch.broadcast_tensors(row_values["far"], row_values["farᵀ"]))
         alone = far == -torch.inf
         j = (distance(tile, self.measure) + far.masked_fill(alone, 0)).clamp(min=0).square()
         return {
-            "value": total(j.masked_fill(alone, 0), tile.pos),
-            "weight": total(1.0, tile.pos),
-            "positives": total(1.0, tile.pos, weigh="present"),
+            "value": sum_over(j.masked_fill(alone, 0), tile.positive),
+            "weight": sum_over(1.0, tile.positive),
+            "positives": sum_over(1.0, tile.positive, weighting="mask"),
         }
 
-    def finish(self, rows: Rows) -> Tensor:
+    def row_loss(self, row_values: RowValues) -> Tensor:
         """Half the mean over positives."""
-        weight = rows["weight"]
-        return rows["value"] / (2 * torch.where(weight == 0, 1, weight))
+        weight = row_values["weight"]
+        return row_values["value"] / (2 * torch.where(weight == 0, 1, weight))
 
-    def share(self, rows: Rows) -> Tensor:
+    def anchor_weight(self, row_values: RowValues) -> Tensor:
         """The published loss is a mean over positive pairs, so an anchor counts as often as it has positives."""
-        return rows["weight"]
+        return row_values["weight"]
 
     def output(self, embeddings: Tensor, labels: Tensor, **options) -> PairOutput:  # type: ignore[override]
         """As for every pairwise loss, but never against a reference set."""

@@ -1,16 +1,13 @@
 """Maximally collapsing metric learning: each class a point, every other class infinitely far."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from mettle.losses.base import Pairwise, filled, log_add
-from mettle.pairs import Acc, Difficulty, Measure, Rows, Tile, lse, total
+from mettle.losses.base import PairwiseLoss, log_add, zero_if_empty
+from mettle.pairs import Difficulty, Measure, Reduction, RowValues, Tile, logsumexp_over, sum_over
 
 
-@dataclass(frozen=True)
-class MCML(Pairwise):
+class MCML(PairwiseLoss):
     r"""Maximally collapsing metric learning (Globerson and Roweis 2005).
 
     Formula, d² the squared distance of raw embeddings, P the positives of an anchor:
@@ -27,24 +24,22 @@ class MCML(Pairwise):
 
     difficulty: Difficulty | None = None
 
-    temperature = 1.0
-
     @property
     def measure(self) -> Measure:  # type: ignore[override]
         """Minus the squared distance."""
         return "squared"
 
-    def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Pull of the positives; both parts of the denominator."""
         return {
-            "pull": total(-tile.s, tile.pos),
-            "weight": total(1.0, tile.pos),
-            "near": lse(tile.s, tile.pos),
-            "far": lse(tile.s, tile.neg),
-            "positives": total(1.0, tile.pos, weigh="present"),
+            "pull": sum_over(-tile.similarity, tile.positive),
+            "weight": sum_over(1.0, tile.positive),
+            "near": logsumexp_over(tile.similarity, tile.positive),
+            "far": logsumexp_over(tile.similarity, tile.negative),
+            "positives": sum_over(1.0, tile.positive, weighting="mask"),
         }
 
-    def finish(self, rows: Rows) -> Tensor:
+    def row_loss(self, row_values: RowValues) -> Tensor:
         """Mean pull plus the logarithm of the denominator."""
-        weight = torch.where(rows["weight"] == 0, 1, rows["weight"])
-        return rows["pull"] / weight + filled(log_add(rows["near"], rows["far"]))
+        weight = torch.where(row_values["weight"] == 0, 1, row_values["weight"])
+        return row_values["pull"] / weight + zero_if_empty(log_add(row_values["near"], row_values["far"]))

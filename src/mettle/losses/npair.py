@@ -1,35 +1,33 @@
 """N-pair loss: one pair per class, every other class's positive as a negative."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.losses.base import Pairwise, filled, need, softplus
+from mettle.losses.base import PairwiseLoss, require, softplus, zero_if_empty
 from mettle.pairs import (
-    Acc,
     Difficulty,
     KernelWeights,
     Measure,
-    PairFacts,
     PairOutput,
-    Rows,
+    PairStatistics,
+    Reduction,
+    RowValues,
     SoftmaxSpec,
     Tile,
-    lse,
-    pair_facts,
+    logsumexp_over,
     pair_loss,
-    total,
+    pair_statistics,
+    sum_over,
 )
-from mettle.pairs.dispatch import check
+from mettle.pairs.validation import validate_embeddings
 
-OTHERS = ("ref", "ids", "views")  # options of losses that pair a batch with something else
+OTHERS = ("ref", "ids", "views", "weights")  # options of losses that pair a batch with something else
 
 
-@dataclass(frozen=True)
-class NPair(Pairwise):
+class NPair(PairwiseLoss):
     r"""N-pair loss (Sohn 2016) with its norm term.
 
     Formula, a_i the first and p_i the second row of class i, dot products, no normalisation:
@@ -47,8 +45,8 @@ class NPair(Pairwise):
     norm_weight: float = 0.002
     difficulty: Difficulty | None = None
 
-    temperature = 1.0
     self_contained = True
+    takes_pair_lists = False  # it matches whole classes
 
     @property
     def measure(self) -> Measure:  # type: ignore[override]
@@ -57,31 +55,40 @@ class NPair(Pairwise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        need(self.norm_weight >= 0, f"norm_weight must be at least 0, got {self.norm_weight}")
+        require(self.norm_weight >= 0, f"norm_weight must be at least 0, got {self.norm_weight}")
 
-    def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """The own positive, and everybody else's."""
         return {
-            "positives": total(1.0, tile.pos, weigh="present"),
-            "near": total(tile.s, tile.pos, weigh="present"),
-            "far": lse(tile.s, tile.neg),
+            "positives": sum_over(1.0, tile.positive, weighting="mask"),
+            "near": sum_over(tile.similarity, tile.positive, weighting="mask"),
+            "far": logsumexp_over(tile.similarity, tile.negative),
         }
 
-    def finish(self, rows: Rows) -> Tensor:
+    def row_loss(self, row_values: RowValues) -> Tensor:
         """Log(1 + Σ e^{far − near})."""
-        alone = rows["far"] == -torch.inf
-        return softplus(filled(rows["far"]) - rows["near"]).masked_fill(alone, 0)
+        alone = row_values["far"] == -torch.inf
+        return softplus(zero_if_empty(row_values["far"]) - row_values["near"]).masked_fill(alone, 0)
 
     def kernel_spec(self, weights: KernelWeights | None) -> SoftmaxSpec:
         """Of anchors against positives; the norm term is added outside."""
         return SoftmaxSpec("npair", weights=weights)
 
-    def output(self, embeddings: Tensor, labels: Tensor, *, biased: Tensor | None = None, **options) -> PairOutput:  # type: ignore[override]
-        """Anchors against positives; values at the anchors' rows. Options: ``biased``, ``engine``, ``tile``."""
-        options = _by_itself(options)
+    def output(  # type: ignore[override]
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        biased: Tensor | None = None,
+        progress: float | None = None,
+        **options: Any,
+    ) -> PairOutput:
+        """Anchors against positives; values at the anchors' rows. Options: also ``engine`` and ``tile``."""
+        options = _own_options(options)
         anchors, a, p, y, both = _split(embeddings, labels, biased)
-        self._observe(embeddings, labels)
-        found = pair_loss(self, a, y, ref=(p, y), difficulty=self.difficulty, biased=both, **options)
+        self.observe(embeddings, labels)
+        loss = self.resolve_difficulty(progress, None)
+        found = pair_loss(loss, a, y, ref=(p, y), difficulty=loss.difficulty, biased=both, **options)
         norms = a.to(found.values.dtype).square().sum(1) + p.to(found.values.dtype).square().sum(1)
         values = found.values + self.norm_weight / 4 * norms
         n = len(embeddings)
@@ -89,16 +96,25 @@ class NPair(Pairwise):
         def lay(x: Tensor) -> Tensor:
             return x.new_zeros(n).index_copy(0, anchors, x)
 
-        return PairOutput(lay(values), lay(found.defined), lay(found.share), found.engine)
+        return PairOutput(lay(values), lay(found.defined), lay(found.anchor_weight), found.engine)
 
-    def facts(self, embeddings: Tensor, labels: Tensor, *, biased: Tensor | None = None, **options) -> PairFacts:  # type: ignore[override]
+    def statistics(  # type: ignore[override]
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        biased: Tensor | None = None,
+        progress: float | None = None,
+        **options: Any,
+    ) -> PairStatistics:
         """What the difficulty did, counted over anchors against positives."""
-        options = _by_itself(options)
+        options = _own_options(options)
         _, a, p, y, both = _split(embeddings, labels, biased)
-        return pair_facts(self, a, y, difficulty=self.difficulty, ref=(p, y), biased=both, **options)
+        loss = self.resolve_difficulty(progress, None)
+        return pair_statistics(loss, a, y, difficulty=loss.difficulty, ref=(p, y), biased=both, **options)
 
 
-def _by_itself(options: dict[str, Any]) -> dict[str, Any]:
+def _own_options(options: dict[str, Any]) -> dict[str, Any]:
     """The options that are left where a batch is paired with itself; those of other pairings are refused."""
     for name in OTHERS:
         if options.get(name) is not None and options[name] is not False:
@@ -110,15 +126,15 @@ def _split(
     embeddings: Tensor, labels: Tensor, biased: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
     """Where the anchors are; anchors, positives, their labels; and the second encoder's rows of both."""
-    check(embeddings, labels, "embeddings", "labels")
+    validate_embeddings(embeddings, labels, "embeddings", "labels")
     if biased is not None and (not isinstance(biased, Tensor) or len(biased) != len(embeddings)):
         raise InputError(f"biased must hold the second encoder's embeddings of the same {len(embeddings)} rows")
-    anchors, positives = paired(labels)
+    anchors, positives = split_anchor_positive(labels)
     both = None if biased is None else (biased[anchors], biased[positives])
     return anchors, embeddings[anchors], embeddings[positives], labels[anchors], both
 
 
-def paired(labels: Tensor) -> tuple[Tensor, Tensor]:
+def split_anchor_positive(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of the anchors and of their positives, class by class."""
     order = torch.argsort(labels, stable=True)
     counts = labels.unique(return_counts=True)[1]

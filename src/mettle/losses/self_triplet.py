@@ -1,19 +1,25 @@
 """The self-supervised triplet loss without margin, which amplifies bias on purpose."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from mettle.losses.base import Pairwise, need
-from mettle.losses.random_negative import Random, check, drawn, highest, winner
-from mettle.pairs import Acc, Difficulty, Rows, Sweep, Tile, total
+from mettle.losses.base import PairwiseLoss, require
+from mettle.losses.random_negative import (
+    HasGenerator,
+    Random,
+    draw_seed,
+    max_hash,
+    selected_negative,
+    validate_generator,
+)
+from mettle.pairs import Difficulty, Pass, Reduction, RowValues, Tile, sum_over
 from mettle.pairs.similarity import squared_distance
 
 
-@dataclass(frozen=True)
-class SelfTriplet(Pairwise):
+class SelfTriplet(HasGenerator, PairwiseLoss):
     r"""Self-supervised triplet loss for a bias-amplified encoder (Jang and Wang 2023).
 
     Formula, on unit vectors, p the prior, N the number of negatives, d₊ the distance to a positive (several positives:
@@ -38,46 +44,51 @@ class SelfTriplet(Pairwise):
     difficulty: Difficulty | None = None
     random: Random = field(default=None, repr=False)
 
-    temperature = 1.0
     self_contained = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        need(0 <= self.prior < 1, f"prior is a probability in [0, 1), got {self.prior}")
-        known = ("sum_N", "mean", "readme", "paired", "one_neg")
-        need(self.form in known, f"form must be one of {known}, got {self.form!r}")
-        need(self.form != "paired" or self.prior == 0, "form 'paired' has no debiased variant: prior must be 0")
-        check(self.random)
+        require(0 <= self.prior < 1, f"prior is a probability in [0, 1), got {self.prior}")
+        require(self.form != "paired" or self.prior == 0, "form 'paired' has no debiased variant: prior must be 0")
+        validate_generator(self.random)
 
-    def sweeps(self) -> tuple[Sweep, ...]:
+    def passes(self) -> tuple[Pass, ...]:
         """One pass; a random negative needs one to draw it and one to look at it."""
         if self.form != "one_neg":
-            return (Sweep(self.terms),)
-        seed = drawn(self.random)
+            return (Pass(self.reductions),)
+        seed = draw_seed(self.random)
         return (
-            Sweep(lambda tile, rows: highest(tile, seed), reads="rows"),
-            Sweep(lambda tile, rows: self.near(tile) | winner(tile, rows, self._far(tile), seed), reads="rows"),
+            Pass(lambda tile, row_values: max_hash(tile, seed), reads="anchor"),
+            Pass(
+                lambda tile, row_values: (
+                    self.near(tile) | selected_negative(tile, row_values, self._negative_distance(tile), seed)
+                ),
+                reads="anchor",
+            ),
         )
 
-    def _far(self, tile: Tile) -> Tensor:
+    def _negative_distance(self, tile: Tile) -> Tensor:
         return squared_distance(tile, self.measure)
 
-    def near(self, tile: Tile) -> dict[str, Acc]:
+    def near(self, tile: Tile) -> dict[str, Reduction]:
         """The positives of each anchor."""
         return {
-            "near": total(self._far(tile), tile.pos),
-            "weight": total(1.0, tile.pos),
-            "positives": total(1.0, tile.pos, weigh="present"),
+            "near": sum_over(self._negative_distance(tile), tile.positive),
+            "weight": sum_over(1.0, tile.positive),
+            "positives": sum_over(1.0, tile.positive, weighting="mask"),
         }
 
-    def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Squared distances to both sides, and how many there are."""
-        return self.near(tile) | {"far": total(self._far(tile), tile.neg), "negatives": total(1.0, tile.neg)}
+        return self.near(tile) | {
+            "far": sum_over(self._negative_distance(tile), tile.negative),
+            "negatives": sum_over(1.0, tile.negative),
+        }
 
-    def finish(self, rows: Rows) -> Tensor:
+    def row_loss(self, row_values: RowValues) -> Tensor:
         """One line per form."""
-        near = rows["near"] / torch.where(rows["weight"] == 0, 1, rows["weight"])
-        n, far, p = rows["negatives"], rows["far"], self.prior
+        near = row_values["near"] / torch.where(row_values["weight"] == 0, 1, row_values["weight"])
+        n, far, p = row_values["negatives"], row_values["far"], self.prior
         mean = far / torch.where(n == 0, 1, n)
         some = (n > 0).to(near.dtype)  # without negatives there is nothing to correct
         if self.form == "sum_N":

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from mettle.difficulty.validation import numbers
+from mettle.difficulty.settings import validate_numbers
 from mettle.errors import InputError
-from mettle.losses.given_pairs import Likeness, check_measure, check_rows, check_target, similarity, weighted
+from mettle.losses.given_pairs import Likeness, check_measure, check_rows, check_target, similarity, weighted_mean
 
 # Where a threshold can start: cosines of untrained pairs crowd near 1, distances of unit vectors around 1.
 THRESHOLD = {"cosine": 0.5, "dot": 0.0}
@@ -36,7 +36,7 @@ class SimilarityClassification(nn.Module):
         """Start from this scale a and offset b; without b, from a threshold that suits the measure."""
         super().__init__()
         check_measure(measure)
-        numbers(scale=scale, bias=0.0 if bias is None else bias)
+        validate_numbers(scale=scale, bias=0.0 if bias is None else bias)
         if not scale > 0:
             raise InputError(f"scale must be above 0, got {scale}")
         self.measure: Likeness = measure
@@ -77,10 +77,10 @@ class SimilarityClassification(nn.Module):
 
     def forward(self, x1: Tensor, x2: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """The mean over pairs, a scalar with gradient; ``weight`` (n,) counts a pair that often."""
-        return weighted(self.per_item(x1, x2, target), weight)
+        return weighted_mean(self.per_item(x1, x2, target), weight)
 
     @torch.no_grad()
-    def facts(self, x1: Tensor, x2: Tensor, target: Tensor) -> dict[str, float]:
+    def statistics(self, x1: Tensor, x2: Tensor, target: Tensor) -> dict[str, float]:
         """How many of these pairs fall on the right side, and where the threshold is now."""
         f = self.similarity(x1, x2)
         target = check_target(f, target, *self.range)

@@ -1,20 +1,16 @@
 """Similarity ranking: of two samples, the one that is more like a third."""
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from mettle.difficulty.validation import settings
-from mettle.losses.base import need, softplus
-from mettle.losses.given_pairs import Likeness, check_measure, check_rows, similarity, weighted
-
-FORMS = ("hinge", "logistic", "softmax")
+from mettle.difficulty.settings import SettingsModule
+from mettle.losses.base import require, softplus
+from mettle.losses.given_pairs import Likeness, check_rows, similarity, weighted_mean
 
 
-@dataclass(frozen=True)
-class SimilarityRanking:
+class SimilarityRanking(SettingsModule):
     r"""The order of two similarities, over given triplets.
 
     Formula, g = f(x, x₊) − f(x, x₋), m the margin, t the temperature:
@@ -41,11 +37,9 @@ class SimilarityRanking:
     self_contained: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        settings(self)
-        need(self.form in FORMS, f"form must be one of {FORMS}, got {self.form!r}")
-        need(self.margin >= 0, f"margin must be at least 0, got {self.margin}")
-        need(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
-        check_measure(self.measure)
+        super().__post_init__()
+        require(self.margin >= 0, f"margin must be at least 0, got {self.margin}")
+        require(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
 
     def similarities(self, x: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
         """(n,) f(x, x₊) and (n,) f(x, x₋)."""
@@ -65,12 +59,12 @@ class SimilarityRanking:
         """(n,) one value per triplet."""
         return self.from_similarity(*self.similarities(x, positive, negative))
 
-    def __call__(self, x: Tensor, positive: Tensor, negative: Tensor, weight: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, positive: Tensor, negative: Tensor, weight: Tensor | None = None) -> Tensor:
         """The mean over triplets, a scalar with gradient; ``weight`` (n,) counts a triplet that often."""
-        return weighted(self.per_item(x, positive, negative), weight)
+        return weighted_mean(self.per_item(x, positive, negative), weight)
 
     @torch.no_grad()
-    def facts(self, x: Tensor, positive: Tensor, negative: Tensor) -> dict[str, float]:
+    def statistics(self, x: Tensor, positive: Tensor, negative: Tensor) -> dict[str, float]:
         """The share of these triplets in the right order (ties count one half), and the mean gap."""
         near, far = self.similarities(x, positive, negative)
         gap = near - far

@@ -1,25 +1,23 @@
 """Similarity regression: a similarity that equals a given grade."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from mettle.difficulty.settings import SettingsModule
 from mettle.losses.given_pairs import (
     DISTANCES,
     RANGE,
     Likeness,
-    check_measure,
     check_rows,
     check_target,
     similarity,
-    weighted,
+    weighted_mean,
 )
 
 
-@dataclass(frozen=True)
-class SimilarityRegression:
+class SimilarityRegression(SettingsModule):
     r"""Squared error of the similarity of a given pair.
 
     Formula:
@@ -39,9 +37,6 @@ class SimilarityRegression:
     by_row: ClassVar[bool] = True  # items do not see each other: ranks need only their own
     self_contained: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_measure(self.measure)
-
     @property
     def range(self) -> tuple[float, float]:
         """The grades that this similarity can reach."""
@@ -60,12 +55,12 @@ class SimilarityRegression:
         """(n,) one value per pair."""
         return self.from_similarity(self.similarity(x1, x2), target)
 
-    def __call__(self, x1: Tensor, x2: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+    def forward(self, x1: Tensor, x2: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """The mean over pairs, a scalar with gradient; ``weight`` (n,) counts a pair that often."""
-        return weighted(self.per_item(x1, x2, target), weight)
+        return weighted_mean(self.per_item(x1, x2, target), weight)
 
     @torch.no_grad()
-    def facts(self, x1: Tensor, x2: Tensor, target: Tensor) -> dict[str, float]:
+    def statistics(self, x1: Tensor, x2: Tensor, target: Tensor) -> dict[str, float]:
         """Mean similarity and root mean squared error of these pairs."""
         f = self.similarity(x1, x2)
         return {"similarity": float(f.mean()), "error": float(self.from_similarity(f, target).mean().sqrt())}

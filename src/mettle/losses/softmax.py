@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from mettle.difficulty.validation import numbers
-from mettle.losses.base import need
+from mettle.difficulty.settings import validate_numbers
+from mettle.losses.base import require
 from mettle.losses.class_vectors import ClassVectors
-from mettle.pairs.similarity import unit
+from mettle.pairs.similarity import normalize_rows
 
 
 class Softmax(ClassVectors):
@@ -29,7 +29,9 @@ class Softmax(ClassVectors):
 
     def __init__(self, num_classes: int, dim: int, unit_weights: bool = False, bias: bool = True, **options):
         super().__init__(num_classes, dim, **options)
-        need(not (bias and self.sparse), "sparse gradients need bias=False: a bias is one more column of class vectors")
+        require(
+            not (bias and self.sparse), "sparse gradients need bias=False: a bias is one more column of class vectors"
+        )
         self.unit_weights = unit_weights
         self.unit_vectors = unit_weights and not bias
         self.bias = nn.Parameter(torch.zeros(num_classes)) if bias else None
@@ -41,7 +43,7 @@ class Softmax(ClassVectors):
     def vectors(self) -> Tensor:
         """(C, dim) the class vectors by themselves."""
         with torch.no_grad():
-            return (unit(self.weight) if self.unit_weights else self.weight).clone()
+            return (normalize_rows(self.weight) if self.unit_weights else self.weight).clone()
 
     def logit(self, own: Tensor, z: Tensor) -> Tensor:
         """There is no margin."""
@@ -53,7 +55,7 @@ class Softmax(ClassVectors):
     def _vectors(self) -> Tensor:
         if self.bias is None:
             return self.weight
-        return torch.cat([unit(self.weight) if self.unit_weights else self.weight, self.bias[:, None]], 1)
+        return torch.cat([normalize_rows(self.weight) if self.unit_weights else self.weight, self.bias[:, None]], 1)
 
 
 class NormFace(ClassVectors):
@@ -73,6 +75,6 @@ class NormFace(ClassVectors):
 
     def __init__(self, num_classes: int, dim: int, scale: float = 16.0, **options):
         super().__init__(num_classes, dim, **options)
-        numbers(scale=scale)
-        need(scale > 0, f"scale must be above 0, got {scale}")
+        validate_numbers(scale=scale)
+        require(scale > 0, f"scale must be above 0, got {scale}")
         self.scale = scale

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from mettle.difficulty.validation import numbers
-from mettle.losses.base import need
+from mettle.difficulty.settings import validate_numbers
+from mettle.losses.base import require
 from mettle.losses.class_vectors import ClassVectors
 
 
@@ -41,9 +41,9 @@ class SphereFace(ClassVectors):
         **options,
     ):
         super().__init__(num_classes, dim, **options)
-        numbers(margin=margin, start=start, fall=fall, floor=floor)
-        need(margin >= 1 and margin == int(margin), f"margin must be a whole number from 1 on, got {margin}")
-        need(
+        validate_numbers(margin=margin, start=start, fall=fall, floor=floor)
+        require(margin >= 1 and margin == int(margin), f"margin must be a whole number from 1 on, got {margin}")
+        require(
             floor >= 0 and start >= 0 and fall >= 0,
             f"start, fall and floor must be at least 0, got {start}, {fall}, {floor}",
         )
@@ -60,9 +60,9 @@ class SphereFace(ClassVectors):
         """λ: how much of the plain cosine is still mixed in."""
         return max(self.floor, self.start / (1 + self.fall * int(self.step)))
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, embeddings: Tensor, labels: Tensor, *, progress: float | None = None) -> Tensor:
         """The mean over samples; a training call moves the schedule on."""
-        value = super().forward(embeddings, labels)
+        value = super().forward(embeddings, labels, progress=progress)
         if self.training and torch.is_grad_enabled():
             self.step += 1
         return value

@@ -1,24 +1,32 @@
 """Supervised contrastive loss: all positives against the rest."""
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mettle.difficulty import Threshold
-from mettle.difficulty.combine import nested
-from mettle.losses.base import Pairwise, either, filled, log_add, need, softplus
-from mettle.pairs import Acc, Difficulty, KernelWeights, NoKernel, Rows, SoftmaxSpec, Sweep, Tile, lse, total
-from mettle.pairs.declarations import traits_of
+from mettle.losses.base import SoftmaxLoss, any_pair, log_add, require, softplus, zero_if_empty
+from mettle.pairs import (
+    Difficulty,
+    KernelWeights,
+    NoKernel,
+    Pass,
+    Reduction,
+    RowValues,
+    SoftmaxSpec,
+    Tile,
+    logsumexp_over,
+    sum_over,
+)
+from mettle.pairs.declarations import declared_traits, iterate_parts
 from mettle.unknown_names import explain_arguments
 
 LIKELY = math.log(2 / 3)  # log p from which 1 − p is summed over the others: two negatives cannot both be as likely
 
 
-@dataclass(frozen=True)
-class SupCon(Pairwise):
+class SupCon(SoftmaxLoss):
     r"""Supervised contrastive loss (Khosla et al. 2020), with any difficulty.
 
     Formula, with x = cosine / temperature and D = Σ_a e^x over every other sample:
@@ -52,114 +60,127 @@ class SupCon(Pairwise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        need(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
-        need(self.form in ("out", "in"), f"form must be 'out' or 'in', got {self.form!r}")
-        known = (None, "numerator", "everywhere")
-        need(self.pos_weight in known, f"pos_weight must be one of {known}, got {self.pos_weight!r}")
         base = self.base_temperature
-        need(base is None or base > 0, f"base_temperature must be above 0, got {base}")
-        parts = [part for part in nested(self.difficulty) if isinstance(part, Threshold) and part.form == "literal"]
-        need(
+        require(base is None or base > 0, f"base_temperature must be above 0, got {base}")
+        parts = [
+            part for part in iterate_parts(self.difficulty) if isinstance(part, Threshold) and part.form == "literal"
+        ]
+        require(
             self.form == "out" or not parts,
             "literal weights may be negative and form 'in' takes their logarithm: use form 'out'",
         )
-        need(
+        require(
             self.numerator_only or not any(part.alpha * (1 - part.positive) > part.positive for part in parts),
             "literal weights of this alpha may be negative and pos_weight 'everywhere' takes their logarithm: "
             "use pos_weight 'numerator'",
         )
-        known = (None, "count", "weight", "sum")
-        need(self.normalise in known, f"normalise must be one of {known}, got {self.normalise!r}")
-        known = ("denominator", "penalty", "none")
-        need(self.neg_weight in known, f"neg_weight must be one of {known}, got {self.neg_weight!r}")
 
     @property
     def numerator_only(self) -> bool:
         """Whether positive weights stay out of the denominator."""
-        said = self.pos_weight or traits_of(self.difficulty).positive_weights
+        said = self.pos_weight or declared_traits(self.difficulty).positive_weights
         return self.difficulty is not None and said == "numerator"
 
-    def sweeps(self) -> tuple[Sweep, ...]:
+    def passes(self) -> tuple[Pass, ...]:
         """Everything at once where all pairs count alike; else negatives, positives, and the penalty's pass."""
         if self.difficulty is None:
-            return (Sweep(self.plain),)
-        both = Sweep(self.terms), Sweep(self.positives, over="positives")
-        return (*both, Sweep(self.penalty, reads="rows")) if self.neg_weight == "penalty" else both
+            return (Pass(self.plain),)
+        both = Pass(self.reductions), Pass(self.positives, over="positives")
+        return (*both, Pass(self.penalty, reads="anchor")) if self.neg_weight == "penalty" else both
 
-    def plain(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def plain(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Everyone else fills the denominator, positives attract."""
-        x, top = tile.s / self.temperature, 1 / self.temperature
+        x, bound = self.logits(tile), self.logit_bound
         return {
-            "positives": total(1.0, tile.pos),
-            "away": lse(x, either(tile), ceiling=top),
-            "attract": total(x, tile.pos) if self.form == "out" else lse(x, tile.pos, ceiling=top),
+            "positives": sum_over(1.0, tile.positive),
+            "log_denominator": logsumexp_over(x, any_pair(tile), bound=bound),
+            "attraction": sum_over(x, tile.positive)
+            if self.form == "out"
+            else logsumexp_over(x, tile.positive, bound=bound),
         }
 
-    def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Negatives fill the denominator."""
-        weigh, x = "full" if self.neg_weight == "denominator" else "none", tile.s / self.temperature
-        found = {"far": lse(x, tile.neg, weigh=weigh, ceiling=1 / self.temperature)}
-        return found | {"top": Acc("peak", x, tile.neg, "none")} if self.neg_weight == "penalty" else found
+        weighting = "weight" if self.neg_weight == "denominator" else "none"
+        x = self.logits(tile)
+        found = {"negatives_lse": logsumexp_over(x, tile.negative, weighting=weighting, bound=self.logit_bound)}
+        return (
+            found | {"max_negative": Reduction("max", x, tile.negative, "none")}
+            if self.neg_weight == "penalty"
+            else found
+        )
 
-    def positives(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def positives(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Positives attract, and fill the denominator too."""
-        x, top = tile.s / self.temperature, 1 / self.temperature
+        x, bound = self.logits(tile), self.logit_bound
         found = {
-            "positives": total(1.0, tile.pos, weigh="present"),
-            "weight": total(1.0, tile.pos),
-            "near": lse(x, tile.pos, weigh="present" if self.numerator_only else "full", ceiling=top),
+            "positives": sum_over(1.0, tile.positive, weighting="mask"),
+            "positive_weight": sum_over(1.0, tile.positive),
+            "positives_lse": logsumexp_over(
+                x, tile.positive, weighting="mask" if self.numerator_only else "weight", bound=bound
+            ),
         }
         if self.form == "out":
-            return found | {"attract": total(x, tile.pos)}
-        return found | {"attract": lse(x, tile.pos, ceiling=top)}
+            return found | {"attraction": sum_over(x, tile.positive)}
+        return found | {"attraction": logsumexp_over(x, tile.positive, bound=bound)}
 
-    def penalty(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def penalty(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """−log(1 − p) of each negative, with and without its weight, but for one that takes most of the row.
 
         Near p = 1 the difference 1 − p has no digits left. That one negative is the row's maximum, so `finish` has its
         −log(1 − p) from the sum over all others, which is collected here.
         """
-        x = tile.s / self.temperature
-        logits = x - log_add(rows["near"], rows["far"])
+        x = self.logits(tile)
+        logits = x - log_add(row_values["positives_lse"], row_values["negatives_lse"])
         likely = logits.detach() > LIKELY
         surprise = -torch.log1p(-torch.where(likely, LIKELY, logits).exp()).masked_fill(likely, 0)
-        others = tile.neg & (x.detach() < rows["top"])
+        others = tile.negative & (x.detach() < row_values["max_negative"])
         return {
-            "surprise": total(surprise, tile.neg, weigh="none"),
-            "weighted surprise": total(surprise, tile.neg),
-            "likely": total(likely.to(x.dtype), tile.neg, weigh="none"),
-            "weighted likely": total(likely.to(x.dtype), tile.neg),
-            "others": lse(x, others, weigh="none", ceiling=1 / self.temperature),
-            "negatives": total(1.0, tile.neg, weigh="none"),
+            "surprise": sum_over(surprise, tile.negative, weighting="none"),
+            "weighted surprise": sum_over(surprise, tile.negative),
+            "likely": sum_over(likely.to(x.dtype), tile.negative, weighting="none"),
+            "weighted likely": sum_over(likely.to(x.dtype), tile.negative),
+            "others": logsumexp_over(x, others, weighting="none", bound=self.logit_bound),
+            "negatives": sum_over(1.0, tile.negative, weighting="none"),
         }
 
-    def finish(self, rows: Rows) -> Tensor:
+    def row_loss(self, row_values: RowValues) -> Tensor:
         """Denominator minus attraction, per positive."""
-        count, weight = rows["positives"].clamp(min=1), rows.get("weight", rows["positives"])
-        away = filled(rows["away"] if "away" in rows else log_add(rows["near"], rows["far"]))
+        count, weight = row_values["positives"].clamp(min=1), row_values.get("positive_weight", row_values["positives"])
+        log_denominator = zero_if_empty(
+            row_values["log_denominator"]
+            if "log_denominator" in row_values
+            else log_add(row_values["positives_lse"], row_values["negatives_lse"])
+        )
         by = self.normalise or ("count" if self.numerator_only else "weight")
         divisor = {"count": count, "weight": torch.where(weight == 0, 1, weight), "sum": 1.0}[by]
         if self.form == "out":
-            value = (weight * away - rows["attract"]) / divisor
+            value = (weight * log_denominator - row_values["attraction"]) / divisor
         else:
-            value = away - filled(rows["attract"]) + (divisor.log() if isinstance(divisor, Tensor) else 0)
-        if "surprise" in rows:
-            likely = (rows["likely"] > 0) & (rows["positives"] > 0)
-            rest = torch.where(likely, log_add(rows["near"], rows["others"]), 0)
-            surprise = softplus(torch.where(likely, rows["top"], 0) - rest)  # log(all / all others)
-            excess = rows["weighted surprise"] - rows["surprise"]
-            excess = excess + torch.where(likely, (rows["weighted likely"] - rows["likely"]) * surprise, 0)
-            value = value + excess / rows["negatives"].clamp(min=1)
+            value = (
+                log_denominator
+                - zero_if_empty(row_values["attraction"])
+                + (divisor.log() if isinstance(divisor, Tensor) else 0)
+            )
+        if "surprise" in row_values:
+            likely = (row_values["likely"] > 0) & (row_values["positives"] > 0)
+            rest = torch.where(likely, log_add(row_values["positives_lse"], row_values["others"]), 0)
+            surprise = softplus(torch.where(likely, row_values["max_negative"], 0) - rest)  # log(all / all others)
+            excess = row_values["weighted surprise"] - row_values["surprise"]
+            excess = excess + torch.where(likely, (row_values["weighted likely"] - row_values["likely"]) * surprise, 0)
+            value = value + excess / row_values["negatives"].clamp(min=1)
         if self.mean_all:
-            value = value.masked_fill(rows["positives"] == 0, 0)
-        return value if self.base_temperature is None else value * (self.temperature / self.base_temperature)
+            value = value.masked_fill(row_values["positives"] == 0, 0)
+        return value if self.base_temperature is None else value * (self.current_temperature() / self.base_temperature)
 
-    def defined(self, rows: Rows) -> Tensor:
+    def is_defined(self, row_values: RowValues) -> Tensor:
         """Anchors with a positive, or all of them."""
-        return (rows["positives"] > 0) | self.mean_all
+        return (row_values["positives"] > 0) | self.mean_all
 
     def kernel_spec(self, weights: KernelWeights | None) -> SoftmaxSpec | NoKernel:
         """All but the penalty, which takes a pass of its own."""
+        if self.learn_temperature:
+            return NoKernel("the kernels take the temperature as a number")
         if self.neg_weight == "penalty":
             return NoKernel("the kernels have no pass for neg_weight='penalty'")
         return SoftmaxSpec(
@@ -193,7 +214,7 @@ def DASupCon(
     ``preset="literal"`` is the formula as first written down: unclamped positive weights, negatives unweighted, no
     division by the number of positives (the mean over anchors stays). The other options are those of `SupCon`.
     """
-    need(preset in ("default", "literal"), f"preset must be 'default' or 'literal', got {preset!r}")
+    require(preset in ("default", "literal"), f"preset must be 'default' or 'literal', got {preset!r}")
     literal = preset == "literal"
     return SupCon(
         temperature,

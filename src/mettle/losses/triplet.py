@@ -1,16 +1,22 @@
 """Triplet loss: a positive closer than a negative by a margin."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mettle.difficulty import Hardest
-from mettle.losses.base import Pairwise, filled, need, softplus
-from mettle.losses.random_negative import Random, check, drawn, highest, winner
+from mettle.losses.base import PairwiseLoss, require, softplus, zero_if_empty
+from mettle.losses.random_negative import (
+    HasGenerator,
+    Random,
+    draw_seed,
+    max_hash,
+    selected_negative,
+    validate_generator,
+)
 from mettle.pairs import (
-    Acc,
     BatchHardSpec,
     Difficulty,
     HardestWeights,
@@ -18,23 +24,23 @@ from mettle.pairs import (
     Mask,
     Measure,
     NoKernel,
-    Rows,
-    Sweep,
+    Pass,
+    Reduction,
+    RowValues,
     Tile,
-    collect,
-    peak,
-    total,
+    gather_over,
+    max_over,
+    sum_over,
 )
-from mettle.pairs.declarations import log_weight_of, overridden_since
-from mettle.pairs.problem import stats_of, weights
+from mettle.pairs.declarations import declared_log_weight, overridden_since
+from mettle.pairs.problem import difficulty_statistics, evaluate_weights
 from mettle.pairs.similarity import distance, squared_distance
 
 MANY = 10  # positives of an anchor from which putting them in order is less work than meeting them one by one
-MINING = ("all", "hardest", "semihard", "semihard-set", "random")
+TIED = 4  # negatives of a row at exactly one distance: in float32 two are common, more are copies
 
 
-@dataclass(frozen=True)
-class Triplet(Pairwise):
+class Triplet(HasGenerator, PairwiseLoss):
     r"""Triplet loss (Weinberger and Saul 2009, Schroff et al. 2015), with the usual ways of mining.
 
     Formula, d the distance (``squared`` or not), m the margin:
@@ -63,33 +69,30 @@ class Triplet(Pairwise):
     difficulty: Difficulty | None = None
     random: Random = field(default=None, repr=False)
 
-    temperature = 1.0
     self_contained = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        need(self.margin >= 0, f"margin must be at least 0, got {self.margin}")
-        need(self.mining in MINING, f"mining must be one of {MINING}, got {self.mining!r}")
-        need(self.average in ("active", "all"), f"average must be 'active' or 'all', got {self.average!r}")
-        check(self.random)
+        require(self.margin >= 0, f"margin must be at least 0, got {self.margin}")
+        validate_generator(self.random)
 
     @property
     def measure(self) -> Measure:  # type: ignore[override]
         """Cosine on the sphere, else the distance itself."""
         return "cosine" if self.normalise else "squared"
 
-    def sweeps(self) -> tuple[Sweep, ...]:
-        """Batch-hard needs one pass; the others collect the positives first and meet the negatives after."""
+    def passes(self) -> tuple[Pass, ...]:
+        """Batch-hard needs one pass; the others gather the positives first and compare the negatives with them."""
         if self.mining == "hardest" or (self.mining == "all" and self.weighs_hardest()):
-            return (Sweep(self.extremes),)
+            return (Pass(self.hardest_reductions),)
         if self.mining == "random":
-            seed = drawn(self.random)
+            seed = draw_seed(self.random)
             return (
-                Sweep(lambda tile, rows: self.collected(tile, rows) | highest(tile, seed), reads="rows"),
-                Sweep(lambda tile, rows: winner(tile, rows, self.distance(tile), seed), reads="rows"),
+                Pass(lambda tile, rows: self.positive_distances(tile, rows) | max_hash(tile, seed), reads="anchor"),
+                Pass(lambda tile, rows: selected_negative(tile, rows, self.distance(tile), seed), reads="anchor"),
             )
-        second = self.beyond if self.mining == "semihard" else self.triplets
-        return Sweep(self.collected), Sweep(second, reads="rows")
+        second = self.semihard_reductions if self.mining == "semihard" else self.triplets
+        return Pass(self.positive_distances), Pass(second, reads="anchor")
 
     def weighs_hardest(self) -> bool:
         """Whether the difficulty leaves the hardest pair of each side, as ``mining="hardest"`` does."""
@@ -100,40 +103,40 @@ class Triplet(Pairwise):
         """Of the pairs of a tile."""
         return (squared_distance if self.squared else distance)(tile, self.measure)
 
-    def surplus(self, gap: Tensor) -> Tensor:
+    def margin_violation(self, gap: Tensor) -> Tensor:
         """How much a triplet misses the margin by."""
         return softplus(gap + self.margin) if self.soft else (gap + self.margin).clamp(min=0)
 
-    def counts(self, tile: Tile) -> dict[str, Acc]:
+    def counts(self, tile: Tile) -> dict[str, Reduction]:
         """Who has a positive and a negative."""
         return {
-            "positives": total(1.0, tile.pos, weigh="present"),
-            "negatives present": total(1.0, tile.neg, weigh="present"),
+            "positives": sum_over(1.0, tile.positive, weighting="mask"),
+            "negatives present": sum_over(1.0, tile.negative, weighting="mask"),
         }
 
-    def extremes(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def hardest_reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """The farthest positive and the closest negative."""
         d = self.distance(tile)
-        return self.counts(tile) | {"farthest": peak(d, tile.pos), "closest": peak(-d, tile.neg)}
+        return self.counts(tile) | {"farthest": max_over(d, tile.positive), "closest": max_over(-d, tile.negative)}
 
-    def collected(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def positive_distances(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """The positives of each anchor and their weights."""
         return self.counts(tile) | {
-            "near": collect(self.distance(tile), tile.pos),
-            "near weight": collect(1.0, tile.pos, weigh="full"),
+            "near": gather_over(self.distance(tile), tile.positive),
+            "near weight": gather_over(1.0, tile.positive, weighting="weight"),
         }
 
-    def triplets(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def triplets(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Every negative against every positive."""
-        d, near, weight = self.distance(tile), rows["near"], rows["near weight"]
+        d, near, weight = self.distance(tile), row_values["near"], row_values["near weight"]
         if near.shape[2] >= MANY and not self.soft:  # softpluses have no running sums
-            value, active, count = hinges(d, near, weight, self.margin, within=self.mining == "semihard-set")
+            value, active, count = sorted_hinge_sums(d, near, weight, self.margin, within=self.mining == "semihard-set")
         else:
             value, active, count = self.one_by_one(d, near, weight)
         return {
-            "value": total(value, tile.neg),
-            "active": total(active, tile.neg),
-            "count": total(count, tile.neg),
+            "value": sum_over(value, tile.negative),
+            "active": sum_over(active, tile.negative),
+            "count": sum_over(count, tile.negative),
         }
 
     def one_by_one(self, d: Tensor, near: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,51 +144,54 @@ class Triplet(Pairwise):
         value, active, count = torch.zeros_like(d), torch.zeros_like(d), torch.zeros_like(d)
         for k in range(near.shape[2]):  # one positive at a time, so that a tile stays a tile
             gap, w = near[..., k] - d, weight[..., k]
-            miss = self.surplus(gap)
+            miss = self.margin_violation(gap)
             if self.mining == "semihard-set":
                 w = w * ((gap < 0) & (gap >= -self.margin))
             value, count = value + w * miss, count + w
             active = active + w * (miss > 0)
         return value, active, count
 
-    def beyond(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
+    def semihard_reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """For each positive the closest negative beyond it, and the farthest negative of all."""
-        d, near = self.distance(tile), rows["near"]
-        closest = following(d, self._there(tile, rows), near) if near.shape[2] >= MANY else None
+        d, near = self.distance(tile), row_values["near"]
+        closest = next_negatives(d, self._present_negatives(tile, row_values), near) if near.shape[2] >= MANY else None
         if closest is None:
-            beyond = peak(torch.where(d[..., None] > near, -d[..., None], -torch.inf), tile.neg)
+            beyond = max_over(torch.where(d[..., None] > near, -d[..., None], -torch.inf), tile.negative)
         else:  # a column or two stand for the whole tile; one, where there is no other tile to share with
-            closest = shared(closest) if whole(tile) else closest
-            beyond = Acc("peak", -closest, torch.ones_like(closest[..., 0], dtype=torch.bool), "none")
-        return {"beyond": beyond, "farthest": peak(d, tile.neg)}
+            closest = share_ties(closest) if is_whole_matrix(tile) else closest
+            beyond = Reduction("max", -closest, torch.ones_like(closest[..., 0], dtype=torch.bool), "none")
+        return {"beyond": beyond, "farthest": max_over(d, tile.negative)}
 
-    def _there(self, tile: Tile, rows: Rows) -> Mask:
+    def _present_negatives(self, tile: Tile, row_values: RowValues) -> Mask:
         """The negatives of a tile that the difficulty has not taken out."""
-        if self.difficulty is None or log_weight_of(self.difficulty) is not None:  # exponential weights are never 0
-            return tile.neg
-        return tile.neg & (weights(self.difficulty, tile, stats_of(rows)) != 0)
+        # Exponential weights are never 0.
+        if self.difficulty is None or declared_log_weight(self.difficulty) is not None:
+            return tile.negative
+        return tile.negative & (evaluate_weights(self.difficulty, tile, difficulty_statistics(row_values)) != 0)
 
-    def finish(self, rows: Rows) -> Tensor:
+    def row_loss(self, row_values: RowValues) -> Tensor:
         """One value per anchor."""
-        alone = rows["negatives present"] == 0  # nothing to be closer than
-        if "closest" in rows:
-            return self.surplus(filled(rows["farthest"]) + filled(rows["closest"])).masked_fill(alone, 0)
-        if "value" in rows:
-            by = rows["active"] if self.average == "active" else rows["count"]
-            return rows["value"] / torch.where(by == 0, 1, by)
-        near, weight = rows["near"], rows["near weight"]
-        if "beyond" in rows:
-            found = rows["beyond"] > -torch.inf
-            far = torch.where(found, -rows["beyond"].masked_fill(~found, 0), filled(rows["farthest"])[:, None])
+        alone = row_values["negatives present"] == 0  # nothing to be closer than
+        if "closest" in row_values:
+            gap = zero_if_empty(row_values["farthest"]) + zero_if_empty(row_values["closest"])
+            return self.margin_violation(gap).masked_fill(alone, 0)
+        if "value" in row_values:
+            by = row_values["active"] if self.average == "active" else row_values["count"]
+            return row_values["value"] / torch.where(by == 0, 1, by)
+        near, weight = row_values["near"], row_values["near weight"]
+        if "beyond" in row_values:
+            found = row_values["beyond"] > -torch.inf
+            farthest = zero_if_empty(row_values["farthest"])[:, None]
+            far = torch.where(found, -row_values["beyond"].masked_fill(~found, 0), farthest)
         else:
-            far = (rows["far"] / rows["negatives"].clamp(min=1))[:, None]
-        miss = self.surplus(near - far) * weight
+            far = (row_values["far"] / row_values["negatives"].clamp(min=1))[:, None]
+        miss = self.margin_violation(near - far) * weight
         by = ((miss > 0) * weight if self.average == "active" else weight).sum(1)
         return (miss.sum(1) / torch.where(by == 0, 1, by)).masked_fill(alone, 0)
 
-    def defined(self, rows: Rows) -> Tensor:
+    def is_defined(self, row_values: RowValues) -> Tensor:
         """Anchors with a positive; without a negative the loss is 0."""
-        return rows["positives"] > 0
+        return row_values["positives"] > 0
 
     def kernel_spec(self, weights: KernelWeights | None) -> BatchHardSpec | NoKernel:
         """Batch-hard on the sphere."""
@@ -197,15 +203,12 @@ class Triplet(Pairwise):
         return NoKernel("of the triplet losses, the kernels know batch-hard on unit vectors")
 
 
-def whole(tile: Tile) -> bool:
+def is_whole_matrix(tile: Tile) -> bool:
     """Whether a tile holds every pair there is."""
-    return tile.sides is not None and tile.s.shape == (len(tile.sides.z), len(tile.sides.ref))
+    return tile.operands is not None and tile.similarity.shape == (len(tile.operands.z), len(tile.operands.ref))
 
 
-TIED = 4  # negatives of a row at exactly one distance: in float32 two are common, more are copies
-
-
-def hinges(
+def sorted_hinge_sums(
     d: Tensor, near: Tensor, weight: Tensor, margin: float, *, within: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of every negative at distance ``d`` (a, b), over the positives of its anchor, ``near`` and ``weight`` (a, 1, m).
@@ -232,7 +235,7 @@ def hinges(
     return value.to(d.dtype), run(weight, above).to(d.dtype), count.to(d.dtype)
 
 
-def following(d: Tensor, there: Mask, near: Tensor) -> Tensor | None:
+def next_negatives(d: Tensor, there: Mask, near: Tensor) -> Tensor | None:
     """For every positive in ``near`` (a, 1, m) the closest negative of ``d`` (a, b) beyond it, infinity where none is.
 
     Returns (a, c, m): the negatives that tie for it stand below each other, because they share its gradient. None where
@@ -252,7 +255,7 @@ def following(d: Tensor, there: Mask, near: Tensor) -> Tensor | None:
     return None
 
 
-def shared(found: Tensor) -> Tensor:
+def share_ties(found: Tensor) -> Tensor:
     """(a, 1, m) of what `following` gives: one column in which the negatives that tie share the gradient."""
     there = found < torch.inf
     mean = found.masked_fill(~there, 0).sum(1, keepdim=True) / there.sum(1, keepdim=True).clamp(min=1)

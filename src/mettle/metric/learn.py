@@ -15,7 +15,7 @@ from torch import Tensor
 from mettle.data import ClassBatches
 from mettle.errors import InputError
 from mettle.metric.descend import Found, batched, whole
-from mettle.pairs.pair_list import on_pairs
+from mettle.pairs.pair_list import as_pair_list_loss
 
 AT_ONCE = 1024  # points up to which every step sees all pairs
 BATCH = 256  # points of a batch beyond that
@@ -45,7 +45,9 @@ def learn(
     """L (r, d) that minimises loss + penalty · ‖A − A₀‖²; ``prior`` is W (k, d), A₀ its first r rows."""
     w = torch.from_numpy(prior)
     start = torch.eye(r, len(w), dtype=w.dtype)
-    value = _on_pairs(loss, examples, w, batch) if examples.second is not None else _on_labels(loss, examples, w)
+    value = (
+        _as_pair_list_loss(loss, examples, w, batch) if examples.second is not None else _on_labels(loss, examples, w)
+    )
     order = None if examples.second is not None else _batches(loss, examples.target, batch, seed)
 
     def objective(a: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -76,14 +78,16 @@ def _on_labels(loss: Any, examples: Examples, w: Tensor) -> Callable[[Tensor, Te
     return value
 
 
-def _on_pairs(loss: Any, examples: Examples, w: Tensor, batch: Any) -> Callable[[Tensor, Tensor | None], Tensor]:
+def _as_pair_list_loss(
+    loss: Any, examples: Examples, w: Tensor, batch: Any
+) -> Callable[[Tensor, Tensor | None], Tensor]:
     if isinstance(batch, (tuple, list)):
         raise InputError("batch=(classes, samples) draws from labels, and pairs have none: leave batch at 'auto'")
     assert examples.second is not None
     n = len(examples.first)
     u = _seen(loss, np.concatenate([examples.first, examples.second]), w)
     alike = torch.from_numpy(examples.target)
-    form = on_pairs(loss)
+    form = as_pair_list_loss(loss)
     return lambda a, rows: form(u[:n] @ a.T, u[n:] @ a.T, alike)
 
 

@@ -1,28 +1,27 @@
 """The one engine for everything quadratic.
 
-loss.terms ─┐                          ┌─ dense   whole matrix, plain autograd: the reference
-            ├─ contract ─ engine ──────┤
-difficulty ─┘                          ├─ tiled   O(n · tile) memory, own backward pass
-                                       └─ fused   triton kernels, where there is a GPU and a declared kernel spec
+loss.reductions ─┐                         ┌─ reference  whole matrix, plain autograd
+                 ├─ interface ─ dispatch ──┼─ tiled      O(n · tile) memory, own backward pass
+difficulty ──────┘                         └─ kernels    Triton, where there is a GPU and a declared kernel spec
 """
 
 from mettle.pairs.declarations import Traits
-from mettle.pairs.diagnostics import PairFacts, pair_facts
+from mettle.pairs.diagnostics import PairStatistics, pair_statistics
 from mettle.pairs.dispatch import PairOutput, pair_loss
-from mettle.pairs.distributed.wrapper import across_ranks
+from mettle.pairs.distributed import across_ranks
 from mettle.pairs.interface import (
-    Acc,
     Difficulty,
     Mask,
     Measure,
     PairLoss,
-    Rows,
-    Sweep,
+    Pass,
+    Reduction,
+    RowValues,
     Tile,
-    collect,
-    lse,
-    peak,
-    total,
+    gather_over,
+    logsumexp_over,
+    max_over,
+    sum_over,
 )
 from mettle.pairs.kernel_spec import (
     BatchHardSpec,
@@ -39,7 +38,6 @@ from mettle.pairs.kernel_spec import (
 from mettle.pairs.memory_queue import Queue
 
 __all__ = [
-    "Acc",
     "BatchHardSpec",
     "Difficulty",
     "ExponentialWeights",
@@ -51,21 +49,22 @@ __all__ = [
     "Mask",
     "Measure",
     "NoKernel",
-    "PairFacts",
     "PairLoss",
     "PairOutput",
+    "PairStatistics",
+    "Pass",
     "Queue",
+    "Reduction",
     "RelativeWeights",
-    "Rows",
+    "RowValues",
     "SoftmaxSpec",
-    "Sweep",
     "Tile",
     "Traits",
     "across_ranks",
-    "collect",
-    "lse",
-    "pair_facts",
+    "gather_over",
+    "logsumexp_over",
+    "max_over",
     "pair_loss",
-    "peak",
-    "total",
+    "pair_statistics",
+    "sum_over",
 ]

@@ -6,19 +6,18 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs import reference as dense
-from mettle.pairs import tiled
-from mettle.pairs.dispatch import Engine, choose, layout
+from mettle.pairs import reference, tiled
+from mettle.pairs.dispatch import Engine, choose_engine
 from mettle.pairs.fused import door, explain_unavailable, find_form
-from mettle.pairs.interface import Acc, Difficulty, PairLoss, Rows, Sweep, Tile, total
+from mettle.pairs.interface import Difficulty, PairLoss, Pass, Reduction, RowValues, Tile, sum_over
 from mettle.pairs.kernel_spec import NoKernel
-from mettle.pairs.problem import stats_of, weights
-from mettle.pairs.self_normalized import tilted
-from mettle.pairs.validation import Reference, check_all
+from mettle.pairs.problem import STATISTIC, build_problem, difficulty_statistics, evaluate_weights
+from mettle.pairs.self_normalized import fold_weights
+from mettle.pairs.validation import Reference, validate_inputs
 
 
 @dataclass(frozen=True)
-class PairFacts:
+class PairStatistics:
     """Counts and means over the pairs of one batch.
 
     ``hard`` = the difficulty raised the weight above 1; ``kept`` = it left the pair in at all (weight above 0).
@@ -49,8 +48,8 @@ class PairFacts:
 
 
 @dataclass(frozen=True)
-class _Counts:
-    """A "loss" that only counts: its terms are the weights themselves."""
+class _WeightCounts:
+    """A "loss" that only counts: it sums the weights themselves."""
 
     loss: PairLoss
     difficulty: Difficulty | None
@@ -63,37 +62,28 @@ class _Counts:
     def temperature(self) -> float:
         return self.loss.temperature
 
-    def sweeps(self) -> tuple[Sweep, ...]:
-        return (Sweep(self.terms, reads="rows"),)
+    def passes(self) -> tuple[Pass, ...]:
+        return (Pass(self.reductions, reads="anchor"),)
 
-    def terms(self, tile: Tile, rows: Rows) -> dict[str, Acc]:
-        w = torch.ones_like(tile.s)
+    def reductions(self, tile: Tile, rows: RowValues) -> dict[str, Reduction]:
+        w = torch.ones_like(tile.similarity)
         if self.difficulty is not None:
-            w = weights(self.difficulty, tile, stats_of(rows))
+            w = evaluate_weights(self.difficulty, tile, difficulty_statistics(rows))
         found = {}
-        for side, mask in (("positive", tile.pos), ("negative", tile.neg)):
+        for side, mask in (("positive", tile.positive), ("negative", tile.negative)):
             found |= {
-                f"{side}.count": total(1.0, mask, weigh="none"),
-                f"{side}.similarity": total(tile.s, mask, weigh="none"),
-                f"{side}.weight": total(w, mask, weigh="none"),
-                f"{side}.square": total(w * w, mask, weigh="none"),
-                f"{side}.hard": total((w > 1).to(tile.s.dtype), mask, weigh="none"),
-                f"{side}.kept": total((w != 0).to(tile.s.dtype), mask, weigh="none"),
+                f"{side}.count": sum_over(1.0, mask, weighting="none"),
+                f"{side}.similarity": sum_over(tile.similarity, mask, weighting="none"),
+                f"{side}.weight": sum_over(w, mask, weighting="none"),
+                f"{side}.square": sum_over(w * w, mask, weighting="none"),
+                f"{side}.hard": sum_over((w > 1).to(tile.similarity.dtype), mask, weighting="none"),
+                f"{side}.kept": sum_over((w != 0).to(tile.similarity.dtype), mask, weighting="none"),
             }
         return found
 
-    def finish(self, rows: Rows) -> Tensor:
-        return rows["positive.count"]
-
-    def defined(self, rows: Rows) -> Tensor:
-        return rows["positive.count"] > 0
-
-    def share(self, rows: Rows) -> Tensor:
-        return torch.ones_like(rows["positive.count"])
-
 
 @torch.no_grad()
-def pair_rows(
+def pair_row_values(
     loss: PairLoss,
     z: Tensor,
     labels: Tensor,
@@ -106,19 +96,19 @@ def pair_rows(
     tile: int | None = None,
 ) -> dict[str, Tensor]:
     """What the rows of a batch accumulate, in no particular order, without gradient. Arguments as in `pair_loss`."""
-    check_all(z, labels, ref, ids, biased, tile)
-    name = choose(engine, _pairs(z, ref), loss, difficulty)
+    validate_inputs(z, labels, ref, ids, biased, tile)
+    name = choose_engine(engine, _count_pairs(z, ref), loss, difficulty)
     # The same products in the same order as in a call: whether two pairs tie may hang on a rounding.
-    job, _ = layout(loss, z.detach(), labels, ref, ids, difficulty, biased, sort=name == "tiled")
-    return tiled.rows(job, tile) if name == "tiled" else dense.rows(job)
+    problem, _ = build_problem(loss, z.detach(), labels, ref, ids, difficulty, biased, sort=name == "tiled")
+    return tiled.reduce_problem(problem, tile) if name == "tiled" else reference.reduce_problem(problem)
 
 
-def _pairs(z: Tensor, ref: Reference | None) -> int:
+def _count_pairs(z: Tensor, ref: Reference | None) -> int:
     return len(z) * (len(z) if ref is None else len(ref[0]))
 
 
 @torch.no_grad()
-def pair_facts(
+def pair_statistics(
     loss: PairLoss,
     z: Tensor,
     labels: Tensor,
@@ -129,18 +119,18 @@ def pair_facts(
     biased: Tensor | tuple[Tensor, Tensor] | None = None,
     engine: Engine = "auto",
     tile: int | None = None,
-) -> PairFacts:
+) -> PairStatistics:
     """Count over a batch compared with itself, or with ``ref``, as the engine of a call sees it."""
-    check_all(z, labels, ref, ids, biased, tile)
-    found = choose(engine, _pairs(z, ref), *tilted(loss, difficulty))
+    validate_inputs(z, labels, ref, ids, biased, tile)
+    found = choose_engine(engine, _count_pairs(z, ref), *fold_weights(loss, difficulty))
     form = find_form(loss, difficulty, door.call(z, labels, ref, ids, biased))
     reason = form.reason if isinstance(form, NoKernel) else explain_unavailable(z.device)
     if engine == "triton" and reason:
         raise InputError(f"engine='triton' is not possible because {reason}: leave engine out, which takes tiles")
     if engine in ("dense", "tiled"):
         reason = reason or f"engine={engine!r} was asked for"
-    rows = pair_rows(
-        _Counts(loss, difficulty),
+    rows = pair_row_values(
+        _WeightCounts(loss, difficulty),  # type: ignore[arg-type]
         z,
         labels,
         difficulty=difficulty,
@@ -150,7 +140,7 @@ def pair_facts(
         engine="auto" if found == "triton" else found,
         tile=tile,
     )
-    sums = {name: float(value.sum()) for name, value in rows.items() if not name.startswith("difficulty.")}
+    sums = {name: float(value.sum()) for name, value in rows.items() if not name.startswith(STATISTIC)}
 
     def mean(side: str, what: str) -> float:
         return sums[f"{side}.{what}"] / max(sums[f"{side}.count"], 1.0)
@@ -158,7 +148,7 @@ def pair_facts(
     weight, square = rows["negative.weight"], rows["negative.square"]
     used = square > 0
     effective = float((weight[used] ** 2 / square[used]).mean()) if bool(used.any()) else 0.0
-    return PairFacts(
+    return PairStatistics(
         engine=found if reason else "triton",
         not_fused=reason,
         anchors=len(z),
@@ -171,3 +161,21 @@ def pair_facts(
             for what in ("similarity", "hard", "kept", "weight")
         },  # type: ignore[arg-type]
     )
+
+
+@torch.no_grad()
+def pair_weights(
+    loss: PairLoss,
+    z: Tensor,
+    labels: Tensor,
+    *,
+    difficulty: Difficulty,
+    biased: Tensor | None = None,
+) -> Tensor:
+    """(n, n) weights of all pairs of a batch, as one matrix."""
+    validate_inputs(z, labels, None, None, biased)
+    problem, _ = build_problem(loss, z, labels, None, None, difficulty, biased, sort=False)
+    tile = problem.tile(*problem.whole_blocks())
+    statistics = difficulty.row_statistics(tile)
+    values = {n: reference.reduce_tile(acc, None, tile, problem.max_positives) for n, acc in statistics.items()}
+    return evaluate_weights(difficulty, tile, values)

@@ -1,4 +1,4 @@
-"""The door to the engines: check what came, lay out the job, choose an engine, give back one value per anchor."""
+"""Where a pairwise loss is evaluated: validate the inputs, choose an engine, return one value per anchor."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -8,21 +8,18 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs import reference as dense
-from mettle.pairs import tiled
+from mettle.pairs import reference, tiled
 from mettle.pairs.fused import door, explain_unavailable
 from mettle.pairs.interface import Difficulty, PairLoss
 from mettle.pairs.kernel_spec import NoKernel
-from mettle.pairs.problem import Job, Side, refuse_missing
-from mettle.pairs.self_normalized import CannotFold, tilted
-from mettle.pairs.similarity import ready
-from mettle.pairs.validation import Reference, check_all
-from mettle.pairs.validation import check as check  # losses ask for it here
+from mettle.pairs.problem import STATISTIC, build_problem, raise_missing_row
+from mettle.pairs.self_normalized import CannotFold, fold_weights
+from mettle.pairs.validation import Reference, validate_inputs
 
 Engine = Literal["auto", "dense", "tiled", "triton"]
 
 DENSE_UP_TO = 256 * 256  # pairs; beyond this, tiles are faster and smaller
-DENSE_ALIKE_UP_TO = 512 * 512  # the same for a loss of one pass in which all pairs count alike
+DENSE_UNWEIGHTED_UP_TO = 512 * 512  # the same for a loss of one pass in which all pairs count alike
 
 
 @dataclass(frozen=True)
@@ -31,9 +28,9 @@ class PairOutput:
 
     values: Tensor
     defined: Tensor
-    share: Tensor
+    anchor_weight: Tensor
     engine: str
-    whole: Tensor | None = None  # the mean, where the engine has computed it on the way
+    mean_value: Tensor | None = None  # the mean, where the engine has computed it on the way
 
     def per_anchor(self) -> Tensor:
         """(n,) with NaN where the loss is not defined."""
@@ -41,10 +38,16 @@ class PairOutput:
 
     def mean(self) -> Tensor:
         """Mean over the anchors for which the loss is defined; NaN when there are none."""
-        if self.whole is not None:
-            return self.whole
-        share = self.share * self.defined
-        return (torch.where(self.defined, self.values, 0) * share).sum() / share.sum()
+        if self.mean_value is not None:
+            return self.mean_value
+        anchor_weight = self.anchor_weight * self.defined
+        return (torch.where(self.defined, self.values, 0) * anchor_weight).sum() / anchor_weight.sum()
+
+    def mean_or_zero(self) -> Tensor:
+        """The mean; 0 with zero gradient where the loss is defined for no anchor. Broken embeddings still give NaN."""
+        anchor_weight = self.anchor_weight * self.defined
+        total = (torch.where(self.defined, self.values, self.values.detach() * 0) * anchor_weight).sum()
+        return total / torch.where(self.defined.any(), anchor_weight.sum(), 1)
 
 
 def pair_loss(
@@ -73,29 +76,31 @@ def pair_loss(
         tile: rows of a tile; chosen by size when left out.
     """
     if engine in ("auto", "triton"):
-        fused = _fused(loss, z, labels, ref, ids, difficulty, biased, insist=engine == "triton")
+        fused = _try_kernels(loss, z, labels, ref, ids, difficulty, biased, insist=engine == "triton")
         if fused is not None:
             return fused
     options: Any = {"ref": ref, "ids": ids, "biased": biased, "engine": engine, "tile": tile}
-    folded, left = tilted(loss, difficulty)
+    folded, left = fold_weights(loss, difficulty)
     try:
-        rows, name = row_sums(folded, z, labels, difficulty=left, **options)
+        rows, name = reduce_rows(folded, z, labels, difficulty=left, **options)
         loss = folded
     except CannotFold:
-        rows, name = row_sums(loss, z, labels, difficulty=difficulty, **options)
+        rows, name = reduce_rows(loss, z, labels, difficulty=difficulty, **options)
     with torch.autocast(z.device.type, enabled=False):
         try:
-            values, defined, share = loss.finish(rows), loss.defined(rows), loss.share(rows)
+            values, defined, anchor_weight = loss.row_loss(rows), loss.is_defined(rows), loss.anchor_weight(rows)
         except KeyError as error:
-            refuse_missing(loss, error, rows, "override the method that asks for it (finish, defined or share)")
+            raise_missing_row(
+                loss, error, rows, "override row_loss, is_defined or anchor_weight, whichever asks for it"
+            )
             raise
         for given in (z, *(ref or ())[:1], *(biased if isinstance(biased, tuple) else (biased,))):
             if given is not None:
-                values = values + broken(given).to(values.dtype)
-    return PairOutput(values, defined, share, name)
+                values = values + nan_if_not_finite(given).to(values.dtype)
+    return PairOutput(values, defined, anchor_weight, name)
 
 
-def _fused(
+def _try_kernels(
     loss: PairLoss,
     z: Tensor,
     labels: Tensor,
@@ -109,11 +114,11 @@ def _fused(
     """On a GPU, with triton, where the loss declares a kernel spec: all of it at once. Else None."""
     if not insist and not (isinstance(z, Tensor) and z.is_cuda):
         return None  # the other engines look at the same things anyway
-    check_all(z, labels, ref, ids, biased)
+    validate_inputs(z, labels, ref, ids, biased)
     reason = explain_unavailable(z.device)
     if not reason:
         try:
-            with plainly():
+            with autocast_disabled():
                 found = door.attempt(loss, difficulty, door.call(z, labels, ref, ids, biased))
         except torch.OutOfMemoryError as error:
             raise InputError(
@@ -131,12 +136,21 @@ def _fused(
     return None
 
 
-def plainly() -> AbstractContextManager:
+def can_read(x: Tensor) -> bool:
+    """Whether looking at a value now is possible and costs nothing.
+
+    Not on a GPU, which would have to finish first, not while ``torch.compile`` traces, and not inside a transform of
+    ``torch.func``, where there may be no value to look at.
+    """
+    return not (x.is_cuda or x.is_meta or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+
+
+def autocast_disabled() -> AbstractContextManager:
     """Without autocast on a GPU; where none is on, nothing is switched (which costs as much as a small launch)."""
     return torch.autocast("cuda", enabled=False) if torch.is_autocast_enabled("cuda") else nullcontext()
 
 
-def row_sums(
+def reduce_rows(
     loss: PairLoss,
     z: Tensor,
     labels: Tensor,
@@ -149,61 +163,24 @@ def row_sums(
     tile: int | None = None,
 ) -> tuple[dict[str, Tensor], str]:
     """What every anchor accumulates, (n,) each with gradient, and the engine that did it. Arguments as above."""
-    check_all(z, labels, ref, ids, biased, tile)
-    name = choose(engine, len(z) * (len(z) if ref is None else len(ref[0])), loss, difficulty)
+    validate_inputs(z, labels, ref, ids, biased, tile)
+    name = choose_engine(engine, len(z) * (len(z) if ref is None else len(ref[0])), loss, difficulty)
     with torch.autocast(z.device.type, enabled=False):
-        job, order = layout(loss, z, labels, ref, ids, difficulty, biased, sort=name == "tiled")
-        rows = tiled.rows(job, tile) if name == "tiled" else dense.rows(job)
-        rows = {k: v for k, v in rows.items() if not k.startswith("difficulty.")}
+        problem, order = build_problem(loss, z, labels, ref, ids, difficulty, biased, sort=name == "tiled")
+        rows = tiled.reduce_problem(problem, tile) if name == "tiled" else reference.reduce_problem(problem)
+        rows = {k: v for k, v in rows.items() if not k.startswith(STATISTIC)}
         if order is not None:
             back = torch.argsort(order)
             rows = {k: v[back] for k, v in rows.items()}
     return rows, name
 
 
-def broken(z: Tensor) -> Tensor:
+def nan_if_not_finite(z: Tensor) -> Tensor:
     """0 when all of ``z`` is finite, NaN otherwise: added to a loss, it never lets a broken embedding pass."""
     return (z.detach() - z.detach()).sum()
 
 
-def layout(
-    loss: PairLoss,
-    z: Tensor,
-    labels: Tensor,
-    ref: Reference | None,
-    ids: Tensor | None,
-    difficulty: Difficulty | None,
-    biased: Tensor | tuple[Tensor, Tensor] | None,
-    *,
-    sort: bool,
-) -> tuple[Job, Tensor | None]:
-    """The job for an engine, rows sorted by label when asked for, and the order they were put in."""
-    order = torch.argsort(labels, stable=True) if sort else None
-
-    def put(x: Tensor | None, by: Tensor | None) -> Tensor | None:
-        return x if x is None or by is None else x[by]
-
-    own = ready(z, loss.measure)
-    left = _side(labels, ids, order)
-    if ref is None:
-        second = None if biased is None else ready(_single(biased), loss.measure).detach().to(own.dtype)
-        both = None if second is None else (_must(put(second, order)), _must(put(second, order)))
-        return Job(loss, difficulty, left, left, _must(put(own, order)), None, both), order
-    by = torch.argsort(ref[1], stable=True) if sort else None
-    right = _side(ref[1], ref[2] if len(ref) == 3 else None, by)
-    other = ready(ref[0], loss.measure)
-    kind = torch.promote_types(own.dtype, other.dtype)  # of two precisions the better one
-    own, other = own.to(kind), _must(put(other.to(kind), by))
-    both = None
-    if biased is not None:
-        if isinstance(biased, Tensor):
-            raise InputError("with ref=, biased must be a pair: the second encoder's batch and reference embeddings")
-        first, second = (ready(b, loss.measure).detach().to(kind) for b in biased)
-        both = (_must(put(first, order)), _must(put(second, by)))
-    return Job(loss, difficulty, left, right, _must(put(own, order)), other, both), order
-
-
-def choose(engine: Engine, pairs: int, loss: PairLoss, difficulty: Difficulty | None) -> Engine:
+def choose_engine(engine: Engine, pairs: int, loss: PairLoss, difficulty: Difficulty | None) -> Engine:
     """Dense for small batches and for measures that only it has, tiled beyond."""
     if engine not in ("auto", "dense", "tiled", "triton"):
         raise InputError(f"no engine {engine!r}: choose auto, dense, tiled or triton")
@@ -213,22 +190,5 @@ def choose(engine: Engine, pairs: int, loss: PairLoss, difficulty: Difficulty | 
         return "dense"
     if engine != "auto":
         return engine
-    alike = difficulty is None and len(loss.sweeps()) == 1
-    return "dense" if pairs <= (DENSE_ALIKE_UP_TO if alike else DENSE_UP_TO) else "tiled"
-
-
-def _side(labels: Tensor, ids: Tensor | None, order: Tensor | None) -> Side:
-    if order is None:
-        return Side(labels, torch.arange(len(labels), device=labels.device), ids)
-    return Side(labels[order], order, None if ids is None else ids[order])
-
-
-def _single(biased: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-    if isinstance(biased, Tensor):
-        return biased
-    raise InputError("biased must be one tensor when the batch is compared with itself")
-
-
-def _must(x: Tensor | None) -> Tensor:
-    assert x is not None
-    return x
+    alike = difficulty is None and len(loss.passes()) == 1
+    return "dense" if pairs <= (DENSE_UNWEIGHTED_UP_TO if alike else DENSE_UP_TO) else "tiled"

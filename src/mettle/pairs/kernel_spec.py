@@ -155,9 +155,9 @@ class BatchHardSpec:
     """The farthest positive and the closest negative of each anchor on the unit sphere.
 
     The kernels mine the two pairs. The loss does the rest, on rows of one entry per anchor: ``distance(tile)`` turns
-    similarities into distances, which must fall as similarities rise; ``finish``, ``defined`` and ``share`` get the
-    rows ``farthest`` (a distance), ``closest`` (minus a distance), −inf where there is none, ``positives`` and
-    ``negatives present`` (how many there are).
+    similarities into distances, which must fall as similarities rise; ``row_loss``, ``is_defined`` and
+    ``anchor_weight`` get the row values ``farthest`` (a distance), ``closest`` (minus a distance), −inf where there is
+    none, ``positives`` and ``negatives present`` (how many there are).
     """
 
     @property

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mettle.errors import InputError, NumericError
-from mettle.pairs.validation import check
+from mettle.pairs.validation import validate_embeddings
 
 
 class Queue(nn.Module):
@@ -21,7 +21,7 @@ class Queue(nn.Module):
     embeddings: Tensor
     labels: Tensor
     count: Tensor
-    place: Tensor
+    next_index: Tensor
 
     def __init__(self, size: int, dim: int):
         super().__init__()
@@ -46,10 +46,10 @@ class Queue(nn.Module):
             )
         size = len(self.embeddings)
         z, y = z.detach()[-size:], y[-size:]
-        at = (torch.arange(len(z), device=z.device) + self.place) % size
+        at = (torch.arange(len(z), device=z.device) + self.next_index) % size
         self.embeddings[at] = z.to(self.embeddings.dtype)
         self.labels[at] = y
-        self.place.copy_((self.place + len(z)) % size)
+        self.next_index.copy_((self.next_index + len(z)) % size)
         self.count.copy_((self.count + len(z)).clamp(max=size))
 
     def against(self, z: Tensor, y: Tensor) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Queue(nn.Module):
 
     def _check(self, z: Tensor, y: Tensor) -> None:
         """Refuse a batch that does not fit what is held."""
-        check(z, y, "embeddings", "labels")
+        validate_embeddings(z, y, "embeddings", "labels")
         if z.shape[1] != self.embeddings.shape[1]:
             raise InputError(f"this queue holds embeddings of dim {self.embeddings.shape[1]}, got {z.shape[1]}")
         if z.device != self.embeddings.device:

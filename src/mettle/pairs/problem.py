@@ -10,12 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mettle.errors import InputError
-from mettle.pairs.declarations import traits_of
-from mettle.pairs.interface import Acc, Difficulty, Mask, Measure, PairLoss, Rows, Tile
-from mettle.pairs.similarity import Sides, similarity
+from mettle.pairs.declarations import declared_traits
+from mettle.pairs.interface import Difficulty, Mask, Measure, PairLoss, Reduction, RowValues, Tile, temperature_of
+from mettle.pairs.similarity import TileOperands, prepare_embeddings, similarity
+from mettle.pairs.validation import Reference
+
+ReductionsOfTile = Callable[[Tile, RowValues], dict[str, Reduction]]
+STATISTIC = "difficulty."  # before the names of row statistics that a difficulty asked for
 
 
 @dataclass(frozen=True)
@@ -23,23 +27,23 @@ class Side:
     """The labels (and ids, where known) of one side of the comparison, in the order in which tiles are cut."""
 
     labels: Tensor
-    at: Tensor  # where each row came from
+    original_index: Tensor  # where each row came from
     ids: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def spans(self, size: int) -> "list[Span]":
+    def split_blocks(self, size: int) -> "list[RowBlock]":
         """Cut into blocks of ``size`` rows, each with its smallest and largest label (one transfer for all)."""
         n = len(self)
         starts = range(0, n, size)
         low = torch.stack([self.labels[i : i + size].amin() for i in starts]).tolist()
         high = torch.stack([self.labels[i : i + size].amax() for i in starts]).tolist()
-        return [Span(i, min(i + size, n), a, b) for i, a, b in zip(starts, low, high, strict=True)]
+        return [RowBlock(i, min(i + size, n), a, b) for i, a, b in zip(starts, low, high, strict=True)]
 
 
 @dataclass(frozen=True)
-class Span:
+class RowBlock:
     """Rows ``start:stop`` and the range of their labels."""
 
     start: int
@@ -53,8 +57,8 @@ class Span:
         return slice(self.start, self.stop)
 
 
-def masks(a: Side, b: Side, i: Span, j: Span, *, same_set: bool) -> tuple[Mask, Mask]:
-    """``(pos, neg)`` of one tile; plain booleans where the label ranges already decide.
+def relation_masks(a: Side, b: Side, i: RowBlock, j: RowBlock, *, same_set: bool) -> tuple[Mask, Mask]:
+    """The positive and the negative pairs of one tile; plain booleans where the label ranges already decide.
 
     ``same_set``: both sides are the same rows in the same order, so the diagonal pairs a row with itself.
     """
@@ -72,19 +76,19 @@ def masks(a: Side, b: Side, i: Span, j: Span, *, same_set: bool) -> tuple[Mask, 
 
 
 @dataclass(frozen=True)
-class Step:
+class ResolvedPass:
     """One pass over the tiles: how to weigh them and what to accumulate."""
 
-    terms: Callable[[Tile, Rows], dict[str, Acc]]
-    weigh: Callable[[Tile, Rows], Tensor | None]
-    reads: Literal["nothing", "rows", "both"]  # what terms or weights use of earlier steps
+    reductions: ReductionsOfTile
+    weights: Callable[[Tile, RowValues], Tensor | None]
+    reads: Literal["none", "anchor", "both"]  # what reductions or weights use of earlier passes
     positives_only: bool = False
-    as_list: bool = False  # positive pairs may be taken one by one instead of tile by tile
-    constant: bool = False  # no gradient flows through what this step accumulates
+    as_pair_list: bool = False  # positive pairs may be taken one by one instead of tile by tile
+    constant: bool = False  # no gradient flows through what this pass accumulates
 
 
 @dataclass(frozen=True)
-class Job:
+class PairProblem:
     """Prepared embeddings of both sides, their relation, and the loss that compares them."""
 
     loss: PairLoss
@@ -93,139 +97,159 @@ class Job:
     right: Side
     z: Tensor
     ref: Tensor | None  # None: the batch is compared with itself
-    biased: tuple[Tensor, Tensor] | None  # a second encoder's view of both sides
+    second: tuple[Tensor, Tensor] | None  # a second encoder's embeddings of both sides
 
     @property
     def measure(self) -> Measure:
         """The similarity in use."""
         return self.loss.measure
 
-    def steps(self) -> list[Step]:
-        """The difficulty's row facts first, if it needs any, then the sweeps of the loss."""
-        found: list[Step] = []
+    def parameters(self) -> list[Tensor]:
+        """What loss and difficulty learn, other than embeddings: a temperature, say."""
+        parts = (getattr(self.loss, "loss", self.loss), getattr(self.loss, "difficulty", None), self.difficulty)
+        found = (p for part in parts if isinstance(part, nn.Module) for p in part.parameters() if p.requires_grad)
+        return list({id(p): p for p in found}.values())
+
+    def has_differentiable_weights(self) -> bool:
+        """Whether gradient flows through the weights of pairs."""
+        return self.difficulty is not None and not self.difficulty.detach
+
+    def resolve_passes(self) -> list[ResolvedPass]:
+        """The difficulty's row statistics first, if it needs any, then the passes of the loss."""
+        resolved: list[ResolvedPass] = []
         difficulty = self.difficulty
-        weigh = self._weigh
-        if difficulty is not None and difficulty.stats(self.blank()):
-            found.append(
-                Step(
-                    self._asked(lambda tile, _: {f"difficulty.{k}": x for k, x in difficulty.stats(tile).items()}),
-                    lambda tile, known: None,
-                    reads="nothing",
+        weights = self._weights
+        if difficulty is not None and difficulty.row_statistics(self.probe_tile()):
+            resolved.append(
+                ResolvedPass(
+                    self._checked_reductions(
+                        lambda tile, _: {f"{STATISTIC}{k}": x for k, x in difficulty.row_statistics(tile).items()}
+                    ),
+                    lambda tile, row_values: None,
+                    reads="none",
                     constant=difficulty.detach,
                 )
             )
-        stats, traits = bool(found), traits_of(difficulty)
+        statistics, traits = bool(resolved), declared_traits(difficulty)
         # Weights that differ between the two ends of a pair must be asked for at each end.
-        apart = stats or not (difficulty is None or traits.symmetric)
-        for sweep in self.loss.sweeps():
-            reads = "rows" if apart and sweep.reads == "nothing" else sweep.reads
-            only = sweep.over == "positives"
-            # A row fact such as the hardest positive must meet exactly the similarity it was taken from, so a
+        apart = statistics or not (difficulty is None or traits.symmetric)
+        for loss_pass in self.loss.passes():
+            reads = "anchor" if apart and loss_pass.reads == "none" else loss_pass.reads
+            positives_only = loss_pass.over == "positives"
+            # A row statistic such as the hardest positive must meet exactly the similarity it was taken from, so a
             # difficulty that has any sees tiles throughout: a product of two rows rounds differently elsewhere.
-            exact = stats and not traits.continuous
-            terms = self._asked(sweep.terms)
-            found.append(Step(terms, weigh, reads, positives_only=only, as_list=only and not exact))
-        return found
+            exact = statistics and not traits.continuous
+            reductions = self._checked_reductions(loss_pass.reductions)
+            resolved.append(
+                ResolvedPass(
+                    reductions, weights, reads, positives_only=positives_only, as_pair_list=positives_only and not exact
+                )
+            )
+        return resolved
 
-    def _asked(self, terms: Callable[[Tile, Rows], dict[str, Acc]]) -> Callable[[Tile, Rows], dict[str, Acc]]:
-        """What each row accumulates, every term laid over the whole tile."""
+    def _checked_reductions(
+        self, reductions: Callable[[Tile, RowValues], dict[str, Reduction]]
+    ) -> Callable[[Tile, RowValues], dict[str, Reduction]]:
+        """The reductions of a tile, each broadcast to the whole tile."""
 
-        def asked(tile: Tile, rows: Rows) -> dict[str, Acc]:
+        def checked(tile: Tile, rows: RowValues) -> dict[str, Reduction]:
             try:
-                found = terms(tile, rows)
+                found = reductions(tile, rows)
             except KeyError as error:
-                refuse_missing(self.loss, error, rows, "give its Sweep reads='rows' (or 'both')")
+                raise_missing_row(self.loss, error, rows, "give its Pass reads='anchor' (or 'both')")
                 raise
-            return {name: _laid_out(name, acc, tile.s) for name, acc in found.items()}
+            return {name: _broadcast_to_tile(name, acc, tile.similarity) for name, acc in found.items()}
 
-        return asked
+        return checked
 
-    def _weigh(self, tile: Tile, known: Rows) -> Tensor | None:
+    def _weights(self, tile: Tile, row_values: RowValues) -> Tensor | None:
         if self.difficulty is None:
             return None
-        return weights(self.difficulty, tile, stats_of(known))
+        return evaluate_weights(self.difficulty, tile, difficulty_statistics(row_values))
 
-    def tile(self, i: Span, j: Span, s: Tensor | None = None) -> Tile:
+    def tile(self, i: RowBlock, j: RowBlock, s: Tensor | None = None) -> Tile:
         """The anchors of ``i`` against the references of ``j``."""
         ref = self.z if self.ref is None else self.ref
-        pos, neg = masks(self.left, self.right, i, j, same_set=self.ref is None)
-        biased = sides = None
-        if self.biased is not None:
-            biased = similarity(self.biased[0][i.rows], self.biased[1][j.rows], self.measure)
+        pos, neg = relation_masks(self.left, self.right, i, j, same_set=self.ref is None)
+        second = operands = None
+        if self.second is not None:
+            second = similarity(self.second[0][i.rows], self.second[1][j.rows], self.measure)
         if s is None:
-            sides = Sides(self.z, ref, i.rows, j.rows, self.measure)
+            operands = TileOperands(self.z, ref, i.rows, j.rows, self.measure)
             s = similarity(self.z[i.rows], ref[j.rows], self.measure)
-            s = -sides.sharpened(-s, pos, neg).clamp(min=0) if self.measure == "squared" else s
-        a, b = self.left.at[i.rows, None], self.right.at[None, j.rows]
-        return Tile(s, pos, neg, a, b, self.loss.temperature, biased, sides)
+            s = -operands.refine_small_distances(-s, pos, neg).clamp(min=0) if self.measure == "squared" else s
+        a, b = self.left.original_index[i.rows, None], self.right.original_index[None, j.rows]
+        return Tile(s, pos, neg, a, b, temperature_of(self.loss), second, operands)
 
-    def whole(self) -> tuple[Span, Span]:
+    def whole_blocks(self) -> tuple[RowBlock, RowBlock]:
         """Both sides as one block each; the label range is left open so that masks are real tensors."""
         lowest, highest = -(2**63), 2**63 - 1
-        return Span(0, len(self.left), lowest, highest), Span(0, len(self.right), lowest, highest)
+        return RowBlock(0, len(self.left), lowest, highest), RowBlock(0, len(self.right), lowest, highest)
 
-    def blank(self) -> Tile:
-        """A tile of one pair, to learn which terms there are before any work is done."""
-        s, i, j = self.z.new_zeros(1, 1), self.left.at[:1, None], self.right.at[None, :1]
+    def probe_tile(self) -> Tile:
+        """A tile of one pair, to learn which reductions there are before any work is done."""
+        s, i, j = self.z.new_zeros(1, 1), self.left.original_index[:1, None], self.right.original_index[None, :1]
         pos, neg = (torch.zeros(1, 1, dtype=torch.bool, device=s.device) for _ in range(2))
-        return Tile(s, pos, neg, i, j, self.loss.temperature, None if self.biased is None else s)
+        return Tile(s, pos, neg, i, j, temperature_of(self.loss), None if self.second is None else s)
 
-    def most_positives(self) -> int:
+    def max_positives(self) -> int:
         """The most positives that any anchor has."""
         labels, counts = self.right.labels.unique(return_counts=True)
-        at = torch.searchsorted(labels, self.left.labels).clamp(max=len(labels) - 1)
-        found = torch.where(labels[at] == self.left.labels, counts[at], 0)
-        return max(int(found.max()) - (self.ref is None), 1)
+        found = torch.searchsorted(labels, self.left.labels).clamp(max=len(labels) - 1)
+        positives = torch.where(labels[found] == self.left.labels, counts[found], 0)
+        return max(int(positives.max()) - (self.ref is None), 1)
 
 
-def weights(difficulty: Difficulty, tile: Tile, stats: Rows) -> Tensor:
-    """The weights of a tile, without gradient unless the difficulty wants one; looked at unless it is trusted."""
+def evaluate_weights(difficulty: Difficulty, tile: Tile, statistics: RowValues) -> Tensor:
+    """The weights of a tile, without gradient unless the difficulty wants one; checked unless it is trusted."""
     with torch.set_grad_enabled(torch.is_grad_enabled() and not difficulty.detach):
-        w = difficulty.weigh(tile, stats)
-    return w if traits_of(difficulty).trusted else _accepted(w, tile.s, type(difficulty).__name__)
+        w = difficulty.weights(tile, statistics)
+    return (
+        w if declared_traits(difficulty).trusted else _validate_weights(w, tile.similarity, type(difficulty).__name__)
+    )
 
 
-def _accepted(w: Any, s: Tensor, whose: str) -> Tensor:
+def _validate_weights(w: Any, s: Tensor, whose: str) -> Tensor:
     """Weights that nobody vouches for, one per pair of the tile."""
     if isinstance(w, (int, float)):
         w = torch.as_tensor(float(w), device=s.device)
     if not isinstance(w, Tensor):
-        raise InputError(f"{whose}.weigh must give a tensor or a number, got {type(w).__name__}")
+        raise InputError(f"{whose}.weights must give a tensor or a number, got {type(w).__name__}")
     if w.device != s.device:
-        raise InputError(f"{whose}.weigh gave weights on {w.device} for embeddings on {s.device}: use one device")
+        raise InputError(f"{whose}.weights gave weights on {w.device} for embeddings on {s.device}: use one device")
     if not bool((w >= 0).all()):
         raise InputError(f"{whose} gave a negative or NaN weight: weights must be at least 0")
     try:
         return w.to(s.dtype).expand_as(s)
     except RuntimeError as error:
         raise InputError(
-            f"{whose}.weigh gave weights of shape {tuple(w.shape)} for a tile of {tuple(s.shape)}: "
+            f"{whose}.weights gave weights of shape {tuple(w.shape)} for a tile of {tuple(s.shape)}: "
             "give one per pair, or a shape that broadcasts to that"
         ) from error
 
 
-def _laid_out(name: str, acc: Acc, s: Tensor) -> Acc:
-    """A term with one x, and one entry of the mask, for every pair of the tile.
+def _broadcast_to_tile(name: str, acc: Reduction, s: Tensor) -> Reduction:
+    """A reduction with one value, and one entry of the mask, for every pair of the tile.
 
     One that takes no weights may stand on columns of its own, if its mask does too.
     """
-    x, mask = acc.x, acc.mask
-    if acc.weigh == "none" and isinstance(x, Tensor) and isinstance(mask, Tensor) and x.shape[:2] == mask.shape:
+    x, mask = acc.values, acc.mask
+    if acc.weighting == "none" and isinstance(x, Tensor) and isinstance(mask, Tensor) and x.shape[:2] == mask.shape:
         return acc
     try:
         if isinstance(x, Tensor) and x.shape[:2] != s.shape:
-            acc = replace(acc, x=x.expand(*s.shape, *x.shape[2:]))
+            acc = replace(acc, values=x.expand(*s.shape, *x.shape[2:]))
         if isinstance(mask, Tensor) and mask.shape != s.shape:
             acc = replace(acc, mask=mask.expand_as(s))
     except RuntimeError as error:
         shapes = " and a mask of ".join(str(tuple(v.shape)) for v in (x, mask) if isinstance(v, Tensor))
         raise InputError(
-            f"term {name!r} has a shape of {shapes} on a tile of {tuple(s.shape)}: give one value per pair"
+            f"the reduction {name!r} has a shape of {shapes} on a tile of {tuple(s.shape)}: give one value per pair"
         ) from error
     return acc
 
 
-def refuse_missing(loss: PairLoss, error: KeyError, rows: Rows, remedy: str) -> None:
+def raise_missing_row(loss: PairLoss, error: KeyError, rows: RowValues, remedy: str) -> None:
     """Say what to do where a loss asks for a row that is not there; say nothing of other errors."""
     name = error.args[0] if error.args else None
     if not isinstance(name, str) or name in rows:
@@ -233,11 +257,59 @@ def refuse_missing(loss: PairLoss, error: KeyError, rows: Rows, remedy: str) -> 
     whose = type(getattr(loss, "loss", loss)).__name__
     there = ", ".join(repr(key) for key in rows) or "none"
     raise InputError(
-        f"{whose} asks for a row {name!r}, but the rows are {there}: accumulate it in terms, or {remedy}"
+        f"{whose} asks for a row {name!r}, but the rows are {there}: accumulate it in reductions, or {remedy}"
     ) from error
 
 
-def stats_of(known: Rows) -> dict[str, Tensor]:
-    """The row facts that belong to the difficulty, under the names it gave them."""
-    mark = "difficulty."
-    return {name[len(mark) :]: row for name, row in known.items() if name.startswith(mark)}
+def difficulty_statistics(row_values: RowValues) -> dict[str, Tensor]:
+    """The row statistics that belong to the difficulty, under the names it gave them."""
+    return {n.removeprefix(STATISTIC): row for n, row in row_values.items() if n.startswith(STATISTIC)}
+
+
+def build_problem(
+    loss: PairLoss,
+    z: Tensor,
+    labels: Tensor,
+    ref: Reference | None,
+    ids: Tensor | None,
+    difficulty: Difficulty | None,
+    biased: Tensor | tuple[Tensor, Tensor] | None,
+    *,
+    sort: bool,
+) -> tuple[PairProblem, Tensor | None]:
+    """One call as a problem for an engine, and the order of its rows where these are sorted by label.
+
+    Arguments as in `mettle.pairs.dispatch.pair_loss`, validated.
+    """
+    order = torch.argsort(labels, stable=True) if sort else None
+
+    left = make_side(labels, ids, order)
+    anchors = prepare_embeddings(z, loss.measure)
+    if ref is None:
+        second = None
+        if isinstance(biased, Tensor):
+            rows = reorder(prepare_embeddings(biased, loss.measure).detach().to(anchors.dtype), order)
+            second = rows, rows
+        return PairProblem(loss, difficulty, left, left, reorder(anchors, order), None, second), order
+    ref_order = torch.argsort(ref[1], stable=True) if sort else None
+    right = make_side(ref[1], ref[2] if len(ref) == 3 else None, ref_order)
+    references = prepare_embeddings(ref[0], loss.measure)
+    dtype = torch.promote_types(anchors.dtype, references.dtype)  # of two precisions the better one
+    anchors, references = reorder(anchors.to(dtype), order), reorder(references.to(dtype), ref_order)
+    second = None
+    if isinstance(biased, tuple):
+        first, other = (prepare_embeddings(b, loss.measure).detach().to(dtype) for b in biased)
+        second = reorder(first, order), reorder(other, ref_order)
+    return PairProblem(loss, difficulty, left, right, anchors, references, second), order
+
+
+def reorder(x: Tensor, order: Tensor | None) -> Tensor:
+    """The rows in this order, or as they are."""
+    return x if order is None else x[order]
+
+
+def make_side(labels: Tensor, ids: Tensor | None, order: Tensor | None) -> Side:
+    """One side of the comparison, in this order."""
+    if order is None:
+        return Side(labels, torch.arange(len(labels), device=labels.device), ids)
+    return Side(labels[order], order, None if ids is None else ids[order])

@@ -8,63 +8,65 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mettle.pairs.interface import Acc, Tile
-from mettle.pairs.problem import Job
+from mettle.pairs.interface import Reduction, Tile
+from mettle.pairs.problem import PairProblem
 
 
-def rows(job: Job) -> dict[str, Tensor]:
+def reduce_problem(problem: PairProblem) -> dict[str, Tensor]:
     """Everything that the rows accumulate, (n,) or (n, m) each, with gradient."""
-    tile = job.tile(*job.whole())
-    known: dict[str, Tensor] = {}
-    for step in job.steps():
-        seen = {} if step.reads == "nothing" else known  # no more than a tile would see
-        seen = seen if step.reads != "both" else known | {f"{k}ᵀ": v.transpose(0, 1) for k, v in known.items()}
-        w = step.weigh(tile, seen)
-        known |= {name: reduce(acc, w, tile, job.most_positives) for name, acc in step.terms(tile, seen).items()}
-    return {name: value.squeeze(1) for name, value in known.items()}
+    tile = problem.tile(*problem.whole_blocks())
+    row_values: dict[str, Tensor] = {}
+    for current_pass in problem.resolve_passes():
+        visible = {} if current_pass.reads == "none" else row_values  # no more than a tile would see
+        if current_pass.reads == "both":
+            visible = row_values | {f"{k}ᵀ": v.transpose(0, 1) for k, v in row_values.items()}
+        w = current_pass.weights(tile, visible)
+        reductions = current_pass.reductions(tile, visible)
+        row_values |= {name: reduce_tile(acc, w, tile, problem.max_positives) for name, acc in reductions.items()}
+    return {name: value.squeeze(1) for name, value in row_values.items()}
 
 
-def reduce(acc: Acc, w: Tensor | None, tile: Tile, most: Callable[[], int]) -> Tensor:
-    """One accumulator over the whole tile, as a column (n, 1) or (n, 1, m)."""
-    s = tile.s
+def reduce_tile(acc: Reduction, w: Tensor | None, tile: Tile, max_entries: Callable[[], int]) -> Tensor:
+    """One reduction over the whole tile, as a column (n, 1) or (n, 1, m)."""
+    s = tile.similarity
     mask = torch.full(s.shape, acc.mask, device=s.device) if isinstance(acc.mask, bool) else acc.mask
-    if acc.kind in ("total", "lse") and (w is None or acc.weigh == "none"):
-        return _unweighted(acc, mask, s)
-    w = s.new_ones(1, 1) if w is None or acc.weigh == "none" else w
-    w = (w != 0).to(s.dtype) if acc.weigh == "present" else w
-    x = acc.x if isinstance(acc.x, Tensor) else torch.full_like(s, acc.x)
+    if acc.kind in ("sum", "logsumexp") and (w is None or acc.weighting == "none"):
+        return _reduce_unweighted(acc, mask, s)
+    w = s.new_ones(1, 1) if w is None or acc.weighting == "none" else w
+    w = (w != 0).to(s.dtype) if acc.weighting == "mask" else w
+    x = acc.values if isinstance(acc.values, Tensor) else torch.full_like(s, acc.values)
     if x.ndim == 3:
         mask, w = mask[..., None], w[..., None]
-    there = mask & (w != 0)
-    if acc.kind == "total":
-        return (w * x).masked_fill(~there, 0).sum(1, keepdim=True)
-    if acc.kind == "collect":
-        return _collected(w * x, mask, most())
-    top = x.masked_fill(~there, -torch.inf).amax(1, keepdim=True)
-    if acc.kind == "peak":
-        ties = there & (x == top) & (top > -torch.inf)
+    present = mask & (w != 0)
+    if acc.kind == "sum":
+        return (w * x).masked_fill(~present, 0).sum(1, keepdim=True)
+    if acc.kind == "gather":
+        return _gather_masked(w * x, mask, max_entries())
+    top = x.masked_fill(~present, -torch.inf).amax(1, keepdim=True)
+    if acc.kind == "max":
+        ties = present & (x == top) & (top > -torch.inf)
         mean = x.masked_fill(~ties, 0).sum(1, keepdim=True) / ties.sum(1, keepdim=True).clamp(min=1)
         # The mean of the tied entries has the right gradient; its value may be off by a rounding.
         return torch.where(ties.any(1, keepdim=True), mean + (top - mean).detach(), -torch.inf)
-    some = there.any(1, keepdim=True)
+    some = present.any(1, keepdim=True)
     safe = torch.where(some, top, 0).detach()
-    e = w * (x - safe).masked_fill(~there, -torch.inf).exp()
-    inside = e.masked_fill(~there, 0).sum(1, keepdim=True)
+    e = w * (x - safe).masked_fill(~present, -torch.inf).exp()
+    inside = e.masked_fill(~present, 0).sum(1, keepdim=True)
     return torch.where(some, torch.where(some, inside, 1).log() + safe, -torch.inf)
 
 
-def _unweighted(acc: Acc, mask: Tensor, s: Tensor) -> Tensor:
+def _reduce_unweighted(acc: Reduction, mask: Tensor, s: Tensor) -> Tensor:
     """A sum or a log-sum-exp in which every pair counts once: what small batches spend their time on."""
-    if not isinstance(acc.x, Tensor):
-        return mask.sum(1, keepdim=True).to(s.dtype) * acc.x
-    absent = ~mask if acc.x.ndim == 2 else ~mask[..., None]
-    if acc.kind == "total":
-        return acc.x.masked_fill(absent, 0).sum(1, keepdim=True)
-    return torch.logsumexp(acc.x.masked_fill(absent, -torch.inf), 1, keepdim=True)
+    if not isinstance(acc.values, Tensor):
+        return mask.sum(1, keepdim=True).to(s.dtype) * acc.values
+    absent = ~mask if acc.values.ndim == 2 else ~mask[..., None]
+    if acc.kind == "sum":
+        return acc.values.masked_fill(absent, 0).sum(1, keepdim=True)
+    return torch.logsumexp(acc.values.masked_fill(absent, -torch.inf), 1, keepdim=True)
 
 
-def _collected(x: Tensor, mask: Tensor, most: int) -> Tensor:
-    """(n, 1, most): the masked entries of each row first, zeros behind them."""
-    first = torch.argsort(~mask, dim=1, stable=True)[:, :most]
+def _gather_masked(x: Tensor, mask: Tensor, max_entries: int) -> Tensor:
+    """(n, 1, max_entries): the masked entries of each row first, zeros behind them."""
+    first = torch.argsort(~mask, dim=1, stable=True)[:, :max_entries]
     found = x.gather(1, first).masked_fill(~mask.gather(1, first), 0)
-    return torch.nn.functional.pad(found, (0, most - found.shape[1])).unsqueeze(1)
+    return torch.nn.functional.pad(found, (0, max_entries - found.shape[1])).unsqueeze(1)

@@ -15,17 +15,28 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mettle.pairs.declarations import log_weight_of
-from mettle.pairs.interface import Acc, Difficulty, Measure, PairLoss, Rows, Sweep, Tile, lse, total
+from mettle.pairs.declarations import declared_log_weight
+from mettle.pairs.interface import (
+    Difficulty,
+    Measure,
+    PairLoss,
+    Pass,
+    Reduction,
+    RowValues,
+    Tile,
+    logsumexp_over,
+    sum_over,
+    temperature_of,
+)
 
-ROOM = 80.0  # twice the largest exponent that float32 sums without a running maximum
+MAX_EXPONENT_RANGE = 80.0  # twice the largest exponent that float32 sums without a running maximum
 
 
 class CannotFold(Exception):
     """A loss weighs pairs other than all negatives or all positives together: weights must be computed pair by pair."""
 
 
-class Tilt(Protocol):
+class SelfNormalizedDifficulty(Protocol):
     """A difficulty whose negative weights have this form; positives weigh 1."""
 
     @property
@@ -37,24 +48,26 @@ class Tilt(Protocol):
         """Log u, a function of the pair alone."""
         ...
 
-    def ceiling(self, temperature: float) -> float:
+    def log_weight_bound(self, temperature: float) -> float:
         """A bound of |log u|."""
         ...
 
 
-def tilted(loss: PairLoss, difficulty: Difficulty | None) -> tuple[PairLoss, Difficulty | None]:
+def fold_weights(loss: PairLoss, difficulty: Difficulty | None) -> tuple[PairLoss, Difficulty | None]:
     """The loss with its difficulty folded in, where that is possible; else both as they came."""
-    if log_weight_of(difficulty) is None or 2 * difficulty.ceiling(loss.temperature) > ROOM:  # type: ignore[union-attr]
+    if declared_log_weight(difficulty) is None or isinstance(temperature_of(loss), Tensor):
         return loss, difficulty
-    return Tilted(loss, difficulty), None  # type: ignore[arg-type]
+    if 2 * difficulty.log_weight_bound(loss.temperature) > MAX_EXPONENT_RANGE:  # type: ignore[union-attr]
+        return loss, difficulty
+    return SelfNormalizedLoss(loss, difficulty), None  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class Tilted:
-    """A loss whose negatives are weighed by a `Tilt`."""
+class SelfNormalizedLoss:
+    """A loss whose negatives are weighed by a self-normalized difficulty."""
 
     loss: PairLoss
-    tilt: Tilt
+    difficulty: SelfNormalizedDifficulty
 
     @property
     def measure(self) -> Measure:
@@ -66,73 +79,76 @@ class Tilted:
         """As inside."""
         return self.loss.temperature
 
-    def sweeps(self) -> tuple[Sweep, ...]:
+    def passes(self) -> tuple[Pass, ...]:
         """Those of the loss, the first of which also sums u."""
-        first, *rest = self.loss.sweeps()
+        first, *rest = self.loss.passes()
         return (
-            replace(first, terms=self._terms(first.terms, opening=True)),
-            *(replace(sweep, terms=self._terms(sweep.terms, opening=False)) for sweep in rest),
+            replace(first, reductions=self._with_weights(first.reductions, opening=True)),
+            *(replace(later, reductions=self._with_weights(later.reductions, opening=False)) for later in rest),
         )
 
-    def _terms(self, terms: Callable[[Tile, Rows], dict[str, Acc]], opening: bool):
-        def wrapped(tile: Tile, rows: Rows) -> dict[str, Acc]:
-            log_u, top = self.tilt.log_weight(tile), self.tilt.ceiling(tile.temperature)
-            log_u = log_u.detach() if self.tilt.detach else log_u
+    def _with_weights(self, reductions: Callable[[Tile, RowValues], dict[str, Reduction]], opening: bool):
+        def wrapped(tile: Tile, rows: RowValues) -> dict[str, Reduction]:
+            log_u, bound = self.difficulty.log_weight(tile), self.difficulty.log_weight_bound(self.temperature)
+            log_u = log_u.detach() if self.difficulty.detach else log_u
             found = {}
-            for name, acc in terms(tile, self._seen(rows)).items():
-                found |= self._acc(name, acc, tile, log_u, top)
+            for name, acc in reductions(tile, self._divide_by_mean(rows)).items():
+                found |= self._fold_reduction(name, acc, tile, log_u, bound)
             if opening:
-                found["tilt.sum"] = lse(log_u, tile.neg, ceiling=top)
-                found["tilt.count"] = total(1.0, tile.neg)
+                found["weight.sum"] = logsumexp_over(log_u, tile.negative, bound=bound)
+                found["weight.count"] = sum_over(1.0, tile.negative)
             return found
 
         return wrapped
 
     @staticmethod
-    def _acc(name: str, acc: Acc, tile: Tile, log_u: Tensor, top: float) -> dict[str, Acc]:
-        """A term with u inside; its name tells `_seen` how to divide by the mean."""
-        plain = replace(acc, weigh="none")
-        moved = acc.weigh == "full" and acc.mask is tile.neg
-        if acc.weigh == "full" and acc.kind != "peak" and not (moved or acc.mask is tile.pos):
+    def _fold_reduction(name: str, acc: Reduction, tile: Tile, log_u: Tensor, bound: float) -> dict[str, Reduction]:
+        """A reduction with u inside; its name tells `_divide_by_mean` what to do with it."""
+        plain = replace(acc, weighting="none")
+        weighted = acc.weighting == "weight" and acc.mask is tile.negative
+        if acc.weighting == "weight" and acc.kind != "max" and not (weighted or acc.mask is tile.positive):
             raise CannotFold
-        if not moved or acc.kind == "peak" or not isinstance(acc.x, Tensor):
+        if not weighted or acc.kind == "max" or not isinstance(acc.values, Tensor):
             return {name: plain}  # weights of mean 1 leave counts alone, and maxima see presence only
-        if acc.kind == "lse":
-            ceiling = None if acc.ceiling is None else acc.ceiling + top
-            return {f"lse|{name}": replace(plain, x=acc.x + log_u, ceiling=ceiling)}
-        u = (log_u - top).exp()
-        return {f"total|{name}": replace(plain, x=acc.x * (u if acc.x.ndim == 2 else u[..., None]))}
+        if acc.kind == "logsumexp":
+            total_bound = None if acc.bound is None else acc.bound + bound
+            return {f"logsumexp|{name}": replace(plain, values=acc.values + log_u, bound=total_bound)}
+        u = (log_u - bound).exp()
+        return {f"sum|{name}": replace(plain, values=acc.values * (u if acc.values.ndim == 2 else u[..., None]))}
 
-    def _seen(self, rows: Rows) -> dict[str, Tensor]:
+    def _divide_by_mean(self, rows: RowValues) -> dict[str, Tensor]:
         """What the loss expects to see: names and values after division by the mean of u, each end by its own."""
-        if "tilt.sum" not in rows:
+        if "weight.sum" not in rows:
             return dict(rows)
-        means = {end: self._mean(rows, end) for end in ("", "ᵀ") if f"tilt.sum{end}" in rows}
+        means = {end: self._mean(rows, end) for end in ("", "ᵀ") if f"weight.sum{end}" in rows}
         found = {}
         for name, row in rows.items():
-            kind, mark, own = name.partition("|")
+            kind, mark, loss_name = name.partition("|")
             if not mark:
                 found[name] = row
                 continue
-            mean = means["ᵀ" if own.endswith("ᵀ") else ""]
+            mean = means["ᵀ" if loss_name.endswith("ᵀ") else ""]
             mean = mean if row.ndim == mean.ndim else mean[..., None]
-            found[own] = row - mean if kind == "lse" else row * (self.tilt.ceiling(self.temperature) - mean).exp()
+            if kind == "logsumexp":
+                found[loss_name] = row - mean
+            else:
+                found[loss_name] = row * (self.difficulty.log_weight_bound(self.temperature) - mean).exp()
         return found
 
-    def _mean(self, rows: Rows, end: str) -> Tensor:
+    def _mean(self, rows: RowValues, end: str) -> Tensor:
         """Log ū; 0 where there are no negatives."""
-        some = rows[f"tilt.count{end}"] > 0
-        mean = torch.where(some, rows[f"tilt.sum{end}"], 0) - torch.where(some, rows[f"tilt.count{end}"], 1).log()
-        return mean.detach() if self.tilt.detach else mean
+        some = rows[f"weight.count{end}"] > 0
+        mean = torch.where(some, rows[f"weight.sum{end}"], 0) - torch.where(some, rows[f"weight.count{end}"], 1).log()
+        return mean.detach() if self.difficulty.detach else mean
 
-    def finish(self, rows: Rows) -> Tensor:
+    def row_loss(self, rows: RowValues) -> Tensor:
         """As inside."""
-        return self.loss.finish(self._seen(rows))
+        return self.loss.row_loss(self._divide_by_mean(rows))
 
-    def defined(self, rows: Rows) -> Tensor:
+    def is_defined(self, rows: RowValues) -> Tensor:
         """As inside."""
-        return self.loss.defined(self._seen(rows))
+        return self.loss.is_defined(self._divide_by_mean(rows))
 
-    def share(self, rows: Rows) -> Tensor:
+    def anchor_weight(self, rows: RowValues) -> Tensor:
         """As inside."""
-        return self.loss.share(self._seen(rows))
+        return self.loss.anchor_weight(self._divide_by_mean(rows))

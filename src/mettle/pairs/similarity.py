@@ -21,12 +21,12 @@ FEW = 64  # parts of a tile of which one may be close pairs, for taking these on
 SLACK = 16  # roundings by which products of the same rows may differ between engines, tiles and places in a tile
 
 
-def widen(z: Tensor) -> Tensor:
+def at_least_float32(z: Tensor) -> Tensor:
     """Float32 for half precision, unchanged otherwise (float64 stays float64 throughout)."""
     return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
 
 
-def unit(z: Tensor) -> Tensor:
+def normalize_rows(z: Tensor) -> Tensor:
     """Rows of length 1; rows without a direction become zero, with zero gradient.
 
     Dividing by the largest entry first keeps rows of length 1e-30 or 1e30 from under- or overflowing when squared; on
@@ -44,9 +44,9 @@ def unit(z: Tensor) -> Tensor:
     return (scaled / length).masked_fill(zero, 0)
 
 
-def ready(z: Tensor, measure: Measure) -> Tensor:
+def prepare_embeddings(z: Tensor, measure: Measure) -> Tensor:
     """What tiles of this measure are computed from."""
-    return unit(widen(z)) if measure == "cosine" else widen(z)
+    return normalize_rows(at_least_float32(z)) if measure == "cosine" else at_least_float32(z)
 
 
 def similarity(a: Tensor, b: Tensor, measure: Measure) -> Tensor:
@@ -60,7 +60,7 @@ def similarity(a: Tensor, b: Tensor, measure: Measure) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Sides:
+class TileOperands:
     """The prepared rows behind a tile, for what its similarities are too coarse to say. Nothing here has gradient."""
 
     z: Tensor
@@ -69,11 +69,11 @@ class Sides:
     j: slice | Tensor
     measure: Measure
 
-    def turned(self) -> "Sides":
+    def transpose(self) -> "TileOperands":
         """Seen from the other end."""
-        return Sides(self.ref, self.z, self.j, self.i, self.measure)
+        return TileOperands(self.ref, self.z, self.j, self.i, self.measure)
 
-    def sharpened(self, squared: Tensor, pos: Mask, neg: Mask) -> Tensor:
+    def refine_small_distances(self, squared: Tensor, pos: Mask, neg: Mask) -> Tensor:
         """Squared distances that came from float32 products, with the digits that close pairs lost there.
 
         The gradient stays that of the product. A tile without close pairs costs one look; a few are taken one by one,
@@ -87,12 +87,12 @@ class Sides:
             return squared
         near = plain < NEAR * (a + b)
         near = near if neg is True else near & (pos | neg)
-        if looking and isinstance(self.i, slice) and (few := self._few(near)) is not None:
+        if looking and isinstance(self.i, slice) and (few := self._few_close_pairs(near)) is not None:
             i, j, exact = few
             return squared.index_put((i, j), exact + (squared[i, j] - plain[i, j]))
         return torch.where(near, self.squared() + (squared - plain), squared)
 
-    def _few(self, near: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    def _few_close_pairs(self, near: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """Where a block has near pairs and how far apart these are, one by one; None where they are too many."""
         i, j = near.nonzero(as_tuple=True)
         if len(i) * max(FEW, self.z.shape[1] // 8) > near.numel():
@@ -110,7 +110,7 @@ class Sides:
         d = torch.addmm(size, a, b.T, alpha=-2)
         return d.masked_fill_(d < SAME * size, 0).to(self.z.dtype)
 
-    def slack(self) -> Tensor | float:
+    def rounding_error(self) -> Tensor | float:
         """How far two similarities may lie apart by rounding alone."""
         one = SLACK * torch.finfo(self.z.dtype).eps
         if self.measure == "l1":
@@ -134,28 +134,28 @@ def squared_distance(tile: Tile | Tensor, measure: Measure) -> Tensor:
     In float32, 2 − 2s has no digits left for points closer than 3e-4. A tile knows its rows and puts the digits back;
     similarities alone, without a tile, cannot.
     """
-    s = tile.s if isinstance(tile, Tile) else tile
+    s = tile.similarity if isinstance(tile, Tile) else tile
     if measure != "cosine":
         return (-s).clamp(min=0)
     squared = 2 - 2 * s
-    if isinstance(tile, Tile) and tile.sides is not None:
-        squared = tile.sides.sharpened(squared, tile.pos, tile.neg)
+    if isinstance(tile, Tile) and tile.operands is not None:
+        squared = tile.operands.refine_small_distances(squared, tile.positive, tile.negative)
     return squared.clamp(min=0)
 
 
 def distance(tile: Tile | Tensor, measure: Measure) -> Tensor:
     """d, with gradient 0 where d is 0: two coincident points have no direction to move in."""
-    s = tile.s if isinstance(tile, Tile) else tile
+    s = tile.similarity if isinstance(tile, Tile) else tile
     if measure == "l1":
         return -s
     if torch._C._are_functorch_transforms_active():  # torch.func goes through steps that it knows
         squared = squared_distance(tile, measure)
         together = squared == 0
         return torch.where(together, 0, torch.where(together, 1, squared).sqrt())
-    return _Distance.apply(s, tile, measure)
+    return _DistanceFunction.apply(s, tile, measure)
 
 
-class _Distance(torch.autograd.Function):
+class _DistanceFunction(torch.autograd.Function):
     """d of s, one node of the graph: d² is 2 - 2s or -s, and half a dozen elementwise steps less to go back through."""
 
     @staticmethod
@@ -182,7 +182,7 @@ def topk(q: Tensor, ref: Tensor, k: int, *, measure: Measure = "cosine") -> tupl
     if not (q.ndim == ref.ndim == 2 and q.shape[1] == ref.shape[1] and k >= 1):
         shapes = f"{tuple(q.shape)} and {tuple(ref.shape)}"
         raise InputError(f"topk needs queries (n, d), references (m, d) and k of 1 or more: got {shapes}, k = {k}")
-    a, b = ready(q, measure), ready(ref, measure)
+    a, b = prepare_embeddings(q, measure), prepare_embeddings(ref, measure)
     k = min(k, len(b))
     scores = a.new_empty(len(a), k)
     found = torch.empty(len(a), k, dtype=torch.int64, device=a.device)

@@ -2,29 +2,34 @@
 
 Forward, tiles are visited once and added to their rows. Backward, each tile is computed again and the gradients of
 its rows are propagated to it. When a batch is compared with itself, only the tiles on and above the diagonal are
-computed: a tile serves the rows at both of its ends, and where its terms need nothing but the tile itself they are
-evaluated once for both. Positive pairs are few, so a pass over nothing else takes them as a list.
+computed: a tile serves the rows at both of its ends, and where its reductions need nothing but the tile itself they
+are evaluated once for both. Positive pairs are few, so a pass over nothing else takes them as a list.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs.accumulators import Accumulator, Collect, Ends, accumulator
-from mettle.pairs.interface import Acc, Tile
-from mettle.pairs.problem import Job, Span, Step
-from mettle.pairs.similarity import Sides
+from mettle.pairs import reference
+from mettle.pairs.accumulators import Accumulator, Ends, Gather, PairEnd, TileEnd, make_accumulator
+from mettle.pairs.interface import Reduction, Tile, temperature_of
+from mettle.pairs.problem import PairProblem, ResolvedPass, RowBlock
+from mettle.pairs.similarity import TileOperands
 
-MOST = 1 << 16  # pairs handled at once
-BLOCK = 128  # rows whose positives are compared by one matrix product
-FEW = 64  # positives per anchor, on average, up to which a list is shorter work than tiles
+TILE_ROWS = 512  # 512 x 512 float32 is 1 MB: a tile and its temporaries stay in a core's cache
+FEW_ROWS = 1024  # rows up to which tiles of half that size waste less on the diagonal
+MAX_LISTED_PAIRS = 1 << 16  # pairs handled at once
+PAIR_BLOCK_ROWS = 128  # rows whose positives are compared by one matrix product
+MAX_MEAN_POSITIVES = 64  # positives per anchor, on average, up to which a list is shorter work than tiles
 
 
 @dataclass(frozen=True)
-class Block:
+class PairBlock:
     """Pairs ``pairs`` of a list lie in the block ``rows`` x ``columns`` of the matrix, at (``i``, ``j``) of it."""
 
     pairs: slice
@@ -35,8 +40,8 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Positions of anchors and references, in the order of the job, and the blocks of the matrix they lie in.
+class PairList:
+    """Positions of anchors and references, in the order of the problem, and the blocks of the matrix they lie in.
 
     Rows are sorted by label, so the positives of neighbouring rows are neighbouring columns: their products come from
     small blocks near the diagonal, which is several times faster than gathering two rows for every pair.
@@ -44,333 +49,382 @@ class Pairs:
 
     i: Tensor
     j: Tensor
-    blocks: tuple[Block, ...]
+    blocks: tuple[PairBlock, ...]
 
     def products(self, a: Tensor, b: Tensor) -> Tensor:
         """(p, 1) dot products of row i of ``a`` with row j of ``b``."""
         parts = [(a[block.rows] @ b[block.columns].T)[block.i, block.j] for block in self.blocks]
         return torch.cat(parts).unsqueeze(1)
 
-    def pull(self, g: Tensor, a: Tensor, b: Tensor, da: Tensor, db: Tensor) -> None:
+    def add_gradient(self, g: Tensor, a: Tensor, b: Tensor, da: Tensor, db: Tensor) -> None:
         """Add the gradient of `products`, given that of its values, (p, 1)."""
         for block in self.blocks:
             rows, columns = a[block.rows], b[block.columns]
-            spread = g.new_zeros(len(rows), len(columns))
-            spread[block.i, block.j] = g[block.pairs, 0]
-            da[block.rows] += spread @ columns
-            db[block.columns] += spread.T @ rows
+            dense = g.new_zeros(len(rows), len(columns))
+            dense[block.i, block.j] = g[block.pairs, 0]
+            da[block.rows] += dense @ columns
+            db[block.columns] += dense.T @ rows
 
 
-def positive_pairs(job: Job) -> list[Pairs] | None:
-    """Every positive pair of a job whose rows are sorted by label, in lists of bounded length.
+def list_positive_pairs(problem: PairProblem) -> list[PairList] | None:
+    """Every positive pair of a problem whose rows are sorted by label, in lists of bounded length.
 
     None where classes are so large that a list would be longer work than the tiles, and take more memory.
     """
-    start = torch.searchsorted(job.right.labels, job.left.labels)
-    stop = torch.searchsorted(job.right.labels, job.left.labels, right=True)
+    start = torch.searchsorted(problem.right.labels, problem.left.labels)
+    stop = torch.searchsorted(problem.right.labels, problem.left.labels, right=True)
     counts = stop - start
     ends = counts.cumsum(0)
-    found: list[Pairs] = []
+    found: list[PairList] = []
     row, n, total, passed = 0, len(counts), int(ends[-1]), 0
-    if total > FEW * n:
+    if total > MAX_MEAN_POSITIVES * n:
         return None
     while passed < total:
-        last = int(torch.searchsorted(ends, min(passed + MOST, total)))
-        last = max(last + (int(ends[min(last, n - 1)]) <= passed + MOST), row + 1)
+        last = int(torch.searchsorted(ends, min(passed + MAX_LISTED_PAIRS, total)))
+        last = max(last + (int(ends[min(last, n - 1)]) <= passed + MAX_LISTED_PAIRS), row + 1)
         i = torch.repeat_interleave(torch.arange(row, last, device=ends.device), counts[row:last])
         first = torch.cat([ends.new_zeros(1), counts[row:last].cumsum(0)[:-1]])
         j = start[i] + torch.arange(len(i), device=i.device) - first[i - row]
-        keep = i != j if job.ref is None else _other_ids(job, i, j)
+        keep = i != j if problem.ref is None else _ids_differ(problem, i, j)
         i, j = (i, j) if keep is None else (i[keep], j[keep])
         if len(i):
-            found.append(Pairs(i, j, _blocks(i, j, start, stop, row, last)))
+            found.append(PairList(i, j, _cut_blocks(i, j, start, stop, row, last)))
         row, passed = last, int(ends[last - 1])
     return found
 
 
-def _blocks(i: Tensor, j: Tensor, start: Tensor, stop: Tensor, row: int, last: int) -> tuple[Block, ...]:
-    """Cut the list where its anchors ``row`` to ``last`` - 1 cross a multiple of `BLOCK`."""
-    firsts = list(range(row, last, BLOCK))
+def _cut_blocks(i: Tensor, j: Tensor, start: Tensor, stop: Tensor, row: int, last: int) -> tuple[PairBlock, ...]:
+    """Cut the list where its anchors ``row`` to ``last`` - 1 cross a multiple of `PAIR_BLOCK_ROWS`."""
+    firsts = list(range(row, last, PAIR_BLOCK_ROWS))
     lasts = [*firsts[1:], last]
     marks = torch.tensor([*firsts, last], device=i.device)
     cuts = torch.searchsorted(i, marks).tolist()
     low = start[marks[:-1]].tolist()
     high = stop[marks[1:] - 1].tolist()
     return tuple(
-        Block(slice(p, q), slice(a, b), slice(c, d), i[p:q] - a, j[p:q] - c)
+        PairBlock(slice(p, q), slice(a, b), slice(c, d), i[p:q] - a, j[p:q] - c)
         for p, q, a, b, c, d in zip(cuts[:-1], cuts[1:], firsts, lasts, low, high, strict=True)
         if p < q
     )
 
 
-def _other_ids(job: Job, i: Tensor, j: Tensor) -> Tensor | None:
-    if job.left.ids is None or job.right.ids is None:
+def _ids_differ(problem: PairProblem, i: Tensor, j: Tensor) -> Tensor | None:
+    if problem.left.ids is None or problem.right.ids is None:
         return None
-    return job.left.ids[i] != job.right.ids[j]
+    return problem.left.ids[i] != problem.right.ids[j]
 
 
-def listed(job: Job, pairs: Pairs) -> Tile:
+def positive_pair_tile(problem: PairProblem, pairs: PairList) -> Tile:
     """A list of pairs as a tile of one column."""
-    ref = job.z if job.ref is None else job.ref
-    s = _similarity(pairs, job.z, ref, job.measure)
-    biased = None if job.biased is None else _similarity(pairs, *job.biased, job.measure)
+    ref = problem.z if problem.ref is None else problem.ref
+    s = _similarity(pairs, problem.z, ref, problem.measure)
+    second = None if problem.second is None else _similarity(pairs, *problem.second, problem.measure)
     pos = torch.ones_like(s, dtype=torch.bool)
-    a, b = job.left.at[pairs.i, None], job.right.at[pairs.j, None]
-    sides = Sides(job.z, ref, pairs.i, pairs.j, job.measure)
-    return Tile(s, pos, False, a, b, job.loss.temperature, biased, sides)
+    a, b = problem.left.original_index[pairs.i, None], problem.right.original_index[pairs.j, None]
+    operands = TileOperands(problem.z, ref, pairs.i, pairs.j, problem.measure)
+    return Tile(s, pos, False, a, b, temperature_of(problem.loss), second, operands)
 
 
-def _similarity(pairs: Pairs, a: Tensor, b: Tensor, measure: str) -> Tensor:
+def _similarity(pairs: PairList, a: Tensor, b: Tensor, measure: str) -> Tensor:
     if measure == "squared":  # by differences: a small distance is not the difference of two large numbers
         return -(a[pairs.i] - b[pairs.j]).square().sum(1, keepdim=True)
     return pairs.products(a, b)
 
 
-SIZE = 512  # 512 x 512 float32 is 1 MB: a tile and its temporaries stay in a core's cache
-SMALL = 1024  # rows up to which half of that wastes less on the diagonal
+def reduce_problem(problem: PairProblem, size: int | None = None) -> dict[str, Tensor]:
+    """Everything that the rows accumulate, (n,) or (n, m) each, with gradient to embeddings and parameters."""
+    loop = TileLoop(problem, size or (TILE_ROWS // 2 if len(problem.z) <= FEW_ROWS else TILE_ROWS))
+    values = _TiledFunction.apply(loop, problem.z, problem.ref, *loop.parameters)
+    return dict(zip(loop.names(), values, strict=True))
 
 
-def rows(job: Job, size: int | None = None) -> dict[str, Tensor]:
-    """Everything that the rows accumulate, (n,) or (n, m) each, with gradient to ``job.z`` and ``job.ref``."""
-    walk = _Walk(job, size or (SIZE // 2 if len(job.z) <= SMALL else SIZE))
-    values = _Tiled.apply(walk, job.z, job.ref)
-    return dict(zip(walk.names(), values, strict=True))
-
-
-class _Tiled(torch.autograd.Function):
-    """Row accumulators as a function of the embeddings; gradients by recomputing each tile."""
+class _TiledFunction(torch.autograd.Function):
+    """Row values as a function of the embeddings; gradients by computing each tile again."""
 
     @staticmethod
-    def forward(ctx, walk: "_Walk", z: Tensor, ref: Tensor | None):  # type: ignore[override]
-        for step in walk.steps:
-            walk.accumulate(step)
-        ctx.walk = walk
-        return tuple(value for values in walk.values for value in values.values())
+    def forward(ctx, loop: "TileLoop", z: Tensor, ref: Tensor | None, *parameters: Tensor):  # type: ignore[override]
+        for current in loop.passes:
+            loop.accumulate(current)
+        ctx.loop = loop
+        ctx.save_for_backward(z, ref, *parameters)
+        return tuple(value for values in loop.values for value in values.values())
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None):  # type: ignore[override]
-        if torch.is_grad_enabled():  # recomputed tiles have no graph: a second derivative would be silently wrong
-            raise InputError("the tiled engine has first derivatives only: do not pass create_graph=True")
-        dz, dref = ctx.walk.pull(grads)
-        return None, dz, dref
+        if torch.is_grad_enabled():  # create_graph=True: tiles that are computed again have no graph
+            return None, *_differentiable_backward(ctx, grads)
+        dz, dref, dparameters = ctx.loop.backward(grads)
+        return None, dz, dref, *dparameters
 
 
-class _Walk:
-    """The tiles of one job in order, and what its rows have accumulated so far."""
+def _differentiable_backward(ctx, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    """The backward pass for ``create_graph=True``: all of the matrix again, with a graph."""
+    z, ref, *parameters = ctx.saved_tensors
+    problem = replace(ctx.loop.problem, z=z, ref=ref)
+    warn_dense_recomputation(len(z), len(z) if ref is None else len(ref))
+    values = reference.reduce_problem(problem)
+    wanted = [(values[name], g) for name, g in zip(ctx.loop.names(), grads, strict=True) if g is not None]
+    wanted = [(value, g) for value, g in wanted if value.requires_grad]
+    inputs = [x for x in (z, ref, *parameters) if x is not None and x.requires_grad]
+    found = iter(
+        torch.autograd.grad(
+            [v for v, _ in wanted], inputs, [g for _, g in wanted], create_graph=True, allow_unused=True
+        )
+    )
+    return [next(found) if x is not None and x.requires_grad else None for x in (z, ref, *parameters)]
 
-    def __init__(self, job: Job, size: int):
-        self.steps = job.steps()
-        self.left = job.left.spans(size)
-        self.right = self.left if job.ref is None else job.right.spans(size)
-        self.job = replace(job, z=job.z.detach(), ref=None if job.ref is None else job.ref.detach())
-        self.z = self.job.z
-        self.ref = self.z if self.job.ref is None else self.job.ref
-        found = positive_pairs(self.job) if any(step.as_list for step in self.steps) else []
-        if found is None:
-            self.steps = [replace(step, as_list=False) for step in self.steps]
-        self.pairs = found or []
-        self.watched = torch.is_grad_enabled()  # before the autograd function, which switches it off
-        self.held: dict[int, Tile] = {}
-        self.tables: list[dict[str, Accumulator]] = []
+
+def warn_dense_recomputation(rows: int, columns: int) -> None:
+    """Say what a second derivative costs where the first one holds no matrix."""
+    warnings.warn(
+        f"create_graph=True computes the {rows} x {columns} similarities again as one matrix with a graph, about "
+        f"{rows * columns * 40 / 2**20:.0f} MB in float32: a smaller batch, or engine='dense', costs less",
+        stacklevel=4,
+    )
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A tile, or a list of pairs, with the rows that it is added to and the rows at its other end."""
+
+    tile: Tile
+    anchors: slice | Tensor
+    references: slice | Tensor
+    ends: Ends
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class TileBlock:
+    """What is computed at once: a block of the matrix seen from one end or from both, or a list of pairs."""
+
+    rows: RowBlock | None
+    columns: RowBlock | None
+    pairs: PairList | None
+    visits: tuple[Visit, ...]
+
+
+class TileLoop:
+    """The tiles of one problem in order, and what its rows have accumulated so far."""
+
+    def __init__(self, problem: PairProblem, size: int):
+        self.passes = problem.resolve_passes()
+        self.left = problem.left.split_blocks(size)
+        self.right = self.left if problem.ref is None else problem.right.split_blocks(size)
+        self.problem = replace(problem, z=problem.z.detach(), ref=None if problem.ref is None else problem.ref.detach())
+        self.z = self.problem.z
+        self.ref = self.z if self.problem.ref is None else self.problem.ref
+        pairs = list_positive_pairs(self.problem) if any(current.as_pair_list for current in self.passes) else []
+        if pairs is None:
+            self.passes = [replace(current, as_pair_list=False) for current in self.passes]
+        self.pairs = pairs or []
+        self.grad_enabled = torch.is_grad_enabled()  # before the autograd function, which switches it off
+        self.parameters = problem.parameters() if self.grad_enabled else []
+        self.pair_list_tiles: dict[int, Tile] = {}
+        self.accumulators: list[dict[str, Accumulator]] = []
         self.values: list[dict[str, Tensor]] = []
 
     def names(self) -> list[str]:
         """Of all accumulators, in order."""
-        return [name for table in self.tables for name in table]
+        return [name for table in self.accumulators for name in table]
 
-    def tiles(self, step: Step) -> Iterator[tuple[Span, Span, Tile]]:
-        """Every tile that the step needs; above the diagonal only when both sides are the same rows."""
+    def blocks(self, current: ResolvedPass) -> Iterator[TileBlock]:
+        """Everything that a pass looks at: lists of positive pairs, or tiles.
+
+        When both sides are the same rows, tiles above the diagonal serve both of their ends: at once where the
+        reductions read no row values, else once from each end.
+        """
+        if current.as_pair_list:
+            for number, pairs in enumerate(self.pairs):
+                tile = self._pair_list_tile(number)
+                yield TileBlock(None, None, pairs, (Visit(tile, pairs.i, pairs.j, (PairEnd(pairs.i, len(self.z)),)),))
+            return
         for k, i in enumerate(self.left):
-            for j in self.right[k:] if self.job.ref is None else self.right:
-                if not (step.positives_only and (i.high < j.low or j.high < i.low)):
-                    yield i, j, self.job.tile(i, j)
+            for j in self.right[k:] if self.problem.ref is None else self.right:
+                if current.positives_only and (i.high < j.low or j.high < i.low):
+                    continue
+                tile = self.problem.tile(i, j)
+                mirrored = self.problem.ref is None and i.start != j.start
+                rows, columns = TileEnd(i.rows, 1), TileEnd(j.rows, 0)
+                if mirrored and current.reads == "none":
+                    visits: tuple[Visit, ...] = (Visit(tile, i.rows, j.rows, (rows, columns)),)
+                elif mirrored:
+                    flipped = Visit(transpose_tile(tile), j.rows, i.rows, (TileEnd(j.rows, 1),), transposed=True)
+                    visits = Visit(tile, i.rows, j.rows, (rows,)), flipped
+                else:
+                    visits = (Visit(tile, i.rows, j.rows, (rows,)),)
+                yield TileBlock(i, j, None, visits)
 
-    def ends(self, step: Step, i: Span, j: Span, tile: Tile) -> Iterator[tuple[Tile, Span, Span, Ends]]:
-        """A tile once for both of its ends where its terms allow that, else once per end."""
-        mirrored = self.job.ref is None and i.start != j.start
-        if not mirrored or step.reads == "nothing":
-            yield tile, i, j, (i.rows, j.rows if mirrored else None)
-        else:
-            yield tile, i, j, (i.rows, None)
-            yield transposed(tile), j, i, (j.rows, None)
+    def _pair_list_tile(self, number: int) -> Tile:
+        """A list of positive pairs as a tile, kept for the backward pass."""
+        if number not in self.pair_list_tiles:
+            self.pair_list_tiles[number] = positive_pair_tile(self.problem, self.pairs[number])
+        return self.pair_list_tiles[number]
 
-    def known(self, step: Step, before: int, i: slice, j: slice) -> dict[str, Tensor]:
-        """What earlier steps accumulated for these rows, as columns, and for the other end where that is read."""
-        if step.reads == "nothing":
+    def earlier_values(self, current: ResolvedPass, before: int, visit: Visit) -> dict[str, Tensor]:
+        """What earlier passes accumulated for the anchors of a visit, as columns, and for its references if read."""
+        if current.reads == "none":
             return {}
         values = {name: value for table in self.values[:before] for name, value in table.items()}
-        found = {name: value[i].unsqueeze(1) for name, value in values.items()}
-        if step.reads == "both":
-            found |= {f"{name}ᵀ": value[j].unsqueeze(0) for name, value in values.items()}
+        found = {name: value[visit.anchors].unsqueeze(1) for name, value in values.items()}
+        if current.reads == "both":
+            dim = 0 if isinstance(visit.references, slice) else 1
+            found |= {f"{name}ᵀ": value[visit.references].unsqueeze(dim) for name, value in values.items()}
         return found
 
-    def blank(self, step: Step) -> dict[str, Acc]:
-        """The terms of a step on a tile of one pair, which tells their names, and whether all will be differentiated.
+    def probe_reductions(self, current: ResolvedPass) -> dict[str, Reduction]:
+        """The reductions of a pass on a tile of one pair: their names, and whether all will be differentiated.
 
-        The way back follows similarities only. A blank tile has no gradient, so a term of it that wants one depends on
-        something else: that would get a part of its gradient, or none, without a word.
+        The backward pass follows similarities and the parameters of loss and difficulty. The probe has no gradient, so
+        a reduction of it that wants one for something else would get a part of its gradient, or none, silently.
         """
         one = slice(0, 1)
-        tile, known = self.job.blank(), self.known(step, len(self.tables), one, one)
-        with torch.set_grad_enabled(self.watched):
-            found = step.terms(tile, known)
-            live = self.watched and self.job.difficulty is not None and not self.job.difficulty.detach
-            w = step.weigh(tile, known) if live else None
-        wanting = [name for name, acc in found.items() if isinstance(acc.x, Tensor) and acc.x.requires_grad]
-        if w is not None and w.requires_grad:
-            wanting.append("the weights")
-        if wanting and not step.constant:
-            raise InputError(
-                f"{wanting[0]} of {type(self.job.loss).__name__} want a gradient for something other than the "
-                "embeddings (a learnable parameter inside?), which tiles do not give: pass engine='dense', or use the "
-                "parameter in finish, outside the loss, or as a number"
-            )
+        tile = self.problem.probe_tile()
+        values = self.earlier_values(current, len(self.accumulators), Visit(tile, one, one, ()))
+        with torch.set_grad_enabled(self.grad_enabled):
+            found = current.reductions(tile, values)
+            differentiable = self.grad_enabled and self.problem.has_differentiable_weights()
+            w = current.weights(tile, values) if differentiable else None
+        wanting = {n: acc.values for n, acc in found.items() if isinstance(acc.values, Tensor)} | {"the weights": w}
+        for name, x in wanting.items():
+            if x is None or not x.requires_grad or current.constant:
+                continue
+            if not all(any(leaf is p for p in self.parameters) for leaf in leaf_tensors(x)):
+                raise InputError(
+                    f"{name} of {type(self.problem.loss).__name__} want a gradient for something that is neither an "
+                    "embedding nor a parameter of the loss: make it an nn.Parameter of the loss, pass engine='dense', "
+                    "or use it in row_loss, outside the loss, or as a number"
+                )
         return found
 
-    def accumulate(self, step: Step) -> None:
+    def accumulate(self, current: ResolvedPass) -> None:
         """One forward pass."""
-        k, blank = len(self.tables), self.blank(step)
-        table = {name: accumulator(acc, len(self.z), self.z, self.job.most_positives) for name, acc in blank.items()}
+        before, probe = len(self.accumulators), self.probe_reductions(current)
+        table = {n: make_accumulator(acc, len(self.z), self.z, self.problem.max_positives) for n, acc in probe.items()}
         with torch.no_grad():
-            if step.as_list:
-                for number, pairs in enumerate(self.pairs):
-                    tile, known = self.listed(number), self.gathered(step, k, pairs)
-                    w = step.weigh(tile, known)
-                    for name, acc in step.terms(tile, known).items():
-                        table[name].fold_list(acc, w, pairs.i)
-            for i, j, whole in () if step.as_list else self.tiles(step):
-                for tile, a, b, ends in self.ends(step, i, j, whole):
-                    known = self.known(step, k, a.rows, b.rows)
-                    w = step.weigh(tile, known)
-                    for name, acc in step.terms(tile, known).items():
+            for block in self.blocks(current):
+                for visit in block.visits:
+                    values = self.earlier_values(current, before, visit)
+                    w = current.weights(visit.tile, values)
+                    height, width = visit.tile.similarity.shape
+                    for name, acc in current.reductions(visit.tile, values).items():
                         if acc.mask is not False:
-                            table[name].fold(acc, w, ends, (tile.s.shape[0], tile.s.shape[1]))
-        self.tables.append(table)
+                            table[name].add(acc, w, visit.ends, (height, width))
+        self.accumulators.append(table)
         self.values.append({name: acc.value() for name, acc in table.items()})
 
-    def pull(self, grads: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor | None]:
-        """The backward pass: last step first, because it may send gradient to the rows of earlier ones."""
+    def backward(self, grads: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """Last pass first, because it may send gradient to the row values of earlier ones."""
         values = [value for table in self.values for value in table.values()]
         g = {
             name: torch.zeros_like(value) if grad is None else grad.to(value.dtype).clone()
             for name, value, grad in zip(self.names(), values, grads, strict=True)
         }
         dz = torch.zeros_like(self.z)
-        dref = dz if self.job.ref is None else torch.zeros_like(self.ref)
-        for k in reversed(range(len(self.steps))):
-            step, table = self.steps[k], self.tables[k]
-            if step.constant:
+        dref = dz if self.problem.ref is None else torch.zeros_like(self.ref)
+        dparameters = [torch.zeros_like(p) for p in self.parameters]
+        for k in reversed(range(len(self.passes))):
+            if self.passes[k].constant:
                 continue
-            if step.as_list:
-                for number in range(len(self.pairs)):
-                    self._pull_list(k, number, g, dz, dref)
-                continue
-            for acc in table.values():
-                if isinstance(acc, Collect):
+            for acc in self.accumulators[k].values():
+                if isinstance(acc, Gather):
                     acc.rewind()
-            for i, j, whole in self.tiles(step):
+            for block in self.blocks(self.passes[k]):
                 gs = None
-                for tile, a, b, ends in self.ends(step, i, j, whole):
-                    part = self._pull_tile(k, tile, a, b, ends, g)
+                for visit in block.visits:
+                    part = self._visit_backward(k, visit, g, dparameters)
                     if part is not None:
-                        part = part if tile is whole else part.T
+                        part = part.T if visit.transposed else part
                         gs = part if gs is None else gs + part
                 if gs is not None:
-                    dz[i.rows] += self._through(gs, i, j, dref)
-        return dz, None if self.job.ref is None else dref
+                    self._similarity_backward(gs, block, dz, dref)
+        return dz, None if self.problem.ref is None else dref, dparameters
 
-    def _pull_tile(self, k: int, tile: Tile, a: Span, b: Span, ends: Ends, g: dict[str, Tensor]) -> Tensor | None:
-        """Gradient of the tile's similarities, if any; gradient of earlier rows is added to ``g``."""
-        gs, rows = self._differentiate(k, tile, self.known(self.steps[k], k, a.rows, b.rows), g, ends)
-        for name, grad in rows.items():
-            if name.endswith("ᵀ"):
-                g[name[:-1]][b.rows] += grad.squeeze(0)
-            else:
-                g[name][a.rows] += grad.squeeze(1)
+    def _visit_backward(self, k: int, visit: Visit, g: dict[str, Tensor], dparameters: list[Tensor]) -> Tensor | None:
+        """Evaluate a pass on a tile again, with a graph: the gradient of its similarities, if any.
+
+        Gradients of earlier row values are added to ``g``, those of parameters to ``dparameters``.
+        """
+        current = self.passes[k]
+        with torch.enable_grad():
+            s = visit.tile.similarity.detach().requires_grad_()
+            values = {
+                name: v.detach().requires_grad_(v.is_floating_point())
+                for name, v in self.earlier_values(current, k, visit).items()
+            }
+            tile = replace(visit.tile, similarity=s)
+            w = current.weights(tile, values)
+            reductions = current.reductions(tile, values)
+        outputs, gradients = reduction_gradients(reductions, w, self.accumulators[k], g, visit.ends)
+        if not outputs:
+            return None
+        inputs = [s, *values.values(), *self.parameters]
+        gs, *rest = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
+        for name, grad in zip(values, rest, strict=False):
+            if grad is not None:
+                at_reference = name.endswith("ᵀ")
+                self._add_row_gradient(g[name.removesuffix("ᵀ")], visit, grad, at_reference)
+        for total, grad in zip(dparameters, rest[len(values) :], strict=True):
+            if grad is not None:
+                total += grad
         return gs
 
-    def _differentiate(
-        self, k: int, tile: Tile, found: dict[str, Tensor], g: dict[str, Tensor], ends: Ends | Tensor
-    ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Evaluate a step on a tile again and pull gradients back: onto its similarities, and onto earlier rows."""
-        step = self.steps[k]
-        with torch.enable_grad():
-            s = tile.s.detach().requires_grad_()
-            known = {n: v.detach().requires_grad_(v.is_floating_point()) for n, v in found.items()}
-            tile = replace(tile, s=s)
-            w = step.weigh(tile, known)
-            accs = step.terms(tile, known)
-        outputs, gradients = _pulled(accs, w, self.tables[k], g, ends)
-        if not outputs:
-            return None, {}
-        gs, *rows = torch.autograd.grad(outputs, [s, *known.values()], gradients, allow_unused=True)
-        return gs, {name: grad for name, grad in zip(known, rows, strict=True) if grad is not None}
+    @staticmethod
+    def _add_row_gradient(total: Tensor, visit: Visit, grad: Tensor, at_reference: bool) -> None:
+        index = visit.references if at_reference else visit.anchors
+        if isinstance(index, slice):
+            total[index] += grad.squeeze(0 if at_reference else 1)
+        else:
+            total.index_add_(0, index, grad.squeeze(1))
 
-    def listed(self, number: int) -> Tile:
-        """A list of positive pairs as a tile, remembered for the way back."""
-        if number not in self.held:
-            self.held[number] = listed(self.job, self.pairs[number])
-        return self.held[number]
-
-    def gathered(self, step: Step, before: int, pairs: Pairs) -> dict[str, Tensor]:
-        """What earlier steps accumulated, for each pair of a list."""
-        if step.reads == "nothing":
-            return {}
-        values = {name: value for table in self.values[:before] for name, value in table.items()}
-        found = {name: value[pairs.i].unsqueeze(1) for name, value in values.items()}
-        if step.reads == "both":
-            found |= {f"{name}ᵀ": value[pairs.j].unsqueeze(1) for name, value in values.items()}
-        return found
-
-    def _pull_list(self, k: int, number: int, g: dict[str, Tensor], dz: Tensor, dref: Tensor) -> None:
-        """As `_pull_tile`, for a list of pairs, and on to the embeddings."""
-        pairs = self.pairs[number]
-        found = self.gathered(self.steps[k], k, pairs)
-        gs, rows = self._differentiate(k, self.listed(number), found, g, pairs.i)
-        for name, grad in rows.items():
-            own, at = (name[:-1], pairs.j) if name.endswith("ᵀ") else (name, pairs.i)
-            g[own].index_add_(0, at, grad.squeeze(1))
-        if gs is not None and self.job.measure == "squared":
-            apart = 2 * gs * (self.ref[pairs.j] - self.z[pairs.i])
-            dz.index_add_(0, pairs.i, apart)
-            dref.index_add_(0, pairs.j, -apart)
-        elif gs is not None:
-            pairs.pull(gs, self.z, self.ref, dz, dref)
-
-    def _through(self, gs: Tensor, i: Span, j: Span, dref: Tensor) -> Tensor:
-        """From similarities to embeddings; adds the references' part and returns the anchors'."""
-        a, b = self.z[i.rows], self.ref[j.rows]
-        if self.job.measure == "squared":
-            dref[j.rows] += 2 * (gs.T @ a - gs.sum(0)[:, None] * b)
-            return 2 * (gs @ b - gs.sum(1)[:, None] * a)
-        dref[j.rows] += gs.T @ a
-        return gs @ b
+    def _similarity_backward(self, gs: Tensor, block: TileBlock, dz: Tensor, dref: Tensor) -> None:
+        """From similarities to the embeddings of both sides."""
+        squared = self.problem.measure == "squared"
+        if block.pairs is not None:
+            pairs = block.pairs
+            if squared:
+                difference = 2 * gs * (self.ref[pairs.j] - self.z[pairs.i])
+                dz.index_add_(0, pairs.i, difference)
+                dref.index_add_(0, pairs.j, -difference)
+            else:
+                pairs.add_gradient(gs, self.z, self.ref, dz, dref)
+            return
+        assert block.rows is not None
+        assert block.columns is not None
+        i, j = block.rows.rows, block.columns.rows
+        a, b = self.z[i], self.ref[j]
+        if squared:
+            dref[j] += 2 * (gs.T @ a - gs.sum(0)[:, None] * b)
+            dz[i] += 2 * (gs @ b - gs.sum(1)[:, None] * a)
+        else:
+            dref[j] += gs.T @ a
+            dz[i] += gs @ b
 
 
-def _pulled(
-    accs: dict[str, Acc], w: Tensor | None, table: dict[str, Accumulator], g: dict[str, Tensor], ends: Ends | Tensor
+def reduction_gradients(
+    reductions: dict[str, Reduction],
+    w: Tensor | None,
+    accumulators: dict[str, Accumulator],
+    g: dict[str, Tensor],
+    ends: Ends,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Tensors that depend on the tile, with their gradients, ready for one call of autograd."""
     outputs: list[Tensor] = []
     gradients: list[Tensor] = []
-    for name, acc in accs.items():
+    for name, acc in reductions.items():
         if acc.mask is False:
             continue
-        moves = isinstance(acc.x, Tensor) and acc.x.requires_grad
-        live = w is not None and w.requires_grad and acc.weigh == "full"
-        if not (moves or live):
+        has_gradient = isinstance(acc.values, Tensor) and acc.values.requires_grad
+        differentiable = w is not None and w.requires_grad and acc.weighting == "weight"
+        if not (has_gradient or differentiable):
             continue
-        plain = replace(acc, x=acc.x.detach()) if isinstance(acc.x, Tensor) else acc
-        fixed = None if w is None else w.detach()
-        if isinstance(ends, Tensor):
-            gx, gw = table[name].pull_list(plain, fixed, g[name], ends, live)
-        else:
-            gx, gw = table[name].pull(plain, fixed, g[name], ends, live)
-        if moves:
-            assert isinstance(acc.x, Tensor)
-            outputs.append(acc.x)
-            gradients.append(gx.expand_as(acc.x))
-        if live:
+        constant = replace(acc, values=acc.values.detach()) if isinstance(acc.values, Tensor) else acc
+        gx, gw = accumulators[name].gradient(constant, None if w is None else w.detach(), g[name], ends, differentiable)
+        if has_gradient:
+            assert isinstance(acc.values, Tensor)
+            outputs.append(acc.values)
+            gradients.append(gx.expand_as(acc.values))
+        if differentiable:
             assert w is not None
             assert gw is not None
             outputs.append(w)
@@ -378,12 +432,37 @@ def _pulled(
     return outputs, gradients
 
 
-def transposed(tile: Tile) -> Tile:
+def leaf_tensors(x: Tensor) -> list[Tensor]:
+    """The leaves of the graph behind a tensor."""
+    if x.grad_fn is None:
+        return [x]
+    found: list[Tensor] = []
+    seen: set[Any] = set()
+    todo: list[Any] = [x.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        todo.extend(function for function, _ in node.next_functions)
+    return found
+
+
+def transpose_tile(tile: Tile) -> Tile:
     """The same pairs seen from the other end."""
 
-    def flip(m):
+    def transpose(m):
         return m.T if isinstance(m, Tensor) else m
 
-    flipped = {name: flip(getattr(tile, name)) for name in ("s", "pos", "neg", "biased")}
-    sides = None if tile.sides is None else tile.sides.turned()
-    return replace(tile, i=tile.j.T, j=tile.i.T, sides=sides, **flipped)
+    return replace(
+        tile,
+        similarity=tile.similarity.T,
+        positive=transpose(tile.positive),
+        negative=transpose(tile.negative),
+        anchor_index=tile.reference_index.T,
+        reference_index=tile.anchor_index.T,
+        second_similarity=transpose(tile.second_similarity),
+        operands=None if tile.operands is None else tile.operands.transpose(),
+    )

@@ -14,7 +14,7 @@ Reference = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
 """Embeddings and labels to compare with instead of the batch itself, and optionally their ids."""
 
 
-def check(z: Tensor, labels: Tensor, what: str, names: str) -> None:
+def validate_embeddings(z: Tensor, labels: Tensor, what: str, names: str) -> None:
     """Refuse what cannot be compared, before any work."""
     if not isinstance(z, Tensor):
         raise InputError(f"{what} must be a tensor, got {type(z).__name__}")
@@ -42,7 +42,7 @@ def check(z: Tensor, labels: Tensor, what: str, names: str) -> None:
         raise InputError(f"{names} are on {labels.device}, {what} on {z.device}: move them to one device")
 
 
-def check_all(
+def validate_inputs(
     z: Tensor,
     labels: Tensor,
     ref: Reference | None,
@@ -51,12 +51,12 @@ def check_all(
     tile: int | None = None,
 ) -> None:
     """Refuse what cannot be compared: both sides and their companions."""
-    check(z, labels, "embeddings", "labels")
+    validate_embeddings(z, labels, "embeddings", "labels")
     if ref is not None:
         if not isinstance(ref, tuple | list) or len(ref) not in (2, 3):
             what = f"{len(ref)} entries" if isinstance(ref, tuple | list) else type(ref).__name__
             raise InputError(f"ref must be (embeddings, labels) or (embeddings, labels, ids), got {what}")
-        check(ref[0], ref[1], "reference embeddings", "reference labels")
+        validate_embeddings(ref[0], ref[1], "reference embeddings", "reference labels")
         if ref[0].shape[1] != z.shape[1] or ref[0].device != z.device:
             raise InputError(
                 f"reference embeddings are {tuple(ref[0].shape)} on {ref[0].device}, "
@@ -65,12 +65,12 @@ def check_all(
     if tile is not None and (not isinstance(tile, int) or isinstance(tile, bool) or tile < 1):
         raise InputError(f"tile must be at least 1, a whole number, got {tile!r}")
     if ids is not None or (ref is not None and len(ref) == 3):
-        _check_ids(z, ref, ids)
+        _validate_ids(z, ref, ids)
     if biased is not None:
-        _check_biased(z, ref, biased)
+        _validate_second_embeddings(z, ref, biased)
 
 
-def _check_ids(z: Tensor, ref: Reference | None, ids: Tensor | None) -> None:
+def _validate_ids(z: Tensor, ref: Reference | None, ids: Tensor | None) -> None:
     """Refuse ids of one side only, and ids that do not fit their embeddings."""
     if ref is None or len(ref) < 3:
         raise InputError("ids= leaves out pairs of equal id: pass ref=(embeddings, labels, ids) with it")
@@ -91,7 +91,7 @@ def _check_ids(z: Tensor, ref: Reference | None, ids: Tensor | None) -> None:
             raise InputError(f"{what} are on {given.device}, embeddings on {z.device}: move them to one device")
 
 
-def _check_biased(z: Tensor, ref: Reference | None, biased: Tensor | tuple[Tensor, Tensor]) -> None:
+def _validate_second_embeddings(z: Tensor, ref: Reference | None, biased: Tensor | tuple[Tensor, Tensor]) -> None:
     """Refuse a second encoder's embeddings that are not of the same rows."""
     if isinstance(biased, tuple) and (ref is None or len(biased) != 2):
         raise InputError("biased must be one tensor, or with ref= a pair: the second encoder's batch and references")
@@ -115,7 +115,7 @@ def _check_biased(z: Tensor, ref: Reference | None, biased: Tensor | tuple[Tenso
         raise InputError(f"both embeddings of biased come from one encoder and need one width, got {widths}")
 
 
-def stacked(embeddings: Tensor, labels: Tensor, biased: Any) -> tuple[Tensor, Tensor, Any]:
+def stack_views(embeddings: Tensor, labels: Tensor, biased: Any) -> tuple[Tensor, Tensor, Any]:
     """(n, v, d) views to (v * n, d), all of view 0 first, with labels repeated."""
     if not isinstance(embeddings, Tensor) or embeddings.ndim != 3:
         raise InputError(f"views=True takes embeddings (n, views, d), got {tuple(getattr(embeddings, 'shape', ()))}")

@@ -13,11 +13,12 @@ from mettle.durable import write_text
 from mettle.evaluate.closed import BIASED, MODEL
 from mettle.evaluate.protocol import Judged
 from mettle.model import embed
+from mettle.pairs.diagnostics import pair_weights
 from mettle.report.map import NARROW, Located, again, drawn, located, rounded
 from mettle.report.number import GAP, percent
 from mettle.report.pairs import side
 from mettle.train.artifact import Run
-from mettle.train.two_encoder import biased_model, pair_weights
+from mettle.train.two_encoder import biased_model
 
 SOME = 256  # samples that are compared with each other
 ANCHORS = 4
@@ -51,9 +52,8 @@ def negatives(run: Run, samples: Samples) -> dict[str, Any] | None:
     if len(part) < 2 * EACH + 1:
         return None
     loss = run.recipe.criterion()
-    loss = loss.at(1.0) if hasattr(loss, "at") else loss
     z, b = (torch.from_numpy(embed(model, part)) for model in (run.model(), biased_model(run)))
-    w = pair_weights(loss, z, torch.from_numpy(part.ids), b)[0].double().numpy()
+    w = pair_weights(loss, z, torch.from_numpy(part.ids), difficulty=loss.difficulty, biased=b).double().numpy()
     np.fill_diagonal(w, np.nan)
     order = np.argsort(w, axis=1, kind="stable")[:, : len(part) - 1]  # NaN, the anchor itself, comes last
     easy, hard = order[:, :EACH], order[:, ::-1][:, :EACH]

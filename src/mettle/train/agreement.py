@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mettle import losses
 from mettle.errors import InputError, RecipeError
-from mettle.losses.base import Pairwise
+from mettle.losses.base import PairwiseLoss
 from mettle.train.batch_tuples import layout
 from mettle.train.method import LEAVE_SPARSE, compares, takes_sparse
 
@@ -53,7 +53,7 @@ def _networks(recipe: "Recipe") -> None:
     if method == "two-encoder":
         if recipe.batch.views != 2:
             raise RecipeError("train.method = 'two-encoder' compares two views: set batch.views = 2")
-        if not isinstance(loss, Pairwise):
+        if not isinstance(loss, PairwiseLoss):
             raise RecipeError(f"train.method = 'two-encoder' needs a loss over the pairs of a batch, got {kind}")
     if recipe.biased != type(recipe.biased).model_validate({}) and not compares(loss):
         raise RecipeError('[biased] needs a loss with difficulty = { kind = "Relative" } and method two-encoder')

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from mettle.errors import InputError
-from mettle.losses.npair import NPair, paired
+from mettle.losses.npair import NPair, split_anchor_positive
 from mettle.losses.triplet import Triplet
 from mettle.train.synthesis import pulled
 
@@ -63,7 +63,7 @@ class Triples:
         near, far = ((a - x).square().sum(1) for x in (p, n))
         if not self.loss.squared:
             near, far = (_root(x) for x in (near, far))
-        return self.loss.surplus(near - far).sum()
+        return self.loss.margin_violation(near - far).sum()
 
     def kept(self, rows: Rows) -> Tensor:
         """Anchors and positives."""
@@ -82,7 +82,7 @@ class Pairs:
 
     def rows(self, labels: Tensor) -> Rows:
         """The first row of a class is its anchor, the second its positive."""
-        a, p = paired(labels)
+        a, p = split_anchor_positive(labels)
         if len(a) < 2:
             raise InputError("the N-pair loss needs two classes or more in a batch, got one")
         return {"anchor": a, "positive": p}

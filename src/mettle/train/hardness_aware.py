@@ -191,7 +191,7 @@ class HardnessAware:
 
     def facts(self, embeddings: Tensor, batch: Batch, progress: float) -> dict[str, Any]:
         """Those of the tuple loss; what the synthesis did comes with the step."""
-        return dict(self.loss.facts(embeddings, batch.labels).as_dict())
+        return dict(self.loss.statistics(embeddings, batch.labels).as_dict())
 
     def state(self) -> dict[str, Any]:
         """All networks, all optimisers, both windows."""

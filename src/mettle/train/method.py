@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from mettle.data.loader import Batch
 from mettle.data.samples import Samples
 from mettle.difficulty import Relative
-from mettle.difficulty.combine import nested
 from mettle.errors import InputError
 from mettle.model import Embedder, embed
+from mettle.pairs.declarations import iterate_parts
 from mettle.train.optimisers import decayed, half
 
 START_SAMPLES = 16  # of a class at most, for the mean that its vector starts at
@@ -113,22 +113,18 @@ class Supervised:
 
     def value(self, embeddings: Tensor, batch: Batch, progress: float) -> Tensor:
         """The loss of a batch, a scalar with gradient."""
-        return self.criterion(progress)(embeddings, self.numbered(batch.labels))
+        return self.loss(embeddings, self.numbered(batch.labels), **progress_option(self.loss, progress))
 
     def numbered(self, labels: Tensor) -> Tensor:
         """Labels as the loss counts them."""
         return labels if self.classes is None else numbered(labels, self.classes)
 
-    def criterion(self, progress: float) -> Any:
-        """The loss at this point of training: a curriculum may still be fading in."""
-        return self.loss.at(progress) if hasattr(self.loss, "at") else self.loss
-
     def facts(self, embeddings: Tensor, batch: Batch, progress: float) -> dict[str, Any]:
         """The facts of the loss, where it has any."""
-        loss = self.criterion(progress)
-        if not hasattr(loss, "facts"):
+        if not hasattr(self.loss, "statistics"):
             return {}
-        facts = loss.facts(embeddings, self.numbered(batch.labels))
+        options = progress_option(self.loss, progress)
+        facts = self.loss.statistics(embeddings, self.numbered(batch.labels), **options)
         return facts.as_dict() if hasattr(facts, "as_dict") else dict(facts)
 
     def state(self) -> dict[str, Any]:
@@ -184,12 +180,19 @@ def stateful(losses: Mapping[str, Any]) -> dict[str, nn.Module]:
     known: set[nn.Module] = set()
     for mark, loss in losses.items():
         parts = {f"{mark}loss": loss}
-        parts |= {f"{mark}difficulty {k}": one for k, one in enumerate(nested(getattr(loss, "difficulty", None)))}
+        parts |= {
+            f"{mark}difficulty {k}": one for k, one in enumerate(iterate_parts(getattr(loss, "difficulty", None)))
+        }
         for name, part in parts.items():
             if isinstance(part, nn.Module) and part not in known:
                 found[name] = part
                 known |= set(part.modules())
     return found
+
+
+def progress_option(loss: Any, progress: float) -> dict[str, float]:
+    """The progress of training, for a loss that takes it: a curriculum may still be fading in."""
+    return {"progress": progress} if getattr(loss, "takes_progress", False) else {}
 
 
 def check_classes(classes: Tensor) -> None:
@@ -224,4 +227,4 @@ def takes_sparse(loss: Any) -> bool:
 
 def compares(loss: Any) -> bool:
     """Whether a loss looks at a second encoder."""
-    return any(isinstance(part, Relative) for part in nested(getattr(loss, "difficulty", None)))
+    return any(isinstance(part, Relative) for part in iterate_parts(getattr(loss, "difficulty", None)))

@@ -22,12 +22,13 @@ class Similarity(Supervised):
 
     def value(self, embeddings: Tensor, batch: Batch, progress: float) -> Tensor:
         """The loss of a batch, a scalar with gradient."""
-        return self.criterion(progress)(*_arguments(embeddings, batch), weight=batch.weight)
+        return self.loss(*_arguments(embeddings, batch), weight=batch.weight)
 
     def facts(self, embeddings: Tensor, batch: Batch, progress: float) -> dict[str, Any]:
         """The facts of the loss, where it has any."""
-        loss = self.criterion(progress)
-        return dict(loss.facts(*_arguments(embeddings, batch))) if hasattr(loss, "facts") else {}
+        if not hasattr(self.loss, "statistics"):
+            return {}
+        return dict(self.loss.statistics(*_arguments(embeddings, batch)))
 
 
 def _arguments(embeddings: Tensor, batch: Batch) -> tuple[Tensor, ...]:

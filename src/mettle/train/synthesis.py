@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mettle.difficulty.validation import settings, whole
+from mettle.difficulty.settings import validate_fields, validate_integers
 from mettle.errors import InputError
 
 START = 1e6  # what both levels are taken to be before a window is full: nothing pulled, nothing synthetic
@@ -47,8 +47,8 @@ class Synthesis:
     l2: float = 0.0  # times half the squared weights, added to the real loss
 
     def __post_init__(self) -> None:
-        settings(self)
-        whole(window=self.window, hidden=self.hidden)
+        validate_fields(self)
+        validate_integers(window=self.window, hidden=self.hidden)
         need = [
             (self.alpha >= 0 and self.beta >= 0, f"alpha and beta are at least 0, got {self.alpha}, {self.beta}"),
             (self.window >= 1, f"window is a number of steps, at least 1, got {self.window}"),

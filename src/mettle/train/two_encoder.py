@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,12 +17,9 @@ from mettle.durable import write_bytes
 from mettle.errors import DataError, InputError, RunError
 from mettle.losses import SelfTriplet
 from mettle.model import Embedder, EmbedderSpec
-from mettle.pairs import Acc, Rows, Tile, Traits
-from mettle.pairs import reference as dense
-from mettle.pairs.dispatch import layout
-from mettle.pairs.problem import weights
+from mettle.pairs.diagnostics import pair_weights
 from mettle.train.artifact import Run
-from mettle.train.method import StepResult, compares, stateful
+from mettle.train.method import StepResult, compares, progress_option, stateful
 from mettle.train.optimisers import Optimisers
 
 WEIGHTS = ("pairs", "mean", "shuffled")
@@ -36,7 +33,7 @@ class Terms(NamedTuple):
     biased_loss: Tensor | None
     embeddings: Tensor
     biased: Tensor | None
-    criterion: Any  # the loss as it was used: a control has weights of its own
+    options: dict[str, Any]  # that the loss was called with: a control has weights of its own
 
 
 class TwoEncoder:
@@ -110,23 +107,22 @@ class TwoEncoder:
         with self.optimisers.autocast():
             z = self.model(batch.inputs)
             b = None if self.biased is None else self.biased(batch.inputs)
-        loss = self.loss.at(progress) if hasattr(self.loss, "at") else self.loss
+        options: dict[str, Any] = progress_option(self.loss, progress)
         if b is None:
-            return Terms(loss(z, batch.ids), None, z, None, loss)
-        other = b.detach()
-        loss = self.controlled(loss, z.detach(), batch, other)
-        return Terms(loss(z, batch.ids, biased=other), self.biased_loss(b, batch.ids), z, other, loss)
+            return Terms(self.loss(z, batch.ids, **options), None, z, None, options)
+        options["biased"] = b.detach()
+        if self.weights != "pairs":
+            options["weights"] = self.control_weights(z.detach(), batch, b.detach())
+        loss = self.loss(z, batch.ids, **options)
+        return Terms(loss, self.biased_loss(b, batch.ids), z, b.detach(), options)
 
-    def controlled(self, loss: Any, z: Tensor, batch: Batch, other: Tensor) -> Any:
-        """The loss with the weights that a control asks for."""
-        if self.weights == "pairs":
-            return loss
-        w, negative = pair_weights(loss, z, batch.ids, other)
+    def control_weights(self, z: Tensor, batch: Batch, other: Tensor) -> Tensor:
+        """The weights that a control asks for in place of those of the difficulty."""
+        w = pair_weights(self.loss, z, batch.ids, difficulty=self.loss.difficulty, biased=other)
+        negative = batch.ids[:, None] != batch.ids[None, :]
         if self.weights == "mean":
-            w = torch.where(negative, w[negative].mean(), w)
-        else:
-            w = w.masked_scatter(negative, dealt(w, negative, self.seed, batch.step))
-        return replace(loss, difficulty=Given(w))
+            return torch.where(negative, w[negative].mean(), w)
+        return w.masked_scatter(negative, dealt(w, negative, self.seed, batch.step))
 
     def _told(self, found: Terms, batch: Batch, norms: dict[str, float]) -> Callable[[], dict[str, Any]]:
         """What difficulty did, worked out only when a line is logged."""
@@ -134,11 +130,14 @@ class TwoEncoder:
         def told() -> dict[str, Any]:
             z, b = found.embeddings.detach(), found.biased
             facts: dict[str, Any] = {}
-            if hasattr(found.criterion, "facts"):
-                facts |= found.criterion.facts(z, batch.ids, **({} if b is None else {"biased": b})).as_dict()
+            if hasattr(self.loss, "statistics"):
+                facts |= self.loss.statistics(z, batch.ids, **found.options).as_dict()
             if b is None or found.biased_loss is None:
                 return facts
-            w, negative = pair_weights(found.criterion, z, batch.ids, b)
+            negative = batch.ids[:, None] != batch.ids[None, :]
+            w = found.options.get("weights")
+            if w is None:
+                w = pair_weights(self.loss, z, batch.ids, difficulty=self.loss.difficulty, biased=b)
             facts |= {"biased_loss": found.biased_loss.item(), "biased_gradient": norms["biased"]}
             facts |= {"weight_mean": w[negative].mean().item(), "weight_std": w[negative].std().item()}
             if self.attribute is not None:
@@ -164,24 +163,6 @@ class TwoEncoder:
             if name in self.optimisers.all or name in state["modules"]:  # earlier versions kept the networks only
                 module.load_state_dict(state["modules"][name])
         self.optimisers.load_state(state)
-
-
-@dataclass(frozen=True, eq=False)
-class Given:
-    """Weights that are there already: ``table[i, j]`` for rows i and j of the batch."""
-
-    table: Tensor
-
-    detach = True
-    traits = Traits(continuous=True, trusted=True, negatives="plain")
-
-    def stats(self, tile: Tile) -> dict[str, Acc]:
-        """Nothing."""
-        return {}
-
-    def weigh(self, tile: Tile, rows: Rows) -> Tensor:
-        """(a, b) weights."""
-        return self.table[tile.i, tile.j].to(tile.s.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,16 +225,6 @@ def check_views(batch: Batch) -> None:
             f"two views of the same samples are needed, view by view: got {len(batch.inputs)} inputs for "
             f"{len(batch.ids)} ids. Use a Loader with views=2 (batch.views = 2)"
         )
-
-
-@torch.no_grad()
-def pair_weights(loss: Any, z: Tensor, ids: Tensor, biased: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, n) weights of a batch's pairs and which of them are negatives: for facts and controls, so never in tiles."""
-    job, _ = layout(loss, z, ids, None, None, loss.difficulty, biased, sort=False)
-    tile = job.tile(*job.whole())
-    asked = loss.difficulty.stats(tile)
-    stats = {name: dense.reduce(acc, None, tile, job.most_positives) for name, acc in asked.items()}
-    return weights(loss.difficulty, tile, stats), ids[:, None] != ids[None, :]
 
 
 def dealt(w: Tensor, negative: Tensor, seed: int, step: int) -> Tensor:

@@ -10,14 +10,24 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from mettle.errors import InputError, nearest
-from mettle.pairs.dispatch import PairOutput, broken, pair_loss
-from mettle.pairs.distributed import collectives as gather
-from mettle.pairs.distributed.collectives import Crowd
-from mettle.pairs.distributed.handshake import Parts, name_class
-from mettle.pairs.makeup import draws, exact, parts_of, self_contained, settings
+from mettle.pairs.declarations import is_self_contained, iterate_parts
+from mettle.pairs.dispatch import PairOutput, nan_if_not_finite, pair_loss
+from mettle.pairs.distributed.collectives import distribute, fail_everywhere, gather_rows, sum_over_ranks
+from mettle.pairs.distributed.handshake import (
+    PLAIN,
+    CallSummary,
+    CallTensors,
+    RankInfo,
+    control_device,
+    exchange_descriptions,
+    has_other_ranks,
+    name_class,
+)
 
-How = Literal["auto", "pairs", "rows", "whole"]
+How = Literal["auto", "anchors", "rows", "replicated"]
 
+
+PAIR_LOSS = ("passes", "row_loss", "is_defined", "anchor_weight", "measure")  # what the engine calls
 CALLS = ("__call__", "per_anchor", "per_item")
 
 
@@ -31,22 +41,24 @@ def across_ranks(loss: Callable[..., Tensor], how: How = "auto") -> "AcrossRanks
 
     Args:
         loss: any loss of `mettle.losses`, or any callable ``loss(embeddings, labels)``.
-        how: ``pairs``: this rank's anchors against the embeddings of all ranks, for losses of `mettle.pairs`;
+        how: ``anchors``: this rank's anchors against the embeddings of all ranks, for losses of `mettle.pairs`;
             ``rows``: this rank's rows alone, for losses that are the plain mean of rows that do not see each other
-            (they say so by an attribute ``by_row``); ``whole``: the loss of all rows, on every rank. ``auto`` takes
-            the first that is exact.
+            (they say so by an attribute ``by_row``); ``replicated``: the loss of all rows, on every rank.
+            ``auto`` takes the first that is exact.
     """
     if not callable(loss) or isinstance(loss, type):
         came = f"the class {loss.__name__}: write {loss.__name__}(...)" if isinstance(loss, type) else repr(loss)
         raise InputError(f"loss must be a callable loss(embeddings, labels), got {came}")
     if isinstance(loss, AcrossRanks):
         raise InputError("this loss is across ranks already: wrap it once")
-    known = ("auto", "pairs", "rows", "whole")
+    known = ("auto", "anchors", "rows", "replicated")
     if how not in known:
         raise InputError(f"how must be one of {', '.join(known)}, got {how!r}{nearest(str(how), known)}")
-    if how == "pairs" and not all(hasattr(loss, name) for name in ("sweeps", "finish", "defined", "share", "measure")):
-        raise InputError(f"how='pairs' needs a loss of mettle.pairs, got {type(loss).__name__}: use how='whole'")
-    return AcrossRanks(loss, exact(loss) if how == "auto" else how)
+    if how == "anchors" and not all(
+        hasattr(loss, name) for name in ("passes", "row_loss", "is_defined", "anchor_weight", "measure")
+    ):
+        raise InputError(f"how='anchors' needs a loss of mettle.pairs, got {type(loss).__name__}: use how='replicated'")
+    return AcrossRanks(loss, choose_strategy(loss) if how == "auto" else how)
 
 
 class AcrossRanks(nn.Module):
@@ -55,10 +67,10 @@ class AcrossRanks(nn.Module):
     def __init__(self, loss: Callable[..., Any], how: str):
         super().__init__()
         self.loss, self.how = loss, how
-        held = [] if isinstance(loss, nn.Module) else [x for x in parts_of(loss) if isinstance(x, nn.Module)]
-        self.inside = nn.ModuleList(held)  # difficulties with a state, which a loss without one cannot save
-        self._drawn = not self_contained(loss) or draws(loss)
-        self._met = {"once": False}  # shared with the losses of later points of training
+        held = [] if isinstance(loss, nn.Module) else [x for x in iterate_parts(loss) if isinstance(x, nn.Module)]
+        self.inside = nn.ModuleList(held)  # difficulties with state of a loss that is no module itself
+        self._is_random = not all_self_contained(loss) or draws_randomly(loss)
+        self._synchronized = False
 
     @property
     def difficulty(self) -> Any:
@@ -67,77 +79,86 @@ class AcrossRanks(nn.Module):
 
     def forward(self, *args: Any, **options: Any) -> Tensor:
         """The loss of the rows of all ranks, the same on every rank, with gradient."""
-        return self._ask("__call__", args, options)
+        return self._call("__call__", args, options)
 
     def per_anchor(self, *args: Any, **options: Any) -> Tensor:
         """This rank's rows of the loss. Their gradient is that of what all ranks make of their rows, summed."""
-        return self._ask("per_anchor", args, options)
+        return self._call("per_anchor", args, options)
 
     def per_item(self, *args: Any, **options: Any) -> Tensor:
         """The same for losses over given pairs and triplets."""
-        return self._ask("per_item", args, options)
+        return self._call("per_item", args, options)
 
-    def at(self, progress: float) -> "AcrossRanks":
-        """The loss at a point of training, for difficulties that follow a curriculum; shares all state."""
-        later = getattr(self.loss, "at", None)
-        if later is None or (now := later(progress)) is self.loss:
-            return self
-        made = AcrossRanks(now, self.how)
-        made._met = self._met
-        return made.train(self.training)
+    @property
+    def takes_progress(self) -> bool:
+        """Whether the loss inside takes the progress of training."""
+        return getattr(self.loss, "takes_progress", False)
 
     def extra_repr(self) -> str:
         """A loss that is no module would not be shown."""
         shown = "" if isinstance(self.loss, nn.Module) else f"{self.loss!r}, "
         return f"{shown}how={self.how!r}"
 
-    def _ask(self, call: str, args: tuple, options: dict[str, Any]) -> Tensor:
-        if not gather.many():
+    def _call(self, call: str, args: tuple, options: dict[str, Any]) -> Tensor:
+        if not has_other_ranks():
             return _method(self.loss, call)(*args, **options)
-        parts, error = None, None
+        call_tensors, error = None, None
         try:
-            parts = Parts.of(args, options)
-            self._check(call, parts)
+            call_tensors = CallTensors.from_call(args, options)
+            self._check(call, call_tensors)
         except Exception as wrong:  # whatever it is, the others must not wait
             error = wrong
-        given, names, rest = ({}, {}, 0) if parts is None or error else (parts.tensors, parts.names, parts.options)
-        said = gather.Call(CALLS.index(call), self.training, self._fingerprint(), rest, not self._met["once"])
-        crowd = gather.arrive(given, names, said, error)
-        assert parts is not None
-        if crowd.fresh:
-            self._meet()
+        given, names, rest = (
+            ({}, {}, 0)
+            if call_tensors is None or error
+            else (call_tensors.tensors, call_tensors.names, call_tensors.options)
+        )
+        summary = CallSummary(CALLS.index(call), self.training, self._fingerprint(), rest, not self._synchronized)
+        ranks = exchange_descriptions(given, names, summary, error)
+        assert call_tensors is not None
+        if ranks.fresh:
+            self._broadcast_state()
         # A rank without rows has nothing to compute a part from, so all compute the whole.
-        alone = self.how == "whole" or min(crowd.rows["1"]) == 0 or parts.beyond
-        if alone:
-            return self._whole(call, parts, crowd)
-        return (self._pairs if self.how == "pairs" else self._rows)(call, parts, crowd)
+        replicate = self.how == "replicated" or min(ranks.rows["1"]) == 0 or call_tensors.has_more_than_batch
+        if replicate:
+            return self._replicated(call, call_tensors, ranks)
+        return (self._anchors if self.how == "anchors" else self._rows)(call, call_tensors, ranks)
 
-    def _whole(self, call: str, parts: Parts, crowd: Crowd) -> Tensor:
+    def _replicated(self, call: str, call_tensors: CallTensors, ranks: RankInfo) -> Tensor:
         """Every rank computes everything; only rows of its own are then asked for in parts."""
-        meet = call != "__call__"
-        tensors, shared = gather.spread(crowd, parts.tensors, "gather", self._learnt() if meet else (), meet=meet)
-        parts.refuse_common_ids(tensors, crowd)
-        args, options = parts.rebuilt(tensors)
-        with self._luck(args[0].device):
-            found, error = self._tried(lambda: self._asked(call, args, options, crowd.count), shared)
+        reduce_gradients = call != "__call__"
+        tensors, shared = distribute(
+            ranks,
+            call_tensors.tensors,
+            "gather",
+            self._trainable_parameters() if reduce_gradients else (),
+            reduce_gradients=reduce_gradients,
+        )
+        call_tensors.raise_if_ids_collide(tensors, ranks)
+        args, options = call_tensors.rebuild_call(tensors)
+        with self._rank0_rng(args[0].device):
+            found, error = self._run_guarded(lambda: self._call_loss(call, args, options, ranks.count), shared)
         if error is not None:
-            gather.fail(0, args[0].device, error)
-        gather.total([], args[0].device)
-        return found if call == "__call__" else found[crowd.own]
+            fail_everywhere(0, args[0].device, error)
+        sum_over_ranks([], args[0].device)
+        return found if call == "__call__" else found[ranks.own]
 
-    def _pairs(self, call: str, parts: Parts, crowd: Crowd) -> Tensor:
+    def _anchors(self, call: str, call_tensors: CallTensors, ranks: RankInfo) -> Tensor:
         """This rank's anchors against the rows of all ranks; a row meets itself by its number, and is left out."""
-        device = parts.tensors["1"].device
-        batch = {place: parts.tensors[place] for place in ("1", "2")}
-        tensors, shared = gather.spread(crowd, batch, "gather", self._learnt(), meet=True)
+        device = call_tensors.tensors["1"].device
+        batch = {place: call_tensors.tensors[place] for place in ("1", "2")}
+        tensors, shared = distribute(ranks, batch, "gather", self._trainable_parameters(), reduce_gradients=True)
         z, y = tensors["1"], tensors["2"]
-        biased = parts.tensors.get("biased[0]")
-        both = None if biased is None else (biased, gather.gathered(biased, crowd, "biased[0]"))
-        number = torch.arange(crowd.count, device=device)
-        own, loss = crowd.own, self.loss
+        biased = call_tensors.tensors.get("biased[0]")
+        both = None if biased is None else (biased, gather_rows(biased, ranks, "biased[0]"))
+        number = torch.arange(ranks.count, device=device)
+        own, loss, options = ranks.own, self.loss, dict(call_tensors.plain)
+        if (progress := options.pop("progress", None)) is not None:
+            loss = loss.resolve_difficulty(progress, None)  # type: ignore[union-attr]
+        difficulty = getattr(loss, "difficulty", None)
 
         def output() -> PairOutput:
-            observe = getattr(self.difficulty, "observe", None)
+            observe = getattr(difficulty, "observe", None)
             if observe is not None and torch.is_grad_enabled():
                 observe(z.detach(), y)
             return pair_loss(
@@ -146,44 +167,48 @@ class AcrossRanks(nn.Module):
                 y[own],
                 ref=(z, y, number),
                 ids=number[own],
-                difficulty=self.difficulty,
+                difficulty=difficulty,
                 biased=both,
-                **parts.plain,
+                **options,
             )
 
-        found, error = self._tried(output, shared)
+        found, error = self._run_guarded(output, shared)
         if error is not None:
-            gather.fail(3, device, error)
+            fail_everywhere(3, device, error)
         # Whatever the loss made of it, every rank has to come to the meeting on the way back.
         # One number of it: a sum of many may be too large for half precision, and 0 * inf is NaN.
         tie = 0 * z.flatten()[:1].sum() if z.requires_grad else 0
         if call != "__call__":
-            gather.total([z.new_zeros(())] * 3, device)
+            sum_over_ranks([z.new_zeros(())] * 3, device)
             return found.per_anchor() + tie
-        share = found.share * found.defined
-        sums = torch.where(found.defined, found.values, 0) * share
-        value, weight, defined = gather.total([sums.sum() + tie, share.sum(), found.defined.sum()], device)
+        anchor_weight = found.anchor_weight * found.defined
+        sums = torch.where(found.defined, found.values, 0) * anchor_weight
+        value, weight, defined = sum_over_ranks([sums.sum() + tie, anchor_weight.sum(), found.defined.sum()], device)
+        if getattr(loss, "empty", "error") == "zero":
+            return torch.where(defined > 0, value / torch.where(defined > 0, weight, 1), 0).to(sums.dtype)
         if not z.is_cuda and not bool(defined > 0):
             raise InputError(
-                f"no anchor has a positive among {crowd.count} samples of {crowd.size} ranks: each class needs at "
+                f"no anchor has a positive among {ranks.count} samples of {ranks.size} ranks: each class needs at "
                 "least two samples in the batch of all ranks together; draw P classes x K samples"
             )
         return (value / weight).to(sums.dtype)
 
-    def _rows(self, call: str, parts: Parts, crowd: Crowd) -> Tensor:
+    def _rows(self, call: str, call_tensors: CallTensors, ranks: RankInfo) -> Tensor:
         """This rank's rows alone; only their mean is over all ranks."""
-        first = parts.tensors["1"]
-        tensors, shared = gather.spread(crowd, parts.tensors, "own", self._learnt(), meet=True)
-        args, options = parts.rebuilt(tensors)
-        found, error = self._tried(lambda: self._asked(call, args, options, len(first)), shared)
+        first = call_tensors.tensors["1"]
+        tensors, shared = distribute(
+            ranks, call_tensors.tensors, "local", self._trainable_parameters(), reduce_gradients=True
+        )
+        args, options = call_tensors.rebuild_call(tensors)
+        found, error = self._run_guarded(lambda: self._call_loss(call, args, options, len(first)), shared)
         if error is not None:
-            gather.fail(1, first.device, error)
+            fail_everywhere(1, first.device, error)
         if call != "__call__":  # a broken row breaks the whole batch, on every rank
-            return found + gather.total([broken(first)], first.device)[0].to(found.dtype)
-        (value,) = gather.total([found * (len(first) / crowd.count)], first.device)
+            return found + sum_over_ranks([nan_if_not_finite(first)], first.device)[0].to(found.dtype)
+        (value,) = sum_over_ranks([found * (len(first) / ranks.count)], first.device)
         return value.to(found.dtype)
 
-    def _asked(self, call: str, args: list[Tensor], options: dict[str, Any], rows: int) -> Tensor:
+    def _call_loss(self, call: str, args: list[Tensor], options: dict[str, Any], rows: int) -> Tensor:
         """What the loss says of so many rows: one number, or one per row."""
         found = _method(self.loss, call)(*args, **options)
         if not isinstance(found, Tensor) or found.shape != (() if call == "__call__" else (rows,)):
@@ -194,14 +219,14 @@ class AcrossRanks(nn.Module):
             raise InputError(f"across ranks, a loss must give {wanted}, got {came}: {advice}")
         return found
 
-    def _tried(self, function: Callable[[], Any], shared: list[Tensor]) -> tuple[Any, Exception | None]:
+    def _run_guarded(self, function: Callable[[], Any], shared: list[Tensor]) -> tuple[Any, Exception | None]:
         """What came out, or the error, which the other ranks must hear of before it is raised."""
         try:
-            return self._with(shared, function), None
+            return self._with_parameters(shared, function), None
         except Exception as error:
             return None, error
 
-    def _with(self, shared: list[Tensor], function: Callable[[], Any]) -> Any:
+    def _with_parameters(self, shared: list[Tensor], function: Callable[[], Any]) -> Any:
         """Call with these in place of the learnt parameters: their gradient is then summed over ranks."""
         if not shared:
             return function()
@@ -209,13 +234,13 @@ class AcrossRanks(nn.Module):
         holder = _Holder(self)
         return torch.func.functional_call(holder, dict(zip(names, shared, strict=True)), (function,))
 
-    def _learnt(self) -> list[Tensor]:
+    def _trainable_parameters(self) -> list[Tensor]:
         return [p for p in self.parameters() if p.requires_grad] if torch.is_grad_enabled() else []
 
-    def _check(self, call: str, parts: Parts) -> None:
+    def _check(self, call: str, call_tensors: CallTensors) -> None:
         """What can be told before anybody else is asked."""
         _method(self.loss, call)
-        device = parts.tensors["1"].device
+        device = call_tensors.tensors["1"].device
         for p in (*self.parameters(), *self.buffers()):
             if p.device.type != device.type:
                 raise InputError(f"the loss is on {p.device}, its inputs on {device}: use loss.to(device)")
@@ -225,41 +250,90 @@ class AcrossRanks(nn.Module):
         held = (*self.parameters(), *self.buffers())
         shapes = [(tuple(x.shape), str(x.dtype), x.requires_grad) for x in held]
         # Of what promises nothing, settings are its own affair: what it holds may well differ between ranks.
-        made_with = "" if not self_contained(self.loss) else settings(self.loss) if held else repr(self.loss)
-        said = f"{name_class(self.loss)} {made_with} {self.how} {self._drawn} {shapes}"
-        return zlib.crc32(said.encode())
+        made_with = (
+            "" if not all_self_contained(self.loss) else describe_settings(self.loss) if held else repr(self.loss)
+        )
+        summary = f"{name_class(self.loss)} {made_with} {self.how} {self._drawn} {shapes}"
+        return zlib.crc32(summary.encode())
 
     @torch.no_grad()
-    def _meet(self) -> None:
+    def _broadcast_state(self) -> None:
         """Where some rank calls its loss for the first time: all go on from the parameters and buffers of rank 0."""
         for x in (*self.parameters(), *self.buffers()):
             first = x.detach().clone(memory_format=torch.contiguous_format)
             dist.broadcast(first, 0)
             if not torch.equal(first, x):
                 x.copy_(first)
-        self._met["once"] = True
+        self._synchronized = True
 
     @contextmanager
-    def _luck(self, device: torch.device) -> Iterator[None]:
+    def _rank0_rng(self, device: torch.device) -> Iterator[None]:
         """Draw on every rank what rank 0 draws: a loss that draws must draw alike."""
-        if not self._drawn:
+        if not self._is_random:
             yield
             return
         given = getattr(self.loss, "random", None)
         if isinstance(given, torch.Generator):
-            given.set_state(_first(given.get_state()))
+            given.set_state(_broadcast_from_rank0(given.get_state()))
         common = [torch.default_generator]
         if device.type == "cuda":
             common.append(torch.cuda.default_generators[device.index or 0])
         before = [generator.get_state() for generator in common]
         for generator, state in zip(common, before, strict=True):
-            generator.set_state(_first(state))
+            generator.set_state(_broadcast_from_rank0(state))
         try:
             yield
         finally:
             if dist.get_rank() > 0:  # other things that ranks draw must stay their own
                 for generator, state in zip(common, before, strict=True):
                     generator.set_state(state)
+
+
+def choose_strategy(loss: Any) -> Literal["anchors", "rows", "replicated"]:
+    """How much each rank may leave to the others."""
+    if getattr(loss, "by_row", False) is True:
+        return "rows"
+    names = ("passes", "__call__", "per_anchor", "output")
+    if not (all_self_contained(loss) and all(hasattr(loss, name) for name in names)):
+        return "replicated"  # it may look at positions in the batch, or at anything else
+    overridden = len({_defining_class(loss, name) for name in names[1:]}) > 1
+    if overridden or draws_randomly(loss) or any(one.reads == "both" for one in loss.passes()):
+        return "replicated"
+    return "anchors"
+
+
+def _defining_class(thing: Any, name: str) -> type:
+    """The class that defines a method."""
+    return next(kind for kind in type(thing).__mro__ if name in vars(kind))
+
+
+def all_self_contained(loss: Any) -> bool:
+    """Whether a loss and all of its difficulties promise to depend on settings, state and what they are shown alone."""
+    return all(is_self_contained(part) for part in iterate_parts(loss))
+
+
+def describe_settings(loss: Any) -> list[tuple[str, dict[str, Any]]]:
+    """What a loss with a state was made with. Its repr would do, if it did not show the state as well."""
+    held = [m for part in iterate_parts(loss) for m in (part.modules() if isinstance(part, nn.Module) else [part])]
+    found = []
+    for thing in (part for one in held for part in iterate_parts(one) if is_self_contained(part)):
+        plain = {k: v for k, v in sorted(vars(thing).items()) if k[0] != "_" and isinstance(v, PLAIN | None)}
+        plain.pop("training", None)  # compared by itself
+        found.append((name_class(thing), plain))
+    return found
+
+
+def draws_randomly(loss: Any) -> bool:
+    """Whether the passes of a loss draw at random: lots go by positions in the batch of all ranks."""
+    if not hasattr(loss, "passes"):
+        return False
+    given = getattr(loss, "random", None)
+    generator = given if isinstance(given, torch.Generator) else torch.default_generator
+    before = generator.get_state()
+    loss.passes()
+    moved = not torch.equal(before, generator.get_state())
+    generator.set_state(before)  # looking changes nothing
+    return moved
 
 
 class _Holder(nn.Module):
@@ -280,9 +354,9 @@ def _method(loss: Any, call: str) -> Callable[..., Any]:
     return found
 
 
-def _first(state: Tensor) -> Tensor:
+def _broadcast_from_rank0(state: Tensor) -> Tensor:
     """The random state of rank 0."""
-    sent = state.to(gather.desk(), copy=True)
+    sent = state.to(control_device(), copy=True)
     dist.broadcast(sent, 0)
     return sent.cpu()
 
