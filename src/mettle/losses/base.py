@@ -23,7 +23,8 @@ from mettle.pairs import (
     pair_statistics,
 )
 from mettle.pairs.diagnostics import pair_row_values
-from mettle.pairs.dispatch import Engine, can_read
+from mettle.pairs.dispatch import Engine
+from mettle.pairs.similarity import can_read
 from mettle.pairs.validation import Reference, stack_views, validate_embeddings
 
 
@@ -43,6 +44,10 @@ class PairwiseLoss(SettingsModule):
 
     temperature = 1.0  # without an annotation, which would make a setting of it
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.__dict__["known_kernel_specs"] = {}  # by weights; see `mettle.pairs.kernel_spec.declared_spec`
+
     @property
     def measure(self) -> Measure:
         """The similarity that tiles hold."""
@@ -60,9 +65,9 @@ class PairwiseLoss(SettingsModule):
         """Anchors with at least one positive that is present."""
         return row_values["positives"] > 0
 
-    def anchor_weight(self, row_values: RowValues) -> Tensor:
+    def anchor_weight(self, row_values: RowValues) -> Tensor | None:
         """Every anchor counts alike in the mean."""
-        return torch.ones_like(next(row for row in row_values.values() if row.ndim == 1))
+        return None
 
     def passes(self) -> tuple[Pass, ...]:
         """One pass over all tiles, unless a member needs more."""
@@ -77,7 +82,7 @@ class PairwiseLoss(SettingsModule):
         output = self.output(embeddings, labels, **options)
         if self.empty == "zero":
             return output.mean_or_zero()
-        if output.engine != "triton" and can_read(output.defined) and not bool(output.defined.any()):
+        if can_read(output.defined) and output.is_empty():
             raise InputError(
                 f"no anchor has a positive among {len(labels)} samples: each class needs at least two samples in a "
                 "batch. The usual cause is a sampler that draws samples one by one; draw P classes x K samples"

@@ -30,7 +30,7 @@ from mettle.pairs import (
 )
 from mettle.pairs.class_softmax import class_reductions
 from mettle.pairs.declarations import iterate_parts
-from mettle.pairs.dispatch import nan_if_not_finite, reduce_rows
+from mettle.pairs.dispatch import autocast_disabled, is_known_finite, nan_if_not_finite, reduce_rows
 from mettle.pairs.similarity import at_least_float32, normalize_rows
 from mettle.pairs.validation import validate_embeddings
 
@@ -179,7 +179,7 @@ class ClassVectors(nn.Module):
         raise_if_out_of_range, labels = self._validate_inputs(embeddings, labels)
         if self.sample < 1:  # classes are drawn by the labels, so nothing can start without them
             raise_if_out_of_range()
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with autocast_disabled(embeddings.device.type):
             z, (vectors, labels) = self._features(at_least_float32(embeddings)), self._select_classes(labels)
             row_values = self._class_values(
                 z, vectors, labels, half=embeddings.dtype in (torch.float16, torch.bfloat16)
@@ -188,7 +188,8 @@ class ClassVectors(nn.Module):
             others = others.masked_fill(
                 others == -torch.inf, torch.finfo(others.dtype).min
             )  # no other class: nothing to lose
-            values = softplus(others - self.logit(row_values["target"], z)) + nan_if_not_finite(z)
+            values = softplus(others - self.logit(row_values["target"], z))
+            values = values if is_known_finite(z) else values + nan_if_not_finite(z)
         raise_if_out_of_range()
         return values, row_values.get("weight")
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs.similarity import at_least_float32, normalize_rows
+from mettle.pairs.similarity import at_least_float32, may_read, normalize_rows
 
 Likeness = Literal["cosine", "dot", "squared", "euclidean", "l1"]
 """How alike two embeddings are: cosine, dot product, or minus a distance (squared, Euclidean, L1)."""
@@ -66,7 +66,7 @@ def check_rows(**rows: Tensor) -> None:
 def check_target(f: Tensor, target: Tensor, low: float, high: float) -> Tensor:
     """The target in the type of the similarities, if it has one entry per pair, each between ``low`` and ``high``."""
     target = _validate_vector(target, f, "target")
-    if can_read(target):
+    if may_read(target):
         outside = (target < low) | (target > high)  # NaN is not outside: it makes its value NaN
         if bool(outside.any()):
             at = int(outside.nonzero()[0, 0])
@@ -80,14 +80,9 @@ def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
         return values.mean()
     weight = _validate_vector(weight, values, "weight")
     total = weight.sum()
-    if can_read(weight) and (bool((weight < 0).any()) or bool(total == 0)):
+    if may_read(weight) and (bool((weight < 0).any()) or bool(total == 0)):
         raise InputError("weight must be at least 0, and above 0 for some item: 0 leaves an item out")
     return (weight * values).sum() / total
-
-
-def can_read(x: Tensor) -> bool:
-    """Whether looking at values now is possible and allowed: not while a CUDA graph is being captured."""
-    return not (x.is_meta or (x.is_cuda and torch.cuda.is_current_stream_capturing()))
 
 
 def _validate_vector(x: Tensor, like: Tensor, name: str) -> Tensor:

@@ -93,10 +93,10 @@ class NPair(PairwiseLoss):
         values = found.values + self.norm_weight / 4 * norms
         n = len(embeddings)
 
-        def lay(x: Tensor) -> Tensor:
+        def scatter_to_anchors(x: Tensor) -> Tensor:
             return x.new_zeros(n).index_copy(0, anchors, x)
 
-        return PairOutput(lay(values), lay(found.defined), lay(found.anchor_weight), found.engine)
+        return PairOutput(scatter_to_anchors(values), scatter_to_anchors(found.defined), None, found.engine)
 
     def statistics(  # type: ignore[override]
         self,

@@ -171,10 +171,9 @@ class Triplet(HasGenerator, PairwiseLoss):
 
     def row_loss(self, row_values: RowValues) -> Tensor:
         """One value per anchor."""
+        if "closest" in row_values:  # -inf where a side is empty: the triplet keeps every margin
+            return self.margin_violation(row_values["farthest"] + row_values["closest"])
         alone = row_values["negatives present"] == 0  # nothing to be closer than
-        if "closest" in row_values:
-            gap = zero_if_empty(row_values["farthest"]) + zero_if_empty(row_values["closest"])
-            return self.margin_violation(gap).masked_fill(alone, 0)
         if "value" in row_values:
             by = row_values["active"] if self.average == "active" else row_values["count"]
             return row_values["value"] / torch.where(by == 0, 1, by)

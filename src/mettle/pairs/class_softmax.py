@@ -15,9 +15,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mettle.errors import InputError
 from mettle.pairs.fused import available
-from mettle.pairs.similarity import normalize_rows
+from mettle.pairs.similarity import normalize_rows, transforms_active, warn_dense_recomputation
 
 CHUNK = 1 << 19  # similarities held at once, 2 MB in float32: about what a core's cache holds
 
@@ -44,8 +43,24 @@ def class_reductions(
 
         return fused_class_rows(z, vectors, labels, scale, half, unit_features)
     z = normalize_rows(z) if unit_features else z
+    small = chunk is None and len(z) * len(vectors) <= CHUNK
+    if small or transforms_active() or torch.compiler.is_compiling():
+        return dense_class_reductions(z, vectors, labels, scale, unit_vectors)
     size = chunk or max(CHUNK // len(z), 64)
     return _ClassSoftmaxFunction.apply(z, vectors, labels, scale, unit_vectors, size)  # type: ignore[return-value]
+
+
+def dense_class_reductions(
+    z: Tensor, vectors: Tensor, labels: Tensor, scale: float, unit_vectors: bool
+) -> tuple[Tensor, Tensor]:
+    """The same as one matrix with plain autograd: the reference, and the fastest for few samples and classes."""
+    vectors = vectors.to(z.dtype)
+    s = z @ (normalize_rows(vectors) if unit_vectors else vectors).T
+    own = labels[:, None]
+    target = s.gather(1, own).squeeze(1)
+    if len(vectors) == 1:  # no other class
+        return target, torch.full_like(target, -torch.inf)
+    return target, torch.logsumexp((s * scale).scatter(1, own, -torch.inf), 1)
 
 
 class _ClassSoftmaxFunction(torch.autograd.Function):
@@ -66,14 +81,18 @@ class _ClassSoftmaxFunction(torch.autograd.Function):
             highest = higher
         others_lse = sums.log() + highest.masked_fill(highest == -torch.inf, 0)
         ctx.chunks, ctx.scale = chunks, scale
-        ctx.save_for_backward(scaled, others_lse, z, vectors)  # the last two so that torch notices a change in place
+        ctx.save_for_backward(scaled, others_lse, z, vectors, labels)  # inputs so that torch notices a change in place
         return target / scale, others_lse
 
     @staticmethod
     def backward(ctx, g_target: Tensor, g_others: Tensor):  # type: ignore[override]
-        if torch.is_grad_enabled():  # recomputed chunks have no graph: a second derivative would be silently wrong
-            raise InputError("class-vector losses have first derivatives only: do not pass create_graph=True")
-        chunks, (scaled, others_lse, *_) = ctx.chunks, ctx.saved_tensors
+        chunks, (scaled, others_lse, z, vectors, labels) = ctx.chunks, ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: chunks that are computed again have no graph
+            warn_dense_recomputation(len(z), len(vectors))
+            outputs = dense_class_reductions(z, vectors, labels, ctx.scale, chunks.unit_vectors)
+            inputs = [x for x in (z, vectors) if x.requires_grad]
+            found = iter(torch.autograd.grad(outputs, inputs, (g_target, g_others), create_graph=True))
+            return *(next(found) if x.requires_grad else None for x in (z, vectors)), None, None, None, None
         none = others_lse == -torch.inf  # a single class: nothing to be pushed away from
         others_lse, push = others_lse.masked_fill(none, 0), (g_others * ctx.scale).masked_fill(none, 0)[:, None]
         # A row's gradient multiplies its whole row of probabilities, so it waits until after the product with them.

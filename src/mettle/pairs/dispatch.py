@@ -1,19 +1,22 @@
 """Where a pairwise loss is evaluated: validate the inputs, choose an engine, return one value per anchor."""
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs import reference, tiled
+from mettle.pairs import closed_form, reference, tiled
 from mettle.pairs.fused import door, explain_unavailable
 from mettle.pairs.interface import Difficulty, PairLoss
 from mettle.pairs.kernel_spec import NoKernel
 from mettle.pairs.problem import STATISTIC, build_problem, raise_missing_row
 from mettle.pairs.self_normalized import CannotFold, fold_weights
+from mettle.pairs.similarity import can_read, transforms_active
 from mettle.pairs.validation import Reference, validate_inputs
 
 Engine = Literal["auto", "dense", "tiled", "triton"]
@@ -28,7 +31,7 @@ class PairOutput:
 
     values: Tensor
     defined: Tensor
-    anchor_weight: Tensor
+    anchor_weight: Tensor | None  # None: every anchor counts alike
     engine: str
     mean_value: Tensor | None = None  # the mean, where the engine has computed it on the way
 
@@ -36,18 +39,35 @@ class PairOutput:
         """(n,) with NaN where the loss is not defined."""
         return torch.where(self.defined, self.values, torch.nan)
 
+    def is_empty(self) -> bool:
+        """Whether the loss is defined for no anchor; waits for a GPU."""
+        return not (self.all_defined or bool(self.defined.any()))
+
+    @cached_property
+    def all_defined(self) -> bool:
+        """Whether the loss is defined for every anchor; waits for a GPU."""
+        return bool(self.defined.all())
+
     def mean(self) -> Tensor:
         """Mean over the anchors for which the loss is defined; NaN when there are none."""
         if self.mean_value is not None:
             return self.mean_value
-        anchor_weight = self.anchor_weight * self.defined
-        return (torch.where(self.defined, self.values, 0) * anchor_weight).sum() / anchor_weight.sum()
+        if self.anchor_weight is None and can_read(self.defined) and self.all_defined:
+            return self.values.mean()
+        weight = self.mean_weight()
+        return (torch.where(self.defined, self.values, 0) * weight).sum() / weight.sum()
 
     def mean_or_zero(self) -> Tensor:
         """The mean; 0 with zero gradient where the loss is defined for no anchor. Broken embeddings still give NaN."""
-        anchor_weight = self.anchor_weight * self.defined
-        total = (torch.where(self.defined, self.values, self.values.detach() * 0) * anchor_weight).sum()
-        return total / torch.where(self.defined.any(), anchor_weight.sum(), 1)
+        weight = self.mean_weight()
+        # values times 0 in place of 0: a broken embedding makes every value NaN, defined or not.
+        total = (torch.where(self.defined, self.values, self.values.detach() * 0) * weight).sum()
+        return total / torch.where(self.defined.any(), weight.sum(), 1)
+
+    def mean_weight(self) -> Tensor:
+        """(n,) how much each anchor counts in the mean: 0 where the loss is not defined."""
+        defined = self.defined.to(self.values.dtype)
+        return defined if self.anchor_weight is None else self.anchor_weight * defined
 
 
 def pair_loss(
@@ -79,6 +99,18 @@ def pair_loss(
         fused = _try_kernels(loss, z, labels, ref, ids, difficulty, biased, insist=engine == "triton")
         if fused is not None:
             return fused
+    validate_inputs(z, labels, ref, ids, biased, tile)
+    if engine == "auto" and ref is None and not torch.compiler.is_compiling() and not transforms_active():
+        spec = closed_form.find_spec(loss, difficulty, z)
+
+        def reference_loss(z: Tensor) -> tuple[Tensor, Tensor]:
+            output = pair_loss(loss, z, labels, difficulty=difficulty, engine="dense")
+            return output.values, output.mean()
+
+        found = None if spec is None else closed_form.softmax_loss(spec, z, labels, reference_loss)
+        if found is not None:
+            values, mean, defined = found
+            return PairOutput(values, defined, None, "closed-form", mean)
     options: Any = {"ref": ref, "ids": ids, "biased": biased, "engine": engine, "tile": tile}
     folded, left = fold_weights(loss, difficulty)
     try:
@@ -86,7 +118,7 @@ def pair_loss(
         loss = folded
     except CannotFold:
         rows, name = reduce_rows(loss, z, labels, difficulty=difficulty, **options)
-    with torch.autocast(z.device.type, enabled=False):
+    with autocast_disabled(z.device.type):
         try:
             values, defined, anchor_weight = loss.row_loss(rows), loss.is_defined(rows), loss.anchor_weight(rows)
         except KeyError as error:
@@ -95,7 +127,7 @@ def pair_loss(
             )
             raise
         for given in (z, *(ref or ())[:1], *(biased if isinstance(biased, tuple) else (biased,))):
-            if given is not None:
+            if given is not None and not is_known_finite(given):
                 values = values + nan_if_not_finite(given).to(values.dtype)
     return PairOutput(values, defined, anchor_weight, name)
 
@@ -118,7 +150,7 @@ def _try_kernels(
     reason = explain_unavailable(z.device)
     if not reason:
         try:
-            with autocast_disabled():
+            with autocast_disabled("cuda"):
                 found = door.attempt(loss, difficulty, door.call(z, labels, ref, ids, biased))
         except torch.OutOfMemoryError as error:
             raise InputError(
@@ -136,18 +168,9 @@ def _try_kernels(
     return None
 
 
-def can_read(x: Tensor) -> bool:
-    """Whether looking at a value now is possible and costs nothing.
-
-    Not on a GPU, which would have to finish first, not while ``torch.compile`` traces, and not inside a transform of
-    ``torch.func``, where there may be no value to look at.
-    """
-    return not (x.is_cuda or x.is_meta or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-
-
-def autocast_disabled() -> AbstractContextManager:
-    """Without autocast on a GPU; where none is on, nothing is switched (which costs as much as a small launch)."""
-    return torch.autocast("cuda", enabled=False) if torch.is_autocast_enabled("cuda") else nullcontext()
+def autocast_disabled(device: str) -> AbstractContextManager:
+    """Without autocast on this kind of device; where none is on, nothing is switched, which would cost microseconds."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def reduce_rows(
@@ -163,9 +186,8 @@ def reduce_rows(
     tile: int | None = None,
 ) -> tuple[dict[str, Tensor], str]:
     """What every anchor accumulates, (n,) each with gradient, and the engine that did it. Arguments as above."""
-    validate_inputs(z, labels, ref, ids, biased, tile)
     name = choose_engine(engine, len(z) * (len(z) if ref is None else len(ref[0])), loss, difficulty)
-    with torch.autocast(z.device.type, enabled=False):
+    with autocast_disabled(z.device.type):
         problem, order = build_problem(loss, z, labels, ref, ids, difficulty, biased, sort=name == "tiled")
         rows = tiled.reduce_problem(problem, tile) if name == "tiled" else reference.reduce_problem(problem)
         rows = {k: v for k, v in rows.items() if not k.startswith(STATISTIC)}
@@ -173,6 +195,11 @@ def reduce_rows(
             back = torch.argsort(order)
             rows = {k: v[back] for k, v in rows.items()}
     return rows, name
+
+
+def is_known_finite(z: Tensor) -> bool:
+    """Whether all of ``z`` is finite, if that can be told without waiting; False where it cannot."""
+    return can_read(z) and math.isfinite(float(z.detach().sum()))
 
 
 def nan_if_not_finite(z: Tensor) -> Tensor:
@@ -190,5 +217,7 @@ def choose_engine(engine: Engine, pairs: int, loss: PairLoss, difficulty: Diffic
         return "dense"
     if engine != "auto":
         return engine
+    if transforms_active() or torch.compiler.is_compiling():
+        return "dense"  # torch differentiates, batches and compiles what it can see
     alike = difficulty is None and len(loss.passes()) == 1
     return "dense" if pairs <= (DENSE_UNWEIGHTED_UP_TO if alike else DENSE_UP_TO) else "tiled"

@@ -154,8 +154,8 @@ class PairLoss(Protocol):
         """(n,) whether the loss means anything for this anchor; the others are left out of the mean and counted."""
         ...
 
-    def anchor_weight(self, row_values: RowValues) -> Tensor:
-        """(n,) how much an anchor counts in the mean over anchors; ones, unless the loss is a mean over pairs."""
+    def anchor_weight(self, row_values: RowValues) -> Tensor | None:
+        """(n,) how much an anchor counts in the mean over anchors; None, unless the loss is a mean over pairs."""
         ...
 
 

@@ -191,9 +191,15 @@ def declared_spec(loss: Any, difficulty: Any) -> KernelSpec | NoKernel:
     weights = declared_weights(difficulty)
     if isinstance(weights, NoKernel):
         return weights
+    known = getattr(loss, "known_kernel_specs", None)  # of a loss whose settings never change
+    if known is not None and weights in known:
+        return known[weights]
     spec = _read_declaration(loss, "kernel_spec", SPECS, weights)
     if not isinstance(spec, NoKernel) and loss.measure != spec.measure:
-        return NoKernel(f"the loss compares by {loss.measure!r}, its kernel spec by {spec.measure!r}")
+        spec = NoKernel(f"the loss compares by {loss.measure!r}, its kernel spec by {spec.measure!r}")
+    if known is not None:
+        known.clear()  # one is enough: weights that follow the data are new at every step
+        known[weights] = spec
     return spec
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mettle.errors import InputError
 from mettle.pairs.declarations import declared_traits
 from mettle.pairs.interface import Difficulty, Mask, Measure, PairLoss, Reduction, RowValues, Tile, temperature_of
-from mettle.pairs.similarity import TileOperands, prepare_embeddings, similarity
+from mettle.pairs.similarity import TileOperands, can_read, prepare_embeddings, similarity
 from mettle.pairs.validation import Reference
 
 ReductionsOfTile = Callable[[Tile, RowValues], dict[str, Reduction]]
@@ -68,7 +68,10 @@ def relation_masks(a: Side, b: Side, i: RowBlock, j: RowBlock, *, same_set: bool
     pos, neg = same, ~same
     if same_set:
         if i.start == j.start:
-            pos = pos & ~torch.eye(i.stop - i.start, dtype=torch.bool, device=same.device)
+            if can_read(same):  # in place, where no transform has to see it
+                pos = same.fill_diagonal_(False)
+            else:
+                pos = pos & ~torch.eye(i.stop - i.start, dtype=torch.bool, device=same.device)
     elif a.ids is not None and b.ids is not None:
         other = a.ids[i.rows, None] != b.ids[None, j.rows]
         pos, neg = pos & other, neg & other
@@ -176,7 +179,7 @@ class PairProblem:
             second = similarity(self.second[0][i.rows], self.second[1][j.rows], self.measure)
         if s is None:
             operands = TileOperands(self.z, ref, i.rows, j.rows, self.measure)
-            s = similarity(self.z[i.rows], ref[j.rows], self.measure)
+            s = similarity(take_block(self.z, i), take_block(ref, j), self.measure)
             s = -operands.refine_small_distances(-s, pos, neg).clamp(min=0) if self.measure == "squared" else s
         a, b = self.left.original_index[i.rows, None], self.right.original_index[None, j.rows]
         return Tile(s, pos, neg, a, b, temperature_of(self.loss), second, operands)
@@ -198,6 +201,11 @@ class PairProblem:
         found = torch.searchsorted(labels, self.left.labels).clamp(max=len(labels) - 1)
         positives = torch.where(labels[found] == self.left.labels, counts[found], 0)
         return max(int(positives.max()) - (self.ref is None), 1)
+
+
+def take_block(z: Tensor, block: RowBlock) -> Tensor:
+    """The rows of a block; all of them without a view, which autograd would have to go back through."""
+    return z if block.start == 0 and block.stop == len(z) else z[block.rows]
 
 
 def evaluate_weights(difficulty: Difficulty, tile: Tile, statistics: RowValues) -> Tensor:

@@ -29,6 +29,8 @@ def reduce_problem(problem: PairProblem) -> dict[str, Tensor]:
 def reduce_tile(acc: Reduction, w: Tensor | None, tile: Tile, max_entries: Callable[[], int]) -> Tensor:
     """One reduction over the whole tile, as a column (n, 1) or (n, 1, m)."""
     s = tile.similarity
+    if acc.kind == "max" and (w is None or acc.weighting == "none") and isinstance(acc.mask, Tensor):
+        return _reduce_unweighted(acc, acc.mask, s)
     mask = torch.full(s.shape, acc.mask, device=s.device) if isinstance(acc.mask, bool) else acc.mask
     if acc.kind in ("sum", "logsumexp") and (w is None or acc.weighting == "none"):
         return _reduce_unweighted(acc, mask, s)
@@ -56,12 +58,15 @@ def reduce_tile(acc: Reduction, w: Tensor | None, tile: Tile, max_entries: Calla
 
 
 def _reduce_unweighted(acc: Reduction, mask: Tensor, s: Tensor) -> Tensor:
-    """A sum or a log-sum-exp in which every pair counts once: what small batches spend their time on."""
+    """A sum, a log-sum-exp or a maximum in which every pair counts once: what small batches spend their time on."""
     if not isinstance(acc.values, Tensor):
-        return mask.sum(1, keepdim=True).to(s.dtype) * acc.values
+        count = mask.sum(1, keepdim=True, dtype=s.dtype)
+        return count if acc.values == 1 else count * acc.values
     absent = ~mask if acc.values.ndim == 2 else ~mask[..., None]
     if acc.kind == "sum":
         return acc.values.masked_fill(absent, 0).sum(1, keepdim=True)
+    if acc.kind == "max":  # torch shares the gradient equally among those that reach it
+        return acc.values.masked_fill(absent, -torch.inf).amax(1, keepdim=True)
     return torch.logsumexp(acc.values.masked_fill(absent, -torch.inf), 1, keepdim=True)
 
 

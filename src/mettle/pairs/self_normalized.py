@@ -149,6 +149,6 @@ class SelfNormalizedLoss:
         """As inside."""
         return self.loss.is_defined(self._divide_by_mean(rows))
 
-    def anchor_weight(self, rows: RowValues) -> Tensor:
+    def anchor_weight(self, rows: RowValues) -> Tensor | None:
         """As inside."""
         return self.loss.anchor_weight(self._divide_by_mean(rows))

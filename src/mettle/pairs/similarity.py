@@ -4,6 +4,7 @@ Everything quadratic runs in float32 or better: a bfloat16 similarity matrix put
 gradient, bfloat16 *inputs* do not. Distances are safe where two points coincide and accurate where they nearly do.
 """
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -13,12 +14,12 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.pairs.interface import Mask, Measure, Tile
 
-ZERO = 1e-30  # rows shorter than this have no direction; they become the zero vector and receive no gradient
-ORDINARY = 1e-12  # rows between this length and its inverse can be squared without a second thought
-NEAR = 2.0**-5  # d² / (|a|² + |b|²) below which a float32 product has lost too many digits of d²
-SAME = 2.0**-44  # the same below which two rows are one: float32 rows have no finer distances
-FEW = 64  # parts of a tile of which one may be close pairs, for taking these one by one
-SLACK = 16  # roundings by which products of the same rows may differ between engines, tiles and places in a tile
+ZERO_LENGTH = 1e-30  # rows shorter than this have no direction; they become the zero vector and receive no gradient
+ORDINARY_LENGTH = 1e-12  # rows between this length and its inverse can be squared without a second thought
+CLOSE = 2.0**-5  # d² / (|a|² + |b|²) below which a float32 product has lost too many digits of d²
+EQUAL = 2.0**-44  # the same below which two rows are one: float32 rows have no finer distances
+FEW_CLOSE_PAIRS = 64  # parts of a tile of which one may be close pairs, for taking these one by one
+MAX_ROUNDINGS = 16  # by which products of the same rows may differ between engines, tiles and places in a tile
 
 
 def at_least_float32(z: Tensor) -> Tensor:
@@ -32,16 +33,43 @@ def normalize_rows(z: Tensor) -> Tensor:
     Dividing by the largest entry first keeps rows of length 1e-30 or 1e30 from under- or overflowing when squared; on
     the CPU, where looking costs nothing, rows of ordinary length skip that.
     """
-    if not z.is_cuda:
-        length = z.norm(dim=1, keepdim=True)
-        low, high = (float(v) for v in torch.aminmax(length.detach()))
-        if low > ORDINARY and high < 1 / ORDINARY:
+    if can_read(z):
+        length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+        if ordinary_lengths(length):
             return z / length
-    size = z.detach().abs().amax(dim=1, keepdim=True)
-    zero = size < ZERO
-    scaled = z / size.masked_fill(zero, 1)
+    largest = z.detach().abs().amax(dim=1, keepdim=True)
+    zero = largest < ZERO_LENGTH
+    scaled = z / largest.masked_fill(zero, 1)
     length = scaled.masked_fill(zero, 1).norm(dim=1, keepdim=True)
     return (scaled / length).masked_fill(zero, 0)
+
+
+def ordinary_lengths(length: Tensor) -> bool:
+    """Whether rows of these lengths are finite and can be squared without a second thought."""
+    with torch.no_grad():
+        low, high = torch.aminmax(length)
+    return float(low) > ORDINARY_LENGTH and float(high) < 1 / ORDINARY_LENGTH
+
+
+def can_read(x: Tensor) -> bool:
+    """Whether looking at a value now is possible and costs nothing.
+
+    Not on a GPU, which would have to finish first, not while ``torch.compile`` traces, and not inside a transform of
+    ``torch.func``, where there may be no value to look at.
+    """
+    return not x.is_cuda and may_read(x)
+
+
+def may_read(x: Tensor) -> bool:
+    """Whether looking at a value now is possible, though a GPU may have to finish first."""
+    if x.is_meta or torch.compiler.is_compiling() or transforms_active():
+        return False
+    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def transforms_active() -> bool:
+    """Whether a transform of ``torch.func`` (grad, jvp, vmap, ...) is active."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def prepare_embeddings(z: Tensor, measure: Measure) -> Tensor:
@@ -81,21 +109,39 @@ class TileOperands:
         """
         if squared.dtype != torch.float32:
             return squared
-        plain, (a, b) = squared.detach(), self._squared_lengths()
-        looking = not (plain.is_cuda and torch.cuda.is_current_stream_capturing())  # a graph cannot look: it computes
-        if looking and bool(plain.amin() >= NEAR * (torch.max(a) + torch.max(b))):  # nearly every tile of strangers
+        plain, looking = squared.detach(), may_read(squared)  # where it may not look, it computes
+        if looking and self._count_below(plain) == self._count_self_pairs():  # nearly every tile of strangers
             return squared
-        near = plain < NEAR * (a + b)
-        near = near if neg is True else near & (pos | neg)
-        if looking and isinstance(self.i, slice) and (few := self._few_close_pairs(near)) is not None:
+        close = plain < CLOSE * self._squared_length_sum()
+        close = close if neg is True else close & (pos | neg)
+        if looking and isinstance(self.i, slice) and (few := self._few_close_pairs(close)) is not None:
             i, j, exact = few
             return squared.index_put((i, j), exact + (squared[i, j] - plain[i, j]))
-        return torch.where(near, self.squared() + (squared - plain), squared)
+        return torch.where(close, self.squared() + (squared - plain), squared)
 
-    def _few_close_pairs(self, near: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Where a block has near pairs and how far apart these are, one by one; None where they are too many."""
-        i, j = near.nonzero(as_tuple=True)
-        if len(i) * max(FEW, self.z.shape[1] // 8) > near.numel():
+    def _count_below(self, squared: Tensor) -> int:
+        """How many entries are close for lengths as large as the largest ones here: no fewer than there are."""
+        if self.measure == "cosine":
+            return int((squared < CLOSE * 2).sum())
+        a, b = self._squared_lengths()
+        return int((squared < CLOSE * (torch.max(a) + torch.max(b))).sum())
+
+    def _count_self_pairs(self) -> int:
+        """How many entries of a block pair a row with itself."""
+        same_block = self.z is self.ref and isinstance(self.i, slice) and self.i == self.j
+        return len(range(*self.i.indices(len(self.z)))) if same_block else 0  # type: ignore[union-attr]
+
+    def _squared_length_sum(self) -> Tensor | float:
+        """|a|² + |b|² of every pair."""
+        if self.measure == "cosine":
+            return 2.0
+        a, b = self._squared_lengths()
+        return a + b
+
+    def _few_close_pairs(self, close: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Where a block has close pairs and how far apart these are, one by one; None where they are too many."""
+        i, j = close.nonzero(as_tuple=True)
+        if len(i) * max(FEW_CLOSE_PAIRS, self.z.shape[1] // 8) > close.numel():
             return None
         pairs = replace(self, i=i + self.i.start, j=j + self.j.start)  # type: ignore[union-attr]
         return i, j, pairs.squared().squeeze(1)
@@ -108,11 +154,11 @@ class TileOperands:
         a, b = a[self.i].double(), b[self.j].double()
         size = a.square().sum(1, keepdim=True) + b.square().sum(1)
         d = torch.addmm(size, a, b.T, alpha=-2)
-        return d.masked_fill_(d < SAME * size, 0).to(self.z.dtype)
+        return d.masked_fill_(d < EQUAL * size, 0).to(self.z.dtype)
 
     def rounding_error(self) -> Tensor | float:
         """How far two similarities may lie apart by rounding alone."""
-        one = SLACK * torch.finfo(self.z.dtype).eps
+        one = MAX_ROUNDINGS * torch.finfo(self.z.dtype).eps
         if self.measure == "l1":
             return 0.0
         if self.measure == "cosine":
@@ -148,7 +194,7 @@ def distance(tile: Tile | Tensor, measure: Measure) -> Tensor:
     s = tile.similarity if isinstance(tile, Tile) else tile
     if measure == "l1":
         return -s
-    if torch._C._are_functorch_transforms_active():  # torch.func goes through steps that it knows
+    if transforms_active() or torch.compiler.is_compiling():  # torch.func goes through steps that it knows
         squared = squared_distance(tile, measure)
         together = squared == 0
         return torch.where(together, 0, torch.where(together, 1, squared).sqrt())
@@ -198,3 +244,12 @@ def topk(q: Tensor, ref: Tensor, k: int, *, measure: Measure = "cosine") -> tupl
             at = at.gather(1, keep)
         scores[rows], found[rows] = best, at
     return scores, found
+
+
+def warn_dense_recomputation(rows: int, columns: int) -> None:
+    """Say what a second derivative costs where the first one holds no matrix."""
+    warnings.warn(
+        f"create_graph=True computes the {rows} x {columns} similarities again as one matrix with a graph, about "
+        f"{rows * columns * 40 / 2**20:.0f} MB in float32: a smaller batch, or engine='dense', costs less",
+        stacklevel=4,
+    )

@@ -6,7 +6,6 @@ computed: a tile serves the rows at both of its ends, and where its reductions n
 are evaluated once for both. Positive pairs are few, so a pass over nothing else takes them as a list.
 """
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,7 @@ from mettle.pairs import reference
 from mettle.pairs.accumulators import Accumulator, Ends, Gather, PairEnd, TileEnd, make_accumulator
 from mettle.pairs.interface import Reduction, Tile, temperature_of
 from mettle.pairs.problem import PairProblem, ResolvedPass, RowBlock
-from mettle.pairs.similarity import TileOperands
+from mettle.pairs.similarity import TileOperands, warn_dense_recomputation
 
 TILE_ROWS = 512  # 512 x 512 float32 is 1 MB: a tile and its temporaries stay in a core's cache
 FEW_ROWS = 1024  # rows up to which tiles of half that size waste less on the diagonal
@@ -172,15 +171,6 @@ def _differentiable_backward(ctx, grads: tuple[Tensor | None, ...]) -> list[Tens
         )
     )
     return [next(found) if x is not None and x.requires_grad else None for x in (z, ref, *parameters)]
-
-
-def warn_dense_recomputation(rows: int, columns: int) -> None:
-    """Say what a second derivative costs where the first one holds no matrix."""
-    warnings.warn(
-        f"create_graph=True computes the {rows} x {columns} similarities again as one matrix with a graph, about "
-        f"{rows * columns * 40 / 2**20:.0f} MB in float32: a smaller batch, or engine='dense', costs less",
-        stacklevel=4,
-    )
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ class AcrossRanks(nn.Module):
         if call != "__call__":
             sum_over_ranks([z.new_zeros(())] * 3, device)
             return found.per_anchor() + tie
-        anchor_weight = found.anchor_weight * found.defined
+        anchor_weight = found.mean_weight()
         sums = torch.where(found.defined, found.values, 0) * anchor_weight
         value, weight, defined = sum_over_ranks([sums.sum() + tie, anchor_weight.sum(), found.defined.sum()], device)
         if getattr(loss, "empty", "error") == "zero":

@@ -1,0 +1,238 @@
+"""Softmax losses of small batches on the CPU: the whole matrix at once, with the gradient written down.
+
+A loss that declares a `SoftmaxSpec` is known by its formula, so its value and gradient take half of the operators that
+autograd would record; at 64 to 512 rows these are what a step costs. `reference` computes the same from the loss itself
+and remains what this is compared with. With x = s / temperature, w the weights of pairs (constants) and P, N the
+positives and negatives of an anchor:
+
+    supcon_out   L = scale · (W·D − Σ_P w·x) / divisor,    D = log Σ_{P∪N} v·eˣ,  W = Σ_P w
+                 ∂L/∂x = scale · (W·v·e^{x−D} − w·[P]) / divisor
+    infonce      L = Σ_P w·softplus(R − x) / W,            R = log Σ_N v·eˣ
+                 ∂L/∂x = −w·σ(R − x) / W on P,             v·e^{x−R} · Σ_P w·σ(R − x) / W on N
+
+v are the weights inside the sum: those of negatives, and of positives where the loss weighs them there too.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mettle.pairs.interface import Difficulty, PairLoss
+from mettle.pairs.kernel_spec import LinearWeights, NoKernel, SoftmaxSpec, declared_spec
+from mettle.pairs.similarity import ordinary_lengths
+
+MAX_PAIRS = 512 * 512  # beyond this, tiles are faster and smaller
+
+
+def find_spec(loss: PairLoss, difficulty: Difficulty | None, z: Tensor) -> SoftmaxSpec | None:
+    """The spec of a loss that has a closed form here, for a batch of this size; else None."""
+    if z.is_cuda or z.dtype not in (torch.float32, torch.float64) or not 1 < len(z) * len(z) <= MAX_PAIRS:
+        return None
+    spec = declared_spec(loss, difficulty)
+    if isinstance(spec, NoKernel) or not isinstance(spec, SoftmaxSpec):
+        return None
+    weights = spec.weights
+    if weights is not None:
+        if not isinstance(weights, LinearWeights) or weights.differentiable:
+            return None
+        if weights.negative_floor < 0 or weights.positive_floor < 0:
+            return None  # such weights may be 0, and pairs of weight 0 are absent
+    return spec if spec.row_loss in ("supcon_out", "infonce") and spec.prior == 0 else None
+
+
+def softmax_loss(
+    spec: SoftmaxSpec, z: Tensor, labels: Tensor, reference: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """(n,) values, their mean, and (n,) where they are defined; None where rows cannot simply be divided by lengths.
+
+    ``reference`` computes values and mean of the same batch with a graph, for second derivatives.
+    """
+    length = torch.linalg.vector_norm(z.detach(), dim=1, keepdim=True)
+    if not ordinary_lengths(length):
+        return None
+    return _SoftmaxFunction.apply(z, length, labels, spec, reference)  # type: ignore[return-value]
+
+
+class _SoftmaxFunction(torch.autograd.Function):
+    """Values and mean as functions of the embeddings."""
+
+    @staticmethod
+    def forward(ctx, z: Tensor, length: Tensor, labels: Tensor, spec: SoftmaxSpec, reference):  # type: ignore[override]
+        u = z / length
+        s = torch.mm(u, u.T)
+        same = labels[:, None] == labels
+        same.fill_diagonal_(False)
+        count = same.sum(1)
+        defined = count > 0
+        fewest, most = (int(x) for x in torch.aminmax(count))
+        everywhere = fewest > 0
+        formula = _choose_formula(spec, fewest, most)
+        values, *saved = formula.evaluate(spec, s, same, count if everywhere else count.clamp(min=1))
+        if not everywhere and spec.all_anchors:
+            values = values.masked_fill(~defined, 0)
+        mean = values.mean() if everywhere or spec.all_anchors else values[defined].mean()
+        ctx.save_for_backward(u, length, defined, z, *saved)  # z so that torch notices a change in place
+        ctx.spec, ctx.formula, ctx.everywhere, ctx.reference = spec, formula, everywhere, reference
+        defined = torch.ones_like(defined) if spec.all_anchors and not everywhere else defined
+        ctx.mark_non_differentiable(defined)
+        ctx.set_materialize_grads(False)
+        return values, mean, defined
+
+    @staticmethod
+    def backward(ctx, g_values: Tensor | None, g_mean: Tensor | None, _):  # type: ignore[override]
+        u, length, defined, z, *saved = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: what is written down here has no graph
+            values, mean = ctx.reference(z)
+            pairs = [(x, g) for x, g in ((values, g_values), (mean, g_mean)) if g is not None]
+            outputs, gradients = zip(*pairs, strict=True)
+            return *torch.autograd.grad(outputs, z, gradients, create_graph=True), None, None, None, None
+        g, factor = g_values, 1 / ctx.spec.temperature
+        if g_mean is not None:
+            anchors = len(u) if ctx.everywhere or ctx.spec.all_anchors else defined.sum()
+            share = g_mean * (factor / anchors)
+            g = share if g is None else share + g * factor
+        elif g is not None:
+            g = g * factor
+        if g is None:
+            return None, None, None, None, None
+        g = g if ctx.everywhere else torch.where(defined, g, 0)
+        gs = ctx.formula.gradient(ctx.spec, g, *saved)
+        du = torch.mm(gs + gs.T, u)
+        along = (du * u).sum(1, keepdim=True)
+        return du.addcmul_(u, along, value=-1).div_(length), None, None, None, None
+
+
+def as_column(g: Tensor) -> Tensor:
+    """A gradient per anchor as a column; one for all anchors as it is."""
+    return g[:, None] if g.ndim else g
+
+
+class SinglePositive:
+    """SupCon and InfoNCE where every anchor has one positive and all pairs count alike: both are a cross-entropy."""
+
+    @staticmethod
+    def evaluate(spec: SoftmaxSpec, s: Tensor, same: Tensor, count: Tensor):
+        """Values, and what the gradient needs."""
+        x = s.mul_(1 / spec.temperature).fill_diagonal_(-torch.inf)
+        log_denominator = torch.logsumexp(x, 1)
+        return log_denominator - x[same], x, log_denominator, same
+
+    @staticmethod
+    def gradient(spec: SoftmaxSpec, g: Tensor, x: Tensor, log_denominator: Tensor, same: Tensor) -> Tensor:
+        """∂L/∂s, given the gradient of the values over the temperature."""
+        return (x - log_denominator[:, None]).exp_().add_(same, alpha=-1).mul_(as_column(g))
+
+
+class SupConOut:
+    """The formula ``supcon_out``."""
+
+    @staticmethod
+    def evaluate(spec: SoftmaxSpec, s: Tensor, same: Tensor, count: Tensor):
+        """Values, and what the gradient needs."""
+        w_positive, w_negative = _linear_weights(spec, s)
+        x = s.mul_(1 / spec.temperature).fill_diagonal_(-torch.inf)
+        inside = x
+        v_negative = w_negative if spec.weigh_negatives else None
+        v_positive = w_positive if spec.positive_weights == "everywhere" else None
+        if v_negative is not None or v_positive is not None:
+            v = torch.where(same, 1.0 if v_positive is None else v_positive, 1.0 if v_negative is None else v_negative)
+            inside = v.log_().add_(x)
+        log_denominator = torch.logsumexp(inside, 1)
+        attraction = torch.where(same, x, 0.0)
+        w: Tensor = same
+        if w_positive is not None:
+            w = w_positive.mul_(same)
+            attraction.mul_(w)
+        positives = same.sum(1) if w_positive is None else w.sum(1)
+        # An anchor without any other sample has nothing in its denominator.
+        values = positives * log_denominator.clamp_(min=torch.finfo(x.dtype).min) - attraction.sum(1)
+        divisor = {"sum": None, "count": count, "weight": count if w_positive is None else positives.clamp(min=1)}
+        if (by := divisor[spec.divide_by]) is not None:
+            values.div_(by)
+        if spec.scale != 1:
+            values.mul_(spec.scale)
+        return values, inside, log_denominator, positives, by, w
+
+    @staticmethod
+    def gradient(
+        spec: SoftmaxSpec,
+        g: Tensor,
+        inside: Tensor,
+        log_denominator: Tensor,
+        positives: Tensor,
+        by: Tensor | None,
+        w: Tensor,
+    ) -> Tensor:
+        """∂L/∂s, given the gradient of the values over the temperature."""
+        g = g if spec.scale == 1 else g * spec.scale
+        g = g if by is None else g / by
+        p = (inside - log_denominator[:, None]).exp_()
+        return p.mul_((positives * g)[:, None]).sub_(w * as_column(g))
+
+
+class OnePositiveAtATime:
+    """The formula ``infonce``."""
+
+    @staticmethod
+    def evaluate(spec: SoftmaxSpec, s: Tensor, same: Tensor, count: Tensor):
+        """Values, and what the gradient needs."""
+        w_positive, w_negative = _linear_weights(spec, s)
+        x = s.mul_(1 / spec.temperature)
+        negatives = x if w_negative is None else w_negative.log_().add_(x)
+        negatives = negatives.masked_fill(same, -torch.inf).fill_diagonal_(-torch.inf)
+        # Without negatives there is nothing to be told apart from: the loss is 0.
+        log_sum = torch.logsumexp(negatives, 1).clamp_(min=torch.finfo(x.dtype).min)
+        i, j = same.nonzero(as_tuple=True)  # positives are few
+        gap = log_sum[i] - x[i, j]
+        value = torch.nn.functional.softplus(gap, threshold=40)
+        w = by = None
+        if w_positive is not None:
+            w = w_positive[i, j]
+            value.mul_(w)
+            by = torch.zeros_like(log_sum).index_add_(0, i, w).clamp_(min=1)
+        by = count if by is None else by
+        values = torch.zeros_like(log_sum).index_add_(0, i, value).div_(by)
+        return values, negatives, log_sum, gap, i, j, by, w
+
+    @staticmethod
+    def gradient(
+        spec: SoftmaxSpec,
+        g: Tensor,
+        negatives: Tensor,
+        log_sum: Tensor,
+        gap: Tensor,
+        i: Tensor,
+        j: Tensor,
+        by: Tensor,
+        w: Tensor | None,
+    ) -> Tensor:
+        """∂L/∂s, given the gradient of the values over the temperature."""
+        attraction = torch.sigmoid(gap).mul_((g / by)[i])
+        if w is not None:
+            attraction.mul_(w)
+        total = torch.zeros_like(log_sum).index_add_(0, i, attraction)
+        gs = (negatives - log_sum[:, None]).exp_().mul_(total[:, None])
+        return gs.index_put_((i, j), attraction.neg_())
+
+
+def _choose_formula(spec: SoftmaxSpec, fewest: int, most: int):
+    """The formula for a batch whose anchors have so many positives."""
+    if fewest == most == 1 and spec.weights is None and spec.scale == 1:
+        return SinglePositive
+    return SupConOut if spec.row_loss == "supcon_out" else OnePositiveAtATime
+
+
+def _linear_weights(spec: SoftmaxSpec, s: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Weights of positives and of negatives at every pair, None where all of them are 1."""
+    weights = spec.weights
+    if not isinstance(weights, LinearWeights):
+        return None, None
+    positive = negative = None
+    if weights.positive_slope > 0:
+        positive = (weights.positive_threshold - s).mul_(weights.positive_slope)
+        positive.clamp_(min=weights.positive_floor).add_(1)
+    if weights.negative_slope > 0:
+        negative = (s - weights.negative_threshold).mul_(weights.negative_slope)
+        negative.clamp_(min=weights.negative_floor).add_(1)
+    return positive, negative
