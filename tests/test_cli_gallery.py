@@ -98,6 +98,10 @@ def test_a_table_of_enough_people_is_calibrated_on_and_says_on_how_many(tmp_path
     assert f"at most {people * far:g} of strangers are given a name" in said
     np.save(tmp_path / "probes.npy", probes)
     np.save(tmp_path / "strangers.npy", strangers)
+    said = mettle("gallery", "identify", tmp_path / "g", tmp_path / "probes.npy", status=2)
+    assert said.endswith(
+        f"probes.npy is a file of embeddings, not a picture: give it as --embeddings {tmp_path}/probes.npy"
+    )
     found = json.loads(mettle("gallery", "identify", tmp_path / "g", "--embeddings", tmp_path / "probes.npy", "--json"))
     assert np.mean([one["match"] == f"person {i}" for i, one in enumerate(found)]) > 0.9
     found = json.loads(

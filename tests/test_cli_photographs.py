@@ -27,7 +27,7 @@ def test_it_says_what_it_chose_and_which_key_changes_it(first):
     printed, _ = first
     chosen = [line for line in printed.splitlines() if line.startswith("note: chose ")]
     keys = [line.split()[2] for line in chosen]
-    assert keys == ["data.size", "data.resize", "batch.classes", "batch.augment", "model.pool"]
+    assert keys == ["data.size", "data.resize", "batch.classes", "batch.augment", "model.backbone", "model.pool"]
     assert all(f"(--set {key}=... changes it)" in line for key, line in zip(keys, chosen, strict=True))
     assert "note: 1 file that is no picture was passed over (1 .txt), first: 'notes.txt'" in printed
 

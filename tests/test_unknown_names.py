@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mettle import evaluate, losses
+from mettle import data, evaluate, losses
 from mettle.errors import InputError, MettleError, UnknownArgument
 from mettle.unknown_names import PEER_ARGUMENTS, explain_arguments
 
@@ -38,7 +38,11 @@ X, Y = np.eye(4), [0, 0, 1, 1]
         (evaluate, "roc_auc", "it is verification(embeddings, labels).auc here"),
         (evaluate, "equal_error_rate", "it is verification(embeddings, labels).eer here"),
         (evaluate, "AccuracyCalculator", "it is retrieval(embeddings, labels).recall[k]"),
+        (evaluate, "MPerClassSampler", "it is mettle.data.ClassBatches here"),
         (evaluate, "verificaton", "did you mean 'verification'?"),
+        (data, "MPerClassSampler", "it is called ClassBatches here"),
+        (data, "ImageFolder", "it is read(folder) here"),
+        (data, "Sampels", "did you mean 'Samples'?"),
     ],
 )
 def test_a_name_that_is_not_there_is_answered(room, name, answer):

@@ -23,6 +23,15 @@ def test_codes_of_whole_numbers_follow_their_value_and_text_its_order():
     assert Column.of(["b", "a"]).codes.tolist() == [1, 0]
 
 
+def test_a_table_of_any_length_is_printed_in_one_line():
+    many = table(2000, labels=[f"person {i}" for i in range(2000)], split=["train"] * 1500 + ["test"] * 500)
+    assert repr(many) == "Samples(2000 samples of row 2, 2000 labels, train 1500, test 500)"
+    assert repr(table(domain=list("xyxyxy"), origin="t.csv")) == (
+        "Samples(6 samples of row 2, 3 labels, 2 domains, from 't.csv')"
+    )
+    assert repr(many.label) == "Column(2000 samples, 2000 names)"
+
+
 def test_ids_above_two_to_the_24_stay_exact():
     big = [2**53 + 1, 2**53 + 2, 3]
     assert table(3, ids=big).ids.tolist() == big

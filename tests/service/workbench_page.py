@@ -13,8 +13,13 @@ FLAGS += ["--disable-component-update", "--disable-sync"]
 
 
 @contextmanager
-def looking(browser, url, query="", width=1200, scheme="light", outside="/workbench/"):
-    """An open page; at its end nothing was said on the console and nothing was asked of anybody else."""
+def looking(browser, url, query="", width=1200, scheme="light", outside="/workbench/", routes=None):
+    """An open page; at its end nothing was said on the console and nothing was asked of anybody else.
+
+    `routes` maps a pattern of addresses to what answers it. They are set before the page is loaded: Chromium confirms a
+    new route before the page's own loader has it, so the next request may pass it by, and Playwright, which waits for
+    the route to stop that request, never reports it.
+    """
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce")
     page.set_default_timeout(1000 * PATIENCE)
     page.add_init_script(WAITING)
@@ -26,6 +31,8 @@ def looking(browser, url, query="", width=1200, scheme="light", outside="/workbe
     for end in ("requestfinished", "requestfailed"):
         page.on(end, lambda request: page.open_.discard(request))
     page.open_ = set()
+    for pattern, answer in (routes or {}).items():
+        page.route(pattern, answer)
     page.goto(f"{url}/workbench/{query}")
     page.wait_for_selector("body.ready")
     settle(page)

@@ -255,6 +255,9 @@ def _given(pictures: list[Path] | None, embeddings: Path | None) -> Any:
 
     if bool(pictures) == (embeddings is not None):
         raise InputError("give picture files, or --embeddings FILE.npy")
+    arrays = [path for path in pictures or [] if path.suffix.lower() in (".npy", ".npz")]
+    if arrays:
+        raise InputError(f"{arrays[0]} is a file of embeddings, not a picture: give it as --embeddings {arrays[0]}")
     return pictures if embeddings is None else _array(embeddings)
 
 

@@ -1,5 +1,7 @@
 """From files to batches: one table of samples, its readers, its splits, its order and its augmentation."""
 
+from typing import TYPE_CHECKING
+
 from mettle.data.augment import Augment
 from mettle.data.batches import ClassBatches, SampleBatches
 from mettle.data.check import Findings, check, screen
@@ -9,6 +11,7 @@ from mettle.data.samples import Column, Samples
 from mettle.data.source import read
 from mettle.data.splits import class_disjoint, sample_split, unseen_domain
 from mettle.data.tuples import Pairs, Triplets
+from mettle.unknown_names import explain_missing_name
 
 __all__ = [
     "Augment",
@@ -29,3 +32,17 @@ __all__ = [
     "screen",
     "unseen_domain",
 ]
+
+_PEERS = {  # what other libraries call it
+    "DataLoader": "Loader",
+    "DatasetFolder": "read(folder)",
+    "ImageFolder": "read(folder)",
+    "MPerClassSampler": "ClassBatches",
+    "PKSampler": "ClassBatches",
+    "RandomIdentitySampler": "ClassBatches",
+}
+
+if not TYPE_CHECKING:  # a checker of types should go on refusing what is not there
+
+    def __getattr__(name: str):
+        raise explain_missing_name(__name__, name, __all__, _PEERS)

@@ -93,6 +93,9 @@ class Column:
     def __len__(self) -> int:
         return len(self.codes)
 
+    def __repr__(self) -> str:
+        return f"Column({len(self)} samples, {len(self.names)} names)"
+
     def take(self, at: np.ndarray) -> "Column":
         """The same column for some of the samples; codes keep their meaning."""
         return Column(self.codes[at], self.names)
@@ -173,6 +176,14 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __repr__(self) -> str:  # thousands of names and rows are nothing to print at the end of a notebook's cell
+        shape = " x ".join(map(str, self.inputs.shape))
+        parts = [f"{len(self)} samples of {self.inputs.kind} {shape}", f"{len(self.label.names)} labels"]
+        parts += [] if self.domain is None else [f"{len(self.domain.names)} domains"]
+        counts = [(name, int((self.split == i).sum())) for i, name in enumerate(SPLITS)]
+        parts += [f"{name} {count}" for name, count in counts if count]
+        return f"Samples({', '.join(parts)}{f', from {self.origin!r}' if self.origin else ''})"
 
     @property
     def labels(self) -> np.ndarray:

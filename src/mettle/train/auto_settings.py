@@ -8,7 +8,6 @@ folder keeps the recipe with all values filled in and an empty ``auto``.
 
 import importlib.util
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -160,12 +159,15 @@ def _choose_network(recipe: "Recipe", part: Samples, auto: set[str], device: str
         seen = "the centre crop" if (recipe.data.resize or "crop") == "crop" else "the whole picture"
         wanted["batch.augment"] = ("photo", f"random resized crops in training, {seen} in evaluation")
     if model.get("backbone", "convnet") == "convnet":
-        if device.startswith("cuda") and importlib.util.find_spec("torchvision") is not None:
-            wanted["model.backbone"] = ("resnet18", "photographs, and a GPU to train it")
+        wanted["model.backbone"] = _choose_backbone(device)
         wanted["model.pool"] = ("gem", "what a photograph shows may be anywhere in it")
-    current: Mapping[str, Any] = {"batch.augment": recipe.batch.augment, **{f"model.{k}": v for k, v in model.items()}}
-    return [
-        Choice(key, value, reason)
-        for key, (value, reason) in wanted.items()
-        if key in auto and current.get(key) != value
-    ]
+    return [Choice(key, value, reason) for key, (value, reason) in wanted.items() if key in auto]
+
+
+def _choose_backbone(device: str) -> tuple[str, str]:
+    """A network that the machine trains in minutes, and why it is that one."""
+    if not device.startswith("cuda"):
+        return "convnet", "small enough for a machine without a GPU"
+    if importlib.util.find_spec("torchvision") is None:
+        return "convnet", "'resnet18' is better on a GPU but needs torchvision (pip install torchvision)"
+    return "resnet18", "photographs, and a GPU to train it"

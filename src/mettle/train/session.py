@@ -109,7 +109,7 @@ def describe_skipped(samples: Samples) -> tuple[str, ...]:
         return ()
     files = "1 file that cannot be read was" if len(samples.skipped) == 1 else f"{len(samples.skipped)} files were"
     why = "" if len(samples.skipped) == 1 else " because they cannot be read"
-    return (f"{files} left out{why}, first: {samples.skipped[0]}",)
+    return (f"{files} left out{why} (--set data.policy=fail stops instead), first: {samples.skipped[0]}",)
 
 
 def take_over_settings(recipe: Recipe, old: Recipe) -> Recipe:
