@@ -1,7 +1,7 @@
 """Hard positives below one similarity, hard negatives above another: fixed thresholds, or ones that follow the data."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -81,8 +81,10 @@ class Threshold:
         )
 
 
-ANCHORS = 512  # looked at per batch: enough for a mean and a quantile
-LARGEST = 0.999  # of the threshold of negatives; an untrained network on photographs may start with cosines near it
+MAX_OBSERVED = 512  # anchors looked at per batch, and references for the quantile: enough for both
+MAX_NEGATIVE_THRESHOLD = (
+    0.999  # of the threshold of negatives; an untrained network on photographs may start with cosines near it
+)
 
 
 class AdaptiveThreshold(nn.Module):
@@ -117,6 +119,7 @@ class AdaptiveThreshold(nn.Module):
         if not (0 <= momentum < 1 and 0 < quantile < 1):
             raise InputError(f"momentum lies in [0, 1), quantile in (0, 1), got {momentum} and {quantile}")
         self.alpha, self.beta, self.momentum, self.quantile = alpha, beta, momentum, quantile
+        self.start = {"positive": positive, "negative": negative}
         self.register_buffer("positive", torch.tensor(float(positive)))
         self.register_buffer("negative", torch.tensor(float(negative)))
 
@@ -132,27 +135,28 @@ class AdaptiveThreshold(nn.Module):
         )
 
     def current_threshold(self) -> Threshold:
-        """The fixed difficulty that it is now."""
-        return Threshold(self.alpha, self.beta, float(self.positive), float(self.negative))
+        """The fixed difficulty that it is now; a GPU is waited for."""
+        positive, negative = torch.stack([self.positive, self.negative]).tolist()
+        return Threshold(self.alpha, self.beta, positive, negative)
 
     @torch.no_grad()
     def observe(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Move the thresholds by one batch."""
-        z = prepare_embeddings(embeddings, "cosine")
-        some = torch.arange(0, len(z), max(len(z) // ANCHORS, 1), device=z.device)
-        s = z[some] @ z.T
-        same = labels[some, None] == labels[None, :]
-        pos = s[same & (some[:, None] != torch.arange(len(z), device=z.device)[None, :])]
-        neg = s[~same]
-        if len(pos):
-            self._update(self.positive, pos.mean(), 0.05, 1.0)
-        if len(neg):
-            k = min(max(int(self.quantile * len(neg)), 1), len(neg))
-            self._update(self.negative, neg.kthvalue(k).values, -1.0, LARGEST)
+        """Move the thresholds by one batch, without waiting for a GPU."""
+        z = prepare_embeddings(embeddings.detach(), "cosine")
+        step = max(len(z) // MAX_OBSERVED, 1)
+        anchors = torch.arange(0, len(z), step, device=z.device)
+        s = z[anchors] @ z.T
+        same = labels[anchors, None] == labels[None, :]
+        positive = same & (anchors[:, None] != torch.arange(len(z), device=z.device)[None, :])
+        count = positive.sum()
+        mean = s.masked_fill(~positive, 0).sum() / count.clamp(min=1)
+        self._update(self.positive, mean, count, 0.05, 1.0)
+        high, count = masked_quantile(s[:, ::step], ~same[:, ::step], self.quantile)
+        self._update(self.negative, high, count, -1.0, MAX_NEGATIVE_THRESHOLD)
 
-    def _update(self, threshold: Tensor, towards: Tensor, low: float, high: float) -> None:
-        if torch.isfinite(towards):
-            threshold.mul_(self.momentum).add_((1 - self.momentum) * towards.to(threshold)).clamp_(low, high)
+    def _update(self, threshold: Tensor, towards: Tensor, count: Tensor, low: float, high: float) -> None:
+        moved = threshold * self.momentum + (1 - self.momentum) * towards.to(threshold)
+        threshold.copy_(torch.where((count > 0) & torch.isfinite(towards), moved.clamp(low, high), threshold))
 
     def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
         """No row facts are needed."""
@@ -160,8 +164,28 @@ class AdaptiveThreshold(nn.Module):
 
     def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
-        return self.current_threshold().weights(tile, row_values)
+        s = tile.similarity
+        positive, negative = self.positive.to(s), self.negative.to(s)
+        w_negative = 1 + ((s - negative) * (self.beta / (1 - negative))).clamp(min=0)
+        if tile.positive is False:
+            return w_negative
+        w_positive = 1 + ((positive - s) * (self.alpha / positive)).clamp(min=0)
+        return torch.where(tile.positive, w_positive, w_negative)  # type: ignore[arg-type]
 
     def kernel_weights(self) -> LinearWeights:
         """Those of the fixed difficulty that it is now."""
         return self.current_threshold().kernel_weights()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it was built with, to be compared by value."""
+        names = ("alpha", "beta", "momentum", "quantile")
+        return {"kind": type(self).__name__} | {name: getattr(self, name) for name in names} | self.start
+
+
+def masked_quantile(x: Tensor, mask: Tensor, quantile: float) -> tuple[Tensor, Tensor]:
+    """The value that this share of the masked entries does not exceed, and how many there are; inf where none is."""
+    count = mask.sum()
+    ordered = x.masked_fill(~mask, torch.inf).flatten().sort().values
+    position = torch.minimum((quantile * count).long().clamp(min=1), count.clamp(min=1)) - 1
+    return ordered.gather(0, position[None]).squeeze(0), count

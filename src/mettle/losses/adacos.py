@@ -11,7 +11,7 @@ from mettle.losses.class_vectors import ClassVectors
 from mettle.pairs.class_softmax import class_reductions
 from mettle.pairs.similarity import at_least_float32
 
-LEAST = 0.1  # a scale of 0 or below would turn attraction around; only tiny, badly placed problems get there
+MIN_SCALE = 0.1  # a scale of 0 or below would turn attraction around; only tiny, badly placed problems get there
 
 
 class AdaCos(ClassVectors):
@@ -60,15 +60,15 @@ class AdaCos(ClassVectors):
     @torch.no_grad()
     def adapt(self, embeddings: Tensor, labels: Tensor) -> None:
         """Move the scale by what this batch looks like, over all ranks."""
-        target, far = class_reductions(
-            at_least_float32(embeddings), self.weight, labels, float(self.scale), unit_features=True
+        target, others = class_reductions(
+            at_least_float32(embeddings), self.weight, labels, self._logit_scale(), unit_features=True
         )
-        target, far = _gather_over_ranks(target), _gather_over_ranks(far)
-        average = torch.logsumexp(far.double(), 0) - math.log(len(far))
+        target, others = _gather_over_ranks(target), _gather_over_ranks(others)
+        average = torch.logsumexp(others.double(), 0) - math.log(len(others))
         angle = target.double().clamp(-1, 1).acos().median()
         scale = average / angle.clamp(max=math.pi / 4).cos()
-        if bool(torch.isfinite(scale)):  # a broken batch gives a broken loss, not a broken state
-            self.scale.fill_(scale.clamp(min=LEAST).item())
+        # A broken batch gives a broken loss, not a broken state.
+        self.scale.copy_(torch.where(torch.isfinite(scale), scale.clamp(min=MIN_SCALE), self.scale))
 
 
 def _gather_over_ranks(x: Tensor) -> Tensor:

@@ -22,9 +22,10 @@ from mettle.pairs import (
     pair_loss,
     pair_statistics,
 )
+from mettle.pairs.compiled import compiled_mean, register_loss
 from mettle.pairs.diagnostics import pair_row_values
 from mettle.pairs.dispatch import Engine
-from mettle.pairs.similarity import can_read
+from mettle.pairs.similarity import can_read, transforms_active
 from mettle.pairs.validation import Reference, stack_views, validate_embeddings
 
 
@@ -46,7 +47,16 @@ class PairwiseLoss(SettingsModule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._register()
+
+    def _register(self) -> None:
+        """What belongs to this object alone, and not to its copies."""
         self.__dict__["known_kernel_specs"] = {}  # by weights; see `mettle.pairs.kernel_spec.declared_spec`
+        self.__dict__["compile_handle"] = register_loss(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._register()
 
     @property
     def measure(self) -> Measure:
@@ -79,6 +89,11 @@ class PairwiseLoss(SettingsModule):
 
     def forward(self, embeddings: Tensor, labels: Tensor, **options: Any) -> Tensor:
         """The mean over anchors, a scalar with gradient. Options: see :meth:`output`."""
+        if torch.compiler.is_compiling() and not options and not any(True for _ in self.parameters()):
+            self.observe(embeddings, labels)
+            mean = compiled_mean(self.compile_handle, embeddings, labels)
+            if mean is not None:
+                return mean
         output = self.output(embeddings, labels, **options)
         if self.empty == "zero":
             return output.mean_or_zero()
@@ -140,7 +155,7 @@ class PairwiseLoss(SettingsModule):
     def observe(self, embeddings: Tensor, labels: Tensor) -> None:
         """Show a training batch to a difficulty that follows the data."""
         observe = getattr(difficulty_of(self), "observe", None)
-        if observe is not None and torch.is_grad_enabled():
+        if observe is not None and torch.is_grad_enabled() and not transforms_active():
             validate_embeddings(embeddings, labels, "embeddings", "labels")
             observe(embeddings, labels)
 

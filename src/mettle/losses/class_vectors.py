@@ -31,7 +31,7 @@ from mettle.pairs import (
 from mettle.pairs.class_softmax import class_reductions
 from mettle.pairs.declarations import iterate_parts
 from mettle.pairs.dispatch import autocast_disabled, is_known_finite, nan_if_not_finite, reduce_rows
-from mettle.pairs.similarity import at_least_float32, normalize_rows
+from mettle.pairs.similarity import at_least_float32, may_read, normalize_rows
 from mettle.pairs.validation import validate_embeddings
 
 
@@ -199,7 +199,7 @@ class ClassVectors(nn.Module):
         A cosine is multiplied by the scale, or by the length of the feature where that is kept.
         """
         if self.unit_features:
-            return float(self.scale) * self.target(own)
+            return self._logit_scale() * self.target(own)
         size = z.norm(dim=1)
         return size * self.target(own / torch.where(size == 0, 1, size))
 
@@ -217,8 +217,12 @@ class ClassVectors(nn.Module):
         )
         return reduce_rows(shape, z, labels, ref=ref, difficulty=self.difficulty)[0]
 
-    def _logit_scale(self) -> float:
-        return float(self.scale) if self.unit_features else 1.0
+    def _logit_scale(self) -> float | Tensor:
+        """What similarities are multiplied by; under ``torch.compile`` a scale that moves stays a tensor."""
+        if not self.unit_features:
+            return 1.0
+        moves = isinstance(self.scale, Tensor) and not may_read(self.scale)
+        return self.scale.to(self.weight.dtype) if moves else float(self.scale)  # type: ignore[union-attr]
 
     def _measure(self) -> Measure:
         return "cosine" if self.unit_features else "dot"
@@ -354,6 +358,8 @@ def check_label_range(labels: Tensor, known: int) -> tuple[Callable[[], None], T
     than the reading takes.
     """
     labels = labels.long()  # torch reads an index of another type as a mask, or not at all
+    if not may_read(labels):
+        return (lambda: None), labels
 
     def raise_if_out_of_range() -> None:
         if told is not None:
@@ -368,8 +374,6 @@ def check_label_range(labels: Tensor, known: int) -> tuple[Callable[[], None], T
         raise_if_out_of_range()
         return (lambda: None), labels
     with torch.cuda.device_of(labels):
-        if torch.cuda.is_current_stream_capturing():  # a graph cannot ask anything
-            return (lambda: None), labels
         ends, told = torch.stack(torch.aminmax(labels)).to("cpu", non_blocking=True), torch.cuda.Event()
         told.record()
     return raise_if_out_of_range, labels.clamp(0, known - 1)

@@ -17,7 +17,8 @@ class Contrastive(PairwiseLoss):
         squared   positives [d² − m₊²]₊     negatives [m₋² − d²]₊
         hadsell   positives [d − m₊]₊²      negatives [m₋ − d]₊²
         linear    positives [d − m₊]₊       negatives [m₋ − d]₊
-        L_i = mean over positives + mean over negatives (a side that is absent adds 0)
+        L_i = mean over positives + mean over negatives; without negatives, the mean over positives alone. An anchor
+        without positives is left out of the mean, as in every pairwise loss.
     Needs:
         labels. ``normalise`` puts embeddings on the unit sphere, where distances are at most 2.
     Use when:

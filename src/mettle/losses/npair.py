@@ -22,6 +22,7 @@ from mettle.pairs import (
     pair_statistics,
     sum_over,
 )
+from mettle.pairs.similarity import may_read
 from mettle.pairs.validation import validate_embeddings
 
 OTHERS = ("ref", "ids", "views", "weights")  # options of losses that pair a batch with something else
@@ -137,11 +138,11 @@ def _split(
 def split_anchor_positive(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of the anchors and of their positives, class by class."""
     order = torch.argsort(labels, stable=True)
-    counts = labels.unique(return_counts=True)[1]
-    if bool((counts != 2).any()):
-        some = labels.unique()[counts != 2][0]
-        raise InputError(
-            f"the N-pair loss needs exactly two rows of every class: class {int(some)} has "
-            f"{int(counts[counts != 2][0])}. Draw batches of P classes x 2 samples"
-        )
+    if may_read(labels):
+        known, counts = labels.unique(return_counts=True)
+        if bool((counts != 2).any()):
+            raise InputError(
+                f"the N-pair loss needs exactly two rows of every class: class {int(known[counts != 2][0])} has "
+                f"{int(counts[counts != 2][0])}. Draw batches of P classes x 2 samples"
+            )
     return order[0::2], order[1::2]

@@ -8,6 +8,7 @@ from torch import Tensor
 from mettle.difficulty.settings import validate_numbers
 from mettle.losses.base import require
 from mettle.losses.class_vectors import ClassVectors
+from mettle.pairs.similarity import may_read
 
 
 class SphereFace(ClassVectors):
@@ -56,9 +57,11 @@ class SphereFace(ClassVectors):
         return f"{super().extra_repr()}, margin={self.margin}, {schedule}"
 
     @property
-    def ease(self) -> float:
+    def ease(self) -> float | Tensor:
         """λ: how much of the plain cosine is still mixed in."""
-        return max(self.floor, self.start / (1 + self.fall * int(self.step)))
+        if may_read(self.step):
+            return max(self.floor, self.start / (1 + self.fall * int(self.step)))
+        return (self.start / (1 + self.fall * self.step)).clamp(min=self.floor)
 
     def forward(self, embeddings: Tensor, labels: Tensor, *, progress: float | None = None) -> Tensor:
         """The mean over samples; a training call moves the schedule on."""

@@ -34,7 +34,7 @@ from mettle.pairs import (
 )
 from mettle.pairs.declarations import declared_log_weight, overridden_since
 from mettle.pairs.problem import difficulty_statistics, evaluate_weights
-from mettle.pairs.similarity import distance, squared_distance
+from mettle.pairs.similarity import distance, may_read, squared_distance
 
 MANY = 10  # positives of an anchor from which putting them in order is less work than meeting them one by one
 TIED = 4  # negatives of a row at exactly one distance: in float32 two are common, more are copies
@@ -248,10 +248,10 @@ def next_negatives(d: Tensor, there: Mask, near: Tensor) -> Tensor | None:
     for step in range(1, TIED + 1):
         further = far.gather(1, at + step)
         tied = (further == found[0]) & (further < torch.inf)
-        if not bool(tied.any()):
+        if may_read(tied) and not bool(tied.any()):
             return torch.stack(found, 1)
         found.append(further.masked_fill(~tied, torch.inf))
-    return None
+    return None if may_read(d) else torch.stack(found, 1)
 
 
 def share_ties(found: Tensor) -> Tensor:

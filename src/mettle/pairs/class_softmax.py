@@ -25,7 +25,7 @@ def class_reductions(
     z: Tensor,
     vectors: Tensor,
     labels: Tensor,
-    scale: float,
+    scale: float | Tensor,
     *,
     unit_vectors: bool = True,
     unit_features: bool = False,
@@ -51,7 +51,7 @@ def class_reductions(
 
 
 def dense_class_reductions(
-    z: Tensor, vectors: Tensor, labels: Tensor, scale: float, unit_vectors: bool
+    z: Tensor, vectors: Tensor, labels: Tensor, scale: float | Tensor, unit_vectors: bool
 ) -> tuple[Tensor, Tensor]:
     """The same as one matrix with plain autograd: the reference, and the fastest for few samples and classes."""
     vectors = vectors.to(z.dtype)

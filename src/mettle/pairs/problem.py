@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mettle.errors import InputError
 from mettle.pairs.declarations import declared_traits
 from mettle.pairs.interface import Difficulty, Mask, Measure, PairLoss, Reduction, RowValues, Tile, temperature_of
-from mettle.pairs.similarity import TileOperands, can_read, prepare_embeddings, similarity
+from mettle.pairs.similarity import TileOperands, can_read, may_read, prepare_embeddings, similarity, transforms_active
 from mettle.pairs.validation import Reference
 
 ReductionsOfTile = Callable[[Tile, RowValues], dict[str, Reduction]]
@@ -196,7 +196,9 @@ class PairProblem:
         return Tile(s, pos, neg, i, j, temperature_of(self.loss), None if self.second is None else s)
 
     def max_positives(self) -> int:
-        """The most positives that any anchor has."""
+        """The most positives that any anchor has; where nobody may look, the most that it could have."""
+        if not may_read(self.right.labels):
+            return len(self.right)
         labels, counts = self.right.labels.unique(return_counts=True)
         found = torch.searchsorted(labels, self.left.labels).clamp(max=len(labels) - 1)
         positives = torch.where(labels[found] == self.left.labels, counts[found], 0)
@@ -212,6 +214,8 @@ def evaluate_weights(difficulty: Difficulty, tile: Tile, statistics: RowValues) 
     """The weights of a tile, without gradient unless the difficulty wants one; checked unless it is trusted."""
     with torch.set_grad_enabled(torch.is_grad_enabled() and not difficulty.detach):
         w = difficulty.weights(tile, statistics)
+    if difficulty.detach and isinstance(w, Tensor) and transforms_active():
+        w = w.detach()  # forward-mode derivatives go through no_grad
     return (
         w if declared_traits(difficulty).trusted else _validate_weights(w, tile.similarity, type(difficulty).__name__)
     )
@@ -225,7 +229,7 @@ def _validate_weights(w: Any, s: Tensor, whose: str) -> Tensor:
         raise InputError(f"{whose}.weights must give a tensor or a number, got {type(w).__name__}")
     if w.device != s.device:
         raise InputError(f"{whose}.weights gave weights on {w.device} for embeddings on {s.device}: use one device")
-    if not bool((w >= 0).all()):
+    if may_read(w) and not bool((w >= 0).all()):
         raise InputError(f"{whose} gave a negative or NaN weight: weights must be at least 0")
     try:
         return w.to(s.dtype).expand_as(s)

@@ -53,9 +53,14 @@ class SelfNormalizedDifficulty(Protocol):
         ...
 
 
+def may_fold() -> bool:
+    """Not under ``torch.compile``, which makes one pass of two by itself and cannot trace the wrapper."""
+    return not torch.compiler.is_compiling()
+
+
 def fold_weights(loss: PairLoss, difficulty: Difficulty | None) -> tuple[PairLoss, Difficulty | None]:
     """The loss with its difficulty folded in, where that is possible; else both as they came."""
-    if declared_log_weight(difficulty) is None or isinstance(temperature_of(loss), Tensor):
+    if declared_log_weight(difficulty) is None or isinstance(temperature_of(loss), Tensor) or not may_fold():
         return loss, difficulty
     if 2 * difficulty.log_weight_bound(loss.temperature) > MAX_EXPONENT_RANGE:  # type: ignore[union-attr]
         return loss, difficulty

@@ -1,0 +1,71 @@
+"""Large batches under ``torch.compile``: one operator that the compiler does not look into.
+
+A small batch is traced as it is and fused by the compiler. A batch that eager mode would evaluate in tiles or in Triton
+kernels would be traced as one matrix; here it is an operator instead, ``mettle::pair_loss_mean``, which runs the engine
+of eager mode. It returns the mean and the gradient of the mean with respect to the embeddings, so the backward pass is
+one multiplication and nothing is computed twice. Eager mode does not go through here.
+"""
+
+from itertools import count
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from mettle.pairs.dispatch import DENSE_UP_TO, pair_loss
+
+_losses: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_handles = count()
+
+
+def register_loss(loss: Any) -> int:
+    """A number by which the operator finds a loss, for as long as the loss exists."""
+    handle = next(_handles)
+    _losses[handle] = loss
+    return handle
+
+
+def compiled_mean(handle: int, z: Tensor, labels: Tensor) -> Tensor | None:
+    """The mean loss of a large batch inside a compiled function; None for a small one, which is better traced."""
+    if not torch.compiler.is_compiling() or len(z) * len(z) <= DENSE_UP_TO:
+        return None
+    return torch.ops.mettle.pair_loss_mean(z, labels, handle, torch.is_grad_enabled() and z.requires_grad)[0]
+
+
+@torch.library.custom_op("mettle::pair_loss_mean", mutates_args=())
+def pair_loss_mean(z: Tensor, labels: Tensor, handle: int, with_gradient: bool) -> tuple[Tensor, Tensor]:
+    """The mean over anchors and, if wanted, its gradient with respect to ``z``."""
+    loss = _losses[handle]
+    with _autograd_inside(), torch.set_grad_enabled(with_gradient):
+        leaf = z.detach().requires_grad_(with_gradient)
+        output = pair_loss(loss, leaf, labels, difficulty=getattr(loss, "difficulty", None))
+        mean = output.mean_or_zero() if getattr(loss, "empty", "error") == "zero" else output.mean()
+        gradient = torch.autograd.grad(mean, leaf)[0] if with_gradient else z.new_empty(0)
+    return mean.detach().clone(), gradient.detach().clone()
+
+
+@pair_loss_mean.register_fake
+def _(z: Tensor, labels: Tensor, handle: int, with_gradient: bool) -> tuple[Tensor, Tensor]:
+    dtype = torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype
+    return z.new_empty((), dtype=dtype), torch.empty_like(z) if with_gradient else z.new_empty(0)
+
+
+def _save_gradient(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+
+
+def _scale_gradient(ctx: Any, g_mean: Tensor, g_gradient: Tensor | None) -> tuple[Tensor, None, None, None]:
+    (gradient,) = ctx.saved_tensors
+    return (g_mean * gradient).to(gradient.dtype), None, None, None
+
+
+pair_loss_mean.register_autograd(_scale_gradient, setup_context=_save_gradient)
+
+
+def _autograd_inside() -> Any:
+    """Autograd as usual: an operator runs below it, where nothing would be recorded."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for name in ("AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, name))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
