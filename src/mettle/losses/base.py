@@ -22,7 +22,7 @@ from mettle.pairs import (
     pair_loss,
     pair_statistics,
 )
-from mettle.pairs.compiled import compiled_mean, register_loss
+from mettle.pairs.compiled import compiled_mean, is_opaque, register_loss
 from mettle.pairs.diagnostics import pair_row_values
 from mettle.pairs.dispatch import Engine
 from mettle.pairs.similarity import can_read, transforms_active
@@ -89,11 +89,9 @@ class PairwiseLoss(SettingsModule):
 
     def forward(self, embeddings: Tensor, labels: Tensor, **options: Any) -> Tensor:
         """The mean over anchors, a scalar with gradient. Options: see :meth:`output`."""
-        if torch.compiler.is_compiling() and not options and not any(True for _ in self.parameters()):
+        if not options and is_opaque(embeddings) and not any(True for _ in self.parameters()):
             self.observe(embeddings, labels)
-            mean = compiled_mean(self.compile_handle, embeddings, labels)
-            if mean is not None:
-                return mean
+            return compiled_mean(self.compile_handle, embeddings, labels)
         output = self.output(embeddings, labels, **options)
         if self.empty == "zero":
             return output.mean_or_zero()

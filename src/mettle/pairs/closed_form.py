@@ -89,7 +89,7 @@ class _SoftmaxFunction(torch.autograd.Function):
             return *torch.autograd.grad(outputs, z, gradients, create_graph=True), None, None, None, None
         g, factor = g_values, 1 / ctx.spec.temperature
         if g_mean is not None:
-            anchors = len(u) if ctx.everywhere or ctx.spec.all_anchors else defined.sum()
+            anchors = len(u) if ctx.everywhere or ctx.spec.all_anchors else int(defined.sum())
             share = g_mean * (factor / anchors)
             g = share if g is None else share + g * factor
         elif g is not None:

@@ -26,10 +26,13 @@ def register_loss(loss: Any) -> int:
     return handle
 
 
-def compiled_mean(handle: int, z: Tensor, labels: Tensor) -> Tensor | None:
-    """The mean loss of a large batch inside a compiled function; None for a small one, which is better traced."""
-    if not torch.compiler.is_compiling() or len(z) * len(z) <= DENSE_UP_TO:
-        return None
+def is_opaque(z: Tensor) -> bool:
+    """Whether a batch is too large to be traced as one matrix by ``torch.compile``."""
+    return torch.compiler.is_compiling() and len(z) * len(z) > DENSE_UP_TO
+
+
+def compiled_mean(handle: int, z: Tensor, labels: Tensor) -> Tensor:
+    """The mean loss of a batch inside a compiled function, as one operator."""
     return torch.ops.mettle.pair_loss_mean(z, labels, handle, torch.is_grad_enabled() and z.requires_grad)[0]
 
 
