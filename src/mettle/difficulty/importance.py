@@ -49,10 +49,9 @@ class Importance:
     def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
         """The mean of the unnormalised weights."""
         power = self.beta / tile.temperature
-        return {
-            "sum": logsumexp_over(tile.similarity * power, tile.negative, bound=power),
-            "count": sum_over(1.0, tile.negative),
-        }
+        bound = None if isinstance(power, Tensor) else power  # a learned temperature has none
+        log_sum = logsumexp_over(tile.similarity * power, tile.negative, bound=bound)
+        return {"sum": log_sum, "count": sum_over(1.0, tile.negative)}
 
     def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""

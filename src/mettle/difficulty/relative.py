@@ -51,7 +51,7 @@ class Relative:
                 "other": sum_over((2 - 2 * other).square(), tile.negative),
             }
         twice = 2 / tile.temperature
-        bound = twice if isinstance(twice, float) else None  # a learned temperature has none
+        bound = None if isinstance(twice, Tensor) else twice  # a learned temperature has none
         return {
             "own": logsumexp_over(own * twice, tile.negative, bound=bound),
             "other": logsumexp_over(other * twice, tile.negative, bound=bound),

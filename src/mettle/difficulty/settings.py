@@ -131,7 +131,7 @@ def view_with(module: M, **changes: Any) -> M:
     """The same module with some attributes replaced, for one call: whatever is not replaced is shared."""
     view = object.__new__(type(module))
     view.__dict__ = {**module.__dict__, "_modules": dict(module._modules)}
-    view.__dict__.pop("known_kernel_specs", None)  # what was read off the object as it was
+    view.__dict__.pop("_known_kernel_specs", None)  # what was read off the object as it was
     for name, value in changes.items():
         view.__dict__.pop(name, None)
         view._modules.pop(name, None)

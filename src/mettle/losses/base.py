@@ -51,8 +51,8 @@ class PairwiseLoss(SettingsModule):
 
     def _register(self) -> None:
         """What belongs to this object alone, and not to its copies."""
-        self.__dict__["known_kernel_specs"] = {}  # by weights; see `mettle.pairs.kernel_spec.declared_spec`
-        self.__dict__["compile_handle"] = register_loss(self)
+        self.__dict__["_known_kernel_specs"] = {}  # by weights; see `mettle.pairs.kernel_spec.declared_spec`
+        self.__dict__["_compile_handle"] = register_loss(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -91,7 +91,7 @@ class PairwiseLoss(SettingsModule):
         """The mean over anchors, a scalar with gradient. Options: see :meth:`output`."""
         if not options and is_opaque(embeddings) and not any(True for _ in self.parameters()):
             self.observe(embeddings, labels)
-            return compiled_mean(self.compile_handle, embeddings, labels)
+            return compiled_mean(self.__dict__["_compile_handle"], embeddings, labels)
         output = self.output(embeddings, labels, **options)
         if self.empty == "zero":
             return output.mean_or_zero()

@@ -163,7 +163,7 @@ class ClassVectors(nn.Module):
                 self._features(z),
                 (self._prepare_vectors(self._vectors(), z), self._class_indices(self.num_classes)),
             )
-            pairs = _ClassPairs(self._logit_scale(), self._measure())
+            pairs = _ClassPairs(float(self._logit_scale()), self._measure())
             found |= pair_statistics(
                 pairs, z, labels, difficulty=self.resolve_difficulty(progress).difficulty, ref=ref
             ).as_dict()
@@ -212,7 +212,7 @@ class ClassVectors(nn.Module):
             )
             return {"target": target, "others_lse": others}
         shape, ref = (
-            _ClassPairs(self._logit_scale(), self._measure()),
+            _ClassPairs(float(self._logit_scale()), self._measure()),
             (self._prepare_vectors(vectors, z), self._class_indices(len(vectors))),
         )
         return reduce_rows(shape, z, labels, ref=ref, difficulty=self.difficulty)[0]

@@ -191,7 +191,7 @@ def declared_spec(loss: Any, difficulty: Any) -> KernelSpec | NoKernel:
     weights = declared_weights(difficulty)
     if isinstance(weights, NoKernel):
         return weights
-    known = getattr(loss, "known_kernel_specs", None)  # of a loss whose settings never change
+    known = getattr(loss, "_known_kernel_specs", None)  # of a loss whose settings never change
     if known is not None and weights in known:
         return known[weights]
     spec = _read_declaration(loss, "kernel_spec", SPECS, weights)

@@ -182,10 +182,12 @@ class AcrossRanks(nn.Module):
             sum_over_ranks([z.new_zeros(())] * 3, device)
             return found.per_anchor() + tie
         anchor_weight = found.mean_weight()
-        sums = torch.where(found.defined, found.values, 0) * anchor_weight
+        zero_if_empty = getattr(loss, "empty", "error") == "zero"
+        absent = found.values.detach() * 0 if zero_if_empty else 0  # NaN where embeddings are broken
+        sums = torch.where(found.defined, found.values, absent) * anchor_weight
         value, weight, defined = sum_over_ranks([sums.sum() + tie, anchor_weight.sum(), found.defined.sum()], device)
-        if getattr(loss, "empty", "error") == "zero":
-            return torch.where(defined > 0, value / torch.where(defined > 0, weight, 1), 0).to(sums.dtype)
+        if zero_if_empty:
+            return (value / torch.where(defined > 0, weight, 1)).to(sums.dtype)
         if not z.is_cuda and not bool(defined > 0):
             raise InputError(
                 f"no anchor has a positive among {ranks.count} samples of {ranks.size} ranks: each class needs at "
@@ -253,7 +255,7 @@ class AcrossRanks(nn.Module):
         made_with = (
             "" if not all_self_contained(self.loss) else describe_settings(self.loss) if held else repr(self.loss)
         )
-        summary = f"{name_class(self.loss)} {made_with} {self.how} {self._drawn} {shapes}"
+        summary = f"{name_class(self.loss)} {made_with} {self.how} {self._is_random} {shapes}"
         return zlib.crc32(summary.encode())
 
     @torch.no_grad()
@@ -293,7 +295,7 @@ def choose_strategy(loss: Any) -> Literal["anchors", "rows", "replicated"]:
     """How much each rank may leave to the others."""
     if getattr(loss, "by_row", False) is True:
         return "rows"
-    names = ("passes", "__call__", "per_anchor", "output")
+    names = ("passes", "forward", "per_anchor", "output")
     if not (all_self_contained(loss) and all(hasattr(loss, name) for name in names)):
         return "replicated"  # it may look at positions in the batch, or at anything else
     overridden = len({_defining_class(loss, name) for name in names[1:]}) > 1
