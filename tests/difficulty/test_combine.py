@@ -3,9 +3,9 @@ import torch
 
 from laws.members import batch, value_and_gradient
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Product, Relative, SemiHard, Threshold, curriculum
-from mettle.difficulty.combine import iterate_parts
 from mettle.errors import InputError
 from mettle.losses import InfoNCE, SupCon, Triplet
+from mettle.pairs.declarations import iterate_parts
 
 
 def close(a, b):
@@ -17,14 +17,14 @@ def test_a_curriculum_fades_in():
     hard = curriculum(Threshold(1.0, 5.0), start=0.2, end=0.6)
     loss = SupCon(0.2, difficulty=hard)
     plain, full = SupCon(0.2), SupCon(0.2, difficulty=Threshold(1.0, 5.0))
-    close(loss.at(0.0).per_anchor(z, y), plain.per_anchor(z, y))
-    close(loss.at(0.2).per_anchor(z, y), plain.per_anchor(z, y))
-    close(loss.at(0.6).per_anchor(z, y), full.per_anchor(z, y))
-    close(loss.at(1.0).per_anchor(z, y), full.per_anchor(z, y))
+    close(loss.per_anchor(z, y, progress=0.0), plain.per_anchor(z, y))
+    close(loss.per_anchor(z, y, progress=0.2), plain.per_anchor(z, y))
+    close(loss.per_anchor(z, y, progress=0.6), full.per_anchor(z, y))
+    close(loss.per_anchor(z, y, progress=1.0), full.per_anchor(z, y))
     close(loss.per_anchor(z, y), full.per_anchor(z, y))
     middle = SupCon(0.2, difficulty=Threshold(0.5, 2.5))  # half the excess
-    close(loss.at(0.4).per_anchor(z, y), middle.per_anchor(z, y))
-    assert plain.at(0.5) is plain
+    close(loss.per_anchor(z, y, progress=0.4), middle.per_anchor(z, y))
+    close(plain.per_anchor(z, y, progress=0.5), plain.per_anchor(z, y))
 
 
 def test_a_product_multiplies_and_keeps_each_parts_gradient():
@@ -76,11 +76,11 @@ def test_what_is_inside_a_product_or_a_curriculum_is_not_forgotten():
     inner = AdaptiveThreshold(momentum=0.5)
     for outer in (curriculum(inner, end=0.5), Product(inner, Threshold()), curriculum(Product(inner, Threshold()))):
         before = float(inner.positive)
-        SupCon(0.2, difficulty=outer).at(0.3)(z, y)
+        SupCon(0.2, difficulty=outer)(z, y, progress=0.3)
         assert float(inner.positive) != before
         assert inner in list(iterate_parts(outer))
     fading = Product(curriculum(Threshold(), end=0.5), Threshold(0.0, 0.0))
-    close(SupCon(0.2, difficulty=fading).at(0.0).per_anchor(z, y), SupCon(0.2).per_anchor(z, y))
+    close(SupCon(0.2, difficulty=fading).per_anchor(z, y, progress=0.0), SupCon(0.2).per_anchor(z, y))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Every pairwise loss in every form, and every difficulty: what the laws are tried on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -9,10 +9,9 @@ from torch import Tensor
 from mettle.difficulty import Hardest, Importance, Product, Relative, SemiHard, Threshold, curriculum
 from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
 from mettle.pairs import Traits
-from mettle.pairs import reference as dense
 from mettle.pairs.declarations import declared_traits
-from mettle.pairs.dispatch import layout
-from mettle.pairs.problem import difficulty_statistics
+from mettle.pairs.problem import STATISTIC, build_problem, difficulty_statistics
+from mettle.pairs.reference import reduce_problem
 
 FORMS: dict[str, Any] = {
     "supcon out": SupCon(0.2),
@@ -61,8 +60,6 @@ DIFFICULTIES: dict[str, Any] = {
 
 
 def with_difficulty(loss: Any, difficulty: Any) -> Any:
-    from dataclasses import replace
-
     return replace(loss, difficulty=difficulty)
 
 
@@ -82,7 +79,7 @@ class Given:
     def row_statistics(self, tile):
         return {}
 
-    def weights(self, tile, rows):
+    def weights(self, tile, row_values):
         return self.table.to(tile.similarity.dtype)[tile.anchor_index, tile.reference_index]
 
 
@@ -128,9 +125,9 @@ def value_and_gradient(loss: Any, z: Tensor, y: Tensor, **options) -> tuple[Tens
 def frozen(loss, z, y, **options):
     """The loss with its weights fixed at this point: what "detached" means for a finite difference."""
     difficulty = loss.difficulty
-    job, _ = layout(loss, z.detach(), y, None, None, difficulty, options.get("biased"), sort=False)
-    tile = job.tile(*job.whole())
-    known = {k: v[:, None] for k, v in dense.rows(job).items() if k.startswith("difficulty.")}
+    problem, _ = build_problem(loss, z.detach(), y, None, None, difficulty, options.get("biased"), sort=False)
+    tile = problem.tile(*problem.whole_blocks())
+    known = {k: v[:, None] for k, v in reduce_problem(problem).items() if k.startswith(STATISTIC)}
     w = difficulty.weights(tile, difficulty_statistics(known))
     traits = declared_traits(difficulty)
     return with_difficulty(loss, Given(w, traits.positive_weights, traits.negatives))

@@ -54,6 +54,20 @@ def test_tiled_equals_dense_in_value_and_gradient(form, difficulty):
 
 
 @pytest.mark.parametrize(("form", "difficulty"), EVERY, ids=IDS)
+def test_what_is_chosen_for_a_small_batch_equals_dense(form, difficulty):
+    """Also where it is a closed form: classes of several sizes, of two, one class alone, a single positive pair."""
+    loss = member(form, difficulty)
+    z, y = fitting(loss)
+    two, one = torch.arange(14) % 7, torch.zeros(14, dtype=torch.long)
+    lonely = torch.arange(14).clamp(max=12)
+    for labels in (y,) if isinstance(loss, NPair) else (y, two, one, lonely):
+        wanted = value_and_gradient(loss, z, labels, engine="dense", **extra(loss, z))
+        found = value_and_gradient(loss, z, labels, **extra(loss, z))
+        close(found[0], wanted[0])
+        close(found[1], wanted[1])
+
+
+@pytest.mark.parametrize(("form", "difficulty"), EVERY, ids=IDS)
 def test_tiled_equals_dense_against_a_reference_set(form, difficulty):
     loss = member(form, difficulty)
     if isinstance(loss, LiftedStructure | NPair):
@@ -225,14 +239,14 @@ def test_random_draws_follow_their_generator_and_ignore_the_engine(form):
 
 def test_random_draws_are_fair():
     """Each negative of an anchor is drawn about equally often."""
-    from mettle.losses.random_negative import lot
+    from mettle.losses.random_negative import pair_hash
     from mettle.pairs import Tile
 
     n, draws = 20, 4000
     s, at = torch.zeros(n, n), torch.arange(n)
     wins = torch.zeros(n, n)
     for seed in range(draws):
-        wins[at, lot(Tile(s, False, True, at[:, None], at[None, :]), seed).argmax(1)] += 1
+        wins[at, pair_hash(Tile(s, False, True, at[:, None], at[None, :]), seed).argmax(1)] += 1
     expected = draws / n
     chi = ((wins - expected) ** 2 / expected).sum(1)
     assert chi.mean() < 24 and chi.max() < 60  # 19 degrees of freedom

@@ -121,7 +121,7 @@ def test_chunks_are_irrelevant_and_the_general_engine_agrees(difficulty, chunk):
         got = class_reductions(torch.nn.functional.normalize(z), W, y, 30.0, chunk=chunk)
     else:
         loss = CosFace(C, D, 30.0, difficulty=difficulty).double()
-        got = [loss._rows(z, W, y)[k] for k in ("target", "far")]
+        got = [loss._class_values(z, W, y)[k] for k in ("target", "others_lse")]
     cosine = torch.nn.functional.normalize(z) @ torch.nn.functional.normalize(W).T
     own = torch.nn.functional.one_hot(y, C).bool()
     wanted = cosine[own], (30 * cosine).masked_fill(own, -torch.inf).logsumexp(1)
@@ -212,7 +212,7 @@ def test_row_20_sampled_classes():
     z, y = torch.randn(6, D, dtype=torch.float64), torch.tensor([0, 3, 3, 17, 40, 0])
     for share in (0.02, 0.2, 0.5):
         loss = CosFace(50, D, 16.0, 0.3, sample=share).double()
-        sampled = loss.sampled(y)
+        sampled = loss.sample_classes(y)
         assert oracle.partial_fc_follows_rule(sampled.tolist(), y.tolist(), 50, share)
         leaf = z.clone().requires_grad_()
         value = loss(leaf, y)
@@ -235,7 +235,7 @@ def test_sampled_classes_differ_from_step_to_step_and_are_resumed():
     loss = CosFace(100, D, sample=0.2)
     drawn = []
     for _ in range(3):
-        drawn.append(loss.sampled(y))
+        drawn.append(loss.sample_classes(y))
         loss(z, y)
     assert not torch.equal(drawn[0], drawn[1])
     again = CosFace(100, D, sample=0.2)
@@ -446,8 +446,12 @@ def test_other_difficulties_and_curricula_apply():
     assert torch.isfinite(CosFace(C, D, difficulty=Importance(1.0))(z, y))
     ramp = CosFace(C, D, difficulty=curriculum(Threshold()))
     plain.load_state_dict(ramp.state_dict())
-    torch.testing.assert_close(ramp.at(0.0)(z, y), plain(z, y))
-    assert ramp.at(1.0).weight is ramp.weight
+    torch.testing.assert_close(ramp(z, y, progress=0.0), plain(z, y))
+    full = CosFace(C, D, difficulty=Threshold())
+    full.load_state_dict(ramp.state_dict())
+    torch.testing.assert_close(ramp(z, y, progress=1.0), full(z, y))
+    torch.testing.assert_close(ramp(z, y), full(z, y))
+    assert ramp.resolve_difficulty(1.0).weight is ramp.weight
 
 
 @pytest.mark.parametrize(
@@ -512,10 +516,23 @@ def test_a_class_at_the_mean_of_all_keeps_its_vector():
     assert torch.equal(loss.weight, before)
 
 
-def test_second_derivatives_are_refused_not_wrong():
-    z = torch.randn(4, D, requires_grad=True)
-    with pytest.raises(InputError, match="first derivatives only"):
-        torch.autograd.grad(NormFace(C, D)(z, torch.arange(4)), z, create_graph=True)
+@pytest.mark.parametrize("make", [NormFace, ArcFace, CosFace, Softmax])
+def test_second_derivatives_are_slopes_of_first_ones(make):
+    torch.manual_seed(0)
+    z, loss = torch.randn(4, D, dtype=torch.float64, requires_grad=True), make(C, D).double()
+
+    def value(z, W):
+        return torch.func.functional_call(loss, {"weight": W}, (z, torch.arange(4)))
+
+    assert torch.autograd.gradgradcheck(value, (z, loss.weight), atol=1e-4)
+
+
+def test_second_derivatives_of_chunks_cost_a_matrix_and_say_so():
+    torch.manual_seed(0)
+    z, y = torch.randn(N, D, dtype=torch.float64, requires_grad=True), torch.randint(0, C, (N,))
+    W = torch.randn(C, D, dtype=torch.float64, requires_grad=True)
+    with pytest.warns(UserWarning, match=f"create_graph=True computes the {N} x {C} similarities again"):
+        assert torch.autograd.gradgradcheck(lambda z, W: class_reductions(z, W, y, 3.0, chunk=2), (z, W))
 
 
 RANKS = """

@@ -5,7 +5,6 @@ import torch
 from torch.autograd import gradcheck
 
 from laws.members import DIFFICULTIES, FORMS, ON_SPHERE, batch, extra, fitting, frozen, with_difficulty
-from mettle.errors import InputError
 from mettle.losses import Contrastive, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
 
 LABELS = {
@@ -114,11 +113,38 @@ def test_ties_share_the_gradient_of_the_hardest():
         assert gradient[2].norm() > 0
 
 
-def test_second_derivatives_are_refused_not_wrong():
-    """The tiled engine computes its own backward pass, which has no derivative of its own."""
+def second_derivative(loss, z, y, **options):
+    (slope,) = torch.autograd.grad(loss(z, y, **options), z, create_graph=True)
+    return torch.autograd.grad((slope * torch.arange(z.shape[1])).sin().sum(), z)[0]
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_second_derivatives_are_those_of_the_whole_matrix_in_every_engine(form):
+    """The tiled engine computes the matrix again with a graph, and says so; other engines need not."""
+    loss = FORMS[form]
+    z, y = fitting(loss)
+    wanted = second_derivative(loss, z, y, engine="dense")
+    assert wanted.isfinite().all()
+    with pytest.warns(UserWarning, match="create_graph=True computes the .* similarities again as one matrix"):
+        found = second_derivative(loss, z, y, engine="tiled", tile=4)
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(second_derivative(loss, z, y), wanted, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("difficulty", ["threshold", "threshold live", "importance", "relative"])
+def test_second_derivatives_with_a_difficulty(difficulty):
+    loss = with_difficulty(SupCon(0.2), DIFFICULTIES[difficulty])
     z, y = batch()
-    with pytest.raises(InputError, match="first derivatives only"):
-        torch.autograd.grad(SupCon(0.2)(z, y, engine="tiled"), z, create_graph=True)
+    wanted = second_derivative(loss, z, y, engine="dense", **extra(loss, z))
+    with pytest.warns(UserWarning, match="create_graph=True computes the"):
+        found = second_derivative(loss, z, y, engine="tiled", tile=4, **extra(loss, z))
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-8)
+
+
+def test_second_derivatives_of_tiles_are_slopes_of_first_ones():
+    z, y = batch(8, 3)
+    with pytest.warns(UserWarning, match="create_graph=True computes the 8 x 8"):
+        assert torch.autograd.gradgradcheck(lambda x: SupCon(0.5)(x, y, engine="tiled", tile=3), (z,))
 
 
 @pytest.mark.parametrize("loss", [SupCon(0.2), InfoNCE(0.5, 0.1), LiftedStructure(), Triplet(0.2)], ids=repr)

@@ -10,8 +10,8 @@ from laws.members import Given, batch, frozen, pairs_batch, second, value_and_gr
 from mettle.difficulty import Importance, Relative, Threshold
 from mettle.losses import DASupCon, InfoNCE, NPair, SelfTriplet, SupCon, Triplet
 from mettle.pairs import Tile
-from mettle.pairs import reference as dense
-from mettle.pairs.dispatch import layout
+from mettle.pairs.problem import build_problem
+from mettle.pairs.reference import reduce_tile
 
 
 def close(a, b, tolerance=1e-10):
@@ -172,13 +172,14 @@ def test_claim_3_hard_pairs_get_a_larger_share_of_the_gradient():
     hard = (same_label & (unit @ unit.T < 0.7)) | ((y[:, None] != y[None]) & (unit @ unit.T > 0.3))
 
     def share(loss):
-        job, _ = layout(loss, unit, y, None, None, loss.difficulty, None, sort=False)
-        tile = job.tile(*job.whole())
+        problem, _ = build_problem(loss, unit, y, None, None, loss.difficulty, None, sort=False)
+        tile = problem.tile(*problem.whole_blocks())
         s = tile.similarity.clone().requires_grad_()
         held, rows = replace(tile, similarity=s), {}
-        for step in job.steps():
+        for step in problem.resolve_passes():
             w = step.weights(held, rows)
-            rows |= {k: dense.reduce(a, w, held, 5).squeeze(1) for k, a in step.reductions(held, rows).items()}
+            found = step.reductions(held, rows)
+            rows |= {k: reduce_tile(a, w, held, problem.max_positives).squeeze(1) for k, a in found.items()}
         g = torch.autograd.grad(loss.row_loss(rows)[loss.is_defined(rows)].mean(), s)[0].abs()
         return float(g[hard].sum() / g.sum())
 

@@ -1,4 +1,4 @@
-"""Options of the N-pair loss: those it has act, those it has not are refused; facts refuse strangers too."""
+"""Options of the N-pair loss: those it has act, those it has not are refused; statistics refuse strangers too."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def pairs():
 
 @pytest.mark.parametrize("loss", [NPair(), SupCon(), InfoNCE()], ids=lambda x: type(x).__name__)
 @pytest.mark.parametrize("option", [{"enigne": "dense"}, {"foo": 1}])
-@pytest.mark.parametrize("call", ["__call__", "per_anchor", "output", "facts"])
+@pytest.mark.parametrize("call", ["__call__", "per_anchor", "output", "statistics"])
 def test_an_unknown_option_is_an_error(loss, call, option):
     z, y = pairs()
     with pytest.raises(TypeError, match="unexpected keyword argument"):
@@ -29,8 +29,8 @@ def test_known_options_act():
     torch.testing.assert_close(NPair()(z, y, engine="dense"), NPair()(z, y, engine="tiled", tile=2))
     with pytest.raises(InputError, match="no engine"):
         NPair()(z, y, engine="fast")
-    for option in ({"ref": (z, y)}, {"ids": y}, {"views": True}):
-        for call in (NPair(), NPair().facts):
+    for option in ({"ref": (z, y)}, {"ids": y}, {"views": True}, {"weights": torch.ones(6, 6)}):
+        for call in (NPair(), NPair().statistics):
             with pytest.raises(InputError, match="does not apply"):
                 call(z, y, **option)
     with pytest.raises(InputError, match="the same 12 rows"):
@@ -42,14 +42,14 @@ def test_known_options_act():
 def test_a_difficulty_that_follows_the_data_sees_every_training_batch(wrap):
     z, y = pairs()
     hard = AdaptiveThreshold(momentum=0.5)
-    before = hard.current()
+    before = hard.current_threshold()
     loss = NPair(difficulty=wrap(hard))
     with torch.no_grad():
         loss(z, y)
     loss.statistics(z, y)
-    assert hard.current() == before
+    assert hard.current_threshold() == before
     loss(z, y)
     seen = AdaptiveThreshold(momentum=0.5)
     seen.observe(z, y)
-    assert hard.current() == seen.current() != before
+    assert hard.current_threshold() == seen.current_threshold() != before
     assert isinstance(before, Threshold)

@@ -1,4 +1,4 @@
-"""The engine itself: choice, memory, queue, ids, facts, determinism."""
+"""The engine itself: choice, memory, queue, ids, statistics, determinism."""
 
 from types import SimpleNamespace
 
@@ -69,11 +69,13 @@ def test_the_measure_of_memory_sees_a_matrix():
 
 def test_the_engine_is_chosen_by_size_and_said():
     small, large = torch.randn(64, 4), torch.randn(1500, 4)
-    assert SupCon().output(small, torch.arange(64) // 2).engine == "dense"
-    assert SupCon().output(large, torch.arange(1500) // 2).engine == "tiled"
-    assert SupCon().statistics(small, torch.arange(64) // 2).engine == "dense"
-    assert SupCon().statistics(large, torch.arange(1500) // 2).engine == "tiled"
-    assert SupCon().output(small, torch.arange(64) // 2, engine="tiled").engine == "tiled"
+    for loss, engine in ((SupCon(), "closed-form"), (SupCon(form="in"), "dense"), (Contrastive(), "dense")):
+        assert loss.output(small, torch.arange(64) // 2).engine == engine
+        assert loss.statistics(small, torch.arange(64) // 2).engine == engine
+        assert loss.output(large, torch.arange(1500) // 2).engine == "tiled"
+        assert loss.statistics(large, torch.arange(1500) // 2).engine == "tiled"
+        for asked in ("dense", "tiled"):
+            assert loss.output(small, torch.arange(64) // 2, engine=asked).engine == asked
 
 
 def test_the_l1_measure_is_dense_only():
@@ -116,13 +118,13 @@ def test_against_itself_by_ids_is_the_batch_alone(engine):
 @pytest.mark.parametrize("loss", [SupCon(0.2), SupCon(0.2, difficulty=Threshold()), InfoNCE(0.5, 0.1)], ids=repr)
 def test_large_classes_by_lists_and_by_tiles_equal_dense(loss, n, size):
     """61 of a class: more positive pairs than one list holds. 150 and 300: more than lists are good for."""
-    from mettle.pairs.dispatch import layout
-    from mettle.pairs.tiled import positive_pairs
+    from mettle.pairs.problem import build_problem
+    from mettle.pairs.tiled import list_positive_pairs
 
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(n, 6, dtype=torch.float64, generator=generator, requires_grad=True)
     y = (torch.arange(n) // size)[torch.randperm(n, generator=generator)]
-    lists = positive_pairs(layout(loss, z, y, None, None, None, None, sort=True)[0])
+    lists = list_positive_pairs(build_problem(loss, z, y, None, None, None, None, sort=True)[0])
     assert lists is None if size > 61 else len(lists) == 2
     found, wanted = (loss.output(z, y, engine=engine) for engine in ("tiled", "dense"))
     torch.testing.assert_close(found.values, wanted.values)
@@ -167,7 +169,7 @@ class TestQueue:
             Queue(4, 2).push(torch.ones(1, 3), torch.zeros(1, dtype=torch.long))
 
 
-class TestFacts:
+class TestStatistics:
     def test_hard_shares_and_weights_are_counted_by_hand(self):
         z, y = batch(28, 6, seed=1)
         hard = Threshold(1.0, 2.0, 0.6, 0.1)
@@ -202,10 +204,10 @@ class TestFacts:
         assert set(a.as_dict()) >= {"hard_positives", "clamp_fraction", "anchors_without_positives"}
 
     @pytest.mark.parametrize("loss", [SupCon(), CosFace(4, 8), CosFace(4, 8, difficulty=Threshold())], ids=repr)
-    def test_facts_for_a_log_line_are_numbers_only(self, loss):
-        facts = loss.statistics(torch.randn(12, 8), torch.arange(12) // 3)
-        facts = facts if isinstance(facts, dict) else facts.as_dict()
-        assert facts and {type(value) for value in facts.values()} <= {int, float}
+    def test_statistics_for_a_log_line_are_numbers_only(self, loss):
+        found = loss.statistics(torch.randn(12, 8), torch.arange(12) // 3)
+        found = found if isinstance(found, dict) else found.as_dict()
+        assert found and {type(value) for value in found.values()} <= {int, float}
 
 
 class TestAdaptive:
@@ -229,7 +231,7 @@ class TestAdaptive:
         z, y = batch()
         hard = AdaptiveThreshold()
         with torch.no_grad():
-            torch.testing.assert_close(SupCon(0.2, difficulty=hard)(z, y), SupCon(0.2, difficulty=hard.current())(z, y))
+            torch.testing.assert_close(SupCon(0.2, difficulty=hard)(z, y), SupCon(0.2, difficulty=hard.current_threshold())(z, y))
 
     def test_its_state_is_saved(self):
         hard = AdaptiveThreshold()

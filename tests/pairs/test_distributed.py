@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mettle.losses
 from laws.members import DIFFICULTIES, FORMS, Given, with_difficulty
-from mettle.difficulty import AdaptiveThreshold, Product, Relative, Threshold
+from mettle.difficulty import AdaptiveThreshold, Importance, Product, Relative, Threshold, curriculum
 from mettle.errors import InputError
 from mettle.losses import (
     AdaCos,
@@ -44,7 +44,7 @@ from mettle.losses import (
     SupCon,
     Triplet,
 )
-from mettle.pairs import across_ranks, total
+from mettle.pairs import across_ranks, sum_over
 
 pytestmark = pytest.mark.timeout(900)  # five processes, hundreds of small steps: half a minute on an idle machine
 
@@ -70,7 +70,6 @@ class Curve(nn.Module):
         return ((spread + 1) ** self.power * (y + 1)).std() * torch.rand((), dtype=torch.float64)
 
 
-@dataclass(frozen=True)
 class RaisedTo(SupCon):
     """A stranger's pairwise loss."""
 
@@ -83,8 +82,8 @@ class Case:
     make: Callable[[int], Any]  # of the rank, so that ranks may start apart
     kind: str = "labels"
     options: dict[str, Any] = field(default_factory=dict)
-    how: tuple[str, ...] = ("auto", "whole")
-    auto: str = "whole"
+    how: tuple[str, ...] = ("auto", "replicated")
+    auto: str = "replicated"
     float32: bool = False
 
 
@@ -99,14 +98,14 @@ def seeded(make: Callable[[], Any], seed: int = 3) -> Callable[[int], Any]:
 
 
 def vectors(kind: type, **options) -> Case:
-    return Case(seeded(lambda: kind(C, DIM, **options)), "classes", how=("auto", "rows", "whole"))
+    return Case(seeded(lambda: kind(C, DIM, **options)), "classes", how=("auto", "rows", "replicated"))
 
 
 def cases() -> dict[str, Case]:
     found: dict[str, Case] = {}
     for name, loss in FORMS.items():
-        own = "whole" if name.startswith(("lifted", "n-pair")) else "pairs"
-        how = ("auto", "whole") if own == "pairs" and name in PLAIN else ("auto",)
+        own = "replicated" if name.startswith(("lifted", "n-pair")) else "anchors"
+        how = ("auto", "replicated") if own == "anchors" and name in PLAIN else ("auto",)
         found[name] = Case(lambda rank, loss=loss: loss, "twos" if name == "n-pair" else "labels", how=how, auto=own)
     biased = {"biased": drawn(N, 3, seed=8)}
     for name, difficulty in DIFFICULTIES.items():
@@ -115,21 +114,27 @@ def cases() -> dict[str, Case]:
             options = biased if isinstance(difficulty, Relative) else {}
             if short == "supcon" or name in ("importance", "relative", "hardest"):
                 found[f"{short} {name}"] = Case(
-                    lambda rank, made=made: made, options=options, how=("auto",), auto="pairs"
+                    lambda rank, made=made: made, options=options, how=("auto",), auto="anchors"
                 )
-    found["follows"] = Case(lambda rank: SupCon(0.2, difficulty=AdaptiveThreshold(momentum=0.5)), auto="pairs")
+    found["follows"] = Case(lambda rank: SupCon(0.2, difficulty=AdaptiveThreshold(momentum=0.5)), auto="anchors")
     found["follows inside"] = Case(
-        lambda rank: SupCon(0.2, difficulty=Product(Threshold(), AdaptiveThreshold(momentum=0.5))), auto="pairs"
+        lambda rank: SupCon(0.2, difficulty=Product(Threshold(), AdaptiveThreshold(momentum=0.5))), auto="anchors"
     )
     table = drawn(N, N, seed=9).abs()
     found["by position"] = Case(lambda rank: SupCon(0.2, difficulty=Given(table)))
-    found["a stranger's pairs"] = Case(lambda rank: RaisedTo(0.2), how=("auto", "pairs"))
-    found["da"] = Case(lambda rank: mettle.losses.DASupCon(0.2), auto="pairs")
+    found["a stranger's pairs"] = Case(lambda rank: RaisedTo(0.2), how=("auto", "anchors"))
+    found["da"] = Case(lambda rank: mettle.losses.DASupCon(0.2), auto="anchors")
     found["tiles"] = Case(
-        lambda rank: SupCon(0.2, difficulty=Threshold()), options={"engine": "tiled", "tile": 4}, auto="pairs"
+        lambda rank: SupCon(0.2, difficulty=Threshold()), options={"engine": "tiled", "tile": 4}, auto="anchors"
     )
-    found["views"] = Case(lambda rank: InfoNCE(0.5), "views", {"views": True}, auto="pairs")
-    found["references"] = Case(lambda rank: SupCon(0.2), "references", auto="pairs")
+    found["views"] = Case(lambda rank: InfoNCE(0.5), "views", {"views": True}, auto="anchors")
+    found["references"] = Case(lambda rank: SupCon(0.2), "references", auto="anchors")
+    found["learned temperature"] = Case(seeded(lambda: SupCon(0.2, learn_temperature=True)), auto="anchors")
+    found["learned, weighed"] = Case(
+        seeded(lambda: InfoNCE(0.5, difficulty=Importance(0.7), learn_temperature=True)), auto="anchors"
+    )
+    rising = curriculum(Threshold(), end=0.5)
+    found["fades in"] = Case(lambda rank: SupCon(0.2, difficulty=rising), options={"progress": 0.2}, auto="anchors")
     found["random"] = Case(lambda rank: Triplet(mining="random", random=torch.Generator().manual_seed(rank)))
     found["random too"] = Case(lambda rank: SelfTriplet(form="one_neg"))
     for kind, options in (
@@ -141,7 +146,7 @@ def cases() -> dict[str, Case]:
     weighed = Case(seeded(lambda: ArcFace(C, DIM, difficulty=hard)), "classes")
     sampled = Case(seeded(lambda: CosFace(C, DIM, sample=0.9, sparse=True)), "classes")
     found |= {"classes weighed": weighed, "classes sampled": sampled, "fixed scale": vectors(AdaCos, dynamic=False)}
-    every = ("auto", "rows", "whole")
+    every = ("auto", "rows", "replicated")
     grades = drawn(N, seed=4).sigmoid()
     weight = {"weight": drawn(N, seed=5).abs()}
     made = {
@@ -336,7 +341,7 @@ def refusals(rank: int) -> dict[str, Any]:
         "labels of a wrong type": lambda: pairs(z, y.double() if second else y),
         "fractions": lambda: pairs(z, y.double()),
         "range": lambda: arc(z, y + 2 * rank),
-        "range of all": lambda: across_ranks(ArcFace(3, 3).double(), "whole")(z, y + 2 * rank),
+        "range of all": lambda: across_ranks(ArcFace(3, 3).double(), "replicated")(z, y + 2 * rank),
         "range per anchor": lambda: arc.per_anchor(z, y + 2 * rank),
         "call": lambda: (pairs.per_anchor if second else pairs)(z, y),
         "gradients": lambda: without(pairs, z, y) if second else pairs(z, y),
@@ -361,8 +366,8 @@ def refusals(rank: int) -> dict[str, Any]:
         "frozen": lambda: across_ranks(ArcFace(3, 3).double().requires_grad_(second))(z, y),
         "failure": lambda: across_ranks(Breaks(rank), "rows")(z, y),
         "failure per anchor": lambda: across_ranks(Breaks(rank), "rows").per_anchor(z, y),
-        "failure of all": lambda: across_ranks(Breaks(rank), "whole")(z, y),
-        "failure of all per anchor": lambda: across_ranks(Breaks(rank), "whole").per_anchor(z, y),
+        "failure of all": lambda: across_ranks(Breaks(rank), "replicated")(z, y),
+        "failure of all per anchor": lambda: across_ranks(Breaks(rank), "replicated").per_anchor(z, y),
         "no mean": lambda: across_ranks(lambda z, y: z.sum(1))(z, y),
         "no mean on one": lambda: across_ranks(Gives(lambda z: z.sum(1) if second else z.sum()))(z, y),
         "no mean of rows": lambda: across_ranks(Gives(lambda z: z.sum(1)), "rows")(z, y),
@@ -380,11 +385,19 @@ def refusals(rank: int) -> dict[str, Any]:
     arc.train()
     broken = z.detach().clone()
     broken[0, 0] = torch.nan if second else 1.0
-    for name, loss in (("pairs", pairs), ("rows", arc), ("whole", across_ranks(SupCon(0.2), "whole"))):
+    for name, loss in (("anchors", pairs), ("rows", arc), ("replicated", across_ranks(SupCon(0.2), "replicated"))):
         leaf = broken.clone().requires_grad_()
         value = loss(leaf, y)
         value.backward()
         found |= {f"nan {name}": value.detach(), f"nan rows {name}": loss.per_anchor(leaf.detach(), y).detach()}
+    # No anchor has a positive: 0 where that was asked for, and still NaN where an embedding is broken.
+    for how in ("anchors", "replicated"):
+        quiet = across_ranks(SupCon(0.2, empty="zero"), how)
+        leaf = z.detach()[:1].clone().requires_grad_()
+        value = quiet(leaf, y[:1] + rank)
+        value.backward()
+        found |= {f"empty {how}": value.detach(), f"empty gradient {how}": leaf.grad}
+        found[f"empty nan {how}"] = quiet(broken[:1].clone().requires_grad_(), y[:1] + rank).detach()
     # One rank's rows want no gradient: the others get theirs, and nobody waits for ever.
     leaf = z.detach().clone().requires_grad_(not second)
     pairs(leaf, y).backward()
@@ -411,7 +424,7 @@ def refusals(rank: int) -> dict[str, Any]:
     arc = arc if second else across_ranks(ArcFace(3, 3).double(), "rows")
     found["fresh"] = arc(z, y).detach()
     found["fresh vectors"] = arc.loss.weight.detach().clone()
-    for how in ("rows", "whole"):  # averaging what is the same on all ranks changes nothing
+    for how in ("rows", "replicated"):  # averaging what is the same on all ranks changes nothing
         torch.manual_seed(6)
         wrapped = DistributedDataParallel(across_ranks(ArcFace(3, 3).double(), how))
         wrapped(z, y).backward()
@@ -467,7 +480,7 @@ def ranks(tmp_path_factory) -> dict[int, tuple[list[dict[str, Tensor]], list[dic
     """What each of two, and each of three real ranks found: tensors, and words."""
     folder = tmp_path_factory.mktemp("ranks")
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    code = "import sys; sys.path[:0] = sys.argv[2:]; from test_gather import launch; launch(sys.argv[1])"
+    code = "import sys; sys.path[:0] = sys.argv[2:]; from test_distributed import launch; launch(sys.argv[1])"
     started = subprocess.Popen(
         [sys.executable, "-c", code, str(folder), *paths],
         stdout=subprocess.PIPE,
@@ -593,9 +606,12 @@ def test_what_does_not_fit_is_one_error_on_all_ranks_and_never_a_hang(ranks):
         assert re.search(words, said[0][name]), f"{name}: {said[0][name]}"
     assert {name for name in said[0] if name != "luck"} == set(WORDS)
     for rank in (0, 1):
-        for name in ("pairs", "rows", "whole"):
+        for name in ("anchors", "rows", "replicated"):
             assert found[rank][f"nan {name}"].isnan()
             assert found[rank][f"nan rows {name}"].isnan().all()
+        for how in ("anchors", "replicated"):
+            assert found[rank][f"empty {how}"] == 0 and (found[rank][f"empty gradient {how}"] == 0).all()
+            assert found[rank][f"empty nan {how}"].isnan(), how
     z, y = torch.cat([drawn(4, 3, seed=0), drawn(4, 3, seed=1)]).requires_grad_(), torch.tensor([0, 0, 1, 1] * 2)
     value = SupCon(0.2)(z, y)
     (gradient,) = torch.autograd.grad(value, z)
@@ -618,7 +634,7 @@ def test_what_does_not_fit_is_one_error_on_all_ranks_and_never_a_hang(ranks):
     torch.manual_seed(6)
     arc = ArcFace(3, 3).double()
     arc(z, y).backward()
-    for how in ("rows", "whole"):
+    for how in ("rows", "replicated"):
         for rank in (0, 1):
             close(found[rank][f"twice averaged {how}"], arc.weight.grad, how, rtol=1e-12, atol=1e-12)
     assert torch.equal(found[0]["fresh"], found[1]["fresh"])
@@ -648,16 +664,15 @@ def test_state_is_the_losss_own_and_follows_training():
     assert [p is q for p, q in zip(wrapped.parameters(), arc.parameters(), strict=True)] == [True]
     assert set(wrapped.state_dict()) == {"loss.weight", "loss.draw"}
     follows = across_ranks(SupCon(difficulty=Product(Threshold(), AdaptiveThreshold())))
-    assert set(follows.state_dict()) == {"inside.0.positive", "inside.0.negative"}
+    assert set(follows.state_dict()) == {f"loss.difficulty.second.{name}" for name in ("positive", "negative")}
     assert follows.difficulty is follows.loss.difficulty
 
-    from mettle.difficulty import curriculum
-
     rising = across_ranks(SupCon(difficulty=curriculum(Threshold(), end=0.5)))
-    later = rising.at(0.25)
-    assert later.loss == rising.loss.at(0.25) and later.how == rising.how == "pairs"
-    assert wrapped.at(0.3) is wrapped
-    assert "SupCon" in repr(rising) and "how='pairs'" in repr(rising) and "ArcFace" in repr(wrapped)
+    z, y = drawn(8, DIM), torch.arange(8) // 2
+    assert rising.how == "anchors" and rising.takes_progress
+    assert torch.equal(rising(z, y, progress=0.25), rising.loss(z, y, progress=0.25))
+    assert rising(z, y, progress=0.25) != rising(z, y)
+    assert "SupCon" in repr(rising) and "how='anchors'" in repr(rising) and "ArcFace" in repr(wrapped)
 
 
 @pytest.mark.parametrize(
@@ -666,8 +681,8 @@ def test_state_is_the_losss_own_and_follows_training():
         (lambda: across_ranks(3), "loss must be a callable"),
         (lambda: across_ranks(SupCon), r"got the class SupCon: write SupCon\(...\)"),
         (lambda: across_ranks(across_ranks(SupCon())), "wrap it once"),
-        (lambda: across_ranks(SupCon(), "pair"), "how must be one of .*did you mean 'pairs'"),
-        (lambda: across_ranks(ArcFace(3, 4), "pairs"), "how='pairs' needs a loss of mettle.pairs, got ArcFace"),
+        (lambda: across_ranks(SupCon(), "anchor"), "how must be one of .*did you mean 'anchors'"),
+        (lambda: across_ranks(ArcFace(3, 4), "anchors"), "how='anchors' needs a loss of mettle.pairs, got ArcFace"),
         (lambda: across_ranks(lambda z, y: z.sum()).per_anchor(1, 2), "has no per_anchor"),
     ],
 )

@@ -1,6 +1,6 @@
-"""What cannot be compared is refused in one line that says what to do, on every engine and in the facts."""
+"""What cannot be compared is refused in one line that says what to do, on every engine and in the statistics."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from mettle.difficulty import Relative
 from mettle.errors import InputError
 from mettle.losses import InfoNCE, SupCon
 from mettle.losses.base import PairwiseLoss
-from mettle.pairs import Difficulty, Queue, Pass, lse, total
+from mettle.pairs import Difficulty, Pass, Queue, logsumexp_over, sum_over
 
 Z, Y = batch()
 AT = torch.arange(14)
@@ -49,7 +49,7 @@ def test_companions_that_do_not_fit_are_named(case, engine):
 
 
 @pytest.mark.parametrize("case", [case for case in WRONG if "tile" not in case])
-def test_facts_refuse_what_a_call_refuses(case):
+def test_statistics_refuse_what_a_call_refuses(case):
     options, said = WRONG[case]
     with pytest.raises(InputError, match=said):
         SupCon(0.2).statistics(Z, Y, **options)
@@ -130,7 +130,6 @@ class TestQueues:
             Queue(size, dim)
 
 
-@dataclass(frozen=True)
 class Bare(PairwiseLoss):
     """A loss of one's own that forgot to count positives."""
 
@@ -143,12 +142,14 @@ class Bare(PairwiseLoss):
         return rows["far"] - rows["near"]
 
 
-@dataclass(frozen=True)
 class Hasty(Bare):
     """A loss that reads an earlier row without saying so."""
 
     def passes(self):
-        return Pass(self.reductions), Pass(lambda tile, rows: {"positives": sum_over(rows["far"] - tile.similarity, tile.positive)})
+        return Pass(self.reductions), Pass(self.second)
+
+    def second(self, tile, rows):
+        return {"positives": sum_over(rows["far"] - tile.similarity, tile.positive)}
 
 
 @pytest.mark.parametrize("engine", ["dense", "tiled"])
@@ -157,7 +158,7 @@ class TestOwnLosses:
         with pytest.raises(InputError, match="Bare asks for a row 'positives', but the rows are 'near', 'far'"):
             Bare()(Z, Y, engine=engine, tile=4)
 
-    def test_a_sweep_reads_what_it_says_it_reads(self, engine):
+    def test_a_pass_reads_what_it_says_it_reads(self, engine):
         with pytest.raises(InputError, match=r"Hasty asks for a row 'far'.*reads='anchor'"):
             Hasty()(Z, Y, engine=engine, tile=4)
 
@@ -170,20 +171,37 @@ class TestOwnLosses:
             Lost()(Z, Y, engine=engine, tile=4)
 
 
-@dataclass(frozen=True)
 class Learnt(PairwiseLoss):
-    """A loss with a parameter of its own, inside the terms or at the end."""
+    """A loss with a parameter of its own, inside the reductions or at the end."""
 
-    scale: nn.Parameter = field(default_factory=lambda: nn.Parameter(torch.tensor(2.0, dtype=torch.float64)))
     inside: bool = True
+    learn: bool = True
     difficulty: Difficulty | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.scale = nn.Parameter(torch.tensor(2.0, dtype=torch.float64), requires_grad=self.learn)
 
     def reductions(self, tile, rows):
         x = tile.similarity * self.scale if self.inside else tile.similarity
-        return {"positives": sum_over(1.0, tile.positive), "near": sum_over(x, tile.positive), "far": logsumexp_over(tile.similarity, tile.negative)}
+        return {
+            "positives": sum_over(1.0, tile.positive),
+            "near": sum_over(x, tile.positive),
+            "far": logsumexp_over(tile.similarity, tile.negative),
+        }
 
     def row_loss(self, rows):
         return rows["far"] - rows["near"] * (1 if self.inside else self.scale)
+
+
+class Hidden(Learnt):
+    """A loss that learns something that it does not hold."""
+
+    def reductions(self, tile, rows):
+        return super().reductions(tile, rows) | {"near": sum_over(tile.similarity * HIDDEN, tile.positive)}
+
+
+HIDDEN = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,8 +218,18 @@ class Trusted:
         return self.trust[tile.anchor_index].exp()
 
 
+class TrustedModule(nn.Module):
+    """The same as a module, whose parameter the engine finds."""
+
+    def __init__(self, trust, detach=False):
+        super().__init__()
+        self.trust, self.detach = trust, detach
+
+    row_statistics, weights = Trusted.row_statistics, Trusted.weights
+
+
 class TestLearnable:
-    """Tiles give gradients to embeddings only: a parameter inside a term would get a part of its own, or none."""
+    """Tiles give gradients to embeddings and to parameters of loss and difficulty; to nothing that they cannot find."""
 
     @staticmethod
     def grown(loss, parameter, **options):
@@ -210,13 +238,15 @@ class TestLearnable:
         loss(z, Y, **options).backward()
         return parameter.grad, z.grad
 
-    def test_a_parameter_inside_the_terms_is_refused_in_tiles_and_right_in_dense(self):
-        loss = Learnt()
-        found, _ = self.grown(loss, loss.scale, engine="dense")
-        outside = Learnt(inside=False)
-        torch.testing.assert_close(found, self.grown(outside, outside.scale, engine="dense")[0])
-        with pytest.raises(InputError, match=r"near of Learnt want a gradient .* engine='dense'"):
-            loss(Z, Y, engine="tiled", tile=4)
+    @pytest.mark.parametrize("tile", [1, 4, 14])
+    def test_a_parameter_inside_the_reductions_gets_all_of_its_gradient(self, tile):
+        loss, outside = Learnt(), Learnt(inside=False)
+        dense, tiled = (self.grown(loss, loss.scale, engine=engine, tile=tile) for engine in ("dense", "tiled"))
+        wanted = self.grown(outside, outside.scale, engine="dense")
+        assert wanted[0] != 0
+        for a, b, c in zip(tiled, dense, wanted, strict=True):
+            torch.testing.assert_close(a, b)
+            torch.testing.assert_close(a, c)
 
     def test_at_the_end_it_gets_all_of_its_gradient(self):
         loss = Learnt(inside=False)
@@ -225,21 +255,39 @@ class TestLearnable:
         for a, b in zip(tiled, dense, strict=True):
             torch.testing.assert_close(a, b)
 
-    def test_live_weights_that_are_learnt_are_refused(self):
+    def test_what_the_loss_does_not_hold_is_refused_in_tiles_and_right_in_dense(self):
+        loss = Learnt()
+        found, _ = self.grown(Hidden(), HIDDEN, engine="dense")
+        torch.testing.assert_close(found, self.grown(loss, loss.scale, engine="dense")[0])
+        said = r"near of Hidden want a gradient .* make it an nn.Parameter of the loss, pass engine='dense'"
+        with pytest.raises(InputError, match=said):
+            Hidden()(Z, Y, engine="tiled", tile=4)
+
+    @pytest.mark.parametrize("tile", [1, 4, 14])
+    def test_live_weights_that_are_learnt_get_their_gradient_where_a_module_holds_them(self, tile):
+        trust = nn.Parameter(torch.linspace(-1, 1, 14, dtype=torch.float64))
+        loss = SupCon(0.2, difficulty=TrustedModule(trust))
+        dense, tiled = (self.grown(loss, trust, engine=engine, tile=tile) for engine in ("dense", "tiled"))
+        assert (dense[0] != 0).any()
+        for a, b in zip(tiled, dense, strict=True):
+            torch.testing.assert_close(a, b)
+
+    def test_live_weights_that_are_learnt_are_refused_where_no_module_holds_them(self):
         trust = nn.Parameter(torch.zeros(14, dtype=torch.float64))
         with pytest.raises(InputError, match="the weights of SupCon want a gradient"):
             SupCon(0.2, difficulty=Trusted(trust))(Z, Y, engine="tiled", tile=4)
-        fixed = SupCon(0.2, difficulty=Trusted(trust, detach=True))
-        torch.testing.assert_close(fixed(Z, Y, engine="tiled", tile=4), fixed(Z, Y, engine="dense"))
+        for kind in (Trusted, TrustedModule):
+            fixed = SupCon(0.2, difficulty=kind(trust, detach=True))
+            torch.testing.assert_close(fixed(Z, Y, engine="tiled", tile=4), fixed(Z, Y, engine="dense"))
 
     def test_without_gradients_nothing_is_refused(self):
         with torch.no_grad():
-            torch.testing.assert_close(Learnt()(Z, Y, engine="tiled", tile=4), Learnt()(Z, Y, engine="dense"))
+            torch.testing.assert_close(Hidden()(Z, Y, engine="tiled", tile=4), Hidden()(Z, Y, engine="dense"))
 
     def test_constants_and_weights_of_the_pair_pass(self):
-        """Tensors without gradient, and weights that are live in the similarities alone."""
-        scale = torch.tensor(2.0, dtype=torch.float64)
-        torch.testing.assert_close(Learnt(scale)(Z, Y, engine="tiled", tile=4), Learnt()(Z, Y, engine="dense"))
+        """Parameters without gradient, and weights that are live in the similarities alone."""
+        constant = Learnt(learn=False)
+        torch.testing.assert_close(constant(Z, Y, engine="tiled", tile=4), Learnt()(Z, Y, engine="dense"))
 
         class Live(Given):
             def weights(self, tile, rows):

@@ -1,4 +1,4 @@
-"""Duplicates of one picture tie, wherever they stand and whichever engine looks; facts say what a call did."""
+"""Duplicates of one picture tie, wherever they stand and whichever engine looks; statistics say what a call did."""
 
 from dataclasses import dataclass, replace
 
@@ -9,7 +9,7 @@ from laws.members import with_difficulty
 from mettle.difficulty import Hardest
 from mettle.losses import Contrastive, InfoNCE, LiftedStructure
 from mettle.losses.base import PairwiseLoss
-from mettle.pairs import Difficulty, peak, total
+from mettle.pairs import Difficulty, max_over, sum_over
 
 LOSSES = {
     "cosines": InfoNCE(0.5),
@@ -53,8 +53,8 @@ def test_duplicates_all_stay_in_every_order_and_engine(name, hard, dtype):
         torch.testing.assert_close(loss.per_anchor(z[order], y[order], engine="dense"), wanted[order], **near)
         for tile in (13, 64):
             torch.testing.assert_close(loss.per_anchor(z, y, engine="tiled", tile=tile), wanted, **near)
-        facts = loss.statistics(z, y)
-        assert facts.kept_negatives == pytest.approx(2 / (2 * n - 2 * 3), rel=0.1)  # the last class may be smaller
+        seen = loss.statistics(z, y)
+        assert seen.kept_negatives == pytest.approx(2 / (2 * n - 2 * 3), rel=0.1)  # the last class may be smaller
 
 
 def test_pairs_that_differ_by_more_than_rounding_do_not_tie():
@@ -63,7 +63,7 @@ def test_pairs_that_differ_by_more_than_rounding_do_not_tie():
     assert InfoNCE(0.5, difficulty=Closest()).statistics(z, y).kept_negatives == pytest.approx(1 / 74, rel=0.05)
 
 
-def test_the_slack_grows_with_the_rows_and_not_with_their_neighbours():
+def test_the_rounding_error_grows_with_the_rows_and_not_with_their_neighbours():
     """A row a thousand times as long must not make the others tie."""
     z, y = doubled(30, 8, 0, torch.float32)
     z[30:] += 1e-2 * torch.randn(30, 8, generator=torch.Generator().manual_seed(1))
@@ -74,7 +74,6 @@ def test_the_slack_grows_with_the_rows_and_not_with_their_neighbours():
     assert small.kept_negatives == pytest.approx(1 / 54, rel=0.05)
 
 
-@dataclass(frozen=True)
 class Present(PairwiseLoss):
     """Each anchor's number of negatives that its difficulty left in."""
 
@@ -82,7 +81,10 @@ class Present(PairwiseLoss):
     temperature: float = 1.0
 
     def reductions(self, tile, rows):
-        return {"negatives": sum_over(1.0, tile.negative, weighting="mask"), "all": sum_over(1.0, tile.negative, weighting="none")}
+        return {
+            "negatives": sum_over(1.0, tile.negative, weighting="mask"),
+            "all": sum_over(1.0, tile.negative, weighting="none"),
+        }
 
     def row_loss(self, rows):
         return rows["negatives"]
@@ -92,8 +94,8 @@ class Present(PairwiseLoss):
 
 
 @pytest.mark.parametrize("n", [23, 61, 150])
-def test_facts_count_what_a_call_sees(n):
-    """Weights that hang on the last bit: facts must look at the same products in the same order as the loss does."""
+def test_statistics_count_what_a_call_sees(n):
+    """Weights that hang on the last bit: statistics must look at the same products in the same order as the loss does."""
     loss = Present(Closest(exact=True))
     for seed in range(20):
         z, y = doubled(n, 9, seed)
@@ -104,22 +106,22 @@ def test_facts_count_what_a_call_sees(n):
         assert loss.statistics(z[order], y[order]).kept_negatives == pytest.approx(float(kept), rel=1e-12)
 
 
-def test_facts_of_an_engine_and_a_tile_that_were_asked_for():
+def test_statistics_of_an_engine_and_a_tile_that_were_asked_for():
     from mettle.pairs import pair_statistics
 
     loss = Present(Closest(exact=True))
     z, y = doubled(61, 9, 0)
     for options in ({"engine": "dense"}, {"engine": "tiled", "tile": 17}, {"engine": "tiled", "tile": 40}):
         kept = loss.output(z, y, **options).values.sum() / (y[:, None] != y).sum()
-        facts = pair_statistics(loss, z, y, difficulty=loss.difficulty, **options)
-        assert facts.engine == options["engine"]
-        assert facts.kept_negatives == pytest.approx(float(kept), rel=1e-12)
+        seen = pair_statistics(loss, z, y, difficulty=loss.difficulty, **options)
+        assert seen.engine == options["engine"]
+        assert seen.kept_negatives == pytest.approx(float(kept), rel=1e-12)
     with pytest.raises(TypeError):
         pair_statistics(loss, z, y, enigne="dense")
 
 
-def test_the_engine_that_facts_name_is_the_one_they_used():
+def test_the_engine_that_statistics_name_is_the_one_they_used():
     """Two passes of the loss make it tiled at a size where counting alone would be dense."""
     z, y = torch.randn(300, 4, generator=torch.Generator().manual_seed(0)), torch.arange(300) // 3
-    loss = replace(InfoNCE(0.5))
+    loss = replace(InfoNCE(0.5), prior=0.1)
     assert loss.statistics(z, y).engine == loss.output(z, y).engine == "tiled"

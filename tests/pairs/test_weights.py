@@ -11,7 +11,7 @@ from mettle.difficulty import Product, Threshold, curriculum
 from mettle.errors import InputError
 from mettle.losses import InfoNCE, NPair, SelfTriplet, SupCon
 from mettle.losses.base import PairwiseLoss
-from mettle.pairs import Difficulty, Pass, peak, total
+from mettle.pairs import Difficulty, Pass, max_over, sum_over
 
 Z, Y = batch()
 ROWS = torch.rand(14, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 0.5
@@ -68,8 +68,9 @@ def test_a_batch_too_large_for_dense_gives_what_dense_gives(loss):
 def test_inside_others_too(wrap):
     loss, given = SupCon(0.2), Given(ROWS[:, None].expand(14, 14))
     wanted = with_difficulty(loss, wrap(given)).per_anchor(Z, Y, engine="dense")
+    small = with_difficulty(loss, wrap(Says(lambda tile: ROWS[tile.anchor_index])))
     for engine in ("dense", "tiled"):
-        found = with_difficulty(loss, wrap(Says(lambda tile: ROWS[tile.anchor_index]))).per_anchor(Z, Y, engine=engine, tile=4)
+        found = small.per_anchor(Z, Y, engine=engine, tile=4)
         torch.testing.assert_close(found, wanted, equal_nan=True)
 
 
@@ -98,7 +99,7 @@ def test_live_weights_of_an_anchor_get_the_gradient_of_all_of_its_pairs():
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
-def test_facts_count_them():
+def test_statistics_count_them():
     found = SupCon(0.2, difficulty=Says(lambda tile: ROWS[tile.anchor_index])).statistics(Z, Y)
     wanted = SupCon(0.2, difficulty=Given(ROWS[:, None].expand(14, 14))).statistics(Z, Y)
     assert found.as_dict() == wanted.as_dict() and found.negative_weight != 1
@@ -121,9 +122,8 @@ def test_what_is_no_weight_is_refused(weight, said, engine):
         SupCon(0.2, difficulty=Says(weight))(Z, Y, engine=engine, tile=14)
 
 
-@dataclass(frozen=True, eq=False)
 class Own(PairwiseLoss):
-    """A loss of one's own, whose terms have the shape that the function gives them."""
+    """A loss of one's own, whose reductions have the shape that the function gives them."""
 
     x: Any
     difficulty: Difficulty | None = None
@@ -139,10 +139,10 @@ class Own(PairwiseLoss):
 
 
 @pytest.mark.parametrize("engine", ["dense", "tiled"])
-class TestTerms:
-    """The same for the terms of a loss of one's own: tiles of strangers have no mask that would spread them."""
+class TestReductions:
+    """The same for the reductions of a loss of one's own: tiles of strangers have no mask that would spread them."""
 
-    def test_a_term_of_the_anchor_counts_for_every_pair(self, engine):
+    def test_a_reduction_of_the_anchor_counts_for_every_pair(self, engine):
         found = Own(lambda tile: ROWS[tile.anchor_index]).output(Z, Y, engine=engine, tile=3).values
         torch.testing.assert_close(found, ROWS * (Y[:, None] != Y).sum(1))
 
@@ -151,8 +151,8 @@ class TestTerms:
         values = both.output(Z, Y, engine=engine, tile=3).values
         torch.testing.assert_close(values, (ROWS + ROWS**2) * (Y[:, None] != Y).sum(1))
 
-    def test_a_term_that_does_not_fit_is_named(self, engine):
-        with pytest.raises(InputError, match=r"term 'value' .* on a tile of .*one value per pair"):
+    def test_a_reduction_that_does_not_fit_is_named(self, engine):
+        with pytest.raises(InputError, match=r"the reduction 'value' has a shape of .* on a tile of .*one value per pair"):
             Own(lambda tile: torch.ones(5, 7))(Z, Y, engine=engine, tile=3)
 
 

@@ -41,9 +41,9 @@ def test_without_momentum_thresholds_are_those_of_the_batch(quantile, common):
     loss(z.requires_grad_(), y)
     positive, negative = plain_thresholds(z, y.tolist(), quantile)
     assert (float(difficulty.positive), float(difficulty.negative)) == pytest.approx((positive, negative), abs=1e-5)
-    facts = loss.statistics(z, y)
-    assert facts.hard_negatives == pytest.approx(1 - quantile, abs=0.01)
-    assert 0.3 < facts.hard_positives < 0.7
+    seen = loss.statistics(z, y)
+    assert seen.hard_negatives == pytest.approx(1 - quantile, abs=0.01)
+    assert 0.3 < seen.hard_positives < 0.7
     if common:
         assert negative > 0.95
         assert SupCon(difficulty=Threshold()).statistics(z, y).hard_negatives == 1.0, "a fixed threshold chooses nothing"

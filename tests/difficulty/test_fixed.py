@@ -5,8 +5,9 @@ from dataclasses import replace
 import torch
 
 from mettle.difficulty import Relative
+from mettle.difficulty.fixed import FixedWeights
 from mettle.losses import InfoNCE
-from mettle.train.two_encoder import Given, pair_weights
+from mettle.pairs.diagnostics import pair_weights
 
 
 def test_a_table_of_relative_weights_counts_negatives_as_relative_does():
@@ -15,6 +16,8 @@ def test_a_table_of_relative_weights_counts_negatives_as_relative_does():
     z, other = (torch.randn(12, 5, generator=generator, dtype=torch.float64) for _ in range(2))
     ids = torch.arange(6).repeat(2)
     loss = InfoNCE(0.5, 0.1, Relative())
-    table = replace(loss, difficulty=Given(pair_weights(loss, z, ids, other)[0]))
+    weights = pair_weights(loss, z, ids, difficulty=loss.difficulty, biased=other)
+    table = replace(loss, difficulty=FixedWeights(weights))
     torch.testing.assert_close(table(z, ids), loss(z, ids, biased=other))
+    torch.testing.assert_close(loss(z, ids, weights=weights), loss(z, ids, biased=other))
     assert not torch.isclose(replace(table, count="weight")(z, ids), loss(z, ids, biased=other), rtol=1e-3)
