@@ -24,7 +24,7 @@ import torch
 
 from mettle.difficulty import Importance, Relative, Threshold
 from mettle.losses import InfoNCE, SupCon, Triplet
-from mettle.pairs.fused import fused_form
+from mettle.pairs.kernels import fused_form
 
 SUPCON = SupCon(0.1)
 VARIANTS = {
@@ -50,7 +50,7 @@ def form_of(loss, z, biased=None):
 
 def mettle(loss, z, y, biased=None, **how):
     """A step of forward + backward."""
-    from mettle.pairs.fused.call import fused
+    from mettle.pairs.kernels.call import fused
 
     form = form_of(loss, z, biased)
 
@@ -385,7 +385,7 @@ def variants(table):
 
 
 def hardest(table, quick):
-    from mettle.pairs.fused.peak import hardest_rows
+    from mettle.pairs.kernels.mining import hardest_rows
 
     loss, (z, y) = Triplet(0.2, "hardest"), batch(32768, 128)
 
@@ -411,7 +411,7 @@ def hardest(table, quick):
 
 
 def counting(table):
-    from mettle.pairs.fused.counts import score_counts
+    from mettle.pairs.kernels.histograms import score_counts
     from mettle.pairs.topk import topk
 
     z, y = batch(100_000, 128)

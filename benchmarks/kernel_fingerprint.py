@@ -127,10 +127,10 @@ def argument_type(name: str, operand: str, flags: dict) -> str:
 
 def build_negatives(mode: str, width: int, kind: str, many: bool = False) -> list[dict]:
     """The kernels over all negatives, with the tiles that the table gives them."""
-    from mettle.pairs.fused import back
-    from mettle.pairs.fused import far as room
-    from mettle.pairs.fused.plan import SUMMED
-    from mettle.pairs.fused.table import choice
+    from mettle.pairs.kernels import backward
+    from mettle.pairs.kernels import forward as room
+    from mettle.pairs.kernels.config import choice
+    from mettle.pairs.kernels.function import SUMMED
 
     two = kind in ("relative", "raw")
     picked = choice(
@@ -138,14 +138,14 @@ def build_negatives(mode: str, width: int, kind: str, many: bool = False) -> lis
     )
     name = {"online": "threshold", "tilt 1": "tilt"}.get(kind, kind)
     found = []
-    for shape, forward in ((picked.forward, True), (picked.backward, False)):
+    for shape, ahead in ((picked.forward, True), (picked.backward, False)):
         depth = shape.depth
         flags = {
             "WIDTH": width, "BK": depth, "WIDTH2": width, "BK2": depth, "BM": shape.rows, "BN": shape.columns,
             "MODE": mode, "TMA": shape.tma, "FAR": name, "SQUARE": kind == "tilt 1", "SHAPE": "hadsell",
             "TWO": name == "tilt", "OTHER": two, "ONLINE": kind == "online",
         }  # fmt: skip
-        if forward:
+        if ahead:
             once = shape.half and kind != "online"
             flags |= {"HALF": once, "WARPS": shape.row_warps, "FIRM": shape.firm}
             found.append(build("forward", room.far_forward, mode, flags, shape.warps, shape.stages))
@@ -155,7 +155,7 @@ def build_negatives(mode: str, width: int, kind: str, many: bool = False) -> lis
             continue
         flags |= {"LIVE": name in ("threshold", "tilt"), "ROWS": True, "COLUMNS": True}
         if picked.written:
-            found.append(build("scores", back.far_scores, mode, flags, shape.warps, shape.stages))
+            found.append(build("scores", backward.far_scores, mode, flags, shape.warps, shape.stages))
             continue
         flags.pop("BK")
         for turn in (0, SUMMED // shape.columns) if mode == "split" else (0,):
@@ -164,7 +164,7 @@ def build_negatives(mode: str, width: int, kind: str, many: bool = False) -> lis
             for rows, columns in ends:
                 more |= {"ROWS": rows, "COLUMNS": columns}
                 name_of = f"backward turn={turn} rows={rows:d} columns={columns:d}"
-                one = build(name_of, back.far_backward, mode, flags | more, shape.warps, shape.stages)
+                one = build(name_of, backward.far_backward, mode, flags | more, shape.warps, shape.stages)
                 found.append(one | {"between": bool(turn)})
     return found
 
@@ -176,7 +176,7 @@ def build_many(mode: str, width: int, kind: str) -> list[dict]:
 
 def build_positives(mode: str, width: int, kind: str) -> list[dict]:
     """The kernels over positives, which also end each row."""
-    from mettle.pairs.fused import near as room
+    from mettle.pairs.kernels import positives as room
 
     base = {
         "WIDTH": width, "BK": width if width <= 128 else 64, "BR": 16, "BC": 16, "PRECISION": "tf32x3",
@@ -192,42 +192,42 @@ def build_positives(mode: str, width: int, kind: str) -> list[dict]:
 def build_rest(mode: str, width: int, kind: str) -> list[dict]:
     """Everything else: preparing rows, means, mining, counting, class vectors."""
     from mettle.evaluate import candidates
-    from mettle.pairs.fused import counts, ends, own, peak, prepare
-    from mettle.pairs.fused.table import PEAK, choice
+    from mettle.pairs.kernels import class_rows, histograms, mining, operands, row_sums
+    from mettle.pairs.kernels.config import PEAK, choice
 
-    block, held, warps = prepare.span(width)
+    block, held, warps = operands.span(width)
     rows = {"WIDTH": width, "BLOCK": block, "ROWS": held, "UNIT": True}
     ranks = ("count", "search", "group", "known")
     shape = choice(mode, width).forward
-    mining = PEAK if width <= 128 else shape
+    mined = PEAK if width <= 128 else shape
     tile = {"WIDTH": width, "BK": shape.depth, "BM": shape.rows, "BN": shape.columns, "MODE": mode}
-    mined = tile | {"BM": mining.rows, "BN": mining.columns}
+    mined_tile = tile | {"BM": mined.rows, "BN": mined.columns}
     window = {"WINDOWS": 2, "WORDS": max(1, shape.columns // 64), "BITS_OF": 64}
     row = {"SELF": True, "WIDTH": width, "BLOCK": block, "BN": shape.columns, "BC": 32}
     alone = {"WIDTH": width, "BLOCK": block, "ROWS": held}
     scores = []
     if mode == "split":  # evaluation counts scores in one precision
         scores = [
-            build("score counts", counts.counts_kernel, mode, tile, shape.warps, shape.stages),
+            build("score counts", histograms.counts_kernel, mode, tile, shape.warps, shape.stages),
             build("score window", candidates.window_kernel, mode, tile | window, shape.warps, shape.stages),
         ]
     return [
         *scores,
-        *(build(f"prepare {r}", prepare.prepare_kernel, mode, rows | {"RANK": r, "MODE": mode}, warps) for r in ranks),
-        build("group", prepare.group_kernel, mode, {"SIZE": 128}),
-        build("project", prepare.project_kernel, mode, rows | {"MEAN": True}, warps),
-        build("mean", ends.mean_kernel, mode, {"SIZE": 1024}, 8),
-        build("shift", ends.shift_kernel, mode, {"SIZE": 64}),
-        build("hardest tile", peak.peak_kernel, mode, mined, mining.warps, mining.stages),
-        build("hardest pair", peak.found_kernel, mode, row, warps),
-        build("hardest backward", peak.pull_kernel, mode, {"WIDTH": width, "BLOCK": block, "ROWS": peak.PULLED}),
-        build("class rows", own.class_rows_kernel, mode, alone | {"MODE": mode}, warps),
-        build("class project", own.class_project_kernel, mode, {"BLOCK": block, "ROWS": held}, warps),
-        build("class target", own.own_kernel, mode, alone, warps),
-        build("class target backward", own.attract_kernel, mode, alone, warps),
-        build("class ranges", own.ranges_kernel, mode, {"SIZE": 64}),
-        build("class finish", own.finish_kernel, mode, {"ONLINE": True, "SIZE": 64}),
-        build("class weights", own.weights_kernel, mode, {"ONLINE": False, "SIZE": 1024}, 8),
+        *(build(f"prepare {r}", operands.prepare_kernel, mode, rows | {"RANK": r, "MODE": mode}, warps) for r in ranks),
+        build("group", operands.group_kernel, mode, {"SIZE": 128}),
+        build("project", operands.project_kernel, mode, rows | {"MEAN": True}, warps),
+        build("mean", row_sums.mean_kernel, mode, {"SIZE": 1024}, 8),
+        build("shift", row_sums.shift_kernel, mode, {"SIZE": 64}),
+        build("hardest tile", mining.peak_kernel, mode, mined_tile, mined.warps, mined.stages),
+        build("hardest pair", mining.found_kernel, mode, row, warps),
+        build("hardest backward", mining.pull_kernel, mode, {"WIDTH": width, "BLOCK": block, "ROWS": mining.PULLED}),
+        build("class rows", class_rows.class_rows_kernel, mode, alone | {"MODE": mode}, warps),
+        build("class project", class_rows.class_project_kernel, mode, {"BLOCK": block, "ROWS": held}, warps),
+        build("class target", class_rows.own_kernel, mode, alone, warps),
+        build("class target backward", class_rows.attract_kernel, mode, alone, warps),
+        build("class ranges", class_rows.ranges_kernel, mode, {"SIZE": 64}),
+        build("class finish", class_rows.finish_kernel, mode, {"ONLINE": True, "SIZE": 64}),
+        build("class weights", class_rows.weights_kernel, mode, {"ONLINE": False, "SIZE": 1024}, 8),
     ]
 
 
@@ -248,10 +248,10 @@ def fingerprint_case(case: Case) -> list[dict]:
 
 def entry_kernels() -> set[str]:
     """The kernels of the fused engine that no other kernel calls: those that are launched."""
-    import mettle.pairs.fused as fused
+    from mettle.pairs import kernels
 
     defined, called = set(), set()
-    for path in Path(fused.__file__).parent.glob("*.py"):
+    for path in Path(kernels.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(x) for x in node.decorator_list):
                 defined.add(node.name)

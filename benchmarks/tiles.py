@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from gpu import SUPCON, batch, form_of, spans
-from mettle.pairs.fused.plan import Plan
-from mettle.pairs.fused.table import Choice, Shape, choice
+from mettle.pairs.kernels.config import Choice, Shape, choice
+from mettle.pairs.kernels.function import Plan
 
 
 def candidates(mode, d):

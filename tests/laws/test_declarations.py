@@ -32,8 +32,8 @@ from mettle.pairs import (
     total,
 )
 from mettle.pairs.declarations import overridden_since, traits_of
-from mettle.pairs.fused import find_form
-from mettle.pairs.fused.door import attempt, call
+from mettle.pairs.kernels import find_form
+from mettle.pairs.kernels.door import attempt, call
 from mettle.pairs.kernel_spec import declared_spec, declared_weights
 
 interpreted = pytest.mark.skipif(

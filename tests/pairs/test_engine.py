@@ -260,8 +260,8 @@ def test_given_weights_need_not_be_symmetric():
     ],
 )
 def test_fused_kernels_run_where_their_tiles_fit(monkeypatch, facts, fits):
-    from mettle.pairs.fused import available
+    from mettle.pairs.kernels import available
 
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(**facts))
-    monkeypatch.setattr("mettle.pairs.fused.find_spec", lambda name: object())
+    monkeypatch.setattr("mettle.pairs.kernels.find_spec", lambda name: object())
     assert available.__wrapped__(0) is fits

@@ -111,7 +111,7 @@ def fused_obstacle(device: int) -> str:
     """Why the fused kernels do not run on a GPU; empty where they do."""
     import torch
 
-    from mettle.pairs.fused import SHARED, available
+    from mettle.pairs.kernels import SHARED, available
 
     if available(device):
         return ""

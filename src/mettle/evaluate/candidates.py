@@ -2,8 +2,9 @@
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
 """Impostor pairs of a set whose fast score falls into a window, listed by one kernel: pass 2 on a CUDA device.
 
-It walks the tiles of :func:`mettle.pairs.fused.counts.score_counts`; nothing quadratic is stored. Rows are split into
-two bfloat16 halves, x = h + l with errors of 2⁻⁹ and 2⁻¹⁸ of x, and three of four products taken, so a score is off by
+It walks the tiles of :func:`mettle.pairs.kernels.histograms.score_counts`; nothing quadratic is stored. Rows are split
+into two bfloat16 halves, x = h + l with errors of 2⁻⁹ and 2⁻¹⁸ of x, and three of four products taken, so a score is
+off by
 
     δ = 3·2⁻¹⁸ + (13/4·d + 64)·2⁻²⁴       halves kept and dropped; 3d products, sixteen to a sum that cuts off 17 bits
 
@@ -18,10 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mettle.pairs.fused.far import tiles
-from mettle.pairs.fused.prepare import prepared
-from mettle.pairs.fused.table import choice, parts
-from mettle.pairs.fused.tile import held, product
+from mettle.pairs.kernels.config import choice, parts
+from mettle.pairs.kernels.forward import tiles
+from mettle.pairs.kernels.operands import prepared
+from mettle.pairs.kernels.primitives import held, product
 
 ROOM = 1 << 24  # rows of tiles that are listed; windows that reach more are a matter for torch's products
 AT_LEAST = 4096  # programs of a launch, where columns can be divided that far

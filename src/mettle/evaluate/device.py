@@ -21,7 +21,7 @@ from mettle.evaluate.design import Design
 from mettle.evaluate.passes import ABSENT, LEAST, Fast
 from mettle.evaluate.unit import UnitTensor
 from mettle.evaluate.window import Sieve, Window
-from mettle.pairs.fused import available
+from mettle.pairs.kernels import available
 
 ROWS = 4096  # of a tile
 AT_ONCE = 1 << 26  # components of exactly scored pairs
@@ -73,7 +73,7 @@ class Passes:
     def count(self, bins: Even) -> np.ndarray:
         """Pass 1."""
         if self.quick:
-            from mettle.pairs.fused.counts import score_counts
+            from mettle.pairs.kernels.histograms import score_counts
 
             ends = bins.edges[[0, -1]].tolist()
             return score_counts(self.rows[0].float(), self.subject[0].long(), bins.count, *ends)[1].cpu().numpy()

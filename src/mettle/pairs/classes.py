@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs.fused import available
+from mettle.pairs.kernels import available
 from mettle.pairs.similarity import unit
 
 CHUNK = 1 << 19  # similarities held at once, 2 MB in float32: about what a core's cache holds
@@ -39,7 +39,7 @@ def class_rows(
     """
     labels = labels.long()  # uint8 would be read as a mask
     if z.is_cuda and unit_vectors and z.dtype == torch.float32 and available(z.device.index):
-        from mettle.pairs.fused.classes import fused_class_rows
+        from mettle.pairs.kernels.class_softmax import fused_class_rows
 
         return fused_class_rows(z, vectors, labels, scale, half, unit_features)
     z = unit(z) if unit_features else z

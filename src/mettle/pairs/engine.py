@@ -12,9 +12,9 @@ from mettle.pairs import dense, tiled
 from mettle.pairs.checks import Reference, check_all
 from mettle.pairs.checks import check as check  # losses ask for it here
 from mettle.pairs.contract import Difficulty, PairLoss
-from mettle.pairs.fused import door, explain_unavailable
 from mettle.pairs.job import Job, refuse_missing
 from mettle.pairs.kernel_spec import NoKernel
+from mettle.pairs.kernels import door, explain_unavailable
 from mettle.pairs.relation import Side
 from mettle.pairs.similarity import ready
 from mettle.pairs.tilt import CannotFold, tilted

@@ -10,9 +10,9 @@ from mettle.pairs import dense, tiled
 from mettle.pairs.checks import Reference, check_all
 from mettle.pairs.contract import Acc, Difficulty, PairLoss, Rows, Sweep, Tile, total
 from mettle.pairs.engine import Engine, choose, layout
-from mettle.pairs.fused import door, explain_unavailable, find_form
 from mettle.pairs.job import stats_of, weights
 from mettle.pairs.kernel_spec import NoKernel
+from mettle.pairs.kernels import door, explain_unavailable, find_form
 from mettle.pairs.tilt import tilted
 
 

@@ -32,18 +32,18 @@ from mettle.errors import InputError
 from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SupCon, Triplet
 from mettle.pairs import BatchHardSpec, NoKernel, pair_loss
 from mettle.pairs.classes import class_rows
-from mettle.pairs.fused import find_form, fused_form, launch
-from mettle.pairs.fused.call import fused
-from mettle.pairs.fused.classes import _Work, fused_class_rows
-from mettle.pairs.fused.counts import score_counts
-from mettle.pairs.fused.door import attempt, call
-from mettle.pairs.fused.form import precision
-from mettle.pairs.fused.peak import hardest_rows
-from mettle.pairs.fused.plan import SUMMED, Plan, most_parts
-from mettle.pairs.fused.prepare import prepared, width
-from mettle.pairs.fused.table import choice
-from mettle.pairs.fused.waiting import Waiting
-from mettle.pairs.fused.written import _pull
+from mettle.pairs.kernels import find_form, fused_form, launch
+from mettle.pairs.kernels.call import fused
+from mettle.pairs.kernels.class_softmax import _Work, fused_class_rows
+from mettle.pairs.kernels.config import choice
+from mettle.pairs.kernels.door import attempt, call
+from mettle.pairs.kernels.function import SUMMED, Plan, most_parts
+from mettle.pairs.kernels.gradient_buffer import Waiting
+from mettle.pairs.kernels.histograms import score_counts
+from mettle.pairs.kernels.mining import hardest_rows
+from mettle.pairs.kernels.operands import prepared, width
+from mettle.pairs.kernels.score_blocks import _pull
+from mettle.pairs.kernels.spec import precision
 
 # The interpreter computes with NumPy, which warns where a masked entry divides by zero.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -147,7 +147,7 @@ def test_odd_shapes(name, n, d, each):
 @pytest.mark.parametrize("name", ["supcon", "hard", "relative", "contrastive linear"])
 def test_wide_embeddings_in_several_blocks(monkeypatch, name):
     """A block of h away from the diagonal serves the rows of both its sides."""
-    monkeypatch.setattr("mettle.pairs.fused.written.SIDE", 32)
+    monkeypatch.setattr("mettle.pairs.kernels.score_blocks.SIDE", 32)
     compare(FORMS[name], *batch(45, 261, 5), within=2e-5)
 
 
@@ -155,12 +155,12 @@ def test_wide_embeddings_in_several_blocks(monkeypatch, name):
 def test_blocks_that_are_taller_than_wide(monkeypatch, name):
     """As where memory is short; several of them cover the diagonal of one block of rows."""
     for what, value in {"SIDE": 64, "PAD": 16, "ROOM": 0, "TIMES": {"exact": 0}}.items():
-        monkeypatch.setattr(f"mettle.pairs.fused.written.{what}", value)
+        monkeypatch.setattr(f"mettle.pairs.kernels.score_blocks.{what}", value)
     compare(FORMS[name], *batch(150, 261, 5), within=2e-5)
 
 
 def test_wide_references_in_several_blocks(monkeypatch):
-    monkeypatch.setattr("mettle.pairs.fused.written.SIDE", 32)
+    monkeypatch.setattr("mettle.pairs.kernels.score_blocks.SIDE", 32)
     (z, y), (r, labels) = batch(35, 262), batch(45, 262, seed=3)
     loss = FORMS["supcon"]
     exact, leaves = [x.double().requires_grad_() for x in (z, r)], [x.clone().requires_grad_() for x in (z, r)]
@@ -267,7 +267,7 @@ def test_every_way_of_cutting_gives_the_same():
 @pytest.mark.parametrize("d", [20, 200])
 def test_sums_that_are_begun_anew_come_to_the_same(monkeypatch, name, d):
     monkeypatch.setattr(launch, "_scripts", {})  # calls alike remember how often
-    monkeypatch.setattr("mettle.pairs.fused.plan.Plan._turn", lambda plan, tiles, shape: 2)
+    monkeypatch.setattr("mettle.pairs.kernels.function.Plan._turn", lambda plan, tiles, shape: 2)
     compare(FORMS[name], *batch(150, d), within=4e-6)
 
 
@@ -280,9 +280,9 @@ def test_long_sums_in_float32_accuracy_are_begun_anew():
 
 def test_blocks_of_padding_look_at_no_columns(monkeypatch):
     """They once went through all of them, one after the other."""
-    from mettle.pairs.fused import near
+    from mettle.pairs.kernels import positives
 
-    asked, similar = [], near.similar
+    asked, similar = [], positives.similar
 
     def seen(z, c, row, column, *rest):
         asked.append([x if isinstance(x, int) else x.handle.data.item() for x in (row, column)])
@@ -291,7 +291,7 @@ def test_blocks_of_padding_look_at_no_columns(monkeypatch):
     z, y = batch(130, 20, each=2)
     form = fused_form(SupCon(0.1), None, job(z))
     assert form is not None
-    monkeypatch.setattr(near, "similar", seen)
+    monkeypatch.setattr(positives, "similar", seen)
     fused(form, z, y)
     assert asked and max(row for row, _ in asked) < 130
     assert all(abs(row - column) <= 16 for row, column in asked)
@@ -498,9 +498,9 @@ def test_counts_of_scores_are_exact(n, each):
 @pytest.mark.parametrize("unit", [False, True])
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16])
 def test_own_class_and_the_others_over_chunks_of_classes(monkeypatch, scale, unit, kind):
-    monkeypatch.setattr("mettle.pairs.fused.classes.FORWARD", 40)
-    monkeypatch.setattr("mettle.pairs.fused.classes.WRITTEN", 0)
-    monkeypatch.setattr("mettle.pairs.fused.classes.LEAST", 24)
+    monkeypatch.setattr("mettle.pairs.kernels.class_softmax.FORWARD", 40)
+    monkeypatch.setattr("mettle.pairs.kernels.class_softmax.WRITTEN", 0)
+    monkeypatch.setattr("mettle.pairs.kernels.class_softmax.LEAST", 24)
     generator = torch.Generator().manual_seed(0)
     z, y = torch.randn(21, 20, generator=generator), torch.randint(0, 75, (21,), generator=generator)
     y[3] = y[4]  # two samples of one class
@@ -529,9 +529,9 @@ def test_own_class_and_the_others_over_chunks_of_classes(monkeypatch, scale, uni
     [(192, 64, [True, True]), (256, 64, [True, True]), (200, 64, [True, False]), (192, 40, [False, False])],
 )
 def test_normalised_vectors_wait_where_their_gradient_will_be(monkeypatch, classes, d, waiting):
-    monkeypatch.setattr("mettle.pairs.fused.classes.FORWARD", 128)
-    monkeypatch.setattr("mettle.pairs.fused.classes.WRITTEN", 0)
-    monkeypatch.setattr("mettle.pairs.fused.classes.LEAST", 64)
+    monkeypatch.setattr("mettle.pairs.kernels.class_softmax.FORWARD", 128)
+    monkeypatch.setattr("mettle.pairs.kernels.class_softmax.WRITTEN", 0)
+    monkeypatch.setattr("mettle.pairs.kernels.class_softmax.LEAST", 64)
     kept, room = [], Waiting.room
 
     def told(self, *args):
@@ -556,7 +556,7 @@ def test_normalised_vectors_wait_where_their_gradient_will_be(monkeypatch, class
 
 def test_a_way_back_that_broke_off_can_be_gone_again(monkeypatch):
     for name, value in {"FORWARD": 128, "WRITTEN": 0, "LEAST": 64}.items():
-        monkeypatch.setattr(f"mettle.pairs.fused.classes.{name}", value)
+        monkeypatch.setattr(f"mettle.pairs.kernels.class_softmax.{name}", value)
     z, w, y = torch.randn(9, 64, requires_grad=True), torch.randn(256, 64, requires_grad=True), torch.arange(9) * 20
     rows, project, calls = fused_class_rows(z, w, y, 16.0, unit=True), _Work.projected, []
 
@@ -575,7 +575,7 @@ def test_a_way_back_that_broke_off_can_be_gone_again(monkeypatch):
 
 
 def test_products_of_two_halves_in_parts_are_the_whole_product(monkeypatch):
-    monkeypatch.setattr("mettle.pairs.fused.written.SUMMED", 10)
+    monkeypatch.setattr("mettle.pairs.kernels.score_blocks.SUMMED", 10)
     generator = torch.Generator().manual_seed(0)
     z = prepared(torch.randn(37, 20, generator=generator), torch.arange(37), None, "split", unit=True)
     h = torch.randn(16, 30, generator=generator)
@@ -611,7 +611,7 @@ def test_class_vectors_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(("each", "kind"), [(3, torch.int64), (40, torch.int32), (40, torch.uint8)])
 @pytest.mark.parametrize("sort", [False, True])
 def test_large_batches_are_grouped_or_sorted_instead_of_ranked(monkeypatch, each, kind, sort):
-    monkeypatch.setattr("mettle.pairs.fused.prepare.RANKED", 0)
+    monkeypatch.setattr("mettle.pairs.kernels.operands.RANKED", 0)
     z, y = batch(70, 20, each)
     y = y if kind == torch.int64 else torch.where(y > 100, 0, y).to(kind)
     torch.use_deterministic_algorithms(sort)
@@ -623,7 +623,7 @@ def test_large_batches_are_grouped_or_sorted_instead_of_ranked(monkeypatch, each
 
 def test_groups_keep_each_label_together(monkeypatch):
     """Labels that share their low or high bits, the smallest and the largest, many in one place of the table."""
-    monkeypatch.setattr("mettle.pairs.fused.prepare.RANKED", 0)
+    monkeypatch.setattr("mettle.pairs.kernels.operands.RANKED", 0)
     ends = torch.iinfo(torch.int64)
     names = torch.cat([torch.tensor([ends.min, ends.max, -1, 0]), torch.arange(1, 60) << 40, torch.arange(1, 60)])
     y = names[torch.randint(0, len(names), (300,))]
@@ -640,7 +640,7 @@ def test_groups_keep_each_label_together(monkeypatch):
 
 def test_large_batches_find_their_positives_among_references(monkeypatch):
     """Labels far apart, of which some are on one side only, down to the smallest and up to the largest."""
-    monkeypatch.setattr("mettle.pairs.fused.prepare.RANKED", 0)
+    monkeypatch.setattr("mettle.pairs.kernels.operands.RANKED", 0)
     z, r = torch.randn(37, 20), torch.randn(41, 20)
     ends = torch.iinfo(torch.int64)
     names = torch.tensor([ends.min, -(1 << 40), -1, 0, 7, 1 << 33, (1 << 33) + 1, ends.max])

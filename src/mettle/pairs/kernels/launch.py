@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 from triton.runtime import driver
 
-from mettle.pairs.fused.table import parts
+from mettle.pairs.kernels.config import parts
 
 # The builds' calling convention (all arguments in order, compile-time ones included) has been this since:
 DIRECT = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)

@@ -16,11 +16,8 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs.fused.back import far_scores
-from mettle.pairs.fused.far import far_forward
-from mettle.pairs.fused.form import EXPONENT, LOG2E
-from mettle.pairs.fused.launch import aligned, divided, flat, script, sides
-from mettle.pairs.fused.own import (
+from mettle.pairs.kernels.backward import far_scores
+from mettle.pairs.kernels.class_rows import (
     attract_kernel,
     class_project_kernel,
     class_rows_kernel,
@@ -29,10 +26,13 @@ from mettle.pairs.fused.own import (
     ranges_kernel,
     weights_kernel,
 )
-from mettle.pairs.fused.prepare import PAD, SMALL, prepared, projected, span, width
-from mettle.pairs.fused.table import MANY, Shape, choice, parts
-from mettle.pairs.fused.waiting import Vectors, Waiting
-from mettle.pairs.fused.written import multiplied
+from mettle.pairs.kernels.config import MANY, Shape, choice, parts
+from mettle.pairs.kernels.forward import far_forward
+from mettle.pairs.kernels.gradient_buffer import Vectors, Waiting
+from mettle.pairs.kernels.launch import aligned, divided, flat, script, sides
+from mettle.pairs.kernels.operands import PAD, SMALL, prepared, projected, span, width
+from mettle.pairs.kernels.score_blocks import multiplied
+from mettle.pairs.kernels.spec import EXPONENT, LOG2E
 
 FORWARD = 1 << 18  # classes of a chunk on the way there
 WRITTEN = 1 << 26  # entries of h that are written at once on the way back: few chunks, few launches

@@ -9,8 +9,8 @@ The scores are computed again, and because s_ij = s_ji both ends of a pair are s
 import triton
 import triton.language as tl
 
-from mettle.pairs.fused.far import tiles
-from mettle.pairs.fused.tile import block, carry, held, product, pulled, times
+from mettle.pairs.kernels.forward import tiles
+from mettle.pairs.kernels.primitives import block, carry, held, product, pulled, times
 
 
 @triton.jit

@@ -9,7 +9,7 @@ range run masked, all others run bare.
 import triton
 import triton.language as tl
 
-from mettle.pairs.fused.tile import added, held, leaning, product, relative, weight
+from mettle.pairs.kernels.primitives import added, held, leaning, product, relative, weight
 
 
 @triton.jit

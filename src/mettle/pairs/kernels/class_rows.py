@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from mettle.pairs.fused.ends import log_sum, plain_sum
+from mettle.pairs.kernels.row_sums import log_sum, plain_sum
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """The fused kernels on the device, against float64: precisions x losses x difficulties x ragged shapes x temperatures.
 
-``pytest tests/gpu`` runs one after another; ``python tests/gpu/test_fused.py 14`` runs the matrix in 14 processes:
-most of the time is compiling.
+``pytest tests/gpu`` runs one after another; ``python tests/gpu/test_kernel_accuracy.py 14`` runs the matrix in 14
+processes: most of the time is compiling.
 """
 
 import os
@@ -15,7 +15,7 @@ import torch
 from mettle.difficulty import Hardest, Importance, Relative, Threshold
 from mettle.losses import Contrastive, InfoNCE, NPair, SupCon, Triplet
 from mettle.pairs import pair_loss
-from mettle.pairs.fused import available, fused_form
+from mettle.pairs.kernels import available, fused_form
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: the kernels' logic is tested in tests/pairs"),
@@ -84,7 +84,7 @@ def reference(n):
 
 def errors(loss, n, d, mode, seed, common=0.0):
     """Relative error of mean and gradient."""
-    from mettle.pairs.fused.call import fused
+    from mettle.pairs.kernels.call import fused
 
     z, y = batch(n, d, seed, common=common)
     biased = second = None
@@ -136,7 +136,7 @@ def test_accuracy(case):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_inputs_of_every_type(dtype):
-    from mettle.pairs.fused.call import fused
+    from mettle.pairs.kernels.call import fused
 
     z, y = batch(700, 128, fresh())
     z = z.to(dtype)
@@ -151,7 +151,7 @@ def test_inputs_of_every_type(dtype):
 @pytest.mark.parametrize("loss", [SupCon(0.1), SupCon(0.01), InfoNCE(0.5, 0.1, Importance(1.0)), NPair()], ids=repr)
 @pytest.mark.parametrize(("n", "m"), [(700, 1100), (1500, 20000)])
 def test_a_reference_set(loss, n, m):
-    from mettle.pairs.fused.call import fused
+    from mettle.pairs.kernels.call import fused
 
     (z, y), (r, labels) = batch(n, 128, fresh()), batch(m, 128, fresh())
     if isinstance(loss, NPair):
@@ -165,7 +165,7 @@ def test_a_reference_set(loss, n, m):
 
 
 def run(form, z, y):
-    from mettle.pairs.fused.call import fused
+    from mettle.pairs.kernels.call import fused
 
     leaf = z.clone().requires_grad_()
     mean = fused(form, leaf, y).mean
@@ -202,7 +202,7 @@ def test_repeated_runs_agree(n):
 
 @pytest.mark.parametrize("n", [4096, 17000])
 def test_a_graph_can_be_captured(n):
-    from mettle.pairs.fused.call import fused
+    from mettle.pairs.kernels.call import fused
 
     z, y = batch(n, 128, fresh())
     form = fused_form(SupCon(0.1), None, SimpleNamespace(z=z, ref=None, biased=None, ids=None))
@@ -285,7 +285,7 @@ def test_a_label_out_of_range_is_told_and_the_device_lives_on():
 @pytest.mark.parametrize("loss", [Triplet(0.3, "hardest"), Triplet(0.3, difficulty=Hardest())], ids=repr)
 @pytest.mark.parametrize(("n", "d"), [(1000, 128), (517, 300)])
 def test_batch_hard(loss, n, d):
-    from mettle.pairs.fused.peak import hardest_rows
+    from mettle.pairs.kernels.mining import hardest_rows
 
     z, y = batch(n, d, fresh())
     exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
@@ -297,7 +297,7 @@ def test_batch_hard(loss, n, d):
 
 
 def test_counts_of_scores():
-    from mettle.pairs.fused.counts import score_counts
+    from mettle.pairs.kernels.histograms import score_counts
 
     z, y = batch(3001, 128, fresh())
     genuine, impostor = score_counts(z, y, bins=1000)
@@ -315,7 +315,7 @@ def test_counts_of_scores():
 @pytest.mark.parametrize(("mode", "within"), [("split", 1e-4), ("half", 6e-3)])
 @pytest.mark.parametrize("c", [1000, 70_001])
 def test_own_class_and_the_others(mode, within, c):
-    from mettle.pairs.fused.classes import fused_class_rows
+    from mettle.pairs.kernels.class_softmax import fused_class_rows
 
     z, w, y = torch.randn(300, 128, device="cuda"), torch.randn(c, 128, device="cuda"), torch.randint(0, c, (300,))
     y = y.cuda()

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mettle.pairs.fused.back import far_backward
-from mettle.pairs.fused.ends import mean_kernel, shift_kernel
-from mettle.pairs.fused.far import far_forward
-from mettle.pairs.fused.form import Form
-from mettle.pairs.fused.launch import aligned, divided, evened, script, sides
-from mettle.pairs.fused.near import near_backward, near_forward
-from mettle.pairs.fused.prepare import Rows, prepared, projected
-from mettle.pairs.fused.table import MANY, Choice, Shape, choice, parts
-from mettle.pairs.fused.written import written
+from mettle.pairs.kernels.backward import far_backward
+from mettle.pairs.kernels.config import MANY, Choice, Shape, choice, parts
+from mettle.pairs.kernels.forward import far_forward
+from mettle.pairs.kernels.launch import aligned, divided, evened, script, sides
+from mettle.pairs.kernels.operands import Rows, prepared, projected
+from mettle.pairs.kernels.positives import near_backward, near_forward
+from mettle.pairs.kernels.row_sums import mean_kernel, shift_kernel
+from mettle.pairs.kernels.score_blocks import written
+from mettle.pairs.kernels.spec import Form
 
 FEW = 16  # rows of a block of positives
 BESIDE = 16  # columns of a block of positives

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mettle.pairs.fused.waiting import Vectors, Waiting
+from mettle.pairs.kernels.gradient_buffer import Vectors, Waiting
 
 PAD = 8
 

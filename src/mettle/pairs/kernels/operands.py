@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mettle.pairs.fused.launch import Script
-from mettle.pairs.fused.table import parts, power
+from mettle.pairs.kernels.config import parts, power
+from mettle.pairs.kernels.launch import Script
 
 PAD = 256  # rows are padded with zeros to a multiple of this: no load ever needs a mask
 SMALL = 64  # the same in the interpreter, where padding costs as much as rows

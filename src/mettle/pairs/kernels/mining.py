@@ -16,11 +16,11 @@ from torch import Tensor
 
 from mettle.errors import InputError
 from mettle.pairs.contract import Tile
-from mettle.pairs.fused.far import tiles
-from mettle.pairs.fused.launch import Script, aligned, divided, flat, script
-from mettle.pairs.fused.prepare import Rows, prepared, projected, span
-from mettle.pairs.fused.table import PEAK, choice, parts, power
-from mettle.pairs.fused.tile import held, product
+from mettle.pairs.kernels.config import PEAK, choice, parts, power
+from mettle.pairs.kernels.forward import tiles
+from mettle.pairs.kernels.launch import Script, aligned, divided, flat, script
+from mettle.pairs.kernels.operands import Rows, prepared, projected, span
+from mettle.pairs.kernels.primitives import held, product
 
 PULLED = 8  # rows of a block on the way back
 

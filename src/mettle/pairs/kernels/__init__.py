@@ -24,7 +24,7 @@ from importlib.util import find_spec
 
 import torch
 
-from mettle.pairs.fused.form import Form, find_form, fused_form
+from mettle.pairs.kernels.spec import Form, find_form, fused_form
 
 __all__ = ["Form", "available", "explain_unavailable", "find_form", "fused_form"]
 

@@ -8,10 +8,10 @@ sides, and only half of the scores are computed again.
 import torch
 from torch import Tensor
 
-from mettle.pairs.fused.back import far_scores
-from mettle.pairs.fused.launch import Script
-from mettle.pairs.fused.prepare import PAD, Rows
-from mettle.pairs.fused.table import Shape
+from mettle.pairs.kernels.backward import far_scores
+from mettle.pairs.kernels.config import Shape
+from mettle.pairs.kernels.launch import Script
+from mettle.pairs.kernels.operands import PAD, Rows
 
 SIDE = 8192  # rows of a block, and columns at most: products of few columns then fill every multiprocessor
 ROOM = 1 << 25  # bytes of a block, or this many times the embeddings' entries where that is more

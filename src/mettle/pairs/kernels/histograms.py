@@ -7,11 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mettle.pairs.fused.far import tiles
-from mettle.pairs.fused.launch import launch
-from mettle.pairs.fused.prepare import prepared
-from mettle.pairs.fused.table import choice, parts
-from mettle.pairs.fused.tile import held, product
+from mettle.pairs.kernels.config import choice, parts
+from mettle.pairs.kernels.forward import tiles
+from mettle.pairs.kernels.launch import launch
+from mettle.pairs.kernels.operands import prepared
+from mettle.pairs.kernels.primitives import held, product
 
 BINS = 1 << 16
 COPIES = 8  # of the histogram, so that fewer additions meet

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs.fused.form import Form, find_form
 from mettle.pairs.kernel_spec import NoKernel
+from mettle.pairs.kernels.spec import Form, find_form
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ def attempt(loss: Any, difficulty: Any, given: Call) -> Found | NoKernel:
         return form
     ref = None if given.ref is None or given.ref_labels is None else (given.ref, given.ref_labels)
     if isinstance(form, Form):
-        from mettle.pairs.fused.call import fused
+        from mettle.pairs.kernels.call import fused
 
         found = fused(form, given.z, given.labels, ref, given.biased)
         # Every defined anchor counts alike; the mask itself says so without another launch.
         return Found(found.values, found.defined, found.defined, found.mean)
-    from mettle.pairs.fused.peak import hardest_rows
+    from mettle.pairs.kernels.mining import hardest_rows
 
     rows = hardest_rows(loss, given.z, given.labels, ref)
     values = loss.finish(rows)

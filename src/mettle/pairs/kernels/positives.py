@@ -17,9 +17,9 @@ Lines 0 to 3 are proportional to the gradient of the row's value.
 import triton
 import triton.language as tl
 
-from mettle.pairs.fused.ends import log_sum, plain_sum
-from mettle.pairs.fused.pair import against, pull, pulls, sigmoid, softplus
-from mettle.pairs.fused.tile import block
+from mettle.pairs.kernels.pair_terms import against, pull, pulls, sigmoid, softplus
+from mettle.pairs.kernels.primitives import block
+from mettle.pairs.kernels.row_sums import log_sum, plain_sum
 
 NEVER = tl.constexpr(1e30)  # a log-sum-exp that leaves nothing: for rows that send no gradient
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs.fused.form import Form, precision
-from mettle.pairs.fused.launch import flat
-from mettle.pairs.fused.plan import Plan
-from mettle.pairs.fused.table import Choice
+from mettle.pairs.kernels.config import Choice
+from mettle.pairs.kernels.function import Plan
+from mettle.pairs.kernels.launch import flat
+from mettle.pairs.kernels.spec import Form, precision
 
 
 @dataclass(frozen=True)
