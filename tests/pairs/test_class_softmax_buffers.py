@@ -1,10 +1,16 @@
-"""Vectors that wait where gradients will be written: whatever the sizes, each is read before it is written over."""
+"""Class vectors kept where gradients will be written: whatever the sizes, each is read before it is written over."""
 
+import importlib.util
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mettle.pairs.kernels.gradient_buffer import Vectors, Waiting
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed: the fused kernels cannot run", allow_module_level=True)
+
+from mettle.pairs.kernels.class_softmax import ClassOperands, GradientBuffer
 
 PAD = 8
 
@@ -28,24 +34,24 @@ def parts(n, size):
 )
 def test_nothing_is_written_over_before_it_is_read(classes, d, width, chunk, step, kinds):
     gradient = torch.zeros(classes, d, dtype=kinds[0])
-    waiting, like = Waiting(gradient, chunk, min(step, chunk)), torch.empty(0, width, dtype=kinds[1])
+    buffer, like = GradientBuffer(gradient, chunk, min(step, chunk)), torch.empty(0, width, dtype=kinds[1])
     numbers = torch.arange((classes + PAD) * width, dtype=torch.float64).remainder_(1999).view(-1, width)
     for place in parts(classes, chunk):
         rows = padded(place.stop - place.start)
-        room, these = waiting.room(place, rows, like), numbers[place.start : place.start + rows]
+        room, these = buffer.allocate(place, rows, like), numbers[place.start : place.start + rows]
         if room is not None:
             room.copy_(these)
-            waiting.keep(place, Vectors(room, room, these[:, 0]))
-    for place in parts(classes, waiting.step):
-        found = waiting.read(place, padded(place.stop - place.start))
+            buffer.store(place, ClassOperands(room, room, these[:, 0]))
+    for place in parts(classes, buffer.step):
+        found = buffer.read(place, padded(place.stop - place.start))
         if found is not None:
             many = place.stop - place.start
-            assert torch.equal(found.high[:many].double(), numbers[place])
-            assert torch.equal(found.inverse[:many], numbers[place, 0])
+            assert torch.equal(found.hi[:many].double(), numbers[place])
+            assert torch.equal(found.inverse_norm[:many], numbers[place, 0])
         gradient[place] = -1
     assert (gradient == -1).all()
 
 
 def test_there_is_room_where_operands_are_half_as_wide():
-    waiting, like = Waiting(torch.zeros(1000, 16), 256, 64), torch.empty(0, 16, dtype=torch.float16)
-    assert all(waiting.room(place, padded(place.stop - place.start), like) is not None for place in parts(1000, 256))
+    buffer, like = GradientBuffer(torch.zeros(1000, 16), 256, 64), torch.empty(0, 16, dtype=torch.float16)
+    assert all(buffer.allocate(place, padded(place.stop - place.start), like) is not None for place in parts(1000, 256))

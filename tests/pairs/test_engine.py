@@ -255,8 +255,6 @@ def test_given_weights_need_not_be_symmetric():
         ({"major": 9, "shared_memory_per_multiprocessor": 228 << 10}, True),
         ({"major": 8, "shared_memory_per_multiprocessor": 164 << 10}, False),
         ({"major": 12, "shared_memory_per_multiprocessor": 100 << 10}, False),
-        ({"major": 9}, True),
-        ({"major": 8}, False),
     ],
 )
 def test_fused_kernels_run_where_their_tiles_fit(monkeypatch, facts, fits):

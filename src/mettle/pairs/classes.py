@@ -39,9 +39,9 @@ def class_rows(
     """
     labels = labels.long()  # uint8 would be read as a mask
     if z.is_cuda and unit_vectors and z.dtype == torch.float32 and available(z.device.index):
-        from mettle.pairs.kernels.class_softmax import fused_class_rows
+        from mettle.pairs.kernels.class_softmax import class_softmax
 
-        return fused_class_rows(z, vectors, labels, scale, half, unit_features)
+        return class_softmax(z, vectors, labels, scale, half, unit_features)
     z = unit(z) if unit_features else z
     size = chunk or max(CHUNK // len(z), 64)
     return _Classes.apply(z, vectors, labels, scale, unit_vectors, size)  # type: ignore[return-value]

@@ -14,7 +14,7 @@ from mettle.pairs.checks import check as check  # losses ask for it here
 from mettle.pairs.contract import Difficulty, PairLoss
 from mettle.pairs.job import Job, refuse_missing
 from mettle.pairs.kernel_spec import NoKernel
-from mettle.pairs.kernels import door, explain_unavailable
+from mettle.pairs.kernels import collect_inputs, evaluate_fused, explain_unavailable
 from mettle.pairs.relation import Side
 from mettle.pairs.similarity import ready
 from mettle.pairs.tilt import CannotFold, tilted
@@ -114,7 +114,7 @@ def _fused(
     if not reason:
         try:
             with plainly():
-                found = door.attempt(loss, difficulty, door.call(z, labels, ref, ids, biased))
+                found = evaluate_fused(loss, difficulty, collect_inputs(z, labels, ref, ids, biased))
         except torch.OutOfMemoryError as error:
             raise InputError(
                 f"the GPU has no memory left for a loss over {len(z)} embeddings of width {z.shape[1]}: free what is "

@@ -12,7 +12,7 @@ from mettle.pairs.contract import Acc, Difficulty, PairLoss, Rows, Sweep, Tile, 
 from mettle.pairs.engine import Engine, choose, layout
 from mettle.pairs.job import stats_of, weights
 from mettle.pairs.kernel_spec import NoKernel
-from mettle.pairs.kernels import door, explain_unavailable, find_form
+from mettle.pairs.kernels import collect_inputs, explain_unavailable, lower_loss
 from mettle.pairs.tilt import tilted
 
 
@@ -132,8 +132,8 @@ def pair_facts(
     """Count over a batch compared with itself, or with ``ref``, as the engine of a call sees it."""
     check_all(z, labels, ref, ids, biased, tile)
     found = choose(engine, _pairs(z, ref), *tilted(loss, difficulty))
-    form = find_form(loss, difficulty, door.call(z, labels, ref, ids, biased))
-    reason = form.reason if isinstance(form, NoKernel) else explain_unavailable(z.device)
+    lowered = lower_loss(loss, difficulty, collect_inputs(z, labels, ref, ids, biased))
+    reason = lowered.reason if isinstance(lowered, NoKernel) else explain_unavailable(z.device)
     if engine == "triton" and reason:
         raise InputError(f"engine='triton' is not possible because {reason}: leave engine out, which takes tiles")
     if engine in ("dense", "tiled"):

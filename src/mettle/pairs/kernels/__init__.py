@@ -1,46 +1,66 @@
-"""Fused kernels for CUDA: the losses that have a fused form never hold a matrix, forward or backward.
+"""Fused kernels for CUDA: losses that declare a kernel spec never hold a matrix, forward or backward.
 
-form      what a declared spec comes to: the form that the kernels are launched with, and its numbers
-table     tile sizes by precision and width
-prepare   rows sorted by label, normalised, in the operands' precision; and the way back
-tile      what happens on one tile
-far       the negatives: everything quadratic
-near      the positives and the end of each row
-written   gradients of wide embeddings, through blocks in memory
-launch    starting kernels without asking twice
-plan      one call: what is launched, in which order
-call      all of it as one autograd function
-peak      batch-hard mining
-counts    all-pairs score histograms and running neighbours, for evaluation
-own       samples and their own classes: what happens once per row
-classes   margin softmax over chunks of classes
-door      what the engine asks
+spec           what a declared spec comes to, and whether the kernels can compute it
+config         measured tile sizes, splits of columns, compile-time flags
+launch         starting kernels without asking twice
+operands       embeddings sorted by label, normalized, in the operands' precision; and gradients back
+primitives     loads, products, the tile iterator, sums
+pair_terms     every function of one pair, beside its derivative
+forward        negatives, positives and the loss of each row, the mean
+backward       negatives and positives; wide embeddings through memory
+function       all of it as one autograd function, and the order of launches
+mining         batch-hard
+class_softmax  margin softmax over chunks of classes
+histograms     all-pairs score histograms and lists of pairs, for evaluation
 
 Importing this needs no triton; calling does.
 """
 
+from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from mettle.pairs.kernels.spec import Form, find_form, fused_form
+from mettle.pairs.kernel_spec import NoKernel
+from mettle.pairs.kernels.spec import KernelInputs, LoweredSpec, collect_inputs, lower_loss
 
-__all__ = ["Form", "available", "explain_unavailable", "find_form", "fused_form"]
+__all__ = [
+    "REQUIRED_SHARED_MEMORY",
+    "KernelInputs",
+    "KernelResult",
+    "LoweredSpec",
+    "available",
+    "collect_inputs",
+    "evaluate_fused",
+    "explain_unavailable",
+    "lower_loss",
+]
 
-SHARED = 227 << 10  # bytes of shared memory of a multiprocessor: the tiles were cut for compute capability 9.0
+REQUIRED_TRITON = (3, 6)
+REQUIRED_SHARED_MEMORY = 227 << 10  # bytes of a multiprocessor: the tiles were cut for compute capability 9.0
 
 
 @cache
 def available(device: int | None = None) -> bool:
     """Whether triton is installed and, where a GPU is named, whether that holds tiles of the sizes in the table."""
-    if find_spec("triton") is None:
+    if find_spec("triton") is None or _triton_is_too_old():
         return False
     if device is None:
         return True
-    facts = torch.cuda.get_device_properties(device)
-    known = getattr(facts, "shared_memory_per_multiprocessor", None)  # of some versions of torch not
-    return torch.version.hip is None and (facts.major in (9, 10) if known is None else known >= SHARED)
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+    return torch.version.hip is None and shared >= REQUIRED_SHARED_MEMORY
+
+
+def _triton_is_too_old() -> bool:
+    """Whether its builds are called in another way than `launch` does; torch 2.8 and 2.9 bring such a triton along."""
+    try:
+        return tuple(int(part) for part in version("triton").split(".")[:2]) < REQUIRED_TRITON
+    except (PackageNotFoundError, ValueError):  # a nightly build, under another name
+        return False
 
 
 def explain_unavailable(device: torch.device) -> str:
@@ -50,5 +70,38 @@ def explain_unavailable(device: torch.device) -> str:
     if available(device.index):
         return ""
     if not available():
-        return "triton is not installed"
-    return f"{device} has less than {SHARED >> 10} KB of shared memory per multiprocessor, or is none of NVIDIA's"
+        return f"triton {'.'.join(map(str, REQUIRED_TRITON))} or newer is not installed"
+    needed = f"{REQUIRED_SHARED_MEMORY >> 10} KB of shared memory per multiprocessor"
+    return f"{device} has less than {needed}, or is none of NVIDIA's"
+
+
+@dataclass(frozen=True)
+class KernelResult:
+    """One value per anchor, where it is defined, how much it counts, and the mean where it came along."""
+
+    values: Tensor
+    defined: Tensor
+    share: Tensor
+    mean: Tensor | None
+
+
+def evaluate_fused(loss: Any, difficulty: Any, inputs: KernelInputs) -> KernelResult | NoKernel:
+    """Evaluate a loss where the kernels can, else say why they cannot."""
+    lowered = lower_loss(loss, difficulty, inputs)
+    if isinstance(lowered, NoKernel):
+        return lowered
+    ref = None if inputs.ref is None or inputs.ref_labels is None else (inputs.ref, inputs.ref_labels)
+    if isinstance(lowered, LoweredSpec):
+        from mettle.pairs.kernels.function import evaluate_spec
+
+        found = evaluate_spec(lowered, inputs.z, inputs.labels, ref, inputs.biased)
+        # Every defined anchor counts alike; the mask itself says so without another launch.
+        return KernelResult(found.values, found.defined, found.defined, found.mean)
+    from mettle.pairs.kernels.mining import batch_hard_rows
+
+    rows = batch_hard_rows(loss, inputs.z, inputs.labels, ref)
+    values = loss.finish(rows)
+    for x in (inputs.z, inputs.ref):  # a maximum overlooks NaN; a loss must not
+        if x is not None:
+            values = values + (x.detach() - x.detach()).sum().to(values.dtype)
+    return KernelResult(values, loss.defined(rows), loss.share(rows), None)

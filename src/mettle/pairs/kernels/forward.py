@@ -1,165 +1,371 @@
-# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportCallIssue=false
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
-"""The negatives: row sums over all tiles.
+# pyright: reportAssignmentType=false
+"""The forward pass: sums over negatives, which is everything quadratic; then positives, the loss of each row, the mean.
 
-Rows and columns are sorted by label, so a block of rows has its positives in one range of columns. Tiles of that
-range run masked, all others run bare.
+n rows (anchors) are compared with m columns; ``padded`` is n filled up to whole blocks.
 """
 
 import triton
 import triton.language as tl
 
-from mettle.pairs.kernels.primitives import added, held, leaning, product, relative, weight
+from mettle.pairs.kernels.pair_terms import (
+    LN2,
+    NegativeParams,
+    NegativeTerm,
+    debiased_log_denominator,
+    hinge,
+    negative_values,
+    online_term,
+    positive_weight,
+    sigmoid,
+    softplus,
+)
+from mettle.pairs.kernels.primitives import (
+    ATTRACT,
+    LOG_DENOMINATOR,
+    LOG_NUMERATOR,
+    LSE,
+    LSE_DISABLED,
+    REPEL,
+    SECOND_SUM_GRAD,
+    SUM_GRAD,
+    WEIGHT_OFFSET,
+    Operand,
+    atomic_column_sum,
+    bare_tile,
+    count_bare,
+    count_masked,
+    find_tiles,
+    load_rows,
+    masked_tile,
+    merge_logsumexp,
+    merge_sums,
+    negative_mask,
+    partial_row_sum,
+    similarity_float32,
+    similarity_tile,
+)
 
 
 @triton.jit
-def tiles(LO, HI, row, n, m, BM: tl.constexpr, BN: tl.constexpr, first):
-    """First masked tile, how many are masked in one stretch, one more at the ragged end or not, and all tiles."""
-    last = tl.minimum(row + BM, n) - 1
-    total = (m + BN - 1) // BN
-    full = m // BN
-    begin = tl.maximum(tl.minimum(tl.load(LO + row) // BN, total), first)
-    end = tl.maximum(tl.minimum((tl.load(HI + last) + BN - 1) // BN, total), begin)
-    extra = tl.where((full < total) & (end < total), 1, 0)
-    return begin, end, extra, total
-
-
-@triton.jit
-def far_forward(
-    Q, QL, K, KL, QB, QBL, KB, KBL, LO, HI, SHIFT, OUT, n, m, padded, splits, p0, p1, p2, p3, zero,
-    WIDTH: tl.constexpr, BK: tl.constexpr, WIDTH2: tl.constexpr, BK2: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr, TMA: tl.constexpr,
-    FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr, TWO: tl.constexpr, OTHER: tl.constexpr,
-    ONLINE: tl.constexpr, HALF: tl.constexpr, WARPS: tl.constexpr, FIRM: tl.constexpr,
+def negatives_forward(
+    Q, Q_LO, K, K_LO, Q2, Q2_LO, K2, K2_LO, POS_BEGIN, POS_END, SHIFT, OUT, n, m, padded, splits,
+    slope, offset, floor, kink, zero,
+    HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, HEAD_DIM2: tl.constexpr, BLOCK_K2: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, USE_TMA: tl.constexpr,
+    TERM: tl.constexpr, SQUARE: tl.constexpr, HINGE_FORM: tl.constexpr, HAS_SECOND_SUM: tl.constexpr,
+    HAS_SECOND_ENCODER: tl.constexpr, ONLINE: tl.constexpr, SYMMETRIC: tl.constexpr, ROW_WARPS: tl.constexpr,
+    ROWS_IN_REGISTERS: tl.constexpr,
 ):  # fmt: skip
-    """Partial row sums of one row block over one split of the columns: OUT (splits, 2, padded).
+    """Sums over the negatives of each row, of one split of the columns.
 
-    ONLINE keeps (maximum, sum); HALF visits each pair once and adds it to both of its ends, OUT (2, padded).
+    Grid: (row blocks, splits). Program (i, p) owns rows [i·BLOCK_M, (i + 1)·BLOCK_M) of OUT[p], (splits, 2, padded)
+    float32: two sums, or (maximum, sum) in base 2 where ONLINE. SYMMETRIC: each pair of a batch with itself is visited
+    once and added to both of its ends; then nobody owns OUT, (2, padded), zero before: additions are atomic.
+    Q, K: operands of PRECISION; Q2, K2 those of a second encoder, else the first again; SHIFT (padded,) float32.
+    Cost: 2·n·m·HEAD_DIM FLOPs (× 3 for bf16x3, half of it where SYMMETRIC), one or two exponentials a pair; each
+    program reads its rows once and all columns of its split; it writes 8 bytes a row.
     """
-    row = tl.program_id(0) * BM
+    row = tl.program_id(0) * BLOCK_M
     split = tl.program_id(1)
-    rows = row + tl.arange(0, BM)
-    lo = tl.load(LO + rows)
-    hi = tl.load(HI + rows)
-    shift = tl.zeros((BM,), tl.float32)
-    if FAR == "relative":
-        shift = tl.load(SHIFT + rows)
-    q, ql = held(Q, QL, row, BM, BK, WIDTH, MODE, TMA, zero, FIRM)
-    qb = q
-    qbl = q
-    if OTHER:
-        qb, qbl = held(QB, QBL, row, BM, BK2, WIDTH2, MODE, TMA, zero, FIRM)
+    offs_m = row + tl.arange(0, BLOCK_M)
+    pos_begin = tl.load(POS_BEGIN + offs_m)
+    pos_end = tl.load(POS_END + offs_m)
+    params = NegativeParams(slope, offset, floor, kink)
+    term: tl.constexpr = NegativeTerm(TERM, SQUARE, HINGE_FORM)
+    shift = tl.zeros((BLOCK_M,), tl.float32)
+    if TERM == "relative":
+        shift = tl.load(SHIFT + offs_m)
+    rows = Operand(Q, Q_LO)
+    columns = Operand(K, K_LO)
+    rows2 = Operand(Q2, Q2_LO)
+    columns2 = Operand(K2, K2_LO)
+    q = load_rows(rows, row, BLOCK_M, BLOCK_K, HEAD_DIM, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
+    q2 = q
+    if HAS_SECOND_ENCODER:
+        q2 = load_rows(rows2, row, BLOCK_M, BLOCK_K2, HEAD_DIM2, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
     first = 0
-    if HALF:
-        first = row // BN
-    begin, end, extra, total = tiles(LO, HI, row, n, m, BM, BN, first)
-    part0 = tl.zeros((BM, 4), tl.float32)
+    if SYMMETRIC:
+        first = row // BLOCK_N
+    tiles = find_tiles(POS_BEGIN, POS_END, row, n, m, BLOCK_M, BLOCK_N, first)
+    part0 = tl.zeros((BLOCK_M, 4), tl.float32)
     part1 = part0
-    sum0 = tl.zeros((BM,), tl.float32)
-    top = tl.full((BM,), -float("inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
+    m_i = tl.full((BLOCK_M,), -float("inf"), tl.float32)
 
-    bare = total - first - (end - begin) - extra
+    bare = count_bare(tiles)
     for t in range(bare * split // splits, bare * (split + 1) // splits):
-        j = first + t
-        j = tl.where(j < begin, j, j + (end - begin))
-        s = product(q, ql, Q, QL, K, KL, row, j * BN, BM, BN, BK, WIDTH, MODE, TMA)
+        j = bare_tile(tiles, t)
+        s = similarity_tile(q, rows, columns, row, j * BLOCK_N, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, PRECISION, USE_TMA)
         b = s
-        if OTHER:
-            b = product(qb, qbl, QB, QBL, KB, KBL, row, j * BN, BM, BN, BK2, WIDTH2, MODE, TMA)
+        if HAS_SECOND_ENCODER:
+            b = similarity_tile(
+                q2, rows2, columns2, row, j * BLOCK_N, BLOCK_M, BLOCK_N, BLOCK_K2, HEAD_DIM2, PRECISION, USE_TMA
+            )
         if ONLINE:
-            new = tl.maximum(top, tl.max(s, 1))
-            f0 = running(s, b, new, p0, p1, p2, FAR)
-            sum0 = sum0 * tl.exp2(top - new) + tl.sum(f0, 1)
-            top = new
+            m_new = tl.maximum(m_i, tl.max(s, 1))
+            f0 = online_term(s, b, m_new, params, term)
+            l_i = l_i * tl.exp2(m_i - m_new) + tl.sum(f0, 1)
+            m_i = m_new
         else:
-            columns = j * BN + tl.arange(0, BN)
-            f0, f1, down = ends(s, b, shift, SHIFT, columns, p0, p1, p2, FAR, SQUARE, SHAPE, HALF)
-            part0 += beside(f0, BM, BN)
-            if TWO:
-                part1 += beside(f1, BM, BN)
-            if HALF:
-                give(OUT + columns, down, BM, BN, WARPS)
-                if TWO:
-                    give(OUT + padded + columns, f1, BM, BN, WARPS)
-    for t in range(split, end - begin + extra, splits):
-        j = tl.where(t < end - begin, begin + t, total - 1)
-        s = product(q, ql, Q, QL, K, KL, row, j * BN, BM, BN, BK, WIDTH, MODE, TMA)
+            offs_n = j * BLOCK_N + tl.arange(0, BLOCK_N)
+            f0, f1, f_column = negative_values(s, b, shift, SHIFT, offs_n, params, term, SYMMETRIC)
+            part0 += partial_row_sum(f0, BLOCK_M, BLOCK_N)
+            if HAS_SECOND_SUM:
+                part1 += partial_row_sum(f1, BLOCK_M, BLOCK_N)
+            if SYMMETRIC:
+                atomic_column_sum(OUT + offs_n, f_column, BLOCK_M, BLOCK_N, ROW_WARPS)
+                if HAS_SECOND_SUM:
+                    atomic_column_sum(OUT + padded + offs_n, f1, BLOCK_M, BLOCK_N, ROW_WARPS)
+    for t in range(split, count_masked(tiles), splits):
+        j = masked_tile(tiles, t)
+        s = similarity_tile(q, rows, columns, row, j * BLOCK_N, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, PRECISION, USE_TMA)
         b = s
-        if OTHER:
-            b = product(qb, qbl, QB, QBL, KB, KBL, row, j * BN, BM, BN, BK2, WIDTH2, MODE, TMA)
-        columns = j * BN + tl.arange(0, BN)
-        keep = ((columns[None, :] < lo[:, None]) | (columns[None, :] >= hi[:, None])) & (columns < m)[None, :]
-        if HALF:
-            keep = keep & (columns[None, :] > rows[:, None]) & (rows < n)[:, None]
+        if HAS_SECOND_ENCODER:
+            b = similarity_tile(
+                q2, rows2, columns2, row, j * BLOCK_N, BLOCK_M, BLOCK_N, BLOCK_K2, HEAD_DIM2, PRECISION, USE_TMA
+            )
+        offs_n = j * BLOCK_N + tl.arange(0, BLOCK_N)
+        keep = negative_mask(offs_n, pos_begin, pos_end, m)
+        if SYMMETRIC:
+            keep = keep & (offs_n[None, :] > offs_m[:, None]) & (offs_m < n)[:, None]
         if ONLINE:
-            new = tl.maximum(top, tl.max(tl.where(keep, s, -float("inf")), 1))
-            safe = tl.where(new == -float("inf"), 0.0, new)
-            f0 = tl.where(keep, running(s, b, safe, p0, p1, p2, FAR), 0.0)
-            sum0 = sum0 * tl.exp2(top - safe) + tl.sum(f0, 1)
-            top = new
+            m_new = tl.maximum(m_i, tl.max(tl.where(keep, s, -float("inf")), 1))
+            safe = tl.where(m_new == -float("inf"), 0.0, m_new)
+            f0 = tl.where(keep, online_term(s, b, safe, params, term), 0.0)
+            l_i = l_i * tl.exp2(m_i - safe) + tl.sum(f0, 1)
+            m_i = m_new
         else:
-            f0, f1, down = ends(s, b, shift, SHIFT, columns, p0, p1, p2, FAR, SQUARE, SHAPE, HALF)
-            part0 += beside(tl.where(keep, f0, 0.0), BM, BN)
-            if TWO:
-                part1 += beside(tl.where(keep, f1, 0.0), BM, BN)
-            if HALF:
-                give(OUT + columns, tl.where(keep, down, 0.0), BM, BN, WARPS)
-                if TWO:
-                    give(OUT + padded + columns, tl.where(keep, f1, 0.0), BM, BN, WARPS)
+            f0, f1, f_column = negative_values(s, b, shift, SHIFT, offs_n, params, term, SYMMETRIC)
+            part0 += partial_row_sum(tl.where(keep, f0, 0.0), BLOCK_M, BLOCK_N)
+            if HAS_SECOND_SUM:
+                part1 += partial_row_sum(tl.where(keep, f1, 0.0), BLOCK_M, BLOCK_N)
+            if SYMMETRIC:
+                atomic_column_sum(OUT + offs_n, tl.where(keep, f_column, 0.0), BLOCK_M, BLOCK_N, ROW_WARPS)
+                if HAS_SECOND_SUM:
+                    atomic_column_sum(OUT + padded + offs_n, tl.where(keep, f1, 0.0), BLOCK_M, BLOCK_N, ROW_WARPS)
     if not ONLINE:
-        sum0 = tl.sum(part0, 1)
-    sum1 = tl.sum(part1, 1)
-    if HALF:
-        tl.atomic_add(OUT + rows, sum0, sem="relaxed")
-        if TWO:
-            tl.atomic_add(OUT + padded + rows, sum1, sem="relaxed")
+        l_i = tl.sum(part0, 1)
+    second_sum = tl.sum(part1, 1)
+    if SYMMETRIC:
+        tl.atomic_add(OUT + offs_m, l_i, sem="relaxed")
+        if HAS_SECOND_SUM:
+            tl.atomic_add(OUT + padded + offs_m, second_sum, sem="relaxed")
     else:
         out = OUT + split.to(tl.int64) * 2 * padded
         if ONLINE:
-            tl.store(out + rows, top)
-            tl.store(out + padded + rows, sum0)
+            tl.store(out + offs_m, m_i)
+            tl.store(out + padded + offs_m, l_i)
         else:
-            tl.store(out + rows, sum0)
-            if TWO:
-                tl.store(out + padded + rows, sum1)
+            tl.store(out + offs_m, l_i)
+            if HAS_SECOND_SUM:
+                tl.store(out + padded + offs_m, second_sum)
 
 
 @triton.jit
-def beside(f, BM: tl.constexpr, BN: tl.constexpr):
-    """Row sums of a tile in four parts: what each thread holds of a row; threads meet once, at the end."""
-    return tl.sum(tl.sum(tl.reshape(f, (BM, BN // 8, 4, 2)), 3), 1)
+def shift_kernel(PARTIAL, PARTIAL2, SHIFT, padded, splits, splits2, SIZE: tl.constexpr):
+    """e^{ν − ν₂}, ν = ½ log Σ e^{2x}: how concentrated one encoder's row is against the second one's.
 
-
-@triton.jit
-def give(to, f, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
-    """Add the column sums of a tile, each warp those of its own rows: to meet first, warps would have to wait.
-
-    What a thread holds is added before threads meet.
+    Grid: (padded / SIZE,); a program owns SIZE rows of SHIFT (padded,) float32. The sums are those of
+    `negatives_forward` with SQUARE. Cost: 4 bytes read per row, encoder and split.
     """
-    own = tl.sum(tl.sum(tl.reshape(f, (BM // (16 * WARPS), WARPS, 16, BN)), 0), 1)
-    tl.atomic_add(to[None, :] + tl.zeros((WARPS, 1), tl.int32), own, sem="relaxed")
+    offs_m = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    own = merge_sums(PARTIAL, offs_m, padded, splits, 0, SIZE)
+    other = merge_sums(PARTIAL2, offs_m, padded, splits2, 0, SIZE)
+    some = (own > 0) & (other > 0)
+    tl.store(SHIFT + offs_m, tl.where(some, tl.sqrt(own / tl.where(some, other, 1.0)), 1.0))
 
 
 @triton.jit
-def ends(
-    x, b, shift, SHIFT, columns, p0, p1, p2,
-    FAR: tl.constexpr, SQUARE: tl.constexpr, SHAPE: tl.constexpr, HALF: tl.constexpr,
+def positives_forward(
+    Z, C, POS_BEGIN, POS_END, PARTIAL, SHIFT, ORDER, VALUES, DEFINED, ROW_STATE, BLOCK_SUMS, n, m, padded, splits,
+    inv_t, bound, slope, threshold, floor, scale, prior, margin,
+    HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr, ROW_LOSS: tl.constexpr, TERM: tl.constexpr, SELF: tl.constexpr,
+    ONLINE: tl.constexpr, WEIGHTED: tl.constexpr, NUMERATOR_ONLY: tl.constexpr, DIVIDE_BY: tl.constexpr,
+    ALL_ANCHORS: tl.constexpr, DEBIASED: tl.constexpr, COUNT_BY_WEIGHT: tl.constexpr, HINGE_FORM: tl.constexpr,
 ):  # fmt: skip
-    """What a pair adds to the two sums of its row, and to the first of its column: in all forms but one the same."""
-    if (FAR == "relative") and HALF:
-        f, down = relative(x, b, shift[:, None], tl.load(SHIFT + columns)[None, :])
-        return f, f, down
+    """Sums over the positives of each row, in float32: few, so they can be exact. Then, as all is known, its loss.
+
+    The row losses are those of ``mettle.losses.supcon.SupCon``, ``infonce.InfoNCE``, ``npair.NPair`` and
+    ``contrastive.Contrastive``, where each loss ends its rows (today ``finish``): change both or neither; the
+    interpreter tests hold them against each other.
+
+    Grid: (padded / BLOCK_M,). A program owns BLOCK_M rows of ROW_STATE (8, padded) float32, see `primitives`, the same
+    rows of VALUES (n,) float32 and DEFINED (n,) bool in the order in which they came, and BLOCK_SUMS[i] (blocks, 3)
+    float32: sum of values, number of anchors, largest |dL/d(log F)|.
+    Z, C: float32 rows and columns; PARTIAL: what `negatives_forward` left. SELF: a row is not its own positive.
+    Cost: 2·HEAD_DIM FLOPs per pair of a row and the columns between its block's first and last positive.
+    """
+    row = tl.program_id(0) * BLOCK_M
+    offs_m = row + tl.arange(0, BLOCK_M)
+    real = offs_m < n
+    pos_begin = tl.load(POS_BEGIN + offs_m)
+    pos_end = tl.load(POS_END + offs_m)
+    positives = (pos_end - pos_begin).to(tl.float32)
+    if SELF:
+        positives = positives - 1.0
+    negatives = m - (pos_end - pos_begin).to(tl.float32)
+
+    # What the negatives came to. Where there are none, log_negatives is -inf.
+    if ONLINE:
+        lse = merge_logsumexp(PARTIAL, offs_m, padded, splits, BLOCK_M)
+        log_negatives = lse * LN2
+        total = tl.full((BLOCK_M,), 1.0, tl.float32)
+        second = total
     else:
-        f0, f1 = added(x, b, shift[:, None], p0, p1, p2, FAR, SQUARE, SHAPE)
-        return f0, f1, f0
+        lse = tl.zeros((BLOCK_M,), tl.float32)
+        total = merge_sums(PARTIAL, offs_m, padded, splits, 0, BLOCK_M)
+        second = total
+        log_negatives = tl.log(total)
+        if TERM == "importance":
+            second = merge_sums(PARTIAL, offs_m, padded, splits, 1, BLOCK_M)
+            log_negatives = tl.log(total) + tl.log(negatives) - tl.log(second)
+            log_negatives = tl.where(negatives == 0, -float("inf"), log_negatives)
+        if TERM == "relative":
+            lse = tl.load(SHIFT + offs_m)
+    log_count = tl.log(tl.where(negatives > 0, negatives, 1.0))
+    if COUNT_BY_WEIGHT:
+        second = merge_sums(PARTIAL, offs_m, padded, splits, 1, BLOCK_M)
+        log_count = tl.log(tl.where(second == 0, 1.0, second))
+
+    weight = tl.zeros((BLOCK_M,), tl.float32)
+    m_i = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)  # Σ over positives in the denominator, times e^−m_i
+    acc = tl.zeros((BLOCK_M,), tl.float32)  # Σ over positives of what the row loss says
+    acc_grad = tl.zeros((BLOCK_M,), tl.float32)  # its derivative for log F
+    begin = tl.load(POS_BEGIN + row) // BLOCK_N * BLOCK_N
+    end = tl.load(POS_END + tl.minimum(row + BLOCK_M, n) - 1, mask=row < n, other=0)  # none for a block of padding
+    for column in range(begin, end, BLOCK_N):
+        s = similarity_float32(Z, C, row, column, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, INPUT_PRECISION)
+        offs_n = column + tl.arange(0, BLOCK_N)
+        keep = (offs_n[None, :] >= pos_begin[:, None]) & (offs_n[None, :] < pos_end[:, None])
+        if SELF:
+            keep = keep & (offs_n[None, :] != offs_m[:, None])
+        x = s * inv_t
+        w = tl.full((BLOCK_M, BLOCK_N), 1.0, tl.float32)
+        if WEIGHTED:
+            w = positive_weight(s, slope, threshold, floor)
+        weight += tl.sum(tl.where(keep, w, 0.0), 1)
+        if ROW_LOSS == "npair":
+            acc += tl.sum(tl.where(keep, x, 0.0), 1)
+        elif ROW_LOSS == "contrastive":
+            acc += tl.sum(tl.where(keep, hinge(s, margin, False, HINGE_FORM), 0.0), 1)
+        elif ROW_LOSS == "infonce":
+            log_g, _, dlog_g = debiased_log_denominator(
+                x, log_negatives[:, None], log_count[:, None], bound, prior, DEBIASED
+            )
+            acc += tl.sum(tl.where(keep, w * softplus(log_g - x), 0.0), 1)
+            acc_grad += tl.sum(tl.where(keep, w * sigmoid(log_g - x) * dlog_g, 0.0), 1)
+        else:
+            m_new = tl.maximum(m_i, tl.max(tl.where(keep, x, -float("inf")), 1))
+            safe = tl.where(m_new == -float("inf"), 0.0, m_new)
+            e = tl.where(keep, tl.exp(x - safe[:, None]), 0.0)
+            alpha = tl.exp(m_i - safe)
+            l_i = l_i * alpha + (tl.sum(e, 1) if NUMERATOR_ONLY else tl.sum(e * w, 1))
+            if ROW_LOSS == "supcon_out":
+                acc += tl.sum(tl.where(keep, w * x, 0.0), 1)
+            else:
+                acc = acc * alpha + tl.sum(e * w, 1)
+            m_i = m_new
+
+    has_positives = real & (positives > 0)
+    has_negatives = negatives > 0
+    by_weight = tl.where(weight == 0, 1.0, weight)
+    repel = tl.zeros((BLOCK_M,), tl.float32)
+    attract = repel
+    log_denominator = repel
+    log_numerator = repel
+    weight_offset = repel
+    if (ROW_LOSS == "supcon_out") or (ROW_LOSS == "supcon_in"):
+        m_i = tl.where(has_positives, m_i, 0.0)
+        log_positives = m_i + tl.log(tl.where(has_positives, l_i, 1.0))
+        larger = tl.maximum(log_positives, log_negatives)
+        log_d = larger + tl.log(tl.exp(log_positives - larger) + tl.exp(log_negatives - larger))
+        divisor = tl.full((BLOCK_M,), 1.0, tl.float32)
+        if DIVIDE_BY == "count":
+            divisor = tl.where(has_positives, positives, 1.0)
+        if DIVIDE_BY == "weight":
+            divisor = by_weight
+        log_denominator = log_d
+        if ROW_LOSS == "supcon_out":
+            unscaled = (weight * log_d - acc) / divisor
+            repel = weight / divisor * scale
+            attract = scale / divisor
+            weight_offset = log_d
+            if DIVIDE_BY == "weight":
+                weight_offset = log_d - unscaled
+        else:
+            log_numerator = m_i + tl.log(tl.where(has_positives, acc, 1.0))
+            unscaled = log_d - log_numerator + tl.log(divisor)
+            repel = tl.full((BLOCK_M,), 1.0, tl.float32) * scale
+            attract = repel
+            if DIVIDE_BY == "weight":
+                weight_offset = 1.0 / divisor
+        value = unscaled * scale
+        g = repel * tl.exp(log_negatives - log_d)
+    elif ROW_LOSS == "infonce":
+        attract = 1.0 / by_weight
+        value = tl.where(log_negatives == -float("inf"), 0.0, acc * attract)
+        g = tl.where(log_negatives == -float("inf"), 0.0, acc_grad * attract)
+        log_denominator = log_negatives
+        log_numerator = log_count
+        weight_offset = value
+    elif ROW_LOSS == "npair":
+        attract = tl.where(log_negatives == -float("inf"), 0.0, sigmoid(log_negatives - acc))
+        value = tl.where(log_negatives == -float("inf"), 0.0, softplus(log_negatives - acc))
+        g = attract
+    else:
+        attract = 1.0 / tl.where(has_positives, positives, 1.0)
+        per_negative = tl.where(has_negatives, 1.0 / tl.where(has_negatives, negatives, 1.0), 0.0)
+        value = acc * attract + total * per_negative
+        g = per_negative * total
+
+    # g is dL/d(log F) of the row's loss; the sums themselves get g over them.
+    sum_grad = tl.where(total == 0, 0.0, g / tl.where(total == 0, 1.0, total))
+    second_sum_grad = tl.where(second == 0, 0.0, -g / tl.where(second == 0, 1.0, second))
+    if TERM == "hinge":
+        sum_grad = per_negative
+    if ONLINE:
+        lse = tl.where(has_positives & (log_negatives != -float("inf")), lse, LSE_DISABLED)
+    value = tl.where(has_positives, value, 0.0)
+    counted = has_positives
+    if ALL_ANCHORS:
+        counted = real
+    to = tl.load(ORDER + offs_m, mask=real, other=0)
+    tl.store(VALUES + to, value, mask=real)
+    tl.store(DEFINED + to, counted, mask=real)
+    tl.store(ROW_STATE + SUM_GRAD * padded + offs_m, tl.where(has_positives, sum_grad, 0.0))
+    tl.store(ROW_STATE + SECOND_SUM_GRAD * padded + offs_m, tl.where(has_positives, second_sum_grad, 0.0))
+    tl.store(ROW_STATE + REPEL * padded + offs_m, tl.where(has_positives, repel, 0.0))
+    tl.store(ROW_STATE + ATTRACT * padded + offs_m, tl.where(has_positives, attract, 0.0))
+    tl.store(ROW_STATE + LSE * padded + offs_m, lse)
+    tl.store(ROW_STATE + LOG_DENOMINATOR * padded + offs_m, tl.where(has_positives, log_denominator, 0.0))
+    tl.store(ROW_STATE + LOG_NUMERATOR * padded + offs_m, tl.where(has_positives, log_numerator, 0.0))
+    tl.store(ROW_STATE + WEIGHT_OFFSET * padded + offs_m, tl.where(has_positives, weight_offset, 0.0))
+    at = BLOCK_SUMS + 3 * tl.program_id(0)
+    tl.store(at, tl.sum(tl.where(counted, value, 0.0), 0))
+    tl.store(at + 1, tl.sum(counted.to(tl.float32), 0))
+    tl.store(at + 2, tl.max(tl.where(has_positives, tl.abs(g), 0.0), 0))
 
 
 @triton.jit
-def running(x, b, top, p0, p1, p2, FAR: tl.constexpr):
-    """What a negative adds when its row's maximum is ``top``."""
-    e = tl.exp2(x - top[:, None])
-    if FAR == "threshold":
-        e = e * weight(x, p0, p1, p2)
-    elif FAR == "raw":
-        e = e * leaning(x, b)
-    return e
+def mean_kernel(BLOCK_SUMS, STATS, MEAN, blocks, SIZE: tl.constexpr):
+    """The mean over anchors, and what the backward pass needs of all of them.
+
+    Grid: (1,). Writes MEAN () and STATS[1] = 1 / number of anchors, STATS[2] = largest |dL/d(log F)|, or 1; float32.
+    Reads BLOCK_SUMS (blocks, 3) of `positives_forward`: 12 bytes a block.
+    """
+    total = tl.zeros((SIZE,), tl.float32)
+    anchors = tl.zeros((SIZE,), tl.float32)
+    most = tl.zeros((SIZE,), tl.float32)
+    for start in range(0, blocks, SIZE):
+        at = start + tl.arange(0, SIZE)
+        there = at < blocks
+        total += tl.load(BLOCK_SUMS + 3 * at, mask=there, other=0.0)
+        anchors += tl.load(BLOCK_SUMS + 3 * at + 1, mask=there, other=0.0)
+        most = tl.maximum(most, tl.load(BLOCK_SUMS + 3 * at + 2, mask=there, other=0.0))
+    number = tl.sum(anchors, 0)
+    largest = tl.max(most, 0)
+    tl.store(MEAN, tl.sum(total, 0) / number)
+    tl.store(STATS + 1, 1.0 / number)
+    tl.store(STATS + 2, tl.where(largest > 0, largest, 1.0))

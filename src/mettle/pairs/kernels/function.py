@@ -1,292 +1,408 @@
-# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportCallIssue=false
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
-"""One call of the fused engine: what is launched, in which order, with which numbers.
+"""The fused engine: one autograd function from raw embeddings to one value per anchor and their mean.
 
-    prepare ─ far ─ near ─ mean          forward:  4 launches
-    far ─ near ─ project                 backward: 3 launches, and one to clear where sums begin anew
+    prepare ─ negatives ─ positives ─ mean     forward:  4 launches
+    negatives ─ positives ─ normalize          backward: 3 launches, and one to clear where sums begin anew
 
 Backward owns its rows: nobody else adds to them, so the order of each sum is fixed. Forward visits each pair once and
 adds it to both ends where the table says so, unless torch is asked for deterministic algorithms: then every run is
 identical bit for bit.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mettle.pairs.kernels.backward import far_backward
-from mettle.pairs.kernels.config import MANY, Choice, Shape, choice, parts
-from mettle.pairs.kernels.forward import far_forward
-from mettle.pairs.kernels.launch import aligned, divided, evened, script, sides
-from mettle.pairs.kernels.operands import Rows, prepared, projected
-from mettle.pairs.kernels.positives import near_backward, near_forward
-from mettle.pairs.kernels.row_sums import mean_kernel, shift_kernel
-from mettle.pairs.kernels.score_blocks import written
-from mettle.pairs.kernels.spec import Form
+from mettle.errors import InputError
+from mettle.pairs.kernels.backward import gradient_through_memory, negatives_backward, positives_backward
+from mettle.pairs.kernels.config import (
+    LARGE_BATCH,
+    POSITIVE_BLOCK,
+    KernelConfig,
+    NegativesConfig,
+    PositivesConfig,
+    TileConfig,
+    balance_waves,
+    cdiv,
+    flush_interval,
+    most_gradient_splits,
+    select_config,
+    split_columns,
+)
+from mettle.pairs.kernels.forward import mean_kernel, negatives_forward, positives_forward, shift_kernel
+from mettle.pairs.kernels.launch import Launch, align_tensor, find_launch_cache, flatten_tensor, tensor_descriptors
+from mettle.pairs.kernels.operands import Operands, normalize_backward, prepare_operands
+from mettle.pairs.kernels.primitives import GRADIENT_LINES, ROW_STATE_LINES
+from mettle.pairs.kernels.spec import LoweredSpec, choose_precision
 
-FEW = 16  # rows of a block of positives
-BESIDE = 16  # columns of a block of positives
-SUMMED = 1024  # columns that tensor cores sum up with the accuracy of float32
-SPARE = 1 << 23  # numbers of partial gradients
-ROOM = 8192.0  # h reaches twice this at most: float16 ends at 65504
-ONCE_FROM = 8192  # rows from which visiting each pair once is worth a launch to clear the sums
+SYMMETRIC_ROWS = 8192  # from which visiting each pair once is worth a launch to clear the sums
+ZERO = 0.0  # an argument, so that the compiler does not know it: see `primitives.load_rows`
 
 
-def most_parts(d: int, width: int, second: int, padded: int) -> int:
-    """How many partial gradients of each row may exist at once, so that a step takes 8 n d floats and 64 MB at most.
+@dataclass(frozen=True)
+class SpecResult:
+    """One value per anchor, where it is defined, and the mean over those."""
 
-    One of the eight is the result; the rows that are compared take two of their padded widths.
+    values: Tensor
+    defined: Tensor
+    mean: Tensor
+
+
+def evaluate_spec(
+    spec: LoweredSpec,
+    z: Tensor,
+    labels: Tensor,
+    ref: tuple[Tensor, Tensor] | None = None,
+    biased: tuple[Tensor, Tensor] | None = None,
+    precision: str | None = None,
+    config: KernelConfig | None = None,
+) -> SpecResult:
+    """Evaluate a spec on raw embeddings, against themselves or against ``ref``.
+
+    ``precision`` overrides that of the products, ``config`` the sizes of tiles.
     """
-    rest = (7 * d - 2 * (width + second)) // width
-    return max(1, min(3, rest) + SPARE // (padded * width))
+    others = (labels, *(ref or ()), *(biased or ()))
+    if any(x.device != z.device for x in others):
+        raise InputError(
+            f"embeddings are on {z.device}, others on {', '.join({str(x.device) for x in others})}: use one"
+        )
+    biased = biased if spec.has_second_encoder else None
+    precision = precision or (choose_precision(spec, z.dtype) if z.is_cuda else "ieee")
+    ref_labels = None if ref is None else flatten_tensor(ref[1])
+    call = PairLossCall(spec, flatten_tensor(labels), ref_labels, biased, precision, config)
+    with torch.cuda.device_of(z):
+        values, mean, defined = PairLossFunction.apply(call, z, None if ref is None else ref[0])  # type: ignore[misc]
+    return SpecResult(values, defined, mean)
 
 
-class Plan:
-    """What to compare and, after the forward pass, what the backward pass needs."""
+class PairLossFunction(torch.autograd.Function):
+    """Values and mean as functions of the embeddings; scores are computed again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, call: "PairLossCall", z: Tensor, ref: Tensor | None):  # type: ignore[override]
+        """Values, mean, and where values are defined."""
+        values, mean, defined = call.forward(z.detach(), None if ref is None else ref.detach())
+        ctx.call = call
+        ctx.like = z.new_empty(0), None if ref is None else ref.new_empty(0)
+        ctx.mark_non_differentiable(defined)
+        ctx.set_materialize_grads(False)
+        return values, mean, defined
+
+    @staticmethod
+    def backward(ctx, g_values: Tensor | None, g_mean: Tensor | None, _):  # type: ignore[override]
+        """Gradients of the embeddings and of the references."""
+        if torch.is_grad_enabled():
+            raise InputError("the fused engine has first derivatives only: do not pass create_graph=True")
+        z, ref = ctx.like
+        needs = ctx.needs_input_grad
+        return None, *ctx.call.backward(g_values, g_mean, z, ref, needs[1], needs[2])
+
+
+class PairLossCall:
+    """One call: what to compare and, after the forward pass, what the backward pass needs."""
 
     def __init__(
         self,
-        form: Form,
+        spec: LoweredSpec,
         labels: Tensor,
         ref_labels: Tensor | None,
         biased: tuple[Tensor, Tensor] | None,
-        mode: str,
-        cut: Choice | None,
+        precision: str,
+        config: KernelConfig | None,
     ):
-        self.form, self.mode, self.cut = form, mode, cut
+        self.spec, self.precision, self.given_config = spec, precision, config
         self.labels, self.ref_labels, self.biased = labels, ref_labels, biased
 
     def forward(self, z: Tensor, ref: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Values, mean and where values are defined."""
-        form, z = self.form, aligned(z)
-        ref = None if ref is None else aligned(ref)
-        biased = () if self.biased is None else tuple(aligned(b.detach()) for b in self.biased)
-        self.fixed = torch.are_deterministic_algorithms_enabled()
-        given = (z, self.labels, ref, self.ref_labels, *biased)
-        self.script = script((form, self.mode, self.cut, self.fixed), given)
-        self.left = self.right = self._prepared(z, "left")
+        spec, z = self.spec, align_tensor(z)
+        ref = None if ref is None else align_tensor(ref)
+        biased = () if self.biased is None else tuple(align_tensor(b.detach()) for b in self.biased)
+        self.deterministic = torch.are_deterministic_algorithms_enabled()
+        settings = (spec.compile_key, self.precision, self.given_config, self.deterministic)
+        self.cache = find_launch_cache(settings, (z, self.labels, ref, self.ref_labels, *biased))
+        self.rows = self.columns = self._prepare(z, "rows")
         if ref is not None:
-            self.right = self._prepared(ref, "right")
-        self.left2 = self.right2 = None
+            self.columns = self._prepare(ref, "columns")
+        self.rows2 = self.columns2 = None
         if biased:
-            self.left2 = self.right2 = self._prepared(biased[0], "left", self.left)
+            self.rows2 = self.columns2 = self._prepare(biased[0], "rows", self.rows)
             if ref is not None:
-                self.right2 = self._prepared(biased[1], "right", self.right)
-        other = self.left2.width if self.left2 else 0
-        self.many = self.left.n >= MANY
-        self.choice = self.cut or choice(
-            self.mode, self.left.width, other=other, heavy=form.heavy, two=form.looks_twice, many=self.many
+                self.columns2 = self._prepare(biased[1], "columns", self.columns)
+        self.large = self.rows.n >= LARGE_BATCH
+        self.config = self.given_config or select_config(
+            self.precision,
+            self.rows.head_dim,
+            second_head_dim=_head_dim(self.rows2),
+            register_heavy=spec.register_heavy,
+            second_sum_has_grad=spec.second_sum_has_grad,
+            large=self.large,
         )
-        self.shift = self.left.inverse
-        if form.far == "relative":
-            own, splits = self._sums("own", "plain", False, self.left, self.right, square=True)
-            other, others = self._sums("other", "plain", False, self.left2, self.right2, square=True)
-            self.shift, padded = torch.empty_like(self.left.inverse), len(self.left.inverse)
-            self.script.launch(
+        self.shift = self.rows.inverse_norm
+        if spec.negative_term == "relative":
+            assert self.rows2 is not None
+            assert self.columns2 is not None
+            sums, splits = self._sum_squares("squares", self.rows, self.columns)
+            sums2, splits2 = self._sum_squares("squares, second", self.rows2, self.columns2)
+            self.shift, padded = torch.empty_like(self.rows.inverse_norm), self.rows.padded
+            self.cache.launch(
                 "shift",
                 shift_kernel,
-                (own, other, self.shift),
-                lambda: ((padded // 64,), (padded, splits, others), {"SIZE": 64}),
+                (sums, sums2, self.shift),
+                lambda: Launch((padded // 64,), (padded, splits, splits2), {"SIZE": 64}),
             )
-        return self._finish(*self._sums("far", form.far, form.two, self.left, self.right, self.left2, self.right2))
+        return self._finish_rows(*self.sum_negatives())
 
-    def _prepared(self, z: Tensor, side: str, like: Rows | None = None) -> Rows:
+    def _prepare(self, z: Tensor, side: str, like: Operands | None = None) -> Operands:
         """One side; a second encoder's rows in the order of the first one's."""
-        labels, other = (self.labels, self.ref_labels) if side == "left" else (self.ref_labels, self.labels)
+        labels, other = (self.labels, self.ref_labels) if side == "rows" else (self.ref_labels, self.labels)
         assert labels is not None
-        name = side if like is None else f"{side}, second"
-        return prepared(
-            z, labels, other, self.mode, self.form.unit, by=self.form.factor, grouped=not self.fixed, like=like,
-            script=self.script, name=name,
-        )  # fmt: skip
+        return prepare_operands(
+            z,
+            labels,
+            other,
+            self.precision,
+            self.spec.normalize,
+            operand_scale=self.spec.operand_scale,
+            hash_grouped=not self.deterministic,
+            like=like,
+            cache=self.cache,
+            name=side if like is None else f"{side}, second",
+        )
 
-    def _sums(
-        self, name: str, far: str, two: bool, left: Rows, right: Rows, left2: Rows | None = None,
-        right2: Rows | None = None, square: bool = False,
-    ) -> tuple[Tensor, int]:  # fmt: skip
-        """Partial row sums over the negatives, of one encoder or of two, or of ``square``s."""
-        form, padded, device = self.form, len(left.full), left.full.device
-        cut = choice(self.mode, left.width, many=self.many) if square else self.choice
-        once = cut.forward.half and form.additive and left is right and not self.fixed
-        once = once and (left.n >= ONCE_FROM or not left.full.is_cuda)
-        shape = cut.visiting(once)
-        blocks = parts(left.n, shape.rows)
-        splits = divided(blocks, parts(right.n, shape.columns), device, 16)
-        make = torch.zeros if once else torch.empty
-        partial = make(1 if once else splits, 2, padded, device=device)
-        self.script.launch(
+    def sum_negatives(self) -> tuple[Tensor, int]:
+        """Partial row sums over the negatives, and how many parts there are."""
+        spec, rows2, columns2 = self.spec, self.rows2, self.columns2
+        symmetric = self._is_symmetric(self.config, self.rows, self.columns)
+        tile = self.config.forward_tile(symmetric)
+        config = self._negatives_config(tile, self.rows, rows2)
+        operands = self._operands(config, self.rows, self.columns, rows2, columns2)
+        return self._launch_sums(
+            "negatives", config, self.rows, self.columns, operands, symmetric, has_second_sum=spec.has_second_sum
+        )
+
+    def _sum_squares(self, name: str, rows: Operands, columns: Operands) -> tuple[Tensor, int]:
+        """The same of e² alone, of one encoder."""
+        config = select_config(self.precision, rows.head_dim, large=self.large)
+        symmetric = self._is_symmetric(config, rows, columns)
+        tile = config.forward_tile(symmetric)
+        flags = NegativesConfig(
+            tile,
+            self.precision,
+            rows.head_dim,
+            square=True,
+            hinge_form=self.spec.hinge_form,
+            online=self.spec.online,
+        )
+        operands = self._operands(flags, rows, columns, None, None)
+        return self._launch_sums(name, flags, rows, columns, operands, symmetric, has_second_sum=False)
+
+    def _is_symmetric(self, config: KernelConfig, rows: Operands, columns: Operands) -> bool:
+        """Whether each pair is visited once: sums must grow pair by pair, in any order, and be worth clearing."""
+        if not config.forward.symmetric or self.spec.online or rows is not columns or self.deterministic:
+            return False
+        return rows.n >= SYMMETRIC_ROWS or not rows.normalized.is_cuda
+
+    def _launch_sums(
+        self,
+        name: str,
+        config: NegativesConfig,
+        rows: Operands,
+        columns: Operands,
+        operands: tuple,
+        symmetric: bool,
+        has_second_sum: bool,
+    ) -> tuple[Tensor, int]:
+        tile, device = config.tile, rows.normalized.device
+        blocks = cdiv(rows.n, tile.block_m)
+        splits = split_columns(blocks, cdiv(columns.n, tile.block_n), device, 16)
+        make = torch.zeros if symmetric else torch.empty
+        sums = make(1 if symmetric else splits, 2, rows.padded, device=device)
+        self.cache.launch(
             name,
-            far_forward,
-            (*self._operands(left, right, left2, right2, shape), left.lo, left.hi, self.shift, partial),
-            lambda: (
+            negatives_forward,
+            (*operands, rows.positive_begin, rows.positive_end, self.shift, sums),
+            lambda: Launch(
                 (blocks, splits),
-                (left.n, right.n, padded, splits, *form.numbers, 0.0),
-                {
-                    **self._widths(shape, left, left2), "BM": shape.rows, "BN": shape.columns, "MODE": self.mode,
-                    "TMA": shape.tma, "FAR": far, "SQUARE": square or form.beta == 1, "SHAPE": form.shape, "TWO": two,
-                    "OTHER": left2 is not None, "ONLINE": form.online, "HALF": once, "WARPS": shape.row_warps,
-                    "FIRM": shape.firm, "num_warps": shape.warps, "num_stages": shape.stages,
-                },
+                (rows.n, columns.n, rows.padded, splits),
+                config.forward_constexprs(has_second_sum=has_second_sum, symmetric=symmetric),
             ),
-        )  # fmt: skip
-        return partial, 1 if once else splits
+            (*self.spec.negative_numbers, ZERO),
+        )
+        return sums, 1 if symmetric else splits
 
-    def _finish(self, partial: Tensor, splits: int) -> tuple[Tensor, Tensor, Tensor]:
-        form, left, right = self.form, self.left, self.right
-        device, padded = left.full.device, len(left.full)
-        values = torch.empty(left.n, device=device)
-        defined = torch.empty(left.n, dtype=torch.bool, device=device)
-        self.table = torch.empty(8, padded, device=device)
-        blocks = padded // FEW
-        sums, self.stats = torch.empty(blocks, 3, device=device), torch.empty(3, device=device)
+    def _finish_rows(self, sums: Tensor, splits: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, mean and where values are defined, from the sums over negatives."""
+        spec, rows, columns = self.spec, self.rows, self.columns
+        device, padded = rows.normalized.device, rows.padded
+        values = torch.empty(rows.n, device=device)
+        defined = torch.empty(rows.n, dtype=torch.bool, device=device)
+        self.row_state = torch.empty(ROW_STATE_LINES, padded, device=device)
+        blocks = padded // POSITIVE_BLOCK
+        block_sums, self.stats = torch.empty(blocks, 3, device=device), torch.empty(3, device=device)
         mean = torch.empty((), device=device)
-        self.script.launch(
-            "near",
-            near_forward,
-            (
-                left.full, right.full, left.lo, left.hi, partial, self.shift, left.order, values, defined, self.table,
-                sums,
-            ),
-            lambda: (
+        inputs = (rows.normalized, columns.normalized, rows.positive_begin, rows.positive_end, sums, self.shift)
+        self.cache.launch(
+            "positives",
+            positives_forward,
+            (*inputs, rows.order, values, defined, self.row_state, block_sums),
+            lambda: Launch(
                 (blocks,),
-                (left.n, right.n, padded, splits, *self._pull(), float(form.scale), *self._ends()),
-                {
-                    **self._near(), "FAR": form.far, "ONLINE": form.online, "BY": form.by, "MEAN_ALL": form.mean_all,
-                    "COUNT": form.count_weight, "num_warps": 1 if left.width <= 128 else 2,
-                },
+                (rows.n, columns.n, padded, splits),
+                self._positives_config().forward_constexprs(
+                    negative_term=spec.negative_term,
+                    online=spec.online,
+                    divide_by=spec.divide_by,
+                    all_anchors=spec.all_anchors,
+                    count_by_weight=spec.count_by_weight,
+                ),
             ),
-        )  # fmt: skip
-        self.script.launch(
-            "mean", mean_kernel, (sums, self.stats, mean), lambda: ((1,), (blocks,), {"SIZE": 1024, "num_warps": 8})
+            (*spec.positive_numbers, float(spec.scale), *spec.row_loss_numbers),
+        )
+        self.cache.launch(
+            "mean",
+            mean_kernel,
+            (block_sums, self.stats, mean),
+            lambda: Launch((1,), (blocks,), {"SIZE": 1024, "num_warps": 8}),
         )
         return values, mean, defined
 
     def backward(
-        self, g_values: Tensor | None, g_mean: Tensor | None, z: Tensor, ref: Tensor | None, own: bool, other: bool
+        self,
+        g_values: Tensor | None,
+        g_mean: Tensor | None,
+        z: Tensor,
+        ref: Tensor | None,
+        z_needs_grad: bool,
+        ref_needs_grad: bool,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients of the embeddings and of the references, where asked for."""
+        """Gradients of the embeddings and of the references, where asked for; ``z``, ``ref``: of their types."""
         if g_values is None and g_mean is None:
             return None, None
-        left, right, table, stats = self.left, self.right, self.table, self.stats
-        factor = g_mean if g_mean is None else aligned(g_mean)
-        if g_values is not None:  # a gradient for every row: into the coefficients
+        rows, columns, row_state, stats = self.rows, self.columns, self.row_state, self.stats
+        factor = g_mean if g_mean is None else align_tensor(g_mean)
+        if g_values is not None:  # a gradient for every row: into the row state
             anchors = g_values.float()
             if g_mean is not None:
                 anchors = anchors + g_mean * stats[1]
-            by = torch.nn.functional.pad(anchors[left.order[: left.n]], (0, table.shape[1] - left.n))
-            table = torch.cat([table[:4] * by, table[4:]])
-            largest = stats[2] * by.abs().amax()
+            g_rows = torch.nn.functional.pad(anchors[rows.order[: rows.n]], (0, rows.padded - rows.n))
+            row_state = torch.cat([row_state[:GRADIENT_LINES] * g_rows, row_state[GRADIENT_LINES:]])
+            largest = stats[2] * g_rows.abs().amax()
             stats = torch.stack([stats[0], stats[1], torch.where(largest > 0, largest, 1.0)])
             factor = None
         name = "" if factor is None else f"mean {factor.dtype}"
+        normalize = self.spec.normalize
         dz = dref = None
-        if own:
-            g = self._gradient(left, right, self.left2, self.right2, table, stats, True, left is right)
-            dz = projected(left, g, factor, stats, z, self.form.unit, script=self.script, name=f"left {name}")
+        if z_needs_grad:
+            g = self._gradient(rows, columns, self.rows2, self.columns2, row_state, stats, True, rows is columns)
+            dz = normalize_backward(rows, g, factor, stats, z, normalize, cache=self.cache, name=f"rows {name}")
             del g
-        if other and ref is not None:
-            g = self._gradient(right, left, self.right2, self.left2, table, stats, False, True)
-            dref = projected(right, g, factor, stats, ref, self.form.unit, script=self.script, name=f"right {name}")
+        if ref_needs_grad and ref is not None:
+            g = self._gradient(columns, rows, self.columns2, self.rows2, row_state, stats, False, True)
+            dref = normalize_backward(
+                columns, g, factor, stats, ref, normalize, cache=self.cache, name=f"columns {name}"
+            )
         return dz, dref
 
     def _gradient(
-        self, a: Rows, b: Rows, a2: Rows | None, b2: Rows | None, table: Tensor, stats: Tensor, rows: bool,
-        columns: bool,
-    ) -> Tensor:  # fmt: skip
-        """Of the prepared rows of ``a``: negatives, then positives on top."""
-        form, shape, device = self.form, self.choice.backward, a.full.device
-        padded, other = len(a.full), len(b.full)
-        room = ROOM / (1 + 2 * form.beta)
-        operands, tables = self._operands(a, b, a2, b2, shape), (table, table, stats)
-        blocks = parts(a.n, shape.rows)
-        most = most_parts(a.d, a.width, a2.width if a2 else 0, padded)
-        splits = 1 if self.choice.written else evened(blocks, parts(b.n, shape.columns), device, shape.beside, most)
-        if self.choice.written:
-            flags = self._flags(shape, a, a2, rows, columns)
-            entries = other * (a.width + (a2.width if a2 else 0))
-            g = written(a, b, operands, tables, (*form.numbers, room), flags, shape, entries, self.script)
-            g *= stats[2] * (1 / (room * form.factor))
+        self,
+        a: Operands,
+        b: Operands,
+        a2: Operands | None,
+        b2: Operands | None,
+        row_state: Tensor,
+        stats: Tensor,
+        row_end: bool,
+        column_end: bool,
+    ) -> Tensor:
+        """Of the prepared rows of ``a``: negatives, then positives on top; which ends of a pair have a value."""
+        spec, tile, device = self.spec, self.config.backward, a.normalized.device
+        config = self._negatives_config(tile, a, a2)
+        operands, row_states = self._operands(config, a, b, a2, b2), (row_state, row_state, stats)
+        ends = {
+            "second_sum_has_grad": spec.second_sum_has_grad,
+            "differentiable_weights": spec.differentiable_weights,
+            "row_end": row_end,
+            "column_end": column_end,
+        }
+        splits = 1
+        if self.config.scores_in_memory:
+            flags = config.score_gradients_constexprs(**ends)
+            floats = (*spec.negative_numbers, spec.grad_scale_limit)
+            entries = b.padded * (a.head_dim + _head_dim(a2))
+            g = gradient_through_memory(a, b, operands, row_states, floats, flags, tile, entries, self.cache)
+            g *= stats[2] * (1 / (spec.grad_scale_limit * spec.operand_scale))
         else:
-            turn = self._turn(parts(b.n, splits * shape.columns), shape)
-            make = torch.zeros if turn else torch.empty
-            g = make(splits, padded, a.width, device=device)
-            self.script.launch(
-                f"back {rows}",
-                far_backward,
-                (*operands, a.lo, a.hi, *tables, g),
-                lambda: (
+            blocks = cdiv(a.n, tile.block_m)
+            most = most_gradient_splits(a.d, a.head_dim, _head_dim(a2), a.padded)
+            splits = balance_waves(blocks, cdiv(b.n, tile.block_n), device, tile.programs_per_sm, most)
+            flush_every = flush_interval(self.precision, cdiv(b.n, splits * tile.block_n), tile.block_n)
+            make = torch.zeros if flush_every else torch.empty
+            g = make(splits, a.padded, a.head_dim, device=device)
+            self.cache.launch(
+                f"negatives backward {row_end}",
+                negatives_backward,
+                (*operands, a.positive_begin, a.positive_end, *row_states, g),
+                lambda: Launch(
                     (blocks, splits),
-                    (a.n, b.n, padded, other, splits, *form.numbers, 0.0, room, form.factor),
-                    {"FIRM": shape.firm, "TURN": turn}
-                    | {k: v for k, v in self._flags(shape, a, a2, rows, columns).items() if k != "BK"},
+                    (a.n, b.n, a.padded, b.padded, splits),
+                    config.backward_constexprs(flush_every=flush_every, **ends),
                 ),
+                (*spec.negative_numbers, ZERO, spec.grad_scale_limit, spec.operand_scale),
             )
-        self.script.launch(
-            f"near back {rows}",
-            near_backward,
-            (a.full, b.full, a.lo, a.hi, table, table, g),
-            lambda: (
-                (parts(a.n, FEW), a.width // self._near()["BK"]),
-                (a.n, b.n, padded, other, splits, *self._pull(), *self._ends()),
-                {
-                    **self._near(),
-                    "LIVE": form.live,
-                    "ROWS": rows,
-                    "COLUMNS": columns,
-                    "num_warps": 2,
-                },
+        self.cache.launch(
+            f"positives backward {row_end}",
+            positives_backward,
+            (a.normalized, b.normalized, a.positive_begin, a.positive_end, row_state, row_state, g),
+            lambda: Launch(
+                (cdiv(a.n, POSITIVE_BLOCK), a.head_dim // self._positives_config().block_k),
+                (a.n, b.n, a.padded, b.padded, splits),
+                self._positives_config().backward_constexprs(
+                    differentiable_weights=spec.differentiable_weights, row_end=row_end, column_end=column_end
+                ),
             ),
+            (*spec.positive_numbers, *spec.row_loss_numbers),
         )
         return g
 
-    def _turn(self, tiles: int, shape: Shape) -> int:
-        """How many tiles a sum of gradients may go over, 0 for all: in half precision other errors are larger."""
-        most = SUMMED // shape.columns
-        return most if self.mode == "split" and tiles > most else 0
+    def _negatives_config(self, tile: TileConfig, rows: Operands, rows2: Operands | None) -> NegativesConfig:
+        spec = self.spec
+        return NegativesConfig(
+            tile,
+            self.precision,
+            rows.head_dim,
+            _head_dim(rows2),
+            spec.negative_term,
+            spec.square,
+            spec.hinge_form,
+            spec.online,
+        )
 
-    def _flags(self, shape: Shape, a: Rows, a2: Rows | None, rows: bool, columns: bool) -> dict[str, Any]:
-        """Of the kernels over all pairs on the way back; ``rows`` and ``columns``: which ends count."""
-        form = self.form
-        return {
-            **self._widths(shape, a, a2), "BM": shape.rows, "BN": shape.columns, "MODE": self.mode, "TMA": shape.tma,
-            "FAR": form.far, "SQUARE": form.beta == 1, "SHAPE": form.shape, "TWO": form.looks_twice,
-            "OTHER": form.second, "ONLINE": form.online, "LIVE": form.live, "ROWS": rows, "COLUMNS": columns,
-            "num_warps": shape.warps, "num_stages": shape.stages,
-        }  # fmt: skip
+    def _positives_config(self) -> PositivesConfig:
+        spec = self.spec
+        return PositivesConfig(
+            self.precision,
+            self.rows.head_dim,
+            spec.row_loss,
+            is_self=self.rows is self.columns,
+            weighted=spec.has_positive_weights,
+            numerator_only=spec.numerator_only,
+            debiased=spec.prior > 0,
+            hinge_form=spec.hinge_form,
+        )
 
-    def _operands(self, a: Rows, b: Rows, a2: Rows | None, b2: Rows | None, shape: Shape) -> tuple:
+    def _operands(
+        self, config: NegativesConfig, a: Operands, b: Operands, a2: Operands | None, b2: Operands | None
+    ) -> tuple[Any, ...]:
         """Both sides of both encoders; where there is one encoder, it stands for the other too."""
-        widths = self._widths(shape, a, a2)
-        found = sides(shape.tma, widths["BK"], (a.high, a.low, shape.rows), (b.high, b.low, shape.columns))
+        tile = config.tile
+        found = tensor_descriptors(tile.use_tma, config.block_k, (a.hi, a.lo, tile.block_m), (b.hi, b.lo, tile.block_n))
         if a2 is None or b2 is None:
             return (*found, *found)
-        second = (a2.high, a2.low, shape.rows), (b2.high, b2.low, shape.columns)
-        return (*found, *sides(shape.tma, widths["BK2"], *second))
+        second = (a2.hi, a2.lo, tile.block_m), (b2.hi, b2.lo, tile.block_n)
+        return (*found, *tensor_descriptors(tile.use_tma, config.second_block_k, *second))
 
-    def _widths(self, shape: Shape, a: Rows, a2: Rows | None) -> dict[str, int]:
-        second, depth = (a2 or a).width, min(shape.depth, a.width)
-        return {
-            "WIDTH": a.width,
-            "BK": depth,
-            "WIDTH2": second,
-            "BK2": second if max(a.width, second) <= 128 else min(64, second),
-        }
 
-    def _pull(self) -> tuple[float, float, float, float, float]:
-        """1 / temperature, the bound of x, and the parameters of what a positive weighs."""
-        form = self.form
-        t = 1 / form.temperature
-        return t, t, float(form.near_slope), float(form.near_knee), float(form.near_least)
-
-    def _ends(self) -> tuple[float, float]:
-        return float(self.form.prior), float(self.form.margins[0])
-
-    def _near(self) -> dict[str, Any]:
-        form, wide = self.form, self.left.width
-        return {
-            "WIDTH": wide, "BK": wide if wide <= 128 else 64, "BR": FEW, "BC": BESIDE,
-            "PRECISION": "ieee" if self.mode == "exact" else "tf32x3", "FINISH": form.finish,
-            "SELF": self.left is self.right, "WEIGHTED": form.weighted, "NUMERATOR": form.numerator,
-            "PRIOR": form.prior > 0, "SHAPE": form.shape,
-        }  # fmt: skip
+def _head_dim(operands: Operands | None) -> int:
+    return 0 if operands is None else operands.head_dim

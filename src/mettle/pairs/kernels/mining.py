@@ -1,13 +1,11 @@
-# pyright: reportIndexIssue=false, reportMissingImports=false, reportPossiblyUnboundVariable=false, reportCallIssue=false
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
+# pyright: reportGeneralTypeIssues=false
 """Batch-hard mining: the closest negative and the farthest positive of every row.
 
 The tiles keep only each row's highest score and the tile it came from. A second small kernel looks at that one tile
 again in float32 and finds the pair, so the loss is computed from exact scores of the mined pairs.
 """
 
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,227 +14,279 @@ from torch import Tensor
 
 from mettle.errors import InputError
 from mettle.pairs.contract import Tile
-from mettle.pairs.kernels.config import PEAK, choice, parts, power
-from mettle.pairs.kernels.forward import tiles
-from mettle.pairs.kernels.launch import Script, aligned, divided, flat, script
-from mettle.pairs.kernels.operands import Rows, prepared, projected, span
-from mettle.pairs.kernels.primitives import held, product
+from mettle.pairs.kernels.config import cdiv, next_power_of_2, select_mining_tile, split_columns
+from mettle.pairs.kernels.launch import Launch, LaunchCache, align_tensor, find_launch_cache, flatten_tensor
+from mettle.pairs.kernels.operands import Operands, normalize_backward, prepare_operands, select_row_block
+from mettle.pairs.kernels.primitives import (
+    Operand,
+    bare_tile,
+    count_bare,
+    count_masked,
+    find_tiles,
+    load_rows,
+    masked_tile,
+    negative_mask,
+    similarity_tile,
+)
 
-PULLED = 8  # rows of a block on the way back
+BACKWARD_ROWS = 8  # of a block
 
 
-def hardest_rows(
-    loss: Any, z: Tensor, labels: Tensor, ref: tuple[Tensor, Tensor] | None = None, mode: str | None = None
+class MinedPairs(NamedTuple):
+    """(2, n) each: first of the farthest positive, then of the closest negative."""
+
+    columns: Tensor  # in label order: its column there, −1 where there is none
+    scores: Tensor  # in the order in which rows came: similarities, 0 where there is none
+    counts: Tensor  # likewise: how many there are to mine from
+
+
+def batch_hard_rows(
+    loss: Any, z: Tensor, labels: Tensor, ref: tuple[Tensor, Tensor] | None = None, precision: str | None = None
 ) -> dict[str, Tensor]:
     """What the rows of a batch-hard triplet loss accumulate, in the order of ``z``, with gradient.
 
     Where several pairs tie exactly, one of them is mined.
     """
-    mode = mode or ("exact" if not z.is_cuda else "split" if z.dtype == torch.float32 else "half")
+    precision = precision or ("ieee" if not z.is_cuda else "bf16x3" if z.dtype == torch.float32 else "fp16")
     with torch.cuda.device_of(z):
-        scores, found = _Mined.apply(z, labels, ref, None if ref is None else ref[0], mode)  # type: ignore[misc]
+        scores, counts = BatchHardFunction.apply(z, labels, ref, None if ref is None else ref[0], precision)  # type: ignore[misc]
     none = scores.new_empty(0)
     d = loss.distance(Tile(scores, False, False, none, none))  # both at once: on a batch of this size launches count
-    farthest, closest = torch.where(found > 0, torch.stack([d[0], -d[1]]), -torch.inf)
-    return {"positives": found[0], "negatives present": found[1], "farthest": farthest, "closest": closest}
+    farthest, closest = torch.where(counts > 0, torch.stack([d[0], -d[1]]), -torch.inf)
+    return {"positives": counts[0], "negatives present": counts[1], "farthest": farthest, "closest": closest}
 
 
-class _Mined(torch.autograd.Function):
-    """(2, n) similarities of the mined pairs, 0 where there is none, and how many pairs there were to mine from."""
+class BatchHardFunction(torch.autograd.Function):
+    """Similarities of the mined pairs, with gradient, and how many pairs there were to mine from."""
 
     @staticmethod
-    def forward(ctx, z: Tensor, labels: Tensor, ref: tuple[Tensor, Tensor] | None, other: Tensor | None, mode: str):  # type: ignore[override]
-        z, labels, names = aligned(z.detach()), flat(labels), None if ref is None else flat(ref[1])
-        sides = (z, labels, *(() if other is None or names is None else (aligned(other.detach()), names)))
-        by = script(("hardest", mode), sides)
-        left = right = prepared(z, labels, names, mode, True, script=by, name="left")
-        if other is not None and names is not None:
-            right = prepared(sides[2], names, labels, mode, True, script=by, name="right")
-        at, scores, counts = mined(left, right, mode, by)
-        ctx.sides, ctx.at, ctx.script = (left, right), at, by
-        ctx.like = z.new_empty(0), None if other is None else other.new_empty(0)
-        ctx.mark_non_differentiable(counts)
-        return scores, counts
+    def forward(  # type: ignore[override]
+        ctx, z: Tensor, labels: Tensor, ref: tuple[Tensor, Tensor] | None, ref_z: Tensor | None, precision: str
+    ):  # type: ignore[override]
+        """(2, n) each."""
+        z, labels = align_tensor(z.detach()), flatten_tensor(labels)
+        ref_labels = None if ref is None else flatten_tensor(ref[1])
+        sides = (z, labels)
+        if ref_z is not None and ref_labels is not None:
+            sides = (z, labels, align_tensor(ref_z.detach()), ref_labels)
+        cache = find_launch_cache(("batch hard", precision), sides)
+        rows = columns = prepare_operands(z, labels, ref_labels, precision, True, cache=cache, name="rows")
+        if ref_labels is not None:
+            columns = prepare_operands(sides[2], ref_labels, labels, precision, True, cache=cache, name="columns")
+        mined = mine_pairs(rows, columns, precision, cache)
+        ctx.sides, ctx.index, ctx.cache = (rows, columns), mined.columns, cache
+        ctx.like = z.new_empty(0), None if ref_z is None else ref_z.new_empty(0)
+        ctx.mark_non_differentiable(mined.counts)
+        return mined.scores, mined.counts
 
     @staticmethod
     def backward(ctx, g: Tensor, _):  # type: ignore[override]
+        """To both ends of each pair."""
         if torch.is_grad_enabled():
             raise InputError("the fused engine has first derivatives only: do not pass create_graph=True")
-        (left, right), (first, second), g, by = ctx.sides, ctx.like, flat(g.float()), ctx.script
-        da = torch.zeros_like(left.full)
-        db = da if right is left else torch.zeros_like(right.full)
+        (rows, columns), (z, ref_z), g, cache = ctx.sides, ctx.like, flatten_tensor(g.float()), ctx.cache
+        dz = torch.zeros_like(rows.normalized)
+        dc = dz if columns is rows else torch.zeros_like(columns.normalized)
         if torch.are_deterministic_algorithms_enabled():
-            _pull(left, right, ctx.at, g, da, db)
+            _scatter_gradient(rows, columns, ctx.index, g, dz, dc)
         else:
-            flags = {"WIDTH": left.width, "BLOCK": power(left.width), "ROWS": PULLED, "num_warps": 4}
-            tensors = (left.full, right.full, left.order, ctx.at, g, da, db)
-            by.launch("pull", pull_kernel, tensors, lambda: ((parts(left.n, PULLED),), (left.n,), flags))
-        dz = projected(left, da, None, da, first, True, script=by, name="left")
-        if second is None:
-            return dz, None, None, None, None
-        return dz, None, None, projected(right, db, None, db, second, True, script=by, name="right"), None
+            cache.launch(
+                "backward",
+                batch_hard_backward_kernel,
+                (rows.normalized, columns.normalized, rows.order, ctx.index, g, dz, dc),
+                lambda: Launch(
+                    (cdiv(rows.n, BACKWARD_ROWS),),
+                    (rows.n,),
+                    {
+                        "HEAD_DIM": rows.head_dim,
+                        "BLOCK": next_power_of_2(rows.head_dim),
+                        "ROWS": BACKWARD_ROWS,
+                        "num_warps": 4,
+                    },
+                ),
+            )
+        gradient = normalize_backward(rows, dz, None, dz, z, True, cache=cache, name="rows")
+        if ref_z is None:
+            return gradient, None, None, None, None
+        ref_gradient = normalize_backward(columns, dc, None, dc, ref_z, True, cache=cache, name="columns")
+        return gradient, None, None, ref_gradient, None
 
 
-def _pull(left: Rows, right: Rows, at: Tensor, g: Tensor, da: Tensor, db: Tensor) -> None:
-    """`pull_kernel` by torch, whose additions can be told to keep one order."""
-    a, order = left.full[: left.n], left.order[: left.n].long()  # rows are in the order of labels
-    for by, pair in zip(g, at, strict=True):
-        here, weight = pair.clamp(min=0), torch.where(pair >= 0, by[order], 0)[:, None]
-        da[: left.n].addcmul_(right.full[here], weight)
-        db.index_add_(0, here, a * weight)
+def _scatter_gradient(rows: Operands, columns: Operands, index: Tensor, g: Tensor, dz: Tensor, dc: Tensor) -> None:
+    """`batch_hard_backward_kernel` by torch, whose additions can be told to keep one order."""
+    z, order = rows.normalized[: rows.n], rows.order[: rows.n].long()  # rows are in the order of labels
+    for g_pair, pair in zip(g, index, strict=True):
+        column, weight = pair.clamp(min=0), torch.where(pair >= 0, g_pair[order], 0)[:, None]
+        dz[: rows.n].addcmul_(columns.normalized[column], weight)
+        dc.index_add_(0, column, z * weight)
 
 
-def mined(left: Rows, right: Rows, mode: str, by: Script) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every row, in label order: (2, n) its farthest positive and closest negative (−1 where none); and in the order
-    in which rows came: (2, n) their similarities, and how many there are of each.
-    """
-    shape, device = choice(mode, left.width).forward, left.full.device
-    if mode != "exact" and shape.depth == left.width <= 128:
-        shape = replace(PEAK, depth=left.width)
-    blocks = parts(left.n, shape.rows)
-    splits = divided(blocks, parts(right.n, shape.columns), device, 4)
-    padded = len(left.full)
-    top = torch.empty(splits, padded, device=device)
-    tile = torch.empty(splits, padded, dtype=torch.int32, device=device)
-    by.launch(
-        "peak",
-        peak_kernel,
-        (left.high, left.low, right.high, right.low, left.lo, left.hi, top, tile),
-        lambda: (
+def mine_pairs(rows: Operands, columns: Operands, precision: str, cache: LaunchCache) -> MinedPairs:
+    """The farthest positive and the closest negative of every row."""
+    tile, device = select_mining_tile(precision, rows.head_dim), rows.normalized.device
+    blocks = cdiv(rows.n, tile.block_m)
+    splits = split_columns(blocks, cdiv(columns.n, tile.block_n), device, 4)
+    padded = rows.padded
+    best = torch.empty(splits, padded, device=device)
+    best_tile = torch.empty(splits, padded, dtype=torch.int32, device=device)
+    cache.launch(
+        "block max",
+        block_max_kernel,
+        (rows.hi, rows.lo, columns.hi, columns.lo, rows.positive_begin, rows.positive_end, best, best_tile),
+        lambda: Launch(
             (blocks, splits),
-            (left.n, right.n, padded, splits),
+            (rows.n, columns.n, padded, splits),
+            tile.constexprs(precision, rows.head_dim) | tile.launch_options,
+        ),
+    )
+    index = torch.empty(2, rows.n, dtype=torch.int64, device=device)
+    scores, counts = (torch.empty(2, rows.n, device=device) for _ in range(2))
+    block = select_row_block(rows.head_dim)
+    inputs = (rows.normalized, columns.normalized, rows.positive_begin, rows.positive_end, rows.order)
+    cache.launch(
+        "refine",
+        refine_kernel,
+        (*inputs, best, best_tile, index, scores, counts),
+        lambda: Launch(
+            (rows.n,),
+            (rows.n, columns.n, padded, splits),
             {
-                "WIDTH": left.width, "BK": shape.depth, "BM": shape.rows, "BN": shape.columns, "MODE": mode,
-                "num_warps": shape.warps, "num_stages": shape.stages,
+                "SELF": rows is columns,
+                "HEAD_DIM": rows.head_dim,
+                "BLOCK": block.columns,
+                "BLOCK_N": tile.block_n,
+                "CHUNK": min(32, tile.block_n),
+                "num_warps": block.num_warps,
             },
         ),
-    )  # fmt: skip
-    at = torch.empty(2, left.n, dtype=torch.int64, device=device)
-    scores, counts = (torch.empty(2, left.n, device=device) for _ in range(2))
-    block, _, warps = span(left.width)
-    by.launch(
-        "found",
-        found_kernel,
-        (left.full, right.full, left.lo, left.hi, left.order, top, tile, at, scores, counts),
-        lambda: (
-            (left.n,),
-            (left.n, right.n, padded, splits),
-            {
-                "SELF": left is right, "WIDTH": left.width, "BLOCK": block, "BN": shape.columns,
-                "BC": min(32, shape.columns), "num_warps": warps,
-            },
-        ),
-    )  # fmt: skip
-    return at, scores, counts
+    )
+    return MinedPairs(index, scores, counts)
 
 
 @triton.jit
-def pull_kernel(
-    Z, C, ORDER, AT, G, DZ, DC, n,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Gradient of the mined pairs' similarities to both ends of each pair."""
+def batch_hard_backward_kernel(
+    Z, C, ORDER, INDEX, G, DZ, DC, n, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):
+    """Gradient of the mined pairs' similarities to both ends of each pair.
+
+    Grid: (n / ROWS,). All programs add to DZ and DC, (padded, HEAD_DIM) float32 of the two sides or of the one, by
+    atomics. Z, C: float32; INDEX (2, n) int64; G (2, n) float32, in the order in which rows came.
+    Cost: 12·HEAD_DIM bytes read a row, and three rows of atomic additions.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = row < n
     c = tl.arange(0, BLOCK)
     order = tl.load(ORDER + row, mask=real, other=0)
-    here = row.to(tl.int64)[:, None] * WIDTH + c[None, :]
-    own = real[:, None] & (c < WIDTH)[None, :]
-    z = tl.load(Z + here, mask=own, other=0.0)
-    pull = tl.zeros((ROWS, BLOCK), tl.float32)
+    here = row.to(tl.int64)[:, None] * HEAD_DIM + c[None, :]
+    inside = real[:, None] & (c < HEAD_DIM)[None, :]
+    z = tl.load(Z + here, mask=inside, other=0.0)
+    acc = tl.zeros((ROWS, BLOCK), tl.float32)
     for k in tl.static_range(2):
-        pair = tl.load(AT + k * n + row, mask=real, other=-1)
-        there = pair[:, None] * WIDTH + c[None, :]
-        some = own & (pair >= 0)[:, None]
+        pair = tl.load(INDEX + k * n + row, mask=real, other=-1)
+        there = pair[:, None] * HEAD_DIM + c[None, :]
+        some = inside & (pair >= 0)[:, None]
         g = tl.load(G + k * n + order, mask=real & (pair >= 0), other=0.0)[:, None]
-        pull += g * tl.load(C + there, mask=some, other=0.0)
+        acc += g * tl.load(C + there, mask=some, other=0.0)
         tl.atomic_add(DC + there, g * z, mask=some, sem="relaxed")
-    tl.atomic_add(DZ + here, pull, mask=own, sem="relaxed")
+    tl.atomic_add(DZ + here, acc, mask=inside, sem="relaxed")
 
 
 @triton.jit
-def peak_kernel(
-    Q, QL, K, KL, LO, HI, TOP, TILE, n, m, padded, splits,
-    WIDTH: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr,
+def block_max_kernel(
+    Q, Q_LO, K, K_LO, POS_BEGIN, POS_END, BEST, BEST_TILE, n, m, padded, splits,
+    HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Highest score over the negatives of each row, and its tile."""
-    row = tl.program_id(0) * BM
+    """Highest score over the negatives of each row, and its tile, of one split of the columns.
+
+    Grid: (row blocks, splits). Program (i, p) owns rows [i·BLOCK_M, (i + 1)·BLOCK_M) of BEST[p] float32 and
+    BEST_TILE[p] int32, (splits, padded) each. Q, K: operands of PRECISION.
+    Cost: 2·n·m·HEAD_DIM FLOPs (× 3 for bf16x3); 8 bytes written a row and split.
+    """
+    row = tl.program_id(0) * BLOCK_M
     split = tl.program_id(1)
-    rows = row + tl.arange(0, BM)
-    lo = tl.load(LO + rows)
-    hi = tl.load(HI + rows)
-    q, ql = held(Q, QL, row, BM, BK, WIDTH, MODE, False)
-    begin, end, extra, total = tiles(LO, HI, row, n, m, BM, BN, 0)
-    top = tl.full((BM,), -float("inf"), tl.float32)
-    best = tl.full((BM,), -1, tl.int32)
-    bare = total - (end - begin) - extra
+    offs_m = row + tl.arange(0, BLOCK_M)
+    pos_begin = tl.load(POS_BEGIN + offs_m)
+    pos_end = tl.load(POS_END + offs_m)
+    rows = Operand(Q, Q_LO)
+    columns = Operand(K, K_LO)
+    q = load_rows(rows, row, BLOCK_M, BLOCK_K, HEAD_DIM, PRECISION, False)
+    tiles = find_tiles(POS_BEGIN, POS_END, row, n, m, BLOCK_M, BLOCK_N, 0)
+    m_i = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    best_tile = tl.full((BLOCK_M,), -1, tl.int32)
+    bare = count_bare(tiles)
     for t in range(bare * split // splits, bare * (split + 1) // splits):
-        j = tl.where(t < begin, t, t + (end - begin))
-        s = product(q, ql, Q, QL, K, KL, row, j * BN, BM, BN, BK, WIDTH, MODE, False)
+        j = bare_tile(tiles, t)
+        s = similarity_tile(q, rows, columns, row, j * BLOCK_N, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, PRECISION, False)
         here = tl.max(s, 1)
-        best = tl.where(here > top, j, best)
-        top = tl.maximum(top, here)
-    for t in range(split, end - begin + extra, splits):
-        j = tl.where(t < end - begin, begin + t, total - 1)
-        s = product(q, ql, Q, QL, K, KL, row, j * BN, BM, BN, BK, WIDTH, MODE, False)
-        columns = j * BN + tl.arange(0, BN)
-        keep = ((columns[None, :] < lo[:, None]) | (columns[None, :] >= hi[:, None])) & (columns < m)[None, :]
+        best_tile = tl.where(here > m_i, j, best_tile)
+        m_i = tl.maximum(m_i, here)
+    for t in range(split, count_masked(tiles), splits):
+        j = masked_tile(tiles, t)
+        s = similarity_tile(q, rows, columns, row, j * BLOCK_N, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, PRECISION, False)
+        offs_n = j * BLOCK_N + tl.arange(0, BLOCK_N)
+        keep = negative_mask(offs_n, pos_begin, pos_end, m)
         here = tl.max(tl.where(keep, s, -float("inf")), 1)
-        best = tl.where(here > top, j, best)
-        top = tl.maximum(top, here)
-    tl.store(TOP + split * padded + rows, top)
-    tl.store(TILE + split * padded + rows, best)
+        best_tile = tl.where(here > m_i, j, best_tile)
+        m_i = tl.maximum(m_i, here)
+    tl.store(BEST + split * padded + offs_m, m_i)
+    tl.store(BEST_TILE + split * padded + offs_m, best_tile)
 
 
 @triton.jit
-def found_kernel(
-    Z, C, LO, HI, ORDER, TOP, TILE, AT, SCORES, COUNTS, n, m, padded, splits,
-    SELF: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+def refine_kernel(
+    Z, C, POS_BEGIN, POS_END, ORDER, BEST, BEST_TILE, INDEX, SCORES, COUNTS, n, m, padded, splits,
+    SELF: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One row: the pair inside the tile that held its maximum, and the least similar positive, in float32."""
+    """Of each row, the pair inside the tile that held its maximum, and the least similar positive, in float32.
+
+    Grid: (n,). A program owns one row of INDEX (2, n) int64 in label order, SCORES and COUNTS (2, n) float32 in the
+    order in which rows came. Z, C: float32 rows and columns; SELF: a row is not its own positive.
+    Cost: 2·HEAD_DIM FLOPs and 4·HEAD_DIM bytes per column of one tile and per positive.
+    """
     row = tl.program_id(0)
-    lo = tl.load(LO + row)
-    hi = tl.load(HI + row)
+    begin = tl.load(POS_BEGIN + row)
+    end = tl.load(POS_END + row)
     c = tl.arange(0, BLOCK)
-    z = tl.load(Z + row.to(tl.int64) * WIDTH + c, mask=c < WIDTH, other=0.0)
-    top = tl.load(TOP + row)
-    tile = tl.load(TILE + row)
+    z = tl.load(Z + row.to(tl.int64) * HEAD_DIM + c, mask=c < HEAD_DIM, other=0.0)
+    m_i = tl.load(BEST + row)
+    tile = tl.load(BEST_TILE + row)
     for p in range(1, splits):
-        here = tl.load(TOP + p * padded + row)
-        tile = tl.where(here > top, tl.load(TILE + p * padded + row), tile)
-        top = tl.maximum(top, here)
-    best = tl.full((), -float("inf"), tl.float32)
-    far = tl.full((), -1, tl.int32)
-    for start in range(0, BN, BC):
-        at = tl.maximum(tile, 0) * BN + start + tl.arange(0, BC)
-        x = tl.load(C + at.to(tl.int64)[:, None] * WIDTH + c[None, :], mask=(c < WIDTH)[None, :], other=0.0)
-        keep = ((at < lo) | (at >= hi)) & (at < m) & (tile >= 0)
+        here = tl.load(BEST + p * padded + row)
+        tile = tl.where(here > m_i, tl.load(BEST_TILE + p * padded + row), tile)
+        m_i = tl.maximum(m_i, here)
+    highest = tl.full((), -float("inf"), tl.float32)
+    closest_negative = tl.full((), -1, tl.int32)
+    for start in range(0, BLOCK_N, CHUNK):
+        at = tl.maximum(tile, 0) * BLOCK_N + start + tl.arange(0, CHUNK)
+        x = tl.load(C + at.to(tl.int64)[:, None] * HEAD_DIM + c[None, :], mask=(c < HEAD_DIM)[None, :], other=0.0)
+        keep = ((at < begin) | (at >= end)) & (at < m) & (tile >= 0)
         s = tl.where(keep, tl.sum(x * z[None, :], 1), -float("inf"))
         here = tl.max(s, 0)
         first = tl.min(tl.where((s == here) & keep, at, 2147483647), 0)
-        far = tl.where(here > best, first, far)
-        best = tl.maximum(best, here)
-    worst = tl.full((), float("inf"), tl.float32)
-    near = tl.full((), -1, tl.int32)
-    for start in range(lo, hi, BC):
-        at = start + tl.arange(0, BC)
-        keep = at < hi
+        closest_negative = tl.where(here > highest, first, closest_negative)
+        highest = tl.maximum(highest, here)
+    lowest = tl.full((), float("inf"), tl.float32)
+    farthest_positive = tl.full((), -1, tl.int32)
+    for start in range(begin, end, CHUNK):
+        at = start + tl.arange(0, CHUNK)
+        keep = at < end
         if SELF:
             keep = keep & (at != row)
-        there = (at < hi)[:, None] & (c < WIDTH)[None, :]
-        x = tl.load(C + at.to(tl.int64)[:, None] * WIDTH + c[None, :], mask=there, other=0.0)
+        there = (at < end)[:, None] & (c < HEAD_DIM)[None, :]
+        x = tl.load(C + at.to(tl.int64)[:, None] * HEAD_DIM + c[None, :], mask=there, other=0.0)
         s = tl.where(keep, tl.sum(x * z[None, :], 1), float("inf"))
         here = tl.min(s, 0)
         first = tl.min(tl.where((s == here) & keep, at, 2147483647), 0)
-        near = tl.where(here < worst, first, near)
-        worst = tl.minimum(worst, here)
+        farthest_positive = tl.where(here < lowest, first, farthest_positive)
+        lowest = tl.minimum(lowest, here)
     to = tl.load(ORDER + row)
-    tl.store(AT + row, near.to(tl.int64))
-    tl.store(AT + n + row, far.to(tl.int64))
-    tl.store(SCORES + to, tl.where(near >= 0, worst, 0.0))
-    tl.store(SCORES + n + to, tl.where(far >= 0, best, 0.0))
-    own = hi - lo
-    tl.store(COUNTS + n + to, (m - own).to(tl.float32))
+    tl.store(INDEX + row, farthest_positive.to(tl.int64))
+    tl.store(INDEX + n + row, closest_negative.to(tl.int64))
+    tl.store(SCORES + to, tl.where(farthest_positive >= 0, lowest, 0.0))
+    tl.store(SCORES + n + to, tl.where(closest_negative >= 0, highest, 0.0))
+    positives = end - begin
+    tl.store(COUNTS + n + to, (m - positives).to(tl.float32))
     if SELF:
-        own = own - 1
-    tl.store(COUNTS + to, own.to(tl.float32))
+        positives = positives - 1
+    tl.store(COUNTS + to, positives.to(tl.float32))
