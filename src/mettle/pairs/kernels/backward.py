@@ -29,7 +29,9 @@ from mettle.pairs.kernels.primitives import (
     LSE,
     SECOND_SUM_GRAD,
     SUM_GRAD,
+    Anchors,
     Operand,
+    Sides,
     bare_tile,
     count_bare,
     count_masked,
@@ -88,35 +90,49 @@ def load_end_state(
 
 
 @triton.jit
-def tile_gradient(
-    q, q2, row_end, columns, rows2, columns2, COLUMN_STATE, row, column, padded, scale, params, term, cfg
-):
+def tile_gradient(column, q, q2, row_end, sides, anchors, COLUMN_STATE, padded, scale, params, term, cfg):
     """dL/ds of one BLOCK_M × BLOCK_N tile, and the column block that it multiplies.
 
-    q, q2: row blocks of both encoders; row_end: `EndState` of the rows; columns, rows2, columns2: operands in memory;
-    COLUMN_STATE (8, padded): row state of the columns; params, term: of a negative; cfg: `GradConfig`.
+    q, q2: row blocks of both encoders; row_end: `EndState` of the rows; COLUMN_STATE (8, padded): row state of the
+    columns; params, term: of a negative; cfg: `GradConfig`.
     """
     offs_n = column + tl.arange(0, cfg.BLOCK_N)
     column_end = load_end_state(
         COLUMN_STATE, offs_n, padded, scale, cfg.COLUMN_END, cfg.SECOND_SUM_HAS_GRAD,
         cfg.ONLINE or term.TERM == "relative", cfg.BLOCK_N,
     )  # fmt: skip
-    hi = load_block(columns.hi, column, 0, cfg.BLOCK_N, cfg.HEAD_DIM, cfg.HEAD_DIM, cfg.USE_TMA)
+    hi = load_block(sides.columns.hi, column, 0, cfg.BLOCK_N, cfg.HEAD_DIM, cfg.HEAD_DIM, cfg.USE_TMA)
     lo = hi
     if cfg.PRECISION == "bf16x3":
-        lo = load_block(columns.lo, column, 0, cfg.BLOCK_N, cfg.HEAD_DIM, cfg.HEAD_DIM, cfg.USE_TMA)
+        lo = load_block(sides.columns.lo, column, 0, cfg.BLOCK_N, cfg.HEAD_DIM, cfg.HEAD_DIM, cfg.USE_TMA)
     k = Operand(hi, lo)
     s = dot_transposed(q, k, tl.zeros((cfg.BLOCK_M, cfg.BLOCK_N), tl.float32), cfg.PRECISION)
     b = s
     if cfg.HAS_SECOND_ENCODER:
         b = similarity_tile(
-            q2, rows2, columns2, row, column, cfg.BLOCK_M, cfg.BLOCK_N, cfg.BLOCK_K2, cfg.HEAD_DIM2, cfg.PRECISION,
-            cfg.USE_TMA,
+            q2, sides.rows2, sides.columns2, anchors.row, column, cfg.BLOCK_M, cfg.BLOCK_N, cfg.BLOCK_K2,
+            cfg.HEAD_DIM2, cfg.PRECISION, cfg.USE_TMA,
         )  # fmt: skip
     ds = negative_grad(
         s, b, row_end, column_end, params, term, cfg.ONLINE, cfg.DIFFERENTIABLE_WEIGHTS, cfg.ROW_END, cfg.COLUMN_END
     )
     return ds, k
+
+
+@triton.jit
+def add_tile_gradient(
+    acc, j, q, q2, row_end, sides, anchors, COLUMN_STATE, m, padded, scale, params, term, cfg, MASKED: tl.constexpr
+):
+    """Add ds·K of column tile j to the gradient of a row block.
+
+    MASKED: where columns are missing, x is 0 and no bound holds, so ds may be infinite there.
+    """
+    column = j * cfg.BLOCK_N
+    ds, k = tile_gradient(column, q, q2, row_end, sides, anchors, COLUMN_STATE, padded, scale, params, term, cfg)
+    if MASKED:
+        keep = negative_mask(column + tl.arange(0, cfg.BLOCK_N), anchors.pos_begin, anchors.pos_end, m)
+        ds = tl.where(keep, ds, 0.0)
+    return dot_accumulate(ds, k, acc, cfg.PRECISION)
 
 
 @triton.jit
@@ -157,13 +173,12 @@ def negatives_backward(
     row_end = load_end_state(
         ROW_STATE, offs_m, padded, scale, ROW_END, SECOND_SUM_HAS_GRAD, ONLINE or TERM == "relative", BLOCK_M
     )
-    columns = Operand(K, K_LO)
-    rows2 = Operand(Q2, Q2_LO)
-    columns2 = Operand(K2, K2_LO)
-    q = load_rows(Operand(Q, Q_LO), row, BLOCK_M, HEAD_DIM, HEAD_DIM, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
+    anchors = Anchors(row, offs_m, pos_begin, pos_end)
+    sides = Sides(Operand(Q, Q_LO), Operand(K, K_LO), Operand(Q2, Q2_LO), Operand(K2, K2_LO))
+    q = load_rows(sides.rows, row, BLOCK_M, HEAD_DIM, HEAD_DIM, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
     q2 = q
     if HAS_SECOND_ENCODER:
-        q2 = load_rows(rows2, row, BLOCK_M, BLOCK_K2, HEAD_DIM2, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
+        q2 = load_rows(sides.rows2, row, BLOCK_M, BLOCK_K2, HEAD_DIM2, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
     tiles = find_tiles(POS_BEGIN, POS_END, row, n, m, BLOCK_M, BLOCK_N, 0)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
 
@@ -173,32 +188,23 @@ def negatives_backward(
     if FLUSH_EVERY:
         for start in range(first, last, FLUSH_EVERY):
             for t in range(start, tl.minimum(start + FLUSH_EVERY, last)):
-                column = bare_tile(tiles, t) * BLOCK_N
-                ds, k = tile_gradient(
-                    q, q2, row_end, columns, rows2, columns2, COLUMN_STATE, row, column, columns_padded, scale,
-                    params, term, cfg,
+                acc = add_tile_gradient(
+                    acc, bare_tile(tiles, t), q, q2, row_end, sides, anchors, COLUMN_STATE, m, columns_padded, scale,
+                    params, term, cfg, False,
                 )  # fmt: skip
-                acc = dot_accumulate(ds, k, acc, PRECISION)
             store_gradient(OUT, split * padded + row, acc * (1.0 / (scale * operand_scale)), BLOCK_M, HEAD_DIM, True)
             acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
     else:
         for t in range(first, last):
-            column = bare_tile(tiles, t) * BLOCK_N
-            ds, k = tile_gradient(
-                q, q2, row_end, columns, rows2, columns2, COLUMN_STATE, row, column, columns_padded, scale, params,
-                term, cfg,
+            acc = add_tile_gradient(
+                acc, bare_tile(tiles, t), q, q2, row_end, sides, anchors, COLUMN_STATE, m, columns_padded, scale,
+                params, term, cfg, False,
             )  # fmt: skip
-            acc = dot_accumulate(ds, k, acc, PRECISION)
-    # Where rows are missing, x is 0, and no bound holds: ds may be infinite there.
     for t in range(split, count_masked(tiles), splits):
-        column = masked_tile(tiles, t) * BLOCK_N
-        ds, k = tile_gradient(
-            q, q2, row_end, columns, rows2, columns2, COLUMN_STATE, row, column, columns_padded, scale, params, term,
-            cfg,
+        acc = add_tile_gradient(
+            acc, masked_tile(tiles, t), q, q2, row_end, sides, anchors, COLUMN_STATE, m, columns_padded, scale,
+            params, term, cfg, True,
         )  # fmt: skip
-        offs_n = column + tl.arange(0, BLOCK_N)
-        keep = negative_mask(offs_n, pos_begin, pos_end, m)
-        acc = dot_accumulate(tl.where(keep, ds, 0.0), k, acc, PRECISION)
     store_gradient(OUT, split * padded + row, acc * (1.0 / (scale * operand_scale)), BLOCK_M, HEAD_DIM, FLUSH_EVERY > 0)
 
 

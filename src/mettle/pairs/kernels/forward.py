@@ -4,6 +4,8 @@
 n rows (anchors) are compared with m columns; ``padded`` is n filled up to whole blocks.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -29,7 +31,9 @@ from mettle.pairs.kernels.primitives import (
     SECOND_SUM_GRAD,
     SUM_GRAD,
     WEIGHT_OFFSET,
+    Anchors,
     Operand,
+    Sides,
     atomic_column_sum,
     bare_tile,
     count_bare,
@@ -44,6 +48,72 @@ from mettle.pairs.kernels.primitives import (
     similarity_float32,
     similarity_tile,
 )
+
+
+class SumConfig(NamedTuple):
+    """What the sums over a tile depend on at compile time; see `negatives_forward`."""
+
+    HEAD_DIM: tl.constexpr
+    BLOCK_K: tl.constexpr
+    HEAD_DIM2: tl.constexpr
+    BLOCK_K2: tl.constexpr
+    BLOCK_M: tl.constexpr
+    BLOCK_N: tl.constexpr
+    PRECISION: tl.constexpr
+    USE_TMA: tl.constexpr
+    HAS_SECOND_SUM: tl.constexpr
+    HAS_SECOND_ENCODER: tl.constexpr
+    ONLINE: tl.constexpr
+    SYMMETRIC: tl.constexpr
+    ROW_WARPS: tl.constexpr
+
+
+@triton.jit
+def add_tile(
+    part0, part1, l_i, m_i, j, q, q2, sides, anchors, shift, SHIFT, OUT, n, m, padded, params, term, cfg,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add the pairs of column tile j to the sums of a row block, and where SYMMETRIC to those of the columns.
+
+    part0, part1: both sums, in parts; or where ONLINE l_i, m_i: a sum over e^m_i, and m_i, the running maximum.
+    shift, SHIFT: u of the relative term, of these rows and of all.
+    MASKED: not all pairs of the tile are negatives, or there.
+    """
+    s = similarity_tile(
+        q, sides.rows, sides.columns, anchors.row, j * cfg.BLOCK_N, cfg.BLOCK_M, cfg.BLOCK_N, cfg.BLOCK_K,
+        cfg.HEAD_DIM, cfg.PRECISION, cfg.USE_TMA,
+    )  # fmt: skip
+    b = s
+    if cfg.HAS_SECOND_ENCODER:
+        b = similarity_tile(
+            q2, sides.rows2, sides.columns2, anchors.row, j * cfg.BLOCK_N, cfg.BLOCK_M, cfg.BLOCK_N, cfg.BLOCK_K2,
+            cfg.HEAD_DIM2, cfg.PRECISION, cfg.USE_TMA,
+        )  # fmt: skip
+    offs_n = j * cfg.BLOCK_N + tl.arange(0, cfg.BLOCK_N)
+    if MASKED:
+        keep = negative_mask(offs_n, anchors.pos_begin, anchors.pos_end, m)
+        if cfg.SYMMETRIC:
+            keep = keep & (offs_n[None, :] > anchors.offs_m[:, None]) & (anchors.offs_m < n)[:, None]
+    if cfg.ONLINE:
+        m_new = tl.maximum(m_i, tl.max(tl.where(keep, s, -float("inf")) if MASKED else s, 1))
+        safe = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
+        f0 = online_term(s, b, safe, params, term)
+        if MASKED:
+            f0 = tl.where(keep, f0, 0.0)
+        l_i = l_i * tl.exp2(m_i - safe) + tl.sum(f0, 1)
+        m_i = m_new
+    else:
+        f0, f1, f_column = negative_values(s, b, shift, SHIFT, offs_n, params, term, cfg.SYMMETRIC)
+        part0 += partial_row_sum(tl.where(keep, f0, 0.0) if MASKED else f0, cfg.BLOCK_M, cfg.BLOCK_N)
+        if cfg.HAS_SECOND_SUM:
+            part1 += partial_row_sum(tl.where(keep, f1, 0.0) if MASKED else f1, cfg.BLOCK_M, cfg.BLOCK_N)
+        if cfg.SYMMETRIC:
+            f_column = tl.where(keep, f_column, 0.0) if MASKED else f_column
+            atomic_column_sum(OUT + offs_n, f_column, cfg.BLOCK_M, cfg.BLOCK_N, cfg.ROW_WARPS)
+            if cfg.HAS_SECOND_SUM:
+                f1 = tl.where(keep, f1, 0.0) if MASKED else f1
+                atomic_column_sum(OUT + padded + offs_n, f1, cfg.BLOCK_M, cfg.BLOCK_N, cfg.ROW_WARPS)
+    return part0, part1, l_i, m_i
 
 
 @triton.jit
@@ -72,17 +142,19 @@ def negatives_forward(
     pos_end = tl.load(POS_END + offs_m)
     params = NegativeParams(slope, offset, floor, kink)
     term: tl.constexpr = NegativeTerm(TERM, SQUARE, HINGE_FORM)
+    cfg: tl.constexpr = SumConfig(
+        HEAD_DIM, BLOCK_K, HEAD_DIM2, BLOCK_K2, BLOCK_M, BLOCK_N, PRECISION, USE_TMA, HAS_SECOND_SUM,
+        HAS_SECOND_ENCODER, ONLINE, SYMMETRIC, ROW_WARPS,
+    )  # fmt: skip
     shift = tl.zeros((BLOCK_M,), tl.float32)
     if TERM == "relative":
         shift = tl.load(SHIFT + offs_m)
-    rows = Operand(Q, Q_LO)
-    columns = Operand(K, K_LO)
-    rows2 = Operand(Q2, Q2_LO)
-    columns2 = Operand(K2, K2_LO)
-    q = load_rows(rows, row, BLOCK_M, BLOCK_K, HEAD_DIM, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
+    anchors = Anchors(row, offs_m, pos_begin, pos_end)
+    sides = Sides(Operand(Q, Q_LO), Operand(K, K_LO), Operand(Q2, Q2_LO), Operand(K2, K2_LO))
+    q = load_rows(sides.rows, row, BLOCK_M, BLOCK_K, HEAD_DIM, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
     q2 = q
     if HAS_SECOND_ENCODER:
-        q2 = load_rows(rows2, row, BLOCK_M, BLOCK_K2, HEAD_DIM2, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
+        q2 = load_rows(sides.rows2, row, BLOCK_M, BLOCK_K2, HEAD_DIM2, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
     first = 0
     if SYMMETRIC:
         first = row // BLOCK_N
@@ -94,55 +166,15 @@ def negatives_forward(
 
     bare = count_bare(tiles)
     for t in range(bare * split // splits, bare * (split + 1) // splits):
-        j = bare_tile(tiles, t)
-        s = similarity_tile(q, rows, columns, row, j * BLOCK_N, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, PRECISION, USE_TMA)
-        b = s
-        if HAS_SECOND_ENCODER:
-            b = similarity_tile(
-                q2, rows2, columns2, row, j * BLOCK_N, BLOCK_M, BLOCK_N, BLOCK_K2, HEAD_DIM2, PRECISION, USE_TMA
-            )
-        if ONLINE:
-            m_new = tl.maximum(m_i, tl.max(s, 1))
-            f0 = online_term(s, b, m_new, params, term)
-            l_i = l_i * tl.exp2(m_i - m_new) + tl.sum(f0, 1)
-            m_i = m_new
-        else:
-            offs_n = j * BLOCK_N + tl.arange(0, BLOCK_N)
-            f0, f1, f_column = negative_values(s, b, shift, SHIFT, offs_n, params, term, SYMMETRIC)
-            part0 += partial_row_sum(f0, BLOCK_M, BLOCK_N)
-            if HAS_SECOND_SUM:
-                part1 += partial_row_sum(f1, BLOCK_M, BLOCK_N)
-            if SYMMETRIC:
-                atomic_column_sum(OUT + offs_n, f_column, BLOCK_M, BLOCK_N, ROW_WARPS)
-                if HAS_SECOND_SUM:
-                    atomic_column_sum(OUT + padded + offs_n, f1, BLOCK_M, BLOCK_N, ROW_WARPS)
+        part0, part1, l_i, m_i = add_tile(
+            part0, part1, l_i, m_i, bare_tile(tiles, t), q, q2, sides, anchors, shift, SHIFT, OUT, n, m, padded,
+            params, term, cfg, False,
+        )  # fmt: skip
     for t in range(split, count_masked(tiles), splits):
-        j = masked_tile(tiles, t)
-        s = similarity_tile(q, rows, columns, row, j * BLOCK_N, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, PRECISION, USE_TMA)
-        b = s
-        if HAS_SECOND_ENCODER:
-            b = similarity_tile(
-                q2, rows2, columns2, row, j * BLOCK_N, BLOCK_M, BLOCK_N, BLOCK_K2, HEAD_DIM2, PRECISION, USE_TMA
-            )
-        offs_n = j * BLOCK_N + tl.arange(0, BLOCK_N)
-        keep = negative_mask(offs_n, pos_begin, pos_end, m)
-        if SYMMETRIC:
-            keep = keep & (offs_n[None, :] > offs_m[:, None]) & (offs_m < n)[:, None]
-        if ONLINE:
-            m_new = tl.maximum(m_i, tl.max(tl.where(keep, s, -float("inf")), 1))
-            safe = tl.where(m_new == -float("inf"), 0.0, m_new)
-            f0 = tl.where(keep, online_term(s, b, safe, params, term), 0.0)
-            l_i = l_i * tl.exp2(m_i - safe) + tl.sum(f0, 1)
-            m_i = m_new
-        else:
-            f0, f1, f_column = negative_values(s, b, shift, SHIFT, offs_n, params, term, SYMMETRIC)
-            part0 += partial_row_sum(tl.where(keep, f0, 0.0), BLOCK_M, BLOCK_N)
-            if HAS_SECOND_SUM:
-                part1 += partial_row_sum(tl.where(keep, f1, 0.0), BLOCK_M, BLOCK_N)
-            if SYMMETRIC:
-                atomic_column_sum(OUT + offs_n, tl.where(keep, f_column, 0.0), BLOCK_M, BLOCK_N, ROW_WARPS)
-                if HAS_SECOND_SUM:
-                    atomic_column_sum(OUT + padded + offs_n, tl.where(keep, f1, 0.0), BLOCK_M, BLOCK_N, ROW_WARPS)
+        part0, part1, l_i, m_i = add_tile(
+            part0, part1, l_i, m_i, masked_tile(tiles, t), q, q2, sides, anchors, shift, SHIFT, OUT, n, m, padded,
+            params, term, cfg, True,
+        )  # fmt: skip
     if not ONLINE:
         l_i = tl.sum(part0, 1)
     second_sum = tl.sum(part1, 1)

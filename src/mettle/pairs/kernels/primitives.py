@@ -50,6 +50,24 @@ class Operand(NamedTuple):
     lo: tl.tensor
 
 
+class Sides(NamedTuple):
+    """Both sides of the comparison, of both encoders, in memory."""
+
+    rows: Operand
+    columns: Operand
+    rows2: Operand
+    columns2: Operand
+
+
+class Anchors(NamedTuple):
+    """A block of rows: where it begins, its rows, and their positives."""
+
+    row: tl.tensor
+    offs_m: tl.tensor
+    pos_begin: tl.tensor
+    pos_end: tl.tensor
+
+
 class TileRange(NamedTuple):
     """Column tiles of one row block: masked are those from ``begin`` to ``end`` and ``ragged`` (0 or 1) at the end."""
 
