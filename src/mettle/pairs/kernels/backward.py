@@ -1,4 +1,4 @@
-# pyright: reportAssignmentType=false
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false
 """The backward pass: every row block owns its gradient.
 
 Similarities are computed again, and because s_ij = s_ji both ends of a pair are served by the row's own sum,
@@ -211,7 +211,7 @@ def negatives_backward(
 @triton.jit
 def score_gradients_kernel(
     Q, Q_LO, K, K_LO, Q2, Q2_LO, K2, K2_LO, POS_BEGIN, POS_END, ROW_STATE, COLUMN_STATE, STATS, DS, DS_LO,
-    row_start, column_start, stride, n, m, padded, columns_padded, slope, offset, floor, kink, grad_scale_limit,
+    row_start, column_start, stride, n, padded, columns_padded, slope, offset, floor, kink, grad_scale_limit,
     HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, HEAD_DIM2: tl.constexpr, BLOCK_K2: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, USE_TMA: tl.constexpr,
     TERM: tl.constexpr, SQUARE: tl.constexpr, HINGE_FORM: tl.constexpr, SECOND_SUM_HAS_GRAD: tl.constexpr,
@@ -273,7 +273,7 @@ def score_gradients_kernel(
 
 @triton.jit
 def positives_backward(
-    Z, C, POS_BEGIN, POS_END, ROW_STATE, COLUMN_STATE, G, n, m, padded, columns_padded, splits,
+    Z, C, POS_BEGIN, POS_END, ROW_STATE, COLUMN_STATE, G, n, padded, columns_padded, splits,
     inv_t, bound, slope, threshold, floor, prior, margin,
     HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, ROW_LOSS: tl.constexpr, SELF: tl.constexpr, WEIGHTED: tl.constexpr,
@@ -361,7 +361,7 @@ def gradient_through_memory(
                 (*tensors, a.positive_begin, a.positive_end, *row_states, ds, ds_lo),
                 lambda i=i, j=j, height=height, width=width: Launch(
                     (height // tile.block_m, width // tile.block_n),
-                    (i, j, width, a.n, b.n, padded, columns_padded),
+                    (i, j, width, a.n, padded, columns_padded),
                     constexprs,
                 ),
                 floats,

@@ -214,7 +214,7 @@ class ClassSoftmaxCall:
                     (rows.n, m, padded, splits),
                     config.forward_constexprs(has_second_sum=False, symmetric=False),
                 ),
-                5 * (0.0,),
+                4 * (0.0,),
             )
         self.cache.launch(
             "log-sum-exp",
@@ -262,9 +262,9 @@ class ClassSoftmaxCall:
                 f"score gradients {k}",
                 score_gradients_kernel,
                 (*operands, *operands, begin, end, row_state, row_state, stats, ds, ds_lo),
-                lambda m=m, width=width: Launch(
+                lambda width=width: Launch(
                     (padded // tile.block_m, width // tile.block_n),
-                    (0, 0, width, n, m, padded, width),
+                    (0, 0, width, n, padded, width),
                     config.score_gradients_constexprs(
                         second_sum_has_grad=False, differentiable_weights=False, row_end=True, column_end=False
                     ),

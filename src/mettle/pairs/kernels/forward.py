@@ -119,7 +119,7 @@ def add_tile(
 @triton.jit
 def negatives_forward(
     Q, Q_LO, K, K_LO, Q2, Q2_LO, K2, K2_LO, POS_BEGIN, POS_END, SHIFT, OUT, n, m, padded, splits,
-    slope, offset, floor, kink, zero,
+    slope, offset, floor, zero,
     HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, HEAD_DIM2: tl.constexpr, BLOCK_K2: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, USE_TMA: tl.constexpr,
     TERM: tl.constexpr, SQUARE: tl.constexpr, HINGE_FORM: tl.constexpr, HAS_SECOND_SUM: tl.constexpr,
@@ -140,7 +140,7 @@ def negatives_forward(
     offs_m = row + tl.arange(0, BLOCK_M)
     pos_begin = tl.load(POS_BEGIN + offs_m)
     pos_end = tl.load(POS_END + offs_m)
-    params = NegativeParams(slope, offset, floor, kink)
+    params = NegativeParams(slope, offset, floor, 0.0)  # the kink matters to derivatives only
     term: tl.constexpr = NegativeTerm(TERM, SQUARE, HINGE_FORM)
     cfg: tl.constexpr = SumConfig(
         HEAD_DIM, BLOCK_K, HEAD_DIM2, BLOCK_K2, BLOCK_M, BLOCK_N, PRECISION, USE_TMA, HAS_SECOND_SUM,

@@ -228,7 +228,7 @@ class PairLossCall:
                 (rows.n, columns.n, rows.padded, splits),
                 config.forward_constexprs(has_second_sum=has_second_sum, symmetric=symmetric),
             ),
-            (*self.spec.negative_numbers, ZERO),
+            (*self.spec.negative_numbers[:3], ZERO),
         )
         return sums, 1 if symmetric else splits
 
@@ -357,7 +357,7 @@ class PairLossCall:
             (a.normalized, b.normalized, a.positive_begin, a.positive_end, row_state, row_state, g),
             lambda: Launch(
                 (cdiv(a.n, POSITIVE_BLOCK), a.head_dim // self._positives_config().block_k),
-                (a.n, b.n, a.padded, b.padded, splits),
+                (a.n, a.padded, b.padded, splits),
                 self._positives_config().backward_constexprs(
                     differentiable_weights=spec.differentiable_weights, row_end=row_end, column_end=column_end
                 ),
