@@ -20,6 +20,7 @@ from mettle.pairs.kernels.pair_terms import (
     EndState,
     NegativeParams,
     NegativeTerm,
+    PositiveParams,
     negative_grad,
     positive_grad,
     positive_weight,
@@ -31,7 +32,7 @@ from mettle.pairs.kernels.primitives import (
     SUM_GRAD,
     Anchors,
     Operand,
-    Sides,
+    PairOperands,
     bare_tile,
     count_bare,
     count_masked,
@@ -90,27 +91,27 @@ def load_end_state(
 
 
 @triton.jit
-def tile_gradient(column, q, q2, row_end, sides, anchors, COLUMN_STATE, padded, scale, params, term, cfg):
+def tile_gradient(column, row_end, operands, anchors, COLUMN_STATE, padded, scale, params, term, cfg):
     """dL/ds of one BLOCK_M × BLOCK_N tile, and the column block that it multiplies.
 
-    q, q2: row blocks of both encoders; row_end: `EndState` of the rows; COLUMN_STATE (8, padded): row state of the
-    columns; params, term: of a negative; cfg: `GradConfig`.
+    row_end: `EndState` of the rows; COLUMN_STATE (8, padded): row state of the columns; params, term: of a negative;
+    cfg: `GradConfig`.
     """
     offs_n = column + tl.arange(0, cfg.BLOCK_N)
     column_end = load_end_state(
         COLUMN_STATE, offs_n, padded, scale, cfg.COLUMN_END, cfg.SECOND_SUM_HAS_GRAD,
         cfg.ONLINE or term.TERM == "relative", cfg.BLOCK_N,
     )  # fmt: skip
-    hi = load_block(sides.columns.hi, column, 0, cfg.BLOCK_N, cfg.HEAD_DIM, cfg.HEAD_DIM, cfg.USE_TMA)
+    hi = load_block(operands.columns.hi, column, 0, cfg.BLOCK_N, cfg.HEAD_DIM, cfg.HEAD_DIM, cfg.USE_TMA)
     lo = hi
     if cfg.PRECISION == "bf16x3":
-        lo = load_block(sides.columns.lo, column, 0, cfg.BLOCK_N, cfg.HEAD_DIM, cfg.HEAD_DIM, cfg.USE_TMA)
+        lo = load_block(operands.columns.lo, column, 0, cfg.BLOCK_N, cfg.HEAD_DIM, cfg.HEAD_DIM, cfg.USE_TMA)
     k = Operand(hi, lo)
-    s = dot_transposed(q, k, tl.zeros((cfg.BLOCK_M, cfg.BLOCK_N), tl.float32), cfg.PRECISION)
+    s = dot_transposed(anchors.q, k, tl.zeros((cfg.BLOCK_M, cfg.BLOCK_N), tl.float32), cfg.PRECISION)
     b = s
     if cfg.HAS_SECOND_ENCODER:
         b = similarity_tile(
-            q2, sides.rows2, sides.columns2, anchors.row, column, cfg.BLOCK_M, cfg.BLOCK_N, cfg.BLOCK_K2,
+            anchors.q2, operands.rows2, operands.columns2, anchors.row, column, cfg.BLOCK_M, cfg.BLOCK_N, cfg.BLOCK_K2,
             cfg.HEAD_DIM2, cfg.PRECISION, cfg.USE_TMA,
         )  # fmt: skip
     ds = negative_grad(
@@ -121,14 +122,14 @@ def tile_gradient(column, q, q2, row_end, sides, anchors, COLUMN_STATE, padded, 
 
 @triton.jit
 def add_tile_gradient(
-    acc, j, q, q2, row_end, sides, anchors, COLUMN_STATE, m, padded, scale, params, term, cfg, MASKED: tl.constexpr
+    acc, j, row_end, operands, anchors, COLUMN_STATE, m, padded, scale, params, term, cfg, MASKED: tl.constexpr
 ):
     """Add ds·K of column tile j to the gradient of a row block.
 
     MASKED: where columns are missing, x is 0 and no bound holds, so ds may be infinite there.
     """
     column = j * cfg.BLOCK_N
-    ds, k = tile_gradient(column, q, q2, row_end, sides, anchors, COLUMN_STATE, padded, scale, params, term, cfg)
+    ds, k = tile_gradient(column, row_end, operands, anchors, COLUMN_STATE, padded, scale, params, term, cfg)
     if MASKED:
         keep = negative_mask(column + tl.arange(0, cfg.BLOCK_N), anchors.pos_begin, anchors.pos_end, m)
         ds = tl.where(keep, ds, 0.0)
@@ -148,7 +149,7 @@ def negatives_backward(
     """Gradients of the normalized rows from their negatives, of one split of the columns.
 
     Grid: (row blocks, splits). Program (i, p) owns rows [i·BLOCK_M, (i + 1)·BLOCK_M) of OUT[p], (splits, padded,
-    HEAD_DIM) float32, zero before where FLUSH_EVERY. ROW_STATE, COLUMN_STATE: (8, padded) of the two sides; ROW_END,
+    HEAD_DIM) float32, zero before where FLUSH_EVERY. ROW_STATE, COLUMN_STATE: (8, padded) of the two operands; ROW_END,
     COLUMN_END: which ends of a pair have a value; ``operand_scale`` is the factor that the columns carry.
     FLUSH_EVERY: after so many tiles a sum is added to OUT and begun anew, because tensor cores cut off what they add:
     over 32,768 columns that comes to 1e-4 of a sum, and where all embeddings have much in common little is left of it
@@ -173,12 +174,12 @@ def negatives_backward(
     row_end = load_end_state(
         ROW_STATE, offs_m, padded, scale, ROW_END, SECOND_SUM_HAS_GRAD, ONLINE or TERM == "relative", BLOCK_M
     )
-    anchors = Anchors(row, offs_m, pos_begin, pos_end)
-    sides = Sides(Operand(Q, Q_LO), Operand(K, K_LO), Operand(Q2, Q2_LO), Operand(K2, K2_LO))
-    q = load_rows(sides.rows, row, BLOCK_M, HEAD_DIM, HEAD_DIM, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
+    operands = PairOperands(Operand(Q, Q_LO), Operand(K, K_LO), Operand(Q2, Q2_LO), Operand(K2, K2_LO))
+    q = load_rows(operands.rows, row, BLOCK_M, HEAD_DIM, HEAD_DIM, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
     q2 = q
     if HAS_SECOND_ENCODER:
-        q2 = load_rows(sides.rows2, row, BLOCK_M, BLOCK_K2, HEAD_DIM2, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
+        q2 = load_rows(operands.rows2, row, BLOCK_M, BLOCK_K2, HEAD_DIM2, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
+    anchors = Anchors(row, offs_m, pos_begin, pos_end, q, q2)
     tiles = find_tiles(POS_BEGIN, POS_END, row, n, m, BLOCK_M, BLOCK_N, 0)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
 
@@ -189,7 +190,7 @@ def negatives_backward(
         for start in range(first, last, FLUSH_EVERY):
             for t in range(start, tl.minimum(start + FLUSH_EVERY, last)):
                 acc = add_tile_gradient(
-                    acc, bare_tile(tiles, t), q, q2, row_end, sides, anchors, COLUMN_STATE, m, columns_padded, scale,
+                    acc, bare_tile(tiles, t), row_end, operands, anchors, COLUMN_STATE, m, columns_padded, scale,
                     params, term, cfg, False,
                 )  # fmt: skip
             store_gradient(OUT, split * padded + row, acc * (1.0 / (scale * operand_scale)), BLOCK_M, HEAD_DIM, True)
@@ -197,12 +198,12 @@ def negatives_backward(
     else:
         for t in range(first, last):
             acc = add_tile_gradient(
-                acc, bare_tile(tiles, t), q, q2, row_end, sides, anchors, COLUMN_STATE, m, columns_padded, scale,
+                acc, bare_tile(tiles, t), row_end, operands, anchors, COLUMN_STATE, m, columns_padded, scale,
                 params, term, cfg, False,
             )  # fmt: skip
     for t in range(split, count_masked(tiles), splits):
         acc = add_tile_gradient(
-            acc, masked_tile(tiles, t), q, q2, row_end, sides, anchors, COLUMN_STATE, m, columns_padded, scale,
+            acc, masked_tile(tiles, t), row_end, operands, anchors, COLUMN_STATE, m, columns_padded, scale,
             params, term, cfg, True,
         )  # fmt: skip
     store_gradient(OUT, split * padded + row, acc * (1.0 / (scale * operand_scale)), BLOCK_M, HEAD_DIM, FLUSH_EVERY > 0)
@@ -300,6 +301,7 @@ def positives_backward(
     for p in range(splits):
         acc += tl.load(G + p * size + at)
     acc = acc * inv_t
+    params = PositiveParams(inv_t, bound, prior, margin)
     begin = tl.load(POS_BEGIN + row) // BLOCK_N * BLOCK_N
     end = tl.load(POS_END + tl.minimum(row + BLOCK_M, n) - 1)
     for column in range(begin, end, BLOCK_N):
@@ -316,12 +318,12 @@ def positives_backward(
         ds = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         if ROW_END:
             ds += positive_grad(
-                s, s * inv_t, w, dw, ROW_STATE, offs_m, padded, bound, prior, inv_t, margin,
+                s, s * inv_t, w, dw, ROW_STATE, offs_m, padded, params,
                 False, DIFFERENTIABLE_WEIGHTS and WEIGHTED, ROW_LOSS, NUMERATOR_ONLY, DEBIASED, HINGE_FORM,
             )  # fmt: skip
         if COLUMN_END:
             ds += positive_grad(
-                s, s * inv_t, w, dw, COLUMN_STATE, offs_n, columns_padded, bound, prior, inv_t, margin,
+                s, s * inv_t, w, dw, COLUMN_STATE, offs_n, columns_padded, params,
                 True, DIFFERENTIABLE_WEIGHTS and WEIGHTED, ROW_LOSS, NUMERATOR_ONLY, DEBIASED, HINGE_FORM,
             )  # fmt: skip
         k = load_block(C, column, start, BLOCK_N, BLOCK_K, HEAD_DIM, False)

@@ -33,7 +33,7 @@ from mettle.pairs.kernels.primitives import (
     WEIGHT_OFFSET,
     Anchors,
     Operand,
-    Sides,
+    PairOperands,
     atomic_column_sum,
     bare_tile,
     count_bare,
@@ -68,32 +68,38 @@ class SumConfig(NamedTuple):
     ROW_WARPS: tl.constexpr
 
 
+class RowSums(NamedTuple):
+    """Two sums of each row in parts; or where ONLINE l_i, a sum over e^m_i, and m_i, the running maximum."""
+
+    part0: tl.tensor
+    part1: tl.tensor
+    l_i: tl.tensor
+    m_i: tl.tensor
+
+
 @triton.jit
-def add_tile(
-    part0, part1, l_i, m_i, j, q, q2, sides, anchors, shift, SHIFT, OUT, n, m, padded, params, term, cfg,
-    MASKED: tl.constexpr,
-):  # fmt: skip
+def add_tile(sums, j, operands, anchors, shift, SHIFT, OUT, n, m, padded, params, term, cfg, MASKED: tl.constexpr):
     """Add the pairs of column tile j to the sums of a row block, and where SYMMETRIC to those of the columns.
 
-    part0, part1: both sums, in parts; or where ONLINE l_i, m_i: a sum over e^m_i, and m_i, the running maximum.
     shift, SHIFT: u of the relative term, of these rows and of all.
     MASKED: not all pairs of the tile are negatives, or there.
     """
     s = similarity_tile(
-        q, sides.rows, sides.columns, anchors.row, j * cfg.BLOCK_N, cfg.BLOCK_M, cfg.BLOCK_N, cfg.BLOCK_K,
+        anchors.q, operands.rows, operands.columns, anchors.row, j * cfg.BLOCK_N, cfg.BLOCK_M, cfg.BLOCK_N, cfg.BLOCK_K,
         cfg.HEAD_DIM, cfg.PRECISION, cfg.USE_TMA,
     )  # fmt: skip
     b = s
     if cfg.HAS_SECOND_ENCODER:
         b = similarity_tile(
-            q2, sides.rows2, sides.columns2, anchors.row, j * cfg.BLOCK_N, cfg.BLOCK_M, cfg.BLOCK_N, cfg.BLOCK_K2,
-            cfg.HEAD_DIM2, cfg.PRECISION, cfg.USE_TMA,
+            anchors.q2, operands.rows2, operands.columns2, anchors.row, j * cfg.BLOCK_N, cfg.BLOCK_M, cfg.BLOCK_N,
+            cfg.BLOCK_K2, cfg.HEAD_DIM2, cfg.PRECISION, cfg.USE_TMA,
         )  # fmt: skip
     offs_n = j * cfg.BLOCK_N + tl.arange(0, cfg.BLOCK_N)
     if MASKED:
         keep = negative_mask(offs_n, anchors.pos_begin, anchors.pos_end, m)
         if cfg.SYMMETRIC:
             keep = keep & (offs_n[None, :] > anchors.offs_m[:, None]) & (anchors.offs_m < n)[:, None]
+    part0, part1, l_i, m_i = sums
     if cfg.ONLINE:
         m_new = tl.maximum(m_i, tl.max(tl.where(keep, s, -float("inf")) if MASKED else s, 1))
         safe = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
@@ -113,7 +119,7 @@ def add_tile(
             if cfg.HAS_SECOND_SUM:
                 f1 = tl.where(keep, f1, 0.0) if MASKED else f1
                 atomic_column_sum(OUT + padded + offs_n, f1, cfg.BLOCK_M, cfg.BLOCK_N, cfg.ROW_WARPS)
-    return part0, part1, l_i, m_i
+    return RowSums(part0, part1, l_i, m_i)
 
 
 @triton.jit
@@ -149,32 +155,29 @@ def negatives_forward(
     shift = tl.zeros((BLOCK_M,), tl.float32)
     if TERM == "relative":
         shift = tl.load(SHIFT + offs_m)
-    anchors = Anchors(row, offs_m, pos_begin, pos_end)
-    sides = Sides(Operand(Q, Q_LO), Operand(K, K_LO), Operand(Q2, Q2_LO), Operand(K2, K2_LO))
-    q = load_rows(sides.rows, row, BLOCK_M, BLOCK_K, HEAD_DIM, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
+    operands = PairOperands(Operand(Q, Q_LO), Operand(K, K_LO), Operand(Q2, Q2_LO), Operand(K2, K2_LO))
+    q = load_rows(operands.rows, row, BLOCK_M, BLOCK_K, HEAD_DIM, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
     q2 = q
     if HAS_SECOND_ENCODER:
-        q2 = load_rows(sides.rows2, row, BLOCK_M, BLOCK_K2, HEAD_DIM2, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
+        q2 = load_rows(operands.rows2, row, BLOCK_M, BLOCK_K2, HEAD_DIM2, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
+    anchors = Anchors(row, offs_m, pos_begin, pos_end, q, q2)
     first = 0
     if SYMMETRIC:
         first = row // BLOCK_N
     tiles = find_tiles(POS_BEGIN, POS_END, row, n, m, BLOCK_M, BLOCK_N, first)
     part0 = tl.zeros((BLOCK_M, 4), tl.float32)
-    part1 = part0
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     m_i = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    sums = RowSums(part0, part0, l_i, m_i)
 
     bare = count_bare(tiles)
     for t in range(bare * split // splits, bare * (split + 1) // splits):
-        part0, part1, l_i, m_i = add_tile(
-            part0, part1, l_i, m_i, bare_tile(tiles, t), q, q2, sides, anchors, shift, SHIFT, OUT, n, m, padded,
-            params, term, cfg, False,
-        )  # fmt: skip
+        j = bare_tile(tiles, t)
+        sums = add_tile(sums, j, operands, anchors, shift, SHIFT, OUT, n, m, padded, params, term, cfg, False)
     for t in range(split, count_masked(tiles), splits):
-        part0, part1, l_i, m_i = add_tile(
-            part0, part1, l_i, m_i, masked_tile(tiles, t), q, q2, sides, anchors, shift, SHIFT, OUT, n, m, padded,
-            params, term, cfg, True,
-        )  # fmt: skip
+        j = masked_tile(tiles, t)
+        sums = add_tile(sums, j, operands, anchors, shift, SHIFT, OUT, n, m, padded, params, term, cfg, True)
+    part0, part1, l_i, m_i = sums
     if not ONLINE:
         l_i = tl.sum(part0, 1)
     second_sum = tl.sum(part1, 1)

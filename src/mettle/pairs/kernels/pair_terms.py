@@ -39,7 +39,16 @@ class NegativeParams(NamedTuple):
     slope: tl.tensor
     offset: tl.tensor
     floor: tl.tensor
-    kink: tl.tensor
+    kink: tl.tensor | float
+
+
+class PositiveParams(NamedTuple):
+    """Run-time numbers of a positive: 1 / temperature, the bound of x, the prior of a debiased loss, the margin."""
+
+    inv_t: tl.tensor
+    bound: tl.tensor
+    prior: tl.tensor
+    margin: tl.tensor
 
 
 class NegativeTerm(NamedTuple):
@@ -304,7 +313,7 @@ def load_line(ROW_STATE, line, offs, padded, COLUMN: tl.constexpr):
 
 @triton.jit
 def positive_grad(
-    s, x, w, dw, ROW_STATE, offs, padded, bound, prior, inv_t, margin,
+    s, x, w, dw, ROW_STATE, offs, padded, params,
     COLUMN: tl.constexpr, DIFFERENTIABLE_WEIGHTS: tl.constexpr, ROW_LOSS: tl.constexpr, NUMERATOR_ONLY: tl.constexpr,
     DEBIASED: tl.constexpr, HINGE_FORM: tl.constexpr,
 ):  # fmt: skip
@@ -320,11 +329,11 @@ def positive_grad(
     if ROW_LOSS == "npair":
         return -attract + 0.0 * s
     elif ROW_LOSS == "contrastive":
-        return attract * hinge_grad(s, margin, False, HINGE_FORM)
+        return attract * hinge_grad(s, params.margin, False, HINGE_FORM)
     elif ROW_LOSS == "infonce":
-        log_g, dx, _ = debiased_log_denominator(x, log_denominator, log_numerator, bound, prior, DEBIASED)
+        log_g, dx, _ = debiased_log_denominator(x, log_denominator, log_numerator, params.bound, params.prior, DEBIASED)
         alone = log_denominator == -float("inf")
-        g = inv_t * attract * w * sigmoid(log_g - x) * (dx - 1.0)
+        g = params.inv_t * attract * w * sigmoid(log_g - x) * (dx - 1.0)
         if DIFFERENTIABLE_WEIGHTS:
             g += dw * attract * (softplus(log_g - x) - weight_offset)
         return tl.where(alone, 0.0, g)
@@ -333,7 +342,7 @@ def positive_grad(
         pull = attract + 0.0 * x
         if ROW_LOSS == "supcon_in":
             pull = attract * tl.exp(tl.minimum(x - log_numerator, 80.0))
-        g = inv_t * ((push if NUMERATOR_ONLY else push * w) - pull * w)
+        g = params.inv_t * ((push if NUMERATOR_ONLY else push * w) - pull * w)
         if DIFFERENTIABLE_WEIGHTS:
             if ROW_LOSS == "supcon_out":
                 g += dw * attract * (weight_offset - x)

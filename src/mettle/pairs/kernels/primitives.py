@@ -50,7 +50,7 @@ class Operand(NamedTuple):
     lo: tl.tensor
 
 
-class Sides(NamedTuple):
+class PairOperands(NamedTuple):
     """Both sides of the comparison, of both encoders, in memory."""
 
     rows: Operand
@@ -60,12 +60,14 @@ class Sides(NamedTuple):
 
 
 class Anchors(NamedTuple):
-    """A block of rows: where it begins, its rows, and their positives."""
+    """A block of rows: where it begins, its rows, their positives, and their operands of both encoders."""
 
     row: tl.tensor
     offs_m: tl.tensor
     pos_begin: tl.tensor
     pos_end: tl.tensor
+    q: Operand
+    q2: Operand
 
 
 class TileRange(NamedTuple):
