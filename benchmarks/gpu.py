@@ -24,7 +24,7 @@ import torch
 
 from mettle.difficulty import Importance, Relative, Threshold
 from mettle.losses import InfoNCE, SupCon, Triplet
-from mettle.pairs.fused import fused_form
+from mettle.pairs.kernels import lower_loss
 
 SUPCON = SupCon(0.1)
 VARIANTS = {
@@ -44,18 +44,18 @@ def batch(n, d, dtype=FULL, each=4):
     return z.requires_grad_(), y
 
 
-def form_of(loss, z, biased=None):
-    return fused_form(loss, loss.difficulty, SimpleNamespace(z=z, ref=None, biased=biased, ids=None))
+def lower(loss, z, biased=None):
+    return lower_loss(loss, loss.difficulty, SimpleNamespace(z=z, ref=None, biased=biased, ids=None))
 
 
 def mettle(loss, z, y, biased=None, **how):
     """A step of forward + backward."""
-    from mettle.pairs.fused.call import fused
+    from mettle.pairs.kernels.function import evaluate_spec
 
-    form = form_of(loss, z, biased)
+    spec = lower(loss, z, biased)
 
     def step():
-        return torch.autograd.grad(fused(form, z, y, biased=biased, **how).mean, z)
+        return torch.autograd.grad(evaluate_spec(spec, z, y, biased=biased, **how).mean, z)
 
     return step
 
@@ -162,9 +162,9 @@ def exactly(z, y, temperature=0.1, rows=2048):
     return torch.autograd.grad(unit, z, found)[0]
 
 
-def error(z, y, mode):
+def error(z, y, precision):
     """Relative gradient error against float64."""
-    (found,), exact = mettle(SUPCON, z, y, mode=mode)(), exactly(z, y)
+    (found,), exact = mettle(SUPCON, z, y, precision=precision)(), exactly(z, y)
     return float((found - exact).norm() / exact.norm())
 
 
@@ -287,7 +287,7 @@ def beside(z, y, tf32, rounds=9):
     return ours, theirs, f"{sum(a <= b for a, b in found)} of {rounds}"
 
 
-WANTED = {(128, "split"): (25, 4), (128, "half"): (40, 6), (512, "split"): (10, 0), (512, "half"): (14, 0)}
+WANTED = {(128, "bf16x3"): (25, 4), (128, "fp16"): (40, 6), (512, "bf16x3"): (10, 0), (512, "fp16"): (14, 0)}
 
 
 def middle(table, quick):
@@ -298,32 +298,32 @@ def middle(table, quick):
             table.row(f"{name}, SupCon n=32k d={d}", shown, "")
             if found:
                 table.point(32768, d, name, found.ms, found.mb)
-        for dtype, mode in ((FULL, "split"), (HALF, "half")):
+        for dtype, precision in ((FULL, "bf16x3"), (HALF, "fp16")):
             z, y = batch(32768, d, dtype)
             ours = timed(mettle(SUPCON, z, y))
-            many, times = WANTED[d, mode]
-            kinds = ("fp32", "tf32") if mode == "split" else ("bf16", "bf16")
+            many, times = WANTED[d, precision]
+            kinds = ("fp32", "tf32") if precision == "bf16x3" else ("bf16", "bf16")
             goals = {  # set where torch.compile took batches of any size: 18.9 ms in tf32, 14.9 in bf16
                 f"PML {kinds[0]}": many, f"torch.compile {kinds[1]}, any size": times,
                 f"torch.compile {kinds[1]}, published": 0, f"torch.compile {kinds[1]}, leanest": 0,
             }  # fmt: skip
             ratios = {name: others[name].ms / ours.ms for name in goals if others.get(name)}
-            wrong, most = error(batch(32768, d)[0], y, mode), 2e-6 if mode == "split" else 1e-4
+            wrong, most = error(batch(32768, d)[0], y, precision), 2e-6 if precision == "bf16x3" else 1e-4
             met = wrong <= most and all(ratio >= goals[name] for name, ratio in ratios.items())
             met = met if all(name in ratios for name, least in goals.items() if least) else None
             parts = [f"{ratio:.1f}x {name}" for name, ratio in ratios.items()] + [f"error {wrong:.1e}"]
             goal = f">= {many}x PML, " + (f">= {times}x compile, " if times else "") + f"error <= {most:.0e}"
-            table.row(f"SupCon n=32k d={d} {mode}: {ours}, {ours.mb:.0f} MB", ", ".join(parts), goal, met)
+            table.row(f"SupCon n=32k d={d} {precision}: {ours}, {ours.mb:.0f} MB", ", ".join(parts), goal, met)
 
 
 def odd(table, tops):
     """Batches as they come, not of a power of two."""
-    for n, (dtype, mode) in product((6000, 9001, 17000, 24000, 40001, 50000), ((HALF, "half"), (FULL, "split"))):
+    for n, (dtype, precision) in product((6000, 9001, 17000, 24000, 40001, 50000), ((HALF, "fp16"), (FULL, "bf16x3"))):
         z, y = batch(n, 128, dtype)
         ours = timed(mettle(SUPCON, z, y), 0.6)
         rate = 6 * n * n * 128 / ours.ms / 1e9
-        share = rate / tops["fp16"] * (1 if mode == "half" else 3)
-        table.row(f"SupCon n={n} d=128 {mode}", f"{ours}, {rate:.0f} TF = {share:.0%}, {ours.mb:.0f} MB", "")
+        share = rate / tops["fp16"] * (1 if precision == "fp16" else 3)
+        table.row(f"SupCon n={n} d=128 {precision}", f"{ours}, {rate:.0f} TF = {share:.0%}, {ours.mb:.0f} MB", "")
 
 
 def common(table):
@@ -332,28 +332,28 @@ def common(table):
         z, y = batch(n, d)
         size = (cosine / (1 - cosine)) ** 0.5
         z = (z.detach() + size * torch.randn(1, d, device="cuda")).requires_grad_()
-        found = ", ".join(f"{mode} {error(z, y, mode):.1e}" for mode in ("split", "half"))
+        found = ", ".join(f"{precision} {error(z, y, precision):.1e}" for precision in ("bf16x3", "fp16"))
         table.row(f"gradient error n=32k d={d}, cosines around {cosine}", found, "")
 
 
 def large(table, tops, quick):
     sizes = (32768, 65536) if quick else (8192, 16384, 32768, 65536, 131072)
     for d, n in product((128, 256, 512), sizes):
-        for dtype, mode in ((HALF, "half"), (FULL, "split")):
-            if mode == "split" and n > 65536:
+        for dtype, precision in ((HALF, "fp16"), (FULL, "bf16x3")):
+            if precision == "bf16x3" and n > 65536:
                 continue
             z, y = batch(n, d, dtype)
             ours = timed(mettle(SUPCON, z, y), 1.0)
             mb = ours.mb
-            table.point(n, d, mode, ours.ms, mb)
+            table.point(n, d, precision, ours.ms, mb)
             room = 8 * n * d * 4 / 2**20 + 64
             rate = 6 * n * n * d / ours.ms / 1e9
-            share = rate / tops["fp16"] * (1 if mode == "half" else 3)
+            share = rate / tops["fp16"] * (1 if precision == "fp16" else 3)
             met = None
             if n >= 65536:
-                met = mb <= room and (mode != "half" or share >= 0.7)
+                met = mb <= room and (precision != "fp16" or share >= 0.7)
             table.row(
-                f"SupCon n={n // 1024}k d={d} {mode}",
+                f"SupCon n={n // 1024}k d={d} {precision}",
                 f"{ours}, {rate:.0f} TF = {share:.0%}, {mb:.0f} of {room:.0f} MB",
                 ">= 70 % of GEMM, <= 8 n d floats + 64 MB",
                 met,
@@ -365,7 +365,7 @@ def large(table, tops, quick):
 def giant(table):
     z, y = batch(1 << 20, 128, HALF)
     ms, _, mb = timed(mettle(SUPCON, z, y), 3.0, 2)
-    table.point(1 << 20, 128, "half", ms, mb)
+    table.point(1 << 20, 128, "fp16", ms, mb)
     met = ms <= 1500 and mb <= 4.5 * 1024
     table.row("SupCon n=1M d=128 half", f"{ms:.0f} ms, {mb / 1024:.2f} GB", "<= 1.5 s, <= 4.5 GB", met)
 
@@ -385,12 +385,12 @@ def variants(table):
 
 
 def hardest(table, quick):
-    from mettle.pairs.fused.peak import hardest_rows
+    from mettle.pairs.kernels.mining import batch_hard_rows
 
     loss, (z, y) = Triplet(0.2, "hardest"), batch(32768, 128)
 
     def step():
-        return torch.autograd.grad(loss.finish(hardest_rows(loss, z, y)).mean(), z)
+        return torch.autograd.grad(loss.finish(batch_hard_rows(loss, z, y)).mean(), z)
 
     ours = timed(step)
     ms, met = ours.ms, None
@@ -411,13 +411,13 @@ def hardest(table, quick):
 
 
 def counting(table):
-    from mettle.pairs.fused.counts import score_counts
+    from mettle.pairs.kernels.histograms import score_histogram
     from mettle.pairs.similarity import topk
 
     z, y = batch(100_000, 128)
     z = z.detach()
-    ms, _, mb = timed(lambda: score_counts(z, y), 2.0, 3)
-    genuine, impostor = score_counts(z, y)
+    ms, _, mb = timed(lambda: score_histogram(z, y), 2.0, 3)
+    genuine, impostor = score_histogram(z, y)
     pairs = 100_000 * 99_999 // 2
     whole = int(genuine.sum()) + int(impostor.sum()) == pairs and int(genuine.sum()) == 100_000 * 3 // 2
     met = ms < 300 and whole
@@ -460,18 +460,18 @@ def picture(table, tops):
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), constrained_layout=True)
-    kinds = sorted({(p["d"], p["kind"]) for p in table.points if p["kind"] in ("half", "split")})
+    kinds = sorted({(p["d"], p["kind"]) for p in table.points if p["kind"] in ("fp16", "bf16x3")})
     for d, kind in kinds:
         found = sorted((p["n"], p["ms"], p["mb"]) for p in table.points if (p["d"], p["kind"]) == (d, kind))
         n, ms, mb = zip(*found, strict=True)
-        style = "o-" if kind == "half" else "s--"
+        style = "o-" if kind == "fp16" else "s--"
         (line,) = left.plot(n, ms, style, label=f"d = {d}, {kind}", markersize=4)
         right.plot(n, mb, style, color=line.get_color(), markersize=4)
-        if kind == "half":
+        if kind == "fp16":
             floor = [6 * k * k * d / tops["fp16"] / 1e9 for k in n]
             left.plot(n, floor, ":", color=line.get_color(), linewidth=1)
             right.plot(n, [8 * k * d * 4 / 2**20 + 64 for k in n], ":", color=line.get_color(), linewidth=1)
-    others = sorted({p["kind"] for p in table.points} - {"half", "split"})
+    others = sorted({p["kind"] for p in table.points} - {"fp16", "bf16x3"})
     for mark, kind in zip("vx^+*Dsp1P", others, strict=False):
         found = [p for p in table.points if p["kind"] == kind]
         for axis, key in ((left, "ms"), (right, "mb")):

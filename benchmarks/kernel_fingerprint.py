@@ -7,7 +7,8 @@ python benchmarks/kernel_fingerprint.py --all --jobs 8 --out F       every preci
 The kernels are compiled ahead of time for compute capability 9.0. The hash covers instructions only: without line
 information, comments and the name of the kernel, so moving or renaming a kernel, its arguments or its variables keeps
 it, and any other arithmetic, launch shape or order of arguments changes it. Entries are named by what they compute
-(``far/half/128/plain/backward``), not by function names, so that tables from before and after a rename can be compared.
+(``negatives/fp16/128/plain/backward``), not by function names, so that tables from before and after a rename can be
+compared.
 """
 
 import argparse
@@ -23,9 +24,9 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-KINDS = ("plain", "threshold", "tilt", "tilt 1", "relative", "raw", "online", "hinge")
+KINDS = ("plain", "threshold", "importance", "importance 1", "relative", "relative_raw", "online", "hinge")
 WIDTHS = (16, 64, 128, 256, 384, 512)
-ENDINGS = ("supcon out", "supcon in", "infonce", "npair", "contrastive")
+ROW_LOSSES = ("supcon_out", "supcon_in", "infonce", "npair", "contrastive")
 COMPARED = ("hash", "registers", "spilled", "shared")
 
 Case = tuple[str, str, int, str]
@@ -34,24 +35,34 @@ Case = tuple[str, str, int, str]
 
 def representative_cases() -> list[Case]:
     """Every entry kernel, every kind of pair function and every ending of a row, at one width each."""
-    found = [("far", mode, 128, "plain") for mode in ("half", "split")]
-    found += [("far", "half", 128, kind) for kind in KINDS[1:6]]
-    found += [("far", "split", 128, kind) for kind in KINDS[6:]]
-    found += [("far", "split", 512, "plain"), ("many", "split", 128, "plain")]
-    found += [("near", "split", 128, kind) for kind in ENDINGS]
-    return [*found, ("rest", "half", 128, ""), ("rest", "split", 128, "")]
+    found = [("negatives", precision, 128, "plain") for precision in ("fp16", "bf16x3")]
+    found += [("negatives", "fp16", 128, kind) for kind in KINDS[1:6]]
+    found += [("negatives", "bf16x3", 128, kind) for kind in KINDS[6:]]
+    found += [("negatives", "bf16x3", 512, "plain"), ("large", "bf16x3", 128, "plain")]
+    found += [("positives", "bf16x3", 128, kind) for kind in ROW_LOSSES]
+    return [*found, ("rest", "fp16", 128, ""), ("rest", "bf16x3", 128, "")]
 
 
 def all_cases() -> list[Case]:
     """Every precision, width and kind that the table of tile sizes knows."""
-    found = [("far", mode, width, "plain") for mode in ("half", "split") for width in WIDTHS]
-    found += [("far", mode, width, kind) for mode in ("half", "split") for width in (128, 512) for kind in KINDS[1:6]]
-    found += [("far", "split", width, kind) for width in (128, 256, 512) for kind in KINDS[6:]]
-    found += [("many", mode, 128, kind) for mode in ("half", "split") for kind in KINDS[:6]]
-    found += [("many", mode, width, kind) for mode in ("half", "split") for width in (64, 256) for kind in KINDS[:4]]
-    found += [("near", "split", width, kind) for width in (64, 128, 1024) for kind in ENDINGS]
-    found += [("rest", "split", width, "") for width in (64, 128, 512, 1024)]
-    return [*found, ("rest", "half", 128, "")]
+    found = [("negatives", precision, width, "plain") for precision in ("fp16", "bf16x3") for width in WIDTHS]
+    found += [
+        ("negatives", precision, width, kind)
+        for precision in ("fp16", "bf16x3")
+        for width in (128, 512)
+        for kind in KINDS[1:6]
+    ]
+    found += [("negatives", "bf16x3", width, kind) for width in (128, 256, 512) for kind in KINDS[6:]]
+    found += [("large", precision, 128, kind) for precision in ("fp16", "bf16x3") for kind in KINDS[:6]]
+    found += [
+        ("large", precision, width, kind)
+        for precision in ("fp16", "bf16x3")
+        for width in (64, 256)
+        for kind in KINDS[:4]
+    ]
+    found += [("positives", "bf16x3", width, kind) for width in (64, 128, 1024) for kind in ROW_LOSSES]
+    found += [("rest", "bf16x3", width, "") for width in (64, 128, 512, 1024)]
+    return [*found, ("rest", "fp16", 128, "")]
 
 
 def strip_names(ptx: str, kernel: str) -> str:
@@ -63,23 +74,25 @@ def strip_names(ptx: str, kernel: str) -> str:
     return "\n".join(x for x in lines if x and not re.match(r"\.(loc|file)\b|\$L__(tmp|func)\w*:", x))
 
 
-def build(entry: str, kernel, mode: str, flags: dict, warps: int = 4, stages: int = 3) -> dict:
+def build(entry: str, kernel, precision: str, constexprs: dict) -> dict:
     """Compile one kernel and read what the assembler says of it."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    operand = {"half": "fp16", "split": "bf16"}[mode]
+    operand = {"fp16": "fp16", "bf16x3": "bf16"}[precision]
+    options = {"num_warps": 4, "num_stages": 3} | {x: constexprs[x] for x in OPTIONS if x in constexprs}
+    constexprs = {name: value for name, value in constexprs.items() if name not in OPTIONS}
     signature, attributes = {}, {}
     for at, name in enumerate(kernel.arg_names):
-        if name in flags:
+        if name in constexprs:
             signature[name] = "constexpr"
         else:
-            signature[name] = argument_type(name, operand, flags)
+            signature[name] = argument_type(name, operand, constexprs)
             if signature[name].startswith("*") or name in ("padded", "columns_padded"):
                 attributes[(at,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constexprs=flags, attrs=attributes)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages})
+    source = ASTSource(kernel, signature, constexprs=constexprs, attrs=attributes)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     ptx = made.asm["ptx"]
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
@@ -100,23 +113,28 @@ def build(entry: str, kernel, mode: str, flags: dict, warps: int = 4, stages: in
     }
 
 
-OPERANDS = ("Q", "QL", "K", "KL", "QB", "QBL", "KB", "KBL")
+OPTIONS = ("num_warps", "num_stages")
+OPERANDS = ("Q", "Q_LO", "K", "K_LO", "Q2", "Q2_LO", "K2", "K2_LO")
+INT32_POINTERS = (
+    "POS_BEGIN", "POS_END", "ORDER", "BEST_TILE", "TABLE", "ABOVE", "COUNT", "COUNTS",
+)  # fmt: skip
+INT64_POINTERS = ("LABELS", "COLUMN_LABELS", "SOURCE", "INDEX", "TARGET_CLASS", "WHERE", "BITS", "SLOTS")
 INTEGERS = (
-    "n", "m", "padded", "columns_padded", "splits", "start", "across", "d", "stride", "stride_w", "stride_out",
-    "other_splits", "chunk", "count", "first", "copies", "bins", "each", "steps", "size",
+    "n", "m", "padded", "columns_padded", "splits", "splits2", "row_start", "column_start", "d", "stride", "stride_w",
+    "stride_out", "chunk", "blocks", "first_block", "copies", "bins", "capacity", "steps", "size",
 )  # fmt: skip
 
 
-def argument_type(name: str, operand: str, flags: dict) -> str:
+def argument_type(name: str, operand: str, constexprs: dict) -> str:
     """The type that the launches give an argument of this name."""
-    if flags.get("TMA") and name in OPERANDS:
-        rows, depth = flags["BM" if name.startswith("Q") else "BN"], flags.get("BK", flags["WIDTH"])
-        return f"tensordesc<{operand}[{rows}, {depth}]>"
-    if name in (*OPERANDS, "H", "HL", "HIGH", "LOW"):
+    if constexprs.get("USE_TMA") and name in OPERANDS:
+        rows = constexprs["BLOCK_M" if name.startswith("Q") else "BLOCK_N"]
+        return f"tensordesc<{operand}[{rows}, {constexprs.get('BLOCK_K', constexprs['HEAD_DIM'])}]>"
+    if name in (*OPERANDS, "DS", "DS_LO", "HI", "LO"):
         return f"*{operand}"
-    if name in ("LO", "HI", "ORDER", "COLUMN_ORDER", "TILE", "COUNTS", "ABOVE", "COUNT", "PLACES"):
+    if name in INT32_POINTERS:
         return "*i32"
-    if name in ("LABELS", "COLUMNS", "NEAR", "FAR", "AT", "WHERE", "BITS"):
+    if name in INT64_POINTERS:
         return "*i64"
     if name == "DEFINED":
         return "*i1"
@@ -125,113 +143,129 @@ def argument_type(name: str, operand: str, flags: dict) -> str:
     return "i32" if name in INTEGERS else "fp32"
 
 
-def build_negatives(mode: str, width: int, kind: str, many: bool = False) -> list[dict]:
+def build_negatives(precision: str, width: int, kind: str, large: bool = False) -> list[dict]:
     """The kernels over all negatives, with the tiles that the table gives them."""
-    from mettle.pairs.fused import back
-    from mettle.pairs.fused import far as room
-    from mettle.pairs.fused.plan import SUMMED
-    from mettle.pairs.fused.table import choice
+    from mettle.pairs.kernels.backward import negatives_backward, score_gradients_kernel
+    from mettle.pairs.kernels.config import SUMMED_COLUMNS, NegativesConfig, select_config
+    from mettle.pairs.kernels.forward import negatives_forward
 
-    two = kind in ("relative", "raw")
-    picked = choice(
-        mode, width, other=width if two else 0, heavy=kind != "plain", two=kind.startswith("tilt"), many=many
-    )
-    name = {"online": "threshold", "tilt 1": "tilt"}.get(kind, kind)
-    found = []
-    for shape, forward in ((picked.forward, True), (picked.backward, False)):
-        depth = shape.depth
-        flags = {
-            "WIDTH": width, "BK": depth, "WIDTH2": width, "BK2": depth, "BM": shape.rows, "BN": shape.columns,
-            "MODE": mode, "TMA": shape.tma, "FAR": name, "SQUARE": kind == "tilt 1", "SHAPE": "hadsell",
-            "TWO": name == "tilt", "OTHER": two, "ONLINE": kind == "online",
-        }  # fmt: skip
-        if forward:
-            once = shape.half and kind != "online"
-            flags |= {"HALF": once, "WARPS": shape.row_warps, "FIRM": shape.firm}
-            found.append(build("forward", room.far_forward, mode, flags, shape.warps, shape.stages))
-            if (alone := picked.one_sided) is not None:
-                flags |= {"HALF": False, "BM": alone.rows, "BN": alone.columns, "BK": alone.depth, "BK2": alone.depth}
-                found.append(build("forward one-sided", room.far_forward, mode, flags, alone.warps, alone.stages))
-            continue
-        flags |= {"LIVE": name in ("threshold", "tilt"), "ROWS": True, "COLUMNS": True}
-        if picked.written:
-            found.append(build("scores", back.far_scores, mode, flags, shape.warps, shape.stages))
-            continue
-        flags.pop("BK")
-        for turn in (0, SUMMED // shape.columns) if mode == "split" else (0,):
-            more = {"FIRM": shape.firm, "TURN": turn}
-            ends = [(True, True), (True, False), (False, True)] if turn and kind == "plain" else [(True, True)]
-            for rows, columns in ends:
-                more |= {"ROWS": rows, "COLUMNS": columns}
-                name_of = f"backward turn={turn} rows={rows:d} columns={columns:d}"
-                one = build(name_of, back.far_backward, mode, flags | more, shape.warps, shape.stages)
-                found.append(one | {"between": bool(turn)})
+    term = {"online": "threshold", "importance 1": "importance"}.get(kind, kind)
+    importance, second = term == "importance", width if term in ("relative", "relative_raw") else 0
+    picked = select_config(
+        precision, width, second_head_dim=second, register_heavy=kind != "plain", second_sum_has_grad=importance,
+        large=large,
+    )  # fmt: skip
+
+    def config(tile) -> NegativesConfig:
+        return NegativesConfig(
+            tile, precision, width, second, term, square=kind == "importance 1", online=kind == "online"
+        )
+
+    symmetric = picked.forward.symmetric and kind != "online"
+    made = config(picked.forward).forward_constexprs(has_second_sum=importance, symmetric=symmetric)
+    found = [build("forward", negatives_forward, precision, made)]
+    if picked.one_sided is not None:
+        made = config(picked.one_sided).forward_constexprs(has_second_sum=importance, symmetric=False)
+        found.append(build("forward one-sided", negatives_forward, precision, made))
+    tile = picked.backward
+    ends = {"second_sum_has_grad": importance, "differentiable_weights": term in ("threshold", "importance")}
+    if picked.scores_in_memory:
+        made = config(tile).score_gradients_constexprs(**ends, row_end=True, column_end=True)
+        return [*found, build("scores", score_gradients_kernel, precision, made)]
+    for flush_every in (0, SUMMED_COLUMNS // tile.block_n) if precision == "bf16x3" else (0,):
+        which = [(True, True)]
+        if flush_every and kind == "plain":
+            which += [(True, False), (False, True)]
+        for rows, columns in which:
+            made = config(tile).backward_constexprs(flush_every=flush_every, **ends, row_end=rows, column_end=columns)
+            name = f"backward flush={flush_every} rows={rows:d} columns={columns:d}"
+            found.append(build(name, negatives_backward, precision, made) | {"flushes": bool(flush_every)})
     return found
 
 
-def build_many(mode: str, width: int, kind: str) -> list[dict]:
+def build_large(precision: str, width: int, kind: str) -> list[dict]:
     """The same with the tiles of large batches."""
-    return build_negatives(mode, width, kind, many=True)
+    return build_negatives(precision, width, kind, large=True)
 
 
-def build_positives(mode: str, width: int, kind: str) -> list[dict]:
+def build_positives(precision: str, width: int, kind: str) -> list[dict]:
     """The kernels over positives, which also end each row."""
-    from mettle.pairs.fused import near as room
+    from mettle.pairs.kernels.backward import positives_backward
+    from mettle.pairs.kernels.config import PositivesConfig
+    from mettle.pairs.kernels.forward import positives_forward
 
-    base = {
-        "WIDTH": width, "BK": width if width <= 128 else 64, "BR": 16, "BC": 16, "PRECISION": "tf32x3",
-        "FINISH": kind, "SELF": True, "WEIGHTED": True, "NUMERATOR": True, "PRIOR": True, "SHAPE": "hadsell",
-    }  # fmt: skip
-    far = "hinge" if kind == "contrastive" else "tilt"
-    ends = {"FAR": far, "ONLINE": False, "BY": "weight", "MEAN_ALL": False, "COUNT": False}
-    back = {"LIVE": True, "ROWS": True, "COLUMNS": True}
-    forward = build("forward", room.near_forward, mode, base | ends, 1 if width <= 128 else 2)
-    return [forward, build("backward", room.near_backward, mode, base | back, 2)]
-
-
-def build_rest(mode: str, width: int, kind: str) -> list[dict]:
-    """Everything else: preparing rows, means, mining, counting, class vectors."""
-    from mettle.evaluate import candidates
-    from mettle.pairs.fused import counts, ends, own, peak, prepare
-    from mettle.pairs.fused.table import PEAK, choice
-
-    block, held, warps = prepare.span(width)
-    rows = {"WIDTH": width, "BLOCK": block, "ROWS": held, "UNIT": True}
-    ranks = ("count", "search", "group", "known")
-    shape = choice(mode, width).forward
-    mining = PEAK if width <= 128 else shape
-    tile = {"WIDTH": width, "BK": shape.depth, "BM": shape.rows, "BN": shape.columns, "MODE": mode}
-    mined = tile | {"BM": mining.rows, "BN": mining.columns}
-    window = {"WINDOWS": 2, "WORDS": max(1, shape.columns // 64), "BITS_OF": 64}
-    row = {"SELF": True, "WIDTH": width, "BLOCK": block, "BN": shape.columns, "BC": 32}
-    alone = {"WIDTH": width, "BLOCK": block, "ROWS": held}
-    scores = []
-    if mode == "split":  # evaluation counts scores in one precision
-        scores = [
-            build("score counts", counts.counts_kernel, mode, tile, shape.warps, shape.stages),
-            build("score window", candidates.window_kernel, mode, tile | window, shape.warps, shape.stages),
-        ]
+    config = PositivesConfig(
+        precision, width, kind, is_self=True, weighted=True, numerator_only=True, debiased=True, hinge_form="hadsell"
+    )
+    forward = config.forward_constexprs(
+        negative_term="hinge" if kind == "contrastive" else "importance", online=False, divide_by="weight",
+        all_anchors=False, count_by_weight=False,
+    )  # fmt: skip
+    backward = config.backward_constexprs(differentiable_weights=True, row_end=True, column_end=True)
     return [
-        *scores,
-        *(build(f"prepare {r}", prepare.prepare_kernel, mode, rows | {"RANK": r, "MODE": mode}, warps) for r in ranks),
-        build("group", prepare.group_kernel, mode, {"SIZE": 128}),
-        build("project", prepare.project_kernel, mode, rows | {"MEAN": True}, warps),
-        build("mean", ends.mean_kernel, mode, {"SIZE": 1024}, 8),
-        build("shift", ends.shift_kernel, mode, {"SIZE": 64}),
-        build("hardest tile", peak.peak_kernel, mode, mined, mining.warps, mining.stages),
-        build("hardest pair", peak.found_kernel, mode, row, warps),
-        build("hardest backward", peak.pull_kernel, mode, {"WIDTH": width, "BLOCK": block, "ROWS": peak.PULLED}),
-        build("class rows", own.class_rows_kernel, mode, alone | {"MODE": mode}, warps),
-        build("class project", own.class_project_kernel, mode, {"BLOCK": block, "ROWS": held}, warps),
-        build("class target", own.own_kernel, mode, alone, warps),
-        build("class target backward", own.attract_kernel, mode, alone, warps),
-        build("class ranges", own.ranges_kernel, mode, {"SIZE": 64}),
-        build("class finish", own.finish_kernel, mode, {"ONLINE": True, "SIZE": 64}),
-        build("class weights", own.weights_kernel, mode, {"ONLINE": False, "SIZE": 1024}, 8),
+        build("forward", positives_forward, precision, forward),
+        build("backward", positives_backward, precision, backward),
     ]
 
 
-BUILDERS = {"far": build_negatives, "many": build_many, "near": build_positives, "rest": build_rest}
+def build_rest(precision: str, width: int, kind: str) -> list[dict]:
+    """Everything else: preparing rows, means, mining, histograms, class vectors."""
+    from mettle.pairs.kernels import class_softmax, forward, histograms, mining, operands
+    from mettle.pairs.kernels.config import next_power_of_2, select_config, select_mining_tile
+
+    def compile_kernel(entry: str, kernel, **constexprs) -> dict:
+        return build(entry, kernel, precision, constexprs)
+
+    block, tile = operands.select_row_block(width), select_config(precision, width).forward
+    warps, rows = {"num_warps": block.num_warps}, {"HEAD_DIM": width, "BLOCK": block.columns, "ROWS": block.rows}
+    mining_tile = select_mining_tile(precision, width)
+    mined = mining_tile.constexprs(precision, width) | mining_tile.launch_options
+    refine = {"SELF": True, "HEAD_DIM": width, "BLOCK": block.columns, "BLOCK_N": tile.block_n, "CHUNK": 32}
+    pairs = tile.constexprs(precision, width) | tile.launch_options
+    window = {"WINDOWS": 2, "WORDS": max(1, tile.block_n // 64), "WORD": 64}
+    prepared = rows | {"NORMALIZE": True, "PRECISION": precision} | warps
+    scores = []
+    if precision == "bf16x3":  # evaluation counts scores in one precision
+        scores = [
+            compile_kernel("score histogram", histograms.score_histogram_kernel, **pairs),
+            compile_kernel("score window", histograms.list_pairs_kernel, **pairs, **window),
+        ]
+    return [
+        *scores,
+        *(
+            compile_kernel(f"prepare {ranking}", operands.prepare_kernel, **prepared, RANKING=ranking)
+            for ranking in ("count", "search", "hash", "given")
+        ),
+        compile_kernel("hash labels", operands.hash_labels_kernel, SIZE=operands.HASH_BLOCK),
+        compile_kernel(
+            "normalize backward", operands.normalize_backward_kernel, **rows, **warps, NORMALIZE=True, MEAN=True
+        ),
+        compile_kernel("mean", forward.mean_kernel, SIZE=1024, num_warps=8),
+        compile_kernel("shift", forward.shift_kernel, SIZE=64),
+        compile_kernel("hardest tile", mining.block_max_kernel, **mined),
+        compile_kernel("hardest pair", mining.refine_kernel, **refine, **warps),
+        compile_kernel(
+            "hardest backward", mining.batch_hard_backward_kernel,
+            HEAD_DIM=width, BLOCK=next_power_of_2(width), ROWS=mining.BACKWARD_ROWS,
+        ),
+        compile_kernel(
+            "class rows", class_softmax.normalize_classes_kernel, **rows, **warps, PRECISION=precision
+        ),
+        compile_kernel(
+            "class rows backward", class_softmax.normalize_classes_backward_kernel,
+            BLOCK=block.columns, ROWS=block.rows, **warps,
+        ),
+        compile_kernel("class target", class_softmax.target_cosine_kernel, **rows, **warps),
+        compile_kernel("class target backward", class_softmax.target_cosine_backward_kernel, **rows, **warps),
+        compile_kernel("class ranges", class_softmax.class_ranges_kernel, SIZE=class_softmax.SMALL_BLOCK),
+        compile_kernel(
+            "class log-sum-exp", class_softmax.class_logsumexp_kernel, ONLINE=True, SIZE=class_softmax.SMALL_BLOCK
+        ),
+        compile_kernel("class row state", class_softmax.class_row_state_kernel, ONLINE=False, SIZE=1024, num_warps=8),
+    ]  # fmt: skip
+
+
+BUILDERS = {"negatives": build_negatives, "large": build_large, "positives": build_positives, "rest": build_rest}
 
 
 def case_name(case: Case) -> str:
@@ -241,17 +275,19 @@ def case_name(case: Case) -> str:
 
 def fingerprint_case(case: Case) -> list[dict]:
     """All kernels of one case, compiled."""
-    what, mode, width, kind = case
-    about = {"mode": mode, "width": width} | ({"kind": kind} if kind else {})
-    return [one | about | {"entry": f"{case_name(case)}/{one['entry']}"} for one in BUILDERS[what](mode, width, kind)]
+    what, precision, width, kind = case
+    about = {"precision": precision, "width": width} | ({"kind": kind} if kind else {})
+    return [
+        one | about | {"entry": f"{case_name(case)}/{one['entry']}"} for one in BUILDERS[what](precision, width, kind)
+    ]
 
 
 def entry_kernels() -> set[str]:
     """The kernels of the fused engine that no other kernel calls: those that are launched."""
-    import mettle.pairs.fused as fused
+    from mettle.pairs import kernels
 
     defined, called = set(), set()
-    for path in Path(fused.__file__).parent.glob("*.py"):
+    for path in Path(kernels.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(x) for x in node.decorator_list):
                 defined.add(node.name)
@@ -297,7 +333,9 @@ def print_table(table: dict) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="every precision, width and kind, not a representative set")
-    parser.add_argument("--only", metavar="CASES", help="only these, by comma: far/half/128/plain,rest/split/128")
+    parser.add_argument(
+        "--only", metavar="CASES", help="only these, by comma: negatives/fp16/128/plain,rest/bf16x3/128"
+    )
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the table to this file, as JSON")
     parser.add_argument("--compare", metavar="FILE", type=Path, help="print what differs from this table")
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile at once")

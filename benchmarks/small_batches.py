@@ -32,7 +32,7 @@ class CallCounter(TorchDispatchMode):
         super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: D105
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count += 1
         return func(*args, **(kwargs or {}))
 
@@ -105,6 +105,7 @@ class PlainArcFace(torch.nn.Module):
         self.weight, self.scale, self.margin = torch.nn.Parameter(weight.clone()), scale, margin
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        """The mean over samples."""
         cosine = F.normalize(z, dim=1) @ F.normalize(self.weight, dim=1).T
         own = cosine.gather(1, y[:, None]).clamp(-1 + 1e-7, 1 - 1e-7)
         cos_m, sin_m = torch.cos(torch.tensor(self.margin)), torch.sin(torch.tensor(self.margin))

@@ -11,50 +11,58 @@ from pathlib import Path
 
 import torch
 
-from gpu import SUPCON, batch, form_of, spans
-from mettle.pairs.fused.plan import Plan
-from mettle.pairs.fused.table import Choice, Shape, choice
+from gpu import SUPCON, batch, lower, spans
+from mettle.pairs.kernels.config import KernelConfig, TileConfig, select_config
+from mettle.pairs.kernels.function import PairLossCall
 
 
-def candidates(mode, d):
-    """Ways of cutting worth a try: (pass, choice)."""
-    given, ways = choice(mode, d), ((False, False), (True, False), (True, True))  # by descriptors, rows in registers
-    deep = 64 if d > 256 or (mode == "split" and d > 128) else d
-    sizes = ((128, 128, 4), (128, 128, 8), (128, 64, 4), (64, 128, 4), (128, 256, 8)) if mode == "half" else (
+def candidates(precision, d):
+    """Ways of cutting worth a try: (pass, config)."""
+    given = select_config(precision, d)
+    ways = ((False, False), (True, False), (True, True))  # by descriptors, rows in registers
+    deep = 64 if d > 256 or (precision == "bf16x3" and d > 128) else d
+    sizes = ((128, 128, 4), (128, 128, 8), (128, 64, 4), (64, 128, 4), (128, 256, 8)) if precision == "fp16" else (
         (128, 128, 8), (128, 128, 4), (128, 64, 4), (64, 64, 4), (64, 32, 4))  # fmt: skip
     forward = [
-        Shape(m, n, deep, w, s, tma=t, half=given.forward.half, firm=f)
+        TileConfig(m, n, deep, w, s, use_tma=t, symmetric=given.forward.symmetric, rows_in_registers=f)
         for (m, n, w), s, (t, f) in product(sizes, (2, 3) if deep == d else (3, 4), ways if deep == d else ways[:2])
     ]
-    forward += [replace(given.forward, half=not given.forward.half)]
+    forward += [replace(given.forward, symmetric=not given.forward.symmetric)]
     found = [("forward", replace(given, forward=shape)) for shape in forward]
     if d <= 256:
         sizes = ((64, 128, 4), (64, 64, 4), (128, 128, 8), (128, 64, 8))
         found += [
-            ("backward", Choice(given.forward, Shape(m, n, d, w, s, tma=t, firm=f), written=False))
+            (
+                "backward",
+                KernelConfig(
+                    given.forward, TileConfig(m, n, d, w, s, use_tma=t, rows_in_registers=f), scores_in_memory=False
+                ),
+            )
             for (m, n, w), s, (t, f) in product(sizes, (1, 2) if d > 128 else (2, 3), ways)
         ]
     if d >= 256:
         found += [
-            ("backward", Choice(given.forward, Shape(128, n, k, w, s, tma=t), written=True))
-            for n, w, k, s, t in product((128, 256) if mode == "half" else (128,), (4, 8), (64,), (3, 4), (False, True))
+            ("backward", KernelConfig(given.forward, TileConfig(128, n, k, w, s, use_tma=t), scores_in_memory=True))
+            for n, w, k, s, t in product(
+                (128, 256) if precision == "fp16" else (128,), (4, 8), (64,), (3, 4), (False, True)
+            )
         ]
     return found
 
 
 def tried(job):
     """One candidate: milliseconds, or why not. With few rows it only compiles, in a process of its own."""
-    mode, d, which, cut, n = job
+    precision, d, which, config, n = job
     try:
         z, y = batch(n, d)
-        plan = Plan(form_of(SUPCON, z), y, None, None, mode, cut)
-        plan.forward(z.detach(), None)
+        call = PairLossCall(lower(SUPCON, z), y, None, None, precision, config)
+        call.forward(z.detach(), None)
         one = torch.ones((), device="cuda")
 
         def step():
             if which == "forward":
-                return plan._sums("far", "plain", False, plan.left, plan.right)
-            return plan.backward(None, one, z, None, True, False)
+                return call.sum_negatives()
+            return call.backward(None, one, z, None, True, False)
 
         step()
         torch.cuda.synchronize()
@@ -65,8 +73,8 @@ def tried(job):
 
 def tune(out, workers=14, n=32768):
     """Compile all candidates in parallel, then time them one by one."""
-    cases = list(product(("half", "split"), (128, 256, 512)))
-    jobs = [(mode, d, *found) for mode, d in cases for found in candidates(mode, d)]
+    cases = list(product(("fp16", "bf16x3"), (128, 256, 512)))
+    jobs = [(precision, d, *found) for precision, d in cases for found in candidates(precision, d)]
     print(len(jobs), "candidates", flush=True)
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         refused = pool.map(tried, [(*job, 1024) for job in jobs], chunksize=1)
@@ -77,13 +85,13 @@ def tune(out, workers=14, n=32768):
             found.append((*job, ms))
         else:
             lines.append(f"refused {job}: {ms}")
-    for (mode, d), which in product(cases, ("forward", "backward")):
-        mine = sorted((f for f in found if f[:3] == (mode, d, which)), key=lambda f: f[4])
+    for (precision, d), which in product(cases, ("forward", "backward")):
+        mine = sorted((f for f in found if f[:3] == (precision, d, which)), key=lambda f: f[4])
         for f in mine[:5]:
             shape = f[3].forward if which == "forward" else f[3].backward
             rate = n * n * d * (2 if which == "forward" else 4) / f[4] / 1e9
-            written = " written" if which == "backward" and f[3].written else ""
-            lines.append(f"{mode} d={d} {which}: {f[4]:.3f} ms {rate:.0f} TF {shape}{written}")
+            memory = " scores in memory" if which == "backward" and f[3].scores_in_memory else ""
+            lines.append(f"{precision} d={d} {which}: {f[4]:.3f} ms {rate:.0f} TF {shape}{memory}")
             print(lines[-1], flush=True)
     (out / "tiles.txt").write_text("\n".join(lines) + "\n")
 

@@ -46,4 +46,6 @@ def test_without_momentum_thresholds_are_those_of_the_batch(quantile, common):
     assert 0.3 < seen.hard_positives < 0.7
     if common:
         assert negative > 0.95
-        assert SupCon(difficulty=Threshold()).statistics(z, y).hard_negatives == 1.0, "a fixed threshold chooses nothing"
+        assert SupCon(difficulty=Threshold()).statistics(z, y).hard_negatives == 1.0, (
+            "a fixed threshold chooses nothing"
+        )

@@ -32,9 +32,8 @@ from mettle.pairs import (
     sum_over,
 )
 from mettle.pairs.declarations import declared_traits, overridden_since
-from mettle.pairs.fused import find_form
-from mettle.pairs.fused.door import attempt, call
 from mettle.pairs.kernel_spec import declared_spec, declared_weights
+from mettle.pairs.kernels import collect_inputs, evaluate_fused, lower_loss
 
 interpreted = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or torch.cuda.is_available(),
@@ -177,7 +176,7 @@ def test_a_declared_spec_equals_the_reference(name):
     double = {"ref": None if ref is None else (ref[0].double(), ref[1])}
     if biased is not None:
         double["biased"] = tuple(b.double() for b in biased) if isinstance(biased, tuple) else biased.double()
-    found = attempt(loss, loss.difficulty, call(leaf, y, ref, None, biased))
+    found = evaluate_fused(loss, loss.difficulty, collect_inputs(leaf, y, ref, None, biased))
     if name in REFUSED:
         assert found == NoKernel(REFUSED[name])
         return
@@ -414,8 +413,8 @@ def test_a_curriculum_scales_what_is_inside():
 
 def test_a_form_is_found_once_for_equal_specs():
     z, y, _ = samples(None)
-    given = call(z, y, None, None, None)
-    forms = [find_form(loss, None, given) for loss in (SupCon(0.2), PlainSubclass(0.2), WrappedCall(0.2))]
+    given = collect_inputs(z, y, None, None, None)
+    forms = [lower_loss(loss, None, given) for loss in (SupCon(0.2), PlainSubclass(0.2), WrappedCall(0.2))]
     assert forms[0] is forms[1] is forms[2]  # so that launches are remembered by what they compute, not for whom
 
 

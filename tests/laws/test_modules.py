@@ -495,9 +495,7 @@ def test_its_gradient_is_the_same_in_every_engine_and_tiling(form, hard):
     z, y = batch()
     wanted = torch.autograd.grad(loss(z, y, engine="dense", **extra(loss, z)), (loss.log_temperature, z))
     for tile in (1, 5, 14):
-        found = torch.autograd.grad(
-            loss(z, y, engine="tiled", tile=tile, **extra(loss, z)), (loss.log_temperature, z)
-        )
+        found = torch.autograd.grad(loss(z, y, engine="tiled", tile=tile, **extra(loss, z)), (loss.log_temperature, z))
         for a, b in zip(found, wanted, strict=True):
             close(a, b, 1e-9)
 

@@ -152,7 +152,9 @@ class TestReductions:
         torch.testing.assert_close(values, (ROWS + ROWS**2) * (Y[:, None] != Y).sum(1))
 
     def test_a_reduction_that_does_not_fit_is_named(self, engine):
-        with pytest.raises(InputError, match=r"the reduction 'value' has a shape of .* on a tile of .*one value per pair"):
+        with pytest.raises(
+            InputError, match=r"the reduction 'value' has a shape of .* on a tile of .*one value per pair"
+        ):
             Own(lambda tile: torch.ones(5, 7))(Z, Y, engine=engine, tile=3)
 
 

@@ -111,7 +111,7 @@ def fused_obstacle(device: int) -> str:
     """Why the fused kernels do not run on a GPU; empty where they do."""
     import torch
 
-    from mettle.pairs.fused import SHARED, available
+    from mettle.pairs.kernels import REQUIRED_SHARED_MEMORY, available
 
     if available(device):
         return ""
@@ -119,9 +119,9 @@ def fused_obstacle(device: int) -> str:
         return next(f"triton is not installed: {part.remedy}" for part in PARTS if part.name == "triton")
     if torch.version.hip is not None:
         return "they are written for NVIDIA GPUs"
-    held = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_multiprocessor", None)
-    has = "it is of another generation" if held is None else f"it has {held >> 10} KiB"
-    return f"they need {SHARED >> 10} KiB of shared memory in a multiprocessor, as an H100 has: {has}"
+    held = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+    needed = f"{REQUIRED_SHARED_MEMORY >> 10} KiB of shared memory in a multiprocessor, as an H100 has"
+    return f"they need {needed}: it has {held >> 10} KiB"
 
 
 def place(name: str, path: Path) -> Finding:

@@ -21,7 +21,7 @@ from mettle.evaluate.design import Design
 from mettle.evaluate.passes import ABSENT, LEAST, Fast
 from mettle.evaluate.unit import UnitTensor
 from mettle.evaluate.window import Sieve, Window
-from mettle.pairs.fused import available
+from mettle.pairs.kernels import available
 
 ROWS = 4096  # of a tile
 AT_ONCE = 1 << 26  # components of exactly scored pairs
@@ -73,10 +73,10 @@ class Passes:
     def count(self, bins: Even) -> np.ndarray:
         """Pass 1."""
         if self.quick:
-            from mettle.pairs.fused.counts import score_counts
+            from mettle.pairs.kernels.histograms import score_histogram
 
             ends = bins.edges[[0, -1]].tolist()
-            return score_counts(self.rows[0].float(), self.subject[0].long(), bins.count, *ends)[1].cpu().numpy()
+            return score_histogram(self.rows[0].float(), self.subject[0].long(), bins.count, *ends)[1].cpu().numpy()
         tally = torch.zeros(bins.count, dtype=torch.int64, device=self.device)
         for _, _, tile in self._tiles(bins.nowhere, bins.scale, bins.shift):
             tally += torch.bincount(tile.reshape(-1).to(torch.int32), minlength=bins.count)

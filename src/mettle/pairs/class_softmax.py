@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mettle.pairs.fused import available
+from mettle.pairs.kernels import available
 from mettle.pairs.similarity import normalize_rows, transforms_active, warn_dense_recomputation
 
 CHUNK = 1 << 19  # similarities held at once, 2 MB in float32: about what a core's cache holds
@@ -39,9 +39,9 @@ def class_reductions(
     """
     labels = labels.long()  # uint8 would be read as a mask
     if z.is_cuda and unit_vectors and z.dtype == torch.float32 and available(z.device.index):
-        from mettle.pairs.fused.classes import fused_class_rows
+        from mettle.pairs.kernels.class_softmax import class_softmax
 
-        return fused_class_rows(z, vectors, labels, scale, half, unit_features)
+        return class_softmax(z, vectors, labels, float(scale), half, unit_features)
     z = normalize_rows(z) if unit_features else z
     small = chunk is None and len(z) * len(vectors) <= CHUNK
     if small or transforms_active() or torch.compiler.is_compiling():

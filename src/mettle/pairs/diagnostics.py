@@ -8,9 +8,9 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.pairs import reference, tiled
 from mettle.pairs.dispatch import Engine, choose_engine
-from mettle.pairs.fused import door, explain_unavailable, find_form
 from mettle.pairs.interface import Difficulty, PairLoss, Pass, Reduction, RowValues, Tile, sum_over
 from mettle.pairs.kernel_spec import NoKernel
+from mettle.pairs.kernels import collect_inputs, explain_unavailable, lower_loss
 from mettle.pairs.problem import STATISTIC, build_problem, difficulty_statistics, evaluate_weights
 from mettle.pairs.self_normalized import fold_weights
 from mettle.pairs.validation import Reference, validate_inputs
@@ -123,8 +123,8 @@ def pair_statistics(
     """Count over a batch compared with itself, or with ``ref``, as the engine of a call sees it."""
     validate_inputs(z, labels, ref, ids, biased, tile)
     found = choose_engine(engine, _count_pairs(z, ref), *fold_weights(loss, difficulty))
-    form = find_form(loss, difficulty, door.call(z, labels, ref, ids, biased))
-    reason = form.reason if isinstance(form, NoKernel) else explain_unavailable(z.device)
+    lowered = lower_loss(loss, difficulty, collect_inputs(z, labels, ref, ids, biased))
+    reason = lowered.reason if isinstance(lowered, NoKernel) else explain_unavailable(z.device)
     if engine == "triton" and reason:
         raise InputError(f"engine='triton' is not possible because {reason}: leave engine out, which takes tiles")
     if engine in ("dense", "tiled"):

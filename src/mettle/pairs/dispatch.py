@@ -11,9 +11,9 @@ from torch import Tensor
 
 from mettle.errors import InputError
 from mettle.pairs import closed_form, reference, tiled
-from mettle.pairs.fused import door, explain_unavailable
 from mettle.pairs.interface import Difficulty, PairLoss
 from mettle.pairs.kernel_spec import NoKernel
+from mettle.pairs.kernels import collect_inputs, evaluate_fused, explain_unavailable
 from mettle.pairs.problem import STATISTIC, build_problem, raise_missing_row
 from mettle.pairs.self_normalized import CannotFold, fold_weights
 from mettle.pairs.similarity import can_read, transforms_active
@@ -148,17 +148,24 @@ def _try_kernels(
         return None  # the other engines look at the same things anyway
     validate_inputs(z, labels, ref, ids, biased)
     reason = explain_unavailable(z.device)
+
+    def reference_loss(z: Tensor, embeddings: Tensor | None) -> tuple[Tensor, Tensor]:
+        given = None if ref is None or embeddings is None else (embeddings, *ref[1:])
+        output = pair_loss(loss, z, labels, ref=given, ids=ids, difficulty=difficulty, biased=biased, engine="dense")  # type: ignore[arg-type]
+        return output.values, output.mean()
+
     if not reason:
         try:
             with autocast_disabled("cuda"):
-                found = door.attempt(loss, difficulty, door.call(z, labels, ref, ids, biased))
+                inputs = collect_inputs(z, labels, ref, ids, biased)
+                found = evaluate_fused(loss, difficulty, inputs, reference_loss)
         except torch.OutOfMemoryError as error:
             raise InputError(
                 f"the GPU has no memory left for a loss over {len(z)} embeddings of width {z.shape[1]}: free what is "
                 "held there, make the batch smaller, or give half precision"
             ) from error
         if not isinstance(found, NoKernel):
-            return PairOutput(found.values, found.defined, found.share, "triton", found.mean)
+            return PairOutput(found.values, found.defined, found.anchor_weight, "triton", found.mean)
         reason = found.reason
     if insist:
         raise InputError(

@@ -1,7 +1,7 @@
 """The fused kernels on the device, against float64: precisions x losses x difficulties x ragged shapes x temperatures.
 
-``pytest tests/gpu`` runs one after another; ``python tests/gpu/test_fused.py 14`` runs the matrix in 14 processes:
-most of the time is compiling.
+``pytest tests/gpu`` runs one after another; ``python tests/gpu/test_kernel_accuracy.py 14`` runs the matrix in 14
+processes: most of the time is compiling.
 """
 
 import os
@@ -15,7 +15,7 @@ import torch
 from mettle.difficulty import Hardest, Importance, Relative, Threshold
 from mettle.losses import Contrastive, InfoNCE, NPair, SupCon, Triplet
 from mettle.pairs import pair_loss
-from mettle.pairs.fused import available, fused_form
+from mettle.pairs.kernels import LoweredSpec, available, lower_loss
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: the kernels' logic is tested in tests/pairs"),
@@ -38,35 +38,48 @@ LOSSES = {
 ONCE = ("supcon", "da-supcon", "hard", "relative", "relative raw", "contrastive")
 MANY = ("supcon", "da-supcon live", "hard", "relative", "relative raw")
 SHAPES = [(1000, 128), (517, 64), (769, 100), (1025, 256), (300, 384), (260, 512), (200, 1024), (4097, 128)]
+PRECISIONS = ("bf16x3", "fp16")
 TEMPERATURES = [1.0, 0.2, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005]
 
 
 def matrix():
-    """(name, loss, n, d, mode, how much embeddings have in common)."""
-    found = [(name, loss, 1000, 128, mode) for name, loss in LOSSES.items() for mode in ("split", "half")]
-    found += [(f"supcon {n}x{d}", SupCon(0.1), n, d, mode) for n, d in SHAPES for mode in ("split", "half")]
-    found += [(f"da-supcon {n}x{d}", LOSSES["da-supcon"], n, d, "split") for n, d in SHAPES[1:6]]
+    """(name, loss, n, d, precision, how much embeddings have in common)."""
+    found = [(name, loss, 1000, 128, precision) for name, loss in LOSSES.items() for precision in PRECISIONS]
+    found += [(f"supcon {n}x{d}", SupCon(0.1), n, d, precision) for n, d in SHAPES for precision in PRECISIONS]
+    found += [(f"da-supcon {n}x{d}", LOSSES["da-supcon"], n, d, "bf16x3") for n, d in SHAPES[1:6]]
     # From 8192 rows on each pair is visited once, for both of its ends; wide embeddings take several blocks of h.
-    found += [(f"{name}, once", LOSSES[name], 9001, 128, mode) for name in ONCE for mode in ("split", "half")]
-    found += [(f"supcon, once, {d} wide", SupCon(0.1), 9001, d, mode) for d in (64, 256) for mode in ("split", "half")]
-    found += [(f"supcon, {n}x512", SupCon(0.1), n, 512, mode) for n in (9001, 17000) for mode in ("split", "half")]
-    found += [("relative, 9001x512", LOSSES["relative"], 9001, 512, "split")]
+    found += [(f"{name}, once", LOSSES[name], 9001, 128, precision) for name in ONCE for precision in PRECISIONS]
+    found += [
+        (f"supcon, once, {d} wide", SupCon(0.1), 9001, d, precision) for d in (64, 256) for precision in PRECISIONS
+    ]
+    found += [(f"supcon, {n}x512", SupCon(0.1), n, 512, precision) for n in (9001, 17000) for precision in PRECISIONS]
+    found += [("relative, 9001x512", LOSSES["relative"], 9001, 512, "bf16x3")]
     # From 16384 rows on blocks come through tensor descriptors.
-    found += [(f"{name}, many", LOSSES[name], 17000, 128, mode) for name in MANY for mode in ("split", "half")]
-    found += [(f"supcon, many, {d} wide", SupCon(0.1), 17000, d, mode) for d in (64, 256) for mode in ("split", "half")]
-    found += [(f"supcon at {t}", SupCon(t), 1000, 128, "split") for t in TEMPERATURES]
-    found += [(f"supcon at {t}", SupCon(t), 1000, 128, "half") for t in TEMPERATURES if t >= 0.05]
-    found += [(f"infonce at {t}", InfoNCE(t, 0.1), 600, 64, "split") for t in TEMPERATURES]
-    found = [(*case, 0.0) for case in found if not (case[4] == "half" and isinstance(case[1], Contrastive))]
+    found += [(f"{name}, many", LOSSES[name], 17000, 128, precision) for name in MANY for precision in PRECISIONS]
+    found += [
+        (f"supcon, many, {d} wide", SupCon(0.1), 17000, d, precision) for d in (64, 256) for precision in PRECISIONS
+    ]
+    found += [(f"supcon at {t}", SupCon(t), 1000, 128, "bf16x3") for t in TEMPERATURES]
+    found += [(f"supcon at {t}", SupCon(t), 1000, 128, "fp16") for t in TEMPERATURES if t >= 0.05]
+    found += [(f"infonce at {t}", InfoNCE(t, 0.1), 600, 64, "bf16x3") for t in TEMPERATURES]
+    found = [(*case, 0.0) for case in found if not (case[4] == "fp16" and isinstance(case[1], Contrastive))]
     # All cosines near 0.9, as early in a training: what negatives and positives send is large and nearly the same.
     sizes = ((6000, 128), (17000, 64), (17000, 128), (17000, 256), (17000, 512))
-    found += [(f"supcon, in common, {d}", SupCon(0.1), n, d, mode, 5.0) for n, d in sizes for mode in ("split", "half")]
-    return [*found, ("hard, in common", LOSSES["hard"], 17000, 128, "split", 5.0)]
+    found += [
+        (f"supcon, in common, {d}", SupCon(0.1), n, d, precision, 5.0) for n, d in sizes for precision in PRECISIONS
+    ]
+    return [*found, ("hard, in common", LOSSES["hard"], 17000, 128, "bf16x3", 5.0)]
 
 
-def bound(loss, mode, common):
+def bound(loss, precision, common):
     """Relative error of the gradient that is accepted: what the operands' precision gives, over the temperature."""
-    return (3e-6 if mode == "split" else 1.5e-4) * max(1.0, 0.1 / loss.temperature) * (12 if common else 1)
+    return (3e-6 if precision == "bf16x3" else 1.5e-4) * max(1.0, 0.1 / loss.temperature) * (12 if common else 1)
+
+
+def lower(loss, z, ref=None, biased=None):
+    """What the kernels compute for a loss, None where they cannot."""
+    found = lower_loss(loss, loss.difficulty, SimpleNamespace(z=z, ref=ref, biased=biased, ids=None))
+    return found if isinstance(found, LoweredSpec) else None
 
 
 def batch(n, d, seed, each=4, common=0.0):
@@ -82,21 +95,21 @@ def reference(n):
     return "dense" if n <= 10000 else "tiled"
 
 
-def errors(loss, n, d, mode, seed, common=0.0):
+def errors(loss, n, d, precision, seed, common=0.0):
     """Relative error of mean and gradient."""
-    from mettle.pairs.fused.call import fused
+    from mettle.pairs.kernels.function import evaluate_spec
 
     z, y = batch(n, d, seed, common=common)
     biased = second = None
     if isinstance(loss.difficulty, Relative):
         second = torch.randn(n, 64, device="cuda")
         biased = (second, second)
-    form = fused_form(loss, loss.difficulty, SimpleNamespace(z=z, ref=None, biased=biased, ids=None))
+    form = lower(loss, z, biased=biased)
     assert form is not None
     exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
     double = None if second is None else second.double()
     wanted = pair_loss(loss, exact, y, difficulty=loss.difficulty, engine=reference(n), biased=double)
-    found = fused(form, leaf, y, biased=biased, mode=mode)
+    found = evaluate_spec(form, leaf, y, biased=biased, precision=precision)
     assert torch.equal(found.defined, wanted.defined)
     (a,), (b,) = torch.autograd.grad(found.mean, leaf), torch.autograd.grad(wanted.mean(), exact)
     value = float((found.mean.detach() - wanted.mean().detach()).abs() / wanted.mean().detach().abs().clamp(min=1e-3))
@@ -127,22 +140,22 @@ def fresh():
 
 @pytest.mark.parametrize("case", matrix(), ids=lambda case: f"{case[0]}-{case[4]}")
 def test_accuracy(case):
-    _, loss, n, d, mode, common = case
-    seed, most = fresh(), bound(loss, mode, common)
-    value, gradient = errors(loss, n, d, mode, seed, common)
+    _, loss, n, d, precision, common = case
+    seed, most = fresh(), bound(loss, precision, common)
+    value, gradient = errors(loss, n, d, precision, seed, common)
     assert gradient < most, f"gradient error {gradient:.1e} with seed {seed}"
     assert value < 10 * most, f"error of the mean {value:.1e} with seed {seed}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_inputs_of_every_type(dtype):
-    from mettle.pairs.fused.call import fused
+    from mettle.pairs.kernels.function import evaluate_spec
 
     z, y = batch(700, 128, fresh())
     z = z.to(dtype)
-    form = fused_form(SupCon(0.1), None, SimpleNamespace(z=z, ref=None, biased=None, ids=None))
+    form = lower(SupCon(0.1), z)
     exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
-    a = torch.autograd.grad(fused(form, leaf, y).mean * 1000, leaf)[0]  # above the smallest float16
+    a = torch.autograd.grad(evaluate_spec(form, leaf, y).mean * 1000, leaf)[0]  # above the smallest float16
     b = torch.autograd.grad(SupCon(0.1)(exact, y, engine="dense") * 1000, exact)[0]
     assert a.dtype == dtype
     assert float((a - b).norm() / b.norm()) < {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3}[dtype]
@@ -151,24 +164,24 @@ def test_inputs_of_every_type(dtype):
 @pytest.mark.parametrize("loss", [SupCon(0.1), SupCon(0.01), InfoNCE(0.5, 0.1, Importance(1.0)), NPair()], ids=repr)
 @pytest.mark.parametrize(("n", "m"), [(700, 1100), (1500, 20000)])
 def test_a_reference_set(loss, n, m):
-    from mettle.pairs.fused.call import fused
+    from mettle.pairs.kernels.function import evaluate_spec
 
     (z, y), (r, labels) = batch(n, 128, fresh()), batch(m, 128, fresh())
     if isinstance(loss, NPair):
         z, r = z / 16, r / 16
-    form = fused_form(loss, loss.difficulty, SimpleNamespace(z=z, ref=r, biased=None, ids=None))
+    form = lower(loss, z, ref=r)
     exact, leaves = [x.double().requires_grad_() for x in (z, r)], [x.clone().requires_grad_() for x in (z, r)]
     wanted = pair_loss(loss, exact[0], y, ref=(exact[1], labels), difficulty=loss.difficulty, engine="dense")
-    found = fused(form, leaves[0], y, (leaves[1], labels))
+    found = evaluate_spec(form, leaves[0], y, (leaves[1], labels))
     for a, b in zip(torch.autograd.grad(found.mean, leaves), torch.autograd.grad(wanted.mean(), exact), strict=True):
         assert float((a - b).norm() / b.norm()) < max(5e-6, 5e-7 / loss.temperature)
 
 
 def run(form, z, y):
-    from mettle.pairs.fused.call import fused
+    from mettle.pairs.kernels.function import evaluate_spec
 
     leaf = z.clone().requires_grad_()
-    mean = fused(form, leaf, y).mean
+    mean = evaluate_spec(form, leaf, y).mean
     mean.backward()
     return mean.detach(), leaf.grad
 
@@ -177,7 +190,7 @@ def run(form, z, y):
 @pytest.mark.parametrize("n", [5000, 17000])
 def test_deterministic_runs_are_identical_bit_for_bit(n, d):
     z, y = batch(n, d, fresh())
-    form = fused_form(SupCon(0.1), None, SimpleNamespace(z=z, ref=None, biased=None, ids=None))
+    form = lower(SupCon(0.1), z)
     torch.use_deterministic_algorithms(True)
     try:
         first = run(form, z, y)
@@ -192,7 +205,7 @@ def test_deterministic_runs_are_identical_bit_for_bit(n, d):
 def test_repeated_runs_agree(n):
     """A race would show as a run that differs by more than the order of additions."""
     z, y = batch(n, 128, fresh())
-    form = fused_form(SupCon(0.1), None, SimpleNamespace(z=z, ref=None, biased=None, ids=None))
+    form = lower(SupCon(0.1), z)
     first = run(form, z, y)
     for _ in range(50):
         again = run(form, z, y)
@@ -202,21 +215,21 @@ def test_repeated_runs_agree(n):
 
 @pytest.mark.parametrize("n", [4096, 17000])
 def test_a_graph_can_be_captured(n):
-    from mettle.pairs.fused.call import fused
+    from mettle.pairs.kernels.function import evaluate_spec
 
     z, y = batch(n, 128, fresh())
-    form = fused_form(SupCon(0.1), None, SimpleNamespace(z=z, ref=None, biased=None, ids=None))
+    form = lower(SupCon(0.1), z)
     wanted = run(form, z, y)
     leaf = z.clone().requires_grad_()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(2):
-            torch.autograd.grad(fused(form, leaf, y).mean, leaf)
+            torch.autograd.grad(evaluate_spec(form, leaf, y).mean, leaf)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        mean = fused(form, leaf, y).mean
+        mean = evaluate_spec(form, leaf, y).mean
         (gradient,) = torch.autograd.grad(mean, leaf)
     graph.replay()
     torch.cuda.synchronize()
@@ -285,11 +298,11 @@ def test_a_label_out_of_range_is_told_and_the_device_lives_on():
 @pytest.mark.parametrize("loss", [Triplet(0.3, "hardest"), Triplet(0.3, difficulty=Hardest())], ids=repr)
 @pytest.mark.parametrize(("n", "d"), [(1000, 128), (517, 300)])
 def test_batch_hard(loss, n, d):
-    from mettle.pairs.fused.peak import hardest_rows
+    from mettle.pairs.kernels.mining import batch_hard_rows
 
     z, y = batch(n, d, fresh())
     exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
-    wanted, rows = replace(loss).output(exact, y, engine="dense"), hardest_rows(loss, leaf, y)
+    wanted, rows = replace(loss).output(exact, y, engine="dense"), batch_hard_rows(loss, leaf, y)
     a, b = loss.finish(rows).mean(), wanted.values.mean()
     assert float(((a - b).abs() / b).detach()) < 1e-6
     (a,), (b,) = torch.autograd.grad(a, leaf), torch.autograd.grad(b, exact)
@@ -297,10 +310,10 @@ def test_batch_hard(loss, n, d):
 
 
 def test_counts_of_scores():
-    from mettle.pairs.fused.counts import score_counts
+    from mettle.pairs.kernels.histograms import score_histogram
 
     z, y = batch(3001, 128, fresh())
-    genuine, impostor = score_counts(z, y, bins=1000)
+    genuine, impostor = score_histogram(z, y, bins=1000)
     unit = torch.nn.functional.normalize(z.double())
     i, j = torch.triu_indices(3001, 3001, 1, device="cuda")
     at = ((unit @ unit.T)[i, j].add(1).mul(500)).floor().long().clamp(0, 999)
@@ -312,10 +325,10 @@ def test_counts_of_scores():
         assert moved <= 2e-5 * int(wanted.sum()) + 3
 
 
-@pytest.mark.parametrize(("mode", "within"), [("split", 1e-4), ("half", 6e-3)])
+@pytest.mark.parametrize(("precision", "within"), [("bf16x3", 1e-4), ("fp16", 6e-3)])
 @pytest.mark.parametrize("c", [1000, 70_001])
-def test_own_class_and_the_others(mode, within, c):
-    from mettle.pairs.fused.classes import fused_class_rows
+def test_own_class_and_the_others(precision, within, c):
+    from mettle.pairs.kernels.class_softmax import class_softmax
 
     z, w, y = torch.randn(300, 128, device="cuda"), torch.randn(c, 128, device="cuda"), torch.randint(0, c, (300,))
     y = y.cuda()
@@ -323,7 +336,7 @@ def test_own_class_and_the_others(mode, within, c):
     cosines = torch.nn.functional.normalize(exact[0]) @ torch.nn.functional.normalize(exact[1]).T
     target = cosines.gather(1, y[:, None])[:, 0]
     wanted = target, (64 * cosines).scatter(1, y[:, None], -torch.inf).logsumexp(1)
-    found = fused_class_rows(*leaves, y, 64.0, unit=True, mode=mode)
+    found = class_softmax(*leaves, y, 64.0, normalize=True, precision=precision)
     assert float((found[0] - wanted[0]).detach().abs().max()) < 1e-6
     assert float((found[1] - wanted[1]).detach().abs().max()) < 64 * within
     a, b = (torch.autograd.grad((x[1] - 30 * x[0]).mean(), of) for x, of in ((found, leaves), (wanted, exact)))
@@ -345,14 +358,14 @@ def test_verification_on_the_device_is_that_of_the_cpu(d):
 
 
 def _one(case):
-    name, loss, n, d, mode, common = case
+    name, loss, n, d, precision, common = case
     try:
-        value, gradient = errors(loss, n, d, mode, fresh(), common)
-        most = bound(loss, mode, common)
+        value, gradient = errors(loss, n, d, precision, fresh(), common)
+        most = bound(loss, precision, common)
         verdict = "ok" if gradient < most and value < 10 * most else "BAD"
-        return f"{verdict:5s} {name:28s} {mode:6s} n={n:<5d} d={d:<5d} value {value:.1e}  gradient {gradient:.1e}"
+        return f"{verdict:5s} {name:28s} {precision:6s} n={n:<5d} d={d:<5d} value {value:.1e}  gradient {gradient:.1e}"
     except Exception as error:
-        return f"ERROR {name} {mode} n={n} d={d}: {type(error).__name__}: {str(error)[:300]}"
+        return f"ERROR {name} {precision} n={n} d={d}: {type(error).__name__}: {str(error)[:300]}"
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kernel_fingerprint.py"
 ROOM = 227 * 1024  # shared memory of a block on the target
-KINDS = ("plain", "threshold", "tilt", "tilt 1", "relative", "raw", "online", "hinge")
+KINDS = ("plain", "threshold", "importance", "importance 1", "relative", "relative_raw", "online", "hinge")
 # Bytes of these that go to memory: measured 1.4 times as fast as the tiles of which nothing does.
-SPILLS = {("far_backward", "split", 256, kind): 512 for kind in KINDS}
+SPILLS = {("negatives_backward", "bf16x3", 256, kind): 512 for kind in KINDS}
 # And a few in the masked stretch, which is a tile or two of each row.
-SPILLS |= {("far_backward", "half", 128, kind): most for kind, most in (("threshold", 144), ("relative", 24))}
-SPILLS |= {("far_backward", "split", 128, "relative"): 88}
+SPILLS |= {("negatives_backward", "fp16", 128, kind): most for kind, most in (("threshold", 144), ("relative", 24))}
+SPILLS |= {("negatives_backward", "bf16x3", 128, "relative"): 88}
 # Bytes by width that wait in memory while a sum is put away, once in 1024 columns:
 BETWEEN = {64: 0, 128: 600, 256: 1100}
 
@@ -41,18 +41,18 @@ def fingerprint(folder: Path, *options: str) -> list[dict]:
 def judge(found: list[dict]) -> None:
     assert found
     for one in found:
-        most = SPILLS.get((one["kernel"], one["mode"], one["width"], one.get("kind")), 0)
-        most = max(most, BETWEEN.get(one["width"], 0)) if one.get("between") else most
+        most = SPILLS.get((one["kernel"], one["precision"], one["width"], one.get("kind")), 0)
+        most = max(most, BETWEEN.get(one["width"], 0)) if one.get("flushes") else most
         assert one["spilled"] <= most, one
         assert one["shared"] <= ROOM, one
-        if one["kernel"].startswith("far_"):
+        if one["kernel"].startswith("negatives_"):
             assert one["wgmma"] > 0, one
-        if one["kernel"].startswith("near_"):
+        if one["kernel"].startswith("positives_"):
             assert one["mma"] > 0, one
 
 
 def test_the_main_kernels_compile_without_spills(tmp_path):
-    judge(fingerprint(tmp_path, "--only", "far/half/128/plain,near/split/128/supcon out,rest/split/128"))
+    judge(fingerprint(tmp_path, "--only", "negatives/fp16/128/plain,positives/bf16x3/128/supcon_out,rest/bf16x3/128"))
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ import kernels
 from kernel_fingerprint import build
 made = [(kernels.scale_rows, "SIZE"), (kernels.scale_rows_by_another_name, "BLOCK"),
         (kernels.scale_rows_otherwise, "SIZE")]
-print(*(build("", kernel, "half", {{size: 64}})["hash"] for kernel, size in made))
+print(*(build("", kernel, "fp16", {{size: 64}})["hash"] for kernel, size in made))
 """
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", line_information)
     done = run_script("-c", program)
@@ -111,7 +111,7 @@ print(*(build("", kernel, "half", {{size: 64}})["hash"] for kernel, size in made
 
 
 def test_a_difference_between_two_tables_is_told_by_the_exit_status(tmp_path):
-    one = ["--only", "near/split/128/supcon out"]
+    one = ["--only", "positives/bf16x3/128/supcon_out"]
     entries = fingerprint(tmp_path, *one)
     same = run_script(str(SCRIPT), *one, "--compare", str(tmp_path / "table.json"))
     assert same.returncode == 0, same.stdout

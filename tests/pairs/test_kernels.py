@@ -32,18 +32,15 @@ from mettle.errors import InputError
 from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SupCon, Triplet
 from mettle.pairs import BatchHardSpec, NoKernel, pair_loss
 from mettle.pairs.class_softmax import class_reductions
-from mettle.pairs.fused import find_form, fused_form, launch
-from mettle.pairs.fused.call import fused
-from mettle.pairs.fused.classes import _Work, fused_class_rows
-from mettle.pairs.fused.counts import score_counts
-from mettle.pairs.fused.door import attempt, call
-from mettle.pairs.fused.form import precision
-from mettle.pairs.fused.peak import hardest_rows
-from mettle.pairs.fused.plan import SUMMED, Plan, most_parts
-from mettle.pairs.fused.prepare import prepared, width
-from mettle.pairs.fused.table import choice
-from mettle.pairs.fused.waiting import Waiting
-from mettle.pairs.fused.written import _pull
+from mettle.pairs.kernels import LoweredSpec, collect_inputs, config, evaluate_fused, launch, lower_loss
+from mettle.pairs.kernels.backward import _add_product
+from mettle.pairs.kernels.class_softmax import ClassSoftmaxCall, GradientBuffer, class_softmax
+from mettle.pairs.kernels.config import SUMMED_COLUMNS, flush_interval, most_gradient_splits, select_config
+from mettle.pairs.kernels.function import evaluate_spec
+from mettle.pairs.kernels.histograms import score_histogram
+from mettle.pairs.kernels.mining import batch_hard_rows
+from mettle.pairs.kernels.operands import padded_head_dim, prepare_operands
+from mettle.pairs.kernels.spec import choose_precision
 
 # The interpreter computes with NumPy, which warns where a masked entry divides by zero.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -91,8 +88,11 @@ def batch(n, d, each=4, seed=0):
     return torch.randn(n, d, generator=generator), labels
 
 
-def job(z, ref=None, biased=None, ids=None):
-    return SimpleNamespace(z=z, ref=ref, biased=biased, ids=ids)
+def lower(loss, z, ref=None, biased=None, ids=None):
+    """What the kernels compute for a loss on such data, None where they cannot."""
+    data = SimpleNamespace(z=z, ref=ref, biased=biased, ids=ids)
+    found = lower_loss(loss, loss.difficulty, data)
+    return found if isinstance(found, LoweredSpec) else None
 
 
 def gap(found, wanted):
@@ -109,12 +109,12 @@ def options(loss, z, ref=None):
 def compare(loss, z, y, within=2e-6, **how):
     biased = options(loss, z)
     biased = biased if biased is None else (biased[0], biased[0])
-    form = fused_form(loss, loss.difficulty, job(z, biased=biased))
+    form = lower(loss, z, biased=biased)
     assert form is not None
     exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
     wanted = pair_loss(loss, exact, y, difficulty=loss.difficulty, engine="dense",
                        biased=None if biased is None else biased[0].double())  # fmt: skip
-    found = fused(form, leaf, y, biased=biased, **how)
+    found = evaluate_spec(form, leaf, y, biased=biased, **how)
     assert torch.equal(found.defined, wanted.defined)
     values = torch.where(wanted.defined, wanted.values, 0)
     torch.testing.assert_close(torch.where(found.defined, found.values, 0).double(), values, rtol=within, atol=within)
@@ -138,8 +138,8 @@ def test_value_and_gradient_equal_dense(name):
 def test_odd_shapes(name, n, d, each):
     if n == 1:
         z, y = batch(n, d, each)
-        form = fused_form(FORMS[name], FORMS[name].difficulty, job(z))
-        assert not fused(form, z, y).defined.any()
+        form = lower(FORMS[name], z)
+        assert not evaluate_spec(form, z, y).defined.any()
         return
     compare(FORMS[name], *batch(n, d, each), within=1e-5)
 
@@ -147,25 +147,25 @@ def test_odd_shapes(name, n, d, each):
 @pytest.mark.parametrize("name", ["supcon", "hard", "relative", "contrastive linear"])
 def test_wide_embeddings_in_several_blocks(monkeypatch, name):
     """A block of h away from the diagonal serves the rows of both its sides."""
-    monkeypatch.setattr("mettle.pairs.fused.written.SIDE", 32)
+    monkeypatch.setattr("mettle.pairs.kernels.backward.BLOCK_ROWS", 32)
     compare(FORMS[name], *batch(45, 261, 5), within=2e-5)
 
 
 @pytest.mark.parametrize("name", ["supcon", "relative"])
 def test_blocks_that_are_taller_than_wide(monkeypatch, name):
     """As where memory is short; several of them cover the diagonal of one block of rows."""
-    for what, value in {"SIDE": 64, "PAD": 16, "ROOM": 0, "TIMES": {"exact": 0}}.items():
-        monkeypatch.setattr(f"mettle.pairs.fused.written.{what}", value)
+    for what, value in {"BLOCK_ROWS": 64, "PAD": 16, "BLOCK_BYTES": 0, "BYTES_PER_ENTRY": {"ieee": 0}}.items():
+        monkeypatch.setattr(f"mettle.pairs.kernels.backward.{what}", value)
     compare(FORMS[name], *batch(150, 261, 5), within=2e-5)
 
 
 def test_wide_references_in_several_blocks(monkeypatch):
-    monkeypatch.setattr("mettle.pairs.fused.written.SIDE", 32)
+    monkeypatch.setattr("mettle.pairs.kernels.backward.BLOCK_ROWS", 32)
     (z, y), (r, labels) = batch(35, 262), batch(45, 262, seed=3)
     loss = FORMS["supcon"]
     exact, leaves = [x.double().requires_grad_() for x in (z, r)], [x.clone().requires_grad_() for x in (z, r)]
     wanted = pair_loss(loss, exact[0], y, ref=(exact[1], labels), engine="dense").mean()
-    found = fused(fused_form(loss, None, job(z, ref=r)), leaves[0], y, ref=(leaves[1], labels)).mean
+    found = evaluate_spec(lower(loss, z, ref=r), leaves[0], y, ref=(leaves[1], labels)).mean
     for a, b in zip(torch.autograd.grad(found, leaves), torch.autograd.grad(wanted, exact), strict=True):
         assert gap(a, b) < 1e-5
 
@@ -178,28 +178,47 @@ def test_a_call_remembers_its_launches_and_not_its_numbers():
     compare(FORMS["supcon"], z.T.contiguous().T[:41], y[:41])
 
 
+def test_numbers_of_a_loss_are_no_part_of_what_is_remembered(monkeypatch):
+    """A threshold that adapts has a new value in every step: it is passed at launch."""
+    monkeypatch.setattr(launch, "_caches", {})
+    z, y = batch(6, 3, each=2)
+    for k in range(600):
+        loss = SupCon(0.1, difficulty=Threshold(positive=0.6, negative=k / 1000))
+        evaluate_spec(lower(loss, z), z, y)
+    assert len(launch._caches) == 1
+    for temperature, negative in ((0.1, 0.2), (0.3, -0.5)):
+        compare(SupCon(temperature, difficulty=Threshold(positive=0.4, negative=negative)), z, y, within=1e-5)
+    assert len(launch._caches) == 1
+    for beta in (0.3, 0.5, 1.0):  # 1 is a kernel of its own
+        evaluate_spec(lower(InfoNCE(0.5, 0.1, Importance(beta)), z), z, y)
+    assert len(launch._caches) == 3
+    for scale in (8.0, 9.0, 10.0, 100.0):  # the last one needs a running maximum
+        class_softmax(z, torch.randn(4, 3), y % 4, scale, normalize=True)
+    assert len(launch._caches) == 5
+
+
 def test_labels_may_lie_apart_in_memory():
     z, y = batch(37, 20)
     apart = torch.stack([y, -y], 1)[:, 0]
-    form = fused_form(FORMS["supcon"], None, job(z))
-    assert torch.equal(fused(form, z, apart).mean, fused(form, z, y).mean)
+    form = lower(FORMS["supcon"], z)
+    assert torch.equal(evaluate_spec(form, z, apart).mean, evaluate_spec(form, z, y).mean)
     w, names = torch.randn(9, 20), torch.arange(37) % 9
-    found = fused_class_rows(z, w, torch.stack([names, -names], 1)[:, 0], 8.0, unit=True)
-    torch.testing.assert_close(found, fused_class_rows(z, w, names, 8.0, unit=True), rtol=0, atol=0)
+    found = class_softmax(z, w, torch.stack([names, -names], 1)[:, 0], 8.0, normalize=True)
+    torch.testing.assert_close(found, class_softmax(z, w, names, 8.0, normalize=True), rtol=0, atol=0)
 
 
 def test_class_vectors_of_samples_that_begin_anywhere():
     """A copy of a view that begins off the grid has other strides: it must not be taken for the view."""
     held, w, y = torch.randn(24, 17), torch.randn(9, 16), torch.arange(24) % 9
     for z in (held[:, :16], held[:, 1:]):
-        found, wanted = fused_class_rows(z, w, y, 8.0, unit=True), fused_class_rows(z.clone(), w, y, 8.0, unit=True)
+        found, wanted = class_softmax(z, w, y, 8.0, normalize=True), class_softmax(z.clone(), w, y, 8.0, normalize=True)
         torch.testing.assert_close(found, wanted)
 
 
 def test_long_samples_do_not_overflow():
     z, w, y = 150 * torch.nn.functional.normalize(torch.randn(6, 4)), torch.randn(5, 4), torch.arange(6) % 5
     logits = z.double() @ torch.nn.functional.normalize(w.double()).T
-    _, far = fused_class_rows(z, w, y, 1.0)
+    _, far = class_softmax(z, w, y, 1.0)
     wanted = logits.scatter(1, y[:, None], -torch.inf).logsumexp(1)
     torch.testing.assert_close(far.double(), wanted, rtol=1e-5, atol=1e-4)
 
@@ -212,7 +231,7 @@ def test_nothing_but_negatives_or_nothing_but_positives(name, each):
         compare(FORMS[name], z, y)
         return
     leaf = z.requires_grad_()
-    found = fused(fused_form(FORMS[name], FORMS[name].difficulty, job(z)), leaf, y)
+    found = evaluate_spec(lower(FORMS[name], z), leaf, y)
     assert not found.defined.any() and torch.isnan(found.mean)
     (gradient,) = torch.autograd.grad(found.values.sum(), leaf)
     assert torch.equal(gradient, torch.zeros_like(gradient))
@@ -230,13 +249,13 @@ def test_against_a_reference_set(loss, d):
     if isinstance(loss, NPair):
         z, r = z / d**0.5, r / d**0.5
     biased = options(loss, z, r)
-    form = fused_form(loss, loss.difficulty, job(z, r, biased))
+    form = lower(loss, z, r, biased)
     exact, leaves = [x.double().requires_grad_() for x in (z, r)], [x.clone().requires_grad_() for x in (z, r)]
     wide = None if biased is None else tuple(b.double() for b in biased)
     wanted = pair_loss(
         loss, exact[0], y, ref=(exact[1], labels), difficulty=loss.difficulty, biased=wide, engine="dense"
     )
-    found = fused(form, leaves[0], y, (leaves[1], labels), biased)
+    found = evaluate_spec(form, leaves[0], y, (leaves[1], labels), biased)
     assert torch.equal(found.defined, wanted.defined)
     torch.testing.assert_close(found.mean.double(), wanted.mean(), rtol=2e-5, atol=2e-5)
     for a, b in zip(torch.autograd.grad(found.mean, leaves), torch.autograd.grad(wanted.mean(), exact), strict=True):
@@ -245,54 +264,54 @@ def test_against_a_reference_set(loss, d):
 
 def test_every_way_of_cutting_gives_the_same():
     z, y = batch(50, 20)
-    plain = choice("exact", 32)
-    once = dataclasses.replace(plain.forward, half=False)
+    plain = select_config("ieee", 32)
+    once = dataclasses.replace(plain.forward, symmetric=False)
     cuts = [
         dataclasses.replace(plain, forward=once),
-        dataclasses.replace(plain, written=True),
-        dataclasses.replace(plain, forward=dataclasses.replace(once, columns=32)),
-        dataclasses.replace(plain, forward=dataclasses.replace(plain.forward, rows=32)),
-        dataclasses.replace(plain, backward=dataclasses.replace(plain.backward, rows=32, columns=64)),
-        dataclasses.replace(plain, forward=dataclasses.replace(plain.forward, tma=True)),
-        dataclasses.replace(plain, backward=dataclasses.replace(plain.backward, tma=True)),
-        dataclasses.replace(plain, forward=dataclasses.replace(plain.forward, tma=True, firm=True)),
-        dataclasses.replace(plain, backward=dataclasses.replace(plain.backward, tma=True, firm=True)),
-        dataclasses.replace(plain, forward=once, one_sided=dataclasses.replace(once, columns=64)),
+        dataclasses.replace(plain, scores_in_memory=True),
+        dataclasses.replace(plain, forward=dataclasses.replace(once, block_n=32)),
+        dataclasses.replace(plain, forward=dataclasses.replace(plain.forward, block_m=32)),
+        dataclasses.replace(plain, backward=dataclasses.replace(plain.backward, block_m=32, block_n=64)),
+        dataclasses.replace(plain, forward=dataclasses.replace(plain.forward, use_tma=True)),
+        dataclasses.replace(plain, backward=dataclasses.replace(plain.backward, use_tma=True)),
+        dataclasses.replace(plain, forward=dataclasses.replace(plain.forward, use_tma=True, rows_in_registers=True)),
+        dataclasses.replace(plain, backward=dataclasses.replace(plain.backward, use_tma=True, rows_in_registers=True)),
+        dataclasses.replace(plain, forward=once, one_sided=dataclasses.replace(once, block_n=64)),
     ]
     for cut in cuts:
-        compare(SupCon(0.1), z, y, within=4e-6, cut=cut)
+        compare(SupCon(0.1), z, y, within=4e-6, config=cut)
 
 
 @pytest.mark.parametrize("name", ["supcon", "hard", "relative"])
 @pytest.mark.parametrize("d", [20, 200])
 def test_sums_that_are_begun_anew_come_to_the_same(monkeypatch, name, d):
-    monkeypatch.setattr(launch, "_scripts", {})  # calls alike remember how often
-    monkeypatch.setattr("mettle.pairs.fused.plan.Plan._turn", lambda plan, tiles, shape: 2)
+    monkeypatch.setattr(launch, "_caches", {})  # calls alike remember how often
+    monkeypatch.setattr("mettle.pairs.kernels.function.flush_interval", lambda precision, tiles, block_n: 2)
     compare(FORMS[name], *batch(150, d), within=4e-6)
 
 
 def test_long_sums_in_float32_accuracy_are_begun_anew():
-    shape, plan = choice("split", 128).backward, Plan(None, None, None, None, "split", None)
-    assert plan._turn(17, shape) == 16 == SUMMED // shape.columns
-    assert plan._turn(16, shape) == 0
-    assert Plan(None, None, None, None, "half", None)._turn(1000, shape) == 0
+    block_n = select_config("bf16x3", 128).backward.block_n
+    assert flush_interval("bf16x3", 17, block_n) == 16 == SUMMED_COLUMNS // block_n
+    assert flush_interval("bf16x3", 16, block_n) == 0
+    assert flush_interval("fp16", 1000, block_n) == 0
 
 
 def test_blocks_of_padding_look_at_no_columns(monkeypatch):
     """They once went through all of them, one after the other."""
-    from mettle.pairs.fused import near
+    from mettle.pairs.kernels import forward
 
-    asked, similar = [], near.similar
+    asked, similar = [], forward.similarity_float32
 
     def seen(z, c, row, column, *rest):
         asked.append([x if isinstance(x, int) else x.handle.data.item() for x in (row, column)])
         return similar(z, c, row, column, *rest)
 
     z, y = batch(130, 20, each=2)
-    form = fused_form(SupCon(0.1), None, job(z))
+    form = lower(SupCon(0.1), z)
     assert form is not None
-    monkeypatch.setattr(near, "similar", seen)
-    fused(form, z, y)
+    monkeypatch.setattr(forward, "similarity_float32", seen)
+    evaluate_spec(form, z, y)
     assert asked and max(row for row, _ in asked) < 130
     assert all(abs(row - column) <= 16 for row, column in asked)
 
@@ -301,14 +320,14 @@ def test_blocks_of_padding_look_at_no_columns(monkeypatch):
 @pytest.mark.parametrize("blocks", [1, 16, 264, 265, 313, 512, 1500])
 @pytest.mark.parametrize("most", [1, 3, 64])
 def test_parts_leave_no_multiprocessor_idle_for_long(monkeypatch, tiles, blocks, most):
-    monkeypatch.setattr(launch, "multiprocessors", lambda device: 132)
-    launch.evened.cache_clear()
+    monkeypatch.setattr(config, "count_multiprocessors", lambda device: 132)
+    config.balance_waves.cache_clear()
 
     def time(parts):
-        return -(-blocks * parts // 264) * (tiles / parts + launch.START)
+        return -(-blocks * parts // 264) * (tiles / parts + config.START_TILES)
 
-    found = launch.evened(blocks, tiles, torch.device("cuda", 0), 2, most)
-    allowed = range(1, max(1, min(most, tiles // launch.LEAST, launch.MOST_PARTS)) + 1)
+    found = config.balance_waves(blocks, tiles, torch.device("cuda", 0), 2, most)
+    allowed = range(1, max(1, min(most, tiles // config.LEAST_TILES, config.MOST_SPLITS)) + 1)
     assert found in allowed
     assert time(found) <= 1.02 * min(map(time, allowed))
     assert all(time(parts) > 1.02 * min(map(time, allowed)) for parts in range(1, found))
@@ -317,31 +336,31 @@ def test_parts_leave_no_multiprocessor_idle_for_long(monkeypatch, tiles, blocks,
 @pytest.mark.parametrize(
     ("d", "second"), [(16, 0), (33, 0), (65, 0), (128, 0), (129, 0), (256, 0), (128, 128), (64, 128)]
 )
-@pytest.mark.parametrize("mode", ["half", "split"])
-def test_a_step_stays_within_its_memory(monkeypatch, d, second, mode):
+@pytest.mark.parametrize("precision", ["fp16", "bf16x3"])
+def test_a_step_stays_within_its_memory(monkeypatch, d, second, precision):
     """Float32 rows, their operands, partial gradients and the result, as they lie in memory on the way back."""
-    monkeypatch.setattr(launch, "multiprocessors", lambda device: 132)
-    launch.evened.cache_clear()
-    wide, other = width(d), width(second) if second else 0
+    monkeypatch.setattr(config, "count_multiprocessors", lambda device: 132)
+    config.balance_waves.cache_clear()
+    wide, other = padded_head_dim(d), padded_head_dim(second) if second else 0
     for n in [*range(300, 60_000, 997), *range(60_000, 1_100_000, 19_997)]:
         padded = -(-n // 256) * 256
-        shape = choice(mode, wide, other=other, many=n >= 16384).backward
-        tiles, most = -(-n // shape.columns), most_parts(d, wide, other, padded)
-        splits = launch.evened(-(-n // shape.rows), tiles, torch.device("cuda", 0), shape.beside, most)
-        operands = 4 if mode == "split" else 2
+        tile = select_config(precision, wide, second_head_dim=other, large=n >= 16384).backward
+        tiles, most = -(-n // tile.block_n), most_gradient_splits(d, wide, other, padded)
+        splits = config.balance_waves(-(-n // tile.block_m), tiles, torch.device("cuda", 0), tile.programs_per_sm, most)
+        operands = 4 if precision == "bf16x3" else 2
         taken = padded * (wide + other) * (4 + operands) + splits * padded * wide * 4 + n * d * operands + 52 * padded
         assert taken <= 8 * n * d * 4 + 64 * 2**20
 
 
 def test_deterministic_runs_are_identical():
     z, y = batch(70, 20)
-    form = fused_form(SupCon(0.1), None, job(z))
+    form = lower(SupCon(0.1), z)
     torch.use_deterministic_algorithms(True)
     try:
         found = []
         for _ in range(2):
             leaf = z.clone().requires_grad_()
-            mean = fused(form, leaf, y).mean
+            mean = evaluate_spec(form, leaf, y).mean
             mean.backward()
             found.append((mean.detach(), leaf.grad))
     finally:
@@ -355,8 +374,8 @@ def test_a_broken_embedding_never_gives_a_finite_loss(name, bad):
     z, y = batch(20, 5)
     z[7, 2] = bad
     biased = options(FORMS[name], z)
-    form = fused_form(FORMS[name], FORMS[name].difficulty, job(z, biased=biased))
-    assert not torch.isfinite(fused(form, z, y, biased=biased).mean)
+    form = lower(FORMS[name], z, biased=biased)
+    assert not torch.isfinite(evaluate_spec(form, z, y, biased=biased).mean)
 
 
 @pytest.mark.parametrize("name", ["debiased", "hard", "relative"])
@@ -373,32 +392,32 @@ def test_a_broken_row_that_only_others_see(name, where):
     else:
         biased[0][7, 2] = float("nan")
     biased = biased and (biased[0], biased[0])
-    form = fused_form(loss, loss.difficulty, job(z, biased=biased))
-    assert not torch.isfinite(fused(form, z, y, biased=biased).mean)
+    form = lower(loss, z, biased=biased)
+    assert not torch.isfinite(evaluate_spec(form, z, y, biased=biased).mean)
 
 
 @pytest.mark.parametrize(("n", "d"), [(30, 8), (37, 261)])
-@pytest.mark.parametrize(("temperature", "mode"), [(0.1, "half"), (0.01, "exact"), (0.005, "exact")])
-def test_negatives_that_are_far_away_leave_the_gradient_finite(n, d, temperature, mode):
+@pytest.mark.parametrize(("temperature", "precision"), [(0.1, "fp16"), (0.01, "ieee"), (0.005, "ieee")])
+def test_negatives_that_are_far_away_leave_the_gradient_finite(n, d, temperature, precision):
     """Two opposite classes: what a negative adds is tiny, and a row that is not there would add 1."""
     z, y = batch(n, d, n // 2 + 1)
     z = torch.where((y == y[0])[:, None], z.abs() + 1, -z.abs() - 1)
-    form = fused_form(SupCon(temperature), None, job(z))
+    form = lower(SupCon(temperature), z)
     leaf, exact = z.clone().requires_grad_(), z.double().requires_grad_()
-    (found,) = torch.autograd.grad(fused(form, leaf, y, mode=mode).mean, leaf)
+    (found,) = torch.autograd.grad(evaluate_spec(form, leaf, y, precision=precision).mean, leaf)
     (wanted,) = torch.autograd.grad(pair_loss(SupCon(temperature), exact, y, engine="dense").mean(), exact)
     assert torch.isfinite(found).all()
-    assert gap(found, wanted) < (2e-2 if mode == "half" else 1e-3)
+    assert gap(found, wanted) < (2e-2 if precision == "fp16" else 1e-3)
 
 
-@pytest.mark.parametrize(("mode", "scale"), [("half", 64.0), ("exact", 300.0)])
-def test_classes_that_are_far_away_leave_the_gradient_finite(mode, scale):
+@pytest.mark.parametrize(("precision", "scale"), [("fp16", 64.0), ("ieee", 300.0)])
+def test_classes_that_are_far_away_leave_the_gradient_finite(precision, scale):
     """As those of a model that has learned its few classes: close to the corners of a simplex."""
     w = torch.eye(10) - 0.1 + 0.01 * torch.randn(10, 10, generator=torch.Generator().manual_seed(0))
     y = torch.arange(40) % 10
     z = w[y] + 0.01 * torch.randn(40, 10, generator=torch.Generator().manual_seed(1))
     leaves = [z.requires_grad_(), w.requires_grad_()]
-    target, far = fused_class_rows(z, w, y, scale, unit=True, mode=mode)
+    target, far = class_softmax(z, w, y, scale, normalize=True, precision=precision)
     assert (far < 0).all()
     for g in torch.autograd.grad((far - target).sum(), leaves):
         assert torch.isfinite(g).all()
@@ -408,8 +427,8 @@ def test_classes_that_are_far_away_leave_the_gradient_finite(mode, scale):
 def test_encoders_of_unlike_widths(d, other):
     z, y = batch(21, d)
     loss, second = FORMS["relative"], torch.randn(21, other, generator=torch.Generator().manual_seed(4))
-    form = fused_form(loss, loss.difficulty, job(z, biased=(second, second)))
-    found = fused(form, z, y, biased=(second, second))
+    form = lower(loss, z, biased=(second, second))
+    found = evaluate_spec(form, z, y, biased=(second, second))
     wanted = pair_loss(loss, z.double(), y, difficulty=loss.difficulty, engine="dense", biased=second.double())
     torch.testing.assert_close(found.mean.double(), wanted.mean(), rtol=2e-5, atol=2e-5)
 
@@ -425,7 +444,7 @@ def test_rows_without_direction_get_no_gradient():
 def test_a_second_derivative_is_refused():
     z, y = batch(20, 5)
     leaf = z.requires_grad_()
-    found = fused(fused_form(SupCon(0.1), None, job(z)), leaf, y)
+    found = evaluate_spec(lower(SupCon(0.1), z), leaf, y)
     with pytest.raises(InputError, match="first derivatives only"):
         torch.autograd.grad(found.mean, leaf, create_graph=True)
 
@@ -441,20 +460,20 @@ def test_a_second_derivative_is_refused():
 def test_what_has_no_fused_form_is_told(loss):
     z, _ = batch(20, 5)
     biased = (z, z) if isinstance(loss.difficulty, Relative) else None
-    assert fused_form(loss, loss.difficulty, job(z, biased=biased)) is None
+    assert lower(loss, z, biased=biased) is None
 
 
 def test_no_fused_form_for_double_precision_ids_or_a_missing_second_encoder():
     z, y = batch(20, 5)
-    assert fused_form(SupCon(0.1), None, job(z.double())) is None
-    assert fused_form(SupCon(0.1), None, job(z, z, ids=y)) is None
-    assert fused_form(InfoNCE(0.5, 0.1, Relative()), Relative(), job(z)) is None
+    assert lower(SupCon(0.1), z.double()) is None
+    assert lower(SupCon(0.1), z, z, ids=y) is None
+    assert lower(InfoNCE(0.5, 0.1, Relative()), z) is None
 
 
 def test_precision_follows_input_and_temperature():
-    warm, cold = (fused_form(SupCon(t), None, job(torch.zeros(2, 2))) for t in (0.1, 0.02))
-    assert precision(warm, torch.float32) == precision(cold, torch.bfloat16) == "split"
-    assert precision(warm, torch.bfloat16) == precision(warm, torch.float16) == "half"
+    warm, cold = (lower(SupCon(t), torch.zeros(2, 2)) for t in (0.1, 0.02))
+    assert choose_precision(warm, torch.float32) == choose_precision(cold, torch.bfloat16) == "bf16x3"
+    assert choose_precision(warm, torch.bfloat16) == choose_precision(warm, torch.float16) == "fp16"
 
 
 @pytest.mark.parametrize(("n", "d", "each"), [(37, 20, 4), (50, 300, 3), (20, 5, 20), (6, 5, 1)])
@@ -463,9 +482,9 @@ def test_precision_follows_input_and_temperature():
 )
 def test_batch_hard_equals_dense(loss, n, d, each):
     z, y = batch(n, d, each)
-    assert find_form(loss, loss.difficulty, job(z)) == BatchHardSpec()
+    assert lower_loss(loss, loss.difficulty, collect_inputs(z, y, None, None, None)) == BatchHardSpec()
     exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
-    wanted, rows = loss.output(exact, y, engine="dense"), hardest_rows(loss, leaf, y)
+    wanted, rows = loss.output(exact, y, engine="dense"), batch_hard_rows(loss, leaf, y)
     defined = loss.is_defined(rows)
     assert torch.equal(defined, wanted.defined)
     a, b = torch.where(defined, loss.row_loss(rows), 0), torch.where(defined, wanted.values, 0)
@@ -476,7 +495,7 @@ def test_batch_hard_equals_dense(loss, n, d, each):
 
 def test_batch_hard_against_a_reference_set():
     (z, y), (r, labels), loss = batch(37, 20), batch(50, 20, seed=5), Triplet(0.3, "hardest")
-    rows = hardest_rows(loss, z, y, (r, labels))
+    rows = batch_hard_rows(loss, z, y, (r, labels))
     wanted = pair_loss(loss, z.double(), y, ref=(r.double(), labels), engine="dense")
     found = torch.where(loss.is_defined(rows), loss.row_loss(rows), 0).double()
     torch.testing.assert_close(found, torch.where(wanted.defined, wanted.values, 0), rtol=1e-6, atol=1e-6)
@@ -485,7 +504,7 @@ def test_batch_hard_against_a_reference_set():
 @pytest.mark.parametrize(("n", "each"), [(2, 1), (37, 4), (50, 50)])
 def test_counts_of_scores_are_exact(n, each):
     z, y = batch(n, 7, each)
-    genuine, impostor = score_counts(z, y, bins=50)
+    genuine, impostor = score_histogram(z, y, bins=50)
     unit = torch.nn.functional.normalize(z.double())
     i, j = torch.triu_indices(n, n, 1)
     at = ((unit @ unit.T)[i, j].add(1).mul(25)).floor().long().clamp(0, 49)
@@ -498,9 +517,9 @@ def test_counts_of_scores_are_exact(n, each):
 @pytest.mark.parametrize("unit", [False, True])
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16])
 def test_own_class_and_the_others_over_chunks_of_classes(monkeypatch, scale, unit, kind):
-    monkeypatch.setattr("mettle.pairs.fused.classes.FORWARD", 40)
-    monkeypatch.setattr("mettle.pairs.fused.classes.WRITTEN", 0)
-    monkeypatch.setattr("mettle.pairs.fused.classes.LEAST", 24)
+    monkeypatch.setattr("mettle.pairs.kernels.class_softmax.FORWARD_CLASSES", 40)
+    monkeypatch.setattr("mettle.pairs.kernels.class_softmax.SCORES_IN_MEMORY", 0)
+    monkeypatch.setattr("mettle.pairs.kernels.class_softmax.LEAST_CLASSES", 24)
     generator = torch.Generator().manual_seed(0)
     z, y = torch.randn(21, 20, generator=generator), torch.randint(0, 75, (21,), generator=generator)
     y[3] = y[4]  # two samples of one class
@@ -512,7 +531,7 @@ def test_own_class_and_the_others_over_chunks_of_classes(monkeypatch, scale, uni
     ).T
     target = cosines.gather(1, y[:, None])[:, 0]
     wanted = target, (scale * cosines).scatter(1, y[:, None], -torch.inf).logsumexp(1)
-    found = fused_class_rows(*leaves, y, scale, unit=unit)
+    found = class_softmax(*leaves, y, scale, normalize=unit)
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-6, atol=2e-5)
     by = torch.randn(2, 21, generator=generator)
@@ -529,36 +548,36 @@ def test_own_class_and_the_others_over_chunks_of_classes(monkeypatch, scale, uni
     [(192, 64, [True, True]), (256, 64, [True, True]), (200, 64, [True, False]), (192, 40, [False, False])],
 )
 def test_normalised_vectors_wait_where_their_gradient_will_be(monkeypatch, classes, d, waiting):
-    monkeypatch.setattr("mettle.pairs.fused.classes.FORWARD", 128)
-    monkeypatch.setattr("mettle.pairs.fused.classes.WRITTEN", 0)
-    monkeypatch.setattr("mettle.pairs.fused.classes.LEAST", 64)
-    kept, room = [], Waiting.room
+    monkeypatch.setattr("mettle.pairs.kernels.class_softmax.FORWARD_CLASSES", 128)
+    monkeypatch.setattr("mettle.pairs.kernels.class_softmax.SCORES_IN_MEMORY", 0)
+    monkeypatch.setattr("mettle.pairs.kernels.class_softmax.LEAST_CLASSES", 64)
+    kept, room = [], GradientBuffer.allocate
 
     def told(self, *args):
         kept.append(found := room(self, *args))
         return found
 
-    monkeypatch.setattr(Waiting, "room", told)
+    monkeypatch.setattr(GradientBuffer, "allocate", told)
     generator = torch.Generator().manual_seed(1)
     y = torch.randint(0, classes, (21,), generator=generator)
     z, w = (x.requires_grad_() for x in (torch.randn(21, d), torch.randn(classes, d)))
     found, wanted = [], class_reductions(z.double(), w.double(), y, 16.0, unit_features=True)
-    rows = fused_class_rows(z, w, y, 16.0, unit=True)
+    rows = class_softmax(z, w, y, 16.0, normalize=True)
     for out in (rows, rows, wanted):  # a second time back has nothing left to read
         found.append(torch.autograd.grad(out[0].sum() + 2 * out[1].sum(), [z, w], retain_graph=True))
     assert [x is not None for x in kept] == waiting
     for a, b, exact in zip(*found, strict=True):
         assert torch.equal(a, b) and gap(a, exact.double()) < 5e-6
     with torch.no_grad():  # and where no gradient will be, nothing is held for one
-        fused_class_rows(z, w, y, 16.0, unit=True)
+        class_softmax(z, w, y, 16.0, normalize=True)
     assert len(kept) == 2
 
 
 def test_a_way_back_that_broke_off_can_be_gone_again(monkeypatch):
-    for name, value in {"FORWARD": 128, "WRITTEN": 0, "LEAST": 64}.items():
-        monkeypatch.setattr(f"mettle.pairs.fused.classes.{name}", value)
+    for name, value in {"FORWARD_CLASSES": 128, "SCORES_IN_MEMORY": 0, "LEAST_CLASSES": 64}.items():
+        monkeypatch.setattr(f"mettle.pairs.kernels.class_softmax.{name}", value)
     z, w, y = torch.randn(9, 64, requires_grad=True), torch.randn(256, 64, requires_grad=True), torch.arange(9) * 20
-    rows, project, calls = fused_class_rows(z, w, y, 16.0, unit=True), _Work.projected, []
+    rows, project, calls = class_softmax(z, w, y, 16.0, normalize=True), ClassSoftmaxCall.normalize_classes_backward, []
 
     def full(self, *args):
         calls.append(args)
@@ -566,28 +585,28 @@ def test_a_way_back_that_broke_off_can_be_gone_again(monkeypatch):
             raise torch.cuda.OutOfMemoryError("no room")
         project(self, *args)
 
-    monkeypatch.setattr(_Work, "projected", full)
+    monkeypatch.setattr(ClassSoftmaxCall, "normalize_classes_backward", full)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         torch.autograd.grad(rows[1].sum(), [z, w], retain_graph=True)
     again = torch.autograd.grad(rows[1].sum(), [z, w])
-    fresh = torch.autograd.grad(fused_class_rows(z, w, y, 16.0, unit=True)[1].sum(), [z, w])
+    fresh = torch.autograd.grad(class_softmax(z, w, y, 16.0, normalize=True)[1].sum(), [z, w])
     assert len(calls) == 11 and all(torch.equal(a, b) for a, b in zip(again, fresh, strict=True))
 
 
 def test_products_of_two_halves_in_parts_are_the_whole_product(monkeypatch):
-    monkeypatch.setattr("mettle.pairs.fused.written.SUMMED", 10)
+    monkeypatch.setattr("mettle.pairs.kernels.backward.SUMMED_COLUMNS", 10)
     generator = torch.Generator().manual_seed(0)
-    z = prepared(torch.randn(37, 20, generator=generator), torch.arange(37), None, "split", unit=True)
+    z = prepare_operands(torch.randn(37, 20, generator=generator), torch.arange(37), None, "bf16x3", normalize=True)
     h = torch.randn(16, 30, generator=generator)
     high = h.bfloat16()
-    g = torch.ones(16, z.width)
-    _pull(g, high, (h - high.float()).bfloat16(), z, slice(15, 45), "split")  # of 45 columns there are 37
-    assert gap(g, 1 + h[:, :22].double() @ (z.high.double() + z.low.double())[15:37]) < 1e-5
+    g = torch.ones(16, z.head_dim)
+    _add_product(g, high, (h - high.float()).bfloat16(), z, slice(15, 45), "bf16x3")  # of 45 columns there are 37
+    assert gap(g, 1 + h[:, :22].double() @ (z.hi.double() + z.lo.double())[15:37]) < 1e-5
 
 
 def test_a_single_class_has_no_others():
     z, w = torch.randn(5, 4, requires_grad=True), torch.randn(1, 4, requires_grad=True)
-    target, far = fused_class_rows(z, w, torch.zeros(5, dtype=torch.long), 8.0, unit=True)
+    target, far = class_softmax(z, w, torch.zeros(5, dtype=torch.long), 8.0, normalize=True)
     assert torch.isfinite(target).all() and (far == -torch.inf).all()
     for g in torch.autograd.grad(target.sum() + far.masked_fill(far == -torch.inf, 0).sum(), [z, w]):
         assert torch.isfinite(g).all()
@@ -595,7 +614,7 @@ def test_a_single_class_has_no_others():
 
 def test_class_vectors_changed_in_place_are_noticed():
     z, w = torch.randn(5, 4, requires_grad=True), torch.randn(6, 4, requires_grad=True)
-    _, far = fused_class_rows(z, w, torch.arange(5), 8.0)
+    _, far = class_softmax(z, w, torch.arange(5), 8.0)
     with torch.no_grad():
         w.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -605,13 +624,13 @@ def test_class_vectors_changed_in_place_are_noticed():
 def test_class_vectors_that_do_not_fit_are_refused():
     z, w, y = torch.randn(3, 4), torch.randn(5, 6), torch.zeros(3, dtype=torch.long)
     with pytest.raises(InputError, match="class vectors must be"):
-        fused_class_rows(z, w, y, 16.0)
+        class_softmax(z, w, y, 16.0)
 
 
 @pytest.mark.parametrize(("each", "kind"), [(3, torch.int64), (40, torch.int32), (40, torch.uint8)])
 @pytest.mark.parametrize("sort", [False, True])
 def test_large_batches_are_grouped_or_sorted_instead_of_ranked(monkeypatch, each, kind, sort):
-    monkeypatch.setattr("mettle.pairs.fused.prepare.RANKED", 0)
+    monkeypatch.setattr("mettle.pairs.kernels.operands.COUNTED_ROWS", 0)
     z, y = batch(70, 20, each)
     y = y if kind == torch.int64 else torch.where(y > 100, 0, y).to(kind)
     torch.use_deterministic_algorithms(sort)
@@ -623,12 +642,12 @@ def test_large_batches_are_grouped_or_sorted_instead_of_ranked(monkeypatch, each
 
 def test_groups_keep_each_label_together(monkeypatch):
     """Labels that share their low or high bits, the smallest and the largest, many in one place of the table."""
-    monkeypatch.setattr("mettle.pairs.fused.prepare.RANKED", 0)
+    monkeypatch.setattr("mettle.pairs.kernels.operands.COUNTED_ROWS", 0)
     ends = torch.iinfo(torch.int64)
     names = torch.cat([torch.tensor([ends.min, ends.max, -1, 0]), torch.arange(1, 60) << 40, torch.arange(1, 60)])
     y = names[torch.randint(0, len(names), (300,))]
-    rows = prepared(torch.randn(300, 4), y, None, "exact", True, grouped=True)
-    order, lo, hi = (x[:300].long() for x in (rows.order, rows.lo, rows.hi))
+    rows = prepare_operands(torch.randn(300, 4), y, None, "ieee", True, hash_grouped=True)
+    order, lo, hi = (x[:300].long() for x in (rows.order, rows.positive_begin, rows.positive_end))
     assert torch.equal(order.sort().values, torch.arange(300))
     found = y[order]
     for i, (a, b) in enumerate(zip(lo.tolist(), hi.tolist(), strict=True)):
@@ -640,42 +659,44 @@ def test_groups_keep_each_label_together(monkeypatch):
 
 def test_large_batches_find_their_positives_among_references(monkeypatch):
     """Labels far apart, of which some are on one side only, down to the smallest and up to the largest."""
-    monkeypatch.setattr("mettle.pairs.fused.prepare.RANKED", 0)
+    monkeypatch.setattr("mettle.pairs.kernels.operands.COUNTED_ROWS", 0)
     z, r = torch.randn(37, 20), torch.randn(41, 20)
     ends = torch.iinfo(torch.int64)
     names = torch.tensor([ends.min, -(1 << 40), -1, 0, 7, 1 << 33, (1 << 33) + 1, ends.max])
     y, labels = names[torch.randint(0, 8, (37,))], names[torch.randint(1, 7, (41,))]
     wanted = pair_loss(SupCon(0.1), z.double(), y, ref=(r.double(), labels), engine="dense")
-    found = fused(fused_form(SupCon(0.1), None, job(z, ref=r)), z, y, ref=(r, labels))
+    found = evaluate_spec(lower(SupCon(0.1), z, ref=r), z, y, ref=(r, labels))
     assert torch.equal(found.defined, wanted.defined)
     torch.testing.assert_close(found.mean.double(), wanted.mean(), rtol=1e-5, atol=1e-5)
 
 
-def test_the_door():
+def test_what_the_engine_asks():
     z, y = batch(20, 5)
     r, labels = batch(20, 5, seed=2)
-    refused = attempt(SupCon(0.1), None, call(z.double(), y, None, None, None))
+    refused = evaluate_fused(SupCon(0.1), None, collect_inputs(z.double(), y, None, None, None))
     assert refused == NoKernel("embeddings are float64, the kernels compute in float32 at most")
-    refused = attempt(SupCon(0.1), None, call(z, y, (r, labels, y), y, None))
+    refused = evaluate_fused(SupCon(0.1), None, collect_inputs(z, y, (r, labels, y), y, None))
     assert refused == NoKernel("the kernels cannot leave out pairs of equal id")
-    found = attempt(SupCon(0.1), None, call(z, y, (r, labels, y), None, None))
+    found = evaluate_fused(SupCon(0.1), None, collect_inputs(z, y, (r, labels, y), None, None))
     wanted = SupCon(0.1).output(z, y, ref=(r, labels), engine="dense")
     torch.testing.assert_close(found.mean, wanted.mean(), rtol=1e-5, atol=1e-5)
-    found = attempt(Triplet(0.2, "hardest"), None, call(z, y, None, None, None))
+    found = evaluate_fused(Triplet(0.2, "hardest"), None, collect_inputs(z, y, None, None, None))
     assert found.mean is None
     torch.testing.assert_close(found.values, Triplet(0.2, "hardest").output(z, y, engine="dense").values)
     z[3, 1] = float("nan")
-    assert torch.isnan(attempt(Triplet(0.2, "hardest"), None, call(z, y, None, None, None)).values).all()
-    found = attempt(InfoNCE(0.5, 0.1, Relative()), Relative(), call(r, y, None, None, z.nan_to_num()))
+    assert torch.isnan(
+        evaluate_fused(Triplet(0.2, "hardest"), None, collect_inputs(z, y, None, None, None)).values
+    ).all()
+    found = evaluate_fused(InfoNCE(0.5, 0.1, Relative()), Relative(), collect_inputs(r, y, None, None, z.nan_to_num()))
     wanted = InfoNCE(0.5, 0.1, Relative()).output(r, y, biased=z.nan_to_num(), engine="dense")
     torch.testing.assert_close(found.values, wanted.values, rtol=1e-5, atol=1e-5)
 
 
 def test_two_devices_are_refused():
     z, y = batch(20, 5)
-    form = fused_form(SupCon(0.1), None, job(z))
+    form = lower(SupCon(0.1), z)
     with pytest.raises(InputError, match="use one"):
-        fused(form, z, y.to("meta"))
+        evaluate_spec(form, z, y.to("meta"))
 
 
 @pytest.mark.parametrize("scale", [8.0, 200.0])
@@ -686,7 +707,7 @@ def test_own_class_and_the_others_in_one_backward(scale):
     z = torch.nn.functional.normalize(torch.randn(21, 20)).requires_grad_()
     w, y = torch.randn(50, 20, requires_grad=True), torch.randint(0, 50, (21,))
     mix = torch.randn(2, 21)
-    found, wanted = fused_class_rows(z, w, y, scale, False), class_reductions(z, w, y, scale)
+    found, wanted = class_softmax(z, w, y, scale, False), class_reductions(z, w, y, scale)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     for a, b in zip(
         torch.autograd.grad((torch.stack(found) * mix).sum(), [z, w]),

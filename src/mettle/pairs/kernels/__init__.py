@@ -1,0 +1,113 @@
+"""Fused kernels for CUDA: losses that declare a kernel spec never hold a matrix, forward or backward.
+
+spec           what a declared spec comes to, and whether the kernels can compute it
+config         measured tile sizes, splits of columns, compile-time flags
+launch         starting kernels without asking twice
+operands       embeddings sorted by label, normalized, in the operands' precision; and gradients back
+primitives     loads, products, the tile iterator, sums
+pair_terms     every function of one pair, beside its derivative
+forward        negatives, positives and the loss of each row, the mean
+backward       negatives and positives; wide embeddings through memory
+function       all of it as one autograd function, and the order of launches
+mining         batch-hard
+class_softmax  margin softmax over chunks of classes
+histograms     all-pairs score histograms and lists of pairs, for evaluation
+
+Importing this needs no triton; calling does.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mettle.pairs.kernel_spec import NoKernel
+from mettle.pairs.kernels.spec import KernelInputs, LoweredSpec, collect_inputs, lower_loss
+
+__all__ = [
+    "REQUIRED_SHARED_MEMORY",
+    "KernelInputs",
+    "KernelResult",
+    "LoweredSpec",
+    "available",
+    "collect_inputs",
+    "evaluate_fused",
+    "explain_unavailable",
+    "lower_loss",
+]
+
+Reference = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+REQUIRED_TRITON = (3, 6)
+REQUIRED_SHARED_MEMORY = 227 << 10  # bytes of a multiprocessor: the tiles were cut for compute capability 9.0
+
+
+@cache
+def available(device: int | None = None) -> bool:
+    """Whether triton is installed and, where a GPU is named, whether that holds tiles of the sizes in the table."""
+    if find_spec("triton") is None or _triton_is_too_old():
+        return False
+    if device is None:
+        return True
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+    return torch.version.hip is None and shared >= REQUIRED_SHARED_MEMORY
+
+
+def _triton_is_too_old() -> bool:
+    """Whether its builds are called in another way than `launch` does; torch 2.8 and 2.9 bring such a triton along."""
+    try:
+        return tuple(int(part) for part in version("triton").split(".")[:2]) < REQUIRED_TRITON
+    except (PackageNotFoundError, ValueError):  # a nightly build, under another name
+        return False
+
+
+def explain_unavailable(device: torch.device) -> str:
+    """Why there are no fused kernels for embeddings on a device; empty where there are."""
+    if device.type != "cuda":
+        return f"the embeddings are on {device}"
+    if available(device.index):
+        return ""
+    if not available():
+        return f"triton {'.'.join(map(str, REQUIRED_TRITON))} or newer is not installed"
+    needed = f"{REQUIRED_SHARED_MEMORY >> 10} KB of shared memory per multiprocessor"
+    return f"{device} has less than {needed}, or is none of NVIDIA's"
+
+
+@dataclass(frozen=True)
+class KernelResult:
+    """One value per anchor, where it is defined, how much it counts, and the mean where it came along."""
+
+    values: Tensor
+    defined: Tensor
+    anchor_weight: Tensor | None
+    mean: Tensor | None
+
+
+def evaluate_fused(
+    loss: Any, difficulty: Any, inputs: KernelInputs, reference: Reference | None = None
+) -> KernelResult | NoKernel:
+    """Evaluate a loss where the kernels can, else say why they cannot.
+
+    ``reference`` computes values and mean of the same batch with a graph, for second derivatives.
+    """
+    lowered = lower_loss(loss, difficulty, inputs)
+    if isinstance(lowered, NoKernel):
+        return lowered
+    ref = None if inputs.ref is None or inputs.ref_labels is None else (inputs.ref, inputs.ref_labels)
+    if isinstance(lowered, LoweredSpec):
+        from mettle.pairs.kernels.function import evaluate_spec
+
+        found = evaluate_spec(lowered, inputs.z, inputs.labels, ref, inputs.biased, reference=reference)
+        return KernelResult(found.values, found.defined, None, found.mean)
+    from mettle.pairs.kernels.mining import batch_hard_rows
+
+    rows = batch_hard_rows(loss, inputs.z, inputs.labels, ref)
+    values = loss.row_loss(rows)
+    for x in (inputs.z, inputs.ref):  # a maximum overlooks NaN; a loss must not
+        if x is not None:
+            values = values + (x.detach() - x.detach()).sum().to(values.dtype)
+    return KernelResult(values, loss.is_defined(rows), loss.anchor_weight(rows), None)

@@ -1,0 +1,426 @@
+"""The fused engine: one autograd function from raw embeddings to one value per anchor and their mean.
+
+    prepare ─ negatives ─ positives ─ mean     forward:  4 launches
+    negatives ─ positives ─ normalize          backward: 3 launches, and one to clear where sums begin anew
+
+Backward owns its rows: nobody else adds to them, so the order of each sum is fixed. Forward visits each pair once and
+adds it to both ends where the table says so, unless torch is asked for deterministic algorithms: then every run is
+identical bit for bit.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mettle.errors import InputError
+from mettle.pairs.kernels.backward import gradient_through_memory, negatives_backward, positives_backward
+from mettle.pairs.kernels.config import (
+    LARGE_BATCH,
+    POSITIVE_BLOCK,
+    KernelConfig,
+    NegativesConfig,
+    PositivesConfig,
+    TileConfig,
+    balance_waves,
+    cdiv,
+    flush_interval,
+    most_gradient_splits,
+    select_config,
+    split_columns,
+)
+from mettle.pairs.kernels.forward import mean_kernel, negatives_forward, positives_forward, shift_kernel
+from mettle.pairs.kernels.launch import Launch, align_tensor, find_launch_cache, flatten_tensor, tensor_descriptors
+from mettle.pairs.kernels.operands import Operands, normalize_backward, prepare_operands
+from mettle.pairs.kernels.primitives import GRADIENT_LINES, ROW_STATE_LINES
+from mettle.pairs.kernels.spec import LoweredSpec, choose_precision
+from mettle.pairs.similarity import warn_dense_recomputation
+
+SYMMETRIC_ROWS = 8192  # from which visiting each pair once is worth a launch to clear the sums
+ZERO = 0.0  # an argument, so that the compiler does not know it: see `primitives.load_rows`
+
+
+@dataclass(frozen=True)
+class SpecResult:
+    """One value per anchor, where it is defined, and the mean over those."""
+
+    values: Tensor
+    defined: Tensor
+    mean: Tensor
+
+
+def evaluate_spec(
+    spec: LoweredSpec,
+    z: Tensor,
+    labels: Tensor,
+    ref: tuple[Tensor, Tensor] | None = None,
+    biased: tuple[Tensor, Tensor] | None = None,
+    precision: str | None = None,
+    config: KernelConfig | None = None,
+    reference: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]] | None = None,
+) -> SpecResult:
+    """Evaluate a spec on raw embeddings, against themselves or against ``ref``.
+
+    ``precision`` overrides that of the products, ``config`` the sizes of tiles. ``reference`` computes values and mean
+    with a graph, for second derivatives.
+    """
+    others = (labels, *(ref or ()), *(biased or ()))
+    if any(x.device != z.device for x in others):
+        raise InputError(
+            f"embeddings are on {z.device}, others on {', '.join({str(x.device) for x in others})}: use one"
+        )
+    biased = biased if spec.has_second_encoder else None
+    precision = precision or (choose_precision(spec, z.dtype) if z.is_cuda else "ieee")
+    ref_labels = None if ref is None else flatten_tensor(ref[1])
+    call = PairLossCall(spec, flatten_tensor(labels), ref_labels, biased, precision, config)
+    with torch.cuda.device_of(z):
+        values, mean, defined = PairLossFunction.apply(call, reference, z, None if ref is None else ref[0])  # type: ignore[misc]
+    return SpecResult(values, defined, mean)
+
+
+class PairLossFunction(torch.autograd.Function):
+    """Values and mean as functions of the embeddings; scores are computed again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, call: "PairLossCall", reference, z: Tensor, ref: Tensor | None):  # type: ignore[override]
+        """Values, mean, and where values are defined."""
+        values, mean, defined = call.forward(z.detach(), None if ref is None else ref.detach())
+        ctx.call, ctx.reference = call, reference
+        ctx.save_for_backward(z, ref)
+        ctx.mark_non_differentiable(defined)
+        ctx.set_materialize_grads(False)
+        return values, mean, defined
+
+    @staticmethod
+    def backward(ctx, g_values: Tensor | None, g_mean: Tensor | None, _):  # type: ignore[override]
+        """Gradients of the embeddings and of the references."""
+        z, ref = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: the kernels have no graph
+            return None, None, *_differentiable_gradients(ctx.reference, z, ref, g_values, g_mean)
+        needs = ctx.needs_input_grad
+        return None, None, *ctx.call.backward(g_values, g_mean, z, ref, needs[2], needs[3])
+
+
+def _differentiable_gradients(
+    reference: Any, z: Tensor, ref: Tensor | None, g_values: Tensor | None, g_mean: Tensor | None
+) -> list[Tensor | None]:
+    """Gradients of embeddings and references, with a graph, from the whole matrix."""
+    if reference is None:
+        raise InputError("the kernels alone have first derivatives only: call the loss for second ones")
+    warn_dense_recomputation(len(z), len(z) if ref is None else len(ref))
+    pairs = [(x, g) for x, g in zip(reference(z, ref), (g_values, g_mean), strict=True) if g is not None]
+    outputs, gradients = zip(*pairs, strict=True)
+    inputs = [x for x in (z, ref) if x is not None and x.requires_grad]
+    found = iter(torch.autograd.grad(outputs, inputs, gradients, create_graph=True))
+    return [next(found) if x is not None and x.requires_grad else None for x in (z, ref)]
+
+
+class PairLossCall:
+    """One call: what to compare and, after the forward pass, what the backward pass needs."""
+
+    def __init__(
+        self,
+        spec: LoweredSpec,
+        labels: Tensor,
+        ref_labels: Tensor | None,
+        biased: tuple[Tensor, Tensor] | None,
+        precision: str,
+        config: KernelConfig | None,
+    ):
+        self.spec, self.precision, self.given_config = spec, precision, config
+        self.labels, self.ref_labels, self.biased = labels, ref_labels, biased
+
+    def forward(self, z: Tensor, ref: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, mean and where values are defined."""
+        spec, z = self.spec, align_tensor(z)
+        ref = None if ref is None else align_tensor(ref)
+        biased = () if self.biased is None else tuple(align_tensor(b.detach()) for b in self.biased)
+        self.deterministic = torch.are_deterministic_algorithms_enabled()
+        settings = (spec.compile_key, self.precision, self.given_config, self.deterministic)
+        self.cache = find_launch_cache(settings, (z, self.labels, ref, self.ref_labels, *biased))
+        self.rows = self.columns = self._prepare(z, "rows")
+        if ref is not None:
+            self.columns = self._prepare(ref, "columns")
+        self.rows2 = self.columns2 = None
+        if biased:
+            self.rows2 = self.columns2 = self._prepare(biased[0], "rows", self.rows)
+            if ref is not None:
+                self.columns2 = self._prepare(biased[1], "columns", self.columns)
+        self.large = self.rows.n >= LARGE_BATCH
+        self.config = self.given_config or select_config(
+            self.precision,
+            self.rows.head_dim,
+            second_head_dim=_head_dim(self.rows2),
+            register_heavy=spec.register_heavy,
+            second_sum_has_grad=spec.second_sum_has_grad,
+            large=self.large,
+        )
+        self.shift = self.rows.inverse_norm
+        if spec.negative_term == "relative":
+            assert self.rows2 is not None
+            assert self.columns2 is not None
+            sums, splits = self._sum_squares("squares", self.rows, self.columns)
+            sums2, splits2 = self._sum_squares("squares, second", self.rows2, self.columns2)
+            self.shift, padded = torch.empty_like(self.rows.inverse_norm), self.rows.padded
+            self.cache.launch(
+                "shift",
+                shift_kernel,
+                (sums, sums2, self.shift),
+                lambda: Launch((padded // 64,), (padded, splits, splits2), {"SIZE": 64}),
+            )
+        return self._finish_rows(*self.sum_negatives())
+
+    def _prepare(self, z: Tensor, side: str, like: Operands | None = None) -> Operands:
+        """One side; a second encoder's rows in the order of the first one's."""
+        labels, other = (self.labels, self.ref_labels) if side == "rows" else (self.ref_labels, self.labels)
+        assert labels is not None
+        return prepare_operands(
+            z,
+            labels,
+            other,
+            self.precision,
+            self.spec.normalize,
+            operand_scale=self.spec.operand_scale,
+            hash_grouped=not self.deterministic,
+            like=like,
+            cache=self.cache,
+            name=side if like is None else f"{side}, second",
+        )
+
+    def sum_negatives(self) -> tuple[Tensor, int]:
+        """Partial row sums over the negatives, and how many parts there are."""
+        spec, rows2, columns2 = self.spec, self.rows2, self.columns2
+        symmetric = self._is_symmetric(self.config, self.rows, self.columns)
+        tile = self.config.forward_tile(symmetric)
+        config = self._negatives_config(tile, self.rows, rows2)
+        operands = self._operands(config, self.rows, self.columns, rows2, columns2)
+        return self._launch_sums(
+            "negatives", config, self.rows, self.columns, operands, symmetric, has_second_sum=spec.has_second_sum
+        )
+
+    def _sum_squares(self, name: str, rows: Operands, columns: Operands) -> tuple[Tensor, int]:
+        """The same of e² alone, of one encoder."""
+        config = select_config(self.precision, rows.head_dim, large=self.large)
+        symmetric = self._is_symmetric(config, rows, columns)
+        tile = config.forward_tile(symmetric)
+        flags = NegativesConfig(
+            tile,
+            self.precision,
+            rows.head_dim,
+            square=True,
+            hinge_form=self.spec.hinge_form,
+            online=self.spec.online,
+        )
+        operands = self._operands(flags, rows, columns, None, None)
+        return self._launch_sums(name, flags, rows, columns, operands, symmetric, has_second_sum=False)
+
+    def _is_symmetric(self, config: KernelConfig, rows: Operands, columns: Operands) -> bool:
+        """Whether each pair is visited once: sums must grow pair by pair, in any order, and be worth clearing."""
+        if not config.forward.symmetric or self.spec.online or rows is not columns or self.deterministic:
+            return False
+        return rows.n >= SYMMETRIC_ROWS or not rows.normalized.is_cuda
+
+    def _launch_sums(
+        self,
+        name: str,
+        config: NegativesConfig,
+        rows: Operands,
+        columns: Operands,
+        operands: tuple,
+        symmetric: bool,
+        has_second_sum: bool,
+    ) -> tuple[Tensor, int]:
+        tile, device = config.tile, rows.normalized.device
+        blocks = cdiv(rows.n, tile.block_m)
+        splits = split_columns(blocks, cdiv(columns.n, tile.block_n), device, 16)
+        make = torch.zeros if symmetric else torch.empty
+        sums = make(1 if symmetric else splits, 2, rows.padded, device=device)
+        self.cache.launch(
+            name,
+            negatives_forward,
+            (*operands, rows.positive_begin, rows.positive_end, self.shift, sums),
+            lambda: Launch(
+                (blocks, splits),
+                (rows.n, columns.n, rows.padded, splits),
+                config.forward_constexprs(has_second_sum=has_second_sum, symmetric=symmetric),
+            ),
+            (*self.spec.negative_numbers[:3], ZERO),
+        )
+        return sums, 1 if symmetric else splits
+
+    def _finish_rows(self, sums: Tensor, splits: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, mean and where values are defined, from the sums over negatives."""
+        spec, rows, columns = self.spec, self.rows, self.columns
+        device, padded = rows.normalized.device, rows.padded
+        values = torch.empty(rows.n, device=device)
+        defined = torch.empty(rows.n, dtype=torch.bool, device=device)
+        self.row_state = torch.empty(ROW_STATE_LINES, padded, device=device)
+        blocks = padded // POSITIVE_BLOCK
+        block_sums, self.stats = torch.empty(blocks, 3, device=device), torch.empty(3, device=device)
+        mean = torch.empty((), device=device)
+        inputs = (rows.normalized, columns.normalized, rows.positive_begin, rows.positive_end, sums, self.shift)
+        self.cache.launch(
+            "positives",
+            positives_forward,
+            (*inputs, rows.order, values, defined, self.row_state, block_sums),
+            lambda: Launch(
+                (blocks,),
+                (rows.n, columns.n, padded, splits),
+                self._positives_config().forward_constexprs(
+                    negative_term=spec.negative_term,
+                    online=spec.online,
+                    divide_by=spec.divide_by,
+                    all_anchors=spec.all_anchors,
+                    count_by_weight=spec.count_by_weight,
+                ),
+            ),
+            (*spec.positive_numbers, float(spec.scale), *spec.row_loss_numbers),
+        )
+        self.cache.launch(
+            "mean",
+            mean_kernel,
+            (block_sums, self.stats, mean),
+            lambda: Launch((1,), (blocks,), {"SIZE": 1024, "num_warps": 8}),
+        )
+        return values, mean, defined
+
+    def backward(
+        self,
+        g_values: Tensor | None,
+        g_mean: Tensor | None,
+        z: Tensor,
+        ref: Tensor | None,
+        z_needs_grad: bool,
+        ref_needs_grad: bool,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients of the embeddings and of the references, where asked for; ``z``, ``ref``: of their types."""
+        if g_values is None and g_mean is None:
+            return None, None
+        rows, columns, row_state, stats = self.rows, self.columns, self.row_state, self.stats
+        factor = g_mean if g_mean is None else align_tensor(g_mean)
+        if g_values is not None:  # a gradient for every row: into the row state
+            anchors = g_values.float()
+            if g_mean is not None:
+                anchors = anchors + g_mean * stats[1]
+            g_rows = torch.nn.functional.pad(anchors[rows.order[: rows.n]], (0, rows.padded - rows.n))
+            row_state = torch.cat([row_state[:GRADIENT_LINES] * g_rows, row_state[GRADIENT_LINES:]])
+            largest = stats[2] * g_rows.abs().amax()
+            stats = torch.stack([stats[0], stats[1], torch.where(largest > 0, largest, 1.0)])
+            factor = None
+        name = "" if factor is None else f"mean {factor.dtype}"
+        normalize = self.spec.normalize
+        dz = dref = None
+        if z_needs_grad:
+            g = self._gradient(rows, columns, self.rows2, self.columns2, row_state, stats, True, rows is columns)
+            dz = normalize_backward(rows, g, factor, stats, z, normalize, cache=self.cache, name=f"rows {name}")
+            del g
+        if ref_needs_grad and ref is not None:
+            g = self._gradient(columns, rows, self.columns2, self.rows2, row_state, stats, False, True)
+            dref = normalize_backward(
+                columns, g, factor, stats, ref, normalize, cache=self.cache, name=f"columns {name}"
+            )
+        return dz, dref
+
+    def _gradient(
+        self,
+        a: Operands,
+        b: Operands,
+        a2: Operands | None,
+        b2: Operands | None,
+        row_state: Tensor,
+        stats: Tensor,
+        row_end: bool,
+        column_end: bool,
+    ) -> Tensor:
+        """Of the prepared rows of ``a``: negatives, then positives on top; which ends of a pair have a value."""
+        spec, tile, device = self.spec, self.config.backward, a.normalized.device
+        config = self._negatives_config(tile, a, a2)
+        operands, row_states = self._operands(config, a, b, a2, b2), (row_state, row_state, stats)
+        ends = {
+            "second_sum_has_grad": spec.second_sum_has_grad,
+            "differentiable_weights": spec.differentiable_weights,
+            "row_end": row_end,
+            "column_end": column_end,
+        }
+        splits = 1
+        if self.config.scores_in_memory:
+            flags = config.score_gradients_constexprs(**ends)
+            floats = (*spec.negative_numbers, spec.grad_scale_limit)
+            entries = b.padded * (a.head_dim + _head_dim(a2))
+            g = gradient_through_memory(a, b, operands, row_states, floats, flags, tile, entries, self.cache)
+            g *= stats[2] * (1 / (spec.grad_scale_limit * spec.operand_scale))
+        else:
+            blocks = cdiv(a.n, tile.block_m)
+            most = most_gradient_splits(a.d, a.head_dim, _head_dim(a2), a.padded)
+            splits = balance_waves(blocks, cdiv(b.n, tile.block_n), device, tile.programs_per_sm, most)
+            flush_every = flush_interval(self.precision, cdiv(b.n, splits * tile.block_n), tile.block_n)
+            make = torch.zeros if flush_every else torch.empty
+            g = make(splits, a.padded, a.head_dim, device=device)
+            self.cache.launch(
+                f"negatives backward {row_end}",
+                negatives_backward,
+                (*operands, a.positive_begin, a.positive_end, *row_states, g),
+                lambda: Launch(
+                    (blocks, splits),
+                    (a.n, b.n, a.padded, b.padded, splits),
+                    config.backward_constexprs(flush_every=flush_every, **ends),
+                ),
+                (*spec.negative_numbers, ZERO, spec.grad_scale_limit, spec.operand_scale),
+            )
+        self.cache.launch(
+            f"positives backward {row_end}",
+            positives_backward,
+            (a.normalized, b.normalized, a.positive_begin, a.positive_end, row_state, row_state, g),
+            lambda: Launch(
+                (cdiv(a.n, POSITIVE_BLOCK), a.head_dim // self._positives_config().block_k),
+                (a.n, a.padded, b.padded, splits),
+                self._positives_config().backward_constexprs(
+                    differentiable_weights=spec.differentiable_weights, row_end=row_end, column_end=column_end
+                ),
+            ),
+            (*spec.positive_numbers, *spec.row_loss_numbers),
+        )
+        return g
+
+    def _negatives_config(self, tile: TileConfig, rows: Operands, rows2: Operands | None) -> NegativesConfig:
+        spec = self.spec
+        return NegativesConfig(
+            tile,
+            self.precision,
+            rows.head_dim,
+            _head_dim(rows2),
+            spec.negative_term,
+            spec.square,
+            spec.hinge_form,
+            spec.online,
+        )
+
+    def _positives_config(self) -> PositivesConfig:
+        spec = self.spec
+        return PositivesConfig(
+            self.precision,
+            self.rows.head_dim,
+            spec.row_loss,
+            is_self=self.rows is self.columns,
+            weighted=spec.has_positive_weights,
+            numerator_only=spec.numerator_only,
+            debiased=spec.prior > 0,
+            hinge_form=spec.hinge_form,
+        )
+
+    def _operands(
+        self, config: NegativesConfig, a: Operands, b: Operands, a2: Operands | None, b2: Operands | None
+    ) -> tuple[Any, ...]:
+        """Both sides of both encoders; where there is one encoder, it stands for the other too."""
+        tile = config.tile
+        found = tensor_descriptors(tile.use_tma, config.block_k, (a.hi, a.lo, tile.block_m), (b.hi, b.lo, tile.block_n))
+        if a2 is None or b2 is None:
+            return (*found, *found)
+        second = (a2.hi, a2.lo, tile.block_m), (b2.hi, b2.lo, tile.block_n)
+        return (*found, *tensor_descriptors(tile.use_tma, config.second_block_k, *second))
+
+
+def _head_dim(operands: Operands | None) -> int:
+    return 0 if operands is None else operands.head_dim

@@ -1,0 +1,298 @@
+"""From what a loss and a difficulty declare to what the kernels are launched with.
+
+A `LoweredSpec` says how a negative enters its row (``negative_term``), how the positives enter and the row ends
+(``row_loss``), and the numbers of both. It follows from the `KernelSpec` that the loss declares; whatever declares
+none, or one that these kernels cannot compute, runs on the tiled engine, with the reason. Needs no triton.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mettle.errors import InputError
+from mettle.pairs.kernel_spec import (
+    BatchHardSpec,
+    ExponentialWeights,
+    HardestWeights,
+    HingeSpec,
+    LinearWeights,
+    NoKernel,
+    RelativeWeights,
+    SoftmaxSpec,
+    declared_spec,
+)
+from mettle.pairs.kernels.config import HingeForm, NegativeTermName, RowLossName
+
+LOG2E = math.log2(math.e)
+MOST_EXPONENT = 64.0  # sums of e^±64 over millions of pairs, and their inverses, are ordinary float32 numbers
+MOST_COLUMNS = 4096  # of an embedding that one row of the small kernels can hold
+FP16_TEMPERATURE = 0.05  # from which float16 operands are accurate enough
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+GRADIENT_LIMIT = 8192.0  # dL/ds reaches twice this at most: float16 ends at 65504
+
+
+class NegativeNumbers(NamedTuple):
+    """Run-time numbers of a negative's term, as `pair_terms.NegativeParams`."""
+
+    slope: float = 0.0
+    offset: float = 0.0
+    floor: float = 0.0
+    kink: float = 0.0
+
+
+class PositiveNumbers(NamedTuple):
+    """Run-time numbers of the positives: 1 / temperature, the bound of x, and what a positive weighs."""
+
+    inv_t: float
+    bound: float
+    slope: float
+    threshold: float
+    floor: float
+
+
+@dataclass(frozen=True)
+class LoweredSpec:
+    """What the kernels compute. x = s / temperature; s a cosine, or a dot product where not ``normalize``."""
+
+    row_loss: RowLossName
+    negative_term: NegativeTermName = "plain"
+    temperature: float = 1.0
+    normalize: bool = True
+    online: bool = False  # every row tracks its own maximum, because no fixed one is safe
+    # negatives weigh 1 + max(slope·(s − threshold), floor)
+    slope: float = 0.0
+    threshold: float = 0.0
+    floor: float = 0.0
+    # positives weigh 1 + max(slope·(threshold − s), floor)
+    positive_slope: float = 0.0
+    positive_threshold: float = 0.0
+    positive_floor: float = 0.0
+    differentiable_weights: bool = False  # gradient flows through the weights too
+    beta: float = 0.0  # of importance weights
+    numerator_only: bool = False  # SupCon: positive weights stay out of the denominator
+    divide_by: Literal["count", "weight", "sum"] = "weight"
+    scale: float = 1.0  # of the value
+    all_anchors: bool = False
+    prior: float = 0.0
+    count_by_weight: bool = False  # a negative counts as often as it weighs
+    positive_margin: float = 0.0
+    negative_margin: float = 0.0
+    hinge_form: HingeForm = "hadsell"
+
+    @property
+    def has_positive_weights(self) -> bool:
+        """Whether positives carry weights of their own."""
+        return self.positive_slope != 0
+
+    @property
+    def has_second_sum(self) -> bool:
+        """Whether a row sums two things over its negatives."""
+        return self.negative_term == "importance" or self.count_by_weight
+
+    @property
+    def second_sum_has_grad(self) -> bool:
+        """Whether the gradient of a negative depends on both sums."""
+        return self.negative_term == "importance" and self.differentiable_weights
+
+    @property
+    def has_second_encoder(self) -> bool:
+        """Whether a second encoder is compared with."""
+        return self.negative_term in ("relative", "relative_raw")
+
+    @property
+    def register_heavy(self) -> bool:
+        """Whether a pair takes more than its similarity and one exponential."""
+        return self.negative_term != "plain" or self.online
+
+    @property
+    def square(self) -> bool:
+        """Whether importance weights are the exponentials themselves."""
+        return self.beta == 1
+
+    @cached_property
+    def compile_key(self) -> tuple:
+        """All that grids and compile-time flags depend on; the other numbers are passed at launch."""
+        return (
+            self.row_loss,
+            self.negative_term,
+            self.normalize,
+            self.online,
+            self.has_positive_weights,
+            self.differentiable_weights,
+            self.square,
+            self.numerator_only,
+            self.divide_by,
+            self.all_anchors,
+            self.prior > 0,
+            self.count_by_weight,
+            self.hinge_form,
+        )
+
+    @cached_property
+    def operand_scale(self) -> float:
+        """What each side of a product carries, so that products are similarities times log₂e / temperature."""
+        return 1.0 if self.negative_term == "hinge" else math.sqrt(LOG2E / self.temperature)
+
+    @property
+    def grad_scale_limit(self) -> float:
+        """What the largest coefficient of a row's gradient is scaled to: the derivative of a pair may add to it."""
+        return GRADIENT_LIMIT / (1 + 2 * self.beta)
+
+    @cached_property
+    def negative_numbers(self) -> NegativeNumbers:
+        """Of what a negative adds: see `pair_terms.negative_value`."""
+        if self.negative_term == "threshold":
+            # 1 + max(slope · (s − threshold), floor), as a line in x = s · operand_scale², and where it begins
+            kink = (self.threshold + self.floor / self.slope) * self.operand_scale**2
+            slope = self.slope / self.operand_scale**2
+            return NegativeNumbers(slope, 1.0 - self.slope * self.threshold, 1.0 + self.floor, kink)
+        if self.negative_term == "importance":
+            return NegativeNumbers(float(self.beta))
+        return NegativeNumbers(float(self.negative_margin) if self.negative_term == "hinge" else 0.0)
+
+    @cached_property
+    def positive_numbers(self) -> PositiveNumbers:
+        """Of what a positive comes to."""
+        inv_t = 1 / self.temperature
+        slope, threshold, floor = self.positive_slope, self.positive_threshold, self.positive_floor
+        return PositiveNumbers(inv_t, inv_t, float(slope), float(threshold), float(floor))
+
+    @property
+    def row_loss_numbers(self) -> tuple[float, float]:
+        """Prior and margin of a row's loss."""
+        return float(self.prior), float(self.positive_margin)
+
+
+@dataclass(frozen=True)
+class KernelInputs:
+    """What the engine was called with."""
+
+    z: Tensor
+    labels: Tensor
+    ref: Tensor | None = None
+    ref_labels: Tensor | None = None
+    biased: tuple[Tensor, Tensor] | None = None
+    ids: Tensor | None = None
+
+
+def collect_inputs(z: Tensor, labels: Tensor, ref: Any, ids: Tensor | None, biased: Any) -> KernelInputs:
+    """The engine's arguments, a second encoder's always as a pair; ids count only where both sides have them."""
+    ref_z, ref_labels = (None, None) if ref is None else (ref[0], ref[1])
+    if biased is not None and isinstance(biased, tuple) == (ref is None):
+        raise InputError("biased must be one tensor, or with ref= a pair: the second encoder's batch and references")
+    both = (biased, biased) if isinstance(biased, Tensor) else biased
+    known = ids if ref is not None and len(ref) == 3 else None
+    return KernelInputs(z, labels, ref_z, ref_labels, both, known)
+
+
+def lower_loss(loss: Any, difficulty: Any, inputs: KernelInputs) -> LoweredSpec | BatchHardSpec | NoKernel:
+    """What the kernels are to compute for a loss under a difficulty, or why they cannot."""
+    spec = declared_spec(loss, difficulty)
+    if isinstance(spec, NoKernel):
+        return spec
+    lowered = spec if isinstance(spec, BatchHardSpec) else lower_spec(spec)
+    if isinstance(lowered, NoKernel):
+        return lowered
+    refusal = _refuse_data(inputs)
+    if refusal is None and isinstance(lowered, LoweredSpec) and lowered.has_second_encoder and inputs.biased is None:
+        refusal = NoKernel("the second encoder's embeddings are missing")
+    return refusal or lowered
+
+
+@lru_cache(256)
+def lower_spec(spec: SoftmaxSpec | HingeSpec) -> LoweredSpec | NoKernel:
+    """What a spec comes to; a training run asks for the same one a million times."""
+    if isinstance(spec, HingeSpec):
+        return LoweredSpec(
+            "contrastive",
+            "hinge",
+            positive_margin=spec.positive_margin,
+            negative_margin=spec.negative_margin,
+            hinge_form=spec.form,
+        )
+    lowered = LoweredSpec(
+        spec.row_loss,
+        temperature=spec.temperature,
+        normalize=spec.measure == "cosine",
+        numerator_only=spec.positive_weights == "numerator",
+        divide_by=spec.divide_by,
+        scale=spec.scale,
+        all_anchors=spec.all_anchors,
+        prior=spec.prior,
+    )
+    weighted = lowered if spec.weights is None else _with_weights(lowered, spec)
+    return weighted if isinstance(weighted, NoKernel) else _with_safe_exponent(weighted)
+
+
+def _with_weights(lowered: LoweredSpec, spec: SoftmaxSpec) -> LoweredSpec | NoKernel:
+    """The same with its weights inside."""
+    w = spec.weights
+    if spec.row_loss == "npair":
+        return NoKernel("the N-pair kernels take no weights")
+    if isinstance(w, HardestWeights):
+        return NoKernel("kernels that mine the hardest pairs have no softmax")
+    if isinstance(w, LinearWeights):
+        lowered = replace(
+            lowered,
+            positive_slope=w.positive_slope,
+            positive_threshold=w.positive_threshold,
+            positive_floor=w.positive_floor,
+            differentiable_weights=w.differentiable,
+        )
+        if spec.weigh_negatives and w.negative_slope:
+            lowered = replace(
+                lowered,
+                negative_term="threshold",
+                slope=w.negative_slope,
+                threshold=w.negative_threshold,
+                floor=w.negative_floor,
+            )
+    elif isinstance(w, ExponentialWeights):
+        if spec.weigh_negatives and w.beta:
+            lowered = replace(lowered, negative_term="importance", beta=w.beta, differentiable_weights=w.differentiable)
+    elif isinstance(w, RelativeWeights):
+        if not spec.weigh_negatives:
+            return NoKernel("kernels that compare two encoders weigh negatives")
+        lowered = replace(lowered, negative_term="relative_raw" if w.raw else "relative")
+    # Exponential weights have mean 1, so their sum is the count too.
+    if lowered.prior == 0 or spec.negatives == "plain" or lowered.negative_term in ("plain", "importance"):
+        return lowered
+    if lowered.differentiable_weights or lowered.negative_term != "threshold":
+        return NoKernel("the kernels count negatives by weight only where the weights are linear and constant")
+    return replace(lowered, count_by_weight=True)
+
+
+def _with_safe_exponent(lowered: LoweredSpec) -> LoweredSpec | NoKernel:
+    """The same with a fixed maximum where that is safe, else with a running one, else none."""
+    power = {"importance": 1 + lowered.beta, "relative": 2.0}.get(lowered.negative_term, 1.0)
+    if lowered.normalize and power / lowered.temperature <= MOST_EXPONENT:
+        return lowered
+    if lowered.negative_term in ("importance", "relative") or lowered.count_by_weight:
+        return NoKernel(
+            f"a temperature of {lowered.temperature} with these weights is outside the range of the kernels"
+        )
+    return replace(lowered, online=True)
+
+
+def choose_precision(lowered: LoweredSpec, dtype: torch.dtype) -> Literal["fp16", "bf16x3"]:
+    """Float16 operands where they are accurate enough, else three bfloat16 products, good to float32."""
+    half = dtype in (torch.float16, torch.bfloat16)
+    safe = lowered.normalize and lowered.negative_term != "hinge" and lowered.temperature >= FP16_TEMPERATURE
+    return "fp16" if half and safe else "bf16x3"
+
+
+def _refuse_data(inputs: KernelInputs) -> NoKernel | None:
+    """Widths and types that the kernels do not hold; and pairs excluded by id."""
+    for x in (inputs.z, inputs.ref, *(inputs.biased or ())):
+        if x is None:
+            continue
+        if x.shape[1] > MOST_COLUMNS:
+            return NoKernel(f"embeddings are {x.shape[1]} wide, the kernels hold {MOST_COLUMNS} columns")
+        if x.dtype not in DTYPES:
+            came = str(x.dtype).removeprefix("torch.")
+            return NoKernel(f"embeddings are {came}, the kernels compute in float32 at most")
+    return None if inputs.ids is None else NoKernel("the kernels cannot leave out pairs of equal id")
