@@ -13,9 +13,12 @@ Your own is one small class: see `mettle.pairs.Difficulty`.
 """
 
 from mettle.difficulty.combine import Product, curriculum
+from mettle.difficulty.fixed import FixedWeights as FixedWeights
 from mettle.difficulty.importance import Importance
 from mettle.difficulty.mining import Hardest, SemiHard
 from mettle.difficulty.relative import Relative
+from mettle.difficulty.settings import validate_fields as validate_fields
+from mettle.difficulty.settings import validate_integers as validate_integers
 from mettle.difficulty.threshold import AdaptiveThreshold, Threshold
 
 __all__ = [

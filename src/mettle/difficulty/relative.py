@@ -31,8 +31,8 @@ class Relative:
     form: Literal["similarity", "raw", "distance"] = "similarity"
     detach: bool = True
 
-    # Symmetric as far as it goes: row facts are asked for at each end anyway. And a weight of 1.5 does not make one and
-    # a half negatives of one.
+    # Symmetric as far as it goes: row statistics are asked for at each end anyway. And a weight of 1.5 does not make
+    # one and a half negatives of one.
     traits = Traits(symmetric=True, continuous=True, trusted=True, self_contained=True, negatives="plain")
 
     def __post_init__(self) -> None:

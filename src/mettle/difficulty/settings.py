@@ -127,6 +127,30 @@ class SettingsModule(nn.Module):
         return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
 
 
+class WriteOnceModule(nn.Module):
+    """A module whose plain attributes are its settings: set once, in the constructor, and then fixed."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__ and is_setting(name, value):
+            raise dataclasses.FrozenInstanceError(
+                f"{name} of {type(self).__name__} cannot be changed once it is built: build another one"
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it was built with, to be compared by value: its kind, its plain attributes, the settings of its parts."""
+        found: dict[str, Any] = {"kind": type(self).__name__}
+        found |= {name: value for name, value in vars(self).items() if is_setting(name, value)}
+        parts = {name: module for name, module in self._modules.items() if hasattr(module, "settings")}
+        return found | {name: module.settings for name, module in parts.items()}  # type: ignore[union-attr]
+
+
+def is_setting(name: str, value: Any) -> bool:
+    """Whether an attribute of a module is a setting: not private, not the training mode, not state."""
+    return not name.startswith("_") and name != "training" and not isinstance(value, (Tensor, nn.Module))
+
+
 def view_with(module: M, **changes: Any) -> M:
     """The same module with some attributes replaced, for one call: whatever is not replaced is shared."""
     view = object.__new__(type(module))

@@ -1,12 +1,12 @@
 """Hard positives below one similarity, hard negatives above another: fixed thresholds, or ones that follow the data."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mettle.difficulty.settings import validate_fields, validate_numbers
+from mettle.difficulty.settings import WriteOnceModule, validate_fields, validate_numbers
 from mettle.errors import InputError
 from mettle.pairs import LinearWeights, Reduction, RowValues, Tile, Traits
 from mettle.pairs.similarity import prepare_embeddings
@@ -50,7 +50,7 @@ class Threshold:
             raise InputError(f"form must be 'hinge' or 'literal', got {self.form!r}")
 
     def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
-        """No row facts are needed."""
+        """No row statistics are needed."""
         return {}
 
     def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
@@ -87,7 +87,7 @@ MAX_NEGATIVE_THRESHOLD = (
 )
 
 
-class AdaptiveThreshold(nn.Module):
+class AdaptiveThreshold(WriteOnceModule):
     r"""`Threshold` with running thresholds: positives are hard below their own mean, negatives above a high quantile.
 
     Formula, before every training batch is weighed, m the momentum:
@@ -96,7 +96,7 @@ class AdaptiveThreshold(nn.Module):
     kept in [0.05, 1] and [−1, 0.999], where they leave room for what is hard. Momentum 0 takes them from each batch
     alone, whatever they were.
     The thresholds are buffers: saved, resumed and moved with the training state. They move only while gradients are
-    on, so that looking at facts or validating changes nothing.
+    on, so that looking at statistics or validating changes nothing.
     """
 
     positive: Tensor
@@ -159,7 +159,7 @@ class AdaptiveThreshold(nn.Module):
         threshold.copy_(torch.where((count > 0) & torch.isfinite(towards), moved.clamp(low, high), threshold))
 
     def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
-        """No row facts are needed."""
+        """No row statistics are needed."""
         return {}
 
     def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
@@ -175,12 +175,6 @@ class AdaptiveThreshold(nn.Module):
     def kernel_weights(self) -> LinearWeights:
         """Those of the fixed difficulty that it is now."""
         return self.current_threshold().kernel_weights()
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What it was built with, to be compared by value."""
-        names = ("alpha", "beta", "momentum", "quantile")
-        return {"kind": type(self).__name__} | {name: getattr(self, name) for name in names} | self.start
 
 
 def masked_quantile(x: Tensor, mask: Tensor, quantile: float) -> tuple[Tensor, Tensor]:

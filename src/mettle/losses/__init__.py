@@ -4,12 +4,19 @@ from typing import TYPE_CHECKING
 
 from mettle.losses.adacos import AdaCos
 from mettle.losses.arcface import ArcFace
+from mettle.losses.base import PairwiseLoss as PairwiseLoss
+from mettle.losses.base import SoftmaxLoss as SoftmaxLoss
+from mettle.losses.base import any_pair as any_pair
+from mettle.losses.base import softplus as softplus
+from mettle.losses.base import zero_if_empty as zero_if_empty
 from mettle.losses.center import Center
 from mettle.losses.contrastive import Contrastive
 from mettle.losses.cosface import CosFace
 from mettle.losses.infonce import InfoNCE
 from mettle.losses.lifted import LiftedStructure
+from mettle.losses.mcml import MCML as MCML
 from mettle.losses.npair import NPair
+from mettle.losses.npair import split_anchor_positive as split_anchor_positive
 from mettle.losses.peer_names import PEERS, PLANNED
 from mettle.losses.self_triplet import SelfTriplet
 from mettle.losses.similarity_classification import SimilarityClassification

@@ -177,9 +177,18 @@ class PairwiseLoss(SettingsModule):
             loss, embeddings, labels, difficulty=difficulty_of(loss), ref=ref, ids=ids, biased=biased
         )
 
-    def row_values(self, embeddings: Tensor, labels: Tensor, **options: Any) -> RowValues:
+    def row_values(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        progress: float | None = None,
+        weights: Tensor | None = None,
+        **options: Any,
+    ) -> RowValues:
         """Everything that the rows of this batch accumulate, in no particular order."""
-        return pair_row_values(self, embeddings, labels, difficulty=difficulty_of(self), **options)
+        loss = self.resolve_difficulty(progress, weights)
+        return pair_row_values(loss, embeddings, labels, difficulty=difficulty_of(loss), **options)
 
     def resolve_difficulty(self, progress: float | None, weights: Tensor | None) -> Self:
         """The loss for one call: with given weights, or with its curriculum at this point of training."""

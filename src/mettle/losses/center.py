@@ -3,16 +3,16 @@
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mettle.difficulty.settings import validate_integers, validate_numbers
+from mettle.difficulty.settings import WriteOnceModule, validate_integers, validate_numbers
 from mettle.losses.base import require
 from mettle.losses.class_vectors import ClassVectors, class_means
 from mettle.losses.softmax import Softmax
 from mettle.pairs.similarity import at_least_float32
 
 
-class Center(nn.Module):
+class Center(WriteOnceModule):
     r"""A classification loss plus the distance of samples to the running centre of their class (Wen et al. 2016).
 
     Formula:

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from mettle.data.draws import hashed
 from mettle.difficulty import AdaptiveThreshold
-from mettle.difficulty.settings import validate_difficulty, validate_integers, validate_numbers, view_with
+from mettle.difficulty.settings import (
+    WriteOnceModule,
+    validate_difficulty,
+    validate_integers,
+    validate_numbers,
+    view_with,
+)
 from mettle.errors import InputError
 from mettle.losses.base import PairwiseLoss, require, softplus
 from mettle.pairs import (
@@ -35,7 +41,7 @@ from mettle.pairs.similarity import at_least_float32, may_read, normalize_rows
 from mettle.pairs.validation import validate_embeddings
 
 
-class ClassVectors(nn.Module):
+class ClassVectors(WriteOnceModule):
     """Cross-entropy over one vector per class.
 
     Args:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from mettle.difficulty.settings import validate_numbers
+from mettle.difficulty.settings import WriteOnceModule, validate_numbers
 from mettle.errors import InputError
 from mettle.losses.given_pairs import Likeness, check_measure, check_rows, check_target, similarity, weighted_mean
 
@@ -14,7 +14,7 @@ from mettle.losses.given_pairs import Likeness, check_measure, check_rows, check
 THRESHOLD = {"cosine": 0.5, "dot": 0.0}
 
 
-class SimilarityClassification(nn.Module):
+class SimilarityClassification(WriteOnceModule):
     r"""Binary cross-entropy of the similarity of a given pair, with a learned scale and offset.
 
     Formula:

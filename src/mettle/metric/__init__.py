@@ -1,6 +1,6 @@
 """A linear metric for features that stay as they are: d²(x, y) = (x − y)ᵀ M (x − y), in the manner of scikit-learn."""
 
-from mettle.losses.mcml import MCML
+from mettle.losses import MCML
 from mettle.metric.form import squared_form
 from mettle.metric.mahalanobis import Mahalanobis
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from mettle.data import ClassBatches
 from mettle.errors import InputError
 from mettle.metric.descend import Found, batched, whole
-from mettle.pairs.pair_list import as_pair_list_loss
+from mettle.pairs import as_pair_list_loss
 
 AT_ONCE = 1024  # points up to which every step sees all pairs
 BATCH = 256  # points of a batch beyond that

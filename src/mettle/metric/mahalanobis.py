@@ -12,8 +12,7 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from mettle.errors import InputError
-from mettle.losses import Contrastive
-from mettle.losses.mcml import MCML
+from mettle.losses import MCML, Contrastive
 from mettle.metric import checks
 from mettle.metric.covariance import Whitening, about_classes, about_mean, between_alike, whitening
 from mettle.metric.form import factor_of, squared_form

@@ -5,8 +5,8 @@ loss.reductions ─┐                         ┌─ reference  whole matrix, p
 difficulty ──────┘                         └─ kernels    Triton, where there is a GPU and a declared kernel spec
 """
 
-from mettle.pairs.declarations import Traits
-from mettle.pairs.diagnostics import PairStatistics, pair_statistics
+from mettle.pairs.declarations import Traits, iterate_parts
+from mettle.pairs.diagnostics import PairStatistics, pair_statistics, pair_weights
 from mettle.pairs.dispatch import PairOutput, pair_loss
 from mettle.pairs.distributed import across_ranks
 from mettle.pairs.interface import (
@@ -36,6 +36,8 @@ from mettle.pairs.kernel_spec import (
     SoftmaxSpec,
 )
 from mettle.pairs.memory_queue import Queue
+from mettle.pairs.pair_list import as_pair_list_loss
+from mettle.pairs.similarity import distance, squared_distance
 
 __all__ = [
     "BatchHardSpec",
@@ -61,10 +63,15 @@ __all__ = [
     "Tile",
     "Traits",
     "across_ranks",
+    "as_pair_list_loss",
+    "distance",
     "gather_over",
+    "iterate_parts",
     "logsumexp_over",
     "max_over",
     "pair_loss",
     "pair_statistics",
+    "pair_weights",
+    "squared_distance",
     "sum_over",
 ]

@@ -38,13 +38,14 @@ def class_reductions(
     on a GPU may be too.
     """
     labels = labels.long()  # uint8 would be read as a mask
-    if z.is_cuda and unit_vectors and z.dtype == torch.float32 and available(z.device.index):
+    traced = transforms_active() or torch.compiler.is_compiling()
+    if not traced and z.is_cuda and unit_vectors and z.dtype == torch.float32 and available(z.device.index):
         from mettle.pairs.kernels.class_softmax import class_softmax
 
         return class_softmax(z, vectors, labels, float(scale), half, unit_features)
     z = normalize_rows(z) if unit_features else z
     small = chunk is None and len(z) * len(vectors) <= CHUNK
-    if small or transforms_active() or torch.compiler.is_compiling():
+    if small or traced:
         return dense_class_reductions(z, vectors, labels, scale, unit_vectors)
     size = chunk or max(CHUNK // len(z), 64)
     return _ClassSoftmaxFunction.apply(z, vectors, labels, scale, unit_vectors, size)  # type: ignore[return-value]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.pairs import reference, tiled
+from mettle.pairs import closed_form, reference, tiled
 from mettle.pairs.dispatch import Engine, choose_engine
 from mettle.pairs.interface import Difficulty, PairLoss, Pass, Reduction, RowValues, Tile, sum_over
 from mettle.pairs.kernel_spec import NoKernel
@@ -129,6 +129,7 @@ def pair_statistics(
         raise InputError(f"engine='triton' is not possible because {reason}: leave engine out, which takes tiles")
     if engine in ("dense", "tiled"):
         reason = reason or f"engine={engine!r} was asked for"
+    in_closed_form = engine == "auto" and ref is None and closed_form.find_spec(loss, difficulty, z) is not None
     rows = pair_row_values(
         _WeightCounts(loss, difficulty),  # type: ignore[arg-type]
         z,
@@ -149,7 +150,7 @@ def pair_statistics(
     used = square > 0
     effective = float((weight[used] ** 2 / square[used]).mean()) if bool(used.any()) else 0.0
     return PairStatistics(
-        engine=found if reason else "triton",
+        engine="triton" if not reason else "closed-form" if in_closed_form else found,
         not_fused=reason,
         anchors=len(z),
         anchors_without_positives=int((rows["positive.count"] == 0).sum()),

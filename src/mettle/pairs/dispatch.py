@@ -146,6 +146,8 @@ def _try_kernels(
     """On a GPU, with triton, where the loss declares a kernel spec: all of it at once. Else None."""
     if not insist and not (isinstance(z, Tensor) and z.is_cuda):
         return None  # the other engines look at the same things anyway
+    if not insist and (transforms_active() or torch.compiler.is_compiling()):
+        return None  # torch differentiates, batches and compiles what it can see
     validate_inputs(z, labels, ref, ids, biased)
     reason = explain_unavailable(z.device)
 

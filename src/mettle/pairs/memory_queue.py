@@ -31,7 +31,7 @@ class Queue(nn.Module):
         self.register_buffer("embeddings", torch.zeros(size, dim))
         self.register_buffer("labels", torch.zeros(size, dtype=torch.long))
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
-        self.register_buffer("place", torch.zeros((), dtype=torch.long))
+        self.register_buffer("next_index", torch.zeros((), dtype=torch.long))
 
     def __len__(self) -> int:
         return int(self.count)

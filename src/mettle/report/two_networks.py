@@ -13,7 +13,7 @@ from mettle.durable import write_text
 from mettle.evaluate.closed import BIASED, MODEL
 from mettle.evaluate.protocol import Judged
 from mettle.model import embed
-from mettle.pairs.diagnostics import pair_weights
+from mettle.pairs import pair_weights
 from mettle.report.map import NARROW, Located, again, drawn, located, rounded
 from mettle.report.number import GAP, percent
 from mettle.report.pairs import side

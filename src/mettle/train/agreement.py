@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mettle import losses
 from mettle.errors import InputError, RecipeError
-from mettle.losses.base import PairwiseLoss
+from mettle.losses import PairwiseLoss
 from mettle.train.batch_tuples import layout
 from mettle.train.method import LEAVE_SPARSE, compares, takes_sparse
 

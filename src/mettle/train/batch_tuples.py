@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from mettle.errors import InputError
-from mettle.losses.npair import NPair, split_anchor_positive
-from mettle.losses.triplet import Triplet
+from mettle.losses import NPair, Triplet, split_anchor_positive
 from mettle.train.synthesis import pulled
 
 Rows = Mapping[str, Tensor]

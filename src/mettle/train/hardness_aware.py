@@ -10,8 +10,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from mettle.data.loader import Batch
 from mettle.errors import InputError
-from mettle.losses.npair import NPair
-from mettle.losses.triplet import Triplet
+from mettle.losses import NPair, Triplet
 from mettle.model import Embedder
 from mettle.train.batch_tuples import Rows, layout
 from mettle.train.method import StepResult, check_classes, numbered

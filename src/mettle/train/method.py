@@ -13,7 +13,7 @@ from mettle.data.samples import Samples
 from mettle.difficulty import Relative
 from mettle.errors import InputError
 from mettle.model import Embedder, embed
-from mettle.pairs.declarations import iterate_parts
+from mettle.pairs import iterate_parts
 from mettle.train.optimisers import decayed, half
 
 START_SAMPLES = 16  # of a class at most, for the mean that its vector starts at

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mettle.difficulty.settings import validate_fields, validate_integers
+from mettle.difficulty import validate_fields, validate_integers
 from mettle.errors import InputError
 
 START = 1e6  # what both levels are taken to be before a window is full: nothing pulled, nothing synthetic

@@ -17,7 +17,7 @@ from mettle.durable import write_bytes
 from mettle.errors import DataError, InputError, RunError
 from mettle.losses import SelfTriplet
 from mettle.model import Embedder, EmbedderSpec
-from mettle.pairs.diagnostics import pair_weights
+from mettle.pairs import pair_weights
 from mettle.train.artifact import Run
 from mettle.train.method import StepResult, compares, progress_option, stateful
 from mettle.train.optimisers import Optimisers

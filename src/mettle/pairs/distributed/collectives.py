@@ -35,9 +35,9 @@ class _DistributePlan:
 def distribute(
     ranks: RankInfo, tensors: dict[str, Tensor], kind: Kind, shared: Sequence[Tensor] = (), *, reduce_gradients: bool
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """All tensors ``gather``-ed or each rank's ``own``, and ``shared`` ones as they are; with gradient where wanted.
+    """All tensors ``gather``-ed or each rank's ``local``, and ``shared`` ones as they are; with gradient where wanted.
 
-    ``meet``: every rank computes a part of the whole, so gradients are summed over ranks. Else every rank computes
+    ``reduce_gradients``: every rank computes a part of the whole, so gradients are summed over ranks. Else every rank computes
     the whole and has all of the gradient by itself.
     """
     wanted = [place for place in tensors if place in ranks.wanted]
@@ -53,7 +53,7 @@ def distribute(
     kinds: list[Kind] = [kind for _ in given]
     kinds.extend("replicated" for _ in shared)
     plan = _DistributePlan(ranks, kinds, wanted, reduce_gradients)
-    # A rank whose own rows want no gradient still has to come to the meeting.
+    # A rank whose own rows want no gradient still has to take part in the backward exchange.
     seed = torch.zeros((), requires_grad=True)
     made: Any = _DistributeFunction.apply(plan, seed, *given, *shared)
     return found | dict(zip(wanted, made[: len(given)], strict=True)), list(made[len(given) :])
@@ -120,7 +120,7 @@ def sum_over_ranks(validate_numbers: list[Tensor], device: torch.device) -> Tens
 
 
 def fail_everywhere(count: int, device: torch.device, error: Exception | None) -> NoReturn:
-    """Instead of `total` of so many numbers: raise this rank's error on every rank."""
+    """Instead of `sum_over_ranks` of so many numbers: raise this rank's error on every rank."""
     flags = torch.zeros(count + 1, dtype=torch.float64, device=device)
     flags[-1] = 1
     dist.all_reduce(flags)

@@ -54,9 +54,7 @@ def across_ranks(loss: Callable[..., Tensor], how: How = "auto") -> "AcrossRanks
     known = ("auto", "anchors", "rows", "replicated")
     if how not in known:
         raise InputError(f"how must be one of {', '.join(known)}, got {how!r}{nearest(str(how), known)}")
-    if how == "anchors" and not all(
-        hasattr(loss, name) for name in ("passes", "row_loss", "is_defined", "anchor_weight", "measure")
-    ):
+    if how == "anchors" and not all(hasattr(loss, name) for name in PAIR_LOSS):
         raise InputError(f"how='anchors' needs a loss of mettle.pairs, got {type(loss).__name__}: use how='replicated'")
     return AcrossRanks(loss, choose_strategy(loss) if how == "auto" else how)
 
@@ -175,7 +173,7 @@ class AcrossRanks(nn.Module):
         found, error = self._run_guarded(output, shared)
         if error is not None:
             fail_everywhere(3, device, error)
-        # Whatever the loss made of it, every rank has to come to the meeting on the way back.
+        # Whatever the loss made of it, every rank has to take part in the backward exchange.
         # One number of it: a sum of many may be too large for half precision, and 0 * inf is NaN.
         tie = 0 * z.flatten()[:1].sum() if z.requires_grad else 0
         if call != "__call__":

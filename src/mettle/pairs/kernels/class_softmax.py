@@ -61,7 +61,7 @@ def class_softmax(
     normalize: bool = False,
     precision: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(B,) cosine to the own class and (B,) log-sum-exp over the others, as `mettle.pairs.class_softmax.class_reductions`.
+    """(B,) cosine to the own class and (B,) log-sum-exp over the others, as `class_reductions` of the room.
 
     Args:
         z: (B, d) samples, of any length; where ``normalize`` is off they keep it.
