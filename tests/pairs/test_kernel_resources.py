@@ -74,12 +74,12 @@ def scale_rows(X, OUT, n, SIZE: tl.constexpr):
 
 
 @triton.jit
-def scale_rows_by_another_name(SOURCE, TARGET, n, BLOCK: tl.constexpr):
+def scale_rows_by_another_name(VALUES, SCALED, n, BLOCK: tl.constexpr):
     columns = tl.arange(0, BLOCK)
 
     # the same, further down, in other words
-    values = tl.load(SOURCE + columns, mask=columns < n, other=0.0)
-    tl.store(TARGET + columns, values * 2.0, mask=columns < n)
+    values = tl.load(VALUES + columns, mask=columns < n, other=0.0)
+    tl.store(SCALED + columns, values * 2.0, mask=columns < n)
 
 
 @triton.jit
