@@ -77,3 +77,44 @@ def test_no_environment_variable_is_read_outside_the_command_line(path):
     text = path.read_text(encoding="utf-8")
     assert "os.environ" not in text and "getenv" not in text
     assert "torch.load(" not in text, "pickles are never loaded"
+
+
+ENGINE = {"pairs", "losses", "difficulty"}
+
+
+def exported_names(module: str) -> set[str]:
+    """What a package of the engine exports: its ``__all__`` and what its ``__init__`` imports by name."""
+    path = ROOT.joinpath(*module.split(".")[1:])
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            found |= set(ast.literal_eval(node.value))
+        elif isinstance(node, ast.ImportFrom) and path.is_dir():
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and path.is_dir():
+            found.add(node.name)
+    return found
+
+
+def unexported_imports(path: Path) -> list[str]:
+    """Names that a file takes from a room of the engine which does not export them."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("mettle."):
+            continue
+        if node.module.split(".")[1] in ENGINE:
+            known = exported_names(node.module)
+            found += [f"{node.module}.{alias.name}" for alias in node.names if alias.name not in known]
+    return found
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room(p) not in ENGINE], ids=lambda p: str(p.relative_to(ROOT)))
+def test_other_rooms_take_what_the_engine_exports_and_nothing_else(path):
+    assert unexported_imports(path) == []
+
+
+def test_an_unexported_name_is_seen(tmp_path):
+    file = tmp_path / "x.py"
+    file.write_text("from mettle.pairs.problem import PairProblem\nfrom mettle.pairs import Tile\n")
+    assert unexported_imports(file) == ["mettle.pairs.problem.PairProblem"]

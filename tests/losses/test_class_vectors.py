@@ -10,6 +10,7 @@ import torch
 
 from laws.memory import Largest
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Threshold, curriculum
+from mettle.difficulty.settings import view_with
 from mettle.errors import InputError
 from mettle.losses import AdaCos, ArcFace, Center, CosFace, NormFace, Softmax, SphereFace
 from mettle.pairs.class_softmax import class_reductions
@@ -98,12 +99,10 @@ def test_gradcheck(name, difficulty):
     if name == "center":
         return  # a base loss that is checked itself, and a square
     torch.manual_seed(3)
-    loss = MEMBERS[name][0]().double()
-    loss.difficulty = difficulty
-    loss.eval()
-    z, y = torch.randn(N, D, dtype=torch.float64, requires_grad=True), torch.randint(0, C, (N,))
     if isinstance(difficulty, Threshold):  # detached weights are constants: compare with them frozen
-        loss.difficulty = Threshold(detach=False)
+        difficulty = Threshold(detach=False)
+    loss = view_with(MEMBERS[name][0]().double().eval(), difficulty=difficulty)
+    z, y = torch.randn(N, D, dtype=torch.float64, requires_grad=True), torch.randint(0, C, (N,))
 
     def value(z, W):
         return torch.func.functional_call(loss, {"weight": W}, (z, y))

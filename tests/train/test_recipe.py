@@ -26,7 +26,7 @@ def test_supcon_and_da_supcon_differ_by_one_line():
 
 def test_the_default_recipe_has_the_values_of_the_first_study():
     loss = load("da-supcon").criterion()
-    assert loss == SupCon(0.05, difficulty=loss.difficulty)
+    assert loss.settings == SupCon(0.05, difficulty=loss.difficulty).settings
     assert (loss.difficulty.alpha, loss.difficulty.beta) == (1.0, 10.0)
 
 
@@ -38,9 +38,9 @@ def test_the_default_recipe_chooses_the_closest_negatives_whatever_their_cosines
     z = (torch.randn(12, 8)[y] + torch.randn(48, 8) + common).requires_grad_()
     loss = load("da-supcon").criterion()
     loss(z, y)
-    facts = loss.facts(z, y)
-    assert facts.hard_negatives == pytest.approx(0.01, abs=0.005)
-    assert 0.3 < facts.hard_positives < 0.7
+    seen = loss.statistics(z, y)
+    assert seen.hard_negatives == pytest.approx(0.01, abs=0.005)
+    assert 0.3 < seen.hard_positives < 0.7
 
 
 def test_class_defaults_are_untouched_by_the_recipe():

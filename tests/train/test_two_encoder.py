@@ -15,12 +15,13 @@ from mettle.difficulty import Importance, Relative
 from mettle.errors import DataError, InputError, NumericError, RecipeError, RunError
 from mettle.losses import InfoNCE, SelfTriplet
 from mettle.model import Embedder, EmbedderSpec, embed
+from mettle.pairs import pair_weights
 from mettle.train import TwoEncoder, checkpoint, load, open_run, shipped
 from mettle.train import log as logs
 from mettle.train.jtt import Again, describe_error_set, mistakes, repeated
 from mettle.train.recipe import parse
 from mettle.train.session import train
-from mettle.train.two_encoder import Attribute, biased_model, pair_weights
+from mettle.train.two_encoder import Attribute, biased_model
 
 from .test_session import Stop, content, until
 
@@ -87,11 +88,16 @@ def test_baselines_train_one_encoder(loss):
     assert "clamp_fraction" in result.facts()
 
 
+def weights_of(z, ids, other):
+    """All weights, and which of them are of negatives."""
+    return pair_weights(WCL, z, ids, difficulty=WCL.difficulty, biased=other), ids[:, None] != ids
+
+
 def test_weights_are_those_of_the_formula():
     both, b = method(), batch()
     found = both.terms(b)
     z, o = (torch.nn.functional.normalize(x.detach().double()) for x in (found.embeddings, found.biased))
-    w, negative = pair_weights(WCL, z, b.ids, o)
+    w, negative = weights_of(z, b.ids, o)
     n = len(b.ids)
     for i in range(n):
         others = [j for j in range(n) if b.ids[i] != b.ids[j]]
@@ -104,8 +110,8 @@ def test_weights_are_those_of_the_formula():
 def test_the_mean_control_has_one_weight_and_the_mean_of_the_pairs():
     pairs, mean = method(), method(weights="mean")
     b = batch()
-    w, negative = pair_weights(WCL, pairs.terms(b).embeddings.detach(), b.ids, pairs.terms(b).biased)
-    used = mean.terms(b).criterion.difficulty.table
+    w, negative = weights_of(pairs.terms(b).embeddings.detach(), b.ids, pairs.terms(b).biased)
+    used = mean.terms(b).options["weights"]
     assert len(used[negative].unique()) == 1
     torch.testing.assert_close(used[negative].mean(), w[negative].mean())
     assert pairs.terms(b).loss != mean.terms(b).loss
@@ -114,13 +120,13 @@ def test_the_mean_control_has_one_weight_and_the_mean_of_the_pairs():
 def test_the_shuffled_control_deals_out_the_same_weights():
     pairs, shuffled = method(), method(weights="shuffled")
     b = batch()
-    w, negative = pair_weights(WCL, pairs.terms(b).embeddings.detach(), b.ids, pairs.terms(b).biased)
-    used = shuffled.terms(b).criterion.difficulty.table
+    w, negative = weights_of(pairs.terms(b).embeddings.detach(), b.ids, pairs.terms(b).biased)
+    used = shuffled.terms(b).options["weights"]
     assert not torch.equal(used, w)
     for i in range(len(w)):
         torch.testing.assert_close(used[i, negative[i]].sort().values, w[i, negative[i]].sort().values)
-    assert torch.equal(used, shuffled.terms(b).criterion.difficulty.table), "a pure function of (seed, step)"
-    assert not torch.equal(used, shuffled.terms(batch(step=1)).criterion.difficulty.table)
+    assert torch.equal(used, shuffled.terms(b).options["weights"]), "a pure function of (seed, step)"
+    assert not torch.equal(used, shuffled.terms(batch(step=1)).options["weights"])
 
 
 def test_facts_say_mean_and_spread_of_the_weights_and_their_means_by_group():
@@ -129,7 +135,7 @@ def test_facts_say_mean_and_spread_of_the_weights_and_their_means_by_group():
     both, b = method(attribute=attribute), batch()
     found = both.terms(b)
     facts = both.step(b, 0.0, 0.0).facts()
-    w, negative = (x.numpy() for x in pair_weights(WCL, found.embeddings.detach(), b.ids, found.biased))
+    w, negative = (x.numpy() for x in weights_of(found.embeddings.detach(), b.ids, found.biased))
     assert facts["weight_mean"] == pytest.approx(w[negative].mean(), rel=1e-5)
     assert facts["weight_std"] == pytest.approx(w[negative].std(ddof=1), rel=1e-4)
     place = np.tile([0, 0, 0, 1, 1, 1], 2)
@@ -230,11 +236,11 @@ def test_wcl_is_dcl_with_relative_difficulty_and_its_encoder():
 
 
 def test_recipes_mean_what_their_names_say():
-    assert load("simclr").criterion() == InfoNCE(0.5)
-    assert load("dcl").criterion() == InfoNCE(0.5, prior=0.1)
-    assert load("hcl").criterion() == InfoNCE(0.5, prior=0.1, difficulty=Importance(0.5))
-    assert load("wcl").criterion() == WCL
-    assert load("wcl").biased_criterion() == SelfTriplet(prior=0.1)
+    assert load("simclr").criterion().settings == InfoNCE(0.5).settings
+    assert load("dcl").criterion().settings == InfoNCE(0.5, prior=0.1).settings
+    assert load("hcl").criterion().settings == InfoNCE(0.5, prior=0.1, difficulty=Importance(0.5)).settings
+    assert load("wcl").criterion().settings == WCL.settings
+    assert load("wcl").biased_criterion().settings == SelfTriplet(prior=0.1).settings
 
 
 def tiny(source, loss=None, **tables):

@@ -139,7 +139,7 @@ class WriteOnceModule(nn.Module):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What it was built with, to be compared by value: its kind, its plain attributes, the settings of its parts."""
+        """What it was built with, to be compared by value: kind, plain attributes, and the settings of its parts."""
         found: dict[str, Any] = {"kind": type(self).__name__}
         found |= {name: value for name, value in vars(self).items() if is_setting(name, value)}
         parts = {name: module for name, module in self._modules.items() if hasattr(module, "settings")}

@@ -127,8 +127,8 @@ class SupCon(SoftmaxLoss):
     def penalty(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """−log(1 − p) of each negative, with and without its weight, but for one that takes most of the row.
 
-        Near p = 1 the difference 1 − p has no digits left. That one negative is the row's maximum, so `row_loss` has its
-        −log(1 − p) from the sum over all others, which is accumulated here.
+        Near p = 1 the difference 1 − p has no digits left. That one negative is the row's maximum, so `row_loss` has
+        its −log(1 − p) from the sum over all others, which is accumulated here.
         """
         x = self.logits(tile)
         logits = x - log_add(row_values["positives_lse"], row_values["negatives_lse"])

@@ -183,7 +183,7 @@ class Difficulty(Protocol):
         ...
 
     def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
-        """(a, b) weights, or what broadcasts to that, at least 0; entries outside ``positive`` and ``negative`` are ignored."""
+        """(a, b) weights, or what broadcasts to that, at least 0; only positive and negative pairs are looked at."""
         ...
 
 

@@ -37,8 +37,8 @@ def distribute(
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
     """All tensors ``gather``-ed or each rank's ``local``, and ``shared`` ones as they are; with gradient where wanted.
 
-    ``reduce_gradients``: every rank computes a part of the whole, so gradients are summed over ranks. Else every rank computes
-    the whole and has all of the gradient by itself.
+    ``reduce_gradients``: every rank computes a part of the whole, so gradients are summed over ranks. Else every rank
+    computes the whole and has all of the gradient by itself.
     """
     wanted = [place for place in tensors if place in ranks.wanted]
     found = {p: x for p, x in tensors.items() if p not in wanted}

@@ -28,6 +28,8 @@ from mettle.pairs.kernels.primitives import (
     upper_triangle_mask,
 )
 
+__all__ = ["ListedPairs", "list_pairs", "score_histogram"]
+
 BINS = 1 << 16
 HISTOGRAM_COPIES = 8  # so that fewer additions meet
 PAIRS_PER_LAUNCH = 1 << 30  # counts of a launch are 32 bits wide
