@@ -94,7 +94,8 @@ def evaluate_fused(loss: Any, difficulty: Any, inputs: KernelInputs) -> KernelRe
     if isinstance(lowered, LoweredSpec):
         from mettle.pairs.kernels.function import evaluate_spec
 
-        found = evaluate_spec(lowered, inputs.z, inputs.labels, ref, inputs.biased)
+        own = inputs.self_column if isinstance(inputs.self_column, Tensor) else None
+        found = evaluate_spec(lowered, inputs.z, inputs.labels, ref, inputs.biased, self_column=own)
         # Every defined anchor counts alike; the mask itself says so without another launch.
         return KernelResult(found.values, found.defined, found.defined, found.mean)
     from mettle.pairs.kernels.mining import batch_hard_rows
