@@ -45,7 +45,7 @@ def batch(n, d, dtype=FULL, each=4):
 
 
 def lower(loss, z, biased=None):
-    return lower_loss(loss, loss.difficulty, SimpleNamespace(z=z, ref=None, biased=biased, ids=None))
+    return lower_loss(loss, loss.difficulty, SimpleNamespace(z=z, ref=None, biased=biased, self_column=None))
 
 
 def mettle(loss, z, y, biased=None, **how):

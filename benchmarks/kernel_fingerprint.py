@@ -116,7 +116,7 @@ def build(entry: str, kernel, precision: str, constexprs: dict) -> dict:
 OPTIONS = ("num_warps", "num_stages")
 OPERANDS = ("Q", "Q_LO", "K", "K_LO", "Q2", "Q2_LO", "K2", "K2_LO")
 INT32_POINTERS = (
-    "POS_BEGIN", "POS_END", "ORDER", "BEST_TILE", "TABLE", "ABOVE", "COUNT", "COUNTS",
+    "POS_BEGIN", "POS_END", "SELF_COLUMN", "ORDER", "BEST_TILE", "TABLE", "ABOVE", "COUNT", "COUNTS",
 )  # fmt: skip
 INT64_POINTERS = ("LABELS", "COLUMN_LABELS", "SOURCE", "INDEX", "TARGET_CLASS", "WHERE", "BITS", "SLOTS")
 INTEGERS = (
@@ -195,7 +195,14 @@ def build_positives(precision: str, width: int, kind: str) -> list[dict]:
     from mettle.pairs.kernels.forward import positives_forward
 
     config = PositivesConfig(
-        precision, width, kind, is_self=True, weighted=True, numerator_only=True, debiased=True, hinge_form="hadsell"
+        precision,
+        width,
+        kind,
+        self_pairs="diagonal",
+        weighted=True,
+        numerator_only=True,
+        debiased=True,
+        hinge_form="hadsell",
     )
     forward = config.forward_constexprs(
         negative_term="hinge" if kind == "contrastive" else "importance", online=False, divide_by="weight",

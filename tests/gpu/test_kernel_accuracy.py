@@ -78,7 +78,7 @@ def bound(loss, precision, common):
 
 def lower(loss, z, ref=None, biased=None):
     """What the kernels compute for a loss, None where they cannot."""
-    found = lower_loss(loss, loss.difficulty, SimpleNamespace(z=z, ref=ref, biased=biased, ids=None))
+    found = lower_loss(loss, loss.difficulty, SimpleNamespace(z=z, ref=ref, biased=biased, self_column=None))
     return found if isinstance(found, LoweredSpec) else None
 
 

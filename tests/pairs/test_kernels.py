@@ -88,9 +88,9 @@ def batch(n, d, each=4, seed=0):
     return torch.randn(n, d, generator=generator), labels
 
 
-def lower(loss, z, ref=None, biased=None, ids=None):
+def lower(loss, z, ref=None, biased=None):
     """What the kernels compute for a loss on such data, None where they cannot."""
-    data = SimpleNamespace(z=z, ref=ref, biased=biased, ids=ids)
+    data = SimpleNamespace(z=z, ref=ref, biased=biased, self_column=None)
     found = lower_loss(loss, loss.difficulty, data)
     return found if isinstance(found, LoweredSpec) else None
 
@@ -260,6 +260,32 @@ def test_against_a_reference_set(loss, d):
     torch.testing.assert_close(found.mean.double(), wanted.mean(), rtol=2e-5, atol=2e-5)
     for a, b in zip(torch.autograd.grad(found.mean, leaves), torch.autograd.grad(wanted.mean(), exact), strict=True):
         assert gap(a, b) < 2e-5
+
+
+@pytest.mark.parametrize(
+    "loss", [SupCon(0.1), SupCon(0.1, "in", difficulty=LIVE), InfoNCE(0.5, 0.1, Importance(1.0)), InfoNCE(0.01),
+             Contrastive(0.4, 1.3)], ids=repr,
+)  # fmt: skip
+@pytest.mark.parametrize("d", [20, 261])
+def test_pairs_of_equal_id_are_left_out(loss, d):
+    """As of a queue that holds the batch, or of one rank's anchors among the embeddings of all."""
+    z, y = batch(23, d)
+    more, others = batch(30, d, seed=5)
+    generator = torch.Generator().manual_seed(7)
+    order = torch.randperm(53, generator=generator)
+    ids, ref_ids = torch.arange(23) + 100, torch.cat([torch.arange(23) + 100, torch.arange(30)])[order]
+    ids[5] = 999  # one that is not among the references
+    r, labels = torch.cat([z, more])[order], torch.cat([y, others])[order]
+    exact, leaves = [x.double().requires_grad_() for x in (z, r)], [x.clone().requires_grad_() for x in (z, r)]
+    wanted = pair_loss(
+        loss, exact[0], y, ref=(exact[1], labels, ref_ids), ids=ids, difficulty=loss.difficulty, engine="tiled"
+    )
+    inputs = collect_inputs(leaves[0], y, (leaves[1], labels, ref_ids), ids, None)
+    found = evaluate_fused(loss, loss.difficulty, inputs)
+    assert torch.equal(found.defined, wanted.defined)
+    torch.testing.assert_close(found.mean.double(), wanted.mean(), rtol=2e-5, atol=2e-5)
+    for a, b in zip(torch.autograd.grad(found.mean, leaves), torch.autograd.grad(wanted.mean(), exact), strict=True):
+        assert gap(a, b) < 4e-5
 
 
 def test_every_way_of_cutting_gives_the_same():
@@ -463,10 +489,9 @@ def test_what_has_no_fused_form_is_told(loss):
     assert lower(loss, z, biased=biased) is None
 
 
-def test_no_fused_form_for_double_precision_ids_or_a_missing_second_encoder():
-    z, y = batch(20, 5)
+def test_no_fused_form_for_double_precision_or_a_missing_second_encoder():
+    z, _ = batch(20, 5)
     assert lower(SupCon(0.1), z.double()) is None
-    assert lower(SupCon(0.1), z, z, ids=y) is None
     assert lower(InfoNCE(0.5, 0.1, Relative()), z) is None
 
 
@@ -676,7 +701,7 @@ def test_what_the_engine_asks():
     refused = evaluate_fused(SupCon(0.1), None, collect_inputs(z.double(), y, None, None, None))
     assert refused == NoKernel("embeddings are float64, the kernels compute in float32 at most")
     refused = evaluate_fused(SupCon(0.1), None, collect_inputs(z, y, (r, labels, y), y, None))
-    assert refused == NoKernel("the kernels cannot leave out pairs of equal id")
+    assert refused == NoKernel("an id occurs twice in the reference set, or with two labels")
     found = evaluate_fused(SupCon(0.1), None, collect_inputs(z, y, (r, labels, y), None, None))
     wanted = SupCon(0.1).output(z, y, ref=(r, labels), engine="dense")
     torch.testing.assert_close(found.mean, wanted.mean(), rtol=1e-5, atol=1e-5)

@@ -95,7 +95,7 @@ class Present(PairwiseLoss):
 
 @pytest.mark.parametrize("n", [23, 61, 150])
 def test_statistics_count_what_a_call_sees(n):
-    """Weights that hang on the last bit: statistics must look at the same products in the same order as the loss does."""
+    """Weights that hang on the last bit: statistics look at the same products in the same order as the loss."""
     loss = Present(Closest(exact=True))
     for seed in range(20):
         z, y = doubled(n, 9, seed)

@@ -101,7 +101,10 @@ def evaluate_fused(
     if isinstance(lowered, LoweredSpec):
         from mettle.pairs.kernels.function import evaluate_spec
 
-        found = evaluate_spec(lowered, inputs.z, inputs.labels, ref, inputs.biased, reference=reference)
+        own = inputs.self_column if isinstance(inputs.self_column, Tensor) else None
+        found = evaluate_spec(
+            lowered, inputs.z, inputs.labels, ref, inputs.biased, self_column=own, reference=reference
+        )
         return KernelResult(found.values, found.defined, None, found.mean)
     from mettle.pairs.kernels.mining import batch_hard_rows
 

@@ -274,7 +274,7 @@ def score_gradients_kernel(
 
 @triton.jit
 def positives_backward(
-    Z, C, POS_BEGIN, POS_END, ROW_STATE, COLUMN_STATE, G, n, padded, columns_padded, splits,
+    Z, C, POS_BEGIN, POS_END, SELF_COLUMN, ROW_STATE, COLUMN_STATE, G, n, padded, columns_padded, splits,
     inv_t, bound, slope, threshold, floor, prior, margin,
     HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, ROW_LOSS: tl.constexpr, SELF: tl.constexpr, WEIGHTED: tl.constexpr,
@@ -294,6 +294,8 @@ def positives_backward(
     offs_m = row + tl.arange(0, BLOCK_M)
     pos_begin = tl.load(POS_BEGIN + offs_m)
     pos_end = tl.load(POS_END + offs_m)
+    if SELF == "column":
+        self_column = tl.load(SELF_COLUMN + offs_m)
     offs_k = start + tl.arange(0, BLOCK_K)
     at = offs_m.to(tl.int64)[:, None] * HEAD_DIM + offs_k[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
@@ -308,8 +310,10 @@ def positives_backward(
         s = similarity_float32(Z, C, row, column, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, INPUT_PRECISION)
         offs_n = column + tl.arange(0, BLOCK_N)
         keep = (offs_n[None, :] >= pos_begin[:, None]) & (offs_n[None, :] < pos_end[:, None])
-        if SELF:
+        if SELF == "diagonal":
             keep = keep & (offs_n[None, :] != offs_m[:, None])
+        if SELF == "column":
+            keep = keep & (offs_n[None, :] != self_column[:, None])
         w = tl.full((BLOCK_M, BLOCK_N), 1.0, tl.float32)
         dw = w
         if WEIGHTED:

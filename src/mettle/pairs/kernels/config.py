@@ -172,7 +172,7 @@ class PositivesConfig:
     precision: str
     head_dim: int
     row_loss: str
-    is_self: bool  # rows are compared with themselves
+    self_pairs: str  # which column is a row's own sample: "none", on the "diagonal", or in a "column" of its own
     weighted: bool = False
     numerator_only: bool = False
     debiased: bool = False
@@ -191,7 +191,7 @@ class PositivesConfig:
             "BLOCK_N": POSITIVE_BLOCK,
             "INPUT_PRECISION": "ieee" if self.precision == "ieee" else "tf32x3",
             "ROW_LOSS": self.row_loss,
-            "SELF": self.is_self,
+            "SELF": self.self_pairs,
             "WEIGHTED": self.weighted,
             "NUMERATOR_ONLY": self.numerator_only,
             "DEBIASED": self.debiased,

@@ -212,8 +212,8 @@ def shift_kernel(PARTIAL, PARTIAL2, SHIFT, padded, splits, splits2, SIZE: tl.con
 
 @triton.jit
 def positives_forward(
-    Z, C, POS_BEGIN, POS_END, PARTIAL, SHIFT, ORDER, VALUES, DEFINED, ROW_STATE, BLOCK_SUMS, n, m, padded, splits,
-    inv_t, bound, slope, threshold, floor, scale, prior, margin,
+    Z, C, POS_BEGIN, POS_END, SELF_COLUMN, PARTIAL, SHIFT, ORDER, VALUES, DEFINED, ROW_STATE, BLOCK_SUMS,
+    n, m, padded, splits, inv_t, bound, slope, threshold, floor, scale, prior, margin,
     HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, ROW_LOSS: tl.constexpr, TERM: tl.constexpr, SELF: tl.constexpr,
     ONLINE: tl.constexpr, WEIGHTED: tl.constexpr, NUMERATOR_ONLY: tl.constexpr, DIVIDE_BY: tl.constexpr,
@@ -228,7 +228,8 @@ def positives_forward(
     Grid: (padded / BLOCK_M,). A program owns BLOCK_M rows of ROW_STATE (8, padded) float32, see `primitives`, the same
     rows of VALUES (n,) float32 and DEFINED (n,) bool in the order in which they came, and BLOCK_SUMS[i] (blocks, 3)
     float32: sum of values, number of anchors, largest |dL/d(log F)|.
-    Z, C: float32 rows and columns; PARTIAL: what `negatives_forward` left. SELF: a row is not its own positive.
+    Z, C: float32 rows and columns; PARTIAL: what `negatives_forward` left. SELF: which column is a row's
+    own sample, and no positive: ``none``, on the ``diagonal``, or as SELF_COLUMN (padded,) int32 says, -1 for none.
     Cost: 2·HEAD_DIM FLOPs per pair of a row and the columns between its block's first and last positive.
     """
     row = tl.program_id(0) * BLOCK_M
@@ -237,8 +238,11 @@ def positives_forward(
     pos_begin = tl.load(POS_BEGIN + offs_m)
     pos_end = tl.load(POS_END + offs_m)
     positives = (pos_end - pos_begin).to(tl.float32)
-    if SELF:
+    if SELF == "diagonal":
         positives = positives - 1.0
+    if SELF == "column":
+        self_column = tl.load(SELF_COLUMN + offs_m)
+        positives = positives - tl.where(self_column >= 0, 1.0, 0.0)
     negatives = m - (pos_end - pos_begin).to(tl.float32)
 
     # What the negatives came to. Where there are none, log_negatives is -inf.
@@ -274,8 +278,10 @@ def positives_forward(
         s = similarity_float32(Z, C, row, column, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, INPUT_PRECISION)
         offs_n = column + tl.arange(0, BLOCK_N)
         keep = (offs_n[None, :] >= pos_begin[:, None]) & (offs_n[None, :] < pos_end[:, None])
-        if SELF:
+        if SELF == "diagonal":
             keep = keep & (offs_n[None, :] != offs_m[:, None])
+        if SELF == "column":
+            keep = keep & (offs_n[None, :] != self_column[:, None])
         x = s * inv_t
         w = tl.full((BLOCK_M, BLOCK_N), 1.0, tl.float32)
         if WEIGHTED:

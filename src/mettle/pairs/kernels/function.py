@@ -59,12 +59,14 @@ def evaluate_spec(
     biased: tuple[Tensor, Tensor] | None = None,
     precision: str | None = None,
     config: KernelConfig | None = None,
+    self_column: Tensor | None = None,
     reference: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]] | None = None,
 ) -> SpecResult:
     """Evaluate a spec on raw embeddings, against themselves or against ``ref``.
 
-    ``precision`` overrides that of the products, ``config`` the sizes of tiles. ``reference`` computes values and mean
-    with a graph, for second derivatives.
+    ``precision`` overrides that of the products, ``config`` the sizes of tiles. ``self_column``: (n,) which reference
+    is the same sample as an anchor, and has its label, -1 where there is none: such pairs are left out. ``reference``
+    computes values and mean with a graph, for second derivatives.
     """
     others = (labels, *(ref or ()), *(biased or ()))
     if any(x.device != z.device for x in others):
@@ -74,7 +76,7 @@ def evaluate_spec(
     biased = biased if spec.has_second_encoder else None
     precision = precision or (choose_precision(spec, z.dtype) if z.is_cuda else "ieee")
     ref_labels = None if ref is None else flatten_tensor(ref[1])
-    call = PairLossCall(spec, flatten_tensor(labels), ref_labels, biased, precision, config)
+    call = PairLossCall(spec, flatten_tensor(labels), ref_labels, biased, precision, config, self_column)
     with torch.cuda.device_of(z):
         values, mean, defined = PairLossFunction.apply(call, reference, z, None if ref is None else ref[0])  # type: ignore[misc]
     return SpecResult(values, defined, mean)
@@ -128,9 +130,11 @@ class PairLossCall:
         biased: tuple[Tensor, Tensor] | None,
         precision: str,
         config: KernelConfig | None,
+        self_column: Tensor | None = None,
     ):
         self.spec, self.precision, self.given_config = spec, precision, config
         self.labels, self.ref_labels, self.biased = labels, ref_labels, biased
+        self.given_self_column = self_column
 
     def forward(self, z: Tensor, ref: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Values, mean and where values are defined."""
@@ -138,11 +142,13 @@ class PairLossCall:
         ref = None if ref is None else align_tensor(ref)
         biased = () if self.biased is None else tuple(align_tensor(b.detach()) for b in self.biased)
         self.deterministic = torch.are_deterministic_algorithms_enabled()
-        settings = (spec.compile_key, self.precision, self.given_config, self.deterministic)
+        has_self_column = self.given_self_column is not None
+        settings = (spec.compile_key, self.precision, self.given_config, self.deterministic, has_self_column)
         self.cache = find_launch_cache(settings, (z, self.labels, ref, self.ref_labels, *biased))
         self.rows = self.columns = self._prepare(z, "rows")
         if ref is not None:
             self.columns = self._prepare(ref, "columns")
+        self.self_column, self.self_row = self._sort_self_column()
         self.rows2 = self.columns2 = None
         if biased:
             self.rows2 = self.columns2 = self._prepare(biased[0], "rows", self.rows)
@@ -171,6 +177,21 @@ class PairLossCall:
                 lambda: Launch((padded // 64,), (padded, splits, splits2), {"SIZE": 64}),
             )
         return self._finish_rows(*self.sum_negatives())
+
+    def _sort_self_column(self) -> tuple[Tensor, Tensor]:
+        """(padded,) int32 of rows and of columns: where each has its own sample on the other side, -1 for nowhere."""
+        rows, columns, given = self.rows, self.columns, self.given_self_column
+        if given is None:
+            return rows.order, columns.order  # read by no kernel
+        position = torch.empty(columns.n, dtype=torch.int32, device=given.device)
+        numbers = torch.arange(columns.padded, dtype=torch.int32, device=given.device)
+        position[columns.order[: columns.n].long()] = numbers[: columns.n]
+        own = given[rows.order[: rows.n].long()].long()
+        own = torch.where(own >= 0, position[own.clamp(min=0)], -1)
+        row = torch.full((columns.padded + 1,), -1, dtype=torch.int32, device=given.device)
+        at = torch.where(own >= 0, own, columns.padded).long()  # behind the end where there is none
+        row[at] = torch.arange(rows.n, dtype=torch.int32, device=given.device)
+        return torch.nn.functional.pad(own, (0, rows.padded - rows.n), value=-1), row[:-1].contiguous()
 
     def _prepare(self, z: Tensor, side: str, like: Operands | None = None) -> Operands:
         """One side; a second encoder's rows in the order of the first one's."""
@@ -260,11 +281,11 @@ class PairLossCall:
         blocks = padded // POSITIVE_BLOCK
         block_sums, self.stats = torch.empty(blocks, 3, device=device), torch.empty(3, device=device)
         mean = torch.empty((), device=device)
-        inputs = (rows.normalized, columns.normalized, rows.positive_begin, rows.positive_end, sums, self.shift)
+        inputs = (rows.normalized, columns.normalized, rows.positive_begin, rows.positive_end, self.self_column)
         self.cache.launch(
             "positives",
             positives_forward,
-            (*inputs, rows.order, values, defined, self.row_state, block_sums),
+            (*inputs, sums, self.shift, rows.order, values, defined, self.row_state, block_sums),
             lambda: Launch(
                 (blocks,),
                 (rows.n, columns.n, padded, splits),
@@ -344,6 +365,7 @@ class PairLossCall:
             "row_end": row_end,
             "column_end": column_end,
         }
+        own_column = self.self_column if row_end else self.self_row
         splits = 1
         if self.config.scores_in_memory:
             flags = config.score_gradients_constexprs(**ends)
@@ -372,7 +394,7 @@ class PairLossCall:
         self.cache.launch(
             f"positives backward {row_end}",
             positives_backward,
-            (a.normalized, b.normalized, a.positive_begin, a.positive_end, row_state, row_state, g),
+            (a.normalized, b.normalized, a.positive_begin, a.positive_end, own_column, row_state, row_state, g),
             lambda: Launch(
                 (cdiv(a.n, POSITIVE_BLOCK), a.head_dim // self._positives_config().block_k),
                 (a.n, a.padded, b.padded, splits),
@@ -399,11 +421,14 @@ class PairLossCall:
 
     def _positives_config(self) -> PositivesConfig:
         spec = self.spec
+        self_pairs = "diagonal" if self.rows is self.columns else "none"
+        if self.given_self_column is not None:
+            self_pairs = "column"
         return PositivesConfig(
             self.precision,
             self.rows.head_dim,
             spec.row_loss,
-            is_self=self.rows is self.columns,
+            self_pairs=self_pairs,
             weighted=spec.has_positive_weights,
             numerator_only=spec.numerator_only,
             debiased=spec.prior > 0,

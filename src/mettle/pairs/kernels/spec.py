@@ -176,7 +176,7 @@ class KernelInputs:
     ref: Tensor | None = None
     ref_labels: Tensor | None = None
     biased: tuple[Tensor, Tensor] | None = None
-    ids: Tensor | None = None
+    self_column: Tensor | NoKernel | None = None  # (n,) the reference that is the same sample, -1 where none is
 
 
 def collect_inputs(z: Tensor, labels: Tensor, ref: Any, ids: Tensor | None, biased: Any) -> KernelInputs:
@@ -185,8 +185,26 @@ def collect_inputs(z: Tensor, labels: Tensor, ref: Any, ids: Tensor | None, bias
     if biased is not None and isinstance(biased, tuple) == (ref is None):
         raise InputError("biased must be one tensor, or with ref= a pair: the second encoder's batch and references")
     both = (biased, biased) if isinstance(biased, Tensor) else biased
-    known = ids if ref is not None and len(ref) == 3 else None
-    return KernelInputs(z, labels, ref_z, ref_labels, both, known)
+    own = None
+    if ids is not None and ref is not None and len(ref) == 3:
+        own = match_ids(ids, ref[2], labels, ref[1])
+    return KernelInputs(z, labels, ref_z, ref_labels, both, own)
+
+
+def match_ids(ids: Tensor, ref_ids: Tensor, labels: Tensor, ref_labels: Tensor) -> Tensor | NoKernel:
+    """(n,) which reference has the id of an anchor, -1 where none has.
+
+    The kernels leave out one pair of each row, among its positives: ids must be unique in the reference set, and
+    samples of equal id have equal labels. To ask whether that is so, the host waits for the device once.
+    """
+    ordered, order = torch.sort(ref_ids)
+    at = torch.searchsorted(ordered, ids).clamp(max=len(ordered) - 1)
+    found = ordered[at] == ids
+    own = torch.where(found, order[at], -1)
+    unlike = found & (labels != ref_labels[order[at]])
+    if bool((ordered[1:] == ordered[:-1]).any() | unlike.any()):
+        return NoKernel("an id occurs twice in the reference set, or with two labels")
+    return own
 
 
 def lower_loss(loss: Any, difficulty: Any, inputs: KernelInputs) -> LoweredSpec | BatchHardSpec | NoKernel:
@@ -198,6 +216,8 @@ def lower_loss(loss: Any, difficulty: Any, inputs: KernelInputs) -> LoweredSpec 
     if isinstance(lowered, NoKernel):
         return lowered
     refusal = _refuse_data(inputs)
+    if refusal is None and isinstance(lowered, BatchHardSpec) and inputs.self_column is not None:
+        refusal = NoKernel("the kernels that mine the hardest pairs cannot leave out pairs of equal id")
     if refusal is None and isinstance(lowered, LoweredSpec) and lowered.has_second_encoder and inputs.biased is None:
         refusal = NoKernel("the second encoder's embeddings are missing")
     return refusal or lowered
@@ -286,7 +306,7 @@ def choose_precision(lowered: LoweredSpec, dtype: torch.dtype) -> Literal["fp16"
 
 
 def _refuse_data(inputs: KernelInputs) -> NoKernel | None:
-    """Widths and types that the kernels do not hold; and pairs excluded by id."""
+    """Widths and types that the kernels do not hold; and ids that are no use."""
     for x in (inputs.z, inputs.ref, *(inputs.biased or ())):
         if x is None:
             continue
@@ -295,4 +315,4 @@ def _refuse_data(inputs: KernelInputs) -> NoKernel | None:
         if x.dtype not in DTYPES:
             came = str(x.dtype).removeprefix("torch.")
             return NoKernel(f"embeddings are {came}, the kernels compute in float32 at most")
-    return None if inputs.ids is None else NoKernel("the kernels cannot leave out pairs of equal id")
+    return inputs.self_column if isinstance(inputs.self_column, NoKernel) else None
