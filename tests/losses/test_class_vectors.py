@@ -412,7 +412,7 @@ def test_a_sample_of_weight_two_counts_as_if_listed_twice(data):
             return torch.where(tile.positive, w, 1.0) if tile.positive is not False else torch.ones_like(w)
 
     weighted, plain = made("cosface", W), made("cosface", W)
-    weighted.difficulty = OwnTwice()
+    weighted = view_with(weighted, difficulty=OwnTwice())
     twice = torch.cat([z, z[:1]]), torch.cat([y, y[:1]])
     torch.testing.assert_close(weighted(z, y), plain(*twice))
 
@@ -421,7 +421,7 @@ def test_weights_of_wrong_classes_are_those_of_the_oracle(data):
     z, y, W = data
     difficulty = Threshold(alpha=0.0, beta=2.0, positive=0.7, negative=0.1)
     loss = made("cosface", W)
-    loss.difficulty = difficulty
+    loss = view_with(loss, difficulty=difficulty)
     cosine = oracle.cosines(z, W)
     w = 1 + np.clip((np.array(cosine) - 0.1) * (2.0 / 0.9), 0, None)
     w[np.arange(N), y] = 1

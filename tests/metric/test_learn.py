@@ -18,7 +18,7 @@ LOSSES = {
     "SupCon": SupCon(0.1),
     "SupCon, hard pairs": SupCon(0.1, difficulty=Threshold()),
     "Triplet": Triplet(1.0, normalise=False, squared=True, mining="semihard"),
-    "Triplet, hardest": Triplet(1.0, normalise=False, mining="hardest", soft=True),
+    "Triplet, hardest": Triplet(1.0, normalise=False, squared=True, mining="hardest", soft=True),
     "Triplet, random": Triplet(1.0, normalise=False, mining="random"),
 }
 
