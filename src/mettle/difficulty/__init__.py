@@ -13,7 +13,7 @@ Your own is one small class: see `mettle.pairs.Difficulty`.
 """
 
 from mettle.difficulty.combine import Product, curriculum
-from mettle.difficulty.fixed import FixedWeights as FixedWeights
+from mettle.difficulty.fixed_weights import FixedWeights as FixedWeights
 from mettle.difficulty.importance import Importance
 from mettle.difficulty.mining import Hardest, SemiHard
 from mettle.difficulty.relative import Relative

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from mettle.difficulty.fixed import FixedWeights
+from mettle.difficulty.fixed_weights import FixedWeights
 from mettle.difficulty.settings import SettingsModule, view_with
 from mettle.errors import InputError
 from mettle.pairs import (

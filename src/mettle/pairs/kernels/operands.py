@@ -52,7 +52,7 @@ class Operands:
         return self.normalized.shape[0]
 
 
-class RowBlock(NamedTuple):
+class RowBlockConfig(NamedTuple):
     """What a program of the kernels that treat each row once holds, and the warps to hold it."""
 
     columns: int  # a power of two
@@ -65,10 +65,10 @@ def padded_head_dim(d: int) -> int:
     return max(16, next_power_of_2(d)) if d <= 256 else cdiv(d, 128) * 128
 
 
-def select_row_block(head_dim: int) -> RowBlock:
+def select_row_block(head_dim: int) -> RowBlockConfig:
     """For rows of this width."""
     columns = next_power_of_2(head_dim)
-    return RowBlock(columns, min(32, max(1, BLOCK_ENTRIES // columns)), 4 if columns <= 512 else 8)
+    return RowBlockConfig(columns, min(32, max(1, BLOCK_ENTRIES // columns)), 4 if columns <= 512 else 8)
 
 
 def prepare_operands(

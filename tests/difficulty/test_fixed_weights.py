@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from mettle.difficulty import Relative
-from mettle.difficulty.fixed import FixedWeights
+from mettle.difficulty.fixed_weights import FixedWeights
 from mettle.losses import InfoNCE
 from mettle.pairs.diagnostics import pair_weights
 
