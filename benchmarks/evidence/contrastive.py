@@ -17,7 +17,7 @@ from mettle.difficulty import Importance, Relative
 from mettle.evaluate.probe import Accuracy
 from mettle.losses import InfoNCE, SelfTriplet
 from mettle.model import Embedder
-from mettle.pairs import Reduction, Rows, Tile, Traits
+from mettle.pairs import Reduction, RowValues, Tile, Traits
 from mettle.train import TwoEncoder
 
 METHODS = ("simclr", "dcl", "hcl", "wcl", "constant")
@@ -48,7 +48,7 @@ class Constant:
         """Nothing."""
         return {}
 
-    def weights(self, tile: Tile, rows: Rows) -> Tensor:
+    def weights(self, tile: Tile, rows: RowValues) -> Tensor:
         """(a, b) weights."""
         w = torch.full_like(tile.similarity, self.weight)
         return w if tile.positive is False else torch.where(tile.positive, 1.0, w)  # type: ignore[arg-type]
@@ -115,19 +115,19 @@ def units(method: str) -> float:
     return {"wcl": 2.0, "constant": 1.1, "jtt": 0.7, "erm": 0.5, "raw": 0.01, "untrained": 0.01}.get(method, 1.0)
 
 
-def iterate_parts(data: Set) -> dict[str, np.ndarray]:
+def parts_of(data: Set) -> dict[str, np.ndarray]:
     """Positions by name."""
     return {"train": data.part(TRAIN), "val": data.part(VAL), "test": data.part(TEST)}
 
 
 def frozen(model: Embedder, data: Set, most: int | None = None) -> dict[str, Tensor]:
     """Features of every part, from a network that learns no more."""
-    return {name: outputs(model, data, at[:most], features=True) for name, at in iterate_parts(data).items()}
+    return {name: outputs(model, data, at[:most], features=True) for name, at in parts_of(data).items()}
 
 
 def column(data: Set, name: str) -> dict[str, np.ndarray]:
     """A column by part."""
-    return {part: data.columns[name][at].astype(np.int64) for part, at in iterate_parts(data).items()}
+    return {part: data.columns[name][at].astype(np.int64) for part, at in parts_of(data).items()}
 
 
 def classified(z: dict[str, Tensor], data: Set) -> tuple[dict[str, float], Accuracy]:

@@ -141,10 +141,11 @@ class Spurious:
 @torch.no_grad()
 def weighed(method: Any, batch: Any, attribute: Attribute) -> dict[str, float]:
     """How w depends on the groups of both ends."""
-    from mettle.train.two_encoder import pair_weights
+    from mettle.pairs import pair_weights
 
-    terms = method.terms(batch)
-    w, negative = pair_weights(terms.criterion, terms.embeddings, batch.ids, terms.biased)
+    terms, loss = method.terms(batch), method.loss
+    w = pair_weights(loss, terms.embeddings, batch.ids, difficulty=loss.difficulty, biased=terms.biased)
+    negative = batch.ids[:, None] != batch.ids[None, :]
     told = attribute.facts(w, negative, batch) | {"mean": w[negative].mean().item(), "std": w[negative].std().item()}
     return {name: value for name, value in told.items() if isinstance(value, float)}
 

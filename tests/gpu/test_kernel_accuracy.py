@@ -263,8 +263,8 @@ class Subclass(SupCon):
 class Doubled(SupCon):
     """Another formula, which the kernels do not know."""
 
-    def finish(self, rows):
-        return 2 * super().finish(rows)
+    def row_loss(self, rows):
+        return 2 * super().row_loss(rows)
 
 
 def test_a_subclass_is_fused_and_one_that_overrides_the_maths_is_not():
@@ -272,12 +272,12 @@ def test_a_subclass_is_fused_and_one_that_overrides_the_maths_is_not():
     wanted, found = SupCon(0.1).output(z, y), Subclass(0.1).output(z, y)
     assert (wanted.engine, found.engine) == ("triton", "triton")
     assert torch.equal(found.values, wanted.values)
-    facts = Subclass(0.1).facts(z, y)
+    facts = Subclass(0.1).statistics(z, y)
     assert (facts.engine, facts.not_fused) == ("triton", "")
     found = Doubled(0.1).output(z, y)
     assert found.engine == "tiled"
     torch.testing.assert_close(found.mean(), 2 * wanted.mean(), rtol=1e-4, atol=0)
-    assert Doubled(0.1).facts(z, y).not_fused == "Doubled overrides finish and does not restate kernel_spec"
+    assert Doubled(0.1).statistics(z, y).not_fused == "Doubled overrides row_loss and does not restate kernel_spec"
 
 
 def test_a_label_out_of_range_is_told_and_the_device_lives_on():
@@ -303,7 +303,7 @@ def test_batch_hard(loss, n, d):
     z, y = batch(n, d, fresh())
     exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
     wanted, rows = replace(loss).output(exact, y, engine="dense"), batch_hard_rows(loss, leaf, y)
-    a, b = loss.finish(rows).mean(), wanted.values.mean()
+    a, b = loss.row_loss(rows).mean(), wanted.values.mean()
     assert float(((a - b).abs() / b).detach()) < 1e-6
     (a,), (b,) = torch.autograd.grad(a, leaf), torch.autograd.grad(b, exact)
     assert float((a - b).norm() / b.norm()) < 2e-2  # a near-tie may mine the other pair

@@ -29,13 +29,13 @@ class Learned(nn.Module):
         self.more = nn.Parameter(torch.tensor(0.5))
         self.register_buffer("seen", torch.zeros(()))
 
-    def stats(self, tile):
+    def row_statistics(self, tile):
         return {}
 
-    def weigh(self, tile, rows):
+    def weights(self, tile, rows):
         if torch.is_grad_enabled():
             self.seen += 1
-        return 1 + self.more.square() * tile.s.square()
+        return 1 + self.more.square() * tile.similarity.square()
 
 
 class Outer(nn.Module):
@@ -50,11 +50,11 @@ class Outer(nn.Module):
     def observe(self, embeddings, labels):
         self.difficulty.observe(embeddings, labels)
 
-    def stats(self, tile):
+    def row_statistics(self, tile):
         return {}
 
-    def weigh(self, tile, rows):
-        return self.difficulty.weigh(tile, rows)
+    def weights(self, tile, rows):
+        return self.difficulty.weights(tile, rows)
 
 
 def network(seed=0):
@@ -171,10 +171,39 @@ def test_checkpoints_that_name_a_difficulty_twice_still_open(name, tmp_path):
     assert moved(again, batches, range(5, 9)) == wanted
 
 
-def test_names_in_a_checkpoint_are_those_of_earlier_versions():
-    assert list(supervised("plain")[0].state()["modules"]) == ["model", "difficulty 0"]
-    assert list(supervised("class vectors, product")[0].state()["modules"]) == ["model", "loss", "difficulty 1"]
-    assert list(two("adaptive")[0].state()["modules"]) == ["model", "difficulty 0"]
+def test_a_loss_holds_its_difficulties_in_a_checkpoint():
+    assert list(supervised("plain")[0].state()["modules"]) == ["model", "loss"]
+    assert list(supervised("class vectors, product")[0].state()["modules"]) == ["model", "loss"]
+    assert list(two("adaptive")[0].state()["modules"]) == ["model", "loss"]
+    assert set(supervised("plain")[0].state()["modules"]["loss"]) == {"difficulty.positive", "difficulty.negative"}
+
+
+@pytest.mark.parametrize(("build", "name"), [(supervised, "plain"), (two, "adaptive")])
+def test_a_checkpoint_of_an_earlier_version_gives_its_thresholds_back(build, name, tmp_path):
+    """Losses were no modules then: what they follow stood beside them, as ``difficulty 0``."""
+    method, batches = build(name)
+    moved(method, batches, range(5))
+    state = copy.deepcopy(method.state())
+    state["modules"] = {
+        "model": state["modules"]["model"],
+        "difficulty 0": copy.deepcopy(method.loss.difficulty.state_dict()),
+    }
+    checkpoint.save(tmp_path, 5, state)
+    wanted = moved(method, batches, range(5, 9))
+    again, _ = build(name)
+    again.load_state(checkpoint.latest(tmp_path)[1])
+    assert moved(again, batches, range(5, 9)) == wanted
+
+
+def test_a_checkpoint_of_an_earlier_version_with_a_plain_loss_opens(tmp_path):
+    torch.manual_seed(1)
+    method, again = (Supervised(network(), SupCon()) for _ in range(2))
+    moved(method, labelled, range(5))
+    state = copy.deepcopy(method.state())
+    checkpoint.save(tmp_path, 5, {**state, "modules": {"model": state["modules"]["model"]}})
+    wanted = moved(method, labelled, range(5, 9))
+    again.load_state(checkpoint.latest(tmp_path)[1])
+    assert moved(again, labelled, range(5, 9)) == wanted
 
 
 def test_a_learned_difficulty_is_trained_once():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from mettle.difficulty.settings import SettingsModule, validate_difficulty, view_with
+from mettle.difficulty.settings import SettingsModule, validate_difficulty, validate_number, view_with
 from mettle.errors import InputError
 from mettle.pairs import Difficulty, KernelWeights, LinearWeights, NoKernel, Reduction, RowValues, Tile, Traits
 from mettle.pairs.declarations import declared_traits
@@ -94,6 +94,7 @@ class Curriculum(SettingsModule):
 
     def at(self, progress: float) -> "Curriculum":
         """The difficulty when this share of training is done; state is shared."""
+        validate_number("progress", progress)
         rise = min(max((progress - self.start) / (self.end - self.start), 0.0), 1.0)
         return view_with(self, difficulty=at_progress(self.difficulty, progress), rise=rise)
 

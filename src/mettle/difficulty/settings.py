@@ -117,7 +117,7 @@ class SettingsModule(nn.Module):
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             if field.repr:
                 value = getattr(self, field.name)
-                found[field.name] = value.settings if isinstance(value, nn.Module) else value
+                found[field.name] = getattr(value, "settings", repr(value)) if isinstance(value, nn.Module) else value
         return found
 
     def __repr__(self) -> str:
