@@ -178,24 +178,7 @@ def test_a_loss_holds_its_difficulties_in_a_checkpoint():
     assert set(supervised("plain")[0].state()["modules"]["loss"]) == {"difficulty.positive", "difficulty.negative"}
 
 
-@pytest.mark.parametrize(("build", "name"), [(supervised, "plain"), (two, "adaptive")])
-def test_a_checkpoint_of_an_earlier_version_gives_its_thresholds_back(build, name, tmp_path):
-    """Losses were no modules then: what they follow stood beside them, as ``difficulty 0``."""
-    method, batches = build(name)
-    moved(method, batches, range(5))
-    state = copy.deepcopy(method.state())
-    state["modules"] = {
-        "model": state["modules"]["model"],
-        "difficulty 0": copy.deepcopy(method.loss.difficulty.state_dict()),
-    }
-    checkpoint.save(tmp_path, 5, state)
-    wanted = moved(method, batches, range(5, 9))
-    again, _ = build(name)
-    again.load_state(checkpoint.latest(tmp_path)[1])
-    assert moved(again, batches, range(5, 9)) == wanted
-
-
-def test_a_checkpoint_of_an_earlier_version_with_a_plain_loss_opens(tmp_path):
+def test_a_loss_without_a_state_is_not_in_a_checkpoint(tmp_path):
     torch.manual_seed(1)
     method, again = (Supervised(network(), SupCon()) for _ in range(2))
     moved(method, labelled, range(5))

@@ -98,6 +98,9 @@ class Curriculum(SettingsModule):
         rise = min(max((progress - self.start) / (self.end - self.start), 0.0), 1.0)
         return view_with(self, difficulty=at_progress(self.difficulty, progress), rise=rise)
 
+    def __repr__(self) -> str:
+        return super().__repr__().replace(type(self).__name__, "curriculum", 1)  # as recipes and pages call it
+
     @property
     def current_strength(self) -> float:
         """R at this point of training."""

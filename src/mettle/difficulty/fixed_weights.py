@@ -1,6 +1,7 @@
 """Weights that are given as a table."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -13,9 +14,15 @@ class FixedWeights:
     """``table[i, j]`` is the weight of anchor i with reference j, in the order of the batch. No gradient."""
 
     table: Tensor
+    positive_weights: Literal["everywhere", "numerator"] = "everywhere"
+    negatives: Literal["weight", "plain"] = "plain"
 
     detach = True
-    traits = Traits(continuous=True, negatives="plain")  # not trusted: tables come from users
+
+    @property
+    def traits(self) -> Traits:
+        """As `Traits` says; not trusted, because tables come from users."""
+        return Traits(continuous=True, positive_weights=self.positive_weights, negatives=self.negatives)
 
     def __post_init__(self) -> None:
         if not (isinstance(self.table, Tensor) and self.table.ndim == 2 and self.table.is_floating_point()):

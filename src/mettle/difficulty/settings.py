@@ -104,11 +104,21 @@ class SettingsModule(nn.Module):
         self.__dict__["_settings_fixed"] = True
 
     def __setattr__(self, name: str, value: Any) -> None:
+        self._refuse_change(name)
+        if isinstance(value, Tensor) and name in self.__dataclass_fields__:  # type: ignore[attr-defined]
+            self.__dict__[name] = value  # no parameter of the module: it is refused with a message
+        else:
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._refuse_change(name)
+        super().__delattr__(name)
+
+    def _refuse_change(self, name: str) -> None:
         if self.__dict__.get("_settings_fixed") and name in self.__dataclass_fields__:  # type: ignore[attr-defined]
             raise dataclasses.FrozenInstanceError(
                 f"{name} of {type(self).__name__} cannot be changed once it is built: build another one"
             )
-        super().__setattr__(name, value)
 
     @property
     def settings(self) -> dict[str, Any]:

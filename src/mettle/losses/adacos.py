@@ -39,7 +39,7 @@ class AdaCos(ClassVectors):
             num_classes >= 3, f"AdaCos takes its scale from ln(C - 1): {num_classes} classes are too few, use NormFace"
         )
         self.dynamic = dynamic
-        self.register_buffer("scale", torch.tensor(math.sqrt(2) * math.log(num_classes - 1)))
+        self.register_buffer("scale", torch.tensor(math.sqrt(2) * math.log(num_classes - 1), dtype=torch.float64))
 
     @property
     def by_row(self) -> bool:

@@ -23,6 +23,7 @@ from mettle.pairs import (
     pair_statistics,
 )
 from mettle.pairs.compiled import compiled_mean, is_opaque, register_loss
+from mettle.pairs.declarations import declared_traits
 from mettle.pairs.diagnostics import pair_row_values
 from mettle.pairs.dispatch import Engine
 from mettle.pairs.similarity import can_read, transforms_active
@@ -136,6 +137,8 @@ class PairwiseLoss(SettingsModule):
         """
         if views:
             embeddings, labels, biased = stack_views(embeddings, labels, biased)
+        if weights is not None:
+            validate_pair_weights(weights, embeddings, ref)
         loss = self.resolve_difficulty(progress, weights)
         loss.observe(embeddings, labels)
         return pair_loss(
@@ -193,7 +196,8 @@ class PairwiseLoss(SettingsModule):
     def resolve_difficulty(self, progress: float | None, weights: Tensor | None) -> Self:
         """The loss for one call: with given weights, or with its curriculum at this point of training."""
         if weights is not None:
-            return view_with(self, difficulty=FixedWeights(weights))
+            traits = declared_traits(difficulty_of(self))
+            return view_with(self, difficulty=FixedWeights(weights, traits.positive_weights, traits.negatives))
         at = getattr(difficulty_of(self), "at", None)
         return self if progress is None or at is None else view_with(self, difficulty=at(progress))
 
@@ -228,6 +232,13 @@ class SoftmaxLoss(PairwiseLoss):
         return None if self.learn_temperature else 1 / self.temperature
 
 
+def validate_pair_weights(weights: Any, embeddings: Tensor, ref: Reference | None) -> None:
+    """Refuse a table that is not one weight per pair of the call."""
+    wanted = (len(embeddings), len(embeddings) if ref is None else len(ref[0]))
+    came = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+    require(came == wanted, f"weights must be a tensor of one weight per pair, {wanted}, got {came}")
+
+
 def difficulty_of(loss: Any) -> Difficulty | None:
     """The difficulty of a loss, None where it has none."""
     return getattr(loss, "difficulty", None)
@@ -241,9 +252,12 @@ def any_pair(tile: Tile) -> Mask:
 
 
 def log_add(a: Tensor, b: Tensor) -> Tensor:
-    """Log(eᵃ + eᵇ); -inf, with zero gradient, where both are."""
-    empty = (a == -torch.inf) & (b == -torch.inf)
-    return torch.where(empty, -torch.inf, torch.logaddexp(a.masked_fill(empty, 0), b.masked_fill(empty, 0)))
+    """Log(eᵃ + eᵇ); -inf, with zero derivatives, where both are: those of torch's own are NaN beside an infinity."""
+    largest = torch.maximum(a, b).detach()
+    empty = largest == -torch.inf
+    largest = largest.masked_fill(empty, 0)
+    total = (a - largest).exp() + (b - largest).exp()
+    return torch.where(empty, -torch.inf, total.masked_fill(empty, 1).log() + largest)
 
 
 def softplus(x: Tensor) -> Tensor:

@@ -67,7 +67,10 @@ def _reduce_unweighted(acc: Reduction, mask: Tensor, s: Tensor) -> Tensor:
         return acc.values.masked_fill(absent, 0).sum(1, keepdim=True)
     if acc.kind == "max":  # torch shares the gradient equally among those that reach it
         return acc.values.masked_fill(absent, -torch.inf).amax(1, keepdim=True)
-    return torch.logsumexp(acc.values.masked_fill(absent, -torch.inf), 1, keepdim=True)
+    # Rows without any entry are taken out: the second derivatives of a log-sum-exp over nothing are NaN.
+    empty = absent.all(1, keepdim=True)
+    x = acc.values.masked_fill(absent, -torch.inf).masked_fill(empty, 0)
+    return torch.logsumexp(x, 1, keepdim=True).masked_fill(empty, -torch.inf)
 
 
 def _gather_masked(x: Tensor, mask: Tensor, max_entries: int) -> Tensor:

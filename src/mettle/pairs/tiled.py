@@ -342,7 +342,7 @@ class TileLoop:
                 name: v.detach().requires_grad_(v.is_floating_point())
                 for name, v in self.earlier_values(current, k, visit).items()
             }
-            tile = replace(visit.tile, similarity=s)
+            tile = replace(visit.tile, similarity=s, temperature=temperature_of(self.problem.loss))
             w = current.weights(tile, values)
             reductions = current.reductions(tile, values)
         outputs, gradients = reduction_gradients(reductions, w, self.accumulators[k], g, visit.ends)

@@ -34,8 +34,9 @@ def save(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
         shutil.rmtree(place)
 
     def fill(temporary: Path) -> None:
+        # A module that is part of two others has its tensors under two names, which safetensors wants apart.
         save_file(
-            {name: t.detach().contiguous().cpu() for name, t in tensors.items()},
+            {name: t.detach().contiguous().cpu().clone() for name, t in tensors.items()},
             temporary / "state.safetensors",
         )
         (temporary / "state.json").write_text(json.dumps({"step": step, "state": rest}))

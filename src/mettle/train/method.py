@@ -184,10 +184,15 @@ def stateful(losses: Mapping[str, Any]) -> dict[str, nn.Module]:
             f"{mark}difficulty {k}": one for k, one in enumerate(iterate_parts(getattr(loss, "difficulty", None)))
         }
         for name, part in parts.items():
-            if isinstance(part, nn.Module) and part not in known:
+            if isinstance(part, nn.Module) and part not in known and has_state(part):
                 found[name] = part
                 known |= set(part.modules())
     return found
+
+
+def has_state(module: nn.Module) -> bool:
+    """Whether there is anything of a module to save."""
+    return any(not isinstance(value, Tensor) or value.numel() > 0 for value in module.state_dict().values())
 
 
 def progress_option(loss: Any, progress: float) -> dict[str, float]:
