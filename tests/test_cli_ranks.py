@@ -23,7 +23,7 @@ def test_ranks_agree_with_one_process():
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2 processes with 5 + 9 rows against one") and done.stdout.endswith("parity holds\n")
     found = [line for line in done.stdout.splitlines() if re.search(r"\d\.\de[+-]\d\d", line)]
-    assert [line.split("  ")[1].split(" pairs")[0].strip() for line in found] == list(ranks.trials())
+    assert [line.split("  ")[1].split(" anchors")[0].strip() for line in found] == list(ranks.trials())
     differences = [float(x) for line in found for x in re.findall(r"\d\.\de[+-]\d\d", line)]
     assert len(differences) == 2 * 7 + 3 and max(differences) < 1e-12
 

@@ -80,7 +80,7 @@ MEASURES = {
     "label errors": lambda x, y, d: [evaluate.label_errors(x, y).order.tolist()],
     "same subject": lambda x, y, d: [[t.suspicion for t in evaluate.same_subject(x, y, near=None)]],
     "hardest": lambda x, y, d: [evaluate.hardest(x, y, "impostor")],
-    "confusion": lambda x, y, d: [[(c.error, c.anchor_weight) for c in evaluate.confusion(x, y)]],
+    "confusion": lambda x, y, d: [[(c.error, c.share) for c in evaluate.confusion(x, y)]],
     "difficulty": lambda x, y, d: [evaluate.difficulty(x, y).tolist()],
     "class size": lambda x, y, d: [evaluate.class_size(y).tolist()],
     "plan": lambda x, y, d: [plan.class_disjoint(np.arange(60), y), plan.known_unknown(np.arange(60), y)],

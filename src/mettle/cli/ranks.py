@@ -36,7 +36,7 @@ def check_ranks(ranks: Annotated[int, typer.Option(help="How many processes to s
         found = [_read(Path(folder) / f"{rank}.safetensors") for rank in range(ranks)]
     sizes = " + ".join(str(part.stop - part.start) for part in parts(ranks))
     print(f"{ranks} processes with {sizes} rows against one with all of them; largest difference of")
-    print(f"  {'loss':<24}{'how':<8}{'value':>10}{'gradient':>10}{'parameters':>12}")
+    print(f"  {'loss':<24}{'how':<12}{'value':>10}{'gradient':>10}{'parameters':>12}")
     bad = [name for name in trials() if not _line(name, wanted, found)]
     if bad:
         print(f"parity fails: {', '.join(bad)}")
@@ -57,7 +57,7 @@ def _line(name: str, wanted: dict[str, Any], found: list[dict[str, Any]]) -> boo
     shown = [f"{worst[what]:.1e}" if what in worst else "" for what in ("value", "gradient", "parameters")]
     fine = all(x < CLOSE for x in worst.values())
     how = across_ranks(trials()[name]()).how
-    print(f"  {name:<24}{how:<8}{shown[0]:>10}{shown[1]:>10}{shown[2]:>12}{'' if fine else '  differs'}")
+    print(f"  {name:<24}{how:<12}{shown[0]:>10}{shown[1]:>10}{shown[2]:>12}{'' if fine else '  differs'}")
     return fine
 
 

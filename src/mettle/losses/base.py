@@ -233,10 +233,11 @@ class SoftmaxLoss(PairwiseLoss):
 
 
 def validate_pair_weights(weights: Any, embeddings: Tensor, ref: Reference | None) -> None:
-    """Refuse a table that is not one weight per pair of the call."""
+    """Refuse a table that is not of the pairs of the call; what is no table is refused by `FixedWeights`."""
     wanted = (len(embeddings), len(embeddings) if ref is None else len(ref[0]))
-    came = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
-    require(came == wanted, f"weights must be a tensor of one weight per pair, {wanted}, got {came}")
+    if isinstance(weights, Tensor) and weights.ndim == 2:
+        came = tuple(weights.shape)
+        require(came == wanted, f"weights must hold one weight per pair, {wanted}, got {came}")
 
 
 def difficulty_of(loss: Any) -> Difficulty | None:
