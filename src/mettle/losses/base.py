@@ -90,7 +90,7 @@ class PairwiseLoss(SettingsModule):
 
     def forward(self, embeddings: Tensor, labels: Tensor, **options: Any) -> Tensor:
         """The mean over anchors, a scalar with gradient. Options: see :meth:`output`."""
-        if not options and is_opaque(embeddings) and not any(True for _ in self.parameters()):
+        if not options and is_opaque(embeddings) and self._is_plain():
             self.observe(embeddings, labels)
             return compiled_mean(self.__dict__["_compile_handle"], embeddings, labels)
         output = self.output(embeddings, labels, **options)
@@ -102,6 +102,10 @@ class PairwiseLoss(SettingsModule):
                 "batch. The usual cause is a sampler that draws samples one by one; draw P classes x K samples"
             )
         return output.mean()
+
+    def _is_plain(self) -> bool:
+        """Whether a call is nothing but the engine on this loss: no output of its own, nothing to be learned."""
+        return type(self).output is PairwiseLoss.output and not any(True for _ in self.parameters())
 
     def per_anchor(self, embeddings: Tensor, labels: Tensor, **options: Any) -> Tensor:
         """(n,) one value per anchor, NaN for anchors without positives. Options: see :meth:`output`."""
