@@ -7,6 +7,7 @@ and none on a third. So it is refused where the object is built.
 import dataclasses
 import math
 from dataclasses import fields
+from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, Self, TypeVar, dataclass_transform, get_args, get_origin
 
@@ -67,6 +68,7 @@ def validate_fields(built: Any) -> None:
             validate_difficulty(field.name, value)
 
 
+@cache
 def literal_choices(annotation: Any) -> tuple[Any, ...]:
     """The values that a ``Literal``, or a ``Literal | None``, allows; none for other types."""
     if get_origin(annotation) is Literal:
