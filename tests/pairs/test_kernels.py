@@ -40,7 +40,7 @@ from mettle.pairs.kernels.function import evaluate_spec
 from mettle.pairs.kernels.histograms import score_histogram
 from mettle.pairs.kernels.mining import batch_hard_rows
 from mettle.pairs.kernels.operands import padded_head_dim, prepare_operands
-from mettle.pairs.kernels.spec import choose_precision
+from mettle.pairs.kernels.spec import choose_precision, lower_spec
 
 # The interpreter computes with NumPy, which warns where a masked entry divides by zero.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -740,3 +740,52 @@ def test_own_class_and_the_others_in_one_backward(scale):
         strict=True,
     ):
         assert (a - b).norm() / b.norm() < 1e-5
+
+
+LEARNED = {
+    "supcon": SupCon(0.2, learn_temperature=True),
+    "supcon in": SupCon(0.2, "in", learn_temperature=True),
+    "da-supcon": SupCon(0.2, difficulty=HARD, learn_temperature=True),
+    "infonce": InfoNCE(0.5, learn_temperature=True),
+    "relative raw": InfoNCE(0.5, difficulty=Relative("raw"), learn_temperature=True),
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_learned_temperature_has_its_gradient(name):
+    loss = LEARNED[name]
+    z, y = batch(37, 20)
+    compare(loss, z, y, within=4e-6)
+    biased = options(loss, z)
+    found = evaluate_spec(lower(loss, z, biased=biased), z, y, biased=biased)
+    weights = torch.randn(len(z), generator=torch.Generator().manual_seed(3))
+    second = None if biased is None else biased[0]
+    dense = pair_loss(loss, z, y, difficulty=loss.difficulty, biased=second, engine="dense")
+    sums = [(torch.where(x.defined, x.values, 0) * weights).sum() for x in (found, dense)]
+    for a, b in ((found.mean, dense.mean()), sums):
+        (ga,), (gb,) = (torch.autograd.grad(x, loss.log_temperature, retain_graph=True) for x in (a, b))
+        torch.testing.assert_close(ga, gb, rtol=2e-5, atol=1e-6)
+
+
+def test_a_learned_temperature_against_a_reference_set():
+    loss, (z, y), (r, labels) = LEARNED["da-supcon"], batch(37, 20), batch(50, 20, seed=5)
+    found = evaluate_spec(lower(loss, z, r), z, y, (r, labels)).mean
+    dense = pair_loss(loss, z, y, ref=(r, labels), difficulty=loss.difficulty, engine="dense").mean()
+    (a,), (b,) = (torch.autograd.grad(x, loss.log_temperature) for x in (found, dense))
+    torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("d", [20, 261])
+def test_numbers_may_lie_on_the_device(d):
+    """Thresholds as tensors, which kernels read where they are, give what numbers give."""
+    fixed = AdaptiveThreshold(negative=0.1).kernel_weights()
+    names = ("negative_slope", "negative_threshold", "positive_slope", "positive_threshold")
+    moved = dataclasses.replace(fixed, **{name: torch.tensor(getattr(fixed, name)) for name in names})
+    (z, y), loss = batch(37, d), SupCon(0.1, difficulty=HARD)
+    results = []
+    for weights in (fixed, moved):
+        leaf = z.clone().requires_grad_()
+        mean = evaluate_spec(lower_spec(loss.kernel_spec(weights)), leaf, y).mean
+        results.append((mean, *torch.autograd.grad(mean, leaf)))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)

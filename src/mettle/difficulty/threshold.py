@@ -173,8 +173,15 @@ class AdaptiveThreshold(WriteOnceModule):
         return torch.where(tile.positive, w_positive, w_negative)  # type: ignore[arg-type]
 
     def kernel_weights(self) -> LinearWeights:
-        """Those of the fixed difficulty that it is now."""
-        return self.current_threshold().kernel_weights()
+        """Those of the fixed difficulty that it is now; on a GPU as tensors, so that nobody waits for them."""
+        if self.positive.device.type == "cpu":
+            return self.current_threshold().kernel_weights()
+        return LinearWeights(
+            negative_slope=self.beta / (1 - self.negative) if self.beta else 0.0,
+            negative_threshold=self.negative,
+            positive_slope=self.alpha / self.positive if self.alpha else 0.0,
+            positive_threshold=self.positive,
+        )
 
 
 def masked_quantile(x: Tensor, mask: Tensor, quantile: float) -> tuple[Tensor, Tensor]:

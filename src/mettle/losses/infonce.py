@@ -22,6 +22,7 @@ from mettle.pairs import (
     sum_over,
 )
 from mettle.pairs.declarations import declared_traits
+from mettle.pairs.kernel_spec import is_differentiable
 from mettle.pairs.validation import stack_views
 
 
@@ -109,9 +110,18 @@ class InfoNCE(SoftmaxLoss):
 
     def kernel_spec(self, weights: KernelWeights | None) -> SoftmaxSpec | NoKernel:
         """The same, with any weights."""
-        if self.learn_temperature:
-            return NoKernel("the kernels take the temperature as a number")
-        return SoftmaxSpec("infonce", self.temperature, weights, prior=self.prior, negatives=self.negative_count)
+        if self.learn_temperature and self.prior > 0:
+            return NoKernel("the least value of a debiased sum moves with a learned temperature")
+        if self.learn_temperature and is_differentiable(weights):
+            return NoKernel("the kernels learn a temperature under constant weights only")
+        return SoftmaxSpec(
+            "infonce",
+            self.temperature,
+            weights,
+            prior=self.prior,
+            negatives=self.negative_count,
+            log_temperature=self.log_temperature,
+        )
 
     def statistics(self, embeddings: Tensor, labels: Tensor, *, views: bool = False, **options: Any) -> PairStatistics:
         """What the difficulty did to this batch, and for which share of positive pairs the maximum acted."""

@@ -21,6 +21,7 @@ from mettle.pairs import (
     sum_over,
 )
 from mettle.pairs.declarations import declared_traits, iterate_parts
+from mettle.pairs.kernel_spec import is_differentiable
 from mettle.unknown_names import explain_arguments
 
 LIKELY = math.log(2 / 3)  # log p from which 1 − p is summed over the others: two negatives cannot both be as likely
@@ -179,8 +180,10 @@ class SupCon(SoftmaxLoss):
 
     def kernel_spec(self, weights: KernelWeights | None) -> SoftmaxSpec | NoKernel:
         """All but the penalty, which takes a pass of its own."""
-        if self.learn_temperature:
-            return NoKernel("the kernels take the temperature as a number")
+        if self.learn_temperature and self.base_temperature is not None:
+            return NoKernel("the value is multiplied by a learned temperature")
+        if self.learn_temperature and is_differentiable(weights):
+            return NoKernel("the kernels learn a temperature under constant weights only")
         if self.neg_weight == "penalty":
             return NoKernel("the kernels have no pass for neg_weight='penalty'")
         return SoftmaxSpec(
@@ -192,6 +195,7 @@ class SupCon(SoftmaxLoss):
             divide_by=self.normalise or ("count" if self.numerator_only else "weight"),
             scale=1.0 if self.base_temperature is None else self.temperature / self.base_temperature,
             all_anchors=self.mean_all,
+            log_temperature=self.log_temperature,
         )
 
 

@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from mettle.pairs.kernels import available
-from mettle.pairs.similarity import normalize_rows, transforms_active, warn_dense_recomputation
+from mettle.pairs.similarity import (
+    differentiable_gradients,
+    normalize_rows,
+    transforms_active,
+    warn_dense_recomputation,
+)
 
 CHUNK = 1 << 19  # similarities held at once, 2 MB in float32: about what a core's cache holds
 
@@ -91,9 +96,8 @@ class _ClassSoftmaxFunction(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: chunks that are computed again have no graph
             warn_dense_recomputation(len(z), len(vectors))
             outputs = dense_class_reductions(z, vectors, labels, ctx.scale, chunks.unit_vectors)
-            inputs = [x for x in (z, vectors) if x.requires_grad]
-            found = iter(torch.autograd.grad(outputs, inputs, (g_target, g_others), create_graph=True))
-            return *(next(found) if x.requires_grad else None for x in (z, vectors)), None, None, None, None
+            found = differentiable_gradients(outputs, (g_target, g_others), (z, vectors))
+            return *found, None, None, None, None
         none = others_lse == -torch.inf  # a single class: nothing to be pushed away from
         others_lse, push = others_lse.masked_fill(none, 0), (g_others * ctx.scale).masked_fill(none, 0)[:, None]
         # A row's gradient multiplies its whole row of probabilities, so it waits until after the product with them.

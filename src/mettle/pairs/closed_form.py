@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mettle.pairs.interface import Difficulty, PairLoss
 from mettle.pairs.kernel_spec import LinearWeights, NoKernel, SoftmaxSpec, declared_spec
-from mettle.pairs.similarity import ordinary_lengths
+from mettle.pairs.similarity import differentiable_gradients, ordinary_lengths
 
 MAX_PAIRS = 512 * 512  # beyond this, tiles are faster and smaller
 
@@ -33,6 +33,8 @@ def find_spec(loss: PairLoss, difficulty: Difficulty | None, z: Tensor) -> Softm
     if isinstance(spec, NoKernel) or not isinstance(spec, SoftmaxSpec):
         return None
     weights = spec.weights
+    if spec.on_device:
+        return None  # numbers that are tensors are for kernels
     if weights is not None:
         if not isinstance(weights, LinearWeights) or weights.differentiable:
             return None
@@ -83,10 +85,8 @@ class _SoftmaxFunction(torch.autograd.Function):
     def backward(ctx, g_values: Tensor | None, g_mean: Tensor | None, _):  # type: ignore[override]
         u, length, defined, z, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: what is written down here has no graph
-            values, mean = ctx.reference(z)
-            pairs = [(x, g) for x, g in ((values, g_values), (mean, g_mean)) if g is not None]
-            outputs, gradients = zip(*pairs, strict=True)
-            return *torch.autograd.grad(outputs, z, gradients, create_graph=True), None, None, None, None
+            found = differentiable_gradients(ctx.reference(z), (g_values, g_mean), (z,))
+            return *found, None, None, None, None
         g, factor = g_values, 1 / ctx.spec.temperature
         if g_mean is not None:
             anchors = len(u) if ctx.everywhere or ctx.spec.all_anchors else int(defined.sum())

@@ -2,13 +2,25 @@
 
 The kernels know one family of losses. A loss whose formula is in it says so by ``kernel_spec(weights)``, a difficulty
 by ``kernel_weights()``; the tiles remain the reference, and a test can hold the two against each other.
+
+A number that follows the data may be a tensor on the device of the embeddings: kernels read it there, and nobody waits.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from torch import Tensor
+
 from mettle.errors import InputError
 from mettle.pairs.declarations import overridden_since
+
+Number = float | Tensor
+"""A number, or a tensor of no dimensions that holds one."""
+
+
+def may_be_nonzero(x: Number) -> bool:
+    """Whether a number is not 0; of one on a device nobody asks."""
+    return isinstance(x, Tensor) or x != 0
 
 
 @dataclass(frozen=True)
@@ -21,17 +33,24 @@ class LinearWeights:
     A slope of 0 leaves its side at weight 1. ``differentiable``: gradient flows through the weights.
     """
 
-    negative_slope: float = 0.0
-    negative_threshold: float = 0.0
+    negative_slope: Number = 0.0
+    negative_threshold: Number = 0.0
     negative_floor: float = 0.0
-    positive_slope: float = 0.0
-    positive_threshold: float = 0.0
+    positive_slope: Number = 0.0
+    positive_threshold: Number = 0.0
     positive_floor: float = 0.0
     differentiable: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.negative_slope >= 0 and self.positive_slope >= 0, "slopes must be at least 0", self)
+        slopes = [x for x in (self.negative_slope, self.positive_slope) if not isinstance(x, Tensor)]
+        _require(all(x >= 0 for x in slopes), "slopes must be at least 0", self)
         _require(self.negative_floor >= -1, "negative_floor must be at least -1: no negative weighs less than 0", self)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether some of the numbers are tensors, with values that only the device knows."""
+        numbers = (self.negative_slope, self.negative_threshold, self.positive_slope, self.positive_threshold)
+        return any(isinstance(x, Tensor) for x in numbers)
 
     def scaled(self, strength: float) -> "LinearWeights":
         """1 + strength · (w − 1)."""
@@ -74,6 +93,17 @@ class HardestWeights:
 KernelWeights = LinearWeights | ExponentialWeights | RelativeWeights | HardestWeights
 """What a difficulty may declare by ``kernel_weights()``."""
 
+
+def is_differentiable(weights: KernelWeights | None) -> bool:
+    """Whether gradient flows through the weights."""
+    return getattr(weights, "differentiable", False)
+
+
+def has_device_numbers(weights: KernelWeights | None) -> bool:
+    """Whether some of the numbers of weights are tensors."""
+    return isinstance(weights, LinearWeights) and weights.on_device
+
+
 RowLoss = Literal["supcon_out", "supcon_in", "infonce", "npair"]
 
 # A loss makes its spec on every call: what the checks need is made once.
@@ -94,6 +124,8 @@ class SoftmaxSpec:
     Args:
         row_loss: the line above.
         temperature: as above.
+        log_temperature: of a temperature that is learned: its logarithm, a tensor that gets a gradient. It replaces
+            ``temperature``. Weights are constants and there is no ``prior``, whose limits would move too.
         weights: of the pairs; None where all count alike. Hand on what ``kernel_spec`` was given.
         positive_weights: ``numerator`` leaves them out of D (SupCon).
         weigh_negatives: False leaves the negatives in F unweighted (SupCon).
@@ -114,6 +146,7 @@ class SoftmaxSpec:
     all_anchors: bool = False
     prior: float = 0.0
     negatives: Literal["plain", "weight"] = "plain"
+    log_temperature: Tensor | None = None
 
     def __post_init__(self) -> None:
         _require(self.row_loss in ROW_LOSSES, ONE_OF_ROW_LOSSES, self)
@@ -122,10 +155,22 @@ class SoftmaxSpec:
         _require(self.weights is None or isinstance(self.weights, KINDS), "weights must be KernelWeights", self)
         _require(self.row_loss != "npair" or self.temperature == 1, "the N-pair kernels have temperature 1", self)
 
+        if self.log_temperature is not None:
+            _require(
+                not is_differentiable(self.weights) and self.prior == 0,
+                "a learned temperature takes constant weights and no prior",
+                self,
+            )
+
     @property
     def measure(self) -> str:
         """The similarity that the kernels compute."""
         return "dot" if self.row_loss == "npair" else "cosine"
+
+    @property
+    def on_device(self) -> bool:
+        """Whether some of the numbers are tensors, with values that only the device knows."""
+        return self.log_temperature is not None or has_device_numbers(self.weights)
 
 
 @dataclass(frozen=True)
@@ -192,12 +237,14 @@ def declared_spec(loss: Any, difficulty: Any) -> KernelSpec | NoKernel:
     if isinstance(weights, NoKernel):
         return weights
     known = getattr(loss, "_known_kernel_specs", None)  # of a loss whose settings never change
+    if has_device_numbers(weights):
+        known = None  # tensors are compared by waiting for them
     if known is not None and weights in known:
         return known[weights]
     spec = _read_declaration(loss, "kernel_spec", SPECS, weights)
     if not isinstance(spec, NoKernel) and loss.measure != spec.measure:
         spec = NoKernel(f"the loss compares by {loss.measure!r}, its kernel spec by {spec.measure!r}")
-    if known is not None:
+    if known is not None and not getattr(spec, "on_device", False):
         known.clear()  # one is enough: weights that follow the data are new at every step
         known[weights] = spec
     return spec

@@ -5,6 +5,7 @@ gradient, bfloat16 *inputs* do not. Distances are safe where two points coincide
 """
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -253,3 +254,20 @@ def warn_dense_recomputation(rows: int, columns: int) -> None:
         f"{rows * columns * 40 / 2**20:.0f} MB in float32: a smaller batch, or engine='dense', costs less",
         stacklevel=4,
     )
+
+
+def differentiable_gradients(
+    outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], inputs: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Gradients of ``inputs`` with a graph of their own; None for an input that wants none or is None.
+
+    Outputs without a gradient, or without a graph, are left out. For custom backward passes under ``create_graph``.
+    """
+    pairs = [(x, g) for x, g in zip(outputs, gradients, strict=True) if g is not None and x.requires_grad]
+    wanted = [x for x in inputs if x is not None and x.requires_grad]
+    if not pairs or not wanted:
+        return [None for _ in inputs]
+    found = iter(
+        torch.autograd.grad([x for x, _ in pairs], wanted, [g for _, g in pairs], create_graph=True, allow_unused=True)
+    )
+    return [next(found) if x is not None and x.requires_grad else None for x in inputs]

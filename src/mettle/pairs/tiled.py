@@ -18,7 +18,7 @@ from mettle.pairs import reference
 from mettle.pairs.accumulators import Accumulator, Ends, Gather, PairEnd, TileEnd, make_accumulator
 from mettle.pairs.interface import Reduction, Tile, temperature_of
 from mettle.pairs.problem import PairProblem, ResolvedPass, RowBlock
-from mettle.pairs.similarity import TileOperands, warn_dense_recomputation
+from mettle.pairs.similarity import TileOperands, differentiable_gradients, warn_dense_recomputation
 
 TILE_ROWS = 512  # 512 x 512 float32 is 1 MB: a tile and its temporaries stay in a core's cache
 FEW_ROWS = 1024  # rows up to which tiles of half that size waste less on the diagonal
@@ -162,15 +162,8 @@ def _differentiable_backward(ctx, grads: tuple[Tensor | None, ...]) -> list[Tens
     problem = replace(ctx.loop.problem, z=z, ref=ref)
     warn_dense_recomputation(len(z), len(z) if ref is None else len(ref))
     values = reference.reduce_problem(problem)
-    wanted = [(values[name], g) for name, g in zip(ctx.loop.names(), grads, strict=True) if g is not None]
-    wanted = [(value, g) for value, g in wanted if value.requires_grad]
-    inputs = [x for x in (z, ref, *parameters) if x is not None and x.requires_grad]
-    found = iter(
-        torch.autograd.grad(
-            [v for v, _ in wanted], inputs, [g for _, g in wanted], create_graph=True, allow_unused=True
-        )
-    )
-    return [next(found) if x is not None and x.requires_grad else None for x in (z, ref, *parameters)]
+    outputs = [values[name] for name in ctx.loop.names()]
+    return differentiable_gradients(outputs, grads, (z, ref, *parameters))
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from mettle.pairs.kernels.primitives import (
     load_rows,
     masked_tile,
     negative_mask,
+    read_number,
     similarity_float32,
     similarity_tile,
     store_gradient,
@@ -163,7 +164,8 @@ def negatives_backward(
     offs_m = row + tl.arange(0, BLOCK_M)
     pos_begin = tl.load(POS_BEGIN + offs_m)
     pos_end = tl.load(POS_END + offs_m)
-    params = NegativeParams(slope, offset, floor, kink)
+    params = NegativeParams(read_number(slope), read_number(offset), read_number(floor), read_number(kink))
+    operand_scale = read_number(operand_scale)
     term: tl.constexpr = NegativeTerm(TERM, SQUARE, HINGE_FORM)
     cfg: tl.constexpr = GradConfig(
         HEAD_DIM, HEAD_DIM2, BLOCK_K2, BLOCK_M, BLOCK_N, PRECISION, USE_TMA, SECOND_SUM_HAS_GRAD, HAS_SECOND_ENCODER,
@@ -241,6 +243,7 @@ def score_gradients_kernel(
         COLUMN_STATE, offs_n, columns_padded, scale, COLUMN_END, SECOND_SUM_HAS_GRAD, ONLINE or TERM == "relative",
         BLOCK_N,
     )  # fmt: skip
+    params = NegativeParams(read_number(slope), read_number(offset), read_number(floor), read_number(kink))
     term: tl.constexpr = NegativeTerm(TERM, SQUARE, HINGE_FORM)
     rows = Operand(Q, Q_LO)
     q = load_rows(rows, row, BLOCK_M, BLOCK_K, HEAD_DIM, PRECISION, USE_TMA)
@@ -253,7 +256,7 @@ def score_gradients_kernel(
             q2, rows2, Operand(K2, K2_LO), row, column, BLOCK_M, BLOCK_N, BLOCK_K2, HEAD_DIM2, PRECISION, USE_TMA
         )
     ds = negative_grad(
-        s, b, row_end, column_end, NegativeParams(slope, offset, floor, kink), term,
+        s, b, row_end, column_end, params, term,
         ONLINE, DIFFERENTIABLE_WEIGHTS, ROW_END, COLUMN_END,
     )  # fmt: skip
     if (column < tl.load(POS_END + tl.minimum(row + BLOCK_M, n) - 1)) & (column + BLOCK_N > tl.load(POS_BEGIN + row)):
@@ -289,6 +292,8 @@ def positives_backward(
     Cost: 4·HEAD_DIM FLOPs per pair of a row and the columns between its block's first and last positive; G is read
     once and G[0] written.
     """
+    inv_t, bound = read_number(inv_t), read_number(bound)
+    slope, threshold, floor = read_number(slope), read_number(threshold), read_number(floor)
     row = tl.program_id(0) * BLOCK_M
     start = tl.program_id(1) * BLOCK_K
     offs_m = row + tl.arange(0, BLOCK_M)

@@ -111,9 +111,8 @@ class ClassSoftmaxFunction(torch.autograd.Function):
             similarity.warn_dense_recomputation(len(z), len(w))
             rows = similarity.normalize_rows(z) if ctx.normalize else z
             outputs = dense_class_reductions(rows, w, labels, ctx.scale, unit_vectors=True)
-            inputs = [x for x in (z, w) if x.requires_grad]
-            found = iter(torch.autograd.grad(outputs, inputs, (g_target, g_lse), create_graph=True))
-            return *(next(found) if x.requires_grad else None for x in (z, w)), None, None, None, None, None
+            found = similarity.differentiable_gradients(outputs, (g_target, g_lse), (z, w))
+            return *found, None, None, None, None, None
         g_target, g_lse = (flatten_tensor(g.float()) for g in (g_target, g_lse))
         return *ctx.call.backward(g_target, g_lse, z, ctx.needs_input_grad[1]), None, None, None, None, None
 

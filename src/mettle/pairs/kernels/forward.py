@@ -45,6 +45,7 @@ from mettle.pairs.kernels.primitives import (
     merge_sums,
     negative_mask,
     partial_row_sum,
+    read_number,
     similarity_float32,
     similarity_tile,
 )
@@ -146,7 +147,8 @@ def negatives_forward(
     offs_m = row + tl.arange(0, BLOCK_M)
     pos_begin = tl.load(POS_BEGIN + offs_m)
     pos_end = tl.load(POS_END + offs_m)
-    params = NegativeParams(slope, offset, floor, 0.0)  # the kink matters to derivatives only
+    # The kink matters to derivatives only.
+    params = NegativeParams(read_number(slope), read_number(offset), read_number(floor), 0.0)
     term: tl.constexpr = NegativeTerm(TERM, SQUARE, HINGE_FORM)
     cfg: tl.constexpr = SumConfig(
         HEAD_DIM, BLOCK_K, HEAD_DIM2, BLOCK_K2, BLOCK_M, BLOCK_N, PRECISION, USE_TMA, HAS_SECOND_SUM,
@@ -232,6 +234,8 @@ def positives_forward(
     own sample, and no positive: ``none``, on the ``diagonal``, or as SELF_COLUMN (padded,) int32 says, -1 for none.
     Cost: 2·HEAD_DIM FLOPs per pair of a row and the columns between its block's first and last positive.
     """
+    inv_t, bound = read_number(inv_t), read_number(bound)
+    slope, threshold, floor = read_number(slope), read_number(threshold), read_number(floor)
     row = tl.program_id(0) * BLOCK_M
     offs_m = row + tl.arange(0, BLOCK_M)
     real = offs_m < n

@@ -36,7 +36,7 @@ from mettle.pairs.kernels.launch import Launch, align_tensor, find_launch_cache,
 from mettle.pairs.kernels.operands import Operands, normalize_backward, prepare_operands
 from mettle.pairs.kernels.primitives import GRADIENT_LINES, ROW_STATE_LINES
 from mettle.pairs.kernels.spec import LoweredSpec, choose_precision
-from mettle.pairs.similarity import warn_dense_recomputation
+from mettle.pairs.similarity import differentiable_gradients, warn_dense_recomputation
 
 SYMMETRIC_ROWS = 8192  # from which visiting each pair once is worth a launch to clear the sums
 ZERO = 0.0  # an argument, so that the compiler does not know it: see `primitives.load_rows`
@@ -78,45 +78,38 @@ def evaluate_spec(
     ref_labels = None if ref is None else flatten_tensor(ref[1])
     call = PairLossCall(spec, flatten_tensor(labels), ref_labels, biased, precision, config, self_column)
     with torch.cuda.device_of(z):
-        values, mean, defined = PairLossFunction.apply(call, reference, z, None if ref is None else ref[0])  # type: ignore[misc]
+        embeddings = None if ref is None else ref[0]
+        values, mean, defined = PairLossFunction.apply(call, reference, z, embeddings, spec.log_temperature)  # type: ignore[misc]
     return SpecResult(values, defined, mean)
 
 
 class PairLossFunction(torch.autograd.Function):
-    """Values and mean as functions of the embeddings; scores are computed again in the backward pass."""
+    """Values and mean as functions of the embeddings; scores are computed again in the backward pass.
+
+    ``log_temperature`` is that of the spec, where it is learned: an argument here for the sake of its gradient.
+    """
 
     @staticmethod
-    def forward(ctx, call: "PairLossCall", reference, z: Tensor, ref: Tensor | None):  # type: ignore[override]
+    def forward(ctx, call: "PairLossCall", reference, z: Tensor, ref: Tensor | None, log_temperature: Tensor | None):  # type: ignore[override]
         """Values, mean, and where values are defined."""
         values, mean, defined = call.forward(z.detach(), None if ref is None else ref.detach())
         ctx.call, ctx.reference = call, reference
-        ctx.save_for_backward(z, ref)
+        ctx.save_for_backward(z, ref, log_temperature)
         ctx.mark_non_differentiable(defined)
         ctx.set_materialize_grads(False)
         return values, mean, defined
 
     @staticmethod
     def backward(ctx, g_values: Tensor | None, g_mean: Tensor | None, _):  # type: ignore[override]
-        """Gradients of the embeddings and of the references."""
-        z, ref = ctx.saved_tensors
+        """Gradients of the embeddings, of the references and of the logarithm of the temperature."""
+        z, ref, log_temperature = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: the kernels have no graph
-            return None, None, *_differentiable_gradients(ctx.reference, z, ref, g_values, g_mean)
-        needs = ctx.needs_input_grad
-        return None, None, *ctx.call.backward(g_values, g_mean, z, ref, needs[2], needs[3])
-
-
-def _differentiable_gradients(
-    reference: Any, z: Tensor, ref: Tensor | None, g_values: Tensor | None, g_mean: Tensor | None
-) -> list[Tensor | None]:
-    """Gradients of embeddings and references, with a graph, from the whole matrix."""
-    if reference is None:
-        raise InputError("the kernels alone have first derivatives only: call the loss for second ones")
-    warn_dense_recomputation(len(z), len(z) if ref is None else len(ref))
-    pairs = [(x, g) for x, g in zip(reference(z, ref), (g_values, g_mean), strict=True) if g is not None]
-    outputs, gradients = zip(*pairs, strict=True)
-    inputs = [x for x in (z, ref) if x is not None and x.requires_grad]
-    found = iter(torch.autograd.grad(outputs, inputs, gradients, create_graph=True))
-    return [next(found) if x is not None and x.requires_grad else None for x in (z, ref)]
+            if ctx.reference is None:
+                raise InputError("the kernels alone have first derivatives only: call the loss for second ones")
+            warn_dense_recomputation(len(z), len(z) if ref is None else len(ref))
+            inputs, outputs = (z, ref, log_temperature), ctx.reference(z, ref)
+            return None, None, *differentiable_gradients(outputs, (g_values, g_mean), inputs)
+        return None, None, *ctx.call.backward(g_values, g_mean, z, ref, ctx.needs_input_grad[2:])
 
 
 class PairLossCall:
@@ -313,12 +306,15 @@ class PairLossCall:
         g_mean: Tensor | None,
         z: Tensor,
         ref: Tensor | None,
-        z_needs_grad: bool,
-        ref_needs_grad: bool,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients of the embeddings and of the references, where asked for; ``z``, ``ref``: of their types."""
+        needed: tuple[bool, bool, bool],
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Gradients of the embeddings, of the references and of log temperature, where ``needed``.
+
+        ``z``, ``ref``: of their types.
+        """
         if g_values is None and g_mean is None:
-            return None, None
+            return None, None, None
+        z_needs_grad, ref_needs_grad, temperature_needs_grad = needed
         rows, columns, row_state, stats = self.rows, self.columns, self.row_state, self.stats
         factor = g_mean if g_mean is None else align_tensor(g_mean)
         if g_values is not None:  # a gradient for every row: into the row state
@@ -332,17 +328,27 @@ class PairLossCall:
             factor = None
         name = "" if factor is None else f"mean {factor.dtype}"
         normalize = self.spec.normalize
-        dz = dref = None
-        if z_needs_grad:
+        dz = dref = d_log_temperature = None
+        if z_needs_grad or temperature_needs_grad:
             g = self._gradient(rows, columns, self.rows2, self.columns2, row_state, stats, True, rows is columns)
-            dz = normalize_backward(rows, g, factor, stats, z, normalize, cache=self.cache, name=f"rows {name}")
+            projections = torch.empty(rows.n, device=z.device) if temperature_needs_grad else None
+            label = f"rows {name}" if projections is None else f"rows {name}, projections"
+            dz = normalize_backward(
+                rows, g, factor, stats, z, normalize, projections=projections, cache=self.cache, name=label
+            )
+            if projections is not None:
+                # Logits are s / temperature: dL/d(log temperature) = −Σ s·dL/ds over pairs. A row's product with its
+                # gradient is that sum over its pairs, each of which has two such rows in a batch with itself.
+                assert self.spec.log_temperature is not None
+                total = projections.sum() * (-0.5 if rows is columns else -1.0)
+                d_log_temperature = total.to(self.spec.log_temperature.dtype)
             del g
         if ref_needs_grad and ref is not None:
             g = self._gradient(columns, rows, self.columns2, self.rows2, row_state, stats, False, True)
             dref = normalize_backward(
                 columns, g, factor, stats, ref, normalize, cache=self.cache, name=f"columns {name}"
             )
-        return dz, dref
+        return dz if z_needs_grad else None, dref, d_log_temperature
 
     def _gradient(
         self,

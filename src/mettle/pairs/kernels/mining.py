@@ -27,7 +27,7 @@ from mettle.pairs.kernels.primitives import (
     negative_mask,
     similarity_tile,
 )
-from mettle.pairs.similarity import at_least_float32, normalize_rows
+from mettle.pairs.similarity import at_least_float32, differentiable_gradients, normalize_rows
 
 BACKWARD_ROWS = 8  # of a block
 
@@ -96,9 +96,7 @@ class BatchHardFunction(torch.autograd.Function):
         (rows, columns), (z, ref_z), cache = ctx.sides, ctx.saved_tensors, ctx.cache
         if torch.is_grad_enabled():  # create_graph=True: the kernels have no graph, but the mined pairs are few
             scores = _mined_scores(rows, columns, ctx.index, z, ref_z)
-            inputs = [x for x in (z, ref_z) if x is not None and x.requires_grad]
-            found = iter(torch.autograd.grad(scores, inputs, g, create_graph=True))
-            dz, dref = (next(found) if x is not None and x.requires_grad else None for x in (z, ref_z))
+            dz, dref = differentiable_gradients((scores,), (g,), (z, ref_z))
             return dz, None, None, dref, None
         g = flatten_tensor(g.float())
         dz = torch.zeros_like(rows.normalized)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mettle.pairs.kernels.config import cdiv, next_power_of_2
 from mettle.pairs.kernels.launch import Launch, LaunchCache
+from mettle.pairs.kernels.primitives import read_number
 
 PAD = 256  # rows are padded with zeros to a multiple of this: no load ever needs a mask
 INTERPRETER_PAD = 64  # the same in the interpreter, where padding costs as much as rows
@@ -162,17 +163,22 @@ def normalize_backward(
     like: Tensor,
     normalize: bool,
     *,
+    projections: Tensor | None = None,
     cache: LaunchCache | None = None,
     name: str = "",
 ) -> Tensor:
-    """Gradient of the embeddings as they came, from that of the prepared rows (times g_mean · 1 / anchors)."""
+    """Gradient of the embeddings as they came, from that of the prepared rows (times g_mean · 1 / anchors).
+
+    ``projections``: (n,) float32 to be filled with the products of prepared rows and their gradients, in any order:
+    their sum says how the loss changes with the scale of all similarities.
+    """
     out = torch.empty(operands.n, operands.d, dtype=like.dtype, device=like.device)
     block = select_row_block(operands.head_dim)
     tensors = (g, operands.normalized, operands.inverse_norm, operands.order)
     (cache or LaunchCache()).launch(
         f"normalize backward {name}",
         normalize_backward_kernel,
-        (*tensors, stats if g_mean is None else g_mean, stats, out),
+        (*tensors, stats if g_mean is None else g_mean, stats, out, out if projections is None else projections),
         lambda: Launch(
             (cdiv(operands.n, block.rows),),
             (operands.n, operands.d),
@@ -182,6 +188,7 @@ def normalize_backward(
                 "ROWS": block.rows,
                 "NORMALIZE": normalize,
                 "MEAN": g_mean is not None,
+                "PROJECT": projections is not None,
                 "num_warps": block.num_warps,
             },
         ),
@@ -310,7 +317,7 @@ def prepare_kernel(
     there = (row < padded)[:, None] & (c < HEAD_DIM)[None, :]
     to = at.to(tl.int64)[:, None] * HEAD_DIM + c[None, :]
     tl.store(NORMALIZED + to, z, mask=there)
-    z = z * operand_scale
+    z = z * read_number(operand_scale)
     hi = z.to(HI.dtype.element_ty)
     tl.store(HI + to, hi, mask=there)
     if PRECISION == "bf16x3":
@@ -319,13 +326,15 @@ def prepare_kernel(
 
 @triton.jit
 def normalize_backward_kernel(
-    G, NORMALIZED, INVERSE_NORM, ORDER, G_MEAN, STATS, OUT, n, d,
+    G, NORMALIZED, INVERSE_NORM, ORDER, G_MEAN, STATS, OUT, PROJECTIONS, n, d,
     HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, NORMALIZE: tl.constexpr, MEAN: tl.constexpr,
+    PROJECT: tl.constexpr,
 ):  # fmt: skip
     """Take away what would only change a row's length, undo the sort.
 
     Grid: (n / ROWS,). A program reads ROWS rows of G and NORMALIZED (padded, HEAD_DIM) float32 and owns the rows of
-    OUT (n, d) that they came from. MEAN: times G_MEAN · STATS[1]. Cost: 8 bytes read an entry, one write of OUT.
+    OUT (n, d) that they came from. MEAN: times G_MEAN · STATS[1]. PROJECT: PROJECTIONS (n,) float32 are the products of
+    rows of NORMALIZED and of the gradient. Cost: 8 bytes read an entry, one write of OUT.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = row < n
@@ -336,8 +345,13 @@ def normalize_backward_kernel(
     if NORMALIZE:
         z = tl.load(NORMALIZED + at, mask=inside, other=0.0)
         inverse_norm = tl.load(INVERSE_NORM + row, mask=real, other=0.0)
-        g = (g - z * tl.sum(z * g, 1)[:, None]) * inverse_norm[:, None]
+        along = tl.sum(z * g, 1)
+        g = (g - z * along[:, None]) * inverse_norm[:, None]
     if MEAN:
         g = g * (tl.load(G_MEAN).to(tl.float32) * tl.load(STATS + 1))
+    if PROJECT:
+        if MEAN:
+            along = along * (tl.load(G_MEAN).to(tl.float32) * tl.load(STATS + 1))
+        tl.store(PROJECTIONS + row, along, mask=real)
     to = tl.load(ORDER + row, mask=real, other=0).to(tl.int64)
     tl.store(OUT + to[:, None] * d + c[None, :], g.to(OUT.dtype.element_ty), mask=inside)

@@ -81,6 +81,18 @@ class TileRange(NamedTuple):
 
 
 @triton.jit
+def read_number(x):
+    """A run-time number: given itself, or where it lies on the device, so that nobody waits for it."""
+    if isinstance(x, tl.tensor):  # the interpreter hands on floats as they are
+        if x.dtype.is_ptr():
+            return tl.load(x).to(tl.float32)
+        else:
+            return x
+    else:
+        return x
+
+
+@triton.jit
 def load_block(
     X, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HEAD_DIM: tl.constexpr, USE_TMA: tl.constexpr
 ):

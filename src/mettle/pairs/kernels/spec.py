@@ -21,9 +21,11 @@ from mettle.pairs.kernel_spec import (
     HingeSpec,
     LinearWeights,
     NoKernel,
+    Number,
     RelativeWeights,
     SoftmaxSpec,
     declared_spec,
+    may_be_nonzero,
 )
 from mettle.pairs.kernels.config import HingeForm, NegativeTermName, RowLossName
 
@@ -38,38 +40,42 @@ GRADIENT_LIMIT = 8192.0  # dL/ds reaches twice this at most: float16 ends at 655
 class NegativeNumbers(NamedTuple):
     """Run-time numbers of a negative's term, as `pair_terms.NegativeParams`."""
 
-    slope: float = 0.0
-    offset: float = 0.0
-    floor: float = 0.0
-    kink: float = 0.0
+    slope: Number = 0.0
+    offset: Number = 0.0
+    floor: Number = 0.0
+    kink: Number = 0.0
 
 
 class PositiveNumbers(NamedTuple):
     """Run-time numbers of the positives: 1 / temperature, the bound of x, and what a positive weighs."""
 
-    inv_t: float
-    bound: float
-    slope: float
-    threshold: float
-    floor: float
+    inv_t: Number
+    bound: Number
+    slope: Number
+    threshold: Number
+    floor: Number
 
 
 @dataclass(frozen=True)
 class LoweredSpec:
-    """What the kernels compute. x = s / temperature; s a cosine, or a dot product where not ``normalize``."""
+    """What the kernels compute. x = s / temperature; s a cosine, or a dot product where not ``normalize``.
+
+    Temperature, slopes and thresholds may be tensors of one float32 number each, which the kernels read on the device.
+    """
 
     row_loss: RowLossName
     negative_term: NegativeTermName = "plain"
-    temperature: float = 1.0
+    temperature: Number = 1.0
+    log_temperature: Tensor | None = None  # of a learned one, for its gradient
     normalize: bool = True
     online: bool = False  # every row tracks its own maximum, because no fixed one is safe
     # negatives weigh 1 + max(slope·(s − threshold), floor)
-    slope: float = 0.0
-    threshold: float = 0.0
+    slope: Number = 0.0
+    threshold: Number = 0.0
     floor: float = 0.0
     # positives weigh 1 + max(slope·(threshold − s), floor)
-    positive_slope: float = 0.0
-    positive_threshold: float = 0.0
+    positive_slope: Number = 0.0
+    positive_threshold: Number = 0.0
     positive_floor: float = 0.0
     differentiable_weights: bool = False  # gradient flows through the weights too
     beta: float = 0.0  # of importance weights
@@ -86,7 +92,7 @@ class LoweredSpec:
     @property
     def has_positive_weights(self) -> bool:
         """Whether positives carry weights of their own."""
-        return self.positive_slope != 0
+        return may_be_nonzero(self.positive_slope)
 
     @property
     def has_second_sum(self) -> bool:
@@ -130,12 +136,14 @@ class LoweredSpec:
             self.prior > 0,
             self.count_by_weight,
             self.hinge_form,
+            *(isinstance(x, Tensor) for x in (self.temperature, self.slope, self.threshold)),
+            *(isinstance(x, Tensor) for x in (self.positive_slope, self.positive_threshold)),
         )
 
     @cached_property
-    def operand_scale(self) -> float:
+    def operand_scale(self) -> Number:
         """What each side of a product carries, so that products are similarities times log₂e / temperature."""
-        return 1.0 if self.negative_term == "hinge" else math.sqrt(LOG2E / self.temperature)
+        return 1.0 if self.negative_term == "hinge" else (LOG2E / self.temperature) ** 0.5
 
     @property
     def grad_scale_limit(self) -> float:
@@ -147,9 +155,9 @@ class LoweredSpec:
         """Of what a negative adds: see `pair_terms.negative_value`."""
         if self.negative_term == "threshold":
             # 1 + max(slope · (s − threshold), floor), as a line in x = s · operand_scale², and where it begins
-            kink = (self.threshold + self.floor / self.slope) * self.operand_scale**2
-            slope = self.slope / self.operand_scale**2
-            return NegativeNumbers(slope, 1.0 - self.slope * self.threshold, 1.0 + self.floor, kink)
+            slope_of_x = LOG2E / self.temperature
+            kink = (self.threshold + self.floor / self.slope) * slope_of_x if self.differentiable_weights else 0.0
+            return NegativeNumbers(self.slope / slope_of_x, 1.0 - self.slope * self.threshold, 1.0 + self.floor, kink)
         if self.negative_term == "importance":
             return NegativeNumbers(float(self.beta))
         return NegativeNumbers(float(self.negative_margin) if self.negative_term == "hinge" else 0.0)
@@ -158,8 +166,10 @@ class LoweredSpec:
     def positive_numbers(self) -> PositiveNumbers:
         """Of what a positive comes to."""
         inv_t = 1 / self.temperature
-        slope, threshold, floor = self.positive_slope, self.positive_threshold, self.positive_floor
-        return PositiveNumbers(inv_t, inv_t, float(slope), float(threshold), float(floor))
+        slope, threshold = (
+            x if isinstance(x, Tensor) else float(x) for x in (self.positive_slope, self.positive_threshold)
+        )
+        return PositiveNumbers(inv_t, inv_t, slope, threshold, float(self.positive_floor))
 
     @property
     def row_loss_numbers(self) -> tuple[float, float]:
@@ -223,9 +233,20 @@ def lower_loss(loss: Any, difficulty: Any, inputs: KernelInputs) -> LoweredSpec 
     return refusal or lowered
 
 
-@lru_cache(256)
 def lower_spec(spec: SoftmaxSpec | HingeSpec) -> LoweredSpec | NoKernel:
-    """What a spec comes to; a training run asks for the same one a million times."""
+    """What a spec comes to."""
+    if isinstance(spec, SoftmaxSpec) and spec.on_device:  # tensors are compared by waiting for them
+        return _lower_spec(spec)
+    return _lower_known_spec(spec)
+
+
+@lru_cache(256)
+def _lower_known_spec(spec: SoftmaxSpec | HingeSpec) -> LoweredSpec | NoKernel:
+    """A training run asks for the same one a million times."""
+    return _lower_spec(spec)
+
+
+def _lower_spec(spec: SoftmaxSpec | HingeSpec) -> LoweredSpec | NoKernel:
     if isinstance(spec, HingeSpec):
         return LoweredSpec(
             "contrastive",
@@ -234,9 +255,11 @@ def lower_spec(spec: SoftmaxSpec | HingeSpec) -> LoweredSpec | NoKernel:
             negative_margin=spec.negative_margin,
             hinge_form=spec.form,
         )
+    learned = spec.log_temperature
     lowered = LoweredSpec(
         spec.row_loss,
-        temperature=spec.temperature,
+        temperature=spec.temperature if learned is None else learned.detach().float().exp(),
+        log_temperature=learned,
         normalize=spec.measure == "cosine",
         numerator_only=spec.positive_weights == "numerator",
         divide_by=spec.divide_by,
@@ -258,17 +281,17 @@ def _with_weights(lowered: LoweredSpec, spec: SoftmaxSpec) -> LoweredSpec | NoKe
     if isinstance(w, LinearWeights):
         lowered = replace(
             lowered,
-            positive_slope=w.positive_slope,
-            positive_threshold=w.positive_threshold,
+            positive_slope=_as_float32(w.positive_slope),
+            positive_threshold=_as_float32(w.positive_threshold),
             positive_floor=w.positive_floor,
             differentiable_weights=w.differentiable,
         )
-        if spec.weigh_negatives and w.negative_slope:
+        if spec.weigh_negatives and may_be_nonzero(w.negative_slope):
             lowered = replace(
                 lowered,
                 negative_term="threshold",
-                slope=w.negative_slope,
-                threshold=w.negative_threshold,
+                slope=_as_float32(w.negative_slope),
+                threshold=_as_float32(w.negative_threshold),
                 floor=w.negative_floor,
             )
     elif isinstance(w, ExponentialWeights):
@@ -286,21 +309,27 @@ def _with_weights(lowered: LoweredSpec, spec: SoftmaxSpec) -> LoweredSpec | NoKe
     return replace(lowered, count_by_weight=True)
 
 
+def _as_float32(x: Number) -> Number:
+    return x.detach().float() if isinstance(x, Tensor) else x
+
+
 def _with_safe_exponent(lowered: LoweredSpec) -> LoweredSpec | NoKernel:
     """The same with a fixed maximum where that is safe, else with a running one, else none."""
     power = {"importance": 1 + lowered.beta, "relative": 2.0}.get(lowered.negative_term, 1.0)
-    if lowered.normalize and power / lowered.temperature <= MOST_EXPONENT:
+    learned = isinstance(lowered.temperature, Tensor)
+    if lowered.normalize and not learned and power / lowered.temperature <= MOST_EXPONENT:
         return lowered
     if lowered.negative_term in ("importance", "relative") or lowered.count_by_weight:
-        return NoKernel(
-            f"a temperature of {lowered.temperature} with these weights is outside the range of the kernels"
-        )
+        what = "a learned temperature" if learned else f"a temperature of {lowered.temperature}"
+        return NoKernel(f"{what} with these weights is outside the range of the kernels")
     return replace(lowered, online=True)
 
 
 def choose_precision(lowered: LoweredSpec, dtype: torch.dtype) -> Literal["fp16", "bf16x3"]:
     """Float16 operands where they are accurate enough, else three bfloat16 products, good to float32."""
     half = dtype in (torch.float16, torch.bfloat16)
+    if isinstance(lowered.temperature, Tensor):  # it may become any
+        return "bf16x3"
     safe = lowered.normalize and lowered.negative_term != "hinge" and lowered.temperature >= FP16_TEMPERATURE
     return "fp16" if half and safe else "bf16x3"
 
