@@ -62,7 +62,7 @@ def tried(job):
         def step():
             if which == "forward":
                 return call.sum_negatives()
-            return call.backward(None, one, z, None, True, False)
+            return call.backward(None, one, z, None, (True, False, False))
 
         step()
         torch.cuda.synchronize()

@@ -1,12 +1,12 @@
-"""The closed form of small softmax losses equals the reference, value and gradient."""
+"""The closed form of small declared losses equals the reference, value and gradient."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from mettle.difficulty import Threshold
-from mettle.losses import DASupCon, InfoNCE, SupCon
+from mettle.difficulty import Hardest, Threshold
+from mettle.losses import DASupCon, InfoNCE, SupCon, Triplet
 from mettle.pairs import closed_form
 
 LOSSES = {
@@ -22,6 +22,10 @@ LOSSES = {
     "da-supcon unweighted negatives": DASupCon(0.2, positive=0.6, negative=0.1, neg_weight="none"),
     "infonce": InfoNCE(0.3),
     "infonce weighted": InfoNCE(0.3, difficulty=Threshold(positive=0.6, negative=0.1)),
+    "batch-hard": Triplet(0.2, "hardest"),
+    "batch-hard squared": Triplet(0.2, "hardest", squared=True),
+    "batch-hard soft": Triplet(0.2, "hardest", soft=True),
+    "batch-hard by weights": Triplet(0.2, "all", difficulty=Hardest()),
 }
 LABELS = {
     "fours": torch.arange(10).repeat(4),
@@ -87,6 +91,16 @@ def test_rows_of_odd_length_take_the_other_road(length):
     output = SupCon().output(z, y)
     assert output.engine == "dense"
     torch.testing.assert_close(output.mean(), SupCon()(z, y, engine="tiled"))
+
+
+def test_pairs_that_tie_or_nearly_coincide_take_the_other_road():
+    z, y, loss = torch.randn(12, 6, dtype=torch.float64), torch.arange(4).repeat(3), Triplet(0.2, "hardest")
+    assert loss.output(z, y).engine == "closed-form"
+    tied = torch.cat([z, z])  # every pair twice
+    assert loss.output(tied, torch.cat([y, y])).engine == "dense"
+    close = z.clone()
+    close[4] = close[1] + 1e-4
+    assert loss.output(close, y).engine == "dense"
 
 
 def test_what_has_no_closed_form_here_is_left_to_the_others():

@@ -77,7 +77,7 @@ class ArcFace(ClassVectors):
             moved = torch.where(cosine > math.cos(math.pi - m), moved, -2 - moved)
         elif self.mode == "detach":
             moved = cosine + (moved - cosine).detach()
-        return moved - self.subtract
+        return moved - self.subtract if self.subtract else moved
 
     def _with_margin(self, cosine: Tensor) -> Tensor:
         """cos(m₁θ + m). The sine is kept off 0, where its slope is infinite."""

@@ -1,7 +1,7 @@
 """What every pairwise loss shares: it is an `nn.Module` with immutable settings, and the engine evaluates it."""
 
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -215,8 +215,7 @@ class SoftmaxLoss(PairwiseLoss):
 
     learn_temperature: bool = field(default=False, kw_only=True)
 
-    if TYPE_CHECKING:  # an annotation outside would make a setting of it
-        log_temperature: nn.Parameter | None
+    log_temperature: ClassVar[nn.Parameter | None]  # of the object, but no setting
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,7 +6,6 @@ makes of the similarity to the own class (``target``). Everything else is here:
     L_i = log(1 + e^{far_i − t_i}),   t_i = scale · target(cos θ_y),   far_i = log Σ_{j≠y} e^{scale · cos θ_j}
 """
 
-from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -34,7 +33,7 @@ from mettle.pairs import (
     pair_statistics,
     sum_over,
 )
-from mettle.pairs.class_softmax import class_reductions
+from mettle.pairs.class_softmax import class_reductions, takes_kernels
 from mettle.pairs.declarations import iterate_parts
 from mettle.pairs.dispatch import autocast_disabled, is_known_finite, nan_if_not_finite, reduce_rows
 from mettle.pairs.similarity import at_least_float32, may_read, normalize_rows
@@ -182,21 +181,26 @@ class ClassVectors(WriteOnceModule):
 
     def _values(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """One value per sample, and how much it counts in the mean; None where all count alike."""
-        raise_if_out_of_range, labels = self._validate_inputs(embeddings, labels)
         if self.sample < 1:  # classes are drawn by the labels, so nothing can start without them
-            raise_if_out_of_range()
+            labels, unknown = self._check(embeddings, labels), None
+        else:
+            labels, unknown = self._validate_inputs(embeddings, labels)
         with autocast_disabled(embeddings.device.type):
-            z, (vectors, labels) = self._features(at_least_float32(embeddings)), self._select_classes(labels)
-            row_values = self._class_values(
-                z, vectors, labels, half=embeddings.dtype in (torch.float16, torch.bfloat16)
-            )
+            vectors, labels = self._select_classes(labels)
+            half = embeddings.dtype in (torch.float16, torch.bfloat16)
+            # On the sphere the kernels read half precision as it is.
+            direct = half and self.unit_features and self.difficulty is None and takes_kernels(embeddings)
+            z = self._features(embeddings if direct else at_least_float32(embeddings))
+            row_values = self._class_values(z, vectors, labels, half=half)
             others = row_values["others_lse"]
-            others = others.masked_fill(
-                others == -torch.inf, torch.finfo(others.dtype).min
-            )  # no other class: nothing to lose
+            if len(vectors) == 1 or self.difficulty is not None:  # no other class: nothing to lose
+                others = others.masked_fill(others == -torch.inf, torch.finfo(others.dtype).min)
             values = softplus(others - self.logit(row_values["target"], z))
-            values = values if is_known_finite(z) else values + nan_if_not_finite(z)
-        raise_if_out_of_range()
+            # A sample that is broken has no direction, so on the sphere its own value says so.
+            if not (self.unit_features and self.difficulty is None) and not is_known_finite(z):
+                values = values + nan_if_not_finite(z)
+            if unknown is not None:
+                values = values.masked_fill(unknown, torch.nan)
         return values, row_values.get("weight")
 
     def logit(self, own: Tensor, z: Tensor) -> Tensor:
@@ -283,13 +287,53 @@ class ClassVectors(WriteOnceModule):
         return luck.topk(len(own) + rest).indices.sort().values
 
     def _check(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """One line that says what is wrong, before any work; else the labels as int64."""
-        raise_if_out_of_range, labels = self._validate_inputs(embeddings, labels)
-        raise_if_out_of_range()
+        """One line that says what is wrong, before any work; else the labels as int64. A GPU is waited for."""
+        self._validate_shapes(embeddings, labels)
+        labels = labels.long()
+        if may_read(labels):
+            raise_out_of_range(torch.stack(torch.aminmax(labels)), self.num_classes)
         return labels
 
-    def _validate_inputs(self, embeddings: Tensor, labels: Tensor) -> tuple[Callable[[], None], Tensor]:
-        """All checked but the range of the labels, which a GPU tells late; and labels that are safe till then."""
+    def _validate_inputs(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The labels as int64, and which of them number no class: None where all are known to.
+
+        A GPU asked for a number stands still while it is read. So the values of such samples become NaN, and the line
+        that says why is raised by the next call, which finds the answer ready.
+        """
+        self._validate_shapes(embeddings, labels)
+        labels = labels.long()  # torch reads an index of another type as a mask, or not at all
+        if not may_read(labels):
+            return labels, None
+        if not labels.is_cuda:
+            return self._check(embeddings, labels), None
+        inside = labels.clamp(0, self.num_classes - 1)
+        unknown = inside != labels
+        self._ask_whether_any(unknown)
+        return inside, unknown
+
+    def _ask_whether_any(self, unknown: Tensor) -> None:
+        """Judge the labels of an earlier call, if the answer has arrived, and ask for that of this one."""
+        asked: tuple[Tensor, torch.cuda.Event] | None = self.__dict__.get("_asked_for_labels")
+        if asked is not None:
+            answer, event = asked
+            if not event.query():
+                return
+            self.__dict__["_asked_for_labels"] = None
+            if bool(answer):
+                known = self.num_classes
+                raise InputError(
+                    f"labels of an earlier batch are out of range: {known} classes are numbered 0 to {known - 1}"
+                )
+        with torch.cuda.device_of(unknown):
+            answer, event = unknown.any().to("cpu", non_blocking=True), torch.cuda.Event()
+            event.record()
+        self.__dict__["_asked_for_labels"] = answer, event
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_asked_for_labels"}
+
+    def _validate_shapes(self, embeddings: Tensor, labels: Tensor) -> None:
+        """All but the range of the labels."""
         validate_embeddings(embeddings, labels, "embeddings", "labels")
         dim = self.weight.shape[1]
         require(embeddings.shape[1] == dim, f"embeddings are {embeddings.shape[1]} wide, the class vectors {dim}")
@@ -297,7 +341,6 @@ class ClassVectors(WriteOnceModule):
             embeddings.device == self.weight.device,
             f"embeddings are on {embeddings.device}, the class vectors on {self.weight.device}: use loss.to(device)",
         )
-        return check_label_range(labels, self.num_classes)
 
     def extra_repr(self) -> str:
         """Sizes and what is not at its default."""
@@ -356,30 +399,8 @@ class _ClassPairs(PairwiseLoss):
 __all__ = ["ClassVectors"]
 
 
-def check_label_range(labels: Tensor, known: int) -> tuple[Callable[[], None], Tensor]:
-    """What judges the labels, to be called before a result is used, and the labels as int64, safe until then.
-
-    On a processor they are judged at once. A GPU asked for a number stands still while it is read. So the range is
-    asked for first, work is started on labels moved into it, and the answer is judged when there is work for longer
-    than the reading takes.
-    """
-    labels = labels.long()  # torch reads an index of another type as a mask, or not at all
-    if not may_read(labels):
-        return (lambda: None), labels
-
-    def raise_if_out_of_range() -> None:
-        if told is not None:
-            told.synchronize()
-        low, high = ends.tolist()
-        wrong = low if low < 0 else high
-        require(0 <= wrong < known, f"label {wrong} is out of range: {known} classes are numbered 0 to {known - 1}")
-
-    told = None
-    if not labels.is_cuda:
-        ends = torch.stack(torch.aminmax(labels))
-        raise_if_out_of_range()
-        return (lambda: None), labels
-    with torch.cuda.device_of(labels):
-        ends, told = torch.stack(torch.aminmax(labels)).to("cpu", non_blocking=True), torch.cuda.Event()
-        told.record()
-    return raise_if_out_of_range, labels.clamp(0, known - 1)
+def raise_out_of_range(ends: Tensor, known: int) -> None:
+    """Refuse labels of which these are the smallest and the largest, unless all of them number a class."""
+    low, high = ends.tolist()
+    wrong = low if low < 0 else high
+    require(0 <= wrong < known, f"label {wrong} is out of range: {known} classes are numbered 0 to {known - 1}")

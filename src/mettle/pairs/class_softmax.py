@@ -40,20 +40,27 @@ def class_reductions(
     """(B,) similarity to the own class, and (B,) log-sum-exp of scale x similarity over all other classes.
 
     ``unit_features``: bring ``z`` to length 1 here. ``half``: the embeddings were in half precision, so their products
-    on a GPU may be too.
+    on a GPU may be too; where `takes_kernels` says so they may still be.
     """
     labels = labels.long()  # uint8 would be read as a mask
-    traced = transforms_active() or torch.compiler.is_compiling()
-    if not traced and z.is_cuda and unit_vectors and z.dtype == torch.float32 and available(z.device.index):
+    if unit_vectors and takes_kernels(z):
         from mettle.pairs.kernels.class_softmax import class_softmax
 
         return class_softmax(z, vectors, labels, float(scale), half, unit_features)
+    traced = transforms_active() or torch.compiler.is_compiling()
     z = normalize_rows(z) if unit_features else z
     small = chunk is None and len(z) * len(vectors) <= CHUNK
     if small or traced:
         return dense_class_reductions(z, vectors, labels, scale, unit_vectors)
     size = chunk or max(CHUNK // len(z), 64)
     return _ClassSoftmaxFunction.apply(z, vectors, labels, scale, unit_vectors, size)  # type: ignore[return-value]
+
+
+def takes_kernels(z: Tensor) -> bool:
+    """Whether the kernels take samples of this type, on this device, in this mode of torch."""
+    if not z.is_cuda or z.dtype == torch.float64 or transforms_active() or torch.compiler.is_compiling():
+        return False
+    return available(z.device.index)
 
 
 def dense_class_reductions(

@@ -1,4 +1,4 @@
-"""Softmax losses of small batches on the CPU: the whole matrix at once, with the gradient written down.
+"""Declared losses of small batches on the CPU: the whole matrix at once, with the gradient written down.
 
 A loss that declares a `SoftmaxSpec` is known by its formula, so its value and gradient take half of the operators that
 autograd would record; at 64 to 512 rows these are what a step costs. `reference` computes the same from the loss itself
@@ -11,30 +11,34 @@ positives and negatives of an anchor:
                  ∂L/∂x = −w·σ(R − x) / W on P,             v·e^{x−R} · Σ_P w·σ(R − x) / W on N
 
 v are the weights inside the sum: those of negatives, and of positives where the loss weighs them there too.
+
+A loss that declares a `BatchHardSpec` sees two pairs of each anchor only: these are mined, and the loss does the rest.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mettle.pairs.interface import Difficulty, PairLoss
-from mettle.pairs.kernel_spec import LinearWeights, NoKernel, SoftmaxSpec, declared_spec
-from mettle.pairs.similarity import differentiable_gradients, ordinary_lengths
+from mettle.pairs.interface import Difficulty, PairLoss, Tile
+from mettle.pairs.kernel_spec import BatchHardSpec, LinearWeights, SoftmaxSpec, declared_spec
+from mettle.pairs.similarity import differentiable_gradients, normalize_rows, ordinary_lengths
 
 MAX_PAIRS = 512 * 512  # beyond this, tiles are faster and smaller
+NEARLY_EQUAL = 0.02  # squared distance below which the seventh digit of a cosine matters to which pair is farther
 
 
-def find_spec(loss: PairLoss, difficulty: Difficulty | None, z: Tensor) -> SoftmaxSpec | None:
+def find_spec(loss: PairLoss, difficulty: Difficulty | None, z: Tensor) -> SoftmaxSpec | BatchHardSpec | None:
     """The spec of a loss that has a closed form here, for a batch of this size; else None."""
     if z.is_cuda or z.dtype not in (torch.float32, torch.float64) or not 1 < len(z) * len(z) <= MAX_PAIRS:
         return None
     spec = declared_spec(loss, difficulty)
-    if isinstance(spec, NoKernel) or not isinstance(spec, SoftmaxSpec):
+    if isinstance(spec, BatchHardSpec):
+        return spec
+    if not isinstance(spec, SoftmaxSpec) or spec.on_device:  # numbers that are tensors are for kernels
         return None
     weights = spec.weights
-    if spec.on_device:
-        return None  # numbers that are tensors are for kernels
     if weights is not None:
         if not isinstance(weights, LinearWeights) or weights.differentiable:
             return None
@@ -54,6 +58,64 @@ def softmax_loss(
     if not ordinary_lengths(length):
         return None
     return _SoftmaxFunction.apply(z, length, labels, spec, reference)  # type: ignore[return-value]
+
+
+def batch_hard_rows(loss: Any, z: Tensor, labels: Tensor) -> dict[str, Tensor] | None:
+    """What the rows of a batch-hard loss accumulate, with gradient, as `kernels.mining.batch_hard_rows`.
+
+    None where the whole matrix must be looked at: where pairs tie, because these share the gradient; where points
+    nearly coincide, because a cosine does not tell which pair is farther; and where rows cannot simply be divided by
+    their lengths.
+    """
+    length = torch.linalg.vector_norm(z.detach(), dim=1, keepdim=True)
+    if not ordinary_lengths(length):
+        return None
+    with torch.no_grad():
+        u = z / length
+        s = torch.mm(u, u.T)
+        same = labels[:, None] == labels
+        absent = torch.stack([~same, same])
+        absent[0].fill_diagonal_(True)
+        counts = len(z) - absent.sum(2)
+        scores = torch.stack([-s, s]).masked_fill_(absent, -torch.inf)
+        best, index = scores.max(2)
+        everywhere = bool(counts.all())
+        reached = scores == best[:, :, None]
+        pairs = reached if everywhere else reached.logical_and_(~absent)
+        others = u[index]
+        apart = (others - u).square_().sum(2, dtype=torch.float64)
+        there = None if everywhere else counts > 0
+        distances = apart if there is None else apart[there]
+        if int(pairs.sum()) > distances.numel() or float(distances.amin()) < NEARLY_EQUAL:
+            return None
+    none = z.new_empty(0)
+    mined = _MinedFunction.apply(z, u, length, index, others, apart)
+    d = loss.distance(Tile(mined, False, False, none, none)).to(z.dtype)  # type: ignore[arg-type]
+    farthest, closest = d[0], -d[1]
+    if there is not None:
+        farthest, closest = torch.where(there[0], farthest, -torch.inf), torch.where(there[1], closest, -torch.inf)
+    return {"positives": counts[0], "negatives present": counts[1], "farthest": farthest, "closest": closest}
+
+
+class _MinedFunction(torch.autograd.Function):
+    """Cosines of each row with some rows of the same batch, (2, n) in float64, which keeps the digits of 1 − s."""
+
+    @staticmethod
+    def forward(ctx, z: Tensor, u: Tensor, length: Tensor, index: Tensor, others: Tensor, apart: Tensor):  # type: ignore[override]
+        ctx.save_for_backward(z, u, length, index, others)
+        return 1 - apart / 2
+
+    @staticmethod
+    def backward(ctx, g: Tensor):  # type: ignore[override]
+        z, u, length, index, others = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: what is written down here has no graph
+            rows = normalize_rows(z)
+            scores = (rows * rows[index]).sum(2, dtype=torch.float64)
+            return *differentiable_gradients((scores,), (g,), (z,)), None, None, None, None, None
+        g = g.to(u.dtype)[:, :, None]
+        du = (g * others).sum(0).index_add_(0, index.flatten(), (g * u).flatten(0, 1))
+        along = (du * u).sum(1, keepdim=True)
+        return du.addcmul_(u, along, value=-1).div_(length), None, None, None, None, None
 
 
 class _SoftmaxFunction(torch.autograd.Function):
@@ -116,7 +178,7 @@ class SinglePositive:
         """Values, and what the gradient needs."""
         x = s.mul_(1 / spec.temperature).fill_diagonal_(-torch.inf)
         log_denominator = torch.logsumexp(x, 1)
-        return log_denominator - x[same], x, log_denominator, same
+        return log_denominator - torch.where(same, x, 0.0).sum(1), x, log_denominator, same
 
     @staticmethod
     def gradient(spec: SoftmaxSpec, g: Tensor, x: Tensor, log_denominator: Tensor, same: Tensor) -> Tensor:

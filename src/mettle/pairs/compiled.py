@@ -3,7 +3,8 @@
 A small batch is traced as it is and fused by the compiler. A batch that eager mode would evaluate in tiles or in Triton
 kernels would be traced as one matrix; here it is an operator instead, ``mettle::pair_loss_mean``, which runs the engine
 of eager mode. It returns the mean and the gradient of the mean with respect to the embeddings, so the backward pass is
-one multiplication and nothing is computed twice. Eager mode does not go through here.
+one multiplication and nothing is computed twice. The Triton kernels are called one after another; for the other engines
+autograd runs inside the operator. Eager mode does not go through here.
 """
 
 from itertools import count
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mettle.pairs.dispatch import DENSE_UP_TO, pair_loss
+from mettle.pairs.kernels import fused_mean_and_gradient
 
 _losses: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _handles = count()
@@ -40,27 +42,36 @@ def compiled_mean(handle: int, z: Tensor, labels: Tensor) -> Tensor:
 def pair_loss_mean(z: Tensor, labels: Tensor, handle: int, with_gradient: bool) -> tuple[Tensor, Tensor]:
     """The mean over anchors and, if wanted, its gradient with respect to ``z``."""
     loss = _losses[handle]
+    difficulty, zero_if_empty = getattr(loss, "difficulty", None), getattr(loss, "empty", "error") == "zero"
+    found = fused_mean_and_gradient(loss, difficulty, z, labels, with_gradient) if z.is_cuda else None
+    if found is not None:
+        mean, gradient, defined = found
+        if zero_if_empty:
+            mean = torch.where(defined.any(), mean, 0)
+            gradient = gradient if gradient is None else torch.where(defined.any(), gradient, 0)
+        return mean, mean.new_empty(0) if gradient is None else gradient
     with _autograd_inside(), torch.set_grad_enabled(with_gradient):
         leaf = z.detach().requires_grad_(with_gradient)
-        output = pair_loss(loss, leaf, labels, difficulty=getattr(loss, "difficulty", None))
-        mean = output.mean_or_zero() if getattr(loss, "empty", "error") == "zero" else output.mean()
-        gradient = torch.autograd.grad(mean, leaf)[0] if with_gradient else z.new_empty(0)
-    return mean.detach().clone(), gradient.detach().clone()
+        output = pair_loss(loss, leaf, labels, difficulty=difficulty)
+        mean = output.mean_or_zero() if zero_if_empty else output.mean()
+        gradient = torch.autograd.grad(mean, leaf)[0] if with_gradient else mean.new_empty(0)
+    return mean.detach().clone(), gradient.detach().clone().to(mean.dtype)
 
 
 @pair_loss_mean.register_fake
 def _(z: Tensor, labels: Tensor, handle: int, with_gradient: bool) -> tuple[Tensor, Tensor]:
     dtype = torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype
-    return z.new_empty((), dtype=dtype), torch.empty_like(z) if with_gradient else z.new_empty(0)
+    return z.new_empty((), dtype=dtype), z.new_empty(z.shape if with_gradient else 0, dtype=dtype)
 
 
 def _save_gradient(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(output[1])
+    ctx.dtype = inputs[0].dtype
 
 
 def _scale_gradient(ctx: Any, g_mean: Tensor, g_gradient: Tensor | None) -> tuple[Tensor, None, None, None]:
     (gradient,) = ctx.saved_tensors
-    return (g_mean * gradient).to(gradient.dtype), None, None, None
+    return (g_mean * gradient).to(ctx.dtype), None, None, None
 
 
 pair_loss_mean.register_autograd(_scale_gradient, setup_context=_save_gradient)

@@ -12,7 +12,7 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.pairs import closed_form, reference, tiled
 from mettle.pairs.interface import Difficulty, PairLoss
-from mettle.pairs.kernel_spec import NoKernel
+from mettle.pairs.kernel_spec import BatchHardSpec, NoKernel
 from mettle.pairs.kernels import collect_inputs, evaluate_fused, explain_unavailable
 from mettle.pairs.problem import STATISTIC, build_problem, raise_missing_row
 from mettle.pairs.self_normalized import CannotFold, fold_weights
@@ -101,16 +101,9 @@ def pair_loss(
             return fused
     validate_inputs(z, labels, ref, ids, biased, tile)
     if engine == "auto" and ref is None and not torch.compiler.is_compiling() and not transforms_active():
-        spec = closed_form.find_spec(loss, difficulty, z)
-
-        def reference_loss(z: Tensor) -> tuple[Tensor, Tensor]:
-            output = pair_loss(loss, z, labels, difficulty=difficulty, engine="dense")
-            return output.values, output.mean()
-
-        found = None if spec is None else closed_form.softmax_loss(spec, z, labels, reference_loss)
+        found = _try_closed_form(loss, z, labels, difficulty)
         if found is not None:
-            values, mean, defined = found
-            return PairOutput(values, defined, None, "closed-form", mean)
+            return found
     options: Any = {"ref": ref, "ids": ids, "biased": biased, "engine": engine, "tile": tile}
     folded, left = fold_weights(loss, difficulty)
     try:
@@ -130,6 +123,25 @@ def pair_loss(
             if given is not None and not is_known_finite(given):
                 values = values + nan_if_not_finite(given).to(values.dtype)
     return PairOutput(values, defined, anchor_weight, name)
+
+
+def _try_closed_form(loss: PairLoss, z: Tensor, labels: Tensor, difficulty: Difficulty | None) -> PairOutput | None:
+    """On a CPU, for a small batch of a loss that declares a spec: value and gradient as written down. Else None."""
+    spec = closed_form.find_spec(loss, difficulty, z)
+    if spec is None:
+        return None
+    if isinstance(spec, BatchHardSpec):
+        rows = closed_form.batch_hard_rows(loss, z, labels)
+        if rows is None:
+            return None
+        return PairOutput(loss.row_loss(rows), loss.is_defined(rows), loss.anchor_weight(rows), "closed-form")
+
+    def reference_loss(z: Tensor) -> tuple[Tensor, Tensor]:
+        output = pair_loss(loss, z, labels, difficulty=difficulty, engine="dense")
+        return output.values, output.mean()
+
+    found = closed_form.softmax_loss(spec, z, labels, reference_loss)
+    return None if found is None else PairOutput(found[0], found[2], None, "closed-form", found[1])
 
 
 def _try_kernels(

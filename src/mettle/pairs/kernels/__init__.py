@@ -38,6 +38,7 @@ __all__ = [
     "collect_inputs",
     "evaluate_fused",
     "explain_unavailable",
+    "fused_mean_and_gradient",
     "lower_loss",
 ]
 
@@ -114,3 +115,21 @@ def evaluate_fused(
         if x is not None:
             values = values + (x.detach() - x.detach()).sum().to(values.dtype)
     return KernelResult(values, loss.is_defined(rows), loss.anchor_weight(rows), None)
+
+
+def fused_mean_and_gradient(
+    loss: Any, difficulty: Any, z: Tensor, labels: Tensor, with_gradient: bool
+) -> tuple[Tensor, Tensor | None, Tensor] | None:
+    """The mean of a batch, its gradient with respect to ``z``, and where values are defined, without autograd.
+
+    None where the kernels do not compute the loss by a formula of rows. ``z`` in half precision has its gradient in
+    float32, which nothing has scaled yet.
+    """
+    if explain_unavailable(z.device):
+        return None
+    lowered = lower_loss(loss, difficulty, KernelInputs(z, labels))
+    if not isinstance(lowered, LoweredSpec):
+        return None
+    from mettle.pairs.kernels.function import mean_and_gradient
+
+    return mean_and_gradient(lowered, z, labels, with_gradient)

@@ -345,7 +345,7 @@ def gradient_through_memory(
     b: Operands,
     tensors: tuple,
     row_states: tuple[Tensor, Tensor, Tensor],
-    floats: tuple[float, ...],
+    floats: tuple[float | Tensor, ...],
     constexprs: dict[str, Any],
     tile: TileConfig,
     entries: int,

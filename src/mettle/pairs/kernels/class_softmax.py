@@ -109,7 +109,8 @@ class ClassSoftmaxFunction(torch.autograd.Function):
             from mettle.pairs.class_softmax import dense_class_reductions
 
             similarity.warn_dense_recomputation(len(z), len(w))
-            rows = similarity.normalize_rows(z) if ctx.normalize else z
+            rows = similarity.at_least_float32(z)
+            rows = similarity.normalize_rows(rows) if ctx.normalize else rows
             outputs = dense_class_reductions(rows, w, labels, ctx.scale, unit_vectors=True)
             found = similarity.differentiable_gradients(outputs, (g_target, g_lse), (z, w))
             return *found, None, None, None, None, None

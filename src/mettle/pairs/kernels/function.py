@@ -10,7 +10,7 @@ identical bit for bit.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,6 +83,20 @@ def evaluate_spec(
     return SpecResult(values, defined, mean)
 
 
+def mean_and_gradient(
+    spec: LoweredSpec, z: Tensor, labels: Tensor, with_gradient: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The mean of a batch with itself, its gradient in float32 or None, and where values are defined."""
+    with torch.cuda.device_of(z):
+        call = PairLossCall(spec, flatten_tensor(labels), None, None, choose_precision(spec, z.dtype), None)
+        _, mean, defined = call.forward(z, None)
+        if not with_gradient:
+            return mean, None, defined
+        one = torch.ones((), device=z.device)
+        gradient, _, _ = call.backward(None, one, torch.empty(0, device=z.device), None, (True, False, False))
+    return mean, gradient, defined
+
+
 class PairLossFunction(torch.autograd.Function):
     """Values and mean as functions of the embeddings; scores are computed again in the backward pass.
 
@@ -147,15 +161,7 @@ class PairLossCall:
             self.rows2 = self.columns2 = self._prepare(biased[0], "rows", self.rows)
             if ref is not None:
                 self.columns2 = self._prepare(biased[1], "columns", self.columns)
-        self.large = self.rows.n >= LARGE_BATCH
-        self.config = self.given_config or select_config(
-            self.precision,
-            self.rows.head_dim,
-            second_head_dim=_head_dim(self.rows2),
-            register_heavy=spec.register_heavy,
-            second_sum_has_grad=spec.second_sum_has_grad,
-            large=self.large,
-        )
+        self.config = self.given_config or self.cache.decide("tiles", self._select_config)
         self.shift = self.rows.inverse_norm
         if spec.negative_term == "relative":
             assert self.rows2 is not None
@@ -203,32 +209,44 @@ class PairLossCall:
             name=side if like is None else f"{side}, second",
         )
 
+    def _select_config(self) -> KernelConfig:
+        return select_config(
+            self.precision,
+            self.rows.head_dim,
+            second_head_dim=_head_dim(self.rows2),
+            register_heavy=self.spec.register_heavy,
+            second_sum_has_grad=self.spec.second_sum_has_grad,
+            large=self.rows.n >= LARGE_BATCH,
+        )
+
     def sum_negatives(self) -> tuple[Tensor, int]:
         """Partial row sums over the negatives, and how many parts there are."""
-        spec, rows2, columns2 = self.spec, self.rows2, self.columns2
-        symmetric = self._is_symmetric(self.config, self.rows, self.columns)
-        tile = self.config.forward_tile(symmetric)
-        config = self._negatives_config(tile, self.rows, rows2)
-        operands = self._operands(config, self.rows, self.columns, rows2, columns2)
-        return self._launch_sums(
-            "negatives", config, self.rows, self.columns, operands, symmetric, has_second_sum=spec.has_second_sum
-        )
+        rows, columns, rows2, columns2 = self.rows, self.columns, self.rows2, self.columns2
+
+        def plan() -> SumPlan:
+            symmetric = self._is_symmetric(self.config, rows, columns)
+            flags = self._negatives_config(self.config.forward_tile(symmetric), rows, rows2)
+            return _plan_sums(flags, rows, columns, symmetric, self.spec.has_second_sum)
+
+        return self._launch_sums("negatives", self.cache.decide("sums", plan), rows, columns, rows2, columns2)
 
     def _sum_squares(self, name: str, rows: Operands, columns: Operands) -> tuple[Tensor, int]:
         """The same of e² alone, of one encoder."""
-        config = select_config(self.precision, rows.head_dim, large=self.large)
-        symmetric = self._is_symmetric(config, rows, columns)
-        tile = config.forward_tile(symmetric)
-        flags = NegativesConfig(
-            tile,
-            self.precision,
-            rows.head_dim,
-            square=True,
-            hinge_form=self.spec.hinge_form,
-            online=self.spec.online,
-        )
-        operands = self._operands(flags, rows, columns, None, None)
-        return self._launch_sums(name, flags, rows, columns, operands, symmetric, has_second_sum=False)
+
+        def plan() -> SumPlan:
+            config = select_config(self.precision, rows.head_dim, large=rows.n >= LARGE_BATCH)
+            symmetric = self._is_symmetric(config, rows, columns)
+            flags = NegativesConfig(
+                config.forward_tile(symmetric),
+                self.precision,
+                rows.head_dim,
+                square=True,
+                hinge_form=self.spec.hinge_form,
+                online=self.spec.online,
+            )
+            return _plan_sums(flags, rows, columns, symmetric, False)
+
+        return self._launch_sums(name, self.cache.decide(name, plan), rows, columns, None, None)
 
     def _is_symmetric(self, config: KernelConfig, rows: Operands, columns: Operands) -> bool:
         """Whether each pair is visited once: sums must grow pair by pair, in any order, and be worth clearing."""
@@ -239,30 +257,27 @@ class PairLossCall:
     def _launch_sums(
         self,
         name: str,
-        config: NegativesConfig,
+        plan: "SumPlan",
         rows: Operands,
         columns: Operands,
-        operands: tuple,
-        symmetric: bool,
-        has_second_sum: bool,
+        rows2: Operands | None,
+        columns2: Operands | None,
     ) -> tuple[Tensor, int]:
-        tile, device = config.tile, rows.normalized.device
-        blocks = cdiv(rows.n, tile.block_m)
-        splits = split_columns(blocks, cdiv(columns.n, tile.block_n), device, 16)
-        make = torch.zeros if symmetric else torch.empty
-        sums = make(1 if symmetric else splits, 2, rows.padded, device=device)
+        make = torch.zeros if plan.symmetric else torch.empty
+        sums = make(plan.parts, 2, rows.padded, device=rows.normalized.device)
+        operands = _pair_operands(plan.flags, rows, columns, rows2, columns2)
         self.cache.launch(
             name,
             negatives_forward,
             (*operands, rows.positive_begin, rows.positive_end, self.shift, sums),
             lambda: Launch(
-                (blocks, splits),
-                (rows.n, columns.n, rows.padded, splits),
-                config.forward_constexprs(has_second_sum=has_second_sum, symmetric=symmetric),
+                (plan.blocks, plan.splits),
+                (rows.n, columns.n, rows.padded, plan.splits),
+                plan.flags.forward_constexprs(has_second_sum=plan.has_second_sum, symmetric=plan.symmetric),
             ),
             (*self.spec.negative_numbers[:3], ZERO),
         )
-        return sums, 1 if symmetric else splits
+        return sums, plan.parts
 
     def _finish_rows(self, sums: Tensor, splits: int) -> tuple[Tensor, Tensor, Tensor]:
         """Values, mean and where values are defined, from the sums over negatives."""
@@ -363,37 +378,26 @@ class PairLossCall:
     ) -> Tensor:
         """Of the prepared rows of ``a``: negatives, then positives on top; which ends of a pair have a value."""
         spec, tile, device = self.spec, self.config.backward, a.normalized.device
-        config = self._negatives_config(tile, a, a2)
-        operands, row_states = self._operands(config, a, b, a2, b2), (row_state, row_state, stats)
-        ends = {
-            "second_sum_has_grad": spec.second_sum_has_grad,
-            "differentiable_weights": spec.differentiable_weights,
-            "row_end": row_end,
-            "column_end": column_end,
-        }
+        plan = self.cache.decide(f"gradient {row_end}", lambda: self._plan_gradient(a, b, a2, row_end, column_end))
+        operands, row_states = _pair_operands(plan.flags, a, b, a2, b2), (row_state, row_state, stats)
         own_column = self.self_column if row_end else self.self_row
-        splits = 1
         if self.config.scores_in_memory:
-            flags = config.score_gradients_constexprs(**ends)
+            flags = plan.flags.score_gradients_constexprs(**plan.ends)
             floats = (*spec.negative_numbers, spec.grad_scale_limit)
             entries = b.padded * (a.head_dim + _head_dim(a2))
             g = gradient_through_memory(a, b, operands, row_states, floats, flags, tile, entries, self.cache)
-            g *= stats[2] * (1 / (spec.grad_scale_limit * spec.operand_scale))
+            g *= stats[2] / (spec.grad_scale_limit * spec.operand_scale)
         else:
-            blocks = cdiv(a.n, tile.block_m)
-            most = most_gradient_splits(a.d, a.head_dim, _head_dim(a2), a.padded)
-            splits = balance_waves(blocks, cdiv(b.n, tile.block_n), device, tile.programs_per_sm, most)
-            flush_every = flush_interval(self.precision, cdiv(b.n, splits * tile.block_n), tile.block_n)
-            make = torch.zeros if flush_every else torch.empty
-            g = make(splits, a.padded, a.head_dim, device=device)
+            make = torch.zeros if plan.flush_every else torch.empty
+            g = make(plan.splits, a.padded, a.head_dim, device=device)
             self.cache.launch(
                 f"negatives backward {row_end}",
                 negatives_backward,
                 (*operands, a.positive_begin, a.positive_end, *row_states, g),
                 lambda: Launch(
-                    (blocks, splits),
-                    (a.n, b.n, a.padded, b.padded, splits),
-                    config.backward_constexprs(flush_every=flush_every, **ends),
+                    (plan.blocks, plan.splits),
+                    (a.n, b.n, a.padded, b.padded, plan.splits),
+                    plan.flags.backward_constexprs(flush_every=plan.flush_every, **plan.ends),
                 ),
                 (*spec.negative_numbers, ZERO, spec.grad_scale_limit, spec.operand_scale),
             )
@@ -403,7 +407,7 @@ class PairLossCall:
             (a.normalized, b.normalized, a.positive_begin, a.positive_end, own_column, row_state, row_state, g),
             lambda: Launch(
                 (cdiv(a.n, POSITIVE_BLOCK), a.head_dim // self._positives_config().block_k),
-                (a.n, a.padded, b.padded, splits),
+                (a.n, a.padded, b.padded, plan.splits),
                 self._positives_config().backward_constexprs(
                     differentiable_weights=spec.differentiable_weights, row_end=row_end, column_end=column_end
                 ),
@@ -411,6 +415,25 @@ class PairLossCall:
             (*spec.positive_numbers, *spec.row_loss_numbers),
         )
         return g
+
+    def _plan_gradient(
+        self, a: Operands, b: Operands, a2: Operands | None, row_end: bool, column_end: bool
+    ) -> "GradientPlan":
+        spec, tile = self.spec, self.config.backward
+        ends = {
+            "second_sum_has_grad": spec.second_sum_has_grad,
+            "differentiable_weights": spec.differentiable_weights,
+            "row_end": row_end,
+            "column_end": column_end,
+        }
+        flags, blocks = self._negatives_config(tile, a, a2), cdiv(a.n, tile.block_m)
+        if self.config.scores_in_memory:
+            return GradientPlan(flags, ends, blocks, 1, 0)
+        most = most_gradient_splits(a.d, a.head_dim, _head_dim(a2), a.padded)
+        tiles = cdiv(b.n, tile.block_n)
+        splits = balance_waves(blocks, tiles, a.normalized.device, tile.programs_per_sm, most)
+        flush_every = flush_interval(self.precision, cdiv(b.n, splits * tile.block_n), tile.block_n)
+        return GradientPlan(flags, ends, blocks, splits, flush_every)
 
     def _negatives_config(self, tile: TileConfig, rows: Operands, rows2: Operands | None) -> NegativesConfig:
         spec = self.spec
@@ -441,16 +464,46 @@ class PairLossCall:
             hinge_form=spec.hinge_form,
         )
 
-    def _operands(
-        self, config: NegativesConfig, a: Operands, b: Operands, a2: Operands | None, b2: Operands | None
-    ) -> tuple[Any, ...]:
-        """Both sides of both encoders; where there is one encoder, it stands for the other too."""
-        tile = config.tile
-        found = tensor_descriptors(tile.use_tma, config.block_k, (a.hi, a.lo, tile.block_m), (b.hi, b.lo, tile.block_n))
-        if a2 is None or b2 is None:
-            return (*found, *found)
-        second = (a2.hi, a2.lo, tile.block_m), (b2.hi, b2.lo, tile.block_n)
-        return (*found, *tensor_descriptors(tile.use_tma, config.second_block_k, *second))
+
+class SumPlan(NamedTuple):
+    """How sums over negatives are cut."""
+
+    flags: NegativesConfig
+    symmetric: bool  # each pair is visited once, for both of its ends
+    has_second_sum: bool
+    blocks: int  # of rows
+    splits: int  # of columns
+    parts: int  # partial sums of a row
+
+
+class GradientPlan(NamedTuple):
+    """How a gradient of rows is cut; see `backward.negatives_backward`."""
+
+    flags: NegativesConfig
+    ends: dict[str, bool]
+    blocks: int
+    splits: int
+    flush_every: int
+
+
+def _plan_sums(
+    flags: NegativesConfig, rows: Operands, columns: Operands, symmetric: bool, has_second_sum: bool
+) -> SumPlan:
+    blocks, tiles = cdiv(rows.n, flags.tile.block_m), cdiv(columns.n, flags.tile.block_n)
+    splits = split_columns(blocks, tiles, rows.normalized.device, 16)
+    return SumPlan(flags, symmetric, has_second_sum, blocks, splits, 1 if symmetric else splits)
+
+
+def _pair_operands(
+    flags: NegativesConfig, a: Operands, b: Operands, a2: Operands | None, b2: Operands | None
+) -> tuple[Any, ...]:
+    """Both sides of both encoders; where there is one encoder, it stands for the other too."""
+    tile = flags.tile
+    found = tensor_descriptors(tile.use_tma, flags.block_k, (a.hi, a.lo, tile.block_m), (b.hi, b.lo, tile.block_n))
+    if a2 is None or b2 is None:
+        return (*found, *found)
+    second = (a2.hi, a2.lo, tile.block_m), (b2.hi, b2.lo, tile.block_n)
+    return (*found, *tensor_descriptors(tile.use_tma, flags.second_block_k, *second))
 
 
 def _head_dim(operands: Operands | None) -> int:

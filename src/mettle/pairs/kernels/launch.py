@@ -8,12 +8,14 @@ floats (the same kind of loss on the same shapes: every step of a training run) 
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+Decision = TypeVar("Decision")
 
 MOST_CACHES = 512  # a run has few shapes
 
@@ -35,10 +37,18 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constexprs: 
 
 
 class LaunchCache:
-    """The launches of calls that are alike, by name."""
+    """The launches of calls that are alike, by name, and what was decided about them."""
 
     def __init__(self) -> None:
         self.known: dict[str, Callable[[tuple, tuple], None]] = {}
+        self.decisions: dict[str, Any] = {}
+
+    def decide(self, name: str, make: Callable[[], Decision]) -> Decision:
+        """What ``make`` returned the first time: anything that follows from settings and shapes alone."""
+        found = self.decisions.get(name)
+        if found is None:
+            found = self.decisions[name] = make()
+        return found
 
     def launch(
         self,
@@ -46,12 +56,13 @@ class LaunchCache:
         kernel: Any,
         tensors: tuple,
         plan: Callable[[], Launch],
-        floats: tuple[float, ...] = (),
+        floats: tuple[float | Tensor, ...] = (),
     ) -> None:
         """Start a kernel; the plan is made the first time only.
 
         The kernel's arguments are its tensors, whole numbers, floats and flags, in this order. Tensors and floats are
-        new in every call: a threshold that adapts, or a curriculum, changes nothing that is remembered.
+        new in every call: a threshold that adapts, or a curriculum, changes nothing that is remembered. In place of a
+        float there may be a tensor that holds one, always the same of them in calls that are alike.
         """
         known = self.known.get(name)
         if known is not None:
@@ -104,9 +115,10 @@ def flatten_tensor(x: Tensor) -> Tensor:
 
 
 def tensor_descriptors(use_tma: bool, block_k: int, *blocks: tuple[Tensor, Tensor, int]) -> tuple[Any, ...]:
-    """Operands of a product in two halves each, from (hi, lo, rows of a block); as descriptors of blocks or not."""
+    """The two operands of a product in two halves each, from (hi, lo, rows of a block); as descriptors or not."""
     if not use_tma:
-        return tuple(x for hi, lo, _ in blocks for x in (hi, lo))
+        (a, a_lo, _), (b, b_lo, _) = blocks
+        return a, a_lo, b, b_lo
     found = []
     for hi, lo, rows in blocks:
         one = TensorDescriptor.from_tensor(hi, [rows, block_k])

@@ -8,6 +8,7 @@ carry a factor that the caller names; ``normalized`` does not.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -66,6 +67,7 @@ def padded_head_dim(d: int) -> int:
     return max(16, next_power_of_2(d)) if d <= 256 else cdiv(d, 128) * 128
 
 
+@cache
 def select_row_block(head_dim: int) -> RowBlockConfig:
     """For rows of this width."""
     columns = next_power_of_2(head_dim)
@@ -79,7 +81,7 @@ def prepare_operands(
     precision: str,
     normalize: bool,
     *,
-    operand_scale: float = 1.0,
+    operand_scale: float | Tensor = 1.0,
     hash_grouped: bool = False,
     like: Operands | None = None,
     cache: LaunchCache | None = None,
@@ -342,6 +344,7 @@ def normalize_backward_kernel(
     inside = real[:, None] & (c < d)[None, :]
     at = row.to(tl.int64)[:, None] * HEAD_DIM + c[None, :]
     g = tl.load(G + at, mask=inside, other=0.0)
+    along = tl.zeros((ROWS,), tl.float32)
     if NORMALIZE:
         z = tl.load(NORMALIZED + at, mask=inside, other=0.0)
         inverse_norm = tl.load(INVERSE_NORM + row, mask=real, other=0.0)

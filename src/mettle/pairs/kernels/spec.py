@@ -222,6 +222,9 @@ def lower_loss(loss: Any, difficulty: Any, inputs: KernelInputs) -> LoweredSpec 
     spec = declared_spec(loss, difficulty)
     if isinstance(spec, NoKernel):
         return spec
+    learned = getattr(spec, "log_temperature", None)
+    if learned is not None and learned.device != inputs.z.device:
+        return NoKernel(f"the temperature is on {learned.device}: move the loss to {inputs.z.device}")
     lowered = spec if isinstance(spec, BatchHardSpec) else lower_spec(spec)
     if isinstance(lowered, NoKernel):
         return lowered
