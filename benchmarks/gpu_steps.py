@@ -41,10 +41,13 @@ def time_loss(loss: Callable, n: int, d: int, dtype: torch.dtype, labels: Tensor
     """One row of the table."""
     z = torch.randn(n, d, device="cuda", dtype=dtype, requires_grad=True)
     y = torch.arange(n // 4, device="cuda").repeat(4) if labels is None else labels
+    parameters = list(loss.parameters()) if isinstance(loss, torch.nn.Module) else []
     options = {"biased": torch.randn(n, d, device="cuda", dtype=dtype)} if biased else {}
 
     def step() -> None:
         z.grad = None
+        for parameter in parameters:
+            parameter.grad = None
         loss(z, y, **options).backward()
 
     return round(best_time(step, 200 if n <= 4096 and labels is None else 20), 4)

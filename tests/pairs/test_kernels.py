@@ -36,7 +36,7 @@ from mettle.pairs.kernels import LoweredSpec, collect_inputs, config, evaluate_f
 from mettle.pairs.kernels.backward import _add_product
 from mettle.pairs.kernels.class_softmax import ClassSoftmaxCall, GradientBuffer, class_softmax
 from mettle.pairs.kernels.config import SUMMED_COLUMNS, flush_interval, most_gradient_splits, select_config
-from mettle.pairs.kernels.function import evaluate_spec
+from mettle.pairs.kernels.function import evaluate_spec, mean_and_gradient
 from mettle.pairs.kernels.histograms import score_histogram
 from mettle.pairs.kernels.mining import batch_hard_rows
 from mettle.pairs.kernels.operands import padded_head_dim, prepare_operands
@@ -789,3 +789,17 @@ def test_numbers_may_lie_on_the_device(d):
         results.append((mean, *torch.autograd.grad(mean, leaf)))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_mean_and_gradient_without_autograd(dtype):
+    """As a compiled function has them: in float32 whatever the embeddings are in, on the same launch cache."""
+    (z, y), loss = batch(37, 20), SupCon(0.1)
+    leaf = z.to(dtype).requires_grad_()
+    mean = evaluate_spec(lower(loss, z), leaf, y).mean
+    (expected,) = torch.autograd.grad(mean, leaf)
+    found, gradient, defined = mean_and_gradient(lower(loss, z), leaf.detach(), y, True)
+    torch.testing.assert_close(found, mean.detach())
+    assert gradient.dtype == torch.float32
+    torch.testing.assert_close(gradient.to(dtype), expected)
+    assert int(defined.sum()) == 36

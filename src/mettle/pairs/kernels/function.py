@@ -88,12 +88,14 @@ def mean_and_gradient(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The mean of a batch with itself, its gradient in float32 or None, and where values are defined."""
     with torch.cuda.device_of(z):
-        call = PairLossCall(spec, flatten_tensor(labels), None, None, choose_precision(spec, z.dtype), None)
+        precision = choose_precision(spec, z.dtype) if z.is_cuda else "ieee"
+        call = PairLossCall(spec, flatten_tensor(labels), None, None, precision, None)
         _, mean, defined = call.forward(z, None)
         if not with_gradient:
             return mean, None, defined
         one = torch.ones((), device=z.device)
-        gradient, _, _ = call.backward(None, one, torch.empty(0, device=z.device), None, (True, False, False))
+        # In float32: in half precision a gradient that nothing has scaled yet would lose its small entries.
+        gradient, _, _ = call.backward(None, one, one, None, (True, False, False))
     return mean, gradient, defined
 
 
@@ -341,7 +343,7 @@ class PairLossCall:
             largest = stats[2] * g_rows.abs().amax()
             stats = torch.stack([stats[0], stats[1], torch.where(largest > 0, largest, 1.0)])
             factor = None
-        name = "" if factor is None else f"mean {factor.dtype}"
+        name = f"{z.dtype}" if factor is None else f"{z.dtype}, mean {factor.dtype}"
         normalize = self.spec.normalize
         dz = dref = d_log_temperature = None
         if z_needs_grad or temperature_needs_grad:
