@@ -2,7 +2,6 @@
 
 import doctest
 import importlib
-import os
 import pkgutil
 import re
 import shlex
@@ -10,9 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mettle
+from command_line import mettle as run_command
+from mettle.data import glyphs
 
 REPOSITORY = Path(mettle.__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -22,6 +24,13 @@ NAMES = [str(page.relative_to(REPOSITORY)) for page in PAGES]
 
 def blocks(page: Path) -> list[tuple[str, str, str]]:
     return FENCE.findall(page.read_text(encoding="utf-8"))
+
+
+def mettle_lines(found: list[tuple[str, str, str]]) -> list[list[str]]:
+    """The words of every `mettle` line in blocks that are to be run."""
+    code = [text for kind, flags, text in found if kind == "bash" and "norun" not in flags]
+    lines = [shlex.split(line, comments=True) for text in code for line in text.replace("\\\n", " ").splitlines()]
+    return [words for words in lines if words and words[0] == "mettle"]
 
 
 def test_pages_hold_something_to_run():
@@ -43,35 +52,49 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
             exec(compile(code, str(page), "exec"), space)
 
 
-@pytest.mark.timeout(1800)
 def test_the_first_hour_runs_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     space: dict = {"__name__": "__main__"}
     for block in blocks(IN_ORDER):
         if block[0] == "python":
             exec(compile(block[2], str(IN_ORDER), "exec"), space)
-        run_mettle_lines([block], tmp_path)
+        run_mettle_lines([block])
     assert (tmp_path / "runs" / "first" / "report.html").is_file()
     assert (tmp_path / "audit.html").is_file()
 
 
-@pytest.mark.timeout(1800)  # some pages start dozens of processes, one after the other
-@pytest.mark.parametrize("page", APART, ids=[str(page.relative_to(REPOSITORY)) for page in APART])
-def test_mettle_lines_run(page, tmp_path):
+@pytest.fixture
+def few_glyphs(tmp_path, monkeypatch):
+    """A twentieth of the embedded data: what the lines do does not depend on how many characters there are."""
+    module = sys.modules[glyphs.__module__]
+    shared, dejavu = module.characters()
+    greek = shared[(shared >= 0x391) & (shared < 0x3C9)]
+    shared = np.union1d(greek, shared[::7])
+    monkeypatch.setattr(module, "characters", lambda: (shared, np.union1d(shared, dejavu[::20])))
+    monkeypatch.setattr(module, "HELD_OUT", {"test": 40, "val": 12})
+    monkeypatch.setenv("METTLE_CACHE", str(tmp_path / "cache"))
+
+
+WITH_COMMANDS = [page for page in APART if any(mettle_lines([block]) for block in blocks(page))]
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=[str(page.relative_to(REPOSITORY)) for page in WITH_COMMANDS])
+def test_mettle_lines_run(page, few_glyphs, tmp_path, monkeypatch):
     """`mettle` lines run in order in one folder; a page keeps them quick by itself, with --set train.steps=..."""
-    run_mettle_lines(blocks(page), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run_mettle_lines(blocks(page))
 
 
-def run_mettle_lines(found: list[tuple[str, str, str]], folder: Path) -> None:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    for kind, flags, code in found:
-        if kind != "bash" or "norun" in flags:
-            continue
-        for line in code.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words and words[0] == "mettle":
-                done = subprocess.run(words, cwd=folder, capture_output=True, text=True, env=environment)
-                assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+def run_mettle_lines(found: list[tuple[str, str, str]]) -> None:
+    for line in mettle_lines(found):
+        run_command(*line[1:])
+
+
+def test_the_command_of_the_pages_is_installed():
+    """The one process here: a page says `mettle`, and that leads to the command line."""
+    command = [str(Path(sys.executable).parent / "mettle"), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"mettle {mettle.__version__}\n")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
