@@ -14,6 +14,7 @@ from PIL import Image
 from command_line import mettle, refused
 from train.conftest import make_npz, tiny
 
+
 def run_process(*arguments: object, status: int) -> subprocess.CompletedProcess:
     """A command in a process of its own, as a shell starts it: for exit statuses and for what goes where."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from covering import also_slow
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kernel_fingerprint.py"
 ROOM = 227 * 1024  # shared memory of a block on the target
 KINDS = ("plain", "threshold", "importance", "importance 1", "relative", "relative_raw", "online", "hinge")
@@ -51,8 +53,16 @@ def judge(found: list[dict]) -> None:
             assert one["mma"] > 0, one
 
 
-def test_the_main_kernels_compile_without_spills(tmp_path):
-    judge(fingerprint(tmp_path, "--only", "negatives/fp16/128/plain,positives/bf16x3/128/supcon_out,rest/bf16x3/128"))
+@pytest.fixture(scope="module")
+def main_kernels(tmp_path_factory) -> Path:
+    """The table of the main kernels."""
+    folder = tmp_path_factory.mktemp("kernels")
+    fingerprint(folder, "--only", "negatives/fp16/128/plain,positives/bf16x3/128/supcon_out,rest/bf16x3/128")
+    return folder / "table.json"
+
+
+def test_the_main_kernels_compile_without_spills(main_kernels):
+    judge(json.loads(main_kernels.read_text())["entries"])
 
 
 @pytest.mark.slow
@@ -90,7 +100,7 @@ def scale_rows_otherwise(X, OUT, n, SIZE: tl.constexpr):
 """
 
 
-@pytest.mark.parametrize("line_information", ["0", "1"])
+@pytest.mark.parametrize("line_information", also_slow(["0", "1"], ["0"]))
 def test_the_hash_follows_arithmetic_and_no_names(tmp_path, monkeypatch, line_information):
     (tmp_path / "kernels.py").write_text(KERNELS)
     program = f"""
@@ -110,15 +120,15 @@ print(*(build("", kernel, "fp16", {{size: 64}})["hash"] for kernel, size in made
     assert first != changed
 
 
-def test_a_difference_between_two_tables_is_told_by_the_exit_status(tmp_path):
+def test_a_difference_between_two_tables_is_told_by_the_exit_status(main_kernels, tmp_path):
     one = ["--only", "positives/bf16x3/128/supcon_out"]
-    entries = fingerprint(tmp_path, *one)
-    same = run_script(str(SCRIPT), *one, "--compare", str(tmp_path / "table.json"))
+    same = run_script(str(SCRIPT), *one, "--compare", str(main_kernels))
     assert same.returncode == 0, same.stdout
     assert "nothing changed" in same.stdout
+    table = json.loads(main_kernels.read_text())
+    entries = [entry for entry in table["entries"] if entry["kernel"].startswith("positives_")]
     entries[1]["hash"] = "0" * 16
-    changed = json.loads((tmp_path / "table.json").read_text()) | {"entries": entries}
-    (tmp_path / "changed.json").write_text(json.dumps(changed))
+    (tmp_path / "changed.json").write_text(json.dumps(table | {"entries": entries}))
     other = run_script(str(SCRIPT), *one, "--compare", str(tmp_path / "changed.json"))
     assert other.returncode == 1
     assert other.stdout.startswith(f"{entries[1]['entry']}: hash 0000000000000000 -> ")
