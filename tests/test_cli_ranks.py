@@ -64,7 +64,7 @@ def test_processes_that_cannot_be_started_are_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr(ranks, "alone", lambda count: {})
     for path, words in (
         (tmp_path / "none", "cannot start 2 local processes of .*none: No such file"),
-        (Path("/bin/false"), "process 0 of 2 ended with status 1: it did not say why"),
+        (Path("/bin/false"), "process [01] of 2 ended with status 1: it did not say why"),
         (script(tmp_path, "echo early >&2\necho too little memory >&2\nexit 3"), "status 3: too little memory$"),
     ):
         monkeypatch.setattr(sys, "executable", str(path))
