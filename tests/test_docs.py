@@ -38,12 +38,24 @@ def test_pages_hold_something_to_run():
     assert kinds.count("python") >= 3 and kinds.count("bash") >= 3
 
 
+@pytest.fixture
+def few_glyphs(tmp_path, monkeypatch):
+    """A tenth of the embedded data: what a page does does not depend on how many characters there are."""
+    module = sys.modules[glyphs.__module__]
+    shared, dejavu = module.characters()
+    greek = shared[(shared >= 0x391) & (shared < 0x3C9)]
+    shared = np.union1d(greek, shared[::7])
+    monkeypatch.setattr(module, "characters", lambda: (shared, np.union1d(shared, dejavu[::20])))
+    monkeypatch.setattr(module, "HELD_OUT", {"test": 24, "val": 12})
+    monkeypatch.setenv("METTLE_CACHE", str(tmp_path / "cache"))
+
+
 IN_ORDER = REPOSITORY / "docs" / "getting-started.md"  # its commands use what its Python blocks make
 APART = [page for page in PAGES if page != IN_ORDER]
 
 
 @pytest.mark.parametrize("page", APART, ids=[str(page.relative_to(REPOSITORY)) for page in APART])
-def test_python_blocks_run(page, tmp_path, monkeypatch):
+def test_python_blocks_run(page, few_glyphs, tmp_path, monkeypatch):
     """Blocks of one page run in order and share their names, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
     space: dict = {"__name__": "__main__"}
@@ -61,18 +73,6 @@ def test_the_first_hour_runs_in_order(tmp_path, monkeypatch):
         run_mettle_lines([block])
     assert (tmp_path / "runs" / "first" / "report.html").is_file()
     assert (tmp_path / "audit.html").is_file()
-
-
-@pytest.fixture
-def few_glyphs(tmp_path, monkeypatch):
-    """A twentieth of the embedded data: what the lines do does not depend on how many characters there are."""
-    module = sys.modules[glyphs.__module__]
-    shared, dejavu = module.characters()
-    greek = shared[(shared >= 0x391) & (shared < 0x3C9)]
-    shared = np.union1d(greek, shared[::7])
-    monkeypatch.setattr(module, "characters", lambda: (shared, np.union1d(shared, dejavu[::20])))
-    monkeypatch.setattr(module, "HELD_OUT", {"test": 24, "val": 12})
-    monkeypatch.setenv("METTLE_CACHE", str(tmp_path / "cache"))
 
 
 WITH_COMMANDS = [page for page in APART if any(mettle_lines([block]) for block in blocks(page))]
