@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 
-def cover(*axes):
+def cover_axes(*axes):
     """The product of the axes: cases in which every value of every axis occurs are quick, all others ``slow``."""
     longest = max(map(len, axes))
     quick = {tuple(k % len(axis) for axis in axes) for k in range(longest)}
@@ -16,7 +16,7 @@ def cover(*axes):
     return found
 
 
-def also_slow(values, quick):
+def mark_slow_except(values, quick):
     """The values as cases, ``slow`` but for those in ``quick``."""
     assert all(value in values for value in quick)
     return [pytest.param(*_as_tuple(value), marks=() if value in quick else pytest.mark.slow) for value in values]

@@ -19,7 +19,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("triton was imported before its interpreter was asked for", allow_module_level=True)
     os.environ["TRITON_INTERPRET"] = "1"
 
-from covering import also_slow, cover
+from covering import cover_axes, mark_slow_except
 from mettle.difficulty import (
     AdaptiveThreshold,
     Hardest,
@@ -138,7 +138,7 @@ def test_value_and_gradient_equal_dense(name):
 SHAPES = [(1, 3, 1), (2, 3, 2), (17, 2, 3), (33, 64, 5), (53, 5, 7), (20, 300, 3)]
 
 
-@pytest.mark.parametrize(("n", "d", "each", "name"), cover(SHAPES, ["supcon", "da-supcon live", "hard"]))
+@pytest.mark.parametrize(("n", "d", "each", "name"), cover_axes(SHAPES, ["supcon", "da-supcon live", "hard"]))
 def test_odd_shapes(name, n, d, each):
     if n == 1:
         z, y = batch(n, d, each)
@@ -148,14 +148,14 @@ def test_odd_shapes(name, n, d, each):
     compare(FORMS[name], *batch(n, d, each), within=1e-5)
 
 
-@pytest.mark.parametrize("name", also_slow(["supcon", "hard", "relative", "contrastive linear"], ["relative"]))
+@pytest.mark.parametrize("name", mark_slow_except(["supcon", "hard", "relative", "contrastive linear"], ["relative"]))
 def test_wide_embeddings_in_several_blocks(monkeypatch, name):
     """A block of h away from the diagonal serves the rows of both its sides."""
     monkeypatch.setattr("mettle.pairs.kernels.backward.BLOCK_ROWS", 32)
     compare(FORMS[name], *batch(37, 261, 5), within=2e-5)
 
 
-@pytest.mark.parametrize("name", also_slow(["supcon", "relative"], ["supcon"]))
+@pytest.mark.parametrize("name", mark_slow_except(["supcon", "relative"], ["supcon"]))
 def test_blocks_that_are_taller_than_wide(monkeypatch, name):
     """As where memory is short; several of them cover the diagonal of one block of rows."""
     for what, value in {"BLOCK_ROWS": 32, "PAD": 16, "BLOCK_BYTES": 0, "BYTES_PER_ENTRY": {"ieee": 0}}.items():
@@ -272,7 +272,7 @@ WITH_IDS = [SupCon(0.1), SupCon(0.1, "in", difficulty=LIVE), InfoNCE(0.5, 0.1, I
 
 @pytest.mark.parametrize(
     ("loss", "d"),
-    also_slow([(x, d) for x in WITH_IDS for d in (20, 261)], [*((x, 20) for x in WITH_IDS), (WITH_IDS[2], 261)]),
+    mark_slow_except([(x, d) for x in WITH_IDS for d in (20, 261)], [*((x, 20) for x in WITH_IDS), (WITH_IDS[2], 261)]),
     ids=repr,
 )
 def test_pairs_of_equal_id_are_left_out(loss, d):
@@ -318,7 +318,7 @@ def test_every_way_of_cutting_gives_the_same():
 
 @pytest.mark.parametrize(
     ("name", "d"),
-    also_slow(
+    mark_slow_except(
         [(name, d) for name in ("supcon", "hard", "relative") for d in (20, 200)],
         [("supcon", 20), ("hard", 200), ("relative", 20)],
     ),
@@ -412,7 +412,7 @@ FAMILIES = ["supcon", "da-supcon in", "infonce", "hard", "relative", "contrastiv
 
 @pytest.mark.parametrize(
     ("name", "bad"),
-    also_slow(
+    mark_slow_except(
         [(name, bad) for name in FORMS for bad in ("nan", "inf")],
         [*((name, "nan") for name in FORMS), *((name, "inf") for name in FAMILIES)],
     ),
@@ -448,7 +448,7 @@ FAR = [(0.1, "fp16"), (0.01, "ieee"), (0.005, "ieee")]
 
 @pytest.mark.parametrize(
     ("n", "d", "temperature", "precision"),
-    also_slow(
+    mark_slow_except(
         [(*shape, *how) for shape in ((30, 8), (37, 261)) for how in FAR],
         [*((30, 8, *how) for how in FAR), (37, 261, 0.01, "ieee")],
     ),
@@ -478,7 +478,7 @@ def test_classes_that_are_far_away_leave_the_gradient_finite(precision, scale):
         assert torch.isfinite(g).all()
 
 
-@pytest.mark.parametrize(("d", "other"), also_slow([(20, 300), (300, 20), (5, 520)], [(20, 300), (300, 20)]))
+@pytest.mark.parametrize(("d", "other"), mark_slow_except([(20, 300), (300, 20), (5, 520)], [(20, 300), (300, 20)]))
 def test_encoders_of_unlike_widths(d, other):
     z, y = batch(21, d)
     loss, second = FORMS["relative"], torch.randn(21, other, generator=torch.Generator().manual_seed(4))
@@ -532,7 +532,7 @@ def test_precision_follows_input_and_temperature():
 
 @pytest.mark.parametrize(
     ("n", "d", "each", "loss"),
-    cover(
+    cover_axes(
         [(37, 20, 4), (20, 300, 3), (20, 5, 20), (6, 5, 1)],
         [Triplet(0.3, "hardest"), Triplet(0.3, difficulty=Hardest()), Triplet(0.3, "hardest", True, True)],
     ),
@@ -576,7 +576,7 @@ CHUNKED = list(product((16.0, 64.0, 100.0), (False, True), (torch.float32, torch
 
 @pytest.mark.parametrize(
     ("scale", "unit", "kind"),
-    also_slow(
+    mark_slow_except(
         CHUNKED,  # every two of the three settings meet in a quick case
         [case for k, case in enumerate(CHUNKED) if k in (0, 3, 5, 6, 8, 11)],
     ),
