@@ -87,7 +87,7 @@ def test_tiled_equals_dense_against_a_reference_set(form, difficulty):
         return output.per_anchor().detach(), *torch.autograd.grad(output.mean(), (leaf, other))
 
     wanted = both(engine="dense")
-    for tile in tile_sizes(form, difficulty, 21):
+    for tile in (1, 7, 21) if difficulty is None else (8, 21):
         for a, b in zip(both(engine="tiled", tile=tile), wanted, strict=True):
             close(a, b)
 
@@ -101,8 +101,8 @@ def test_row_order_is_irrelevant(form, difficulty, engine):
     z, y = batch()
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(1))
     options = {name: value[order] for name, value in extra(loss, z).items()}
-    a, ga = value_and_gradient(loss, z, y, engine=engine, tile=4, **extra(loss, z))
-    b, gb = value_and_gradient(loss, z[order], y[order], engine=engine, tile=4, **options)
+    a, ga = value_and_gradient(loss, z, y, engine=engine, tile=8, **extra(loss, z))
+    b, gb = value_and_gradient(loss, z[order], y[order], engine=engine, tile=8, **options)
     close(b, a[order])
     close(gb, ga[order])
 
@@ -112,8 +112,8 @@ def test_the_names_of_labels_are_irrelevant(form, difficulty):
     loss = member(form, difficulty)
     z, y = fitting(loss)
     names = torch.randperm(1000, generator=torch.Generator().manual_seed(2)) * (2**40 + 1) - 2**45
-    a, ga = value_and_gradient(loss, z, y, engine="tiled", tile=5, **extra(loss, z))
-    b, gb = value_and_gradient(loss, z, names[y], engine="tiled", tile=5, **extra(loss, z))
+    a, ga = value_and_gradient(loss, z, y, engine="tiled", tile=8, **extra(loss, z))
+    b, gb = value_and_gradient(loss, z, names[y], engine="tiled", tile=8, **extra(loss, z))
     close(b, a)
     close(gb, ga)
 
