@@ -1,8 +1,11 @@
 """Settings that every test shares."""
 
+import importlib.util
+import json
 import os
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -20,14 +23,43 @@ settings.load_profile("mettle")
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
+    if importlib.util.find_spec("triton") is not None:
+        from interpreter import speed_up
+
+        speed_up()
+
+
+DURATIONS = Path(__file__).with_name("durations.json")  # seconds of every file of tests, on one core
 
 
 def pytest_addoption(parser):
     parser.addoption("--no-skips", action="store_true", help="count a skipped test as a failure")
+    parser.addoption("--store-durations", action="store_true", help=f"write {DURATIONS.name} anew from this run")
+
+
+def pytest_configure(config):
+    if config.getoption("--store-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(StoredDurations())
+
+
+class StoredDurations:
+    """Adds up what the tests of every file took."""
+
+    def __init__(self):
+        self.seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report):
+        self.seconds[report.nodeid.split("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self):
+        found = {file: round(spent, 1) for file, spent in sorted(self.seconds.items())}
+        DURATIONS.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: "mettle_lines" not in item.name)  # minutes each: last, one of them would run alone
+    """The longest files first: what is left for the end is short, so that no process waits long for the other."""
+    known = json.loads(DURATIONS.read_text())
+    items.sort(key=lambda item: -known.get(item.nodeid.split("::")[0], 0))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,24 +11,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from command_line import mettle, refused
 from train.conftest import make_npz, tiny
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
 
-
-def mettle(*arguments: object, code: int = 0) -> subprocess.CompletedProcess:
+def run_process(*arguments: object, status: int) -> subprocess.CompletedProcess:
+    """A command in a process of its own, as a shell starts it: for exit statuses and for what goes where."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
     command = [sys.executable, "-m", "mettle", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == status, done.stdout + done.stderr
     return done
-
-
-def one_line(*arguments: object) -> str:
-    """The one line of a refused command."""
-    text = mettle(*arguments, code=2).stderr
-    assert text.startswith("mettle: ") and text.count("\n") == 1, text
-    return text
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +30,8 @@ def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
     recipe = folder / "small.toml"
     recipe.write_text(tiny(make_npz(folder / "patterns.npz", classes=24)).toml())
-    done = mettle("train", recipe, "--runs", folder / "runs")
-    assert "EER" in done.stdout and "report:" in done.stdout
+    said = mettle("train", recipe, "--runs", folder / "runs")
+    assert "EER" in said and "report:" in said
     return folder / "runs" / "small"
 
 
@@ -63,9 +56,9 @@ def test_train_leaves_the_whole_artifact(run):
 
 def test_a_taken_name_is_numbered_and_a_given_one_refused(run):
     recipe = run.parents[1] / "small.toml"
-    done = mettle("train", recipe, "--runs", run.parent, "--no-report", "--set", "train.steps=1")
-    assert f"run folder: {run}-2" in done.stdout
-    text = one_line("train", recipe, "--runs", run.parent, "--name", run.name)
+    said = mettle("train", recipe, "--runs", run.parent, "--no-report", "--set", "train.steps=1")
+    assert f"run folder: {run}-2" in said
+    text = refused("train", recipe, "--runs", run.parent, "--name", run.name)
     assert "--resume" in text
 
 
@@ -91,8 +84,8 @@ def test_embed_writes_everything_needed_to_judge(run, tmp_path):
 
 
 def test_export_writes_onnx(run, tmp_path):
-    done = mettle("export", run, "--onnx", tmp_path / "m.onnx")
-    assert "largest difference" in done.stdout and (tmp_path / "m.onnx").stat().st_size > 1000
+    said = mettle("export", run, "--onnx", tmp_path / "m.onnx")
+    assert "largest difference" in said and (tmp_path / "m.onnx").stat().st_size > 1000
 
 
 def test_report_compares_runs(run, tmp_path):
@@ -103,35 +96,41 @@ def test_report_compares_runs(run, tmp_path):
     assert "loss.temperature" in page
 
 
-def test_recipes_are_listed():
-    text = mettle("recipes").stdout
-    assert "da-supcon" in text and "supcon" in text
+def test_a_process_prints_and_ends_with_status_0():
+    done = run_process("recipes", status=0)
+    assert "da-supcon" in done.stdout and done.stderr == ""
+
+
+def test_a_process_that_is_refused_says_why_in_one_line_and_ends_with_status_2(tmp_path):
+    done = run_process("train", "supcon", "--set", "train.setps=3", "--runs", tmp_path / "x", status=2)
+    assert done.stdout == "" and done.stderr.startswith("mettle: ") and done.stderr.count("\n") == 1, done.stderr
+    assert "did you mean 'steps'" in done.stderr
 
 
 class TestBadInput:
     def test_unknown_recipe_key(self, run):
-        assert "did you mean 'steps'" in one_line("train", "supcon", "--set", "train.setps=3", "--runs", run / "x")
+        assert "did you mean 'steps'" in refused("train", "supcon", "--set", "train.setps=3", "--runs", run / "x")
         assert not (run / "x").exists()
 
     def test_unknown_recipe(self):
-        assert "did you mean 'supcon'" in one_line("train", "supconn")
+        assert "did you mean 'supcon'" in refused("train", "supconn")
 
     def test_missing_folder(self, tmp_path):
-        assert "no data at" in one_line("train", "supcon", "--data", tmp_path / "nowhere", "--runs", tmp_path / "runs")
+        assert "no data at" in refused("train", "supcon", "--data", tmp_path / "nowhere", "--runs", tmp_path / "runs")
         assert not (tmp_path / "runs").exists()
 
     def test_one_image_classes(self, tmp_path):
         for k in range(6):
             (tmp_path / "d" / str(k)).mkdir(parents=True)
             Image.fromarray(np.full((8, 8, 3), 40 * k, np.uint8)).save(tmp_path / "d" / str(k) / "a.png")
-        text = one_line("train", "supcon", "--data", tmp_path / "d", "--runs", tmp_path / "runs")
+        text = refused("train", "supcon", "--data", tmp_path / "d", "--runs", tmp_path / "runs")
         assert "two or more samples" in text
 
     def test_corrupt_image(self, tmp_path):
         self.folder(tmp_path / "d")
         (tmp_path / "d" / "0" / "0.png").write_bytes(b"<html>not a picture</html>")
         told = ("--set", "data.policy=fail")  # without, it is left out and named
-        text = one_line("train", "supcon", "--data", tmp_path / "d", "--runs", tmp_path / "runs", *told)
+        text = refused("train", "supcon", "--data", tmp_path / "d", "--runs", tmp_path / "runs", *told)
         assert "0.png" in text and not (tmp_path / "runs").exists()
         assert "data.policy='skip'" in text
 
@@ -139,7 +138,7 @@ class TestBadInput:
         self.folder(tmp_path / "d", each=30)
         (tmp_path / "d" / "0" / "0.png").write_bytes(b"")
         told = ("--set", "data.policy=fail")
-        text = one_line("train", "supcon", "--data", tmp_path / "d", "--runs", tmp_path / "runs", *told)
+        text = refused("train", "supcon", "--data", tmp_path / "d", "--runs", tmp_path / "runs", *told)
         assert "or leave it out: data.policy='skip' in a recipe (--set data.policy=skip of train" in text
         options = [
             "--set",
@@ -157,15 +156,15 @@ class TestBadInput:
         state = json.loads((tmp_path / "old" / "run.json").read_text())
         (tmp_path / "old" / "run.json").write_text(json.dumps(state | {"format": 0}))
         for command in ("evaluate", "report"):
-            assert "run format 0" in one_line(command, tmp_path / "old")
+            assert "run format 0" in refused(command, tmp_path / "old")
 
     def test_not_a_run_folder(self, tmp_path):
-        assert "not a run of mettle" in one_line("evaluate", tmp_path)
+        assert "not a run of mettle" in refused("evaluate", tmp_path)
 
     def test_a_run_that_never_finished(self, run, tmp_path):
         shutil.copytree(run, tmp_path / "half")
         (tmp_path / "half" / "contract.json").unlink()
-        assert "--resume" in one_line("evaluate", tmp_path / "half")
+        assert "--resume" in refused("evaluate", tmp_path / "half")
 
     def test_cuda_where_there_is_none(self, run):
         import torch
@@ -173,7 +172,7 @@ class TestBadInput:
         if torch.cuda.is_available():
             return
         recipe = run.parents[1] / "small.toml"
-        assert "no CUDA device" in one_line("train", recipe, "--set", "train.device=cuda", "--runs", run / "x")
+        assert "no CUDA device" in refused("train", recipe, "--set", "train.device=cuda", "--runs", run / "x")
 
     @staticmethod
     def folder(root: Path, each: int = 4) -> None:
@@ -186,19 +185,19 @@ class TestBadInput:
 
 class TestDataCheck:
     def test_good_data(self, run):
-        text = mettle("data", "check", run.parents[1] / "patterns.npz").stdout
+        text = mettle("data", "check", run.parents[1] / "patterns.npz")
         assert "open-set" in text and "0 errors" in text
 
     def test_leakage_duplicates_and_bad_files_are_listed(self, tmp_path):
         TestBadInput.folder(tmp_path / "train")
         shutil.copytree(tmp_path / "train" / "0", tmp_path / "test" / "9")
         (tmp_path / "train" / "3" / "2.png").write_bytes(b"oops")
-        done = mettle("data", "check", tmp_path, code=1)
-        assert "2.png" in done.stdout and "errors" in done.stdout and "0 errors" not in done.stdout
+        said = mettle("data", "check", tmp_path, status=1)
+        assert "2.png" in said and "errors" in said and "0 errors" not in said
 
     def test_a_bad_manifest_names_its_line(self, tmp_path):
         (tmp_path / "m.csv").write_text("path,label\na.png,x\nb.png\n")
-        assert "3" in one_line("data", "check", tmp_path / "m.csv")
+        assert "3" in refused("data", "check", tmp_path / "m.csv")
 
 
 def test_a_folder_that_is_gone_is_told_before_anything_starts(tmp_path):

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import mettle
+from command_line import mettle as run_command
 from mettle.cli.doctor import PARTS, loss_check, place
 
 ROOT = Path(mettle.__file__).parents[2]
@@ -47,8 +48,9 @@ def shadow(folder: Path, **packages: str) -> str:
     return str(folder)
 
 
-def test_as_it_is_everything_works(tmp_path):
-    text = doctor(status=0, METTLE_CACHE=str(tmp_path / "not" / "yet"))
+def test_as_it_is_everything_works(tmp_path, monkeypatch):
+    monkeypatch.setenv("METTLE_CACHE", str(tmp_path / "not" / "yet"))
+    text = run_command("doctor")
     lines = text.splitlines()
     heads = [line for line in lines if not line.startswith(" ")]
     assert heads == ["machine", "needed", "optional", "self-check", "everything that is installed works"]

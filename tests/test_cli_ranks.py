@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from command_line import mettle
 from mettle.cli import ranks
@@ -28,9 +29,19 @@ def test_ranks_agree_with_one_process():
     assert len(differences) == 2 * 7 + 3 and max(differences) < 1e-12
 
 
+@contextmanager
+def no_processes(count: int, folder: Path, alone=ranks.alone):
+    """In place of the processes: each has found what one alone finds."""
+    for rank in range(count):
+        save_file(alone(count), folder / f"{rank}.safetensors")
+    yield []
+
+
 def test_a_difference_is_told_and_is_status_1(monkeypatch):
-    """The processes are real; what they are compared with is off in the last thing that is looked at."""
+    """What the processes are compared with is off in the last thing that is looked at."""
     right = ranks.alone
+    monkeypatch.setattr(ranks, "started", no_processes)
+    assert mettle("check-ranks").endswith("parity holds\n")
 
     def off(count: int):
         found = right(count)
@@ -53,7 +64,7 @@ def test_processes_that_cannot_be_started_are_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr(ranks, "alone", lambda count: {})
     for path, words in (
         (tmp_path / "none", "cannot start 2 local processes of .*none: No such file"),
-        (Path("/bin/false"), "process 0 of 2 ended with status 1: it did not say why"),
+        (Path("/bin/false"), "process [01] of 2 ended with status 1: it did not say why"),
         (script(tmp_path, "echo early >&2\necho too little memory >&2\nexit 3"), "status 3: too little memory$"),
     ):
         monkeypatch.setattr(sys, "executable", str(path))
@@ -110,10 +121,10 @@ def test_no_process_is_left_when_it_is_interrupted(how):
     """The signal goes to the command alone, not to its children, as from another program."""
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what runs behind a shell inherits that it is not
     started = subprocess.Popen(
-        [*COMMAND, "--ranks", "3"], stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard
+        [*COMMAND, "--ranks", "2"], stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard
     )
     try:
-        children = until(lambda: len(found := children_of(started.pid)) == 3 and found)
+        children = until(lambda: len(found := children_of(started.pid)) == 2 and found)
         assert all(until(lambda child=child: alive(child)) for child in children)
         for child in children:  # they are not to end before the signal comes
             os.kill(child, signal.SIGSTOP)

@@ -2,7 +2,6 @@
 
 import doctest
 import importlib
-import os
 import pkgutil
 import re
 import shlex
@@ -10,18 +9,28 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mettle
+from command_line import mettle as run_command
+from mettle.data import glyphs
+from test_cli_ranks import no_processes
 
 REPOSITORY = Path(mettle.__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-NAMES = [str(page.relative_to(REPOSITORY)) for page in PAGES]
 
 
 def blocks(page: Path) -> list[tuple[str, str, str]]:
     return FENCE.findall(page.read_text(encoding="utf-8"))
+
+
+def mettle_lines(found: list[tuple[str, str, str]]) -> list[list[str]]:
+    """The words of every `mettle` line in blocks that are to be run."""
+    code = [text for kind, flags, text in found if kind == "bash" and "norun" not in flags]
+    lines = [shlex.split(line, comments=True) for text in code for line in text.replace("\\\n", " ").splitlines()]
+    return [words for words in lines if words and words[0] == "mettle"]
 
 
 def test_pages_hold_something_to_run():
@@ -29,12 +38,24 @@ def test_pages_hold_something_to_run():
     assert kinds.count("python") >= 3 and kinds.count("bash") >= 3
 
 
+@pytest.fixture
+def few_glyphs(tmp_path, monkeypatch):
+    """A tenth of the embedded data: what a page does does not depend on how many characters there are."""
+    module = sys.modules[glyphs.__module__]
+    shared, dejavu = module.characters()
+    greek = shared[(shared >= 0x391) & (shared < 0x3C9)]
+    shared = np.union1d(greek, shared[::7])
+    monkeypatch.setattr(module, "characters", lambda: (shared, np.union1d(shared, dejavu[::20])))
+    monkeypatch.setattr(module, "HELD_OUT", {"test": 24, "val": 12})
+    monkeypatch.setenv("METTLE_CACHE", str(tmp_path / "cache"))
+
+
 IN_ORDER = REPOSITORY / "docs" / "getting-started.md"  # its commands use what its Python blocks make
 APART = [page for page in PAGES if page != IN_ORDER]
 
 
 @pytest.mark.parametrize("page", APART, ids=[str(page.relative_to(REPOSITORY)) for page in APART])
-def test_python_blocks_run(page, tmp_path, monkeypatch):
+def test_python_blocks_run(page, few_glyphs, tmp_path, monkeypatch):
     """Blocks of one page run in order and share their names, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
     space: dict = {"__name__": "__main__"}
@@ -43,55 +64,60 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
             exec(compile(code, str(page), "exec"), space)
 
 
-@pytest.mark.timeout(1800)
 def test_the_first_hour_runs_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     space: dict = {"__name__": "__main__"}
     for block in blocks(IN_ORDER):
         if block[0] == "python":
             exec(compile(block[2], str(IN_ORDER), "exec"), space)
-        run_mettle_lines([block], tmp_path)
+        run_mettle_lines([block])
     assert (tmp_path / "runs" / "first" / "report.html").is_file()
     assert (tmp_path / "audit.html").is_file()
 
 
-@pytest.mark.timeout(1800)  # some pages start dozens of processes, one after the other
-@pytest.mark.parametrize("page", APART, ids=[str(page.relative_to(REPOSITORY)) for page in APART])
-def test_mettle_lines_run(page, tmp_path):
+WITH_COMMANDS = [page for page in APART if any(mettle_lines([block]) for block in blocks(page))]
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=[str(page.relative_to(REPOSITORY)) for page in WITH_COMMANDS])
+def test_mettle_lines_run(page, few_glyphs, tmp_path, monkeypatch):
     """`mettle` lines run in order in one folder; a page keeps them quick by itself, with --set train.steps=..."""
-    run_mettle_lines(blocks(page), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mettle.cli.ranks.started", no_processes)  # real ones are in test_cli_ranks
+    run_mettle_lines(blocks(page))
 
 
-def run_mettle_lines(found: list[tuple[str, str, str]], folder: Path) -> None:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    for kind, flags, code in found:
-        if kind != "bash" or "norun" in flags:
-            continue
-        for line in code.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words and words[0] == "mettle":
-                done = subprocess.run(words, cwd=folder, capture_output=True, text=True, env=environment)
-                assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+def run_mettle_lines(found: list[tuple[str, str, str]]) -> None:
+    for line in mettle_lines(found):
+        run_command(*line[1:])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_make_targets_and_extras_that_are_named_exist(page):
+def test_the_command_of_the_pages_is_installed():
+    """The one process here: a page says `mettle`, and that leads to the command line."""
+    command = [str(Path(sys.executable).parent / "mettle"), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"mettle {mettle.__version__}\n")
+
+
+def test_make_targets_and_extras_that_are_named_exist():
     makefile = (REPOSITORY / "Makefile").read_text()
     extras = (REPOSITORY / "pyproject.toml").read_text()
-    for kind, _, code in blocks(page):
-        if kind != "bash":
-            continue
+    for page in PAGES:
+        code = "".join(code for kind, _, code in blocks(page) if kind == "bash")
         for target in re.findall(r"^make ([\w-]+)", code, re.MULTILINE):
-            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"no make target {target}"
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name}: no make target {target}"
         for names in re.findall(r"pip install \"\.\[([\w,]+)\]", code):
             for name in names.split(","):
-                assert re.search(rf"^{name}\s*=", extras, re.MULTILINE), f"no extra {name}"
+                assert re.search(rf"^{name}\s*=", extras, re.MULTILINE), f"{page.name}: no extra {name}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_links_between_pages_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+def test_links_between_pages_lead_somewhere():
+    broken = [
+        f"{page.name} links to {target}, which is not there"
+        for page in PAGES
+        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8"))
+        if not (page.parent / target).exists()
+    ]
+    assert broken == []
 
 
 def test_the_first_block_of_the_readme_is_the_demo():
@@ -102,6 +128,8 @@ def test_the_first_block_of_the_readme_is_the_demo():
 MODULES = [name for _, name, _ in pkgutil.walk_packages(mettle.__path__, "mettle.") if name != "mettle.__main__"]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_docstring_examples_run(name):
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
+def test_docstring_examples_run():
+    assert len(MODULES) > 100
+    found = {name: doctest.testmod(importlib.import_module(name)) for name in MODULES}
+    assert [name for name, result in found.items() if result.failed] == []
+    assert sum(result.attempted for result in found.values()) > 30

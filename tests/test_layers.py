@@ -1,9 +1,8 @@
 """A room imports only rooms to its left, `pairs`, `errors`, `durable` and `unknown_names`."""
 
 import ast
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 import mettle
 
@@ -58,10 +57,9 @@ def test_there_is_something_to_check():
     }
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_room_imports_only_rooms_to_its_left(path):
-    wrong = imported(path) - allowed(room(path))
-    assert not wrong, f"{path.relative_to(ROOT)} imports from its right: {sorted(wrong)}"
+def test_a_room_imports_only_rooms_to_its_left():
+    wrong = {str(path.relative_to(ROOT)): imported(path) - allowed(room(path)) for path in FILES}
+    assert {name: rooms for name, rooms in wrong.items() if rooms} == {}, "imports from the right"
 
 
 def test_a_wrong_import_is_seen(tmp_path):
@@ -70,18 +68,16 @@ def test_a_wrong_import_is_seen(tmp_path):
     assert imported(file) == {"report", "train"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_environment_variable_is_read_outside_the_command_line(path):
-    if room(path) == "cli":
-        return
-    text = path.read_text(encoding="utf-8")
-    assert "os.environ" not in text and "getenv" not in text
-    assert "torch.load(" not in text, "pickles are never loaded"
+def test_no_environment_variable_is_read_outside_the_command_line():
+    texts = {path: path.read_text(encoding="utf-8") for path in FILES if room(path) != "cli"}
+    assert [path for path, text in texts.items() if "os.environ" in text or "getenv" in text] == []
+    assert [path for path, text in texts.items() if "torch.load(" in text] == [], "pickles are never loaded"
 
 
 ENGINE = {"pairs", "losses", "difficulty"}
 
 
+@cache
 def exported_names(module: str) -> set[str]:
     """What a package of the engine exports: its ``__all__`` and what its ``__init__`` imports by name."""
     path = ROOT.joinpath(*module.split(".")[1:])
@@ -109,9 +105,9 @@ def unexported_imports(path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if room(p) not in ENGINE], ids=lambda p: str(p.relative_to(ROOT)))
-def test_other_rooms_take_what_the_engine_exports_and_nothing_else(path):
-    assert unexported_imports(path) == []
+def test_other_rooms_take_what_the_engine_exports_and_nothing_else():
+    found = {str(path.relative_to(ROOT)): unexported_imports(path) for path in FILES if room(path) not in ENGINE}
+    assert {name: taken for name, taken in found.items() if taken} == {}
 
 
 def test_an_unexported_name_is_seen(tmp_path):

@@ -455,9 +455,9 @@ def names_read(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(PAIRS.rglob("*.py")), ids=lambda path: str(path.relative_to(PAIRS)))
-def test_nothing_is_decided_by_the_name_of_a_class(path):
-    assert names_read(path.read_text()) == []
+def test_nothing_is_decided_by_the_name_of_a_class():
+    found = {str(path.relative_to(PAIRS)): names_read(path.read_text()) for path in PAIRS.rglob("*.py")}
+    assert len(found) > 20 and {name: read for name, read in found.items() if read} == {}
 
 
 @pytest.mark.parametrize(

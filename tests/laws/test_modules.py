@@ -6,7 +6,7 @@ import io
 import math
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from covering import mark_slow_except
 from laws.members import DIFFICULTIES, FORMS, ON_SPHERE, batch, extra, fitting, frozen, with_difficulty
 from mettle.difficulty import AdaptiveThreshold, Importance, Product, Relative, Threshold, curriculum
 from mettle.errors import InputError
@@ -47,11 +48,18 @@ LEARNED = {
 EVERY = [(form, hard) for form in FORMS | LEARNED for hard in STATEFUL]
 IDS = [f"{form}-{hard}" for form, hard in EVERY]
 every_member = pytest.mark.parametrize(("form", "hard"), EVERY, ids=IDS)
-ENGINES = {"auto": {}, "dense": {"engine": "dense"}, "tiled": {"engine": "tiled", "tile": 4}}
+ENGINES = {"auto": {}, "dense": {"engine": "dense"}, "tiled": {"engine": "tiled", "tile": 8}}
 RANDOM: dict[str, Callable[[int], PairwiseLoss]] = {
     "triplet": lambda seed: Triplet(0.3, "random", random=torch.Generator().manual_seed(seed)),
     "self triplet": lambda seed: SelfTriplet(0.1, "one_neg", random=torch.Generator().manual_seed(seed)),
 }
+
+
+def take_turns(members: list[tuple[str, str]], ways: Collection[str]) -> list[Any]:
+    """All members in all ways: each in one of them every time, the rest ``slow``; forms and difficulties meet all."""
+    names, forms, hards = list(ways), *(list(dict.fromkeys(one[k] for one in members)) for k in (0, 1))
+    quick = [(f, h, names[(forms.index(f) + hards.index(h)) % len(names)]) for f, h in members]
+    return mark_slow_except([(*one, way) for one in members for way in names], quick)
 
 
 def member(form: str, hard: str) -> PairwiseLoss:
@@ -163,8 +171,7 @@ def test_an_optimiser_moves_what_is_learned_inside_a_module():
 COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x))}
 
 
-@pytest.mark.parametrize("how", COPIES)
-@every_member
+@pytest.mark.parametrize(("form", "hard", "how"), take_turns(EVERY, COPIES))
 def test_a_copy_has_the_same_settings_and_the_same_value(form, hard, how):
     loss, z, y = trained(form, hard)
     wanted = value(loss, z, y)
@@ -343,10 +350,12 @@ def explicit(loss: PairwiseLoss) -> PairwiseLoss:
     return replace(loss, count=loss.negative_count) if isinstance(loss, InfoNCE) else loss
 
 
-@pytest.mark.parametrize("options", ENGINES.values(), ids=list(ENGINES))
-@pytest.mark.parametrize("hard", [name for name, hard in DIFFICULTIES.items() if hard.detach])
-@pytest.mark.parametrize("form", ON_SPHERE)
-def test_the_weights_of_a_difficulty_as_a_table_are_that_difficulty(form, hard, options):
+CONSTANT = [(form, name) for form in ON_SPHERE for name, hard in DIFFICULTIES.items() if hard.detach]
+
+
+@pytest.mark.parametrize(("form", "hard", "engine"), take_turns(CONSTANT, ENGINES))
+def test_the_weights_of_a_difficulty_as_a_table_are_that_difficulty(form, hard, engine):
+    options = ENGINES[engine]
     loss = explicit(with_difficulty(FORMS[form], DIFFICULTIES[hard]))
     z, y = batch()
     second = extra(loss, z)
@@ -378,9 +387,9 @@ def test_weights_that_are_no_table_are_refused():
 # empty=
 
 
-@pytest.mark.parametrize("options", ENGINES.values(), ids=list(ENGINES))
-@every_member
-def test_a_batch_without_positives_is_an_error_or_zero(form, hard, options):
+@pytest.mark.parametrize(("form", "hard", "engine"), take_turns(EVERY, ENGINES))
+def test_a_batch_without_positives_is_an_error_or_zero(form, hard, engine):
+    options = ENGINES[engine]
     loss = member(form, hard)
     z, _ = batch()
     alone = torch.arange(len(z))
@@ -413,9 +422,9 @@ def test_what_is_broken_is_not_zero(form, options, broken):
         assert quiet(z.requires_grad_(), labels, **options).isnan()
 
 
-@pytest.mark.parametrize("options", ENGINES.values(), ids=list(ENGINES))
-@every_member
-def test_where_there_are_positives_nothing_changes(form, hard, options):
+@pytest.mark.parametrize(("form", "hard", "engine"), take_turns(EVERY, ENGINES))
+def test_where_there_are_positives_nothing_changes(form, hard, engine):
+    options = ENGINES[engine]
     loss = member(form, hard)
     z, y = fitting(loss)
     quiet = replace(loss, empty="zero")

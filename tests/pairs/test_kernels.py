@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import os
 import sys
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("triton was imported before its interpreter was asked for", allow_module_level=True)
     os.environ["TRITON_INTERPRET"] = "1"
 
+from covering import cover_axes, mark_slow_except
 from mettle.difficulty import (
     AdaptiveThreshold,
     Hardest,
@@ -133,8 +135,10 @@ def test_value_and_gradient_equal_dense(name):
     compare(FORMS[name], *batch(37, 20), within=4e-5 if "cold" in name else 4e-6)
 
 
-@pytest.mark.parametrize(("n", "d", "each"), [(1, 3, 1), (2, 3, 2), (17, 2, 3), (33, 64, 5), (100, 5, 7), (20, 300, 3)])
-@pytest.mark.parametrize("name", ["supcon", "da-supcon live", "hard"])
+SHAPES = [(1, 3, 1), (2, 3, 2), (17, 2, 3), (33, 64, 5), (53, 5, 7), (20, 300, 3)]
+
+
+@pytest.mark.parametrize(("n", "d", "each", "name"), cover_axes(SHAPES, ["supcon", "da-supcon live", "hard"]))
 def test_odd_shapes(name, n, d, each):
     if n == 1:
         z, y = batch(n, d, each)
@@ -144,19 +148,19 @@ def test_odd_shapes(name, n, d, each):
     compare(FORMS[name], *batch(n, d, each), within=1e-5)
 
 
-@pytest.mark.parametrize("name", ["supcon", "hard", "relative", "contrastive linear"])
+@pytest.mark.parametrize("name", mark_slow_except(["supcon", "hard", "relative", "contrastive linear"], ["relative"]))
 def test_wide_embeddings_in_several_blocks(monkeypatch, name):
     """A block of h away from the diagonal serves the rows of both its sides."""
     monkeypatch.setattr("mettle.pairs.kernels.backward.BLOCK_ROWS", 32)
-    compare(FORMS[name], *batch(45, 261, 5), within=2e-5)
+    compare(FORMS[name], *batch(37, 261, 5), within=2e-5)
 
 
-@pytest.mark.parametrize("name", ["supcon", "relative"])
+@pytest.mark.parametrize("name", mark_slow_except(["supcon", "relative"], ["supcon"]))
 def test_blocks_that_are_taller_than_wide(monkeypatch, name):
     """As where memory is short; several of them cover the diagonal of one block of rows."""
-    for what, value in {"BLOCK_ROWS": 64, "PAD": 16, "BLOCK_BYTES": 0, "BYTES_PER_ENTRY": {"ieee": 0}}.items():
+    for what, value in {"BLOCK_ROWS": 32, "PAD": 16, "BLOCK_BYTES": 0, "BYTES_PER_ENTRY": {"ieee": 0}}.items():
         monkeypatch.setattr(f"mettle.pairs.kernels.backward.{what}", value)
-    compare(FORMS[name], *batch(150, 261, 5), within=2e-5)
+    compare(FORMS[name], *batch(40, 261, 5), within=2e-5)
 
 
 def test_wide_references_in_several_blocks(monkeypatch):
@@ -182,7 +186,7 @@ def test_numbers_of_a_loss_are_no_part_of_what_is_remembered(monkeypatch):
     """A threshold that adapts has a new value in every step: it is passed at launch."""
     monkeypatch.setattr(launch, "_caches", {})
     z, y = batch(6, 3, each=2)
-    for k in range(600):
+    for k in range(12):
         loss = SupCon(0.1, difficulty=Threshold(positive=0.6, negative=k / 1000))
         evaluate_spec(lower(loss, z), z, y)
     assert len(launch._caches) == 1
@@ -262,11 +266,15 @@ def test_against_a_reference_set(loss, d):
         assert gap(a, b) < 2e-5
 
 
+WITH_IDS = [SupCon(0.1), SupCon(0.1, "in", difficulty=LIVE), InfoNCE(0.5, 0.1, Importance(1.0)), InfoNCE(0.01),
+            Contrastive(0.4, 1.3)]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "loss", [SupCon(0.1), SupCon(0.1, "in", difficulty=LIVE), InfoNCE(0.5, 0.1, Importance(1.0)), InfoNCE(0.01),
-             Contrastive(0.4, 1.3)], ids=repr,
-)  # fmt: skip
-@pytest.mark.parametrize("d", [20, 261])
+    ("loss", "d"),
+    mark_slow_except([(x, d) for x in WITH_IDS for d in (20, 261)], [*((x, 20) for x in WITH_IDS), (WITH_IDS[2], 261)]),
+    ids=repr,
+)
 def test_pairs_of_equal_id_are_left_out(loss, d):
     """As of a queue that holds the batch, or of one rank's anchors among the embeddings of all."""
     z, y = batch(23, d)
@@ -289,7 +297,7 @@ def test_pairs_of_equal_id_are_left_out(loss, d):
 
 
 def test_every_way_of_cutting_gives_the_same():
-    z, y = batch(50, 20)
+    z, y = batch(37, 20)
     plain = select_config("ieee", 32)
     once = dataclasses.replace(plain.forward, symmetric=False)
     cuts = [
@@ -308,12 +316,17 @@ def test_every_way_of_cutting_gives_the_same():
         compare(SupCon(0.1), z, y, within=4e-6, config=cut)
 
 
-@pytest.mark.parametrize("name", ["supcon", "hard", "relative"])
-@pytest.mark.parametrize("d", [20, 200])
+@pytest.mark.parametrize(
+    ("name", "d"),
+    mark_slow_except(
+        [(name, d) for name in ("supcon", "hard", "relative") for d in (20, 200)],
+        [("supcon", 20), ("hard", 200), ("relative", 20)],
+    ),
+)
 def test_sums_that_are_begun_anew_come_to_the_same(monkeypatch, name, d):
     monkeypatch.setattr(launch, "_caches", {})  # calls alike remember how often
     monkeypatch.setattr("mettle.pairs.kernels.function.flush_interval", lambda precision, tiles, block_n: 2)
-    compare(FORMS[name], *batch(150, d), within=4e-6)
+    compare(FORMS[name], *batch(70, d), within=4e-6)
 
 
 def test_long_sums_in_float32_accuracy_are_begun_anew():
@@ -394,11 +407,19 @@ def test_deterministic_runs_are_identical():
     assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", FORMS)
+FAMILIES = ["supcon", "da-supcon in", "infonce", "hard", "relative", "contrastive hadsell"]
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    mark_slow_except(
+        [(name, bad) for name in FORMS for bad in ("nan", "inf")],
+        [*((name, "nan") for name in FORMS), *((name, "inf") for name in FAMILIES)],
+    ),
+)
 def test_a_broken_embedding_never_gives_a_finite_loss(name, bad):
     z, y = batch(20, 5)
-    z[7, 2] = bad
+    z[7, 2] = float(bad)
     biased = options(FORMS[name], z)
     form = lower(FORMS[name], z, biased=biased)
     assert not torch.isfinite(evaluate_spec(form, z, y, biased=biased).mean)
@@ -422,8 +443,16 @@ def test_a_broken_row_that_only_others_see(name, where):
     assert not torch.isfinite(evaluate_spec(form, z, y, biased=biased).mean)
 
 
-@pytest.mark.parametrize(("n", "d"), [(30, 8), (37, 261)])
-@pytest.mark.parametrize(("temperature", "precision"), [(0.1, "fp16"), (0.01, "ieee"), (0.005, "ieee")])
+FAR = [(0.1, "fp16"), (0.01, "ieee"), (0.005, "ieee")]
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "temperature", "precision"),
+    mark_slow_except(
+        [(*shape, *how) for shape in ((30, 8), (37, 261)) for how in FAR],
+        [*((30, 8, *how) for how in FAR), (37, 261, 0.01, "ieee")],
+    ),
+)
 def test_negatives_that_are_far_away_leave_the_gradient_finite(n, d, temperature, precision):
     """Two opposite classes: what a negative adds is tiny, and a row that is not there would add 1."""
     z, y = batch(n, d, n // 2 + 1)
@@ -449,7 +478,7 @@ def test_classes_that_are_far_away_leave_the_gradient_finite(precision, scale):
         assert torch.isfinite(g).all()
 
 
-@pytest.mark.parametrize(("d", "other"), [(20, 300), (300, 20), (5, 520)])
+@pytest.mark.parametrize(("d", "other"), mark_slow_except([(20, 300), (300, 20), (5, 520)], [(20, 300), (300, 20)]))
 def test_encoders_of_unlike_widths(d, other):
     z, y = batch(21, d)
     loss, second = FORMS["relative"], torch.randn(21, other, generator=torch.Generator().manual_seed(4))
@@ -501,11 +530,15 @@ def test_precision_follows_input_and_temperature():
     assert choose_precision(warm, torch.bfloat16) == choose_precision(warm, torch.float16) == "fp16"
 
 
-@pytest.mark.parametrize(("n", "d", "each"), [(37, 20, 4), (50, 300, 3), (20, 5, 20), (6, 5, 1)])
 @pytest.mark.parametrize(
-    "loss", [Triplet(0.3, "hardest"), Triplet(0.3, difficulty=Hardest()), Triplet(0.3, "hardest", True, True)], ids=repr
+    ("n", "d", "each", "loss"),
+    cover_axes(
+        [(37, 20, 4), (20, 300, 3), (20, 5, 20), (6, 5, 1)],
+        [Triplet(0.3, "hardest"), Triplet(0.3, difficulty=Hardest()), Triplet(0.3, "hardest", True, True)],
+    ),
+    ids=repr,
 )
-def test_batch_hard_equals_dense(loss, n, d, each):
+def test_batch_hard_equals_dense(n, d, each, loss):
     z, y = batch(n, d, each)
     assert lower_loss(loss, loss.difficulty, collect_inputs(z, y, None, None, None)) == BatchHardSpec()
     exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
@@ -538,9 +571,16 @@ def test_counts_of_scores_are_exact(n, each):
     assert torch.equal(impostor, torch.bincount(at[~same], minlength=50))
 
 
-@pytest.mark.parametrize("scale", [16.0, 64.0, 100.0])
-@pytest.mark.parametrize("unit", [False, True])
-@pytest.mark.parametrize("kind", [torch.float32, torch.float16])
+CHUNKED = list(product((16.0, 64.0, 100.0), (False, True), (torch.float32, torch.float16)))
+
+
+@pytest.mark.parametrize(
+    ("scale", "unit", "kind"),
+    mark_slow_except(
+        CHUNKED,  # every two of the three settings meet in a quick case
+        [case for k, case in enumerate(CHUNKED) if k in (0, 3, 5, 6, 8, 11)],
+    ),
+)
 def test_own_class_and_the_others_over_chunks_of_classes(monkeypatch, scale, unit, kind):
     monkeypatch.setattr("mettle.pairs.kernels.class_softmax.FORWARD_CLASSES", 40)
     monkeypatch.setattr("mettle.pairs.kernels.class_softmax.SCORES_IN_MEMORY", 0)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from covering import mark_slow_except
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Threshold, curriculum
 from mettle.losses import (
     AdaCos,
@@ -131,7 +132,11 @@ def test_second_derivatives_of_class_vectors_in_chunks(monkeypatch):
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("name", [*PAIRWISE, *CLASSES])
+# One of each kind: closed form, weights, mining, an output of its own, a parameter, margins, running state, centres.
+COMPILED = ["supcon", "hard negatives", "batch-hard", "n-pair", "learned temperature", "ArcFace", "AdaCos", "Center"]
+
+
+@pytest.mark.parametrize("name", mark_slow_except([*PAIRWISE, *CLASSES], COMPILED))
 def test_compile_without_graph_breaks(name):
     torch._dynamo.reset()
     loss, (z, y) = make(name, 12), batch(24)

@@ -1,0 +1,26 @@
+"""Products of parameters of which a cover runs every time and the rest where there is time for it."""
+
+from itertools import product
+
+import pytest
+
+
+def cover_axes(*axes):
+    """The product of the axes: cases in which every value of every axis occurs are quick, all others ``slow``."""
+    longest = max(map(len, axes))
+    quick = {tuple(k % len(axis) for axis in axes) for k in range(longest)}
+    found = []
+    for at in product(*(range(len(axis)) for axis in axes)):
+        values = [value for k, axis in zip(at, axes, strict=True) for value in _as_tuple(axis[k])]
+        found.append(pytest.param(*values, marks=() if at in quick else pytest.mark.slow))
+    return found
+
+
+def mark_slow_except(values, quick):
+    """The values as cases, ``slow`` but for those in ``quick``."""
+    assert all(value in values for value in quick)
+    return [pytest.param(*_as_tuple(value), marks=() if value in quick else pytest.mark.slow) for value in values]
+
+
+def _as_tuple(value):
+    return value if isinstance(value, tuple) else (value,)
