@@ -20,7 +20,7 @@ from photo_folder import unpack_images
 from PIL import Image
 from record import keep
 
-from mettle.data.decode import read_header
+from mettle.data.image_decoding import read_header
 from mettle.errors import NumericError
 from mettle.evaluate import verification
 from mettle.model import embed

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import t as student
 
-from mettle.data.draws import shuffled
 from mettle.evaluate import probe
 from mettle.model import embed
+from mettle.rng import shuffled
 from mettle.train import load, train
 from mettle.train.two_encoder import biased_model
 

@@ -18,7 +18,7 @@ import mettle as package
 from command_line import mettle
 from free_port import free_port
 from mettle.cli import app
-from mettle.data.decode import PIXELS
+from mettle.data.image_decoding import PIXELS
 from mettle.match import Gallery
 from mettle.service import Limits, Trail
 from small_runs import small_run

@@ -12,8 +12,8 @@ from benchmarks.evidence.fit import fit, outputs, precision, ready, resnet18
 from benchmarks.evidence.pool import Job
 from torch import Tensor
 
-from mettle.data.augment import Augment
-from mettle.data.batches import ClassBatches
+from mettle.data.sampler import ClassBatches
+from mettle.data.transforms import Augment
 from mettle.evaluate import clustering, retrieval
 from mettle.losses import NPair, Triplet
 from mettle.train import HardnessAware, Supervised

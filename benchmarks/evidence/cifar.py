@@ -10,7 +10,7 @@ from benchmarks.evidence.contrastive import Setting, classified, frozen, units
 from benchmarks.evidence.fit import resnet18
 from benchmarks.evidence.pool import Job
 
-from mettle.data.augment import preset
+from mettle.data.transforms import preset
 
 
 def small(shape: tuple[int, ...]):

@@ -11,8 +11,8 @@ from benchmarks.evidence.fit import fit, outputs, precision, ready
 from benchmarks.evidence.probes import knn, linear
 from torch import Tensor
 
-from mettle.data.augment import Augment
-from mettle.data.batches import SampleBatches
+from mettle.data.sampler import SampleBatches
+from mettle.data.transforms import Augment
 from mettle.difficulty import Importance, Relative
 from mettle.evaluate.probe import Accuracy
 from mettle.losses import InfoNCE, SelfTriplet

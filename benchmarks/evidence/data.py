@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mettle.data.arrays import read_npz
-from mettle.data.images import hold
+from mettle.data.inputs import hold
 from mettle.data.loader import Batch
+from mettle.data.sources.npz import read_npz
 
 TRAIN, VAL, TEST = 0, 1, 2
 

@@ -9,8 +9,8 @@ import torch
 from benchmarks.evidence.data import Set
 from torch import Tensor, nn
 
-from mettle.data.augment import Augment
-from mettle.data.batches import Order
+from mettle.data.sampler import Order
+from mettle.data.transforms import Augment
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train.loop import Pace
 

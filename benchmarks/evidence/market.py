@@ -15,8 +15,8 @@ from benchmarks.evidence.fit import fit, outputs, precision, ready, resnet18
 from benchmarks.evidence.pool import Job
 from torch import Tensor
 
-from mettle.data.augment import Augment
-from mettle.data.batches import ClassBatches
+from mettle.data.sampler import ClassBatches
+from mettle.data.transforms import Augment
 from mettle.evaluate import compare, retrieval, verification
 from mettle.losses import ArcFace, DASupCon, SupCon
 from mettle.train import Supervised

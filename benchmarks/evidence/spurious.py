@@ -13,8 +13,8 @@ from benchmarks.evidence.fit import fit, outputs, precision, ready, resnet18
 from benchmarks.evidence.pool import Job
 from benchmarks.evidence.probes import linear
 
-from mettle.data.augment import Augment
-from mettle.data.batches import SampleBatches
+from mettle.data.sampler import SampleBatches
+from mettle.data.transforms import Augment
 from mettle.evaluate.probe import Accuracy
 from mettle.losses import NormFace
 from mettle.model import Embedder, EmbedderSpec

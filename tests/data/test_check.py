@@ -1,6 +1,5 @@
 import re
 
-import corpus
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,11 +7,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mettle.data import read
-from mettle.data.check import check, screen
-from mettle.data.images import ImageArray, ImageFiles, Rows, hold
-from mettle.data.problems import Problem
-from mettle.data.samples import Column, Samples
+from mettle.data.check import Problem, check, screen
+from mettle.data.dataset import Column, Samples
+from mettle.data.inputs import ImageArray, ImageFiles, Rows, hold
 from mettle.errors import DataError, InputError
+from tests.data import corpus
 
 
 def pictures(n, seed=0):

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from command_line import mettle, refused
 from mettle import data
-from mettle.data.arrays import named
-from mettle.data.problems import classes
-from mettle.data.rows import Rows
-from mettle.data.samples import Column, Samples
-from mettle.data.table import read_header, read_table, whole
+from mettle.data.check import classes
+from mettle.data.dataset import Column, Samples
+from mettle.data.inputs import Rows
+from mettle.data.sources.npz import named
+from mettle.data.sources.text_table import read_header, read_table, whole
 from mettle.errors import DataError, InputError
 from mettle.evaluate.vectors import read_vectors
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from PIL import Image
 
-from mettle.data.augment import Augment
-from mettle.data.batches import SampleBatches
-from mettle.data.decode import decode, decode_targets, read_header
-from mettle.data.folder import read_folder
-from mettle.data.images import ImageArray, ImageFiles, hold
+from mettle.data.dataset import Samples
+from mettle.data.image_decoding import decode, decode_targets, read_header
+from mettle.data.inputs import ImageArray, ImageFiles, hold
 from mettle.data.loader import Loader
-from mettle.data.samples import Samples
+from mettle.data.sampler import SampleBatches
+from mettle.data.sources.image_folder import read_folder
+from mettle.data.transforms import Augment
 from mettle.errors import InputError
 
 
@@ -183,7 +183,7 @@ def test_heic_is_read_where_pillow_heif_is_installed(tmp_path, monkeypatch):
     assert read_header(tmp_path / "a" / "1.heic") == ((64, 96), False)
 
     (tmp_path / "a" / "2.png").write_bytes(encode(disc(20, 20, 5)))
-    monkeypatch.setattr("mettle.data.decode.can_read_heic", lambda: False)
+    monkeypatch.setattr("mettle.data.image_decoding.can_read_heic", lambda: False)
     found = read_folder(tmp_path)
     assert len(found) == 1
     assert found.notes == (

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mettle.data import Samples, class_disjoint, sample_split
-from mettle.data.rows import Rows
+from mettle.data.inputs import Rows
 from mettle.errors import DataError, InputError, MettleError
 
 NAN = float("nan")

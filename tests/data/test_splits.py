@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mettle.data import Samples, class_disjoint, sample_split, unseen_domain
-from mettle.data.images import Rows
+from mettle.data.inputs import Rows
 from mettle.errors import DataError, InputError
 
 

@@ -2,17 +2,17 @@
 
 import gzip
 
-import corpus
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mettle.data import Loader, Pairs, SampleBatches, Samples, Triplets, read
-from mettle.data.augment import preset
-from mettle.data.images import ImageArray, Rows
-from mettle.data.manifest import read_manifest
+from mettle.data.inputs import ImageArray, Rows
+from mettle.data.sources.manifest import read_manifest
+from mettle.data.transforms import preset
 from mettle.errors import DataError
+from tests.data import corpus
 
 PNG = corpus.encoded(corpus.BASE, "PNG")
 FIVE = Samples.of(

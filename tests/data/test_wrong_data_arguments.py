@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from mettle.data import ClassBatches, SampleBatches, Samples, read
-from mettle.data.images import ImageArray, Rows
-from mettle.data.samples import Column
+from mettle.data.dataset import Column
+from mettle.data.inputs import ImageArray, Rows
 from mettle.errors import InputError
 from mettle.model import SiameseNet
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from mettle.data.images import Rows
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
+from mettle.data.inputs import Rows
 from mettle.errors import DataError
 from mettle.evaluate import closed, reading
 from mettle.evaluate.run import evaluate_run

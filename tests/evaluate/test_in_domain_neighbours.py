@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mettle.data.rows import Rows
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
+from mettle.data.inputs import Rows
 from mettle.errors import InputError
 from mettle.evaluate import retrieval
 from mettle.evaluate.protocol import judge

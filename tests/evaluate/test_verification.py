@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from mettle.data.rows import Rows
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
+from mettle.data.inputs import Rows
 from mettle.errors import InputError
 from mettle.evaluate import NotMeasurable, from_scores, verification
 from mettle.evaluate.protocol import thresholds

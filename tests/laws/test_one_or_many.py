@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from mettle import evaluate
-from mettle.data.rows import Rows
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
+from mettle.data.inputs import Rows
 from mettle.errors import InputError
 from mettle.evaluate import protocol
 

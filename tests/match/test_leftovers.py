@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mettle import durable
+from mettle import atomic_files
 
 # Writes file or folder, says when it is in the middle of it, and goes on when told.
 WRITER = """
@@ -51,9 +51,9 @@ def killed(child: subprocess.Popen) -> None:
 
 def write(what: str, path: Path) -> None:
     if what == "file":
-        durable.write_text(path, "ours")
+        atomic_files.write_text(path, "ours")
     else:
-        durable.write_folder(path, lambda place: (place / "inside").write_text("ours"))
+        atomic_files.write_folder(path, lambda place: (place / "inside").write_text("ours"))
 
 
 def content(what: str, path: Path) -> str:
@@ -88,7 +88,7 @@ def test_what_a_live_writer_holds_is_left_alone(folder, what):
     child = begun(what, path)
     try:
         (theirs,) = folder.iterdir()
-        durable.sweep(folder)
+        atomic_files.sweep(folder)
         assert theirs.exists(), "not even a sweep takes it"
         write(what, folder / "elsewhere")
         if what == "file":  # a folder is never made over another
@@ -106,7 +106,7 @@ def test_sweep_takes_what_the_dead_left_whoever_named_it(folder, what):
     killed(begun(what, folder / "target"))
     (folder / "b.tmp-x1y2z3").write_text("of an older version")
     (folder / "c.tmp-0").symlink_to(folder / "nowhere")
-    durable.sweep(folder)
+    atomic_files.sweep(folder)
     assert list(folder.iterdir()) == []
 
 
@@ -142,7 +142,7 @@ def test_many_writers_of_one_file_some_of_them_killed(folder):
     for child in steady:
         errors = child.communicate(timeout=250)[1]
         assert child.returncode == 0, errors
-    durable.write_text(path, "end")
+    atomic_files.write_text(path, "end")
     assert list(folder.iterdir()) == [path] and path.read_text() == "end"
 
 
@@ -152,7 +152,7 @@ def test_where_there_are_no_locks_writes_work_and_only_a_sweep_removes(folder, w
     write(what, folder / "target")
     assert content(what, folder / "target") == "ours"
     assert sorted(file.name for file in folder.iterdir()) == ["target", "target.tmp-0"]
-    durable.sweep(folder)
+    atomic_files.sweep(folder)
     assert [file.name for file in folder.iterdir()] == ["target"]
 
 
@@ -195,6 +195,6 @@ def test_a_leftover_that_is_no_file_of_ours_does_not_stop_a_write(folder):
     outside.write_text("mine")
     (folder / "target.tmp-1").symlink_to(outside)
     (folder / "target.tmp-2").mkdir()
-    durable.write_text(folder / "target", "ours")
+    atomic_files.write_text(folder / "target", "ours")
     assert (folder / "target").read_text() == "ours" and outside.read_text() == "mine"
     assert stat.S_ISREG((folder / "target").lstat().st_mode)

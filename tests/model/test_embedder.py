@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from mettle.data import Samples
-from mettle.data.images import ImageArray, Rows
+from mettle.data.inputs import ImageArray, Rows
 from mettle.errors import InputError, MissingExtra, RecipeError
-from mettle.model import Embedder, EmbedderSpec, embed, vision
+from mettle.model import Embedder, EmbedderSpec, backbones, embed
 
 
 @pytest.mark.parametrize("pool", ["average", "gem", "flatten"])
@@ -91,13 +91,13 @@ def test_any_timm_name_is_a_backbone(name):
 
 
 def test_a_missing_extra_names_the_remedy(monkeypatch):
-    monkeypatch.setattr(vision.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(backbones.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install torchvision"):
-        vision.torchvision()
+        backbones.torchvision()
 
 
 def test_importing_torchvision_twice_is_harmless():
-    assert vision.torchvision() is vision.torchvision()
+    assert backbones.torchvision() is backbones.torchvision()
 
 
 def test_embed_is_in_eval_mode_in_order_and_leaves_the_mode_alone():

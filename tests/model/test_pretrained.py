@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from mettle.errors import MettleError, RecipeError
-from mettle.model import Embedder, EmbedderSpec, pretrained
-from mettle.model.vision import timm
+from mettle.model import Embedder, EmbedderSpec, backbones
+from mettle.model.backbones import timm
 from mettle.train import open_run, train
 from mettle.train.recipe import parse
 from mettle.train.session import new_model, prepare
@@ -33,7 +33,7 @@ def asked(monkeypatch):
         return create(name, *rest, pretrained=False, **options)
 
     monkeypatch.setattr(library, "create_model", noted)
-    monkeypatch.setattr(pretrained, "is_reachable", lambda address: True)
+    monkeypatch.setattr(backbones, "is_reachable", lambda address: True)
     return found
 
 
@@ -118,7 +118,7 @@ def hub(tmp_path, monkeypatch):
         raise URLError(socket.gaierror(-2, "Name or service not known"))
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(pretrained, "urlopen", unplugged)
+    monkeypatch.setattr(backbones, "urlopen", unplugged)
     return tmp_path / "hub"
 
 
@@ -183,12 +183,12 @@ def test_weights_from_an_address_are_looked_for_where_torch_keeps_them(hub, tmp_
     one = library(url="https://weights.invalid/releases/net-1234.pth", tag="first")
     file = tmp_path / "torch" / "checkpoints" / "net-1234.pth"
     with pytest.raises(RecipeError, match=rf"weights net\.first .* weights\.invalid does not answer.* file {file} "):
-        pretrained.pretrained_options(one, "net")
+        backbones.pretrained_options(one, "net")
     file.parent.mkdir(parents=True)
     file.touch()
-    assert pretrained.pretrained_options(one, "net") == {}
+    assert backbones.pretrained_options(one, "net") == {}
     with pytest.raises(RecipeError, match="timm has no pretrained weights for 'net'"):
-        pretrained.pretrained_options(library(), "net")
+        backbones.pretrained_options(library(), "net")
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
@@ -200,12 +200,12 @@ class Refusing(http.server.BaseHTTPRequestHandler):
 
 
 def test_any_answer_shows_that_there_is_a_network(monkeypatch):
-    monkeypatch.setattr(pretrained, "PATIENCE", 0.5)
+    monkeypatch.setattr(backbones, "PATIENCE", 0.5)
     with http.server.HTTPServer(("127.0.0.1", 0), Refusing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/x"
-        assert pretrained.is_reachable(address)
+        assert backbones.is_reachable(address)
         server.shutdown()
-    assert not pretrained.is_reachable(address)
+    assert not backbones.is_reachable(address)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert not pretrained.is_reachable(f"http://127.0.0.1:{silent.getsockname()[1]}/x")
+        assert not backbones.is_reachable(f"http://127.0.0.1:{silent.getsockname()[1]}/x")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mettle.data.images import ImageArray
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
+from mettle.data.inputs import ImageArray
 from mettle.errors import DataError, RecipeError
 from mettle.train import load, open_run, train
 from mettle.train.auto_settings import AUTO_KEYS, choose_pictures, measure_pictures
@@ -129,7 +129,7 @@ def test_one_small_size_stays_as_it_is_and_a_large_one_shrinks(tmp_path):
 
 
 def prepare_lazily(folder):
-    from mettle.data.folder import read_folder
+    from mettle.data.sources.image_folder import read_folder
 
     return read_folder(folder, policy="trust").inputs
 

@@ -8,11 +8,11 @@ import torch
 from safetensors import safe_open
 
 from mettle.data import Augment, ClassBatches, Loader, Samples
-from mettle.data.rows import Rows
+from mettle.data.inputs import Rows
 from mettle.errors import RecipeError
 from mettle.losses import ArcFace, Center, NormFace
 from mettle.model import Embedder, EmbedderSpec
-from mettle.model.embed import embed
+from mettle.model.inference import embed
 from mettle.train import Supervised, load
 from mettle.train.loop import Pace
 from mettle.train.method import spread_over_classes, start_class_vectors

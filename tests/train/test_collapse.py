@@ -10,8 +10,8 @@ from torch import nn
 
 from mettle import losses
 from mettle.data import Augment, ClassBatches, Loader, Samples
+from mettle.data.inputs import Rows
 from mettle.data.loader import Batch
-from mettle.data.rows import Rows
 from mettle.data.tuples import Pairs, Triplets
 from mettle.difficulty import Hardest
 from mettle.errors import NumericError

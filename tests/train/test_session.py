@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mettle.durable import sha256
+from mettle.atomic_files import sha256
 from mettle.errors import NumericError, RunError
 from mettle.train import checkpoint, open_run
 from mettle.train import log as logs
@@ -107,7 +107,7 @@ def test_T6_resuming_at_an_epoch_end_repeats_and_drops_nothing(source, tmp_path,
 def test_T5_workers_change_nothing(tmp_path, whole):
     """Pictures from files, decoded by spawned workers, are those decoded in a thread."""
     from mettle.data import Loader, SampleBatches, read
-    from mettle.data.augment import preset
+    from mettle.data.transforms import preset
 
     folder = image_folder(tmp_path / "pictures")
     samples = read(folder)
@@ -123,7 +123,7 @@ def test_T5_workers_change_nothing(tmp_path, whole):
 @pytest.mark.parametrize("noticed", [False, True])
 def test_T12_a_dead_worker_is_named_not_waited_for(tmp_path, noticed):
     from mettle.data import Loader, SampleBatches, read
-    from mettle.data.augment import preset
+    from mettle.data.transforms import preset
     from mettle.errors import DataError
 
     samples = read(image_folder(tmp_path / "pictures"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mettle.data import Augment, ClassBatches, Loader, Samples
-from mettle.data.rows import Rows
+from mettle.data.inputs import Rows
 from mettle.losses import SupCon
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import Supervised, checkpoint, loop

@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from mettle.data import Samples, read
-from mettle.data.images import ImageArray, Rows
+from mettle.data.duplicates import copies
+from mettle.data.inputs import ImageArray, Rows
 from mettle.errors import DataError, RunError
 from mettle.train import Recipe, Run, open_run, train, trained
-from mettle.train.copies import copies
 from mettle.train.session import prepare, recognised
 
 from .conftest import make_npz, tiny

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mettle.data import SampleBatches, Samples, read
-from mettle.data.augment import Augment
-from mettle.data.images import Rows
+from mettle.data.inputs import Rows
 from mettle.data.loader import Batch
+from mettle.data.transforms import Augment
 from mettle.difficulty import Importance, Relative
 from mettle.errors import DataError, InputError, NumericError, RecipeError, RunError
 from mettle.losses import InfoNCE, SelfTriplet
@@ -353,7 +353,7 @@ def test_grey_pictures_have_three_equal_channels_and_keep_their_brightness():
 
 
 def test_smoothing_is_a_three_tap_gaussian():
-    from mettle.data.draws import draws
+    from mettle.rng import draws
 
     x = torch.zeros(50, 1, 9, 9)
     x[:, 0, 4, 4] = 1
@@ -511,7 +511,7 @@ def test_jtt_needs_a_classifier(source):
 
 
 def test_small_and_large_pictures_have_the_published_changes():
-    from mettle.data.augment import preset
+    from mettle.data.transforms import preset
 
     assert preset("large") == Augment(crop=(0.7, 1.0), aspect=4 / 3, flip=0.5)
     small = preset("small")

@@ -96,7 +96,7 @@ def evaluate(
     """Measure a run: EER, AUC, TAR at false-accept rates, Recall@K, MAP@R, with intervals over identities."""
     import json
 
-    from mettle.durable import write_text
+    from mettle.atomic_files import write_text
     from mettle.evaluate.run import evaluate_run
     from mettle.train import open_run
 
@@ -158,7 +158,7 @@ def embed(
     image: Image = None,
 ) -> None:
     """Embed a data set with a trained run: a file with embeddings, ids, labels and all other columns."""
-    from mettle.model.store import encoder, write_embeddings
+    from mettle.model.inference import encoder, write_embeddings
     from mettle.train import open_run
 
     opened = open_run(run)
@@ -174,7 +174,7 @@ def export(
     onnx: Annotated[Path, typer.Option(help="ONNX file to write.")],
 ) -> None:
     """Export the trained model to ONNX, with a free batch size, and check it against torch."""
-    from mettle.model.export import export_onnx
+    from mettle.model.onnx import export_onnx
     from mettle.train import open_run
 
     in_folder(onnx)

@@ -47,7 +47,7 @@ def samples_of(
     Other data that have no split stay without one: nothing of them needs holding out. ``label``, ``domain`` and
     ``image`` name columns of other data, where they are not called as in the recipe.
     """
-    from mettle.data.decode import HEIC_SUFFIXES, SUFFIXES
+    from mettle.data.image_decoding import HEIC_SUFFIXES, SUFFIXES
     from mettle.train import prepare
     from mettle.train.artifact import embedded
     from mettle.train.session import recognised
@@ -93,7 +93,7 @@ def samples_of(
 
 def _columns(data: str) -> Any:
     """The columns of the table that the data are, if they are one."""
-    from mettle.data.table import SUFFIXES, read_header
+    from mettle.data.sources.text_table import SUFFIXES, read_header
 
     path = Path(data).expanduser()
     return read_header(path) if path.is_file() and path.name.lower().endswith(SUFFIXES) else None

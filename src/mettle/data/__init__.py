@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from mettle.data.augment import Augment
-from mettle.data.batches import ClassBatches, SampleBatches
 from mettle.data.check import Findings, check, screen
-from mettle.data.glyphs import glyphs
+from mettle.data.dataset import Column, Samples
 from mettle.data.loader import Batch, Loader
-from mettle.data.samples import Column, Samples
-from mettle.data.source import read
+from mettle.data.sampler import ClassBatches, SampleBatches
+from mettle.data.sources import read
+from mettle.data.sources.glyphs import glyphs
 from mettle.data.splits import class_disjoint, sample_split, unseen_domain
+from mettle.data.transforms import Augment
 from mettle.data.tuples import Pairs, Triplets
 from mettle.unknown_names import explain_missing_name
 

@@ -15,38 +15,276 @@
 
 Equal rows of a table are never more than a warning: two people may well share all their attributes.
 
-What nearly the same means is said by :mod:`mettle.data.likeness`.
+What nearly the same means is said by :mod:`mettle.data.duplicates`.
 """
 
 import hashlib
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Literal, get_args
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from mettle.data.images import ImageFiles, PackedImages, in_threads, picture
-from mettle.data.likeness import look
-from mettle.data.problems import (
-    Findings,
-    Problem,
-    Seen,
-    Severity,
-    across_splits,
-    cases,
-    classes,
-    constant_columns,
-    copies,
-    describe_sizes,
-    layout,
-    near_copies,
-    overlap,
-    problem,
-    shortened,
-)
-from mettle.data.samples import NO_SPLIT, SPLITS, Inputs, Samples
+from mettle.data.dataset import NO_SPLIT, SPLITS, Inputs, Samples
+from mettle.data.duplicates import alike, look
+from mettle.data.image_decoding import shown
+from mettle.data.inputs import ImageFiles, PackedImages, in_threads, picture
 from mettle.errors import DataError, InputError
+
+Severity = Literal["error", "warning"]
+Item = TypeVar("Item")
+FEW = 4  # labels: two to train on and two to test on
+NAMED = 8  # files that one problem names, at most
+FIRST = 3  # identities that a line about splits names
+PAIRS = (("train", "test"), ("train", "val"), ("val", "test"))
+MEANT = {  # what identities in train and in test make of the test
+    "mixed": "the test mixes known and new identities, so it is not open-set",
+    "closed-set": "the test knows all its identities and says nothing about new ones",
+}
+THRESHOLDS = "thresholds are set on val, too kindly where its identities are trained or tested on"
+_NOTHING = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, and where."""
+
+    severity: Severity
+    kind: str
+    text: str
+    id: int | None = None
+    file: str | None = None
+    count: int = 1  # how many of its kind it stands for
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What `check` found: counts and problems.
+
+    Attributes:
+        samples: How many there are.
+        splits: Samples per split; ``none`` for those without one.
+        labels: Samples per label.
+        domains: Samples per domain.
+        protocol: ``open-set`` when train and test share no label, ``closed-set`` when train has every label
+            of test, ``mixed`` in between, ``none`` without both splits.
+        shared_labels: How many labels are in train and in test.
+        problems: Errors first; at most ``limit`` of a kind, then one that says how many more there are.
+        notes: What one might not expect and may well want: of the reader's, and that a test is closed-set.
+    """
+
+    samples: int
+    splits: Mapping[str, int]
+    labels: Mapping[str, int]
+    domains: Mapping[str, int]
+    protocol: str
+    shared_labels: int
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """The problems that must be solved."""
+        return tuple(problem for problem in self.problems if problem.severity == "error")
+
+    def count(self, severity: Severity) -> int:
+        """How many problems there are, those that are not listed one by one included."""
+        return sum(problem.count for problem in self.problems if problem.severity == severity)
+
+    def gate(self) -> None:
+        """Raise a `DataError` with the first error when there is any."""
+        if self.errors:
+            more = self.count("error") - 1
+            raise DataError(f"{self.errors[0].text}{f' (and {more} more)' if more else ''}")
+
+
+class Seen(NamedTuple):
+    """What one look at an item showed; a picture's look is that of :mod:`mettle.data.duplicates`."""
+
+    bad: str | None = None
+    digest: bytes = b""
+    shape: tuple[int, ...] = ()
+    look: np.ndarray = _NOTHING
+
+
+def copies(samples: Samples, seen: list[Seen]) -> Iterator[Problem]:
+    """The same content more than once: conflict, leakage, or merely a copy."""
+    grave: Severity = "error" if samples.inputs.kind == "image" else "warning"
+    good = (i for i, one in enumerate(seen) if one.bad is None)
+    for group in _grouped(good, lambda i: seen[i].digest):
+        labels = dict.fromkeys(int(samples.labels[i]) for i in group)
+        splits = dict.fromkeys(int(samples.split[i]) for i in group if samples.split[i] != NO_SPLIT)
+        first, same = group[0], _same(samples, group)
+        if len(labels) > 1:
+            names = _joined([shown(samples.label.names[code]) for code in labels])
+            yield problem(samples, grave, "conflict", f"{same}, under the labels {names}", first)
+        if len(splits) > 1:
+            names = _joined([SPLITS[code] for code in splits])
+            yield problem(samples, grave, "leakage", f"{same}, in {names}", first)
+        if len(labels) == 1 and len(splits) < 2:
+            yield problem(samples, "warning", "copy", same, first)
+
+
+def near_copies(samples: Samples, seen: list[Seen], severity: Severity) -> Iterator[Problem]:
+    """Pictures of different splits that look alike, each of the later split with the one it is most like."""
+    at = np.flatnonzero([one.look.size > 0 for one in seen] & (samples.split != NO_SPLIT))
+    parts = [at[samples.split[at] == code] for code in np.unique(samples.split[at])]
+    looks = [np.stack([seen[i].look for i in part]) for part in parts]
+    for (a, one), (b, two) in combinations(zip(parts, looks, strict=True), 2):
+        for pair in alike(one, two):
+            i, j = int(a[pair.first]), int(b[pair.second])
+            if seen[i].digest != seen[j].digest:
+                names = f"{SPLITS[samples.split[i]]} and {SPLITS[samples.split[j]]}"
+                how = "mirror images of each other, nearly" if pair.mirrored else "nearly the same"
+                text = f"{_called(samples, i)} and {_called(samples, j)} look {how}, in {names}"
+                yield problem(samples, severity, "near", text, i)
+
+
+def classes(samples: Samples) -> Iterator[Problem]:
+    """Labels with one sample, or none."""
+    counts = np.bincount(samples.labels, minlength=len(samples.label.names))
+    whole = len(samples) == len(samples.inputs)  # a part of a table lacks labels by right
+    for code in np.flatnonzero(counts == 0).tolist() if whole else []:
+        yield Problem("warning", "empty", f"label {shown(samples.label.names[code])} has no sample")
+    place = np.empty(len(counts), np.int64)
+    place[samples.labels] = np.arange(len(samples))  # where a label is, for those that are in one place
+    for code in np.flatnonzero(counts == 1).tolist():
+        i = int(place[code])
+        text = f"label {shown(samples.label.names[code])} has one sample, {_called(samples, i)}: it has no pair"
+        yield problem(samples, "warning", "single", text, i)
+
+
+def layout(samples: Samples) -> Iterator[Problem]:
+    """Labels and domains that look as if the folders, or the columns, meant something else."""
+    present = np.unique(samples.labels)
+    names = _joined([shown(samples.label.names[code]) for code in present.tolist()]) if len(present) else "none"
+    if samples.domain is not None:
+        pairs = np.unique(np.stack([samples.domain.codes, samples.labels], 1), axis=0)
+        domains, counts = np.unique(pairs[:, 0], return_counts=True)
+        if len(domains) > 1 and (counts == 1).all():
+            domain, label = shown(samples.domain.names[pairs[0, 0]]), shown(samples.label.names[pairs[0, 1]])
+            text = f"each of the {len(domains)} domains occurs under one label only, as {domain} under {label}"
+            remedy = "if they are the labels, give the folder that holds them, or such folders in train, val and test"
+            yield Problem("warning", "layout", f"{text}: {remedy}")
+    whole = len(samples) == len(samples.inputs)  # a part of a table may have few by right
+    if whole and len(present) < FEW and overlap(samples)[1] != "closed-set":
+        few = "only 1 label" if len(present) == 1 else f"only {len(present)} labels"
+        remedy = "at least 4 are needed to train on some and test on others; check that labels are what they should be"
+        yield Problem("warning", "few", f"{few} ({names}): {remedy}")
+
+
+def cases(samples: Samples) -> Iterator[Problem]:
+    """Names that a file system without case, or a hasty eye, takes for one."""
+    paths = samples.inputs.paths if isinstance(samples.inputs, ImageFiles) else ()
+    for what, names in (
+        ("paths", sorted({paths[i] for i in samples.at}) if paths else ()),
+        ("labels", samples.label.names),
+    ):
+        for group in _grouped(names, lambda name: unicodedata.normalize("NFC", name).casefold()):
+            text = f"{what} {shown(group[0])} and {shown(group[1])} differ only in case or accents' spelling"
+            yield Problem("warning", "case", text, file=group[0] if what == "paths" else None)
+
+
+def describe_sizes(seen: list[Seen]) -> tuple[str, ...]:
+    """A note where pictures come in several sizes: no fault, but something is chosen or cut off."""
+    known = Counter(one.shape[:2] for one in seen if one.shape)
+    if len(known) > 1:
+        (h, w), most = known.most_common(1)[0]
+        common = f"{len(known)} sizes ({most} {'is' if most == 1 else 'are'} {h} x {w})"
+        keys = "data.size, data.resize in a recipe"
+        return (f"pictures come in {common}: by default training chooses one size and crops ({keys})",)
+    return ()
+
+
+def constant_columns(samples: Samples) -> Iterator[Problem]:
+    """Columns that say nothing."""
+    if samples.inputs.kind != "row" or len(samples) < 2:
+        return
+    rows = samples.read(np.arange(len(samples)))
+    names: Any = getattr(samples.inputs, "names", ()) or range(rows.shape[1])
+    for column in np.flatnonzero((rows == rows[0]).all(0)).tolist():
+        yield Problem("warning", "constant", f"column {names[column]!r} is {rows[0, column]:g} in every row")
+
+
+def overlap(samples: Samples) -> tuple[list[int], str]:
+    """Label codes that are in train and in test, and what such a split is called."""
+    train, test = (set(samples.labels[samples.split == SPLITS.index(name)].tolist()) for name in ("train", "test"))
+    shared = sorted(train & test)
+    if not train or not test:
+        return shared, "none"
+    return shared, "open-set" if not shared else "closed-set" if test <= train else "mixed"
+
+
+def across_splits(samples: Samples, protocol: str) -> str:
+    """How many identities are in more than one split, what that makes of the test, what to do; empty where none is."""
+    there = {name: np.unique(samples.labels[samples.split == code]) for code, name in enumerate(SPLITS)}
+    shared = {pair: np.intersect1d(there[pair[0]], there[pair[1]]) for pair in PAIRS}
+    found = [(*pair, codes) for pair, codes in shared.items() if len(codes)]
+    if not found:
+        return ""
+    one, two, codes = found[0]
+    names = _joined([shown(samples.label.names[code]) for code in codes.tolist()], FIRST)
+    said = f"{one} and {two} share {_identities(len(codes))} of {len(there[two])} in {two} ({names})"
+    said += "".join(f", {one} and {two} {len(codes)}" for one, two, codes in found[1:])
+    remedy = "keep each identity in one split, or leave the split out: training then holds out whole identities"
+    return f"{said}: {MEANT.get(protocol, THRESHOLDS)}; for open-set evaluation {remedy}"
+
+
+def shortened(problems: list[Problem], limit: int) -> tuple[Problem, ...]:
+    """Errors first; of each kind the first few and a count of the rest."""
+    kept: list[Problem] = []
+    for kind in _grouped(problems, lambda problem: (problem.severity, problem.kind), least=1):
+        kept += kind[:limit]
+        if len(kind) > limit:
+            text = f"and {len(kind) - limit} more of: {kind[0].text}"
+            kept.append(Problem(kind[0].severity, kind[0].kind, text, count=len(kind) - limit))
+    return tuple(sorted(kept, key=lambda problem: problem.severity != "error"))
+
+
+def _grouped(items: Iterable[Item], key: Callable[[Item], Hashable], least: int = 2) -> list[list[Item]]:
+    """Items with one key, as lists of at least so many, in order of first sight."""
+    groups: dict[Hashable, list[Item]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return [group for group in groups.values() if len(group) >= least]
+
+
+def problem(samples: Samples, severity: Severity, kind: str, text: str, i: int) -> Problem:
+    """A problem with one sample."""
+    file = samples.inputs.name(int(samples.at[i])) if isinstance(samples.inputs, ImageFiles) else None
+    return Problem(severity, kind, text, int(samples.ids[i]), file)
+
+
+def _called(samples: Samples, i: int) -> str:
+    at, inputs = int(samples.at[i]), samples.inputs
+    if isinstance(inputs, ImageFiles):
+        return shown(inputs.name(at))
+    return f"row {at + 1}" if inputs.kind == "row" else f"picture {at}"
+
+
+def _same(samples: Samples, group: list[int]) -> str:
+    """That these have the same content, all of them named unless they are very many."""
+    names = list(dict.fromkeys(_called(samples, i) for i in group))
+    times = {2: "twice"}.get(len(group), f"{len(group)} times")
+    return f"{names[0]} is listed {times}" if len(names) == 1 else f"{_joined(names)} have the same content"
+
+
+def _identities(count: int) -> str:
+    return "1 identity" if count == 1 else f"{count} identities"
+
+
+def _joined(names: list[str], most: int = NAMED) -> str:
+    """``a, b and c``; of very many the first few and a count."""
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
 
 Policy = Literal["fail", "skip", "trust"]
 POLICIES = get_args(Policy)

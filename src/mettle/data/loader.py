@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mettle.data.augment import Augment
-from mettle.data.batches import Order, whole
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
+from mettle.data.sampler import Order, whole
+from mettle.data.transforms import Augment, to_model
 from mettle.data.tuples import Tuples
 from mettle.errors import DataError
 
@@ -144,12 +144,6 @@ class Loader:
                 f"a loader worker died while reading samples {self.samples.ids[positions][:4].tolist()}...: "
                 "out of memory, or killed from outside. The run can be resumed"
             ) from None
-
-
-def to_model(array: np.ndarray, device: str) -> Tensor:
-    """Pictures (b, h, w, c) uint8 to (b, c, h, w) float32 in [0, 1]; rows as they are."""
-    x = torch.from_numpy(array).to(device)
-    return x.permute(0, 3, 1, 2).contiguous().float().div_(255) if x.ndim == 4 else x.float()
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,10 +6,10 @@ from numbers import Real
 
 import numpy as np
 
-from mettle.data.decode import shown
-from mettle.data.draws import shuffled
-from mettle.data.samples import SPLITS, Samples
+from mettle.data.dataset import SPLITS, Samples
+from mettle.data.image_decoding import shown
 from mettle.errors import DataError, InputError
+from mettle.rng import shuffled
 
 
 def class_disjoint(samples: Samples, *, val: float = 0.1, test: float = 0.3, seed: int = 0) -> Samples:

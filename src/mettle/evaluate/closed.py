@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from mettle.data.draws import hashed
-from mettle.data.samples import Column, Samples
+from mettle.data.dataset import Column, Samples
 from mettle.errors import DataError, NumericError
 from mettle.evaluate import intervals, resamples
 from mettle.evaluate.reading import Reading, reading
 from mettle.model import Embedder, embed
+from mettle.rng import hashed
 from mettle.train.recipe import Judge, Recipe
 
 SLICES = 12  # values that a column may have to be a table of groups

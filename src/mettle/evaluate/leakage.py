@@ -2,7 +2,7 @@
 
 A leak is the same sample id, the same file (by hash of its bytes), the same subject where sides must be disjoint, or,
 where embeddings are given, a near-duplicate: cosine ≥ 0.98 across the sides. Where looks of the pictures are given
-(:mod:`mettle.data.likeness`), a resized, re-encoded, brightened or mirrored copy is found too; since two pictures may
+(:mod:`mettle.data.duplicates`), a resized, re-encoded, brightened or mirrored copy is found too; since two pictures may
 well look alike by right, that is reported and fails only if asked to.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from mettle.data.decode import decode
-from mettle.data.likeness import SIZE, alike, look
+from mettle.data.duplicates import SIZE, alike, look
+from mettle.data.image_decoding import decode
 from mettle.errors import DataError, InputError
 from mettle.evaluate.checks import as_names, check_embeddings, to_numpy
 from mettle.evaluate.unit import Unit

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mettle.data.loader import to_model
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
+from mettle.data.transforms import to_model
 from mettle.errors import DataError, MettleError
 from mettle.evaluate import curve, several
 from mettle.evaluate.retrieval import Retrieval, retrieval

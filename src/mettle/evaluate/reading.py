@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mettle.data.draws import hashed
 from mettle.errors import NumericError
 from mettle.evaluate.probe import Accuracy, Probe, probe
+from mettle.rng import hashed
 
 STRENGTHS = (1.0, 10.0, 100.0)  # tried always
 WEAKER = (0.1, 0.01, 1e-3, 1e-4)  # tried while the weakest is the best: few samples and loud noise need them

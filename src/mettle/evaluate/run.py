@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from mettle.data.samples import NO_SPLIT, SPLITS, Samples
-from mettle.durable import write_text
+from mettle.atomic_files import write_text
+from mettle.data.dataset import NO_SPLIT, SPLITS, Samples
+from mettle.data.duplicates import copies
 from mettle.errors import DataError, RunError
 from mettle.evaluate import closed
 from mettle.evaluate.protocol import Judged, baseline, judge, raw, summary, thresholds, transfer
 from mettle.model import Embedder, embed
 from mettle.train import trained
 from mettle.train.artifact import Run, set_thresholds
-from mettle.train.copies import copies
 from mettle.train.session import new_model
 from mettle.train.two_encoder import biased_model
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from mettle.data.arrays import named
 from mettle.data.column_names import DOMAINS, IDS, LABELS, PICTURES, SPLIT, find_column
-from mettle.data.decode import shown
-from mettle.data.samples import SPLIT_WORDS, SPLITS, Column
+from mettle.data.dataset import SPLIT_WORDS, SPLITS, Column
+from mettle.data.image_decoding import shown
+from mettle.data.sources.npz import named
 from mettle.errors import DataError, InputError, nearest
 from mettle.evaluate.checks import Rows, check_matrix, names, one_label_per_id
 from mettle.evaluate.vectors import read_vectors

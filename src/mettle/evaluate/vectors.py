@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mettle.data.arrays import as_text, load_arrays
 from mettle.data.column_names import LABELS, find_columns
-from mettle.data.decode import shown
-from mettle.data.table import parted, whole
+from mettle.data.image_decoding import shown
+from mettle.data.sources.npz import as_text, load_arrays
+from mettle.data.sources.text_table import parted, whole
 from mettle.errors import DataError, InputError, MissingExtra, nearest
 
 VECTORS = ("embeddings", "embedding", "features", "vectors", "x", "rows")

@@ -12,7 +12,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from mettle.data.draws import hashed
 from mettle.difficulty import AdaptiveThreshold
 from mettle.difficulty.settings import (
     WriteOnceModule,
@@ -39,6 +38,7 @@ from mettle.pairs.declarations import iterate_parts
 from mettle.pairs.dispatch import autocast_disabled, is_known_finite, nan_if_not_finite, reduce_rows
 from mettle.pairs.similarity import at_least_float32, may_read, normalize_rows
 from mettle.pairs.validation import validate_embeddings
+from mettle.rng import hashed
 
 
 class ClassVectors(WriteOnceModule):

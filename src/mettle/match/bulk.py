@@ -6,11 +6,11 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from mettle.data.samples import Column, Samples
+from mettle.data.dataset import Column, Samples
 from mettle.errors import DataError, GalleryError
 from mettle.evaluate.table import read_embeddings
 from mettle.model import Embedder
-from mettle.model.embed import embed
+from mettle.model.inference import embed
 
 
 def people_of_table(path: Path, where: Sequence[str] = ()) -> Iterator[tuple[str, np.ndarray]]:

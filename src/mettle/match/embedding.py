@@ -68,7 +68,7 @@ class Embedding:
             raise InputError("no pictures were given")
         found = []
         with torch.inference_mode():
-            from mettle.data.loader import to_model
+            from mettle.data.transforms import to_model
 
             for start in range(0, len(stack), BATCH):
                 x = to_model(np.stack(stack[start : start + BATCH]), "cpu")
@@ -149,7 +149,7 @@ def check_same(bound: Binding, offered: Binding, where: str) -> None:
 
 def copy_model(run: "Run", folder: Path) -> None:
     """Keep what embeds a picture beside the templates, so that the gallery opens alone."""
-    from mettle.durable import write_bytes
+    from mettle.atomic_files import write_bytes
 
     run.model()  # refuses weights that are not those of the contract
     folder.mkdir(exist_ok=True)
@@ -185,8 +185,8 @@ def _numbers(given: Any) -> np.ndarray | None:
 
 def _picture(item: Any, shape: tuple[int, ...], resize: str) -> np.ndarray:
     """(h, w, c) uint8 of the model's size, prepared as training pictures were."""
-    from mettle.data.decode import decode
-    from mettle.data.images import ImageArray
+    from mettle.data.image_decoding import decode
+    from mettle.data.inputs import ImageArray
 
     channels, size = shape[0], (shape[1], shape[2])
     if isinstance(item, str):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
-from mettle.durable import TEMPORARY, sweep, write_folder
+from mettle.atomic_files import TEMPORARY, sweep, write_folder
 from mettle.errors import GalleryError, InputError
 from mettle.match.embedding import copy_model
 from mettle.match.file import told

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mettle.durable import sweep, write_bytes, write_text
+from mettle.atomic_files import sweep, write_bytes, write_text
 from mettle.errors import GalleryError, GalleryUnavailable
 from mettle.match.approximate import KINDS, Approximate, Effort
 from mettle.match.engine import parse

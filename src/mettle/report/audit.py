@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from mettle import __version__
-from mettle.data.decode import decode
-from mettle.data.images import Rows
-from mettle.data.samples import Samples
-from mettle.durable import write_text
+from mettle.atomic_files import write_text
+from mettle.data.dataset import Samples
+from mettle.data.image_decoding import decode
+from mettle.data.inputs import Rows
 from mettle.errors import DataError, InputError, RunError
 from mettle.evaluate.audit import Audit
 from mettle.evaluate.protocol import Judged

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mettle.data.draws import shuffled
-from mettle.data.samples import Column, Samples
-from mettle.durable import write_text
+from mettle.atomic_files import write_text
+from mettle.data.dataset import Column, Samples
 from mettle.evaluate.closed import BIASED, MODEL
 from mettle.evaluate.protocol import Judged
 from mettle.model import embed
@@ -17,6 +16,7 @@ from mettle.pairs import pair_weights
 from mettle.report.map import NARROW, Located, again, drawn, located, rounded
 from mettle.report.number import GAP, percent
 from mettle.report.pairs import side
+from mettle.rng import shuffled
 from mettle.train.artifact import Run
 from mettle.train.two_encoder import biased_model
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from mettle.data.decode import decode
+from mettle.data.image_decoding import decode
 from mettle.errors import DataError
 from mettle.service.limits import Limits
 from mettle.service.refusal import Refusal

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from mettle.durable import sha256, write_bytes, write_folder, write_text
+from mettle.atomic_files import sha256, write_bytes, write_folder, write_text
 from mettle.errors import DataError, MettleError, RunError
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train.recipe import SAME_CLASS, Recipe, stored_recipe

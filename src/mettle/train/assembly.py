@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from mettle.data.augment import preset
-from mettle.data.batches import ClassBatches, Order, SampleBatches
-from mettle.data.loader import Loader, to_model
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
+from mettle.data.loader import Loader
+from mettle.data.sampler import ClassBatches, Order, SampleBatches
+from mettle.data.transforms import preset, to_model
 from mettle.data.tuples import Tuples
 from mettle.errors import DataError, RecipeError
 from mettle.model import Embedder

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mettle.data.decode import Size, read_header
-from mettle.data.encoded import Encoded
-from mettle.data.samples import Inputs, Samples
+from mettle.data.dataset import Inputs, Samples
+from mettle.data.image_decoding import Size, read_header
+from mettle.data.inputs import Encoded
 from mettle.data.tuples import Tuples
 from mettle.errors import DataError
 

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mettle.durable import sha256, sweep, write_folder
+from mettle.atomic_files import sha256, sweep, write_folder
 from mettle.errors import RunError
 
 KEPT = 2

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mettle.data.samples import Samples
+from mettle.atomic_files import write_text
+from mettle.data.dataset import Samples
 from mettle.data.tuples import Tuples
-from mettle.durable import write_text
 from mettle.model import Embedder, embed
 from mettle.train.artifact import Run
 

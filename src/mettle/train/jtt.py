@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from mettle.data.draws import hashed
+from mettle.data.dataset import Samples
 from mettle.data.loader import Batch, Loader
-from mettle.data.samples import Samples
 from mettle.model import Embedder, embed
+from mettle.rng import hashed
 
 
 @torch.no_grad()

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from mettle.data.check import screen
-from mettle.data.decode import as_size
-from mettle.data.images import ImageFiles, PackedImages, hold
+from mettle.data.dataset import NO_SPLIT, Samples
+from mettle.data.duplicates import copies
+from mettle.data.image_decoding import as_size
+from mettle.data.inputs import ImageFiles, PackedImages, hold
 from mettle.data.loader import Loader
-from mettle.data.samples import NO_SPLIT, Samples
-from mettle.data.source import read
+from mettle.data.sources import read
 from mettle.data.splits import class_disjoint, unseen_domain
 from mettle.data.tuples import Tuples
 from mettle.errors import DataError, InputError, MettleError, RunError
@@ -25,7 +26,6 @@ from mettle.train.assembly import assemble as assemble
 from mettle.train.assembly import new_model as new_model
 from mettle.train.assembly import pick_device as pick_device
 from mettle.train.auto_settings import choose_pictures, choose_training
-from mettle.train.copies import copies
 from mettle.train.held_out import held_out
 from mettle.train.jtt import describe_error_set, mistakes
 from mettle.train.log import Log

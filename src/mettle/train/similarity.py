@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from mettle.data.dataset import Samples
 from mettle.data.loader import Batch
-from mettle.data.samples import Samples
 from mettle.data.tuples import Pairs, Triplets, Tuples
 from mettle.errors import DataError
 from mettle.train.method import Supervised

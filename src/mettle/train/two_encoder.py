@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from mettle.data.draws import hashed
+from mettle.atomic_files import write_bytes
+from mettle.data.dataset import Samples
 from mettle.data.loader import Batch
-from mettle.data.samples import Samples
-from mettle.durable import write_bytes
 from mettle.errors import DataError, InputError, RunError
 from mettle.losses import SelfTriplet
 from mettle.model import Embedder, EmbedderSpec
 from mettle.pairs import pair_weights
+from mettle.rng import hashed
 from mettle.train.artifact import Run
 from mettle.train.method import StepResult, compares, progress_option, stateful
 from mettle.train.optimisers import Optimisers

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mettle.data.samples import Column, Samples
+from mettle.data.dataset import Column, Samples
 from mettle.errors import DataError, MettleError
 from mettle.evaluate.groups import bands
 from mettle.evaluate.protocol import Scenario, scenarios

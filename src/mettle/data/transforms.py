@@ -1,0 +1,204 @@
+"""Random changes to a batch, each sample's own, drawn from (seed, epoch, id): see `draws`.
+
+Turning, scaling, shifting, shearing, cropping and mirroring are one affine map, so a batch is resampled once, on
+whatever device it lives on. Colours change in one order for all samples: brightness, contrast, saturation, hue.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mettle.errors import RecipeError, nearest
+from mettle.rng import draws
+
+
+@dataclass(frozen=True)
+class Augment:
+    """How far each change may go; zero switches it off."""
+
+    rotate: float = 0.0  # degrees, either way
+    scale: tuple[float, float] = (1.0, 1.0)  # side of the visible window, relative to the picture
+    shift: float = 0.0  # of the side, either way
+    shear: float = 0.0  # of the height, either way
+    flip: float = 0.0  # probability of mirroring
+    contrast: float = 0.0  # factor 1 ± this
+    brightness: float = 0.0  # of the full range, either way
+    erase: float = 0.0  # probability of blanking a window of 20 to 40 % of the side
+    noise: float = 0.0  # standard deviation added to pixels, or to rows in units of each feature's spread in ``pool``
+    corrupt: float = 0.0  # probability of replacing a feature of a row by that of another row
+    crop: tuple[float, float] = (1.0, 1.0)  # share of the area that a window keeps
+    aspect: float = 1.0  # and its width over height: between 1 / this and this
+    jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # brightness, contrast, saturation, hue
+    jitter_share: float = 1.0  # probability of jittering at all
+    grey: float = 0.0  # probability of losing all colour
+    blur: float = 0.0  # probability of smoothing with three taps, of a width between 0.1 and 2 pixels
+    # Rows that replacements come from, and whose spread noise is measured in; without, those of the batch, and 1.
+    pool: Tensor | None = field(default=None, compare=False, repr=False)
+
+    def __call__(
+        self,
+        x: Tensor,
+        ids: np.ndarray,
+        *,
+        seed: int,
+        epoch: int,
+        view: int = 0,
+        aspect: Tensor | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """Pictures (b, c, h, w) or rows (b, f) changed, on the device of ``x``.
+
+        Pictures that are stretched to a canvas come with their ``aspect``, (b,) width over height, and with the
+        ``size`` (h, w) that the network takes: crops then have the proportions of the picture, not of the canvas.
+        """
+        u = torch.from_numpy(draws(seed, epoch, ids, 24, stream=view)).to(x.device, torch.float32)
+        if x.ndim == 4:
+            x = self._look(self._move(x, u, aspect, size), u)
+        if self.noise or (self.corrupt and x.ndim == 2):
+            x = self._disturb(x, ids, seed, epoch, view)
+        return x
+
+    def crops(self) -> bool:
+        """Whether training sees windows of the pictures."""
+        return self.crop != (1.0, 1.0)
+
+    def _move(self, x: Tensor, u: Tensor, aspect: Tensor | None, out: tuple[int, int] | None) -> Tensor:
+        whole = self.scale == (1.0, 1.0) == self.crop
+        if whole and not (self.rotate or self.shift or self.shear or self.flip) and aspect is None:
+            return x
+        centred = 2 * u - 1
+        angle = centred[:, 0] * (self.rotate * torch.pi / 180)
+        size = self.scale[0] + u[:, 1] * (self.scale[1] - self.scale[0])
+        mirror = torch.where(u[:, 2] < self.flip, -1.0, 1.0)
+        cos, sin = angle.cos() * size, angle.sin() * size
+        lean = centred[:, 3] * self.shear
+        wide, high = self._window(u, aspect, out)
+        # A window smaller than the picture may lie anywhere inside it; beyond that, ``shift`` pushes it further.
+        sides = (wide * size, high * size)
+        tx, ty = (centred[:, 4 + k] * ((1 - side).clamp(min=0) + 2 * self.shift) for k, side in enumerate(sides))
+        along, across = mirror * wide, high
+        rows = [cos * along, (lean * cos - sin) * across, tx, sin * along, (cos + lean * sin) * across, ty]
+        theta = torch.stack(rows, 1).view(-1, 2, 3)
+        shape = [*x.shape[:2], *(x.shape[2:] if out is None else out)]
+        grid = torch.nn.functional.affine_grid(theta, shape, align_corners=False)
+        return torch.nn.functional.grid_sample(x, grid, padding_mode="border", align_corners=False)
+
+    def _window(self, u: Tensor, aspect: Tensor | None, out: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+        """Width and height of a crop, relative to the picture; one that is too wide or too high becomes smaller."""
+        area = self.crop[0] + u[:, 12] * (self.crop[1] - self.crop[0])
+        ratio = ((2 * u[:, 13] - 1) * math.log(self.aspect)).exp()
+        if aspect is not None and out is not None:
+            ratio = ratio * (out[1] / out[0]) / aspect
+        wide, high = (area * ratio).sqrt(), (area / ratio).sqrt()
+        over = torch.maximum(wide, high).clamp(min=1)
+        return wide / over, high / over
+
+    def _look(self, x: Tensor, u: Tensor) -> Tensor:
+        if any(self.jitter):
+            x = self._jitter(x, u)
+        if self.grey and x.shape[1] == 3:
+            x = torch.where((u[:, 19] < self.grey)[:, None, None, None], _luma(x).expand_as(x), x)
+        if self.blur:
+            x = self._smooth(x, u)
+        if self.contrast or self.brightness:
+            centred = (2 * u - 1)[:, :, None, None, None]
+            mean = x.mean((1, 2, 3), keepdim=True)
+            x = (x - mean) * (1 + self.contrast * centred[:, 6]) + mean + self.brightness * centred[:, 7]
+        if self.erase:
+            h, w = x.shape[2:]
+            y, z = torch.arange(h, device=x.device) / h, torch.arange(w, device=x.device) / w
+            side = 0.2 + 0.2 * u[:, 8, None]
+            inside_y = (y >= u[:, 9, None] * (1 - side)) & (y < u[:, 9, None] * (1 - side) + side)
+            inside_z = (z >= u[:, 10, None] * (1 - side)) & (z < u[:, 10, None] * (1 - side) + side)
+            gone = (u[:, 11] < self.erase)[:, None, None] & inside_y[:, :, None] & inside_z[:, None, :]
+            x = x.masked_fill(gone[:, None], 0)
+        return x
+
+    def _jitter(self, x: Tensor, u: Tensor) -> Tensor:
+        """Factors of 1 ± this for brightness, contrast and saturation; a turn of ± this for hue; clipped to [0, 1]."""
+        drawn = torch.where(u[:, 14] < self.jitter_share, 1.0, 0.0)[:, None] * (2 * u[:, 15:19] - 1)
+        b, c, s, h = (drawn[:, k, None, None, None] * self.jitter[k] for k in range(4))
+        x = (x * (1 + b)).clamp(0, 1)
+        mean = (_luma(x) if x.shape[1] == 3 else x).mean((1, 2, 3), keepdim=True)
+        x = (mean + (x - mean) * (1 + c)).clamp(0, 1)
+        if x.shape[1] != 3:
+            return x
+        grey = _luma(x)
+        x = (grey + (x - grey) * (1 + s)).clamp(0, 1)
+        if not self.jitter[3]:
+            return x
+        turn = 2 * torch.pi * h.view(-1)
+        still, zero = torch.ones_like(turn), torch.zeros_like(turn)
+        cos, sin = turn.cos(), turn.sin()
+        around = torch.stack([still, zero, zero, zero, cos, -sin, zero, sin, cos], 1).view(-1, 3, 3)
+        to, back = (torch.tensor(m, dtype=x.dtype, device=x.device) for m in (YIQ, RGB))
+        return torch.einsum("nab,nbhw->nahw", back @ around @ to, x).clamp(0, 1)
+
+    def _smooth(self, x: Tensor, u: Tensor) -> Tensor:
+        """A three-tap Gaussian along both sides, borders repeated."""
+        side = (-1 / (2 * (0.1 + 1.9 * u[:, 21]).square())).exp()
+        k = torch.where(u[:, 20] < self.blur, side / (1 + 2 * side), 0.0)[:, None, None, None]
+        for dim in (2, 3):
+            n = x.shape[dim]
+            low = torch.cat([x.narrow(dim, 0, 1), x.narrow(dim, 0, n - 1)], dim)
+            high = torch.cat([x.narrow(dim, 1, n - 1), x.narrow(dim, n - 1, 1)], dim)
+            x = x + k * (low + high - 2 * x)
+        return x
+
+    def _disturb(self, x: Tensor, ids: np.ndarray, seed: int, epoch: int, view: int) -> Tensor:
+        size = int(np.prod(x.shape[1:]))
+        if self.corrupt and x.ndim == 2:
+            u = torch.from_numpy(draws(seed, epoch, ids, 2 * size, stream=view + 64)).to(x.device)
+            pool = x if self.pool is None else self.pool.to(x.device, x.dtype)
+            donor = (u[:, size:] * len(pool)).long()
+            x = torch.where(u[:, :size] < self.corrupt, pool.gather(0, donor), x)
+        if self.noise:
+            u = torch.from_numpy(draws(seed, epoch, ids, 2 * size, stream=view + 32)).to(x.device)
+            normal = (-2 * (1 - u[:, :size]).log()).sqrt() * (2 * torch.pi * u[:, size:]).cos()
+            spread = 1.0
+            if self.pool is not None and x.ndim == 2:
+                spread = self.pool.to(x.device, x.dtype).std(0)
+            x = x + self.noise * spread * normal.to(x.dtype).view(x.shape)
+        return x
+
+
+# Brightness and two colour axes: hue is a turn of the latter, which one matrix per sample does.
+YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
+RGB = tuple(map(tuple, np.linalg.inv(np.array(YIQ)).tolist()))
+
+
+def _luma(x: Tensor) -> Tensor:
+    """(b, 1, h, w) how bright three colours look."""
+    return (x * torch.tensor(YIQ[0], dtype=x.dtype, device=x.device).view(3, 1, 1)).sum(1, keepdim=True)
+
+
+PRESETS: dict[str, Augment] = {
+    "none": Augment(),
+    "mild": Augment(rotate=10, scale=(0.9, 1.1), shift=0.06, shear=0.1, contrast=0.3, brightness=0.1),
+    # A random resized crop of the whole photograph, mirrored or not, in other light, partly covered.
+    "photo": Augment(
+        crop=(0.3, 1.0), aspect=4 / 3, flip=0.5, jitter=(0.3, 0.3, 0.3, 0.05), jitter_share=0.8, erase=0.25
+    ),
+    # Two views of small pictures as in the DCL and HCL code; of larger ones as in that of WCL.
+    "small": Augment(
+        crop=(0.08, 1.0), aspect=4 / 3, flip=0.5, jitter=(0.4, 0.4, 0.4, 0.1), jitter_share=0.8, grey=0.2, blur=0.5
+    ),
+    "large": Augment(crop=(0.7, 1.0), aspect=4 / 3, flip=0.5),
+    "rows": Augment(noise=0.1, corrupt=0.1),
+}
+
+
+def preset(name: str) -> Augment:
+    """An augmentation by name."""
+    if name not in PRESETS:
+        raise RecipeError(f"no augmentation {name!r}{nearest(name, PRESETS)}")
+    return PRESETS[name]
+
+
+def to_model(array: np.ndarray, device: str) -> Tensor:
+    """Pictures (b, h, w, c) uint8 to (b, c, h, w) float32 in [0, 1]; rows as they are."""
+    x = torch.from_numpy(array).to(device)
+    return x.permute(0, 3, 1, 2).contiguous().float().div_(255) if x.ndim == 4 else x.float()

@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mettle.data.sampler import ClassBatches, SampleBatches
+from mettle.errors import DataError, InputError
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(1, 9), min_size=6, max_size=25),
+    st.integers(2, 5),
+    st.integers(2, 4),
+    st.integers(0, 99),
+)
+def test_batches_are_p_classes_of_k_samples(sizes, classes, samples, seed):
+    labels = np.repeat(np.arange(len(sizes)) * 7, sizes)
+    if sum(size >= 2 for size in sizes) < classes:
+        with pytest.raises(DataError, match=r"batch\.classes"):
+            ClassBatches(labels, classes, samples, seed)
+        return
+    order = ClassBatches(labels, classes, samples, seed)
+    for epoch in (0, 3):
+        batches = order.epoch(epoch)
+        assert batches
+        used = np.concatenate(batches)
+        for batch in batches:
+            found, counts = np.unique(labels[batch], return_counts=True)
+            assert len(found) == classes and (counts == samples).all()
+        for label in np.unique(labels):  # nothing is used twice in an epoch unless its class is smaller than K
+            members = np.flatnonzero(labels == label)
+            times = np.bincount(used, minlength=len(labels))[members]
+            if len(members) >= samples:
+                assert times.max() <= 1
+            if len(members) == 1:
+                assert times.sum() == 0
+
+
+def test_order_is_a_pure_function_of_seed_and_epoch():
+    labels = np.repeat(np.arange(20), 6)
+    a, b = ClassBatches(labels, 4, 3, 1), ClassBatches(labels, 4, 3, 1)
+    late = a.epoch(5)
+    assert [x.tolist() for x in b.epoch(5)] == [x.tolist() for x in late]
+    assert [x.tolist() for x in a.epoch(6)] != [x.tolist() for x in late]
+    assert [x.tolist() for x in ClassBatches(labels, 4, 3, 2).epoch(5)] != [x.tolist() for x in late]
+
+
+def test_an_epoch_covers_nearly_everything():
+    labels = np.repeat(np.arange(50), 8)
+    used = np.concatenate(ClassBatches(labels, 5, 4).epoch(0))
+    assert len(np.unique(used)) == len(labels)
+
+
+def test_sample_batches_use_every_sample_once():
+    used = np.concatenate(SampleBatches(23, 5, 3).epoch(2))
+    assert len(used) == 20 == len(np.unique(used))
+    with pytest.raises(InputError, match="between 2 and the 3 samples"):
+        SampleBatches(3, 4)
+
+
+@pytest.mark.parametrize(("classes", "samples"), [(1, 4), (4, 1)])
+def test_a_batch_without_pairs_is_refused(classes, samples):
+    with pytest.raises(InputError, match="at least 2 classes of 2 samples"):
+        ClassBatches(np.repeat(np.arange(9), 4), classes, samples)
