@@ -23,7 +23,7 @@ def write_bytes(path: Path, content: bytes | memoryview, mode: int | None = None
     The umask says who may read it, unless a ``mode`` does: then nobody but its owner may until it is complete.
     """
     path = Path(path)
-    with _beside(path, lambda place: _create(place, 0o666 if mode is None else 0o600)) as temporary:
+    with _temporary_beside(path, lambda place: _create_empty(place, 0o666 if mode is None else 0o600)) as temporary:
         with temporary.open("r+b") as file:
             file.write(content)
             file.flush()
@@ -42,7 +42,7 @@ def write_text(path: Path, content: str, mode: int | None = None) -> None:
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Make the folder ``path`` appear complete: ``fill`` writes into a temporary one, which is then renamed."""
     path = Path(path)
-    with _beside(path, os.mkdir) as temporary:
+    with _temporary_beside(path, os.mkdir) as temporary:
         fill(temporary)
         for file in temporary.rglob("*"):
             if file.is_dir():
@@ -55,10 +55,10 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     sync_folder(path.parent)
 
 
-def sweep(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove what killed writers left behind in ``folder``; for a caller that has the folder to itself."""
     for leftover in Path(folder).glob(f"*{TEMPORARY}*"):
-        _clear(leftover, unsure=True)
+        _remove_leftover(leftover, unsure=True)
 
 
 def sync_folder(folder: Path) -> None:
@@ -80,27 +80,27 @@ def sha256(path: Path) -> str:
 
 
 @contextmanager
-def _beside(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+def _temporary_beside(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
     """A temporary file or folder beside ``path``, locked while it is written; nothing of it stays if that fails."""
-    temporary, handle = _taken(path, make)
+    temporary, handle = _claim_temporary(path, make)
     try:
         yield temporary
     except BaseException:
-        if handle is None or _same(handle, temporary):  # else it was renamed already, and another has the name
-            _remove(temporary)
+        if handle is None or _is_same_file(handle, temporary):  # else it was renamed already, and another has the name
+            _delete_path(temporary)
         raise
     finally:
         if handle is not None:
             os.close(handle)
 
 
-def _taken(path: Path, make: Callable[[Path], None]) -> tuple[Path, int | None]:
+def _claim_temporary(path: Path, make: Callable[[Path], None]) -> tuple[Path, int | None]:
     """A name beside ``path`` that nobody has, made by ``make``, and its lock; what the dead left there is removed."""
     start = path.name + TEMPORARY
     with suppress(OSError):  # a folder that may be written to, but not looked into
         for name in os.listdir(path.parent):
             if name.startswith(start) and name[len(start) :].isdecimal():
-                _clear(path.parent / name, unsure=False)
+                _remove_leftover(path.parent / name, unsure=False)
     turn = 0
     while True:
         temporary, turn = path.parent / f"{start}{turn}", turn + 1
@@ -109,31 +109,31 @@ def _taken(path: Path, make: Callable[[Path], None]) -> tuple[Path, int | None]:
         except FileExistsError:
             continue
         try:
-            return temporary, _lock(temporary)
+            return temporary, _lock_path(temporary)
         except (BlockingIOError, FileNotFoundError):  # another took it for a leftover before it was locked
             continue
 
 
-def _create(place: Path, mode: int) -> None:
+def _create_empty(place: Path, mode: int) -> None:
     """An empty file; refuses one that exists."""
     os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
 
 
-def _clear(leftover: Path, unsure: bool) -> None:
+def _remove_leftover(leftover: Path, unsure: bool) -> None:
     """Remove what a dead writer left; ``unsure``: also where it cannot be told whether it is dead."""
     try:
-        handle = _lock(leftover)
+        handle = _lock_path(leftover)
     except (BlockingIOError, FileNotFoundError):  # its writer lives, or it is gone
         return
     try:
         if handle is not None or unsure:
-            _remove(leftover)
+            _delete_path(leftover)
     finally:
         if handle is not None:
             os.close(handle)
 
 
-def _lock(temporary: Path) -> int | None:
+def _lock_path(temporary: Path) -> int | None:
     """Lock a temporary file or folder: a handle that holds the lock, None where there are no locks.
 
     Raises:
@@ -152,7 +152,7 @@ def _lock(temporary: Path) -> int | None:
         return None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _same(handle, temporary):
+        if _is_same_file(handle, temporary):
             return handle
     except BlockingIOError:
         os.close(handle)
@@ -164,7 +164,7 @@ def _lock(temporary: Path) -> int | None:
     raise FileNotFoundError(temporary)
 
 
-def _same(handle: int, place: Path) -> bool:
+def _is_same_file(handle: int, place: Path) -> bool:
     """Whether an open file is the one that has this name now."""
     try:
         return os.path.samestat(os.fstat(handle), os.lstat(place))
@@ -172,7 +172,7 @@ def _same(handle: int, place: Path) -> bool:
         return False
 
 
-def _remove(place: Path) -> None:
+def _delete_path(place: Path) -> None:
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place, ignore_errors=True)
         return

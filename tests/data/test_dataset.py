@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 
 from mettle.data import Column, Samples
-from mettle.data.inputs import Rows
+from mettle.data.inputs import FeatureArray
 from mettle.errors import DataError, InputError
 
 
 def table(n=6, **options):
-    rows = Rows(np.arange(n * 2, dtype=np.float32).reshape(n, 2))
+    rows = FeatureArray(np.arange(n * 2, dtype=np.float32).reshape(n, 2))
     return Samples.of(rows, options.pop("labels", list("aabbcc"[:n])), **options)
 
 
@@ -26,7 +26,7 @@ def test_codes_of_whole_numbers_follow_their_value_and_text_its_order():
 def test_a_table_of_any_length_is_printed_in_one_line():
     many = table(2000, labels=[f"person {i}" for i in range(2000)], split=["train"] * 1500 + ["test"] * 500)
     assert repr(many) == "Samples(2000 samples of row 2, 2000 labels, train 1500, test 500)"
-    assert repr(table(domain=list("xyxyxy"), origin="t.csv")) == (
+    assert repr(table(domain=list("xyxyxy"), source_name="t.csv")) == (
         "Samples(6 samples of row 2, 3 labels, 2 domains, from 't.csv')"
     )
     assert repr(many.label) == "Column(2000 samples, 2000 names)"

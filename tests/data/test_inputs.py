@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mettle.data.image_decoding import decode
-from mettle.data.inputs import ImageArray, ImageFiles, PackedImages, Rows, hold
+from mettle.data.image_decoding import decode_image
+from mettle.data.inputs import FeatureArray, ImageArray, ImageFiles, PackedImages, load_into_memory
 from mettle.errors import DataError
 from tests.data import corpus
 
@@ -34,7 +34,7 @@ def every(folder):
         "array": ImageArray(PICTURES),
         "files": files(folder),
         "packed": packed(),
-        "rows": Rows(PICTURES.reshape(7, -1)),
+        "rows": FeatureArray(PICTURES.reshape(7, -1)),
     }
 
 
@@ -94,23 +94,23 @@ def test_grey_arrays_get_a_channel_and_sizes_change():
     grey = ImageArray(PICTURES[..., 0])
     assert grey.shape == (6, 5, 1)
     assert ImageArray(PICTURES, (12, 3)).shape == (12, 3, 3)
-    assert np.array_equal(grey.resized(channels=3).array, np.repeat(grey.array, 3, 3))
+    assert np.array_equal(grey.with_size(channels=3).array, np.repeat(grey.array, 3, 3))
     flat = np.full((1, 8, 8, 3), 77, np.uint8)
-    assert np.array_equal(ImageArray(flat).resized((5, 3)).array, flat[:, :5, :3])
+    assert np.array_equal(ImageArray(flat).with_size((5, 3)).array, flat[:, :5, :3])
 
 
 @given(hnp.arrays(np.uint8, (2, 4, 3, 3)))
 def test_grey_is_the_same_by_either_road(pictures):
-    by_array = ImageArray(pictures).resized(channels=1).array
-    by_decoder = [decode(corpus.encoded(picture, "PNG"), channels=1) for picture in pictures]
+    by_array = ImageArray(pictures).with_size(channels=1).array
+    by_decoder = [decode_image(corpus.encoded(picture, "PNG"), channels=1) for picture in pictures]
     assert np.array_equal(by_array, by_decoder)
 
 
 @pytest.mark.parametrize("inputs", [files, lambda _: packed()])
 def test_resized_files_decode_to_the_new_size(inputs, tmp_path):
-    resized = inputs(tmp_path).resized((4, 9), 1)
+    resized = inputs(tmp_path).with_size((4, 9), 1)
     assert resized.shape == (4, 9, 1)
-    want = decode(corpus.encoded(PICTURES[2], "PNG"), size=(4, 9), channels=1)
+    want = decode_image(corpus.encoded(PICTURES[2], "PNG"), size=(4, 9), channels=1)
     assert np.array_equal(resized.read(np.array([2]))[0], want)
 
 
@@ -136,10 +136,10 @@ def test_packed_pictures_with_wrong_offsets_are_refused(offsets):
 
 def test_rows_are_numbers_with_one_name_a_column():
     with pytest.raises(DataError, match="numbers"):
-        Rows(np.array([["a"]]))
+        FeatureArray(np.array([["a"]]))
     with pytest.raises(DataError, match="2 names for 3 columns"):
-        Rows(np.ones((1, 3)), ["a", "b"])
-    assert np.isinf(Rows(np.array([[1e300]])).array).all()
+        FeatureArray(np.ones((1, 3)), ["a", "b"])
+    assert np.isinf(FeatureArray(np.array([[1e300]])).array).all()
 
 
 def test_pictures_of_several_sizes_ask_for_a_size(tmp_path):
@@ -147,7 +147,7 @@ def test_pictures_of_several_sizes_ask_for_a_size(tmp_path):
     inputs = ImageFiles([*files(tmp_path).paths, "other.png"], root=tmp_path)
     with pytest.raises(DataError, match=r"'other\.png' is 24 x 16, the first is 6 x 5: give one size"):
         inputs.read(np.array([0, 7]))
-    assert inputs.resized((6, 5)).read(np.array([0, 7])).shape == (2, 6, 5, 3)
+    assert inputs.with_size((6, 5)).read(np.array([0, 7])).shape == (2, 6, 5, 3)
 
 
 def test_the_shape_is_that_of_the_first_readable_picture(tmp_path):
@@ -163,25 +163,25 @@ def test_the_shape_is_that_of_the_first_readable_picture(tmp_path):
 def test_hold_decodes_everything_and_keeps_the_fingerprint(tmp_path):
     many = np.concatenate([PICTURES] * 30)
     for inputs in (files(tmp_path, many), packed(many)):
-        held = hold(inputs)
-        assert held.resident
+        held = load_into_memory(inputs)
+        assert held.is_in_memory
         assert np.array_equal(held.read(np.arange(210)), many)
         assert held.fingerprint() == inputs.fingerprint()
 
 
 def test_hold_respects_the_budget_to_the_byte(tmp_path):
     inputs = files(tmp_path)
-    assert hold(inputs, PICTURES.nbytes - 1) is inputs
-    assert hold(inputs, PICTURES.nbytes).resident
-    rows = Rows(np.ones((2, 2)))
-    assert hold(rows) is rows
+    assert load_into_memory(inputs, PICTURES.nbytes - 1) is inputs
+    assert load_into_memory(inputs, PICTURES.nbytes).is_in_memory
+    rows = FeatureArray(np.ones((2, 2)))
+    assert load_into_memory(rows) is rows
 
 
 def test_d1_hold_names_the_bad_file(tmp_path):
     inputs = files(tmp_path)
     os.truncate(tmp_path / "4.png", 60)
     with pytest.raises(DataError, match=r"'4\.png': damaged or truncated PNG"):
-        hold(inputs)
+        load_into_memory(inputs)
 
 
 @given(st.lists(hnp.arrays(np.uint8, (3, 4, 3)), min_size=1, max_size=5), st.data())

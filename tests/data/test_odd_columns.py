@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from command_line import mettle, refused
 from mettle import data
-from mettle.data.check import classes
+from mettle.data.check import class_size_problems
 from mettle.data.dataset import Column, Samples
-from mettle.data.inputs import Rows
-from mettle.data.sources.npz import named
-from mettle.data.sources.text_table import read_header, read_table, whole
+from mettle.data.inputs import FeatureArray
+from mettle.data.sources.npz import column_with_names
+from mettle.data.sources.text_table import is_integer_text, read_table, read_table_header
 from mettle.errors import DataError, InputError
 from mettle.evaluate.vectors import read_vectors
 
@@ -23,7 +23,7 @@ NAN = float("nan")
 
 
 def rows(n, width=2):
-    return Rows(np.random.default_rng(0).normal(size=(n, width)).astype(np.float32))
+    return FeatureArray(np.random.default_rng(0).normal(size=(n, width)).astype(np.float32))
 
 
 # Whole numbers as text.
@@ -31,7 +31,7 @@ def rows(n, width=2):
 
 @given(st.integers(1 - 10**17, 10**17))
 def test_a_whole_number_is_one_as_it_is_printed(n):
-    assert whole(str(n))
+    assert is_integer_text(str(n))
 
 
 @given(st.text(st.sampled_from("-+0123456789 ._٣²"), max_size=22))
@@ -40,12 +40,12 @@ def test_only_what_prints_back_is_a_whole_number(text):
         prints_back = str(int(text)) == text
     except ValueError:
         prints_back = False
-    assert whole(text) == (prints_back and len(text) < 19)
+    assert is_integer_text(text) == (prints_back and len(text) < 19)
 
 
 @pytest.mark.parametrize("text", ["--5", "---", "-", "", "-0", "007", "5-", "- 5", "+5"])
 def test_names_that_look_like_numbers(text):
-    assert not whole(text)
+    assert not is_integer_text(text)
 
 
 def test_a_label_with_two_signs_is_a_name(tmp_path):
@@ -150,7 +150,7 @@ def test_pairs_with_an_empty_side():
 def test_a_loader_of_no_workers_or_views(name, value):
     samples = Samples.of(rows(8), list("aabbccdd"))
     with pytest.raises(InputError, match=f"{name} must be a whole number"):
-        data.Loader(samples, data.SampleBatches(8, 4), data.Augment(), **{name: value})
+        data.Loader(samples, data.ShuffledBatchSampler(8, 4), data.Augment(), **{name: value})
 
 
 @pytest.mark.parametrize("near", ["eror", "", None, "Error"])
@@ -203,21 +203,21 @@ def test_very_many_columns(tmp_path):
 
 def test_very_many_names():
     names = np.array([*(f"class {i}" for i in range(100_000)), "class 0"])
-    assert seconds(lambda: named(np.arange(len(names)), names)) < 5
-    column = named(np.array([0, 2, 1]), np.array(["crane", "crane", "heron"]))
+    assert seconds(lambda: column_with_names(np.arange(len(names)), names)) < 5
+    column = column_with_names(np.array([0, 2, 1]), np.array(["crane", "crane", "heron"]))
     assert column.names == ("crane (0)", "crane (1)", "heron")
 
 
 def test_very_many_labels_with_one_sample():
     samples = Samples.of(rows(150_000, 1), np.arange(150_000))
     found = []
-    assert seconds(lambda: found.extend(classes(samples))) < 10
+    assert seconds(lambda: found.extend(class_size_problems(samples))) < 10
     assert [p.id for p in found] == list(range(150_000))
 
 
 def test_which_sample_is_the_only_one():
     samples = Samples.of(rows(5), list("bacab"), ids=[10, 11, 12, 13, 14])
-    (one,) = classes(samples)
+    (one,) = class_size_problems(samples)
     assert (one.kind, one.id) == ("single", 12)
 
 
@@ -230,8 +230,8 @@ def test_a_header_is_that_of_the_table_and_costs_no_rows(tmp_path, name):
     else:
         text = "\n label ,e 0\na,1\n".replace(",", "\t" if ".tsv" in name else ",")
         path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
-    header = read_header(path)
+    header = read_table_header(path)
     assert list(header.columns) == list(read_table(path).columns) == ["label", "e 0"]
-    assert header.known("e 0") == "e 0" and not header.lines
+    assert header.require_column("e 0") == "e 0" and not header.lines
     with pytest.raises(DataError, match="no column 'e0'.*'e 0'"):
-        header.known("e0")
+        header.require_column("e0")

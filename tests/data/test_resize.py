@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 
 from mettle.data.dataset import Samples
-from mettle.data.image_decoding import decode, decode_targets, read_header
-from mettle.data.inputs import ImageArray, ImageFiles, hold
+from mettle.data.image_decoding import decode_image, decode_to_sizes, read_image_header
+from mettle.data.inputs import ImageArray, ImageFiles, load_into_memory
 from mettle.data.loader import Loader
-from mettle.data.sampler import SampleBatches
-from mettle.data.sources.image_folder import read_folder
+from mettle.data.sampler import ShuffledBatchSampler
+from mettle.data.sources.image_folder import read_image_folder
 from mettle.data.transforms import Augment
 from mettle.errors import InputError
 
@@ -39,7 +39,7 @@ def extent(array: np.ndarray, dark: int = 200) -> tuple[int, int]:
 @pytest.mark.parametrize("shape", [(60, 120), (120, 60), (90, 61)])
 @pytest.mark.parametrize("resize", ["crop", "pad"])
 def test_proportions_are_kept(shape, resize):
-    found = decode(encode(disc(*shape)), size=32, resize=resize)
+    found = decode_image(encode(disc(*shape)), size=32, resize=resize)
     high, wide = extent(found)
     assert found.shape == (32, 32, 3)
     assert abs(high - wide) <= 1
@@ -48,15 +48,15 @@ def test_proportions_are_kept(shape, resize):
 
 
 def test_stretching_does_not_keep_them():
-    high, wide = extent(decode(encode(disc(60, 120)), size=32, resize="stretch"))
+    high, wide = extent(decode_image(encode(disc(60, 120)), size=32, resize="stretch"))
     assert high == pytest.approx(2 * wide, abs=2)
 
 
 def test_the_crop_is_the_centre_and_the_padding_is_grey():
     ramp = np.repeat(np.arange(0, 240, 2, dtype=np.uint8)[None, :, None], 60, axis=0).repeat(3, axis=2)  # 60 x 120
-    cropped = decode(encode(ramp), size=60)
+    cropped = decode_image(encode(ramp), size=60)
     assert np.array_equal(cropped, ramp[:, 30:90])
-    padded = decode(encode(ramp), size=60, resize="pad")
+    padded = decode_image(encode(ramp), size=60, resize="pad")
     assert (padded[:15] == 128).all() and (padded[45:] == 128).all() and (padded[16:44] != 128).mean() > 0.9
 
 
@@ -69,23 +69,23 @@ def test_a_turned_photograph_is_cropped_as_it_is_looked_at(turn):
     back = {1: 0, 3: 2, 6: 1, 8: 3}[turn]  # quarter turns that put the camera's picture upright
     stored = np.ascontiguousarray(np.rot90(upright, back))
     for resize in ("crop", "pad", "stretch"):
-        found = decode(encode(stored, "JPEG", quality=98, exif=exif), size=(24, 30), resize=resize)
-        wanted = decode(encode(upright, "JPEG", quality=98), size=(24, 30), resize=resize)
+        found = decode_image(encode(stored, "JPEG", quality=98, exif=exif), size=(24, 30), resize=resize)
+        wanted = decode_image(encode(upright, "JPEG", quality=98), size=(24, 30), resize=resize)
         assert np.abs(found.astype(int) - wanted).mean() < 3
-    assert read_header(encode(stored, "JPEG", exif=exif)).size == (120, 240)
+    assert read_image_header(encode(stored, "JPEG", exif=exif)).size == (120, 240)
 
 
 def test_several_sizes_come_from_one_decoding():
     content = encode(disc(60, 120))
-    (small, canvas), aspect = decode_targets(content, [((32, 32), "crop"), ((48, 48), "stretch")])
+    (small, canvas), aspect = decode_to_sizes(content, [((32, 32), "crop"), ((48, 48), "stretch")])
     assert aspect == 2.0
-    assert np.array_equal(small, decode(content, size=32, resize="crop"))
-    assert np.array_equal(canvas, decode(content, size=48, resize="stretch"))
+    assert np.array_equal(small, decode_image(content, size=32, resize="crop"))
+    assert np.array_equal(canvas, decode_image(content, size=48, resize="stretch"))
 
 
 def test_an_unknown_way_is_an_error():
     with pytest.raises(InputError, match="resize must be crop, pad or stretch, got 'squash'"):
-        decode(encode(disc(9, 9)), size=4, resize="squash")  # type: ignore[arg-type]
+        decode_image(encode(disc(9, 9)), size=4, resize="squash")  # type: ignore[arg-type]
 
 
 def test_arrays_and_files_are_resized_alike(tmp_path):
@@ -106,16 +106,16 @@ def photographs(tmp_path):
         folder.mkdir(exist_ok=True)
         shape = (80, int(rng.integers(80, 161))) if i % 2 else (int(rng.integers(80, 161)), 80)
         (folder / f"{i}.png").write_bytes(encode(disc(*shape)))
-    return read_folder(tmp_path, size=32)
+    return read_image_folder(tmp_path, size=32)
 
 
 def crops_of(samples: Samples, augment: Augment, workers: int = 0) -> torch.Tensor:
-    loader = Loader(samples, SampleBatches(len(samples), len(samples), 0), augment, workers=workers)
+    loader = Loader(samples, ShuffledBatchSampler(len(samples), len(samples), 0), augment, workers=workers)
     return next(loader.batches(0, 1)).inputs
 
 
 def test_random_crops_are_of_the_whole_picture_and_keep_its_proportions(photographs):
-    held = Samples.of(hold(photographs.inputs), photographs.label)
+    held = Samples.of(load_into_memory(photographs.inputs), photographs.label)
     found = crops_of(held, Augment(crop=(1.0, 1.0 - 1e-9)))
     for one in found.permute(0, 2, 3, 1).numpy():
         high, wide = extent((255 * one).astype(np.uint8), 128)
@@ -129,15 +129,15 @@ def test_crops_reach_what_the_centre_crop_cuts_off(tmp_path):
     (tmp_path / "a").mkdir()
     for i in range(32):
         (tmp_path / "a" / f"{i}.png").write_bytes(encode(wide))
-    samples = read_folder(tmp_path, size=20)
+    samples = read_image_folder(tmp_path, size=20)
     assert samples.read(np.arange(32)).max() == 0
-    held = Samples.of(hold(samples.inputs), samples.label)
+    held = Samples.of(load_into_memory(samples.inputs), samples.label)
     seen = crops_of(held, Augment(crop=(0.2, 0.3))).amax((1, 2, 3))
     assert (seen > 0.9).float().mean() > 0.15
 
 
 def test_crops_are_the_same_from_memory_from_files_and_from_workers(photographs):
-    held = Samples.of(hold(photographs.inputs), photographs.label)
+    held = Samples.of(load_into_memory(photographs.inputs), photographs.label)
     augment = Augment(crop=(0.3, 1.0), aspect=4 / 3, flip=0.5)
     wanted = crops_of(held, augment)
     assert wanted.shape == (12, 3, 32, 32)
@@ -147,16 +147,18 @@ def test_crops_are_the_same_from_memory_from_files_and_from_workers(photographs)
 
 def test_without_random_crops_training_sees_what_evaluation_sees(photographs):
     wanted = photographs.read(np.arange(12)).transpose(0, 3, 1, 2) / np.float32(255)
-    order = np.concatenate([np.asarray(b) for b in SampleBatches(12, 12, 0).epoch(0)])
+    order = np.concatenate([np.asarray(b) for b in ShuffledBatchSampler(12, 12, 0).epoch_batches(0)])
     assert np.array_equal(crops_of(photographs, Augment()).numpy(), wanted[order])
 
 
 def test_holding_does_not_look_like_other_data_but_another_way_does(photographs):
-    assert hold(photographs.inputs).fingerprint() == photographs.inputs.fingerprint()
-    assert photographs.inputs.resized(resize="pad").fingerprint() != photographs.inputs.fingerprint()
-    assert hold(photographs.inputs, 100) is photographs.inputs
-    part = hold(photographs.inputs).take(np.array([3, 5]))
-    assert np.array_equal(part.whole.read(np.array([1]))[0], hold(photographs.inputs).whole.read(np.array([5]))[0])
+    assert load_into_memory(photographs.inputs).fingerprint() == photographs.inputs.fingerprint()
+    assert photographs.inputs.with_size(resize="pad").fingerprint() != photographs.inputs.fingerprint()
+    assert load_into_memory(photographs.inputs, 100) is photographs.inputs
+    part = load_into_memory(photographs.inputs).take(np.array([3, 5]))
+    assert np.array_equal(
+        part.uncropped.read(np.array([1]))[0], load_into_memory(photographs.inputs).uncropped.read(np.array([5]))[0]
+    )
 
 
 def test_files_that_are_not_read_are_counted_and_named(tmp_path):
@@ -166,7 +168,7 @@ def test_files_that_are_not_read_are_counted_and_named(tmp_path):
     (tmp_path / "a" / "b.txt").write_text("x")
     (tmp_path / "Thumbs.db").write_text("x")
     (tmp_path / ".hidden").write_text("x")
-    (note,) = read_folder(tmp_path).notes
+    (note,) = read_image_folder(tmp_path).notes
     assert note == "3 files that are no pictures were passed over (2 .txt, 1 .db), first: 'a/b.txt'"
 
 
@@ -176,15 +178,15 @@ def test_heic_is_read_where_pillow_heif_is_installed(tmp_path, monkeypatch):
     picture = pillow_heif.from_pillow(Image.fromarray(disc(64, 96)))
     (tmp_path / "a").mkdir()
     picture.save(tmp_path / "a" / "1.heic", quality=90)
-    samples = read_folder(tmp_path, size=32)
+    samples = read_image_folder(tmp_path, size=32)
     assert len(samples) == 1
     high, wide = extent(samples.read(np.array([0]))[0])
     assert abs(high - wide) <= 1 and high > 15
-    assert read_header(tmp_path / "a" / "1.heic") == ((64, 96), False)
+    assert read_image_header(tmp_path / "a" / "1.heic") == ((64, 96), False)
 
     (tmp_path / "a" / "2.png").write_bytes(encode(disc(20, 20, 5)))
     monkeypatch.setattr("mettle.data.image_decoding.can_read_heic", lambda: False)
-    found = read_folder(tmp_path)
+    found = read_image_folder(tmp_path)
     assert len(found) == 1
     assert found.notes == (
         "1 HEIC picture was passed over, first: 'a/1.heic'; install pillow-heif to read it (pip install pillow-heif)",

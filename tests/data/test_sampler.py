@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mettle.data.sampler import ClassBatches, SampleBatches
+from mettle.data.sampler import PKBatchSampler, ShuffledBatchSampler
 from mettle.errors import DataError, InputError
 
 
@@ -18,11 +18,11 @@ def test_batches_are_p_classes_of_k_samples(sizes, classes, samples, seed):
     labels = np.repeat(np.arange(len(sizes)) * 7, sizes)
     if sum(size >= 2 for size in sizes) < classes:
         with pytest.raises(DataError, match=r"batch\.classes"):
-            ClassBatches(labels, classes, samples, seed)
+            PKBatchSampler(labels, classes, samples, seed)
         return
-    order = ClassBatches(labels, classes, samples, seed)
+    order = PKBatchSampler(labels, classes, samples, seed)
     for epoch in (0, 3):
-        batches = order.epoch(epoch)
+        batches = order.epoch_batches(epoch)
         assert batches
         used = np.concatenate(batches)
         for batch in batches:
@@ -39,27 +39,27 @@ def test_batches_are_p_classes_of_k_samples(sizes, classes, samples, seed):
 
 def test_order_is_a_pure_function_of_seed_and_epoch():
     labels = np.repeat(np.arange(20), 6)
-    a, b = ClassBatches(labels, 4, 3, 1), ClassBatches(labels, 4, 3, 1)
-    late = a.epoch(5)
-    assert [x.tolist() for x in b.epoch(5)] == [x.tolist() for x in late]
-    assert [x.tolist() for x in a.epoch(6)] != [x.tolist() for x in late]
-    assert [x.tolist() for x in ClassBatches(labels, 4, 3, 2).epoch(5)] != [x.tolist() for x in late]
+    a, b = PKBatchSampler(labels, 4, 3, 1), PKBatchSampler(labels, 4, 3, 1)
+    late = a.epoch_batches(5)
+    assert [x.tolist() for x in b.epoch_batches(5)] == [x.tolist() for x in late]
+    assert [x.tolist() for x in a.epoch_batches(6)] != [x.tolist() for x in late]
+    assert [x.tolist() for x in PKBatchSampler(labels, 4, 3, 2).epoch_batches(5)] != [x.tolist() for x in late]
 
 
 def test_an_epoch_covers_nearly_everything():
     labels = np.repeat(np.arange(50), 8)
-    used = np.concatenate(ClassBatches(labels, 5, 4).epoch(0))
+    used = np.concatenate(PKBatchSampler(labels, 5, 4).epoch_batches(0))
     assert len(np.unique(used)) == len(labels)
 
 
 def test_sample_batches_use_every_sample_once():
-    used = np.concatenate(SampleBatches(23, 5, 3).epoch(2))
+    used = np.concatenate(ShuffledBatchSampler(23, 5, 3).epoch_batches(2))
     assert len(used) == 20 == len(np.unique(used))
     with pytest.raises(InputError, match="between 2 and the 3 samples"):
-        SampleBatches(3, 4)
+        ShuffledBatchSampler(3, 4)
 
 
 @pytest.mark.parametrize(("classes", "samples"), [(1, 4), (4, 1)])
 def test_a_batch_without_pairs_is_refused(classes, samples):
     with pytest.raises(InputError, match="at least 2 classes of 2 samples"):
-        ClassBatches(np.repeat(np.arange(9), 4), classes, samples)
+        PKBatchSampler(np.repeat(np.arange(9), 4), classes, samples)

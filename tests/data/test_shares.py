@@ -5,18 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.data import Samples, class_disjoint, sample_split
-from mettle.data.inputs import Rows
+from mettle.data import Samples, identity_disjoint_split, sample_split
+from mettle.data.inputs import FeatureArray
 from mettle.errors import DataError, InputError, MettleError
 
 NAN = float("nan")
 
 
 def table(n, labels=None):
-    return Samples.of(Rows(np.zeros((n, 1))), np.arange(n) % 5 if labels is None else labels)
+    return Samples.of(FeatureArray(np.zeros((n, 1))), np.arange(n) % 5 if labels is None else labels)
 
 
-@pytest.mark.parametrize("split", [class_disjoint, sample_split])
+@pytest.mark.parametrize("split", [identity_disjoint_split, sample_split])
 @pytest.mark.parametrize(
     ("val", "test"),
     [(0.8, 0.8), (0.1, -0.2), (-0.1, 0.3), (0.1, 1.5), (0.5, 0.5), (NAN, 0.3), (0.1, NAN), ("x", 0.3), (0.1, None)],
@@ -28,7 +28,7 @@ def test_shares_that_are_none(split, val, test):
 
 def test_a_test_split_of_nobody():
     with pytest.raises(InputError, match="test must be above 0"):
-        class_disjoint(table(50), test=0)
+        identity_disjoint_split(table(50), test=0)
     assert (sample_split(table(50), test=0).split == 2).sum() == 0
 
 

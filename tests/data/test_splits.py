@@ -1,28 +1,30 @@
 import numpy as np
 import pytest
 
-from mettle.data import Samples, class_disjoint, sample_split, unseen_domain
-from mettle.data.inputs import Rows
+from mettle.data import Samples, hold_out_domains, identity_disjoint_split, sample_split
+from mettle.data.inputs import FeatureArray
 from mettle.errors import DataError, InputError
 
 
 def table(classes=20, each=4):
     labels = np.repeat(np.arange(classes), each)
     domain = np.tile(["in", "out"], len(labels) // 2)
-    return Samples.of(Rows(np.random.default_rng(0).random((len(labels), 3), np.float32)), labels, domain=domain)
+    return Samples.of(
+        FeatureArray(np.random.default_rng(0).random((len(labels), 3), np.float32)), labels, domain=domain
+    )
 
 
 def test_class_disjoint_splits_identities():
-    split = class_disjoint(table(), val=0.1, test=0.3, seed=1)
+    split = identity_disjoint_split(table(), val=0.1, test=0.3, seed=1)
     parts = {name: set(split.part(name).labels) for name in ("train", "val", "test")}
     assert [len(parts[name]) for name in parts] == [12, 2, 6]
     assert not (parts["train"] & parts["test"] or parts["train"] & parts["val"] or parts["val"] & parts["test"])
-    assert set(class_disjoint(table(), seed=2).part("test").labels) != parts["test"]
+    assert set(identity_disjoint_split(table(), seed=2).part("test").labels) != parts["test"]
 
 
 def test_class_disjoint_after_a_subset_keeps_codes():
     some = table().where(np.isin(table().labels, [1, 5, 7, 11, 13, 17, 19]))
-    split = class_disjoint(some, val=0.0, test=0.5)
+    split = identity_disjoint_split(some, val=0.0, test=0.5)
     assert set(split.labels) == {1, 5, 7, 11, 13, 17, 19} and len(split.part("test")) in (12, 16)
 
 
@@ -32,7 +34,7 @@ def test_sample_split_splits_samples():
 
 
 def test_unseen_domain_is_gone_from_training_and_probes_the_rest():
-    split = unseen_domain(class_disjoint(table()), ["out"])
+    split = hold_out_domains(identity_disjoint_split(table()), ["out"])
     out = split.domain.names.index("out")
     assert out not in split.part("train").domain.codes and out not in split.part("val").domain.codes
     test = split.part("test")
@@ -41,8 +43,8 @@ def test_unseen_domain_is_gone_from_training_and_probes_the_rest():
 
 def test_errors_say_what_to_do():
     with pytest.raises(DataError, match="too few"):
-        class_disjoint(table(classes=3))
+        identity_disjoint_split(table(classes=3))
     with pytest.raises(InputError, match="shares"):
-        class_disjoint(table(), val=0.5, test=0.6)
+        identity_disjoint_split(table(), val=0.5, test=0.6)
     with pytest.raises(DataError, match="no domain 'elsewhere'"):
-        unseen_domain(class_disjoint(table()), ["elsewhere"])
+        hold_out_domains(identity_disjoint_split(table()), ["elsewhere"])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from mettle.data.transforms import PRESETS, Augment, preset
+from mettle.data.transforms import PRESETS, Augment, find_preset
 from mettle.errors import RecipeError
 
 IDS = np.array([3, 9, 2**40])
@@ -14,7 +14,7 @@ def pictures(n=3, side=16):
 
 @pytest.mark.parametrize("name", [n for n in PRESETS if n not in ("none", "rows")])
 def test_a_sample_is_changed_the_same_way_in_any_company(name):
-    x, change = pictures(), preset(name)
+    x, change = pictures(), find_preset(name)
     together = change(x, IDS, seed=1, epoch=2)
     for k in range(3):
         alone = change(x[k : k + 1], IDS[k : k + 1], seed=1, epoch=2)
@@ -26,7 +26,7 @@ def test_a_sample_is_changed_the_same_way_in_any_company(name):
 
 def test_none_changes_nothing():
     x = pictures()
-    assert preset("none")(x, IDS, seed=0, epoch=0) is x
+    assert find_preset("none")(x, IDS, seed=0, epoch=0) is x
 
 
 def test_a_quarter_turn_is_a_quarter_turn():
@@ -36,10 +36,10 @@ def test_a_quarter_turn_is_a_quarter_turn():
     x = torch.zeros(1, 1, 8, 8)
     x[0, 0, 1, 3] = 1
     # With u = 1 for the angle the range is reached: search ids for one close to the end of the range.
-    from mettle.rng import draws
+    from mettle.rng import uniform_per_id
 
     ids = np.arange(4000)
-    u = draws(0, 0, ids, 16)[:, 0]
+    u = uniform_per_id(0, 0, ids, 16)[:, 0]
     turned = Augment(rotate=90)(x, ids[[u.argmax()]], seed=0, epoch=0)
     assert turned.argmax() in ((torch.rot90(x, k, (2, 3)).argmax()) for k in (1, 3))
 
@@ -77,4 +77,4 @@ def test_rows_get_noise_and_other_rows_features():
 
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(RecipeError, match="did you mean 'photo'"):
-        preset("phot")
+        find_preset("phot")

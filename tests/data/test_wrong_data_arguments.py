@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from mettle.data import ClassBatches, SampleBatches, Samples, read
+from mettle.data import PKBatchSampler, Samples, ShuffledBatchSampler, read
 from mettle.data.dataset import Column
-from mettle.data.inputs import ImageArray, Rows
+from mettle.data.inputs import FeatureArray, ImageArray
 from mettle.errors import InputError
 from mettle.model import SiameseNet
 
@@ -27,13 +27,15 @@ def test_inputs_that_cannot_be_read_from(inputs):
 
 
 def test_an_array_goes_in_as_the_line_says():
-    assert Samples.of(Rows(np.zeros((16, 3))), LABELS).read(np.arange(2)).shape == (2, 3)
+    assert Samples.of(FeatureArray(np.zeros((16, 3))), LABELS).read(np.arange(2)).shape == (2, 3)
     assert Samples.of(ImageArray(np.zeros((16, 4, 4), np.uint8)), LABELS).read(np.arange(2)).shape == (2, 4, 4, 1)
 
 
 @pytest.mark.parametrize("labels", [None, 3, np.array(3)])
 def test_labels_that_are_no_list(labels):
-    assert said(lambda: Samples.of(Rows(np.zeros((2, 3))), labels)).startswith("label must be a list or an array")
+    assert said(lambda: Samples.of(FeatureArray(np.zeros((2, 3))), labels)).startswith(
+        "label must be a list or an array"
+    )
 
 
 def test_labels_may_be_any_iterable():
@@ -50,22 +52,22 @@ def test_a_source_that_is_no_path(source):
 @pytest.mark.parametrize("value", [2.0, 2.5, "2", None, True, np.float64(2)])
 def test_class_batches_take_whole_numbers(name, value):
     numbers = {"classes": 2, "samples": 2, "seed": 2} | {name: value}
-    assert said(lambda: ClassBatches(LABELS, **numbers)) == f"{name} must be a whole number, got {value!r}"
+    assert said(lambda: PKBatchSampler(LABELS, **numbers)) == f"{name} must be a whole number, got {value!r}"
 
 
 @pytest.mark.parametrize("name", ["count", "size", "seed"])
 @pytest.mark.parametrize("value", [4.0, "4", None, True])
 def test_sample_batches_take_whole_numbers(name, value):
     numbers = {"count": 8, "size": 4, "seed": 4} | {name: value}
-    assert said(lambda: SampleBatches(**numbers)) == f"{name} must be a whole number, got {value!r}"
+    assert said(lambda: ShuffledBatchSampler(**numbers)) == f"{name} must be a whole number, got {value!r}"
 
 
 def test_whole_numbers_and_labels_of_any_kind_give_the_same_batches():
-    plain = ClassBatches(LABELS, 2, 2, 5).epoch(1)
+    plain = PKBatchSampler(LABELS, 2, 2, 5).epoch_batches(1)
     for labels in (LABELS.tolist(), torch.from_numpy(LABELS), LABELS.astype(np.int16)):
-        other = ClassBatches(labels, np.int32(2), np.uint8(2), np.int64(5)).epoch(1)
+        other = PKBatchSampler(labels, np.int32(2), np.uint8(2), np.int64(5)).epoch_batches(1)
         assert np.array_equal(np.stack(plain), np.stack(other))
-    assert said(lambda: ClassBatches(LABELS[:, None], 2, 2)).startswith("labels must be one per sample, (n,)")
+    assert said(lambda: PKBatchSampler(LABELS[:, None], 2, 2)).startswith("labels must be one per sample, (n,)")
 
 
 @pytest.mark.parametrize("head", ["distance", "difference"])

@@ -16,7 +16,7 @@ from mettle import atomic_files
 WRITER = """
 import os, sys
 from pathlib import Path
-from mettle import durable
+from mettle import atomic_files
 what, path = sys.argv[1], Path(sys.argv[2])
 def pause():
     print("in the middle", flush=True)
@@ -24,9 +24,9 @@ def pause():
 if what == "file":
     sync = os.fsync
     os.fsync = lambda handle: (pause(), setattr(os, "fsync", sync), sync(handle))
-    durable.write_text(path, "theirs")
+    atomic_files.write_text(path, "theirs")
 else:
-    durable.write_folder(path, lambda place: ((place / "inside").write_text("theirs"), pause()))
+    atomic_files.write_folder(path, lambda place: ((place / "inside").write_text("theirs"), pause()))
 print("done", flush=True)
 """
 
@@ -113,11 +113,11 @@ def test_sweep_takes_what_the_dead_left_whoever_named_it(folder, what):
 HAMMER = """
 import sys
 from pathlib import Path
-from mettle import durable
+from mettle import atomic_files
 path = Path(sys.argv[1])
 print("ready", flush=True)
 for turn in range(10**9 if sys.argv[3] == "forever" else int(sys.argv[3])):
-    durable.write_text(path, sys.argv[2] * 5000)
+    atomic_files.write_text(path, sys.argv[2] * 5000)
 """
 
 
@@ -159,18 +159,18 @@ def test_where_there_are_no_locks_writes_work_and_only_a_sweep_removes(folder, w
 MODES = """
 import json, os, stat, sys
 from pathlib import Path
-from mettle import durable
+from mettle import atomic_files
 here, umask = Path(sys.argv[1]), int(sys.argv[2], 8)
 os.umask(umask)
 sync, during = os.fsync, []
 def look(handle):
     during.append(stat.S_IMODE(os.fstat(handle).st_mode))
     sync(handle)
-durable.write_text(here / "plain", "x")
-durable.write_folder(here / "box", lambda place: (place / "inside").write_text("x"))
+atomic_files.write_text(here / "plain", "x")
+atomic_files.write_folder(here / "box", lambda place: (place / "inside").write_text("x"))
 os.fsync = look
-durable.write_bytes(here / "secret", b"x", mode=0o600)
-durable.write_bytes(here / "shown", b"x", mode=0o644)
+atomic_files.write_bytes(here / "secret", b"x", mode=0o600)
+atomic_files.write_bytes(here / "shown", b"x", mode=0o644)
 os.fsync = sync
 names = ("plain", "box", "box/inside", "secret", "shown")
 print(json.dumps([[stat.S_IMODE((here / name).stat().st_mode) for name in names], during[0], during[2]]))

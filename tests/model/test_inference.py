@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mettle.data import class_disjoint, read
+from mettle.data import identity_disjoint_split, read
 from mettle.data.dataset import Samples
 from mettle.data.inputs import ImageArray
 from mettle.errors import InputError, MissingExtra
@@ -58,12 +58,12 @@ def test_no_split_is_made_up_and_a_real_one_is_kept(model, folder, tmp_path):
     write_embeddings(model, samples, tmp_path / "z.npz")
     assert "split" not in arrays(tmp_path / "z.npz")
     assert read_embeddings(tmp_path / "z.npz").split is None
-    write_embeddings(model, class_disjoint(samples), tmp_path / "z.npz")
+    write_embeddings(model, identity_disjoint_split(samples), tmp_path / "z.npz")
     assert set(arrays(tmp_path / "z.npz")["split"]) == {"train", "val", "test"}
 
 
 def test_samples_without_labels_get_none(model, folder, tmp_path):
-    samples = read(folder / "a", labelled=False)
+    samples = read(folder / "a", labeled=False)
     said = write_embeddings(model, samples, tmp_path / "z.npz")
     assert "3 embeddings of dimension 6" in said
     assert not {"label", "label_names"} & set(arrays(tmp_path / "z.npz"))
@@ -94,7 +94,7 @@ class Unread:
     """Inputs that must not be read: the file is refused before the work."""
 
     kind = "image"
-    resident = True
+    is_in_memory = True
     shape = (8, 8, 3)
 
     def __len__(self):
@@ -122,7 +122,7 @@ def test_the_ending_says_what_is_written_and_all_kinds_read_alike(model, tmp_pat
     pictures = ImageArray(np.random.default_rng(0).integers(0, 255, (12, 8, 8, 3), np.uint8))
     names = np.asarray(["Ann, the first", "Bób", "007", 'the "4th"', "e", "f"])[np.arange(12) // 2]
     columns = {"domain": ["in", "out"] * 6, "groups": {"hand": list("lrlrlrlrlrlr"), "model": ["x", "y"] * 6}}
-    samples = class_disjoint(Samples.of(pictures, names.tolist(), **columns))
+    samples = identity_disjoint_split(Samples.of(pictures, names.tolist(), **columns))
     for file in ("z.npz", f"z.{ending}"):
         write_embeddings(model, samples, tmp_path / file, weights="abc")
     content = (tmp_path / f"z.{ending}").read_bytes()

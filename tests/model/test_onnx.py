@@ -12,7 +12,7 @@ from mettle.model.onnx import export_onnx
 def model():
     torch.manual_seed(0)
     made = Embedder(EmbedderSpec(width=4, depth=2, dim=6), (1, 12, 12))
-    made.calibrate(torch.rand(8, 1, 12, 12))
+    made.fit_normalization(torch.rand(8, 1, 12, 12))
     return made.eval()
 
 

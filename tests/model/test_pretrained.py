@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from mettle.errors import MettleError, RecipeError
 from mettle.model import Embedder, EmbedderSpec, backbones
-from mettle.model.backbones import timm
+from mettle.model.backbones import import_timm
 from mettle.train import open_run, train
 from mettle.train.recipe import parse
 from mettle.train.session import new_model, prepare
@@ -25,7 +25,7 @@ from mettle.train.two_encoder import biased_model
 @pytest.fixture
 def asked(monkeypatch):
     """What timm is asked for; it is there, its weights would have to be fetched."""
-    library, found = timm(), []
+    library, found = import_timm(), []
     create = library.create_model
 
     def noted(name, *rest, **options):
@@ -94,7 +94,7 @@ def test_weights_are_asked_for_once_when_training_begins(source, tmp_path, asked
 
 def test_a_run_that_cannot_reach_anything_opens(source, tmp_path, asked, monkeypatch):
     train(recipe(source), tmp_path / "run", tensorboard=False)
-    library = timm()
+    library = import_timm()
     create = library.create_model
 
     def unplugged(name, *rest, **options):
@@ -123,7 +123,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def test_without_a_network_one_line_says_at_once_what_would_do(hub):
-    timm()  # its import takes seconds
+    import_timm()  # its import takes seconds
     began = time.monotonic()
     with pytest.raises(RecipeError) as caught:
         Embedder(SPEC, (3, 32, 32))
@@ -131,7 +131,7 @@ def test_without_a_network_one_line_says_at_once_what_would_do(hub):
     said = str(caught.value)
     assert "test_resnet.r160_in1k" in said and "does not answer" in said and "train from scratch" in said
     assert f"{hub / 'models--timm--test_resnet.r160_in1k'} (with model.safetensors)" in said and "\n" not in said
-    assert Embedder(SPEC, (3, 32, 32), fetch=False)
+    assert Embedder(SPEC, (3, 32, 32), load_pretrained=False)
 
 
 def test_a_hub_that_is_switched_off_is_told(hub, monkeypatch):
@@ -147,7 +147,7 @@ def cached(hub, content=None):
     for place in (file.parent, folder / "refs"):
         place.mkdir(parents=True)
     (folder / "refs" / "main").write_text("0123abc")
-    weights = timm().create_model("test_resnet").state_dict()
+    weights = import_timm().create_model("test_resnet").state_dict()
     if content is None:
         save_file({name: t.contiguous() for name, t in weights.items()}, file)
     else:

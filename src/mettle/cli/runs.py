@@ -158,13 +158,13 @@ def embed(
     image: Image = None,
 ) -> None:
     """Embed a data set with a trained run: a file with embeddings, ids, labels and all other columns."""
-    from mettle.model.inference import encoder, write_embeddings
+    from mettle.model.inference import choose_encoder, write_embeddings
     from mettle.train import open_run
 
     opened = open_run(run)
     in_folder(output)
-    encoder(output)  # an ending that is not written is refused before the data are read
-    samples = samples_of(opened, data, label=label, domain=domain, image=image, labelled=False)
+    choose_encoder(output)  # an ending that is not written is refused before the data are read
+    samples = samples_of(opened, data, label=label, domain=domain, image=image, labeled=False)
     print(write_embeddings(opened.model(), samples, output, weights=opened.contract()["weights"]))
 
 

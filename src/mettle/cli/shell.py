@@ -79,9 +79,9 @@ def samples_of(
         other |= dict.fromkeys(("label", "domain", "groups"))
     if asked.get("columns"):
         reading["like"] = asked["columns"]
-    if not reading.get("labelled", True) and (columns := _columns(data)) is not None:
+    if not reading.get("labeled", True) and (columns := _columns(data)) is not None:
         if label is not None:
-            columns.known(label)
+            columns.require_column(label)
         # What is only told about samples, not shown to the model, may be missing where they are just embedded.
         kept = run.recipe.data
         other["groups"] = [name for name in kept.groups or () if name in columns.columns] or None
@@ -93,10 +93,10 @@ def samples_of(
 
 def _columns(data: str) -> Any:
     """The columns of the table that the data are, if they are one."""
-    from mettle.data.sources.text_table import SUFFIXES, read_header
+    from mettle.data.sources.text_table import SUFFIXES, read_table_header
 
     path = Path(data).expanduser()
-    return read_header(path) if path.is_file() and path.name.lower().endswith(SUFFIXES) else None
+    return read_table_header(path) if path.is_file() and path.name.lower().endswith(SUFFIXES) else None
 
 
 def in_folder(path: Path | None) -> Path | None:

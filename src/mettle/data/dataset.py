@@ -51,7 +51,7 @@ class Inputs(Protocol):
         ...
 
     @property
-    def resident(self) -> bool:
+    def is_in_memory(self) -> bool:
         """Whether reading is a copy from memory (no decoding, no disk)."""
         ...
 
@@ -116,8 +116,8 @@ class Samples:
     groups: Mapping[str, Column] = field(default_factory=dict)
     split: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))
     role: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))
-    at: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    origin: str = ""
+    storage_index: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    source_name: str = ""
     skipped: tuple[str, ...] = ()  # bad files left out under the policy "skip", one line each
     files: np.ndarray | None = None  # paths as the source gives them, relative to ``root`` or absolute
     root: str = ""
@@ -134,7 +134,7 @@ class Samples:
         groups: Mapping[str, Iterable[object] | Column] | None = None,
         split: Sequence[object] | np.ndarray | None = None,
         role: Sequence[object] | np.ndarray | None = None,
-        origin: str = "",
+        source_name: str = "",
         skipped: tuple[str, ...] = (),
         files: Sequence[str] | np.ndarray | None = None,
         root: str = "",
@@ -149,15 +149,15 @@ class Samples:
             files, root = inputs.paths, inputs.root  # type: ignore[attr-defined]
         whole = np.arange(n, dtype=np.int64)
         table = cls(
-            ids=whole if ids is None else _ids(ids),
+            ids=whole if ids is None else _check_ids(ids),
             inputs=inputs,
-            label=_column(labels, "label"),
-            domain=None if domain is None else _column(domain, "domain"),
-            groups={name: _column(values, name) for name, values in (groups or {}).items()},
-            split=codes_of(split, SPLITS, "split", n),
-            role=codes_of(role, ROLES, "role", n),
-            at=whole,
-            origin=origin,
+            label=_as_column(labels, "label"),
+            domain=None if domain is None else _as_column(domain, "domain"),
+            groups={name: _as_column(values, name) for name, values in (groups or {}).items()},
+            split=encode_categories(split, SPLITS, "split", n),
+            role=encode_categories(role, ROLES, "role", n),
+            storage_index=whole,
+            source_name=source_name,
             skipped=skipped,
             files=None if files is None else np.asarray(files, dtype=object),
             root=root,
@@ -183,7 +183,7 @@ class Samples:
         parts += [] if self.domain is None else [f"{len(self.domain.names)} domains"]
         counts = [(name, int((self.split == i).sum())) for i, name in enumerate(SPLITS)]
         parts += [f"{name} {count}" for name, count in counts if count]
-        return f"Samples({', '.join(parts)}{f', from {self.origin!r}' if self.origin else ''})"
+        return f"Samples({', '.join(parts)}{f', from {self.source_name!r}' if self.source_name else ''})"
 
     @property
     def labels(self) -> np.ndarray:
@@ -198,7 +198,7 @@ class Samples:
         """One column by name; an unknown name is an error that lists the known ones."""
         columns = self.columns() | {"label": self.label}
         if name not in columns:
-            raise DataError(f"no column {name!r} in {self.origin or 'these samples'}{nearest(name, columns)}")
+            raise DataError(f"no column {name!r} in {self.source_name or 'these samples'}{nearest(name, columns)}")
         return columns[name]
 
     def take(self, positions: np.ndarray) -> "Samples":
@@ -212,7 +212,7 @@ class Samples:
             groups={name: column.take(at) for name, column in self.groups.items()},
             split=self.split[at],
             role=self.role[at],
-            at=self.at[at],
+            storage_index=self.storage_index[at],
             files=None if self.files is None else self.files[at],
         )
 
@@ -228,14 +228,14 @@ class Samples:
 
     def read(self, positions: np.ndarray) -> np.ndarray:
         """Pictures (b, h, w, c) uint8 or rows (b, f) float32 at these positions of this table."""
-        return self.inputs.read(self.at[np.asarray(positions)])
+        return self.inputs.read(self.storage_index[np.asarray(positions)])
 
-    def read_whole(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Uncropped pictures and their width over height, see `mettle.data.inputs.WholePictures`."""
-        whole = getattr(self.inputs, "whole", None)
+    def read_uncropped(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Uncropped pictures and their width over height, see `mettle.data.inputs.UncroppedImages`."""
+        whole = getattr(self.inputs, "uncropped", None)
         if whole is None:
             raise InputError("these samples have no whole pictures: they are not cropped to one size")
-        return whole.read(self.at[np.asarray(positions)])
+        return whole.read(self.storage_index[np.asarray(positions)])
 
     def name(self, position: int) -> str:
         """What to call one sample: its file, or its id, which is its row (from 0) where the source has no ids."""
@@ -253,28 +253,28 @@ class Samples:
     def fingerprint(self) -> str:
         """A short hash of the table and of what it points at."""
         digest = hashlib.sha256(self.inputs.fingerprint().encode())
-        arrays = [self.ids, self.at, self.labels, self.split, self.role]
+        arrays = [self.ids, self.storage_index, self.labels, self.split, self.role]
         for array in arrays + [column.codes for column in self.columns().values()]:
             digest.update(np.ascontiguousarray(array).tobytes())
         digest.update("\0".join(self.label.names).encode())
         return digest.hexdigest()[:16]
 
 
-def _ids(ids: Iterable[int]) -> np.ndarray:
+def _check_ids(ids: Iterable[int]) -> np.ndarray:
     array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
     if array.dtype.kind not in "iu":
         raise DataError(f"sample ids must be whole numbers, got {array.dtype}")
-    return int64(array, "sample ids")
+    return to_int64(array, "sample ids")
 
 
-def int64(array: np.ndarray, what: str) -> np.ndarray:
+def to_int64(array: np.ndarray, what: str) -> np.ndarray:
     """Whole numbers as int64; those of uint64 that are too large are refused, for they would turn negative."""
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise DataError(f"{what} must fit in int64, below 2^63: got {array.max()}; number them anew")
     return array.astype(np.int64)
 
 
-def _column(values: Iterable[object] | Column, what: str) -> Column:
+def _as_column(values: Iterable[object] | Column, what: str) -> Column:
     return values if isinstance(values, Column) else Column.of(values, what)
 
 
@@ -294,7 +294,9 @@ def _refuse_nan(values: np.ndarray | list[object], what: str) -> None:
         )
 
 
-def codes_of(values: Sequence[object] | np.ndarray | None, names: tuple[str, ...], what: str, n: int) -> np.ndarray:
+def encode_categories(
+    values: Sequence[object] | np.ndarray | None, names: tuple[str, ...], what: str, n: int
+) -> np.ndarray:
     """Codes from codes, or from names; an empty name means "none" for a split and "either" for a role."""
     absent = NO_SPLIT if what == "split" else 0
     if values is None:

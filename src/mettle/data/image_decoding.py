@@ -43,15 +43,15 @@ from PIL.WebPImagePlugin import WebPImageFile
 from mettle.errors import DataError, InputError
 
 Channels = Literal[1, 3]
-Resize = Literal["crop", "pad", "stretch"]  # how a picture of another shape gets the wanted one, see `resize_picture`
+Resize = Literal["crop", "pad", "stretch"]  # how a picture of another shape gets the wanted one, see `resize_image`
 RESIZES = get_args(Resize)
 Size = tuple[int, int]
 Sides = int | Sequence[int]  # a size as people give it: one side, or (height, width)
 SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 HEIC_SUFFIXES = (".heic", ".heif")
 PAD_COLOR = 128  # of every channel, around a padded picture: neutral once inputs are centred
-PIXELS = 64_000_000
-FILE_BYTES = 512 << 20  # no picture within the pixel limit needs more
+MAX_PIXELS = 64_000_000
+MAX_FILE_BYTES = 512 << 20  # no picture within the pixel limit needs more
 
 _PLUGINS = {
     "JPEG": JpegImageFile,
@@ -76,13 +76,13 @@ _TURNS = {
 _WARNINGS = threading.RLock()
 
 
-def decode(
+def decode_image(
     source: bytes | Path,
     *,
     size: Sides | None = None,
     resize: Resize = "crop",
     channels: Channels = 3,
-    pixels: int = PIXELS,
+    pixels: int = MAX_PIXELS,
     name: str | None = None,
 ) -> np.ndarray:
     """Decode one picture.
@@ -90,7 +90,7 @@ def decode(
     Args:
         source: The encoded bytes, or the file that holds them.
         size: (height, width), or one side of a square, antialiased; None keeps the picture's own size.
-        resize: How it gets that size, see `resize_picture`.
+        resize: How it gets that size, see `resize_image`.
         channels: 1 for grey, 3 for RGB.
         pixels: The most pixels a header may announce.
         name: What to call the picture in an error; the path by default.
@@ -102,15 +102,15 @@ def decode(
         DataError: The picture cannot be read; one line says why.
     """
     target = (as_size(size), check_resize(resize))
-    return decode_targets(source, [target], channels=channels, pixels=pixels, name=name)[0][0]
+    return decode_to_sizes(source, [target], channels=channels, pixels=pixels, name=name)[0][0]
 
 
-def decode_targets(
+def decode_to_sizes(
     source: bytes | Path,
     targets: Sequence[tuple[Size | None, Resize]],
     *,
     channels: Channels = 3,
-    pixels: int = PIXELS,
+    pixels: int = MAX_PIXELS,
     name: str | None = None,
 ) -> tuple[list[np.ndarray], float]:
     """Decode one picture once into several sizes; also its own width over its height, as it is to be looked at."""
@@ -118,15 +118,15 @@ def decode_targets(
         raise InputError(f"channels must be 1 (grey) or 3 (RGB), got {channels!r}")
     called = name if name is not None else str(source) if isinstance(source, Path) else None
     try:
-        data = source if isinstance(source, bytes) else read_file(source)
-        return _decode(data, targets, channels, pixels)
+        data = source if isinstance(source, bytes) else read_image_bytes(source)
+        return _decode_bytes(data, targets, channels, pixels)
     except (DataError, OSError, MemoryError, ValueError) as problem:
         reason = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
-        what = "a picture" if called is None else shown(called)
+        what = "a picture" if called is None else quote_name(called)
         raise DataError(f"cannot decode {what}: {reason or 'not enough memory'}") from None
 
 
-def resize_picture(picture: Image.Image, size: Size, resize: Resize) -> Image.Image:
+def resize_image(picture: Image.Image, size: Size, resize: Resize) -> Image.Image:
     """A picture in another size (height, width), antialiased.
 
     ``crop`` scales it until it covers the size and keeps the centre; ``pad`` scales it until it fits in and fills the
@@ -153,31 +153,33 @@ def resize_picture(picture: Image.Image, size: Size, resize: Resize) -> Image.Im
 
 
 def check_resize(resize: str) -> Resize:
-    """One of the ways of `resize_picture`; anything else is an error."""
+    """One of the ways of `resize_image`; anything else is an error."""
     if resize not in RESIZES:
         raise InputError(f"resize must be {', '.join(RESIZES[:-1])} or {RESIZES[-1]}, got {resize!r}")
     return resize  # type: ignore[return-value]
 
 
-class PictureHeader(NamedTuple):
+class ImageHeader(NamedTuple):
     """What a header says of a picture."""
 
     size: Size  # (height, width), as it is to be looked at
     grey: bool
 
 
-def read_header(source: bytes | Path, pixels: int = PIXELS) -> PictureHeader:
+def read_image_header(source: bytes | Path, pixels: int = MAX_PIXELS) -> ImageHeader:
     """Size and kind of one picture; nothing is decoded."""
-    kind, data, exif, noisy = _recognise(source if isinstance(source, bytes) else read_file(source), pixels)
+    kind, data, exif, noisy = _recognize_format(
+        source if isinstance(source, bytes) else read_image_bytes(source), pixels
+    )
     try:
-        with _quiet(noisy), _plugin(kind)(io.BytesIO(data)) as image:
+        with _silence_warnings(noisy), _plugin_for(kind)(io.BytesIO(data)) as image:
             (width, height), mode = image.size, image.mode
-            turn = _orientation(exif or image.info.get("exif") or b"")
+            turn = _read_orientation(exif or image.info.get("exif") or b"")
     except Exception as problem:  # a dozen types for bad files, and no base class covers them
         raise DataError(f"damaged or truncated {kind} ({type(problem).__name__})") from None
-    _limit(width, height, pixels)
+    _check_pixel_count(width, height, pixels)
     size = (width, height) if turn >= 5 and kind != "TIFF" else (height, width)
-    return PictureHeader(size, mode in ("1", "L", "LA") or mode.startswith("I"))
+    return ImageHeader(size, mode in ("1", "L", "LA") or mode.startswith("I"))
 
 
 def as_size(size: Sides | None) -> Size | None:
@@ -195,17 +197,17 @@ def as_size(size: Sides | None) -> Size | None:
     return height, width
 
 
-def read_file(path: Path) -> bytes:
+def read_image_bytes(path: Path) -> bytes:
     """The bytes of a picture file; a folder, a pipe, a device or a giant is refused."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise DataError("not a regular file")
-    if status.st_size > FILE_BYTES:
-        raise DataError(f"{status.st_size} bytes, more than the limit of {FILE_BYTES}")
+    if status.st_size > MAX_FILE_BYTES:
+        raise DataError(f"{status.st_size} bytes, more than the limit of {MAX_FILE_BYTES}")
     return path.read_bytes()
 
 
-def shown(name: str | Path, most: int = 160) -> str:
+def quote_name(name: str | Path, most: int = 160) -> str:
     """A name fit for one line: quoted, breaks and invisible marks escaped, long ones cut in the middle."""
     text = str(name)
     if len(text) > most:
@@ -213,13 +215,13 @@ def shown(name: str | Path, most: int = 160) -> str:
     return repr(text)
 
 
-def _decode(
+def _decode_bytes(
     data: bytes, targets: Sequence[tuple[Size | None, Resize]], channels: Channels, pixels: int
 ) -> tuple[list[np.ndarray], float]:
-    kind, data, exif, noisy = _recognise(data, pixels)
+    kind, data, exif, noisy = _recognize_format(data, pixels)
     try:
-        with _quiet(noisy), _plugin(kind)(io.BytesIO(data)) as image:
-            _limit(image.width, image.height, pixels)
+        with _silence_warnings(noisy), _plugin_for(kind)(io.BytesIO(data)) as image:
+            _check_pixel_count(image.width, image.height, pixels)
             wide, high = image.size
             sides = [2 * max(size) if size else max(wide, high) for size, _ in targets]
             if isinstance(image, JpegImageFile):
@@ -227,8 +229,8 @@ def _decode(
                 image.draft(None, (max(sides), max(sides)))
             image.load()
             # Pillow turns a TIFF itself, and only that.
-            turn = 1 if kind == "TIFF" else _orientation(exif or image.info.get("exif") or b"")
-            picture = _flat(_eight_bits(image), "L" if channels == 1 else "RGB")
+            turn = 1 if kind == "TIFF" else _read_orientation(exif or image.info.get("exif") or b"")
+            picture = _flatten_transparency(_to_eight_bits(image), "L" if channels == 1 else "RGB")
     except (DataError, MemoryError):
         raise
     except Exception as problem:  # a dozen types for bad files, and no base class covers them
@@ -238,14 +240,14 @@ def _decode(
     return [_resized_array(picture, size, resize, turn) for size, resize in targets], aspect
 
 
-def _recognise(data: bytes, pixels: int) -> tuple[str, bytes, bytes, bool]:
+def _recognize_format(data: bytes, pixels: int) -> tuple[str, bytes, bytes, bool]:
     """The format, the bytes to open, the EXIF block of a JPEG, and whether Pillow may warn about them."""
-    kind = _kind(data)
+    kind = _detect_format(data)
     exif, noisy = b"", kind in ("TIFF", "GIF") or (kind == "PNG" and b"acTL" in data)
     if kind == "JPEG":
-        data, exif, noisy = _without_exif(data)
+        data, exif, noisy = _strip_exif(data)
     if kind == "WebP":  # its plugin makes room for all pixels as soon as it is opened
-        _limit(*_webp_size(data), pixels)
+        _check_pixel_count(*_webp_size(data), pixels)
     return kind, data, exif, noisy
 
 
@@ -254,7 +256,7 @@ def _resized_array(picture: Image.Image, size: Size | None, resize: Resize, turn
     if turn in _TURNS and resize == "pad":  # an odd rest is one pixel wider at the end, so it matters where that is
         picture, turn = picture.transpose(_TURNS[turn]), 1
     if size is not None:
-        picture = resize_picture(picture, (size[1], size[0]) if turn >= 5 else size, resize)
+        picture = resize_image(picture, (size[1], size[0]) if turn >= 5 else size, resize)
     if turn in _TURNS:
         picture = picture.transpose(_TURNS[turn])
     array = np.array(picture, dtype=np.uint8)
@@ -267,12 +269,12 @@ def can_read_heic() -> bool:
     return importlib.util.find_spec("pillow_heif") is not None
 
 
-def picture_suffixes() -> tuple[str, ...]:
+def image_suffixes() -> tuple[str, ...]:
     """The endings of picture files that this installation reads."""
     return SUFFIXES + (HEIC_SUFFIXES if can_read_heic() else ())
 
 
-def _plugin(kind: str) -> Callable[[io.BytesIO], ImageFile]:
+def _plugin_for(kind: str) -> Callable[[io.BytesIO], ImageFile]:
     if kind == "HEIC":  # an optional package, imported where the first such picture is met
         from pillow_heif import HeifImageFile
 
@@ -280,7 +282,7 @@ def _plugin(kind: str) -> Callable[[io.BytesIO], ImageFile]:
     return _PLUGINS[kind]
 
 
-def _kind(data: bytes) -> str:
+def _detect_format(data: bytes) -> str:
     """The format by its first bytes."""
     if not data:
         raise DataError("the file is empty")
@@ -300,7 +302,7 @@ def _kind(data: bytes) -> str:
     raise DataError(f"not a JPEG, PNG, WebP, GIF, BMP, TIFF or HEIC picture ({what})")
 
 
-def _limit(width: int, height: int, pixels: int) -> None:
+def _check_pixel_count(width: int, height: int, pixels: int) -> None:
     if width * height > pixels:
         raise DataError(f"its header says {width} x {height} pixels, more than the limit of {pixels}")
 
@@ -318,7 +320,7 @@ def _webp_size(data: bytes) -> tuple[int, int]:
     return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
 
 
-def _without_exif(data: bytes) -> tuple[bytes, bytes, bool]:
+def _strip_exif(data: bytes) -> tuple[bytes, bytes, bool]:
     """A JPEG without its EXIF segments, the first of these, and whether it was too odd to tell.
 
     Pillow parses EXIF on opening and warns about what it finds odd there; we want the orientation only.
@@ -340,7 +342,7 @@ def _without_exif(data: bytes) -> tuple[bytes, bytes, bool]:
     return data, exif, True
 
 
-def _orientation(exif: bytes) -> int:
+def _read_orientation(exif: bytes) -> int:
     """The EXIF orientation, 1 to 8; 1 (upright) when there is none that can be read."""
     block = exif.removeprefix(b"Exif\0\0")
     order = {b"II": "<", b"MM": ">"}.get(block[:2])
@@ -358,7 +360,7 @@ def _orientation(exif: bytes) -> int:
     return 1
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
+def _to_eight_bits(image: Image.Image) -> Image.Image:
     """The loaded picture in a mode of 8 bits a channel."""
     if image.mode == "F":
         raise DataError("floating-point pixels have no agreed range: save it with 8 or 16 bits")
@@ -370,7 +372,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
 
 
-def _flat(image: Image.Image, mode: str) -> Image.Image:
+def _flatten_transparency(image: Image.Image, mode: str) -> Image.Image:
     """The picture without transparency, in this mode."""
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         image = image.convert("RGBA")
@@ -380,7 +382,7 @@ def _flat(image: Image.Image, mode: str) -> Image.Image:
 
 
 @contextmanager
-def _quiet(noisy: bool):
+def _silence_warnings(noisy: bool):
     """Keep Pillow's warnings in; a warning about a bomb becomes an error."""
     if not noisy:
         yield

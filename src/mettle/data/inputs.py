@@ -9,7 +9,7 @@
 All kinds of inputs can be had from here.
 
 Beyond the protocol each of them has ``take`` (fewer items), ``name`` (what to call an item in a message) and
-``content`` (the bytes that two equal items share); pictures have ``resized`` (another size, grey or colour).
+``content`` (the bytes that two equal items share); pictures have ``with_size`` (another size, grey or colour).
 
 Pictures that have to be decoded: in files, or packed into one buffer. Each class is an `Inputs`.
 
@@ -37,11 +37,11 @@ from mettle.data.image_decoding import (
     Size,
     as_size,
     check_resize,
-    decode,
-    decode_targets,
-    read_file,
-    resize_picture,
-    shown,
+    decode_image,
+    decode_to_sizes,
+    quote_name,
+    read_image_bytes,
+    resize_image,
 )
 from mettle.errors import DataError
 
@@ -52,14 +52,14 @@ HASHED_FILES = 64
 CANVAS = 1.5  # sides of the canvas of a whole picture, relative to those that the network takes
 
 
-class Encoded(ABC):
+class EncodedImages(ABC):
     """Pictures that have to be decoded, in one size and as many channels.
 
-    Those that are cropped to their size can also be read whole, for random crops: see `WholePictures`.
+    Those that are cropped to their size can also be read whole, for random crops: see `UncroppedImages`.
     """
 
     kind: Literal["image", "row"] = "image"
-    resident = False
+    is_in_memory = False
     _shape: tuple[int, ...] = ()
 
     def __init__(self, size: Sides | None, channels: Channels, resize: Resize) -> None:
@@ -81,39 +81,39 @@ class Encoded(ABC):
     @property
     def shape(self) -> tuple[int, ...]:
         """(h, w, c): as wanted, or that of the first picture that can be decoded."""
-        self._shape = self._shape or self._found()
+        self._shape = self._shape or self._find_shape()
         return self._shape
 
     def read(self, at: np.ndarray) -> np.ndarray:
         """Decode the pictures at these positions, into one array."""
         pictures = []
         for i in np.asarray(at, np.int64).tolist():
-            one = picture(self, i)
+            one = decode_item(self, i)
             if self.size is None and one.shape != self.shape:
                 (h, w), (h0, w0) = one.shape[:2], self.shape[:2]
-                differs = f"{shown(self.name(i))} is {h} x {w}, the first is {h0} x {w0}"
+                differs = f"{quote_name(self.name(i))} is {h} x {w}, the first is {h0} x {w0}"
                 raise DataError(f"{differs}: give one size (data.size in a recipe, size= in Python)")
             pictures.append(one)
         return np.stack(pictures) if pictures else np.empty((0, *self.shape), np.uint8)
 
     @property
-    def whole(self) -> "WholePictures | None":
+    def uncropped(self) -> "UncroppedImages | None":
         """The whole pictures, where their sides are cut off otherwise."""
-        return DecodedWhole(self) if self.size is not None and self.resize == "crop" else None
+        return DecodedUncropped(self) if self.size is not None and self.resize == "crop" else None
 
-    def _found(self) -> tuple[int, ...]:
+    def _find_shape(self) -> tuple[int, ...]:
         if self.size is not None:
             return (*self.size, self.channels)
         problem = "there are none"
         for i in range(len(self)):
             try:
-                return picture(self, i).shape
+                return decode_item(self, i).shape
             except DataError as error:
                 problem = str(error)
         raise DataError(f"no picture can be read: {problem}")
 
 
-class ImageFiles(Encoded):
+class ImageFiles(EncodedImages):
     """Picture files, opened when read.
 
     Args:
@@ -121,7 +121,7 @@ class ImageFiles(Encoded):
         size: (height, width); None for the files' own size, which must then be one size.
         channels: 1 for grey, 3 for RGB.
         root: Folder that relative paths start from.
-        resize: How they get that size, see `mettle.data.image_decoding.resize_picture`.
+        resize: How they get that size, see `mettle.data.image_decoding.resize_image`.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class ImageFiles(Encoded):
             try:
                 count = self.path(i).stat().st_size
             except (OSError, ValueError) as problem:
-                raise DataError(f"cannot find {shown(path)}: {self._reason(i, problem)}") from None
+                raise DataError(f"cannot find {quote_name(path)}: {self._explain_failure(i, problem)}") from None
             found.update(os.fsencode(f"{path}\0{count}\0"))
         hashed = np.linspace(0, len(self) - 1, min(HASHED_FILES, len(self))).astype(np.int64)
         for i in hashed.tolist():
@@ -161,7 +161,7 @@ class ImageFiles(Encoded):
         paths = [self.paths[i] for i in np.asarray(at).tolist()]
         return ImageFiles(paths, self.size, self.channels, self.root, self.resize)
 
-    def resized(
+    def with_size(
         self, size: Sides | None = None, channels: Channels | None = None, resize: Resize | None = None
     ) -> "ImageFiles":
         """The same files, decoded to another size, in grey or in colour."""
@@ -179,25 +179,25 @@ class ImageFiles(Encoded):
     def content(self, i: int) -> bytes:
         """The encoded bytes of one file."""
         try:
-            return read_file(self.path(i))
+            return read_image_bytes(self.path(i))
         except (DataError, OSError, ValueError) as problem:
-            raise DataError(f"cannot read {shown(self.paths[i])}: {self._reason(i, problem)}") from None
+            raise DataError(f"cannot read {quote_name(self.paths[i])}: {self._explain_failure(i, problem)}") from None
 
-    def _reason(self, i: int, problem: Exception) -> str:
+    def _explain_failure(self, i: int, problem: Exception) -> str:
         """Why a file cannot be had; of one that is not there, where it was looked for."""
         reason = str((problem.strerror if isinstance(problem, OSError) else None) or problem)
         lost = isinstance(problem, FileNotFoundError) and not os.path.lexists(self.path(i))
-        return f"{reason}{start(self.paths[i], self.root)}" if lost else reason
+        return f"{reason}{describe_root(self.paths[i], self.root)}" if lost else reason
 
 
-def start(path: str, root: str | Path) -> str:
+def describe_root(path: str, root: str | Path) -> str:
     """Where a path that leads nowhere was taken to start, unless it says so itself."""
     if os.path.isabs(path):
         return ""
-    return f" in {shown(os.path.abspath(root))} (relative paths of a table start from its folder)"
+    return f" in {quote_name(os.path.abspath(root))} (relative paths of a table start from its folder)"
 
 
-class PackedImages(Encoded):
+class PackedImages(EncodedImages):
     """Encoded pictures end to end in one buffer, decoded when read.
 
     Picture ``i`` is ``header + data[offsets[i]:offsets[i + 1]] + trailer``: what all share is stored once.
@@ -209,7 +209,7 @@ class PackedImages(Encoded):
         trailer: Bytes that stand after every picture.
         size: (height, width); None for the pictures' own size, which must then be one size.
         channels: 1 for grey, 3 for RGB.
-        resize: How they get that size, see `mettle.data.image_decoding.resize_picture`.
+        resize: How they get that size, see `mettle.data.image_decoding.resize_image`.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class PackedImages(Encoded):
     def fingerprint(self) -> str:
         """Hash of all encoded bytes and of how they are decoded."""
         how = repr((self.size, self.channels, self.resize, self.header, self.trailer))
-        return digest(how.encode(), self.offsets, self.data)
+        return hash_arrays(how.encode(), self.offsets, self.data)
 
     def take(self, at: np.ndarray) -> "PackedImages":
         """Only the pictures at these positions, copied."""
@@ -248,7 +248,7 @@ class PackedImages(Encoded):
         data = np.concatenate([np.empty(0, np.uint8), *parts])
         return PackedImages(data, offsets, self.header, self.trailer, self.size, self.channels, self.resize)
 
-    def resized(
+    def with_size(
         self, size: Sides | None = None, channels: Channels | None = None, resize: Resize | None = None
     ) -> "PackedImages":
         """The same pictures, decoded to another size, in grey or in colour."""
@@ -265,13 +265,13 @@ class PackedImages(Encoded):
         return self.header + self.data[self.offsets[i] : self.offsets[i + 1]].tobytes() + self.trailer
 
 
-def picture(inputs: Encoded, i: int, content: bytes | None = None) -> np.ndarray:
+def decode_item(inputs: EncodedImages, i: int, content: bytes | None = None) -> np.ndarray:
     """Decode one picture, or its content when that is already at hand."""
     content = inputs.content(i) if content is None else content
-    return decode(content, size=inputs.size, resize=inputs.resize, channels=inputs.channels, name=inputs.name(i))
+    return decode_image(content, size=inputs.size, resize=inputs.resize, channels=inputs.channels, name=inputs.name(i))
 
 
-class WholePictures(Protocol):
+class UncroppedImages(Protocol):
     """Whole pictures for random crops: stretched to one canvas, with the proportions that undo the stretching.
 
     A crop of the canvas whose sides are chosen by ``aspect`` is a crop of the picture itself. The canvas is larger than
@@ -283,15 +283,15 @@ class WholePictures(Protocol):
         ...
 
 
-class DecodedWhole:
+class DecodedUncropped:
     """Whole pictures, decoded when read."""
 
-    def __init__(self, inputs: Encoded) -> None:
+    def __init__(self, inputs: EncodedImages) -> None:
         self.inputs = inputs
 
     def read(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `WholePictures`."""
-        found = [decode_with_whole(self.inputs, int(i)) for i in np.asarray(at)]
+        """See `UncroppedImages`."""
+        found = [decode_with_uncropped(self.inputs, int(i)) for i in np.asarray(at)]
         return np.stack([whole for _, whole, _ in found]), np.array([aspect for *_, aspect in found], np.float32)
 
 
@@ -300,15 +300,15 @@ def canvas_size(size: Size) -> Size:
     return math.ceil(CANVAS * size[0]), math.ceil(CANVAS * size[1])
 
 
-def decode_with_whole(inputs: Encoded, i: int) -> tuple[np.ndarray, np.ndarray, float]:
+def decode_with_uncropped(inputs: EncodedImages, i: int) -> tuple[np.ndarray, np.ndarray, float]:
     """One picture as evaluation sees it, the whole of it on its canvas, and its width over its height."""
     assert inputs.size is not None
     targets = [(inputs.size, inputs.resize), (canvas_size(inputs.size), "stretch")]
-    found, aspect = decode_targets(inputs.content(i), targets, channels=inputs.channels, name=inputs.name(i))  # type: ignore[arg-type]
+    found, aspect = decode_to_sizes(inputs.content(i), targets, channels=inputs.channels, name=inputs.name(i))  # type: ignore[arg-type]
     return found[0], found[1], aspect
 
 
-class Rows:
+class FeatureArray:
     """Rows of numbers in memory: embeddings, or the features of a table.
 
     Args:
@@ -318,13 +318,13 @@ class Rows:
     """
 
     kind: Literal["image", "row"] = "row"
-    resident = True
+    is_in_memory = True
 
     def __init__(self, array: np.ndarray, names: Sequence[str] = (), features: "Sequence[Feature]" = ()) -> None:
         array = np.asarray(array)
         if array.ndim != 2 or array.dtype.kind not in "fiub":
             raise DataError(f"rows must be (n, f) numbers, got {array.dtype} {array.shape}")
-        names = names or [title for feature in features for title in feature.titles]
+        names = names or [title for feature in features for title in feature.output_names]
         if names and len(names) != array.shape[1]:
             raise DataError(f"{len(names)} names for {array.shape[1]} columns: one per column is needed")
         with np.errstate(over="ignore"):
@@ -345,11 +345,11 @@ class Rows:
 
     def fingerprint(self) -> str:
         """Hash of all numbers; what they are called is the contract's affair."""
-        return digest(str(self.array.shape).encode(), self.array)
+        return hash_arrays(str(self.array.shape).encode(), self.array)
 
-    def take(self, at: np.ndarray) -> "Rows":
+    def take(self, at: np.ndarray) -> "FeatureArray":
         """Only the rows at these positions."""
-        return Rows(self.array[np.asarray(at, np.int64)], self.names, self.features)
+        return FeatureArray(self.array[np.asarray(at, np.int64)], self.names, self.features)
 
     def name(self, i: int) -> str:
         """What to call one row, counted from 1."""
@@ -360,7 +360,7 @@ class Rows:
         return self.array[i].tobytes()
 
 
-def digest(head: bytes, *arrays: np.ndarray) -> str:
+def hash_arrays(head: bytes, *arrays: np.ndarray) -> str:
     """A short hash of some arrays."""
     found = hashlib.sha256(head)
     for array in arrays:
@@ -369,7 +369,7 @@ def digest(head: bytes, *arrays: np.ndarray) -> str:
 
 
 Result = TypeVar("Result")
-BUDGET = 2 << 30
+MEMORY_LIMIT = 2 << 30
 CHUNK = 64  # items per task of a thread: enough that handing them out costs nothing
 
 
@@ -379,13 +379,13 @@ class ImageArray:
     Args:
         array: (n, h, w) or (n, h, w, c) uint8 with 1 or 3 channels, last.
         size: (height, width) that they get, once, here.
-        resize: How they get it, see `mettle.data.image_decoding.resize_picture`.
+        resize: How they get it, see `mettle.data.image_decoding.resize_image`.
         source: Fingerprint of what the pictures were decoded from; their own hash when empty.
-        whole: The same pictures uncropped, for random crops, where there are such.
+        uncropped: The same pictures uncropped, for random crops, where there are such.
     """
 
     kind: Literal["image", "row"] = "image"
-    resident = True
+    is_in_memory = True
 
     def __init__(
         self,
@@ -394,7 +394,7 @@ class ImageArray:
         *,
         resize: Resize = "crop",
         source: str = "",
-        whole: WholePictures | None = None,
+        uncropped: UncroppedImages | None = None,
     ) -> None:
         array, size = np.asarray(array), as_size(size)
         if array.dtype != np.uint8:
@@ -403,7 +403,7 @@ class ImageArray:
         if array.ndim != 4 or array.shape[3] not in (1, 3) or 0 in array.shape[1:3]:
             raise DataError(f"pictures must be (n, h, w) or (n, h, w, 1 or 3), got {array.shape}: channels last")
         self.array = array if size is None or size == array.shape[1:3] else _resize_all(array, size, resize)
-        self.source, self.whole = source, whole
+        self.source, self.uncropped = source, uncropped
 
     def __len__(self) -> int:
         return len(self.array)
@@ -419,15 +419,15 @@ class ImageArray:
 
     def fingerprint(self) -> str:
         """Hash of all pixels, or of what they were decoded from."""
-        return self.source or digest(str(self.array.shape).encode(), self.array)
+        return self.source or hash_arrays(str(self.array.shape).encode(), self.array)
 
     def take(self, at: np.ndarray) -> "ImageArray":
         """Only the pictures at these positions."""
         at = np.asarray(at, np.int64)
-        whole = WholeArray(*self.whole.read(at)) if self.whole is not None else None
-        return ImageArray(self.array[at], whole=whole)
+        uncropped = UncroppedArray(*self.uncropped.read(at)) if self.uncropped is not None else None
+        return ImageArray(self.array[at], uncropped=uncropped)
 
-    def resized(
+    def with_size(
         self, size: Sides | None = None, channels: Channels | None = None, resize: Resize = "crop"
     ) -> "ImageArray":
         """The same pictures in another size, in grey or in colour."""
@@ -449,28 +449,28 @@ class ImageArray:
         return self.array[i].tobytes()
 
 
-class WholeArray:
-    """Whole pictures in memory, see `WholePictures`."""
+class UncroppedArray:
+    """Whole pictures in memory, see `UncroppedImages`."""
 
     def __init__(self, canvas: np.ndarray, aspect: np.ndarray) -> None:
         self.canvas, self.aspect = canvas, aspect
 
     def read(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `WholePictures`."""
+        """See `UncroppedImages`."""
         return self.canvas[at], self.aspect[at]
 
 
-def hold(inputs: Inputs, budget_bytes: int = BUDGET) -> Inputs:
-    """Decode everything once into memory when it fits the budget; otherwise give the inputs back unchanged.
+def load_into_memory(inputs: Inputs, limit_bytes: int = MEMORY_LIMIT) -> Inputs:
+    """Decode everything once into memory when it fits the limit; otherwise give the inputs back unchanged.
 
     The fingerprint stays that of the source, so that holding or not does not look like other data.
     """
-    if inputs.kind != "image" or inputs.resident:
+    if inputs.kind != "image" or inputs.is_in_memory:
         return inputs
     n, shape = len(inputs), inputs.shape
-    cropped = isinstance(inputs, Encoded) and inputs.whole is not None
+    cropped = isinstance(inputs, EncodedImages) and inputs.uncropped is not None
     sizes = [shape, (*canvas_size(shape[:2]), shape[2])] if cropped else [shape]  # type: ignore[arg-type]
-    if n * sum(int(np.prod(size)) for size in sizes) > budget_bytes:
+    if n * sum(int(np.prod(size)) for size in sizes) > limit_bytes:
         return inputs
     array, *canvas = (np.empty((n, *size), np.uint8) for size in sizes)
     aspect = np.ones(n, np.float32)
@@ -480,15 +480,15 @@ def hold(inputs: Inputs, budget_bytes: int = BUDGET) -> Inputs:
             array[at.start : at.stop] = inputs.read(np.arange(at.start, at.stop))
             return
         for i in at:
-            array[i], canvas[0][i], aspect[i] = decode_with_whole(inputs, i)  # type: ignore[arg-type]
+            array[i], canvas[0][i], aspect[i] = decode_with_uncropped(inputs, i)  # type: ignore[arg-type]
 
-    for _ in in_threads(fill, n):
+    for _ in map_ranges_in_threads(fill, n):
         pass
-    whole = WholeArray(canvas[0], aspect) if cropped else None
-    return ImageArray(array, source=inputs.fingerprint(), whole=whole)
+    uncropped = UncroppedArray(canvas[0], aspect) if cropped else None
+    return ImageArray(array, source=inputs.fingerprint(), uncropped=uncropped)
 
 
-def in_threads(work: Callable[[range], Result], n: int, chunk: int = CHUNK) -> Iterator[Result]:
+def map_ranges_in_threads(work: Callable[[range], Result], n: int, chunk: int = CHUNK) -> Iterator[Result]:
     """Results of ``work`` on consecutive ranges of 0..n, in order (decoding and hashing release the lock)."""
     ranges = [range(start, min(start + chunk, n)) for start in range(0, n, chunk)]
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
@@ -502,8 +502,8 @@ def _resize_all(array: np.ndarray, size: Size, resize: Resize) -> np.ndarray:
     def fill(at: range) -> None:
         for i in at:
             image = Image.fromarray(array[i] if array.shape[3] == 3 else array[i, :, :, 0])
-            result[i] = np.asarray(resize_picture(image, size, resize)).reshape(result.shape[1:])
+            result[i] = np.asarray(resize_image(image, size, resize)).reshape(result.shape[1:])
 
-    for _ in in_threads(fill, len(array)):
+    for _ in map_ranges_in_threads(fill, len(array)):
         pass
     return result

@@ -1,18 +1,22 @@
-"""Random changes to a batch, each sample's own, drawn from (seed, epoch, id): see `draws`.
+"""Random changes to a batch, each sample's own, drawn from (seed, epoch, id): see :mod:`mettle.rng`.
 
 Turning, scaling, shifting, shearing, cropping and mirroring are one affine map, so a batch is resampled once, on
 whatever device it lives on. Colours change in one order for all samples: brightness, contrast, saturation, hue.
 """
 
 import math
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from mettle.errors import RecipeError, nearest
-from mettle.rng import draws
+from mettle.errors import InputError, RecipeError, nearest
+from mettle.rng import hash_bits, uniform_per_id
 
 
 @dataclass(frozen=True)
@@ -54,18 +58,18 @@ class Augment:
         Pictures that are stretched to a canvas come with their ``aspect``, (b,) width over height, and with the
         ``size`` (h, w) that the network takes: crops then have the proportions of the picture, not of the canvas.
         """
-        u = torch.from_numpy(draws(seed, epoch, ids, 24, stream=view)).to(x.device, torch.float32)
+        u = torch.from_numpy(uniform_per_id(seed, epoch, ids, 24, stream=view)).to(x.device, torch.float32)
         if x.ndim == 4:
-            x = self._look(self._move(x, u, aspect, size), u)
+            x = self._change_colors(self._warp(x, u, aspect, size), u)
         if self.noise or (self.corrupt and x.ndim == 2):
-            x = self._disturb(x, ids, seed, epoch, view)
+            x = self._add_noise(x, ids, seed, epoch, view)
         return x
 
-    def crops(self) -> bool:
+    def takes_crops(self) -> bool:
         """Whether training sees windows of the pictures."""
         return self.crop != (1.0, 1.0)
 
-    def _move(self, x: Tensor, u: Tensor, aspect: Tensor | None, out: tuple[int, int] | None) -> Tensor:
+    def _warp(self, x: Tensor, u: Tensor, aspect: Tensor | None, out: tuple[int, int] | None) -> Tensor:
         whole = self.scale == (1.0, 1.0) == self.crop
         if whole and not (self.rotate or self.shift or self.shear or self.flip) and aspect is None:
             return x
@@ -75,7 +79,7 @@ class Augment:
         mirror = torch.where(u[:, 2] < self.flip, -1.0, 1.0)
         cos, sin = angle.cos() * size, angle.sin() * size
         lean = centred[:, 3] * self.shear
-        wide, high = self._window(u, aspect, out)
+        wide, high = self._crop_sides(u, aspect, out)
         # A window smaller than the picture may lie anywhere inside it; beyond that, ``shift`` pushes it further.
         sides = (wide * size, high * size)
         tx, ty = (centred[:, 4 + k] * ((1 - side).clamp(min=0) + 2 * self.shift) for k, side in enumerate(sides))
@@ -86,7 +90,7 @@ class Augment:
         grid = torch.nn.functional.affine_grid(theta, shape, align_corners=False)
         return torch.nn.functional.grid_sample(x, grid, padding_mode="border", align_corners=False)
 
-    def _window(self, u: Tensor, aspect: Tensor | None, out: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+    def _crop_sides(self, u: Tensor, aspect: Tensor | None, out: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
         """Width and height of a crop, relative to the picture; one that is too wide or too high becomes smaller."""
         area = self.crop[0] + u[:, 12] * (self.crop[1] - self.crop[0])
         ratio = ((2 * u[:, 13] - 1) * math.log(self.aspect)).exp()
@@ -96,13 +100,13 @@ class Augment:
         over = torch.maximum(wide, high).clamp(min=1)
         return wide / over, high / over
 
-    def _look(self, x: Tensor, u: Tensor) -> Tensor:
+    def _change_colors(self, x: Tensor, u: Tensor) -> Tensor:
         if any(self.jitter):
-            x = self._jitter(x, u)
+            x = self._jitter_colors(x, u)
         if self.grey and x.shape[1] == 3:
             x = torch.where((u[:, 19] < self.grey)[:, None, None, None], _luma(x).expand_as(x), x)
         if self.blur:
-            x = self._smooth(x, u)
+            x = self._blur_some(x, u)
         if self.contrast or self.brightness:
             centred = (2 * u - 1)[:, :, None, None, None]
             mean = x.mean((1, 2, 3), keepdim=True)
@@ -117,7 +121,7 @@ class Augment:
             x = x.masked_fill(gone[:, None], 0)
         return x
 
-    def _jitter(self, x: Tensor, u: Tensor) -> Tensor:
+    def _jitter_colors(self, x: Tensor, u: Tensor) -> Tensor:
         """Factors of 1 ± this for brightness, contrast and saturation; a turn of ± this for hue; clipped to [0, 1]."""
         drawn = torch.where(u[:, 14] < self.jitter_share, 1.0, 0.0)[:, None] * (2 * u[:, 15:19] - 1)
         b, c, s, h = (drawn[:, k, None, None, None] * self.jitter[k] for k in range(4))
@@ -137,7 +141,7 @@ class Augment:
         to, back = (torch.tensor(m, dtype=x.dtype, device=x.device) for m in (YIQ, RGB))
         return torch.einsum("nab,nbhw->nahw", back @ around @ to, x).clamp(0, 1)
 
-    def _smooth(self, x: Tensor, u: Tensor) -> Tensor:
+    def _blur_some(self, x: Tensor, u: Tensor) -> Tensor:
         """A three-tap Gaussian along both sides, borders repeated."""
         side = (-1 / (2 * (0.1 + 1.9 * u[:, 21]).square())).exp()
         k = torch.where(u[:, 20] < self.blur, side / (1 + 2 * side), 0.0)[:, None, None, None]
@@ -148,15 +152,15 @@ class Augment:
             x = x + k * (low + high - 2 * x)
         return x
 
-    def _disturb(self, x: Tensor, ids: np.ndarray, seed: int, epoch: int, view: int) -> Tensor:
+    def _add_noise(self, x: Tensor, ids: np.ndarray, seed: int, epoch: int, view: int) -> Tensor:
         size = int(np.prod(x.shape[1:]))
         if self.corrupt and x.ndim == 2:
-            u = torch.from_numpy(draws(seed, epoch, ids, 2 * size, stream=view + 64)).to(x.device)
+            u = torch.from_numpy(uniform_per_id(seed, epoch, ids, 2 * size, stream=view + 64)).to(x.device)
             pool = x if self.pool is None else self.pool.to(x.device, x.dtype)
             donor = (u[:, size:] * len(pool)).long()
             x = torch.where(u[:, :size] < self.corrupt, pool.gather(0, donor), x)
         if self.noise:
-            u = torch.from_numpy(draws(seed, epoch, ids, 2 * size, stream=view + 32)).to(x.device)
+            u = torch.from_numpy(uniform_per_id(seed, epoch, ids, 2 * size, stream=view + 32)).to(x.device)
             normal = (-2 * (1 - u[:, :size]).log()).sqrt() * (2 * torch.pi * u[:, size:]).cos()
             spread = 1.0
             if self.pool is not None and x.ndim == 2:
@@ -191,14 +195,82 @@ PRESETS: dict[str, Augment] = {
 }
 
 
-def preset(name: str) -> Augment:
+def find_preset(name: str) -> Augment:
     """An augmentation by name."""
     if name not in PRESETS:
         raise RecipeError(f"no augmentation {name!r}{nearest(name, PRESETS)}")
     return PRESETS[name]
 
 
-def to_model(array: np.ndarray, device: str) -> Tensor:
-    """Pictures (b, h, w, c) uint8 to (b, c, h, w) float32 in [0, 1]; rows as they are."""
-    x = torch.from_numpy(array).to(device)
+def to_input_tensor(array: np.ndarray | Tensor, device: str) -> Tensor:
+    """Images (b, h, w, c) uint8 to (b, c, h, w) float32 in [0, 1]; rows as they are."""
+    x = torch.as_tensor(array).to(device, non_blocking=True)
     return x.permute(0, 3, 1, 2).contiguous().float().div_(255) if x.ndim == 4 else x.float()
+
+
+def as_array_transform(transform: Callable[..., Mapping[str, Any]]) -> Callable[[Tensor], np.ndarray]:
+    """A transform for `transform_items` from one of albumentations' kind: ``transform(image=array)["image"]``."""
+    return _ArrayTransform(transform)
+
+
+@dataclass(frozen=True)
+class _ArrayTransform:
+    transform: Callable[..., Mapping[str, Any]]
+
+    def __call__(self, image: Tensor) -> np.ndarray:
+        return self.transform(image=image.permute(1, 2, 0).numpy())["image"]
+
+
+def transform_items(
+    transform: Callable[[Tensor], Any], items: np.ndarray, ids: np.ndarray, *, seed: int, epoch: int, view: int = 0
+) -> Tensor:
+    """Apply somebody else's transform to every item, with all random numbers drawn from (seed, epoch, id, view).
+
+    Args:
+        transform: takes an image as a (c, h, w) uint8 tensor, as those of torchvision's v2 do, or a row as a (f,)
+            tensor. It may draw from torch, NumPy and `random`, which are seeded before each item and put back as they
+            were after the last.
+        items: (b, h, w, c) uint8 images or (b, f) rows.
+        ids: of their samples.
+        seed: of the run.
+        epoch: from 0.
+        view: which of several views of a sample this is.
+
+    Returns:
+        (b, c, h, w) uint8 or float tensor of images, or (b, f) rows.
+
+    Raises:
+        InputError: the transform gives something else, or items of several shapes.
+    """
+    bits = hash_bits(seed, epoch, view, 29, np.asarray(ids))
+    before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    try:
+        found = []
+        for item, one in zip(items, bits.tolist(), strict=True):
+            # The CPU's generator alone: `torch.manual_seed` would also reset those of GPUs that a model is trained on.
+            torch.default_generator.manual_seed(one)
+            np.random.seed(one & 0xFFFFFFFF)
+            random.seed(one)
+            given = torch.from_numpy(np.ascontiguousarray(item))
+            found.append(_as_item(transform(given.permute(2, 0, 1).contiguous() if given.ndim == 3 else given)))
+    finally:
+        torch.default_generator.set_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+    shapes = {tuple(item.shape) for item in found}
+    if len(shapes) > 1:
+        sizes = " and ".join(map(str, sorted(shapes)[:2]))
+        raise InputError(f"transform must give items of one shape, got {sizes}: end it with a resize or a crop")
+    return torch.stack(found)
+
+
+def _as_item(found: Any) -> Tensor:
+    """What a transform gave, as a tensor: of arrays and Pillow images the channels come first."""
+    if isinstance(found, Tensor):
+        return found.detach().as_subclass(Tensor)
+    if isinstance(found, np.ndarray | Image.Image):
+        array = torch.from_numpy(np.array(found))
+        if array.ndim == 2 and isinstance(found, Image.Image):
+            array = array[:, :, None]
+        return array.permute(2, 0, 1).contiguous() if array.ndim == 3 else array
+    raise InputError(f"transform must give a tensor, an array or an image, got {type(found).__name__}")

@@ -32,7 +32,7 @@ from mettle.errors import MissingExtra, RecipeError, nearest
 _library: torch.library.Library | None = None  # keeps the operators below alive
 
 
-def torchvision() -> ModuleType:
+def import_torchvision() -> ModuleType:
     """Import torchvision, also where it was built for CUDA and torch was not.
 
     Such a pair is what a plain install beside a CPU build of torch gives. Its C++ part cannot load, and the import
@@ -55,9 +55,9 @@ def torchvision() -> ModuleType:
     return torchvision
 
 
-def timm() -> ModuleType:
+def import_timm() -> ModuleType:
     """Import timm (which imports torchvision)."""
-    torchvision()
+    import_torchvision()
     try:
         import timm
     except ImportError:
@@ -128,7 +128,7 @@ def _locate_on_hub(tag: str, config: Any) -> Weights:
     return Weights(tag, f"the cache folder {folder} (with {names[0]})", address, found is not None, options)
 
 
-def load_problems() -> tuple[type[Exception], ...]:
+def weight_load_errors() -> tuple[type[Exception], ...]:
     """What may go wrong while weights are fetched or read: a network that fails, a file that is damaged."""
     try:
         from huggingface_hub.errors import HfHubHTTPError
@@ -165,7 +165,7 @@ Backbone = nn.Module
 SMALL = 64  # pixels: below this side a ResNet keeps its first layers at full resolution
 
 
-def backbone(name: str, shape: tuple[int, ...], width: int, depth: int, pretrained: bool = False) -> Backbone:
+def build_backbone(name: str, shape: tuple[int, ...], width: int, depth: int, pretrained: bool = False) -> Backbone:
     """A network for inputs of this shape: (c, h, w) to a feature map, or (f,) to features."""
     own = {"convnet": convnet, "mlp": mlp}
     resnets = ("resnet18", "resnet34", "resnet50")
@@ -217,7 +217,7 @@ def mlp(shape: tuple[int, ...], width: int, depth: int) -> nn.Module:
 
 def resnet(name: str, shape: tuple[int, ...]) -> nn.Module:
     """Torchvision's ResNet without its classifier; small pictures get a 3x3 stem without pooling."""
-    net = getattr(torchvision().models, name)(weights=None)
+    net = getattr(import_torchvision().models, name)(weights=None)
     channels, small = shape[0], min(shape[1:]) <= SMALL
     if small:
         net.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
@@ -229,7 +229,7 @@ def resnet(name: str, shape: tuple[int, ...]) -> nn.Module:
 
 def from_timm(name: str, shape: tuple[int, ...], pretrained: bool) -> nn.Module:
     """Any timm model: a feature map, or features pooled its own way where it has no map (transformers)."""
-    library = timm()
+    library = import_timm()
     known = library.list_models()
     if name not in known:
         close = get_close_matches(name, known, n=3)
@@ -239,15 +239,15 @@ def from_timm(name: str, shape: tuple[int, ...], pretrained: bool) -> nn.Module:
     if pretrained:
         options |= pretrained_options(library, name)
     try:
-        return _create(library, name, shape, options)
-    except load_problems() as problem:
+        return _create_timm(library, name, shape, options)
+    except weight_load_errors() as problem:
         if not pretrained:
             raise
         reason = " ".join(str(problem).split())[:200]
         raise RecipeError(f"model.pretrained: cannot load the weights of timm/{name}: {reason}") from None
 
 
-def _create(library: ModuleType, name: str, shape: tuple[int, ...], options: dict[str, Any]) -> nn.Module:
+def _create_timm(library: ModuleType, name: str, shape: tuple[int, ...], options: dict[str, Any]) -> nn.Module:
     try:  # transformers must be told the size of the picture
         net = library.create_model(name, global_pool="", img_size=tuple(shape[1:]), **options)
         options["img_size"] = tuple(shape[1:])

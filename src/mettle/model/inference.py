@@ -28,10 +28,10 @@ import torch
 
 from mettle.atomic_files import write_bytes
 from mettle.data.dataset import NO_SPLIT, ROLES, SPLITS, Samples
-from mettle.data.transforms import to_model
+from mettle.data.transforms import to_input_tensor
 from mettle.errors import InputError, MissingExtra
 from mettle.model.embedder import Embedder
-from mettle.model.weights import weights_hash
+from mettle.model.weights import hash_state_dict
 
 
 @torch.inference_mode()
@@ -47,7 +47,7 @@ def embed(model: Embedder, samples: Samples, *, batch: int = 512, features: bool
         parts = []
         for start in range(0, len(samples), batch):
             positions = np.arange(start, min(start + batch, len(samples)))
-            x = to_model(samples.read(positions), str(device))
+            x = to_input_tensor(samples.read(positions), str(device))
             parts.append((model.features(x) if features else model(x)).float().cpu().numpy())
     finally:
         model.train(training)
@@ -71,14 +71,14 @@ def write_embeddings(model: Embedder, samples: Samples, path: Path, *, weights: 
             embedded then.
         MissingExtra: Parquet support is not installed.
     """
-    check_place(path)
-    encode = encoder(path)
+    check_output_path(path)
+    encode = choose_encoder(path)
     z = embed(model, samples)
     arrays: dict[str, np.ndarray] = {
         "embeddings": z,
         "ids": samples.ids,
         "role": np.asarray([ROLES[code] for code in samples.role]),
-        "model": np.asarray(weights or weights_hash(model)),
+        "model": np.asarray(weights or hash_state_dict(model)),
     }
     if any(samples.label.names):
         arrays |= {"label": samples.labels, "label_names": np.asarray(samples.label.names)}
@@ -93,7 +93,7 @@ def write_embeddings(model: Embedder, samples: Samples, path: Path, *, weights: 
     return f"{path}: {len(z)} embeddings of dimension {z.shape[1]}"
 
 
-def encoder(path: Path) -> Callable[[Mapping[str, np.ndarray]], bytes]:
+def choose_encoder(path: Path) -> Callable[[Mapping[str, np.ndarray]], bytes]:
     """What turns arrays into the content of a file with this name; refuses endings that are not written."""
     kind = Path(path).suffix.lower()
     if kind in (".parquet", ".pq"):
@@ -147,7 +147,7 @@ def _as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 ENCODERS = {".npz": _encode_npz, ".csv": _encode_csv}
 
 
-def check_place(path: Path) -> None:
+def check_output_path(path: Path) -> None:
     """Refuse a file that cannot be made, before the work that would fill it."""
     path = Path(path)
     if not path.parent.is_dir():

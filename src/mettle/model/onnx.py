@@ -13,7 +13,7 @@ import torch
 from mettle.atomic_files import write_bytes
 from mettle.errors import MissingExtra, NumericError
 from mettle.model.embedder import Embedder
-from mettle.model.inference import check_place
+from mettle.model.inference import check_output_path
 
 TOLERANCE = 1e-4
 
@@ -26,7 +26,7 @@ def export_onnx(model: Embedder, path: Path) -> float:
         NumericError: the model gives NaN or infinity, or the exported one disagrees with torch; nothing is written
             then.
     """
-    check_place(path)
+    check_output_path(path)
     try:
         import onnxruntime
         import onnxscript  # noqa: F401 - the exporter needs it and says so less clearly
@@ -39,7 +39,7 @@ def export_onnx(model: Embedder, path: Path) -> float:
     example = torch.rand(4, *model.shape, generator=generator)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
-        _export(model, example, file)
+        _run_exporter(model, example, file)
         content = file.read_bytes()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     difference = 0.0
@@ -61,7 +61,7 @@ def export_onnx(model: Embedder, path: Path) -> float:
     return difference
 
 
-def _export(model: Embedder, example: torch.Tensor, file: Path) -> None:
+def _run_exporter(model: Embedder, example: torch.Tensor, file: Path) -> None:
     """Run torch's exporter, without its chatter."""
     batch = torch.export.Dim("batch", min=1, max=1 << 16)
     level = logging.getLogger("torch.onnx").level

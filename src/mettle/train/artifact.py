@@ -97,7 +97,7 @@ class Run:
         contract, path = self.contract(), self.folder / "model.safetensors"
         try:
             shape = tuple(int(side) for side in contract["input"]["shape"])
-            model = Embedder(EmbedderSpec(**contract["model"]), shape, fetch=False)
+            model = Embedder(EmbedderSpec(**contract["model"]), shape, load_pretrained=False)
             weights = contract["weights"]
         except (KeyError, TypeError, ValueError, RuntimeError, MettleError) as problem:
             raise RunError(f"{self.folder / 'contract.json'} describes no model of mettle: {_line(problem)}") from None

@@ -20,7 +20,7 @@ def held_out(run: Run, model: Embedder, loss: Any, table: Tuples, samples: Sampl
 
     Nothing is chosen by these numbers. Rows count alike whatever their weight; those of weight 0 are left out.
     """
-    found: dict[str, Any] = {"format": 1, "table": table.origin, "weights": run.contract()["weights"]}
+    found: dict[str, Any] = {"format": 1, "table": table.source_name, "weights": run.contract()["weights"]}
     if hasattr(loss, "threshold"):
         found |= {"threshold": loss.threshold, "scale": loss.scale.item()}
     notes = []

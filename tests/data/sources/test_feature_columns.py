@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mettle.data import read
-from mettle.data.sources.feature_columns import Feature, features_of
+from mettle.data.sources.feature_columns import Feature, features_from_json
 from mettle.data.sources.manifest import read_manifest
 from mettle.errors import DataError
 
@@ -26,7 +26,7 @@ def write(tmp_path):
 
 def kept(samples):
     """What a run keeps of the columns, by way of its JSON."""
-    return json.loads(json.dumps([feature.table() for feature in samples.inputs.features]))
+    return json.loads(json.dumps([feature.to_json() for feature in samples.inputs.features]))
 
 
 def rows(samples):
@@ -40,7 +40,7 @@ def test_what_is_kept_of_a_table(write):
         {"name": "colour", "categories": ["blue", "green", "red"]},
         {"name": "height"},
     ]
-    assert features_of(kept(samples)) == samples.inputs.features
+    assert features_from_json(kept(samples)) == samples.inputs.features
     assert samples.inputs.take(np.array([1])).features == samples.inputs.features
 
 
@@ -142,13 +142,13 @@ def test_any_part_of_a_table_in_any_order_reads_as_it_did(table, order, some, tm
 
 
 def test_features_say_what_their_numbers_are_called():
-    assert Feature("a").titles == ["a"]
-    assert Feature("a", ("x", "y")).titles == ["a=x", "a=y"]
-    assert Feature("a", ("x", "y"), coded=True).titles == ["a"]
+    assert Feature("a").output_names == ["a"]
+    assert Feature("a", ("x", "y")).output_names == ["a=x", "a=y"]
+    assert Feature("a", ("x", "y"), coded=True).output_names == ["a"]
 
 
 def test_names_are_no_part_of_the_fingerprint(write):
     """Runs of versions that did not keep names must know their data again; names are compared by the contract."""
     same, renamed = read(write(FIRST)), read(write(FIRST.replace("age", "years"), "u.csv"))
     assert same.fingerprint() == renamed.fingerprint()
-    assert [one.table() for one in same.inputs.features] != [one.table() for one in renamed.inputs.features]
+    assert [one.to_json() for one in same.inputs.features] != [one.to_json() for one in renamed.inputs.features]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mettle.data import glyphs
-from mettle.data.sources.glyphs import FAMILIES, UNSEEN, characters, draw
+from mettle.data.sources.glyphs import FAMILIES, UNSEEN, draw_glyphs, shared_characters
 from mettle.errors import InputError
 
 module = importlib.import_module("mettle.data.sources.glyphs")  # `mettle.data.sources.glyphs` is the module
@@ -16,7 +16,7 @@ def table(cache):
 
 
 def test_sixteen_faces_share_hundreds_of_characters():
-    shared, dejavu = characters()
+    shared, dejavu = shared_characters()
     assert sum(map(len, FAMILIES.values())) == 16
     assert 600 < len(shared) < 800 and 2000 < len(dejavu) < 2500
     assert set(shared) <= set(dejavu)
@@ -50,15 +50,15 @@ def test_homoglyphs_are_kept(table):
 
 
 def test_pictures_are_a_pure_function_of_seed_and_id():
-    from mettle.data.sources.glyphs import Plan
+    from mettle.data.sources.glyphs import GlyphTable
 
-    plan = Plan(*(np.array(v) for v in ([65, 66, 0x3B1], [0, 1, 3], [0, 1, 2], [0, 0, 0], [0, 0, 0])))
+    plan = GlyphTable(*(np.array(v) for v in ([65, 66, 0x3B1], [0, 1, 3], [0, 1, 2], [0, 0, 0], [0, 0, 0])))
     ids = np.array([5, 6, 7])
-    whole = draw(plan, ids, 0)
-    part = Plan(*(column[1:] for column in vars(plan).values()))
-    assert (draw(part, ids[1:], 0) == whole[1:]).all()
-    assert (draw(plan, ids, 1) != whole).any()
-    assert (draw(plan, ids + 1, 0) != whole).any()
+    whole = draw_glyphs(plan, ids, 0)
+    part = GlyphTable(*(column[1:] for column in vars(plan).values()))
+    assert (draw_glyphs(part, ids[1:], 0) == whole[1:]).all()
+    assert (draw_glyphs(plan, ids, 1) != whole).any()
+    assert (draw_glyphs(plan, ids + 1, 0) != whole).any()
     assert whole.dtype == np.uint8 and (whole.max((1, 2)) > 150).all()
 
 
@@ -73,7 +73,7 @@ def test_the_cache_is_used_and_a_broken_one_is_not(tmp_path, monkeypatch):
     first = glyphs(cache=tmp_path)
     (file,) = tmp_path.iterdir()
     with monkeypatch.context() as inner:
-        inner.setattr(module, "draw", lambda *a: pytest.fail("drawn again"))
+        inner.setattr(module, "draw_glyphs", lambda *a: pytest.fail("drawn again"))
         assert glyphs(cache=tmp_path).fingerprint() == first.fingerprint()
     file.write_bytes(file.read_bytes()[:100])
     assert glyphs(cache=tmp_path).fingerprint() == first.fingerprint()
@@ -89,7 +89,7 @@ def test_an_unwritable_cache_is_no_error(tmp_path, monkeypatch):
 def small(monkeypatch) -> None:
     """Fifteen characters instead of thousands."""
     monkeypatch.setattr(module, "HELD_OUT", {"test": 3, "val": 2})
-    monkeypatch.setattr(module, "characters", lambda: (np.arange(65, 75), np.arange(65, 80)))
+    monkeypatch.setattr(module, "shared_characters", lambda: (np.arange(65, 75), np.arange(65, 80)))
 
 
 def test_an_unknown_split_names_the_nearest():

@@ -361,11 +361,11 @@ def test_advice_names_what_can_be_done(write):
 
 
 def test_rows_without_labels(write):
-    samples = read_manifest(write("path\na.png\nb.png\n"), labelled=False)
+    samples = read_manifest(write("path\na.png\nb.png\n"), labeled=False)
     assert samples.label.values().tolist() == ["", ""]
-    samples = read_manifest(write("path,label\na.png,ann\nb.png,\n"), labelled=False)
+    samples = read_manifest(write("path,label\na.png,ann\nb.png,\n"), labeled=False)
     assert samples.label.values().tolist() == ["ann", ""]
-    assert len(read_manifest(write("path\na.png\n"), labelled=False, label="identity")) == 1
+    assert len(read_manifest(write("path\na.png\n"), labeled=False, label="identity")) == 1
     with pytest.raises(DataError, match="column 'label': empty"):
         read_manifest(write("path,label\na.png,ann\nb.png,\n"))
 

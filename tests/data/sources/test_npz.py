@@ -5,8 +5,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from mettle.data.inputs import ImageArray, PackedImages, Rows
-from mettle.data.sources.npz import named, read_npz
+from mettle.data.inputs import FeatureArray, ImageArray, PackedImages
+from mettle.data.sources.npz import column_with_names, read_npz
 from mettle.errors import DataError
 from tests.data import corpus
 
@@ -46,7 +46,7 @@ def test_plain_pictures_with_everything(save):
     assert samples.role.tolist() == [0, 0, 0, 1, 2, 2]
     assert samples.domain.values().tolist() == ["1", "2"] * 3
     assert set(samples.groups) == {"session", "flag"}  # not the float column, not the table
-    assert samples.origin == str(path)
+    assert samples.source_name == str(path)
 
 
 @pytest.mark.parametrize("name", ["x", "rows", "embeddings", "features"])
@@ -54,7 +54,7 @@ def test_plain_pictures_with_everything(save):
 def test_rows_under_their_usual_names(name, label, save):
     rows = np.random.default_rng(0).normal(size=(6, 3))
     samples = read_npz(save(**{name: rows, label: LABEL}))
-    assert isinstance(samples.inputs, Rows)
+    assert isinstance(samples.inputs, FeatureArray)
     assert np.array_equal(samples.read(np.arange(6)), rows.astype(np.float32))
     assert samples.labels.tolist() == LABEL.tolist()
 
@@ -120,11 +120,11 @@ def test_words_for_splits_and_roles(save):
 
 def test_names_are_used_only_where_they_fit():
     names = np.array(["ant", "bee"])
-    assert named(np.array([1, 0]), names).values().tolist() == ["bee", "ant"]
-    assert named(np.array([1, 2]), names).values().tolist() == ["1", "2"]
-    assert named(np.array([-1, 0]), names).values().tolist() == ["-1", "0"]
-    assert named(np.array(["x", "y"]), names).values().tolist() == ["x", "y"]
-    twins = named(np.array([0, 1, 2]), np.array(["crane", "crane", "cat"]))
+    assert column_with_names(np.array([1, 0]), names).values().tolist() == ["bee", "ant"]
+    assert column_with_names(np.array([1, 2]), names).values().tolist() == ["1", "2"]
+    assert column_with_names(np.array([-1, 0]), names).values().tolist() == ["-1", "0"]
+    assert column_with_names(np.array(["x", "y"]), names).values().tolist() == ["x", "y"]
+    twins = column_with_names(np.array([0, 1, 2]), np.array(["crane", "crane", "cat"]))
     assert twins.names == ("crane (0)", "crane (1)", "cat")
 
 

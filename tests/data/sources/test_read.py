@@ -11,8 +11,8 @@ def test_one_door_for_every_kind(tmp_path, cache):
     (tmp_path / "b.csv").write_text("label,u,v\na,1,2\nb,3,4\n")
     assert len(read(tmp_path / "a.npz")) == 4
     assert len(read(tmp_path / "b.csv")) == 2
-    assert read("glyphs", cache=cache).origin == "glyphs"
-    assert read("glyphs:closed", cache=cache).origin == "glyphs:closed"
+    assert read("glyphs", cache=cache).source_name == "glyphs"
+    assert read("glyphs:closed", cache=cache).source_name == "glyphs:closed"
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
@@ -80,7 +80,7 @@ def test_one_picture_without_a_label(tmp_path):
     picture(tmp_path / "one.jpg")
     with pytest.raises(DataError, match="one picture without a label"):
         read(tmp_path / "one.jpg")
-    samples = read(tmp_path / "one.jpg", labelled=False, size=8)
+    samples = read(tmp_path / "one.jpg", labeled=False, size=8)
     assert samples.read(np.arange(1)).shape == (1, 8, 8, 3)
     assert samples.paths().tolist() == [str(tmp_path / "one.jpg")]
 
@@ -89,7 +89,7 @@ def test_arrays_without_labels(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.ones((4, 2), np.float32))
     with pytest.raises(DataError, match=r"no labels in .*data\.label.*--label.*label="):
         read(tmp_path / "a.npz")
-    assert read(tmp_path / "a.npz", labelled=False).label.values().tolist() == [""] * 4
+    assert read(tmp_path / "a.npz", labeled=False).label.values().tolist() == [""] * 4
 
 
 def test_the_files_that_an_npz_names(tmp_path):

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from mettle.data.dataset import Column
-from mettle.data.image_decoding import shown
-from mettle.data.inputs import Rows
+from mettle.data.image_decoding import quote_name
+from mettle.data.inputs import FeatureArray
 from mettle.data.sources.npz import GROUP_VALUES
-from mettle.data.sources.text_table import Table, number
+from mettle.data.sources.text_table import TextTable, parse_number
 from mettle.errors import DataError, InputError, nearest
 
 
@@ -32,13 +32,13 @@ class Feature:
     fill: float | None = None
 
     @property
-    def titles(self) -> list[str]:
+    def output_names(self) -> list[str]:
         """What the numbers are called."""
         if self.categories is None or self.coded:
             return [self.name]
         return [f"{self.name}={category}" for category in self.categories]
 
-    def table(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The same as JSON can hold it, without what is at its default."""
         found: dict[str, Any] = {"name": self.name}
         if self.categories is not None:
@@ -46,8 +46,8 @@ class Feature:
         return found | ({"coded": True} if self.coded else {}) | ({} if self.fill is None else {"fill": self.fill})
 
 
-def features_of(tables: Iterable[Mapping[str, Any] | Feature]) -> tuple[Feature, ...]:
-    """Features from what `Feature.table` gave.
+def features_from_json(tables: Iterable[Mapping[str, Any] | Feature]) -> tuple[Feature, ...]:
+    """Features from what `Feature.to_json` gave.
 
     Raises:
         DataError: they are not that.
@@ -82,42 +82,42 @@ GAP = (
 _COMMA = re.compile(r"[+-]?\d+,\d+")
 
 
-def new_rows(
-    table: Table,
+def fit_features(
+    table: TextTable,
     names: Sequence[str],
     *,
     categories: Sequence[str] = (),
     text: str = "onehot",
     missing: str = "fail",
     split: np.ndarray | None = None,
-) -> Rows:
+) -> FeatureArray:
     """These columns as one array, with what each of them became; options as in `read_manifest`."""
     if text not in ("onehot", "code") or missing not in ("fail", "mean"):
         raise InputError(f"text must be onehot or code, missing fail or mean, got {text!r}, {missing!r}")
     if not names:
-        raise DataError(f"{shown(table.path)} has neither a column path nor feature columns")
+        raise DataError(f"{quote_name(table.path)} has neither a column path nor feature columns")
     features, parts = [], []
     for name in names:
-        numbers = None if name in categories else _numbers(table, name)
+        numbers = None if name in categories else _read_numbers(table, name)
         if numbers is None:
-            values = _texts(table, name, named=name in categories)
+            values = _read_texts(table, name, named=name in categories)
             known = Column.of(np.array(values)).names
             feature = Feature(name, known, text == "code")
             if text == "onehot" and len(known) > GROUP_VALUES:
-                problem = f"column {shown(name)} has {len(known)} distinct texts, over {GROUP_VALUES}"
+                problem = f"column {quote_name(name)} has {len(known)} distinct texts, over {GROUP_VALUES}"
                 remedy = (
                     "choose the features (data.features in a recipe), or data.text='code'; in Python features= or text="
                 )
-                raise DataError(f"{shown(table.path)}: {problem}; {remedy}")
-            parts.append(_coded(table, feature, values))
+                raise DataError(f"{quote_name(table.path)}: {problem}; {remedy}")
+            parts.append(_encode_categories(table, feature, values))
         else:
-            feature = Feature(name, fill=_mean(table, name, numbers, split) if missing == "mean" else None)
-            parts.append(_filled(table, feature, numbers, GAP))
+            feature = Feature(name, fill=_column_mean(table, name, numbers, split) if missing == "mean" else None)
+            parts.append(_fill_gaps(table, feature, numbers, GAP))
         features.append(feature)
-    return Rows(np.hstack(parts), features=features)
+    return FeatureArray(np.hstack(parts), features=features)
 
 
-def same_rows(table: Table, features: Sequence[Feature]) -> Rows:
+def apply_features(table: TextTable, features: Sequence[Feature]) -> FeatureArray:
     """The columns that a model was trained on, found by name; categories keep the places they had.
 
     Raises:
@@ -128,21 +128,23 @@ def same_rows(table: Table, features: Sequence[Feature]) -> Rows:
     for feature in features:
         name = feature.name
         if name not in table.columns:
-            problem = f"no column {shown(name)} in {shown(table.path)}, which the model was trained on"
-            raise DataError(f"{problem}{table.hint(name)}")
+            problem = f"no column {quote_name(name)} in {quote_name(table.path)}, which the model was trained on"
+            raise DataError(f"{problem}{table.suggest_column(name)}")
         if feature.categories is None:
-            numbers, odd = _parsed(table, name)
+            numbers, odd = _parse_numbers(table, name)
             if odd:
-                problem = f"{shown(table.columns[name][odd[0]])} is not a number; the model was trained on numbers here"
+                problem = (
+                    f"{quote_name(table.columns[name][odd[0]])} is not a number; the model was trained on numbers here"
+                )
                 raise table.error(odd[0], name, problem)
-            parts.append(_filled(table, feature, numbers, gap))
+            parts.append(_fill_gaps(table, feature, numbers, gap))
         else:
             named = any(_COMMA.fullmatch(category) for category in feature.categories)
-            parts.append(_coded(table, feature, _texts(table, name, named=named)))
-    return Rows(np.hstack(parts), features=features)
+            parts.append(_encode_categories(table, feature, _read_texts(table, name, named=named)))
+    return FeatureArray(np.hstack(parts), features=features)
 
 
-def mostly(values: Sequence[str], holds: Callable[[str], bool]) -> bool:
+def is_mostly(values: Sequence[str], holds: Callable[[str], bool]) -> bool:
     """Whether something holds for most of the values, missing ones aside."""
     known = [value for value in values[:HEAD] if value.strip().lower() not in MISSING]
     if sum(map(holds, known)) < 0.5 * len(known):  # spares a look at all of most columns
@@ -151,29 +153,29 @@ def mostly(values: Sequence[str], holds: Callable[[str], bool]) -> bool:
     return bool(known) and sum(map(holds, known)) >= MOSTLY * len(known)
 
 
-def _texts(table: Table, name: str, named: bool) -> list[str]:
+def _read_texts(table: TextTable, name: str, named: bool) -> list[str]:
     """A column of text without the blanks around it; numbers with a decimal comma are none unless they were named."""
     values = [value.strip() for value in table.columns[name]]
-    if not named and mostly(values, lambda value: _COMMA.fullmatch(value) is not None):
+    if not named and is_mostly(values, lambda value: _COMMA.fullmatch(value) is not None):
         row = next(i for i, value in enumerate(values) if _COMMA.fullmatch(value))
         point = values[row].replace(",", ".")
         remedy = f"write {point}, or set data.categories=[{name!r}] (in Python categories=) if it is a name"
-        raise table.error(row, name, f"{shown(values[row])} has a decimal comma; {remedy}")
+        raise table.error(row, name, f"{quote_name(values[row])} has a decimal comma; {remedy}")
     return values
 
 
-def _coded(table: Table, feature: Feature, values: Sequence[str]) -> np.ndarray:
+def _encode_categories(table: TextTable, feature: Feature, values: Sequence[str]) -> np.ndarray:
     """One column per category, or the place of each."""
     place = {category: i for i, category in enumerate(feature.categories or ())}
     for row, value in enumerate(values):
         if value not in place:
-            problem = f"{shown(value)} is a category that the model was not trained on"
+            problem = f"{quote_name(value)} is a category that the model was not trained on"
             raise table.error(row, feature.name, f"{problem}{nearest(value, list(place)[:50])}")
     codes = np.array([place[value] for value in values], np.int64)
     return codes[:, None].astype(np.float32) if feature.coded else np.eye(len(place), dtype=np.float32)[codes]
 
 
-def _mean(table: Table, name: str, numbers: np.ndarray, split: np.ndarray | None) -> float:
+def _column_mean(table: TextTable, name: str, numbers: np.ndarray, split: np.ndarray | None) -> float:
     """The mean of a column, over its train rows where there are such."""
     gaps = np.isnan(numbers)
     known = ~gaps if split is None or not (split == 0).any() else ~gaps & (split == 0)
@@ -182,7 +184,7 @@ def _mean(table: Table, name: str, numbers: np.ndarray, split: np.ndarray | None
     return float(numbers[known].mean())
 
 
-def _filled(table: Table, feature: Feature, numbers: np.ndarray, problem: str) -> np.ndarray:
+def _fill_gaps(table: TextTable, feature: Feature, numbers: np.ndarray, problem: str) -> np.ndarray:
     """The numbers without gaps, as one column of float32; ``problem`` is what to say about a gap that stays."""
     gaps = np.isnan(numbers)
     if gaps.any():
@@ -195,26 +197,26 @@ def _filled(table: Table, feature: Feature, numbers: np.ndarray, problem: str) -
     return numbers.astype(np.float32)[:, None]
 
 
-def _numbers(table: Table, name: str) -> np.ndarray | None:
+def _read_numbers(table: TextTable, name: str) -> np.ndarray | None:
     """The column as numbers, NaN where one is missing; None when it is text."""
-    numbers, odd = _parsed(table, name)
+    numbers, odd = _parse_numbers(table, name)
     counted = int((~np.isnan(numbers)).sum())
     if not counted or len(odd) > (1 - MOSTLY) * (counted + len(odd)):
         return None
     if odd:
-        problem = f"{shown(table.columns[name][odd[0]])} is not a number, though most of the column is"
+        problem = f"{quote_name(table.columns[name][odd[0]])} is not a number, though most of the column is"
         remedy = f"correct it, or set data.categories=[{name!r}] (in Python categories=)"
         raise table.error(odd[0], name, f"{problem}; {remedy}")
     return numbers
 
 
-def _parsed(table: Table, name: str) -> tuple[np.ndarray, list[int]]:
+def _parse_numbers(table: TextTable, name: str) -> tuple[np.ndarray, list[int]]:
     """The numbers of a column, NaN where there is none, and the rows that hold something else."""
     odd: list[int] = []
     numbers = np.full(len(table.lines), np.nan)
     for row, value in enumerate(table.columns[name]):
         if value.strip().lower() not in MISSING:
-            read = number(value)
+            read = parse_number(value)
             if read is None:
                 odd.append(row)
             else:

@@ -15,18 +15,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mettle.data.image_decoding import shown
+from mettle.data.image_decoding import quote_name
 from mettle.errors import DataError, MissingExtra, nearest
 
 LARGEST_FILE = 2 << 30
 LARGEST_FIELD = 1 << 20
 LONGEST_HINT = 300
-PARTED = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
-SUFFIXES = (*PARTED, ".parquet", ".pq")
+DELIMITED = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+SUFFIXES = (*DELIMITED, ".parquet", ".pq")
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """A table of text, as read: one list per column, and where each row stands in the file."""
 
     path: Path
@@ -36,21 +36,23 @@ class Table:
 
     def error(self, row: int, column: str, problem: str) -> DataError:
         """An error about one cell."""
-        return DataError(f"{shown(self.path)} {self.unit} {self.lines[row]}, column {shown(column)}: {problem}")
+        return DataError(
+            f"{quote_name(self.path)} {self.unit} {self.lines[row]}, column {quote_name(column)}: {problem}"
+        )
 
-    def known(self, name: str) -> str:
+    def require_column(self, name: str) -> str:
         """The name of a column, if there is such a one."""
         if name not in self.columns:
-            raise DataError(f"no column {shown(name)} in {shown(self.path)}{self.hint(name)}")
+            raise DataError(f"no column {quote_name(name)} in {quote_name(self.path)}{self.suggest_column(name)}")
         return name
 
-    def hint(self, name: str) -> str:
+    def suggest_column(self, name: str) -> str:
         """Which column was probably meant, or which there are, where these are not very many."""
         found = nearest(name, self.columns)
         return found if len(found) <= LONGEST_HINT else f"; it has {len(self.columns)} columns"
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> TextTable:
     """Read a ``.csv``, ``.tsv``, either with ``.gz``, or ``.parquet`` file.
 
     Raises:
@@ -59,79 +61,79 @@ def read_table(path: Path) -> Table:
     """
     name = path.name.lower()
     if not path.is_file():
-        raise DataError(f"no file {shown(path)}")
+        raise DataError(f"no file {quote_name(path)}")
     if name.endswith((".parquet", ".pq")):
-        table = _parquet(path)
-    elif name.endswith(PARTED):
-        table = _csv(path)
+        table = _read_parquet(path)
+    elif name.endswith(DELIMITED):
+        table = _read_csv(path)
     else:
-        raise DataError(f"{shown(path)} is not a manifest: {', '.join(SUFFIXES)} are read")
+        raise DataError(f"{quote_name(path)} is not a manifest: {', '.join(SUFFIXES)} are read")
     if not table.lines:
-        raise DataError(f"{shown(path)} has no rows")
+        raise DataError(f"{quote_name(path)} has no rows")
     return table
 
 
-def read_header(path: Path) -> Table:
+def read_table_header(path: Path) -> TextTable:
     """The columns of a file that `read_table` reads, without its rows."""
     if path.name.lower().endswith((".parquet", ".pq")):
-        names = _by_pyarrow(path, lambda parquet: parquet.read_schema(path).names)
+        names = _call_pyarrow(path, lambda parquet: parquet.read_schema(path).names)
     else:
-        names, _ = parted(path)
-    return Table(path, dict.fromkeys(names, ()), ())
+        names, _ = read_delimited(path)
+    return TextTable(path, dict.fromkeys(names, ()), ())
 
 
-def _csv(path: Path) -> Table:
-    header, rows = parted(path)
+def _read_csv(path: Path) -> TextTable:
+    header, rows = read_delimited(path)
     lines, fields = [], []
     for line, row in rows:
         lines.append(line)
         fields.append(row)
-    return Table(path, {name: [row[i] for row in fields] for i, name in enumerate(header)}, lines)
+    return TextTable(path, {name: [row[i] for row in fields] for i, name in enumerate(header)}, lines)
 
 
-def parted(path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+def read_delimited(path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     """The header of a CSV or TSV file, empty for an empty file, and its rows, each with its line.
 
     Raises:
         DataError: two columns of one name; on the way through the rows, one that does not fit the header.
     """
-    rows = _rows(path)
+    rows = _iterate_rows(path)
     _, first = next(rows, (1, []))
     header, seen = [name.strip() for name in first], set()
     for name in header:
         if name in seen:
-            raise DataError(f"{shown(path)} line 1: two columns are called {shown(name)}")
+            raise DataError(f"{quote_name(path)} line 1: two columns are called {quote_name(name)}")
         seen.add(name)
     return header, rows
 
 
-def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _iterate_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Rows as they are split, all of one length, each with the line that it starts at; a blank line is no row."""
-    reader, line, width = _reader(path), 1, 0
+    reader, line, width = _csv_reader(path), 1, 0
     try:
         for row in reader:
             if row:
                 width = width or len(row)
                 if len(row) != width:
-                    raise DataError(f"{shown(path)} line {line}: {len(row)} fields, but the header has {width}")
+                    raise DataError(f"{quote_name(path)} line {line}: {len(row)} fields, but the header has {width}")
                 if any(len(field) > LARGEST_FIELD for field in row):
-                    raise DataError(f"{shown(path)} line {line}: a field of more than {LARGEST_FIELD} characters")
+                    raise DataError(f"{quote_name(path)} line {line}: a field of more than {LARGEST_FIELD} characters")
                 yield line, row
             line = reader.line_num + 1
     except csv.Error as problem:
-        raise DataError(f"{shown(path)} line {line}: {problem}") from None
+        raise DataError(f"{quote_name(path)} line {line}: {problem}") from None
 
 
-def _reader(path: Path) -> Any:
+def _csv_reader(path: Path) -> Any:
     """A reader of `csv` that knows its line."""
-    lines = text_lines(path)
-    head = list(_head(lines))
+    lines = read_text_lines(path)
+    head = list(_leading_lines(lines))
     tabs = path.name.lower().endswith((".tsv", ".tsv.gz"))
-    mark = "\t" if tabs else _mark(head[-1] if head else "")
+    mark = "\t" if tabs else _guess_delimiter(head[-1] if head else "")
     return csv.reader(chain(head, lines), strict=True, delimiter=mark)
 
 
-def _head(lines: Iterator[str]) -> Iterator[str]:
+def _leading_lines(lines: Iterator[str]) -> Iterator[str]:
     """Lines up to the first that is not blank."""
     for line in lines:
         yield line
@@ -139,32 +141,32 @@ def _head(lines: Iterator[str]) -> Iterator[str]:
             return
 
 
-def _mark(header: str) -> str:
+def _guess_delimiter(header: str) -> str:
     """What parts the fields of a header: the most frequent of comma, semicolon and tab outside of quotes."""
     bare = re.sub(r'"[^"]*"', "", header)
     return max(",;\t", key=bare.count)
 
 
-def text_lines(path: Path) -> Iterator[str]:
+def read_text_lines(path: Path) -> Iterator[str]:
     """Lines of UTF-8 text; what is none of it is an error with its line."""
     try:
         with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
             data = file.read(LARGEST_FILE + 1)
     except (OSError, EOFError, zlib.error) as problem:
-        raise DataError(f"cannot read {shown(path)}: {problem}") from None
+        raise DataError(f"cannot read {quote_name(path)}: {problem}") from None
     if len(data) > LARGEST_FILE:
-        raise DataError(f"{shown(path)} unpacks to more than {LARGEST_FILE} bytes")
+        raise DataError(f"{quote_name(path)} unpacks to more than {LARGEST_FILE} bytes")
     for number, line in enumerate(io.BytesIO(data.removeprefix(b"\xef\xbb\xbf")), start=1):
         if b"\0" in line:
-            raise DataError(f"{shown(path)} line {number}: a NUL byte; save the table as UTF-8 text")
+            raise DataError(f"{quote_name(path)} line {number}: a NUL byte; save the table as UTF-8 text")
         try:
             yield line.decode()
         except UnicodeDecodeError as problem:
             reason = f"byte {problem.start + 1} is not UTF-8; save the table as UTF-8"
-            raise DataError(f"{shown(path)} line {number}: {reason}") from None
+            raise DataError(f"{quote_name(path)} line {number}: {reason}") from None
 
 
-def _by_pyarrow(path: Path, read: Callable[[Any], Any]) -> Any:
+def _call_pyarrow(path: Path, read: Callable[[Any], Any]) -> Any:
     """What ``read`` finds with pyarrow.parquet, or the one line that says why not."""
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
@@ -173,29 +175,29 @@ def _by_pyarrow(path: Path, read: Callable[[Any], Any]) -> Any:
     try:
         return read(parquet)
     except Exception as problem:  # its errors have several unrelated bases
-        raise DataError(f"cannot read {shown(path)}: {' '.join(str(problem).split())[:200]}") from None
+        raise DataError(f"cannot read {quote_name(path)}: {' '.join(str(problem).split())[:200]}") from None
 
 
-def _parquet(path: Path) -> Table:
+def _read_parquet(path: Path) -> TextTable:
     def texts(parquet: Any) -> tuple[dict[str, list[str]], int]:
         table = parquet.read_table(path)
         found = {name: table[name].cast("string").fill_null("").to_pylist() for name in table.column_names}
         return found, table.num_rows
 
-    columns, count = _by_pyarrow(path, texts)
+    columns, count = _call_pyarrow(path, texts)
     for name, values in columns.items():
         for row, value in enumerate(values):
             if "\0" in value or len(value) > LARGEST_FIELD:
-                raise DataError(f"{shown(path)} row {row + 1}, column {shown(name)}: NUL or over 1 MB")
-    return Table(path, columns, range(1, count + 1), unit="row")
+                raise DataError(f"{quote_name(path)} row {row + 1}, column {quote_name(name)}: NUL or over 1 MB")
+    return TextTable(path, columns, range(1, count + 1), unit="row")
 
 
-def whole(text: str) -> bool:
+def is_integer_text(text: str) -> bool:
     """Whether this is a whole number as one writes it (007 is a name, and so is --5)."""
     return text.removeprefix("-").isdecimal() and len(text) < 19 and str(int(text)) == text
 
 
-def number(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """The number that a text is, as people write one."""
     try:
         return None if "_" in text else float(text)  # Python reads 1_000 as a number, people as a name
