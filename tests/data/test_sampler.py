@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
 
-from mettle.data.sampler import PKBatchSampler, ShuffledBatchSampler
+from mettle.data.sampler import PKBatchSampler, ShuffledBatchSampler, UpsampledSampler
 from mettle.errors import DataError, InputError
 
 
@@ -63,3 +65,37 @@ def test_sample_batches_use_every_sample_once():
 def test_a_batch_without_pairs_is_refused(classes, samples):
     with pytest.raises(InputError, match="at least 2 classes of 2 samples"):
         PKBatchSampler(np.repeat(np.arange(9), 4), classes, samples)
+
+
+SAMPLERS = {
+    "P x K": PKBatchSampler(np.repeat(np.arange(20), 6), 4, 3, 1),
+    "shuffled": ShuffledBatchSampler(50, 8, 1),
+    "upsampled": UpsampledSampler(50, np.array([3, 7, 9]), 4, 8, 1),
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
+def test_any_loader_of_torch_takes_it_and_goes_on_from_any_batch(sampler):
+    data = TensorDataset(torch.arange(200))
+    loader = DataLoader(data, batch_sampler=sampler)
+    for epoch in (0, 1, 4):
+        wanted = [batch.tolist() for batch in sampler.epoch_batches(epoch)]
+        sampler.set_epoch(epoch)
+        assert len(loader) == len(wanted) > 3
+        assert [x.tolist() for (x,) in loader] == wanted
+        sampler.set_epoch(epoch, start=3)
+        assert len(loader) == len(wanted) - 3
+        assert [x.tolist() for (x,) in loader] == wanted[3:]
+    with pytest.raises(InputError, match="epoch must be a whole number from 0 up, got -1"):
+        sampler.set_epoch(-1)
+
+
+def test_upsampling_repeats_what_it_is_told_to():
+    sampler = UpsampledSampler(10, np.array([3, 7]), 3, 4)
+    entries = np.concatenate(sampler.epoch_batches(0))
+    assert np.bincount(entries, minlength=10).tolist() == [1, 1, 1, 4, 1, 1, 1, 4, 1, 1]
+    copies = np.concatenate(sampler.copy_numbers(0))
+    assert sorted(copies[entries == 3].tolist()) == [0, 1, 2, 3]
+    assert (copies[~np.isin(entries, (3, 7))] == 0).all()
+    with pytest.raises(InputError, match="repeated must be positions of the 10 samples"):
+        UpsampledSampler(10, np.array([10]), 3, 4)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from mettle.data.check import DataReport, check, drop_unreadable
 from mettle.data.dataset import Column, Samples
 from mettle.data.loader import Batch, Loader
-from mettle.data.sampler import PKBatchSampler, ShuffledBatchSampler
+from mettle.data.sampler import EpochBatchSampler, PKBatchSampler, ShuffledBatchSampler, UpsampledSampler
 from mettle.data.sources import read
 from mettle.data.sources.glyphs import glyphs
 from mettle.data.splits import hold_out_domains, identity_disjoint_split, sample_split
@@ -18,12 +18,14 @@ __all__ = [
     "Batch",
     "Column",
     "DataReport",
+    "EpochBatchSampler",
     "Loader",
     "PKBatchSampler",
     "Pairs",
     "Samples",
     "ShuffledBatchSampler",
     "Triplets",
+    "UpsampledSampler",
     "check",
     "drop_unreadable",
     "glyphs",

@@ -142,7 +142,7 @@ class Samples:
     ) -> "Samples":
         """Build a table; lengths, ids and codes are checked here and nowhere else."""
         if not all(hasattr(inputs, name) for name in ("kind", "read", "__len__")):
-            wanted = "Rows(array) for (n, f) numbers, ImageArray(array) for uint8 pictures, of mettle.data.inputs"
+            wanted = "FeatureArray(array) for (n, f) numbers, ImageArray(array) for uint8 images, of mettle.data.inputs"
             raise InputError(f"inputs must be something to read from, got {type(inputs).__name__}: give {wanted}")
         n = len(inputs)
         if files is None and hasattr(inputs, "paths"):  # remembered here, because decoded pictures forget them

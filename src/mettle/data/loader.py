@@ -152,7 +152,9 @@ class Loader:
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["mettle.data.loader"])
             options |= {"multiprocessing_context": context, "worker_init_fn": _ignore_interrupts}
-            options |= {"prefetch_factor": self.prefetch, "persistent_workers": True}
+            options |= {
+                "prefetch_factor": self.prefetch
+            }  # one pass for all epochs: the workers live as long as it does
         loader = _DataLoader(
             source,  # type: ignore[arg-type]
             batch_sampler=requests,  # type: ignore[arg-type] - a batch is asked for as a whole, not by a list of numbers
