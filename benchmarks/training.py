@@ -6,9 +6,9 @@
     python benchmarks/training.py hdml --quick     fewer rounds, smaller images
 
 loader: every item is slept for, 0.25 s a batch in all, as if it came over a slow disk. Both read the same samples in
-the same order with the same number of worker processes, started in the same way; ours also converts to float and
-augments. What is timed starts after one batch of every worker, so that the start of the processes is left out of both,
-and rounds alternate. The goal is 0.95 of torch's own rate.
+the same order with the same number of worker processes; ours also converts to float and augments. What
+is timed starts after one batch of every worker, so that the start of the processes is left out of both, and rounds
+alternate. The goal is 0.95 of torch's own rate.
 
 hdml: times are medians over rounds in which all take turns, of whole optimization steps (forward, backward, optimizers)
 of a ResNet-18, on CUDA where there is one. The goal is at most 25 % over the plain triplet loss; N-pair synthesizes
@@ -16,7 +16,6 @@ of a ResNet-18, on CUDA where there is one. The goal is at most 25 % over the pl
 """
 
 import argparse
-import multiprocessing
 import time
 import warnings
 from collections.abc import Iterator
@@ -69,12 +68,9 @@ class SlowDataset(Dataset):
 def iterate_torch(samples: Samples, workers: int, batches: int) -> Iterator:
     """A bare DataLoader."""
     sampler = ShuffledBatchSampler(len(samples), SIZE)
-    context = multiprocessing.get_context("forkserver")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # more workers than processors are what is measured
-        loader = DataLoader(
-            SlowDataset(samples), batch_sampler=sampler, num_workers=workers, multiprocessing_context=context
-        )
+        loader = DataLoader(SlowDataset(samples), batch_sampler=sampler, num_workers=workers)
         found = iter(loader)
     return (batch for batch, _ in zip(found, range(batches), strict=False))
 

@@ -30,7 +30,14 @@ import numpy as np
 from mettle.data.dataset import NO_SPLIT, SPLITS, Inputs, Samples
 from mettle.data.duplicates import content_hash, find_near_duplicates, image_descriptor
 from mettle.data.image_decoding import quote_name
-from mettle.data.inputs import ImageFiles, PackedImages, decode_item, map_ranges_in_threads
+from mettle.data.inputs import (
+    MEMORY_LIMIT,
+    ImageFiles,
+    PackedImages,
+    decode_item,
+    load_into_memory,
+    map_ranges_in_threads,
+)
 from mettle.errors import DataError, InputError
 
 Severity = Literal["error", "warning"]
@@ -381,6 +388,21 @@ def drop_unreadable(
     if take is not None:  # bad items must not come back when the inputs are held in memory as a whole
         kept = replace(kept, inputs=take(kept.storage_index), storage_index=np.arange(len(kept), dtype=np.int64))
     return replace(kept, skipped=(*samples.skipped, *bad.values()))
+
+
+def load_readable(samples: Samples, policy: Policy = "fail", *, limit_bytes: int = MEMORY_LIMIT) -> Samples:
+    """The samples that can be read, their images decoded into memory where they fit the limit.
+
+    Every image is decoded once: what is held in memory is known to be readable, and only where decoding stops at a bad
+    one are all of them looked at, to say how many there are and what to do.
+    """
+    try:
+        samples = replace(samples, inputs=load_into_memory(samples.inputs, limit_bytes))
+    except DataError:
+        samples = drop_unreadable(samples, policy)
+        samples = replace(samples, inputs=load_into_memory(samples.inputs, limit_bytes))
+    is_known = samples.inputs.kind == "image" and samples.inputs.is_in_memory
+    return samples if is_known else drop_unreadable(samples, policy)
 
 
 def _check_choice(value: str, name: str, known: tuple[str, ...]) -> None:

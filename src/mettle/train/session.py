@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from mettle.data.check import drop_unreadable
+from mettle.data.check import drop_unreadable, load_readable
 from mettle.data.dataset import NO_SPLIT, Samples
 from mettle.data.duplicates import train_test_duplicates
 from mettle.data.image_decoding import as_size
-from mettle.data.inputs import ImageFiles, PackedImages, load_into_memory
+from mettle.data.inputs import ImageFiles, PackedImages
 from mettle.data.loader import Loader
 from mettle.data.sources import read
 from mettle.data.splits import hold_out_domains, identity_disjoint_split
 from mettle.data.tuples import Tuples
-from mettle.errors import DataError, InputError, MettleError, RunError
+from mettle.errors import InputError, MettleError, RunError
 from mettle.model import Embedder
 from mettle.train import checkpoint, loop, trained
 from mettle.train.artifact import Run, create, embedded, finish, keep_classes, open_run, places
@@ -66,13 +66,7 @@ def prepare_tuples(
     samples, table = _listed(recipe, cache, **reading)
     samples = resize_samples(recipe, samples)
     policy = "skip" if "data.policy" in recipe.auto and samples.inputs.kind == "image" else recipe.data.policy
-    try:
-        samples = replace(samples, inputs=load_into_memory(samples.inputs))
-    except DataError:  # it stops at the first bad picture: how many there are, and what to do, takes a look at all
-        samples = drop_unreadable(samples, policy)
-        samples = replace(samples, inputs=load_into_memory(samples.inputs))
-    if samples.inputs.kind == "row" or not samples.inputs.is_in_memory:
-        samples = drop_unreadable(samples, policy)
+    samples = load_readable(samples, policy, limit_bytes=round(recipe.data.memory * 2**30))
     samples = _divided(recipe, samples, table) if divide else samples
     return samples, *settled(recipe, table, samples)
 
