@@ -108,14 +108,18 @@ def measure_loader(rounds: int, is_kept: bool) -> None:
         lines.append(f"| {workers} | {torch_rate:.2f} | {our_rate:.2f} | {our_rate / torch_rate:.3f} |")
         print(lines[-1], flush=True)
     verdict = "met" if lowest >= LEAST else "missed"
+    sleep = f"A reader that sleeps {SECONDS} s a batch of {SIZE} images, {SIDE} x {SIDE}"
     text = (
         "\n".join(lines)
-        + f"\n\nA reader that sleeps {SECONDS} s a batch of {SIZE} images, {SIDE} x {SIDE}; medians of {rounds} "
+        + f"\n\n{sleep}; medians of {rounds} rounds in turns. The goal of {LEAST} of a bare DataLoader is "
     )
-    text += f"rounds in turns. The goal of {LEAST} of a bare DataLoader is {verdict}: the lowest ratio is {lowest:.3f}."
+    text += (
+        f"{verdict}: the lowest ratio is {lowest:.3f} (a worker of ours reads a batch in one call, one of torch's item "
+    )
+    text += "by item)."
     print(text)
     if is_kept:
-        keep("Loading batches", "training.py loader --keep", text, threads="one thread a process")
+        keep("Loading batches", f"training.py loader --rounds {rounds} --keep", text, threads="one thread a process")
 
 
 GOAL = 0.25

@@ -2,9 +2,10 @@
 
 Every durable write of the package goes through these few functions: temporary name, write, flush, fsync, rename,
 fsync of the folder. A process killed at any point leaves at most one ``NAME.tmp-NUMBER`` beside what it was writing:
-the next write of the same file or folder removes it, and `sweep` whatever is left in a folder. A writer locks its
-temporary file and the kernel takes the lock back when it dies, so what another process is still writing is never
-removed. Where files cannot be locked (some network disks, systems without ``flock``), leftovers stay until `sweep`.
+the next write of the same file or folder removes it, and `remove_leftovers` whatever is left in a folder. A writer
+locks its temporary file and the kernel takes the lock back when it dies, so what another process is still writing is
+never removed. Where files cannot be locked (some network disks, systems without ``flock``), leftovers stay until
+`remove_leftovers` takes them.
 """
 
 import hashlib

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mettle.data import read
-from mettle.data.check import Problem, check, drop_unreadable
+from mettle.data.check import Problem, check, drop_unreadable, load_readable
 from mettle.data.dataset import Column, Samples
 from mettle.data.inputs import FeatureArray, ImageArray, ImageFiles, load_into_memory
 from mettle.errors import DataError, InputError
@@ -393,3 +393,18 @@ def test_sound_layouts_are_not_warned_about(tmp_path):
 def test_notes_of_the_reader_are_told(tmp_path):
     (tmp_path / "m.csv").write_text("g,v,label\n1,2,a\n1,3,b\n")
     assert "'g'" in check(read(tmp_path / "m.csv")).notes[0]
+
+
+def test_images_are_held_in_memory_up_to_the_limit_and_bad_ones_are_left_out_either_way(tmp_path):
+    for k in range(12):
+        (tmp_path / f"{k % 3}").mkdir(exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), 20 * k, np.uint8)).save(tmp_path / f"{k % 3}" / f"{k}.png")
+    samples = read(tmp_path)
+    (tmp_path / "0" / "3.png").write_bytes(b"no image")
+    for limit, in_memory in ((12 * 48, True), (12 * 48 - 1, False)):
+        loaded = load_readable(samples, "skip", limit_bytes=limit)
+        assert loaded.inputs.is_in_memory == in_memory
+        assert len(loaded) == 11 and len(loaded.skipped) == 1 and "3.png" in loaded.skipped[0]
+        assert sorted(loaded.read(np.arange(11))[:, 0, 0, 0].tolist()) == [20 * k for k in range(12) if k != 3]
+        with pytest.raises(DataError, match="1 of 12 pictures cannot be used"):
+            load_readable(samples, "fail", limit_bytes=limit)

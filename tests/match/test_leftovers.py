@@ -88,7 +88,7 @@ def test_what_a_live_writer_holds_is_left_alone(folder, what):
     child = begun(what, path)
     try:
         (theirs,) = folder.iterdir()
-        atomic_files.sweep(folder)
+        atomic_files.remove_leftovers(folder)
         assert theirs.exists(), "not even a sweep takes it"
         write(what, folder / "elsewhere")
         if what == "file":  # a folder is never made over another
@@ -106,7 +106,7 @@ def test_sweep_takes_what_the_dead_left_whoever_named_it(folder, what):
     killed(begun(what, folder / "target"))
     (folder / "b.tmp-x1y2z3").write_text("of an older version")
     (folder / "c.tmp-0").symlink_to(folder / "nowhere")
-    atomic_files.sweep(folder)
+    atomic_files.remove_leftovers(folder)
     assert list(folder.iterdir()) == []
 
 
@@ -152,7 +152,7 @@ def test_where_there_are_no_locks_writes_work_and_only_a_sweep_removes(folder, w
     write(what, folder / "target")
     assert content(what, folder / "target") == "ours"
     assert sorted(file.name for file in folder.iterdir()) == ["target", "target.tmp-0"]
-    atomic_files.sweep(folder)
+    atomic_files.remove_leftovers(folder)
     assert [file.name for file in folder.iterdir()] == ["target"]
 
 

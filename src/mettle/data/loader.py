@@ -186,8 +186,11 @@ class Loader:
                     raise item
                 last = request.ids[:4].tolist()
                 yield request, item, aspect
-        except RuntimeError as problem:
-            if "DataLoader worker" not in str(problem) or "Traceback" in str(problem):
+        except (RuntimeError, EOFError, ConnectionError, FileNotFoundError) as problem:
+            # A worker that is killed while it hands over a batch leaves a broken pipe or socket; what it raised itself
+            # comes with its traceback.
+            is_dead = not isinstance(problem, RuntimeError) or "DataLoader worker" in str(problem)
+            if self.workers == 0 or not is_dead or "Traceback" in str(problem):
                 raise
             raise DataError(
                 f"a loader worker died while reading what follows samples {last}...: out of memory, or killed from "
