@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from mettle.data.decode import Channels
-from mettle.data.images import PackedImages
+from mettle.data.image_decoding import Channels
+from mettle.data.inputs import PackedImages
 
 SIDES = (80, 320)
 ASPECTS = (0.6, 1.6)

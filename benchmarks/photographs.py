@@ -20,7 +20,7 @@ from photo_folder import unpack_images
 from PIL import Image
 from record import keep
 
-from mettle.data.decode import read_header
+from mettle.data.image_decoding import read_image_header
 from mettle.errors import NumericError
 from mettle.evaluate import verification
 from mettle.model import embed
@@ -54,7 +54,7 @@ def thin(source: Path, label: str, size: tuple[int, int], target: Path) -> None:
     if "images" in arrays:
         images = arrays["images"][chosen]
     else:
-        grey = read_header(unpack_images(arrays).content(at[0])).grey
+        grey = read_image_header(unpack_images(arrays).content(at[0])).grey
         decoded = unpack_images(arrays, 1 if grey else 3).read(chosen)
         opened = (Image.fromarray(one.squeeze(2) if grey else one) for one in decoded)
         images = np.stack([np.asarray(one.resize(size[::-1], Image.Resampling.BILINEAR)) for one in opened])

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import t as student
 
-from mettle.data.draws import shuffled
 from mettle.evaluate import probe
 from mettle.model import embed
+from mettle.rng import permutation
 from mettle.train import load, train
 from mettle.train.two_encoder import biased_model
 
@@ -30,9 +30,9 @@ METHODS = ["simclr", "dcl", "hcl", "wcl", "wcl-mean", "wcl-shuffled", "wcl-dista
 def parts(samples, most: int):
     """Train, validation and test; a long training split is thinned for the probe."""
     found = {name: samples.part(name) for name in ("train", "val", "test")}
-    found = {name: part.take(np.sort(shuffled(len(part), 0, 0)[:most])) for name, part in found.items()}
+    found = {name: part.take(np.sort(permutation(len(part), 0, 0)[:most])) for name, part in found.items()}
     if len(found["val"]) == 0 or not np.isin(found["val"].labels, found["train"].labels).all():
-        order = shuffled(len(found["train"]), 0, 1)
+        order = permutation(len(found["train"]), 0, 1)
         tenth = len(order) // 10
         found["val"], found["train"] = (found["train"].take(np.sort(x)) for x in (order[:tenth], order[tenth:]))
     return found

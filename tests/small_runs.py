@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
 from mettle.evaluate.run import evaluate_run
 from mettle.train import Run, train
 from mettle.train.recipe import parse

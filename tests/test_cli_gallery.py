@@ -161,7 +161,7 @@ def test_data_of_a_model_without_thresholds_are_enrolled_and_not_calibrated_on(t
     """They may be those that it was trained on: whether they can stand for strangers is for the user to say."""
     shutil.copytree(trained.run.folder, tmp_path / "run")
     set_thresholds(open_run(tmp_path / "run"), {})
-    enrol = ("gallery", "enrol", tmp_path / "g", "--model", tmp_path / "run", "--data", trained.samples.origin)
+    enrol = ("gallery", "enrol", tmp_path / "g", "--model", tmp_path / "run", "--data", trained.samples.source_name)
     assert "\nnot calibrated: no threshold was measured for this gallery" in mettle(*enrol)
     assert json.loads(mettle("gallery", "info", tmp_path / "g", "--json"))["calibration"] is None
     evaluated = mettle(*enrol[:3], "--model", trained.run.folder, *enrol[5:])
@@ -230,7 +230,7 @@ def test_thresholds_for_people_as_they_are_enrolled(tmp_path):
 
 
 def test_info_says_which_thresholds_rest_on_little(trained, tmp_path):
-    mettle("gallery", "enrol", tmp_path / "g", "--model", trained.run.folder, "--data", trained.samples.origin)
+    mettle("gallery", "enrol", tmp_path / "g", "--model", trained.run.folder, "--data", trained.samples.source_name)
     said = mettle("gallery", "info", tmp_path / "g")
     for far, entry in trained.run.contract()["thresholds"].items():
         line = next(line for line in said.splitlines() if f"false-accept rate {float(far)!r} per comparison" in line)
@@ -239,7 +239,7 @@ def test_info_says_which_thresholds_rest_on_little(trained, tmp_path):
 
 
 def test_everybody_of_a_data_set_and_of_a_table(trained, tmp_path):
-    source = trained.samples.origin
+    source = trained.samples.source_name
     said = mettle(
         "gallery", "enrol", tmp_path / "a", "--model", trained.run.folder, "--data", source, "--split", "test"
     )
@@ -293,7 +293,7 @@ def test_an_enrolment_that_fails_leaves_nothing_behind(trained, tmp_path, mistak
         "rows": ["anna", "--embeddings", place / "nan.npy"],
         "length": ["anna", "--embeddings", place / "long.npy"],
         "data": ["--data", place / "none"],
-        "split": ["--data", trained.samples.origin, "--split", "tset"],
+        "split": ["--data", trained.samples.source_name, "--split", "tset"],
         "table": ["--table", place / "none.npz"],
         "name": ["two\nlines", "--embeddings", place / "good.npy"],
         "fusion": ["anna", "--embeddings", place / "good.npy", "--fusion", "bset"],
@@ -304,7 +304,7 @@ def test_an_enrolment_that_fails_leaves_nothing_behind(trained, tmp_path, mistak
 
 
 def test_data_need_a_model(tmp_path, trained):
-    said = mettle("gallery", "enrol", tmp_path / "g", "--dim", 8, "--data", trained.samples.origin, status=2)
+    said = mettle("gallery", "enrol", tmp_path / "g", "--dim", 8, "--data", trained.samples.source_name, status=2)
     assert "--model RUN" in said and not (tmp_path / "g").exists()
 
 
@@ -361,7 +361,7 @@ def test_a_damaged_calibration_is_told_and_can_be_measured_again(tmp_path):
 )
 def test_mistakes_are_one_line(trained, tmp_path, words, message):
     gallery = tmp_path / "g"
-    mettle("gallery", "enrol", gallery, "--model", trained.run.folder, "--data", trained.samples.origin)
+    mettle("gallery", "enrol", gallery, "--model", trained.run.folder, "--data", trained.samples.source_name)
     said = mettle("gallery", *[str(gallery) if w == "GALLERY" else w for w in words], status=2)
     assert message in said
     assert "\n" not in said

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from command_line import mettle, refused
-from mettle.durable import sha256
+from mettle.atomic_files import sha256
 from mettle.train import open_run
 from mettle.train.recipe import parse
 from train.conftest import make_npz, tiny

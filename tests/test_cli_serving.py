@@ -18,7 +18,7 @@ import mettle as package
 from command_line import mettle
 from free_port import free_port
 from mettle.cli import app
-from mettle.data.decode import PIXELS
+from mettle.data.image_decoding import MAX_PIXELS
 from mettle.match import Gallery
 from mettle.service import Limits, Trail
 from small_runs import small_run
@@ -198,7 +198,7 @@ def test_a_deletion_that_is_tried_again_says_that_it_was_served(tmp_path):
 
 
 def test_the_service_takes_pictures_as_large_as_training_does():
-    assert Limits().pixels == PIXELS
+    assert Limits().pixels == MAX_PIXELS
 
 
 def test_a_trail_is_checked_and_searched(tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mettle import Gallery
-from mettle.durable import sha256
+from mettle.atomic_files import sha256
 from mettle.errors import MettleError, RunError
 from mettle.train import load, open_run
 from small_runs import small_run

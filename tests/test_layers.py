@@ -1,4 +1,4 @@
-"""A room imports only rooms to its left, `pairs`, `errors`, `durable` and `unknown_names`."""
+"""A room imports only rooms to its left, `pairs`, `errors`, `rng`, `atomic_files` and `unknown_names`."""
 
 import ast
 from functools import cache
@@ -8,7 +8,7 @@ import mettle
 
 ROOT = Path(mettle.__file__).parent
 FLOW = ["data", "model", "difficulty", "losses", "metric", "train", "evaluate", "match", "report", "service"]
-ANYWHERE = {"pairs", "errors", "durable", "unknown_names"}
+ANYWHERE = {"pairs", "errors", "rng", "atomic_files", "unknown_names"}
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -33,7 +33,7 @@ def imported(path: Path) -> set[str]:
 
 
 def allowed(name: str) -> set[str]:
-    if name in ("errors", "durable"):
+    if name in ("errors", "rng", "atomic_files"):
         return set()
     if name == "unknown_names":
         return {"errors"}

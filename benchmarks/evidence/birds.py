@@ -12,8 +12,8 @@ from benchmarks.evidence.fit import fit, outputs, precision, ready, resnet18
 from benchmarks.evidence.pool import Job
 from torch import Tensor
 
-from mettle.data.augment import Augment
-from mettle.data.batches import ClassBatches
+from mettle.data.sampler import PKBatchSampler
+from mettle.data.transforms import Augment
 from mettle.evaluate import clustering, retrieval
 from mettle.losses import NPair, Triplet
 from mettle.train import HardnessAware, Supervised
@@ -66,7 +66,7 @@ class Birds:
         """What a step costs."""
         return {"hdml-npair": 1.5, "hdml-triplet": 1.25, "triplet-tuples": 1.25}.get(method, 1.0)
 
-    def made(self, data: sets.Set, name: str, seed: int) -> tuple[Any, ClassBatches]:
+    def made(self, data: sets.Set, name: str, seed: int) -> tuple[Any, PKBatchSampler]:
         """A method with untrained networks, and its batches: two pictures of each species."""
         train = data.part(sets.TRAIN)
         labels = data.columns["label"][train].astype(np.int64)
@@ -75,7 +75,7 @@ class Birds:
         options: dict[str, Any] = {"weight_decay": 0.01, "precision": precision(data.device)}
         mining = "hardest" if name == "triplet-hard" else "all"
         loss = NPair(norm_weight=0.01) if pairs else Triplet(margin=0.2, squared=True, mining=mining)
-        order = ClassBatches(labels, self.classes, 2, seed)
+        order = PKBatchSampler(labels, self.classes, 2, seed)
         if name in ("triplet", "triplet-hard", "npair"):
             return Supervised(model, loss, **options), order
         plan = {"hdml-npair": PAIRS, "hdml-triplet": TRIPLES, "triplet-tuples": replace(TRIPLES, real=1.0)}[name]
@@ -85,7 +85,7 @@ class Birds:
     def step(self, data: sets.Set) -> Callable[[int], None]:
         """For the clock."""
         method, order = self.made(data, "triplet", 0)
-        train, labels, batches = data.part(sets.TRAIN), data.columns["label"].astype(np.int64), order.epoch(0)
+        train, labels, batches = data.part(sets.TRAIN), data.columns["label"].astype(np.int64), order.epoch_batches(0)
 
         def one(k: int) -> None:
             at = train[batches[k % len(batches)]]

@@ -10,7 +10,7 @@ from benchmarks.evidence.contrastive import Setting, classified, frozen, units
 from benchmarks.evidence.fit import resnet18
 from benchmarks.evidence.pool import Job
 
-from mettle.data.augment import preset
+from mettle.data.transforms import find_preset
 
 
 def small(shape: tuple[int, ...]):
@@ -26,7 +26,7 @@ class Small:
     file: str
     held_out: int  # of every class, for validation
     methods: dict[str, tuple[dict[str, Any], ...]]
-    setting: Setting = field(default_factory=lambda: Setting(small, preset("small")))
+    setting: Setting = field(default_factory=lambda: Setting(small, find_preset("small")))
     steps: int = 8000
     least: int = 300
     seeds: int = 3

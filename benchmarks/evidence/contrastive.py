@@ -11,8 +11,8 @@ from benchmarks.evidence.fit import fit, outputs, precision, ready
 from benchmarks.evidence.probes import knn, linear
 from torch import Tensor
 
-from mettle.data.augment import Augment
-from mettle.data.batches import SampleBatches
+from mettle.data.sampler import ShuffledBatchSampler
+from mettle.data.transforms import Augment
 from mettle.difficulty import Importance, Relative
 from mettle.evaluate.probe import Accuracy
 from mettle.losses import InfoNCE, SelfTriplet
@@ -92,7 +92,7 @@ class Setting:
         """After so many steps, and what was told on the way."""
         train = data.part(TRAIN)
         method = self.method(name, data, train, seed)
-        order = SampleBatches(len(train), min(self.size, len(train)), seed)
+        order = ShuffledBatchSampler(len(train), min(self.size, len(train)), seed)
         labels = data.columns["label"].astype(np.int64)
         told = fit(method, data, train, labels, order, self.augment, steps=steps, rate=self.rate, seed=seed, views=2)
         return method, told

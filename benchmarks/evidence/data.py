@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mettle.data.arrays import read_npz
-from mettle.data.images import hold
+from mettle.data.inputs import load_into_memory
 from mettle.data.loader import Batch
+from mettle.data.sources.npz import read_npz
 
 TRAIN, VAL, TEST = 0, 1, 2
 
@@ -74,7 +74,7 @@ def decoded(path: Path, keep=None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         return extra.pop("images")[at], columns | extra
     label = next(name for name in ("label", "identity", "y") if name in columns)
     samples = read_npz(path, label=label, domain="", groups=[])
-    return hold(samples.inputs.take(at)).read(np.arange(len(at))), columns | extra  # type: ignore[attr-defined]
+    return load_into_memory(samples.inputs.take(at)).read(np.arange(len(at))), columns | extra  # type: ignore[attr-defined]
 
 
 def thinned(by: str, each: int):

@@ -9,8 +9,8 @@ import torch
 from benchmarks.evidence.data import Set
 from torch import Tensor, nn
 
-from mettle.data.augment import Augment
-from mettle.data.batches import Order
+from mettle.data.sampler import EpochBatchSampler
+from mettle.data.transforms import Augment
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train.loop import Pace
 
@@ -43,15 +43,15 @@ def ready(network: Callable[[], Embedder], data: Set, train: np.ndarray, seed: i
     torch.manual_seed(seed)
     model = network()
     some = train[np.unique(np.linspace(0, len(train) - 1, min(len(train), 2048)).astype(np.int64))]
-    model.calibrate(data.take(some).cpu())
+    model.fit_normalization(data.take(some).cpu())
     return model.to(data.device)
 
 
-def order_of(order: Order) -> Iterator[tuple[int, np.ndarray]]:
+def order_of(order: EpochBatchSampler) -> Iterator[tuple[int, np.ndarray]]:
     """(epoch, positions) without end."""
     epoch = 0
     while True:
-        for positions in order.epoch(epoch):
+        for positions in order.epoch_batches(epoch):
             yield epoch, positions
         epoch += 1
 
@@ -61,7 +61,7 @@ def fit(
     data: Set,
     train: np.ndarray,
     labels: np.ndarray,
-    order: Order,
+    order: EpochBatchSampler,
     augment: Augment,
     *,
     steps: int,

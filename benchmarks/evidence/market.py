@@ -15,8 +15,8 @@ from benchmarks.evidence.fit import fit, outputs, precision, ready, resnet18
 from benchmarks.evidence.pool import Job
 from torch import Tensor
 
-from mettle.data.augment import Augment
-from mettle.data.batches import ClassBatches
+from mettle.data.sampler import PKBatchSampler
+from mettle.data.transforms import Augment
 from mettle.evaluate import compare, retrieval, verification
 from mettle.losses import ArcFace, DASupCon, SupCon
 from mettle.train import Supervised
@@ -97,13 +97,13 @@ class Market:
         made = Supervised(
             model, loss, classes=by_class, weight_decay=0.05, loss_rate=3.0, precision=precision(data.device)
         )
-        return made, ClassBatches(labels, self.classes, self.samples, seed)
+        return made, PKBatchSampler(labels, self.classes, self.samples, seed)
 
     def step(self, data: sets.Set) -> Callable[[int], None]:
         """For the clock."""
         method, order = self.made(data, "supcon", {"temperature": 0.05}, 0)
         train, labels = data.part(sets.TRAIN), data.columns["label"].astype(np.int64)
-        batches = order.epoch(0)
+        batches = order.epoch_batches(0)
 
         def one(k: int) -> None:
             at = train[batches[k % len(batches)]]

@@ -13,8 +13,8 @@ from benchmarks.evidence.fit import fit, outputs, precision, ready, resnet18
 from benchmarks.evidence.pool import Job
 from benchmarks.evidence.probes import linear
 
-from mettle.data.augment import Augment
-from mettle.data.batches import SampleBatches
+from mettle.data.sampler import ShuffledBatchSampler
+from mettle.data.transforms import Augment
 from mettle.evaluate.probe import Accuracy
 from mettle.losses import NormFace
 from mettle.model import Embedder, EmbedderSpec
@@ -102,7 +102,7 @@ class Spurious:
         train, labels = data.part(sets.TRAIN), data.columns["label"].astype(np.int64)
         codes = data.columns[self.attribute][train].astype(np.int64)
         names = tuple(str(v) for v in range(int(codes.max()) + 1))
-        order = SampleBatches(len(train), min(self.setting.size, len(train)), seed + 77).epoch(0)
+        order = ShuffledBatchSampler(len(train), min(self.setting.size, len(train)), seed + 77).epoch_batches(0)
         found: dict[str, list[float]] = {}
         for step, at in enumerate(order[:8]):
             batch = data.batch(train[at], labels, self.setting.augment, seed=seed, step=step, epoch=10_000, views=2)
@@ -133,7 +133,7 @@ class Spurious:
         classes = torch.arange(count, device=data.device)
         method = Supervised(model, loss, classes=classes, weight_decay=1e-4, precision=precision(data.device))
         again = np.concatenate([train, np.repeat(train[wrong], COPIES)])
-        order = SampleBatches(len(again), min(self.setting.size, len(train)), seed)
+        order = ShuffledBatchSampler(len(again), min(self.setting.size, len(train)), seed)
         told = fit(method, data, again, labels, order, self.setting.augment, steps=steps, rate=1e-3, seed=seed)
         return method, told
 

@@ -12,7 +12,7 @@ from benchmarks.evidence.contrastive import Setting, column, frozen, parts_of, u
 from benchmarks.evidence.pool import Job
 from benchmarks.evidence.probes import linear
 
-from mettle.data.augment import Augment
+from mettle.data.transforms import Augment
 from mettle.model import Embedder, EmbedderSpec
 
 LEFT_OUT = {

@@ -1,6 +1,5 @@
 import re
 
-import corpus
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,11 +7,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mettle.data import read
-from mettle.data.check import check, screen
-from mettle.data.images import ImageArray, ImageFiles, Rows, hold
-from mettle.data.problems import Problem
-from mettle.data.samples import Column, Samples
+from mettle.data.check import Problem, check, drop_unreadable, load_readable
+from mettle.data.dataset import Column, Samples
+from mettle.data.inputs import FeatureArray, ImageArray, ImageFiles, load_into_memory
 from mettle.errors import DataError, InputError
+from tests.data import corpus
 
 
 def pictures(n, seed=0):
@@ -48,7 +47,7 @@ def test_a_sound_set_has_no_problems_and_right_counts(tmp_path):
     assert findings.splits == {"train": 4, "test": 3, "none": 1}
     assert findings.labels == {"a": 4, "b": 4}
     assert findings.domains == {"0": 3, "1": 5}
-    findings.gate()
+    findings.raise_if_errors()
 
 
 def test_d1_every_bad_file_is_found_and_only_those(tmp_path):
@@ -66,7 +65,7 @@ def test_d1_fail_names_the_first_and_counts(tmp_path):
     for name in ("a/2.png", "b/5.png"):
         (tmp_path / name).write_bytes(b"")
     message = r"2 of 8 pictures cannot be used, first: cannot decode 'a/2\.png': the file is empty; .*policy='skip'"
-    for action in (check, screen):
+    for action in (check, drop_unreadable):
         with pytest.raises(DataError, match=message):
             action(samples)
 
@@ -75,36 +74,38 @@ def test_d1_skip_is_offered_only_where_it_will_do(tmp_path):
     samples = png_set(tmp_path, 100)
     (tmp_path / "a/2.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"repair or remove it, or leave it out: data\.policy='skip' .*policy=skip"):
-        screen(samples)
-    assert len(screen(samples, "skip")) == 99
+        drop_unreadable(samples)
+    assert len(drop_unreadable(samples, "skip")) == 99
     for i in range(1, 20, 2):
         (tmp_path / f"b/{i}.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"repair or remove them \(data\.policy='skip' will not do: .* 10% at most"):
-        screen(samples)
+        drop_unreadable(samples)
     with pytest.raises(DataError, match=r"over the 10% limit"):
-        screen(samples, "skip")
+        drop_unreadable(samples, "skip")
 
 
 def test_d1_skip_leaves_out_what_is_bad_and_keeps_the_rest(tmp_path):
     samples = png_set(tmp_path, 8, split=["train", "test"] * 4)
     (tmp_path / "a/2.png").write_bytes(b"")
     want = np.delete(pictures(8), 2, axis=0)
-    kept = screen(samples, "skip", tolerance=0.2)
+    kept = drop_unreadable(samples, "skip", tolerance=0.2)
     assert kept.ids.tolist() == [0, 1, 3, 4, 5, 6, 7]
     assert kept.split.tolist() == [0, 2, 2, 0, 2, 0, 2]
     assert kept.skipped == ("cannot decode 'a/2.png': the file is empty",)
     assert np.array_equal(kept.read(np.arange(7)), want)
-    assert np.array_equal(hold(kept.inputs).read(kept.at), want)  # the bad file must not come back
+    assert np.array_equal(
+        load_into_memory(kept.inputs).read(kept.storage_index), want
+    )  # the bad file must not come back
     findings = check(samples, policy="skip", tolerance=0.2)
     assert [p.severity for p in findings.problems if p.kind == "unreadable"] == ["warning"]
-    findings.gate()
+    findings.raise_if_errors()
 
 
 def test_screen_of_a_part_looks_at_that_part_only(tmp_path):
     samples = png_set(tmp_path, 8, split=["train", "test"] * 4)
     (tmp_path / "b/1.png").write_bytes(b"")
-    assert screen(samples.part("train")).ids.tolist() == [0, 2, 4, 6]
-    kept = screen(samples.part("test"), "skip", tolerance=0.5)
+    assert drop_unreadable(samples.part("train")).ids.tolist() == [0, 2, 4, 6]
+    kept = drop_unreadable(samples.part("test"), "skip", tolerance=0.5)
     assert kept.ids.tolist() == [3, 5, 7]
     assert np.array_equal(kept.read(np.array([0])), pictures(8)[3:4])
 
@@ -114,7 +115,7 @@ def test_d2_more_than_a_tenth_stops_with_the_list(bad, stops, tmp_path):
     data = corpus.encoded(corpus.BASE, "PNG")
     files = [(f"a/{i}.png", b"" if i < bad else data) for i in range(100)]
     samples = on_disk(tmp_path, files)
-    for action in (lambda: screen(samples, "skip"), lambda: check(samples, policy="skip")):
+    for action in (lambda: drop_unreadable(samples, "skip"), lambda: check(samples, policy="skip")):
         if stops:
             with pytest.raises(DataError, match=r"11 of 100 .*over the 10% limit: .*a/0\.png.*a/1\.png"):
                 action()
@@ -148,7 +149,7 @@ def test_d4_the_same_content_under_two_labels_is_an_error(tmp_path):
         ),
     )
     with pytest.raises(DataError, match="under the labels 'a' and 'b'"):
-        findings.gate()
+        findings.raise_if_errors()
 
 
 def test_d4_copies_under_one_label_are_warnings(tmp_path):
@@ -188,7 +189,7 @@ def test_d5_mirrored_and_smaller_copies_are_found_and_can_be_errors(tmp_path):
     (near,) = [p for p in check(samples).problems if p.kind == "near"]
     assert near.severity == "warning" and "mirror images" in near.text and "'a/1.png'" in near.text
     with pytest.raises(DataError, match="mirror images"):
-        check(samples, near="error").gate()
+        check(samples, near="error").raise_if_errors()
 
 
 def test_d5_sparse_drawings_are_not_taken_for_copies():
@@ -244,7 +245,9 @@ def test_d5_identities_in_two_splits_are_told_in_one_line(split, said, meant):
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2)), min_size=1, max_size=60))
 def test_d5_shared_identities_are_counted_by_the_plain_definition(facts):
     label, split = (list(column) for column in zip(*facts, strict=True))
-    samples = Samples.of(Rows(np.arange(len(facts))[:, None].astype(float)), label, split=np.array(split, np.int8))
+    samples = Samples.of(
+        FeatureArray(np.arange(len(facts))[:, None].astype(float)), label, split=np.array(split, np.int8)
+    )
     findings = check(samples)
     said = " ".join([*(p.text for p in findings.problems if p.kind == "overlap"), *findings.notes])
     for first, second in ((0, 2), (0, 1), (1, 2)):
@@ -281,20 +284,20 @@ def test_pictures_of_several_sizes_are_told(tmp_path):
 def test_rows_are_searched_for_odd_numbers_and_constant_columns():
     rows = np.random.default_rng(0).normal(size=(300, 3))
     rows[:, 1] = 5
-    samples = Samples.of(Rows(rows, ["u", "v", "w"]), np.arange(300) % 4)
+    samples = Samples.of(FeatureArray(rows, ["u", "v", "w"]), np.arange(300) % 4)
     assert [p.text for p in check(samples).problems] == ["column 'v' is 5 in every row"]
     rows[7, 2], rows[9, 0] = np.inf, np.nan
-    samples = Samples.of(Rows(rows, ["u", "v", "w"]), np.arange(300) % 2)
+    samples = Samples.of(FeatureArray(rows, ["u", "v", "w"]), np.arange(300) % 2)
     with pytest.raises(DataError, match=r"2 of 300 rows .*row 8, column 'w': inf is not finite"):
         check(samples)
-    kept = screen(samples, "skip")
+    kept = drop_unreadable(samples, "skip")
     assert kept.ids.tolist() == [i for i in range(300) if i not in (7, 9)]
     assert kept.skipped[1] == "row 10, column 'u': nan is not finite"
 
 
 def test_equal_rows_are_only_warned_about():
     rows = np.array([[1.0, 2], [1, 2], [3, 4], [5, 7]])
-    samples = Samples.of(Rows(rows), [0, 1, 0, 1], split=[0, 2, 0, 2])
+    samples = Samples.of(FeatureArray(rows), [0, 1, 0, 1], split=[0, 2, 0, 2])
     findings = check(samples)
     assert findings.errors == ()
     assert kinds(findings) == ["conflict", "leakage"]
@@ -310,8 +313,8 @@ def test_long_lists_are_cut_and_counted():
 def test_an_unknown_policy_is_an_input_error(tmp_path):
     samples = png_set(tmp_path, 2)
     with pytest.raises(InputError, match="policy must be"):
-        screen(samples, "ignore")  # type: ignore[arg-type]
-    assert screen(samples, "trust") is samples
+        drop_unreadable(samples, "ignore")  # type: ignore[arg-type]
+    assert drop_unreadable(samples, "trust") is samples
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=12))
@@ -349,7 +352,7 @@ def test_problems_that_are_not_listed_are_counted(tmp_path):
     findings = check(on_disk(tmp_path, files, size=(8, 8)), policy="trust", limit=20)
     assert len(findings.errors) == 21 and findings.count("error") == 50
     with pytest.raises(DataError, match=r"and 49 more"):
-        findings.gate()
+        findings.raise_if_errors()
 
 
 def folder_of(tmp_path, *places):
@@ -390,3 +393,18 @@ def test_sound_layouts_are_not_warned_about(tmp_path):
 def test_notes_of_the_reader_are_told(tmp_path):
     (tmp_path / "m.csv").write_text("g,v,label\n1,2,a\n1,3,b\n")
     assert "'g'" in check(read(tmp_path / "m.csv")).notes[0]
+
+
+def test_images_are_held_in_memory_up_to_the_limit_and_bad_ones_are_left_out_either_way(tmp_path):
+    for k in range(12):
+        (tmp_path / f"{k % 3}").mkdir(exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), 20 * k, np.uint8)).save(tmp_path / f"{k % 3}" / f"{k}.png")
+    samples = read(tmp_path)
+    (tmp_path / "0" / "3.png").write_bytes(b"no image")
+    for limit, in_memory in ((12 * 48, True), (12 * 48 - 1, False)):
+        loaded = load_readable(samples, "skip", limit_bytes=limit)
+        assert loaded.inputs.is_in_memory == in_memory
+        assert len(loaded) == 11 and len(loaded.skipped) == 1 and "3.png" in loaded.skipped[0]
+        assert sorted(loaded.read(np.arange(11))[:, 0, 0, 0].tolist()) == [20 * k for k in range(12) if k != 3]
+        with pytest.raises(DataError, match="1 of 12 pictures cannot be used"):
+            load_readable(samples, "fail", limit_bytes=limit)

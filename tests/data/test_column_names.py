@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mettle.data.arrays import read_npz
 from mettle.data.column_names import DOMAINS, IDS, LABELS, PICTURES, SPLIT, find_column, find_columns
-from mettle.data.manifest import read_manifest
+from mettle.data.sources.manifest import read_manifest
+from mettle.data.sources.npz import read_npz
 from mettle.evaluate import read_embeddings
 
 ROWS = 12

@@ -2,21 +2,24 @@
 
 import gzip
 
-import corpus
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mettle.data import Loader, Pairs, SampleBatches, Samples, Triplets, read
-from mettle.data.augment import preset
-from mettle.data.images import ImageArray, Rows
-from mettle.data.manifest import read_manifest
+from mettle.data import Loader, Pairs, Samples, ShuffledBatchSampler, Triplets, read
+from mettle.data.inputs import FeatureArray, ImageArray
+from mettle.data.sources.manifest import read_manifest
+from mettle.data.transforms import find_preset
 from mettle.errors import DataError
+from tests.data import corpus
 
 PNG = corpus.encoded(corpus.BASE, "PNG")
 FIVE = Samples.of(
-    Rows(np.arange(10.0).reshape(5, 2)), ["a", "a", "b", "b", "c"], ids=[10, 11, 12, 13, 14], origin="five.csv"
+    FeatureArray(np.arange(10.0).reshape(5, 2)),
+    ["a", "a", "b", "b", "c"],
+    ids=[10, 11, 12, 13, 14],
+    source_name="five.csv",
 )
 
 
@@ -68,7 +71,7 @@ def test_pictures_of_a_folder_are_named_by_path_or_id(tmp_path, pictures):
     absolute = tmp_path / "pictures" / "bob" / "1.png"
     rows = f"ann/1.png,bob/side view/2.png,1\n./ann/2.png,ann/../bob/1.png,0\n0,{absolute},1\n"
     pairs = Pairs.read(table(tmp_path, "first,second,target\n" + rows), pictures)
-    names = [pictures.inputs.name(int(i)) for i in pictures.at]
+    names = [pictures.inputs.name(int(i)) for i in pictures.storage_index]
     at = pairs.positions(pictures)
     found = [[names[i] for i in row] for row in at]
     assert found[:2] == [["ann/1.png", "bob/side view/2.png"], ["ann/2.png", "bob/1.png"]]
@@ -156,14 +159,14 @@ def test_tables_are_frozen():
 
 def test_targets_out_of_range_name_the_line(tmp_path):
     pairs = Pairs.read(table(tmp_path, "first,second,target\n10,11,1\n11,12,1.5\n"), FIVE)
-    assert pairs.within(-2, 2) is pairs
+    assert pairs.check_target_range(-2, 2) is pairs
     with pytest.raises(DataError, match=r"line 3: target 1.5 is not in \[-1, 1\]"):
-        pairs.within(-1, 1)
+        pairs.check_target_range(-1, 1)
 
 
 def test_fingerprints_follow_the_content():
     base = Pairs.of([1, 2], [3, 4], [1, 0])
-    assert base.fingerprint() == Pairs.of([1, 2], [3, 4], [1, 0], origin="elsewhere").fingerprint()
+    assert base.fingerprint() == Pairs.of([1, 2], [3, 4], [1, 0], source_name="elsewhere").fingerprint()
     others = [
         Pairs.of([1, 2], [3, 5], [1, 0]),
         Pairs.of([1, 2], [3, 4], [1, 0.5]),
@@ -176,7 +179,7 @@ def test_fingerprints_follow_the_content():
 @settings(max_examples=30, deadline=None)
 @given(ids=st.lists(st.integers(-(2**62), 2**62), min_size=3, max_size=12, unique=True), data=st.data())
 def test_positions_are_those_of_the_ids_also_of_huge_ones(ids, data):
-    samples = Samples.of(Rows(np.zeros((len(ids), 1))), ["x"] * len(ids), ids=ids)
+    samples = Samples.of(FeatureArray(np.zeros((len(ids), 1))), ["x"] * len(ids), ids=ids)
     first = data.draw(st.lists(st.integers(0, len(ids) - 1), min_size=1, max_size=8))
     second = [(k + 1) % len(ids) for k in first]
     pairs = Pairs.of([ids[k] for k in first], [ids[k] for k in second], [0] * len(first))
@@ -190,25 +193,25 @@ def test_positions_are_those_of_the_ids_also_of_huge_ones(ids, data):
 
 
 def split(*parts: str) -> Samples:
-    return Samples.of(FIVE.inputs, FIVE.label, ids=FIVE.ids, split=list(parts), origin="five.csv")
+    return Samples.of(FIVE.inputs, FIVE.label, ids=FIVE.ids, split=list(parts), source_name="five.csv")
 
 
 def test_rows_take_the_split_of_their_samples_and_those_across_are_left_out():
     samples = split("train", "train", "test", "test", "test")
     pairs = Pairs.of([10, 12, 11, 13], [11, 13, 12, 14], [1, 1, 0, 0])
-    found, notes = pairs.settled(samples)
+    found, notes = pairs.assign_splits(samples)
     assert found.members.tolist() == [[10, 11], [12, 13], [13, 14]] and found.split.tolist() == [0, 2, 2]
     assert notes == ("1 of 4 pairs lie across splits and are not used",)
     assert len(found.part("train")) == 1 and len(found.part("test")) == 2 and len(found.part("val")) == 0
 
 
 def test_weight_0_is_left_out_of_every_part():
-    found, _ = Pairs.of([10, 10], [11, 11], [1, 0], weight=[0, 2]).settled(split(*["train"] * 5))
+    found, _ = Pairs.of([10, 10], [11, 11], [1, 0], weight=[0, 2]).assign_splits(split(*["train"] * 5))
     assert len(found) == 2 and found.part("train").weight.tolist() == [2]
 
 
 def test_rows_whose_samples_were_left_out_are_counted():
-    found, notes = Pairs.of([10, 10], [11, 99], [1, 0]).settled(split(*["train"] * 5))
+    found, notes = Pairs.of([10, 10], [11, 99], [1, 0]).assign_splits(split(*["train"] * 5))
     assert len(found) == 1 and notes == ("1 of 2 pairs name samples that were left out",)
 
 
@@ -224,27 +227,27 @@ def test_rows_whose_samples_were_left_out_are_counted():
 def test_an_identity_of_two_splits_is_a_leak(pairs, who):
     samples = split("train", "train", "test", "test", "test")
     with pytest.raises(DataError, match=f"line [12]: .* involves {who}, which is in the .* must not be tested on"):
-        pairs.settled(samples)
+        pairs.assign_splits(samples)
 
 
 def test_a_closed_set_is_a_leak_too():
     samples = split("train", "test", "train", "train", "test")
     with pytest.raises(DataError, match="a train pair involves 'a', which is in the test split too"):
-        Pairs.of([10], [12], [0]).settled(samples)
+        Pairs.of([10], [12], [0]).assign_splits(samples)
 
 
 def test_rows_split_samples_that_have_no_split():
     pairs = Pairs.of([10, 12], [11, 13], [1, 1], split=["train", "test"])
-    samples = pairs.by_identity(FIVE)
+    samples = pairs.split_samples(FIVE)
     assert samples.split.tolist() == [0, 0, 2, 2, -1]
-    found, notes = pairs.settled(samples)
+    found, notes = pairs.assign_splits(samples)
     assert found.split.tolist() == [0, 2] and notes == ()
 
 
 def test_rows_that_would_put_an_identity_into_two_splits_are_a_leak():
     pairs = Pairs.of([10, 12, 11], [11, 13, 12], [1, 1, 0], split=["train", "test", "test"])
     with pytest.raises(DataError, match="involves 'a', which is in the"):
-        pairs.settled(pairs.by_identity(FIVE))
+        pairs.assign_splits(pairs.split_samples(FIVE))
 
 
 # --- same-class tables ---
@@ -254,7 +257,7 @@ def classes(sizes=(3, 1, 2, 5, 4), parts=(0, 0, 0, 2, 2), seed: int = 0) -> Samp
     label = np.repeat(np.arange(len(sizes)), sizes)
     part = np.repeat(parts, sizes)
     mixed = np.random.default_rng(seed).permutation(len(label))
-    return Samples.of(Rows(label[:, None].astype(float)), label, split=part.astype(np.int8)).take(mixed)
+    return Samples.of(FeatureArray(label[:, None].astype(float)), label, split=part.astype(np.int8)).take(mixed)
 
 
 @pytest.mark.parametrize("each", [1, 3])
@@ -277,7 +280,7 @@ def test_same_class_pairs_are_half_same_half_different():
     label = samples.labels[pairs.positions(samples)]
     assert ((label[:, 0] == label[:, 1]) == (pairs.target == 1)).all()
     assert (pairs.target == 1).sum() == (pairs.target == 0).sum() == 14
-    assert pairs.settled(samples)[1] == ()
+    assert pairs.assign_splits(samples)[1] == ()
 
 
 def test_same_class_tables_depend_on_the_seed_alone():
@@ -313,7 +316,9 @@ def numbered(n: int = 20) -> Samples:
 
 
 def loader(samples: Samples, tuples, size: int = 4, augment: str = "none", **options) -> Loader:
-    return Loader(samples, SampleBatches(len(tuples), size, 7), preset(augment), 7, tuples=tuples, **options)
+    return Loader(
+        samples, ShuffledBatchSampler(len(tuples), size, 7), find_preset(augment), 7, tuples=tuples, **options
+    )
 
 
 def test_a_batch_of_pairs_holds_first_members_then_second_ones_with_their_targets():

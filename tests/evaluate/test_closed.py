@@ -7,8 +7,8 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from mettle.data.images import Rows
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
+from mettle.data.inputs import FeatureArray
 from mettle.errors import DataError
 from mettle.evaluate import closed, reading
 from mettle.evaluate.run import evaluate_run
@@ -26,7 +26,7 @@ def table(n=600, classes=3, seed=0, *, val=True, spurious=0.8):
     split = rng.choice([0, 1, 2] if val else [0, 2], n)
     names = np.array(["gull", "duck", "owl", "wren", "tern", "swan", "kite", "rook"])[y]
     groups = {"place": np.array(["land", "water"])[place]}
-    return Samples.of(Rows(x.astype(np.float32)), names, ids=np.arange(n) + 2**40, groups=groups, split=split)
+    return Samples.of(FeatureArray(x.astype(np.float32)), names, ids=np.arange(n) + 2**40, groups=groups, split=split)
 
 
 def network(seed=0, width=2):

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from mettle.data.rows import Rows
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
+from mettle.data.inputs import FeatureArray
 from mettle.errors import InputError
 from mettle.evaluate import NotMeasurable, from_scores, verification
 from mettle.evaluate.protocol import thresholds
@@ -243,7 +243,7 @@ def test_where_equal_scores_leave_no_threshold_the_point_says_so_and_everybody_r
     assert point.verdict == "no threshold: equal scores"
     (entry,) = v.summary(0.01)["tar"]
     assert (entry["threshold"], entry["tar"], entry["verdict"]) == (None, 0, point.verdict)
-    assert thresholds(x, Samples.of(Rows(x), y), (0.01, 1e-7), "val") == {
+    assert thresholds(x, Samples.of(FeatureArray(x), y), (0.01, 1e-7), "val") == {
         "0.01": {"threshold": None, "status": point.verdict, "impostors": v.impostor},
         "1e-07": {"threshold": None, "status": "not measurable", "impostors": v.impostor},
     }

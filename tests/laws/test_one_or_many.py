@@ -14,15 +14,15 @@ import pytest
 import torch
 
 from mettle import evaluate
-from mettle.data.rows import Rows
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
+from mettle.data.inputs import FeatureArray
 from mettle.errors import InputError
 from mettle.evaluate import protocol
 
 RNG = np.random.default_rng(0)
 Y = np.repeat(np.arange(12), 4)
 X = RNG.normal(size=(12, 6))[Y] + 0.8 * RNG.normal(size=(48, 6))
-SAMPLES = Samples.of(Rows(X.astype(np.float32)), Y)
+SAMPLES = Samples.of(FeatureArray(X.astype(np.float32)), Y)
 IDENTIFIED = evaluate.identification((X[::4], Y[::4]), (X[1::2] + 0.1, np.where(Y[1::2] < 8, Y[1::2], 99)))
 
 

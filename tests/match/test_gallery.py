@@ -650,7 +650,7 @@ class TestWithModel:
         assert np.allclose(opened.embed(forms), np.concatenate(vectors), atol=1e-6)
 
     def test_a_gallery_embeds_as_evaluation_does(self, opened, trained):
-        from mettle.model.embed import embed
+        from mettle.model.inference import embed
 
         test = trained.samples.part("test")
         expected = embed(trained.run.model(), test)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from mettle import durable
+from mettle import atomic_files
 
 # Writes file or folder, says when it is in the middle of it, and goes on when told.
 WRITER = """
 import os, sys
 from pathlib import Path
-from mettle import durable
+from mettle import atomic_files
 what, path = sys.argv[1], Path(sys.argv[2])
 def pause():
     print("in the middle", flush=True)
@@ -24,9 +24,9 @@ def pause():
 if what == "file":
     sync = os.fsync
     os.fsync = lambda handle: (pause(), setattr(os, "fsync", sync), sync(handle))
-    durable.write_text(path, "theirs")
+    atomic_files.write_text(path, "theirs")
 else:
-    durable.write_folder(path, lambda place: ((place / "inside").write_text("theirs"), pause()))
+    atomic_files.write_folder(path, lambda place: ((place / "inside").write_text("theirs"), pause()))
 print("done", flush=True)
 """
 
@@ -51,9 +51,9 @@ def killed(child: subprocess.Popen) -> None:
 
 def write(what: str, path: Path) -> None:
     if what == "file":
-        durable.write_text(path, "ours")
+        atomic_files.write_text(path, "ours")
     else:
-        durable.write_folder(path, lambda place: (place / "inside").write_text("ours"))
+        atomic_files.write_folder(path, lambda place: (place / "inside").write_text("ours"))
 
 
 def content(what: str, path: Path) -> str:
@@ -88,7 +88,7 @@ def test_what_a_live_writer_holds_is_left_alone(folder, what):
     child = begun(what, path)
     try:
         (theirs,) = folder.iterdir()
-        durable.sweep(folder)
+        atomic_files.remove_leftovers(folder)
         assert theirs.exists(), "not even a sweep takes it"
         write(what, folder / "elsewhere")
         if what == "file":  # a folder is never made over another
@@ -106,18 +106,18 @@ def test_sweep_takes_what_the_dead_left_whoever_named_it(folder, what):
     killed(begun(what, folder / "target"))
     (folder / "b.tmp-x1y2z3").write_text("of an older version")
     (folder / "c.tmp-0").symlink_to(folder / "nowhere")
-    durable.sweep(folder)
+    atomic_files.remove_leftovers(folder)
     assert list(folder.iterdir()) == []
 
 
 HAMMER = """
 import sys
 from pathlib import Path
-from mettle import durable
+from mettle import atomic_files
 path = Path(sys.argv[1])
 print("ready", flush=True)
 for turn in range(10**9 if sys.argv[3] == "forever" else int(sys.argv[3])):
-    durable.write_text(path, sys.argv[2] * 5000)
+    atomic_files.write_text(path, sys.argv[2] * 5000)
 """
 
 
@@ -142,7 +142,7 @@ def test_many_writers_of_one_file_some_of_them_killed(folder):
     for child in steady:
         errors = child.communicate(timeout=250)[1]
         assert child.returncode == 0, errors
-    durable.write_text(path, "end")
+    atomic_files.write_text(path, "end")
     assert list(folder.iterdir()) == [path] and path.read_text() == "end"
 
 
@@ -152,25 +152,25 @@ def test_where_there_are_no_locks_writes_work_and_only_a_sweep_removes(folder, w
     write(what, folder / "target")
     assert content(what, folder / "target") == "ours"
     assert sorted(file.name for file in folder.iterdir()) == ["target", "target.tmp-0"]
-    durable.sweep(folder)
+    atomic_files.remove_leftovers(folder)
     assert [file.name for file in folder.iterdir()] == ["target"]
 
 
 MODES = """
 import json, os, stat, sys
 from pathlib import Path
-from mettle import durable
+from mettle import atomic_files
 here, umask = Path(sys.argv[1]), int(sys.argv[2], 8)
 os.umask(umask)
 sync, during = os.fsync, []
 def look(handle):
     during.append(stat.S_IMODE(os.fstat(handle).st_mode))
     sync(handle)
-durable.write_text(here / "plain", "x")
-durable.write_folder(here / "box", lambda place: (place / "inside").write_text("x"))
+atomic_files.write_text(here / "plain", "x")
+atomic_files.write_folder(here / "box", lambda place: (place / "inside").write_text("x"))
 os.fsync = look
-durable.write_bytes(here / "secret", b"x", mode=0o600)
-durable.write_bytes(here / "shown", b"x", mode=0o644)
+atomic_files.write_bytes(here / "secret", b"x", mode=0o600)
+atomic_files.write_bytes(here / "shown", b"x", mode=0o644)
 os.fsync = sync
 names = ("plain", "box", "box/inside", "secret", "shown")
 print(json.dumps([[stat.S_IMODE((here / name).stat().st_mode) for name in names], during[0], during[2]]))
@@ -195,6 +195,6 @@ def test_a_leftover_that_is_no_file_of_ours_does_not_stop_a_write(folder):
     outside.write_text("mine")
     (folder / "target.tmp-1").symlink_to(outside)
     (folder / "target.tmp-2").mkdir()
-    durable.write_text(folder / "target", "ours")
+    atomic_files.write_text(folder / "target", "ours")
     assert (folder / "target").read_text() == "ours" and outside.read_text() == "mine"
     assert stat.S_ISREG((folder / "target").lstat().st_mode)

@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from mettle.data import Samples
-from mettle.data.images import ImageArray, Rows
+from mettle.data.inputs import FeatureArray, ImageArray
 from mettle.errors import InputError, MissingExtra, RecipeError
-from mettle.model import Embedder, EmbedderSpec, embed, vision
+from mettle.model import Embedder, EmbedderSpec, backbones, embed
 
 
 @pytest.mark.parametrize("pool", ["average", "gem", "flatten"])
@@ -38,16 +38,16 @@ def test_no_head_needs_the_right_dimension():
 def test_centring_is_part_of_the_model():
     model = Embedder(EmbedderSpec(width=4, depth=2, dim=6), (3, 8, 8)).eval()
     x = torch.rand(64, 3, 8, 8) * torch.tensor([1.0, 0.2, 3.0]).view(3, 1, 1) + 5
-    model.calibrate(x)
-    inside = (x - model.centre) / model.spread
+    model.fit_normalization(x)
+    inside = (x - model.input_mean) / model.input_std
     torch.testing.assert_close(inside.mean((0, 2, 3)), torch.zeros(3), atol=1e-4, rtol=0)
     torch.testing.assert_close(inside.std((0, 2, 3)), torch.ones(3), atol=1e-3, rtol=0)
-    assert {"centre", "spread"} <= set(model.state_dict())
+    assert {"input_mean", "input_std"} <= set(model.state_dict())
 
 
 def test_a_constant_column_does_not_divide_by_zero():
     model = Embedder(EmbedderSpec(backbone="mlp", width=1, depth=1, dim=2), (2,)).eval()
-    model.calibrate(torch.tensor([[1.0, 5.0], [2.0, 5.0]]))
+    model.fit_normalization(torch.tensor([[1.0, 5.0], [2.0, 5.0]]))
     assert torch.isfinite(model(torch.tensor([[1.5, 5.0]]))).all()
 
 
@@ -91,13 +91,13 @@ def test_any_timm_name_is_a_backbone(name):
 
 
 def test_a_missing_extra_names_the_remedy(monkeypatch):
-    monkeypatch.setattr(vision.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(backbones.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install torchvision"):
-        vision.torchvision()
+        backbones.import_torchvision()
 
 
 def test_importing_torchvision_twice_is_harmless():
-    assert vision.torchvision() is vision.torchvision()
+    assert backbones.import_torchvision() is backbones.import_torchvision()
 
 
 def test_embed_is_in_eval_mode_in_order_and_leaves_the_mode_alone():
@@ -112,5 +112,5 @@ def test_embed_is_in_eval_mode_in_order_and_leaves_the_mode_alone():
 
 
 def test_rows_are_embedded_too():
-    samples = Samples.of(Rows(np.ones((3, 4), np.float32)), [0, 1, 2])
+    samples = Samples.of(FeatureArray(np.ones((3, 4), np.float32)), [0, 1, 2])
     assert embed(Embedder(EmbedderSpec(backbone="mlp", width=1, dim=2), (4,)), samples).shape == (3, 2)

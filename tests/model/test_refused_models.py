@@ -9,7 +9,7 @@ from torch import nn
 
 from mettle.errors import NumericError, RecipeError
 from mettle.model import Embedder, EmbedderSpec
-from mettle.model.export import export_onnx
+from mettle.model.onnx import export_onnx
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_a_model_that_gives_no_numbers_is_not_exported(value, tmp_path):
 
 
 def test_an_exported_model_that_gives_nan_where_torch_does_not_is_a_disagreement(tmp_path, monkeypatch):
-    import mettle.model.export as module
+    import mettle.model.onnx as module
 
-    export = module._export
+    export = module._run_exporter
 
     def broken(model, example, file):
         with torch.no_grad():
@@ -74,7 +74,7 @@ def test_an_exported_model_that_gives_nan_where_torch_does_not_is_a_disagreement
             export(model, example, file)
             model.head.bias[1] = 0.0
 
-    monkeypatch.setattr(module, "_export", broken)
+    monkeypatch.setattr(module, "_run_exporter", broken)
     with pytest.raises(NumericError, match="differs from torch by nan"):
         export_onnx(network(), tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())

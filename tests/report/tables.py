@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
 from mettle.evaluate.protocol import Judged, judge
 from mettle.evaluate.run import Evaluation, evaluate_run
 from mettle.train import Run, train

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tables import judged
 
-from mettle.data.samples import Column
+from mettle.data.dataset import Column
 from mettle.evaluate.verification import from_scores
 from mettle.report import curves, figures, map
 

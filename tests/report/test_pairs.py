@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from tables import Grey, judged
 
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
 from mettle.evaluate.protocol import judge
 from mettle.report import pairs
 

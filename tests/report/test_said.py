@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from tables import judged
 
-from mettle.data.samples import NO_SPLIT, Samples
+from mettle.data.dataset import NO_SPLIT, Samples
 from mettle.evaluate import audit, read_embeddings
 from mettle.evaluate.protocol import summary
 from mettle.evaluate.run import evaluate_run
@@ -103,7 +103,7 @@ def test_of_other_data_names_are_all_that_tells_who_was_trained_on(made, tmp_pat
 
 
 def test_a_pair_of_a_run_names_its_files(tmp_path):
-    from mettle.data.images import ImageFiles
+    from mettle.data.inputs import ImageFiles
 
     for k in range(4):
         Image.fromarray(np.full((8, 8), 40 * k, np.uint8)).save(tmp_path / f"{k}.png")

@@ -7,7 +7,7 @@ import torch
 from fastapi import FastAPI
 from serving import running
 
-from mettle.data.samples import Column, Samples
+from mettle.data.dataset import Column, Samples
 from mettle.evaluate.run import evaluate_run
 from mettle.evaluate.suspects import difficulty
 from mettle.service.workbench import routes

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mettle.data.images import ImageArray
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
+from mettle.data.inputs import ImageArray
 from mettle.errors import DataError, RecipeError
 from mettle.train import load, open_run, train
 from mettle.train.auto_settings import AUTO_KEYS, choose_pictures, measure_pictures
@@ -129,14 +129,14 @@ def test_one_small_size_stays_as_it_is_and_a_large_one_shrinks(tmp_path):
 
 
 def prepare_lazily(folder):
-    from mettle.data.folder import read_folder
+    from mettle.data.sources.image_folder import read_image_folder
 
-    return read_folder(folder, policy="trust").inputs
+    return read_image_folder(folder, policy="trust").inputs
 
 
 def test_drawn_characters_keep_the_numbers_that_were_found_on_them():
     images = np.random.default_rng(0).integers(0, 256, (600, 32, 32), dtype=np.uint8)
-    samples = Samples.of(ImageArray(images), np.arange(600) // 4, split=["train"] * 600, origin="glyphs")
+    samples = Samples.of(ImageArray(images), np.arange(600) // 4, split=["train"] * 600, source_name="glyphs")
     recipe = load("supcon")
     kept, notes = fill_settings(recipe, samples)
     assert notes == ()
@@ -153,7 +153,7 @@ def test_keys_that_cannot_be_chosen_are_refused():
 def test_whole_pictures_are_at_hand_for_random_crops(mixed):
     samples = prepare(load("supcon", data={"source": str(mixed)}))
     assert isinstance(samples, Samples)
-    canvas, aspect = samples.read_whole(np.arange(3))
+    canvas, aspect = samples.read_uncropped(np.arange(3))
     assert canvas.shape == (3, 96, 96, 3)
     assert aspect.tolist() == pytest.approx([1.5, 0.64, 1.0])
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from mettle.data import Augment, ClassBatches, Loader, Samples
-from mettle.data.rows import Rows
+from mettle.data import Augment, Loader, PKBatchSampler, Samples
+from mettle.data.inputs import FeatureArray
 from mettle.errors import RecipeError
 from mettle.losses import ArcFace, Center, NormFace
 from mettle.model import Embedder, EmbedderSpec
-from mettle.model.embed import embed
+from mettle.model.inference import embed
 from mettle.train import Supervised, load
 from mettle.train.loop import Pace
 from mettle.train.method import spread_over_classes, start_class_vectors
@@ -102,7 +102,7 @@ def test_many_classes_that_are_met_a_few_times_are_learned_from_the_first_steps_
     labels = np.repeat(np.arange(400), 4)
     hidden = rng.normal(size=(400, 6))[labels] + 0.5 * rng.normal(size=(1600, 6))
     x = np.hstack([hidden, 2 * rng.normal(size=(1600, 6))]) @ rng.normal(size=(12, 24)) + 3
-    samples = Samples.of(Rows(x.astype(np.float32)), labels)
+    samples = Samples.of(FeatureArray(x.astype(np.float32)), labels)
     seen, held_out = samples.where(labels < 300), samples.where(labels >= 300)
     found = {}
     for start in ("means", "random"):
@@ -113,7 +113,7 @@ def test_many_classes_that_are_met_a_few_times_are_learned_from_the_first_steps_
         if start == "means":
             start_class_vectors(method, seen)
         pace = Pace(30, 2e-3)
-        for batch in Loader(seen, ClassBatches(seen.labels, 32, 4), Augment()).batches(0, pace.steps):
+        for batch in Loader(seen, PKBatchSampler(seen.labels, 32, 4), Augment()).batches(0, pace.steps):
             method.step(batch, pace.at(batch.step), batch.step / pace.steps)
         found[start] = nearest_is_same(embed(model, held_out), held_out.labels)
     assert found["means"] > found["untrained"] + 0.05

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from mettle import losses
-from mettle.data import Augment, ClassBatches, Loader, Samples
+from mettle.data import Augment, Loader, PKBatchSampler, Samples
+from mettle.data.inputs import FeatureArray
 from mettle.data.loader import Batch
-from mettle.data.rows import Rows
 from mettle.data.tuples import Pairs, Triplets
 from mettle.difficulty import Hardest
 from mettle.errors import NumericError
@@ -33,7 +33,7 @@ def pictures(seed: int = 0) -> Samples:
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(CLASSES), EACH)
     x = rng.normal(size=(CLASSES, FEATURES))[labels] + 0.7 * rng.normal(size=(CLASSES * EACH, FEATURES))
-    return Samples.of(Rows(x.astype(np.float32)), labels, split=np.zeros(len(labels), np.int8))
+    return Samples.of(FeatureArray(x.astype(np.float32)), labels, split=np.zeros(len(labels), np.int8))
 
 
 def network(alike: float = 0.0) -> Embedder:
@@ -62,11 +62,11 @@ METHODS = {
 def loader(name: str) -> Loader:
     samples, change = pictures(), Augment(noise=0.3)
     if name in ("pairs", "triplets"):
-        from mettle.data import SampleBatches
+        from mettle.data import ShuffledBatchSampler
 
         rows = (Pairs if name == "pairs" else Triplets).same_class(samples, seed=0)
-        return Loader(samples, SampleBatches(len(rows), 32, 0), change, tuples=rows)
-    return Loader(samples, ClassBatches(samples.labels, 6, 4), change, views=2 if name == "two-encoder" else 1)
+        return Loader(samples, ShuffledBatchSampler(len(rows), 32, 0), change, tuples=rows)
+    return Loader(samples, PKBatchSampler(samples.labels, 6, 4), change, views=2 if name == "two-encoder" else 1)
 
 
 def fit(name, folder, *, model, rate=1e-2, steps=60, **options):
@@ -132,7 +132,7 @@ class Shuffled:
 def test_embeddings_that_say_nothing_of_their_labels_are_stopped(tmp_path):
     samples = pictures()
     noise = np.random.default_rng(1).normal(size=(len(samples), FEATURES)).astype(np.float32)
-    batches = Loader(Samples.of(Rows(noise), samples.labels), ClassBatches(samples.labels, 12, 8), Augment())
+    batches = Loader(Samples.of(FeatureArray(noise), samples.labels), PKBatchSampler(samples.labels, 12, 8), Augment())
     with pytest.raises(NumericError, match="collapsed.*no closer"):
         run(Supervised(network(), Shuffled()), batches, Pace(120, 1e-4, log_every=2), folder=tmp_path)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mettle.durable import sha256
+from mettle.atomic_files import sha256
 from mettle.errors import NumericError, RunError
 from mettle.train import checkpoint, open_run
 from mettle.train import log as logs
@@ -105,29 +105,29 @@ def test_T6_resuming_at_an_epoch_end_repeats_and_drops_nothing(source, tmp_path,
 
 
 def test_T5_workers_change_nothing(tmp_path, whole):
-    """Pictures from files, decoded by spawned workers, are those decoded in a thread."""
-    from mettle.data import Loader, SampleBatches, read
-    from mettle.data.augment import preset
+    """Pictures from files, decoded by workers, are those decoded in a thread."""
+    from mettle.data import Loader, ShuffledBatchSampler, read
+    from mettle.data.transforms import find_preset
 
     folder = image_folder(tmp_path / "pictures")
     samples = read(folder)
-    assert not samples.inputs.resident
-    order = SampleBatches(len(samples), 4, seed=3)
+    assert not samples.inputs.is_in_memory
+    order = ShuffledBatchSampler(len(samples), 4, seed=3)
     hashes = []
     for workers in (0, 1, 2):
-        loader = Loader(samples, order, preset("photo"), seed=3, views=2, workers=workers)
+        loader = Loader(samples, order, find_preset("photo"), seed=3, views=2, workers=workers)
         hashes.append([batch.inputs.numpy().tobytes() for batch in loader.batches(1, 5)])
     assert hashes[0] == hashes[1] == hashes[2]
 
 
 @pytest.mark.parametrize("noticed", [False, True])
 def test_T12_a_dead_worker_is_named_not_waited_for(tmp_path, noticed):
-    from mettle.data import Loader, SampleBatches, read
-    from mettle.data.augment import preset
+    from mettle.data import Loader, ShuffledBatchSampler, read
+    from mettle.data.transforms import find_preset
     from mettle.errors import DataError
 
     samples = read(image_folder(tmp_path / "pictures"))
-    loader = Loader(samples, SampleBatches(len(samples), 4), preset("none"), workers=1)
+    loader = Loader(samples, ShuffledBatchSampler(len(samples), 4), find_preset("none"), workers=1)
     batches = loader.batches(0, 500)
     next(batches)
     import multiprocessing

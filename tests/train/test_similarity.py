@@ -241,7 +241,7 @@ def test_pairs_of_pictures_by_name_also_when_one_is_broken(tmp_path):
     table = write(tmp_path / "p.csv", "first,second,target", rows)
     recipe = recipe_for("classification", tmp_path / "data", table, {"policy": "skip"})
     samples, pairs, _ = prepare_tuples(recipe)
-    assert samples.inputs.resident and len(pairs) == 101
+    assert samples.inputs.is_in_memory and len(pairs) == 101
     (tmp_path / "data" / "007" / "1.png").write_bytes(b"broken")
     samples, pairs, notes = prepare_tuples(recipe)
     assert len(samples) == 201 and len(pairs) == 100 and "1 of 101 pairs name samples" in notes[0]
@@ -339,7 +339,7 @@ def test_figures_of_a_model_are_those_of_its_embeddings(loss, source):
 
     samples = read(source)
     kind = Triplets if loss.takes == "triplets" else Pairs
-    rows = kind.same_class(samples, seed=2).settled(samples)[0].part("test")
+    rows = kind.same_class(samples, seed=2).assign_splits(samples)[0].part("test")
     torch.manual_seed(0)
     model = Embedder(EmbedderSpec(width=2, depth=2, dim=4), (1, 12, 12))
     found = figures(model, loss, rows, samples)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from mettle.data import Augment, ClassBatches, Loader, Samples
-from mettle.data.rows import Rows
+from mettle.data import Augment, Loader, PKBatchSampler, Samples
+from mettle.data.inputs import FeatureArray
 from mettle.losses import SupCon
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import Supervised, checkpoint, loop
@@ -16,9 +16,9 @@ from mettle.train import Supervised, checkpoint, loop
 
 def started(folder, steps, **options):
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
-    samples = Samples.of(Rows(x), np.arange(40) // 4)
+    samples = Samples.of(FeatureArray(x), np.arange(40) // 4)
     model = Embedder(EmbedderSpec("mlp", width=1, depth=1, dim=4), (3,))
-    loader = Loader(samples, ClassBatches(samples.labels, 4, 2), Augment())
+    loader = Loader(samples, PKBatchSampler(samples.labels, 4, 2), Augment())
     pace = loop.Pace(steps, 1e-3, checkpoint_every=50, log_every=50)
     return loop.run(Supervised(model, SupCon()), loader, pace, folder=folder, **options)
 

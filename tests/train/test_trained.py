@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from mettle.data import Samples, read
-from mettle.data.images import ImageArray, Rows
+from mettle.data.duplicates import train_test_duplicates
+from mettle.data.inputs import FeatureArray, ImageArray
 from mettle.errors import DataError, RunError
 from mettle.train import Recipe, Run, open_run, train, trained
-from mettle.train.copies import copies
 from mettle.train.session import prepare, recognised
 
 from .conftest import make_npz, tiny
@@ -35,7 +35,7 @@ def test_a_run_keeps_its_training_identities_and_domains(run):
 
 def test_no_name_stands_in_the_file(tmp_path):
     rows = np.random.default_rng(0).random((8, 3))
-    samples = Samples.of(Rows(rows), np.repeat(["Ada Lovelace", "b", "c", "d"], 2), split=[0] * 4 + [2] * 4)
+    samples = Samples.of(FeatureArray(rows), np.repeat(["Ada Lovelace", "b", "c", "d"], 2), split=[0] * 4 + [2] * 4)
     trained.keep(Run(tmp_path, Recipe(), {}), samples)
     content = (tmp_path / "trained.safetensors").read_bytes()
     assert b"Ada" not in content and b"Lovelace" not in content and len(content) < 200
@@ -115,13 +115,13 @@ class TestCopies:
         pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 4), np.uint8)
         pixels[4], pixels[5] = pixels[0], pixels[3]  # 3 is for validation: nothing was trained on it
         samples = Samples.of(ImageArray(pixels), [0, 0, 1, 2, 3, 3], split=[0, 0, 0, 1, 2, 2])
-        found = copies(samples)
+        found = train_test_duplicates(samples)
         assert (found.count, found.tested) == (1, 2)
         assert "1 of 2 test samples are exact copies" in str(found) and "of '3'" in str(found)
 
     def test_of_rows(self):
         rows = np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0], [5.0, 6.0]])
-        assert copies(Samples.of(Rows(rows), [0, 0, 1, 1], split=[0, 0, 2, 2])).count == 1
+        assert train_test_duplicates(Samples.of(FeatureArray(rows), [0, 0, 1, 1], split=[0, 0, 2, 2])).count == 1
 
     def test_of_files_names_them(self, tmp_path):
         rng = np.random.default_rng(0)
@@ -131,14 +131,14 @@ class TestCopies:
                 file = tmp_path / part / label / f"{k}.png"
                 Image.fromarray(rng.integers(0, 256, (9, 9, 3), np.uint8)).save(file)
         samples = read(tmp_path)
-        assert not samples.inputs.resident and copies(samples).count == 0
+        assert not samples.inputs.is_in_memory and train_test_duplicates(samples).count == 0
         shutil.copy(tmp_path / "train" / "a" / "1.png", tmp_path / "test" / "b" / "2.png")
-        found = copies(read(tmp_path))
+        found = train_test_duplicates(read(tmp_path))
         assert found.count == 1 and "2.png" in found.test and "1.png" in found.train
 
     def test_none_without_both_sides(self):
-        samples = Samples.of(Rows(np.ones((4, 2))), [0, 0, 1, 1], split=[2, 2, 2, 2])
-        assert copies(samples).count == 0
+        samples = Samples.of(FeatureArray(np.ones((4, 2))), [0, 0, 1, 1], split=[2, 2, 2, 2])
+        assert train_test_duplicates(samples).count == 0
 
     def test_training_says_so_before_the_first_step(self, tmp_path):
         """Also where the split is one that training makes: no label of the copies tells where they will land."""

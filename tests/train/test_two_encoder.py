@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from mettle.data import SampleBatches, Samples, read
-from mettle.data.augment import Augment
-from mettle.data.images import Rows
+from mettle.data import Samples, ShuffledBatchSampler, read
+from mettle.data.inputs import FeatureArray
 from mettle.data.loader import Batch
+from mettle.data.transforms import Augment
 from mettle.difficulty import Importance, Relative
 from mettle.errors import DataError, InputError, NumericError, RecipeError, RunError
 from mettle.losses import InfoNCE, SelfTriplet
@@ -353,12 +353,12 @@ def test_grey_pictures_have_three_equal_channels_and_keep_their_brightness():
 
 
 def test_smoothing_is_a_three_tap_gaussian():
-    from mettle.data.draws import draws
+    from mettle.rng import uniform_per_id
 
     x = torch.zeros(50, 1, 9, 9)
     x[:, 0, 4, 4] = 1
     y = changed(x, blur=1.0)
-    width = 0.1 + 1.9 * draws(3, 1, np.arange(50), 24)[:, 21]
+    width = 0.1 + 1.9 * uniform_per_id(3, 1, np.arange(50), 24)[:, 21]
     tap = np.exp(-1 / (2 * width**2))
     kernel = np.stack([tap, np.ones(50), tap], 1) / (1 + 2 * tap[:, None])
     np.testing.assert_allclose(y[:, 0, 3:6, 3:6], kernel[:, :, None] * kernel[:, None, :], atol=1e-6)
@@ -400,7 +400,7 @@ def classifier(source, copies=2, **train_options):
 
 def pictured(count=10):
     rows = np.arange(count, dtype=np.float32)[:, None].repeat(4, 1)
-    return Samples.of(Rows(rows), np.arange(count) % 2, ids=np.arange(count) * 7 + 2**40)
+    return Samples.of(FeatureArray(rows), np.arange(count) % 2, ids=np.arange(count) * 7 + 2**40)
 
 
 def test_mistakes_come_more_often_and_all_others_once():
@@ -415,7 +415,7 @@ def test_mistakes_come_more_often_and_all_others_once():
 
 def test_copies_are_changed_each_in_its_own_way_and_batches_name_the_samples():
     entries, names = repeated(pictured(), np.array([2, 7]), 3)
-    loader = Again(entries, SampleBatches(16, 4, 1), Augment(noise=0.1), seed=5, names=names)
+    loader = Again(entries, ShuffledBatchSampler(16, 4, 1), Augment(noise=0.1), seed=5, names=names)
     found = list(loader.batches(0, 4))  # one epoch
     ids = torch.cat([b.ids for b in found])
     assert sorted(ids.tolist()) == sorted(names.tolist())
@@ -427,7 +427,7 @@ def test_copies_are_changed_each_in_its_own_way_and_batches_name_the_samples():
     again = torch.cat([b.inputs for b in loader.batches(2, 4)])
     assert torch.equal(again, x[8:]), "a pure function of (seed, epoch, sample, copy)"
     entries, names = repeated(pictured(), np.array([], int), 3)
-    plain = Again(entries, SampleBatches(10, 5, 1), Augment(), names=names)
+    plain = Again(entries, ShuffledBatchSampler(10, 5, 1), Augment(), names=names)
     assert sorted(torch.cat([b.ids for b in plain.batches(0, 2)]).tolist()) == pictured().ids.tolist()
 
 
@@ -511,9 +511,9 @@ def test_jtt_needs_a_classifier(source):
 
 
 def test_small_and_large_pictures_have_the_published_changes():
-    from mettle.data.augment import preset
+    from mettle.data.transforms import find_preset
 
-    assert preset("large") == Augment(crop=(0.7, 1.0), aspect=4 / 3, flip=0.5)
-    small = preset("small")
+    assert find_preset("large") == Augment(crop=(0.7, 1.0), aspect=4 / 3, flip=0.5)
+    small = find_preset("small")
     assert (small.crop, small.flip, small.jitter, small.jitter_share) == ((0.08, 1.0), 0.5, (0.4, 0.4, 0.4, 0.1), 0.8)
     assert (small.grey, small.blur) == (0.2, 0.5)

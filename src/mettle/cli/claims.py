@@ -251,8 +251,8 @@ def _pixels(seed: int, split: str, cache: Path | None) -> tuple[Any, Any]:
     """A hundred characters of the embedded glyphs, 16 x 16 grey values, and which they are; others for each seed."""
     import numpy as np
 
-    from mettle.data.glyphs import glyphs
-    from mettle.data.samples import SPLITS
+    from mettle.data.dataset import SPLITS
+    from mettle.data.sources.glyphs import glyphs
 
     samples = glyphs(cache=cache)
     known = np.unique(samples.labels[samples.split == SPLITS.index(split)])

@@ -80,9 +80,9 @@ def package(part: Part) -> Finding:
 def _imported(part: Part, root: str) -> Any:
     """The package, imported as mettle imports it."""
     if part.extra == "vision" and find_spec("torchvision") is not None:
-        from mettle.model.vision import torchvision
+        from mettle.model.backbones import import_torchvision
 
-        torchvision()  # some builds need help, see there
+        import_torchvision()  # some builds need help, see there
     found = import_module(root)
     import_module(part.module)
     return found

@@ -96,7 +96,7 @@ def evaluate(
     """Measure a run: EER, AUC, TAR at false-accept rates, Recall@K, MAP@R, with intervals over identities."""
     import json
 
-    from mettle.durable import write_text
+    from mettle.atomic_files import write_text
     from mettle.evaluate.run import evaluate_run
     from mettle.train import open_run
 
@@ -158,13 +158,13 @@ def embed(
     image: Image = None,
 ) -> None:
     """Embed a data set with a trained run: a file with embeddings, ids, labels and all other columns."""
-    from mettle.model.store import encoder, write_embeddings
+    from mettle.model.inference import choose_encoder, write_embeddings
     from mettle.train import open_run
 
     opened = open_run(run)
     in_folder(output)
-    encoder(output)  # an ending that is not written is refused before the data are read
-    samples = samples_of(opened, data, label=label, domain=domain, image=image, labelled=False)
+    choose_encoder(output)  # an ending that is not written is refused before the data are read
+    samples = samples_of(opened, data, label=label, domain=domain, image=image, labeled=False)
     print(write_embeddings(opened.model(), samples, output, weights=opened.contract()["weights"]))
 
 
@@ -174,7 +174,7 @@ def export(
     onnx: Annotated[Path, typer.Option(help="ONNX file to write.")],
 ) -> None:
     """Export the trained model to ONNX, with a free batch size, and check it against torch."""
-    from mettle.model.export import export_onnx
+    from mettle.model.onnx import export_onnx
     from mettle.train import open_run
 
     in_folder(onnx)

@@ -47,7 +47,7 @@ def samples_of(
     Other data that have no split stay without one: nothing of them needs holding out. ``label``, ``domain`` and
     ``image`` name columns of other data, where they are not called as in the recipe.
     """
-    from mettle.data.decode import HEIC_SUFFIXES, SUFFIXES
+    from mettle.data.image_decoding import HEIC_SUFFIXES, SUFFIXES
     from mettle.train import prepare
     from mettle.train.artifact import embedded
     from mettle.train.session import recognised
@@ -79,9 +79,9 @@ def samples_of(
         other |= dict.fromkeys(("label", "domain", "groups"))
     if asked.get("columns"):
         reading["like"] = asked["columns"]
-    if not reading.get("labelled", True) and (columns := _columns(data)) is not None:
+    if not reading.get("labeled", True) and (columns := _columns(data)) is not None:
         if label is not None:
-            columns.known(label)
+            columns.require_column(label)
         # What is only told about samples, not shown to the model, may be missing where they are just embedded.
         kept = run.recipe.data
         other["groups"] = [name for name in kept.groups or () if name in columns.columns] or None
@@ -93,10 +93,10 @@ def samples_of(
 
 def _columns(data: str) -> Any:
     """The columns of the table that the data are, if they are one."""
-    from mettle.data.table import SUFFIXES, read_header
+    from mettle.data.sources.text_table import SUFFIXES, read_table_header
 
     path = Path(data).expanduser()
-    return read_header(path) if path.is_file() and path.name.lower().endswith(SUFFIXES) else None
+    return read_table_header(path) if path.is_file() and path.name.lower().endswith(SUFFIXES) else None
 
 
 def in_folder(path: Path | None) -> Path | None:

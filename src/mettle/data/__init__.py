@@ -2,44 +2,46 @@
 
 from typing import TYPE_CHECKING
 
-from mettle.data.augment import Augment
-from mettle.data.batches import ClassBatches, SampleBatches
-from mettle.data.check import Findings, check, screen
-from mettle.data.glyphs import glyphs
+from mettle.data.check import DataReport, check, drop_unreadable
+from mettle.data.dataset import Column, Samples
 from mettle.data.loader import Batch, Loader
-from mettle.data.samples import Column, Samples
-from mettle.data.source import read
-from mettle.data.splits import class_disjoint, sample_split, unseen_domain
+from mettle.data.sampler import EpochBatchSampler, PKBatchSampler, ShuffledBatchSampler, UpsampledSampler
+from mettle.data.sources import read
+from mettle.data.sources.glyphs import glyphs
+from mettle.data.splits import hold_out_domains, identity_disjoint_split, sample_split
+from mettle.data.transforms import Augment
 from mettle.data.tuples import Pairs, Triplets
 from mettle.unknown_names import explain_missing_name
 
 __all__ = [
     "Augment",
     "Batch",
-    "ClassBatches",
     "Column",
-    "Findings",
+    "DataReport",
+    "EpochBatchSampler",
     "Loader",
+    "PKBatchSampler",
     "Pairs",
-    "SampleBatches",
     "Samples",
+    "ShuffledBatchSampler",
     "Triplets",
+    "UpsampledSampler",
     "check",
-    "class_disjoint",
+    "drop_unreadable",
     "glyphs",
+    "hold_out_domains",
+    "identity_disjoint_split",
     "read",
     "sample_split",
-    "screen",
-    "unseen_domain",
 ]
 
 _PEERS = {  # what other libraries call it
     "DataLoader": "Loader",
     "DatasetFolder": "read(folder)",
     "ImageFolder": "read(folder)",
-    "MPerClassSampler": "ClassBatches",
-    "PKSampler": "ClassBatches",
-    "RandomIdentitySampler": "ClassBatches",
+    "MPerClassSampler": "PKBatchSampler",
+    "PKSampler": "PKBatchSampler",
+    "RandomIdentitySampler": "PKBatchSampler",
 }
 
 if not TYPE_CHECKING:  # a checker of types should go on refusing what is not there

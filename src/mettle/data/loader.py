@@ -1,25 +1,39 @@
-"""Batches for training: read, put on the device, augmented; the next one is made while this one is used."""
+"""Batches for training: `Loader`, over torch's ``DataLoader``.
+
+    sampler      which samples, a pure function of (seed, epoch); here, in the main process
+    DataLoader   worker processes read, decode and apply a transform; pinned memory where the target is a GPU
+    thread       moves to the device and augments there, two batches ahead of the training step
+
+Whatever is random is a function of (seed, epoch, sample id), so that neither the number of workers nor a stop and a
+resume changes any batch.
+"""
 
 import multiprocessing
+import queue
+import signal
+import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from mettle.data.augment import Augment
-from mettle.data.batches import Order, whole
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
+from mettle.data.sampler import EpochBatchSampler, check_integer
+from mettle.data.transforms import Augment, to_input_tensor, transform_items
 from mettle.data.tuples import Tuples
-from mettle.errors import DataError
+from mettle.errors import DataError, MettleError
+from mettle.rng import hash_bits
 
-AHEAD = 2  # batches in preparation while one is in use
+Item = TypeVar("Item")
+_Read: TypeAlias = "tuple[_Request, Tensor, Tensor | None]"  # images or rows; of whole images their width over height
+AHEAD = 2  # finished batches that wait while one is in use
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,13 @@ class Batch:
     waited: float  # seconds the training step waited for this batch
     target: Tensor | None = None  # one per pair
     weight: Tensor | None = None  # one per pair or triplet
+    epoch_step: int = 0  # which batch of its epoch this is, from 0
+    ends_epoch: bool = False
+
+    @property
+    def next_position(self) -> tuple[int, int]:
+        """(epoch, batch of it) that follows: what `Loader.batches` goes on from after a resume."""
+        return (self.epoch + 1, 0) if self.ends_epoch else (self.epoch, self.epoch_step + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,62 +65,143 @@ class Loader:
     """Batches by step number; a batch is a pure function of (seed, step)."""
 
     samples: Samples
-    order: Order
+    sampler: EpochBatchSampler
     augment: Augment
     seed: int = 0
     views: int = 1
-    workers: int = 0  # processes that read and decode; 0 reads in a thread, right when pictures are in memory
+    workers: int = 0  # processes that read and decode; 0 reads in a thread, right when images are in memory
     device: str = "cpu"
-    tuples: Tuples | None = None  # pairs or triplets of these samples: the order is then one of their rows
+    tuples: Tuples | None = None  # pairs or triplets of these samples: the sampler then gives positions of their rows
+    transform: Callable[[Tensor], Any] | None = None  # of one image or row, see `transforms.transform_items`
+    prefetch: int = 2  # batches that each worker reads ahead
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 0), ("views", 1)):
-            whole(getattr(self, name), name, least)
+        for name, least in (("workers", 0), ("views", 1), ("prefetch", 1)):
+            check_integer(getattr(self, name), name, least)
 
-    def epochs(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """(step, epoch, positions of samples, or of pairs) from the first step on, without end."""
-        step = epoch = 0
-        while True:
-            batches = self.order.epoch(epoch)
-            if not batches:
-                raise DataError("no full batch can be formed: lower batch.classes or batch.samples")
-            for positions in batches:
-                yield step, epoch, positions
-                step += 1
-            epoch += 1
+    def batches(self, start: int, stop: int, position: tuple[int, int] | None = None) -> Iterator[Batch]:
+        """The batches of steps ``start`` to ``stop`` - 1.
 
-    def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """The batches of steps ``start`` to ``stop`` - 1."""
-        how = (self.samples, self._reads_whole)
-        readers = _Processes(*how, self.workers) if self.workers else _Thread(*how)
-        pending: list[tuple[int, int, np.ndarray, Future]] = []
-        plan = (entry for entry in self.epochs() if entry[0] >= start)
-        with readers, ThreadPoolExecutor(1) as finisher:
-            for step in range(start, stop):
-                while len(pending) < AHEAD and step + len(pending) < stop:
-                    number, epoch, rows = next(plan)
-                    positions = self._positions(rows)
-                    with self._alive(positions):
-                        raw = readers.submit(positions)
-                    ready = finisher.submit(self._finish, raw, positions, epoch)
-                    pending.append((number, epoch, rows, ready))
+        Args:
+            start: the first step.
+            stop: the step after the last.
+            position: ``Batch.next_position`` of the step before ``start``. Without it the epochs before are drawn to
+                count their batches.
+        """
+        source = _Source(self.samples, self.transform, self.seed, self._reads_uncropped)
+        requests = _Requests(self, start, stop, position)
+        with closing(self._read(source, requests)) as items, closing(self._finish_all(items)) as ready:
+            while True:
                 began = time.perf_counter()
-                number, epoch, rows, ready = pending.pop(0)
-                inputs, positions = ready.result(), self._positions(rows)
+                found = next(ready, None)
+                if found is None:
+                    return
+                request, inputs = found
+                positions = request.positions
                 labels = torch.from_numpy(np.tile(self.samples.labels[positions], self.views))
                 ids = torch.from_numpy(np.tile(self.samples.ids[positions], self.views))
                 waited = time.perf_counter() - began
-                said = self._said(rows)
-                yield Batch(inputs, labels.to(self.device), ids.to(self.device), number, epoch, waited, **said)
+                yield Batch(
+                    inputs,
+                    labels.to(self.device),
+                    ids.to(self.device),
+                    request.step,
+                    request.epoch,
+                    waited,
+                    **self._tuple_targets(request.rows),
+                    epoch_step=request.epoch_step,
+                    ends_epoch=request.ends_epoch,
+                )
+
+    def epochs(self, start: int = 0, position: tuple[int, int] | None = None) -> Iterator[tuple[int, int, np.ndarray]]:
+        """(step, epoch, positions of samples, or of pairs) from step ``start`` on, without end."""
+        return ((one.step, one.epoch, one.rows) for one in self._plan(start, position))
+
+    def _plan(self, start: int, position: tuple[int, int] | None) -> Iterator["_Request"]:
+        """What to read for each step from ``start`` on, without end."""
+        epoch, first = (0, start) if position is None else position
+        step = start
+        while True:
+            batches, copies = self.sampler.epoch_batches(epoch), self.sampler.copy_numbers(epoch)
+            if not batches:
+                raise DataError("no full batch can be formed: lower batch.classes or batch.samples")
+            for k in range(first, len(batches)):
+                rows, copy = batches[k], None if copies is None else copies[k]
+                yield self._request(step, epoch, k, k + 1 == len(batches), rows, copy)
+                step += 1
+            epoch, first = epoch + 1, max(first - len(batches), 0)
+
+    def _request(
+        self, step: int, epoch: int, k: int, ends_epoch: bool, rows: np.ndarray, copy: np.ndarray | None
+    ) -> "_Request":
+        positions = rows if self.tuples is None else self._members[rows].T.reshape(-1)
+        ids = self.samples.ids[positions]
+        if copy is not None:  # a copy of a sample is changed in its own way
+            own = (hash_bits(ids, copy, 23) >> np.uint64(1)).astype(np.int64)
+            ids = np.where(copy == 0, ids, own)
+        # A sample that is first in one pair and second in another is changed in two ways.
+        parts = self.views if self.tuples is None else len(self.tuples.roles)
+        each = len(positions) if self.tuples is None else len(rows)
+        return _Request(step, epoch, k, ends_epoch, rows, positions, ids, parts, each)
+
+    def _read(self, source: "_Source", requests: "_Requests") -> Generator[_Read, None, None]:
+        """What the workers, or a thread, make of the requests, in their order."""
+        options: dict[str, Any] = {"generator": torch.Generator().manual_seed(0)}  # the global one is the model's
+        if self.workers:
+            # As safe as fresh processes, where a fork of one that has used threads can hang, and imports torch once.
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["mettle.data.loader"])
+            options |= {"multiprocessing_context": context, "worker_init_fn": _ignore_interrupts}
+            options |= {
+                "prefetch_factor": self.prefetch
+            }  # one pass for all epochs: the workers live as long as it does
+        loader = _DataLoader(
+            source,  # type: ignore[arg-type]
+            batch_sampler=requests,  # type: ignore[arg-type] - a batch is asked for as a whole, not by a list of numbers
+            num_workers=self.workers,
+            collate_fn=_keep,
+            pin_memory=self.device.startswith("cuda"),
+            **options,
+        )
+        return self._check(_in_thread(loader) if self.workers == 0 and not self._is_serial else loader)
 
     @property
-    def _reads_whole(self) -> bool:
-        """Whether random crops are taken from the whole pictures, not from what evaluation sees of them."""
-        return self.augment.crops() and getattr(self.samples.inputs, "whole", None) is not None
+    def _is_serial(self) -> bool:
+        """Whether everything is done between the steps, in the caller's own thread.
 
-    def _positions(self, rows: np.ndarray) -> np.ndarray:
-        """Which samples to read for these entries of the order: of tuples, all first members, then all second ones."""
-        return rows if self.tuples is None else self._members[rows].T.reshape(-1)
+        A transform of somebody else draws from the generators of its process, where a model may draw at the same time.
+        """
+        return self.workers == 0 and self.transform is not None
+
+    def _finish_all(self, items: Iterator[_Read]) -> Generator[tuple["_Request", Tensor], None, None]:
+        finished = (self._finish(item) for item in items)
+        return finished if self._is_serial else _in_thread(finished)
+
+    def _check(self, found: Iterable[Any]) -> Generator[_Read, None, None]:
+        """Raise what went wrong in a worker as the one line that it is."""
+        last: list[int] = []
+        try:
+            for request, item, aspect in found:
+                if isinstance(item, MettleError):
+                    raise item
+                last = request.ids[:4].tolist()
+                yield request, item, aspect
+        except (RuntimeError, EOFError, ConnectionError, FileNotFoundError) as problem:
+            # A worker that is killed while it hands over a batch leaves a broken pipe or socket; what it raised itself
+            # comes with its traceback.
+            is_dead = not isinstance(problem, RuntimeError) or "DataLoader worker" in str(problem)
+            if self.workers == 0 or not is_dead or "Traceback" in str(problem):
+                raise
+            raise DataError(
+                f"a loader worker died while reading what follows samples {last}...: out of memory, or killed from "
+                "outside. The run can be resumed"
+            ) from None
+
+    @property
+    def _reads_uncropped(self) -> bool:
+        """Whether random crops are taken from the whole images, not from what evaluation sees of them."""
+        crops = self.augment.takes_crops() and self.transform is None
+        return crops and getattr(self.samples.inputs, "uncropped", None) is not None
 
     @cached_property
     def _members(self) -> np.ndarray:
@@ -110,100 +212,155 @@ class Loader:
             raise self.tuples.error(row, f"sample {self.tuples.members[row, role]} is not among the samples")
         return at
 
-    def _said(self, rows: np.ndarray) -> dict[str, Tensor]:
+    def _tuple_targets(self, rows: np.ndarray) -> dict[str, Tensor]:
         """What a table of tuples says of these rows."""
         if self.tuples is None:
             return {}
-        said = {"target": self.tuples.target, "weight": self.tuples.weight}
-        return {name: torch.from_numpy(c[rows]).float().to(self.device) for name, c in said.items() if c is not None}
+        columns = {"target": self.tuples.target, "weight": self.tuples.weight}
+        return {name: torch.from_numpy(c[rows]).float().to(self.device) for name, c in columns.items() if c is not None}
 
-    def _finish(self, raw: Future, positions: np.ndarray, epoch: int) -> Tensor:
-        with self._alive(positions):
-            array, aspect = raw.result()
-        x, ids = to_model(array, self.device), self.samples.ids[positions]
-        k = 1 if self.tuples is None else len(self.tuples.roles)
-        # A sample that is first in one pair and second in another is changed in two ways.
-        parts: list[tuple] = list(zip(x.chunk(k), np.split(ids, k), strict=True)) * (self.views if k == 1 else 1)
-        how: list[dict] = [{}] * len(parts)
+    def _finish(self, read: _Read) -> tuple["_Request", Tensor]:
+        """Inputs on the device, augmented."""
+        request, raw, aspect = read
+        if self.transform is None or raw.ndim == 2:
+            x = to_input_tensor(raw, self.device)
+        else:
+            x = raw.to(self.device, non_blocking=True)
+            x = x.float().div_(255) if x.dtype == torch.uint8 else x.float()
+        one_for_all = self.transform is None and self.tuples is None  # of an unchanged sample all views are made here
+        parts = [x] * self.views if one_for_all else list(x.split(request.each))
+        more: list[dict[str, Any]] = [{}] * len(parts)
         if aspect is not None:
-            sides = torch.from_numpy(aspect).to(self.device).chunk(k) * (self.views if k == 1 else 1)
-            how = [{"aspect": part, "size": self.samples.inputs.shape[:2]} for part in sides]
+            sides = list(aspect.to(self.device).split(request.each)) * (self.views if self.tuples is None else 1)
+            more = [{"aspect": part, "size": self.samples.inputs.shape[:2]} for part in sides]
         views = [
-            self.augment(*part, seed=self.seed, epoch=epoch, view=v, **more)
-            for v, (part, more) in enumerate(zip(parts, how, strict=True))
+            self.augment(part, request.part_ids(v), seed=self.seed, epoch=request.epoch, view=v, **how)
+            for v, (part, how) in enumerate(zip(parts, more, strict=True))
         ]
-        return views[0] if len(views) == 1 else torch.cat(views)
-
-    @contextmanager
-    def _alive(self, positions: np.ndarray) -> Iterator[None]:
-        """A dead worker is noticed where samples are asked for, or where they are waited for."""
-        try:
-            yield
-        except BrokenProcessPool:
-            raise DataError(
-                f"a loader worker died while reading samples {self.samples.ids[positions][:4].tolist()}...: "
-                "out of memory, or killed from outside. The run can be resumed"
-            ) from None
-
-
-def to_model(array: np.ndarray, device: str) -> Tensor:
-    """Pictures (b, h, w, c) uint8 to (b, c, h, w) float32 in [0, 1]; rows as they are."""
-    x = torch.from_numpy(array).to(device)
-    return x.permute(0, 3, 1, 2).contiguous().float().div_(255) if x.ndim == 4 else x.float()
+        return request, views[0] if len(views) == 1 else torch.cat(views)
 
 
 @dataclass(frozen=True, eq=False)
-class _Reader:
-    """What a batch is made of: inputs, and of whole pictures their width over height."""
+class _Request:
+    """What to read for one step."""
+
+    step: int
+    epoch: int
+    epoch_step: int
+    ends_epoch: bool
+    rows: np.ndarray  # positions of samples, or of tuples
+    positions: np.ndarray  # of samples; of tuples all first members, then all second ones
+    ids: np.ndarray  # that random changes are drawn for, as many
+    parts: int  # views of a sample, or members of a tuple
+    each: int  # samples in a part
+
+    def part_ids(self, part: int) -> np.ndarray:
+        """The ids of one view, or of one member of all tuples."""
+        return self.ids if len(self.ids) == self.each else self.ids[part * self.each : (part + 1) * self.each]
+
+
+@dataclass(frozen=True, eq=False)
+class _Requests:
+    """The requests of some steps, as the batch sampler of a ``DataLoader``."""
+
+    loader: Loader
+    start: int
+    stop: int
+    position: tuple[int, int] | None
+
+    def __iter__(self) -> Iterator[_Request]:
+        for _, request in zip(range(self.start, self.stop), self.loader._plan(self.start, self.position), strict=False):
+            yield request
+
+    def __len__(self) -> int:
+        return max(self.stop - self.start, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """What a worker reads from: a data set of torch whose index is a whole request."""
 
     samples: Samples
-    whole: bool
+    transform: Callable[[Tensor], Any] | None
+    seed: int
+    uncropped: bool
 
-    def __call__(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        return self.samples.read_whole(positions) if self.whole else (self.samples.read(positions), None)
+    def __len__(self) -> int:
+        return len(self.samples)
 
-
-class _Thread:
-    """Reads in one background thread."""
-
-    def __init__(self, samples: Samples, whole: bool):
-        self.read, self.pool = _Reader(samples, whole), ThreadPoolExecutor(1)
-
-    def submit(self, positions: np.ndarray) -> Future:
-        return self.pool.submit(self.read, positions)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.pool.shutdown(cancel_futures=True)
-
-
-class _Processes:
-    """Reads in processes, started fresh: a fork of a process that has used threads can hang."""
-
-    def __init__(self, samples: Samples, whole: bool, workers: int):
-        context = multiprocessing.get_context("spawn")
-        self.pool = ProcessPoolExecutor(workers, context, initializer=_adopt, initargs=(_Reader(samples, whole),))
-
-    def submit(self, positions: np.ndarray) -> Future:
-        return self.pool.submit(_read, positions)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.pool.shutdown(cancel_futures=True)
+    def __getitems__(self, request: _Request) -> "tuple[_Request, Tensor | MettleError, Tensor | None]":
+        """Read one batch; a problem with it comes back instead of it, for torch would wrap it into a traceback."""
+        try:
+            if self.uncropped:
+                array, aspect = self.samples.read_uncropped(request.positions)
+                return request, torch.from_numpy(array), torch.from_numpy(aspect)
+            array = self.samples.read(request.positions)
+            if self.transform is None:
+                return request, torch.from_numpy(array), None
+            parts = np.split(array, request.parts) if len(array) != request.each else [array] * request.parts
+            found = [
+                transform_items(self.transform, part, request.part_ids(v), seed=self.seed, epoch=request.epoch, view=v)
+                for v, part in enumerate(parts)
+            ]
+            return request, torch.cat(found), None
+        except MettleError as problem:
+            return request, problem, None
 
 
-_adopted: _Reader | None = None  # of a worker process
+class _DataLoader(DataLoader):
+    """torch's, without its opinion on how many workers a machine should have."""
+
+    def check_worker_number_rationality(self) -> None:
+        """The number was chosen by whoever wrote ``batch.workers``."""
 
 
-def _adopt(reader: _Reader) -> None:
-    global _adopted
-    _adopted = reader
+def _keep(items: Any) -> Any:
+    return items
 
 
-def _read(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    assert _adopted is not None
-    return _adopted(positions)
+def _ignore_interrupts(worker: int) -> None:
+    """Ctrl-C reaches a whole process group; the training loop still needs the batch that it waits for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@dataclass(frozen=True)
+class _End:
+    """What a thread says last."""
+
+    problem: BaseException | None = None
+
+
+def _in_thread(source: Iterable[Item], ahead: int = AHEAD) -> Generator[Item, None, None]:
+    """The items of ``source``, made in a thread of their own, at most ``ahead`` of them in advance."""
+    items: queue.Queue[Any] = queue.Queue(ahead)
+    stopped = threading.Event()
+
+    def put(item: Any) -> bool:
+        while not stopped.is_set():
+            try:
+                items.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def work() -> None:
+        problem = None
+        try:
+            for item in source:
+                if not put(item):
+                    break
+        except BaseException as error:
+            problem = error
+        put(_End(problem))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while not isinstance(item := items.get(), _End):
+            yield item
+        if item.problem is not None:
+            raise item.problem
+    finally:
+        stopped.set()
+        thread.join()

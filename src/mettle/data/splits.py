@@ -6,13 +6,13 @@ from numbers import Real
 
 import numpy as np
 
-from mettle.data.decode import shown
-from mettle.data.draws import shuffled
-from mettle.data.samples import SPLITS, Samples
+from mettle.data.dataset import SPLITS, Samples
+from mettle.data.image_decoding import quote_name
 from mettle.errors import DataError, InputError
+from mettle.rng import permutation
 
 
-def class_disjoint(samples: Samples, *, val: float = 0.1, test: float = 0.3, seed: int = 0) -> Samples:
+def identity_disjoint_split(samples: Samples, *, val: float = 0.1, test: float = 0.3, seed: int = 0) -> Samples:
     """Split by identity: no label of the test split is ever trained on.
 
     Args:
@@ -27,13 +27,13 @@ def class_disjoint(samples: Samples, *, val: float = 0.1, test: float = 0.3, see
     present = np.unique(samples.labels)
     n_test, n_val = round(test * len(present)), round(val * len(present))
     if n_test < 2 or len(present) - n_test - n_val < 2:
-        names = ", ".join([*(shown(samples.label.names[code]) for code in present[:4]), "..."][: len(present)])
+        names = ", ".join([*(quote_name(samples.label.names[code]) for code in present[:4]), "..."][: len(present)])
         raise DataError(
             f"{len(present)} identities ({names}) are too few to hold out {test:.0%} for testing: two are needed "
             "on each side. Add identities, or give the table a split column, or the folder one folder per label below "
             "train, val and test"
         )
-    order = present[shuffled(len(present), seed, 0, stream=11)]
+    order = present[permutation(len(present), seed, 0, stream=11)]
     part = np.zeros(len(samples.label.names) or int(present.max()) + 1, np.int8)
     part[order[:n_test]], part[order[n_test : n_test + n_val]] = 2, 1
     return replace(samples, split=part[samples.labels])
@@ -52,7 +52,7 @@ def sample_split(samples: Samples, *, val: float = 0.1, test: float = 0.3, seed:
     n_test, n_val = round(test * len(samples)), round(val * len(samples))
     if len(samples) <= n_test + n_val:
         raise DataError(f"{len(samples)} samples are too few: shares of {val:g} and {test:g} leave none to train on")
-    order = shuffled(len(samples), seed, 0, stream=13)
+    order = permutation(len(samples), seed, 0, stream=13)
     split = np.zeros(len(samples), np.int8)
     split[order[:n_test]], split[order[n_test : n_test + n_val]] = 2, 1
     return replace(samples, split=split)
@@ -65,14 +65,14 @@ def _check_shares(val: float, test: float) -> None:
         raise InputError(f"val and test must be shares from 0 up with val + test < 1, got {val!r} and {test!r}")
 
 
-def unseen_domain(samples: Samples, domains: Sequence[str]) -> Samples:
+def hold_out_domains(samples: Samples, domains: Sequence[str]) -> Samples:
     """Keep some domains out of training, and let their test samples be the probes.
 
     Training and validation samples of these domains are dropped. In the test split they become queries, and the test
     samples of the other domains the gallery.
     """
     if samples.domain is None:
-        raise DataError(f"{samples.origin or 'these samples'} have no domain column to hold out")
+        raise DataError(f"{samples.source_name or 'these samples'} have no domain column to hold out")
     unknown = [name for name in domains if name not in samples.domain.names]
     if unknown:
         raise DataError(f"no domain {unknown[0]!r}; there are {', '.join(samples.domain.names)}")

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from mettle.data.draws import hashed
-from mettle.data.samples import Column, Samples
+from mettle.data.dataset import Column, Samples
 from mettle.errors import DataError, NumericError
 from mettle.evaluate import intervals, resamples
 from mettle.evaluate.reading import Reading, reading
 from mettle.model import Embedder, embed
+from mettle.rng import hash_bits
 from mettle.train.recipe import Judge, Recipe
 
 SLICES = 12  # values that a column may have to be a table of groups
@@ -51,7 +51,7 @@ def probes(setup: Judge, samples: Samples, encoders: Mapping[str, Embedder]) -> 
     parts = {name: samples.part(name) for name in ("train", "val", "test")}
     if len(parts["train"]) < 2 or len(parts["test"]) == 0:
         raise DataError(
-            f"{samples.origin} has no training or no test split: probes are fitted on one, tried on the other"
+            f"{samples.source_name} has no training or no test split: probes are fitted on one, tried on the other"
         )
     column = None
     if setup.spurious is not None:
@@ -76,7 +76,7 @@ def thinned(labels: np.ndarray, most: int) -> np.ndarray:
     """At most so many positions: some of every class, and as large a share of each as of the others."""
     if len(labels) <= most:
         return np.arange(len(labels))
-    place = hashed(0, 29, np.arange(len(labels)))
+    place = hash_bits(0, 29, np.arange(len(labels)))
     mixed = np.lexsort((place, labels))
     _, starts, counts = np.unique(labels[mixed], return_index=True, return_counts=True)
     rank = np.arange(len(labels)) - np.repeat(starts, counts)

@@ -2,11 +2,10 @@
 
 A leak is the same sample id, the same file (by hash of its bytes), the same subject where sides must be disjoint, or,
 where embeddings are given, a near-duplicate: cosine ≥ 0.98 across the sides. Where looks of the pictures are given
-(:mod:`mettle.data.likeness`), a resized, re-encoded, brightened or mirrored copy is found too; since two pictures may
+(:mod:`mettle.data.duplicates`), a resized, re-encoded, brightened or mirrored copy is found too; since two pictures may
 well look alike by right, that is reported and fails only if asked to.
 """
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -15,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from mettle.data.decode import decode
-from mettle.data.likeness import SIZE, alike, look
+from mettle.data.duplicates import DESCRIPTOR_SIZE, content_hash, find_near_duplicates, image_descriptor
+from mettle.data.image_decoding import decode_image
 from mettle.errors import DataError, InputError
 from mettle.evaluate.checks import as_names, check_embeddings, to_numpy
 from mettle.evaluate.unit import Unit
@@ -80,7 +79,7 @@ def leaks(first: Part, second: Part, *, disjoint_subjects: bool = True, near: fl
         found += _near(first.embeddings, second.embeddings, near)
     if first.looks is not None and second.looks is not None:
         one, two = (_looks(side.looks) for side in (first, second))
-        found += [Leak("look", (pair.first, pair.second)) for pair in alike(one, two)]
+        found += [Leak("look", (pair.first, pair.second)) for pair in find_near_duplicates(one, two)]
     return tuple(found)
 
 
@@ -133,8 +132,7 @@ def file_hashes(paths: Iterable[Path | str]) -> list[str]:
     found = []
     for path in paths:
         try:
-            with open(path, "rb") as file:
-                found.append(hashlib.file_digest(file, "sha256").hexdigest())
+            found.append(content_hash(Path(path).read_bytes()).hex())
         except OSError as e:
             raise DataError(f"cannot read {path} to compare it: {e.strerror}") from e
     return found
@@ -143,15 +141,15 @@ def file_hashes(paths: Iterable[Path | str]) -> list[str]:
 @explain_arguments
 def picture_looks(paths: Iterable[Path | str]) -> np.ndarray:
     """(n, 143) look of each picture file, for :class:`Part`."""
-    found = [look(decode(Path(path), channels=1)) for path in paths]
-    return np.stack(found) if found else np.empty((0, SIZE), np.float32)
+    found = [image_descriptor(decode_image(Path(path), channels=1)) for path in paths]
+    return np.stack(found) if found else np.empty((0, DESCRIPTOR_SIZE), np.float32)
 
 
 def _looks(given: Any) -> np.ndarray:
     a = to_numpy(given, "looks")
-    if a.ndim != 2 or a.shape[1] != SIZE or a.dtype.kind != "f" or not np.isfinite(a).all():
+    if a.ndim != 2 or a.shape[1] != DESCRIPTOR_SIZE or a.dtype.kind != "f" or not np.isfinite(a).all():
         raise InputError(
-            f"looks must be finite (n, {SIZE}) numbers, from picture_looks: got shape {a.shape}, {a.dtype}"
+            f"looks must be finite (n, {DESCRIPTOR_SIZE}) numbers, from picture_looks: got shape {a.shape}, {a.dtype}"
         )
     return a.astype(np.float32)
 

@@ -14,7 +14,7 @@ PEERS = {
     "KNeighborsClassifier": "probe(train, test).knn",
     "KNNClassifier": "probe(train, test).knn",
     "MAP_at_R": f"{_RETRIEVAL}.map_at_r",
-    "MPerClassSampler": "mettle.data.ClassBatches",
+    "MPerClassSampler": "mettle.data.PKBatchSampler",
     "NMI": f"{_CLUSTERING}.nmi",
     "accuracy": "probe(train, test).linear.accuracy",
     "accuracy_at_k": f"{_RETRIEVAL}.recall[k]",

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from mettle.durable import write_text
+from mettle.atomic_files import write_text
 from mettle.errors import DataError, InputError, nearest
 from mettle.evaluate.by_id import Known
 from mettle.evaluate.calibrate import Carried, calibrate

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mettle.data.loader import to_model
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
+from mettle.data.transforms import to_input_tensor
 from mettle.errors import DataError, MettleError
 from mettle.evaluate import curve, several
 from mettle.evaluate.retrieval import Retrieval, retrieval
@@ -146,7 +146,7 @@ def raw(samples: Samples) -> np.ndarray:
     """The inputs themselves as embeddings, centred; pictures shrunk to at most 32 pixels a side."""
     parts = []
     for start in range(0, len(samples), 1024):
-        x = to_model(samples.read(np.arange(start, min(start + 1024, len(samples)))), "cpu")
+        x = to_input_tensor(samples.read(np.arange(start, min(start + 1024, len(samples)))), "cpu")
         if x.ndim == 4:
             size = (min(x.shape[2], PIXELS), min(x.shape[3], PIXELS))
             x = torch.nn.functional.adaptive_avg_pool2d(x, size)

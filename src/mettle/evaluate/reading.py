@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mettle.data.draws import hashed
 from mettle.errors import NumericError
 from mettle.evaluate.probe import Accuracy, Probe, probe
+from mettle.rng import hash_bits
 
 STRENGTHS = (1.0, 10.0, 100.0)  # tried always
 WEAKER = (0.1, 0.01, 1e-3, 1e-4)  # tried while the weakest is the best: few samples and loud noise need them
@@ -43,7 +43,7 @@ def reading(z: Mapping[str, np.ndarray], codes: Mapping[str, np.ndarray]) -> Rea
     if enough:
         source, chosen_on = "val", "the validation split"
     else:
-        order = fit[np.argsort(hashed(0, 31, fit), kind="stable")]
+        order = fit[np.argsort(hash_bits(0, 31, fit), kind="stable")]
         tenth = max(1, len(order) // 10)
         val, fit = order[:tenth], np.sort(order[tenth:])
         source, chosen_on = "train", "a tenth of the training split"

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from mettle.data.samples import NO_SPLIT, SPLITS, Samples
-from mettle.durable import write_text
+from mettle.atomic_files import write_text
+from mettle.data.dataset import NO_SPLIT, SPLITS, Samples
+from mettle.data.duplicates import train_test_duplicates
 from mettle.errors import DataError, RunError
 from mettle.evaluate import closed
 from mettle.evaluate.protocol import Judged, baseline, judge, raw, summary, thresholds, transfer
 from mettle.model import Embedder, embed
 from mettle.train import trained
 from mettle.train.artifact import Run, set_thresholds
-from mettle.train.copies import copies
 from mettle.train.session import new_model
 from mettle.train.two_encoder import biased_model
 
@@ -61,8 +61,8 @@ def evaluate_run(
     biased = biased_model(run, device) if (run.folder / "biased.safetensors").is_file() else None
     test = samples.part("test")
     if len(test) == 0:
-        raise DataError(f"{samples.origin} has no test split: nothing to evaluate on")
-    source = run.recipe.data.source if own_data else samples.origin  # as it was typed, wherever it was found
+        raise DataError(f"{samples.source_name} has no test split: nothing to evaluate on")
+    source = run.recipe.data.source if own_data else samples.source_name  # as it was typed, wherever it was found
     judged = judge(embed(model, test), test, setup.ks)
     metrics: dict[str, Any] = {
         "format": 1,
@@ -124,7 +124,7 @@ def _protocol(run: Run, samples: Samples, same: bool) -> dict[str, Any]:
         "protocol": _called(shared, len(names), same),
     }
     if same:
-        facts["copied_samples"] = vars(copies(samples))
+        facts["copied_samples"] = vars(train_test_duplicates(samples))
     if test.domain is not None and seen is not None and seen.domains is not None:
         domains = [test.domain.names[code] for code in np.unique(test.domain.codes)]
         known = trained.known(domains, seen.domains)

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from mettle.data.arrays import named
 from mettle.data.column_names import DOMAINS, IDS, LABELS, PICTURES, SPLIT, find_column
-from mettle.data.decode import shown
-from mettle.data.samples import SPLIT_WORDS, SPLITS, Column
+from mettle.data.dataset import SPLIT_WORDS, SPLITS, Column
+from mettle.data.image_decoding import quote_name
+from mettle.data.sources.npz import column_with_names
 from mettle.errors import DataError, InputError, nearest
 from mettle.evaluate.checks import Rows, check_matrix, names, one_label_per_id
 from mettle.evaluate.vectors import read_vectors
@@ -135,20 +135,20 @@ def read_embeddings(
     path = Path(path)
     values, columns, names, unfit = read_vectors(path, embeddings, labels)
     if len(values) == 0:
-        raise DataError(f"{shown(path)} has no rows: its embeddings have shape {values.shape}")
+        raise DataError(f"{quote_name(path)} has no rows: its embeddings have shape {values.shape}")
     if labels is not None:
         label = Path(labels).stem
     keep = np.ones(len(values), bool)
     for text in where:
         keep &= _holds(text, columns, names, path, unfit)
     if not keep.any():
-        raise DataError(f"no row of {shown(path)} has {' and '.join(where)}")
+        raise DataError(f"no row of {quote_name(path)} has {' and '.join(where)}")
     if not keep.all():
         values, columns = values[keep], {name: column[keep] for name, column in columns.items()}
     try:
         values = check_matrix(values)
     except InputError as problem:
-        raise DataError(f"{shown(path)}: {problem}") from None
+        raise DataError(f"{quote_name(path)}: {problem}") from None
     return _table(path, values, columns, names, unfit, label, domain, groups, image)
 
 
@@ -168,14 +168,16 @@ def _table(
     if who is None:
         odd = find_column(unfit, LABELS)
         if odd is not None:
-            raise DataError(f"no labels in {shown(path)}: {shown(odd)} cannot be used, for {unfit[odd]}")
-        raise DataError(f"no labels in {shown(path)}: say which column holds them with --label{nearest('', columns)}")
+            raise DataError(f"no labels in {quote_name(path)}: {quote_name(odd)} cannot be used, for {unfit[odd]}")
+        raise DataError(
+            f"no labels in {quote_name(path)}: say which column holds them with --label{nearest('', columns)}"
+        )
     where = None if domain == "" else _choose(columns, domain, DOMAINS, "domain", path, unfit)
     if who in (where, *(groups or ())):
         what = "domain" if who == where else "group"
         raise DataError(
-            f"{what}: column {shown(who)} of {shown(path)} holds the labels: within it every pair is of one label; "
-            f"choose another --{what}"
+            f"{what}: column {quote_name(who)} of {quote_name(path)} holds the labels: within it every pair is of one "
+            f"label; choose another --{what}"
         )
     among = columns
     if image is None:  # a number is no picture, and neither are the labels
@@ -195,7 +197,7 @@ def _table(
     return Embedded(
         values,
         labels,
-        np.arange(len(values)) if number is None else Column.of(columns[number], f"column {shown(number)}").codes,
+        np.arange(len(values)) if number is None else Column.of(columns[number], f"column {quote_name(number)}").codes,
         called,
         shape if shape is not None and len(np.unique(shape.codes)) > 1 else None,
         {name: _column(columns[name], names.get(name), name, path) for name in free},
@@ -214,7 +216,7 @@ def _splits(columns: Mapping[str, np.ndarray], names: Mapping[str, np.ndarray]) 
         return None
     words = {word: SPLITS.index(name) for word, name in SPLIT_WORDS.items()}
     words |= {str(code): code for code in range(len(SPLITS))}
-    column = named(columns[name], names.get(name))
+    column = column_with_names(columns[name], names.get(name))
     return np.asarray([words.get(str(value).strip().lower(), -1) for value in column.names])[column.codes]
 
 
@@ -230,26 +232,26 @@ def _choose(
     if wanted is None:
         return find_column(columns, usual)
     if wanted in unfit:
-        raise DataError(f"{what}: {shown(wanted)} of {shown(path)} cannot be used, for {unfit[wanted]}")
+        raise DataError(f"{what}: {quote_name(wanted)} of {quote_name(path)} cannot be used, for {unfit[wanted]}")
     if wanted not in columns:
-        raise DataError(f"{what}: no column {shown(wanted)} in {shown(path)}{nearest(wanted, columns)}")
+        raise DataError(f"{what}: no column {quote_name(wanted)} in {quote_name(path)}{nearest(wanted, columns)}")
     return wanted
 
 
 def _column(values: np.ndarray, names: np.ndarray | None, name: str, path: Path, required: bool = False) -> Column:
     if values.dtype.kind not in "iubU":
         raise DataError(
-            f"column {shown(name)} of {shown(path)} must hold whole numbers or text: got {values.dtype}; "
+            f"column {quote_name(name)} of {quote_name(path)} must hold whole numbers or text: got {values.dtype}; "
             "save codes as integers"
         )
     if required and values.dtype.kind == "U":
         empty = np.char.str_len(np.char.strip(values)) == 0
         if empty.any():
             raise DataError(
-                f"{np.count_nonzero(empty)} of {len(values)} rows of {shown(path)} have no label, the first is row "
-                f"{np.argmax(empty)} (from 0): fill column {shown(name)} or leave the rows out"
+                f"{np.count_nonzero(empty)} of {len(values)} rows of {quote_name(path)} have no label, the first is "
+                f"row {np.argmax(empty)} (from 0): fill column {quote_name(name)} or leave the rows out"
             )
-    return named(values, names)
+    return column_with_names(values, names)
 
 
 def _sliceable(values: np.ndarray) -> bool:
@@ -259,7 +261,9 @@ def _sliceable(values: np.ndarray) -> bool:
 def _few(values: np.ndarray, name: str, path: Path) -> None:
     count = len(np.unique(values))
     if count > MOST_NAMED:
-        raise DataError(f"group: column {shown(name)} of {shown(path)} has {count} distinct values, over {MOST_NAMED}")
+        raise DataError(
+            f"group: column {quote_name(name)} of {quote_name(path)} has {count} distinct values, over {MOST_NAMED}"
+        )
 
 
 def _holds(
@@ -275,4 +279,4 @@ def _holds(
     _choose(columns, name, (), "where", path, unfit)
     if columns[name].dtype.kind == "f":  # NaN is no name, but a row that has it may well be left out
         return columns[name].astype(str) == value
-    return named(columns[name], names.get(name)).values().astype(str) == value
+    return column_with_names(columns[name], names.get(name)).values().astype(str) == value

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mettle.data.arrays import as_text, load_arrays
 from mettle.data.column_names import LABELS, find_columns
-from mettle.data.decode import shown
-from mettle.data.table import parted, whole
+from mettle.data.image_decoding import quote_name
+from mettle.data.sources.npz import decode_text, load_arrays
+from mettle.data.sources.text_table import is_integer_text, read_delimited
 from mettle.errors import DataError, InputError, MissingExtra, nearest
 
 VECTORS = ("embeddings", "embedding", "features", "vectors", "x", "rows")
@@ -40,9 +40,9 @@ def read_vectors(path: Path, wanted: str | None, labels: Path | str | None) -> R
     """
     kind = path.name.lower()
     if not path.is_file():
-        raise DataError(f"no file {shown(path)}")
+        raise DataError(f"no file {quote_name(path)}")
     if labels is not None and not kind.endswith(".npy"):
-        raise InputError(f"a second file holds the labels of a .npy file, but {shown(path)} is none: leave it out")
+        raise InputError(f"a second file holds the labels of a .npy file, but {quote_name(path)} is none: leave it out")
     if kind.endswith(".npz"):
         return _npz(path, wanted)
     if kind.endswith((".parquet", ".pq")):
@@ -51,7 +51,9 @@ def read_vectors(path: Path, wanted: str | None, labels: Path | str | None) -> R
         return _csv(path, wanted)
     if kind.endswith(".npy"):
         return _npy(path, labels)
-    raise DataError(f"{shown(path)} is no file of embeddings: .npz, .parquet, .csv, .tsv (also .gz) and .npy are read")
+    raise DataError(
+        f"{quote_name(path)} is no file of embeddings: .npz, .parquet, .csv, .tsv (also .gz) and .npy are read"
+    )
 
 
 def _npz(path: Path, wanted: str | None) -> Read:
@@ -61,11 +63,13 @@ def _npz(path: Path, wanted: str | None) -> Read:
     if name is None and len(flat) == 1:
         name = next(iter(flat))
     if name is None or name not in flat:
-        what = "embeddings" if name is None else shown(name)
-        raise DataError(f"no 2-D array {what} in {shown(path)}: name it with --embeddings{nearest(name or '', flat)}")
+        what = "embeddings" if name is None else quote_name(name)
+        raise DataError(
+            f"no 2-D array {what} in {quote_name(path)}: name it with --embeddings{nearest(name or '', flat)}"
+        )
     values = flat[name]
     others = {n: a for n, a in arrays.items() if n != name and not n.endswith("_names")}
-    columns = {n: as_text(a, n) for n, a in others.items() if a.shape == (len(values),)}
+    columns = {n: decode_text(a, n) for n, a in others.items() if a.shape == (len(values),)}
     unfit = {n: _misfit(a, len(values)) for n, a in others.items() if n not in columns}
     coded = {n: arrays[f"{n}_names"] for n in columns if f"{n}_names" in arrays}
     if "class_names" in arrays:
@@ -89,7 +93,7 @@ def _npy(path: Path, labels: Path | str | None) -> Read:
         try:  # a neighbour may be anything: it matters only if it is asked for
             column = _array(other, lazy=True)
             if column.shape == values.shape[:1]:
-                found[other.stem] = as_text(np.asarray(column), other.stem)
+                found[other.stem] = decode_text(np.asarray(column), other.stem)
             else:
                 unfit[other.stem] = _misfit(column, len(values))
         except DataError as problem:
@@ -98,9 +102,9 @@ def _npy(path: Path, labels: Path | str | None) -> Read:
         column = _array(Path(labels))
         if column.shape != values.shape[:1]:
             raise DataError(
-                f"{shown(labels)} must hold one label for each of {len(values)} rows: got shape {column.shape}"
+                f"{quote_name(labels)} must hold one label for each of {len(values)} rows: got shape {column.shape}"
             )
-        found[Path(labels).stem] = as_text(column, Path(labels).stem)
+        found[Path(labels).stem] = decode_text(column, Path(labels).stem)
     return Read(values, found, {}, unfit)
 
 
@@ -111,7 +115,7 @@ def _array(path: Path, lazy: bool = False) -> np.ndarray:
         reason = " ".join(str(problem).split())
         if "Object arrays" in reason or "pickle" in reason or "memory-mapped" in reason:
             reason = "it holds Python objects or is no NPY file; save numbers or text"
-        raise DataError(f"cannot read {shown(path)}: {reason}") from None
+        raise DataError(f"cannot read {quote_name(path)}: {reason}") from None
 
 
 def _parquet(path: Path, wanted: str | None) -> Read:
@@ -123,7 +127,7 @@ def _parquet(path: Path, wanted: str | None) -> Read:
     try:
         table = parquet.read_table(path)
     except Exception as problem:  # its errors have several unrelated bases
-        raise DataError(f"cannot read {shown(path)}: {' '.join(str(problem).split())[:200]}") from None
+        raise DataError(f"cannot read {quote_name(path)}: {' '.join(str(problem).split())[:200]}") from None
     types = arrow.types
     lists = [n for n in table.column_names if _listed(types, table.schema.field(n).type)]
     used = _which(table.column_names, lists, wanted, path)
@@ -151,32 +155,34 @@ def _lists(column: Any, name: str, path: Path) -> np.ndarray:
     """A column of lists as a matrix."""
     if column.null_count:
         first = next(i for i, value in enumerate(column) if not value.is_valid)
-        raise DataError(f"{shown(path)} column {shown(name)}: {column.null_count} rows are empty, the first is {first}")
+        raise DataError(
+            f"{quote_name(path)} column {quote_name(name)}: {column.null_count} rows are empty, the first is {first}"
+        )
     flat, n = column.flatten(), len(column)
     width = len(flat) // max(n, 1)
     lengths = np.asarray(column.value_lengths()) if hasattr(column, "value_lengths") else np.full(n, width)
     odd = np.flatnonzero(lengths != lengths[0]) if n else np.empty(0, np.int64)
     if len(odd):
         raise DataError(
-            f"{shown(path)} column {shown(name)}: vectors must be of one length, but row 0 has {lengths[0]} numbers "
-            f"and row {odd[0]} has {lengths[odd[0]]}"
+            f"{quote_name(path)} column {quote_name(name)}: vectors must be of one length, but row 0 has {lengths[0]} "
+            f"numbers and row {odd[0]} has {lengths[odd[0]]}"
         )
     try:
         return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(n, -1)
     except (ValueError, TypeError) as problem:
-        raise DataError(f"{shown(path)} column {shown(name)} is no list of numbers: {problem}") from None
+        raise DataError(f"{quote_name(path)} column {quote_name(name)} is no list of numbers: {problem}") from None
 
 
 def _numeric(types: Any, column: Any, name: str, path: Path) -> np.ndarray:
     if not (types.is_integer(column.type) or types.is_floating(column.type)):
-        raise DataError(f"{shown(path)} column {shown(name)} must hold numbers: got {column.type}")
+        raise DataError(f"{quote_name(path)} column {quote_name(name)} must hold numbers: got {column.type}")
     return column.to_numpy()
 
 
 def _csv(path: Path, wanted: str | None) -> Read:
-    header, rows = parted(path)
+    header, rows = read_delimited(path)
     if not header:
-        raise DataError(f"{shown(path)} is empty")
+        raise DataError(f"{quote_name(path)} is empty")
     used = _which(header, [n for n in header if n in (*VECTORS, wanted)], wanted, path)
     place = {name: i for i, name in enumerate(header)}
     at = [place.pop(name) for name in used]
@@ -193,7 +199,7 @@ def _csv(path: Path, wanted: str | None) -> Read:
     if block:
         blocks.append(_stacked(block, blocks, path))
     if not blocks:
-        raise DataError(f"{shown(path)} has no rows")
+        raise DataError(f"{quote_name(path)} has no rows")
     columns = {header[i]: _typed(kept) for i, kept in zip(rest, texts, strict=True)}
     return Read(np.concatenate(blocks), columns, {})
 
@@ -208,7 +214,7 @@ def _vector(fields: list[str], names: Sequence[str], path: Path, line: int) -> l
         at = next(i for i, text in enumerate(fields) if not _is_number(text))
         name = names[0] if len(names) == 1 else names[at]
         raise DataError(
-            f"{shown(path)} line {line}, column {shown(name)}: {shown(fields[at], 40)} is not a number"
+            f"{quote_name(path)} line {line}, column {quote_name(name)}: {quote_name(fields[at], 40)} is not a number"
         ) from None
 
 
@@ -226,7 +232,7 @@ def _stacked(block: list[list[float]], before: list[np.ndarray], path: Path) -> 
     for k, row in enumerate(block):
         if len(row) != width or not row:
             raise DataError(
-                f"{shown(path)}: vectors must be of one length, but row 0 has {width} numbers and row {start + k} "
+                f"{quote_name(path)}: vectors must be of one length, but row 0 has {width} numbers and row {start + k} "
                 f"has {len(row)}"
             )
     return np.asarray(block, np.float64)
@@ -234,7 +240,7 @@ def _stacked(block: list[list[float]], before: list[np.ndarray], path: Path) -> 
 
 def _typed(texts: list[str]) -> np.ndarray:
     """Whole numbers where all are written as such (007 is a name), else text."""
-    if all(whole(t) for t in texts):
+    if all(is_integer_text(t) for t in texts):
         return np.asarray([int(t) for t in texts], np.int64)
     return np.asarray(texts)
 
@@ -251,7 +257,9 @@ def _which(names: Sequence[str], lists: Sequence[str], wanted: str | None, path:
             return [wanted]
         if wanted not in families:
             known = {*lists, *families} - {""}
-            raise DataError(f"embeddings: no columns {shown(wanted)} in {shown(path)}{nearest(wanted, known)}")
+            raise DataError(
+                f"embeddings: no columns {quote_name(wanted)} in {quote_name(path)}{nearest(wanted, known)}"
+            )
         return [name for _, name in sorted(families[wanted])]
     usual = next((name for name in VECTORS if name in lists), lists[0] if len(lists) == 1 else None)
     if usual is not None:
@@ -260,8 +268,8 @@ def _which(names: Sequence[str], lists: Sequence[str], wanted: str | None, path:
     _gapless(largest, path)
     if len(largest) < 2:
         raise DataError(
-            f"no embeddings in {shown(path)}: number their columns (e0, e1, …), put them into one column 'embedding' "
-            "as lists, or name it with --embeddings"
+            f"no embeddings in {quote_name(path)}: number their columns (e0, e1, …), put them into one column "
+            "'embedding' as lists, or name it with --embeddings"
         )
     return [name for _, name in sorted(largest)]
 
@@ -272,6 +280,7 @@ def _gapless(family: Sequence[tuple[int, str]], path: Path) -> None:
         if after != number + 1:
             prefix = _NUMBERED.match(name)
             raise DataError(
-                f"{shown(path)}: numbered columns go from {shown(name)} to {shown(following)}; is one missing? If they "
-                f"are meant so, name them with --embeddings {prefix[1] if prefix and prefix[1] else 'PREFIX'}"
+                f"{quote_name(path)}: numbered columns go from {quote_name(name)} to {quote_name(following)}; is one "
+                "missing? If they are meant so, name them with --embeddings "
+                f"{prefix[1] if prefix and prefix[1] else 'PREFIX'}"
             )

@@ -11,7 +11,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from mettle.data.draws import hashed
 from mettle.difficulty import AdaptiveThreshold
 from mettle.difficulty.settings import (
     WriteOnceModule,
@@ -38,6 +37,7 @@ from mettle.pairs.declarations import iterate_parts
 from mettle.pairs.dispatch import autocast_disabled, is_known_finite, nan_if_not_finite, reduce_rows
 from mettle.pairs.similarity import at_least_float32, may_read, normalize_rows
 from mettle.pairs.validation import validate_embeddings
+from mettle.rng import hash_bits
 
 
 class ClassVectors(WriteOnceModule):
@@ -281,7 +281,7 @@ class ClassVectors(WriteOnceModule):
         rest = int(self.sample * self.num_classes) - len(own)
         if rest <= 0:
             return own
-        generator = torch.Generator(labels.device).manual_seed(int(hashed(self.seed, int(self.draw))[0] >> 1))
+        generator = torch.Generator(labels.device).manual_seed(int(hash_bits(self.seed, int(self.draw))[0] >> 1))
         luck = torch.rand(self.num_classes, generator=generator, device=labels.device)
         luck[own] = 2
         return luck.topk(len(own) + rest).indices.sort().values

@@ -6,11 +6,11 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from mettle.data.samples import Column, Samples
+from mettle.data.dataset import Column, Samples
 from mettle.errors import DataError, GalleryError
 from mettle.evaluate.table import read_embeddings
 from mettle.model import Embedder
-from mettle.model.embed import embed
+from mettle.model.inference import embed
 
 
 def people_of_table(path: Path, where: Sequence[str] = ()) -> Iterator[tuple[str, np.ndarray]]:
@@ -46,7 +46,7 @@ def people_of_samples(model: Embedder, samples: Samples, split: str | None = Non
     """(name, (m, dim) embeddings) of every label of a data set, embedded by a model."""
     part = samples if split is None else samples.part(split)
     if not len(part):
-        raise DataError(f"{samples.origin} has no samples{'' if split is None else f' in split {split!r}'}")
+        raise DataError(f"{samples.source_name} has no samples{'' if split is None else f' in split {split!r}'}")
     return by_name(part.label, embed(model, part))
 
 

@@ -68,10 +68,10 @@ class Embedding:
             raise InputError("no pictures were given")
         found = []
         with torch.inference_mode():
-            from mettle.data.loader import to_model
+            from mettle.data.transforms import to_input_tensor
 
             for start in range(0, len(stack), BATCH):
-                x = to_model(np.stack(stack[start : start + BATCH]), "cpu")
+                x = to_input_tensor(np.stack(stack[start : start + BATCH]), "cpu")
                 found.append(model(x).float().numpy())
         return np.concatenate(found)
 
@@ -149,7 +149,7 @@ def check_same(bound: Binding, offered: Binding, where: str) -> None:
 
 def copy_model(run: "Run", folder: Path) -> None:
     """Keep what embeds a picture beside the templates, so that the gallery opens alone."""
-    from mettle.durable import write_bytes
+    from mettle.atomic_files import write_bytes
 
     run.model()  # refuses weights that are not those of the contract
     folder.mkdir(exist_ok=True)
@@ -185,8 +185,8 @@ def _numbers(given: Any) -> np.ndarray | None:
 
 def _picture(item: Any, shape: tuple[int, ...], resize: str) -> np.ndarray:
     """(h, w, c) uint8 of the model's size, prepared as training pictures were."""
-    from mettle.data.decode import decode
-    from mettle.data.images import ImageArray
+    from mettle.data.image_decoding import decode_image
+    from mettle.data.inputs import ImageArray
 
     channels, size = shape[0], (shape[1], shape[2])
     if isinstance(item, str):
@@ -196,11 +196,11 @@ def _picture(item: Any, shape: tuple[int, ...], resize: str) -> np.ndarray:
         item.convert("RGB" if item.mode not in ("L", "RGB", "RGBA", "LA", "P") else item.mode).save(buffer, "PNG")
         item = buffer.getvalue()
     if isinstance(item, bytes | Path):
-        return decode(item, size=size, resize=resize, channels=channels)  # type: ignore[arg-type]
+        return decode_image(item, size=size, resize=resize, channels=channels)  # type: ignore[arg-type]
     if hasattr(item, "detach"):
         item = item.detach().cpu().numpy()
     if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3):
-        return ImageArray(item[None]).resized(size, channels, resize).array[0]  # type: ignore[arg-type]
+        return ImageArray(item[None]).with_size(size, channels, resize).array[0]  # type: ignore[arg-type]
     raise InputError(
         f"a picture is a path, the bytes of a file, a Pillow image or a uint8 array: got {type(item).__name__}"
     )

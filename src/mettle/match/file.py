@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mettle.durable import TEMPORARY, sync_folder
+from mettle.atomic_files import TEMPORARY, sync_folder
 from mettle.errors import GalleryError, GalleryUnavailable
 from mettle.match.statements import FORMAT
 

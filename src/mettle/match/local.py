@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mettle.durable import sync_folder
+from mettle.atomic_files import sync_folder
 from mettle.match import fusion, view
 from mettle.match.choose import Measured, Wanted, as_wanted, build, outgrown
 from mettle.match.index import Exact, Index

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
-from mettle.durable import TEMPORARY, sweep, write_folder
+from mettle.atomic_files import TEMPORARY, remove_leftovers, write_folder
 from mettle.errors import GalleryError, InputError
 from mettle.match.embedding import copy_model
 from mettle.match.file import told
@@ -82,7 +82,7 @@ def reopened(where: str | Path, read_only: bool) -> PostgresRecord | SqliteRecor
         return PostgresRecord.open(_url(where), write=not read_only)
     record = SqliteRecord.open(Path(where) / RECORD, write=not read_only)
     if not read_only:
-        sweep(Path(where))
+        remove_leftovers(Path(where))
     return record
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mettle.durable import sweep, write_bytes, write_text
+from mettle.atomic_files import remove_leftovers, write_bytes, write_text
 from mettle.errors import GalleryError, GalleryUnavailable
 from mettle.match.approximate import KINDS, Approximate, Effort
 from mettle.match.engine import parse
@@ -72,7 +72,7 @@ def save(folder: Path, index: Index, facts: ViewFacts, mode: int = PRIVATE) -> N
         raise GalleryError(f"an index of type {type(index).__name__} cannot be kept on disk")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        sweep(folder)
+        remove_leftovers(folder)
         files = {name: _written(folder, name, array, mode) for name, array in _arrays(index)}
         content = {
             "format": FORMAT,

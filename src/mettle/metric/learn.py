@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mettle.data import ClassBatches
+from mettle.data import PKBatchSampler
 from mettle.errors import InputError
 from mettle.metric.descend import Found, batched, whole
 from mettle.pairs import as_pair_list_loss
@@ -60,7 +60,7 @@ def learn(
             found = batched(
                 objective,
                 start,
-                lambda epoch: map(torch.from_numpy, order.epoch(epoch)),
+                lambda epoch: map(torch.from_numpy, order.epoch_batches(epoch)),
                 max_iter=max_iter,
                 tol=tol,
                 seed=seed,
@@ -97,7 +97,7 @@ def _seen(loss: Any, x: np.ndarray, w: Tensor) -> Tensor:
     return torch.from_numpy(x - x.mean(0) if centred else x) @ w.T
 
 
-def _batches(loss: Any, labels: np.ndarray, batch: Any, seed: int) -> ClassBatches | None:
+def _batches(loss: Any, labels: np.ndarray, batch: Any, seed: int) -> PKBatchSampler | None:
     """The order of batches, or None for everything at once."""
     counts = np.bincount(labels)
     counts = counts[counts >= 2]
@@ -114,4 +114,4 @@ def _batches(loss: Any, labels: np.ndarray, batch: Any, seed: int) -> ClassBatch
             f"batch={tuple(batch)} needs {batch[0]} classes with two or more samples, y has {usable}: "
             "lower the first number"
         )
-    return ClassBatches(labels, int(batch[0]), int(batch[1]), seed)
+    return PKBatchSampler(labels, int(batch[0]), int(batch[1]), seed)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mettle.errors import InputError, RecipeError, nearest
-from mettle.model.backbones import Backbone, backbone
+from mettle.model.backbones import Backbone, build_backbone
 
 MOST = {"width": 65536, "depth": 1000, "dim": 65536}  # a description from elsewhere must not fill the memory
 KNOWN = {"pool": ("average", "gem", "flatten"), "head": ("linear", "mlp", "norm", "none")}
@@ -49,47 +49,47 @@ class Embedder(nn.Module):
     """Pictures (b, c, h, w) in [0, 1], or rows (b, f), to embeddings (b, dim).
 
     Centring and scaling of the input are part of the module, so that whoever holds the weights cannot get them wrong.
-    ``fetch=False`` does not ask for pretrained weights: others are about to be loaded in their place.
+    ``load_pretrained=False`` does not ask for pretrained weights: others are about to be loaded in their place.
     """
 
-    def __init__(self, spec: EmbedderSpec, shape: tuple[int, ...], *, fetch: bool = True):
+    def __init__(self, spec: EmbedderSpec, shape: tuple[int, ...], *, load_pretrained: bool = True):
         super().__init__()
         self.spec, self.shape = spec, tuple(shape)
         channels = shape[0]
         size = (channels, 1, 1) if len(shape) == 3 else (channels,)
-        self.centre: Tensor
-        self.spread: Tensor
-        self.register_buffer("centre", torch.zeros(size))
-        self.register_buffer("spread", torch.ones(size))
-        pretrained = spec.pretrained and fetch
-        self.backbone: Backbone = backbone(spec.backbone, self.shape, spec.width, spec.depth, pretrained)
-        found = self._try(self.backbone, torch.zeros(1, *self.shape))
-        self.pool = _pool(spec.pool) if found.ndim == 4 else nn.Identity()
-        self.head = _head(spec.head, self._try(self.pool, found).shape[1], spec.dim)
+        self.input_mean: Tensor
+        self.input_std: Tensor
+        self.register_buffer("input_mean", torch.zeros(size))
+        self.register_buffer("input_std", torch.ones(size))
+        pretrained = spec.pretrained and load_pretrained
+        self.backbone: Backbone = build_backbone(spec.backbone, self.shape, spec.width, spec.depth, pretrained)
+        found = self._infer_output(self.backbone, torch.zeros(1, *self.shape))
+        self.pool = _build_pool(spec.pool) if found.ndim == 4 else nn.Identity()
+        self.head = _build_head(spec.head, self._infer_output(self.pool, found).shape[1], spec.dim)
         if len(shape) == 3:  # about twice as fast for convolutions on CPUs and on tensor cores
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @staticmethod
     @torch.no_grad()
-    def _try(part: nn.Module, x: Tensor) -> Tensor:
+    def _infer_output(part: nn.Module, x: Tensor) -> Tensor:
         """What a part makes of an input, to learn its shape (without moving running statistics)."""
         found = part.eval()(x)
         part.train()
         return found
 
-    def calibrate(self, inputs: Tensor) -> None:
+    def fit_normalization(self, inputs: Tensor) -> None:
         """Set centring and scaling from a sample of training inputs."""
         dims = (0, 2, 3) if inputs.ndim == 4 else (0,)
-        self.centre.copy_(inputs.mean(dims).view_as(self.centre))
+        self.input_mean.copy_(inputs.mean(dims).view_as(self.input_mean))
         # A constant column has no scale of its own.
         spread = inputs.std(dims)
-        self.spread.copy_(torch.where(spread < 1e-6, 1.0, spread).view_as(self.spread))
+        self.input_std.copy_(torch.where(spread < 1e-6, 1.0, spread).view_as(self.input_std))
 
     def features(self, x: Tensor) -> Tensor:
         """(b, f) what the head sees: the input of linear probes."""
         if x.shape[1:] != self.shape:
             raise InputError(f"this model takes inputs of shape {self.shape}, got {tuple(x.shape[1:])}")
-        x = (x - self.centre) / self.spread
+        x = (x - self.input_mean) / self.input_std
         return self.pool(self.backbone(x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,12 +118,12 @@ class Average(nn.Module):
         return x.mean((2, 3))
 
 
-def _pool(name: str) -> nn.Module:
+def _build_pool(name: str) -> nn.Module:
     pools = {"average": Average, "gem": GeM, "flatten": nn.Flatten}
     return pools[name]()
 
 
-def _head(name: str, features: int, dim: int) -> nn.Module:
+def _build_head(name: str, features: int, dim: int) -> nn.Module:
     if name == "linear":
         return nn.Linear(features, dim)
     if name == "norm":  # the head that HDML was published with

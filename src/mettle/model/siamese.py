@@ -44,8 +44,8 @@ class SiameseNet(nn.Module):
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         """(n,) distances, or logits."""
-        h1, h2 = together(self.encoder, x1, x2)
-        return distance(h1, h2) if self.head is None else self.head((h1 - h2).abs()).squeeze(1)
+        h1, h2 = encode_together(self.encoder, x1, x2)
+        return euclidean_distance(h1, h2) if self.head is None else self.head((h1 - h2).abs()).squeeze(1)
 
 
 class TripletNet(nn.Module):
@@ -62,8 +62,8 @@ class TripletNet(nn.Module):
 
     def forward(self, x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         """(n, 2) distances to the positive and to the negative."""
-        h, near, far = together(self.encoder, x, positive, negative)
-        return torch.stack([distance(h, near), distance(h, far)], 1)
+        h, near, far = encode_together(self.encoder, x, positive, negative)
+        return torch.stack([euclidean_distance(h, near), euclidean_distance(h, far)], 1)
 
     def per_item(self, x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         """(n,) p₊² of every triplet: 0 when the negative is far, ¼ when both are equally near, 1 when all is wrong."""
@@ -74,7 +74,7 @@ class TripletNet(nn.Module):
         return self.per_item(x, positive, negative).mean()
 
 
-def together(encoder: nn.Module, *inputs: Tensor) -> tuple[Tensor, ...]:
+def encode_together(encoder: nn.Module, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Embeddings of several equally shaped batches, from one pass; float32 or better."""
     first = inputs[0]
     for x in inputs[1:]:
@@ -90,7 +90,7 @@ def together(encoder: nn.Module, *inputs: Tensor) -> tuple[Tensor, ...]:
     return (h.float() if h.dtype in (torch.float16, torch.bfloat16) else h).chunk(len(inputs))
 
 
-def distance(a: Tensor, b: Tensor) -> Tensor:
+def euclidean_distance(a: Tensor, b: Tensor) -> Tensor:
     """(n,) Euclidean distance of row i to row i, with gradient 0 where two points coincide."""
     squared = (a - b).square().sum(1)
     same = squared == 0

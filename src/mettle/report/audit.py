@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from mettle import __version__
-from mettle.data.decode import decode
-from mettle.data.images import Rows
-from mettle.data.samples import Samples
-from mettle.durable import write_text
+from mettle.atomic_files import write_text
+from mettle.data.dataset import Samples
+from mettle.data.image_decoding import decode_image
+from mettle.data.inputs import FeatureArray
 from mettle.errors import DataError, InputError, RunError
 from mettle.evaluate.audit import Audit
 from mettle.evaluate.protocol import Judged
@@ -145,7 +145,7 @@ def _curves(found: Audit, points: Sequence[Mapping[str, Any]]) -> dict[str, str]
 
 def _map(found: Audit) -> dict[str, Any] | None:
     t = found.table
-    unseen = Rows(np.zeros((len(t), 1), np.float32))  # a map needs labels and embeddings, no inputs
+    unseen = FeatureArray(np.zeros((len(t), 1), np.float32))  # a map needs labels and embeddings, no inputs
     samples = Samples.of(unseen, t.label, domain=t.domain)
     drawn = embedding_map(Judged(samples, t.values, ()))
     if drawn is None:
@@ -210,7 +210,7 @@ def _look(table: Any, at: int) -> str | None:
     if table.images is None or not table.images[at] or "://" in table.images[at]:
         return None
     try:
-        return thumbnail(decode(table.folder / str(table.images[at])))
+        return thumbnail(decode_image(table.folder / str(table.images[at])))
     except DataError:
         return None
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mettle import __version__
-from mettle.durable import sha256
+from mettle.atomic_files import sha256
 from mettle.evaluate.intervals import LEAST, TOO_FEW
 from mettle.report.markdown import markdown as markdown
 from mettle.report.number import MEANING, NONE, band, called, numbers, percent, rate, realised, told_once

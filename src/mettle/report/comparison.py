@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mettle.durable import write_text
+from mettle.atomic_files import write_text
 from mettle.errors import InputError, RunError
 from mettle.evaluate.closed import MODEL
 from mettle.report import curves, figures

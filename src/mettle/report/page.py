@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from mettle.durable import write_text
+from mettle.atomic_files import write_text
 from mettle.errors import RunError
 from mettle.evaluate.curve import Curve
 from mettle.evaluate.protocol import PIXELS, Judged, raw

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
 from mettle.evaluate.protocol import Judged
 from mettle.evaluate.suspects import HardPair
 from mettle.evaluate.unit import Unit

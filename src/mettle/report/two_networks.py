@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mettle.data.draws import shuffled
-from mettle.data.samples import Column, Samples
-from mettle.durable import write_text
+from mettle.atomic_files import write_text
+from mettle.data.dataset import Column, Samples
 from mettle.evaluate.closed import BIASED, MODEL
 from mettle.evaluate.protocol import Judged
 from mettle.model import embed
@@ -17,6 +16,7 @@ from mettle.pairs import pair_weights
 from mettle.report.map import NARROW, Located, again, drawn, located, rounded
 from mettle.report.number import GAP, percent
 from mettle.report.pairs import side
+from mettle.rng import permutation
 from mettle.train.artifact import Run
 from mettle.train.two_encoder import biased_model
 
@@ -48,7 +48,7 @@ def negatives(run: Run, samples: Samples) -> dict[str, Any] | None:
     part, name = samples.part("val"), "validation"
     if len(part) < 8 * EACH:
         part, name = samples.part("train"), "training"
-    part = part.take(np.sort(shuffled(len(part), 0, 0, stream=37)[:SOME]))
+    part = part.take(np.sort(permutation(len(part), 0, 0, stream=37)[:SOME]))
     if len(part) < 2 * EACH + 1:
         return None
     loss = run.recipe.criterion()
@@ -78,7 +78,7 @@ def negatives(run: Run, samples: Samples) -> dict[str, Any] | None:
 def anchors(labels: np.ndarray, groups: np.ndarray | None, count: int = ANCHORS) -> list[int]:
     """Positions of a few samples: different labels, and groups in turn."""
     found: list[int] = []
-    for at in shuffled(len(labels), 0, 0, stream=41).tolist():
+    for at in permutation(len(labels), 0, 0, stream=41).tolist():
         used = [] if groups is None else [groups[k] for k in found]
         turn = groups is None or used.count(groups[at]) <= min((used.count(g) for g in np.unique(groups)), default=0)
         if turn and labels[at] not in labels[found]:

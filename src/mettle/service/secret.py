@@ -4,7 +4,7 @@ import os
 import stat
 from pathlib import Path
 
-from mettle.durable import write_bytes
+from mettle.atomic_files import write_bytes
 from mettle.errors import InputError
 
 

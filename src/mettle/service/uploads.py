@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from mettle.data.decode import decode
+from mettle.data.image_decoding import decode_image
 from mettle.errors import DataError
 from mettle.service.limits import Limits
 from mettle.service.refusal import Refusal
@@ -118,7 +118,7 @@ def pixels(picture: bytes, limits: Limits) -> np.ndarray:
         taken, found = ", ".join(kind for kind, _, _ in _TAKEN), _begins(picture, _OTHERS) or "none of them"
         raise Refusal(415, "image-format", f"pictures are {taken}, and this is {found}: save it as one of them")
     try:
-        return decode(picture, pixels=limits.pixels)
+        return decode_image(picture, pixels=limits.pixels)
     except DataError as error:
         if "more than the limit" in str(error):
             most = f"a picture has at most {limits.pixels} pixels, and this has more: make it smaller"

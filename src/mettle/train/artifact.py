@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from mettle.durable import sha256, write_bytes, write_folder, write_text
+from mettle.atomic_files import sha256, write_bytes, write_folder, write_text
 from mettle.errors import DataError, MettleError, RunError
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train.recipe import SAME_CLASS, Recipe, stored_recipe
@@ -97,7 +97,7 @@ class Run:
         contract, path = self.contract(), self.folder / "model.safetensors"
         try:
             shape = tuple(int(side) for side in contract["input"]["shape"])
-            model = Embedder(EmbedderSpec(**contract["model"]), shape, fetch=False)
+            model = Embedder(EmbedderSpec(**contract["model"]), shape, load_pretrained=False)
             weights = contract["weights"]
         except (KeyError, TypeError, ValueError, RuntimeError, MettleError) as problem:
             raise RunError(f"{self.folder / 'contract.json'} describes no model of mettle: {_line(problem)}") from None

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from mettle.data.augment import preset
-from mettle.data.batches import ClassBatches, Order, SampleBatches
-from mettle.data.loader import Loader, to_model
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
+from mettle.data.loader import Loader
+from mettle.data.sampler import EpochBatchSampler, PKBatchSampler, ShuffledBatchSampler
+from mettle.data.transforms import find_preset, to_input_tensor
 from mettle.data.tuples import Tuples
 from mettle.errors import DataError, RecipeError
 from mettle.model import Embedder
@@ -77,23 +77,23 @@ def new_loader(
 ) -> Loader:
     """The batches of a recipe."""
     part, batch, seed = samples.part("train"), recipe.batch, recipe.seed
-    size, change = batch.size or batch.classes * batch.samples, preset(batch.augment)
+    size, change = batch.size or batch.classes * batch.samples, find_preset(batch.augment)
     if part.inputs.kind == "row" and (change.corrupt or change.noise):  # features have their own spread and values
         some = np.unique(np.linspace(0, len(part) - 1, min(len(part), POOL)).astype(np.int64))
-        change = replace(change, pool=to_model(part.read(some), device))
+        change = replace(change, pool=to_input_tensor(part.read(some), device))
     if table is not None:
         rows = training_rows(table, size)
-        order: Order = SampleBatches(len(rows), size, seed)
+        order: EpochBatchSampler = ShuffledBatchSampler(len(rows), size, seed)
         return Loader(samples, order, change, seed, workers=batch.workers, device=device, tuples=rows)
     if recipe.train.method == "jtt":
         wrong = np.empty(0, np.int64) if repeat is None else repeat
         entries, names = repeated(part, wrong, recipe.jtt.copies)
-        order = SampleBatches(len(entries), size, seed)
+        order = ShuffledBatchSampler(len(entries), size, seed)
         return Again(entries, order, change, seed, batch.views, batch.workers, device, names=names)
     if batch.views > 1:
-        order = SampleBatches(len(part), size, seed)
+        order = ShuffledBatchSampler(len(part), size, seed)
     else:
-        order = ClassBatches(part.labels, batch.classes, batch.samples, seed)
+        order = PKBatchSampler(part.labels, batch.classes, batch.samples, seed)
     return Loader(part, order, change, seed, batch.views, batch.workers, device)
 
 
@@ -102,9 +102,9 @@ def new_model(recipe: Recipe, samples: Samples, seed: int | None = None, fetch: 
     part = samples.part("train")
     shape = part.inputs.shape
     torch.manual_seed(recipe.seed if seed is None else seed)
-    model = Embedder(recipe.spec(), (shape[2], *shape[:2]) if len(shape) == 3 else shape, fetch=fetch)
+    model = Embedder(recipe.spec(), (shape[2], *shape[:2]) if len(shape) == 3 else shape, load_pretrained=fetch)
     some = np.unique(np.linspace(0, len(part) - 1, min(len(part), 2048)).astype(np.int64))
-    model.calibrate(to_model(part.read(some), "cpu"))
+    model.fit_normalization(to_input_tensor(part.read(some), "cpu"))
     return model
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mettle.data.decode import Size, read_header
-from mettle.data.encoded import Encoded
-from mettle.data.samples import Inputs, Samples
+from mettle.data.dataset import Inputs, Samples
+from mettle.data.image_decoding import Size, read_image_header
+from mettle.data.inputs import EncodedImages
 from mettle.data.tuples import Tuples
 from mettle.errors import DataError
 
@@ -74,12 +74,12 @@ class PictureFacts:
 
 def measure_pictures(inputs: Inputs, most: int = LOOKED_AT) -> PictureFacts:
     """What the headers of up to ``most`` pictures say, evenly spread over the source; nothing is decoded."""
-    if not isinstance(inputs, Encoded):
+    if not isinstance(inputs, EncodedImages):
         return PictureFacts((inputs.shape[:2],), inputs.shape[2] == 1)  # type: ignore[arg-type]
     headers = []
     for i in np.unique(np.linspace(0, len(inputs) - 1, min(most, len(inputs))).astype(np.int64)).tolist():
         try:
-            headers.append(read_header(inputs.content(i)))
+            headers.append(read_image_header(inputs.content(i)))
         except DataError:
             continue  # a bad picture: it is reported where all of them are read
     return PictureFacts(tuple(header.size for header in headers), all(header.grey for header in headers))
@@ -130,7 +130,7 @@ def choose_training(recipe: "Recipe", samples: Samples, device: str, table: Tupl
 def is_photographs(samples: Samples) -> bool:
     """Whether pictures are taken for photographs: in color, or larger than drawn characters and symbols."""
     shape = samples.inputs.shape
-    drawn = samples.origin.partition(":")[0] == "glyphs"
+    drawn = samples.source_name.partition(":")[0] == "glyphs"
     return samples.inputs.kind == "image" and not drawn and (shape[2] == 3 or min(shape[:2]) > DRAWN_SIDE)
 
 

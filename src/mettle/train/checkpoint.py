@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mettle.durable import sha256, sweep, write_folder
+from mettle.atomic_files import remove_leftovers, sha256, write_folder
 from mettle.errors import RunError
 
 KEPT = 2
@@ -27,7 +27,7 @@ KEPT = 2
 def save(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
     """Write the state after ``step`` steps, then drop all but the last two checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
-    sweep(folder)
+    remove_leftovers(folder)
     tensors, rest = flatten(state)
     place = folder / f"step-{step:08d}"
     if place.exists():  # the same step again, after a resume: identical by construction, but perhaps damaged

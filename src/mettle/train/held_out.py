@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mettle.data.samples import Samples
+from mettle.atomic_files import write_text
+from mettle.data.dataset import Samples
 from mettle.data.tuples import Tuples
-from mettle.durable import write_text
 from mettle.model import Embedder, embed
 from mettle.train.artifact import Run
 
@@ -20,7 +20,7 @@ def held_out(run: Run, model: Embedder, loss: Any, table: Tuples, samples: Sampl
 
     Nothing is chosen by these numbers. Rows count alike whatever their weight; those of weight 0 are left out.
     """
-    found: dict[str, Any] = {"format": 1, "table": table.origin, "weights": run.contract()["weights"]}
+    found: dict[str, Any] = {"format": 1, "table": table.source_name, "weights": run.contract()["weights"]}
     if hasattr(loss, "threshold"):
         found |= {"threshold": loss.threshold, "scale": loss.scale.item()}
     notes = []

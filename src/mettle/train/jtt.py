@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from mettle.data.draws import hashed
+from mettle.data.dataset import Samples
 from mettle.data.loader import Batch, Loader
-from mettle.data.samples import Samples
 from mettle.model import Embedder, embed
+from mettle.rng import hash_bits
 
 
 @torch.no_grad()
@@ -51,7 +51,7 @@ def repeated(samples: Samples, wrong: np.ndarray, copies: int) -> tuple[Samples,
     positions = np.concatenate([np.arange(len(samples)), np.tile(wrong, copies)])
     number = np.concatenate([np.zeros(len(samples), np.int64), np.repeat(np.arange(1, copies + 1), len(wrong))])
     entries = samples.take(positions)
-    drawn = (hashed(entries.ids, number, 23) >> np.uint64(1)).astype(np.int64)
+    drawn = (hash_bits(entries.ids, number, 23) >> np.uint64(1)).astype(np.int64)
     return replace(entries, ids=np.where(number == 0, entries.ids, drawn)), entries.ids
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mettle.durable import write_text
+from mettle.atomic_files import write_text
 
 
 class Log:

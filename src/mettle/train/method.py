@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mettle.data.dataset import Samples
 from mettle.data.loader import Batch
-from mettle.data.samples import Samples
 from mettle.difficulty import Relative
 from mettle.errors import InputError
 from mettle.model import Embedder, embed

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from mettle.data.check import screen
-from mettle.data.decode import as_size
-from mettle.data.images import ImageFiles, PackedImages, hold
+from mettle.data.check import drop_unreadable, load_readable
+from mettle.data.dataset import NO_SPLIT, Samples
+from mettle.data.duplicates import train_test_duplicates
+from mettle.data.image_decoding import as_size
+from mettle.data.inputs import ImageFiles, PackedImages
 from mettle.data.loader import Loader
-from mettle.data.samples import NO_SPLIT, Samples
-from mettle.data.source import read
-from mettle.data.splits import class_disjoint, unseen_domain
+from mettle.data.sources import read
+from mettle.data.splits import hold_out_domains, identity_disjoint_split
 from mettle.data.tuples import Tuples
-from mettle.errors import DataError, InputError, MettleError, RunError
+from mettle.errors import InputError, MettleError, RunError
 from mettle.model import Embedder
 from mettle.train import checkpoint, loop, trained
 from mettle.train.artifact import Run, create, embedded, finish, keep_classes, open_run, places
@@ -25,7 +26,6 @@ from mettle.train.assembly import assemble as assemble
 from mettle.train.assembly import new_model as new_model
 from mettle.train.assembly import pick_device as pick_device
 from mettle.train.auto_settings import choose_pictures, choose_training
-from mettle.train.copies import copies
 from mettle.train.held_out import held_out
 from mettle.train.jtt import describe_error_set, mistakes
 from mettle.train.log import Log
@@ -54,7 +54,7 @@ def prepare(recipe: Recipe, cache: Path | None = None, *, divide: bool = True, *
         recipe: whose data.
         cache: where embedded data are kept.
         divide: whether data without a split get one, as for training; else they stay without.
-        reading: further options of `mettle.data.read`: ``labelled``, ``like``.
+        reading: further options of `mettle.data.read`: ``labeled``, ``like``.
     """
     return prepare_tuples(recipe, cache, divide=divide, **reading)[0]
 
@@ -66,13 +66,7 @@ def prepare_tuples(
     samples, table = _listed(recipe, cache, **reading)
     samples = resize_samples(recipe, samples)
     policy = "skip" if "data.policy" in recipe.auto and samples.inputs.kind == "image" else recipe.data.policy
-    try:
-        samples = replace(samples, inputs=hold(samples.inputs))
-    except DataError:  # it stops at the first bad picture: how many there are, and what to do, takes a look at all
-        samples = screen(samples, policy)
-        samples = replace(samples, inputs=hold(samples.inputs))
-    if samples.inputs.kind == "row" or not samples.inputs.resident:
-        samples = screen(samples, policy)
+    samples = load_readable(samples, policy, limit_bytes=round(recipe.data.memory * 2**30))
     samples = _divided(recipe, samples, table) if divide else samples
     return samples, *settled(recipe, table, samples)
 
@@ -86,7 +80,7 @@ def resize_samples(recipe: Recipe, samples: Samples) -> Samples:
         return samples
     size = values.get("data.size") or recipe.data.size or inputs.shape[:2]
     size = as_size(tuple(size) if isinstance(size, list) else size)
-    inputs = inputs.resized(size, values.get("data.channels"), resize=recipe.data.resize or "crop")
+    inputs = inputs.with_size(size, values.get("data.channels"), resize=recipe.data.resize or "crop")
     return replace(samples, inputs=inputs, notes=(*samples.notes, *map(str, chosen)))
 
 
@@ -125,7 +119,7 @@ def recognised(run: Run, source: str, cache: Path | None = None) -> bool:
         recipe = run.located(source)
         samples, table = _listed(recipe, cache)
         if (run.folder / "contract.json").exists():  # the same numbers under other names are other data
-            columns = [one.table() for one in getattr(samples.inputs, "features", ())]
+            columns = [one.to_json() for one in getattr(samples.inputs, "features", ())]
             if run.contract()["input"].get("columns", columns) != columns:
                 return False
         return run.made_of(_divided(recipe, samples, table).fingerprint())
@@ -137,7 +131,7 @@ def _listed(recipe: Recipe, cache: Path | None, **reading: Any) -> tuple[Samples
     """The samples without bad pictures where these are to be skipped, and the pairs or triplets among them."""
     samples = _read(recipe, cache, **reading)
     table = named(recipe.data, samples)  # first: a pair that names a bad picture is left out, no mistake
-    return screen(samples, "skip") if recipe.data.policy == "skip" else samples, table
+    return drop_unreadable(samples, "skip") if recipe.data.policy == "skip" else samples, table
 
 
 def _read(recipe: Recipe, cache: Path | None, **reading: Any) -> Samples:
@@ -167,10 +161,10 @@ def _divided(recipe: Recipe, samples: Samples, table: Tuples | None = None) -> S
     data = recipe.data
     if (samples.split == NO_SPLIT).all():
         if table is not None and (table.split != NO_SPLIT).any():
-            samples = table.by_identity(samples)
+            samples = table.split_samples(samples)
         else:
-            samples = class_disjoint(samples, val=data.val, test=data.test, seed=recipe.seed)
-    return unseen_domain(samples, data.unseen) if data.unseen else samples
+            samples = identity_disjoint_split(samples, val=data.val, test=data.test, seed=recipe.seed)
+    return hold_out_domains(samples, data.unseen) if data.unseen else samples
 
 
 def train(
@@ -202,7 +196,7 @@ def train(
         raise RunError(f"the data of {folder} have changed since it was started: train again under another --name")
     begun = bool(checkpoint.stored(folder / "checkpoints"))
     method, loader = assemble(recipe, samples, table, fetch=not begun)
-    copied, notes = copies(samples), ()
+    copied, notes = train_test_duplicates(samples), ()
     told = (*samples.notes, *describe_skipped(samples), *settings, *left_out, *([str(copied)] if copied.count else ()))
     for note in told:
         say(note)
@@ -219,7 +213,7 @@ def train(
     start, passed, done = _fit(recipe, folder, method, loader, samples, progress, tensorboard)
     notes = (*passed, *told, *notes)
     if done:
-        finish(run, method.model, columns=[one.table() for one in getattr(samples.inputs, "features", ())])
+        finish(run, method.model, columns=[one.to_json() for one in getattr(samples.inputs, "features", ())])
         if isinstance(method, Supervised) and method.classes is not None:
             keep_classes(run, method.loss.vectors(), [samples.label.names[code] for code in method.classes.tolist()])
         if isinstance(method, TwoEncoder) and method.biased is not None:

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from mettle.data.dataset import Samples
 from mettle.data.loader import Batch
-from mettle.data.samples import Samples
 from mettle.data.tuples import Pairs, Triplets, Tuples
 from mettle.errors import DataError
 from mettle.train.method import Supervised
@@ -54,7 +54,7 @@ def settled(recipe: Recipe, table: Tuples | None, samples: Samples) -> tuple[Tup
         table = kind.same_class(samples, seed=recipe.seed)
     if table is None:
         return None, ()
-    return table.within(*getattr(recipe.criterion(), "range", (-np.inf, np.inf))).settled(samples)
+    return table.check_target_range(*getattr(recipe.criterion(), "range", (-np.inf, np.inf))).assign_splits(samples)
 
 
 def training_rows(table: Tuples, size: int) -> Tuples:
@@ -62,5 +62,5 @@ def training_rows(table: Tuples, size: int) -> Tuples:
     rows = table.part("train")
     if len(rows) < size:
         few = f"{len(rows)} training {table.noun}s, fewer than the {size} of a batch"
-        raise DataError(f"{table.origin} has {few}: lower batch.size, or check the split")
+        raise DataError(f"{table.source_name} has {few}: lower batch.size, or check the split")
     return rows

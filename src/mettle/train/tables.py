@@ -27,6 +27,7 @@ class Data(Table):
     text: Literal["onehot", "code"] | None = None  # how names become inputs
     image: str | None = None  # the column of picture files, where it has an unusual name
     policy: Literal["fail", "skip"] = "fail"  # unreadable pictures
+    memory: float = Field(2.0, ge=0)  # GiB that decoded pictures may take; more of them are decoded when they are read
     val: float = Field(0.1, ge=0, lt=1)  # shares of the identities, for a source without a split
     test: float = Field(0.3, gt=0, lt=1)
     unseen: list[str] = []  # domains to keep out of training and to probe with

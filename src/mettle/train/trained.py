@@ -13,8 +13,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from mettle.data.samples import Column, Samples
-from mettle.durable import write_bytes
+from mettle.atomic_files import write_bytes
+from mettle.data.dataset import Column, Samples
 from mettle.errors import RunError
 from mettle.train.artifact import Run
 

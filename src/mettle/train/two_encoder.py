@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from mettle.data.draws import hashed
+from mettle.atomic_files import write_bytes
+from mettle.data.dataset import Samples
 from mettle.data.loader import Batch
-from mettle.data.samples import Samples
-from mettle.durable import write_bytes
 from mettle.errors import DataError, InputError, RunError
 from mettle.losses import SelfTriplet
 from mettle.model import Embedder, EmbedderSpec
 from mettle.pairs import pair_weights
+from mettle.rng import hash_bits
 from mettle.train.artifact import Run
 from mettle.train.method import StepResult, compares, progress_option, stateful
 from mettle.train.optimisers import Optimisers
@@ -231,7 +231,7 @@ def dealt(w: Tensor, negative: Tensor, seed: int, step: int) -> Tensor:
     """The negatives' weights, each anchor's in another order: a pure function of (seed, step)."""
     n = len(w)
     rows = w[negative].view(n, -1)  # every anchor of a batch of views has as many negatives
-    random = torch.Generator().manual_seed(int(hashed(seed, step, 17)[0] >> np.uint64(1)))
+    random = torch.Generator().manual_seed(int(hash_bits(seed, step, 17)[0] >> np.uint64(1)))
     order = torch.rand(rows.shape, generator=random).argsort(1).to(w.device)
     return rows.gather(1, order)
 
@@ -248,6 +248,6 @@ def biased_model(run: Run, device: str = "cpu") -> Embedder:
     if not path.is_file():
         raise RunError(f"{run.folder} has no biased encoder: only runs with a Relative difficulty train one")
     contract = run.contract()
-    model = Embedder(EmbedderSpec(**contract["model"]), tuple(contract["input"]["shape"]), fetch=False)
+    model = Embedder(EmbedderSpec(**contract["model"]), tuple(contract["input"]["shape"]), load_pretrained=False)
     model.load_state_dict(load_file(path))
     return model.to(device).eval()

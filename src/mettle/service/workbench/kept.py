@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mettle.durable import write_bytes
+from mettle.atomic_files import write_bytes
 
 
 def kept(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mettle.data.samples import Column, Samples
+from mettle.data.dataset import Column, Samples
 from mettle.errors import DataError, MettleError
 from mettle.evaluate.groups import bands
 from mettle.evaluate.protocol import Scenario, scenarios
@@ -81,7 +81,7 @@ class Scene:
             "title": self.run.recipe.title(),
             "key": self.key,
             "data": self.samples.fingerprint(),
-            "source": self.samples.origin,
+            "source": self.samples.source_name,
             "samples": len(self),
             "kind": self.samples.inputs.kind,
             "dimension": int(self.embeddings.shape[1]),
@@ -123,7 +123,7 @@ def load(run: Run, cache: Path | None = None) -> Scene:
     test = samples.part("test")
     if len(test) < 2:
         raise DataError(
-            f"{samples.origin} has {len(test)} test samples: the workbench shows a test split of two or more"
+            f"{samples.source_name} has {len(test)} test samples: the workbench shows a test split of two or more"
         )
     key = f"{run.contract()['weights'][:16]}-{test.fingerprint()}"
     label = _own(test.label)

@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from mettle.data.samples import Samples
+from mettle.data.dataset import Samples
 
 SMALL, LARGE = 64, 192  # pictures up to SMALL are sent as they are; larger ones shrink to LARGE
 

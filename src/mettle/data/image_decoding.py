@@ -1,0 +1,393 @@
+"""One encoded picture in, one uint8 array out; whatever is wrong with it is one `DataError` that names it.
+
+| comes | becomes |
+|---|---|
+| JPEG, PNG, WebP, GIF, BMP, TIFF; HEIC by pillow-heif | decoded; told apart by their first bytes; all else is refused |
+| a header with more pixels than the limit | refused before any pixel is decoded |
+| EXIF orientation | applied |
+| alpha, transparent palette colour | composited on white |
+| 16 bits a channel | scaled to 8 (65535 becomes 255) |
+| CMYK, palette, one bit, grey | converted to RGB, or to grey where one channel is asked for |
+| several frames or pages | the first |
+| another size than the wanted one | scaled and cropped from the centre, or padded, or stretched: see `Resize` |
+
+The plugin classes of Pillow are called directly rather than through ``Image.open``: that keeps the allow-list
+short and the pixel limit ours. Warnings of Pillow never leave this file. Silencing them changes process-wide
+state, so it is done under a lock and only for the kinds of file that can warn.
+"""
+
+import importlib.util
+import io
+import operator
+import re
+import stat
+import struct
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from PIL import Image
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from mettle.errors import DataError, InputError
+
+Channels = Literal[1, 3]
+Resize = Literal["crop", "pad", "stretch"]  # how a picture of another shape gets the wanted one, see `resize_image`
+RESIZES = get_args(Resize)
+Size = tuple[int, int]
+Sides = int | Sequence[int]  # a size as people give it: one side, or (height, width)
+SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+HEIC_SUFFIXES = (".heic", ".heif")
+PAD_COLOR = 128  # of every channel, around a padded picture: neutral once inputs are centred
+MAX_PIXELS = 64_000_000
+MAX_FILE_BYTES = 512 << 20  # no picture within the pixel limit needs more
+
+_PLUGINS = {
+    "JPEG": JpegImageFile,
+    "PNG": PngImageFile,
+    "WebP": WebPImageFile,
+    "GIF": GifImageFile,
+    "BMP": BmpImageFile,
+    "TIFF": TiffImageFile,
+}
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+HEIC_REMEDY = "install pillow-heif to read it (pip install pillow-heif)"
+_STARTS = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "GIF": b"GIF8", "BMP": b"BM"}
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_WARNINGS = threading.RLock()
+
+
+def decode_image(
+    source: bytes | Path,
+    *,
+    size: Sides | None = None,
+    resize: Resize = "crop",
+    channels: Channels = 3,
+    pixels: int = MAX_PIXELS,
+    name: str | None = None,
+) -> np.ndarray:
+    """Decode one picture.
+
+    Args:
+        source: The encoded bytes, or the file that holds them.
+        size: (height, width), or one side of a square, antialiased; None keeps the picture's own size.
+        resize: How it gets that size, see `resize_image`.
+        channels: 1 for grey, 3 for RGB.
+        pixels: The most pixels a header may announce.
+        name: What to call the picture in an error; the path by default.
+
+    Returns:
+        (height, width, channels) uint8.
+
+    Raises:
+        DataError: The picture cannot be read; one line says why.
+    """
+    target = (as_size(size), check_resize(resize))
+    return decode_to_sizes(source, [target], channels=channels, pixels=pixels, name=name)[0][0]
+
+
+def decode_to_sizes(
+    source: bytes | Path,
+    targets: Sequence[tuple[Size | None, Resize]],
+    *,
+    channels: Channels = 3,
+    pixels: int = MAX_PIXELS,
+    name: str | None = None,
+) -> tuple[list[np.ndarray], float]:
+    """Decode one picture once into several sizes; also its own width over its height, as it is to be looked at."""
+    if channels not in (1, 3):
+        raise InputError(f"channels must be 1 (grey) or 3 (RGB), got {channels!r}")
+    called = name if name is not None else str(source) if isinstance(source, Path) else None
+    try:
+        data = source if isinstance(source, bytes) else read_image_bytes(source)
+        return _decode_bytes(data, targets, channels, pixels)
+    except (DataError, OSError, MemoryError, ValueError) as problem:
+        reason = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
+        what = "a picture" if called is None else quote_name(called)
+        raise DataError(f"cannot decode {what}: {reason or 'not enough memory'}") from None
+
+
+def resize_image(picture: Image.Image, size: Size, resize: Resize) -> Image.Image:
+    """A picture in another size (height, width), antialiased.
+
+    ``crop`` scales it until it covers the size and keeps the centre; ``pad`` scales it until it fits in and fills the
+    rest with grey; both keep its proportions. ``stretch`` does not: wide pictures become narrow.
+    """
+    (height, width), (w, h) = size, picture.size
+    if (w, h) == (width, height):
+        return picture
+    bilinear = Image.Resampling.BILINEAR
+    if resize == "crop":
+        scale = min(w / width, h / height)  # pixels of the picture for one of the result
+        left, top = (w - width * scale) / 2, (h - height * scale) / 2
+        box = (max(left, 0.0), max(top, 0.0), min(w - left, w), min(h - top, h))
+        return picture.resize((width, height), bilinear, box=box, reducing_gap=2.0)
+    if resize == "pad":
+        scale = max(w / width, h / height)
+        inner = (min(width, max(1, round(w / scale))), min(height, max(1, round(h / scale))))
+        canvas = Image.new(picture.mode, (width, height), PAD_COLOR if picture.mode == "L" else (PAD_COLOR,) * 3)
+        canvas.paste(
+            picture.resize(inner, bilinear, reducing_gap=2.0), ((width - inner[0]) // 2, (height - inner[1]) // 2)
+        )
+        return canvas
+    return picture.resize((width, height), bilinear, reducing_gap=2.0)
+
+
+def check_resize(resize: str) -> Resize:
+    """One of the ways of `resize_image`; anything else is an error."""
+    if resize not in RESIZES:
+        raise InputError(f"resize must be {', '.join(RESIZES[:-1])} or {RESIZES[-1]}, got {resize!r}")
+    return resize  # type: ignore[return-value]
+
+
+class ImageHeader(NamedTuple):
+    """What a header says of a picture."""
+
+    size: Size  # (height, width), as it is to be looked at
+    grey: bool
+
+
+def read_image_header(source: bytes | Path, pixels: int = MAX_PIXELS) -> ImageHeader:
+    """Size and kind of one picture; nothing is decoded."""
+    kind, data, exif, noisy = _recognize_format(
+        source if isinstance(source, bytes) else read_image_bytes(source), pixels
+    )
+    try:
+        with _silence_warnings(noisy), _plugin_for(kind)(io.BytesIO(data)) as image:
+            (width, height), mode = image.size, image.mode
+            turn = _read_orientation(exif or image.info.get("exif") or b"")
+    except Exception as problem:  # a dozen types for bad files, and no base class covers them
+        raise DataError(f"damaged or truncated {kind} ({type(problem).__name__})") from None
+    _check_pixel_count(width, height, pixels)
+    size = (width, height) if turn >= 5 and kind != "TIFF" else (height, width)
+    return ImageHeader(size, mode in ("1", "L", "LA") or mode.startswith("I"))
+
+
+def as_size(size: Sides | None) -> Size | None:
+    """(height, width), from such a pair or from one side of a square; None stays None."""
+    if size is None:
+        return None
+    try:
+        sides = [size, size] if np.ndim(size) == 0 else list(size)  # type: ignore[arg-type]
+        height, width = (operator.index(side) for side in sides)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        height = width = 0
+    if height < 1 or width < 1 or isinstance(size, bool):
+        wanted = "one side in pixels or (height, width), at least 1"
+        raise InputError(f"size must be {wanted}, got {size!r}")
+    return height, width
+
+
+def read_image_bytes(path: Path) -> bytes:
+    """The bytes of a picture file; a folder, a pipe, a device or a giant is refused."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError("not a regular file")
+    if status.st_size > MAX_FILE_BYTES:
+        raise DataError(f"{status.st_size} bytes, more than the limit of {MAX_FILE_BYTES}")
+    return path.read_bytes()
+
+
+def quote_name(name: str | Path, most: int = 160) -> str:
+    """A name fit for one line: quoted, breaks and invisible marks escaped, long ones cut in the middle."""
+    text = str(name)
+    if len(text) > most:
+        text = f"{text[: most // 2]}…{text[-most // 2 :]}"
+    return repr(text)
+
+
+def _decode_bytes(
+    data: bytes, targets: Sequence[tuple[Size | None, Resize]], channels: Channels, pixels: int
+) -> tuple[list[np.ndarray], float]:
+    kind, data, exif, noisy = _recognize_format(data, pixels)
+    try:
+        with _silence_warnings(noisy), _plugin_for(kind)(io.BytesIO(data)) as image:
+            _check_pixel_count(image.width, image.height, pixels)
+            wide, high = image.size
+            sides = [2 * max(size) if size else max(wide, high) for size, _ in targets]
+            if isinstance(image, JpegImageFile):
+                # Halving in the decoder is cheap; twice the wanted size, either way up, stays for the filter.
+                image.draft(None, (max(sides), max(sides)))
+            image.load()
+            # Pillow turns a TIFF itself, and only that.
+            turn = 1 if kind == "TIFF" else _read_orientation(exif or image.info.get("exif") or b"")
+            picture = _flatten_transparency(_to_eight_bits(image), "L" if channels == 1 else "RGB")
+    except (DataError, MemoryError):
+        raise
+    except Exception as problem:  # a dozen types for bad files, and no base class covers them
+        reason = " ".join(str(problem).split())[:120] or type(problem).__name__
+        raise DataError(f"damaged or truncated {kind} ({reason})") from None
+    aspect = high / wide if turn >= 5 else wide / high
+    return [_resized_array(picture, size, resize, turn) for size, resize in targets], aspect
+
+
+def _recognize_format(data: bytes, pixels: int) -> tuple[str, bytes, bytes, bool]:
+    """The format, the bytes to open, the EXIF block of a JPEG, and whether Pillow may warn about them."""
+    kind = _detect_format(data)
+    exif, noisy = b"", kind in ("TIFF", "GIF") or (kind == "PNG" and b"acTL" in data)
+    if kind == "JPEG":
+        data, exif, noisy = _strip_exif(data)
+    if kind == "WebP":  # its plugin makes room for all pixels as soon as it is opened
+        _check_pixel_count(*_webp_size(data), pixels)
+    return kind, data, exif, noisy
+
+
+def _resized_array(picture: Image.Image, size: Size | None, resize: Resize, turn: int) -> np.ndarray:
+    """(h, w, c) uint8 of a decoded picture; it is turned after it has become smaller, where that is the same."""
+    if turn in _TURNS and resize == "pad":  # an odd rest is one pixel wider at the end, so it matters where that is
+        picture, turn = picture.transpose(_TURNS[turn]), 1
+    if size is not None:
+        picture = resize_image(picture, (size[1], size[0]) if turn >= 5 else size, resize)
+    if turn in _TURNS:
+        picture = picture.transpose(_TURNS[turn])
+    array = np.array(picture, dtype=np.uint8)
+    return array[:, :, None] if array.ndim == 2 else array
+
+
+@cache  # asked for every file of a folder
+def can_read_heic() -> bool:
+    """Whether pillow-heif, which decodes HEIC, is installed."""
+    return importlib.util.find_spec("pillow_heif") is not None
+
+
+def image_suffixes() -> tuple[str, ...]:
+    """The endings of picture files that this installation reads."""
+    return SUFFIXES + (HEIC_SUFFIXES if can_read_heic() else ())
+
+
+def _plugin_for(kind: str) -> Callable[[io.BytesIO], ImageFile]:
+    if kind == "HEIC":  # an optional package, imported where the first such picture is met
+        from pillow_heif import HeifImageFile
+
+        return HeifImageFile
+    return _PLUGINS[kind]
+
+
+def _detect_format(data: bytes) -> str:
+    """The format by its first bytes."""
+    if not data:
+        raise DataError("the file is empty")
+    for kind, start in _STARTS.items():
+        if data.startswith(start):
+            return kind
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WebP"
+    if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+        return "TIFF"
+    if data[4:8] == b"ftyp" and data[8:12] in _HEIC_BRANDS:
+        if not can_read_heic():
+            raise DataError(f"a HEIC picture: {HEIC_REMEDY}")
+        return "HEIC"
+    page = re.match(rb"\s*<(!doctype|html|\?xml|svg)", data[:64], re.IGNORECASE)
+    what = "a web page or XML" if page else f"starts with {data[:8]!r}"
+    raise DataError(f"not a JPEG, PNG, WebP, GIF, BMP, TIFF or HEIC picture ({what})")
+
+
+def _check_pixel_count(width: int, height: int, pixels: int) -> None:
+    if width * height > pixels:
+        raise DataError(f"its header says {width} x {height} pixels, more than the limit of {pixels}")
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    """Width and height from the first chunk of a WebP file (lossy, lossless or extended)."""
+    if len(data) < 30:
+        raise DataError("truncated header")
+    if data[12:16] == b"VP8 ":
+        width, height = struct.unpack_from("<HH", data, 26)
+        return width & 0x3FFF, height & 0x3FFF
+    if data[12:16] == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
+
+
+def _strip_exif(data: bytes) -> tuple[bytes, bytes, bool]:
+    """A JPEG without its EXIF segments, the first of these, and whether it was too odd to tell.
+
+    Pillow parses EXIF on opening and warns about what it finds odd there; we want the orientation only.
+    """
+    at, kept, exif = 2, [data[:2]], b""
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:  # a fill byte before a marker
+            at += 1
+            continue
+        if marker == 0xDA:  # the picture itself starts: no metadata after this
+            return (b"".join([*kept, data[at:]]) if exif else data), exif, False
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
+            exif = exif or data[at + 4 : end]
+        else:
+            kept.append(data[at:end])
+        at = end
+    return data, exif, True
+
+
+def _read_orientation(exif: bytes) -> int:
+    """The EXIF orientation, 1 to 8; 1 (upright) when there is none that can be read."""
+    block = exif.removeprefix(b"Exif\0\0")
+    order = {b"II": "<", b"MM": ">"}.get(block[:2])
+    if order is None:
+        return 1
+    try:
+        (start,) = struct.unpack_from(order + "I", block, 4)
+        (entries,) = struct.unpack_from(order + "H", block, start)
+        for entry in range(min(entries, 512)):
+            tag, kind, _, value = struct.unpack_from(order + "HHIH", block, start + 2 + 12 * entry)
+            if tag == 0x0112 and kind == 3:
+                return value if 1 <= value <= 8 else 1
+    except struct.error:
+        pass
+    return 1
+
+
+def _to_eight_bits(image: Image.Image) -> Image.Image:
+    """The loaded picture in a mode of 8 bits a channel."""
+    if image.mode == "F":
+        raise DataError("floating-point pixels have no agreed range: save it with 8 or 16 bits")
+    if not image.mode.startswith("I"):
+        return image
+    values = np.asarray(image).astype(np.int64)
+    if values.min() < 0 or values.max() > 65535:
+        raise DataError("32-bit pixels have no agreed range: save it with 8 or 16 bits")
+    return Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
+
+
+def _flatten_transparency(image: Image.Image, mode: str) -> Image.Image:
+    """The picture without transparency, in this mode."""
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image)
+    return image if image.mode == mode else image.convert(mode)
+
+
+@contextmanager
+def _silence_warnings(noisy: bool):
+    """Keep Pillow's warnings in; a warning about a bomb becomes an error."""
+    if not noisy:
+        yield
+        return
+    with _WARNINGS, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield

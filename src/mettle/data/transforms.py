@@ -1,0 +1,276 @@
+"""Random changes to a batch, each sample's own, drawn from (seed, epoch, id): see :mod:`mettle.rng`.
+
+Turning, scaling, shifting, shearing, cropping and mirroring are one affine map, so a batch is resampled once, on
+whatever device it lives on. Colours change in one order for all samples: brightness, contrast, saturation, hue.
+"""
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mettle.errors import InputError, RecipeError, nearest
+from mettle.rng import hash_bits, uniform_per_id
+
+
+@dataclass(frozen=True)
+class Augment:
+    """How far each change may go; zero switches it off."""
+
+    rotate: float = 0.0  # degrees, either way
+    scale: tuple[float, float] = (1.0, 1.0)  # side of the visible window, relative to the picture
+    shift: float = 0.0  # of the side, either way
+    shear: float = 0.0  # of the height, either way
+    flip: float = 0.0  # probability of mirroring
+    contrast: float = 0.0  # factor 1 ± this
+    brightness: float = 0.0  # of the full range, either way
+    erase: float = 0.0  # probability of blanking a window of 20 to 40 % of the side
+    noise: float = 0.0  # standard deviation added to pixels, or to rows in units of each feature's spread in ``pool``
+    corrupt: float = 0.0  # probability of replacing a feature of a row by that of another row
+    crop: tuple[float, float] = (1.0, 1.0)  # share of the area that a window keeps
+    aspect: float = 1.0  # and its width over height: between 1 / this and this
+    jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # brightness, contrast, saturation, hue
+    jitter_share: float = 1.0  # probability of jittering at all
+    grey: float = 0.0  # probability of losing all colour
+    blur: float = 0.0  # probability of smoothing with three taps, of a width between 0.1 and 2 pixels
+    # Rows that replacements come from, and whose spread noise is measured in; without, those of the batch, and 1.
+    pool: Tensor | None = field(default=None, compare=False, repr=False)
+
+    def __call__(
+        self,
+        x: Tensor,
+        ids: np.ndarray,
+        *,
+        seed: int,
+        epoch: int,
+        view: int = 0,
+        aspect: Tensor | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """Pictures (b, c, h, w) or rows (b, f) changed, on the device of ``x``.
+
+        Pictures that are stretched to a canvas come with their ``aspect``, (b,) width over height, and with the
+        ``size`` (h, w) that the network takes: crops then have the proportions of the picture, not of the canvas.
+        """
+        u = torch.from_numpy(uniform_per_id(seed, epoch, ids, 24, stream=view)).to(x.device, torch.float32)
+        if x.ndim == 4:
+            x = self._change_colors(self._warp(x, u, aspect, size), u)
+        if self.noise or (self.corrupt and x.ndim == 2):
+            x = self._add_noise(x, ids, seed, epoch, view)
+        return x
+
+    def takes_crops(self) -> bool:
+        """Whether training sees windows of the pictures."""
+        return self.crop != (1.0, 1.0)
+
+    def _warp(self, x: Tensor, u: Tensor, aspect: Tensor | None, out: tuple[int, int] | None) -> Tensor:
+        whole = self.scale == (1.0, 1.0) == self.crop
+        if whole and not (self.rotate or self.shift or self.shear or self.flip) and aspect is None:
+            return x
+        centred = 2 * u - 1
+        angle = centred[:, 0] * (self.rotate * torch.pi / 180)
+        size = self.scale[0] + u[:, 1] * (self.scale[1] - self.scale[0])
+        mirror = torch.where(u[:, 2] < self.flip, -1.0, 1.0)
+        cos, sin = angle.cos() * size, angle.sin() * size
+        lean = centred[:, 3] * self.shear
+        wide, high = self._crop_sides(u, aspect, out)
+        # A window smaller than the picture may lie anywhere inside it; beyond that, ``shift`` pushes it further.
+        sides = (wide * size, high * size)
+        tx, ty = (centred[:, 4 + k] * ((1 - side).clamp(min=0) + 2 * self.shift) for k, side in enumerate(sides))
+        along, across = mirror * wide, high
+        rows = [cos * along, (lean * cos - sin) * across, tx, sin * along, (cos + lean * sin) * across, ty]
+        theta = torch.stack(rows, 1).view(-1, 2, 3)
+        shape = [*x.shape[:2], *(x.shape[2:] if out is None else out)]
+        grid = torch.nn.functional.affine_grid(theta, shape, align_corners=False)
+        return torch.nn.functional.grid_sample(x, grid, padding_mode="border", align_corners=False)
+
+    def _crop_sides(self, u: Tensor, aspect: Tensor | None, out: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+        """Width and height of a crop, relative to the picture; one that is too wide or too high becomes smaller."""
+        area = self.crop[0] + u[:, 12] * (self.crop[1] - self.crop[0])
+        ratio = ((2 * u[:, 13] - 1) * math.log(self.aspect)).exp()
+        if aspect is not None and out is not None:
+            ratio = ratio * (out[1] / out[0]) / aspect
+        wide, high = (area * ratio).sqrt(), (area / ratio).sqrt()
+        over = torch.maximum(wide, high).clamp(min=1)
+        return wide / over, high / over
+
+    def _change_colors(self, x: Tensor, u: Tensor) -> Tensor:
+        if any(self.jitter):
+            x = self._jitter_colors(x, u)
+        if self.grey and x.shape[1] == 3:
+            x = torch.where((u[:, 19] < self.grey)[:, None, None, None], _luma(x).expand_as(x), x)
+        if self.blur:
+            x = self._blur_some(x, u)
+        if self.contrast or self.brightness:
+            centred = (2 * u - 1)[:, :, None, None, None]
+            mean = x.mean((1, 2, 3), keepdim=True)
+            x = (x - mean) * (1 + self.contrast * centred[:, 6]) + mean + self.brightness * centred[:, 7]
+        if self.erase:
+            h, w = x.shape[2:]
+            y, z = torch.arange(h, device=x.device) / h, torch.arange(w, device=x.device) / w
+            side = 0.2 + 0.2 * u[:, 8, None]
+            inside_y = (y >= u[:, 9, None] * (1 - side)) & (y < u[:, 9, None] * (1 - side) + side)
+            inside_z = (z >= u[:, 10, None] * (1 - side)) & (z < u[:, 10, None] * (1 - side) + side)
+            gone = (u[:, 11] < self.erase)[:, None, None] & inside_y[:, :, None] & inside_z[:, None, :]
+            x = x.masked_fill(gone[:, None], 0)
+        return x
+
+    def _jitter_colors(self, x: Tensor, u: Tensor) -> Tensor:
+        """Factors of 1 ± this for brightness, contrast and saturation; a turn of ± this for hue; clipped to [0, 1]."""
+        drawn = torch.where(u[:, 14] < self.jitter_share, 1.0, 0.0)[:, None] * (2 * u[:, 15:19] - 1)
+        b, c, s, h = (drawn[:, k, None, None, None] * self.jitter[k] for k in range(4))
+        x = (x * (1 + b)).clamp(0, 1)
+        mean = (_luma(x) if x.shape[1] == 3 else x).mean((1, 2, 3), keepdim=True)
+        x = (mean + (x - mean) * (1 + c)).clamp(0, 1)
+        if x.shape[1] != 3:
+            return x
+        grey = _luma(x)
+        x = (grey + (x - grey) * (1 + s)).clamp(0, 1)
+        if not self.jitter[3]:
+            return x
+        turn = 2 * torch.pi * h.view(-1)
+        still, zero = torch.ones_like(turn), torch.zeros_like(turn)
+        cos, sin = turn.cos(), turn.sin()
+        around = torch.stack([still, zero, zero, zero, cos, -sin, zero, sin, cos], 1).view(-1, 3, 3)
+        to, back = (torch.tensor(m, dtype=x.dtype, device=x.device) for m in (YIQ, RGB))
+        return torch.einsum("nab,nbhw->nahw", back @ around @ to, x).clamp(0, 1)
+
+    def _blur_some(self, x: Tensor, u: Tensor) -> Tensor:
+        """A three-tap Gaussian along both sides, borders repeated."""
+        side = (-1 / (2 * (0.1 + 1.9 * u[:, 21]).square())).exp()
+        k = torch.where(u[:, 20] < self.blur, side / (1 + 2 * side), 0.0)[:, None, None, None]
+        for dim in (2, 3):
+            n = x.shape[dim]
+            low = torch.cat([x.narrow(dim, 0, 1), x.narrow(dim, 0, n - 1)], dim)
+            high = torch.cat([x.narrow(dim, 1, n - 1), x.narrow(dim, n - 1, 1)], dim)
+            x = x + k * (low + high - 2 * x)
+        return x
+
+    def _add_noise(self, x: Tensor, ids: np.ndarray, seed: int, epoch: int, view: int) -> Tensor:
+        size = int(np.prod(x.shape[1:]))
+        if self.corrupt and x.ndim == 2:
+            u = torch.from_numpy(uniform_per_id(seed, epoch, ids, 2 * size, stream=view + 64)).to(x.device)
+            pool = x if self.pool is None else self.pool.to(x.device, x.dtype)
+            donor = (u[:, size:] * len(pool)).long()
+            x = torch.where(u[:, :size] < self.corrupt, pool.gather(0, donor), x)
+        if self.noise:
+            u = torch.from_numpy(uniform_per_id(seed, epoch, ids, 2 * size, stream=view + 32)).to(x.device)
+            normal = (-2 * (1 - u[:, :size]).log()).sqrt() * (2 * torch.pi * u[:, size:]).cos()
+            spread = 1.0
+            if self.pool is not None and x.ndim == 2:
+                spread = self.pool.to(x.device, x.dtype).std(0)
+            x = x + self.noise * spread * normal.to(x.dtype).view(x.shape)
+        return x
+
+
+# Brightness and two colour axes: hue is a turn of the latter, which one matrix per sample does.
+YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
+RGB = tuple(map(tuple, np.linalg.inv(np.array(YIQ)).tolist()))
+
+
+def _luma(x: Tensor) -> Tensor:
+    """(b, 1, h, w) how bright three colours look."""
+    return (x * torch.tensor(YIQ[0], dtype=x.dtype, device=x.device).view(3, 1, 1)).sum(1, keepdim=True)
+
+
+PRESETS: dict[str, Augment] = {
+    "none": Augment(),
+    "mild": Augment(rotate=10, scale=(0.9, 1.1), shift=0.06, shear=0.1, contrast=0.3, brightness=0.1),
+    # A random resized crop of the whole photograph, mirrored or not, in other light, partly covered.
+    "photo": Augment(
+        crop=(0.3, 1.0), aspect=4 / 3, flip=0.5, jitter=(0.3, 0.3, 0.3, 0.05), jitter_share=0.8, erase=0.25
+    ),
+    # Two views of small pictures as in the DCL and HCL code; of larger ones as in that of WCL.
+    "small": Augment(
+        crop=(0.08, 1.0), aspect=4 / 3, flip=0.5, jitter=(0.4, 0.4, 0.4, 0.1), jitter_share=0.8, grey=0.2, blur=0.5
+    ),
+    "large": Augment(crop=(0.7, 1.0), aspect=4 / 3, flip=0.5),
+    "rows": Augment(noise=0.1, corrupt=0.1),
+}
+
+
+def find_preset(name: str) -> Augment:
+    """An augmentation by name."""
+    if name not in PRESETS:
+        raise RecipeError(f"no augmentation {name!r}{nearest(name, PRESETS)}")
+    return PRESETS[name]
+
+
+def to_input_tensor(array: np.ndarray | Tensor, device: str) -> Tensor:
+    """Images (b, h, w, c) uint8 to (b, c, h, w) float32 in [0, 1]; rows as they are."""
+    x = torch.as_tensor(array).to(device, non_blocking=True)
+    return x.permute(0, 3, 1, 2).contiguous().float().div_(255) if x.ndim == 4 else x.float()
+
+
+def as_array_transform(transform: Callable[..., Mapping[str, Any]]) -> Callable[[Tensor], np.ndarray]:
+    """A transform for `transform_items` from one of albumentations' kind: ``transform(image=array)["image"]``."""
+    return _ArrayTransform(transform)
+
+
+@dataclass(frozen=True)
+class _ArrayTransform:
+    transform: Callable[..., Mapping[str, Any]]
+
+    def __call__(self, image: Tensor) -> np.ndarray:
+        return self.transform(image=image.permute(1, 2, 0).numpy())["image"]
+
+
+def transform_items(
+    transform: Callable[[Tensor], Any], items: np.ndarray, ids: np.ndarray, *, seed: int, epoch: int, view: int = 0
+) -> Tensor:
+    """Apply somebody else's transform to every item, with all random numbers drawn from (seed, epoch, id, view).
+
+    Args:
+        transform: takes an image as a (c, h, w) uint8 tensor, as those of torchvision's v2 do, or a row as a (f,)
+            tensor. It may draw from torch, NumPy and `random`, which are seeded before each item and put back as they
+            were after the last.
+        items: (b, h, w, c) uint8 images or (b, f) rows.
+        ids: of their samples.
+        seed: of the run.
+        epoch: from 0.
+        view: which of several views of a sample this is.
+
+    Returns:
+        (b, c, h, w) uint8 or float tensor of images, or (b, f) rows.
+
+    Raises:
+        InputError: the transform gives something else, or items of several shapes.
+    """
+    bits = hash_bits(seed, epoch, view, 29, np.asarray(ids))
+    before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    try:
+        found = []
+        for item, one in zip(items, bits.tolist(), strict=True):
+            # The CPU's generator alone: `torch.manual_seed` would also reset those of GPUs that a model is trained on.
+            torch.default_generator.manual_seed(one)
+            np.random.seed(one & 0xFFFFFFFF)
+            random.seed(one)
+            given = torch.from_numpy(np.ascontiguousarray(item))
+            found.append(_as_item(transform(given.permute(2, 0, 1).contiguous() if given.ndim == 3 else given)))
+    finally:
+        torch.default_generator.set_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+    shapes = {tuple(item.shape) for item in found}
+    if len(shapes) > 1:
+        sizes = " and ".join(map(str, sorted(shapes)[:2]))
+        raise InputError(f"transform must give items of one shape, got {sizes}: end it with a resize or a crop")
+    return torch.stack(found)
+
+
+def _as_item(found: Any) -> Tensor:
+    """What a transform gave, as a tensor: of arrays and Pillow images the channels come first."""
+    if isinstance(found, Tensor):
+        return found.detach().as_subclass(Tensor)
+    if isinstance(found, np.ndarray | Image.Image):
+        array = torch.from_numpy(np.array(found))
+        if array.ndim == 2 and isinstance(found, Image.Image):
+            array = array[:, :, None]
+        return array.permute(2, 0, 1).contiguous() if array.ndim == 3 else array
+    raise InputError(f"transform must give a tensor, an array or an image, got {type(found).__name__}")

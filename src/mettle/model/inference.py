@@ -1,0 +1,156 @@
+"""Embeddings of a whole table, in eval mode, batch by batch.
+
+Embeddings in a file, with everything needed to judge them later: NPZ, Parquet or CSV, by the ending of its name.
+
+| array or column | meaning |
+|---|---|
+| ``embeddings`` | (n, dim) float32 |
+| ``ids``, ``role`` | of every sample |
+| ``label``, ``label_names`` | codes and their names, where the samples have labels |
+| ``split`` | where the samples have one |
+| ``path`` | the file of every sample, absolute, where they came from files |
+| ``model`` | one text: the hash of the weights, as in the contract of the run |
+| any other | the domain and the groups of the samples, by their names (``name_`` where a name above is taken) |
+
+In tables (Parquet, CSV) ``label`` holds the names themselves, ``model`` is the same in every row, and ``embeddings``
+is a column of lists: in CSV numbers with spaces between them. `mettle.evaluate.read_embeddings` reads all three alike.
+"""
+
+import csv
+import importlib
+from collections.abc import Callable, Mapping
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mettle.atomic_files import write_bytes
+from mettle.data.dataset import NO_SPLIT, ROLES, SPLITS, Samples
+from mettle.data.transforms import to_input_tensor
+from mettle.errors import InputError, MissingExtra
+from mettle.model.embedder import Embedder
+from mettle.model.weights import hash_state_dict
+
+
+@torch.inference_mode()
+def embed(model: Embedder, samples: Samples, *, batch: int = 512, features: bool = False) -> np.ndarray:
+    """(n, dim) float32 embeddings in the order of the table; ``features`` gives what the head sees instead.
+
+    The model is left in the mode it was in.
+    """
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    try:
+        parts = []
+        for start in range(0, len(samples), batch):
+            positions = np.arange(start, min(start + batch, len(samples)))
+            x = to_input_tensor(samples.read(positions), str(device))
+            parts.append((model.features(x) if features else model(x)).float().cpu().numpy())
+    finally:
+        model.train(training)
+    return np.concatenate(parts) if parts else np.empty((0, model.spec.dim), np.float32)
+
+
+OWN = frozenset(("embeddings", "ids", "role", "label", "label_names", "split", "path", "model"))
+
+
+def write_embeddings(model: Embedder, samples: Samples, path: Path, *, weights: str | None = None) -> str:
+    """Embed samples into a file; see above for what is in it.
+
+    Args:
+        model: What embeds.
+        samples: What is embedded.
+        path: The file to write; its ending says which kind.
+        weights: The hash of the model's weights, as its contract has it; worked out where it is not given.
+
+    Raises:
+        InputError: There is no folder for the file, or files with this ending are not written; nothing has been
+            embedded then.
+        MissingExtra: Parquet support is not installed.
+    """
+    check_output_path(path)
+    encode = choose_encoder(path)
+    z = embed(model, samples)
+    arrays: dict[str, np.ndarray] = {
+        "embeddings": z,
+        "ids": samples.ids,
+        "role": np.asarray([ROLES[code] for code in samples.role]),
+        "model": np.asarray(weights or hash_state_dict(model)),
+    }
+    if any(samples.label.names):
+        arrays |= {"label": samples.labels, "label_names": np.asarray(samples.label.names)}
+    if (samples.split != NO_SPLIT).any():
+        arrays["split"] = np.asarray([SPLITS[code] if code >= 0 else "" for code in samples.split])
+    paths = samples.paths()
+    if paths is not None:  # a name that is no text is written so that it can at least be read
+        arrays["path"] = np.asarray([str(p).encode("utf-8", "backslashreplace").decode() for p in paths])
+    for name, column in samples.columns().items():
+        arrays[f"{name}_" if name in OWN else name] = column.values().astype(str)
+    write_bytes(path, encode(arrays))
+    return f"{path}: {len(z)} embeddings of dimension {z.shape[1]}"
+
+
+def choose_encoder(path: Path) -> Callable[[Mapping[str, np.ndarray]], bytes]:
+    """What turns arrays into the content of a file with this name; refuses endings that are not written."""
+    kind = Path(path).suffix.lower()
+    if kind in (".parquet", ".pq"):
+        try:
+            arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
+        except ImportError:
+            raise MissingExtra("Parquet needs pyarrow: pip install pyarrow, or write .npz") from None
+        return lambda arrays: _encode_parquet(arrays, arrow, parquet)
+    if kind not in ENCODERS:
+        raise InputError(
+            f"cannot write {path}: embeddings are written as .npz, .parquet or .csv; choose such an ending"
+        )
+    return ENCODERS[kind]
+
+
+def _encode_npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+    buffer = BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _encode_csv(arrays: Mapping[str, np.ndarray]) -> bytes:
+    columns = _as_columns(arrays)
+    vectors = columns.pop("embeddings")
+    buffer = StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([*columns, "embeddings"])
+    for row, vector in zip(zip(*(c.tolist() for c in columns.values()), strict=True), vectors, strict=True):
+        writer.writerow([*row, " ".join(map(str, vector))])  # the fewest digits that read back to the same float32
+    return buffer.getvalue().encode()
+
+
+def _encode_parquet(arrays: Mapping[str, np.ndarray], arrow: Any, parquet: Any) -> bytes:
+    columns: dict[str, Any] = _as_columns(arrays)
+    z = columns["embeddings"]
+    columns["embeddings"] = arrow.FixedSizeListArray.from_arrays(arrow.array(z.ravel()), z.shape[1])
+    buffer = BytesIO()
+    parquet.write_table(arrow.table(columns), buffer)
+    return buffer.getvalue()
+
+
+def _as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """One entry for each row: names instead of codes, and what is said once for all rows in each of them."""
+    columns = {name: array for name, array in arrays.items() if name != "label_names"}
+    if "label" in columns:
+        columns["label"] = arrays["label_names"][columns["label"]]
+    columns["model"] = np.full(len(columns["ids"]), columns["model"])
+    return columns
+
+
+ENCODERS = {".npz": _encode_npz, ".csv": _encode_csv}
+
+
+def check_output_path(path: Path) -> None:
+    """Refuse a file that cannot be made, before the work that would fill it."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: there is no folder {path.parent}; make it, or choose another place")
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder; name a file in it")

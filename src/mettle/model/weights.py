@@ -1,0 +1,95 @@
+"""The tensors of a model in a file: written all or nothing, loaded only if they are what was written.
+
+A file of weights is named by its hash. Where one is loaded, its size is checked before it is read, so that a file that
+somebody put there cannot fill the memory, and its hash before it is used, so that no other weights take its place.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from mettle.atomic_files import write_bytes
+from mettle.errors import RunError
+
+HEADER = 1 << 20  # bytes beside the tensors in their file, at most
+
+
+class SavedWeights(NamedTuple):
+    """What identifies a file of weights."""
+
+    sha256: str
+    size: int  # bytes
+
+
+def save_state_dict(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> SavedWeights:
+    """Write tensors as safetensors, replacing what is there, all or nothing.
+
+    Raises:
+        OSError: the file cannot be written; what was there before is untouched.
+    """
+    content = encode_state_dict(state, metadata)
+    write_bytes(path, content)
+    return SavedWeights(hashlib.sha256(content).hexdigest(), len(content))
+
+
+def load_state_dict(path: Path, sha256: str | None = None, size: int | None = None) -> dict[str, Tensor]:
+    """Read tensors that `save_state_dict` wrote.
+
+    Args:
+        path: the file.
+        sha256: the hash that it must have.
+        size: bytes that it must have.
+
+    Raises:
+        RunError: the file is missing, is not the one that is wanted, or holds no tensors.
+    """
+    path = Path(path)
+    problem = "is missing"
+    try:
+        found = path.stat().st_size
+        if size is not None and found != size:
+            raise RunError(
+                f"{path} has {found} bytes instead of {size}: it is not the file that was saved; train again"
+            )
+        content = path.read_bytes()
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError):
+            problem = f"cannot be read ({error.strerror})"
+        raise RunError(f"{path} {problem}: put it back, or train again") from None
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+        raise RunError(f"{path} is damaged or another file: its content does not match its hash; train again")
+    try:
+        return load(content)
+    except (SafetensorError, ValueError) as error:
+        raise RunError(f"{path} holds no tensors: {' '.join(str(error).split())[:200]}") from None
+
+
+def encode_state_dict(state: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The content of the file that `save_state_dict` writes.
+
+    A tensor under two names, as of a module that is part of two others, is written twice: the format wants them apart.
+    """
+    seen: set[int] = set()
+    tensors = {}
+    for name, tensor in state.items():
+        found = tensor.detach().contiguous().cpu()
+        if found.untyped_storage().data_ptr() in seen:
+            found = found.clone()
+        seen.add(found.untyped_storage().data_ptr())
+        tensors[name] = found
+    return save(tensors, metadata=None if metadata is None else dict(metadata))
+
+
+def hash_state_dict(model: nn.Module) -> str:
+    """The hash that names a model: of its weights, written as a run keeps them."""
+    return hashlib.sha256(encode_state_dict(model.state_dict())).hexdigest()
+
+
+def largest_file(model: nn.Module) -> int:
+    """Bytes that a file with the weights of this model has at most."""
+    return sum(t.numel() * t.element_size() for t in model.state_dict().values()) + HEADER
