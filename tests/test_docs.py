@@ -42,10 +42,10 @@ def test_pages_hold_something_to_run():
 def few_glyphs(tmp_path, monkeypatch):
     """A tenth of the embedded data: what a page does does not depend on how many characters there are."""
     module = sys.modules[glyphs.__module__]
-    shared, dejavu = module.characters()
+    shared, dejavu = module.shared_characters()
     greek = shared[(shared >= 0x391) & (shared < 0x3C9)]
     shared = np.union1d(greek, shared[::7])
-    monkeypatch.setattr(module, "characters", lambda: (shared, np.union1d(shared, dejavu[::20])))
+    monkeypatch.setattr(module, "shared_characters", lambda: (shared, np.union1d(shared, dejavu[::20])))
     monkeypatch.setattr(module, "HELD_OUT", {"test": 24, "val": 12})
     monkeypatch.setenv("METTLE_CACHE", str(tmp_path / "cache"))
 
