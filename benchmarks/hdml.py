@@ -18,7 +18,7 @@ from mettle.data.loader import Batch
 from mettle.losses import NPair, Triplet
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import HardnessAware, Supervised
-from mettle.train.synthesis import Synthesis
+from mettle.train.methods.synthesis import Synthesis
 
 GOAL = 0.25
 CLASSES, DIM = 100, 128

@@ -24,9 +24,10 @@ from mettle.data.decode import read_header
 from mettle.errors import NumericError
 from mettle.evaluate import verification
 from mettle.model import embed
-from mettle.train import Supervised, load, loop, train
-from mettle.train.assembly import assemble, new_model
-from mettle.train.session import fill_settings, prepare
+from mettle.train import Supervised, load, train
+from mettle.train import trainer as loop
+from mettle.train.datamodule import fill_settings, prepare
+from mettle.train.from_recipe import assemble, new_model
 
 SETS = {  # name: file, array of labels, (height, width)
     "CUB": ("cub200_96/cub200_96.npz", "label", (64, 64)),

@@ -21,7 +21,7 @@ from mettle.data.draws import shuffled
 from mettle.evaluate import probe
 from mettle.model import embed
 from mettle.train import load, train
-from mettle.train.two_encoder import biased_model
+from mettle.train.methods.two_encoder import biased_model
 
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)
 METHODS = ["simclr", "dcl", "hcl", "wcl", "wcl-mean", "wcl-shuffled", "wcl-distance", "jtt"]

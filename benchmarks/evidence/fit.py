@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mettle.data.augment import Augment
 from mettle.data.batches import Order
 from mettle.model import Embedder, EmbedderSpec
-from mettle.train.loop import Pace
+from mettle.train.trainer import Pace
 
 PATIENCE = 50  # refused steps in a row before a run is given up
 

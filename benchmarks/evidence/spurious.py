@@ -19,7 +19,7 @@ from mettle.evaluate.probe import Accuracy
 from mettle.losses import NormFace
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import Supervised
-from mettle.train.two_encoder import Attribute
+from mettle.train.methods.two_encoder import Attribute
 
 FIRST = 0.2  # of the steps, for the first classifier of "just train twice"
 COPIES = 20  # extra copies of what it gets wrong

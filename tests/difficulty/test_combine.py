@@ -100,8 +100,8 @@ def test_what_has_no_meaning_is_refused(make, message):
 
 def test_a_curriculum_and_an_adaptive_threshold_train_and_resume(tmp_path):
     from mettle.durable import sha256
+    from mettle.train.datamodule import train
     from mettle.train.recipe import parse
-    from mettle.train.session import train
     from train.conftest import make_npz, tiny
 
     source = make_npz(tmp_path / "p.npz")

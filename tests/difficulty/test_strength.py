@@ -11,8 +11,8 @@ from laws.members import batch
 from mettle.difficulty import Product, Threshold, curriculum
 from mettle.errors import InputError
 from mettle.losses import ArcFace, Softmax, SupCon
+from mettle.train.methods.synthesis import Synthesis
 from mettle.train.recipe import parse
-from mettle.train.synthesis import Synthesis
 
 share = st.floats(0, 1)
 

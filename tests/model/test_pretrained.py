@@ -17,9 +17,9 @@ from mettle.errors import MettleError, RecipeError
 from mettle.model import Embedder, EmbedderSpec, pretrained
 from mettle.model.vision import timm
 from mettle.train import open_run, train
+from mettle.train.datamodule import new_model, prepare
+from mettle.train.methods.two_encoder import biased_model
 from mettle.train.recipe import parse
-from mettle.train.session import new_model, prepare
-from mettle.train.two_encoder import biased_model
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from mettle.report import write_report
 from mettle.report.card import card, markdown
 from mettle.report.map import Located, located, tsne
 from mettle.report.two_networks import anchors, keep_maps, kept_maps, maps, negatives, weights_by_group
-from mettle.train import log as logs
-from mettle.train.two_encoder import biased_model
+from mettle.train import callbacks as logs
+from mettle.train.methods.two_encoder import biased_model
 
 
 def unit(model, samples):

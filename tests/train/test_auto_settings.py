@@ -9,7 +9,7 @@ from mettle.data.samples import Samples
 from mettle.errors import DataError, RecipeError
 from mettle.train import load, open_run, train
 from mettle.train.auto_settings import AUTO_KEYS, choose_pictures, measure_pictures
-from mettle.train.session import fill_settings, prepare
+from mettle.train.datamodule import fill_settings, prepare
 
 QUICK = ["train.steps=2", "train.log_every=1", "evaluate.baselines=false"]
 

@@ -14,13 +14,13 @@ from mettle.losses import ArcFace, Center, NormFace
 from mettle.model import Embedder, EmbedderSpec
 from mettle.model.embed import embed
 from mettle.train import Supervised, load
-from mettle.train.loop import Pace
-from mettle.train.method import spread_over_classes, start_class_vectors
+from mettle.train.datamodule import assemble, prepare, train
+from mettle.train.methods.base import spread_over_classes, start_class_vectors
 from mettle.train.recipe import parse
-from mettle.train.session import assemble, prepare, train
+from mettle.train.trainer import Pace
 
 from .conftest import make_npz, tiny
-from .test_session import Stop, content, until
+from .test_from_recipe import Stop, content, until
 
 KINDS = {
     "arcface": {"kind": "ArcFace", "scale": 16.0, "margin": 0.2},

@@ -8,9 +8,9 @@ import pytest
 from mettle.evaluate import closed
 from mettle.evaluate.run import evaluate_run
 from mettle.report import write_report
+from mettle.train import callbacks as logs
 from mettle.train import load, train
-from mettle.train import log as logs
-from mettle.train.two_encoder import biased_model
+from mettle.train.methods.two_encoder import biased_model
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def train(
     overrides: Set = None,
 ) -> None:
     """Train a recipe, evaluate it on what it never saw, and write a report."""
-    from mettle.train.session import train as run_training
+    from mettle.train.datamodule import train as run_training
 
     check_run_name(name)
     folder = runs / (name or _free_name(runs, Path(recipe or DEFAULT).stem, resume))
@@ -185,7 +185,7 @@ def export(
 @app.command()
 def recipes() -> None:
     """List the recipes that come with mettle."""
-    from mettle.train.shipped_recipes import shipped_titles
+    from mettle.train.recipe_files import shipped_titles
 
     titles = shipped_titles()
     width = max(map(len, titles))

@@ -49,8 +49,8 @@ def samples_of(
     """
     from mettle.data.decode import HEIC_SUFFIXES, SUFFIXES
     from mettle.train import prepare
-    from mettle.train.artifact import embedded
-    from mettle.train.session import recognised
+    from mettle.train.datamodule import recognised
+    from mettle.train.run_folder import embedded
 
     named = {k: v for k, v in {"label": label, "domain": domain, "image": image}.items() if v is not None}
     flags = " and ".join(f"--{key}" for key in named)

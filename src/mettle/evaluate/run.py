@@ -14,10 +14,10 @@ from mettle.evaluate import closed
 from mettle.evaluate.protocol import Judged, baseline, judge, raw, summary, thresholds, transfer
 from mettle.model import Embedder, embed
 from mettle.train import trained
-from mettle.train.artifact import Run, set_thresholds
 from mettle.train.copies import copies
-from mettle.train.session import new_model
-from mettle.train.two_encoder import biased_model
+from mettle.train.datamodule import new_model
+from mettle.train.methods.two_encoder import biased_model
+from mettle.train.run_folder import Run, set_thresholds
 
 
 @dataclass(frozen=True, eq=False)

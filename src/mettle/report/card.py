@@ -16,7 +16,7 @@ from mettle.evaluate.intervals import LEAST, TOO_FEW
 from mettle.report.markdown import markdown as markdown
 from mettle.report.number import MEANING, NONE, band, called, numbers, percent, rate, realised, told_once
 from mettle.report.probes import probe_card
-from mettle.train.artifact import Run
+from mettle.train.run_folder import Run
 
 FEW_IDENTITIES = 30  # below, a bootstrap over identities is too coarse for its nominal level
 COARSE_EER = 0.005  # half the gap between the operating points around the EER; above, a warning

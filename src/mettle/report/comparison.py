@@ -16,8 +16,8 @@ from mettle.report.number import NONE, called, numbers, told_once
 from mettle.report.page import place, render
 from mettle.report.probes import probe_card
 from mettle.report.two_networks import kept_maps
-from mettle.train.artifact import Run
-from mettle.train.log import read
+from mettle.train.callbacks import read
+from mettle.train.run_folder import Run
 
 FORMAT = 1  # of metrics.json
 SHOWN = ("EER", "AUC", "Recall@1", "MAP@R")  # beside TAR at every false-accept rate

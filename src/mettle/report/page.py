@@ -18,8 +18,8 @@ from mettle.report import curves, figures, pairs, two_networks
 from mettle.report.card import card, markdown
 from mettle.report.map import Located, drawn
 from mettle.report.number import called, rate
-from mettle.train.artifact import Run, embedded
-from mettle.train.log import read
+from mettle.train.callbacks import read
+from mettle.train.run_folder import Run, embedded
 
 CHEAP = 3e10  # multiplications that the curve of the raw inputs may cost; it is left out above
 BINS = 80

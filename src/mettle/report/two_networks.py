@@ -17,8 +17,8 @@ from mettle.pairs import pair_weights
 from mettle.report.map import NARROW, Located, again, drawn, located, rounded
 from mettle.report.number import GAP, percent
 from mettle.report.pairs import side
-from mettle.train.artifact import Run
-from mettle.train.two_encoder import biased_model
+from mettle.train.methods.two_encoder import biased_model
+from mettle.train.run_folder import Run
 
 SOME = 256  # samples that are compared with each other
 ANCHORS = 4

@@ -7,14 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mettle.train.artifact import Run, open_run
-    from mettle.train.hardness_aware import HardnessAware
-    from mettle.train.method import Method, StepResult, Supervised
+    from mettle.train.datamodule import Outcome, prepare, train
+    from mettle.train.methods.base import Method, StepResult, Supervised
+    from mettle.train.methods.hardness_aware import HardnessAware
+    from mettle.train.methods.similarity import Similarity
+    from mettle.train.methods.two_encoder import TwoEncoder
     from mettle.train.recipe import Recipe, load
-    from mettle.train.session import Outcome, prepare, train
-    from mettle.train.shipped_recipes import shipped
-    from mettle.train.similarity import Similarity
-    from mettle.train.two_encoder import TwoEncoder
+    from mettle.train.recipe_files import shipped
+    from mettle.train.run_folder import Run, open_run
 
 __all__ = [
     "HardnessAware",
@@ -34,20 +34,20 @@ __all__ = [
 ]
 
 _MODULES = {
-    "HardnessAware": "hardness_aware",
-    "Method": "method",
-    "Outcome": "session",
+    "HardnessAware": "methods.hardness_aware",
+    "Method": "methods.base",
+    "Outcome": "datamodule",
     "Recipe": "recipe",
-    "Run": "artifact",
-    "Similarity": "similarity",
-    "StepResult": "method",
-    "Supervised": "method",
-    "TwoEncoder": "two_encoder",
+    "Run": "run_folder",
+    "Similarity": "methods.similarity",
+    "StepResult": "methods.base",
+    "Supervised": "methods.base",
+    "TwoEncoder": "methods.two_encoder",
     "load": "recipe",
-    "open_run": "artifact",
-    "prepare": "session",
-    "shipped": "shipped_recipes",
-    "train": "session",
+    "open_run": "run_folder",
+    "prepare": "datamodule",
+    "shipped": "recipe_files",
+    "train": "datamodule",
 }
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from mettle import losses
 from mettle.errors import InputError, RecipeError
 from mettle.losses import PairwiseLoss
-from mettle.train.batch_tuples import layout
-from mettle.train.method import LEAVE_SPARSE, compares, takes_sparse
+from mettle.train.methods.base import LEAVE_SPARSE, compares, takes_sparse
+from mettle.train.methods.batch_tuples import layout
 
 if TYPE_CHECKING:
     from mettle.train.recipe import Recipe

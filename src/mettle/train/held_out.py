@@ -10,7 +10,7 @@ from mettle.data.samples import Samples
 from mettle.data.tuples import Tuples
 from mettle.durable import write_text
 from mettle.model import Embedder, embed
-from mettle.train.artifact import Run
+from mettle.train.run_folder import Run
 
 CHUNK = 1 << 16  # pairs compared at a time
 

@@ -18,11 +18,11 @@ from mettle.errors import InputError, RecipeError, nearest
 from mettle.model import EmbedderSpec
 from mettle.train.agreement import finite, fitting, heard
 from mettle.train.auto_settings import AUTO_KEYS
-from mettle.train.build import INNER, arguments, built
-from mettle.train.method import compares
-from mettle.train.shipped_recipes import describe_call, recipe_title
-from mettle.train.shipped_recipes import shipped as shipped
-from mettle.train.synthesis import Synthesis
+from mettle.train.factory import INNER, arguments, built
+from mettle.train.methods.base import compares
+from mettle.train.methods.synthesis import Synthesis
+from mettle.train.recipe_files import describe_call, recipe_title
+from mettle.train.recipe_files import shipped as shipped
 from mettle.train.tables import Batches, Biased, Data, Judge, Optimise, Table, Twice
 
 SAME_CLASS = "same-class"  # instead of a path: pairs or triplets made from the labels

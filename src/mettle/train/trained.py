@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save
 from mettle.data.samples import Column, Samples
 from mettle.durable import write_bytes
 from mettle.errors import RunError
-from mettle.train.artifact import Run
+from mettle.train.run_folder import Run
 
 FILE = "trained.safetensors"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from mettle.report.curves import PANELS, Panel, series
 from mettle.train import Run
-from mettle.train.log import read
+from mettle.train.callbacks import read
 
 Log = list[dict[str, Any]]
 

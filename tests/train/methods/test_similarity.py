@@ -21,13 +21,13 @@ from mettle.evaluate.run import evaluate_run
 from mettle.losses import SimilarityClassification, SimilarityRanking, SimilarityRegression
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import Similarity, checkpoint, load, open_run
+from mettle.train.datamodule import assemble, prepare, prepare_tuples, train
 from mettle.train.held_out import agreement, auc, figures, spearman
 from mettle.train.recipe import Recipe, parse
-from mettle.train.session import assemble, prepare, prepare_tuples, train
 from oracles import similarity as oracle
 
-from .conftest import make_npz, tiny
-from .test_session import Stop, content, until
+from ..conftest import make_npz, tiny
+from ..test_from_recipe import Stop, content, until
 
 LOSSES = {
     "regression": {"kind": "SimilarityRegression"},

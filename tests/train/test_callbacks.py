@@ -18,13 +18,13 @@ from mettle.errors import NumericError
 from mettle.losses import ArcFace, InfoNCE, NPair, SimilarityClassification, SimilarityRanking, SupCon, Triplet
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import HardnessAware, Similarity, Supervised, TwoEncoder, checkpoint, load, shipped
-from mettle.train import log as logs
-from mettle.train.build import arguments
-from mettle.train.loop import Collapse, Guard, Pace, collapse_advice, mean_cosine, run, similarity_gap
-from mettle.train.session import train
+from mettle.train import callbacks as logs
+from mettle.train.datamodule import train
+from mettle.train.factory import arguments
+from mettle.train.trainer import Collapse, Guard, Pace, collapse_advice, mean_cosine, run, similarity_gap
 
 from .conftest import tiny
-from .test_session import Stop, content, until
+from .test_from_recipe import Stop, content, until
 
 CLASSES, EACH, FEATURES = 12, 8, 10
 

@@ -12,10 +12,10 @@ from mettle.data.loader import Batch
 from mettle.errors import InputError
 from mettle.losses import NPair, Triplet
 from mettle.model import Embedder
-from mettle.train.batch_tuples import Rows, layout
-from mettle.train.method import StepResult, check_classes, numbered
-from mettle.train.optimisers import Optimisers
-from mettle.train.synthesis import Generator, Synthesis, Window
+from mettle.train.methods.base import StepResult, check_classes, numbered
+from mettle.train.methods.batch_tuples import Rows, layout
+from mettle.train.methods.synthesis import Generator, Synthesis, Window
+from mettle.train.optim import Optimisers
 
 SOFT = 1e4  # what the class term of J_gen is multiplied by
 
@@ -37,7 +37,7 @@ class HardnessAware:
     r"""HDML (Zheng et al. 2019) around a tuple loss J: ``HardnessAware(Triplet(...))``, ``HardnessAware(NPair(...))``.
 
     Formula, y the features of a sample, z their embedding, T the tuples of a batch, T̃ the same with pulled negatives
-    (`mettle.train.synthesis`), sent through the generator and the embedding layer:
+    (`mettle.train.methods.synthesis`), sent through the generator and the embedding layer:
         J_metric = e^{−β/J_gen} J(T) + (1 − e^{−β/J_gen}) J(T̃)           trains backbone and embedding layer
         J_gen    = (1−s) Σ‖y − i(z)‖² + s·10⁴·mean CE(W i(ẑ), label)      trains the generator i
         CE(W y, label)                                                    trains the softmax head W

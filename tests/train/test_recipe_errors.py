@@ -11,9 +11,9 @@ from command_line import refused
 from mettle.errors import InputError, RecipeError
 from mettle.losses import SelfTriplet, Triplet
 from mettle.model import EmbedderSpec
+from mettle.train.datamodule import pick_device, train
+from mettle.train.methods.synthesis import Synthesis
 from mettle.train.recipe import Recipe, load, parse
-from mettle.train.session import pick_device, train
-from mettle.train.synthesis import Synthesis
 
 from .conftest import tiny
 

@@ -15,9 +15,9 @@ import torch
 
 from mettle.durable import sha256
 from mettle.errors import NumericError, RunError
+from mettle.train import callbacks as logs
 from mettle.train import checkpoint, open_run
-from mettle.train import log as logs
-from mettle.train.session import train
+from mettle.train.datamodule import train
 
 from .conftest import make_npz, tiny
 

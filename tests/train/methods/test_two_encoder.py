@@ -17,13 +17,13 @@ from mettle.losses import InfoNCE, SelfTriplet
 from mettle.model import Embedder, EmbedderSpec, embed
 from mettle.pairs import pair_weights
 from mettle.train import TwoEncoder, checkpoint, load, open_run, shipped
-from mettle.train import log as logs
-from mettle.train.jtt import Again, describe_error_set, mistakes, repeated
+from mettle.train import callbacks as logs
+from mettle.train.datamodule import train
+from mettle.train.methods.jtt import Again, describe_error_set, mistakes, repeated
+from mettle.train.methods.two_encoder import Attribute, biased_model
 from mettle.train.recipe import parse
-from mettle.train.session import train
-from mettle.train.two_encoder import Attribute, biased_model
 
-from .test_session import Stop, content, until
+from ..test_from_recipe import Stop, content, until
 
 WCL = InfoNCE(temperature=0.5, prior=0.1, difficulty=Relative())
 

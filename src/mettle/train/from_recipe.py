@@ -14,12 +14,12 @@ from mettle.data.samples import Samples
 from mettle.data.tuples import Tuples
 from mettle.errors import DataError, RecipeError
 from mettle.model import Embedder
-from mettle.train.hardness_aware import HardnessAware
-from mettle.train.jtt import Again, repeated
-from mettle.train.method import Method, Supervised, compares
+from mettle.train.methods.base import Method, Supervised, compares
+from mettle.train.methods.hardness_aware import HardnessAware
+from mettle.train.methods.jtt import Again, repeated
+from mettle.train.methods.similarity import Similarity, training_rows
+from mettle.train.methods.two_encoder import Attribute, TwoEncoder
 from mettle.train.recipe import Recipe
-from mettle.train.similarity import Similarity, training_rows
-from mettle.train.two_encoder import Attribute, TwoEncoder
 
 POOL = 4096  # training rows that corrupted features are taken from
 

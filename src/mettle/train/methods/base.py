@@ -14,7 +14,7 @@ from mettle.difficulty import Relative
 from mettle.errors import InputError
 from mettle.model import Embedder, embed
 from mettle.pairs import iterate_parts
-from mettle.train.optimisers import decayed, half
+from mettle.train.optim import decayed, half
 
 START_SAMPLES = 16  # of a class at most, for the mean that its vector starts at
 LEAVE_SPARSE = "leave sparse out; sample alone already compares with a share of the classes"

@@ -13,7 +13,7 @@ from mettle.data.images import ImageArray, Rows
 from mettle.errors import DataError, RunError
 from mettle.train import Recipe, Run, open_run, train, trained
 from mettle.train.copies import copies
-from mettle.train.session import prepare, recognised
+from mettle.train.datamodule import prepare, recognised
 
 from .conftest import make_npz, tiny
 

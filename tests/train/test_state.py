@@ -12,11 +12,11 @@ from mettle.losses import ArcFace, Center, InfoNCE, SelfTriplet, SupCon
 from mettle.model import Embedder, EmbedderSpec
 from mettle.pairs import across_ranks
 from mettle.train import Supervised, TwoEncoder, checkpoint
-from mettle.train.session import train
+from mettle.train.datamodule import train
 
 from .conftest import make_npz
-from .test_session import Stop, content, until
-from .test_two_encoder import tiny
+from .methods.test_two_encoder import tiny
+from .test_from_recipe import Stop, content, until
 
 
 class Learned(nn.Module):

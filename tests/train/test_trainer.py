@@ -11,7 +11,8 @@ from mettle.data import Augment, ClassBatches, Loader, Samples
 from mettle.data.rows import Rows
 from mettle.losses import SupCon
 from mettle.model import Embedder, EmbedderSpec
-from mettle.train import Supervised, checkpoint, loop
+from mettle.train import Supervised, checkpoint
+from mettle.train import trainer as loop
 
 
 def started(folder, steps, **options):

@@ -8,7 +8,7 @@ from mettle.errors import InputError
 from mettle.losses import ArcFace, Center, Triplet
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import HardnessAware, Supervised
-from mettle.train.optimisers import Optimisers
+from mettle.train.optim import Optimisers
 
 
 def model() -> Embedder:

@@ -9,7 +9,7 @@ from mettle.data.loader import Batch
 from mettle.data.samples import Samples
 from mettle.data.tuples import Pairs, Triplets, Tuples
 from mettle.errors import DataError
-from mettle.train.method import Supervised
+from mettle.train.methods.base import Supervised
 from mettle.train.recipe import SAME_CLASS, Data, Recipe
 
 

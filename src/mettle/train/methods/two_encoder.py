@@ -18,9 +18,9 @@ from mettle.errors import DataError, InputError, RunError
 from mettle.losses import SelfTriplet
 from mettle.model import Embedder, EmbedderSpec
 from mettle.pairs import pair_weights
-from mettle.train.artifact import Run
-from mettle.train.method import StepResult, compares, progress_option, stateful
-from mettle.train.optimisers import Optimisers
+from mettle.train.methods.base import StepResult, compares, progress_option, stateful
+from mettle.train.optim import Optimisers
+from mettle.train.run_folder import Run
 
 WEIGHTS = ("pairs", "mean", "shuffled")
 FEW = 6  # groups: up to so many, the weights of every pair of groups are logged

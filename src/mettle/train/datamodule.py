@@ -19,20 +19,21 @@ from mettle.data.splits import class_disjoint, unseen_domain
 from mettle.data.tuples import Tuples
 from mettle.errors import DataError, InputError, MettleError, RunError
 from mettle.model import Embedder
-from mettle.train import checkpoint, loop, trained
-from mettle.train.artifact import Run, create, embedded, finish, keep_classes, open_run, places
-from mettle.train.assembly import assemble as assemble
-from mettle.train.assembly import new_model as new_model
-from mettle.train.assembly import pick_device as pick_device
+from mettle.train import checkpoint, trained
+from mettle.train import trainer as loop
 from mettle.train.auto_settings import choose_pictures, choose_training
+from mettle.train.callbacks import Log
 from mettle.train.copies import copies
+from mettle.train.from_recipe import assemble as assemble
+from mettle.train.from_recipe import new_model as new_model
+from mettle.train.from_recipe import pick_device as pick_device
 from mettle.train.held_out import held_out
-from mettle.train.jtt import describe_error_set, mistakes
-from mettle.train.log import Log
-from mettle.train.method import Method, Supervised, start_class_vectors
+from mettle.train.methods.base import Method, Supervised, start_class_vectors
+from mettle.train.methods.jtt import describe_error_set, mistakes
+from mettle.train.methods.similarity import named, settled
+from mettle.train.methods.two_encoder import TwoEncoder, keep_biased
 from mettle.train.recipe import Recipe, as_recipe
-from mettle.train.similarity import named, settled
-from mettle.train.two_encoder import TwoEncoder, keep_biased
+from mettle.train.run_folder import Run, create, embedded, finish, keep_classes, open_run, places
 
 
 @dataclass(frozen=True)

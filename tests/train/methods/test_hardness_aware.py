@@ -13,14 +13,14 @@ from mettle.errors import DataError, InputError, NumericError, RecipeError
 from mettle.losses import NPair, SupCon, Triplet
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import HardnessAware, load, shipped
-from mettle.train import log as logs
+from mettle.train import callbacks as logs
+from mettle.train.datamodule import train
+from mettle.train.methods.synthesis import Synthesis
 from mettle.train.recipe import parse
-from mettle.train.session import train
-from mettle.train.synthesis import Synthesis
 from oracles import synthesis as oracle
 
-from .conftest import make_npz
-from .test_session import Stop, content, until
+from ..conftest import make_npz
+from ..test_from_recipe import Stop, content, until
 
 TRIPLET = Triplet(margin=1.0, squared=True, normalise=False)
 NPAIR = NPair(norm_weight=0.01)

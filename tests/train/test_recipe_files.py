@@ -8,7 +8,7 @@ import pytest
 from mettle.errors import InputError, RecipeError
 from mettle.train import load, open_run, shipped, train
 from mettle.train.recipe import parse
-from mettle.train.shipped_recipes import shipped_titles
+from mettle.train.recipe_files import shipped_titles
 
 from .conftest import tiny
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mettle.errors import InputError
-from mettle.train.synthesis import Generator, Synthesis, Window, apart, decay, pulled
+from mettle.train.methods.synthesis import Generator, Synthesis, Window, apart, decay, pulled
 from oracles import synthesis as oracle
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from mettle.errors import InputError
 from mettle.losses import NPair, Triplet, split_anchor_positive
-from mettle.train.synthesis import pulled
+from mettle.train.methods.synthesis import pulled
 
 Rows = Mapping[str, Tensor]
 """Positions in the batch of each tuple's anchor and positive (and negative, where it has one of its own)."""

@@ -21,8 +21,8 @@ from torch import Tensor
 from mettle.data.loader import Batch, Loader
 from mettle.errors import NumericError
 from mettle.train import checkpoint
-from mettle.train.build import arguments
-from mettle.train.method import Method, StepResult
+from mettle.train.factory import arguments
+from mettle.train.methods.base import Method, StepResult
 
 RESOLUTION = 1e-6  # mean cosine distances below are rounding of float32 embeddings that are all the same
 
