@@ -36,7 +36,7 @@ def run(tmp_path_factory) -> Path:
     """A small run, trained and reported through the command line."""
     folder = tmp_path_factory.mktemp("cli")
     recipe = folder / "small.toml"
-    recipe.write_text(tiny(make_npz(folder / "patterns.npz", classes=24)).toml())
+    recipe.write_text(tiny(make_npz(folder / "patterns.npz", classes=24)).to_toml())
     done = mettle("train", recipe, "--runs", folder / "runs")
     assert "EER" in done.stdout and "report:" in done.stdout
     return folder / "runs" / "small"

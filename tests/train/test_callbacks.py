@@ -17,11 +17,13 @@ from mettle.difficulty import Hardest
 from mettle.errors import NumericError
 from mettle.losses import ArcFace, InfoNCE, NPair, SimilarityClassification, SimilarityRanking, SupCon, Triplet
 from mettle.model import Embedder, EmbedderSpec
-from mettle.train import HardnessAware, Similarity, Supervised, TwoEncoder, checkpoint, load, shipped
+from mettle.train import HardnessAware, Similarity, Supervised, TwoEncoder, builtin_recipes, checkpoint, load
 from mettle.train import callbacks as logs
-from mettle.train.datamodule import train
-from mettle.train.factory import arguments
-from mettle.train.trainer import Collapse, Guard, Pace, collapse_advice, mean_cosine, run, similarity_gap
+from mettle.train.callbacks import CollapseGuard, JsonLog, collapse_advice, mean_cosine, similarity_gap
+from mettle.train.factory import constructor_arguments
+from mettle.train.from_recipe import train
+from mettle.train.optim import Schedule
+from mettle.train.trainer import fit
 
 from .conftest import tiny
 from .test_from_recipe import Stop, content, until
@@ -69,23 +71,20 @@ def loader(name: str) -> Loader:
     return Loader(samples, ClassBatches(samples.labels, 6, 4), change, views=2 if name == "two-encoder" else 1)
 
 
-def fit(name, folder, *, model, rate=1e-2, steps=60, **options):
-    lines = []
-    done = run(
-        METHODS[name](model),
-        loader(name),
-        Pace(steps, rate, log_every=4, checkpoint_every=1000),
-        folder=folder,
-        log=lines.append,
-        **options,
-    )
-    return done, lines
+def train_method(method, batches, folder, schedule, every=4):
+    """The loop with the guard against collapse; returns whether it reached its end, and the lines of its log."""
+    done = fit(method, batches, schedule, [JsonLog(folder, every), CollapseGuard(every=every)])
+    return done, logs.read_log(folder / "log.jsonl")
+
+
+def train_named(name, folder, *, model, rate=1e-2, steps=60):
+    return train_method(METHODS[name](model), loader(name), folder, Schedule(steps, rate))
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_learns_is_let_alone_though_it_starts_with_all_samples_alike(name, tmp_path):
     """The old limit, a mean cosine of 0.98 from the first line on, stopped all of these."""
-    done, lines = fit(name, tmp_path, model=network(alike=4.0))
+    done, lines = train_named(name, tmp_path, model=network(alike=4.0))
     assert done and lines[0]["mean_cosine"] > 0.98
     assert lines[-1]["gap"] > lines[0]["gap"]
 
@@ -100,7 +99,7 @@ class PullTogether:
 def test_a_loss_that_pulls_everything_together_is_stopped(tmp_path):
     method = Supervised(network(), PullTogether(), weight_decay=0.0)
     with pytest.raises(NumericError, match=r"collapsed: at step \d+ the spread of a batch .* at the first step"):
-        run(method, loader("supervised"), Pace(200, 3e-2, log_every=4), folder=tmp_path)
+        train_method(method, loader("supervised"), tmp_path, Schedule(200, 3e-2))
 
 
 class Constant(nn.Module):
@@ -119,7 +118,7 @@ def test_every_method_is_stopped_where_all_embeddings_are_one_vector_from_the_st
     model = network()
     model.head = Constant(model.head)
     with pytest.raises(NumericError, match="collapsed: at step 32 all embeddings of a batch are the same"):
-        fit(name, tmp_path, model=model)
+        train_named(name, tmp_path, model=model)
 
 
 class Shuffled:
@@ -134,7 +133,7 @@ def test_embeddings_that_say_nothing_of_their_labels_are_stopped(tmp_path):
     noise = np.random.default_rng(1).normal(size=(len(samples), FEATURES)).astype(np.float32)
     batches = Loader(Samples.of(Rows(noise), samples.labels), ClassBatches(samples.labels, 12, 8), Augment())
     with pytest.raises(NumericError, match="collapsed.*no closer"):
-        run(Supervised(network(), Shuffled()), batches, Pace(120, 1e-4, log_every=2), folder=tmp_path)
+        train_method(Supervised(network(), Shuffled()), batches, tmp_path, Schedule(120, 1e-4), every=2)
 
 
 def test_the_keys_turn_the_guard_off(source, tmp_path, monkeypatch):
@@ -171,7 +170,7 @@ def test_a_resumed_run_is_stopped_at_the_same_step(source, tmp_path, monkeypatch
     whole = outcome(tmp_path / "whole", 0)
     steps = iter(range(10**6))
     with pytest.raises((Stop, NumericError)):
-        train(tiny(source, log_every=1), tmp_path / "cut", tensorboard=False, progress=until(cut))
+        train(tiny(source, log_every=1), tmp_path / "cut", tensorboard=False, on_step=until(cut))
     assert outcome(tmp_path / "cut", (cut - 1) // 2 * 2) == whole
 
 
@@ -179,11 +178,11 @@ def test_the_state_of_the_guard_comes_back_bit_for_bit(source, tmp_path):
     recipe = tiny(source, log_every=1)
     train(recipe, tmp_path / "whole", tensorboard=False)
     with pytest.raises(Stop):
-        train(recipe, tmp_path / "cut", tensorboard=False, progress=until(9))
+        train(recipe, tmp_path / "cut", tensorboard=False, on_step=until(9))
     train(recipe, tmp_path / "cut", resume=True, tensorboard=False)
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
-    state = checkpoint.latest(tmp_path / "cut" / "checkpoints")[1]["guard"]
-    lines = logs.read(tmp_path / "cut" / "log.jsonl")
+    state = checkpoint.load_latest(tmp_path / "cut" / "checkpoints")[1]["callbacks"]["CollapseGuard"]
+    lines = logs.read_log(tmp_path / "cut" / "log.jsonl")
     assert state["spreads"] == [1 - line["mean_cosine"] for line in lines[-5:]]
     assert state["gaps"] == [line["gap"] for line in lines[-5:]] and 0 < state["first"] < 1
 
@@ -236,35 +235,40 @@ def test_equal_pairs_without_a_gap_of_targets_show_none():
     assert similarity_gap(torch.randn(4, 2), same) is None
 
 
+def reason(first, spreads, gaps, **limits):
+    guard = CollapseGuard(**limits)
+    guard.load_state_dict({"first": first, "spreads": spreads, "gaps": gaps})
+    return guard.find_collapse()
+
+
 def test_noise_about_a_small_gap_is_no_collapse_and_about_none_is():
-    rule = Collapse()
-    assert rule.reason(0.2, [0.1] * 5, [0.066, -0.008, 0.046, 0.158, 0.052]) is None  # measured: a slow learner
-    assert rule.reason(0.2, [0.1] * 5, [0.001, -0.004, 0.003, 0.002, -0.001]) is not None
-    assert rule.reason(0.2, [0.1] * 4, [0.0] * 4) is None, "four lines are not enough"
-    assert rule.reason(0.2, [0.0019, 0.0019, 0.0021, 0.0019, 0.0019], [0.4] * 5) is None
-    assert "0.0095 of the 0.2" in rule.reason(0.2, [0.0019] * 5, [0.4] * 5)
-    assert rule.reason(None, [0.0] * 5, [0.4] * 5) is None
-    assert "same vector" in rule.reason(0.0, [1e-9] * 5, [])
-    assert Collapse(spread=0.0).reason(0.2, [-1e-16] * 5, []) is None
-    assert Collapse(gap=0.0).reason(0.2, [0.1] * 5, [-0.5] * 5) is None
+    assert reason(0.2, [0.1] * 5, [0.066, -0.008, 0.046, 0.158, 0.052]) is None  # measured: a slow learner
+    assert reason(0.2, [0.1] * 5, [0.001, -0.004, 0.003, 0.002, -0.001]) is not None
+    assert reason(0.2, [0.1] * 4, [0.0] * 4) is None, "four lines are not enough"
+    assert reason(0.2, [0.0019, 0.0019, 0.0021, 0.0019, 0.0019], [0.4] * 5) is None
+    assert "0.0095 of the 0.2" in reason(0.2, [0.0019] * 5, [0.4] * 5)
+    assert reason(None, [0.0] * 5, [0.4] * 5) is None
+    assert "same vector" in reason(0.0, [1e-9] * 5, [])
+    assert reason(0.2, [-1e-16] * 5, [], spread=0.0) is None
+    assert reason(0.2, [0.1] * 5, [-0.5] * 5, gap=0.0) is None
 
 
 def test_a_guard_looks_at_the_last_lines_only():
-    guard = Guard(Collapse(patience=2))
+    guard = CollapseGuard(patience=2)
     guard.first = 0.5
-    for step, alike in enumerate([0.999, 0.5, 0.999, 0.5]):
-        guard.look(step, alike, None)
-    guard.look(4, 0.999, None)
+    for step, cosine in enumerate([0.999, 0.5, 0.999, 0.5]):
+        guard.judge(step, cosine, None)
+    guard.judge(4, 0.999, None)
     with pytest.raises(NumericError, match="at step 5 the spread"):
-        guard.look(5, 0.999, None)
+        guard.judge(5, 0.999, None)
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", builtin_recipes())
 def test_advice_names_only_keys_of_the_loss(name):
     recipe = load(name)
-    advice = collapse_advice(recipe.criterion())
+    advice = collapse_advice(recipe.build_loss())
     keys = set(re.findall(r"loss\.(\w+)", advice))
-    assert keys <= set(arguments(getattr(losses, recipe.loss["kind"])))
+    assert keys <= set(constructor_arguments(getattr(losses, recipe.loss["kind"])))
     assert keys - {"difficulty"} <= set(inspect.signature(getattr(losses, recipe.loss["kind"])).parameters)
     assert ("difficulty" in keys) == (recipe.loss.get("difficulty") is not None)
 

@@ -14,10 +14,11 @@ from mettle.losses import ArcFace, Center, NormFace
 from mettle.model import Embedder, EmbedderSpec
 from mettle.model.embed import embed
 from mettle.train import Supervised, load
-from mettle.train.datamodule import assemble, prepare, train
-from mettle.train.methods.base import spread_over_classes, start_class_vectors
-from mettle.train.recipe import parse
-from mettle.train.trainer import Pace
+from mettle.train.datamodule import prepare_samples
+from mettle.train.from_recipe import build_method_and_loader, train
+from mettle.train.methods.supervised import spread_over_classes, start_class_vectors
+from mettle.train.optim import Schedule
+from mettle.train.recipe import parse_recipe
 
 from .conftest import make_npz, tiny
 from .test_from_recipe import Stop, content, until
@@ -39,7 +40,7 @@ def source(tmp_path_factory):
 
 def recipe(source, kind, **settings):
     plain = tiny(source, **settings).model_dump()
-    return parse(plain | {"loss": KINDS[kind], "train": plain["train"] | {"loss_rate": 2.0}})
+    return parse_recipe(plain | {"loss": KINDS[kind], "train": plain["train"] | {"loss_rate": 2.0}})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -47,7 +48,7 @@ def test_every_kind_trains_and_a_resumed_run_is_bit_identical(source, tmp_path, 
     whole = train(recipe(source, kind), tmp_path / "whole", tensorboard=False)
     assert whole.finished
     with pytest.raises(Stop):
-        train(recipe(source, kind), tmp_path / "cut", tensorboard=False, progress=until(6))
+        train(recipe(source, kind), tmp_path / "cut", tensorboard=False, on_step=until(6))
     train(recipe(source, kind), tmp_path / "cut", tensorboard=False, resume=True)
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
 
@@ -66,9 +67,10 @@ def test_labels_of_training_are_numbered_and_vectors_are_kept_with_their_names(s
 
 
 def test_class_vectors_learn_at_their_own_pace(source):
-    method, _ = assemble(recipe(source, "arcface"), prepare(recipe(source, "arcface")))
-    assert {group["pace"] for group in method.optimiser.param_groups} == {1.0, 2.0}
-    assert sum(len(group["params"]) for group in method.optimiser.param_groups) == len(method.parameters)
+    method, _ = build_method_and_loader(recipe(source, "arcface"), prepare_samples(recipe(source, "arcface")))
+    groups = method.optimizer.optimizers["model"].param_groups
+    assert {group["lr_scale"] for group in groups} == {1.0, 2.0}
+    assert sum(len(group["params"]) for group in groups) == len(method.optimizer.parameters["model"])
 
 
 def test_class_vectors_start_at_the_class_means_unless_the_recipe_says_otherwise(source, tmp_path, monkeypatch):
@@ -112,9 +114,9 @@ def test_many_classes_that_are_met_a_few_times_are_learned_from_the_first_steps_
         method = Supervised(model, ArcFace(300, 16, scale=16, margin=0.3), classes=torch.arange(300), loss_rate=3)
         if start == "means":
             start_class_vectors(method, seen)
-        pace = Pace(30, 2e-3)
-        for batch in Loader(seen, ClassBatches(seen.labels, 32, 4), Augment()).batches(0, pace.steps):
-            method.step(batch, pace.at(batch.step), batch.step / pace.steps)
+        schedule = Schedule(30, 2e-3)
+        for batch in Loader(seen, ClassBatches(seen.labels, 32, 4), Augment()).batches(0, schedule.steps):
+            method.step(batch, schedule.lr_at(batch.step), batch.step / schedule.steps)
         found[start] = nearest_is_same(embed(model, held_out), held_out.labels)
     assert found["means"] > found["untrained"] + 0.05
     assert found["means"] > found["random"] + 0.05
@@ -127,9 +129,9 @@ def nearest_is_same(z: np.ndarray, labels: np.ndarray) -> float:
 
 
 def test_a_recipe_builds_what_python_would(source):
-    loss = recipe(source, "center").criterion(7)
+    loss = recipe(source, "center").build_loss(7)
     assert isinstance(loss, Center) and isinstance(loss.base, NormFace) and tuple(loss.weight.shape) == (7, 8)
-    assert isinstance(load("arcface").criterion(11), ArcFace)
+    assert isinstance(load("arcface").build_loss(11), ArcFace)
     assert "ArcFace(scale=16.0, margin=0.2)" in recipe(source, "arcface").title()
 
 

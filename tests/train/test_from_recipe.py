@@ -17,7 +17,7 @@ from mettle.durable import sha256
 from mettle.errors import NumericError, RunError
 from mettle.train import callbacks as logs
 from mettle.train import checkpoint, open_run
-from mettle.train.datamodule import train
+from mettle.train.from_recipe import train
 
 from .conftest import make_npz, tiny
 
@@ -40,9 +40,9 @@ def weights(folder: Path) -> str:
 
 def content(folder: Path) -> tuple:
     """Everything that must be equal: weights, the whole last checkpoint, what was logged (but for times)."""
-    step, state, _ = checkpoint.latest(folder / "checkpoints")
-    tensors, rest = checkpoint.flatten(state)
-    lines = [{k: v for k, v in line.items() if k not in TIMES} for line in logs.read(folder / "log.jsonl")]
+    step, state, _ = checkpoint.load_latest(folder / "checkpoints")
+    tensors, rest = checkpoint.flatten_state(state)
+    lines = [{k: v for k, v in line.items() if k not in TIMES} for line in logs.read_log(folder / "log.jsonl")]
     return (
         weights(folder),
         step,
@@ -78,7 +78,7 @@ def test_another_seed_gives_another_run(source, tmp_path, whole):
 def test_T4_a_resumed_run_is_bit_identical(source, tmp_path, whole, cut):
     folder, recipe = tmp_path / "run", tiny(source)
     with pytest.raises(Stop):
-        train(recipe, folder, tensorboard=False, progress=until(cut))
+        train(recipe, folder, tensorboard=False, on_step=until(cut))
     outcome = train(recipe, folder, resume=True, tensorboard=False)
     assert outcome.resumed_from == (cut - 1) // 2 * 2 and outcome.finished
     assert content(folder) == whole
@@ -88,7 +88,7 @@ def test_T4_three_resumes_in_a_row(source, tmp_path, whole):
     folder, recipe = tmp_path / "run", tiny(source)
     for cut in (3, 4, 9, 11):
         with pytest.raises(Stop):
-            train(recipe, folder, resume=folder.exists(), tensorboard=False, progress=until(cut))
+            train(recipe, folder, resume=folder.exists(), tensorboard=False, on_step=until(cut))
     train(recipe, folder, resume=True, tensorboard=False)
     assert content(folder) == whole
 
@@ -99,7 +99,7 @@ def test_T6_resuming_at_an_epoch_end_repeats_and_drops_nothing(source, tmp_path,
     assert len(set(epochs)) > 2, "the run must cross epochs for this test to mean anything"
     for cut in range(1, 12):
         with pytest.raises(Stop):
-            train(recipe, folder, resume=folder.exists(), tensorboard=False, progress=until(cut))
+            train(recipe, folder, resume=folder.exists(), tensorboard=False, on_step=until(cut))
     train(recipe, folder, resume=True, tensorboard=False)
     assert weights(folder) == whole[0] and content(folder)[4] == whole[4]
 
@@ -166,7 +166,7 @@ def test_T8_a_changed_recipe_or_changed_data_are_refused(source, tmp_path):
     shutil.copy(source, copy)
     recipe = tiny(copy)
     with pytest.raises(Stop):
-        train(recipe, folder, tensorboard=False, progress=until(5))
+        train(recipe, folder, tensorboard=False, on_step=until(5))
     with pytest.raises(RunError, match=r"train\.rate differ"):
         train(tiny(copy, rate=0.5), folder, resume=True, tensorboard=False)
     make_npz(copy, seed=9)
@@ -210,9 +210,9 @@ def test_T9_a_diverging_run_stops_in_plain_words_and_keeps_its_checkpoint(source
         train(tiny(source), tmp_path / "run", tensorboard=False)
     assert "samples [" in str(caught.value) and "step 8" in str(caught.value)
     assert "the checkpoint of step 6 is kept" in str(caught.value)
-    step, state, _ = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    step, state, _ = checkpoint.load_latest(tmp_path / "run" / "checkpoints")
     assert step == 6  # steps 6 to 8 were refused; the state at 6 is that of 5
-    assert all(torch.isfinite(t).all() for t in checkpoint.flatten(state)[0].values() if t.is_floating_point())
+    assert all(torch.isfinite(t).all() for t in checkpoint.flatten_state(state)[0].values() if t.is_floating_point())
 
 
 def test_a_run_that_diverges_before_its_first_checkpoint_does_not_speak_of_one(source, tmp_path, monkeypatch):
@@ -222,7 +222,7 @@ def test_a_run_that_diverges_before_its_first_checkpoint_does_not_speak_of_one(s
     monkeypatch.setattr(SupCon, "__call__", lambda self, z, y, **more: original(self, z, y, **more) * float("nan"))
     with pytest.raises(NumericError, match="diverged.*no checkpoint was written yet"):
         train(tiny(source, checkpoint_every=100), tmp_path / "run", tensorboard=False)
-    assert checkpoint.latest(tmp_path / "run" / "checkpoints") is None
+    assert checkpoint.load_latest(tmp_path / "run" / "checkpoints") is None
 
 
 def test_a_collapse_is_named(source, tmp_path, monkeypatch):
@@ -245,9 +245,9 @@ def test_T11_a_polite_signal_saves_and_stops(source, tmp_path):
             sent.set()
             os.kill(os.getpid(), signal.SIGTERM)
 
-    outcome = train(recipe, folder, tensorboard=False, progress=progress)
+    outcome = train(recipe, folder, tensorboard=False, on_step=progress)
     assert not outcome.finished
-    step, _, _ = checkpoint.latest(folder / "checkpoints")
+    step, _, _ = checkpoint.load_latest(folder / "checkpoints")
     assert step in (4, 5)
     assert train(recipe, folder, resume=True, tensorboard=False).finished
 
@@ -255,7 +255,7 @@ def test_T11_a_polite_signal_saves_and_stops(source, tmp_path):
 def test_the_log_says_what_difficulty_did_and_where_time_went(whole, source, tmp_path):
     folder = tmp_path / "run"
     train(tiny(source), folder, tensorboard=True)
-    lines = logs.read(folder / "log.jsonl")
+    lines = logs.read_log(folder / "log.jsonl")
     assert [line["step"] for line in lines] == [3, 6, 9, 12]
     for key in ("loss", "hard_positives", "hard_negatives", "effective_negatives", *TIMES):
         assert key in lines[-1]
@@ -265,7 +265,7 @@ def test_the_log_says_what_difficulty_did_and_where_time_went(whole, source, tmp
 
 def test_every_epoch_ends_with_a_line_of_facts(source, tmp_path):
     train(tiny(source, log_every=5), tmp_path / "run", tensorboard=False)
-    lines = logs.read(tmp_path / "run" / "log.jsonl")
+    lines = logs.read_log(tmp_path / "run" / "log.jsonl")
     assert [line["step"] for line in lines] == [3, 5, 6, 9, 10, 12]  # epochs of three steps
     assert [line["epoch"] for line in lines] == [0, 1, 1, 2, 3, 3]
     assert all("hard_negatives" in line for line in lines)
@@ -276,7 +276,7 @@ def test_lines_at_epoch_ends_survive_a_resume(source, tmp_path):
     train(recipe, tmp_path / "whole", tensorboard=False)
     for cut in (3, 4, 8):
         with pytest.raises(Stop):
-            train(recipe, tmp_path / "run", resume=(tmp_path / "run").exists(), tensorboard=False, progress=until(cut))
+            train(recipe, tmp_path / "run", resume=(tmp_path / "run").exists(), tensorboard=False, on_step=until(cut))
     train(recipe, tmp_path / "run", resume=True, tensorboard=False)
     assert content(tmp_path / "run") == content(tmp_path / "whole")
     assert [line["step"] for line in content(tmp_path / "run")[4]] == [3, 6, 9, 12]
@@ -286,7 +286,7 @@ def test_T1_killed_training_resumes_to_the_same_weights(source, tmp_path, whole)
     """A real process, killed with SIGKILL in the middle, continued by another."""
     folder = tmp_path / "run"
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(tiny(source).toml())
+    recipe.write_text(tiny(source).to_toml())
     command = [sys.executable, "-m", "mettle", "train", str(recipe), "--runs", str(tmp_path), "--name", "run"]
     command += ["--resume", "--no-report"]
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -11,9 +11,9 @@ from command_line import refused
 from mettle.errors import InputError, RecipeError
 from mettle.losses import SelfTriplet, Triplet
 from mettle.model import EmbedderSpec
-from mettle.train.datamodule import pick_device, train
+from mettle.train.from_recipe import resolve_device, train
 from mettle.train.methods.synthesis import Synthesis
-from mettle.train.recipe import Recipe, load, parse
+from mettle.train.recipe import Recipe, load, parse_recipe
 
 from .conftest import tiny
 
@@ -23,7 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.mark.parametrize("name", ["gpu", "GPU", "cuda:", "cuda:x", "cuda:-1", "cuda:99", "cpu0", "mps", ""])
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(name):
     with pytest.raises(RecipeError) as caught:
-        pick_device(name)
+        resolve_device(name)
     said = str(caught.value)
     assert said.startswith(f"train.device = {name!r}") and "\n" not in said
     assert "'auto'" in said and "'cpu'" in said
@@ -37,17 +37,17 @@ def test_devices_on_machines_with_and_without_gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
     machine(0)
-    assert pick_device("auto") == pick_device("cpu") == "cpu"
+    assert resolve_device("auto") == resolve_device("cpu") == "cpu"
     with pytest.raises(RecipeError, match="no CUDA device"):
-        pick_device("cuda")
+        resolve_device("cuda")
     machine(1)
-    assert pick_device("auto") == pick_device("cuda") == "cuda"
+    assert resolve_device("auto") == resolve_device("cuda") == "cuda"
     with pytest.raises(RecipeError, match="1 CUDA device here: .*'cuda:0'$"):
-        pick_device("cuda:1")
+        resolve_device("cuda:1")
     machine(2)
-    assert [pick_device(name) for name in ("cpu", "cuda:0", "cuda:1")] == ["cpu", "cuda:0", "cuda:1"]
+    assert [resolve_device(name) for name in ("cpu", "cuda:0", "cuda:1")] == ["cpu", "cuda:0", "cuda:1"]
     with pytest.raises(RecipeError, match="2 CUDA devices"):
-        pick_device("gpu")
+        resolve_device("gpu")
 
 
 def test_nothing_is_written_for_a_device_that_is_not_there(source, tmp_path):
@@ -85,7 +85,7 @@ def test_the_command_says_the_same(tmp_path):
 )
 def test_what_nothing_can_be_drawn_from_is_refused(loss, value):
     with pytest.raises(RecipeError, match=r"\[loss\] random must be a torch.Generator") as caught:
-        parse({"loss": {**loss, "random": value}})
+        parse_recipe({"loss": {**loss, "random": value}})
     assert "\n" not in str(caught.value)
 
 

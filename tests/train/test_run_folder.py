@@ -11,9 +11,10 @@ from PIL import Image
 from mettle.data import Samples, read
 from mettle.data.images import ImageArray, Rows
 from mettle.errors import DataError, RunError
-from mettle.train import Recipe, Run, open_run, train, trained
+from mettle.train import open_run, train
 from mettle.train.copies import copies
-from mettle.train.datamodule import prepare, recognised
+from mettle.train.datamodule import is_training_data, prepare_samples
+from mettle.train.run_folder import TrainingIdentities, hash_name
 
 from .conftest import make_npz, tiny
 
@@ -26,43 +27,45 @@ def run(tmp_path_factory):
 
 
 def test_a_run_keeps_its_training_identities_and_domains(run):
-    found = trained.kept(run.run)
+    found = run.run.training_identities()
     names = [str(k) for k in range(12)]
-    assert trained.known(names, found.identities).tolist() == [k < 6 for k in range(12)]
-    assert trained.known(["dark", "bright", "dim"], found.domains).tolist() == [True, True, False]
+    assert found.contains(names).tolist() == [k < 6 for k in range(12)]
+    assert found.contains_domain(["dark", "bright", "dim"]).tolist() == [True, True, False]
     assert found.identities.dtype == np.int64 and len(found.identities) == 6
 
 
 def test_no_name_stands_in_the_file(tmp_path):
     rows = np.random.default_rng(0).random((8, 3))
     samples = Samples.of(Rows(rows), np.repeat(["Ada Lovelace", "b", "c", "d"], 2), split=[0] * 4 + [2] * 4)
-    trained.keep(Run(tmp_path, Recipe(), {}), samples)
+    TrainingIdentities.from_samples(samples).save(tmp_path)
     content = (tmp_path / "trained.safetensors").read_bytes()
     assert b"Ada" not in content and b"Lovelace" not in content and len(content) < 200
 
 
 def test_the_two_spellings_of_an_accent_are_one_name():
-    assert trained.hashed("Jose\N{COMBINING ACUTE ACCENT}") == trained.hashed("Jos\N{LATIN SMALL LETTER E WITH ACUTE}")
-    assert trained.hashed("1") != trained.hashed("01")
+    assert hash_name("Jose\N{COMBINING ACUTE ACCENT}") == hash_name("Jos\N{LATIN SMALL LETTER E WITH ACUTE}")
+    assert hash_name("1") != hash_name("01")
     # Fixed for good: files of one version are read by the next. First eight bytes of SHA-256 of "person 01".
-    assert trained.hashed("person 01") == int.from_bytes(bytes.fromhex("3705b9f18da578b6"), "little", signed=True)
+    assert hash_name("person 01") == int.from_bytes(bytes.fromhex("3705b9f18da578b6"), "little", signed=True)
 
 
-def test_older_runs_say_nothing_and_damage_is_one_line(run, tmp_path):
+def test_a_folder_without_the_file_says_nothing_and_damage_is_one_line(run, tmp_path):
     shutil.copytree(run.run.folder, tmp_path / "old")
     old, file = open_run(tmp_path / "old"), tmp_path / "old" / "trained.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(RunError, match="damaged"):
-        trained.kept(old)
+        old.training_identities()
     file.unlink()
-    assert trained.kept(old) is None
+    assert old.training_identities() is None
 
 
-def test_a_resumed_run_of_an_older_version_keeps_them_then(run, tmp_path):
+def test_a_resumed_run_writes_a_missing_file_again(run, tmp_path):
     shutil.copytree(run.run.folder, tmp_path / "old")
     (tmp_path / "old" / "trained.safetensors").unlink()
     train(run.run.recipe, tmp_path / "old", resume=True, tensorboard=False)
-    assert np.array_equal(trained.kept(open_run(tmp_path / "old")).identities, trained.kept(run.run).identities)
+    assert np.array_equal(
+        open_run(tmp_path / "old").training_identities().identities, run.run.training_identities().identities
+    )
 
 
 class TestPlace:
@@ -80,15 +83,15 @@ class TestPlace:
 
     def test_from_another_folder(self, made):
         assert made.recipe.data.source == "my data/p.npz"  # as it was typed
-        assert made.made_of(prepare(made.located()).fingerprint())
+        assert made.matches_data(prepare_samples(made.recipe_with_data_paths()).fingerprint())
         assert train(made.recipe, made.folder, resume=True, tensorboard=False).finished
 
     def test_data_that_moved(self, made, tmp_path):
         (tmp_path / "my data").rename(tmp_path / "moved")
         with pytest.raises(DataError, match=r"no data at '.*my data/p.npz': there they were when .*run was trained"):
-            made.located()
-        assert recognised(made, "../moved/p.npz")
-        assert made.made_of(prepare(made.located("../moved/p.npz")).fingerprint())
+            made.recipe_with_data_paths()
+        assert is_training_data(made, "../moved/p.npz")
+        assert made.matches_data(prepare_samples(made.recipe_with_data_paths("../moved/p.npz")).fingerprint())
         moved = made.recipe.model_copy(
             update={"data": made.recipe.data.model_copy(update={"source": "../moved/p.npz"})}
         )
@@ -96,8 +99,8 @@ class TestPlace:
         make_npz(tmp_path / "moved" / "p.npz", seed=1)
         with pytest.raises(RunError, match="have changed"):
             train(moved, made.folder, resume=True, tensorboard=False)
-        assert not recognised(made, "../moved/p.npz")
-        assert not recognised(made, "nowhere")
+        assert not is_training_data(made, "../moved/p.npz")
+        assert not is_training_data(made, "nowhere")
 
     def test_a_run_of_an_older_version_says_where_its_path_comes_from(self, made, tmp_path, monkeypatch):
         state = json.loads((made.folder / "run.json").read_text())
@@ -105,9 +108,9 @@ class TestPlace:
         (made.folder / "run.json").write_text(json.dumps(state))
         old = open_run(made.folder)
         with pytest.raises(DataError, match=r"data\.source of .*recipe\.toml says 'my data/p\.npz', as seen from"):
-            old.located()
+            old.recipe_with_data_paths()
         monkeypatch.chdir(tmp_path)
-        assert old.located().data.source == "my data/p.npz"
+        assert old.recipe_with_data_paths().data.source == "my data/p.npz"
 
 
 class TestCopies:
@@ -155,8 +158,8 @@ class TestCopies:
             tiny(tmp_path / "same.npz", steps=1),
             tmp_path / "run",
             tensorboard=False,
-            say=heard.append,
-            progress=progress,
+            on_note=heard.append,
+            on_step=progress,
         )
         assert steps == [heard] and any("exact copies of training samples" in note for note in heard)
         assert set(heard) <= set(outcome.notes)

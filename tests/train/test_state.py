@@ -12,7 +12,7 @@ from mettle.losses import ArcFace, Center, InfoNCE, SelfTriplet, SupCon
 from mettle.model import Embedder, EmbedderSpec
 from mettle.pairs import across_ranks
 from mettle.train import Supervised, TwoEncoder, checkpoint
-from mettle.train.datamodule import train
+from mettle.train.from_recipe import train
 
 from .conftest import make_npz
 from .methods.test_two_encoder import tiny
@@ -126,11 +126,11 @@ def moved(method, batches, steps):
 def test_a_method_goes_on_from_its_checkpoint_as_if_nothing_had_been(build, name, tmp_path):
     method, batches = build(name)
     moved(method, batches, range(5))
-    checkpoint.save(tmp_path, 5, method.state())
+    checkpoint.save_checkpoint(tmp_path, 5, method.state_dict())
     wanted = moved(method, batches, range(5, 9))
     again, _ = build(name)
-    _, state, _ = checkpoint.latest(tmp_path)
-    again.load_state(state)
+    _, state, _ = checkpoint.load_latest(tmp_path)
+    again.load_state_dict(state)
     assert moved(again, batches, range(5, 9)) == wanted
     fresh, _ = build(name)
     assert moved(fresh, batches, range(5, 9)) != wanted, "what was restored mattered"
@@ -141,57 +141,37 @@ def test_thresholds_are_what_makes_the_difference(name):
     """Restored networks alone give other losses, so that a checkpoint without thresholds would be noticed."""
     method, batches = two(name)
     moved(method, batches, range(5))
-    state = copy.deepcopy(method.state())
+    state = copy.deepcopy(method.state_dict())
     wanted = moved(method, batches, range(5, 9))
     again, _ = two(name)
-    again.load_state(earlier(state))
+    fresh = again.state_dict()["modules"]
+    for part in set(fresh) - {"model", "biased"}:
+        state["modules"][part] = copy.deepcopy(fresh[part])
+    again.load_state_dict(state)
     assert moved(again, batches, range(5, 9)) != wanted
 
 
-def earlier(state):
-    """The same checkpoint as a version wrote it that kept the networks only."""
-    kept = {name: part for name, part in state["modules"].items() if name in ("model", "biased")}
-    assert len(kept) < len(state["modules"])
-    return {**state, "modules": kept}
-
-
-@pytest.mark.parametrize("name", ["ranks", "class vectors", "centres"])
-def test_checkpoints_that_name_a_difficulty_twice_still_open(name, tmp_path):
-    """A version that wrote it beside its loss could do so on a GPU, where tensors are copied to be written."""
-    method, batches = supervised(name)
-    moved(method, batches, range(5))
-    state = copy.deepcopy(method.state())
-    part = method.loss.difficulty
-    assert "difficulty 0" not in state["modules"]
-    state["modules"]["difficulty 0"] = copy.deepcopy(part.state_dict())
-    checkpoint.save(tmp_path, 5, state)
-    wanted = moved(method, batches, range(5, 9))
-    again, _ = supervised(name)
-    again.load_state(checkpoint.latest(tmp_path)[1])
-    assert moved(again, batches, range(5, 9)) == wanted
-
-
 def test_a_loss_holds_its_difficulties_in_a_checkpoint():
-    assert list(supervised("plain")[0].state()["modules"]) == ["model", "loss"]
-    assert list(supervised("class vectors, product")[0].state()["modules"]) == ["model", "loss"]
-    assert list(two("adaptive")[0].state()["modules"]) == ["model", "loss"]
-    assert set(supervised("plain")[0].state()["modules"]["loss"]) == {"difficulty.positive", "difficulty.negative"}
+    assert list(supervised("plain")[0].state_dict()["modules"]) == ["model", "loss"]
+    assert list(supervised("class vectors, product")[0].state_dict()["modules"]) == ["model", "loss"]
+    assert list(two("adaptive")[0].state_dict()["modules"]) == ["model", "loss"]
+    assert set(supervised("plain")[0].state_dict()["modules"]["loss"]) == {"difficulty.positive", "difficulty.negative"}
 
 
 def test_a_loss_without_a_state_is_not_in_a_checkpoint(tmp_path):
     torch.manual_seed(1)
     method, again = (Supervised(network(), SupCon()) for _ in range(2))
     moved(method, labelled, range(5))
-    state = copy.deepcopy(method.state())
-    checkpoint.save(tmp_path, 5, {**state, "modules": {"model": state["modules"]["model"]}})
+    state = copy.deepcopy(method.state_dict())
+    checkpoint.save_checkpoint(tmp_path, 5, {**state, "modules": {"model": state["modules"]["model"]}})
     wanted = moved(method, labelled, range(5, 9))
-    again.load_state(checkpoint.latest(tmp_path)[1])
+    again.load_state_dict(checkpoint.load_latest(tmp_path)[1])
     assert moved(again, labelled, range(5, 9)) == wanted
 
 
 def test_a_learned_difficulty_is_trained_once():
     method, _ = supervised("class vectors")
-    assert sum(p is method.loss.difficulty.more for p in method.parameters) == 1
+    assert sum(p is method.loss.difficulty.more for p in method.optimizer.parameters["model"]) == 1
     before = method.loss.difficulty.more.item()
     moved(method, labelled, range(3))
     assert method.loss.difficulty.more.item() != before
@@ -202,7 +182,7 @@ def test_a_recipe_with_two_views_and_running_thresholds_resumes_bit_for_bit(tmp_
     recipe = tiny(make_npz(tmp_path / "p.npz"), {"kind": "InfoNCE", "difficulty": hard})
     train(recipe, tmp_path / "whole", tensorboard=False)
     with pytest.raises(Stop):
-        train(recipe, tmp_path / "run", tensorboard=False, progress=until(7))
+        train(recipe, tmp_path / "run", tensorboard=False, on_step=until(7))
     train(recipe, tmp_path / "run", resume=True, tensorboard=False)
     assert content(tmp_path / "run") == content(tmp_path / "whole")
 
@@ -225,10 +205,13 @@ def test_a_refused_step_changes_nothing_in_any_precision(precision, value):
         last = method.step(labelled(k), 1e-2, 0.0)
     assert last.applied
     loss.more = value
-    before = copy.deepcopy([dict(method.model.named_parameters()), method.optimiser.state_dict()["state"]])
+    before = copy.deepcopy(
+        [dict(method.model.named_parameters()), method.optimizer.optimizers["model"].state_dict()["state"]]
+    )
     result = method.step(labelled(20), 1e-2, 0.0)
     assert not result.applied
-    after = [dict(method.model.named_parameters()), method.optimiser.state_dict()["state"]]
+    optimizer = method.optimizer.optimizers["model"]
+    after = [dict(method.model.named_parameters()), optimizer.state_dict()["state"]]
     assert all(torch.equal(before[0][name], p) for name, p in after[0].items())
     assert all(torch.equal(before[1][k][name], t) for k, part in after[1].items() for name, t in part.items())
     loss.more = 0.0
@@ -241,6 +224,6 @@ def test_a_scale_that_is_too_high_is_still_lowered_by_refusing():
             return z.float()[:, 0].sum() * 1e35
 
     method = Supervised(network(), Large(), precision="float16")
-    before = method.scaler.get_scale()
+    before = method.optimizer.scaler.get_scale()
     result = method.step(labelled(0), 1e-2, 0.0)
-    assert not result.applied and method.scaler.get_scale() < before
+    assert not result.applied and method.optimizer.scaler.get_scale() < before

@@ -1,87 +1,71 @@
-"""A whole training run: from a recipe to a finished run folder, or on from where one stopped."""
+"""The data of a recipe or a run: read, without unreadable images, of one size, in memory where they fit, split."""
 
-import platform
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from mettle.data.check import screen
-from mettle.data.decode import as_size
+from mettle.data.decode import HEIC_SUFFIXES, SUFFIXES, as_size
 from mettle.data.images import ImageFiles, PackedImages, hold
-from mettle.data.loader import Loader
 from mettle.data.samples import NO_SPLIT, Samples
 from mettle.data.source import read
 from mettle.data.splits import class_disjoint, unseen_domain
-from mettle.data.tuples import Tuples
-from mettle.errors import DataError, InputError, MettleError, RunError
-from mettle.model import Embedder
-from mettle.train import checkpoint, trained
-from mettle.train import trainer as loop
-from mettle.train.auto_settings import choose_pictures, choose_training
-from mettle.train.callbacks import Log
-from mettle.train.copies import copies
-from mettle.train.from_recipe import assemble as assemble
-from mettle.train.from_recipe import new_model as new_model
-from mettle.train.from_recipe import pick_device as pick_device
-from mettle.train.held_out import held_out
-from mettle.train.methods.base import Method, Supervised, start_class_vectors
-from mettle.train.methods.jtt import describe_error_set, mistakes
-from mettle.train.methods.similarity import named, settled
-from mettle.train.methods.two_encoder import TwoEncoder, keep_biased
-from mettle.train.recipe import Recipe, as_recipe
-from mettle.train.run_folder import Run, create, embedded, finish, keep_classes, open_run, places
+from mettle.data.table import SUFFIXES as TABLES
+from mettle.data.table import read_header
+from mettle.data.tuples import Pairs, Triplets, Tuples
+from mettle.errors import DataError, InputError, MettleError
+from mettle.train.auto_settings import choose_image_size, choose_training, resolve_device
+from mettle.train.recipe import SAME_CLASS, DataConfig, Recipe
+from mettle.train.run_folder import Run, is_builtin_source
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What training came to."""
-
-    run: Run
-    model: Embedder
-    samples: Samples
-    finished: bool  # False: asked to stop; a checkpoint is there
-    resumed_from: int | None = None
-    notes: tuple[str, ...] = ()
-
-
-def prepare(recipe: Recipe, cache: Path | None = None, *, divide: bool = True, **reading: Any) -> Samples:
-    """The data of a recipe, split and ready: pictures of one size, in memory where they fit.
+def prepare_samples(recipe: Recipe, cache: Path | None = None, *, split: bool = True, **reading: Any) -> Samples:
+    """The data of a recipe, split and ready: images of one size, in memory where they fit.
 
     Args:
         recipe: whose data.
         cache: where embedded data are kept.
-        divide: whether data without a split get one, as for training; else they stay without.
+        split: whether data without a split get one, as for training; else they stay without.
         reading: further options of `mettle.data.read`: ``labelled``, ``like``.
     """
-    return prepare_tuples(recipe, cache, divide=divide, **reading)[0]
+    return prepare_training_data(recipe, cache, split=split, **reading)[0]
 
 
-def prepare_tuples(
-    recipe: Recipe, cache: Path | None = None, *, divide: bool = True, **reading: Any
+def prepare_training_data(
+    recipe: Recipe, cache: Path | None = None, *, split: bool = True, **reading: Any
 ) -> tuple[Samples, Tuples | None, tuple[str, ...]]:
     """The same, with the pairs or triplets of the recipe, if it has any, and notes about those that are left out."""
-    samples, table = _listed(recipe, cache, **reading)
-    samples = resize_samples(recipe, samples)
+    samples = _read_source(recipe, cache, **reading)
+    # Before bad images are left out: a pair that names one of them is left out too, which is no mistake in the table.
+    tuples = read_tuple_table(recipe.data, samples)
     policy = "skip" if "data.policy" in recipe.auto and samples.inputs.kind == "image" else recipe.data.policy
+    samples = _load_readable(resize_samples(recipe, samples), policy)
+    samples = _apply_split(recipe, samples, tuples) if split else samples
+    return samples, *_split_tuples(recipe, tuples, samples)
+
+
+def _load_readable(samples: Samples, policy: Literal["fail", "skip"]) -> Samples:
+    """The samples in memory, where they fit; unreadable images are left out or refused, as the policy says.
+
+    Whoever reads all images into memory sees the bad ones on the way. Only when there is one, or where images stay on
+    disk, it takes a look at all to say how many there are and what to do.
+    """
     try:
         samples = replace(samples, inputs=hold(samples.inputs))
-    except DataError:  # it stops at the first bad picture: how many there are, and what to do, takes a look at all
+    except DataError:  # it stops at the first
         samples = screen(samples, policy)
-        samples = replace(samples, inputs=hold(samples.inputs))
-    if samples.inputs.kind == "row" or not samples.inputs.resident:
-        samples = screen(samples, policy)
-    samples = _divided(recipe, samples, table) if divide else samples
-    return samples, *settled(recipe, table, samples)
+        return replace(samples, inputs=hold(samples.inputs))
+    needs_look = samples.inputs.kind == "row" or not samples.inputs.resident
+    return screen(samples, policy) if needs_look else samples
 
 
 def resize_samples(recipe: Recipe, samples: Samples) -> Samples:
     """The samples in the size and channels that are chosen for them, where the recipe leaves these open."""
     inputs: Any = samples.inputs
-    chosen = choose_pictures(recipe, inputs, pick_device(recipe.train.device))
+    chosen = choose_image_size(recipe, inputs, resolve_device(recipe.train.device))
     values = {choice.key: choice.value for choice in chosen}
     if not values and (recipe.data.size is not None or not isinstance(inputs, ImageFiles | PackedImages)):
         return samples
@@ -91,17 +75,25 @@ def resize_samples(recipe: Recipe, samples: Samples) -> Samples:
     return replace(samples, inputs=inputs, notes=(*samples.notes, *map(str, chosen)))
 
 
-def fill_settings(recipe: Recipe, samples: Samples, table: Tuples | None = None) -> tuple[Recipe, tuple[str, ...]]:
+def fill_settings(recipe: Recipe, samples: Samples, tuples: Tuples | None = None) -> tuple[Recipe, tuple[str, ...]]:
     """The recipe with all that follows from its data and the machine filled in, and a note about each such choice."""
-    chosen = choose_training(recipe, samples, pick_device(recipe.train.device), table)
+    chosen = choose_training(recipe, samples, resolve_device(recipe.train.device), tuples)
     values = {choice.key: choice.value for choice in chosen} | {"auto": []}
-    if samples.inputs.kind == "image" and not embedded(recipe.data.source):
+    if samples.inputs.kind == "image" and not is_builtin_source(recipe.data.source):
         height, width = samples.inputs.shape[:2]
         values |= {"data.size": height if height == width else [height, width]}
         values |= {"data.resize": recipe.data.resize or "crop", "data.channels": samples.inputs.shape[2]}
     if samples.skipped and "data.policy" in recipe.auto:
         values["data.policy"] = "skip"
     return recipe.with_values(values), tuple(map(str, chosen))
+
+
+def take_over_settings(recipe: Recipe, old: Recipe) -> Recipe:
+    """The recipe with what it leaves open as it was chosen when the run that is there began."""
+    keys = [key for key in ("data.size", "data.resize", "data.channels") if recipe.value(key) is None]
+    keys += ["train.steps"] if recipe.train.epochs is not None and recipe.train.epochs == old.train.epochs else []
+    values = {key: old.value(key) for key in (*recipe.auto, *keys)}
+    return recipe.with_values({key: value for key, value in values.items() if value is not None} | {"auto": []})
 
 
 def describe_skipped(samples: Samples) -> tuple[str, ...]:
@@ -113,38 +105,84 @@ def describe_skipped(samples: Samples) -> tuple[str, ...]:
     return (f"{files} left out{why} (--set data.policy=fail stops instead), first: {samples.skipped[0]}",)
 
 
-def take_over_settings(recipe: Recipe, old: Recipe) -> Recipe:
-    """The recipe with what it leaves open as it was chosen when the run that is there began."""
-    unsaid = [key for key in ("data.size", "data.resize", "data.channels") if recipe.value(key) is None]
-    values = {key: old.value(key) for key in (*recipe.auto, *unsaid)}
-    return recipe.with_values({key: value for key, value in values.items() if value is not None} | {"auto": []})
-
-
-def recognised(run: Run, source: str, cache: Path | None = None) -> bool:
-    """Whether this source holds the very data that a run was trained on, told without decoding pictures."""
+def is_training_data(run: Run, source: str, cache: Path | None = None) -> bool:
+    """Whether this source holds the very data that a run was trained on, told without decoding images."""
     try:
-        recipe = run.located(source)
-        samples, table = _listed(recipe, cache)
+        recipe = run.recipe_with_data_paths(source)
+        samples = _read_source(recipe, cache)
+        tuples = read_tuple_table(recipe.data, samples)
+        samples = screen(samples, "skip") if recipe.data.policy == "skip" else samples
         if (run.folder / "contract.json").exists():  # the same numbers under other names are other data
             columns = [one.table() for one in getattr(samples.inputs, "features", ())]
             if run.contract()["input"].get("columns", columns) != columns:
                 return False
-        return run.made_of(_divided(recipe, samples, table).fingerprint())
+        return run.matches_data(_apply_split(recipe, samples, tuples).fingerprint())
     except MettleError:  # not even readable as such
         return False
 
 
-def _listed(recipe: Recipe, cache: Path | None, **reading: Any) -> tuple[Samples, Tuples | None]:
-    """The samples without bad pictures where these are to be skipped, and the pairs or triplets among them."""
-    samples = _read(recipe, cache, **reading)
-    table = named(recipe.data, samples)  # first: a pair that names a bad picture is left out, no mistake
-    return screen(samples, "skip") if recipe.data.policy == "skip" else samples, table
+def load_run_samples(
+    run: Run,
+    data: str | None,
+    cache: Path | None = None,
+    *,
+    columns: Mapping[str, str | None] | None = None,
+    **reading: Any,
+) -> Samples:
+    """The run's own data, split as for training; or other data in the shape that its model takes, with their own split.
+
+    Other data that have no split stay without one: nothing of them needs holding out. ``columns`` name the ``label``,
+    ``domain`` and ``image`` of other data, where they are not called as in the recipe.
+    """
+    named = {key: name for key, name in (columns or {}).items() if name is not None}
+    flags = " and ".join(f"--{key}" for key in named)
+    are_images = data is not None and (
+        Path(data).expanduser().is_dir() or Path(data).suffix.lower() in SUFFIXES + HEIC_SUFFIXES
+    )
+    if named and data is None:
+        raise InputError(f"{flags} only with --data: the run's own data are read as its recipe says")
+    if named and (are_images or is_builtin_source(str(data))):
+        raise InputError(f"{flags} only with a table or an .npz file: {data} has no columns to name, give it without")
+    if data is None or is_training_data(run, data, cache):
+        if named:
+            whose = f"{data} are those that {run.folder} was trained on, read as its recipe says"
+            raise InputError(f"{flags} only with other data: {whose}; give them without")
+        return prepare_samples(run.recipe_with_data_paths(data), cache)
+    wanted = run.contract()["input"]
+    shape = wanted["shape"]
+    other: dict[str, Any] = {"source": data, "unseen": [], "pairs": None, "triplets": None}
+    if len(shape) == 3:
+        other |= {"size": shape[1:], "channels": shape[0]}
+    elif "image" in named:
+        raise InputError(f"--image only with a model of pictures: that of {run.folder} takes numbers, give none")
+    if are_images or Path(data).suffix.lower() == ".npz":  # keys of a table say nothing about them
+        other |= dict.fromkeys(("features", "categories", "missing", "text", "image"))
+    if are_images:  # nor have these columns to name
+        other |= dict.fromkeys(("label", "domain", "groups"))
+    if wanted.get("columns"):
+        reading["like"] = wanted["columns"]
+    if not reading.get("labelled", True):
+        other |= _columns_that_may_be_missing(run, data, named.get("label"))
+    recipe = run.recipe.model_copy(update={"data": run.recipe.data.model_copy(update=other | named)})
+    return prepare_samples(recipe, cache, split=False, **reading)
 
 
-def _read(recipe: Recipe, cache: Path | None, **reading: Any) -> Samples:
+def _columns_that_may_be_missing(run: Run, data: str, label: str | None) -> dict[str, Any]:
+    """What is only told about samples, not shown to the model, may be missing where they are just embedded."""
+    path = Path(data).expanduser()
+    if not (path.is_file() and path.name.lower().endswith(TABLES)):
+        return {}
+    header, own = read_header(path), run.recipe.data
+    if label is not None:
+        header.known(label)
+    found: dict[str, Any] = {"groups": [name for name in own.groups or () if name in header.columns] or None}
+    return found | ({"domain": None} if own.domain and own.domain not in header.columns else {})
+
+
+def _read_source(recipe: Recipe, cache: Path | None, **reading: Any) -> Samples:
     """The samples of a recipe as they stand in its source.
 
-    Nothing is looked at yet: pictures that fit into memory are looked at once, when they are put there.
+    Nothing is looked at yet: images that fit into memory are looked at once, when they are put there.
     """
     data = recipe.data
     options: dict[str, Any] = {
@@ -163,146 +201,31 @@ def _read(recipe: Recipe, cache: Path | None, **reading: Any) -> Samples:
     return read(data.source, policy="trust", cache=cache, **options, **reading)
 
 
-def _divided(recipe: Recipe, samples: Samples, table: Tuples | None = None) -> Samples:
+def _apply_split(recipe: Recipe, samples: Samples, tuples: Tuples | None = None) -> Samples:
     """The samples with a split, theirs or one by identity, and domains that training is to miss kept out of it."""
     data = recipe.data
     if (samples.split == NO_SPLIT).all():
-        if table is not None and (table.split != NO_SPLIT).any():
-            samples = table.by_identity(samples)
+        if tuples is not None and (tuples.split != NO_SPLIT).any():
+            samples = tuples.by_identity(samples)
         else:
             samples = class_disjoint(samples, val=data.val, test=data.test, seed=recipe.seed)
     return unseen_domain(samples, data.unseen) if data.unseen else samples
 
 
-def train(
-    recipe: Recipe | Path | str,
-    folder: Path | str,
-    *,
-    resume: bool = False,
-    cache: Path | None = None,
-    progress: Callable[[int, dict[str, Any]], None] = lambda step, line: None,
-    tensorboard: bool = True,
-    say: Callable[[str], None] = lambda note: None,
-    on_start: Callable[[Run], None] = lambda run: None,
-) -> Outcome:
-    """Train a recipe, or a shipped one by its name or a file by its path, into ``folder``, or continue the run there.
-
-    ``progress`` is called after every step; ``say`` with each note about the data before the first; ``on_start`` once,
-    when the run folder is there and training is about to begin.
-    """
-    recipe, folder = as_recipe(recipe), _as_folder(folder)
-    old = open_run(folder) if resume and folder.exists() else None
-    if old is not None:
-        recipe = take_over_settings(recipe, old.recipe)
-    samples, table, left_out = prepare_tuples(recipe if old is None else _continued(old, recipe), cache)
-    recipe, settings = fill_settings(recipe, samples, table)
-    content = samples.fingerprint() + ("" if table is None else f" {table.fingerprint()}")
-    facts = {"data": content, "paths": places(recipe)}
-    facts |= {"torch": torch.__version__, "python": platform.python_version()}
-    if old is not None and old.state["data"] != facts["data"]:
-        raise RunError(f"the data of {folder} have changed since it was started: train again under another --name")
-    begun = bool(checkpoint.stored(folder / "checkpoints"))
-    method, loader = assemble(recipe, samples, table, fetch=not begun)
-    copied, notes = copies(samples), ()
-    told = (*samples.notes, *describe_skipped(samples), *settings, *left_out, *([str(copied)] if copied.count else ()))
-    for note in told:
-        say(note)
-    run = old or create(folder, recipe, facts)
-    on_start(run)
-    trained.keep(run, samples)
-    if recipe.train.method == "jtt" and recipe.jtt.copies:
-        wrong, notes, done = _first(recipe, run, samples, progress)
-        for note in notes:
-            say(note)
-        if not done:
-            return Outcome(run, method.model, samples, False, None if old is None else 0, (*told, *notes))
-        method, loader = assemble(recipe, samples, repeat=wrong, fetch=not begun)
-    start, passed, done = _fit(recipe, folder, method, loader, samples, progress, tensorboard)
-    notes = (*passed, *told, *notes)
-    if done:
-        finish(run, method.model, columns=[one.table() for one in getattr(samples.inputs, "features", ())])
-        if isinstance(method, Supervised) and method.classes is not None:
-            keep_classes(run, method.loss.vectors(), [samples.label.names[code] for code in method.classes.tolist()])
-        if isinstance(method, TwoEncoder) and method.biased is not None:
-            keep_biased(run, method.biased)
-        if table is not None:
-            notes += held_out(run, method.model, getattr(method, "loss", None), table, samples)
-    return Outcome(run, method.model, samples, done, None if old is None else start, notes)
+def read_tuple_table(data: DataConfig, samples: Samples) -> Tuples | None:
+    """The table that a recipe names by its path, read while samples still know what their files are called."""
+    path = data.pairs or data.triplets
+    if path is None or path == SAME_CLASS:
+        return None
+    return Pairs.read(path, samples) if data.pairs else Triplets.read(path, samples)
 
 
-def _as_folder(folder: Any) -> Path:
-    """The run folder that a caller named."""
-    if not isinstance(folder, str | Path):
-        raise InputError(f"folder= must be the path of a run folder, got {type(folder).__name__}")
-    return Path(folder)
-
-
-def _continued(old: Run, recipe: Recipe) -> Recipe:
-    """The recipe of a run to go on with, its data found again; another recipe is refused.
-
-    Another source alone is no other recipe: data may have moved, and whether they are the same is seen from them.
-    """
-    typed, source = old.recipe.data.source, recipe.data.source
-    same = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": typed})})
-    if same != old.recipe:
-        raise RunError(f"{old.folder} was started with another recipe{_difference(old.recipe, same)}")
-    return old.located(None if source == typed else source)
-
-
-def _fit(
-    recipe: Recipe,
-    folder: Path,
-    method: Method,
-    loader: Loader,
-    samples: Samples,
-    progress: Callable,
-    tensorboard: bool,
-) -> tuple[int, list[str], bool]:
-    """The loop, from the newest checkpoint on: where it started, what was passed over, whether it reached its end."""
-    start, passed, setup = 0, [], recipe.train
-    guard = loop.Guard(loop.Collapse(setup.collapse_spread, setup.collapse_gap, setup.collapse_patience))
-    found = checkpoint.latest(folder / "checkpoints")
-    if found is not None:
-        start, state, passed = found
-        method.load_state(state["method"])
-        checkpoint.set_random_state(state["random"])
-        guard.load_state(state["guard"])
-    elif setup.class_vectors == "means":
-        start_class_vectors(method, samples.part("train"))
-    log = Log(folder, start, tensorboard)
-    pace = loop.Pace(setup.steps, setup.rate, setup.warmup, setup.log_every, setup.checkpoint_every)
-    try:
-        options: dict[str, Any] = {"start": start, "guard": guard, "log": log, "progress": progress}
-        return start, passed, loop.run(method, loader, pace, folder=folder, **options)
-    finally:
-        log.close()
-
-
-def _first(recipe: Recipe, run: Run, samples: Samples, progress: Callable) -> tuple[np.ndarray, tuple[str, ...], bool]:
-    """The first classifier of "just train twice", in a folder of its own, and the training samples it gets wrong."""
-    steps = max(1, round(recipe.jtt.first * recipe.train.steps))
-    short = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": steps})})
-    folder = run.folder / "first"
-    folder.mkdir(exist_ok=True)
-    method, loader = assemble(short, samples, fetch=not checkpoint.stored(folder / "checkpoints"))
-    assert isinstance(method, Supervised)
-    assert method.classes is not None
-    _, passed, done = _fit(short, folder, method, loader, samples, progress, False)
-    part = samples.part("train")
-    if not done:
-        return np.empty(0, np.int64), tuple(passed), False
-    wrong = mistakes(method.model, method.loss, method.classes, part)
-    return wrong, (*passed, describe_error_set(len(wrong), len(part), steps)), True
-
-
-def _difference(old: Recipe, new: Recipe) -> str:
-    """Which keys differ, in words."""
-    a, b = old.model_dump(), new.model_dump()
-    keys = [
-        f"{table}.{key}" if isinstance(a[table], dict) else table
-        for table in a
-        for key in (a[table] | b[table] if isinstance(a[table], dict) else [table])
-        if (a[table].get(key) != b[table].get(key) if isinstance(a[table], dict) else a[table] != b[table])
-    ]
-    remedy = "resume it without naming a recipe, and it keeps its own, or choose another --name"
-    return f" ({', '.join(dict.fromkeys(keys))} differ): {remedy}"
+def _split_tuples(recipe: Recipe, tuples: Tuples | None, samples: Samples) -> tuple[Tuples | None, tuple[str, ...]]:
+    """The table of a recipe with the split of every row, and notes about rows that are left out."""
+    data = recipe.data
+    if SAME_CLASS in (data.pairs, data.triplets):
+        kind = Pairs if data.pairs else Triplets
+        tuples = kind.same_class(samples, seed=recipe.seed)
+    if tuples is None:
+        return None, ()
+    return tuples.within(*getattr(recipe.loss_template, "range", (-np.inf, np.inf))).settled(samples)

@@ -18,28 +18,29 @@ INNER = {"difficulty": difficulty, "first": difficulty, "second": difficulty, "b
 EXAMPLES = dict.fromkeys(INNER, "Threshold") | {"base": "Softmax"}
 
 
-def built(source: Any, table: Mapping[str, Any], where: str, given: Mapping[str, Any] | None = None) -> Any:
-    """The object that ``table`` describes: of the class ``source``, or of one of the public names of a module.
+def build(source: Any, table: Mapping[str, Any], where: str, given: Mapping[str, Any] | None = None) -> Any:
+    """The object that ``table`` describes.
 
-    ``given`` are arguments that no recipe writes, because the data or the model decide them; they reach whoever takes
-    them.
+    Args:
+        source: its class; or a module, one of whose public names is the ``kind``; or classes by their kind.
+        table: the kind, where there is a choice, and the arguments of the constructor.
+        where: the key of the table in its recipe, for messages.
+        given: arguments that no recipe writes, because the data or the model decide them; they reach whoever takes
+            them.
     """
     content = dict(table)
     if isinstance(source, ModuleType):
-        if "kind" not in content:
-            raise RecipeError(f"[{where}] needs a kind{nearest('', source.__all__)}")
-        kind = content.pop("kind")
-        if kind not in source.__all__:
-            raise RecipeError(f"{where}.kind: no {kind!r}{nearest(str(kind), source.__all__)}")
-        source = getattr(source, kind)
+        source = {name: getattr(source, name) for name in source.__all__}
+    if isinstance(source, Mapping):
+        source = source[_read_kind(content, source, where)]
     for key, module in INNER.items():
         if isinstance(content.get(key), Mapping):
-            content[key] = built(module, content[key], f"{where}.{key}", given)
+            content[key] = build(module, content[key], f"{where}.{key}", given)
         elif content.get(key) is not None:
             kind = content[key] if content[key] in module.__all__ else EXAMPLES[key]
             wanted = f'a table such as {{ kind = "{kind}" }}, or --set {where}.{key}.kind={kind}'
             raise RecipeError(f"recipe key {where}.{key}: {wanted}, is wanted, got {content[key]!r}")
-    known = arguments(source)
+    known = constructor_arguments(source)
     for key in content:
         if key in (given or {}):
             raise RecipeError(f"{where}.{key} follows from the data and the model: leave it out")
@@ -48,26 +49,34 @@ def built(source: Any, table: Mapping[str, Any], where: str, given: Mapping[str,
     _check_types(source, content, where)
     try:
         return source(**content, **{key: value for key, value in (given or {}).items() if key in known})
-    except MettleError as error:
-        raise RecipeError(f"[{where}] {error}") from None
-    except TypeError as error:
+    except (MettleError, TypeError, ValueError) as error:
         raise RecipeError(f"[{where}] {error}") from None
 
 
-def arguments(source: Any) -> dict[str, inspect.Parameter]:
+def _read_kind(content: dict[str, Any], known: Mapping[str, Any], where: str) -> str:
+    """Take the kind out of a table."""
+    if "kind" not in content:
+        raise RecipeError(f"[{where}] needs a kind{nearest('', known)}")
+    kind = content.pop("kind")
+    if kind not in known:
+        raise RecipeError(f"{where}.kind: no {kind!r}{nearest(str(kind), known)}")
+    return kind
+
+
+def constructor_arguments(source: Any) -> dict[str, inspect.Parameter]:
     """What a constructor takes, what it hands on to the class it extends included."""
     own = dict(inspect.signature(source).parameters)
     more = [name for name, parameter in own.items() if parameter.kind is inspect.Parameter.VAR_KEYWORD]
     for name in more:
         del own[name]
     if more and isinstance(source, type):
-        own = arguments(source.__mro__[1]) | own
+        own = constructor_arguments(source.__mro__[1]) | own
     return own
 
 
 def _check_types(source: Any, content: dict[str, Any], where: str) -> None:
     """Refuse a text where a number is wanted, and convert whole numbers to fractions where those are wanted."""
-    for name, parameter in arguments(source).items():
+    for name, parameter in constructor_arguments(source).items():
         plain = name in content and name not in INNER and parameter.annotation is not inspect.Parameter.empty
         if not plain:
             continue

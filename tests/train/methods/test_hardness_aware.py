@@ -12,11 +12,12 @@ from mettle.difficulty import Hardest
 from mettle.errors import DataError, InputError, NumericError, RecipeError
 from mettle.losses import NPair, SupCon, Triplet
 from mettle.model import Embedder, EmbedderSpec
-from mettle.train import HardnessAware, load, shipped
+from mettle.train import HardnessAware, builtin_recipes, load
 from mettle.train import callbacks as logs
-from mettle.train.datamodule import train
+from mettle.train.from_recipe import train
+from mettle.train.methods.hardness_aware import tuple_layout
 from mettle.train.methods.synthesis import Synthesis
-from mettle.train.recipe import parse
+from mettle.train.recipe import parse_recipe
 from oracles import synthesis as oracle
 
 from ..conftest import make_npz
@@ -41,7 +42,7 @@ def method(loss=TRIPLET, *, unit=False, **options):
     model = Embedder(EmbedderSpec("mlp", width=1, depth=1, dim=4, unit=unit), (6,)).double()
     found = HardnessAware(loss, model, classes=torch.tensor([1, 3, 4, 6, 7, 9]), synthesis=Synthesis(**options))
     # As in the middle of a run: something is pulled, and both kinds of tuples count.
-    for window, value in ((found.average, 60.0), (found.generated, 2e4)):
+    for window, value in ((found.average_metric, 60.0), (found.average_generator, 2e4)):
         window.mean = window.first = value
     return found
 
@@ -132,7 +133,7 @@ def test_who_trains_what(loss):
     """Each loss alone moves its own network and no other, though J(T̃) passes through the generator."""
     for own, name in (("metric", "model"), ("generator", "generator"), ("head", "head")):
         aware = method(loss)
-        aware.optimisers.gradients({name: getattr(aware.terms(batch()), own)})
+        aware.optimizer.backward({name: getattr(aware.terms(batch()), own)})
         for other, module in aware.modules.items():
             moved = [p.grad is not None and bool((p.grad != 0).any()) for p in module.parameters()]
             assert any(moved) == (other == name), f"{own} on {other}"
@@ -141,7 +142,7 @@ def test_who_trains_what(loss):
 def test_the_three_gradients_of_a_step_are_those_of_each_loss_alone():
     aware = method()
     found = aware.terms(batch())
-    aware.optimisers.gradients({"model": found.metric, "generator": found.generator, "head": found.head})
+    aware.optimizer.backward({"model": found.metric, "generator": found.generator, "head": found.head})
     together = {n: [p.grad.clone() for p in m.parameters()] for n, m in aware.modules.items()}
     for name, own in (("model", "metric"), ("generator", "generator"), ("head", "head")):
         alone = method()
@@ -212,7 +213,7 @@ def test_row_12_beta_0_is_the_plain_metric_loss_value_and_gradient():
 
 def test_row_12_a_perfect_generator_leaves_only_the_synthetic_loss():
     aware = method()
-    aware.generated.mean = 1e-6
+    aware.average_generator.mean = 1e-6
     found = aware.terms(batch())
     assert found.metric.item() == found.synthetic.item()
 
@@ -228,16 +229,16 @@ def test_one_triple_is_that_of_the_losses_room():
     aware = method()
     rows = {"anchor": torch.tensor([0]), "positive": torch.tensor([1]), "negative": torch.tensor([2])}
     for loss in (TRIPLET, Triplet(0.3), Triplet(0.3, soft=True, squared=True)):
-        tuples = HardnessAware(loss).tuples
+        tuples = tuple_layout(loss)
         anchors = loss.per_anchor(z, torch.tensor([0, 0, 1]))
-        torch.testing.assert_close(tuples.value(z, z, z[2:], rows), anchors[0], rtol=1e-12, atol=1e-12)
-    assert aware.tuples.moved(z, rows).item() in (0.0, 1.0)
+        torch.testing.assert_close(tuples.tuple_loss(z, z, z[2:], rows), anchors[0], rtol=1e-12, atol=1e-12)
+    assert aware.tuples.share_movable(z, rows).item() in (0.0, 1.0)
 
 
 @pytest.mark.parametrize("each", [2, 3, 4])
 def test_triples_of_a_batch_are_triples(each):
     labels = torch.tensor([5, 2, 8, 0]).repeat_interleave(each)[torch.randperm(4 * each)]
-    rows = method().tuples.rows(labels)
+    rows = method().tuples.tuple_rows(labels)
     a, p, n = (labels[rows[name]] for name in ("anchor", "positive", "negative"))
     assert len(a) == 4 * (each // 2)
     assert (a == p).all() and (a != n).all()
@@ -246,7 +247,7 @@ def test_triples_of_a_batch_are_triples(each):
 
 
 def test_the_next_class_is_that_of_the_batch_not_of_the_alphabet():
-    rows = method().tuples.rows(torch.tensor([5, 5, 2, 2, 8, 8]))
+    rows = method().tuples.tuple_rows(torch.tensor([5, 5, 2, 2, 8, 8]))
     assert rows["negative"].tolist() == [2, 4, 0]
 
 
@@ -263,7 +264,7 @@ def test_a_step_with_a_broken_input_changes_nothing():
     broken = inputs()
     broken[3, 2] = torch.nan
     result = aware.step(batch(x=broken), 1e-3, 0.0)
-    assert not result.applied and aware.average.count == 0
+    assert not result.applied and aware.average_metric.count == 0
     after = {k: v for m in aware.modules.values() for k, v in m.named_parameters()}
     assert all(torch.equal(after[k], v) for k, v in before.items())
 
@@ -275,12 +276,12 @@ def test_what_is_averaged_is_as_asked():
     plain = aware.terms(batch()).plain.item()
     aware.step(batch(), 1e-3, 0.0)
     metric.step(batch(), 1e-3, 0.0)
-    assert aware.average.total == pytest.approx(weight * (plain + 0.1 * squares), rel=1e-5)
-    assert metric.average.total == pytest.approx(plain, rel=1e-5)
+    assert aware.average_metric.total == pytest.approx(weight * (plain + 0.1 * squares), rel=1e-5)
+    assert metric.average_metric.total == pytest.approx(plain, rel=1e-5)
 
 
 def test_every_step_says_lambda_and_both_weights():
-    facts = method().step(batch(), 1e-3, 0.0).facts()
+    facts = method().step(batch(), 1e-3, 0.0).lazy_stats()
     assert facts["lambda"] == oracle.decay(90, 60)
     assert facts["weight_real"] == oracle.decay(1e4, 2e4)
     assert facts["weight_real"] + facts["weight_synthetic"] == 1
@@ -307,15 +308,7 @@ def test_every_step_says_lambda_and_both_weights():
 )
 def test_a_loss_that_does_not_fit_is_refused(loss, message):
     with pytest.raises(InputError, match=message):
-        HardnessAware(loss)
-
-
-def test_without_networks_it_says_where_they_come_from():
-    aware = HardnessAware(TRIPLET)
-    with pytest.raises(InputError, match="on\\(model, classes\\)"):
-        aware.step(batch(), 1e-3, 0.0)
-    whole = aware.on(method().model, torch.tensor([1, 3, 4, 6, 7, 9]))
-    assert whole.step(batch(), 1e-3, 0.0).applied
+        HardnessAware(loss, method().model, classes=torch.arange(3))
 
 
 def test_a_class_with_one_sample_is_refused():
@@ -328,7 +321,7 @@ def test_a_class_with_one_sample_is_refused():
 def tiny(source, loss=None, synthesis=None, **train_options):
     loss = loss or {"kind": "Triplet", "margin": 1.0, "squared": True, "normalise": False}
     plan = {"alpha": 1.0, "alpha_mode": "relative", "beta": 0.1, "beta_mode": "relative", "window": 3, "hidden": 16}
-    return parse(
+    return parse_recipe(
         {
             "data": {"source": str(source)},
             "batch": {"classes": 5, "samples": 2, "augment": "mild"},
@@ -346,10 +339,10 @@ def test_a_resumed_run_is_bit_identical(source, tmp_path, kind):
     train(recipe, tmp_path / "whole", tensorboard=False)
     for cut in (3, 7, 8):
         with pytest.raises(Stop):
-            train(recipe, tmp_path / "run", resume=(tmp_path / "run").exists(), tensorboard=False, progress=until(cut))
+            train(recipe, tmp_path / "run", resume=(tmp_path / "run").exists(), tensorboard=False, on_step=until(cut))
     train(recipe, tmp_path / "run", resume=True, tensorboard=False)
     assert content(tmp_path / "run") == content(tmp_path / "whole")
-    lines = logs.read(tmp_path / "run" / "log.jsonl")
+    lines = logs.read_log(tmp_path / "run" / "log.jsonl")
     assert lines[0]["lambda"] == 1.0 and lines[-1]["lambda"] < 1.0, "the windows must matter for this test to"
 
 
@@ -360,7 +353,7 @@ def test_a_resumed_run_is_bit_identical(source, tmp_path, kind):
 )
 def test_ablations_are_one_line_of_a_recipe(source, tmp_path, ablation):
     train(tiny(source, synthesis=ablation, steps=8), tmp_path / "run", tensorboard=False)
-    last = logs.read(tmp_path / "run" / "log.jsonl")[-1]
+    last = logs.read_log(tmp_path / "run" / "log.jsonl")[-1]
     if "level" in ablation:
         assert last["lambda"] == ablation["level"]
     if ablation.get("generator") is False:
@@ -387,7 +380,7 @@ def test_a_recipe_that_does_not_fit_is_one_line(source, change, message):
     for table, keys in change.items():
         content_[table] = keys if table == "loss" else content_[table] | keys
     with pytest.raises(RecipeError, match=message):
-        parse(content_)
+        parse_recipe(content_)
 
 
 def test_npair_refuses_other_batches_in_every_method():
@@ -418,4 +411,4 @@ def test_plain_and_hardness_aware_recipes_share_data_model_and_loss(kind):
     plain, aware = load(kind), load(f"hdml-{kind}")
     for table in ("data", "batch", "model", "loss"):
         assert getattr(plain, table) == getattr(aware, table)
-    assert aware.train.method == "hardness-aware" and "triplet-hard" in shipped()
+    assert aware.train.method == "hardness-aware" and "triplet-hard" in builtin_recipes()

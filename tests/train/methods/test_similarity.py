@@ -17,13 +17,14 @@ from typer.testing import CliRunner
 from mettle.cli import app
 from mettle.data import Pairs, Triplets, read
 from mettle.errors import DataError, RecipeError, RunError
+from mettle.evaluate.pair_tables import measure_tuples, rank_auc, rank_correlation, tuple_metrics, write_pair_metrics
 from mettle.evaluate.run import evaluate_run
 from mettle.losses import SimilarityClassification, SimilarityRanking, SimilarityRegression
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import Similarity, checkpoint, load, open_run
-from mettle.train.datamodule import assemble, prepare, prepare_tuples, train
-from mettle.train.held_out import agreement, auc, figures, spearman
-from mettle.train.recipe import Recipe, parse
+from mettle.train.datamodule import prepare_samples, prepare_training_data
+from mettle.train.from_recipe import build_method_and_loader, train
+from mettle.train.recipe import Recipe, parse_recipe
 from oracles import similarity as oracle
 
 from ..conftest import make_npz, tiny
@@ -38,7 +39,7 @@ LOSSES = {
 
 def recipe_for(kind: str, source: Path, table: str | Path = "same-class", data: dict | None = None, **train) -> Recipe:
     loss = LOSSES[kind]
-    return parse(
+    return parse_recipe(
         {
             "data": {"source": str(source), "triplets" if kind == "ranking" else "pairs": str(table)} | (data or {}),
             "batch": {"size": 8, "augment": "mild"},
@@ -78,7 +79,7 @@ def wholes(source, tables, tmp_path_factory) -> dict[str, Path]:
     folders = {}
     for kind in LOSSES:
         folders[kind] = tmp_path_factory.mktemp(kind) / "run"
-        train(recipe_for(kind, source, tables[kind]), folders[kind], tensorboard=False)
+        write_pair_metrics(train(recipe_for(kind, source, tables[kind]), folders[kind], tensorboard=False))
     return folders
 
 
@@ -91,8 +92,10 @@ def everything(folder: Path) -> tuple:
 def test_a_resumed_run_is_bit_identical(kind, cut, source, tables, wholes, tmp_path):
     folder, recipe = tmp_path / "run", recipe_for(kind, source, tables[kind])
     with pytest.raises(Stop):
-        train(recipe, folder, tensorboard=False, progress=until(cut))
-    assert train(recipe, folder, resume=True, tensorboard=False).resumed_from == (cut - 1) // 2 * 2
+        train(recipe, folder, tensorboard=False, on_step=until(cut))
+    outcome = train(recipe, folder, resume=True, tensorboard=False)
+    assert outcome.resumed_from == (cut - 1) // 2 * 2
+    write_pair_metrics(outcome)
     assert everything(folder) == everything(wholes[kind])
 
 
@@ -109,7 +112,7 @@ def test_the_artifact_is_that_of_an_ordinary_run(kind, source, wholes, tmp_path)
 
 def test_scale_and_offset_are_trained_saved_and_reported(wholes):
     folder = wholes["classification"]
-    _, state, _ = checkpoint.latest(folder / "checkpoints")
+    _, state, _ = checkpoint.load_latest(folder / "checkpoints")
     learned = state["method"]["modules"]["loss"]
     assert learned["bias"].item() != -2.5 and learned["log_scale"].item() != pytest.approx(np.log(5.0), abs=1e-6)
     found = json.loads((folder / "pairs.json").read_text())
@@ -137,8 +140,8 @@ def test_the_log_says_how_it_goes(kind, wholes):
 
 def test_only_training_rows_are_trained_on(source, tables):
     recipe = recipe_for("ranking", source, tables["ranking"])
-    samples, table, notes = prepare_tuples(recipe)
-    method, loader = assemble(recipe, samples, table)
+    samples, table, notes = prepare_training_data(recipe)
+    method, loader = build_method_and_loader(recipe, samples, table)
     trained = set(samples.part("train").ids.tolist())
     assert isinstance(method, Similarity) and notes == () and len(table.part("test")) == 24
     seen = {i for batch in loader.batches(0, 20) for i in batch.ids.tolist()}
@@ -149,8 +152,8 @@ def test_rows_of_weight_0_are_never_seen(source, tmp_path):
     rows = [(k, k + 1, 1, int(k >= 18)) for k in range(35)]
     table = write(tmp_path / "p.csv", "first,second,target,weight", rows)
     recipe = recipe_for("classification", source, table)
-    samples, found, _ = prepare_tuples(recipe)
-    _, loader = assemble(recipe, samples, found)
+    samples, found, _ = prepare_training_data(recipe)
+    _, loader = build_method_and_loader(recipe, samples, found)
     assert min(i for batch in loader.batches(0, 10) for i in batch.ids.tolist()) == 18
 
 
@@ -167,17 +170,17 @@ def test_weights_of_a_batch_count_pairs_that_often():
         ids = torch.cat([at, at + 3])
         return z[ids], Batch(z[ids], ids, ids, 0, 0, 0.0, target[at], torch.tensor(weight))
 
-    weighed = method.value(*batch([0, 1, 2], [2.0, 1.0, 0.0]), 0.0)
-    torch.testing.assert_close(weighed, method.value(*batch([0, 0, 1], [1.0, 1.0, 1.0]), 0.0))
+    weighed = method.compute_loss(*batch([0, 1, 2], [2.0, 1.0, 0.0]), 0.0)
+    torch.testing.assert_close(weighed, method.compute_loss(*batch([0, 0, 1], [1.0, 1.0, 1.0]), 0.0))
 
 
 def test_training_helps(source, tmp_path):
     recipe = recipe_for("ranking", source, steps=60, checkpoint_every=60, rate=1e-2)
     outcome = train(recipe, tmp_path / "run", tensorboard=False)
-    samples, table, _ = prepare_tuples(recipe)
+    samples, table, _ = prepare_training_data(recipe)
     losses = [line["loss"] for line in content(tmp_path / "run")[4]]
     assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
-    assert figures(outcome.model, recipe.criterion(), table.part("test"), samples)["ordered"] > 0.85
+    assert measure_tuples(outcome.model, recipe.build_loss(), table.part("test"), samples)["ordered"] > 0.85
 
 
 # --- tables and splits ---
@@ -188,7 +191,7 @@ def test_a_changed_table_is_refused(source, tables, tmp_path):
     table.write_text(tables["classification"].read_text())
     recipe = recipe_for("classification", source, table)
     with pytest.raises(Stop):
-        train(recipe, tmp_path / "run", tensorboard=False, progress=until(5))
+        train(recipe, tmp_path / "run", tensorboard=False, on_step=until(5))
     table.write_text(table.read_text().replace(",1\n", ",0\n", 1))
     with pytest.raises(RunError, match="data of .* have changed"):
         train(recipe, tmp_path / "run", resume=True, tensorboard=False)
@@ -209,12 +212,12 @@ def test_a_source_without_splits_is_split_as_the_pairs_are(tmp_path):
         np.savez(source, **{name: a for name, a in arrays.items() if name != "split"})
     rows = [(k, k + 1, 1, "train") for k in range(0, 24, 2)] + [(k, k + 6, 0, "test") for k in range(48, 60)]
     table = write(tmp_path / "p.csv", "first,second,target,split", rows)
-    samples, pairs, notes = prepare_tuples(recipe_for("classification", source, table))
+    samples, pairs, notes = prepare_training_data(recipe_for("classification", source, table))
     assert set(samples.part("train").labels) == {0, 1, 2, 3} and set(samples.part("test").labels) == {8, 9, 10}
     assert len(pairs) == 24 and notes == ()
     # Without a column split, identities are drawn, and pairs across splits are left out.
     table = write(tmp_path / "q.csv", "first,second,target", [(k, (k + 7) % 72, 0) for k in range(72)])
-    samples, pairs, notes = prepare_tuples(recipe_for("classification", source, table))
+    samples, pairs, notes = prepare_training_data(recipe_for("classification", source, table))
     assert len(samples.part("test")) and 0 < len(pairs) < 72 and "lie across splits" in notes[0]
     labels = samples.split[pairs.positions(samples)]
     assert (labels == pairs.split[:, None]).all()
@@ -222,7 +225,7 @@ def test_a_source_without_splits_is_split_as_the_pairs_are(tmp_path):
 
 def test_domains_kept_out_of_training_take_their_pairs_along(source, tables):
     recipe = recipe_for("classification", source, tables["classification"], {"unseen": ["dark"]})
-    samples, pairs, notes = prepare_tuples(recipe)
+    samples, pairs, notes = prepare_training_data(recipe)
     assert "name samples that were left out" in notes[0]
     at = pairs.part("train").positions(samples)
     assert (at >= 0).all() and "dark" not in set(samples.domain.values()[at.reshape(-1)])
@@ -240,18 +243,18 @@ def test_pairs_of_pictures_by_name_also_when_one_is_broken(tmp_path):
     rows = [(f"{a:03}/0.png", f"{a:03}/1.png", 1) for a in range(101)]
     table = write(tmp_path / "p.csv", "first,second,target", rows)
     recipe = recipe_for("classification", tmp_path / "data", table, {"policy": "skip"})
-    samples, pairs, _ = prepare_tuples(recipe)
+    samples, pairs, _ = prepare_training_data(recipe)
     assert samples.inputs.resident and len(pairs) == 101
     (tmp_path / "data" / "007" / "1.png").write_bytes(b"broken")
-    samples, pairs, notes = prepare_tuples(recipe)
+    samples, pairs, notes = prepare_training_data(recipe)
     assert len(samples) == 201 and len(pairs) == 100 and "1 of 101 pairs name samples" in notes[0]
 
 
 def test_targets_that_the_loss_cannot_take_name_the_line(source, tmp_path):
     table = write(tmp_path / "p.csv", "first,second,target", [(0, 1, 0.5), (1, 2, -0.5)])
     with pytest.raises(DataError, match=r"line 3: target -0.5 is not in \[0, 1\]"):
-        prepare(recipe_for("classification", source, table))
-    assert prepare(recipe_for("regression", source, table))
+        prepare_samples(recipe_for("classification", source, table))
+    assert prepare_samples(recipe_for("regression", source, table))
 
 
 def test_too_few_pairs_for_a_batch(source, tmp_path):
@@ -267,7 +270,7 @@ def test_too_few_pairs_for_a_batch(source, tmp_path):
 def test_shipped_recipes_need_no_data_of_ones_own(name, cache):
     recipe = load(name, ["train.steps=1"])
     assert recipe.data.source == "glyphs" and recipe.train.method == "similarity" and "same-class" in recipe.title()
-    samples, table, notes = prepare_tuples(recipe, cache)
+    samples, table, notes = prepare_training_data(recipe, cache)
     assert notes == () and all(len(table.part(split)) > 500 for split in ("train", "val", "test"))
     label = samples.label.codes[table.positions(samples)]
     wanted = np.ones(len(table)) if table.target is None else table.target
@@ -316,21 +319,21 @@ def test_figures_are_the_oracles_with_ties(score, data):
     target = data.draw(st.lists(st.integers(0, 3), min_size=len(score), max_size=len(score)))
     a, b = np.array(score, float), np.array(target, float)
     if len(set(score)) > 1 and len(set(target)) > 1:
-        assert spearman(a, b) == pytest.approx(oracle.spearman(score, target), abs=1e-12)
+        assert rank_correlation(a, b) == pytest.approx(oracle.spearman(score, target), abs=1e-12)
     else:
-        assert spearman(a, b) is None
+        assert rank_correlation(a, b) is None
     same = [t > 1 for t in target]
     if len(set(same)) == 2:
-        assert auc(a, np.array(same)) == pytest.approx(oracle.auc(score, same), abs=1e-12)
+        assert rank_auc(a, np.array(same)) == pytest.approx(oracle.auc(score, same), abs=1e-12)
     else:
-        assert auc(a, np.array(same)) is None
+        assert rank_auc(a, np.array(same)) is None
 
 
 def test_agreement_says_only_what_can_be_said():
     score = np.array([0.9, 0.2, 0.6, 0.1])
-    assert agreement(score, np.array([1, 0, 0, 0.0]), 0.5) == {"auc": 1.0, "accuracy": 0.75}
-    assert agreement(score, np.array([1, 1, 1, 1.0])) == {}
-    assert agreement(score, np.array([1, 0.2, 0.4, 0])).keys() == {"spearman"}
+    assert tuple_metrics(score, np.array([1, 0, 0, 0.0]), 0.5) == {"auc": 1.0, "accuracy": 0.75}
+    assert tuple_metrics(score, np.array([1, 1, 1, 1.0])) == {}
+    assert tuple_metrics(score, np.array([1, 0.2, 0.4, 0])).keys() == {"spearman"}
 
 
 @pytest.mark.parametrize("loss", [SimilarityRegression(), SimilarityClassification(), SimilarityRanking()])
@@ -342,7 +345,7 @@ def test_figures_of_a_model_are_those_of_its_embeddings(loss, source):
     rows = kind.same_class(samples, seed=2).settled(samples)[0].part("test")
     torch.manual_seed(0)
     model = Embedder(EmbedderSpec(width=2, depth=2, dim=4), (1, 12, 12))
-    found = figures(model, loss, rows, samples)
+    found = measure_tuples(model, loss, rows, samples)
     z = embed(model, samples).astype(float).tolist()
     members = [[z[i] for i in column] for column in rows.positions(samples).T]
     score = [oracle.alike(a, b, "cosine") for a, b in zip(members[0], members[1], strict=True)]
@@ -359,7 +362,7 @@ def test_figures_of_a_model_are_those_of_its_embeddings(loss, source):
 
 @pytest.mark.parametrize("kind", LOSSES)
 def test_mettle_train_evaluates_and_reports(kind, source, tables, tmp_path):
-    (tmp_path / "r.toml").write_text(recipe_for(kind, source, tables[kind]).toml())
+    (tmp_path / "r.toml").write_text(recipe_for(kind, source, tables[kind]).to_toml())
     done = CliRunner().invoke(app, ["train", str(tmp_path / "r.toml"), "--runs", str(tmp_path)], catch_exceptions=False)
     noun, count = ("triplets", 24) if kind == "ranking" else ("pairs", 48)
     assert done.exit_code == 0 and "EER" in done.output and f"note: {count} test {noun}: loss" in done.output
@@ -367,13 +370,13 @@ def test_mettle_train_evaluates_and_reports(kind, source, tables, tmp_path):
     assert {p.name for p in run.iterdir()} >= {"contract.json", "metrics.json", "pairs.json", "report.html"}
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["data"]["shared_identities"] == 0 and metrics["scenarios"]
-    again = evaluate_run(open_run(run), prepare(open_run(run).recipe), write=False)
+    again = evaluate_run(open_run(run), prepare_samples(open_run(run).recipe), write=False)
     assert json.loads(json.dumps(again.metrics)) == metrics
 
 
 def test_a_bad_table_is_one_line(source, tmp_path):
     table = write(tmp_path / "p.csv", "first,second,target", [(0, 1, 1), (1, 4000, 1)])
-    (tmp_path / "r.toml").write_text(recipe_for("regression", source, table).toml())
+    (tmp_path / "r.toml").write_text(recipe_for("regression", source, table).to_toml())
     command = [sys.executable, "-m", "mettle", "train", tmp_path / "r.toml", "--runs", tmp_path / "runs"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 2 and done.stderr.count("\n") == 1

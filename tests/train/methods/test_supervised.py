@@ -8,7 +8,7 @@ from mettle.errors import InputError
 from mettle.losses import ArcFace, Center, Triplet
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import HardnessAware, Supervised
-from mettle.train.optim import Optimisers
+from mettle.train.optim import MultiOptimizer, OptimSettings
 
 
 def model() -> Embedder:
@@ -21,14 +21,14 @@ def supervised(**options) -> Supervised:
 
 def test_labels_become_their_places_among_the_classes():
     method = supervised(classes=torch.tensor([0, 2, 4]))
-    assert method.numbered(torch.tensor([4, 0, 2, 2])).tolist() == [2, 0, 1, 1]
-    assert supervised().numbered(torch.tensor([2, 0])).tolist() == [2, 0]
+    assert method.class_indices(torch.tensor([4, 0, 2, 2])).tolist() == [2, 0, 1, 1]
+    assert supervised().class_indices(torch.tensor([2, 0])).tolist() == [2, 0]
 
 
 @pytest.mark.parametrize("label", [3, 5, -1, 1 << 40])
 def test_a_label_that_is_no_class_is_refused_by_name(label):
     with pytest.raises(InputError, match=f"label {label} is none of the 3 classes"):
-        supervised(classes=torch.tensor([0, 2, 4])).numbered(torch.tensor([0, 2, label]))
+        supervised(classes=torch.tensor([0, 2, 4])).class_indices(torch.tensor([0, 2, label]))
 
 
 @pytest.mark.parametrize("classes", [[4, 0, 2], [0, 2, 2], [[0, 2, 4]], [0.0, 2.0, 4.0]])
@@ -45,13 +45,13 @@ def test_a_precision_that_is_none_is_refused_and_the_near_one_named(precision):
         supervised(precision=precision)
     assert "float16" in str(caught.value)
     with pytest.raises(InputError, match="no precision"):
-        Optimisers({"model": list(model().parameters())}, device="cpu", precision=precision)
+        MultiOptimizer({"model": list(model().parameters())}, device="cpu", settings=OptimSettings(precision=precision))
 
 
 def test_known_precisions_are_what_they_say():
-    assert supervised(precision="float32").dtype is None
-    assert supervised(precision="bfloat16").dtype is torch.bfloat16
-    assert Optimisers({}, device="cpu", precision="float16").dtype is torch.float16
+    assert supervised(precision="float32").optimizer.dtype is None
+    assert supervised(precision="bfloat16").optimizer.dtype is torch.bfloat16
+    assert MultiOptimizer({}, device="cpu", settings=OptimSettings(precision="float16")).dtype is torch.float16
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,13 @@ from mettle.errors import DataError, InputError, NumericError, RecipeError, RunE
 from mettle.losses import InfoNCE, SelfTriplet
 from mettle.model import Embedder, EmbedderSpec, embed
 from mettle.pairs import pair_weights
-from mettle.train import TwoEncoder, checkpoint, load, open_run, shipped
+from mettle.train import TwoEncoder, builtin_recipes, checkpoint, load, open_run
 from mettle.train import callbacks as logs
-from mettle.train.datamodule import train
-from mettle.train.methods.jtt import Again, describe_error_set, mistakes, repeated
-from mettle.train.methods.two_encoder import Attribute, biased_model
-from mettle.train.recipe import parse
+from mettle.train.from_recipe import train
+from mettle.train.methods.jtt import UpsampledLoader, describe_error_set, find_misclassified, upsample
+from mettle.train.methods.two_encoder import SpuriousAttribute
+from mettle.train.optim import MultiOptimizer
+from mettle.train.recipe import parse_recipe
 
 from ..test_from_recipe import Stop, content, until
 
@@ -57,18 +58,22 @@ def test_neither_loss_has_any_gradient_on_the_other_network():
         assert any(g is not None and (g != 0).any() for g in mine)
 
 
+def only(both, name, loss):
+    """A step of one of the two networks."""
+    optimizer = MultiOptimizer({name: list(both.modules[name].parameters())}, device="cpu")
+    optimizer.backward({name: loss})
+    assert optimizer.step([{name: loss}], {name: 1e-2})[1]
+
+
 def test_a_step_is_that_of_two_networks_trained_apart():
     both, alone = method(), method()
     both.step(batch(), 1e-2, 0.0)
     w_model = [p.detach().clone() for p in both.model.parameters()]
     w_biased = [p.detach().clone() for p in both.biased.parameters()]
-    alone.optimisers.all.pop("biased")
-    alone.optimisers.parameters.pop("biased")
-    alone.optimisers.step({"model": alone.terms(batch()).loss}, {"model": 1e-2})
+    only(alone, "model", alone.terms(batch()).loss)
     assert all(torch.equal(a, b) for a, b in zip(w_model, alone.model.parameters(), strict=True))
     other = method()
-    other.optimisers.all.pop("model")
-    other.optimisers.step({"biased": other.terms(batch()).biased_loss}, {"biased": 1e-2})
+    only(other, "biased", other.terms(batch()).biased_loss)
     assert all(torch.equal(a, b) for a, b in zip(w_biased, other.biased.parameters(), strict=True))
 
 
@@ -85,7 +90,7 @@ def test_baselines_train_one_encoder(loss):
     one = TwoEncoder(network(0), loss)
     result = one.step(batch(), 1e-2, 0.0)
     assert result.applied and list(one.modules) == ["model"]
-    assert "clamp_fraction" in result.facts()
+    assert "clamp_fraction" in result.lazy_stats()
 
 
 def weights_of(z, ids, other):
@@ -131,10 +136,10 @@ def test_the_shuffled_control_deals_out_the_same_weights():
 
 def test_facts_say_mean_and_spread_of_the_weights_and_their_means_by_group():
     ids = np.arange(6) * 5 + 3
-    attribute = Attribute("place", ids, np.array([0, 0, 0, 1, 1, 1]), ("land", "water"))
+    attribute = SpuriousAttribute("place", ids, np.array([0, 0, 0, 1, 1, 1]), ("land", "water"))
     both, b = method(attribute=attribute), batch()
     found = both.terms(b)
-    facts = both.step(b, 0.0, 0.0).facts()
+    facts = both.step(b, 0.0, 0.0).lazy_stats()
     w, negative = (x.numpy() for x in weights_of(found.embeddings.detach(), b.ids, found.biased))
     assert facts["weight_mean"] == pytest.approx(w[negative].mean(), rel=1e-5)
     assert facts["weight_std"] == pytest.approx(w[negative].std(ddof=1), rel=1e-4)
@@ -179,9 +184,9 @@ def test_a_diverging_run_names_its_samples_and_keeps_its_checkpoint(source, tmp_
         train(tiny(source), tmp_path / "run", tensorboard=False)
     ids = json.loads(re.search(r"samples (\[.*?\])", str(caught.value))[1])
     assert set(ids) <= set(read(source).part("train").ids.tolist())
-    step, state, _ = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    step, state, _ = checkpoint.load_latest(tmp_path / "run" / "checkpoints")
     assert step == 6
-    assert all(torch.isfinite(t).all() for t in checkpoint.flatten(state)[0].values() if t.is_floating_point())
+    assert all(torch.isfinite(t).all() for t in checkpoint.flatten_state(state)[0].values() if t.is_floating_point())
 
 
 def test_views_of_different_length_are_refused():
@@ -211,7 +216,7 @@ def test_an_impossible_pair_is_refused(arguments, options, message):
 
 
 def lines_of(name):
-    return shipped()[name].read_text().splitlines()
+    return builtin_recipes()[name].read_text().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -225,8 +230,9 @@ def lines_of(name):
     ],
 )
 def test_methods_differ_by_one_line(first, second, key):
+    """But for the name of the recipe that another one extends."""
     a, b = lines_of(first), lines_of(second)
-    new = [line for line in b if line not in a]
+    new = [line for line in b if line not in (*a, f'extends = "{first}"')]
     assert len(new) == 1 and new[0].startswith(key)
 
 
@@ -236,17 +242,17 @@ def test_wcl_is_dcl_with_relative_difficulty_and_its_encoder():
 
 
 def test_recipes_mean_what_their_names_say():
-    assert load("simclr").criterion().settings == InfoNCE(0.5).settings
-    assert load("dcl").criterion().settings == InfoNCE(0.5, prior=0.1).settings
-    assert load("hcl").criterion().settings == InfoNCE(0.5, prior=0.1, difficulty=Importance(0.5)).settings
-    assert load("wcl").criterion().settings == WCL.settings
-    assert load("wcl").biased_criterion().settings == SelfTriplet(prior=0.1).settings
+    assert load("simclr").build_loss().settings == InfoNCE(0.5).settings
+    assert load("dcl").build_loss().settings == InfoNCE(0.5, prior=0.1).settings
+    assert load("hcl").build_loss().settings == InfoNCE(0.5, prior=0.1, difficulty=Importance(0.5)).settings
+    assert load("wcl").build_loss().settings == WCL.settings
+    assert load("wcl").build_biased_loss().settings == SelfTriplet(prior=0.1).settings
 
 
 def tiny(source, loss=None, **tables):
     relative = {"kind": "InfoNCE", "prior": 0.1, "difficulty": {"kind": "Relative"}}
     train_ = {"method": "two-encoder", "steps": 12, "checkpoint_every": 2, "log_every": 3} | tables.pop("train", {})
-    return parse(
+    return parse_recipe(
         {
             "data": {"source": str(source)},
             "batch": {"size": 8, "views": 2, "augment": "mild"},
@@ -264,7 +270,7 @@ def test_a_resumed_run_is_bit_identical(source, tmp_path, weights):
     train(recipe, tmp_path / "whole", tensorboard=False)
     for cut in (3, 7, 8):
         with pytest.raises(Stop):
-            train(recipe, tmp_path / "run", resume=(tmp_path / "run").exists(), tensorboard=False, progress=until(cut))
+            train(recipe, tmp_path / "run", resume=(tmp_path / "run").exists(), tensorboard=False, on_step=until(cut))
     train(recipe, tmp_path / "run", resume=True, tensorboard=False)
     assert content(tmp_path / "run") == content(tmp_path / "whole")
     assert (tmp_path / "run/biased.safetensors").read_bytes() == (tmp_path / "whole/biased.safetensors").read_bytes()
@@ -274,13 +280,13 @@ def test_the_biased_encoder_is_kept_with_the_run(source, tmp_path):
     recipe = tiny(source, evaluate={"spurious": "domain"})
     outcome = train(recipe, tmp_path / "run", tensorboard=False)
     run, test = open_run(tmp_path / "run"), outcome.samples.part("test")
-    kept = embed(biased_model(run), test)
+    kept = embed(run.biased_model(), test)
     assert kept.shape == (len(test), 8) and not np.allclose(kept, embed(run.model(), test))
-    last = logs.read(tmp_path / "run" / "log.jsonl")[-1]
+    last = logs.read_log(tmp_path / "run" / "log.jsonl")[-1]
     assert {"bright / dark", "dark / dark"} <= set(last["weight_by_group"])
     plain = train(tiny(source, {"kind": "InfoNCE"}), tmp_path / "plain", tensorboard=False)
     with pytest.raises(RunError, match="no biased encoder"):
-        biased_model(plain.run)
+        plain.run.biased_model()
 
 
 def test_a_missing_column_and_a_column_of_one_group_are_refused(source, tmp_path):
@@ -290,7 +296,9 @@ def test_a_missing_column_and_a_column_of_one_group_are_refused(source, tmp_path
     np.savez(tmp_path / "one.npz", **arrays | {"place": np.zeros(len(arrays["label"]), int)})
     with pytest.raises(DataError, match="one group only"):
         train(tiny(tmp_path / "one.npz", evaluate={"spurious": "place"}), tmp_path / "run", tensorboard=False)
-    supervised = parse({"data": {"source": str(source)}, "batch": {"classes": 3}, "evaluate": {"spurious": "palce"}})
+    supervised = parse_recipe(
+        {"data": {"source": str(source)}, "batch": {"classes": 3}, "evaluate": {"spurious": "palce"}}
+    )
     with pytest.raises(DataError, match="no column 'palce'"):
         train(supervised, tmp_path / "run", tensorboard=False)
     assert not (tmp_path / "run").exists()
@@ -311,7 +319,7 @@ def test_a_recipe_that_does_not_fit_is_one_line(source, tables, message):
     base = {"batch": {"size": 8, "views": 2}, "train": {"method": "two-encoder"}}
     base |= {"loss": {"kind": "InfoNCE", "difficulty": {"kind": "Relative"}}, "data": {"source": str(source)}}
     with pytest.raises(RecipeError, match=message):
-        parse(base | tables)
+        parse_recipe(base | tables)
 
 
 def test_rows_are_changed_the_same_way_in_any_company_when_a_pool_is_known():
@@ -386,7 +394,7 @@ def test_jitter_changes_what_it_says_and_nothing_else():
 
 
 def classifier(source, copies=2, **train_options):
-    return parse(
+    return parse_recipe(
         {
             "data": {"source": str(source)},
             "batch": {"size": 12, "augment": "mild"},
@@ -404,7 +412,7 @@ def pictured(count=10):
 
 
 def test_mistakes_come_more_often_and_all_others_once():
-    entries, names = repeated(pictured(), np.array([2, 7]), 3)
+    entries, names = upsample(pictured(), np.array([2, 7]), 3)
     assert len(entries) == 16 and len(np.unique(entries.ids)) == 16
     seen = np.bincount((names - 2**40) // 7, minlength=10)
     assert seen.tolist() == [1, 1, 4, 1, 1, 1, 1, 4, 1, 1]
@@ -414,8 +422,8 @@ def test_mistakes_come_more_often_and_all_others_once():
 
 
 def test_copies_are_changed_each_in_its_own_way_and_batches_name_the_samples():
-    entries, names = repeated(pictured(), np.array([2, 7]), 3)
-    loader = Again(entries, SampleBatches(16, 4, 1), Augment(noise=0.1), seed=5, names=names)
+    entries, names = upsample(pictured(), np.array([2, 7]), 3)
+    loader = UpsampledLoader(entries, SampleBatches(16, 4, 1), Augment(noise=0.1), seed=5, names=names)
     found = list(loader.batches(0, 4))  # one epoch
     ids = torch.cat([b.ids for b in found])
     assert sorted(ids.tolist()) == sorted(names.tolist())
@@ -426,8 +434,8 @@ def test_copies_are_changed_each_in_its_own_way_and_batches_name_the_samples():
         assert ((mine - sample).abs() < 1).all()
     again = torch.cat([b.inputs for b in loader.batches(2, 4)])
     assert torch.equal(again, x[8:]), "a pure function of (seed, epoch, sample, copy)"
-    entries, names = repeated(pictured(), np.array([], int), 3)
-    plain = Again(entries, SampleBatches(10, 5, 1), Augment(), names=names)
+    entries, names = upsample(pictured(), np.array([], int), 3)
+    plain = UpsampledLoader(entries, SampleBatches(10, 5, 1), Augment(), names=names)
     assert sorted(torch.cat([b.ids for b in plain.batches(0, 2)]).tolist()) == pictured().ids.tolist()
 
 
@@ -449,7 +457,7 @@ def test_jtt_trains_twice_and_resumes_bit_identically_in_either_stage(source, tm
 
     for _ in range(2):
         with pytest.raises(Stop):
-            train(recipe, tmp_path / "run", resume=(tmp_path / "run").exists(), tensorboard=False, progress=Cut())
+            train(recipe, tmp_path / "run", resume=(tmp_path / "run").exists(), tensorboard=False, on_step=Cut())
     train(recipe, tmp_path / "run", resume=True, tensorboard=False)
     assert content(tmp_path / "run") == content(tmp_path / "whole")
 
@@ -480,7 +488,7 @@ def test_the_error_set_is_told_before_the_second_training(source, tmp_path):
         told.append(step)
 
     outcome = train(
-        classifier(source, rate=1e-9), tmp_path / "run", tensorboard=False, progress=progress, say=told.append
+        classifier(source, rate=1e-9), tmp_path / "run", tensorboard=False, on_step=progress, on_note=told.append
     )
     notes = [k for k, note in enumerate(told) if isinstance(note, str) and "training samples wrong" in note]
     assert notes == [4], "after the four steps of the first classifier"
@@ -502,7 +510,7 @@ def test_mistakes_are_those_of_the_classifier(source):
     z = torch.from_numpy(embed(model, samples))
     each = torch.stack([loss.per_anchor(z, torch.full((len(z),), c)) for c in range(len(classes))], 1)
     wrong = np.flatnonzero(each.argmin(1).detach().numpy() != np.searchsorted(classes.numpy(), samples.labels))
-    assert mistakes(model, loss, classes, samples).tolist() == wrong.tolist()
+    assert find_misclassified(model, loss, classes, samples).tolist() == wrong.tolist()
 
 
 def test_jtt_needs_a_classifier(source):

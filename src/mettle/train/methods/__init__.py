@@ -1,1 +1,1 @@
-"""The methods: what one optimization step does."""
+"""The methods: what one optimization step does, one file for each."""

@@ -1,23 +1,35 @@
-"""A method is what one optimisation step does: which networks, which optimisers, which losses."""
+"""A method is what one optimization step does: which networks, which losses; how they are moved is common to all.
 
-from collections.abc import Callable, Mapping
+A method says what its losses are, in `Method.compute_losses`. Forward passes in half precision, gradients, clipping,
+the refusal of steps that are not finite, averages of weights and the state of a checkpoint come from here.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mettle.data.loader import Batch
-from mettle.data.samples import Samples
 from mettle.difficulty import Relative
 from mettle.errors import InputError
-from mettle.model import Embedder, embed
 from mettle.pairs import iterate_parts
-from mettle.train.optim import decayed, half
+from mettle.train.optim import MultiOptimizer, OptimSettings, WeightAverage, weight_decay_groups
 
-START_SAMPLES = 16  # of a class at most, for the mean that its vector starts at
 LEAVE_SPARSE = "leave sparse out; sample alone already compares with a share of the classes"
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """The losses of one batch, by the network that each of them trains, and what the log may ask about them."""
+
+    losses: Mapping[str, Tensor]
+    embeddings: Tensor  # of the network that becomes the artifact
+    statistics: Callable[[Mapping[str, float]], Mapping[str, Any]] = lambda norms: {}  # from the gradient norms
+    details: Any = None  # what the method itself wants back in `Method.after_step`
 
 
 @dataclass(frozen=True)
@@ -27,151 +39,139 @@ class StepResult:
     loss: float
     gradient: float  # norm
     applied: bool
-    embeddings: Tensor  # detached, for the facts
-    facts: Callable[[], Mapping[str, Any]] = dict  # what only the step knows; asked for when it is logged
+    embeddings: Tensor  # detached, of the last batch of the step
+    lazy_stats: Callable[[], Mapping[str, Any]] = dict  # what difficulty did; worked out only when a line is logged
 
 
-class Method(Protocol):
-    """What the loop needs of a method."""
+class Method(ABC):
+    """Networks, the losses that train them, and the step.
 
-    model: Embedder  # the network that becomes the artifact
-    patience: int  # steps in a row that may be refused before the run is given up
-
-    def step(self, batch: Batch, rate: float, progress: float) -> StepResult:
-        """One optimisation step at this learning rate, with this share of training done."""
-        ...
-
-    def facts(self, embeddings: Tensor, batch: Batch, progress: float) -> dict[str, Any]:
-        """What difficulty did, for the log."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Everything that a resumed run needs."""
-        ...
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Put everything back."""
-        ...
-
-
-class Supervised:
-    """One embedder, one loss on its embeddings and labels, one optimiser.
-
-    The loss may be any callable ``loss(embeddings, labels)``; a loss or a difficulty with state of its own (an
-    ``nn.Module``) is trained, saved and resumed with the model. A loss with one vector per class numbers its classes
-    from 0: ``classes`` are the labels that occur in training, in order.
+    A subclass hands its networks to ``__init__`` and says in :meth:`compute_losses` what their losses are. The network
+    ``"model"`` becomes the artifact. Losses and difficulties with a state of their own (an ``nn.Module``) are trained,
+    saved and resumed with the network that they belong to.
     """
 
     def __init__(
         self,
-        model: Embedder,
-        loss: Any,
+        networks: Mapping[str, nn.Module],
+        losses: Mapping[str, Any],
+        settings: OptimSettings | None = None,
         *,
-        classes: Tensor | None = None,
-        weight_decay: float = 0.01,
-        loss_rate: float = 1.0,
-        clip: float = 0.0,
-        precision: str = "float32",
+        no_decay: Collection[str] = (),
     ):
-        if takes_sparse(loss):
-            raise InputError(f"AdamW, which moves these parameters, takes no sparse gradients: {LEAVE_SPARSE}")
-        if classes is not None:
-            check_classes(classes)
-        self.model, self.loss, self.clip, self.classes = model, loss, clip, classes
-        others = stateful({"": loss})
-        self.modules: dict[str, nn.Module] = {"model": model, **others}
-        own = list(dict.fromkeys(p for module in others.values() for p in module.parameters()))
-        self.parameters = [*model.parameters(), *own]
-        groups = decayed(list(model.parameters()), weight_decay, pace=1.0) + decayed(own, weight_decay, pace=loss_rate)
-        self.optimiser = torch.optim.AdamW(groups, lr=1e-3)
-        self.device = next(model.parameters()).device.type
-        self.dtype = half(precision)
-        self.scaler = torch.amp.GradScaler(self.device, enabled=self.dtype is torch.float16)
-        # A loss scale that starts too high is lowered by refusing steps: that is no divergence yet.
-        self.patience = 20 if self.scaler.is_enabled() else 3
+        """Put the optimizers together.
 
-    def step(self, batch: Batch, rate: float, progress: float) -> StepResult:
-        """Forward, backward, and a step unless something is not finite."""
+        Args:
+            networks: by name; ``"model"`` is one of them.
+            losses: by the name of the network that they train.
+            settings: how the networks are moved.
+            no_decay: networks whose weights do not decay.
+        """
+        self.settings = settings = settings or OptimSettings()
+        self.model: Any = networks["model"]
+        self.loss: Any = losses.get("model")
+        parts = {name: trainable_parts({_mark(name): loss}) for name, loss in losses.items()}
+        everything = trainable_parts({_mark(name): loss for name, loss in losses.items()})
+        self.modules: dict[str, nn.Module] = {**networks, **everything}
+        parameters, groups = {}, {}
+        for name, network in networks.items():
+            own_parts = [part for key, part in everything.items() if key in parts.get(name, {})]
+            own = list(dict.fromkeys(p for part in own_parts for p in part.parameters()))
+            decay = 0.0 if name in no_decay else settings.weight_decay
+            parameters[name] = [*network.parameters(), *own]
+            groups[name] = _network_groups(network, decay, settings.backbone_rate)
+            groups[name] += weight_decay_groups(own, decay, settings.loss_rate)
+        device = next(self.model.parameters()).device.type
+        self.optimizer = MultiOptimizer(parameters, groups, device=device, settings=settings)
+        self.max_skipped_steps = self.optimizer.max_skipped_steps
+        averaged = {name: module for name, module in self.modules.items() if any(True for _ in module.parameters())}
+        self.average = WeightAverage(averaged, settings.ema) if settings.ema else None
+
+    @abstractmethod
+    def compute_losses(self, batch: Batch, fraction_done: float) -> LossTerms:
+        """The losses of a batch, with gradient; ``fraction_done`` is the share of training that is done."""
+
+    def step(self, batches: Batch | Sequence[Batch], lr: float, fraction_done: float) -> StepResult:
+        """One optimization step at this learning rate, unless something is not finite.
+
+        Of several batches the mean gradient is taken, each batch with pairs of its own.
+        """
+        batches = [batches] if isinstance(batches, Batch) else batches
         for module in self.modules.values():
             module.train()
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate * group["pace"]
-        with torch.autocast(self.device, dtype=self.dtype, enabled=self.dtype is not None):
-            embeddings = self.model(batch.inputs)
-        loss = self.value(embeddings, batch, progress)
-        self.optimiser.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()
-        self.scaler.unscale_(self.optimiser)
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.clip or torch.inf)
-        value, size = loss.item(), norm.item()
-        applied = bool(torch.isfinite(loss) & torch.isfinite(norm))
+        self.optimizer.zero_grad()
+        found = []
+        for batch in batches:
+            terms = self.compute_losses(batch, fraction_done)
+            self.optimizer.backward(terms.losses, len(batches))
+            found.append(terms)
+        norms, applied = self.optimizer.step([terms.losses for terms in found], self.learning_rates(lr))
         if applied:
-            self.scaler.step(self.optimiser)
-        if self.scaler.is_enabled():
-            self.scaler.update()
-        return StepResult(value, size, applied, embeddings.detach())
+            self.after_step(found)
+            if self.average is not None:
+                self.average.update(self.modules)
+        values = {name: _mean([terms.losses[name] for terms in found]) for name in found[-1].losses}
+        # Where a step was refused, the network to tell about is the one that diverged.
+        broken = [name for name in values if not (math.isfinite(values[name]) and math.isfinite(norms[name]))]
+        name = broken[0] if broken and "model" not in broken else "model"
+        last = found[-1]
+        return StepResult(values[name], norms[name], applied, last.embeddings.detach(), lambda: last.statistics(norms))
 
-    def value(self, embeddings: Tensor, batch: Batch, progress: float) -> Tensor:
-        """The loss of a batch, a scalar with gradient."""
-        return self.loss(embeddings, self.numbered(batch.labels), **progress_option(self.loss, progress))
+    def learning_rates(self, lr: float) -> dict[str, float]:
+        """The learning rate of each network, where that of the run is ``lr``."""
+        return dict.fromkeys(self.optimizer.optimizers, lr)
 
-    def numbered(self, labels: Tensor) -> Tensor:
-        """Labels as the loss counts them."""
-        return labels if self.classes is None else numbered(labels, self.classes)
+    def after_step(self, terms: Sequence[LossTerms]) -> None:  # noqa: B027 - most methods remember nothing
+        """What a method remembers of a step that was applied."""
 
-    def facts(self, embeddings: Tensor, batch: Batch, progress: float) -> dict[str, Any]:
-        """The facts of the loss, where it has any."""
-        if not hasattr(self.loss, "statistics"):
-            return {}
-        options = progress_option(self.loss, progress)
-        facts = self.loss.statistics(embeddings, self.numbered(batch.labels), **options)
-        return facts.as_dict() if hasattr(facts, "as_dict") else dict(facts)
+    def autocast(self) -> torch.autocast:
+        """For the forward passes of the networks; losses are computed outside."""
+        return self.optimizer.autocast()
 
-    def state(self) -> dict[str, Any]:
-        """Networks, optimiser, loss scale."""
+    def final_module(self, name: str = "model") -> Any:
+        """A network or loss as it is to be kept: its moving average, where there is one."""
+        averages = {} if self.average is None else self.average.averages
+        return averages[name].module if name in averages else self.modules.get(name, getattr(self, name, None))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs: networks, losses, optimizers, averages."""
         return {
             "modules": {name: module.state_dict() for name, module in self.modules.items()},
-            "optimiser": self.optimiser.state_dict(),
-            "scaler": self.scaler.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": {} if self.average is None else self.average.state_dict(),
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`state`."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
         for name, module in self.modules.items():
             module.load_state_dict(state["modules"][name])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.scaler.load_state_dict(state["scaler"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
 
 
-def start_class_vectors(method: Method, samples: Samples) -> None:
-    """Start the class vectors of a loss, if it has any, at the class means of the network as it is.
-
-    Vectors at random tell the network nothing until each has been met a few times; with many classes it first learns
-    to put all samples in one place. The means are centered, see `ClassVectors.start_from`, and of at most
-    `START_SAMPLES` samples of a class.
-    """
-    if not isinstance(method, Supervised) or method.classes is None or not hasattr(method.loss, "start_from"):
-        return
-    some = samples.take(spread_over_classes(samples.labels, START_SAMPLES))
-    z = torch.from_numpy(embed(method.model, some)).to(method.classes.device)
-    if not bool(torch.isfinite(z).all()):
-        return  # the first step says what is broken
-    labels = torch.from_numpy(some.labels).to(method.classes.device)
-    method.loss.start_from(z, method.numbered(labels), centered=True)
+def _mark(network: str) -> str:
+    """What the names of a loss begin with in checkpoints."""
+    return "" if network == "model" else f"{network} "
 
 
-def spread_over_classes(labels: np.ndarray, most: int) -> np.ndarray:
-    """Positions of at most ``most`` samples of every class, evenly spaced over the class, in order."""
-    order = np.argsort(labels, kind="stable")
-    _, first, counts = np.unique(labels[order], return_index=True, return_counts=True)
-    count = np.repeat(counts, counts)
-    place = np.arange(len(labels)) - np.repeat(first, counts)
-    slot = place * most // count
-    chosen = (count <= most) | (place == 0) | (slot != (place - 1) * most // count)
-    return np.sort(order[chosen])
+def _network_groups(network: nn.Module, weight_decay: float, backbone_rate: float) -> list[dict[str, Any]]:
+    """The parameter groups of a network; its backbone has some of its own where it learns at another pace."""
+    backbone = getattr(network, "backbone", None)
+    if backbone_rate == 1 or not isinstance(backbone, nn.Module):
+        return weight_decay_groups(network.parameters(), weight_decay)
+    inside = set(backbone.parameters())
+    rest = [p for p in network.parameters() if p not in inside]
+    return weight_decay_groups(backbone.parameters(), weight_decay, backbone_rate) + weight_decay_groups(
+        rest, weight_decay
+    )
 
 
-def stateful(losses: Mapping[str, Any]) -> dict[str, nn.Module]:
+def _mean(values: Sequence[Tensor]) -> float:
+    return sum(value.item() for value in values) / len(values)
+
+
+def trainable_parts(losses: Mapping[str, Any]) -> dict[str, nn.Module]:
     """The losses and difficulties that have a state of their own, by the names that checkpoints know them by.
 
     A difficulty that is part of its loss already, or of another one, is not named again: its tensors are saved once.
@@ -195,41 +195,41 @@ def has_state(module: nn.Module) -> bool:
     return any(not isinstance(value, Tensor) or value.numel() > 0 for value in module.state_dict().values())
 
 
-def progress_option(loss: Any, progress: float) -> dict[str, float]:
+def progress_option(loss: Any, fraction_done: float) -> dict[str, float]:
     """The progress of training, for a loss that takes it: a curriculum may still be fading in."""
-    return {"progress": progress} if getattr(loss, "takes_progress", False) else {}
+    return {"progress": fraction_done} if getattr(loss, "takes_progress", False) else {}
 
 
 def check_classes(classes: Tensor) -> None:
     """Numbering looks labels up in a sorted list, so a list that is not sorted would number them wrongly."""
-    whole = isinstance(classes, Tensor) and classes.ndim == 1 and not classes.is_floating_point()
-    if not whole or not bool((classes[1:] > classes[:-1]).all()):
+    is_list = isinstance(classes, Tensor) and classes.ndim == 1 and not classes.is_floating_point()
+    if not is_list or not bool((classes[1:] > classes[:-1]).all()):
         raise InputError("classes= must be the labels that occur in training, whole numbers, each once, sorted")
 
 
-def numbered(labels: Tensor, classes: Tensor) -> Tensor:
+def class_indices(labels: Tensor, classes: Tensor) -> Tensor:
     """The place of every label among the classes.
 
     A label that is none of them is an error, told at once on a processor. A GPU would stand still for the question:
     there it becomes -1, which losses refuse when they come to it.
     """
-    place = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
-    strange = classes[place] != labels
+    index = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
+    unknown = classes[index] != labels
     if labels.is_cuda:
-        return place.masked_fill(strange, -1)
-    if bool(strange.any()):
-        label = labels[strange][0].item()
+        return index.masked_fill(unknown, -1)
+    if bool(unknown.any()):
+        label = labels[unknown][0].item()
         raise InputError(
             f"label {label} is none of the {len(classes)} classes that training began with: pass them all as classes="
         )
-    return place
+    return index
 
 
-def takes_sparse(loss: Any) -> bool:
+def wants_sparse_grad(loss: Any) -> bool:
     """Whether a loss asks for sparse gradients of its own parameters."""
     return isinstance(loss, nn.Module) and any(getattr(part, "sparse", False) is True for part in loss.modules())
 
 
-def compares(loss: Any) -> bool:
+def uses_second_encoder(loss: Any) -> bool:
     """Whether a loss looks at a second encoder."""
     return any(isinstance(part, Relative) for part in iterate_parts(getattr(loss, "difficulty", None)))

@@ -15,7 +15,7 @@ from mettle.model import Embedder, embed
 
 
 @torch.no_grad()
-def mistakes(model: Embedder, loss: Any, classes: torch.Tensor, samples: Samples) -> np.ndarray:
+def find_misclassified(model: Embedder, loss: Any, classes: torch.Tensor, samples: Samples) -> np.ndarray:
     """Positions of the samples that a classifier gets wrong, in eval mode and without augmentation."""
     z = torch.from_numpy(embed(model, samples)).to(loss.vectors().device)
     if getattr(loss, "unit_features", True):
@@ -42,7 +42,7 @@ def describe_error_set(wrong: int, total: int, steps: int) -> str:
     return said
 
 
-def repeated(samples: Samples, wrong: np.ndarray, copies: int) -> tuple[Samples, np.ndarray]:
+def upsample(samples: Samples, wrong: np.ndarray, copies: int) -> tuple[Samples, np.ndarray]:
     """Every sample once, and those at ``wrong`` ``copies`` times more: the entries, and the ids of their samples.
 
     An entry's own id is what its changes are drawn for: that of the sample, and for its k-th copy a hash of that and k,
@@ -56,7 +56,7 @@ def repeated(samples: Samples, wrong: np.ndarray, copies: int) -> tuple[Samples,
 
 
 @dataclass(frozen=True, eq=False)
-class Again(Loader):
+class UpsampledLoader(Loader):
     """A loader of such entries, whose batches name the samples."""
 
     names: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # for each entry, the id of its sample

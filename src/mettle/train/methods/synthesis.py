@@ -27,7 +27,7 @@ START = 1e6  # what both levels are taken to be before a window is full: nothing
 class Synthesis:
     """How hard synthetic negatives are, and how much they count. Defaults are the published ones.
 
-    ``alpha`` and ``beta`` have the units of the losses they divide: the published values fit sums over 120 pictures and
+    ``alpha`` and ``beta`` have the units of the losses they divide: the published values fit sums over 120 images and
     1,024 features. In ``relative`` mode they are multiples of the first full window, which fits any data.
     """
 
@@ -65,23 +65,23 @@ class Synthesis:
             if not fine:
                 raise InputError(message)
 
-    def pull(self, metric: "Window") -> float:
+    def pull_level(self, metric: "WindowMean") -> float:
         """λ: 1 leaves negatives where they are, 0 pulls them as near as the positive."""
-        return decay(self.alpha, self.alpha_mode, metric) if self.level is None else self.level
+        return decay_weight(self.alpha, self.alpha_mode, metric) if self.level is None else self.level
 
-    def trust(self, generator: "Window") -> float:
+    def real_weight(self, generator: "WindowMean") -> float:
         """Weight of the real tuples; the synthetic ones get the rest."""
         if self.real is not None:
             return self.real
         if not self.generator:  # nothing is generated, so nothing is mistrusted: the limit J_gen → 0
             return 1.0 if self.beta == 0 else 0.0
-        return decay(self.beta, self.beta_mode, generator)
+        return decay_weight(self.beta, self.beta_mode, generator)
 
 
 MODES = ("absolute", "relative")
 
 
-class Window:
+class WindowMean:
     """Mean of the last full window of steps, window after window (not sliding)."""
 
     def __init__(self, size: int):
@@ -89,7 +89,7 @@ class Window:
         self.mean: float | None = None
         self.first: float | None = None  # mean of the first full window
 
-    def push(self, value: float) -> None:
+    def update(self, value: float) -> None:
         """One more step."""
         self.total, self.count = self.total + value, self.count + 1
         if self.count == self.size:
@@ -97,16 +97,16 @@ class Window:
             self.first = self.mean if self.first is None else self.first
             self.total, self.count = 0.0, 0
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs."""
         return dict(vars(self))
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`state`."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
         vars(self).update(state)
 
 
-def decay(rate: float, mode: str, window: Window) -> float:
+def decay_weight(rate: float, mode: str, window: WindowMean) -> float:
     """e^{−rate / J}, J the last full window; in ``relative`` mode the rate is in units of the first one."""
     if mode == "relative":
         if window.first is None or window.mean is None:
@@ -118,19 +118,19 @@ def decay(rate: float, mode: str, window: Window) -> float:
     return math.exp(-rate / level) if level > 0 else 0.0
 
 
-def pulled(anchor: Tensor, positive: Tensor, negative: Tensor, level: float) -> Tensor:
+def pull_negatives(anchor: Tensor, positive: Tensor, negative: Tensor, level: float) -> Tensor:
     """Negatives pulled towards their anchors: ẑ⁻ above, with gradient to all three, safe where points coincide.
 
     Leading dimensions broadcast: (p, 1, d) anchors and positives with (1, p, d) negatives give all (p, p, d).
     """
-    near, far = apart(anchor, positive), apart(anchor, negative)
+    near, far = safe_distance(anchor, positive), safe_distance(anchor, negative)
     inside = far <= near  # false for NaN, which then comes out
     safe = torch.where(far == 0, 1.0, far)
     moved = anchor + ((level * far + (1 - level) * near) / safe)[..., None] * (negative - anchor)
     return torch.where(inside[..., None], negative.expand_as(moved), moved)
 
 
-def apart(a: Tensor, b: Tensor) -> Tensor:
+def safe_distance(a: Tensor, b: Tensor) -> Tensor:
     """Distance, with gradient 0 where it is 0."""
     square = (a - b).square().sum(-1)
     same = square == 0
