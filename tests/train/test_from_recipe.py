@@ -1,11 +1,13 @@
 """Training end to end on a small set: resume, refusal, guards."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -18,6 +20,7 @@ from mettle.errors import NumericError, RunError
 from mettle.train import callbacks as logs
 from mettle.train import checkpoint, open_run
 from mettle.train.from_recipe import train
+from mettle.train.recipe import parse_recipe
 
 from .conftest import make_npz, tiny
 
@@ -140,14 +143,14 @@ def test_T12_a_dead_worker_is_named_not_waited_for(tmp_path, noticed):
         list(batches)
 
 
-def image_folder(root: Path) -> Path:
+def image_folder(root: Path, labels: str = "abc", each: int = 4) -> Path:
     import numpy as np
     from PIL import Image
 
     rng = np.random.default_rng(0)
-    for label in "abc":
+    for label in labels:
         (root / label).mkdir(parents=True)
-        for k in range(4):
+        for k in range(each):
             Image.fromarray(rng.integers(0, 255, (20, 20, 3), np.uint8)).save(root / label / f"{k}.png")
     return root
 
@@ -282,18 +285,71 @@ def test_lines_at_epoch_ends_survive_a_resume(source, tmp_path):
     assert [line["step"] for line in content(tmp_path / "run")[4]] == [3, 6, 9, 12]
 
 
-def test_T1_killed_training_resumes_to_the_same_weights(source, tmp_path, whole):
-    """A real process, killed with SIGKILL in the middle, continued by another."""
-    folder = tmp_path / "run"
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(tiny(source).to_toml())
-    command = [sys.executable, "-m", "mettle", "train", str(recipe), "--runs", str(tmp_path), "--name", "run"]
-    command += ["--resume", "--no-report"]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    deadline = time.monotonic() + 120
-    while not list((folder / "checkpoints").glob("step-0*")) and time.monotonic() < deadline:
-        time.sleep(0.001)
-    process.kill()
-    process.wait()
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert weights(folder) == whole[0]
+@pytest.mark.parametrize("workers", [0, 2])
+def test_T1_training_killed_at_six_points_resumes_bit_for_bit(tmp_path, workers):
+    """Real processes, killed with SIGKILL at six points, in or after a step, each continued by the next."""
+    content_of = {"data": {"source": str(image_folder(tmp_path / "images", "abcdefgh", 8)), "size": 16, "val": 0.0}}
+    content_of |= {"batch": {"classes": 2, "samples": 3, "augment": "photo", "workers": workers}}
+    content_of |= {"model": {"width": 4, "depth": 2, "dim": 8}, "loss": {"kind": "SupCon", "temperature": 0.1}}
+    content_of |= {"train": {"steps": 14, "checkpoint_every": 2, "log_every": 3, "ema": 0.9, "collapse_gap": 0.0}}
+    recipe = parse_recipe(content_of)
+    train(recipe, tmp_path / "whole", tensorboard=False)
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
+    (tmp_path / "killed.py").write_text(KILLED)
+    points = ("step 1", "save 2", "step 5", "save 6", "step 9", "end")
+    command = [sys.executable, tmp_path / "killed.py", tmp_path / "recipe.toml", tmp_path / "run", *points]
+    with (tmp_path / "said").open("w") as said:  # no pipe: workers of a killed process would keep it open
+        options = {"stdout": said, "stderr": said, "start_new_session": True}
+        process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **options)
+        try:
+            code = process.wait(600)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    text = (tmp_path / "said").read_text()
+    assert code == 0, text
+    assert [point for point in points if f"killed at {point}\n" in text] == list(points), text
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
+KILLED = textwrap.dedent(
+    """
+    import os, signal, sys, torch
+    from mettle.train import checkpoint, from_recipe, load
+
+    def train(point):
+        def kill_at(here):
+            if here == point:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def save_checkpoint(folder, step, state):
+            if point == f"save {step}":  # half of it is written
+                (folder / f"step-{step:08d}.tmp-0").mkdir(parents=True)
+            kill_at(f"save {step}")
+            return save(folder, step, state)
+
+        def save_artifact(*args, **options):
+            kill_at("end")
+            return finish(*args, **options)
+
+        save, checkpoint.save_checkpoint = checkpoint.save_checkpoint, save_checkpoint
+        finish, from_recipe.save_artifact = from_recipe.save_artifact, save_artifact
+        recipe, folder = load(sys.argv[1]), sys.argv[2]
+        from_recipe.train(
+            recipe, folder, resume=True, tensorboard=False, on_step=lambda step, line: kill_at(f"step {step}")
+        )
+
+    if __name__ == "__main__":  # workers are started afresh and read this file too
+        torch.set_num_threads(1)
+        for point in (*sys.argv[3:], ""):  # forked, because starting torch takes longer than all of it
+            child = os.fork()
+            if child == 0:
+                train(point)
+                os._exit(0)
+            _, status = os.waitpid(child, 0)
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+                print(f"killed at {point}", flush=True)
+            elif status:
+                sys.exit(f"failed at {point}")
+    """
+)

@@ -1,7 +1,12 @@
-"""Who a run was trained on, kept as hashes; test samples that are copies of training ones."""
+"""What a run folder keeps: who was trained on, where the data are, the artifact or nothing of it."""
 
+import errno
 import json
+import os
 import shutil
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +16,10 @@ from PIL import Image
 from mettle.data import Samples, read
 from mettle.data.images import ImageArray, Rows
 from mettle.errors import DataError, RunError
-from mettle.train import open_run, train
+from mettle.train import open_run, run_folder, train
 from mettle.train.copies import copies
 from mettle.train.datamodule import is_training_data, prepare_samples
+from mettle.train.recipe import parse_recipe
 from mettle.train.run_folder import TrainingIdentities, hash_name
 
 from .conftest import make_npz, tiny
@@ -163,3 +169,77 @@ class TestCopies:
         )
         assert steps == [heard] and any("exact copies of training samples" in note for note in heard)
         assert set(heard) <= set(outcome.notes)
+
+
+def two_encoders(source):
+    loss = {"kind": "InfoNCE", "difficulty": {"kind": "Relative"}}
+    return parse_recipe(
+        {
+            "data": {"source": str(source)},
+            "batch": {"size": 8, "views": 2},
+            "model": {"width": 4, "depth": 2, "dim": 8},
+            "loss": loss,
+            "train": {"method": "two-encoder", "steps": 2, "collapse_gap": 0.0},
+        }
+    )
+
+
+def test_a_second_encoder_that_was_swapped_is_refused(source, tmp_path):
+    run = train(two_encoders(source), tmp_path / "run", tensorboard=False).run
+    assert run.has_biased_model and run.biased_model().spec == run.model().spec
+    weights, biased = tmp_path / "run" / "model.safetensors", tmp_path / "run" / "biased.safetensors"
+    kept = biased.read_bytes()
+    for other in (weights.read_bytes(), kept[:-1] + b"\x07", kept + b"\x00", b""):
+        biased.write_bytes(other)
+        with pytest.raises(RunError, match="biased.safetensors is missing or not the file"):
+            open_run(tmp_path / "run").biased_model()
+    biased.unlink()
+    with pytest.raises(RunError, match="biased.safetensors is missing"):
+        run.biased_model()
+
+
+@pytest.mark.parametrize("call", range(3))
+def test_an_artifact_that_cannot_be_written_leaves_nothing_of_itself(call, source, tmp_path, monkeypatch):
+    """The disk is full at the model, at the second encoder, or at the contract; there is room again for the resume."""
+    recipe, real, calls = two_encoders(source), run_folder.write_bytes, iter(range(10))
+
+    def full(path, content, mode=None):
+        if path.parent.name.startswith("artifact.tmp") and next(calls) == call:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return real(path, content, mode)
+
+    monkeypatch.setattr(run_folder, "write_bytes", full)
+    monkeypatch.setattr(run_folder, "write_text", lambda path, text: full(path, text.encode()))
+    with pytest.raises(RunError, match=r"could not write to .*: No space left on device\. .* --resume") as caught:
+        train(recipe, tmp_path / "run", tensorboard=False)
+    assert "\n" not in str(caught.value)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"recipe.toml", "run.json", "trained.safetensors", "log.jsonl", "checkpoints"}
+    monkeypatch.undo()
+    done = train(recipe, tmp_path / "run", resume=True, tensorboard=False)
+    assert done.finished and done.run.biased_model() and done.run.model()
+
+
+FULL = textwrap.dedent(
+    """
+    import resource, sys
+    from mettle.cli import main
+
+    limit = int(sys.argv.pop(1))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    main()
+    """
+)
+
+
+@pytest.mark.parametrize("limit", [300, 2500])
+def test_a_file_that_cannot_grow_is_one_line(limit, source, tmp_path):
+    """The system itself refuses to write more: at the recipe, or at the log and checkpoints."""
+    (tmp_path / "r.toml").write_text(tiny(source, steps=12, log_every=1).to_toml())
+    words = ["train", str(tmp_path / "r.toml"), "--runs", str(tmp_path / "runs"), "--name", "a", "--no-report"]
+    command = [sys.executable, "-c", FULL, str(limit), *words]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and "Traceback" not in done.stderr
+    assert "could not write" in done.stderr and "File too large" in done.stderr
+    assert not list((tmp_path / "runs").glob("**/*.tmp-*"))

@@ -20,8 +20,8 @@ from mettle.train.methods.supervised import spread_over_classes, start_class_vec
 from mettle.train.optim import Schedule
 from mettle.train.recipe import parse_recipe
 
-from .conftest import make_npz, tiny
-from .test_from_recipe import Stop, content, until
+from ..conftest import make_npz, tiny
+from ..test_from_recipe import Stop, content, until
 
 KINDS = {
     "arcface": {"kind": "ArcFace", "scale": 16.0, "margin": 0.2},

@@ -14,9 +14,9 @@ from mettle.pairs import across_ranks
 from mettle.train import Supervised, TwoEncoder, checkpoint
 from mettle.train.from_recipe import train
 
-from .conftest import make_npz
-from .methods.test_two_encoder import tiny
-from .test_from_recipe import Stop, content, until
+from ..conftest import make_npz
+from ..test_from_recipe import Stop, content, until
+from .test_two_encoder import tiny
 
 
 class Learned(nn.Module):
