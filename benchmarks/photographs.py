@@ -24,9 +24,10 @@ from mettle.data.image_decoding import read_image_header
 from mettle.errors import NumericError
 from mettle.evaluate import verification
 from mettle.model import embed
-from mettle.train import Supervised, load, loop, train
-from mettle.train.assembly import assemble, new_model
-from mettle.train.session import fill_settings, prepare
+from mettle.train import Schedule, Supervised, fit, load, train
+from mettle.train.callbacks import CollapseGuard, DivergenceGuard
+from mettle.train.datamodule import fill_settings, prepare_samples
+from mettle.train.from_recipe import build_method_and_loader, build_model
 
 SETS = {  # name: file, array of labels, (height, width)
     "CUB": ("cub200_96/cub200_96.npz", "label", (64, 64)),
@@ -70,10 +71,10 @@ def eer(model, samples) -> float:
 def measure(source: Path, recipe_name: str, overrides: list[str], folder: Path) -> tuple[float, float | None, str]:
     """EER before, EER after (None where the run was stopped), and why it was."""
     recipe = load(recipe_name, overrides, data={"source": str(source)})
-    samples = prepare(recipe)
+    samples = prepare_samples(recipe)
     recipe, _ = fill_settings(recipe, samples)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    before = eer(new_model(recipe, samples).to(device), samples)
+    before = eer(build_model(recipe, samples).to(device), samples)
     try:
         outcome = train(recipe, folder, tensorboard=False)
     except NumericError as problem:
@@ -84,12 +85,12 @@ def measure(source: Path, recipe_name: str, overrides: list[str], folder: Path) 
 def plant_collapse(source: Path, steps: int, folder: Path) -> str:
     """Train with a loss that draws all embeddings together; what the guard says, or an empty text."""
     recipe = load("supcon", [f"train.steps={steps}"], data={"source": str(source)})
-    samples = prepare(recipe)
+    samples = prepare_samples(recipe)
     recipe, _ = fill_settings(recipe, samples)
-    method, loader = assemble(recipe, samples)
+    method, loader = build_method_and_loader(recipe, samples)
     together = Supervised(method.model, lambda z, labels: (z - z.mean(0)).square().sum(1).mean())
     try:
-        loop.run(together, loader, loop.Pace(steps, recipe.train.rate), folder=folder)
+        fit(together, loader, Schedule(steps, recipe.train.rate), [DivergenceGuard(), CollapseGuard()])
     except NumericError as problem:
         return str(problem)
     return ""

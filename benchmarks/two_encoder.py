@@ -21,7 +21,6 @@ from mettle.evaluate import probe
 from mettle.model import embed
 from mettle.rng import permutation
 from mettle.train import load, train
-from mettle.train.two_encoder import biased_model
 
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)
 METHODS = ["simclr", "dcl", "hcl", "wcl", "wcl-mean", "wcl-shuffled", "wcl-distance", "jtt"]
@@ -71,7 +70,7 @@ def one(method: str, seed: int, options: argparse.Namespace) -> dict[str, dict[s
         rows = {method: measured(outcome.model, found, options.spurious)}
         if method == "wcl":
             device = str(next(outcome.model.parameters()).device)
-            rows["biased (E_b)"] = measured(biased_model(outcome.run, device), found, options.spurious)
+            rows["biased (E_b)"] = measured(outcome.run.biased_model(device), found, options.spurious)
     return rows
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from mettle.data.dataset import Samples
 from mettle.evaluate.run import evaluate_run
 from mettle.train import Run, train
-from mettle.train.recipe import parse
+from mettle.train.recipe import parse_recipe
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def small_run(folder: Path, name: str = "small", *, seed: int = 0, dim: int = 8,
         label=np.asarray([f"person {k:02d}" for k in range(20)])[identity],
         split=np.select([identity < 12, identity < 15], [0, 1], 2),
     )
-    recipe = parse(
+    recipe = parse_recipe(
         {
             "seed": seed,
             "data": {"source": str(source)},

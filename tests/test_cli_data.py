@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from command_line import mettle, refused
-from mettle.train.recipe import parse
+from mettle.train.recipe import parse_recipe
 
 COLOURS = ("blue", "green", "red")
 
@@ -40,7 +40,7 @@ def of_rows(rows, tmp_path_factory) -> Path:
     """A run on a table with numbers and text."""
     folder = tmp_path_factory.mktemp("table")
     source = table(folder / "t.csv", ["age", "colour", "height", "label"], rows)
-    recipe = parse(
+    recipe = parse_recipe(
         {
             "data": {"source": str(source)},
             "batch": {"classes": 4, "samples": 3, "augment": "none"},
@@ -48,7 +48,7 @@ def of_rows(rows, tmp_path_factory) -> Path:
             "train": {"steps": 5, "device": "cpu"},
         }
     )
-    (folder / "small.toml").write_text(recipe.toml())
+    (folder / "small.toml").write_text(recipe.to_toml())
     mettle("train", folder / "small.toml", "--runs", folder / "runs", "--no-report")
     return folder / "runs" / "small"
 
@@ -65,7 +65,7 @@ def of_pictures(tmp_path_factory) -> Path:
             place.parent.mkdir(parents=True, exist_ok=True)
             one = np.kron(pattern, np.ones((2, 2, 1))) + rng.normal(0, 9, (16, 8, 3))
             Image.fromarray(one.clip(0, 255).astype(np.uint8)).save(place)
-    recipe = parse(
+    recipe = parse_recipe(
         {
             "data": {"source": str(folder / "set")},
             "batch": {"classes": 4, "samples": 3, "augment": "none"},
@@ -73,7 +73,7 @@ def of_pictures(tmp_path_factory) -> Path:
             "train": {"steps": 3, "device": "cpu"},
         }
     )
-    (folder / "small.toml").write_text(recipe.toml())
+    (folder / "small.toml").write_text(recipe.to_toml())
     mettle("train", folder / "small.toml", "--runs", folder / "runs", "--no-report")
     return folder / "runs" / "small"
 
@@ -264,7 +264,7 @@ class TestColumns:
         plain = tomllib.loads((of_pictures / "recipe.toml").read_text())
         names = {"image": "scan", "label": "person", "domain": "lens"}
         plain |= {"data": {"source": str(tmp_path / "m.csv"), **names}}
-        (tmp_path / "small.toml").write_text(parse(plain).toml())
+        (tmp_path / "small.toml").write_text(parse_recipe(plain).to_toml())
         mettle("train", tmp_path / "small.toml", "--runs", tmp_path, "--no-report", "--set", "train.steps=1")
         images = np.random.default_rng(0).integers(0, 255, (24, 16, 8, 3), np.uint8)
         np.savez(tmp_path / "n.npz", images=images, who=np.repeat(np.arange(6), 4), place=np.tile([0, 1], 12))

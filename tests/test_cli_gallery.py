@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from command_line import mettle
 from mettle.cli import app
 from mettle.train import open_run
-from mettle.train.artifact import set_thresholds
+from mettle.train.run_folder import set_thresholds
 from small_runs import small_run
 
 

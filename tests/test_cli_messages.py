@@ -3,13 +3,16 @@
 import copy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from command_line import mettle, refused
 from mettle import cli
 from mettle.cli.runs import _print_metrics
-from mettle.cli.shell import describe_difficulty, progress
+from mettle.train.callbacks import Progress, describe_difficulty
+from mettle.train.optim import Schedule
+from mettle.train.trainer import TrainingState
 from small_runs import small_run
 from train.conftest import make_npz, tiny
 
@@ -18,7 +21,7 @@ from train.conftest import make_npz, tiny
 def place(tmp_path_factory):
     """Data, a recipe of six steps with a difficulty, and what training it printed."""
     folder = tmp_path_factory.mktemp("messages")
-    (folder / "small.toml").write_text(tiny(make_npz(folder / "patterns.npz"), steps=6, log_every=1).toml())
+    (folder / "small.toml").write_text(tiny(make_npz(folder / "patterns.npz"), steps=6, log_every=1).to_toml())
     said = mettle("train", folder / "small.toml", "--runs", folder / "runs", "--no-report")
     (folder / "said.txt").write_text(said)
     return folder
@@ -96,8 +99,11 @@ def test_lines_of_training_say_what_the_difficulty_did_and_nothing_without_one(p
 
 
 def told(capsys, busy: float) -> str:
-    with progress(10, 2, False) as show:
-        show(10, {"loss": 1.5, "seconds_per_step": 0.1, "share_in_model_and_loss": busy, "hard_positives": 0.0})
+    line = {"loss": 1.5, "seconds_per_step": 0.1, "share_in_model_and_loss": busy, "hard_positives": 0.0}
+    state, show = TrainingState(SimpleNamespace(loss=None), Schedule(10, 1e-3), step=10, line=line), Progress(2)
+    show.on_start(state)
+    show.on_step(state)
+    show.on_end(state)
     return capsys.readouterr().out
 
 

@@ -44,11 +44,11 @@ def test_a_gallery_of_the_run_sees_photographs_as_evaluation_did(first):
 
     from mettle import Gallery
     from mettle.model import embed
-    from mettle.train import prepare
+    from mettle.train import prepare_samples
 
     _, place = first
     run = open_run(place / "runs" / "supcon")
-    samples = prepare(run.located())
+    samples = prepare_samples(run.recipe_with_data_paths())
     wanted = embed(run.model(), samples.take(np.arange(4)))
     with Gallery.open(place / "shop.mettle", model=run) as gallery:
         gallery.enrol("a", [place / "photos" / samples.files[i] for i in range(4)])

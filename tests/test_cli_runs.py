@@ -19,7 +19,7 @@ from PIL import Image
 from command_line import mettle, refused
 from mettle.atomic_files import sha256
 from mettle.train import open_run
-from mettle.train.recipe import parse
+from mettle.train.recipe import parse_recipe
 from train.conftest import make_npz, tiny
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -56,7 +56,7 @@ def place(tmp_path_factory) -> Path:
     """A folder with data, a recipe and a run on an unsplit folder of people, trained from there by relative paths."""
     folder = tmp_path_factory.mktemp("cli runs")
     people(folder / "my data", 20)
-    (folder / "small.toml").write_text(tiny(Path("my data"), steps=6).toml())
+    (folder / "small.toml").write_text(tiny(Path("my data"), steps=6).to_toml())
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -137,9 +137,7 @@ class TestProtocol:
 
 
 def in_training(run: Path, name: str) -> bool:
-    from mettle.train import trained
-
-    return bool(trained.known([name], trained.kept(open_run(run)).identities)[0])
+    return bool(open_run(run).training_identities().contains([name])[0])
 
 
 class TestPlaces:
@@ -198,7 +196,7 @@ def test_a_model_of_pictures_that_are_no_squares_takes_other_pictures(tmp_path, 
     base = rng.integers(0, 256, (12, 16, 8))
     images = np.clip(base[label] + rng.normal(0, 20, (48, 16, 8)), 0, 255).astype(np.uint8)
     np.savez("tall.npz", images=images, label=label)
-    (tmp_path / "small.toml").write_text(tiny(Path("tall.npz"), steps=2).toml())
+    (tmp_path / "small.toml").write_text(tiny(Path("tall.npz"), steps=2).to_toml())
     mettle("train", "small.toml", "--no-report")
     assert json.loads((tmp_path / "runs/small/contract.json").read_text())["input"]["shape"] == [1, 16, 8]
     people(tmp_path / "squares", 3, start=60)
@@ -229,7 +227,7 @@ class TestConsole:
             found = dict(z)
         found["images"][:] = found["images"][0]
         np.savez(source, **found)
-        (tmp_path / "small.toml").write_text(tiny(source, steps=1).toml())
+        (tmp_path / "small.toml").write_text(tiny(source, steps=1).to_toml())
         text = mettle("train", "small.toml")
         assert text.count("exact copies of training samples") == 1
         assert text.index("exact copies") < text.index("AUC")
@@ -370,7 +368,7 @@ def test_a_model_of_a_table_finds_its_columns_by_name(tmp_path, monkeypatch):
     plain = tiny(Path("table.csv"), steps=2).model_dump()
     plain["model"] |= {"backbone": "mlp"}
     plain["batch"] |= {"augment": "none"}
-    (tmp_path / "small.toml").write_text(parse(plain).toml())
+    (tmp_path / "small.toml").write_text(parse_recipe(plain).to_toml())
     mettle("train", "small.toml", "--no-report")
     with np.load(embedded(Path("runs/small"), "table.csv")) as z:
         wanted = z["embeddings"]

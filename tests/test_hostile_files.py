@@ -52,7 +52,8 @@ def agree(run, content: bytes) -> None:
     path = run.folder / "model.safetensors"
     path.write_bytes(content)
     contract = json.loads((run.folder / "contract.json").read_text())
-    (run.folder / "contract.json").write_text(json.dumps(contract | {"weights": sha256(path)}))
+    contract["weights"], contract["files"][path.name]["size"] = sha256(path), len(content)
+    (run.folder / "contract.json").write_text(json.dumps(contract))
 
 
 def test_s1_a_pickle_in_place_of_weights_is_never_loaded(run, trap):

@@ -64,7 +64,7 @@ def test_a_room_imports_only_rooms_to_its_left():
 
 def test_a_wrong_import_is_seen(tmp_path):
     file = tmp_path / "x.py"
-    file.write_text("def f():\n    from mettle import report\n    import mettle.train.loop\n")
+    file.write_text("def f():\n    from mettle import report\n    import mettle.train.trainer\n")
     assert imported(file) == {"report", "train"}
 
 

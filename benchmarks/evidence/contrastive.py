@@ -86,7 +86,7 @@ class Setting:
         if name != "wcl":
             return TwoEncoder(model, self.loss(name), **options)
         other = ready(lambda: self.network(data.shape), data, train, 1000 + seed)
-        return TwoEncoder(model, self.loss(name), other, SelfTriplet(prior=self.prior), pace=self.pace, **options)
+        return TwoEncoder(model, self.loss(name), other, SelfTriplet(prior=self.prior), lr_scale=self.pace, **options)
 
     def trained(self, name: str, data: Set, seed: int, steps: int) -> tuple[TwoEncoder, dict[str, Any]]:
         """After so many steps, and what was told on the way."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mettle.data.sampler import EpochBatchSampler
 from mettle.data.transforms import Augment
 from mettle.model import Embedder, EmbedderSpec
-from mettle.train.loop import Pace
+from mettle.train.optim import Schedule, WarmupCosine
 
 PATIENCE = 50  # refused steps in a row before a run is given up
 
@@ -73,18 +73,18 @@ def fit(
     visits: int = 4,
 ) -> dict[str, Any]:
     """Train, and tell what the method told at a few points on the way; ``order`` counts within ``train``."""
-    pace, refused, told = Pace(steps, rate, warmup), 0, []
+    schedule, refused, told = Schedule(steps, rate, WarmupCosine(warmup)), 0, []
     marks = {max(1, round(steps * k / visits)) for k in range(1, visits + 1)}
     for step, (epoch, positions) in enumerate(order_of(order)):
         at = train[positions]
         batch = data.batch(at, labels, augment, seed=seed, step=step, epoch=epoch, views=views, draw=positions)
-        result = method.step(batch, pace.at(step), step / steps)
+        result = method.step(batch, schedule.lr_at(step), step / steps)
         refused = 0 if result.applied else refused + 1
         if refused > PATIENCE:
             raise RuntimeError(f"{refused} steps in a row were refused: the loss or its gradient is not finite")
         done = step + 1
         if done in marks:
-            told.append({"step": done, "loss": result.loss} | _plain(result.facts()))
+            told.append({"step": done, "loss": result.loss} | _plain(result.lazy_stats()))
             if visit is not None:
                 visit(done)
         if done >= steps:

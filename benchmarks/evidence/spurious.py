@@ -19,7 +19,7 @@ from mettle.evaluate.probe import Accuracy
 from mettle.losses import NormFace
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import Supervised
-from mettle.train.two_encoder import Attribute
+from mettle.train.methods.two_encoder import SpuriousAttribute
 
 FIRST = 0.2  # of the steps, for the first classifier of "just train twice"
 COPIES = 20  # extra copies of what it gets wrong
@@ -106,7 +106,7 @@ class Spurious:
         found: dict[str, list[float]] = {}
         for step, at in enumerate(order[:8]):
             batch = data.batch(train[at], labels, self.setting.augment, seed=seed, step=step, epoch=10_000, views=2)
-            told = weighed(method, batch, Attribute(self.attribute, train, codes, names))
+            told = weighed(method, batch, SpuriousAttribute(self.attribute, train, codes, names))
             for name, value in told.items():
                 found.setdefault(name, []).append(value)
         return {name: float(np.mean(v)) for name, v in found.items()}
@@ -139,14 +139,17 @@ class Spurious:
 
 
 @torch.no_grad()
-def weighed(method: Any, batch: Any, attribute: Attribute) -> dict[str, float]:
+def weighed(method: Any, batch: Any, attribute: SpuriousAttribute) -> dict[str, float]:
     """How w depends on the groups of both ends."""
     from mettle.pairs import pair_weights
 
     terms, loss = method.terms(batch), method.loss
     w = pair_weights(loss, terms.embeddings, batch.ids, difficulty=loss.difficulty, biased=terms.biased)
     negative = batch.ids[:, None] != batch.ids[None, :]
-    told = attribute.facts(w, negative, batch) | {"mean": w[negative].mean().item(), "std": w[negative].std().item()}
+    told = attribute.weight_statistics(w, negative, batch) | {
+        "mean": w[negative].mean().item(),
+        "std": w[negative].std().item(),
+    }
     return {name: value for name, value in told.items() if isinstance(value, float)}
 
 

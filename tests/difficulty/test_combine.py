@@ -100,8 +100,8 @@ def test_what_has_no_meaning_is_refused(make, message):
 
 def test_a_curriculum_and_an_adaptive_threshold_train_and_resume(tmp_path):
     from mettle.atomic_files import sha256
-    from mettle.train.recipe import parse
-    from mettle.train.session import train
+    from mettle.train.from_recipe import train
+    from mettle.train.recipe import parse_recipe
     from train.conftest import make_npz, tiny
 
     source = make_npz(tmp_path / "p.npz")
@@ -114,7 +114,7 @@ def test_a_curriculum_and_an_adaptive_threshold_train_and_resume(tmp_path):
     ):
         content = tiny(source).model_dump()
         content["loss"] = {"kind": "SupCon", "temperature": 0.1, "difficulty": hard}
-        recipe = parse(content)
+        recipe = parse_recipe(content)
 
         class Stop(Exception):
             pass
@@ -125,7 +125,7 @@ def test_a_curriculum_and_an_adaptive_threshold_train_and_resume(tmp_path):
 
         train(recipe, tmp_path / f"whole{k}", tensorboard=False)
         with pytest.raises(Stop):
-            train(recipe, tmp_path / f"cut{k}", tensorboard=False, progress=halt)
+            train(recipe, tmp_path / f"cut{k}", tensorboard=False, on_step=halt)
         train(recipe, tmp_path / f"cut{k}", resume=True, tensorboard=False)
         assert sha256(tmp_path / f"whole{k}" / "model.safetensors") == sha256(
             tmp_path / f"cut{k}" / "model.safetensors"

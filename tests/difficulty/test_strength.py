@@ -11,8 +11,8 @@ from laws.members import batch
 from mettle.difficulty import Product, Threshold, curriculum
 from mettle.errors import InputError
 from mettle.losses import ArcFace, Softmax, SupCon
-from mettle.train.recipe import parse
-from mettle.train.synthesis import Synthesis
+from mettle.train.methods.synthesis import Synthesis
+from mettle.train.recipe import parse_recipe
 
 share = st.floats(0, 1)
 
@@ -50,13 +50,13 @@ def test_inside_a_product_too():
 
 def test_a_recipe_that_writes_it_is_read_and_told_as_it_was_written():
     hard = {"kind": "curriculum", "end": 0.5, "strength": 0.3, "difficulty": {"kind": "Threshold"}}
-    recipe = parse({"loss": {"kind": "SupCon", "difficulty": hard}})
-    assert recipe.criterion().difficulty.at(1.0).current_strength == 0.3
+    recipe = parse_recipe({"loss": {"kind": "SupCon", "difficulty": hard}})
+    assert recipe.build_loss().difficulty.at(1.0).current_strength == 0.3
     assert "curriculum(end=0.5, strength=0.3, difficulty=Threshold())" in recipe.title()
     plain = {"kind": "curriculum", "difficulty": {"kind": "Threshold"}}
-    assert "strength" not in parse({"loss": {"kind": "SupCon", "difficulty": plain}}).title()
+    assert "strength" not in parse_recipe({"loss": {"kind": "SupCon", "difficulty": plain}}).title()
     with pytest.raises(Exception, match="unknown recipe key 'loss.difficulty.most'"):
-        parse({"loss": {"kind": "SupCon", "difficulty": {**plain, "most": 1.0}}})
+        parse_recipe({"loss": {"kind": "SupCon", "difficulty": {**plain, "most": 1.0}}})
 
 
 def test_it_is_shown_and_changed_like_any_other_setting():

@@ -14,7 +14,7 @@ from mettle.evaluate import closed, reading
 from mettle.evaluate.run import evaluate_run
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import train
-from mettle.train.recipe import Judge, load, parse
+from mettle.train.recipe import EvaluateConfig, load, parse_recipe
 
 
 def table(n=600, classes=3, seed=0, *, val=True, spurious=0.8):
@@ -42,7 +42,7 @@ def seen(model, samples):
 
 
 def setup(**keys):
-    return Judge(**({"spurious": "place"} | keys))
+    return EvaluateConfig(**({"spurious": "place"} | keys))
 
 
 def said(strength, train_, y, other):
@@ -198,7 +198,7 @@ def finished(tmp_path_factory):
         "train": {"method": "two-encoder", "steps": 6, "device": "cpu"},
         "evaluate": {"spurious": "place"},
     }
-    return train(parse(recipe), folder / "run", tensorboard=False)
+    return train(parse_recipe(recipe), folder / "run", tensorboard=False)
 
 
 def test_a_run_writes_its_probes(finished):

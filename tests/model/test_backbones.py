@@ -17,9 +17,9 @@ from mettle.errors import MettleError, RecipeError
 from mettle.model import Embedder, EmbedderSpec, backbones
 from mettle.model.backbones import import_timm
 from mettle.train import open_run, train
-from mettle.train.recipe import parse
-from mettle.train.session import new_model, prepare
-from mettle.train.two_encoder import biased_model
+from mettle.train.datamodule import prepare_samples
+from mettle.train.from_recipe import build_model
+from mettle.train.recipe import parse_recipe
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def source(tmp_path_factory):
 
 
 def recipe(source):
-    return parse(
+    return parse_recipe(
         {
             "data": {"source": str(source)},
             "batch": {"size": 4, "views": 2, "augment": "none"},
@@ -73,22 +73,22 @@ def until(last):
 def test_weights_are_asked_for_once_when_training_begins(source, tmp_path, asked):
     one = recipe(source)
     with pytest.raises(Halt):  # before the first checkpoint
-        train(one, tmp_path / "run", tensorboard=False, progress=until(1))
+        train(one, tmp_path / "run", tensorboard=False, on_step=until(1))
     assert True in asked
     asked.clear()
     with pytest.raises(Halt):  # nothing to go on from: begun again, with the weights
-        train(one, tmp_path / "run", tensorboard=False, progress=until(2), resume=True)
+        train(one, tmp_path / "run", tensorboard=False, on_step=until(2), resume=True)
     assert True in asked
     asked.clear()
     train(one, tmp_path / "run", tensorboard=False, resume=True)
     assert asked and True not in asked, "a checkpoint takes their place"
     asked.clear()
     run = open_run(tmp_path / "run")
-    model, biased = run.model(), biased_model(run)
+    model, biased = run.model(), run.biased_model()
     assert asked and True not in asked, "the weights of the run are in its folder"
     assert model.spec.pretrained and biased.spec.pretrained, "what it began with is still told"
     asked.clear()
-    new_model(run.recipe, prepare(run.recipe))
+    build_model(run.recipe, prepare_samples(run.recipe))
     assert True in asked, "the network that training began with"
 
 
@@ -104,7 +104,7 @@ def test_a_run_that_cannot_reach_anything_opens(source, tmp_path, asked, monkeyp
 
     monkeypatch.setattr(library, "create_model", unplugged)
     run = open_run(tmp_path / "run")
-    assert run.model().spec.dim == biased_model(run).spec.dim == 4
+    assert run.model().spec.dim == run.biased_model().spec.dim == 4
 
 
 SPEC = EmbedderSpec(backbone="timm/test_resnet", pretrained=True, dim=4)

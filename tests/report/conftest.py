@@ -8,7 +8,7 @@ from tables import HOSTILE, Made, make_two
 
 from mettle.evaluate.run import evaluate_run
 from mettle.train import train
-from mettle.train.recipe import parse
+from mettle.train.recipe import parse_recipe
 
 
 def names(count: int) -> np.ndarray:
@@ -43,7 +43,7 @@ def rows(path: Path) -> None:
 
 def make(folder: Path, source: Path, name: str, seed: int = 0, **loss) -> Made:
     backbone = "convnet" if "pictures" in source.name else "mlp"
-    recipe = parse(
+    recipe = parse_recipe(
         {
             "seed": seed,
             "data": {"source": str(source)},

@@ -9,7 +9,7 @@ from mettle.data.dataset import Samples
 from mettle.evaluate.protocol import Judged, judge
 from mettle.evaluate.run import Evaluation, evaluate_run
 from mettle.train import Run, train
-from mettle.train.recipe import parse
+from mettle.train.recipe import parse_recipe
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -52,7 +52,7 @@ def judged(mode: str, n: int = 90, labels: int = 15, seed: int = 0) -> Judged:
 
 def make_two(folder: Path, source: Path, name: str, weights: str = "pairs") -> Made:
     backbone = "convnet" if "pictures" in source.name else "mlp"
-    recipe = parse(
+    recipe = parse_recipe(
         {
             "data": {"source": str(source)},
             "batch": {"size": 16, "views": 2, "augment": "mild" if backbone == "convnet" else "rows"},

@@ -118,7 +118,7 @@ def test_other_data_leave_the_card_alone(made, page, tmp_path):
 def test_metrics_without_baselines_thresholds_or_log(made, tmp_path):
     bare = {k: v for k, v in made.evaluation.metrics.items() if k not in ("baselines", "thresholds")}
     run = replace(made.run, folder=tmp_path)
-    (tmp_path / "recipe.toml").write_text(run.recipe.toml(), encoding="utf-8")
+    (tmp_path / "recipe.toml").write_text(run.recipe.to_toml(), encoding="utf-8")
     text = write_report(run, replace(made.evaluation, metrics=bare)).read_text(encoding="utf-8")
     assert "<h2>Thresholds</h2>" not in text
     assert "<h2>Training</h2>" not in text

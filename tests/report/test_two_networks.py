@@ -12,8 +12,7 @@ from mettle.report import write_report
 from mettle.report.card import card, markdown
 from mettle.report.map import Located, located, tsne
 from mettle.report.two_networks import anchors, keep_maps, kept_maps, maps, negatives, weights_by_group
-from mettle.train import log as logs
-from mettle.train.two_encoder import biased_model
+from mettle.train import callbacks as logs
 
 
 def unit(model, samples):
@@ -27,7 +26,7 @@ def weights_by_hand(run, samples, temperature=0.1):
     """1 + ŝ_d / (ŝ_d + ŝ_b) with e^{s/t} divided by its norm over the anchor's negatives."""
     n = len(samples)
     rows = []
-    for model in (run.model(), biased_model(run)):
+    for model in (run.model(), run.biased_model()):
         e = np.exp(unit(model, samples) @ unit(model, samples).T / temperature)
         e[np.eye(n, dtype=bool)] = 0
         rows.append(e / np.sqrt((e**2).sum(1, keepdims=True)))
@@ -38,7 +37,7 @@ def test_negatives_are_ordered_by_w(two):
     found = negatives(two.run, two.samples)
     part = two.samples.part("train")  # validation has too few samples
     assert (found["split"], found["count"]) == ("training", len(part))
-    temperature = two.run.recipe.criterion().temperature
+    temperature = two.run.recipe.build_loss().temperature
     w = weights_by_hand(two.run, part, temperature)
     at = {int(i): k for k, i in enumerate(part.ids)}
     for entry in found["anchors"]:
@@ -71,7 +70,7 @@ def test_anchors_have_different_labels_and_groups_in_turn():
 
 
 def test_the_log_has_means_by_group_and_the_table_shows_late_ones(two):
-    lines = logs.read(two.run.folder / "log.jsonl")
+    lines = logs.read_log(two.run.folder / "log.jsonl")
     assert all("weight_by_group" in line for line in lines), "the domain is watched without being asked for"
     found = weights_by_group(two.run, two.samples, lines)
     assert found["names"] == ["indoors", "out & about"] and found["lines"] == 3
@@ -89,7 +88,7 @@ def test_maps_of_both_encoders_show_the_same_samples(two):
     assert np.array_equal(d.rows, b.rows) and d.marked == b.marked
     assert not np.allclose(d.place, b.place)
     test = two.samples.part("test")
-    own = unit(biased_model(two.run), test).astype(np.float32)[b.rows]
+    own = unit(two.run.biased_model(), test).astype(np.float32)[b.rows]
     assert np.array_equal(tsne(own, 0).shape, b.place.shape)
     near = np.argsort(np.linalg.norm(b.place[:, None] - b.place[None], axis=2), axis=1)[:, 1]
     assert (own * own[near]).sum(1).mean() > (own @ own.T).mean(), "neighbours on the map are neighbours in E_b"

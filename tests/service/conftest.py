@@ -12,7 +12,7 @@ from serving import DIM, NAMES, THRESHOLD, Told, client, directions, running
 from mettle.match import Gallery
 from mettle.service import Limits, Rate, create_app, create_key
 from mettle.train import train
-from mettle.train.recipe import parse
+from mettle.train.recipe import parse_recipe
 
 WIDE = Limits(per_key=Rate(100_000), per_target=Rate(100_000), refusals=Rate(100_000))
 
@@ -104,7 +104,7 @@ def trained(tmp_path_factory):
     images = np.clip(base[identity] + rng.normal(0, 20, (80, 12, 12, 1)), 0, 255).astype(np.uint8)
     split = np.select([identity < 6, identity < 8], [0, 1], 2)
     np.savez(folder / "pictures.npz", images=images, label=identity, split=split)
-    recipe = parse(
+    recipe = parse_recipe(
         {
             "data": {"source": str(folder / "pictures.npz")},
             "batch": {"classes": 4, "samples": 2, "augment": "none"},

@@ -13,7 +13,7 @@ from mettle.evaluate.suspects import difficulty
 from mettle.service.workbench import routes
 from mettle.service.workbench.scene import Scene
 from mettle.train import Run, train
-from mettle.train.recipe import parse
+from mettle.train.recipe import parse_recipe
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 PEOPLE, EACH = 24, 8
@@ -47,7 +47,7 @@ def rows(path: Path) -> None:
 def trained(folder: Path, source: Path, name: str, seed: int = 0, **loss) -> Run:
     """A run of a few steps, evaluated."""
     backbone = "mlp" if source.stem == "rows" else "convnet"
-    recipe = parse(
+    recipe = parse_recipe(
         {
             "seed": seed,
             "data": {"source": str(source)},

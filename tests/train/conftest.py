@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mettle.train.recipe import Recipe, parse
+from mettle.train.recipe import Recipe, parse_recipe
 
 
 def make_npz(path: Path, *, classes: int = 12, each: int = 6, seed: int = 0) -> Path:
@@ -33,7 +33,7 @@ def recipe(source) -> Recipe:
 
 
 def tiny(source: Path, **train) -> Recipe:
-    return parse(
+    return parse_recipe(
         {
             "data": {"source": str(source)},
             "batch": {"classes": 4, "samples": 3, "augment": "mild"},

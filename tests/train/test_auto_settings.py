@@ -8,8 +8,8 @@ from mettle.data.dataset import Samples
 from mettle.data.inputs import ImageArray
 from mettle.errors import DataError, RecipeError
 from mettle.train import load, open_run, train
-from mettle.train.auto_settings import AUTO_KEYS, choose_pictures, measure_pictures
-from mettle.train.session import fill_settings, prepare
+from mettle.train.auto_settings import AUTO_KEYS, choose_image_size, measure_images
+from mettle.train.datamodule import fill_settings, prepare_samples
 
 QUICK = ["train.steps=2", "train.log_every=1", "evaluate.baselines=false"]
 
@@ -37,7 +37,7 @@ def mixed(tmp_path):
 def test_a_folder_of_mixed_sizes_trains_without_any_setting(mixed, tmp_path):
     told: list[str] = []
     recipe = load("supcon", QUICK, data={"source": str(mixed)})
-    outcome = train(recipe, tmp_path / "run", tensorboard=False, say=told.append)
+    outcome = train(recipe, tmp_path / "run", tensorboard=False, on_note=told.append)
     chosen = {note.split(" = ")[0].removeprefix("chose "): note for note in told if note.startswith("chose ")}
     assert set(chosen) == {"data.size", "data.resize", "batch.classes", "batch.augment", "model.backbone", "model.pool"}
     assert all(f"--set {key}=" in note for key, note in chosen.items())
@@ -54,7 +54,7 @@ def test_a_folder_of_mixed_sizes_trains_without_any_setting(mixed, tmp_path):
 def test_its_data_are_recognized_and_it_can_be_resumed_by_the_name_of_its_recipe(mixed, tmp_path):
     recipe = load("supcon", QUICK, data={"source": str(mixed)})
     first = train(recipe, tmp_path / "run", tensorboard=False)
-    assert first.run.made_of(prepare(first.run.located()).fingerprint())
+    assert first.run.matches_data(prepare_samples(first.run.recipe_with_data_paths()).fingerprint())
     again = train(recipe, tmp_path / "run", tensorboard=False, resume=True)
     assert again.resumed_from == 2
 
@@ -64,7 +64,7 @@ def test_what_somebody_wrote_is_never_replaced(mixed, tmp_path):
     overrides.append("model.backbone=convnet")
     recipe = load("supcon", [*overrides, "batch.classes=2"], data={"source": str(mixed)})
     told: list[str] = []
-    kept = train(recipe, tmp_path / "run", tensorboard=False, say=told.append).run.recipe
+    kept = train(recipe, tmp_path / "run", tensorboard=False, on_note=told.append).run.recipe
     assert not [note for note in told if note.startswith("chose ")]
     assert (kept.data.size, kept.data.resize, kept.batch.augment) == ([32, 48], "pad", "mild")
     assert (kept.model["pool"], kept.batch.classes) == ("average", 2)
@@ -98,7 +98,7 @@ def test_grey_files_are_read_in_grey_and_small_ones_are_not_mirrored(tmp_path):
     kept = outcome.run.recipe
     assert (kept.data.channels, kept.batch.augment, kept.model["pool"]) == (1, "mild", "flatten")
     assert outcome.model.shape == (1, 28, 28)
-    assert outcome.run.made_of(prepare(outcome.run.located()).fingerprint())
+    assert outcome.run.matches_data(prepare_samples(outcome.run.recipe_with_data_paths()).fingerprint())
 
 
 @pytest.mark.parametrize("name", ["similarity-ranking", "similarity-regression"])
@@ -110,22 +110,22 @@ def test_batches_of_pairs_and_triplets_follow_the_data_too(mixed, tmp_path, name
 def test_what_was_set_is_not_told_as_a_choice(mixed, tmp_path):
     told: list[str] = []
     recipe = load("supcon", [*QUICK, "data.resize=pad"], data={"source": str(mixed)})
-    train(recipe, tmp_path / "run", tensorboard=False, say=told.append)
+    train(recipe, tmp_path / "run", tensorboard=False, on_note=told.append)
     chosen = [note for note in told if note.startswith("chose ")]
     assert not [note for note in chosen if "data.resize =" in note]
-    assert [note for note in chosen if "the whole picture in evaluation" in note]
+    assert [note for note in chosen if "the whole image in evaluation" in note]
 
 
 def test_one_small_size_stays_as_it_is_and_a_large_one_shrinks(tmp_path):
     small = write_pictures(tmp_path / "small", [(48, 40)])
     large = write_pictures(tmp_path / "large", [(160, 320)])
     recipe = load("supcon")
-    assert choose_pictures(recipe, prepare_lazily(small), "cpu") == []
-    (choice,) = choose_pictures(recipe, prepare_lazily(large), "cpu")
+    assert choose_image_size(recipe, prepare_lazily(small), "cpu") == []
+    (choice,) = choose_image_size(recipe, prepare_lazily(large), "cpu")
     assert (choice.key, choice.value) == ("data.size", [32, 64])
-    (choice,) = choose_pictures(recipe, prepare_lazily(large), "cuda")
+    (choice,) = choose_image_size(recipe, prepare_lazily(large), "cuda")
     assert choice.value == [64, 128]
-    assert measure_pictures(prepare_lazily(large)).distinct == 1
+    assert measure_images(prepare_lazily(large)).distinct == 1
 
 
 def prepare_lazily(folder):
@@ -151,7 +151,7 @@ def test_keys_that_cannot_be_chosen_are_refused():
 
 
 def test_whole_pictures_are_at_hand_for_random_crops(mixed):
-    samples = prepare(load("supcon", data={"source": str(mixed)}))
+    samples = prepare_samples(load("supcon", data={"source": str(mixed)}))
     assert isinstance(samples, Samples)
     canvas, aspect = samples.read_uncropped(np.arange(3))
     assert canvas.shape == (3, 96, 96, 3)
@@ -163,8 +163,10 @@ def test_files_that_cannot_be_read_are_told_when_training_begins(tmp_path):
     (folder / "class0" / "torn.png").write_bytes(b"not a picture")
     told: list[str] = []
     recipe = load("supcon", QUICK, data={"source": str(folder)})
-    run = train(recipe, tmp_path / "run", tensorboard=False, say=told.append).run
-    assert run.recipe.data.policy == "skip" and run.made_of(prepare(run.located()).fingerprint())
+    run = train(recipe, tmp_path / "run", tensorboard=False, on_note=told.append).run
+    assert run.recipe.data.policy == "skip" and run.matches_data(
+        prepare_samples(run.recipe_with_data_paths()).fingerprint()
+    )
     with pytest.raises(DataError, match="1 of 121 pictures cannot be used"):
         train(load("supcon", [*QUICK, "data.policy=fail"], data={"source": str(folder)}), tmp_path / "no")
     (note,) = [note for note in told if "left out" in note]

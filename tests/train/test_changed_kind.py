@@ -9,7 +9,7 @@ from mettle.train import load
 
 def loaded(name, *overrides):
     notes = []
-    return load(name, overrides, say=notes.append), notes
+    return load(name, overrides, on_note=notes.append), notes
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def loaded(name, *overrides):
 )
 def test_the_new_loss_is_built(name, kind, left_out):
     recipe, notes = loaded(name, f"loss.kind={kind.__name__}")
-    assert isinstance(recipe.criterion(), kind)
+    assert isinstance(recipe.build_loss(), kind)
     suffix = f"of the recipe does not apply to {kind.__name__} and was left out"
     assert notes == [f"loss.{key} {suffix}" for key in left_out]
     assert load(name).loss["kind"] in recipe.title() or kind.__name__ in recipe.title()
@@ -31,9 +31,11 @@ def test_the_new_loss_is_built(name, kind, left_out):
 
 def test_what_the_new_loss_takes_is_kept():
     recipe, notes = loaded("da-supcon", "loss.kind=Triplet")
-    assert isinstance(recipe.criterion(), Triplet) and recipe.loss["difficulty"] == load("da-supcon").loss["difficulty"]
+    assert (
+        isinstance(recipe.build_loss(), Triplet) and recipe.loss["difficulty"] == load("da-supcon").loss["difficulty"]
+    )
     assert [note.partition(" ")[0] for note in notes] == ["loss.temperature"]
-    assert loaded("supcon", "loss.kind=InfoNCE")[0].criterion().temperature == 0.05
+    assert loaded("supcon", "loss.kind=InfoNCE")[0].build_loss().temperature == 0.05
 
 
 def test_the_difficulty_can_be_changed_too():
@@ -55,7 +57,7 @@ def test_keys_that_are_given_explicitly_remain_errors(overrides):
 def test_an_explicit_value_that_does_not_fit_remains_an_error():
     with pytest.raises(RecipeError, match="margin"):
         load("arcface", ["loss.kind=SphereFace", "loss.margin=0.3"])
-    assert load("arcface", ["loss.kind=SphereFace", "loss.margin=3"]).criterion().margin == 3
+    assert load("arcface", ["loss.kind=SphereFace", "loss.margin=3"]).build_loss().margin == 3
 
 
 def test_an_unknown_kind_is_told_as_before():

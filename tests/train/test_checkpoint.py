@@ -35,22 +35,22 @@ def same(a, b) -> bool:
 
 
 def test_a_state_comes_back_exactly_whole_number_keys_included(tmp_path):
-    checkpoint.save(tmp_path, 7, state(1.5))
-    step, found, passed = checkpoint.latest(tmp_path)
+    checkpoint.save_checkpoint(tmp_path, 7, state(1.5))
+    step, found, passed = checkpoint.load_latest(tmp_path)
     assert step == 7 and passed == [] and same(found, state(1.5))
 
 
 def test_the_last_two_are_kept_and_leftovers_swept(tmp_path):
     (tmp_path / "step-00000001.tmp-dead").mkdir(parents=True)
     for step in (1, 2, 3, 4):
-        checkpoint.save(tmp_path, step, state(step))
+        checkpoint.save_checkpoint(tmp_path, step, state(step))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
 
 
 @pytest.mark.parametrize("name", ["state.safetensors", "state.json", "manifest.json"])
 def test_T3_truncated_or_flipped_files_are_passed_over_aloud(tmp_path, name):
-    checkpoint.save(tmp_path, 1, state(1.0))
-    checkpoint.save(tmp_path, 2, state(2.0))
+    checkpoint.save_checkpoint(tmp_path, 1, state(1.0))
+    checkpoint.save_checkpoint(tmp_path, 2, state(2.0))
     file = tmp_path / "step-00000002" / name
     whole = file.read_bytes()
     generator = torch.Generator().manual_seed(0)
@@ -62,7 +62,7 @@ def test_T3_truncated_or_flipped_files_are_passed_over_aloud(tmp_path, name):
         )
     for damaged in damages:
         file.write_bytes(damaged)
-        step, found, passed = checkpoint.latest(tmp_path)
+        step, found, passed = checkpoint.load_latest(tmp_path)
         if step == 2:  # a flip that JSON does not notice and that changes no hash: only in the manifest's white space
             assert name == "manifest.json" and same(found, state(2.0))
             continue
@@ -71,17 +71,17 @@ def test_T3_truncated_or_flipped_files_are_passed_over_aloud(tmp_path, name):
 
 
 def test_T3_nothing_readable_is_an_error_that_says_so(tmp_path):
-    checkpoint.save(tmp_path, 1, state(1.0))
+    checkpoint.save_checkpoint(tmp_path, 1, state(1.0))
     (tmp_path / "step-00000001" / "state.json").write_text("{}")
     with pytest.raises(RunError, match="no checkpoint"):
-        checkpoint.latest(tmp_path)
-    assert checkpoint.latest(tmp_path / "empty") is None
+        checkpoint.load_latest(tmp_path)
+    assert checkpoint.load_latest(tmp_path / "empty") is None
 
 
 @pytest.mark.parametrize("call", range(8))
 def test_T2_a_failing_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch, call):
     """Every fsync and rename of a checkpoint fails once, in turn."""
-    checkpoint.save(tmp_path, 1, state(1.0))
+    checkpoint.save_checkpoint(tmp_path, 1, state(1.0))
     count = iter(range(100))
 
     def failing(real):
@@ -95,12 +95,12 @@ def test_T2_a_failing_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch, call
     monkeypatch.setattr(os, "fsync", failing(os.fsync))
     monkeypatch.setattr(os, "rename", failing(os.rename))
     try:
-        checkpoint.save(tmp_path, 2, state(2.0))
+        checkpoint.save_checkpoint(tmp_path, 2, state(2.0))
         said = ""
     except RunError as error:
         said = str(error)
     monkeypatch.undo()
-    step, found, _ = checkpoint.latest(tmp_path)
+    step, found, _ = checkpoint.load_latest(tmp_path)
     assert step in (1, 2) and same(found, state(float(step)))
     assert said or step == 2
     assert ("No space left" in said and "intact" in said) == (
@@ -124,7 +124,7 @@ KILLER = textwrap.dedent(
     def write_forever(start):
         out = os.open(acks, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         for step in range(start, start + 10**6):
-            checkpoint.save(folder, step, content(step))
+            checkpoint.save_checkpoint(folder, step, content(step))
             os.write(out, f"{step}\\n".encode())
 
     start, inside, done, begun = 0, 0, 0, time.monotonic()
@@ -141,11 +141,11 @@ KILLER = textwrap.dedent(
         os.waitpid(child, 0)
         acknowledged = int(acks.read_text().split()[-1])
         inside += any(folder.glob("*.tmp-*"))
-        step, found, passed = checkpoint.latest(folder)
+        step, found, passed = checkpoint.load_latest(folder)
         assert step >= acknowledged and passed == [], (step, acknowledged, passed)
         assert torch.equal(found["w"], content(step)["w"]) and int(found["n"][0]) == step
         start = step + 1
-    checkpoint.save(folder, start, content(start))
+    checkpoint.save_checkpoint(folder, start, content(start))
     assert not list(folder.glob("*.tmp-*"))
     print(done, "kills", inside, "inside a write")
     """
@@ -169,6 +169,6 @@ def test_T1_kill_9_while_writing_never_leaves_a_run_that_cannot_resume(tmp_path)
 
 
 def test_json_holds_no_pickle(tmp_path):
-    place = checkpoint.save(tmp_path, 1, state(1.0))
+    place = checkpoint.save_checkpoint(tmp_path, 1, state(1.0))
     assert {p.name for p in place.iterdir()} == {"state.safetensors", "state.json", "manifest.json"}
     assert json.loads((place / "state.json").read_text())["step"] == 1

@@ -8,18 +8,17 @@ import pytest
 from mettle.evaluate import closed
 from mettle.evaluate.run import evaluate_run
 from mettle.report import write_report
+from mettle.train import callbacks as logs
 from mettle.train import load, train
-from mettle.train import log as logs
-from mettle.train.two_encoder import biased_model
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_on_glyphs_weights_spread_and_the_encoders_differ_on_typefaces(tmp_path, cache):
     outcome = train(load("wcl"), tmp_path / "run", cache=cache, tensorboard=False)
-    lines = logs.read(tmp_path / "run" / "log.jsonl")
+    lines = logs.read_log(tmp_path / "run" / "log.jsonl")
     spread = [line["weight_std"] for line in lines]
-    encoders = {closed.MODEL: outcome.model, closed.BIASED: biased_model(outcome.run)}
+    encoders = {closed.MODEL: outcome.model, closed.BIASED: outcome.run.biased_model()}
     found = closed.probes(outcome.run.recipe.evaluate, outcome.samples, encoders)["attribute"]
     reads = {name: one["linear"]["accuracy"] for name, one in found["encoders"].items()}
     gap, band = found["gap"]["value"], found["gap"]["interval"]
@@ -39,7 +38,7 @@ def test_on_glyphs_weights_spread_and_the_encoders_differ_on_typefaces(tmp_path,
 @pytest.mark.parametrize("name", ["hdml-triplet", "hdml-npair"])
 def test_on_glyphs_lambda_travels_and_the_generator_learns(name, tmp_path, cache):
     train(load(name), tmp_path / "run", cache=cache, tensorboard=False)
-    lines = logs.read(tmp_path / "run" / "log.jsonl")
+    lines = logs.read_log(tmp_path / "run" / "log.jsonl")
     levels = [line["lambda"] for line in lines]
     missed = np.mean([line["reconstruction"] for line in lines[-5:]])
     last = lines[-1]

@@ -6,26 +6,26 @@ import torch
 from mettle.difficulty import Threshold
 from mettle.errors import RecipeError
 from mettle.losses import SupCon
-from mettle.train import prepare
-from mettle.train.recipe import Recipe, load, parse, shipped
+from mettle.train import prepare_samples
+from mettle.train.recipe import Recipe, builtin_recipes, load, parse_recipe
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", builtin_recipes())
 def test_shipped_recipes_load_and_survive_a_round_trip(name):
     recipe = load(name)
-    assert parse(tomllib.loads(recipe.toml())) == recipe
+    assert parse_recipe(tomllib.loads(recipe.to_toml())) == recipe
     assert "on " in recipe.title()
 
 
 def test_supcon_and_da_supcon_differ_by_one_line():
-    plain, aware = (shipped()[name].read_text().splitlines() for name in ("supcon", "da-supcon"))
+    plain, aware = (builtin_recipes()[name].read_text().splitlines() for name in ("supcon", "da-supcon"))
     extra = [line for line in aware if line not in plain]
     assert len(extra) == 1 and extra[0].startswith("difficulty")
     assert [line for line in aware if line not in extra] == plain
 
 
 def test_the_default_recipe_has_the_values_of_the_first_study():
-    loss = load("da-supcon").criterion()
+    loss = load("da-supcon").build_loss()
     assert loss.settings == SupCon(0.05, difficulty=loss.difficulty).settings
     assert (loss.difficulty.alpha, loss.difficulty.beta) == (1.0, 10.0)
 
@@ -36,7 +36,7 @@ def test_the_default_recipe_chooses_the_closest_negatives_whatever_their_cosines
     torch.manual_seed(0)
     y = torch.arange(48) // 4
     z = (torch.randn(12, 8)[y] + torch.randn(48, 8) + common).requires_grad_()
-    loss = load("da-supcon").criterion()
+    loss = load("da-supcon").build_loss()
     loss(z, y)
     seen = loss.statistics(z, y)
     assert seen.hard_negatives == pytest.approx(0.01, abs=0.005)
@@ -102,7 +102,7 @@ def test_overrides_are_typed_by_the_recipe_and_text_needs_no_quotes():
     recipe = load("supcon", ["train.steps=7", "data.source=some/folder", "loss.difficulty={kind='Threshold', beta=5}"])
     assert recipe.train.steps == 7
     assert recipe.data.source == "some/folder"
-    assert recipe.criterion().difficulty == Threshold(beta=5)
+    assert recipe.build_loss().difficulty == Threshold(beta=5)
 
 
 @pytest.mark.parametrize(
@@ -111,20 +111,20 @@ def test_overrides_are_typed_by_the_recipe_and_text_needs_no_quotes():
 def test_gradients_that_the_optimiser_does_not_take_are_refused_before_anything_is_trained(loss):
     with pytest.raises(RecipeError, match="leave sparse out"):
         load("arcface", loss.split())
-    assert load("arcface", ["loss.sample=0.1"]).criterion(20).sample == 0.1
+    assert load("arcface", ["loss.sample=0.1"]).build_loss(20).sample == 0.1
 
 
 def test_a_size_may_have_two_sides():
     recipe = load("supcon", ["data.size=[128, 64]"])
     assert recipe.data.size == [128, 64]
-    assert parse(tomllib.loads(recipe.toml())) == recipe
+    assert parse_recipe(tomllib.loads(recipe.to_toml())) == recipe
     assert load("supcon", ["data.size=32"]).data.size == 32
 
 
 def test_one_rate_and_one_rank_are_lists_of_one():
     recipe = load("supcon", ["evaluate.fars=0.01", "evaluate.ks=3"])
     assert (recipe.evaluate.fars, recipe.evaluate.ks) == ([0.01], [3])
-    assert parse(tomllib.loads(recipe.toml())) == recipe
+    assert parse_recipe(tomllib.loads(recipe.to_toml())) == recipe
 
 
 @pytest.mark.parametrize("name", ["simclr", "jtt", "similarity-ranking"])
@@ -137,7 +137,7 @@ def test_an_override_that_would_change_nothing_is_refused(name, key):
 
 def test_a_folder_of_an_older_run_with_such_keys_still_opens(tmp_path):
     recipe = load("simclr")
-    (tmp_path / "recipe.toml").write_text(recipe.toml().replace("classes = 64", "classes = 12"))
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml().replace("classes = 64", "classes = 12"))
     assert load(tmp_path / "recipe.toml").batch.classes == 12
 
 
@@ -167,5 +167,5 @@ def test_how_a_table_is_read_can_be_said_in_a_recipe(tmp_path):
     table = tmp_path / "people.csv"
     table.write_text("age,zip,label\n" + "".join(f"{'' if i == 3 else i},{i % 2},p{i // 2}\n" for i in range(24)))
     data = {"source": str(table), "missing": "mean", "categories": ["zip"], "text": "onehot"}
-    samples = prepare(parse({**tomllib.loads(load("supcon").toml()), "data": data}))
+    samples = prepare_samples(parse_recipe({**tomllib.loads(load("supcon").to_toml()), "data": data}))
     assert samples.inputs.names == ("age", "zip=0", "zip=1")

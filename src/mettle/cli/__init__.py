@@ -81,11 +81,11 @@ def _explain_usage(error: Any) -> int:
 
 def _suggest_option(error: Any) -> str:
     """What to write instead of an option that there is not: a recipe key of that name, or the nearest option."""
-    from mettle.train.tables import Batches, Data, Optimise
+    from mettle.train.recipe import BatchConfig, DataConfig, TrainConfig
 
     known = [name for one in error.ctx.command.params for name in one.opts if name.startswith("-")]
     key = error.option_name.lstrip("-").replace("-", "_")
-    tables = {"train": Optimise, "batch": Batches, "data": Data}
+    tables = {"train": TrainConfig, "batch": BatchConfig, "data": DataConfig}
     found = [name for name, table in tables.items() if key in table.model_fields]
     if "--set" in known and found:
         return f": it is a recipe key, write --set {found[0]}.{key}=..."

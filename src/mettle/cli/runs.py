@@ -18,7 +18,6 @@ from mettle.cli.shell import (
     cache,
     in_folder,
     print_scenario,
-    progress,
     samples_of,
     share,
     writable,
@@ -48,7 +47,9 @@ def train(
     overrides: Set = None,
 ) -> None:
     """Train a recipe, evaluate it on what it never saw, and write a report."""
-    from mettle.train.session import train as run_training
+    from mettle.evaluate.pair_tables import write_pair_metrics
+    from mettle.train.callbacks import Progress
+    from mettle.train.from_recipe import train as run_training
 
     check_run_name(name)
     folder = runs / (name or _free_name(runs, Path(recipe or DEFAULT).stem, resume))
@@ -68,11 +69,9 @@ def train(
     given = {key: value for key, value in columns.items() if value is not None}
     plan = _plan(recipe, folder, resume, overrides or [], given, say)
     print(plan.title(), flush=True)
-    with progress(plan.train.steps, plan.train.log_every, _has_difficulty(plan)) as show:
-        outcome = run_training(
-            plan, folder, resume=resume, cache=cache(), progress=show, say=say, on_start=print_folder
-        )
-    for note in outcome.notes:
+    options: dict[str, Any] = {"callbacks": [Progress(plan.train.log_every)], "on_note": say, "on_start": print_folder}
+    outcome = run_training(plan, folder, resume=resume, cache=cache(), **options)
+    for note in (*outcome.notes, *write_pair_metrics(outcome)):
         if note not in said:
             say(note)
     if not outcome.finished:
@@ -103,7 +102,7 @@ def evaluate(
     opened = open_run(run)
     place = in_folder(output)
     samples = samples_of(opened, data, label=label, domain=domain, image=image)
-    own = data is None or opened.made_of(samples.fingerprint())  # its own, at another place
+    own = data is None or opened.matches_data(samples.fingerprint())  # its own, at another place
     kept = own and _keeps(opened, output)
     _say_measuring(samples)
     found = evaluate_run(opened, samples, own_data=own, write=kept)
@@ -142,7 +141,7 @@ def report(
         return
     kept = _keeps(opened[0], output)
     samples = samples_of(opened[0], data, label=label, domain=domain, image=image)
-    own = data is None or opened[0].made_of(samples.fingerprint())
+    own = data is None or opened[0].matches_data(samples.fingerprint())
     if not own and output is None:
         raise InputError(f"{data} are not the data that {runs[0]} was trained on: a page of them needs -o FILE")
     _evaluate_and_report(opened[0], samples, None, output, kept and own, own)
@@ -185,9 +184,9 @@ def export(
 @app.command()
 def recipes() -> None:
     """List the recipes that come with mettle."""
-    from mettle.train.shipped_recipes import shipped_titles
+    from mettle.train.recipe_files import builtin_titles
 
-    titles = shipped_titles()
+    titles = builtin_titles()
     width = max(map(len, titles))
     for name, title in titles.items():
         print(f"{name:<{width}}  {title}")
@@ -199,11 +198,6 @@ def check_run_name(name: str | None) -> None:
         return
     if name.strip() in ("", ".", "..") or any(mark in name for mark in "/\\\0") or Path(name).name != name:
         raise InputError(f"--name takes a plain name of a folder, got {name!r}: say where run folders go with --runs")
-
-
-def _has_difficulty(recipe: Any) -> bool:
-    """Whether the loss of a recipe weighs or chooses its pairs."""
-    return getattr(recipe.criterion(), "difficulty", None) is not None
 
 
 def _plan(
@@ -226,14 +220,14 @@ def _plan(
                 f"there is no run {folder} to continue: name its place with --runs and --name, or a recipe to start it"
             )
         source = open_run(folder).folder / "recipe.toml"
-    return load(source, overrides, resumed=resumed, say=say, **({"data": data} if data else {}))
+    return load(source, overrides, on_note=say, **({"data": data} if data else {}))
 
 
 def _whence(folder: Path) -> str:
     """Where a run is taken up again."""
-    from mettle.train.checkpoint import stored
+    from mettle.train.checkpoint import list_checkpoints
 
-    found = stored(folder / "checkpoints") or stored(folder / "first" / "checkpoints")
+    found = list_checkpoints(folder / "checkpoints") or list_checkpoints(folder / "first" / "checkpoints")
     if not found:
         return "continuing: no checkpoint yet, so from the first step"
     return f"continuing: newest checkpoint {found[-1].relative_to(folder)}"

@@ -42,61 +42,11 @@ def samples_of(
     image: str | None = None,
     **reading: Any,
 ) -> Any:
-    """The run's own data, split as for training; or other data in the shape that its model takes, with their own split.
+    """The run's own data, or other data that its options name."""
+    from mettle.train import load_run_samples
 
-    Other data that have no split stay without one: nothing of them needs holding out. ``label``, ``domain`` and
-    ``image`` name columns of other data, where they are not called as in the recipe.
-    """
-    from mettle.data.image_decoding import HEIC_SUFFIXES, SUFFIXES
-    from mettle.train import prepare
-    from mettle.train.artifact import embedded
-    from mettle.train.session import recognised
-
-    named = {k: v for k, v in {"label": label, "domain": domain, "image": image}.items() if v is not None}
-    flags = " and ".join(f"--{key}" for key in named)
-    pictures = data is not None and (
-        Path(data).expanduser().is_dir() or Path(data).suffix.lower() in SUFFIXES + HEIC_SUFFIXES
-    )
-    if named and data is None:
-        raise InputError(f"{flags} only with --data: the run's own data are read as its recipe says")
-    if named and (pictures or embedded(str(data))):
-        raise InputError(f"{flags} only with a table or an .npz file: {data} has no columns to name, give it without")
-    if data is None or recognised(run, data, cache()):
-        if named:
-            whose = f"{data} are those that {run.folder} was trained on, read as its recipe says"
-            raise InputError(f"{flags} only with other data: {whose}; give them without")
-        return prepare(run.located(data), cache())
-    asked = run.contract()["input"]
-    shape = asked["shape"]
-    other: dict[str, Any] = {"source": data, "unseen": [], "pairs": None, "triplets": None}
-    if len(shape) == 3:
-        other |= {"size": shape[1:], "channels": shape[0]}
-    elif image:
-        raise InputError(f"--image only with a model of pictures: that of {run.folder} takes numbers, give none")
-    if pictures or Path(data).suffix.lower() == ".npz":  # keys of a table say nothing about them
-        other |= dict.fromkeys(("features", "categories", "missing", "text", "image"))
-    if pictures:  # nor have these columns to name
-        other |= dict.fromkeys(("label", "domain", "groups"))
-    if asked.get("columns"):
-        reading["like"] = asked["columns"]
-    if not reading.get("labeled", True) and (columns := _columns(data)) is not None:
-        if label is not None:
-            columns.require_column(label)
-        # What is only told about samples, not shown to the model, may be missing where they are just embedded.
-        kept = run.recipe.data
-        other["groups"] = [name for name in kept.groups or () if name in columns.columns] or None
-        if kept.domain and kept.domain not in columns.columns:
-            other["domain"] = None
-    recipe = run.recipe.model_copy(update={"data": run.recipe.data.model_copy(update=other | named)})
-    return prepare(recipe, cache(), divide=False, **reading)
-
-
-def _columns(data: str) -> Any:
-    """The columns of the table that the data are, if they are one."""
-    from mettle.data.sources.text_table import SUFFIXES, read_table_header
-
-    path = Path(data).expanduser()
-    return read_table_header(path) if path.is_file() and path.name.lower().endswith(SUFFIXES) else None
+    columns = {"label": label, "domain": domain, "image": image}
+    return load_run_samples(run, data, cache(), columns=columns, **reading)
 
 
 def in_folder(path: Path | None) -> Path | None:
@@ -151,71 +101,3 @@ def accepted(points: list[dict[str, Any]]) -> str:
 def share(value: float | None) -> str:
     """A rate in per cent."""
     return "not measurable" if value is None else f"{value:.2%}"
-
-
-WAITED = 0.1  # share of the time that batches may be waited for before it is worth a word
-
-
-def progress(steps: int, every: int, has_difficulty: bool = True) -> Any:
-    """A bar on a terminal, a plain line now and then elsewhere; what a difficulty did is told where there is one."""
-    from contextlib import contextmanager
-
-    def text(line: dict[str, Any]) -> str:
-        return "  ".join([f"loss {line['loss']:.3f}", *(describe_difficulty(line) if has_difficulty else ())])
-
-    @contextmanager
-    def bar():
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-        )
-        with Progress(*columns) as shown:
-            task = shown.add_task("", total=steps)
-            last: dict[str, Any] = {}
-
-            def update(step: int, line: dict[str, Any]) -> None:
-                last.update(line)
-                shown.update(task, completed=step, description=text(last))
-
-            yield update
-
-    @contextmanager
-    def lines():
-        def update(step: int, line: dict[str, Any]) -> None:
-            if "seconds_per_step" in line and (step % (5 * every) == 0 or step == steps):
-                left = (steps - step) * line["seconds_per_step"]
-                waited = 1 - line["share_in_model_and_loss"]
-                slow = f"  waited for data {waited:.0%}" if waited > WAITED else ""
-                print(f"step {step}/{steps}  {text(line)}  {left:.0f} s left{slow}", flush=True)
-
-        yield update
-
-    return bar() if sys.stdout.isatty() else lines()
-
-
-def describe_difficulty(line: dict[str, Any]) -> list[str]:
-    """What a difficulty did to the pairs of a log line, in words: whom it weighed up or left out, and by how much."""
-    found = []
-    for side in ("positive", "negative"):
-        if f"hard_{side}s" not in line:
-            continue
-        hard, kept, weight = line[f"hard_{side}s"], line[f"kept_{side}s"], line[f"{side}_weight"]
-        if hard:
-            found.append(f"hard {side}s {_whole_percent(hard)} (mean weight of all {side}s {weight:.2f})")
-        elif kept < 1:  # mining: weights are 0 or 1
-            found.append(f"{side}s kept {_whole_percent(kept)}")
-        elif weight < 1:
-            found.append(f"{side}s weighted down (mean weight {weight:.2f})")
-        else:
-            found.append(f"no hard {side}s")
-    return [", ".join(found)] if found else []
-
-
-def _whole_percent(value: float) -> str:
-    """A share in whole per cent, unless that would hide that there is one."""
-    return "<1 %" if 0 < value < 0.005 else f"{100 * value:.0f} %"

@@ -19,7 +19,7 @@ from mettle.evaluate import intervals, resamples
 from mettle.evaluate.reading import Reading, reading
 from mettle.model import Embedder, embed
 from mettle.rng import hash_bits
-from mettle.train.recipe import Judge, Recipe
+from mettle.train.recipe import EvaluateConfig, Recipe
 
 SLICES = 12  # values that a column may have to be a table of groups
 CELLS = 24  # (class, group) cells that are all listed; of more, the worst only
@@ -37,7 +37,7 @@ def wanted(recipe: Recipe, samples: Samples) -> bool:
     return recipe.train.method in BY_DEFAULT or setup.spurious is not None or len(shared) > 0
 
 
-def probes(setup: Judge, samples: Samples, encoders: Mapping[str, Embedder]) -> dict[str, Any]:
+def probes(setup: EvaluateConfig, samples: Samples, encoders: Mapping[str, Embedder]) -> dict[str, Any]:
     """All probes of all encoders, ready for JSON.
 
     Args:

@@ -14,10 +14,8 @@ from mettle.errors import DataError, RunError
 from mettle.evaluate import closed
 from mettle.evaluate.protocol import Judged, baseline, judge, raw, summary, thresholds, transfer
 from mettle.model import Embedder, embed
-from mettle.train import trained
-from mettle.train.artifact import Run, set_thresholds
-from mettle.train.session import new_model
-from mettle.train.two_encoder import biased_model
+from mettle.train.from_recipe import build_model
+from mettle.train.run_folder import Run, TrainingIdentities, set_thresholds
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +44,7 @@ def evaluate_run(
         RunError: ``own_data``, but the data have changed since the run was trained.
     """
     fingerprint = samples.fingerprint()
-    same = run.made_of(fingerprint)
+    same = run.matches_data(fingerprint)
     if own_data and not same:
         raise RunError(
             f"the data of {run.folder} have changed since it was trained (fingerprint {fingerprint}, then "
@@ -58,7 +56,7 @@ def evaluate_run(
     model = model or run.model()
     device = str(next(model.parameters()).device)
     setup = run.recipe.evaluate
-    biased = biased_model(run, device) if (run.folder / "biased.safetensors").is_file() else None
+    biased = run.biased_model(device) if run.has_biased_model else None
     test = samples.part("test")
     if len(test) == 0:
         raise DataError(f"{samples.source_name} has no test split: nothing to evaluate on")
@@ -75,7 +73,7 @@ def evaluate_run(
     if setup.baselines:
         metrics["baselines"] = {"raw inputs": baseline(raw(test), test)}
         if own_data:
-            untrained = embed(new_model(run.recipe, samples), test)
+            untrained = embed(build_model(run.recipe, samples), test)
             metrics["baselines"]["untrained network"] = baseline(untrained, test)
         if biased is not None:
             metrics["baselines"]["biased encoder (E_b)"] = baseline(embed(biased, test), test)
@@ -112,9 +110,9 @@ def _protocol(run: Run, samples: Samples, same: bool) -> dict[str, Any]:
     Who was trained on is what the run kept; the ``same`` data as in training, split as then, tell it by themselves.
     """
     test = samples.part("test")
-    seen = trained.of(samples) if same else trained.kept(run)
+    seen = TrainingIdentities.from_samples(samples) if same else run.training_identities()
     names = [samples.label.names[code] for code in np.unique(test.labels)]
-    shared = None if seen is None else int(trained.known(names, seen.identities).sum())
+    shared = None if seen is None else int(seen.contains(names).sum())
     facts: dict[str, Any] = {
         "test_samples": len(test),
         "test_identities": len(names),
@@ -127,7 +125,7 @@ def _protocol(run: Run, samples: Samples, same: bool) -> dict[str, Any]:
         facts["copied_samples"] = vars(train_test_duplicates(samples))
     if test.domain is not None and seen is not None and seen.domains is not None:
         domains = [test.domain.names[code] for code in np.unique(test.domain.codes)]
-        known = trained.known(domains, seen.domains)
+        known = seen.contains_domain(domains)
         facts["unseen_domains"] = [name for name, there in zip(domains, known, strict=True) if not there]
     return facts
 

@@ -1,7 +1,7 @@
 """What every pairwise loss shares: it is an `nn.Module` with immutable settings, and the engine evaluates it."""
 
 from dataclasses import field
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -215,8 +215,6 @@ class SoftmaxLoss(PairwiseLoss):
 
     learn_temperature: bool = field(default=False, kw_only=True)
 
-    log_temperature: ClassVar[nn.Parameter | None]  # of the object, but no setting
-
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
@@ -225,8 +223,12 @@ class SoftmaxLoss(PairwiseLoss):
 
     def current_temperature(self) -> float | Tensor:
         """The setting, or what was learned."""
-        learned = self._parameters["log_temperature"]
+        learned = self.learned_log_temperature()
         return self.temperature if learned is None else learned.exp()
+
+    def learned_log_temperature(self) -> Tensor | None:
+        """The logarithm of a learned temperature, a parameter; None where the temperature is a setting."""
+        return self._parameters["log_temperature"]
 
     def logits(self, tile: Tile) -> Tensor:
         """Similarities over the temperature."""

@@ -120,7 +120,7 @@ class InfoNCE(SoftmaxLoss):
             weights,
             prior=self.prior,
             negatives=self.negative_count,
-            log_temperature=self.log_temperature,
+            log_temperature=self.learned_log_temperature(),
         )
 
     def statistics(self, embeddings: Tensor, labels: Tensor, *, views: bool = False, **options: Any) -> PairStatistics:

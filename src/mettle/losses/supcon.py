@@ -195,7 +195,7 @@ class SupCon(SoftmaxLoss):
             divide_by=self.normalise or ("count" if self.numerator_only else "weight"),
             scale=1.0 if self.base_temperature is None else self.temperature / self.base_temperature,
             all_anchors=self.mean_all,
-            log_temperature=self.log_temperature,
+            log_temperature=self.learned_log_temperature(),
         )
 
 

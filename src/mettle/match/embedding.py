@@ -15,7 +15,7 @@ from mettle.match.record import Binding
 
 if TYPE_CHECKING:
     from mettle.model import Embedder
-    from mettle.train.artifact import Run
+    from mettle.train.run_folder import Run
 
 FILES = ("run.json", "recipe.toml", "contract.json", "model.safetensors")  # what embeds a picture, and no more
 BATCH = 256  # pictures embedded at a time

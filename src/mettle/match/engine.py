@@ -17,8 +17,14 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-import faiss as untyped
 import numpy as np
+
+from mettle.errors import MissingExtra
+
+try:
+    import faiss as untyped
+except ImportError:
+    raise MissingExtra("galleries need Faiss, which is not installed: pip install 'mettle-ml[gallery]'") from None
 
 faiss: Any = untyped  # its own hints miss much of what it has
 

@@ -33,7 +33,7 @@ from mettle.match.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from mettle.match.audit import Audited
-    from mettle.train.artifact import Run
+    from mettle.train.run_folder import Run
 
 MOST = 1000  # candidates of one answer, or lines of a list
 

@@ -21,7 +21,7 @@ from mettle.match.search import Search
 from mettle.match.thresholds import Thresholds
 
 if TYPE_CHECKING:
-    from mettle.train.artifact import Run
+    from mettle.train.run_folder import Run
 
 WHOSE = "say whose embeddings it will hold, by model=RUN or dim=N (on the command line --model RUN or --dim N)"
 MAKE = "look at the path, or make one: `mettle gallery enrol`, or Gallery.open with model=RUN or dim=N"
@@ -105,6 +105,6 @@ def _run(model: "str | Path | Run | None") -> "Run | None":
 
 
 def _open_run(folder: str | Path) -> "Run":
-    from mettle.train.artifact import open_run
+    from mettle.train.run_folder import open_run
 
     return open_run(folder)

@@ -16,7 +16,7 @@ from mettle.match.record import Binding, Record
 from mettle.match.sqlite import SqliteRecord
 
 if TYPE_CHECKING:
-    from mettle.train.artifact import Run
+    from mettle.train.run_folder import Run
 
 RECORD, INDEX, MODEL = "record.sqlite", "index", "model"
 SERVERS = ("postgresql://", "postgres://")

@@ -70,9 +70,14 @@ def load_state_dict(path: Path, sha256: str | None = None, size: int | None = No
 
 
 def encode_state_dict(state: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The content of the file that `save_state_dict` writes.
+    """The content of the file that `save_state_dict` writes."""
+    return save(separate_tensors(state), metadata=None if metadata is None else dict(metadata))
 
-    A tensor under two names, as of a module that is part of two others, is written twice: the format wants them apart.
+
+def separate_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors on the CPU that share no memory, as safetensors wants them.
+
+    One under two names, as of a module that is part of two others, is there twice.
     """
     seen: set[int] = set()
     tensors = {}
@@ -82,7 +87,7 @@ def encode_state_dict(state: Mapping[str, Tensor], metadata: Mapping[str, str] |
             found = found.clone()
         seen.add(found.untyped_storage().data_ptr())
         tensors[name] = found
-    return save(tensors, metadata=None if metadata is None else dict(metadata))
+    return tensors
 
 
 def hash_state_dict(model: nn.Module) -> str:

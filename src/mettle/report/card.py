@@ -16,7 +16,7 @@ from mettle.evaluate.intervals import LEAST, TOO_FEW
 from mettle.report.markdown import markdown as markdown
 from mettle.report.number import MEANING, NONE, band, called, numbers, percent, rate, realised, told_once
 from mettle.report.probes import probe_card
-from mettle.train.artifact import Run
+from mettle.train.run_folder import Run
 
 FEW_IDENTITIES = 30  # below, a bootstrap over identities is too coarse for its nominal level
 COARSE_EER = 0.005  # half the gap between the operating points around the EER; above, a warning
@@ -46,7 +46,7 @@ def card(run: Run, metrics: Mapping[str, Any], notes: Sequence[str] = ()) -> dic
         "probe": probe_card(metrics),
         "verdict": training_verdict(metrics),
         "warnings": [*warnings(metrics), *_changed(run, metrics), *notes],
-        "recipe": run.recipe.toml(),
+        "recipe": run.recipe.to_toml(),
         "commands": commands(run),
         "provenance": provenance(run, metrics),
     }
@@ -262,7 +262,7 @@ def _how(data: Mapping[str, Any]) -> str:
 
 def _changed(run: Run, metrics: Mapping[str, Any]) -> list[str]:
     """A warning where the model was tested on other data than it was trained for."""
-    if run.state.get("data") is None or run.made_of(metrics["data"]["fingerprint"]):
+    if run.state.get("data") is None or run.matches_data(metrics["data"]["fingerprint"]):
         return []
     return [
         f"These are not the data as they were in training (fingerprint {metrics['data']['fingerprint']} now, "

@@ -16,8 +16,8 @@ from mettle.report.number import NONE, called, numbers, told_once
 from mettle.report.page import place, render
 from mettle.report.probes import probe_card
 from mettle.report.two_networks import kept_maps
-from mettle.train.artifact import Run
-from mettle.train.log import read
+from mettle.train.callbacks import read_log
+from mettle.train.run_folder import Run
 
 FORMAT = 1  # of metrics.json
 SHOWN = ("EER", "AUC", "Recall@1", "MAP@R")  # beside TAR at every false-accept rate
@@ -44,7 +44,7 @@ def comparison(runs: Sequence[Run]) -> dict[str, Any]:
     """Everything on the page, as plain values."""
     measured = [_metrics(run) for run in runs]
     names = _names(runs)
-    logs = [read(run.folder / "log.jsonl") for run in runs]
+    logs = [read_log(run.folder / "log.jsonl") for run in runs]
     return {
         "runs": [
             {"name": name, "title": m["title"], "colour": figures.run_colour(k), "folder": str(run.folder)}

@@ -18,8 +18,8 @@ from mettle.report import curves, figures, pairs, two_networks
 from mettle.report.card import card, markdown
 from mettle.report.map import Located, drawn
 from mettle.report.number import called, rate
-from mettle.train.artifact import Run, embedded
-from mettle.train.log import read
+from mettle.train.callbacks import read_log
+from mettle.train.run_folder import Run, is_builtin_source
 
 CHEAP = 3e10  # multiplications that the curve of the raw inputs may cost; it is left out above
 BINS = 80
@@ -41,7 +41,7 @@ def write_report(run: Run, evaluation: Evaluation, path: Path | str | None = Non
     facts = card(run, evaluation.metrics, _notes(evaluation.judged))
     maps = two_networks.maps(run, evaluation.judged)
     write_text(page, render("report.html.j2", card=facts, **pictures(run, evaluation, maps)))
-    if path is None or run.made_of(evaluation.metrics["data"]["fingerprint"]):
+    if path is None or run.matches_data(evaluation.metrics["data"]["fingerprint"]):
         write_text(run.folder / "card.md", markdown(facts))
         two_networks.keep_maps(run, maps, evaluation.judged, evaluation.metrics)
     return page
@@ -50,7 +50,7 @@ def write_report(run: Run, evaluation: Evaluation, path: Path | str | None = Non
 def pictures(run: Run, evaluation: Evaluation, maps: Mapping[str, Located]) -> dict[str, Any]:
     """Everything on the page that is drawn rather than written."""
     metrics, judged = evaluation.metrics, evaluation.judged
-    log = read(run.folder / "log.jsonl")
+    log = read_log(run.folder / "log.jsonl")
     decided = pairs.decision(metrics)
     way = metrics["scenarios"][judged.headline.name]
     found = metrics.get("thresholds", {}).get("set", {})
@@ -85,7 +85,7 @@ def describe_view(run: Run, judged: Judged) -> str:
         "pad": "scaled with their proportions kept and padded with grey",
         "stretch": "stretched, so that proportions may be lost,",
     }
-    if embedded(run.recipe.data.source):
+    if is_builtin_source(run.recipe.data.source):
         return f"Pictures are shown as the network sees them, {height} x {width} pixels."
     resize = how[run.recipe.data.resize or "crop"]
     return (

@@ -17,8 +17,7 @@ from mettle.report.map import NARROW, Located, again, drawn, located, rounded
 from mettle.report.number import GAP, percent
 from mettle.report.pairs import side
 from mettle.rng import permutation
-from mettle.train.artifact import Run
-from mettle.train.two_encoder import biased_model
+from mettle.train.run_folder import Run
 
 SOME = 256  # samples that are compared with each other
 ANCHORS = 4
@@ -29,7 +28,7 @@ FORMAT = 1  # of map.json
 
 def has_two(run: Run) -> bool:
     """Whether the run has a second encoder."""
-    return (run.folder / "biased.safetensors").is_file()
+    return run.has_biased_model
 
 
 def attribute(run: Run, samples: Samples) -> tuple[str, Column] | None:
@@ -51,8 +50,8 @@ def negatives(run: Run, samples: Samples) -> dict[str, Any] | None:
     part = part.take(np.sort(permutation(len(part), 0, 0, stream=37)[:SOME]))
     if len(part) < 2 * EACH + 1:
         return None
-    loss = run.recipe.criterion()
-    z, b = (torch.from_numpy(embed(model, part)) for model in (run.model(), biased_model(run)))
+    loss = run.recipe.build_loss()
+    z, b = (torch.from_numpy(embed(model, part)) for model in (run.model(), run.biased_model()))
     w = pair_weights(loss, z, torch.from_numpy(part.ids), difficulty=loss.difficulty, biased=b).double().numpy()
     np.fill_diagonal(w, np.nan)
     order = np.argsort(w, axis=1, kind="stable")[:, : len(part) - 1]  # NaN, the anchor itself, comes last
@@ -129,7 +128,7 @@ def maps(run: Run, judged: Judged) -> dict[str, Located]:
         return {}
     if not has_two(run):
         return {"model": first}
-    second = again(first, embed(biased_model(run), judged.samples.take(first.rows)))
+    second = again(first, embed(run.biased_model(), judged.samples.take(first.rows)))
     return {MODEL: first} | ({} if second is None else {BIASED: second})
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
 
     from mettle.match.gallery import Gallery
-    from mettle.train.artifact import Run
+    from mettle.train.run_folder import Run
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 ABOUT = (

@@ -15,7 +15,7 @@ from mettle.service.trail import Trail
 
 if TYPE_CHECKING:
     from mettle.match.gallery import Gallery
-    from mettle.train.artifact import Run
+    from mettle.train.run_folder import Run
 
 
 @dataclass(frozen=True)

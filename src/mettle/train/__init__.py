@@ -7,48 +7,67 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mettle.train.artifact import Run, open_run
-    from mettle.train.hardness_aware import HardnessAware
-    from mettle.train.method import Method, StepResult, Supervised
+    from mettle.train.callbacks import Callback
+    from mettle.train.datamodule import load_run_samples, prepare_samples
+    from mettle.train.from_recipe import TrainResult, train
+    from mettle.train.methods.base import LossTerms, Method, StepResult
+    from mettle.train.methods.hardness_aware import HardnessAware
+    from mettle.train.methods.similarity import Similarity
+    from mettle.train.methods.supervised import Supervised
+    from mettle.train.methods.two_encoder import TwoEncoder
+    from mettle.train.optim import OptimSettings, Schedule
     from mettle.train.recipe import Recipe, load
-    from mettle.train.session import Outcome, prepare, train
-    from mettle.train.shipped_recipes import shipped
-    from mettle.train.similarity import Similarity
-    from mettle.train.two_encoder import TwoEncoder
+    from mettle.train.recipe_files import builtin_recipes
+    from mettle.train.run_folder import Run, open_run
+    from mettle.train.trainer import TrainingState, fit
+
+_MODULES = {
+    "Callback": "callbacks",
+    "HardnessAware": "methods.hardness_aware",
+    "LossTerms": "methods.base",
+    "Method": "methods.base",
+    "OptimSettings": "optim",
+    "Recipe": "recipe",
+    "Run": "run_folder",
+    "Schedule": "optim",
+    "Similarity": "methods.similarity",
+    "StepResult": "methods.base",
+    "Supervised": "methods.supervised",
+    "TrainResult": "from_recipe",
+    "TrainingState": "trainer",
+    "TwoEncoder": "methods.two_encoder",
+    "builtin_recipes": "recipe_files",
+    "fit": "trainer",
+    "load": "recipe",
+    "load_run_samples": "datamodule",
+    "open_run": "run_folder",
+    "prepare_samples": "datamodule",
+    "train": "from_recipe",
+}
 
 __all__ = [
+    "Callback",
     "HardnessAware",
+    "LossTerms",
     "Method",
-    "Outcome",
+    "OptimSettings",
     "Recipe",
     "Run",
+    "Schedule",
     "Similarity",
     "StepResult",
     "Supervised",
+    "TrainResult",
+    "TrainingState",
     "TwoEncoder",
+    "builtin_recipes",
+    "fit",
     "load",
+    "load_run_samples",
     "open_run",
-    "prepare",
-    "shipped",
+    "prepare_samples",
     "train",
 ]
-
-_MODULES = {
-    "HardnessAware": "hardness_aware",
-    "Method": "method",
-    "Outcome": "session",
-    "Recipe": "recipe",
-    "Run": "artifact",
-    "Similarity": "similarity",
-    "StepResult": "method",
-    "Supervised": "method",
-    "TwoEncoder": "two_encoder",
-    "load": "recipe",
-    "open_run": "artifact",
-    "prepare": "session",
-    "shipped": "shipped_recipes",
-    "train": "session",
-}
 
 
 def __getattr__(name: str) -> Any:

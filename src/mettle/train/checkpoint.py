@@ -1,6 +1,6 @@
 """Checkpoints: a folder per step, safetensors and JSON, complete or not there at all.
 
-    checkpoints/step-00000200/state.safetensors   every tensor: networks, optimisers, random state
+    checkpoints/step-00000200/state.safetensors   every tensor: networks, optimizers, random state
                               state.json          every plain number, and the hash of the tensors
                               manifest.json       written last: the hashes of both
 
@@ -9,66 +9,77 @@ hashes; a damaged checkpoint is passed over, aloud, for the one before. The last
 """
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mettle.atomic_files import remove_leftovers, sha256, write_folder
 from mettle.errors import RunError
+from mettle.model.weights import separate_tensors
 
-KEPT = 2
+KEEP_LAST = 2
 
 
-def save(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
+def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
     """Write the state after ``step`` steps, then drop all but the last two checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
-    tensors, rest = flatten(state)
+    tensors, rest = flatten_state(state)
     place = folder / f"step-{step:08d}"
     if place.exists():  # the same step again, after a resume: identical by construction, but perhaps damaged
         shutil.rmtree(place)
 
     def fill(temporary: Path) -> None:
-        # A module that is part of two others has its tensors under two names, which safetensors wants apart.
-        save_file(
-            {name: t.detach().contiguous().cpu().clone() for name, t in tensors.items()},
-            temporary / "state.safetensors",
-        )
+        save_file(separate_tensors(tensors), temporary / "state.safetensors")
         (temporary / "state.json").write_text(json.dumps({"step": step, "state": rest}))
         hashes = {name: sha256(temporary / name) for name in ("state.safetensors", "state.json")}
         (temporary / "manifest.json").write_text(json.dumps(hashes))
 
     try:
         write_folder(place, fill)
-    except OSError as error:
-        raise RunError(f"could not write a checkpoint to {place}: {error}. Earlier checkpoints are intact") from None
-    for old in stored(folder)[:-KEPT]:
+    except (OSError, SafetensorError) as error:
+        why = describe_write_error(error)
+        raise RunError(
+            f"could not write a checkpoint to {place}: {why}. Earlier checkpoints are intact: make room, then continue "
+            "with --resume"
+        ) from None
+    for old in list_checkpoints(folder)[:-KEEP_LAST]:
         shutil.rmtree(old, ignore_errors=True)
     return place
 
 
-def stored(folder: Path) -> list[Path]:
+def describe_write_error(error: Exception) -> str:
+    """What the system said, in words: safetensors wraps it into a message of its own."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    found = re.search(r'message: "([^"]*)"', str(error))
+    return found.group(1) if found else " ".join(str(error).split())
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoint folders, oldest first."""
     return sorted(p for p in folder.glob("step-*") if p.is_dir() and p.name[5:].isdigit())
 
 
-def newest(folder: Path) -> str:
+def describe_latest(folder: Path) -> str:
     """What there is to continue from, in words."""
-    found = stored(folder)
+    found = list_checkpoints(folder)
     return f"the checkpoint of step {int(found[-1].name[5:])} is kept" if found else "no checkpoint was written yet"
 
 
-def latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
+def load_latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
     """The newest good checkpoint: its step, its state, and a line for each damaged one that was passed over."""
     passed: list[str] = []
-    for place in reversed(stored(folder)):
+    for place in reversed(list_checkpoints(folder)):
         try:
-            step, state = read(place)
+            step, state = read_checkpoint(place)
             return step, state, passed
         except RunError as error:
             passed.append(str(error))
@@ -77,7 +88,7 @@ def latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
     return None
 
 
-def read(place: Path) -> tuple[int, dict[str, Any]]:
+def read_checkpoint(place: Path) -> tuple[int, dict[str, Any]]:
     """One checkpoint, if its hashes agree."""
     try:
         hashes = json.loads((place / "manifest.json").read_text())
@@ -86,12 +97,12 @@ def read(place: Path) -> tuple[int, dict[str, Any]]:
                 raise RunError(f"{place / name} is damaged: its content does not match its hash")
         tensors = load_file(place / "state.safetensors")
         content = json.loads((place / "state.json").read_text())
-        return int(content["step"]), restore(tensors, content["state"])
+        return int(content["step"]), restore_state(tensors, content["state"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{place} is damaged: {type(error).__name__}: {error}") from None
 
 
-def flatten(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], Any]:
+def flatten_state(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], Any]:
     """Split a nested state into named tensors and JSON with ``{"tensor": name}`` in their places."""
     if isinstance(state, Tensor):
         return {prefix: state}, {"tensor": prefix}
@@ -99,33 +110,33 @@ def flatten(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], Any]:
         tensors: dict[str, Tensor] = {}
         entries = []
         for key, value in state.items():
-            found, rest = flatten(value, f"{prefix}/{key}" if prefix else str(key))
+            found, rest = flatten_state(value, f"{prefix}/{key}" if prefix else str(key))
             tensors |= found
             entries.append([key, rest])
-        return tensors, {"map": entries}  # pairs, because JSON would turn the whole-number keys of optimisers into text
+        return tensors, {"map": entries}  # pairs, because JSON would turn the whole-number keys of optimizers into text
     if isinstance(state, list | tuple):
         tensors, items = {}, []
         for k, value in enumerate(state):
-            found, rest = flatten(value, f"{prefix}/{k}")
+            found, rest = flatten_state(value, f"{prefix}/{k}")
             tensors |= found
             items.append(rest)
         return tensors, {"list": items}
     return {}, {"value": state}
 
 
-def restore(tensors: Mapping[str, Tensor], rest: Any) -> Any:
-    """The inverse of `flatten`."""
+def restore_state(tensors: Mapping[str, Tensor], rest: Any) -> Any:
+    """The inverse of `flatten_state`."""
     (kind, content), *_ = rest.items()
     if kind == "tensor":
         return tensors[content]
     if kind == "map":
-        return {key: restore(tensors, value) for key, value in content}
+        return {key: restore_state(tensors, value) for key, value in content}
     if kind == "list":
-        return [restore(tensors, value) for value in content]
+        return [restore_state(tensors, value) for value in content]
     return content
 
 
-def random_state() -> dict[str, Tensor]:
+def get_rng_state() -> dict[str, Tensor]:
     """State of torch's generators, for whatever draws from them (dropout, say)."""
     found = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -133,7 +144,7 @@ def random_state() -> dict[str, Tensor]:
     return found
 
 
-def set_random_state(state: Mapping[str, Tensor]) -> None:
+def set_rng_state(state: Mapping[str, Tensor]) -> None:
     """Put torch's generators back; generators of absent devices are left out."""
     torch.set_rng_state(state["cpu"])
     for k in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):

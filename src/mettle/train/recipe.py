@@ -4,48 +4,175 @@ Unknown keys and wrong types are errors that name the nearest known key; the run
 rebuilds the run.
 """
 
+import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from torch import nn
 
 from mettle import losses
 from mettle.errors import InputError, RecipeError, nearest
+from mettle.losses import PairwiseLoss
 from mettle.model import EmbedderSpec
-from mettle.train.agreement import finite, fitting, heard
 from mettle.train.auto_settings import AUTO_KEYS
-from mettle.train.build import INNER, arguments, built
-from mettle.train.method import compares
-from mettle.train.shipped_recipes import describe_call, recipe_title
-from mettle.train.shipped_recipes import shipped as shipped
-from mettle.train.synthesis import Synthesis
-from mettle.train.tables import Batches, Biased, Data, Judge, Optimise, Table, Twice
+from mettle.train.factory import INNER, build, constructor_arguments
+from mettle.train.methods.base import LEAVE_SPARSE, uses_second_encoder, wants_sparse_grad
+from mettle.train.methods.hardness_aware import tuple_layout
+from mettle.train.methods.synthesis import Synthesis
+from mettle.train.optim import build_optimizer, build_shape
+from mettle.train.recipe_files import (
+    builtin_recipes,
+    find_recipe,
+    format_call,
+    merge_tables,
+    read_recipe_chain,
+    read_recipe_file,
+    recipe_title,
+)
 
 SAME_CLASS = "same-class"  # instead of a path: pairs or triplets made from the labels
-LARGEST = 1 << 20  # bytes of a recipe
 SEEDS = 2**62  # so that a seed and the few that are counted up from it stay whole numbers of 64 bits
 SIZES = {"num_classes": 3, "dim": 8}  # with which a loss can be built before the data and the model are known
-STORED = "stored"  # where a recipe comes from: a run that was trained with it
 
 
-class Recipe(Table):
+class Section(BaseModel):
+    """A table of a recipe: frozen, no key that is not listed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+
+class DataConfig(Section):
+    """Where samples come from and how they are split."""
+
+    source: str = "glyphs"
+    size: int | list[int] | None = None  # side in pixels, or [height, width]; None: one that fits, see auto_settings
+    resize: Literal["crop", "pad", "stretch"] | None = None  # how images get that size; None: crop from the center
+    channels: Literal[1, 3] | None = None
+    label: str | None = None  # column names, where the source has columns
+    domain: str | None = None
+    groups: list[str] | None = None
+    features: list[str] | None = None  # of a table: which columns are inputs
+    categories: list[str] | None = None  # of those, which hold names even where they look like numbers
+    missing: Literal["fail", "mean"] | None = None  # what an empty cell is
+    text: Literal["onehot", "code"] | None = None  # how names become inputs
+    image: str | None = None  # the column of image files, where it has an unusual name
+    policy: Literal["fail", "skip"] = "fail"  # unreadable images
+    memory: float = Field(2.0, ge=0)  # GiB that decoded images may take; more of them are decoded when they are read
+    val: float = Field(0.1, ge=0, lt=1)  # shares of the identities, for a source without a split
+    test: float = Field(0.3, gt=0, lt=1)
+    unseen: list[str] = []  # domains to keep out of training and to probe with
+    pairs: str | None = None  # a table of pairs of the source, or "same-class" (method similarity)
+    triplets: str | None = None  # a table of triplets instead
+
+    @field_validator("size", mode="plain")
+    @classmethod
+    def _sides(cls, value: Any) -> int | list[int] | None:
+        """By hand: of a value that may be of two kinds a library reports two problems."""
+        sides = list(value) if isinstance(value, list | tuple) else [value, value]
+        if value is not None and (len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides)):
+            raise ValueError("a side in pixels is wanted, or [height, width]")
+        return sides if isinstance(value, list | tuple) else value
+
+
+class BatchConfig(Section):
+    """What one step sees."""
+
+    classes: int = Field(64, ge=2)
+    samples: int = Field(4, ge=2)
+    size: int | None = Field(None, ge=2)  # of batches of samples, pairs or triplets; None: classes x samples
+    views: int = Field(1, ge=1, le=8)
+    augment: str = "mild"
+    workers: int = Field(0, ge=0)  # processes that decode; 0 when the images fit into memory
+
+
+class TrainConfig(Section):
+    """How parameters move."""
+
+    method: Literal["supervised", "similarity", "two-encoder", "hardness-aware", "jtt"] = "supervised"
+    steps: int = Field(400, ge=1)
+    epochs: int | None = Field(None, ge=1)  # instead of steps, which then follow from the data
+    rate: float = Field(2e-3, gt=0)  # highest learning rate
+    schedule: dict[str, Any] = Field({"kind": "warmup-cosine"}, validate_default=True)  # its course, see optim
+    warmup: float = Field(0.2, ge=0, lt=1)  # share of the steps in which it rises, and before the first collapse
+    optimizer: dict[str, Any] = Field({"kind": "AdamW"}, validate_default=True)  # any class of torch.optim
+    backbone_rate: float = Field(1.0, gt=0)  # times that, for the backbone: pretrained ones want less
+    loss_rate: float = Field(1.0, gt=0)  # times that, for parameters of the loss: class vectors are met more seldom
+    class_vectors: Literal["means", "random"] = "means"  # where those start: class means of the untrained network
+    weight_decay: float = Field(0.01, ge=0)
+    clip: float = Field(0.0, ge=0)  # largest gradient norm; 0 for no limit
+    ema: float = Field(0.0, ge=0, lt=1)  # of the moving average of all weights, which is kept; 0 for none
+    accumulate: int = Field(1, ge=1)  # batches in a step; their gradients are averaged
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    checkpoint_every: int = Field(100, ge=1)
+    log_every: int = Field(10, ge=1)
+    collapse_spread: float = Field(0.01, ge=0, lt=1)  # stop below this share of the first batch's 1 - mean cosine
+    collapse_gap: float = Field(0.02, ge=0, lt=1)  # stop where positives are closer than negatives by less; 0 never
+    collapse_patience: int = Field(5, ge=1)  # log lines after the warm-up that must show it
+
+    @field_validator("schedule", "optimizer", mode="before")
+    @classmethod
+    def _named(cls, value: Any, info: ValidationInfo) -> Any:
+        """A name alone is a table of that kind; a table without a kind is of the usual one."""
+        usual = {"schedule": "warmup-cosine", "optimizer": "AdamW"}[str(info.field_name)]
+        return (
+            {"kind": value} if isinstance(value, str) else {"kind": usual} | value if isinstance(value, dict) else value
+        )
+
+
+class BiasedConfig(Section):
+    """The second encoder of a loss with a ``Relative`` difficulty (method two-encoder)."""
+
+    loss: dict[str, Any] = {"kind": "SelfTriplet"}
+    rate: float = Field(1.0, gt=0)  # times train.rate
+    weights: Literal["pairs", "mean", "shuffled"] = "pairs"  # the last two are controls
+
+
+class JTTConfig(Section):
+    """The two stages of method jtt."""
+
+    first: float = Field(0.25, gt=0, le=1)  # steps of the first classifier, as a share of train.steps
+    copies: int = Field(5, ge=0)  # more of every sample that it gets wrong; 0 = an ordinary classifier, one stage
+
+
+class EvaluateConfig(Section):
+    """What is measured afterwards."""
+
+    fars: list[Annotated[float, Field(gt=0, lt=1)]] = Field([1e-1, 1e-2, 1e-3], min_length=1)
+    ks: list[Annotated[int, Field(ge=1)]] = Field([1, 2, 4, 8], min_length=1)
+    baselines: bool = True  # also raw inputs and the untrained network
+    spurious: str | None = None  # a column that a model may fall for: background, color, device
+    probe: bool | None = None  # probes of frozen features; None: of closed sets, of two-encoder and jtt, with spurious
+    probe_samples: int = Field(5000, ge=10)  # of the training split, that probes are fitted on at most
+
+    @field_validator("fars", "ks", mode="before")
+    @classmethod
+    def _one(cls, value: Any) -> Any:
+        """One number is a list of one."""
+        return [value] if type(value) in (int, float) else value
+
+
+class Recipe(Section):
     """Everything that decides a run."""
 
     seed: int = 0
     auto: list[str] = Field(default_factory=list)  # keys that may be chosen from the data, see auto_settings
-    data: Data = Field(default_factory=Data)  # type: ignore[arg-type]
-    batch: Batches = Field(default_factory=Batches)  # type: ignore[arg-type]
+    data: DataConfig = Field(default_factory=DataConfig)  # type: ignore[arg-type]
+    batch: BatchConfig = Field(default_factory=BatchConfig)  # type: ignore[arg-type]
     model: dict[str, Any] = Field(default_factory=dict)
     loss: dict[str, Any] = Field(default_factory=lambda: {"kind": "SupCon"})
-    biased: Biased = Field(default_factory=Biased)  # type: ignore[arg-type]
+    biased: BiasedConfig = Field(default_factory=BiasedConfig)  # type: ignore[arg-type]
     synthesis: dict[str, Any] = Field(default_factory=dict)  # of method hardness-aware
-    jtt: Twice = Field(default_factory=Twice)  # type: ignore[arg-type]
-    train: Optimise = Field(default_factory=Optimise)  # type: ignore[arg-type]
-    evaluate: Judge = Field(default_factory=Judge)  # type: ignore[arg-type]
+    jtt: JTTConfig = Field(default_factory=JTTConfig)  # type: ignore[arg-type]
+    train: TrainConfig = Field(default_factory=TrainConfig)  # type: ignore[arg-type]
+    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)  # type: ignore[arg-type]
 
     @field_validator("auto")
     @classmethod
@@ -57,9 +184,8 @@ class Recipe(Table):
 
     @field_validator("seed")
     @classmethod
-    def _counted(cls, value: int, info: ValidationInfo) -> int:
-        """A run that is there may have any of 64 bits: earlier versions began with those too."""
-        if not (-(2**63) <= value < 2**63 if info.context == STORED else 0 <= value < SEEDS):
+    def _in_range(cls, value: int) -> int:
+        if not 0 <= value < SEEDS:
             raise ValueError("a whole number from 0 to below 2^62 is wanted")
         return value
 
@@ -69,7 +195,7 @@ class Recipe(Table):
         for key, value in values.items():
             table, _, name = key.rpartition(".")
             (content[table] if table else content)[name] = value
-        return _checked(content, STORED)
+        return parse_recipe(content)
 
     def value(self, key: str) -> Any:
         """The value of a key such as ``batch.classes``; None where the recipe does not say."""
@@ -79,69 +205,74 @@ class Recipe(Table):
 
     def spec(self) -> EmbedderSpec:
         """The model's description."""
-        return built(EmbedderSpec, self.model, "model")
+        return build(EmbedderSpec, self.model, "model")
 
-    def criterion(self, num_classes: int = 3) -> Any:
+    @cached_property
+    def loss_template(self) -> Any:
+        """The loss, to ask what it is and what it needs; the one to train with is built for the data."""
+        return self.build_loss()
+
+    def build_loss(self, num_classes: int = 3) -> Any:
         """The loss, with its difficulty; class-vector losses are told how many classes the training data have."""
-        return built(losses, self.loss, "loss", {"num_classes": num_classes, "dim": self.spec().dim})
+        return build(losses, self.loss, "loss", {"num_classes": num_classes, "dim": self.spec().dim})
 
-    def biased_criterion(self) -> Any:
+    def build_biased_loss(self) -> Any:
         """The loss of the second encoder."""
-        return built(losses, self.biased.loss, "biased.loss", {"dim": self.spec().dim})
+        return build(losses, self.biased.loss, "biased.loss", {"dim": self.spec().dim})
 
-    def synthesised(self) -> Synthesis:
+    def build_synthesis(self) -> Synthesis:
         """How synthetic negatives are made."""
-        return built(Synthesis, self.synthesis, "synthesis")
+        return build(Synthesis, self.synthesis, "synthesis")
 
     def title(self) -> str:
         """One line: what is trained on what."""
         return recipe_title(self.model_dump())
 
-    def takes(self) -> str:
+    def tuple_kind(self) -> str:
         """What the loss is over: ``pairs`` or ``triplets`` of a table; empty where labels say it."""
         return getattr(getattr(losses, str(self.loss.get("kind")), None), "takes", "")
 
-    def toml(self) -> str:
+    def to_toml(self) -> str:
         """The recipe as text that reads back to itself, without the tables of methods that it does not use."""
-        used = {"biased": compares(self.criterion()), "jtt": self.train.method == "jtt", "synthesis": self.synthesis}
+        used = {
+            "biased": uses_second_encoder(self.loss_template),
+            "jtt": self.train.method == "jtt",
+            "synthesis": self.synthesis,
+        }
         unused = {table for table, is_used in used.items() if not is_used}
-        return tomli_w.dumps(_present(self.model_dump(mode="json", exclude=unused)))
+        return tomli_w.dumps(_drop_missing(self.model_dump(mode="json", exclude=unused)))
 
 
 def load(
     source: str | Path,
     overrides: Iterable[str] = (),
     *,
-    resumed: bool = False,
-    say: Callable[[str], None] = lambda note: None,
+    on_note: Callable[[str], None] = lambda note: None,
     **tables: Mapping[str, Any],
 ) -> Recipe:
     """A shipped recipe by name or a file by path, with ``table.key=value`` overrides applied.
 
     An override of a ``kind`` (``loss.kind=ArcFace``) leaves out the keys of the recipe's own kind that the new one does
-    not take; ``say`` gets a note about each.
-
-    ``resumed``: it is that of a run to be continued, which may hold what a new run may not.
+    not take; ``on_note`` gets a note about each.
     """
-    known = shipped()
-    path = known.get(str(source), Path(source))
-    if not path.is_file():
-        hint = nearest(str(source), known)
-        raise RecipeError(f"no recipe {str(source)!r}: neither a shipped one nor a file{hint}")
-    content = _content(path)
-    _check_tables(content)  # before anything is put into them
+    shipped = set(builtin_recipes().values())
+    chain = read_recipe_chain(find_recipe(source))
+    for part, _ in chain:
+        _check_tables(part)  # before anything is put into them
+    content = merge_tables(*[part for part, _ in reversed(chain)])
     for key, table in tables.items():
         content.setdefault(key, {}).update(table)
     overrides = list(overrides)
     for note in _leave_out_keys(content, overrides):
-        say(note)
-    keys = [_apply(content, override) for override in overrides]
+        on_note(note)
+    keys = [_apply_override(content, override) for override in overrides]
     written = {*keys, *(f"{key}.{name}" for key, table in tables.items() for name in table)}
-    if str(source) not in known:  # in a file of one's own, every key that is there was meant
-        written |= {f"{key}.{name}" for key, table in content.items() if isinstance(table, Mapping) for name in table}
+    for part, path in chain:  # in files of one's own, every key that is there was meant
+        if path not in shipped:
+            written |= {f"{key}.{name}" for key, table in part.items() if isinstance(table, Mapping) for name in table}
     content.setdefault("auto", [key for key in AUTO_KEYS if key not in written])
-    recipe = _checked(content, STORED) if resumed else parse(content)
-    heard(recipe, keys)
+    recipe = parse_recipe(content)
+    check_overrides_used(recipe, keys)
     return recipe
 
 
@@ -155,26 +286,23 @@ def as_recipe(given: Any) -> Recipe:
     raise InputError(f"recipe= must be {wanted}, got {type(given).__name__}; mettle.train.load reads one with changes")
 
 
-def stored_recipe(path: Path) -> Recipe:
-    """The recipe of a run that is there, also where a run of today could not begin with it."""
+def load_stored_recipe(path: Path) -> Recipe:
+    """The recipe of a run that is there."""
     if not path.is_file():
         raise RecipeError(f"no recipe {str(path)!r}: the folder of its run is damaged")
-    return _checked(_content(path), STORED)
+    return parse_recipe(read_recipe_file(path))
 
 
-def _content(path: Path) -> dict[str, Any]:
-    """What a recipe file holds, unchecked."""
-    if path.stat().st_size > LARGEST:
-        raise RecipeError(f"{path} has {path.stat().st_size} bytes: a recipe is a page, at most {LARGEST}")
+def parse_recipe(content: Mapping[str, Any]) -> Recipe:
+    """Check the tables of a recipe, those of the model and the loss included."""
+    check_finite(content)
+    _check_tables(content)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a mark before the text
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RecipeError(f"{path} is not TOML: {error}") from None
-
-
-def parse(content: Mapping[str, Any]) -> Recipe:
-    """Check a parsed recipe, tables of the model and the loss included."""
-    return _checked(content)
+        recipe = Recipe.model_validate(content)
+    except ValidationError as error:
+        raise RecipeError(_describe_error(error)) from None
+    check_compatible(recipe)
+    return recipe
 
 
 def _check_tables(content: Mapping[str, Any]) -> None:
@@ -185,20 +313,7 @@ def _check_tables(content: Mapping[str, Any]) -> None:
             raise RecipeError(f"recipe key {key}: {wanted}, got {content[key]!r}")
 
 
-def _checked(content: Mapping[str, Any], context: object = None) -> Recipe:
-    finite(content)
-    _check_tables(content)
-    try:
-        recipe = Recipe.model_validate(content, context=context)
-    except ValidationError as error:
-        raise RecipeError(_message(error)) from None
-    recipe.spec()
-    recipe.criterion()
-    fitting(recipe)
-    return recipe
-
-
-def _apply(content: dict[str, Any], override: str) -> str:
+def _apply_override(content: dict[str, Any], override: str) -> str:
     """Set one key, and name it."""
     key, value = _read_override(override)
     *tables, last = key.split(".")
@@ -244,27 +359,27 @@ def _leave_out_keys(content: dict[str, Any], overrides: Iterable[str]) -> list[s
         for name in [name for name in place if name != "kind" and f"{where}.{name}" not in given]:
             if not _takes_key(module, str(kind), name, place[name], where):
                 value = place.pop(name)
-                shown = describe_call(value) if isinstance(value, Mapping) else repr(value)
-                notes.append(f"{where}.{name} = {shown} of the recipe does not apply to {kind} and was left out")
+                text = format_call(value) if isinstance(value, Mapping) else repr(value)
+                notes.append(f"{where}.{name} = {text} of the recipe does not apply to {kind} and was left out")
     return notes
 
 
 def _takes_key(module: ModuleType, kind: str, name: str, value: Any, where: str) -> bool:
     """Whether a loss or difficulty has such an argument and takes this value for it, everything else at its default."""
-    taken = arguments(getattr(module, kind))
+    taken = constructor_arguments(getattr(module, kind))
     if name not in taken:
         return False
     needed = [p for p in taken.values() if p.default is p.empty and p.name not in (*SIZES, name)]
     if needed:  # it cannot be tried by itself; what is wrong with it is told when all keys are there
         return True
     try:
-        built(module, {"kind": kind, name: value}, where, SIZES)
+        build(module, {"kind": kind, name: value}, where, SIZES)
     except RecipeError:
         return False
     return True
 
 
-def _message(error: ValidationError) -> str:
+def _describe_error(error: ValidationError) -> str:
     """The first problem, in one line, with the nearest known key where a key is unknown."""
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
@@ -277,24 +392,102 @@ def _message(error: ValidationError) -> str:
     return f"recipe key {key}: {problem}, got {first['input']!r}"
 
 
-def _present(value: Any) -> Any:
+def _drop_missing(value: Any) -> Any:
     """TOML has no null: leave such keys out, they are the defaults."""
     if isinstance(value, dict):
-        return {key: _present(item) for key, item in value.items() if item is not None}
+        return {key: _drop_missing(item) for key, item in value.items() if item is not None}
     return value
 
 
-__all__ = [
-    "Batches",
-    "Biased",
-    "Data",
-    "Judge",
-    "Optimise",
-    "Recipe",
-    "Twice",
-    "as_recipe",
-    "load",
-    "parse",
-    "shipped",
-    "stored_recipe",
-]
+BY_SAMPLE = ("similarity", "two-encoder", "jtt")  # methods whose batches are samples, pairs or triplets, not classes
+
+
+def check_compatible(recipe: Recipe) -> None:
+    """Refuse a recipe whose loss, method and data do not go together."""
+    _check_method(recipe)
+    _check_networks(recipe)
+
+
+def _check_method(recipe: Recipe) -> None:
+    """A loss over pairs or triplets, the method that feeds it and the table it needs come together or not at all."""
+    kind, takes, data = recipe.loss.get("kind"), recipe.tuple_kind(), recipe.data
+    given = [name for name in ("pairs", "triplets") if getattr(data, name) is not None]
+    if recipe.train.method == "similarity":
+        if not takes:
+            known = [name for name in losses.__all__ if hasattr(getattr(losses, name), "takes")]
+            raise RecipeError(f"train.method = 'similarity' needs a loss over pairs or triplets: {', '.join(known)}")
+        if given != [takes]:
+            came = " and ".join(f"data.{name}" for name in given) or "none"
+            raise RecipeError(f"{kind} needs data.{takes} (a table, or 'same-class') and no other: got {came}")
+        if recipe.batch.views > 1:
+            raise RecipeError("batch.views does not apply to pairs and triplets: leave it out")
+    elif takes:
+        raise RecipeError(f"{kind} needs train.method = 'similarity', got {recipe.train.method!r}")
+    elif given:
+        raise RecipeError(f"data.{given[0]} needs train.method = 'similarity', got {recipe.train.method!r}")
+    elif recipe.batch.size and recipe.train.method not in BY_SAMPLE:
+        raise RecipeError(f"batch.size needs train.method = {' or '.join(map(repr, BY_SAMPLE))}: set batch.classes")
+
+
+def _check_networks(recipe: Recipe) -> None:
+    """Losses that need a second network or tuples, and the methods that have them, come together or not at all."""
+    method, loss, kind = recipe.train.method, recipe.loss_template, recipe.loss.get("kind")
+    recipe.build_biased_loss()
+    recipe.build_synthesis()
+    build_shape(recipe.train.schedule, recipe.train.warmup)
+    build_optimizer(recipe.train.optimizer, [{"params": [nn.Parameter(torch.zeros(2, 2))]}])
+    if uses_second_encoder(loss) and method != "two-encoder":
+        raise RecipeError(f"a Relative difficulty needs train.method = 'two-encoder', got {method!r}")
+    if method == "two-encoder":
+        if recipe.batch.views != 2:
+            raise RecipeError("train.method = 'two-encoder' compares two views: set batch.views = 2")
+        if not isinstance(loss, PairwiseLoss):
+            raise RecipeError(f"train.method = 'two-encoder' needs a loss over the pairs of a batch, got {kind}")
+    if recipe.biased != type(recipe.biased).model_validate({}) and not uses_second_encoder(loss):
+        raise RecipeError('[biased] needs a loss with difficulty = { kind = "Relative" } and method two-encoder')
+    if recipe.synthesis and method != "hardness-aware":
+        raise RecipeError(f"[synthesis] needs train.method = 'hardness-aware', got {method!r}")
+    if method == "hardness-aware":
+        try:
+            tuple_layout(loss)
+        except InputError as error:
+            raise RecipeError(f"[loss] {error}") from None
+        if recipe.batch.views != 1:
+            raise RecipeError("batch.views does not apply to the tuples of hardness-aware training: leave it out")
+    if wants_sparse_grad(loss):
+        raise RecipeError(
+            f"loss.sparse = true is for optimizers of your own, those of torch take dense gradients: {LEAVE_SPARSE}"
+        )
+    if kind == "NPair" and recipe.batch.samples != 2:
+        raise RecipeError(f"NPair needs two samples of every class: set batch.samples = 2, not {recipe.batch.samples}")
+    if method == "jtt" and not hasattr(loss, "num_classes"):
+        raise RecipeError(f"train.method = 'jtt' needs a loss with one vector per class, such as Softmax, got {kind}")
+    if recipe.jtt != type(recipe.jtt).model_validate({}) and method != "jtt":
+        raise RecipeError(f"[jtt] needs train.method = 'jtt', got {method!r}")
+
+
+def check_finite(content: Any, key: str = "") -> None:
+    """TOML can write inf and nan; no key of a recipe means anything by them."""
+    if isinstance(content, float) and not math.isfinite(content):
+        raise RecipeError(f"recipe key {key}: a finite number is wanted, got {content}")
+    inner = content.items() if isinstance(content, Mapping) else ()
+    inner = enumerate(content) if isinstance(content, list | tuple) else inner
+    for name, value in inner:
+        check_finite(value, f"{key}.{name}" if key else str(name))
+
+
+def check_overrides_used(recipe: Recipe, keys: Iterable[str]) -> None:
+    """An override that decides nothing is a mistake; in a file the same keys are how a run folder writes defaults."""
+    for key in keys:
+        if key == "train.steps" and recipe.train.epochs is not None:
+            raise RecipeError(f"{key} changes nothing here: train.epochs = {recipe.train.epochs} decides. Leave it out")
+        if key == "train.class_vectors" and not hasattr(recipe.loss_template, "num_classes"):
+            raise RecipeError(
+                f"{key} changes nothing here: {recipe.loss.get('kind')} has no class vectors. Leave it out"
+            )
+        by_size = recipe.train.method in BY_SAMPLE and recipe.batch.size is not None
+        if key in ("batch.classes", "batch.samples") and by_size:
+            raise RecipeError(
+                f"{key} changes nothing here: batches of train.method = {recipe.train.method!r} have batch.size = "
+                f"{recipe.batch.size} samples. Set batch.size instead"
+            )

@@ -17,7 +17,7 @@ from mettle.evaluate.unit import Unit
 from mettle.model import embed
 from mettle.report.number import numbers
 from mettle.service.workbench.kept import kept
-from mettle.train import Run, prepare
+from mettle.train import Run, prepare_samples
 
 BANDS = 4  # of difficulty, as in the audit
 QUARTERS = ("easiest quarter", "second quarter", "third quarter", "hardest quarter")
@@ -119,7 +119,7 @@ class Scene:
 
 def load(run: Run, cache: Path | None = None) -> Scene:
     """Read the run's data and embed its test split, or take the embeddings that were kept beside the run."""
-    samples = prepare(run.located(), cache)
+    samples = prepare_samples(run.recipe_with_data_paths(), cache)
     test = samples.part("test")
     if len(test) < 2:
         raise DataError(

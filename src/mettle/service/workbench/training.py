@@ -4,14 +4,14 @@ from typing import Any
 
 from mettle.report.curves import PANELS, Panel, series
 from mettle.train import Run
-from mettle.train.log import read
+from mettle.train.callbacks import read_log
 
 Log = list[dict[str, Any]]
 
 
 def training(run: Run) -> list[dict[str, Any]]:
     """Every panel for which the log of a run has something to tell."""
-    log = read(run.folder / "log.jsonl")
+    log = read_log(run.folder / "log.jsonl")
     return [_facts(panel, log) for panel in PANELS if _tells(panel, log)]
 
 

@@ -1,0 +1,331 @@
+"""From a recipe to a finished run folder, or on from where one stopped; and its parts: model, method, loader."""
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mettle.data.dataset import Samples
+from mettle.data.duplicates import train_test_duplicates
+from mettle.data.loader import Loader
+from mettle.data.sampler import EpochBatchSampler, PKBatchSampler, ShuffledBatchSampler, UpsampledSampler
+from mettle.data.transforms import find_preset, to_input_tensor
+from mettle.data.tuples import Tuples
+from mettle.errors import DataError, InputError, RunError
+from mettle.losses import PairwiseLoss
+from mettle.model import Embedder
+from mettle.train import checkpoint
+from mettle.train.auto_settings import resolve_device
+from mettle.train.callbacks import (
+    Callback,
+    Checkpoint,
+    CollapseGuard,
+    DivergenceGuard,
+    JsonLog,
+    OnStep,
+    StopOnSignal,
+    TensorBoard,
+)
+from mettle.train.datamodule import describe_skipped, fill_settings, prepare_training_data, take_over_settings
+from mettle.train.methods.base import Method, uses_second_encoder
+from mettle.train.methods.hardness_aware import HardnessAware
+from mettle.train.methods.jtt import describe_error_set, find_misclassified
+from mettle.train.methods.similarity import Similarity
+from mettle.train.methods.supervised import Supervised, start_class_vectors
+from mettle.train.methods.two_encoder import SpuriousAttribute, TwoEncoder
+from mettle.train.optim import Schedule, build_shape
+from mettle.train.recipe import Recipe, as_recipe
+from mettle.train.run_folder import Run, TrainingIdentities, create_run, data_paths, open_run, save_artifact
+from mettle.train.trainer import count_steps, fit
+
+POOL = 4096  # training rows that corrupted features are taken from
+CALIBRATION = 2048  # training samples that inputs are centered on
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What training came to."""
+
+    run: Run
+    model: Embedder
+    samples: Samples
+    finished: bool  # False: asked to stop; a checkpoint is there
+    resumed_from: int | None = None
+    notes: tuple[str, ...] = ()
+    loss: Any = None  # as trained, where it learns something itself
+    tuples: Tuples | None = None  # the pairs or triplets of the recipe, with their splits
+
+
+def train(
+    recipe: Recipe | Path | str,
+    folder: Path | str,
+    *,
+    resume: bool = False,
+    cache: Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    on_step: Callable[[int, dict[str, Any]], None] | None = None,
+    tensorboard: bool = True,
+    on_note: Callable[[str], None] = lambda note: None,
+    on_start: Callable[[Run], None] = lambda run: None,
+) -> TrainResult:
+    """Train a recipe, or a shipped one by its name or a file by its path, into ``folder``, or continue the run there.
+
+    Args:
+        recipe: what to train.
+        folder: the run folder, which must not exist unless the run in it is to go on.
+        resume: whether to continue the run in ``folder``, if there is one.
+        cache: where embedded data are kept.
+        callbacks: what else is called around every step, see `mettle.train.callbacks`.
+        on_step: called after every step with the number of steps done and the log line.
+        tensorboard: whether to write for TensorBoard too, where it is installed.
+        on_note: called with each note about the data before the first step.
+        on_start: called once, when the run folder is there and training is about to begin.
+    """
+    recipe, folder = as_recipe(recipe), _as_folder(folder)
+    callbacks = [*callbacks, *([] if on_step is None else [OnStep(on_step)])]
+    old = open_run(folder) if resume and folder.exists() else None
+    if old is not None:
+        recipe = take_over_settings(recipe, old.recipe)
+    samples, tuples, left_out = prepare_training_data(recipe if old is None else _check_same_recipe(old, recipe), cache)
+    recipe, settings = fill_settings(recipe, samples, tuples)
+    fingerprint = samples.fingerprint() + ("" if tuples is None else f" {tuples.fingerprint()}")
+    if old is not None and old.state["data"] != fingerprint:
+        raise RunError(f"the data of {folder} have changed since it was started: train again under another --name")
+    has_begun = bool(checkpoint.list_checkpoints(folder / "checkpoints"))
+    method, loader = build_method_and_loader(recipe, samples, tuples, fetch=not has_begun)
+    if recipe.train.epochs is not None:
+        steps = count_steps(loader, recipe.train.epochs, recipe.train.accumulate)
+        recipe = recipe.with_values({"train.steps": steps})
+    duplicates = train_test_duplicates(samples)
+    told = (*samples.notes, *describe_skipped(samples), *settings, *left_out, *_describe_accumulation(recipe))
+    told += (str(duplicates),) if duplicates.count else ()
+    for note in told:
+        on_note(note)
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    run = old or create_run(folder, recipe, {"data": fingerprint, "paths": data_paths(recipe), **versions})
+    on_start(run)
+    TrainingIdentities.from_samples(samples).save(folder)
+    notes: tuple[str, ...] = ()
+    if recipe.train.method == "jtt" and recipe.jtt.copies:
+        wrong, notes, done = _train_identification_model(recipe, run, samples, callbacks)
+        for note in notes:
+            on_note(note)
+        if not done:
+            return TrainResult(run, method.model, samples, False, None if old is None else 0, (*told, *notes))
+        method, loader = build_method_and_loader(recipe, samples, misclassified=wrong, fetch=not has_begun)
+    own = [*callbacks, TensorBoard(folder)] if tensorboard else callbacks
+    start, passed, done = _fit_in_folder(recipe, folder, method, loader, samples, own)
+    model, loss = method.final_module(), method.final_module("loss")
+    if done:
+        _save_result(run, method, samples)
+    notes = (*passed, *told, *notes)
+    return TrainResult(run, model, samples, done, None if old is None else start, notes, loss, tuples)
+
+
+def _as_folder(folder: Any) -> Path:
+    """The run folder that a caller named."""
+    if not isinstance(folder, str | Path):
+        raise InputError(f"folder= must be the path of a run folder, got {type(folder).__name__}")
+    return Path(folder)
+
+
+def _check_same_recipe(old: Run, recipe: Recipe) -> Recipe:
+    """The recipe of a run to go on with, its data found again; another recipe is refused.
+
+    Another source alone is no other recipe: data may have moved, and whether they are the same is seen from them.
+    """
+    typed, source = old.recipe.data.source, recipe.data.source
+    same = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": typed})})
+    if same.model_dump() != old.recipe.model_dump():
+        raise RunError(f"{old.folder} was started with another recipe{_describe_difference(old.recipe, same)}")
+    return old.recipe_with_data_paths(None if source == typed else source)
+
+
+def _describe_difference(old: Recipe, new: Recipe) -> str:
+    """Which keys differ, in words."""
+    a, b = old.model_dump(), new.model_dump()
+    keys = [
+        f"{table}.{key}" if isinstance(a[table], dict) else table
+        for table in a
+        for key in (a[table] | b[table] if isinstance(a[table], dict) else [table])
+        if (a[table].get(key) != b[table].get(key) if isinstance(a[table], dict) else a[table] != b[table])
+    ]
+    remedy = "resume it without naming a recipe, and it keeps its own, or choose another --name"
+    return f" ({', '.join(dict.fromkeys(keys))} differ): {remedy}"
+
+
+def _describe_accumulation(recipe: Recipe) -> tuple[str, ...]:
+    """A warning where accumulated batches are taken for a larger batch, which they are not for losses over pairs."""
+    count, loss = recipe.train.accumulate, recipe.loss_template
+    if count == 1 or not isinstance(loss, PairwiseLoss):
+        return ()
+    return (
+        f"train.accumulate = {count} averages the gradients of {count} batches, and {type(loss).__name__} compares the "
+        f"samples of one batch only: it sees no more negatives than before, unlike a batch {count} times as large. "
+        "Raise batch.classes or batch.size where memory allows; gradient caching is the way to a larger batch in less",
+    )
+
+
+def _fit_in_folder(
+    recipe: Recipe, folder: Path, method: Method, loader: Loader, samples: Samples, callbacks: Sequence[Callback]
+) -> tuple[int, list[str], bool]:
+    """The loop, from the newest checkpoint on: where it started, what was passed over, whether it reached its end."""
+    setup, checkpoints = recipe.train, folder / "checkpoints"
+    collapse = {"every": setup.log_every, "warmup": setup.warmup}
+    saving = Checkpoint(checkpoints, setup.checkpoint_every)
+    everything = [
+        DivergenceGuard(checkpoints),
+        JsonLog(folder, setup.log_every),
+        CollapseGuard(setup.collapse_spread, setup.collapse_gap, setup.collapse_patience, **collapse),
+        *callbacks,
+        StopOnSignal(),
+        saving,
+    ]
+    start, position, passed = saving.restore(method, everything)
+    if start == 0 and setup.class_vectors == "means":
+        start_class_vectors(method, samples.part("train"))
+    schedule = Schedule(setup.steps, setup.rate, build_shape(setup.schedule, setup.warmup))
+    done = fit(method, loader, schedule, everything, start=start, position=position, accumulate=setup.accumulate)
+    return start, passed, done
+
+
+def _train_identification_model(
+    recipe: Recipe, run: Run, samples: Samples, callbacks: Sequence[Callback]
+) -> tuple[np.ndarray, tuple[str, ...], bool]:
+    """The first classifier of "just train twice", in a folder of its own, and the training samples it gets wrong."""
+    steps = max(1, round(recipe.jtt.first * recipe.train.steps))
+    short = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": steps})})
+    folder = run.folder / "first"
+    folder.mkdir(exist_ok=True)
+    has_begun = bool(checkpoint.list_checkpoints(folder / "checkpoints"))
+    method, loader = build_method_and_loader(short, samples, fetch=not has_begun)
+    assert isinstance(method, Supervised)
+    assert method.classes is not None
+    _, passed, done = _fit_in_folder(short, folder, method, loader, samples, callbacks)
+    part = samples.part("train")
+    if not done:
+        return np.empty(0, np.int64), tuple(passed), False
+    wrong = find_misclassified(method.final_module(), method.final_module("loss"), method.classes, part)
+    return wrong, (*passed, describe_error_set(len(wrong), len(part), steps)), True
+
+
+def _save_result(run: Run, method: Method, samples: Samples) -> None:
+    """Write the artifact of a run that reached its end."""
+    classes = biased = None
+    if isinstance(method, Supervised) and method.classes is not None:
+        names = [samples.label.names[code] for code in method.classes.tolist()]
+        classes = method.final_module("loss").vectors(), names
+    if isinstance(method, TwoEncoder) and method.biased is not None:
+        biased = method.final_module("biased")
+    columns = [one.to_json() for one in getattr(samples.inputs, "features", ())]
+    save_artifact(run, method.final_module(), biased=biased, classes=classes, columns=columns)
+
+
+def build_method_and_loader(
+    recipe: Recipe,
+    samples: Samples,
+    tuples: Tuples | None = None,
+    misclassified: np.ndarray | None = None,
+    *,
+    fetch: bool = True,
+) -> tuple[Method, Loader]:
+    """The method and the loader of a recipe; everything random in them follows from its seed.
+
+    ``misclassified`` are positions of training samples that come ``jtt.copies`` more times in an epoch. ``fetch=False``
+    asks for no pretrained weights: those of a checkpoint are about to take their place.
+    """
+    part = samples.part("train")
+    if len(part) == 0:
+        raise DataError(f"{recipe.data.source} has no training samples: its split column says so")
+    device = resolve_device(recipe.train.device)
+    method = build_method(recipe, samples, device, fetch)
+    return method, build_loader(recipe, samples, device, tuples, misclassified)
+
+
+def build_method(recipe: Recipe, samples: Samples, device: str, fetch: bool = True) -> Method:
+    """The method of a recipe, with untrained networks on a device."""
+    part, setup = samples.part("train"), recipe.train
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe, samples, fetch=fetch).to(device)
+    precision = setup.precision
+    if precision == "auto":
+        precision = "bfloat16" if device.startswith("cuda") else "float32"
+    classes = torch.from_numpy(np.unique(part.labels)).to(device)
+    loss: Any = recipe.build_loss(len(classes))
+    loss = loss.to(device) if isinstance(loss, nn.Module) else loss
+    keys = ("optimizer", "weight_decay", "backbone_rate", "loss_rate", "clip", "ema")
+    options: dict[str, Any] = {key: getattr(setup, key) for key in keys} | {"precision": precision}
+    name = recipe.evaluate.spurious
+    # For every method: a column that is not there, or says nothing, is told now and not after training.
+    attribute = None if name is None else SpuriousAttribute.from_column(part, name)
+    if setup.method == "hardness-aware":
+        return HardnessAware(loss, model, classes=classes, synthesis=recipe.build_synthesis(), **options)
+    if setup.method == "two-encoder":
+        options |= {
+            "attribute": attribute or SpuriousAttribute.from_domain(part),
+            "seed": recipe.seed,
+            "lr_scale": recipe.biased.rate,
+        }
+        if uses_second_encoder(loss):
+            other = build_model(recipe, samples, recipe.seed + 1, fetch).to(device)
+            options |= {"biased": other, "biased_loss": recipe.build_biased_loss()}
+        return TwoEncoder(model, loss, weights=recipe.biased.weights, **options)
+    if setup.method == "similarity":
+        return Similarity(model, loss, **options)
+    by_class = classes if hasattr(loss, "num_classes") else None
+    return Supervised(model, loss, classes=by_class, **options)
+
+
+def build_loader(
+    recipe: Recipe,
+    samples: Samples,
+    device: str,
+    tuples: Tuples | None = None,
+    misclassified: np.ndarray | None = None,
+) -> Loader:
+    """The batches of a recipe."""
+    part, batch, seed = samples.part("train"), recipe.batch, recipe.seed
+    size, augment = batch.size or batch.classes * batch.samples, find_preset(batch.augment)
+    if part.inputs.kind == "row" and (augment.corrupt or augment.noise):  # features have their own spread and values
+        augment = replace(augment, pool=to_input_tensor(part.read(evenly_spaced(len(part), POOL)), device))
+    if tuples is not None:
+        rows = _training_tuples(tuples, size)
+        order: EpochBatchSampler = ShuffledBatchSampler(len(rows), size, seed)
+        return Loader(samples, order, augment, seed, workers=batch.workers, device=device, tuples=rows)
+    if recipe.train.method == "jtt":
+        wrong = np.empty(0, np.int64) if misclassified is None else misclassified
+        order = UpsampledSampler(len(part), wrong, recipe.jtt.copies, size, seed)
+    elif batch.views > 1:
+        order = ShuffledBatchSampler(len(part), size, seed)
+    else:
+        order = PKBatchSampler(part.labels, batch.classes, batch.samples, seed)
+    return Loader(part, order, augment, seed, batch.views, batch.workers, device)
+
+
+def _training_tuples(tuples: Tuples, size: int) -> Tuples:
+    """The pairs or triplets to train on, if they fill a batch."""
+    rows = tuples.part("train")
+    if len(rows) < size:
+        few = f"{len(rows)} training {tuples.noun}s, fewer than the {size} of a batch"
+        raise DataError(f"{tuples.source_name} has {few}: lower batch.size, or check the split")
+    return rows
+
+
+def build_model(recipe: Recipe, samples: Samples, seed: int | None = None, fetch: bool = True) -> Embedder:
+    """The untrained network of a recipe, centered on a sample of the training split."""
+    part = samples.part("train")
+    shape = part.inputs.shape
+    torch.manual_seed(recipe.seed if seed is None else seed)
+    model = Embedder(recipe.spec(), (shape[2], *shape[:2]) if len(shape) == 3 else shape, load_pretrained=fetch)
+    model.fit_normalization(to_input_tensor(part.read(evenly_spaced(len(part), CALIBRATION)), "cpu"))
+    return model
+
+
+def evenly_spaced(count: int, most: int) -> np.ndarray:
+    """At most so many positions out of ``count``, evenly spaced."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))

@@ -1,0 +1,1 @@
+"""The methods: what one optimization step does, one file for each."""

@@ -1,0 +1,235 @@
+"""A method is what one optimization step does: which networks, which losses; how they are moved is common to all.
+
+A method says what its losses are, in `Method.compute_losses`. Forward passes in half precision, gradients, clipping,
+the refusal of steps that are not finite, averages of weights and the state of a checkpoint come from here.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mettle.data.loader import Batch
+from mettle.difficulty import Relative
+from mettle.errors import InputError
+from mettle.pairs import iterate_parts
+from mettle.train.optim import MultiOptimizer, OptimSettings, WeightAverage, weight_decay_groups
+
+LEAVE_SPARSE = "leave sparse out; sample alone already compares with a share of the classes"
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """The losses of one batch, by the network that each of them trains, and what the log may ask about them."""
+
+    losses: Mapping[str, Tensor]
+    embeddings: Tensor  # of the network that becomes the artifact
+    statistics: Callable[[Mapping[str, float]], Mapping[str, Any]] = lambda norms: {}  # from the gradient norms
+    details: Any = None  # what the method itself wants back in `Method.after_step`
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did. A step whose loss or gradient is not finite changes nothing."""
+
+    loss: float
+    gradient: float  # norm
+    applied: bool
+    embeddings: Tensor  # detached, of the last batch of the step
+    lazy_stats: Callable[[], Mapping[str, Any]] = dict  # what difficulty did; worked out only when a line is logged
+
+
+class Method(ABC):
+    """Networks, the losses that train them, and the step.
+
+    A subclass hands its networks to ``__init__`` and says in :meth:`compute_losses` what their losses are. The network
+    ``"model"`` becomes the artifact. Losses and difficulties with a state of their own (an ``nn.Module``) are trained,
+    saved and resumed with the network that they belong to.
+    """
+
+    def __init__(
+        self,
+        networks: Mapping[str, nn.Module],
+        losses: Mapping[str, Any],
+        settings: OptimSettings | None = None,
+        *,
+        no_decay: Collection[str] = (),
+    ):
+        """Put the optimizers together.
+
+        Args:
+            networks: by name; ``"model"`` is one of them.
+            losses: by the name of the network that they train.
+            settings: how the networks are moved.
+            no_decay: networks whose weights do not decay.
+        """
+        self.settings = settings = settings or OptimSettings()
+        self.model: Any = networks["model"]
+        self.loss: Any = losses.get("model")
+        parts = {name: trainable_parts({_mark(name): loss}) for name, loss in losses.items()}
+        everything = trainable_parts({_mark(name): loss for name, loss in losses.items()})
+        self.modules: dict[str, nn.Module] = {**networks, **everything}
+        parameters, groups = {}, {}
+        for name, network in networks.items():
+            own_parts = [part for key, part in everything.items() if key in parts.get(name, {})]
+            own = list(dict.fromkeys(p for part in own_parts for p in part.parameters()))
+            decay = 0.0 if name in no_decay else settings.weight_decay
+            parameters[name] = [*network.parameters(), *own]
+            groups[name] = _network_groups(network, decay, settings.backbone_rate)
+            groups[name] += weight_decay_groups(own, decay, settings.loss_rate)
+        device = next(self.model.parameters()).device.type
+        self.optimizer = MultiOptimizer(parameters, groups, device=device, settings=settings)
+        self.max_skipped_steps = self.optimizer.max_skipped_steps
+        averaged = {name: module for name, module in self.modules.items() if any(True for _ in module.parameters())}
+        self.average = WeightAverage(averaged, settings.ema) if settings.ema else None
+
+    @abstractmethod
+    def compute_losses(self, batch: Batch, fraction_done: float) -> LossTerms:
+        """The losses of a batch, with gradient; ``fraction_done`` is the share of training that is done."""
+
+    def step(self, batches: Batch | Sequence[Batch], lr: float, fraction_done: float) -> StepResult:
+        """One optimization step at this learning rate, unless something is not finite.
+
+        Of several batches the mean gradient is taken, each batch with pairs of its own.
+        """
+        batches = [batches] if isinstance(batches, Batch) else batches
+        for module in self.modules.values():
+            module.train()
+        self.optimizer.zero_grad()
+        found = []
+        for batch in batches:
+            terms = self.compute_losses(batch, fraction_done)
+            self.optimizer.backward(terms.losses, len(batches))
+            found.append(terms)
+        norms, applied = self.optimizer.step([terms.losses for terms in found], self.learning_rates(lr))
+        if applied:
+            self.after_step(found)
+            if self.average is not None:
+                self.average.update(self.modules)
+        values = {name: _mean([terms.losses[name] for terms in found]) for name in found[-1].losses}
+        # Where a step was refused, the network to tell about is the one that diverged.
+        broken = [name for name in values if not (math.isfinite(values[name]) and math.isfinite(norms[name]))]
+        name = broken[0] if broken and "model" not in broken else "model"
+        last = found[-1]
+        return StepResult(values[name], norms[name], applied, last.embeddings.detach(), lambda: last.statistics(norms))
+
+    def learning_rates(self, lr: float) -> dict[str, float]:
+        """The learning rate of each network, where that of the run is ``lr``."""
+        return dict.fromkeys(self.optimizer.optimizers, lr)
+
+    def after_step(self, terms: Sequence[LossTerms]) -> None:  # noqa: B027 - most methods remember nothing
+        """What a method remembers of a step that was applied."""
+
+    def autocast(self) -> torch.autocast:
+        """For the forward passes of the networks; losses are computed outside."""
+        return self.optimizer.autocast()
+
+    def final_module(self, name: str = "model") -> Any:
+        """A network or loss as it is to be kept: its moving average, where there is one."""
+        averages = {} if self.average is None else self.average.averages
+        return averages[name].module if name in averages else self.modules.get(name, getattr(self, name, None))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs: networks, losses, optimizers, averages."""
+        return {
+            "modules": {name: module.state_dict() for name, module in self.modules.items()},
+            "optimizer": self.optimizer.state_dict(),
+            "average": {} if self.average is None else self.average.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        for name, module in self.modules.items():
+            module.load_state_dict(state["modules"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+
+
+def _mark(network: str) -> str:
+    """What the names of a loss begin with in checkpoints."""
+    return "" if network == "model" else f"{network} "
+
+
+def _network_groups(network: nn.Module, weight_decay: float, backbone_rate: float) -> list[dict[str, Any]]:
+    """The parameter groups of a network; its backbone has some of its own where it learns at another pace."""
+    backbone = getattr(network, "backbone", None)
+    if backbone_rate == 1 or not isinstance(backbone, nn.Module):
+        return weight_decay_groups(network.parameters(), weight_decay)
+    inside = set(backbone.parameters())
+    rest = [p for p in network.parameters() if p not in inside]
+    return weight_decay_groups(backbone.parameters(), weight_decay, backbone_rate) + weight_decay_groups(
+        rest, weight_decay
+    )
+
+
+def _mean(values: Sequence[Tensor]) -> float:
+    return sum(value.item() for value in values) / len(values)
+
+
+def trainable_parts(losses: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """The losses and difficulties that have a state of their own, by the names that checkpoints know them by.
+
+    A difficulty that is part of its loss already, or of another one, is not named again: its tensors are saved once.
+    """
+    found: dict[str, nn.Module] = {}
+    known: set[nn.Module] = set()
+    for mark, loss in losses.items():
+        parts = {f"{mark}loss": loss}
+        parts |= {
+            f"{mark}difficulty {k}": one for k, one in enumerate(iterate_parts(getattr(loss, "difficulty", None)))
+        }
+        for name, part in parts.items():
+            if isinstance(part, nn.Module) and part not in known and has_state(part):
+                found[name] = part
+                known |= set(part.modules())
+    return found
+
+
+def has_state(module: nn.Module) -> bool:
+    """Whether there is anything of a module to save."""
+    return any(not isinstance(value, Tensor) or value.numel() > 0 for value in module.state_dict().values())
+
+
+def progress_option(loss: Any, fraction_done: float) -> dict[str, float]:
+    """The progress of training, for a loss that takes it: a curriculum may still be fading in."""
+    return {"progress": fraction_done} if getattr(loss, "takes_progress", False) else {}
+
+
+def check_classes(classes: Tensor) -> None:
+    """Numbering looks labels up in a sorted list, so a list that is not sorted would number them wrongly."""
+    is_list = isinstance(classes, Tensor) and classes.ndim == 1 and not classes.is_floating_point()
+    if not is_list or not bool((classes[1:] > classes[:-1]).all()):
+        raise InputError("classes= must be the labels that occur in training, whole numbers, each once, sorted")
+
+
+def class_indices(labels: Tensor, classes: Tensor) -> Tensor:
+    """The place of every label among the classes.
+
+    A label that is none of them is an error, told at once on a processor. A GPU would stand still for the question:
+    there it becomes -1, which losses refuse when they come to it.
+    """
+    index = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
+    unknown = classes[index] != labels
+    if labels.is_cuda:
+        return index.masked_fill(unknown, -1)
+    if bool(unknown.any()):
+        label = labels[unknown][0].item()
+        raise InputError(
+            f"label {label} is none of the {len(classes)} classes that training began with: pass them all as classes="
+        )
+    return index
+
+
+def wants_sparse_grad(loss: Any) -> bool:
+    """Whether a loss asks for sparse gradients of its own parameters."""
+    return isinstance(loss, nn.Module) and any(getattr(part, "sparse", False) is True for part in loss.modules())
+
+
+def uses_second_encoder(loss: Any) -> bool:
+    """Whether a loss looks at a second encoder."""
+    return any(isinstance(part, Relative) for part in iterate_parts(getattr(loss, "difficulty", None)))

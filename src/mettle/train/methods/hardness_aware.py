@@ -1,0 +1,344 @@
+"""Hardness-aware metric learning: a tuple loss on real samples and on synthetic ones that get harder with time."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+from mettle.data.loader import Batch
+from mettle.errors import InputError
+from mettle.losses import NPair, Triplet, split_anchor_positive
+from mettle.model import Embedder
+from mettle.train.methods.base import LossTerms, Method, check_classes, class_indices
+from mettle.train.methods.synthesis import Generator, Synthesis, WindowMean, pull_negatives
+from mettle.train.optim import OptimSettings
+
+SOFT = 1e4  # what the class term of J_gen is multiplied by
+
+
+TupleRows = Mapping[str, Tensor]
+"""Positions in the batch of each tuple's anchor and positive (and negative, where it has one of its own)."""
+
+
+@dataclass(frozen=True)
+class TripletLayout:
+    """Triples of a batch, and the triplet loss summed over them."""
+
+    loss: Triplet
+
+    def tuple_rows(self, labels: Tensor) -> TupleRows:
+        """Neighbours of a class are anchor and positive; the class that follows in the batch gives the negative."""
+        names, code, counts = labels.unique(return_inverse=True, return_counts=True)
+        each = int(counts[0])
+        if len(names) < 2 or each < 2 or bool((counts != each).any()):
+            raise InputError(
+                f"triples need batches of P classes x K samples, both at least 2, got {len(names)} classes of "
+                f"{int(counts.min())} to {int(counts.max())} samples"
+            )
+        n = len(labels)
+        first = torch.full((len(names),), n, device=labels.device).scatter_reduce(
+            0, code, torch.arange(n, device=labels.device), "amin"
+        )
+        turn = first.argsort().argsort()  # classes in the order in which the batch has them, not that of their names
+        groups = torch.argsort(turn[code], stable=True).view(len(names), each)[:, : each - each % 2]
+        a, p = groups[:, 0::2].reshape(-1), groups[:, 1::2].reshape(-1)
+        return {"anchor": a, "positive": p, "negative": groups.roll(-1, 0)[:, 0::2].reshape(-1)}
+
+    def negatives(self, z: Tensor, rows: TupleRows) -> Tensor:
+        """As they are."""
+        return z[rows["negative"]]
+
+    def synthesize_negatives(self, z: Tensor, rows: TupleRows, level: float) -> tuple[Tensor, Tensor]:
+        """One new point a triple, and the sample that it comes from."""
+        source = rows["negative"]
+        return pull_negatives(z[rows["anchor"]], z[rows["positive"]], z[source], level), source
+
+    def share_movable(self, z: Tensor, rows: TupleRows) -> Tensor:
+        """Share of negatives beyond their positive, which are those that can be pulled."""
+        a, p, n = (z.detach()[rows[name]] for name in ("anchor", "positive", "negative"))
+        return ((a - n).square().sum(1) > (a - p).square().sum(1)).float().mean()
+
+    def tuple_loss(self, anchors: Tensor, positives: Tensor, negatives: Tensor, rows: TupleRows) -> Tensor:
+        """Σ [d⁺ − d⁻ + m]₊."""
+        a, p, n = anchors[rows["anchor"]], positives[rows["positive"]], negatives
+        if self.loss.normalise:
+            a, p, n = (normalize(x, dim=1) for x in (a, p, n))
+        near, far = ((a - x).square().sum(1) for x in (p, n))
+        if not self.loss.squared:
+            near, far = (_safe_sqrt(x) for x in (near, far))
+        return self.loss.margin_violation(near - far).sum()
+
+    def class_term_rows(self, rows: TupleRows) -> Tensor:
+        """Anchors and positives."""
+        return torch.cat([rows["anchor"], rows["positive"]])
+
+    def class_term(self, real: Tensor, real_labels: Tensor, made: Tensor, labels: Tensor) -> Tensor:
+        """One mean over all."""
+        return cross_entropy(torch.cat([real, made]), torch.cat([real_labels, labels]))
+
+
+@dataclass(frozen=True)
+class NPairLayout:
+    """Pairs of a batch, one a class, and the N-pair loss over them."""
+
+    loss: NPair
+
+    def tuple_rows(self, labels: Tensor) -> TupleRows:
+        """The first row of a class is its anchor, the second its positive."""
+        a, p = split_anchor_positive(labels)
+        if len(a) < 2:
+            raise InputError("the N-pair loss needs two classes or more in a batch, got one")
+        return {"anchor": a, "positive": p}
+
+    def negatives(self, z: Tensor, rows: TupleRows) -> Tensor:
+        """(p · p, d) every positive for every anchor."""
+        p = z[rows["positive"]]
+        return p.expand(len(p), *p.shape).flatten(0, 1)
+
+    def synthesize_negatives(self, z: Tensor, rows: TupleRows, level: float) -> tuple[Tensor, Tensor]:
+        """P² points: row by row, every class's positive as an anchor sees it; its own stays where it is."""
+        a, p = z[rows["anchor"]], z[rows["positive"]]
+        made = pull_negatives(a[:, None], p[:, None], p[None], level)
+        return made.flatten(0, 1), rows["positive"].repeat(len(p))
+
+    def share_movable(self, z: Tensor, rows: TupleRows) -> Tensor:
+        """Share of negatives beyond the positive."""
+        a, p = z.detach()[rows["anchor"]], z.detach()[rows["positive"]]
+        d = torch.cdist(a, p)
+        return (d > d.diagonal()[:, None]).float().sum() / (len(a) * (len(a) - 1))
+
+    def tuple_loss(self, anchors: Tensor, positives: Tensor, negatives: Tensor, rows: TupleRows) -> Tensor:
+        """Mean cross-entropy of an anchor against its own row, plus the norm term."""
+        a = anchors[rows["anchor"]]
+        row = negatives.view(len(a), len(a), -1)
+        logits = torch.einsum("id,ijd->ij", a, row)
+        own = row.diagonal(dim1=0, dim2=1).T
+        norms = a.square().sum(1).mean() + own.square().sum(1).mean()
+        return cross_entropy(logits, torch.arange(len(a), device=a.device)) + self.loss.norm_weight / 4 * norms
+
+    def class_term_rows(self, rows: TupleRows) -> Tensor:
+        """Anchors; positives are among the new points."""
+        return rows["anchor"]
+
+    def class_term(self, real: Tensor, real_labels: Tensor, made: Tensor, labels: Tensor) -> Tensor:
+        """A mean over anchors and one over new points."""
+        return cross_entropy(real, real_labels) + cross_entropy(made, labels)
+
+
+def tuple_layout(loss: Any) -> TripletLayout | NPairLayout:
+    """How a batch becomes tuples of this loss."""
+    if not isinstance(loss, Triplet | NPair):
+        raise InputError(f"HardnessAware takes a Triplet or an NPair loss, got {type(loss).__name__}")
+    if loss.difficulty is not None:
+        raise InputError("HardnessAware makes negatives harder itself: leave the loss without a difficulty")
+    if isinstance(loss, Triplet):
+        if loss.mining != "all":
+            raise InputError(f"tuples of HardnessAware come with the batch: mining must be 'all', got {loss.mining!r}")
+        return TripletLayout(loss)
+    return NPairLayout(loss)
+
+
+def _safe_sqrt(square: Tensor) -> Tensor:
+    """√, with gradient 0 at 0."""
+    same = square == 0
+    return torch.where(same, 0.0, torch.where(same, 1.0, square).sqrt())
+
+
+class HardnessAwareTerms(NamedTuple):
+    """The losses of one batch, each with the gradient paths that the published method has."""
+
+    metric: Tensor  # for backbone and embedding layer: weight · real + (1 − weight) · synthetic
+    generator: Tensor  # J_gen, for the generator
+    head: Tensor  # cross-entropy of real features, for the softmax head
+    real: Tensor  # J(T), the l2 term included
+    plain: Tensor  # J(T) by itself
+    synthetic: Tensor  # J(T̃)
+    embeddings: Tensor
+    statistics: dict[str, Tensor]
+
+
+class HardnessAware(Method):
+    r"""HDML (Zheng et al. 2019) around a tuple loss J: ``HardnessAware(Triplet(...))``, ``HardnessAware(NPair(...))``.
+
+    Formula, y the features of a sample, z their embedding, T the tuples of a batch, T̃ the same with pulled negatives
+    (`mettle.train.methods.synthesis`), sent through the generator and the embedding layer:
+        J_metric = e^{−β/J_gen} J(T) + (1 − e^{−β/J_gen}) J(T̃)           trains backbone and embedding layer
+        J_gen    = (1−s) Σ‖y − i(z)‖² + s·10⁴·mean CE(W i(ẑ), label)      trains the generator i
+        CE(W y, label)                                                    trains the softmax head W
+    All three step together. J(T̃) reaches the backbone through generator and augmentor, which it does not train; J_avg
+    and J_gen in the exponents are constants, means of the last full window of steps.
+    Tuples:
+        Triplet  of P classes x K samples: neighbours of a class are anchor and positive, the class that comes next in
+                 the batch gives the negative; J is the sum over triples
+        NPair    of P classes x 2 samples: every other class's positive is pulled for every anchor, P² new points;
+                 J is the mean over anchors
+    ``classes`` are the labels that occur in training, sorted.
+    """
+
+    def __init__(
+        self,
+        loss: Triplet | NPair,
+        model: Embedder,
+        *,
+        classes: Tensor,
+        synthesis: Synthesis | None = None,
+        **options: Any,
+    ):
+        self.tuples, self.plan = tuple_layout(loss), synthesis or Synthesis()
+        if not isinstance(classes, Tensor) or len(classes) < 2:
+            raise InputError("classes= must be the labels that occur in training, sorted, two or more of them")
+        check_classes(classes)
+        self.average_metric, self.average_generator = WindowMean(self.plan.window), WindowMean(self.plan.window)
+        self.classes = classes.cpu()  # where unknown labels are told at once
+        networks: dict[str, nn.Module] = {"model": model}
+        if self.plan.generator:
+            like, size = next(model.parameters()), feature_dim(model)
+            self.generator = Generator(model.spec.dim, size, self.plan.hidden).to(like.device, like.dtype)
+            self.head = nn.Linear(size, len(classes)).to(like.device, like.dtype)
+            networks |= {"generator": self.generator, "head": self.head}
+        super().__init__(networks, {"model": loss}, OptimSettings(**options), no_decay=("generator", "head"))
+
+    def learning_rates(self, lr: float) -> dict[str, float]:
+        """Those of generator and head are constant, as published."""
+        return {"model": lr, "generator": self.plan.generator_rate, "head": self.plan.head_rate}
+
+    def compute_losses(self, batch: Batch, fraction_done: float) -> LossTerms:
+        """The three losses of a batch, by the network that each trains."""
+        found, levels = self.terms(batch), self.levels()
+        losses = {"model": found.metric, "generator": found.generator, "head": found.head}
+        losses = {name: losses[name] for name in self.optimizer.optimizers}
+        z = found.embeddings.detach()
+
+        def statistics(norms: Mapping[str, float]) -> dict[str, Any]:
+            stats: dict[str, Any] = dict(self.loss.statistics(z, batch.labels).as_dict()) | levels
+            stats |= {"loss_real": found.plain.item(), "loss_generator": found.generator.item()}
+            return stats | {name: tensor.item() for name, tensor in found.statistics.items()}
+
+        return LossTerms(losses, z, statistics, found)
+
+    def after_step(self, terms: Sequence[LossTerms]) -> None:
+        """Both windows take in the losses of the step."""
+        found: list[HardnessAwareTerms] = [one.details for one in terms]
+        sums = [torch.stack([x.detach().float() for x in (one.real, one.plain, one.generator)]) for one in found]
+        real, plain, generator = (torch.stack(sums).mean(0) if len(sums) > 1 else sums[0]).tolist()
+        weight = self.plan.real_weight(self.average_generator)
+        self.average_metric.update(weight * real if self.plan.javg == "repo" else plain)
+        self.average_generator.update(generator)
+
+    def levels(self) -> dict[str, float]:
+        """Where the method stands: λ, both mixing weights, and the averages that they follow from."""
+        weight = self.plan.real_weight(self.average_generator)
+        known = {"j_avg": self.average_metric.mean, "j_gen": self.average_generator.mean}
+        return {
+            "lambda": self.plan.pull_level(self.average_metric),
+            "weight_real": weight,
+            "weight_synthetic": 1 - weight,
+            **{name: value for name, value in known.items() if value is not None},
+        }
+
+    def terms(self, batch: Batch) -> HardnessAwareTerms:
+        """The losses of a batch, on one graph."""
+        # On the processor: tuples are told from labels, so a GPU is asked for them anyway, and an index that is none
+        # would end its whole process.
+        labels = class_indices(batch.labels.cpu(), self.classes).to(batch.labels.device)
+        rows = self.tuples.tuple_rows(batch.labels)
+        level, weight = self.plan.pull_level(self.average_metric), self.plan.real_weight(self.average_generator)
+        with self.autocast():
+            y = self.model.features(batch.inputs)
+            z = to_float32(self.embedding(y))
+        hard, source = self.tuples.synthesize_negatives(z, rows, level)
+        stats = {"pulled": self.tuples.share_movable(z, rows)}
+        plain = self.tuples.tuple_loss(z, z, self.tuples.negatives(z, rows), rows)
+        if not self.plan.generator:
+            synthetic, generator, head = (
+                self.tuples.tuple_loss(z, z, hard, rows),
+                plain.new_zeros(()),
+                plain.new_zeros(()),
+            )
+        else:
+            with self.autocast():
+                back = to_float32(self.generator(torch.cat([z, hard])))
+                with keep_running_stats(self.model.head):
+                    z_back, z_hard = to_float32(self.embedding(back)).split([len(z), len(hard)])
+            synthetic = self.tuples.tuple_loss(z_back, z_back, z_hard, rows)
+            generator, head, more = self._generated(to_float32(y), back, labels, labels[source], rows)
+            stats |= more
+        real = plain + self.plan.l2 * self._squares() if self.plan.l2 else plain
+        metric = weight * real + (1 - weight) * synthetic
+        stats["loss_synthetic"] = synthetic.detach()
+        return HardnessAwareTerms(metric, generator, head, real, plain, synthetic, z, stats)
+
+    def _generated(
+        self, y: Tensor, back: Tensor, labels: Tensor, source: Tensor, rows: TupleRows
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """J_gen, the loss of the softmax head, and how good generator and head are."""
+        share, y = self.plan.soft, y.detach()
+        recovered, made = back.split([len(y), len(source)])
+        missed = (recovered - y).square().sum()
+        logits = self.head(made)
+        as_they_are = self.tuples.class_term_rows(rows)  # rows that go into the class term as they are
+        soft = self.tuples.class_term(self.head(recovered[as_they_are]), labels[as_they_are], logits, source)
+        generator = (1 - share) * missed + share * SOFT * soft
+        own = self.head(y)
+        head = cross_entropy(own, labels)
+        with torch.no_grad():
+            spread = (y - y.mean(0)).square().sum()
+            stats = {
+                "reconstruction": missed / spread,  # 1 is what the mean feature would reach
+                "head_real": (own.argmax(1) == labels).float().mean(),
+                "head_synthetic": (logits.argmax(1) == source).float().mean(),
+            }
+        return generator, head, stats
+
+    def embedding(self, y: Tensor) -> Tensor:
+        """Features to embeddings: the same layer for real and synthetic ones."""
+        z = self.model.head(y)
+        return normalize(to_float32(z), dim=1) if self.model.spec.unit else z
+
+    def _squares(self) -> Tensor:
+        total = [p.square().sum() for p in self.model.parameters() if p.ndim > 1]
+        return torch.stack(total).sum() / 2
+
+    def state_dict(self) -> dict[str, Any]:
+        """All networks, all optimizers, both windows."""
+        windows = {"metric": self.average_metric.state_dict(), "generator": self.average_generator.state_dict()}
+        return super().state_dict() | {"windows": windows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self.average_metric.load_state_dict(state["windows"]["metric"])
+        self.average_generator.load_state_dict(state["windows"]["generator"])
+
+
+def feature_dim(model: Embedder) -> int:
+    """How many features the head of a model sees."""
+    training = model.training
+    place = next(model.parameters())
+    with torch.no_grad():
+        found = model.eval().features(torch.zeros(1, *model.shape, device=place.device, dtype=place.dtype)).shape[1]
+    model.train(training)
+    return found
+
+
+@contextmanager
+def keep_running_stats(module: nn.Module) -> Iterator[None]:
+    """Batch norms normalise as ever, but what they keep for later stays that of real features."""
+    norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm1d)]
+    momenta = [part.momentum for part in norms]
+    for part in norms:
+        part.momentum = 0.0
+    try:
+        yield
+    finally:
+        for part, momentum in zip(norms, momenta, strict=True):
+            part.momentum = momentum
+
+
+def to_float32(x: Tensor) -> Tensor:
+    """Half precision to float32; everything else as it is."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -1,0 +1,93 @@
+"""Supervised metric learning: one embedder, one loss on its embeddings and labels."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mettle.data.dataset import Samples
+from mettle.data.loader import Batch
+from mettle.errors import InputError
+from mettle.model import Embedder, embed
+from mettle.train.methods.base import (
+    LEAVE_SPARSE,
+    LossTerms,
+    Method,
+    check_classes,
+    class_indices,
+    progress_option,
+    wants_sparse_grad,
+)
+from mettle.train.optim import OptimSettings
+
+START_SAMPLES = 16  # of a class at most, for the mean that its vector starts at
+
+
+class Supervised(Method):
+    """One embedder, one loss on its embeddings and labels, one optimizer.
+
+    The loss may be any callable ``loss(embeddings, labels)``; a loss or a difficulty with state of its own (an
+    ``nn.Module``) is trained, saved and resumed with the model. A loss with one vector per class numbers its classes
+    from 0: ``classes`` are the labels that occur in training, in order. ``options`` are those of `OptimSettings`.
+    """
+
+    def __init__(self, model: Embedder, loss: Any, *, classes: Tensor | None = None, **options: Any):
+        if wants_sparse_grad(loss):
+            raise InputError(f"the optimizer, which moves these parameters, takes no sparse gradients: {LEAVE_SPARSE}")
+        if classes is not None:
+            check_classes(classes)
+        self.classes = classes
+        super().__init__({"model": model}, {"model": loss}, OptimSettings(**options))
+
+    def compute_losses(self, batch: Batch, fraction_done: float) -> LossTerms:
+        """The loss of a batch."""
+        with self.autocast():
+            embeddings = self.model(batch.inputs)
+        loss = self.compute_loss(embeddings, batch, fraction_done)
+        z = embeddings.detach()
+        return LossTerms({"model": loss}, z, lambda norms: self.statistics(z, batch, fraction_done))
+
+    def compute_loss(self, embeddings: Tensor, batch: Batch, fraction_done: float) -> Tensor:
+        """The loss of these embeddings, a scalar with gradient."""
+        return self.loss(embeddings, self.class_indices(batch.labels), **progress_option(self.loss, fraction_done))
+
+    def class_indices(self, labels: Tensor) -> Tensor:
+        """Labels as the loss counts them."""
+        return labels if self.classes is None else class_indices(labels, self.classes)
+
+    def statistics(self, embeddings: Tensor, batch: Batch, fraction_done: float) -> dict[str, Any]:
+        """What difficulty did, where the loss can say it."""
+        if not hasattr(self.loss, "statistics"):
+            return {}
+        options = progress_option(self.loss, fraction_done)
+        found = self.loss.statistics(embeddings, self.class_indices(batch.labels), **options)
+        return found.as_dict() if hasattr(found, "as_dict") else dict(found)
+
+
+def start_class_vectors(method: Method, samples: Samples) -> None:
+    """Start the class vectors of a loss, if it has any, at the class means of the network as it is.
+
+    Vectors at random tell the network nothing until each has been met a few times; with many classes it first learns
+    to put all samples in one place. The means are centered, see `ClassVectors.start_from`, and of at most
+    `START_SAMPLES` samples of a class.
+    """
+    if not isinstance(method, Supervised) or method.classes is None or not hasattr(method.loss, "start_from"):
+        return
+    some = samples.take(spread_over_classes(samples.labels, START_SAMPLES))
+    z = torch.from_numpy(embed(method.model, some)).to(method.classes.device)
+    if not bool(torch.isfinite(z).all()):
+        return  # the first step says what is broken
+    labels = torch.from_numpy(some.labels).to(method.classes.device)
+    method.loss.start_from(z, method.class_indices(labels), centered=True)
+
+
+def spread_over_classes(labels: np.ndarray, most: int) -> np.ndarray:
+    """Positions of at most ``most`` samples of every class, evenly spaced over the class, in order."""
+    order = np.argsort(labels, kind="stable")
+    _, first, counts = np.unique(labels[order], return_index=True, return_counts=True)
+    count = np.repeat(counts, counts)
+    place = np.arange(len(labels)) - np.repeat(first, counts)
+    slot = place * most // count
+    chosen = (count <= most) | (place == 0) | (slot != (place - 1) * most // count)
+    return np.sort(order[chosen])

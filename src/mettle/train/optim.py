@@ -1,0 +1,356 @@
+"""How parameters move: optimizers and schedules by name, parameter groups, the step in mixed precision, averages.
+
+A schedule is a pure function of the step, so a resumed run needs nothing to know its learning rate. An optimizer is any
+class of `torch.optim` that steps from gradients alone; a schedule is one of the few below or any class of
+`torch.optim.lr_scheduler`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from mettle.errors import InputError, RecipeError, nearest
+from mettle.train.factory import build, constructor_arguments
+
+# These need the loss again and again, sparse gradients, or more than one network's worth of care.
+NOT_STEPPED = {
+    "Optimizer": "is only the base of all",
+    "LBFGS": "needs a closure",
+    "SparseAdam": "wants sparse gradients",
+}
+OPTIMIZERS: dict[str, Any] = {
+    name: kind
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in NOT_STEPPED
+}
+
+
+@dataclass(frozen=True)
+class OptimSettings:
+    """How the networks of a method are moved; the same for every method.
+
+    Args:
+        optimizer: a class of `torch.optim` by its name, or a table with its ``kind`` and further arguments.
+        weight_decay: of matrices and kernels; biases and norms have none.
+        backbone_rate: times the learning rate, for the backbone of every embedder.
+        loss_rate: times the learning rate, for parameters of the loss.
+        clip: largest gradient norm of a network; 0 for no limit.
+        precision: of the forward passes: ``float32``, ``bfloat16`` or ``float16``.
+        ema: how much of the moving average of all weights stays in a step, such as 0.999; 0 for no average.
+    """
+
+    optimizer: str | Mapping[str, Any] = "AdamW"
+    weight_decay: float = 0.01
+    backbone_rate: float = 1.0
+    loss_rate: float = 1.0
+    clip: float = 0.0
+    precision: str = "float32"
+    ema: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ema < 1:
+            raise InputError(f"ema must be at least 0 and below 1, got {self.ema}")
+
+
+def build_optimizer(table: str | Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
+    """The optimizer that a table describes, over these parameter groups."""
+    table = {"kind": table} if isinstance(table, str) else dict(table)
+    kind = str(table.get("kind"))
+    if kind in NOT_STEPPED:
+        raise RecipeError(
+            f"train.optimizer.kind: {kind} {NOT_STEPPED[kind]}: choose one that steps from dense gradients"
+        )
+    for key, instead in (("lr", "train.rate"), ("weight_decay", "train.weight_decay")):
+        if key in table:
+            raise RecipeError(f"train.optimizer.{key} is not set here: use {instead}")
+    # A learning rate for the start: schedules write it anew before every step.
+    return build(OPTIMIZERS, table, "train.optimizer", {"params": [dict(group) for group in groups], "lr": 1e-3})
+
+
+def weight_decay_groups(
+    parameters: Iterable[nn.Parameter], weight_decay: float, lr_scale: float = 1.0
+) -> list[dict[str, Any]]:
+    """Parameter groups: weight decay for matrices and kernels, none for biases and norms."""
+    parameters = list(parameters)
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay, "lr_scale": lr_scale},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0, "lr_scale": lr_scale},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+class MultiOptimizer:
+    """One optimizer per network: every loss moves its own network only, and all of them move or none does.
+
+    Gradients are taken of each loss with respect to its own parameters and nothing else, so a loss may pass through
+    another network without training it, and no graph needs to be cut for that.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Sequence[nn.Parameter]],
+        groups: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+        *,
+        device: str,
+        settings: OptimSettings | None = None,
+    ):
+        """``groups`` are the parameter groups of networks that have others than matrices and the rest."""
+        settings = settings or OptimSettings()
+        self.clip, self.device, groups = settings.clip, device, groups or {}
+        self.parameters = {name: list(own) for name, own in parameters.items()}
+        self.optimizers = {}
+        for name, own in self.parameters.items():
+            found = groups[name] if name in groups else weight_decay_groups(own, settings.weight_decay)
+            self.optimizers[name] = build_optimizer(settings.optimizer, found)
+        self.dtype = autocast_dtype(settings.precision)
+        self.scaler = torch.amp.GradScaler(device, enabled=self.dtype is torch.float16)
+        # A loss scale that starts too high is lowered by refusing steps: that is no divergence yet.
+        self.max_skipped_steps = 20 if self.scaler.is_enabled() else 3
+
+    def autocast(self) -> torch.autocast:
+        """For the forward passes of the networks; losses are computed outside."""
+        return torch.autocast(self.device, dtype=self.dtype, enabled=self.dtype is not None)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, losses: Mapping[str, Tensor], batches: int = 1) -> None:
+        """Add the gradient of each loss to its own parameters, as one of so many batches that make up a step."""
+        for k, (name, loss) in enumerate(losses.items()):
+            own = self.parameters[name]
+            keep = k < len(losses) - 1  # losses may share a graph
+            scaled = self.scaler.scale(loss if batches == 1 else loss / batches)
+            found = torch.autograd.grad(scaled, own, retain_graph=keep, allow_unused=True)
+            for p, g in zip(own, found, strict=True):
+                p.grad = g if p.grad is None else p.grad if g is None else p.grad + g
+
+    def step(self, losses: Sequence[Mapping[str, Tensor]], lrs: Mapping[str, float]) -> tuple[dict[str, float], bool]:
+        """A step of all networks, unless a loss or a gradient is not finite.
+
+        Args:
+            losses: those of every batch of the step, by network.
+            lrs: the learning rate of each network; groups scale it.
+
+        Returns:
+            the norm of each network's gradient, and whether the step was made.
+        """
+        norms = {}
+        for name, optimizer in self.optimizers.items():
+            for group in optimizer.param_groups:
+                group["lr"] = lrs[name] * group["lr_scale"]
+            self.scaler.unscale_(optimizer)
+            norms[name] = nn.utils.clip_grad_norm_(self.parameters[name], self.clip or torch.inf)
+        values = [loss for batch in losses for loss in batch.values()]
+        seen = torch.stack([x.detach().float() for x in (*norms.values(), *values)])
+        applied = bool(torch.isfinite(seen).all())
+        if applied:
+            for optimizer in self.optimizers.values():
+                self.scaler.step(optimizer)
+        if self.scaler.is_enabled():
+            self.scaler.update()
+        return dict(zip(norms, seen.tolist(), strict=False)), applied
+
+    def state_dict(self) -> dict[str, Any]:
+        """All optimizers and the loss scale."""
+        optimizers = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+        return {"optimizers": optimizers, "scaler": self.scaler.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        self.scaler.load_state_dict(state["scaler"])
+
+
+class WeightAverage:
+    """Exponential moving averages of the weights of modules, their buffers included."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], decay: float):
+        average = get_ema_multi_avg_fn(decay)
+        self.averages = {
+            name: AveragedModel(module, multi_avg_fn=average, use_buffers=True) for name, module in modules.items()
+        }
+
+    def update(self, modules: Mapping[str, nn.Module]) -> None:
+        """Take in the weights after a step; the first are taken as they are."""
+        for name, average in self.averages.items():
+            average.update_parameters(modules[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """All averages."""
+        return {name: average.state_dict() for name, average in self.averages.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        for name, average in self.averages.items():
+            average.load_state_dict(state[name])
+
+
+def autocast_dtype(precision: str) -> torch.dtype | None:
+    """The type that forward passes are cast to; None for float32, which they are in anyway."""
+    known = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if precision not in known:
+        raise InputError(f"no precision {precision!r}{nearest(str(precision), known)}")
+    return known[precision]
+
+
+class Shape(Protocol):
+    """The course of the learning rate over a run."""
+
+    def lr_at(self, step: int, steps: int, lr: float) -> float:
+        """The learning rate of a step, from 0; ``lr`` is the highest."""
+        ...
+
+
+@dataclass(frozen=True)
+class WarmupCosine:
+    """A straight rise over the first ``warmup`` of the steps, then half a cosine down to a thousandth."""
+
+    warmup: float = 0.2
+
+    def lr_at(self, step: int, steps: int, lr: float) -> float:
+        """The learning rate of a step."""
+        rise = self.warmup * steps
+        if step < rise:
+            return lr * (step + 1) / (rise + 1)
+        done = (step - rise) / max(steps - rise, 1)
+        return lr * (0.001 + 0.999 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Half a cosine from the first step on, down to a thousandth."""
+
+    def lr_at(self, step: int, steps: int, lr: float) -> float:
+        """The learning rate of a step."""
+        return WarmupCosine(0.0).lr_at(step, steps, lr)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same in every step."""
+
+    def lr_at(self, step: int, steps: int, lr: float) -> float:
+        """The learning rate of a step."""
+        return lr
+
+
+@dataclass(frozen=True)
+class StepDecay:
+    """Multiplied by ``factor`` after every ``every`` of the run, a share of its steps."""
+
+    every: float = 1 / 3
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.every <= 1 or not 0 < self.factor <= 1:
+            raise InputError(f"every and factor lie between 0 and 1, got {self.every} and {self.factor}")
+
+    def lr_at(self, step: int, steps: int, lr: float) -> float:
+        """The learning rate of a step."""
+        return lr * self.factor ** int(step / steps / self.every + 1e-9)
+
+
+@dataclass(frozen=True)
+class OneCycle:
+    """Half a cosine up from ``start`` of the highest over the first ``warmup`` of the steps, then down to ``final``."""
+
+    warmup: float = 0.2
+    start: float = 0.04
+    final: float = 4e-6
+
+    def lr_at(self, step: int, steps: int, lr: float) -> float:
+        """The learning rate of a step."""
+        rise = self.warmup * steps
+        if step < rise:
+            return lr * (1 - (1 - self.start) * 0.5 * (1 + math.cos(math.pi * step / rise)))
+        done = (step - rise) / max(steps - 1 - rise, 1)
+        return lr * (self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
+
+
+@dataclass(frozen=True, eq=False)
+class TorchSchedule:
+    """A class of `torch.optim.lr_scheduler` by name, stepped ahead of time on a parameter that nothing trains.
+
+    What the class wants to know about the run and the table does not say (``T_max``, ``total_steps``, ``total_iters``,
+    ``max_lr``) follows from the run.
+    """
+
+    table: Mapping[str, Any]
+    known: dict[tuple[int, float], list[float]] = field(default_factory=dict)
+
+    def lr_at(self, step: int, steps: int, lr: float) -> float:
+        """The learning rate of a step."""
+        if (steps, lr) not in self.known:
+            self.known[steps, lr] = self._course(steps, lr)
+        return self.known[steps, lr][step]
+
+    def _course(self, steps: int, lr: float) -> list[float]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=lr)
+        kind = TORCH_SCHEDULES.get(str(self.table.get("kind")))
+        told = {"T_max": steps, "total_steps": steps, "total_iters": steps, "max_lr": lr}
+        taken = {} if kind is None else constructor_arguments(kind)
+        given = {name: value for name, value in told.items() if name in taken and name not in self.table}
+        scheduler = build(TORCH_SCHEDULES, self.table, "train.schedule", {"optimizer": optimizer, **given})
+        course = []
+        for _ in range(steps):
+            course.append(float(optimizer.param_groups[0]["lr"]))
+            optimizer.step()
+            if len(course) < steps:
+                scheduler.step()
+        return course
+
+
+SCHEDULES: dict[str, Any] = {
+    "warmup-cosine": WarmupCosine,
+    "cosine": Cosine,
+    "constant": Constant,
+    "step": StepDecay,
+    "one-cycle": OneCycle,
+}
+# Those that follow a measurement, or that are made of others, are no function of the step that a table could write.
+_NO_COURSE = {"LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler", "LambdaLR", "MultiplicativeLR"}
+TORCH_SCHEDULES: dict[str, Any] = {
+    name: kind
+    for name, kind in vars(lr_scheduler).items()
+    if isinstance(kind, type)
+    and issubclass(kind, lr_scheduler.LRScheduler)
+    and not name.startswith("_")
+    and name not in _NO_COURSE
+}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast: the learning rate of every step of a run."""
+
+    steps: int
+    lr: float
+    shape: Shape = field(default_factory=WarmupCosine)
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of a step, from 0."""
+        return self.shape.lr_at(step, self.steps, self.lr)
+
+
+def build_shape(table: str | Mapping[str, Any], warmup: float) -> Shape:
+    """The course of the learning rate that a table describes; ``warmup`` is for those that have one."""
+    table = {"kind": table} if isinstance(table, str) else dict(table)
+    if table.get("kind") in TORCH_SCHEDULES:
+        shape = TorchSchedule(table)
+        shape.lr_at(0, 8, 1.0)  # tells what is wrong with it before anything is read
+        return shape
+    if "kind" in table and table["kind"] not in SCHEDULES:
+        known = [*SCHEDULES, *TORCH_SCHEDULES]
+        raise RecipeError(f"train.schedule.kind: no {table['kind']!r}{nearest(str(table['kind']), known)}")
+    if "warmup" in table:
+        raise RecipeError("train.schedule.warmup is not set here: use train.warmup")
+    return build(SCHEDULES, table, "train.schedule", {"warmup": warmup})

@@ -1,0 +1,109 @@
+"""The training loop: one page, meant to be read and copied.
+
+Every batch is a pure function of (seed, step) and the learning rate a pure function of the step, so a run that is
+stopped after any step and resumed is bit for bit the run that was not. The loop steps; whatever else there is to do
+(logs, guards, checkpoints, a progress bar) is a callback, see `mettle.train.callbacks`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from mettle.data.loader import Batch, Loader
+from mettle.train.callbacks import Callback, mean_cosine, similarity_gap
+from mettle.train.methods.base import Method, StepResult
+from mettle.train.optim import Schedule
+
+
+@dataclass
+class TrainingState:
+    """Where a run stands, for callbacks: what they read, and the request to stop that they may make."""
+
+    method: Method
+    schedule: Schedule
+    callbacks: Sequence[Callback] = ()
+    views: int = 1
+    step: int = 0  # steps done
+    lr: float = 0.0  # of the last step, like all that follows
+    batches: Sequence[Batch] = ()
+    result: StepResult | None = None
+    is_epoch_end: bool = False
+    line: dict[str, Any] = field(default_factory=dict)  # what a log may say; `JsonLog` adds to it when a line is due
+    stop_requested: bool = False
+
+    @property
+    def batch(self) -> Batch:
+        """The last batch."""
+        return self.batches[-1]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether all steps are done."""
+        return self.step >= self.schedule.steps
+
+    def is_due(self, every: int) -> bool:
+        """Whether this is a step of those that something is done at, one in ``every`` and the last."""
+        return self.step % every == 0 or self.is_last
+
+    def measure(self) -> dict[str, Any]:
+        """The gradient, the shape of the embeddings, and what difficulty did; worked out once a step."""
+        assert self.result is not None
+        if "gradient" not in self.line:
+            z = self.result.embeddings
+            gap = similarity_gap(z, self.batch, by_id=self.views > 1)
+            stats = dict(self.result.lazy_stats())
+            shape = {"mean_cosine": mean_cosine(z)} | ({} if gap is None else {"gap": gap})
+            self.line |= {"gradient": self.result.gradient} | shape | stats
+        return self.line
+
+
+def fit(
+    method: Method,
+    loader: Loader,
+    schedule: Schedule,
+    callbacks: Sequence[Callback] = (),
+    *,
+    start: int = 0,
+    position: tuple[int, int] | None = None,
+    accumulate: int = 1,
+) -> bool:
+    """Train from step ``start``; returns whether the run reached its end (and was not asked to stop).
+
+    ``position`` is ``Batch.next_position`` of the last batch before, where that is known: without it the epochs before
+    are drawn to count their batches. Callbacks are called in their order. A step takes ``accumulate`` batches and the
+    mean of their gradients.
+    """
+    state = TrainingState(method, schedule, callbacks, loader.views, start)
+    try:
+        for callback in callbacks:
+            callback.on_start(state)
+        for state.batches in group_batches(loader, start, schedule.steps, position, accumulate):
+            state.is_epoch_end = any(batch.ends_epoch for batch in state.batches)
+            state.lr = schedule.lr_at(state.step)
+            state.result = method.step(state.batches, state.lr, state.step / schedule.steps)
+            state.step += 1
+            state.line = {"step": state.step, "epoch": state.batch.epoch, "loss": state.result.loss, "rate": state.lr}
+            for callback in callbacks:
+                callback.on_step(state)
+            if state.stop_requested:
+                break
+    finally:
+        for callback in callbacks:
+            callback.on_end(state)
+    return state.is_last
+
+
+def group_batches(
+    loader: Loader, start: int, stop: int, position: tuple[int, int] | None = None, accumulate: int = 1
+) -> Iterator[tuple[Batch, ...]]:
+    """The batches of steps ``start`` to ``stop`` - 1, so many a step."""
+    batches = loader.batches(start * accumulate, stop * accumulate, position)
+    while group := tuple(islice(batches, accumulate)):
+        yield group
+
+
+def count_steps(loader: Loader, epochs: int, accumulate: int = 1) -> int:
+    """How many steps so many epochs have, at least one."""
+    batches = sum(len(loader.sampler.epoch_batches(number)) for number in range(epochs))
+    return max(1, batches // accumulate)

@@ -1,0 +1,45 @@
+"""Recipes as they are listed, written into run folders, and handed to training."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mettle.errors import InputError, RecipeError
+from mettle.train import builtin_recipes, load, open_run, train
+from mettle.train.recipe import parse_recipe
+from mettle.train.recipe_files import builtin_titles, read_recipe_file
+
+from .conftest import tiny
+
+METHODS = {"biased": "two-encoder", "synthesis": "hardness-aware", "jtt": "jtt"}
+
+
+@pytest.mark.parametrize("name", builtin_recipes())
+def test_a_title_needs_no_loss_and_only_tables_in_use_are_written(name):
+    recipe = load(name)
+    assert builtin_titles()[name] == recipe.title()
+    content = tomllib.loads(recipe.to_toml())
+    assert parse_recipe(content) == recipe
+    written = {table for table in METHODS if table in content}
+    assert written == {table for table in METHODS if table in read_recipe_file(builtin_recipes()[name])}
+    assert all(METHODS[table] == recipe.train.method for table in written)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_training_takes_names_and_paths(source, tmp_path, kind):
+    file = tmp_path / "small.toml"
+    file.write_text(tiny(source, steps=1).to_toml())
+    run = train(kind(file), kind(tmp_path / "run"), tensorboard=False).run
+    kept = load(file).with_values({"data.size": run.recipe.data.size, "data.resize": "crop", "data.channels": 1})
+    assert open_run(tmp_path / "run").recipe == run.recipe == kept
+
+
+def test_other_things_are_refused_in_one_line(source, tmp_path):
+    with pytest.raises(InputError, match=r"recipe= must be a Recipe, the name .*, got dict"):
+        train({"seed": 1}, tmp_path / "run")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"folder= must be the path of a run folder, got NoneType"):
+        train(tiny(source), None)  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match="did you mean 'supcon'"):
+        train("supconn", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
