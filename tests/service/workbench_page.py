@@ -170,7 +170,7 @@ MANY_POINTS = """async () => {
   const n = 50000;
   const draw = () => Float32Array.from({ length: n }, () => 2 * Math.random() - 1);
   const map = new PointMap(canvas, { point() {} });
-  map.with_size();
+  map.resized();
   map.setPoints(draw(), draw(), Uint32Array.from({ length: n }, (_, i) => i % 500));
   map.setColours(['#0072B2', '#E69F00', '#009E73'], Uint32Array.from({ length: n }, (_, i) => i % 3));
   const time = (act, times, each) => {

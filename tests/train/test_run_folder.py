@@ -17,6 +17,7 @@ from mettle.data import Samples, read
 from mettle.data.duplicates import train_test_duplicates
 from mettle.data.inputs import FeatureArray, ImageArray
 from mettle.errors import DataError, RunError
+from mettle.model import weights
 from mettle.train import open_run, run_folder, train
 from mettle.train.datamodule import is_training_data, prepare_samples
 from mettle.train.recipe import parse_recipe
@@ -191,7 +192,7 @@ def test_a_second_encoder_that_was_swapped_is_refused(source, tmp_path):
     kept = biased.read_bytes()
     for other in (weights.read_bytes(), kept[:-1] + b"\x07", kept + b"\x00", b""):
         biased.write_bytes(other)
-        with pytest.raises(RunError, match="biased.safetensors is missing or not the file"):
+        with pytest.raises(RunError, match="biased.safetensors is damaged or another file"):
             open_run(tmp_path / "run").biased_model()
     biased.unlink()
     with pytest.raises(RunError, match="biased.safetensors is missing"):
@@ -201,14 +202,14 @@ def test_a_second_encoder_that_was_swapped_is_refused(source, tmp_path):
 @pytest.mark.parametrize("call", range(3))
 def test_an_artifact_that_cannot_be_written_leaves_nothing_of_itself(call, source, tmp_path, monkeypatch):
     """The disk is full at the model, at the second encoder, or at the contract; there is room again for the resume."""
-    recipe, real, calls = two_encoders(source), run_folder.write_bytes, iter(range(10))
+    recipe, real, calls = two_encoders(source), weights.write_bytes, iter(range(10))
 
     def full(path, content, mode=None):
         if path.parent.name.startswith("artifact.tmp") and next(calls) == call:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return real(path, content, mode)
 
-    monkeypatch.setattr(run_folder, "write_bytes", full)
+    monkeypatch.setattr(weights, "write_bytes", full)
     monkeypatch.setattr(run_folder, "write_text", lambda path, text: full(path, text.encode()))
     with pytest.raises(RunError, match=r"could not write to .*: No space left on device\. .* --resume") as caught:
         train(recipe, tmp_path / "run", tensorboard=False)

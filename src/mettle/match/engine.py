@@ -69,7 +69,9 @@ class Engine:
         count = min(count, len(self))
         with threads(1 if len(probes) < MANY else 1 << 10):
             params = _params(self.native, reach, count)
-            return self.native.search(np.ascontiguousarray(probes, dtype=np.float32), count, params=params)[1]
+            # Where `faiss.contrib.torch_utils` is imported (pytorch-metric-learning does), search takes no parameters.
+            search = getattr(self.native, "search_numpy", self.native.search)
+            return search(np.ascontiguousarray(probes, dtype=np.float32), count, params=params)[1]
 
     def dump(self) -> np.ndarray:
         """All of it as bytes (n,) uint8."""

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from mettle.data import Samples, ShuffledBatchSampler, read
+from mettle.data import Samples, read
 from mettle.data.inputs import FeatureArray
-from mettle.data.loader import Batch
+from mettle.data.loader import Batch, Loader
+from mettle.data.sampler import UpsampledSampler
 from mettle.data.transforms import Augment
 from mettle.difficulty import Importance, Relative
 from mettle.errors import DataError, InputError, NumericError, RecipeError, RunError
@@ -19,7 +20,7 @@ from mettle.pairs import pair_weights
 from mettle.train import TwoEncoder, builtin_recipes, checkpoint, load, open_run
 from mettle.train import callbacks as logs
 from mettle.train.from_recipe import train
-from mettle.train.methods.jtt import UpsampledLoader, describe_error_set, find_misclassified, upsample
+from mettle.train.methods.jtt import describe_error_set, find_misclassified
 from mettle.train.methods.two_encoder import SpuriousAttribute
 from mettle.train.optim import MultiOptimizer
 from mettle.train.recipe import parse_recipe
@@ -411,22 +412,12 @@ def pictured(count=10):
     return Samples.of(FeatureArray(rows), np.arange(count) % 2, ids=np.arange(count) * 7 + 2**40)
 
 
-def test_mistakes_come_more_often_and_all_others_once():
-    entries, names = upsample(pictured(), np.array([2, 7]), 3)
-    assert len(entries) == 16 and len(np.unique(entries.ids)) == 16
-    seen = np.bincount((names - 2**40) // 7, minlength=10)
-    assert seen.tolist() == [1, 1, 4, 1, 1, 1, 1, 4, 1, 1]
-    assert entries.ids[:10].tolist() == names[:10].tolist(), "first copies are changed as they always were"
-    assert (entries.ids > 0).all() and entries.ids.dtype == np.int64
-    assert entries.read(np.arange(16))[:, 0].tolist() == ((names - 2**40) // 7).tolist()
-
-
 def test_copies_are_changed_each_in_its_own_way_and_batches_name_the_samples():
-    entries, names = upsample(pictured(), np.array([2, 7]), 3)
-    loader = UpsampledLoader(entries, ShuffledBatchSampler(16, 4, 1), Augment(noise=0.1), seed=5, names=names)
+    loader = Loader(pictured(), UpsampledSampler(10, np.array([2, 7]), 3, 4, 1), Augment(noise=0.1), seed=5)
     found = list(loader.batches(0, 4))  # one epoch
     ids = torch.cat([b.ids for b in found])
-    assert sorted(ids.tolist()) == sorted(names.tolist())
+    seen = np.bincount((ids.numpy() - 2**40) // 7, minlength=10)
+    assert seen.tolist() == [1, 1, 4, 1, 1, 1, 1, 4, 1, 1]
     x = torch.cat([b.inputs for b in found])
     for sample in (2, 7):
         mine = x[ids == 2**40 + 7 * sample]
@@ -434,8 +425,7 @@ def test_copies_are_changed_each_in_its_own_way_and_batches_name_the_samples():
         assert ((mine - sample).abs() < 1).all()
     again = torch.cat([b.inputs for b in loader.batches(2, 4)])
     assert torch.equal(again, x[8:]), "a pure function of (seed, epoch, sample, copy)"
-    entries, names = upsample(pictured(), np.array([], int), 3)
-    plain = UpsampledLoader(entries, ShuffledBatchSampler(10, 5, 1), Augment(), names=names)
+    plain = Loader(pictured(), UpsampledSampler(10, np.array([], int), 3, 5, 1), Augment())
     assert sorted(torch.cat([b.ids for b in plain.batches(0, 2)]).tolist()) == pictured().ids.tolist()
 
 
