@@ -41,7 +41,7 @@ def test_training_runs_from_python_without_heavy_packages(tmp_path):
 
 
 def test_losses_need_torch_and_numpy_alone():
-    ours = ("pydantic", "safetensors", "scipy", "tomli_w", "rich", "jinja2", *HEAVY)
+    ours = ("pydantic", "safetensors", "scipy", "tomli_w", "rich", "jinja2", "PIL", *HEAVY)
     code = """
     import torch
     from mettle.losses import SupCon, ArcFace

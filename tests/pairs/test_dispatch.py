@@ -40,25 +40,36 @@ HARD = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "difficulty"), [(name, hard) for name in BIG for hard in HARD] + [(name, "none") for name in FORMS]
-)
+WHOLE = [(name, hard) for name in BIG for hard in HARD] + [(name, "none") for name in FORMS]
+
+
+@pytest.mark.parametrize(("name", "difficulty"), WHOLE)
 def test_no_toy_nothing_quadratic_is_ever_held(name, difficulty):
     """Every loss with every difficulty at four tiles a side, forward and backward: no tensor of N²/4 entries."""
+    check_memory(name, difficulty, N, engine="tiled")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "difficulty"), WHOLE)
+def test_nothing_quadratic_at_a_size_that_chooses_tiles_itself(name, difficulty):
+    check_memory(name, difficulty, 8192, engine="auto")
+
+
+def check_memory(name, difficulty, n, engine):
     loss = (BIG | FORMS)[name]
     loss = loss if HARD[difficulty] is None else with_difficulty(loss, HARD[difficulty])
     if name == "n-pair" and difficulty in ("threshold", "importance", "relative"):
         return  # cosine difficulties on raw dot products have no meaning
     generator = torch.Generator().manual_seed(0)
-    y = torch.arange(N)[torch.randperm(N, generator=generator)] // 2
-    z = torch.nn.functional.normalize(torch.randn(N, 4, generator=generator)).requires_grad_()
-    options = {"biased": torch.randn(N, 4, generator=generator)} if difficulty == "relative" else {}
+    y = torch.arange(n)[torch.randperm(n, generator=generator)] // 2
+    z = torch.nn.functional.normalize(torch.randn(n, 4, generator=generator)).requires_grad_()
+    options = {"biased": torch.randn(n, 4, generator=generator)} if difficulty == "relative" else {}
     with Largest() as seen:
-        output = loss.output(z, y, engine="tiled", **options)
+        output = loss.output(z, y, engine=engine, **options)
         output.mean().backward()
     assert output.engine == "tiled"
     assert torch.isfinite(z.grad).all()
-    assert seen.size < N * N // 4, f"a tensor of {seen.size} entries"
+    assert seen.size < n * n // 4, f"a tensor of {seen.size} entries"
 
 
 def test_the_measure_of_memory_sees_a_matrix():

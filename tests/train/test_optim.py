@@ -219,11 +219,11 @@ def test_epochs_become_steps_that_the_run_folder_keeps(source, tmp_path):
 
 
 def test_steps_of_epochs_are_counted_from_the_order():
-    class Order:
-        def epoch(self, number):
-            return [None] * (3 + number)
+    class Sampler:
+        def epoch_batches(self, epoch):
+            return [None] * (3 + epoch)
 
-    loader = type("Loader", (), {"order": Order()})()
+    loader = type("Loader", (), {"sampler": Sampler()})()
     assert [count_steps(loader, 3), count_steps(loader, 3, 5), count_steps(loader, 1, 9)] == [12, 2, 1]
 
 
