@@ -17,7 +17,7 @@ from mettle.data.transforms import Augment
 from mettle.evaluate import clustering, retrieval
 from mettle.losses import NPair, Triplet
 from mettle.train import HardnessAware, Supervised
-from mettle.train.methods.synthesis import Synthesis
+from mettle.train.methods.negative_synthesis import Synthesis
 
 RATES = ({"rate": 5e-4}, {"rate": 2e-3})
 METHODS = {name: RATES for name in ("triplet", "triplet-hard", "triplet-tuples", "hdml-triplet", "npair", "hdml-npair")}

@@ -14,7 +14,7 @@ from mettle.errors import InputError
 from mettle.losses import NPair, Triplet, split_anchor_positive
 from mettle.model import Embedder
 from mettle.train.methods.base import LossTerms, Method, check_classes, class_indices
-from mettle.train.methods.synthesis import Generator, Synthesis, WindowMean, pull_negatives
+from mettle.train.methods.negative_synthesis import Generator, Synthesis, WindowMean, pull_negatives
 from mettle.train.optim import OptimSettings
 
 SOFT = 1e4  # what the class term of J_gen is multiplied by
@@ -165,7 +165,7 @@ class HardnessAware(Method):
     r"""HDML (Zheng et al. 2019) around a tuple loss J: ``HardnessAware(Triplet(...))``, ``HardnessAware(NPair(...))``.
 
     Formula, y the features of a sample, z their embedding, T the tuples of a batch, T̃ the same with pulled negatives
-    (`mettle.train.methods.synthesis`), sent through the generator and the embedding layer:
+    (`mettle.train.methods.negative_synthesis`), sent through the generator and the embedding layer:
         J_metric = e^{−β/J_gen} J(T) + (1 − e^{−β/J_gen}) J(T̃)           trains backbone and embedding layer
         J_gen    = (1−s) Σ‖y − i(z)‖² + s·10⁴·mean CE(W i(ẑ), label)      trains the generator i
         CE(W y, label)                                                    trains the softmax head W

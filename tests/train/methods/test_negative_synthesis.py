@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from mettle.errors import InputError
-from mettle.train.methods.synthesis import Generator, Synthesis, WindowMean, decay_weight, pull_negatives, safe_distance
+from mettle.train.methods.negative_synthesis import (
+    Generator,
+    Synthesis,
+    WindowMean,
+    decay_weight,
+    pull_negatives,
+    safe_distance,
+)
 from oracles import synthesis as oracle
 
 
