@@ -29,7 +29,7 @@ def run(tmp_path_factory) -> Path:
     """A small run, trained and reported through the command line."""
     folder = tmp_path_factory.mktemp("cli")
     recipe = folder / "small.toml"
-    recipe.write_text(tiny(make_npz(folder / "patterns.npz", classes=24)).toml())
+    recipe.write_text(tiny(make_npz(folder / "patterns.npz", classes=24)).to_toml())
     said = mettle("train", recipe, "--runs", folder / "runs")
     assert "EER" in said and "report:" in said
     return folder / "runs" / "small"

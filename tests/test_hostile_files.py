@@ -58,7 +58,7 @@ def agree(run, content: bytes) -> None:
 
 def test_s1_a_pickle_in_place_of_weights_is_never_loaded(run, trap):
     agree(run, pickle.dumps(trap))
-    with pytest.raises(RunError, match="does not hold the weights"):
+    with pytest.raises(RunError, match="holds no tensors"):
         open_run(run.folder).model()
 
 
@@ -67,7 +67,7 @@ def test_s1_a_torch_archive_in_place_of_weights_is_never_loaded(run, trap):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps(trap))
     agree(run, path.read_bytes())
-    with pytest.raises(RunError, match="does not hold the weights"):
+    with pytest.raises(RunError, match="holds no tensors"):
         open_run(run.folder).model()
 
 
@@ -97,14 +97,14 @@ def test_s2_a_weights_file_larger_than_its_model_is_refused_before_it_is_read(ru
     path = run.folder / "model.safetensors"
     with path.open("r+b") as file:
         file.truncate(1 << 40)  # sparse: reading it would take an hour
-    with pytest.raises(RunError, match="not the file"):
+    with pytest.raises(RunError, match="another file|not the file"):
         open_run(run.folder).model()
 
 
 @pytest.mark.parametrize("length", [0, 7, 1 << 40, 2**64 - 1])
 def test_s2_a_header_that_lies_about_its_length_is_refused(run, length):
     agree(run, struct.pack("<Q", length) + b"{}" * 40)
-    with pytest.raises(RunError, match="does not hold the weights"):
+    with pytest.raises(RunError, match="holds no tensors"):
         open_run(run.folder).model()
 
 

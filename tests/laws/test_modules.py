@@ -97,7 +97,7 @@ class Model(nn.Module):
     def __init__(self, loss: PairwiseLoss):
         super().__init__()
         self.encoder = nn.Linear(5, 5)
-        self.build_loss = loss
+        self.criterion = loss
 
 
 # State
@@ -145,11 +145,11 @@ def test_a_trained_state_survives_a_save_and_a_strict_load(form, hard, wrap):
 
 def test_what_was_learned_is_not_what_it_started_from():
     model = Model(SupCon(difficulty=AdaptiveThreshold()))
-    model.build_loss.difficulty.positive.fill_(0.787)
+    model.criterion.difficulty.positive.fill_(0.787)
     other = Model(SupCon(difficulty=AdaptiveThreshold()))
-    assert float(other.build_loss.difficulty.positive) == pytest.approx(0.7)
+    assert float(other.criterion.difficulty.positive) == pytest.approx(0.7)
     other.load_state_dict(model.state_dict(), strict=True)
-    assert float(other.build_loss.difficulty.positive) == pytest.approx(0.787)
+    assert float(other.criterion.difficulty.positive) == pytest.approx(0.787)
     with pytest.raises(RuntimeError, match="criterion.difficulty.positive"):
         Model(SupCon(difficulty=Threshold())).load_state_dict(model.state_dict(), strict=True)
     with pytest.raises(RuntimeError, match="criterion.difficulty.positive"):
@@ -160,10 +160,10 @@ def test_an_optimiser_moves_what_is_learned_inside_a_module():
     model = Model(SupCon(0.2, learn_temperature=True))
     z, y = batch(dtype=torch.float32)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    model.build_loss(model.encoder(z.detach()), y).backward()
+    model.criterion(model.encoder(z.detach()), y).backward()
     optimiser.step()
-    assert float(model.build_loss.current_temperature().detach()) != pytest.approx(0.2, abs=1e-4)
-    assert model.build_loss.temperature == 0.2
+    assert float(model.criterion.current_temperature().detach()) != pytest.approx(0.2, abs=1e-4)
+    assert model.criterion.temperature == 0.2
 
 
 # Copies, identity, settings

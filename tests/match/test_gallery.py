@@ -709,7 +709,7 @@ class TestWithModel:
         content = bytearray(weights.read_bytes())
         content[-1] ^= 1
         weights.write_bytes(bytes(content))
-        with Gallery.open(tmp_path / "people.mettle") as again, pytest.raises(Exception, match="not the file"):
+        with Gallery.open(tmp_path / "people.mettle") as again, pytest.raises(Exception, match="another file"):
             again.embed(np.zeros((12, 12), np.uint8))
 
     def test_a_broken_picture_is_one_clear_error(self, opened, tmp_path):

@@ -63,7 +63,7 @@ class Run:
     @property
     def has_biased_model(self) -> bool:
         """Whether the run trained a second encoder."""
-        return BIASED in self.contract()["files"]
+        return (self.folder / "contract.json").is_file() and BIASED in self.contract()["files"]
 
     def matches_data(self, fingerprint: str) -> bool:
         """Whether data with this fingerprint are those that the run was trained on."""
