@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 
 import torch
-from benchmarks.evidence.pool import Limits, run, say
+from benchmarks.evidence.worker_pool import Limits, run, say
 
 
 def main() -> None:
     """One study into a JSON file, or pages from such files."""
     began = time.perf_counter()
     if sys.argv[1:2] == ["write"]:
-        from benchmarks.evidence.page import write_pages
+        from benchmarks.evidence.report import write_pages
 
         return write_pages([Path(name) for name in sys.argv[2:]])
     from benchmarks.evidence.studies import STUDIES, study_of

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.evidence import data as sets
 from benchmarks.evidence.contrastive import Setting, classified, frozen, units
 from benchmarks.evidence.fit import resnet18
-from benchmarks.evidence.pool import Job
+from benchmarks.evidence.worker_pool import Job
 
 from mettle.data.transforms import find_preset
 

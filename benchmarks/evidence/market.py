@@ -12,7 +12,7 @@ import torch
 from benchmarks.evidence import data as sets
 from benchmarks.evidence.contrastive import Constant
 from benchmarks.evidence.fit import fit, outputs, precision, ready, resnet18
-from benchmarks.evidence.pool import Job
+from benchmarks.evidence.worker_pool import Job
 from torch import Tensor
 
 from mettle.data.sampler import PKBatchSampler

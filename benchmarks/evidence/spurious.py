@@ -10,8 +10,8 @@ import torch
 from benchmarks.evidence import data as sets
 from benchmarks.evidence.contrastive import Setting, classified, column, frozen, units
 from benchmarks.evidence.fit import fit, outputs, precision, ready, resnet18
-from benchmarks.evidence.pool import Job
 from benchmarks.evidence.probes import linear
+from benchmarks.evidence.worker_pool import Job
 
 from mettle.data.sampler import ShuffledBatchSampler
 from mettle.data.transforms import Augment

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 
-from benchmarks.evidence import birds, cifar, market, spurious, tables
-from benchmarks.evidence.pool import Study
+from benchmarks.evidence import cifar, cub200, market, spurious, tabular
+from benchmarks.evidence.worker_pool import Study
 
 STUDIES: dict[str, Callable[[bool], Study]] = {
     "market": market.study,
-    "birds": birds.study,
+    "birds": cub200.study,
     "cifar": cifar.cifar,
     "tiny": cifar.tiny,
     "coloured": spurious.colour_study,
     "waterbirds": spurious.water_study,
-    "tables": tables.study,
+    "tables": tabular.study,
 }
 
 

@@ -1,7 +1,7 @@
 """Does relative difficulty help? SimCLR, DCL, HCL, WCL, its controls, its biased encoder and JTT on one data set.
 
-    python benchmarks/two_encoder.py glyphs:closed --spurious domain --steps 100 --seeds 2
-    python benchmarks/two_encoder.py waterbirds.npz --label y --spurious place --seeds 5 --set batch.augment=large
+    python -m benchmarks.evidence.two_encoder glyphs:closed --spurious domain --steps 100 --seeds 2
+    python -m benchmarks.evidence.two_encoder waterbirds.npz --label y --spurious place --set batch.augment=large
 
 Every method trains on the training split without labels (JTT with them), for the same steps and batches. Then frozen
 features in eval mode and a linear probe whose strength is chosen on the validation split, or on a tenth of the training

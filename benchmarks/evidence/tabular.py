@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from benchmarks.evidence import data as sets
 from benchmarks.evidence.contrastive import Setting, column, frozen, parts_of, units
-from benchmarks.evidence.pool import Job
 from benchmarks.evidence.probes import linear
+from benchmarks.evidence.worker_pool import Job
 
 from mettle.data.transforms import Augment
 from mettle.model import Embedder, EmbedderSpec

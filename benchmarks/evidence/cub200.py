@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from benchmarks.evidence import data as sets
 from benchmarks.evidence.fit import fit, outputs, precision, ready, resnet18
-from benchmarks.evidence.pool import Job
+from benchmarks.evidence.worker_pool import Job
 from torch import Tensor
 
 from mettle.data.sampler import PKBatchSampler
