@@ -26,7 +26,7 @@ GONE = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_page_prints_every_verdict_as_its_claim_stands(name):
     text, known = (FOLDER / f"{name}.md").read_text(), report.PAGES[name]
-    assert all(notice in text for notice in report.notice(known))
+    assert all(notice in text for notice in report.withdrawn_notice(known))
     for claim in known.claims:
         rows = re.findall(rf"^\| {re.escape(claim.text)} \| .*? \| (.*) \|$", text, re.MULTILINE)
         assert len(rows) == len(known.tables)
@@ -36,7 +36,7 @@ def test_a_page_prints_every_verdict_as_its_claim_stands(name):
             else:
                 assert here.startswith(("holds", "contradicted", "not decided"))
     index = (FOLDER / "README.md").read_text()
-    assert f"({name}.md) | {known.what} | {report.standing(known)} |" in index
+    assert f"({name}.md) | {known.what} | {report.describe_withdrawn(known)} |" in index
 
 
 def test_the_verdicts_that_an_audit_refused_are_withdrawn():

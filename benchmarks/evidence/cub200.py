@@ -1,22 +1,31 @@
 """CUB-200: bird species that were never seen. Triplet and N-pair losses, with and without hardness-aware synthesis."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.evidence import data as sets
-from benchmarks.evidence.fit import fit, outputs, precision, ready, resnet18
+from benchmarks.evidence.study import (
+    CLOCK_STEPS,
+    build_model,
+    build_resnet18,
+    choose_few,
+    choose_precision,
+    decode_npz,
+    load_samples,
+    save_samples,
+    train_method,
+)
 from benchmarks.evidence.worker_pool import Job
-from torch import Tensor
 
+from mettle.data import Samples
 from mettle.data.sampler import PKBatchSampler
 from mettle.data.transforms import Augment
 from mettle.evaluate import clustering, retrieval
 from mettle.losses import NPair, Triplet
-from mettle.train import HardnessAware, Supervised
+from mettle.model import embed
+from mettle.train import Callback, HardnessAware, Method, Supervised
 from mettle.train.methods.synthesis import Synthesis
 
 RATES = ({"rate": 5e-4}, {"rate": 2e-3})
@@ -40,11 +49,11 @@ AUGMENT = Augment(crop=(0.4, 1.0), aspect=4 / 3, flip=0.5, contrast=0.2, brightn
 
 
 @dataclass(frozen=True)
-class Birds:
+class Cub200:
     """80 species to learn from, 20 to choose by, 100 for the test."""
 
     name: str = "birds"
-    methods: dict[str, tuple[dict[str, Any], ...]] = None  # type: ignore[assignment]
+    methods: dict[str, tuple[dict[str, Any], ...]] = field(default_factory=lambda: METHODS)
     classes: int = 64
     dim: int = 128
     steps: int = 3000
@@ -55,83 +64,77 @@ class Birds:
 
     def prepare(self, folder: Path, cache: Path, quick: bool) -> None:
         """Decode."""
-        x, columns = sets.decoded(folder / "cub200_96/cub200_96.npz", sets.thinned("label", 4) if quick else None)
-        sets.save(cache, x, {"label": columns["label"], "split": columns["split"]})
+        x, columns = decode_npz(folder / "cub200_96/cub200_96.npz", choose_few("label", 4) if quick else None)
+        save_samples(cache, x, {"label": columns["label"], "split": columns["split"]})
 
-    def load(self, cache: Path, device: str) -> sets.Set:
-        """The set on the device."""
-        return sets.load(cache, device)
+    def load(self, cache: Path) -> Samples:
+        """The set."""
+        return load_samples(cache)
 
-    def units(self, method: str) -> float:
-        """What a step costs."""
+    def step_cost(self, method: str) -> float:
+        """In steps of a triplet loss without synthesis."""
         return {"hdml-npair": 1.5, "hdml-triplet": 1.25, "triplet-tuples": 1.25}.get(method, 1.0)
 
-    def made(self, data: sets.Set, name: str, seed: int) -> tuple[Any, PKBatchSampler]:
-        """A method with untrained networks, and its batches: two pictures of each species."""
-        train = data.part(sets.TRAIN)
-        labels = data.columns["label"][train].astype(np.int64)
+    def build_method(self, name: str, train: Samples, seed: int, device: str) -> Method:
+        """A method with untrained networks."""
         pairs = name.endswith("npair")
-        model = ready(lambda: resnet18(data.shape, stem="large", dim=self.dim, unit=not pairs), data, train, seed)
-        options: dict[str, Any] = {"weight_decay": 0.01, "precision": precision(data.device)}
+        model = build_model(
+            lambda shape: build_resnet18(shape, stem="large", dim=self.dim, unit=not pairs), train, seed, device
+        )
+        options: dict[str, Any] = {"weight_decay": 0.01, "precision": choose_precision(device)}
         mining = "hardest" if name == "triplet-hard" else "all"
         loss = NPair(norm_weight=0.01) if pairs else Triplet(margin=0.2, squared=True, mining=mining)
-        order = PKBatchSampler(labels, self.classes, 2, seed)
         if name in ("triplet", "triplet-hard", "npair"):
-            return Supervised(model, loss, **options), order
+            return Supervised(model, loss, **options)
         plan = {"hdml-npair": PAIRS, "hdml-triplet": TRIPLES, "triplet-tuples": replace(TRIPLES, real=1.0)}[name]
-        classes = torch.from_numpy(np.unique(labels)).to(data.device)
-        return HardnessAware(loss, model, classes=classes, synthesis=plan, **options), order
+        classes = torch.from_numpy(np.unique(train.labels)).to(device)
+        return HardnessAware(loss, model, classes=classes, synthesis=plan, **options)
 
-    def step(self, data: sets.Set) -> Callable[[int], None]:
-        """For the clock."""
-        method, order = self.made(data, "triplet", 0)
-        train, labels, batches = data.part(sets.TRAIN), data.columns["label"].astype(np.int64), order.epoch_batches(0)
+    def train(self, method: Method, train: Samples, seed: int, device: str, **options: Any) -> dict[str, Any]:
+        """Batches hold two pictures of each species."""
+        sampler = PKBatchSampler(train.labels, self.classes, 2, seed)
+        return train_method(method, train, sampler, self.augment, seed=seed, device=device, **options)
 
-        def one(k: int) -> None:
-            at = train[batches[k % len(batches)]]
-            method.step(data.batch(at, labels, self.augment, seed=0, step=k, epoch=k), 1e-3, 0.0)
+    def time_steps(self, data: Samples, clock: Callback, device: str) -> None:
+        """Steps of the triplet loss."""
+        train = data.part("train")
+        method = self.build_method("triplet", train, 0, device)
+        self.train(method, train, 0, device, steps=CLOCK_STEPS, rate=1e-3, callbacks=[clock])
 
-        return one
-
-    def run(self, data: sets.Set, job: Job, cache: Path) -> dict[str, Any]:
+    def run(self, data: Samples, job: Job, cache: Path, device: str) -> dict[str, Any]:
         """Train; of four points on the way the one that is best on validation species is kept."""
-        file = cache / f"{job.method}-{job.candidate}.npy"
+        file, train, val, test = cache / f"{job.method}-{job.candidate}.npy", *map(data.part, ("train", "val", "test"))
         if job.kind == "judge":
-            return {"rows": {job.method: judged(torch.from_numpy(np.load(file)), data)}}
-        method, order = self.made(data, job.method, job.seed)
-        labels, train, val = data.columns["label"].astype(np.int64), data.part(sets.TRAIN), data.part(sets.VAL)
+            return {"rows": {job.method: measure_test(np.load(file), test)}}
+        method = self.build_method(job.method, train, job.seed, device)
         best: dict[str, Any] = {"score": -1.0}
 
         def visit(step: int) -> None:
-            score = retrieval(outputs(method.model, data, val).cpu(), labels[val], k=(1,)).recall[1]
+            score = retrieval(embed(method.model, val, batch=2048), val.labels, k=(1,)).recall[1]
             if score > best["score"]:
-                z = outputs(method.model, data, data.part(sets.TEST)).cpu()
-                best.update(score=score, step=step, z=z)
+                best.update(score=score, step=step, z=embed(method.model, test, batch=2048))
 
         rate = self.methods[job.method][job.candidate]["rate"]
-        told = fit(
-            method, data, train, labels, order, self.augment, steps=job.steps, rate=rate, seed=job.seed, visit=visit
-        )
-        told |= {"score": best["score"], "best_step": best["step"]}
+        trace = self.train(method, train, job.seed, device, steps=job.steps, rate=rate, visit=visit)
+        trace |= {"score": best["score"], "best_step": best["step"]}
         if job.kind == "try":
-            np.save(file, best["z"].numpy())
-            return told
-        return told | {"rows": {job.method: judged(best["z"], data)}}
+            np.save(file, best["z"])
+            return trace
+        return trace | {"rows": {job.method: measure_test(best["z"], test)}}
 
 
-def judged(z: Tensor, data: sets.Set) -> dict[str, float]:
+def measure_test(z: np.ndarray, test: Samples) -> dict[str, float]:
     """Every test picture asks for the nearest other ones; and clusters against species."""
-    y = data.columns["label"][data.part(sets.TEST)].astype(np.int64)
-    r = retrieval(z, y, k=KS)
+    r = retrieval(z, test.labels, k=KS)
     row = {f"R@{k}": r.recall[k] for k in KS} | {"MAP@R": r.map_at_r}
     try:
-        c = clustering(z, y, seeds=3)
+        c = clustering(z, test.labels, seeds=3)
     except ImportError:  # k-means comes from scikit-learn
         return row
     return row | {"NMI": c.nmi, "F1": c.f1}
 
 
-def study(quick: bool) -> Birds:
+def cub200_study(quick: bool) -> Cub200:
     """All of it, or small batches."""
-    found = Birds(methods=METHODS)
+    found = Cub200()
     return replace(found, classes=8, workers=1, seeds=2) if quick else found

@@ -36,7 +36,7 @@ class Spread(NamedTuple):
         return self.mean + self.half
 
 
-def rows_of(record: dict[str, Any]) -> Rows:
+def collect_rows(record: dict[str, Any]) -> Rows:
     """Every row of every run that was looked at on test data; candidates that were not chosen have none."""
     found: Rows = {}
     for job in record["jobs"]:
@@ -54,7 +54,7 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(float(x.mean()), half, len(x))
 
 
-def mean(rows: Rows, name: str, metric: str) -> Spread:
+def mean_over_seeds(rows: Rows, name: str, metric: str) -> Spread:
     """One cell."""
     return spread(row[metric] for row in rows.get(name, {}).values() if metric in row)
 
@@ -66,7 +66,7 @@ def difference(rows: Rows, name: str, base: str, metric: str) -> Spread:
     return spread(a[s][metric] - b[s][metric] for s in both)
 
 
-def shown(x: Spread, scale: float = 100, signed: bool = False) -> str:
+def format_spread(x: Spread, scale: float = 100, signed: bool = False) -> str:
     """``12.3 ± 0.4``, in percent unless told otherwise."""
     if x.seeds == 0:
         return "not run"
@@ -75,30 +75,30 @@ def shown(x: Spread, scale: float = 100, signed: bool = False) -> str:
     return text if np.isnan(x.half) else f"{text} ± {scale * x.half:.{digits}f}"
 
 
-def markdown(head: list[str], lines: Iterable[list[str]]) -> str:
+def format_table(head: list[str], lines: Iterable[list[str]]) -> str:
     """A table."""
     return "\n".join(["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines)])
 
 
-def levels(rows: Rows, words: dict[str, str], metrics: list[str], scales: dict[str, float] | None = None) -> str:
+def means_table(rows: Rows, words: dict[str, str], metrics: list[str], scales: dict[str, float] | None = None) -> str:
     """All rows, means and intervals over seeds."""
     scale = {m: 100.0 for m in metrics} | (scales or {})
     lines = []
     for name, title in words.items():
         if name in rows:
-            cells = [shown(mean(rows, name, m), scale[m]) for m in metrics]
+            cells = [format_spread(mean_over_seeds(rows, name, m), scale[m]) for m in metrics]
             lines.append([title, str(len(rows[name])), *cells])
-    return markdown(["", "seeds", *metrics], lines)
+    return format_table(["", "seeds", *metrics], lines)
 
 
-def differences(rows: Rows, words: dict[str, str], base: str, metrics: list[str]) -> str:
+def differences_table(rows: Rows, words: dict[str, str], base: str, metrics: list[str]) -> str:
     """All rows less one of them, paired by seed."""
     lines = [
-        [f"{title} − {words[base]}", *(shown(difference(rows, name, base, m), signed=True) for m in metrics)]
+        [f"{title} − {words[base]}", *(format_spread(difference(rows, name, base, m), signed=True) for m in metrics)]
         for name, title in words.items()
         if name in rows and name != base
     ]
-    return markdown(["", *metrics], lines)
+    return format_table(["", *metrics], lines)
 
 
 SEEDS = 5  # the interval of two seeds rests on t = 12.7, and one lucky pair of runs decides
@@ -143,7 +143,7 @@ class Page:
     tables: tuple[str, ...] = ("",)  # prefixes of row names, one table each
 
 
-def picked(*names: str) -> dict[str, str]:
+def choose_words(*names: str) -> dict[str, str]:
     """Rows of the contrastive studies, in this order."""
     return {name: contrastive.WORDS[name] for name in names}
 
@@ -239,7 +239,7 @@ PAGES = {
         "head to 128, batches of 512 in two views, published augmentation, temperature 0.5, prior 0.1, HCL beta 0.5, "
         f"AdamW at 1e-3 (E_b: 1e-2), weight decay 1e-6. {PROBE} {CONTROL} Published runs are 400 to 500 epochs of a "
         "ResNet-50; compare rows with each other, not with published tables.",
-        picked(*LEARNERS),
+        choose_words(*LEARNERS),
         ["top-1", "worst class", "top-1 − worst", "kNN"],
         "dcl",
         (
@@ -264,7 +264,7 @@ PAGES = {
         "official validation set (50 pictures a class) as the test. Network, batches and augmentation as for CIFAR-10; "
         f"temperature 0.5 and prior 0.05, as published for CIFAR-100. {PROBE} With 50 test pictures a class, a worst "
         "class moves in steps of 2 %, and the lowest of a hundred is low for every method: read it against the others.",
-        picked("simclr", "dcl", "wcl", "biased"),
+        choose_words("simclr", "dcl", "wcl", "biased"),
         ["top-1", "worst class", "classes at 0", "kNN"],
         "dcl",
         (
@@ -284,7 +284,7 @@ PAGES = {
         "single views; JTT is not tuned (first stage 20 % of the steps, 20 copies). Groups are the 100 pairs of "
         "digit and colour, about 100 test digits each. Synthetic bias on real digits: a quick check, too easy for a "
         "claim.",
-        picked("untrained", *LEARNERS, "erm", "jtt"),
+        choose_words("untrained", *LEARNERS, "erm", "jtt"),
         ["top-1", "worst class", "worst group", "aligned", "conflicting", "colour probe"],
         "dcl",
         (
@@ -305,7 +305,7 @@ PAGES = {
         "by average validation accuracy. Supervised and JTT are classifiers trained with labels, for as many steps "
         "on single views; JTT is not tuned (first stage 20 % of the steps, 20 copies). The published encoders start "
         "from ImageNet weights; these do not.",
-        picked("untrained", *LEARNERS, "erm", "jtt"),
+        choose_words("untrained", *LEARNERS, "erm", "jtt"),
         ["top-1", "worst group", "aligned", "conflicting", "place probe"],
         "dcl",
         (
@@ -327,7 +327,7 @@ PAGES = {
         "temperature 0.5, prior 0.3, HCL beta 1, AdamW at 1e-3 (E_b too). `raw inputs` is the same probe without a "
         "network. Gaps are absolute differences between the two groups: of accuracy, of the share that is told 1 "
         "(parity), and the larger of those shares within a class (odds).",
-        picked("raw", *LEARNERS),
+        choose_words("raw", *LEARNERS),
         ["accuracy", "worst class", "worst group", "accuracy gap", "parity gap", "odds gap", "group probe"],
         "dcl",
         (
@@ -383,14 +383,14 @@ def write_pages(files: list[Path], folder: Path = FOLDER) -> None:
         if record["quick"]:
             raise SystemExit(f"{file} is of a --quick run, which shows that a study runs and nothing else")
         path = folder / f"{record['study']}.md"
-        path.write_text(page_of(record, kept(path)))
+        path.write_text(format_page(record, read_remarks(path)))
         print(f"{path}: {len(record['jobs'])} runs, {len(record['errors'])} errors, {len(record['not_run'])} not run")
     there = [name for name in PAGES if (folder / f"{name}.md").exists()]
-    lines = [[f"[{PAGES[name].title}]({name}.md)", PAGES[name].what, standing(PAGES[name])] for name in there]
-    (folder / "README.md").write_text(INDEX + markdown(["study", "question", "verdicts"], lines) + "\n")
+    lines = [[f"[{PAGES[name].title}]({name}.md)", PAGES[name].what, describe_withdrawn(PAGES[name])] for name in there]
+    (folder / "README.md").write_text(INDEX + format_table(["study", "question", "verdicts"], lines) + "\n")
 
 
-def standing(page: Page) -> str:
+def describe_withdrawn(page: Page) -> str:
     """Which verdicts of a page do not stand, for the index."""
     gone = [claim.text for claim in page.claims if claim.withdrawn]
     if not gone:
@@ -413,31 +413,35 @@ marked *withdrawn, being measured again* with its reason. The measured numbers s
 """
 
 
-def kept(path: Path) -> str:
+def read_remarks(path: Path) -> str:
     """What a person wrote at the end of the page before."""
     text = path.read_text() if path.exists() else ""
     return text.split(SAYS, 1)[1].strip() if SAYS in text else ""
 
 
-def page_of(record: dict[str, Any], says: str) -> str:
+def format_page(record: dict[str, Any], says: str) -> str:
     """The whole page."""
-    page, rows = PAGES[record["study"]], rows_of(record)
+    page, rows = PAGES[record["study"]], collect_rows(record)
     told = f"**Protocol.** {page.protocol}"
-    parts = [f"# {page.title}", fill(page.what, 118), *notice(page), fill(told, 118, break_on_hyphens=False)]
-    parts.append(ran(record))
+    parts = [f"# {page.title}", fill(page.what, 118), *withdrawn_notice(page), fill(told, 118, break_on_hyphens=False)]
+    parts.append(describe_run(record))
     for prefix in page.tables:
         own = {name.removeprefix(prefix): by for name, by in rows.items() if name.startswith(prefix)}
         title = f": {prefix.strip().replace('_', ' ')}" if prefix else ""
-        parts += [f"## Results{title}", levels(own, page.words, page.metrics, page.scales)]
+        parts += [f"## Results{title}", means_table(own, page.words, page.metrics, page.scales)]
         some = [m for m in page.metrics if page.scales.get(m, 100) == 100]
-        parts += ["Differences, paired by seed:", differences(own, page.words, page.base, some)]
-        parts += [f"## Claims{title}", claims(own, page)] if page.claims else []
-    parts += [text for text in (choices(record), people(record), weighed(record), pulled(record)) if text]
+        parts += ["Differences, paired by seed:", differences_table(own, page.words, page.base, some)]
+        parts += [f"## Claims{title}", claims_table(own, page)] if page.claims else []
+    parts += [
+        text
+        for text in (candidates_table(record), people_table(record), weights_table(record), synthesis_table(record))
+        if text
+    ]
     parts += [SAYS, says or "To be written by whoever has read the table."]
     return "\n\n".join(parts) + "\n"
 
 
-def notice(page: Page) -> list[str]:
+def withdrawn_notice(page: Page) -> list[str]:
     """What a reader must know first: which verdicts of the page do not stand."""
     gone = [claim for claim in page.claims if claim.withdrawn]
     if not gone:
@@ -447,7 +451,7 @@ def notice(page: Page) -> list[str]:
     return [fill(f"{text} claims says why they do not decide.", 118, break_on_hyphens=False)]
 
 
-def ran(record: dict[str, Any]) -> str:
+def describe_run(record: dict[str, Any]) -> str:
     """How it was run."""
     epochs = sorted({job["epochs"] for job in record["jobs"] if "epochs" in job})
     span = f"{epochs[0]} to {epochs[-1]}" if len(epochs) > 1 else f"{epochs[0]}" if epochs else "?"
@@ -459,10 +463,10 @@ def ran(record: dict[str, Any]) -> str:
         f"{where}; {1e3 * record.get('seconds_per_step', np.nan):.1f} ms a step of one run, "
         f"{record['seconds']:.0f} s in all.{gone}"
     )
-    return f"{fill(text, 118, break_on_hyphens=False)}\n\n```bash\n{shell(record['command'])}\n```"
+    return f"{fill(text, 118, break_on_hyphens=False)}\n\n```bash\n{strip_folders(record['command'])}\n```"
 
 
-def shell(command: str) -> str:
+def strip_folders(command: str) -> str:
     """The command without the folders of the machine that it ran on."""
     words = command.split()
     for flag, name in (("--data", "DATA"), ("--out", "OUT.json"), ("--cache", "CACHE")):
@@ -471,17 +475,17 @@ def shell(command: str) -> str:
     return " ".join(words)
 
 
-def claims(rows: Rows, page: Page) -> str:
+def claims_table(rows: Rows, page: Page) -> str:
     """What the papers say, and what the intervals say of it."""
     lines = []
     for claim in page.claims:
         if claim.row in rows and claim.base in rows:
             x = difference(rows, claim.row, claim.base, claim.metric)
-            lines.append([claim.text, shown(x, signed=True), verdict(x, claim.sign, claim.withdrawn)])
-    return markdown(["claim", "difference", "here"], lines)
+            lines.append([claim.text, format_spread(x, signed=True), verdict(x, claim.sign, claim.withdrawn)])
+    return format_table(["claim", "difference", "here"], lines)
 
 
-def choices(record: dict[str, Any]) -> str:
+def candidates_table(record: dict[str, Any]) -> str:
     """What was tried and what validation chose."""
     tried = [job for job in record["jobs"] if job["kind"] == "try"]
     if not tried:
@@ -493,10 +497,12 @@ def choices(record: dict[str, Any]) -> str:
         seen = job.get("validation") or {"R@1": job["score"]}
         values = ", ".join(f"{name} {100 * v:.2f}" for name, v in seen.items())
         lines.append([job["method"], ", ".join(f"{k} {v:g}" for k, v in options.items()), values, chosen])
-    return "## Candidates on validation data, first seed\n\n" + markdown(["method", "options", "validation", ""], lines)
+    return "## Candidates on validation data, first seed\n\n" + format_table(
+        ["method", "options", "validation", ""], lines
+    )
 
 
-def people(record: dict[str, Any]) -> str:
+def people_table(record: dict[str, Any]) -> str:
     """Intervals over resampled people, first seed."""
     judged = [job for job in record["jobs"] if "people" in job]
     if not judged:
@@ -510,10 +516,10 @@ def people(record: dict[str, Any]) -> str:
             gaps = [job["against supcon"][n] for n in names]
             cells = [f"{100 * g['difference']:+.2f} [{100 * g['low']:+.2f}, {100 * g['high']:+.2f}]" for g in gaps]
             lines.append([f"{job['method']} − supcon", *cells])
-    return "## Other people, first seed: 95 % intervals over resampled people\n\n" + markdown(["", *names], lines)
+    return "## Other people, first seed: 95 % intervals over resampled people\n\n" + format_table(["", *names], lines)
 
 
-def weighed(record: dict[str, Any]) -> str:
+def weights_table(record: dict[str, Any]) -> str:
     """What relative difficulty did: its weights at the end of training, and by groups where there are any."""
     lines = []
     for job in record["jobs"]:
@@ -525,10 +531,10 @@ def weighed(record: dict[str, Any]) -> str:
         cells += [f"{groups[k]:.3f}" if k in groups else "" for k in ("weight_same_group", "weight_other_group")]
         lines.append([f"{job['method']}, seed {job['seed']}", *cells])
     head = ["", "mean w", "std of w", "clamped", "w, same group and other class", "w, other group and other class"]
-    return "## Weights of negatives\n\n" + markdown(head, lines) if lines else ""
+    return "## Weights of negatives\n\n" + format_table(head, lines) if lines else ""
 
 
-def pulled(record: dict[str, Any]) -> str:
+def synthesis_table(record: dict[str, Any]) -> str:
     """How hard synthetic negatives became: λ and the weight of real tuples at four points of the first seed's runs."""
     lines = []
     for job in record["jobs"]:
@@ -542,4 +548,4 @@ def pulled(record: dict[str, Any]) -> str:
     if not lines:
         return ""
     head = ["", *(f"{k} of 4" for k in range(1, len(lines[0]) - 1)), "reconstruction error (mean feature: 1)"]
-    return "## Levels of the synthesis\n\n" + markdown(head, lines)
+    return "## Levels of the synthesis\n\n" + format_table(head, lines)
