@@ -48,7 +48,7 @@ class Constant:
         """Nothing."""
         return {}
 
-    def weights(self, tile: Tile, rows: RowValues) -> Tensor:
+    def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
         w = torch.full_like(tile.similarity, self.weight)
         return w if tile.positive is False else torch.where(tile.positive, 1.0, w)  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def save_samples(folder: Path, x: np.ndarray, columns: dict[str, np.ndarray]) ->
     """Write pictures or rows and their columns (``label``, ``split`` and any others) for the workers."""
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "x.npy", x)
-    np.savez(folder / "columns.npz", **columns)
+    np.savez(folder / "columns.npz", **columns)  # type: ignore[arg-type]
 
 
 def load_samples(folder: Path) -> Samples:

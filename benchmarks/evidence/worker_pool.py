@@ -161,6 +161,9 @@ class WorkerPool:
         context = multiprocessing.get_context("spawn")
         self.study, self.count = study, max(study.workers, 1)
         self.workers: list[Any]
+        self.tasks: Any
+        self.results: Any
+        self.barrier: Any
         if study.workers:
             self.tasks, self.results = context.Queue(), context.Queue()
             self.barrier = context.Barrier(self.count)  # held: the workers look it up by name
