@@ -1,16 +1,15 @@
-"""Contrastive learning from two views without labels: the methods that are compared, trained and probed alike."""
+"""Contrastive learning from two views without labels: the settings of the methods that are compared."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.evidence.data import TEST, TRAIN, VAL, Set
-from benchmarks.evidence.fit import fit, outputs, precision, ready
-from benchmarks.evidence.probes import knn, linear
+from benchmarks.evidence.study import build_model, choose_precision, probe_parts, split_samples, train_method
 from torch import Tensor
 
+from mettle.data import Samples
 from mettle.data.sampler import ShuffledBatchSampler
 from mettle.data.transforms import Augment
 from mettle.difficulty import Importance, Relative
@@ -18,9 +17,8 @@ from mettle.evaluate.probe import Accuracy
 from mettle.losses import InfoNCE, SelfTriplet
 from mettle.model import Embedder
 from mettle.pairs import Reduction, RowValues, Tile, Traits
-from mettle.train import TwoEncoder
+from mettle.train import Callback, TwoEncoder
 
-METHODS = ("simclr", "dcl", "hcl", "wcl", "constant")
 WORDS = {
     "simclr": "SimCLR",
     "dcl": "DCL",
@@ -33,6 +31,8 @@ WORDS = {
     "erm": "supervised",
     "jtt": "JTT",
 }
+# What a step costs in steps of DCL: two encoders cost twice as much; classifiers see one view.
+COSTS = {"wcl": 2.0, "constant": 1.1, "jtt": 0.7, "erm": 0.5, "raw": 0.01, "untrained": 0.01}
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Constant:
         """Nothing."""
         return {}
 
-    def weights(self, tile: Tile, rows: RowValues) -> Tensor:
+    def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
         w = torch.full_like(tile.similarity, self.weight)
         return w if tile.positive is False else torch.where(tile.positive, 1.0, w)  # type: ignore[arg-type]
@@ -65,10 +65,10 @@ class Setting:
     prior: float = 0.1
     beta: float = 0.5  # of HCL
     rate: float = 1e-3
-    pace: float = 10.0  # times the rate for the biased encoder
-    decay: float = 1e-6
+    biased_rate: float = 10.0  # times the rate, for the biased encoder
+    weight_decay: float = 1e-6
 
-    def loss(self, method: str) -> InfoNCE:
+    def build_loss(self, method: str) -> InfoNCE:
         """The methods differ in this line."""
         t, p = self.temperature, self.prior
         return {
@@ -79,68 +79,40 @@ class Setting:
             "constant": InfoNCE(t, prior=p, difficulty=Constant()),
         }[method]
 
-    def method(self, name: str, data: Set, train: np.ndarray, seed: int) -> TwoEncoder:
+    def build_method(self, name: str, train: Samples, seed: int, device: str) -> TwoEncoder:
         """A method with untrained networks."""
-        options: dict[str, Any] = {"weight_decay": self.decay, "precision": precision(data.device), "seed": seed}
-        model = ready(lambda: self.network(data.shape), data, train, seed)
+        options: dict[str, Any] = {
+            "weight_decay": self.weight_decay,
+            "precision": choose_precision(device),
+            "seed": seed,
+        }
+        model, loss = build_model(self.network, train, seed, device), self.build_loss(name)
         if name != "wcl":
-            return TwoEncoder(model, self.loss(name), **options)
-        other = ready(lambda: self.network(data.shape), data, train, 1000 + seed)
-        return TwoEncoder(model, self.loss(name), other, SelfTriplet(prior=self.prior), lr_scale=self.pace, **options)
+            return TwoEncoder(model, loss, **options)
+        biased = build_model(self.network, train, 1000 + seed, device)
+        return TwoEncoder(model, loss, biased, SelfTriplet(prior=self.prior), lr_scale=self.biased_rate, **options)
 
-    def trained(self, name: str, data: Set, seed: int, steps: int) -> tuple[TwoEncoder, dict[str, Any]]:
-        """After so many steps, and what was told on the way."""
-        train = data.part(TRAIN)
-        method = self.method(name, data, train, seed)
-        order = ShuffledBatchSampler(len(train), min(self.size, len(train)), seed)
-        labels = data.columns["label"].astype(np.int64)
-        told = fit(method, data, train, labels, order, self.augment, steps=steps, rate=self.rate, seed=seed, views=2)
-        return method, told
-
-    def step(self, data: Set) -> Callable[[int], None]:
-        """One step of DCL, for the clock."""
-        train, labels = data.part(TRAIN), data.columns["label"].astype(np.int64)
-        method = self.method("dcl", data, train, 0)
-        size = min(self.size, len(train))
-
-        def one(k: int) -> None:
-            at = np.resize(np.roll(train, -size * k), size)
-            method.step(data.batch(at, labels, self.augment, seed=0, step=k, epoch=k, views=2), self.rate, 0.0)
-
-        return one
+    def train(
+        self, name: str, samples: Samples, seed: int, steps: int, device: str, callbacks: Sequence[Callback] = ()
+    ) -> tuple[TwoEncoder, dict[str, Any]]:
+        """A method after so many steps, and what it said on the way."""
+        train = samples.part("train")
+        method = self.build_method(name, train, seed, device)
+        sampler = ShuffledBatchSampler(len(train), min(self.size, len(train)), seed)
+        options: dict[str, Any] = {"steps": steps, "rate": self.rate, "seed": seed, "device": device, "views": 2}
+        return method, train_method(method, train, sampler, self.augment, callbacks=callbacks, **options)
 
 
-def units(method: str) -> float:
-    """Two encoders cost twice as much; classifiers see one view."""
-    return {"wcl": 2.0, "constant": 1.1, "jtt": 0.7, "erm": 0.5, "raw": 0.01, "untrained": 0.01}.get(method, 1.0)
-
-
-def parts_of(data: Set) -> dict[str, np.ndarray]:
-    """Positions by name."""
-    return {"train": data.part(TRAIN), "val": data.part(VAL), "test": data.part(TEST)}
-
-
-def frozen(model: Embedder, data: Set, most: int | None = None) -> dict[str, Tensor]:
-    """Features of every part, from a network that learns no more."""
-    return {name: outputs(model, data, at[:most], features=True) for name, at in parts_of(data).items()}
-
-
-def column(data: Set, name: str) -> dict[str, np.ndarray]:
-    """A column by part."""
-    return {part: data.columns[name][at].astype(np.int64) for part, at in parts_of(data).items()}
-
-
-def classified(z: dict[str, Tensor], data: Set) -> tuple[dict[str, float], Accuracy]:
+def probe_labels(z: dict[str, np.ndarray], samples: Samples) -> tuple[dict[str, float], Accuracy]:
     """Top-1, worst class and kNN of frozen features; and the linear probe's answers."""
-    y = column(data, "label")
-    found, strength = linear(z, y)
-    classes = list(found.per_class.values())
+    found, strength = probe_parts(z, split_samples(samples))
+    linear = found.linear
     row = {
-        "top-1": found.accuracy,
-        "worst class": found.worst_class[1],
-        "top-1 − worst": found.accuracy - found.worst_class[1],
-        "classes at 0": float(sum(c == 0 for c in classes)),
-        "kNN": knn(z, y).accuracy,
+        "top-1": linear.accuracy,
+        "worst class": linear.worst_class[1],
+        "top-1 − worst": linear.accuracy - linear.worst_class[1],
+        "classes at 0": float(sum(share == 0 for share in linear.per_class.values())),
+        "kNN": found.knn.accuracy,
         "strength": strength,
     }
-    return row, found
+    return row, linear

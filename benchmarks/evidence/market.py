@@ -2,24 +2,33 @@
 
 import json
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.evidence import data as sets
 from benchmarks.evidence.contrastive import Constant
-from benchmarks.evidence.fit import fit, outputs, precision, ready, resnet18
-from benchmarks.evidence.pool import Job
-from torch import Tensor
+from benchmarks.evidence.study import (
+    CLOCK_STEPS,
+    build_model,
+    build_resnet18,
+    choose_precision,
+    decode_npz,
+    load_samples,
+    save_samples,
+    train_method,
+)
+from benchmarks.evidence.worker_pool import Job
 
+from mettle.data import Samples
+from mettle.data.dataset import ROLES
 from mettle.data.sampler import PKBatchSampler
 from mettle.data.transforms import Augment
 from mettle.evaluate import compare, retrieval, verification
 from mettle.losses import ArcFace, DASupCon, SupCon
-from mettle.train import Supervised
+from mettle.model import embed
+from mettle.train import Callback, Supervised
 
 TEMPERATURES = (0.03, 0.05, 0.07, 0.1)
 MARGIN = 0.1  # of the control: cosine added to every negative
@@ -39,7 +48,7 @@ WORDS = {
 }
 
 
-def loss_of(method: str, options: dict[str, Any], classes: int) -> Any:
+def build_loss(method: str, options: dict[str, Any], classes: int) -> Any:
     """The methods differ in this line."""
     if method == "arcface":
         return ArcFace(classes, DIM, **options)
@@ -66,135 +75,131 @@ class Market:
     def prepare(self, folder: Path, cache: Path, quick: bool) -> None:
         """Decode; distractors are nobody and stay out."""
 
-        def keep(columns: dict[str, np.ndarray]) -> np.ndarray:
+        def choose(columns: dict[str, np.ndarray]) -> np.ndarray:
             known = np.flatnonzero(columns["role"] != 3)
             if not quick:
                 return known
             few = [np.unique(columns["identity"][known][columns["split"][known] == s])[:24] for s in (0, 1, 2)]
             return known[np.isin(columns["identity"][known], np.concatenate(few))]
 
-        x, columns = sets.decoded(folder / "market1501/market1501.npz", keep)
+        x, columns = decode_npz(folder / "market1501/market1501.npz", choose)
         columns = {"label": columns["identity"], **{k: columns[k] for k in ("camera", "role", "split")}}
-        sets.save(cache, x, columns)
+        save_samples(cache, x, columns)
 
-    def load(self, cache: Path, device: str) -> sets.Set:
-        """The set on the device."""
-        return sets.load(cache, device)
+    def load(self, cache: Path) -> Samples:
+        """The set."""
+        return load_samples(cache)
 
-    def units(self, method: str) -> float:
-        """What a step costs: the encoder is all that counts."""
+    def step_cost(self, method: str) -> float:
+        """The encoder is all that counts."""
         return 1.0
 
-    def made(self, data: sets.Set, method: str, options: dict[str, Any], seed: int) -> tuple[Supervised, Any]:
-        """A method with an untrained network, and its batches."""
-        train = data.part(sets.TRAIN)
-        labels = data.columns["label"][train].astype(np.int64)
-        model = ready(lambda: resnet18(data.shape, stem="large", dim=DIM), data, train, seed)
-        names = torch.from_numpy(np.unique(labels)).to(data.device)
-        loss = loss_of(method, options, len(names))
-        loss = loss.to(data.device) if isinstance(loss, torch.nn.Module) else loss
-        by_class = names if hasattr(loss, "num_classes") else None
-        made = Supervised(
-            model, loss, classes=by_class, weight_decay=0.05, loss_rate=3.0, precision=precision(data.device)
+    def build_method(self, name: str, options: dict[str, Any], train: Samples, seed: int, device: str) -> Supervised:
+        """A method with an untrained network."""
+        model = build_model(lambda shape: build_resnet18(shape, stem="large", dim=DIM), train, seed, device)
+        classes = torch.from_numpy(np.unique(train.labels)).to(device)
+        loss = build_loss(name, options, len(classes))
+        loss = loss.to(device) if isinstance(loss, torch.nn.Module) else loss
+        return Supervised(
+            model,
+            loss,
+            classes=classes if hasattr(loss, "num_classes") else None,
+            weight_decay=0.05,
+            loss_rate=3.0,
+            precision=choose_precision(device),
         )
-        return made, PKBatchSampler(labels, self.classes, self.samples, seed)
 
-    def step(self, data: sets.Set) -> Callable[[int], None]:
-        """For the clock."""
-        method, order = self.made(data, "supcon", {"temperature": 0.05}, 0)
-        train, labels = data.part(sets.TRAIN), data.columns["label"].astype(np.int64)
-        batches = order.epoch_batches(0)
+    def train(self, method: Supervised, train: Samples, seed: int, device: str, **options: Any) -> dict[str, Any]:
+        """Batches hold several pictures of each person."""
+        sampler = PKBatchSampler(train.labels, self.classes, self.samples, seed)
+        return train_method(method, train, sampler, self.augment, seed=seed, device=device, **options)
 
-        def one(k: int) -> None:
-            at = train[batches[k % len(batches)]]
-            method.step(data.batch(at, labels, self.augment, seed=0, step=k, epoch=k), 1e-3, 0.0)
+    def time_steps(self, data: Samples, clock: Callback, device: str) -> None:
+        """Steps of SupCon."""
+        train = data.part("train")
+        method = self.build_method("supcon", {"temperature": 0.05}, train, 0, device)
+        self.train(method, train, 0, device, steps=CLOCK_STEPS, rate=1e-3, callbacks=[clock])
 
-        return one
-
-    def run(self, data: sets.Set, job: Job, cache: Path) -> dict[str, Any]:
+    def run(self, data: Samples, job: Job, cache: Path, device: str) -> dict[str, Any]:
         """Train; a candidate is looked at on validation people only, and its test embeddings are kept unread."""
-        test = data.part(sets.TEST)
+        train, val, test = map(data.part, ("train", "val", "test"))
         if job.kind == "judge":
-            return self.judge(data, job, cache)
+            return self.judge(test, job, cache, device)
         options = self.methods[job.method][job.candidate]
-        method, order = self.made(data, job.method, options, job.seed)
-        labels = data.columns["label"].astype(np.int64)
-        train = data.part(sets.TRAIN)
-        told = fit(method, data, train, labels, order, self.augment, steps=job.steps, rate=2e-3, seed=job.seed)
-        val = data.part(sets.VAL)
-        v = across(outputs(method.model, data, val), labels[val], data.columns["camera"][val])
-        told |= {"score": -v.eer, "validation": {"EER": v.eer, "TAR at 1e-3": v.tar(1e-3)}}
-        z = outputs(method.model, data, test)
+        method = self.build_method(job.method, options, train, job.seed, device)
+        trace = self.train(method, train, job.seed, device, steps=job.steps, rate=2e-3)
+        v = verify(embed(method.model, val, batch=2048), val, device)
+        trace |= {"score": -v.eer, "validation": {"EER": v.eer, "TAR at 1e-3": v.tar(1e-3)}}
+        z = embed(method.model, test, batch=2048)
         if job.kind == "try":
-            np.save(cache / f"{job.method}-{job.candidate}.npy", z.cpu().numpy())
-            return told
-        return told | {"rows": {job.method: self.judged(z, data)[0]}}
+            np.save(cache / f"{job.method}-{job.candidate}.npy", z)
+            return trace
+        return trace | {"rows": {job.method: measure_test(z, test, device)[0]}}
 
-    def judged(self, z: Tensor, data: sets.Set) -> tuple[dict[str, float], Any, Any]:
-        """Error rates across cameras and within one, and rank-1 against the official gallery's other cameras."""
-        test = data.part(sets.TEST)
-        y, camera = data.columns["label"][test].astype(np.int64), data.columns["camera"][test].astype(np.int64)
-        v = across(z, y, camera)
-        within = across(z, y, camera, "within")
-        query, z = data.columns["role"][test] == 1, z.cpu()
-        r = retrieval(
-            z[query],
-            y[query],
-            domains=camera[query],
-            gallery=(z[~query], y[~query], camera[~query]),
-            exclude_same_domain=True,
-            k=(1, 5),
-        )
-        row = {
-            "EER across": v.eer,
-            "TAR at 1e-3": v.tar(1e-3),
-            "TAR at 1e-2": v.tar(1e-2),
-            "rank-1 across": r.recall[1],
-            "EER within": within.eer,
-            "AUC across": v.auc,
-        }
-        return row, v, r
-
-    def judge(self, data: sets.Set, job: Job, cache: Path) -> dict[str, Any]:
+    def judge(self, test: Samples, job: Job, cache: Path, device: str) -> dict[str, Any]:
         """The test of a chosen candidate at the first seed, with intervals over resampled people."""
-        z = torch.from_numpy(np.load(cache / f"{job.method}-{job.candidate}.npy"))
-        row, v, r = self.judged(z.to(data.device), data)
-        told: dict[str, Any] = {"rows": {job.method: row}}
+        row, v, r = measure_test(np.load(cache / f"{job.method}-{job.candidate}.npy"), test, device)
+        found: dict[str, Any] = {"rows": {job.method: row}}
         try:
-            return told | self.resampled(data, job.method, v, r, cache)
+            return found | resample_people(test, job.method, v, r, cache, device)
         except Exception:  # the numbers themselves are there
-            return told | {"without_intervals": traceback.format_exc()[-1000:]}
-
-    def resampled(self, data: sets.Set, method: str, v: Any, r: Any, cache: Path) -> dict[str, Any]:
-        """Intervals over resampled people, and of the difference to SupCon on the same people."""
-        names = {"EER across": "eer", "TAR at 1e-3": "tar@1e-3"}
-        found: dict[str, Any] = {name: ends(v.interval(key)) for name, key in names.items()}
-        found["rank-1 across"] = ends(r.interval("recall@1"))
-        told: dict[str, Any] = {"people": found}
-        chosen = json.loads((cache / "chosen.json").read_text())
-        if method != "supcon" and "supcon" in chosen:
-            base = torch.from_numpy(np.load(cache / f"supcon-{chosen['supcon']}.npy"))
-            _, first, ranks = self.judged(base.to(data.device), data)
-            pairs = {name: compare(v, first, key) for name, key in names.items()}
-            pairs["rank-1 across"] = compare(r, ranks, "recall@1")
-            told["against supcon"] = {k: {"difference": c.difference, **ends(c.interval)} for k, c in pairs.items()}
-        return told
+            return found | {"without_intervals": traceback.format_exc()[-1000:]}
 
 
-def across(z: Tensor, y: np.ndarray, camera: np.ndarray, trials: str = "across") -> Any:
-    """Verification; on the device where that works, else on the host."""
+def measure_test(z: np.ndarray, test: Samples, device: str) -> tuple[dict[str, float], Any, Any]:
+    """Error rates across cameras and within one, and rank-1 against the official gallery's other cameras."""
+    v, within = verify(z, test, device), verify(z, test, device, "within")
+    y, camera, query = test.labels, test.column("camera").codes, test.role == ROLES.index("query")
+    r = retrieval(
+        z[query],
+        y[query],
+        domains=camera[query],
+        gallery=(z[~query], y[~query], camera[~query]),
+        exclude_same_domain=True,
+        k=(1, 5),
+    )
+    row = {
+        "EER across": v.eer,
+        "TAR at 1e-3": v.tar(1e-3),
+        "TAR at 1e-2": v.tar(1e-2),
+        "rank-1 across": r.recall[1],
+        "EER within": within.eer,
+        "AUC across": v.auc,
+    }
+    return row, v, r
+
+
+def resample_people(test: Samples, method: str, v: Any, r: Any, cache: Path, device: str) -> dict[str, Any]:
+    """Intervals over resampled people, and of the difference to SupCon on the same people."""
+    names = {"EER across": "eer", "TAR at 1e-3": "tar@1e-3"}
+    found: dict[str, Any] = {name: as_bounds(v.interval(key)) for name, key in names.items()}
+    found["rank-1 across"] = as_bounds(r.interval("recall@1"))
+    record: dict[str, Any] = {"people": found}
+    chosen = json.loads((cache / "chosen.json").read_text())
+    if method != "supcon" and "supcon" in chosen:
+        base = np.load(cache / f"supcon-{chosen['supcon']}.npy")
+        _, first, ranks = measure_test(base, test, device)
+        pairs = {name: compare(v, first, key) for name, key in names.items()}
+        pairs["rank-1 across"] = compare(r, ranks, "recall@1")
+        record["against supcon"] = {k: {"difference": c.difference, **as_bounds(c.interval)} for k, c in pairs.items()}
+    return record
+
+
+def verify(z: np.ndarray, samples: Samples, device: str, trials: str = "across") -> Any:
+    """Verification across cameras or within them; on the device where that works, else on the host."""
+    options: dict[str, Any] = {"domains": samples.column("camera").codes, "trials": trials}
     try:
-        return verification(z, y, domains=camera, trials=trials)
+        return verification(torch.from_numpy(z).to(device), samples.labels, **options)
     except Exception:  # the host is slower, and always there
-        return verification(z.cpu(), y, domains=camera, trials=trials)
+        return verification(z, samples.labels, **options)
 
 
-def ends(interval: Any) -> dict[str, float]:
+def as_bounds(interval: Any) -> dict[str, float]:
     """Low and high."""
     return {"low": interval.low, "high": interval.high}
 
 
-def study(quick: bool) -> Market:
+def market_study(quick: bool) -> Market:
     """All of it, or two candidates of two classes of batch."""
     if not quick:
         return Market(METHODS)

@@ -1,7 +1,7 @@
 """Does relative difficulty help? SimCLR, DCL, HCL, WCL, its controls, its biased encoder and JTT on one data set.
 
-    python benchmarks/two_encoder.py glyphs:closed --spurious domain --steps 100 --seeds 2
-    python benchmarks/two_encoder.py waterbirds.npz --label y --spurious place --seeds 5 --set batch.augment=large
+    python -m benchmarks.evidence.two_encoder glyphs:closed --spurious domain --steps 100 --seeds 2
+    python -m benchmarks.evidence.two_encoder waterbirds.npz --label y --spurious place --set batch.augment=large
 
 Every method trains on the training split without labels (JTT with them), for the same steps and batches. Then frozen
 features in eval mode and a linear probe whose strength is chosen on the validation split, or on a tenth of the training
@@ -15,18 +15,18 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import t as student
+from benchmarks.evidence.report import format_spread, spread
+from benchmarks.evidence.study import probe_parts
 
-from mettle.evaluate import probe
-from mettle.model import embed
+from mettle.data import Samples
+from mettle.model import Embedder, embed
 from mettle.rng import permutation
 from mettle.train import load, train
 
-STRENGTHS = (0.1, 1.0, 10.0, 100.0)
 METHODS = ["simclr", "dcl", "hcl", "wcl", "wcl-mean", "wcl-shuffled", "wcl-distance", "jtt"]
 
 
-def parts(samples, most: int):
+def split_for_probes(samples: Samples, most: int) -> dict[str, Samples]:
     """Train, validation and test; a long training split is thinned for the probe."""
     found = {name: samples.part(name) for name in ("train", "val", "test")}
     found = {name: part.take(np.sort(permutation(len(part), 0, 0)[:most])) for name, part in found.items()}
@@ -37,26 +37,19 @@ def parts(samples, most: int):
     return found
 
 
-def measured(model, found: dict, spurious: str | None) -> dict[str, float]:
+def measure_features(model: Embedder, parts: dict[str, Samples], spurious: str | None) -> dict[str, float]:
     """What probes read from frozen features."""
-    z = {name: embed(model, part, features=True) for name, part in found.items()}
-
-    def best(labels):
-        y = {name: labels(part) for name, part in found.items()}
-        tried = {c: probe((z["train"], y["train"]), (z["val"], y["val"]), strength=c) for c in STRENGTHS}
-        strength = max(tried, key=lambda c: tried[c].linear.accuracy)
-        return probe((z["train"], y["train"]), (z["test"], y["test"]), strength=strength)
-
-    p = best(lambda part: part.labels)
+    z = {name: embed(model, part, features=True) for name, part in parts.items()}
+    p, _ = probe_parts(z, parts)
     row = {"top-1": p.linear.accuracy, "worst class": p.linear.worst_class[1], "kNN": p.knn.accuracy}
     if spurious is not None:
-        group = found["test"].labels * 10_000 + found["test"].column(spurious).codes
+        group = parts["test"].labels * 10_000 + parts["test"].column(spurious).codes
         row["worst group"] = min(p.linear.correct[group == g].mean() for g in np.unique(group))
-        row[f"{spurious} probe"] = best(lambda part: part.column(spurious).codes).linear.accuracy
+        row[f"{spurious} probe"] = probe_parts(z, parts, spurious)[0].linear.accuracy
     return row
 
 
-def one(method: str, seed: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+def run_method(method: str, seed: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Train one method with one seed; WCL also yields its biased encoder."""
     keys = [f"seed={seed}", f"train.steps={options.steps}", *options.overrides]
     keys += [f"data.label={options.label}"] if options.label else []
@@ -66,19 +59,12 @@ def one(method: str, seed: int, options: argparse.Namespace) -> dict[str, dict[s
         outcome = train(recipe, Path(folder) / "run", tensorboard=False)
         if not outcome.finished:
             raise SystemExit("stopped on request")
-        found = parts(outcome.samples, options.most)
-        rows = {method: measured(outcome.model, found, options.spurious)}
+        parts = split_for_probes(outcome.samples, options.most)
+        rows = {method: measure_features(outcome.model, parts, options.spurious)}
         if method == "wcl":
             device = str(next(outcome.model.parameters()).device)
-            rows["biased (E_b)"] = measured(outcome.run.biased_model(device), found, options.spurious)
+            rows["biased (E_b)"] = measure_features(outcome.run.biased_model(device), parts, options.spurious)
     return rows
-
-
-def spread(values: list[float]) -> str:
-    """Mean and half the width of its interval, in percent."""
-    x = 100 * np.array(values)
-    half = student.ppf(0.975, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)) if len(x) > 1 else np.nan
-    return f"{x.mean():.1f} ± {half:.1f}"
 
 
 def main() -> None:
@@ -96,17 +82,19 @@ def main() -> None:
     table: dict[str, list[dict[str, float]]] = {}
     for seed in range(options.seeds):
         for method in options.methods:
-            for name, row in one(method, seed, options).items():
+            for name, row in run_method(method, seed, options).items():
                 table.setdefault(name, []).append(row)
                 print(f"seed {seed} {name}: " + ", ".join(f"{k} {v:.1%}" for k, v in row.items()), flush=True)
     columns = list(next(iter(table.values()))[0])
     print(f"\n| method | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
     for name, rows in table.items():
-        print(f"| {name} | " + " | ".join(spread([r[c] for r in rows]) for c in columns) + " |")
+        print(f"| {name} | " + " | ".join(format_spread(spread(r[c] for r in rows)) for c in columns) + " |")
     first = options.methods[0]
     for name, rows in table.items():
         if name != first:
-            gaps = [spread([r[c] - b[c] for r, b in zip(rows, table[first], strict=True)]) for c in columns]
+            gaps = [
+                format_spread(spread(r[c] - b[c] for r, b in zip(rows, table[first], strict=True))) for c in columns
+            ]
             print(f"| {name} − {first} | " + " | ".join(gaps) + " |")
 
 

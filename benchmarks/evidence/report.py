@@ -1,8 +1,119 @@
-"""What the pages of docs/results say besides numbers: the question, the protocol, the published claims."""
+"""From the records of studies to the pages of docs/results.
 
+Numbers with intervals (means over seeds, differences paired by seed), what the pages say besides numbers (the question,
+the protocol, the published claims), and the pages; what a person wrote under "What it says" stays.
+"""
+
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import fill
+from typing import Any, NamedTuple
 
-from benchmarks.evidence import birds, contrastive, market
+import numpy as np
+from benchmarks.evidence import contrastive, cub200, market
+from scipy.stats import t as student
+
+Rows = dict[str, dict[int, dict[str, float]]]  # by row name and seed
+
+
+class Spread(NamedTuple):
+    """A mean over seeds and half the width of its 95 % interval (Student's t; NaN for one seed)."""
+
+    mean: float
+    half: float
+    seeds: int
+
+    @property
+    def low(self) -> float:
+        """Lower end."""
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        """Upper end."""
+        return self.mean + self.half
+
+
+def collect_rows(record: dict[str, Any]) -> Rows:
+    """Every row of every run that was looked at on test data; candidates that were not chosen have none."""
+    found: Rows = {}
+    for job in record["jobs"]:
+        for name, row in (job.get("rows") or {}).items():
+            found.setdefault(name, {})[job["seed"]] = row
+    return found
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Mean and interval."""
+    x = np.array([v for v in values if np.isfinite(v)])
+    if len(x) == 0:
+        return Spread(np.nan, np.nan, 0)
+    half = float(student.ppf(0.975, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x))) if len(x) > 1 else np.nan
+    return Spread(float(x.mean()), half, len(x))
+
+
+def mean_over_seeds(rows: Rows, name: str, metric: str) -> Spread:
+    """One cell."""
+    return spread(row[metric] for row in rows.get(name, {}).values() if metric in row)
+
+
+def difference(rows: Rows, name: str, base: str, metric: str) -> Spread:
+    """Row less base, over the seeds that both have."""
+    a, b = rows.get(name, {}), rows.get(base, {})
+    both = [s for s in a if s in b and metric in a[s] and metric in b[s]]
+    return spread(a[s][metric] - b[s][metric] for s in both)
+
+
+def format_spread(x: Spread, scale: float = 100, signed: bool = False) -> str:
+    """``12.3 ± 0.4``, in percent unless told otherwise."""
+    if x.seeds == 0:
+        return "not run"
+    digits = 2 if scale == 100 and abs(scale * x.mean) < 10 else 1
+    text = f"{scale * x.mean:{'+' if signed else ''}.{digits}f}"
+    return text if np.isnan(x.half) else f"{text} ± {scale * x.half:.{digits}f}"
+
+
+def format_table(head: list[str], lines: Iterable[list[str]]) -> str:
+    """A table."""
+    return "\n".join(["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines)])
+
+
+def means_table(rows: Rows, words: dict[str, str], metrics: list[str], scales: dict[str, float] | None = None) -> str:
+    """All rows, means and intervals over seeds."""
+    scale = {m: 100.0 for m in metrics} | (scales or {})
+    lines = []
+    for name, title in words.items():
+        if name in rows:
+            cells = [format_spread(mean_over_seeds(rows, name, m), scale[m]) for m in metrics]
+            lines.append([title, str(len(rows[name])), *cells])
+    return format_table(["", "seeds", *metrics], lines)
+
+
+def differences_table(rows: Rows, words: dict[str, str], base: str, metrics: list[str]) -> str:
+    """All rows less one of them, paired by seed."""
+    lines = [
+        [f"{title} − {words[base]}", *(format_spread(difference(rows, name, base, m), signed=True) for m in metrics)]
+        for name, title in words.items()
+        if name in rows and name != base
+    ]
+    return format_table(["", *metrics], lines)
+
+
+SEEDS = 5  # the interval of two seeds rests on t = 12.7, and one lucky pair of runs decides
+WITHDRAWN = "*withdrawn, being measured again*"
+
+
+def verdict(x: Spread, wanted: int, withdrawn: str = "") -> str:
+    """What an interval says of a claim that the difference has this sign; or why the study cannot decide it."""
+    if withdrawn:
+        return f"{WITHDRAWN}: {withdrawn}"
+    if x.seeds < SEEDS or np.isnan(x.half):
+        return f"not decided: {x.seeds} seeds, {SEEDS} are needed"
+    if x.low <= 0 <= x.high:
+        return "not decided: the interval holds 0"
+    return "holds" if np.sign(x.mean) == wanted else "contradicted"
 
 
 @dataclass(frozen=True)
@@ -32,7 +143,7 @@ class Page:
     tables: tuple[str, ...] = ("",)  # prefixes of row names, one table each
 
 
-def picked(*names: str) -> dict[str, str]:
+def choose_words(*names: str) -> dict[str, str]:
     """Rows of the contrastive studies, in this order."""
     return {name: contrastive.WORDS[name] for name in names}
 
@@ -128,7 +239,7 @@ PAGES = {
         "head to 128, batches of 512 in two views, published augmentation, temperature 0.5, prior 0.1, HCL beta 0.5, "
         f"AdamW at 1e-3 (E_b: 1e-2), weight decay 1e-6. {PROBE} {CONTROL} Published runs are 400 to 500 epochs of a "
         "ResNet-50; compare rows with each other, not with published tables.",
-        picked(*LEARNERS),
+        choose_words(*LEARNERS),
         ["top-1", "worst class", "top-1 − worst", "kNN"],
         "dcl",
         (
@@ -153,7 +264,7 @@ PAGES = {
         "official validation set (50 pictures a class) as the test. Network, batches and augmentation as for CIFAR-10; "
         f"temperature 0.5 and prior 0.05, as published for CIFAR-100. {PROBE} With 50 test pictures a class, a worst "
         "class moves in steps of 2 %, and the lowest of a hundred is low for every method: read it against the others.",
-        picked("simclr", "dcl", "wcl", "biased"),
+        choose_words("simclr", "dcl", "wcl", "biased"),
         ["top-1", "worst class", "classes at 0", "kNN"],
         "dcl",
         (
@@ -173,7 +284,7 @@ PAGES = {
         "single views; JTT is not tuned (first stage 20 % of the steps, 20 copies). Groups are the 100 pairs of "
         "digit and colour, about 100 test digits each. Synthetic bias on real digits: a quick check, too easy for a "
         "claim.",
-        picked("untrained", *LEARNERS, "erm", "jtt"),
+        choose_words("untrained", *LEARNERS, "erm", "jtt"),
         ["top-1", "worst class", "worst group", "aligned", "conflicting", "colour probe"],
         "dcl",
         (
@@ -194,7 +305,7 @@ PAGES = {
         "by average validation accuracy. Supervised and JTT are classifiers trained with labels, for as many steps "
         "on single views; JTT is not tuned (first stage 20 % of the steps, 20 copies). The published encoders start "
         "from ImageNet weights; these do not.",
-        picked("untrained", *LEARNERS, "erm", "jtt"),
+        choose_words("untrained", *LEARNERS, "erm", "jtt"),
         ["top-1", "worst group", "aligned", "conflicting", "place probe"],
         "dcl",
         (
@@ -216,7 +327,7 @@ PAGES = {
         "temperature 0.5, prior 0.3, HCL beta 1, AdamW at 1e-3 (E_b too). `raw inputs` is the same probe without a "
         "network. Gaps are absolute differences between the two groups: of accuracy, of the share that is told 1 "
         "(parity), and the larger of those shares within a class (odds).",
-        picked("raw", *LEARNERS),
+        choose_words("raw", *LEARNERS),
         ["accuracy", "worst class", "worst group", "accuracy gap", "parity gap", "odds gap", "group probe"],
         "dcl",
         (
@@ -238,7 +349,7 @@ PAGES = {
         "margin 0.2; N-pair: norm weight 0.01; synthesis as in the shipped recipes (levels in units of the first "
         "window). Test: every picture against all others; NMI and F1 of k-means with 100 clusters, mean of 3 starts. "
         "The published networks start from ImageNet weights and see 227 pixels: compare rows with each other only.",
-        birds.WORDS,
+        cub200.WORDS,
         ["R@1", "R@2", "R@4", "R@8", "NMI", "F1", "MAP@R"],
         "triplet",
         (
@@ -258,3 +369,183 @@ PAGES = {
         ),
     ),
 }
+
+
+FOLDER = Path(__file__).parents[2] / "docs" / "results"
+SAYS = "## What it says"
+
+
+def write_pages(files: list[Path], folder: Path = FOLDER) -> None:
+    """A page for each record, the record itself beside it, and the index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        record = json.loads(file.read_text())
+        if record["quick"]:
+            raise SystemExit(f"{file} is of a --quick run, which shows that a study runs and nothing else")
+        path = folder / f"{record['study']}.md"
+        path.write_text(format_page(record, read_remarks(path)))
+        print(f"{path}: {len(record['jobs'])} runs, {len(record['errors'])} errors, {len(record['not_run'])} not run")
+    there = [name for name in PAGES if (folder / f"{name}.md").exists()]
+    lines = [[f"[{PAGES[name].title}]({name}.md)", PAGES[name].what, describe_withdrawn(PAGES[name])] for name in there]
+    (folder / "README.md").write_text(INDEX + format_table(["study", "question", "verdicts"], lines) + "\n")
+
+
+def describe_withdrawn(page: Page) -> str:
+    """Which verdicts of a page do not stand, for the index."""
+    gone = [claim.text for claim in page.claims if claim.withdrawn]
+    if not gone:
+        return "stand as printed"
+    return f"{WITHDRAWN}: {'all' if len(gone) == len(page.claims) else '; '.join(gone)}"
+
+
+INDEX = """# Evidence on real data
+
+Small studies on public research data, each one run on one GPU, with several seeds. Numbers are percent on test data,
+means over seeds with 95 % intervals of Student's t; differences are paired by seed. Everything that is chosen (a
+temperature, a learning rate, a point of training, the strength of a probe) is chosen on validation data. The sets are
+reduced copies and training is short, so rows are to be compared with each other, not with published tables. The data
+do not come with the package. Intervals are not corrected for how many claims are looked at; few seeds make them wide.
+
+An audit of these pages found that many verdicts do not stand: they rest on two seeds, on a choice at the edge of its
+grid, on a control that was not fair, on a probe that had not converged, or on a set-up that learned nothing. Each is
+marked *withdrawn, being measured again* with its reason. The measured numbers stay; they decide nothing.
+
+"""
+
+
+def read_remarks(path: Path) -> str:
+    """What a person wrote at the end of the page before."""
+    text = path.read_text() if path.exists() else ""
+    return text.split(SAYS, 1)[1].strip() if SAYS in text else ""
+
+
+def format_page(record: dict[str, Any], says: str) -> str:
+    """The whole page."""
+    page, rows = PAGES[record["study"]], collect_rows(record)
+    told = f"**Protocol.** {page.protocol}"
+    parts = [f"# {page.title}", fill(page.what, 118), *withdrawn_notice(page), fill(told, 118, break_on_hyphens=False)]
+    parts.append(describe_run(record))
+    for prefix in page.tables:
+        own = {name.removeprefix(prefix): by for name, by in rows.items() if name.startswith(prefix)}
+        title = f": {prefix.strip().replace('_', ' ')}" if prefix else ""
+        parts += [f"## Results{title}", means_table(own, page.words, page.metrics, page.scales)]
+        some = [m for m in page.metrics if page.scales.get(m, 100) == 100]
+        parts += ["Differences, paired by seed:", differences_table(own, page.words, page.base, some)]
+        parts += [f"## Claims{title}", claims_table(own, page)] if page.claims else []
+    parts += [
+        text
+        for text in (candidates_table(record), people_table(record), weights_table(record), synthesis_table(record))
+        if text
+    ]
+    parts += [SAYS, says or "To be written by whoever has read the table."]
+    return "\n\n".join(parts) + "\n"
+
+
+def withdrawn_notice(page: Page) -> list[str]:
+    """What a reader must know first: which verdicts of the page do not stand."""
+    gone = [claim for claim in page.claims if claim.withdrawn]
+    if not gone:
+        return []
+    count = "all" if len(gone) == len(page.claims) else f"{len(gone)} of {len(page.claims)}"
+    text = f"**Verdicts of this page that are {WITHDRAWN}: {count}.** The numbers are what was measured; the table of"
+    return [fill(f"{text} claims says why they do not decide.", 118, break_on_hyphens=False)]
+
+
+def describe_run(record: dict[str, Any]) -> str:
+    """How it was run."""
+    epochs = sorted({job["epochs"] for job in record["jobs"] if "epochs" in job})
+    span = f"{epochs[0]} to {epochs[-1]}" if len(epochs) > 1 else f"{epochs[0]}" if epochs else "?"
+    where = f"{record['device']}, torch {record['torch']}, {record['workers']} runs at a time"
+    lost = [f"{len(record[k])} {word}" for k, word in (("not_run", "not run"), ("errors", "failed")) if record[k]]
+    gone = f" Of the planned runs {' and '.join(lost)}." if lost else ""
+    text = (
+        f"**Run.** Seeds {', '.join(map(str, record['seeds']))}; {record.get('steps', '?')} steps (epochs: {span}); "
+        f"{where}; {1e3 * record.get('seconds_per_step', np.nan):.1f} ms a step of one run, "
+        f"{record['seconds']:.0f} s in all.{gone}"
+    )
+    return f"{fill(text, 118, break_on_hyphens=False)}\n\n```bash\n{strip_folders(record['command'])}\n```"
+
+
+def strip_folders(command: str) -> str:
+    """The command without the folders of the machine that it ran on."""
+    words = command.split()
+    for flag, name in (("--data", "DATA"), ("--out", "OUT.json"), ("--cache", "CACHE")):
+        if flag in words:
+            words[words.index(flag) + 1] = name
+    return " ".join(words)
+
+
+def claims_table(rows: Rows, page: Page) -> str:
+    """What the papers say, and what the intervals say of it."""
+    lines = []
+    for claim in page.claims:
+        if claim.row in rows and claim.base in rows:
+            x = difference(rows, claim.row, claim.base, claim.metric)
+            lines.append([claim.text, format_spread(x, signed=True), verdict(x, claim.sign, claim.withdrawn)])
+    return format_table(["claim", "difference", "here"], lines)
+
+
+def candidates_table(record: dict[str, Any]) -> str:
+    """What was tried and what validation chose."""
+    tried = [job for job in record["jobs"] if job["kind"] == "try"]
+    if not tried:
+        return ""
+    lines = []
+    for job in sorted(tried, key=lambda j: (list(record["candidates"]).index(j["method"]), j["candidate"])):
+        options = record["candidates"][job["method"]][job["candidate"]]
+        chosen = "chosen" if record["chosen"].get(job["method"]) == job["candidate"] else ""
+        seen = job.get("validation") or {"R@1": job["score"]}
+        values = ", ".join(f"{name} {100 * v:.2f}" for name, v in seen.items())
+        lines.append([job["method"], ", ".join(f"{k} {v:g}" for k, v in options.items()), values, chosen])
+    return "## Candidates on validation data, first seed\n\n" + format_table(
+        ["method", "options", "validation", ""], lines
+    )
+
+
+def people_table(record: dict[str, Any]) -> str:
+    """Intervals over resampled people, first seed."""
+    judged = [job for job in record["jobs"] if "people" in job]
+    if not judged:
+        return ""
+    names, lines = list(judged[0]["people"]), []
+    for job in judged:
+        row, inside = job["rows"][job["method"]], job["people"]
+        cells = [f"{100 * row[n]:.2f} [{100 * inside[n]['low']:.2f}, {100 * inside[n]['high']:.2f}]" for n in names]
+        lines.append([job["method"], *cells])
+        if "against supcon" in job:
+            gaps = [job["against supcon"][n] for n in names]
+            cells = [f"{100 * g['difference']:+.2f} [{100 * g['low']:+.2f}, {100 * g['high']:+.2f}]" for g in gaps]
+            lines.append([f"{job['method']} − supcon", *cells])
+    return "## Other people, first seed: 95 % intervals over resampled people\n\n" + format_table(["", *names], lines)
+
+
+def weights_table(record: dict[str, Any]) -> str:
+    """What relative difficulty did: its weights at the end of training, and by groups where there are any."""
+    lines = []
+    for job in record["jobs"]:
+        last = (job.get("trace") or [{}])[-1]
+        if "weight_mean" not in last:
+            continue
+        cells = [f"{last[k]:.3f}" if k in last else "" for k in ("weight_mean", "weight_std", "clamp_fraction")]
+        groups = job.get("weights", {})
+        cells += [f"{groups[k]:.3f}" if k in groups else "" for k in ("weight_same_group", "weight_other_group")]
+        lines.append([f"{job['method']}, seed {job['seed']}", *cells])
+    head = ["", "mean w", "std of w", "clamped", "w, same group and other class", "w, other group and other class"]
+    return "## Weights of negatives\n\n" + format_table(head, lines) if lines else ""
+
+
+def synthesis_table(record: dict[str, Any]) -> str:
+    """How hard synthetic negatives became: λ and the weight of real tuples at four points of the first seed's runs."""
+    lines = []
+    for job in record["jobs"]:
+        trace = [t for t in job.get("trace", []) if "lambda" in t]
+        if trace and job["seed"] == record["seeds"][0] and job["method"].startswith("hdml"):
+            chosen = record["chosen"].get(job["method"], 0) == job["candidate"]
+            cells = [f"λ {t['lambda']:.2f}, real {t['weight_real']:.2f}" for t in trace]
+            quality = trace[-1].get("reconstruction")
+            if chosen:
+                lines.append([job["method"], *cells, "" if quality is None else f"{quality:.2f}"])
+    if not lines:
+        return ""
+    head = ["", *(f"{k} of 4" for k in range(1, len(lines[0]) - 1)), "reconstruction error (mean feature: 1)"]
+    return "## Levels of the synthesis\n\n" + format_table(head, lines)

@@ -2,6 +2,7 @@
 
 What a step costs is measured first, all workers at once; from that follows how long everybody trains. Methods with
 candidates try them at the first seed; the choice is made on validation, and what was chosen runs at all other seeds.
+With ``workers = 0`` the jobs run one after the other in a thread of this process.
 """
 
 import json
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+
+from mettle.train import Callback, TrainingState
 
 
 @dataclass(frozen=True)
@@ -44,21 +47,42 @@ class Study(Protocol):
         """Decode, once."""
         ...
 
-    def load(self, cache: Path, device: str) -> Any:
+    def load(self, cache: Path) -> Any:
         """In a worker: everything that jobs need."""
         ...
 
-    def step(self, data: Any) -> Callable[[int], None]:
-        """One step of the plainest method, to be timed."""
+    def time_steps(self, data: Any, clock: Callback, device: str) -> None:
+        """Train the plainest method until the clock asks to stop."""
         ...
 
-    def units(self, method: str) -> float:
+    def step_cost(self, method: str) -> float:
         """What a step of a method costs, in steps of the plainest."""
         ...
 
-    def run(self, data: Any, job: Job, cache: Path) -> dict[str, Any]:
+    def run(self, data: Any, job: Job, cache: Path, device: str) -> dict[str, Any]:
         """``rows`` of metrics by name; of a candidate ``score`` (validation, higher is better)."""
         ...
+
+
+class StepClock(Callback):
+    """Times steps for some seconds after the first few, while all workers do the same; then asks the run to stop."""
+
+    def __init__(self, warm: int, seconds: float, meet: Callable[[], None] = lambda: None):
+        self.warm, self.seconds, self.meet = warm, seconds, meet
+        self.began, self.seconds_per_step = 0.0, float("nan")
+
+    def on_step(self, state: TrainingState) -> None:
+        """Start after the first steps, stop when the time is over."""
+        if state.step < self.warm:
+            return
+        if state.step == self.warm:
+            self.meet()
+            self.began = time.perf_counter()
+        elif time.perf_counter() - self.began >= self.seconds:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self.seconds_per_step = (time.perf_counter() - self.began) / (state.step - self.warm)
+            state.stop_requested = True
 
 
 @dataclass
@@ -75,74 +99,86 @@ class Limits:
         return self.began + self.deadline - time.perf_counter()
 
 
-def run(study: Study, seeds: list[int], cache: Path, device: str, quick: bool, limits: Limits, out: Path) -> None:
+def run_study(study: Study, seeds: list[int], cache: Path, device: str, quick: bool, limits: Limits, out: Path) -> None:
     """The whole study, into ``limits.record`` and, after every job, into ``out``."""
     record = limits.record
     record |= {
         "study": study.name,
         "seeds": seeds,
-        "device": name_of(device),
+        "device": describe_device(device),
         "torch": torch.__version__,
         "quick": quick,
         "workers": study.workers,
     }
     record |= {"candidates": study.methods, "jobs": [], "errors": [], "not_run": [], "chosen": {}}
-    crew = Crew(study, cache, device, quick)
+    pool = WorkerPool(study, cache, device, quick)
     try:
-        step = crew.measured(limits)
+        step = pool.measure_step(limits)
         several = [m for m, c in study.methods.items() if len(c) > 1]
-        first, rest = planned(study, seeds)
-        units = sum(study.units(job.method) for job in [*first, *rest])
-        afford = int(min(limits.seconds, limits.left()) * crew.rate / units)
+        first, rest = plan_jobs(study, seeds)
+        units = sum(study.step_cost(job.method) for job in [*first, *rest])
+        afford = int(min(limits.seconds, limits.left()) * pool.rate / units)
         steps = 4 if quick else max(study.least, min(study.steps, afford))
-        record |= {"seconds_per_step": step, "steps_per_second": crew.rate, "affordable": afford, "steps": steps}
-        say(f"{study.name}: {1e3 * step:.1f} ms a step, {crew.rate:.0f} steps/s in all, {len(first) + len(rest)} runs "
-            f"of {steps} steps")  # fmt: skip
-        crew.go([Job(j.method, j.seed, j.candidate, steps, j.kind) for j in first], limits, out)
-        chosen = {m: chosen_of(record["jobs"], m) for m in several}
+        record |= {"seconds_per_step": step, "steps_per_second": pool.rate, "affordable": afford, "steps": steps}
+        print_now(
+            f"{study.name}: {1e3 * step:.1f} ms a step, {pool.rate:.0f} steps/s in all, "
+            f"{len(first) + len(rest)} runs of {steps} steps"
+        )
+        pool.run_jobs([Job(j.method, j.seed, j.candidate, steps, j.kind) for j in first], limits, out)
+        chosen = {m: choose_candidate(record["jobs"], m) for m in several}
         record["chosen"] = {m: c for m, c in chosen.items() if c is not None}
         (cache / "chosen.json").write_text(json.dumps(record["chosen"]))
         judged = [Job(m, seeds[0], c, steps, "judge") for m, c in chosen.items() if c is not None]
         rest = [Job(j.method, j.seed, chosen.get(j.method) or 0, steps, j.kind) for j in rest]
-        crew.go([*judged, *rest], limits, out)
+        pool.run_jobs([*judged, *rest], limits, out)
     except Exception:
         record["errors"].append({"job": "study", "error": traceback.format_exc()})
     finally:
-        crew.end()
+        pool.close()
         record["seconds"] = time.perf_counter() - limits.began
-        write(record, out)
+        write_record(record, out)
 
 
-def planned(study: Study, seeds: list[int]) -> tuple[list[Job], list[Job]]:
+def plan_jobs(study: Study, seeds: list[int]) -> tuple[list[Job], list[Job]]:
     """What runs before the choice and what after it; seed by seed, so that a short run is a balanced one."""
     tuned = [m for m, c in study.methods.items() if len(c) > 1]
     first = [Job(m, seeds[0], k, kind="try") for m in tuned for k in range(len(study.methods[m]))]
     rest = [Job(m, s) for s in seeds for m in study.methods if not (s == seeds[0] and m in tuned)]
     # Long runs first within a seed: the last ones to finish should be short.
-    return first, sorted(rest, key=lambda job: (seeds.index(job.seed), -study.units(job.method)))
+    return first, sorted(rest, key=lambda job: (seeds.index(job.seed), -study.step_cost(job.method)))
 
 
-def chosen_of(jobs: Iterable[dict[str, Any]], method: str) -> int | None:
+def choose_candidate(jobs: Iterable[dict[str, Any]], method: str) -> int | None:
     """The candidate with the best validation score."""
     tried = [(j["score"], -j["candidate"]) for j in jobs if j["method"] == method and j.get("score") is not None]
     return -max(tried)[1] if tried else None
 
 
-class Crew:
-    """Worker processes, each with the data on the device; started fresh, because a fork cannot use CUDA."""
+class WorkerPool:
+    """Worker processes, each with the data; started fresh, because a fork cannot use CUDA."""
 
     def __init__(self, study: Study, cache: Path, device: str, quick: bool):
         context = multiprocessing.get_context("spawn")
-        self.study, self.count = study, study.workers
-        self.tasks, self.results = context.Queue(), context.Queue()
-        self.barrier = context.Barrier(self.count)  # held: the workers look it up by name
-        setup = (study.name, cache, device, quick, self.tasks, self.results, self.barrier)
-        self.workers = [context.Process(target=work, args=setup, daemon=True) for _ in range(self.count)]
+        self.study, self.count = study, max(study.workers, 1)
+        self.workers: list[Any]
+        self.tasks: Any
+        self.results: Any
+        self.barrier: Any
+        if study.workers:
+            self.tasks, self.results = context.Queue(), context.Queue()
+            self.barrier = context.Barrier(self.count)  # held: the workers look it up by name
+        else:
+            self.tasks, self.results, self.barrier = queue.Queue(), queue.Queue(), threading.Barrier(1)
+        setup = (study, cache, device, quick, self.tasks, self.results, self.barrier)
+        if study.workers:
+            self.workers = [context.Process(target=work_alone, args=setup, daemon=True) for _ in range(self.count)]
+        else:
+            self.workers = [threading.Thread(target=work, args=setup, daemon=True)]
         for worker in self.workers:
             worker.start()
         self.rate, self.times = 0.0, {}
 
-    def measured(self, limits: Limits) -> float:
+    def measure_step(self, limits: Limits) -> float:
         """Mean seconds a step, all workers busy; ``rate`` is how many steps they do together."""
         found = []
         while len(found) < self.count and limits.left() > 0:
@@ -158,12 +194,12 @@ class Crew:
         self.rate = sum(1 / f for f in fine)
         return sum(fine) / len(fine)
 
-    def go(self, jobs: list[Job], limits: Limits, out: Path) -> None:
+    def run_jobs(self, jobs: list[Job], limits: Limits, out: Path) -> None:
         """All these jobs, as long as there is time; none is started that would not end in time."""
         record, waiting, running = limits.record, list(jobs), {}
         while waiting or running:
             alive = sum(w.is_alive() for w in self.workers)
-            while waiting and len(running) < alive and self.guess(waiting[0], limits) < limits.left():
+            while waiting and len(running) < alive and self.estimate_seconds(waiting[0], limits) < limits.left():
                 job = waiting.pop(0)
                 running[job] = time.perf_counter()
                 self.tasks.put(job)
@@ -178,44 +214,48 @@ class Crew:
             entry = {k: v for k, v in asdict(job).items()} | {"seconds": spent} | found
             record["errors" if "error" in found else "jobs"].append(entry)
             text = found.get("error", found.get("rows") or {"score": found.get("score")})
-            say(f"{limits.deadline - limits.left():6.0f} s  {job.method} seed {job.seed} candidate {job.candidate} "
-                f"{job.kind} {spent:.0f} s: {short(text)}")  # fmt: skip
-            write(record, out)
+            print_now(
+                f"{limits.deadline - limits.left():6.0f} s  {job.method} seed {job.seed} candidate {job.candidate} "
+                f"{job.kind} {spent:.0f} s: {summarize(text)}"
+            )
+            write_record(record, out)
         record["not_run"] += [asdict(job) for job in [*running, *waiting]]
 
-    def guess(self, job: Job, limits: Limits) -> float:
+    def estimate_seconds(self, job: Job, limits: Limits) -> float:
         """Seconds that a job will take: as the last one of its kind, else from the cost of a step."""
         known = self.times.get((job.method, job.kind))
         if known:
             return known[-1]
         if job.kind == "judge":
             return 5.0
-        return job.steps * self.study.units(job.method) * limits.record["seconds_per_step"]
+        return job.steps * self.study.step_cost(job.method) * limits.record["seconds_per_step"]
 
-    def end(self) -> None:
-        """No more jobs; whoever is still busy is stopped."""
+    def close(self) -> None:
+        """No more jobs; a process that is still busy is stopped."""
         for _ in self.workers:
             self.tasks.put(None)
         for worker in self.workers:
             worker.join(timeout=3)
-            if worker.is_alive():
+            if worker.is_alive() and hasattr(worker, "terminate"):
                 worker.terminate()
-        self.tasks.cancel_join_thread()
+        if hasattr(self.tasks, "cancel_join_thread"):
+            self.tasks.cancel_join_thread()
 
 
-def work(name: str, cache: Path, device: str, quick: bool, tasks: Any, results: Any, barrier: Any) -> None:
-    """A worker: load, measure a step together with the others, then job after job."""
-    from benchmarks.evidence.fit import cost
-    from benchmarks.evidence.studies import study_of
-
+def work_alone(study: Study, cache: Path, device: str, *rest: Any) -> None:
+    """`work` in a process of its own, which shares the processor with others."""
     if device.startswith("cuda"):
         torch.set_num_threads(3)
         torch.backends.cudnn.benchmark = True
     else:
         torch.set_num_threads(1)
+    work(study, cache, device, *rest)
+
+
+def work(study: Study, cache: Path, device: str, quick: bool, tasks: Any, results: Any, barrier: Any) -> None:
+    """A worker: load, measure a step together with the others, then job after job."""
     try:
-        study = study_of(name, quick)
-        data = study.load(cache, device)
+        data = study.load(cache)
 
         def meet() -> None:
             try:
@@ -223,7 +263,9 @@ def work(name: str, cache: Path, device: str, quick: bool, tasks: Any, results: 
             except threading.BrokenBarrierError:
                 return  # somebody is late or gone: measured alone, then
 
-        results.put(("step", cost(study.step(data), device, meet, *((1, 0.5) if quick else (25, 4.0)))))
+        clock = StepClock(*((1, 0.5) if quick else (25, 4.0)), meet)
+        study.time_steps(data, clock, device)
+        results.put(("step", clock.seconds_per_step))
     except Exception:
         barrier.abort()
         results.put(("step", traceback.format_exc()))
@@ -231,7 +273,7 @@ def work(name: str, cache: Path, device: str, quick: bool, tasks: Any, results: 
     while (job := tasks.get()) is not None:
         began = time.perf_counter()
         try:
-            found = study.run(data, job, cache)
+            found = study.run(data, job, cache, device)
         except Exception:
             found = {"error": traceback.format_exc()[-2000:]}
         results.put((job, found, time.perf_counter() - began))
@@ -239,19 +281,19 @@ def work(name: str, cache: Path, device: str, quick: bool, tasks: Any, results: 
             return  # such a process cannot go on
 
 
-def write(record: dict[str, Any], out: Path) -> None:
+def write_record(record: dict[str, Any], out: Path) -> None:
     """Replace the file by what is known now."""
     part = out.with_suffix(".part")
     part.write_text(json.dumps(record, indent=1, default=float) + "\n")
     part.replace(out)
 
 
-def say(text: str) -> None:
+def print_now(text: str) -> None:
     """A line now."""
     print(text, flush=True, file=sys.stdout)
 
 
-def short(found: Any) -> str:
+def summarize(found: Any) -> str:
     """Numbers of a result on one line."""
     if isinstance(found, str):
         return found.strip().splitlines()[-1][:160]
@@ -261,6 +303,6 @@ def short(found: Any) -> str:
     return " | ".join(flat)
 
 
-def name_of(device: str) -> str:
+def describe_device(device: str) -> str:
     """The device in words."""
     return torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
