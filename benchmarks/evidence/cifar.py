@@ -4,15 +4,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.evidence.contrastive import COSTS, Setting, probe_labels
+from benchmarks.evidence.contrastive import ContrastiveStudy, Setting, probe_labels
 from benchmarks.evidence.study import (
-    CLOCK_STEPS,
     build_resnet18,
     choose_few,
     decode_npz,
     embed_parts,
     hold_out,
-    load_samples,
     save_samples,
 )
 from benchmarks.evidence.worker_pool import Job
@@ -20,7 +18,6 @@ from benchmarks.evidence.worker_pool import Job
 from mettle.data import Samples
 from mettle.data.transforms import find_preset
 from mettle.model import Embedder
-from mettle.train import Callback
 
 
 def build_network(shape: tuple[int, ...]) -> Embedder:
@@ -29,7 +26,7 @@ def build_network(shape: tuple[int, ...]) -> Embedder:
 
 
 @dataclass(frozen=True)
-class SmallImages:
+class SmallImages(ContrastiveStudy):
     """A set of 32-pixel pictures."""
 
     name: str
@@ -48,18 +45,6 @@ class SmallImages:
         last = 10 if quick else self.held_out
         split = hold_out(columns["split"], columns["label"], last)
         save_samples(cache, x, {"label": columns["label"], "split": split})
-
-    def load(self, cache: Path) -> Samples:
-        """The set."""
-        return load_samples(cache)
-
-    def time_steps(self, data: Samples, clock: Callback, device: str) -> None:
-        """Steps of DCL."""
-        self.setting.train("dcl", data, 0, CLOCK_STEPS, device, [clock])
-
-    def step_cost(self, method: str) -> float:
-        """In steps of DCL."""
-        return COSTS.get(method, 1.0)
 
     def run(self, data: Samples, job: Job, cache: Path, device: str) -> dict[str, Any]:
         """Train and probe; WCL yields its biased encoder too."""

@@ -2,11 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.evidence.study import build_model, choose_precision, probe_parts, split_samples, train_method
+from benchmarks.evidence.study import (
+    CLOCK_STEPS,
+    build_model,
+    choose_precision,
+    load_samples,
+    probe_parts,
+    split_samples,
+    train_method,
+)
 from torch import Tensor
 
 from mettle.data import Samples
@@ -101,6 +110,24 @@ class Setting:
         sampler = ShuffledBatchSampler(len(train), min(self.size, len(train)), seed)
         options: dict[str, Any] = {"steps": steps, "rate": self.rate, "seed": seed, "device": device, "views": 2}
         return method, train_method(method, train, sampler, self.augment, callbacks=callbacks, **options)
+
+
+class ContrastiveStudy:
+    """What studies of one set of images share: they train contrastively, and count their work in steps of DCL."""
+
+    setting: Setting
+
+    def load(self, cache: Path) -> Samples:
+        """The set."""
+        return load_samples(cache)
+
+    def time_steps(self, data: Samples, clock: Callback, device: str) -> None:
+        """Steps of DCL."""
+        self.setting.train("dcl", data, 0, CLOCK_STEPS, device, [clock])
+
+    def step_cost(self, method: str) -> float:
+        """In steps of DCL."""
+        return COSTS.get(method, 1.0)
 
 
 def probe_labels(z: dict[str, np.ndarray], samples: Samples) -> tuple[dict[str, float], Accuracy]:

@@ -6,16 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.evidence.contrastive import COSTS, Setting, probe_labels
+from benchmarks.evidence.contrastive import ContrastiveStudy, Setting, probe_labels
 from benchmarks.evidence.study import (
-    CLOCK_STEPS,
     build_model,
     build_resnet18,
     choose_few,
     choose_precision,
     decode_npz,
     embed_parts,
-    load_samples,
     probe_parts,
     save_samples,
     split_samples,
@@ -31,7 +29,7 @@ from mettle.evaluate.probe import Accuracy
 from mettle.losses import NormFace
 from mettle.model import Embedder, EmbedderSpec
 from mettle.pairs import pair_weights
-from mettle.train import Callback, Supervised, TwoEncoder
+from mettle.train import Supervised, TwoEncoder
 from mettle.train.methods.jtt import find_misclassified
 from mettle.train.methods.two_encoder import SpuriousAttribute
 
@@ -41,7 +39,7 @@ NEW_EPOCH = 10_000  # whose random changes no training has seen
 
 
 @dataclass(frozen=True)
-class Spurious:
+class Spurious(ContrastiveStudy):
     """A labelled set with an attribute that goes along with the label in training."""
 
     name: str
@@ -64,18 +62,6 @@ class Spurious:
             x, columns = decode_npz(folder / self.file, choose_few("group", 40) if quick else None)
             columns = {"label": columns["y"], "place": columns["place"], "split": columns["split"]}
         save_samples(cache, x, columns)
-
-    def load(self, cache: Path) -> Samples:
-        """The set."""
-        return load_samples(cache)
-
-    def time_steps(self, data: Samples, clock: Callback, device: str) -> None:
-        """Steps of DCL."""
-        self.setting.train("dcl", data, 0, CLOCK_STEPS, device, [clock])
-
-    def step_cost(self, method: str) -> float:
-        """In steps of DCL."""
-        return COSTS.get(method, 1.0)
 
     def run(self, data: Samples, job: Job, cache: Path, device: str) -> dict[str, Any]:
         """Train one method, and ask its features for the label and for the attribute."""

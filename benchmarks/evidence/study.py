@@ -21,6 +21,7 @@ from mettle.evaluate.probe import Probe
 from mettle.model import Embedder, EmbedderSpec, embed
 from mettle.train import Callback, Method, Schedule, TrainingState, fit
 from mettle.train.callbacks import DivergenceGuard
+from mettle.train.from_recipe import evenly_spaced
 from mettle.train.optim import WarmupCosine
 
 TRAIN, VAL, TEST = range(3)  # codes of the splits
@@ -125,8 +126,8 @@ def build_model(network: Callable[[tuple[int, ...]], Embedder], train: Samples, 
     torch.manual_seed(seed)
     shape = train.inputs.shape
     model = network((shape[2], *shape[:2]) if len(shape) == 3 else shape)
-    some = np.unique(np.linspace(0, len(train) - 1, min(len(train), NORMALIZATION_SAMPLES)).astype(np.int64))
-    model.fit_normalization(to_input_tensor(train.read(some), "cpu"))
+    some = train.read(evenly_spaced(len(train), NORMALIZATION_SAMPLES))
+    model.fit_normalization(to_input_tensor(some, "cpu"))
     return model.to(device)
 
 

@@ -308,7 +308,26 @@ def decode_with_uncropped(inputs: EncodedImages, i: int) -> tuple[np.ndarray, np
     return found[0], found[1], aspect
 
 
-class FeatureArray:
+class InMemoryArray:
+    """Items that are the entries of one array along its first dimension."""
+
+    is_in_memory = True
+    array: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one item: (f,) or (h, w, c)."""
+        return self.array.shape[1:]
+
+    def read(self, at: np.ndarray) -> np.ndarray:
+        """Copies of the items at these positions."""
+        return self.array[np.asarray(at, np.int64)]
+
+
+class FeatureArray(InMemoryArray):
     """Rows of numbers in memory: embeddings, or the features of a table.
 
     Args:
@@ -318,7 +337,6 @@ class FeatureArray:
     """
 
     kind: Literal["image", "row"] = "row"
-    is_in_memory = True
 
     def __init__(self, array: np.ndarray, names: Sequence[str] = (), features: "Sequence[Feature]" = ()) -> None:
         array = np.asarray(array)
@@ -330,18 +348,6 @@ class FeatureArray:
         with np.errstate(over="ignore"):
             self.array = array.astype(np.float32, copy=False)
         self.names, self.features = tuple(names), tuple(features)
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(f,)."""
-        return self.array.shape[1:]
-
-    def read(self, at: np.ndarray) -> np.ndarray:
-        """Copies of the rows at these positions."""
-        return self.array[np.asarray(at, np.int64)]
 
     def fingerprint(self) -> str:
         """Hash of all numbers; what they are called is the contract's affair."""
@@ -373,7 +379,7 @@ MEMORY_LIMIT = 2 << 30
 CHUNK = 64  # items per task of a thread: enough that handing them out costs nothing
 
 
-class ImageArray:
+class ImageArray(InMemoryArray):
     """Decoded pictures in memory.
 
     Args:
@@ -385,7 +391,6 @@ class ImageArray:
     """
 
     kind: Literal["image", "row"] = "image"
-    is_in_memory = True
 
     def __init__(
         self,
@@ -404,18 +409,6 @@ class ImageArray:
             raise DataError(f"pictures must be (n, h, w) or (n, h, w, 1 or 3), got {array.shape}: channels last")
         self.array = array if size is None or size == array.shape[1:3] else _resize_all(array, size, resize)
         self.source, self.uncropped = source, uncropped
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(h, w, c)."""
-        return self.array.shape[1:]
-
-    def read(self, at: np.ndarray) -> np.ndarray:
-        """Copies of the pictures at these positions."""
-        return self.array[np.asarray(at, np.int64)]
 
     def fingerprint(self) -> str:
         """Hash of all pixels, or of what they were decoded from."""

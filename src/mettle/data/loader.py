@@ -113,10 +113,6 @@ class Loader:
                     ends_epoch=request.ends_epoch,
                 )
 
-    def epochs(self, start: int = 0, position: tuple[int, int] | None = None) -> Iterator[tuple[int, int, np.ndarray]]:
-        """(step, epoch, positions of samples, or of pairs) from step ``start`` on, without end."""
-        return ((one.step, one.epoch, one.rows) for one in self._plan(start, position))
-
     def _plan(self, start: int, position: tuple[int, int] | None) -> Iterator["_Request"]:
         """What to read for each step from ``start`` on, without end."""
         epoch, first = (0, start) if position is None else position

@@ -11,8 +11,10 @@ from mettle.difficulty.settings import SettingsModule, view_with
 from mettle.errors import InputError
 from mettle.pairs import (
     Difficulty,
+    KernelWeights,
     Mask,
     Measure,
+    NoKernel,
     PairOutput,
     PairStatistics,
     Pass,
@@ -26,6 +28,7 @@ from mettle.pairs.compiled import compiled_mean, is_opaque, register_loss
 from mettle.pairs.declarations import declared_traits
 from mettle.pairs.diagnostics import pair_row_values
 from mettle.pairs.dispatch import Engine
+from mettle.pairs.kernel_spec import is_differentiable
 from mettle.pairs.similarity import can_read, transforms_active
 from mettle.pairs.validation import Reference, stack_views, validate_embeddings
 
@@ -229,6 +232,12 @@ class SoftmaxLoss(PairwiseLoss):
     def learned_log_temperature(self) -> Tensor | None:
         """The logarithm of a learned temperature, a parameter; None where the temperature is a setting."""
         return self._parameters["log_temperature"]
+
+    def refuse_learning(self, weights: KernelWeights | None) -> NoKernel | None:
+        """Why the kernels do not learn a temperature under these weights; None where they do, or none is learned."""
+        if self.learn_temperature and is_differentiable(weights):
+            return NoKernel("the kernels learn a temperature under constant weights only")
+        return None
 
     def logits(self, tile: Tile) -> Tensor:
         """Similarities over the temperature."""

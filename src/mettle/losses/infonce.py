@@ -22,7 +22,6 @@ from mettle.pairs import (
     sum_over,
 )
 from mettle.pairs.declarations import declared_traits
-from mettle.pairs.kernel_spec import is_differentiable
 from mettle.pairs.validation import stack_views
 
 
@@ -112,8 +111,8 @@ class InfoNCE(SoftmaxLoss):
         """The same, with any weights."""
         if self.learn_temperature and self.prior > 0:
             return NoKernel("the least value of a debiased sum moves with a learned temperature")
-        if self.learn_temperature and is_differentiable(weights):
-            return NoKernel("the kernels learn a temperature under constant weights only")
+        if (refusal := self.refuse_learning(weights)) is not None:
+            return refusal
         return SoftmaxSpec(
             "infonce",
             self.temperature,

@@ -21,7 +21,6 @@ from mettle.pairs import (
     sum_over,
 )
 from mettle.pairs.declarations import declared_traits, iterate_parts
-from mettle.pairs.kernel_spec import is_differentiable
 from mettle.unknown_names import explain_arguments
 
 LIKELY = math.log(2 / 3)  # log p from which 1 − p is summed over the others: two negatives cannot both be as likely
@@ -182,8 +181,8 @@ class SupCon(SoftmaxLoss):
         """All but the penalty, which takes a pass of its own."""
         if self.learn_temperature and self.base_temperature is not None:
             return NoKernel("the value is multiplied by a learned temperature")
-        if self.learn_temperature and is_differentiable(weights):
-            return NoKernel("the kernels learn a temperature under constant weights only")
+        if (refusal := self.refuse_learning(weights)) is not None:
+            return refusal
         if self.neg_weight == "penalty":
             return NoKernel("the kernels have no pass for neg_weight='penalty'")
         return SoftmaxSpec(

@@ -88,9 +88,24 @@ def batch_hard_rows(loss: Any, z: Tensor, labels: Tensor) -> dict[str, Tensor] |
         distances = apart if there is None else apart[there]
         if int(pairs.sum()) > distances.numel() or float(distances.amin()) < NEARLY_EQUAL:
             return None
-    none = z.new_empty(0)
-    mined = _MinedFunction.apply(z, u, length, index, others, apart)
-    d = loss.distance(Tile(mined, False, False, none, none)).to(z.dtype)  # type: ignore[arg-type]
+    mined: Tensor = _MinedFunction.apply(z, u, length, index, others, apart)  # type: ignore[assignment]
+    return mined_row_values(loss, mined, counts, there, z.dtype)
+
+
+def mined_row_values(
+    loss: Any, scores: Tensor, counts: Tensor, there: Tensor | None, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The row values that a `BatchHardSpec` promises, from the mined pairs of each anchor.
+
+    Args:
+        loss: whose ``distance`` similarities become.
+        scores: (2, n) similarities of the farthest positive and of the closest negative.
+        counts: (2, n) how many positives and negatives there are.
+        there: (2, n) where there are any; None for everywhere.
+        dtype: of the distances.
+    """
+    none = scores.new_empty(0)
+    d = loss.distance(Tile(scores, False, False, none, none)).to(dtype)  # both at once: on few rows calls count
     farthest, closest = d[0], -d[1]
     if there is not None:
         farthest, closest = torch.where(there[0], farthest, -torch.inf), torch.where(there[1], closest, -torch.inf)

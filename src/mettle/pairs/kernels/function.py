@@ -74,7 +74,7 @@ def evaluate_spec(
             f"embeddings are on {z.device}, others on {', '.join({str(x.device) for x in others})}: use one"
         )
     biased = biased if spec.has_second_encoder else None
-    precision = precision or (choose_precision(spec, z.dtype) if z.is_cuda else "ieee")
+    precision = precision or _default_precision(spec, z)
     ref_labels = None if ref is None else flatten_tensor(ref[1])
     call = PairLossCall(spec, flatten_tensor(labels), ref_labels, biased, precision, config, self_column)
     with torch.cuda.device_of(z):
@@ -88,8 +88,7 @@ def mean_and_gradient(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The mean of a batch with itself, its gradient in float32 or None, and where values are defined."""
     with torch.cuda.device_of(z):
-        precision = choose_precision(spec, z.dtype) if z.is_cuda else "ieee"
-        call = PairLossCall(spec, flatten_tensor(labels), None, None, precision, None)
+        call = PairLossCall(spec, flatten_tensor(labels), None, None, _default_precision(spec, z), None)
         _, mean, defined = call.forward(z, None)
         if not with_gradient:
             return mean, None, defined
@@ -506,6 +505,10 @@ def _pair_operands(
         return (*found, *found)
     second = (a2.hi, a2.lo, tile.block_m), (b2.hi, b2.lo, tile.block_n)
     return (*found, *tensor_descriptors(tile.use_tma, flags.second_block_k, *second))
+
+
+def _default_precision(spec: LoweredSpec, z: Tensor) -> str:
+    return choose_precision(spec, z.dtype) if z.is_cuda else "ieee"
 
 
 def _head_dim(operands: Operands | None) -> int:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mettle.pairs.interface import Tile
+from mettle.pairs.closed_form import mined_row_values
 from mettle.pairs.kernels.config import cdiv, next_power_of_2, select_mining_tile, split_columns
 from mettle.pairs.kernels.launch import Launch, LaunchCache, align_tensor, find_launch_cache, flatten_tensor
 from mettle.pairs.kernels.operands import Operands, normalize_backward, prepare_operands, select_row_block
@@ -50,10 +50,7 @@ def batch_hard_rows(
     precision = precision or ("ieee" if not z.is_cuda else "bf16x3" if z.dtype == torch.float32 else "fp16")
     with torch.cuda.device_of(z):
         scores, counts = BatchHardFunction.apply(z, labels, ref, None if ref is None else ref[0], precision)  # type: ignore[misc]
-    none = scores.new_empty(0)
-    d = loss.distance(Tile(scores, False, False, none, none))  # both at once: on a batch of this size launches count
-    farthest, closest = torch.where(counts > 0, torch.stack([d[0], -d[1]]), -torch.inf)
-    return {"positives": counts[0], "negatives present": counts[1], "farthest": farthest, "closest": closest}
+    return mined_row_values(loss, scores, counts, counts > 0, scores.dtype)
 
 
 def _mined_scores(rows: Operands, columns: Operands, index: Tensor, z: Tensor, ref_z: Tensor | None) -> Tensor:
