@@ -24,7 +24,7 @@ from mettle.data.image_decoding import read_image_header
 from mettle.errors import NumericError
 from mettle.evaluate import verification
 from mettle.model import embed
-from mettle.train import Schedule, Supervised, fit, load, train
+from mettle.train import Schedule, Supervised, load, run_loop, train
 from mettle.train.callbacks import CollapseGuard, DivergenceGuard
 from mettle.train.datamodule import fill_settings, prepare_samples
 from mettle.train.from_recipe import build_method_and_loader, build_model
@@ -90,7 +90,7 @@ def plant_collapse(source: Path, steps: int, folder: Path) -> str:
     method, loader = build_method_and_loader(recipe, samples)
     together = Supervised(method.model, lambda z, labels: (z - z.mean(0)).square().sum(1).mean())
     try:
-        fit(together, loader, Schedule(steps, recipe.train.rate), [DivergenceGuard(), CollapseGuard()])
+        run_loop(together, loader, Schedule(steps, recipe.train.rate), [DivergenceGuard(), CollapseGuard()])
     except NumericError as problem:
         return str(problem)
     return ""

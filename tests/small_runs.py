@@ -7,13 +7,13 @@ import numpy as np
 
 from mettle.data.dataset import Samples
 from mettle.evaluate.run import evaluate_run
-from mettle.train import Run, train
+from mettle.train import RunFolder, train
 from mettle.train.recipe import parse_recipe
 
 
 @dataclass(frozen=True)
 class Small:
-    run: Run
+    run: RunFolder
     samples: Samples
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from command_line import mettle
 from mettle.cli import app
-from mettle.train import open_run
+from mettle.train import open_run_folder
 from mettle.train.run_folder import set_thresholds
 from small_runs import small_run
 
@@ -160,7 +160,7 @@ def test_a_second_table_leaves_the_thresholds_and_says_that_they_are_stale(tmp_p
 def test_data_of_a_model_without_thresholds_are_enrolled_and_not_calibrated_on(trained, tmp_path):
     """They may be those that it was trained on: whether they can stand for strangers is for the user to say."""
     shutil.copytree(trained.run.folder, tmp_path / "run")
-    set_thresholds(open_run(tmp_path / "run"), {})
+    set_thresholds(open_run_folder(tmp_path / "run"), {})
     enrol = ("gallery", "enrol", tmp_path / "g", "--model", tmp_path / "run", "--data", trained.samples.source_name)
     assert "\nnot calibrated: no threshold was measured for this gallery" in mettle(*enrol)
     assert json.loads(mettle("gallery", "info", tmp_path / "g", "--json"))["calibration"] is None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mettle.train import open_run
+from mettle.train import open_run_folder
 from tests.command_line import mettle
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -47,7 +47,7 @@ def test_a_gallery_of_the_run_sees_photographs_as_evaluation_did(first):
     from mettle.train import prepare_samples
 
     _, place = first
-    run = open_run(place / "runs" / "supcon")
+    run = open_run_folder(place / "runs" / "supcon")
     samples = prepare_samples(run.recipe_with_data_paths())
     wanted = embed(run.model(), samples.take(np.arange(4)))
     with Gallery.open(place / "shop.mettle", model=run) as gallery:

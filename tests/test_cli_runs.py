@@ -18,7 +18,7 @@ from PIL import Image
 
 from command_line import mettle, refused
 from mettle.atomic_files import sha256
-from mettle.train import open_run
+from mettle.train import open_run_folder
 from mettle.train.recipe import parse_recipe
 from train.conftest import make_npz, tiny
 
@@ -137,7 +137,7 @@ class TestProtocol:
 
 
 def in_training(run: Path, name: str) -> bool:
-    return bool(open_run(run).training_identities().contains([name])[0])
+    return bool(open_run_folder(run).training_identities().contains([name])[0])
 
 
 class TestPlaces:

@@ -13,7 +13,7 @@ import pytest
 from mettle import Gallery
 from mettle.atomic_files import sha256
 from mettle.errors import MettleError, RunError
-from mettle.train import load, open_run
+from mettle.train import load, open_run_folder
 from small_runs import small_run
 
 
@@ -37,7 +37,7 @@ def run(trained, tmp_path):
     """A copy that may be spoilt."""
     import shutil
 
-    return open_run(shutil.copytree(trained.run.folder, tmp_path / "run"))
+    return open_run_folder(shutil.copytree(trained.run.folder, tmp_path / "run"))
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def agree(run, content: bytes) -> None:
 def test_s1_a_pickle_in_place_of_weights_is_never_loaded(run, trap):
     agree(run, pickle.dumps(trap))
     with pytest.raises(RunError, match="holds no tensors"):
-        open_run(run.folder).model()
+        open_run_folder(run.folder).model()
 
 
 def test_s1_a_torch_archive_in_place_of_weights_is_never_loaded(run, trap):
@@ -68,14 +68,14 @@ def test_s1_a_torch_archive_in_place_of_weights_is_never_loaded(run, trap):
         archive.writestr("archive/data.pkl", pickle.dumps(trap))
     agree(run, path.read_bytes())
     with pytest.raises(RunError, match="holds no tensors"):
-        open_run(run.folder).model()
+        open_run_folder(run.folder).model()
 
 
 @pytest.mark.parametrize("name", ["run.json", "contract.json", "recipe.toml"])
 def test_s1_a_pickle_in_place_of_any_other_file_is_never_loaded(run, trap, name):
     (run.folder / name).write_bytes(pickle.dumps(trap))
     with pytest.raises(MettleError):
-        open_run(run.folder).model()
+        open_run_folder(run.folder).model()
 
 
 def test_s1_pickled_embeddings_are_never_loaded(tmp_path, trap):
@@ -98,14 +98,14 @@ def test_s2_a_weights_file_larger_than_its_model_is_refused_before_it_is_read(ru
     with path.open("r+b") as file:
         file.truncate(1 << 40)  # sparse: reading it would take an hour
     with pytest.raises(RunError, match="another file|not the file"):
-        open_run(run.folder).model()
+        open_run_folder(run.folder).model()
 
 
 @pytest.mark.parametrize("length", [0, 7, 1 << 40, 2**64 - 1])
 def test_s2_a_header_that_lies_about_its_length_is_refused(run, length):
     agree(run, struct.pack("<Q", length) + b"{}" * 40)
     with pytest.raises(RunError, match="holds no tensors"):
-        open_run(run.folder).model()
+        open_run_folder(run.folder).model()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_s2_a_contract_that_describes_no_model_is_refused(run, model):
     contract["model"] |= model
     (run.folder / "contract.json").write_text(json.dumps(contract))
     with pytest.raises(RunError):
-        open_run(run.folder).model()
+        open_run_folder(run.folder).model()
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", "null", "[" * 100_000, '{"format": "1"}', b"\xff\xfe\x00\xd8"])
@@ -133,7 +133,7 @@ def test_s4_odd_json_is_refused(run, text):
     content = text if isinstance(text, bytes) else text.encode()
     (run.folder / "run.json").write_bytes(content)
     with pytest.raises(RunError):
-        open_run(run.folder)
+        open_run_folder(run.folder)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@
     __main__ ─ worker_pool ─ market, cub200, cifar, spurious, tabular ─ contrastive ─ study ─ mettle
            └ report
 
-A study says what is trained on what and how it is judged. Training itself is `mettle.train.fit` with the package's
+A study says what is trained on what and how it is judged. Training itself is `mettle.train.run_loop` with the package's
 methods, samplers and loader; probes are those of `mettle.evaluate`. Pictures are decoded once. Several seeds and
 methods train side by side, because one small network does not fill a GPU. How long everybody trains follows from the
 seconds that are allowed: the first thing measured is what a step costs. Everything that is chosen is chosen on

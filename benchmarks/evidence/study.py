@@ -19,7 +19,7 @@ from mettle.data.transforms import Augment, to_input_tensor
 from mettle.evaluate import probe
 from mettle.evaluate.probe import Probe
 from mettle.model import Embedder, EmbedderSpec, embed
-from mettle.train import Callback, Method, Schedule, TrainingState, fit
+from mettle.train import Callback, Method, Schedule, TrainingState, run_loop
 from mettle.train.callbacks import DivergenceGuard
 from mettle.train.from_recipe import evenly_spaced
 from mettle.train.optim import WarmupCosine
@@ -178,7 +178,7 @@ def train_method(
     method.max_skipped_steps = MAX_SKIPPED_STEPS
     loader = Loader(replace(train, ids=np.arange(len(train))), sampler, augment, seed=seed, views=views, device=device)
     trace = Trace(visit)
-    fit(method, loader, Schedule(steps, rate, WarmupCosine(WARMUP)), [DivergenceGuard(), trace, *callbacks])
+    run_loop(method, loader, Schedule(steps, rate, WarmupCosine(WARMUP)), [DivergenceGuard(), trace, *callbacks])
     return trace.as_dict()
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from mettle.errors import MettleError, RecipeError
 from mettle.model import Embedder, EmbedderSpec, backbones
 from mettle.model.backbones import import_timm
-from mettle.train import open_run, train
+from mettle.train import open_run_folder, train
 from mettle.train.datamodule import prepare_samples
 from mettle.train.from_recipe import build_model
 from mettle.train.recipe import parse_recipe
@@ -83,7 +83,7 @@ def test_weights_are_asked_for_once_when_training_begins(source, tmp_path, asked
     train(one, tmp_path / "run", tensorboard=False, resume=True)
     assert asked and True not in asked, "a checkpoint takes their place"
     asked.clear()
-    run = open_run(tmp_path / "run")
+    run = open_run_folder(tmp_path / "run")
     model, biased = run.model(), run.biased_model()
     assert asked and True not in asked, "the weights of the run are in its folder"
     assert model.spec.pretrained and biased.spec.pretrained, "what it began with is still told"
@@ -103,7 +103,7 @@ def test_a_run_that_cannot_reach_anything_opens(source, tmp_path, asked, monkeyp
         return create(name, *rest, **options)
 
     monkeypatch.setattr(library, "create_model", unplugged)
-    run = open_run(tmp_path / "run")
+    run = open_run_folder(tmp_path / "run")
     assert run.model().spec.dim == run.biased_model().spec.dim == 4
 
 

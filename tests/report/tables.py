@@ -8,7 +8,7 @@ import numpy as np
 from mettle.data.dataset import Samples
 from mettle.evaluate.protocol import Judged, judge
 from mettle.evaluate.run import Evaluation, evaluate_run
-from mettle.train import Run, train
+from mettle.train import RunFolder, train
 from mettle.train.recipe import parse_recipe
 
 HOSTILE = "<script>alert(1)</script>"
@@ -16,7 +16,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 @dataclass(frozen=True)
 class Made:
-    run: Run
+    run: RunFolder
     evaluation: Evaluation
     samples: Samples
 

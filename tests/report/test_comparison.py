@@ -8,7 +8,7 @@ import pytest
 from mettle.errors import InputError, RunError
 from mettle.report import write_comparison, write_report
 from mettle.report.comparison import comparison, differences, table, verdict
-from mettle.train import open_run
+from mettle.train import open_run_folder
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def altered(made, tmp_path):
         metrics = made.run.metrics()
         change(metrics)
         (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
-        return open_run(folder)
+        return open_run_folder(folder)
 
     return make
 

@@ -18,7 +18,7 @@ from serving import error, picture
 from mettle.match import Gallery
 from mettle.service import Limits
 from mettle.service.workbench import routes
-from mettle.train import open_run
+from mettle.train import open_run_folder
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
 
@@ -101,7 +101,7 @@ def remade(run, folder, change):
     contract = json.loads((folder / "contract.json").read_text())
     contract["weights"] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     (folder / "contract.json").write_text(json.dumps(contract))
-    return open_run(folder)
+    return open_run_folder(folder)
 
 
 @pytest.mark.parametrize("value", [0, np.nan], ids=["zero", "nan"])

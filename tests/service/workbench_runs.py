@@ -12,7 +12,7 @@ from mettle.evaluate.run import evaluate_run
 from mettle.evaluate.suspects import difficulty
 from mettle.service.workbench import routes
 from mettle.service.workbench.scene import Scene
-from mettle.train import Run, train
+from mettle.train import RunFolder, train
 from mettle.train.recipe import parse_recipe
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -44,7 +44,7 @@ def rows(path: Path) -> None:
     np.savez(path, x=x.astype(np.float32), label=identity)
 
 
-def trained(folder: Path, source: Path, name: str, seed: int = 0, **loss) -> Run:
+def trained(folder: Path, source: Path, name: str, seed: int = 0, **loss) -> RunFolder:
     """A run of a few steps, evaluated."""
     backbone = "mlp" if source.stem == "rows" else "convnet"
     recipe = parse_recipe(
@@ -70,7 +70,7 @@ def serving(runs, gallery=None):
     return running(app)
 
 
-def raw_scores(run: Run, source: Path) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int, float, bool]]]:
+def raw_scores(run: RunFolder, source: Path) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int, float, bool]]]:
     """Genuine and impostor scores of a run's test pictures of two rooms, one pair at a time, in float64.
 
     Pixels come from the file and go through the network by hand; cosines are NumPy's.
@@ -113,7 +113,7 @@ class Grey:
         return "grey"
 
 
-def drawn(mode: str, n: int = 60, labels: int = 8, seed: int = 0, run: Run | None = None) -> Scene:
+def drawn(mode: str, n: int = 60, labels: int = 8, seed: int = 0, run: RunFolder | None = None) -> Scene:
     """A scene without a trained run: every pair ("all"), pairs of two domains ("across"), queries ("roles")."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, labels, n)

@@ -7,7 +7,7 @@ from PIL import Image
 from mettle.data.dataset import Samples
 from mettle.data.inputs import ImageArray
 from mettle.errors import DataError, RecipeError
-from mettle.train import load, open_run, train
+from mettle.train import load, open_run_folder, train
 from mettle.train.auto_settings import AUTO_KEYS, choose_image_size, measure_images
 from mettle.train.datamodule import fill_settings, prepare_samples
 
@@ -42,7 +42,7 @@ def test_a_folder_of_mixed_sizes_trains_without_any_setting(mixed, tmp_path):
     assert set(chosen) == {"data.size", "data.resize", "batch.classes", "batch.augment", "model.backbone", "model.pool"}
     assert all(f"--set {key}=" in note for key, note in chosen.items())
     assert "3 sizes, the median short side is 80 pixels" in chosen["data.size"]
-    kept = open_run(tmp_path / "run").recipe
+    kept = open_run_folder(tmp_path / "run").recipe
     assert kept == outcome.run.recipe
     assert (kept.data.size, kept.data.resize, kept.auto) == (64, "crop", [])
     assert kept.batch.classes == 3  # of 6 classes one validates and two test

@@ -23,7 +23,7 @@ from mettle.train.callbacks import CollapseGuard, JsonLog, collapse_advice, mean
 from mettle.train.factory import constructor_arguments
 from mettle.train.from_recipe import train
 from mettle.train.optim import Schedule
-from mettle.train.trainer import fit
+from mettle.train.trainer import run_loop
 
 from .conftest import tiny
 from .test_from_recipe import Stop, content, until
@@ -73,7 +73,7 @@ def loader(name: str) -> Loader:
 
 def train_method(method, batches, folder, schedule, every=4):
     """The loop with the guard against collapse; returns whether it reached its end, and the lines of its log."""
-    done = fit(method, batches, schedule, [JsonLog(folder, every), CollapseGuard(every=every)])
+    done = run_loop(method, batches, schedule, [JsonLog(folder, every), CollapseGuard(every=every)])
     return done, logs.read_log(folder / "log.jsonl")
 
 

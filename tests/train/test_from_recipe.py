@@ -18,7 +18,7 @@ import torch
 from mettle.atomic_files import sha256
 from mettle.errors import NumericError, RunError
 from mettle.train import callbacks as logs
-from mettle.train import checkpoint, open_run
+from mettle.train import checkpoint, open_run_folder
 from mettle.train.from_recipe import train
 from mettle.train.recipe import parse_recipe
 
@@ -183,19 +183,19 @@ def test_a_run_of_another_format_is_refused_in_one_line(source, tmp_path):
     state = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(state | {"format": 99}))
     with pytest.raises(RunError, match="run format 99"):
-        open_run(folder)
+        open_run_folder(folder)
     with pytest.raises(RunError, match="not a run"):
-        open_run(tmp_path / "nothing")
+        open_run_folder(tmp_path / "nothing")
 
 
 def test_weights_that_are_not_those_of_the_contract_are_refused(source, tmp_path):
     folder = tmp_path / "run"
     train(tiny(source, steps=1), folder, tensorboard=False)
-    open_run(folder).model()
+    open_run_folder(folder).model()
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\x07")
     with pytest.raises(RunError, match="instead of|another file"):
-        open_run(folder).model()
+        open_run_folder(folder).model()
 
 
 def test_T9_a_diverging_run_stops_in_plain_words_and_keeps_its_checkpoint(source, tmp_path, monkeypatch):

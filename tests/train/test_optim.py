@@ -9,7 +9,7 @@ from torch import nn
 from mettle.errors import InputError, RecipeError
 from mettle.losses import SupCon
 from mettle.model import Embedder, EmbedderSpec
-from mettle.train import Supervised, load, open_run, train
+from mettle.train import Supervised, load, open_run_folder, train
 from mettle.train.optim import OPTIMIZERS, SCHEDULES, TORCH_SCHEDULES, Schedule, build_optimizer, build_shape
 from mettle.train.recipe import parse_recipe
 from mettle.train.trainer import count_steps
@@ -212,7 +212,7 @@ def test_epochs_become_steps_that_the_run_folder_keeps(source, tmp_path):
     recipe = tiny(source, epochs=2)
     outcome = train(recipe, tmp_path / "run", tensorboard=False)
     assert outcome.run.recipe.train.steps == 6  # epochs of three steps
-    assert open_run(tmp_path / "run").recipe == outcome.run.recipe
+    assert open_run_folder(tmp_path / "run").recipe == outcome.run.recipe
     assert train(recipe, tmp_path / "run", resume=True, tensorboard=False).finished
     with pytest.raises(RecipeError, match="train.epochs = 2 decides"):
         load("supcon", ["train.epochs=2", "train.steps=5"])

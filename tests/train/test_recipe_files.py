@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mettle.errors import InputError, RecipeError
-from mettle.train import builtin_recipes, load, open_run, train
+from mettle.train import builtin_recipes, load, open_run_folder, train
 from mettle.train.recipe import parse_recipe
 from mettle.train.recipe_files import builtin_titles, read_recipe_file
 
@@ -32,7 +32,7 @@ def test_training_takes_names_and_paths(source, tmp_path, kind):
     file.write_text(tiny(source, steps=1).to_toml())
     run = train(kind(file), kind(tmp_path / "run"), tensorboard=False).run
     kept = load(file).with_values({"data.size": run.recipe.data.size, "data.resize": "crop", "data.channels": 1})
-    assert open_run(tmp_path / "run").recipe == run.recipe == kept
+    assert open_run_folder(tmp_path / "run").recipe == run.recipe == kept
 
 
 def test_other_things_are_refused_in_one_line(source, tmp_path):

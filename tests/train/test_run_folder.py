@@ -18,7 +18,7 @@ from mettle.data.duplicates import train_test_duplicates
 from mettle.data.inputs import FeatureArray, ImageArray
 from mettle.errors import DataError, RunError
 from mettle.model import weights
-from mettle.train import open_run, run_folder, train
+from mettle.train import open_run_folder, run_folder, train
 from mettle.train.datamodule import is_training_data, prepare_samples
 from mettle.train.recipe import parse_recipe
 from mettle.train.run_folder import TrainingIdentities, hash_name
@@ -58,7 +58,7 @@ def test_the_two_spellings_of_an_accent_are_one_name():
 
 def test_a_folder_without_the_file_says_nothing_and_damage_is_one_line(run, tmp_path):
     shutil.copytree(run.run.folder, tmp_path / "old")
-    old, file = open_run(tmp_path / "old"), tmp_path / "old" / "trained.safetensors"
+    old, file = open_run_folder(tmp_path / "old"), tmp_path / "old" / "trained.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(RunError, match="damaged"):
         old.training_identities()
@@ -71,7 +71,7 @@ def test_a_resumed_run_writes_a_missing_file_again(run, tmp_path):
     (tmp_path / "old" / "trained.safetensors").unlink()
     train(run.run.recipe, tmp_path / "old", resume=True, tensorboard=False)
     assert np.array_equal(
-        open_run(tmp_path / "old").training_identities().identities, run.run.training_identities().identities
+        open_run_folder(tmp_path / "old").training_identities().identities, run.run.training_identities().identities
     )
 
 
@@ -86,7 +86,7 @@ class TestPlace:
         train(tiny(Path("my data/p.npz"), steps=1), tmp_path / "run", tensorboard=False)
         (tmp_path / "elsewhere").mkdir()
         monkeypatch.chdir(tmp_path / "elsewhere")
-        return open_run(tmp_path / "run")
+        return open_run_folder(tmp_path / "run")
 
     def test_from_another_folder(self, made):
         assert made.recipe.data.source == "my data/p.npz"  # as it was typed
@@ -113,7 +113,7 @@ class TestPlace:
         state = json.loads((made.folder / "run.json").read_text())
         del state["paths"]
         (made.folder / "run.json").write_text(json.dumps(state))
-        old = open_run(made.folder)
+        old = open_run_folder(made.folder)
         with pytest.raises(DataError, match=r"data\.source of .*recipe\.toml says 'my data/p\.npz', as seen from"):
             old.recipe_with_data_paths()
         monkeypatch.chdir(tmp_path)
@@ -193,7 +193,7 @@ def test_a_second_encoder_that_was_swapped_is_refused(source, tmp_path):
     for other in (weights.read_bytes(), kept[:-1] + b"\x07", kept + b"\x00", b""):
         biased.write_bytes(other)
         with pytest.raises(RunError, match="biased.safetensors (is damaged or another file|has .* bytes instead of)"):
-            open_run(tmp_path / "run").biased_model()
+            open_run_folder(tmp_path / "run").biased_model()
     biased.unlink()
     with pytest.raises(RunError, match="biased.safetensors is missing"):
         run.biased_model()

@@ -10,7 +10,7 @@ from mettle.data import Augment, Loader, PKBatchSampler, Samples
 from mettle.data.inputs import FeatureArray
 from mettle.losses import SupCon
 from mettle.model import Embedder, EmbedderSpec
-from mettle.train import Supervised, checkpoint, fit
+from mettle.train import Supervised, checkpoint, run_loop
 from mettle.train.callbacks import Checkpoint, OnStep, StopOnSignal
 from mettle.train.optim import Schedule
 
@@ -21,7 +21,7 @@ def started(folder, steps, on_step, stop=None):
     model = Embedder(EmbedderSpec("mlp", width=1, depth=1, dim=4), (3,))
     loader = Loader(samples, PKBatchSampler(samples.labels, 4, 2), Augment())
     callbacks = [OnStep(on_step), stop or StopOnSignal(), Checkpoint(folder / "checkpoints", 50)]
-    return fit(Supervised(model, SupCon()), loader, Schedule(steps, 1e-3), callbacks)
+    return run_loop(Supervised(model, SupCon()), loader, Schedule(steps, 1e-3), callbacks)
 
 
 class Watched(StopOnSignal):

@@ -192,9 +192,9 @@ def delete(
 def _run(model: Path | None) -> Any:
     if model is None:
         return None
-    from mettle.train import open_run
+    from mettle.train import open_run_folder
 
-    return open_run(model)
+    return open_run_folder(model)
 
 
 def _rows(table: Path, where: Sequence[str]) -> list[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from mettle.cli.shell import (
     Domain,
     Image,
     Label,
-    RunFolder,
+    RunPath,
     Set,
     app,
     cache,
@@ -85,7 +85,7 @@ def train(
 
 @app.command()
 def evaluate(
-    run: RunFolder,
+    run: RunPath,
     data: Annotated[str | None, typer.Option(help="Other data to evaluate on; default: the run's own.")] = None,
     label: Label = None,
     domain: Domain = None,
@@ -97,9 +97,9 @@ def evaluate(
 
     from mettle.atomic_files import write_text
     from mettle.evaluate.run import evaluate_run
-    from mettle.train import open_run
+    from mettle.train import open_run_folder
 
-    opened = open_run(run)
+    opened = open_run_folder(run)
     place = in_folder(output)
     samples = samples_of(opened, data, label=label, domain=domain, image=image)
     own = data is None or opened.matches_data(samples.fingerprint())  # its own, at another place
@@ -129,9 +129,9 @@ def report(
 ) -> None:
     """Write the report of a run, or compare several runs on one page."""
     from mettle.report import write_comparison
-    from mettle.train import open_run
+    from mettle.train import open_run_folder
 
-    opened = [open_run(run) for run in runs]
+    opened = [open_run_folder(run) for run in runs]
     in_folder(output)
     if len(opened) > 1:
         if [data, label, domain, image].count(None) < 4:
@@ -149,7 +149,7 @@ def report(
 
 @app.command()
 def embed(
-    run: RunFolder,
+    run: RunPath,
     data: Annotated[str, typer.Argument(help="Folder, .csv, .parquet, .npz, or 'glyphs'.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write: .npz, .parquet or .csv.")],
     label: Label = None,
@@ -158,9 +158,9 @@ def embed(
 ) -> None:
     """Embed a data set with a trained run: a file with embeddings, ids, labels and all other columns."""
     from mettle.model.inference import choose_encoder, write_embeddings
-    from mettle.train import open_run
+    from mettle.train import open_run_folder
 
-    opened = open_run(run)
+    opened = open_run_folder(run)
     in_folder(output)
     choose_encoder(output)  # an ending that is not written is refused before the data are read
     samples = samples_of(opened, data, label=label, domain=domain, image=image, labeled=False)
@@ -169,15 +169,15 @@ def embed(
 
 @app.command()
 def export(
-    run: RunFolder,
+    run: RunPath,
     onnx: Annotated[Path, typer.Option(help="ONNX file to write.")],
 ) -> None:
     """Export the trained model to ONNX, with a free batch size, and check it against torch."""
     from mettle.model.onnx import export_onnx
-    from mettle.train import open_run
+    from mettle.train import open_run_folder
 
     in_folder(onnx)
-    difference = export_onnx(open_run(run).model(), onnx)
+    difference = export_onnx(open_run_folder(run).model(), onnx)
     print(f"{onnx}: largest difference from torch {difference:.1e}")
 
 
@@ -210,7 +210,7 @@ def _plan(
 ) -> Any:
     """The recipe to train: the named one, or that of the run to continue; ``data`` are keys of its table [data]."""
     from mettle.errors import RunError
-    from mettle.train import load, open_run
+    from mettle.train import load, open_run_folder
 
     source: str | Path = recipe or DEFAULT
     resumed = resume and recipe is None
@@ -219,7 +219,7 @@ def _plan(
             raise RunError(
                 f"there is no run {folder} to continue: name its place with --runs and --name, or a recipe to start it"
             )
-        source = open_run(folder).folder / "recipe.toml"
+        source = open_run_folder(folder).folder / "recipe.toml"
     return load(source, overrides, on_note=say, **({"data": data} if data else {}))
 
 

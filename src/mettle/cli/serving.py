@@ -82,9 +82,9 @@ def serve(
 def _open_runs(folders: Sequence[Path]) -> list[Any]:
     if not folders:
         return []
-    from mettle.train import open_run
+    from mettle.train import open_run_folder
 
-    return [open_run(folder) for folder in folders]
+    return [open_run_folder(folder) for folder in folders]
 
 
 def _workbench(runs: list[Any], people: Any, point: dict[str, Any]) -> list[Any]:

@@ -18,7 +18,7 @@ app = typer.Typer(
 )
 
 Set = Annotated[list[str] | None, typer.Option("--set", help="Override a recipe key: table.key=value. Repeatable.")]
-RunFolder = Annotated[Path, typer.Argument(help="A run folder, as `mettle train` writes it.")]
+RunPath = Annotated[Path, typer.Argument(help="A run folder, as `mettle train` writes it.")]
 Label = Annotated[str | None, typer.Option(help="Column of labels of other data; default: as in the recipe.")]
 Domain = Annotated[str | None, typer.Option(help="Column of domains of other data; default: as in the recipe.")]
 Image = Annotated[

@@ -15,7 +15,7 @@ from mettle.evaluate import closed
 from mettle.evaluate.protocol import Judged, baseline, judge, raw, summary, thresholds, transfer
 from mettle.model import Embedder, embed
 from mettle.train.from_recipe import build_model
-from mettle.train.run_folder import Run, TrainingIdentities, set_thresholds
+from mettle.train.run_folder import RunFolder, TrainingIdentities, set_thresholds
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Evaluation:
 
 
 def evaluate_run(
-    run: Run, samples: Samples, *, model: Embedder | None = None, own_data: bool = True, write: bool = True
+    run: RunFolder, samples: Samples, *, model: Embedder | None = None, own_data: bool = True, write: bool = True
 ) -> Evaluation:
     """Measure a run on the test split of ``samples``.
 
@@ -104,7 +104,7 @@ def _thresholds(model: Embedder, samples: Samples, judged: Judged, fars: Sequenc
     return thresholds(judged.embeddings, judged.samples, fars, "test identities: optimistic")
 
 
-def _protocol(run: Run, samples: Samples, same: bool) -> dict[str, Any]:
+def _protocol(run: RunFolder, samples: Samples, same: bool) -> dict[str, Any]:
     """Whether the test is open-set and cross-domain, and how many identities it has.
 
     Who was trained on is what the run kept; the ``same`` data as in training, split as then, tell it by themselves.

@@ -15,7 +15,7 @@ from mettle.match.record import Binding
 
 if TYPE_CHECKING:
     from mettle.model import Embedder
-    from mettle.train.run_folder import Run
+    from mettle.train.run_folder import RunFolder
 
 FILES = ("run.json", "recipe.toml", "contract.json", "model.safetensors")  # what embeds a picture, and no more
 BATCH = 256  # pictures embedded at a time
@@ -28,12 +28,12 @@ class Embedding:
     no model, and opening a run imports torch.
     """
 
-    def __init__(self, dim: int, run: "Run | None" = None, load: "Callable[[], Run] | None" = None):
+    def __init__(self, dim: int, run: "RunFolder | None" = None, load: "Callable[[], RunFolder] | None" = None):
         self.dim, self._run, self._load_run = dim, run, load
         self._model: Embedder | None = None
 
     @property
-    def run(self) -> "Run | None":
+    def run(self) -> "RunFolder | None":
         """The run whose model embeds pictures; None where there is none."""
         if self._run is None and self._load_run is not None:
             self._run = self._load_run()
@@ -121,7 +121,7 @@ def binding_of(contract: dict[str, Any], fusion: str, thresholds: dict[str, Any]
 
 
 def offered_binding(
-    run: "Run | None", dim: int | None, fusion: str | None, thresholds: Mapping[Any, Any] | None
+    run: "RunFolder | None", dim: int | None, fusion: str | None, thresholds: Mapping[Any, Any] | None
 ) -> Binding | None:
     """What a new gallery would be bound to; None where nothing says how long its embeddings are."""
     rule, given = check_rule("best" if fusion is None else fusion), as_thresholds(thresholds)
@@ -147,7 +147,7 @@ def check_same(bound: Binding, offered: Binding, where: str) -> None:
             )
 
 
-def copy_model(run: "Run", folder: Path) -> None:
+def copy_model(run: "RunFolder", folder: Path) -> None:
     """Keep what embeds a picture beside the templates, so that the gallery opens alone."""
     from mettle.atomic_files import write_bytes
 

@@ -33,7 +33,7 @@ from mettle.match.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from mettle.match.audit import Audited
-    from mettle.train.run_folder import Run
+    from mettle.train.run_folder import RunFolder
 
 MOST = 1000  # candidates of one answer, or lines of a list
 
@@ -51,7 +51,7 @@ class Gallery:
         cls,
         where: str | Path,
         *,
-        model: "str | Path | Run | None" = None,
+        model: "str | Path | RunFolder | None" = None,
         dim: int | None = None,
         fusion: str | None = None,
         thresholds: Mapping[Any, Any] | None = None,
@@ -93,7 +93,7 @@ class Gallery:
         return [*self._search.notes, *self._thresholds.notes()]
 
     @property
-    def run(self) -> "Run":
+    def run(self) -> "RunFolder":
         """The run whose model embeds pictures for this gallery."""
         if self._embedding.run is None:
             raise InputError(f"{self.where} holds embeddings from elsewhere: it has no model of its own")

@@ -21,7 +21,7 @@ from mettle.match.search import Search
 from mettle.match.thresholds import Thresholds
 
 if TYPE_CHECKING:
-    from mettle.train.run_folder import Run
+    from mettle.train.run_folder import RunFolder
 
 WHOSE = "say whose embeddings it will hold, by model=RUN or dim=N (on the command line --model RUN or --dim N)"
 MAKE = "look at the path, or make one: `mettle gallery enrol`, or Gallery.open with model=RUN or dim=N"
@@ -40,7 +40,7 @@ class Opened:
 
 def opened(
     where: str | Path,
-    model: "str | Path | Run | None",
+    model: "str | Path | RunFolder | None",
     dim: int | None,
     fusion: str | None,
     thresholds: Mapping[Any, Any] | None,
@@ -96,7 +96,7 @@ def _kept_contract(folder: Path) -> dict[str, Any]:
         return _open_run(folder).contract()  # which says what is wrong with it
 
 
-def _run(model: "str | Path | Run | None") -> "Run | None":
+def _run(model: "str | Path | RunFolder | None") -> "RunFolder | None":
     if model is None or hasattr(model, "contract"):
         return model  # type: ignore[return-value]
     if not isinstance(model, str | PathLike):
@@ -104,7 +104,7 @@ def _run(model: "str | Path | Run | None") -> "Run | None":
     return _open_run(model)
 
 
-def _open_run(folder: str | Path) -> "Run":
-    from mettle.train.run_folder import open_run
+def _open_run(folder: str | Path) -> "RunFolder":
+    from mettle.train.run_folder import open_run_folder
 
-    return open_run(folder)
+    return open_run_folder(folder)

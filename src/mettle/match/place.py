@@ -16,7 +16,7 @@ from mettle.match.record import Binding, Record
 from mettle.match.sqlite import SqliteRecord
 
 if TYPE_CHECKING:
-    from mettle.train.run_folder import Run
+    from mettle.train.run_folder import RunFolder
 
 RECORD, INDEX, MODEL = "record.sqlite", "index", "model"
 SERVERS = ("postgresql://", "postgres://")
@@ -86,7 +86,7 @@ def reopened(where: str | Path, read_only: bool) -> PostgresRecord | SqliteRecor
     return record
 
 
-def made(where: str | Path, binding: Binding, run: "Run | None") -> PostgresRecord | SqliteRecord:
+def made(where: str | Path, binding: Binding, run: "RunFolder | None") -> PostgresRecord | SqliteRecord:
     """A new record; in a folder, with what embeds pictures for it beside it."""
     if is_server(where):
         return PostgresRecord.create(_url(where), binding)
@@ -98,7 +98,7 @@ def made(where: str | Path, binding: Binding, run: "Run | None") -> PostgresReco
     return SqliteRecord.create(folder / RECORD, binding)
 
 
-def snapshot(record: Record, run: "Run | None", folder: str | Path, where: str) -> Path:
+def snapshot(record: Record, run: "RunFolder | None", folder: str | Path, where: str) -> Path:
     """Write a consistent copy of a record, and what embeds pictures for it, into a new folder."""
     if not isinstance(folder, str | PathLike):
         raise InputError(f"a snapshot needs the path of a new folder, got {folder!r:.80}")

@@ -16,14 +16,14 @@ from mettle.evaluate.intervals import LEAST, TOO_FEW
 from mettle.report.markdown import markdown as markdown
 from mettle.report.number import MEANING, NONE, band, called, numbers, percent, rate, realised, told_once
 from mettle.report.probes import probe_card
-from mettle.train.run_folder import Run
+from mettle.train.run_folder import RunFolder
 
 FEW_IDENTITIES = 30  # below, a bootstrap over identities is too coarse for its nominal level
 COARSE_EER = 0.005  # half the gap between the operating points around the EER; above, a warning
 HEADLINE_FARS = (1e-2, 1e-3)
 
 
-def card(run: Run, metrics: Mapping[str, Any], notes: Sequence[str] = ()) -> dict[str, Any]:
+def card(run: RunFolder, metrics: Mapping[str, Any], notes: Sequence[str] = ()) -> dict[str, Any]:
     """Everything the report says in words and numbers.
 
     Args:
@@ -227,7 +227,7 @@ def _is_beaten(own: float | None, other: float | None) -> bool:
     return own is not None and other is not None and other <= own
 
 
-def commands(run: Run) -> list[dict[str, str]]:
+def commands(run: RunFolder) -> list[dict[str, str]]:
     """The command lines that make this run and its report again."""
     folder, again = run.folder, f"{run.name}-again"
     recipe = ["mettle", "train", str(folder / "recipe.toml"), "--runs", str(folder.parent), "--name", again]
@@ -242,7 +242,7 @@ def commands(run: Run) -> list[dict[str, str]]:
     ]
 
 
-def provenance(run: Run, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+def provenance(run: RunFolder, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Versions and hashes."""
     found = [
         ("data", str(metrics["data"]["source"])),
@@ -260,7 +260,7 @@ def _how(data: Mapping[str, Any]) -> str:
     return ", going by names" if data.get("by_names") else ""
 
 
-def _changed(run: Run, metrics: Mapping[str, Any]) -> list[str]:
+def _changed(run: RunFolder, metrics: Mapping[str, Any]) -> list[str]:
     """A warning where the model was tested on other data than it was trained for."""
     if run.state.get("data") is None or run.matches_data(metrics["data"]["fingerprint"]):
         return []

@@ -17,13 +17,13 @@ from mettle.report.page import place, render
 from mettle.report.probes import probe_card
 from mettle.report.two_networks import kept_maps
 from mettle.train.callbacks import read_log
-from mettle.train.run_folder import Run
+from mettle.train.run_folder import RunFolder
 
 FORMAT = 1  # of metrics.json
 SHOWN = ("EER", "AUC", "Recall@1", "MAP@R")  # beside TAR at every false-accept rate
 
 
-def write_comparison(runs: Sequence[Run], path: Path | str) -> Path:
+def write_comparison(runs: Sequence[RunFolder], path: Path | str) -> Path:
     """Write a page that compares runs by their ``metrics.json``, ``log.jsonl`` and ``map.json``.
 
     Args:
@@ -40,7 +40,7 @@ def write_comparison(runs: Sequence[Run], path: Path | str) -> Path:
     return path
 
 
-def comparison(runs: Sequence[Run]) -> dict[str, Any]:
+def comparison(runs: Sequence[RunFolder]) -> dict[str, Any]:
     """Everything on the page, as plain values."""
     measured = [_metrics(run) for run in runs]
     names = _names(runs)
@@ -108,7 +108,7 @@ def verdict(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> str:
     return text
 
 
-def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def differences(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
     """Recipe keys that are not the same in all runs, with the value of each run."""
     flat = [_flat(run.recipe.model_dump(mode="json")) for run in runs]
     keys = sorted({key for values in flat for key in values})
@@ -119,7 +119,9 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
     ]
 
 
-def maps(runs: Sequence[Run], names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def maps(
+    runs: Sequence[RunFolder], names: Sequence[str], measured: Sequence[Mapping[str, Any]]
+) -> dict[str, Any] | None:
     """One t-SNE map per encoder, of the same samples, marked as for the first run that has one.
 
     Maps come from ``map.json``, which a run's own report leaves behind; runs without one are named.
@@ -165,7 +167,7 @@ def probe_rows(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> l
     return list(tables.values())
 
 
-def _metrics(run: Run) -> dict[str, Any]:
+def _metrics(run: RunFolder) -> dict[str, Any]:
     found = run.metrics()
     if found.get("format") != FORMAT:
         raise RunError(
@@ -179,7 +181,7 @@ def _same_data(measured: Sequence[Mapping[str, Any]]) -> bool:
     return len({m["data"]["fingerprint"] for m in measured}) == 1
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def _names(runs: Sequence[RunFolder]) -> list[str]:
     """The folders' names, or their paths where two are called the same."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]

@@ -19,13 +19,13 @@ from mettle.report.card import card, markdown
 from mettle.report.map import Located, drawn
 from mettle.report.number import called, rate
 from mettle.train.callbacks import read_log
-from mettle.train.run_folder import Run, is_builtin_source
+from mettle.train.run_folder import RunFolder, is_builtin_source
 
 CHEAP = 3e10  # multiplications that the curve of the raw inputs may cost; it is left out above
 BINS = 80
 
 
-def write_report(run: Run, evaluation: Evaluation, path: Path | str | None = None) -> Path:
+def write_report(run: RunFolder, evaluation: Evaluation, path: Path | str | None = None) -> Path:
     """Write the report of a run.
 
     Args:
@@ -47,7 +47,7 @@ def write_report(run: Run, evaluation: Evaluation, path: Path | str | None = Non
     return page
 
 
-def pictures(run: Run, evaluation: Evaluation, maps: Mapping[str, Located]) -> dict[str, Any]:
+def pictures(run: RunFolder, evaluation: Evaluation, maps: Mapping[str, Located]) -> dict[str, Any]:
     """Everything on the page that is drawn rather than written."""
     metrics, judged = evaluation.metrics, evaluation.judged
     log = read_log(run.folder / "log.jsonl")
@@ -75,7 +75,7 @@ def pictures(run: Run, evaluation: Evaluation, maps: Mapping[str, Located]) -> d
     }
 
 
-def describe_view(run: Run, judged: Judged) -> str:
+def describe_view(run: RunFolder, judged: Judged) -> str:
     """What the pictures on the page show of the files: exactly what the network sees. Empty for rows of numbers."""
     if judged.samples.inputs.kind != "image":
         return ""
@@ -133,7 +133,7 @@ def _map(judged: Judged, maps: Mapping[str, Located]) -> dict[str, Any] | None:
     }
 
 
-def _two(run: Run, evaluation: Evaluation, log: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _two(run: RunFolder, evaluation: Evaluation, log: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What only a run with a second encoder has; None for all others."""
     if not two_networks.has_two(run) or evaluation.samples is None:
         return {"weighed": None, "weights": None}

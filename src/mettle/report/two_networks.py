@@ -17,7 +17,7 @@ from mettle.report.map import NARROW, Located, again, drawn, located, rounded
 from mettle.report.number import GAP, percent
 from mettle.report.pairs import side
 from mettle.rng import permutation
-from mettle.train.run_folder import Run
+from mettle.train.run_folder import RunFolder
 
 SOME = 256  # samples that are compared with each other
 ANCHORS = 4
@@ -26,19 +26,19 @@ LATE = 3  # means over the last third of the log
 FORMAT = 1  # of map.json
 
 
-def has_two(run: Run) -> bool:
+def has_two(run: RunFolder) -> bool:
     """Whether the run has a second encoder."""
     return run.has_biased_model
 
 
-def attribute(run: Run, samples: Samples) -> tuple[str, Column] | None:
+def attribute(run: RunFolder, samples: Samples) -> tuple[str, Column] | None:
     """The column that the run watches: as its recipe says, else the domain."""
     name = run.recipe.evaluate.spurious or "domain"
     found = samples.columns().get(name)
     return None if found is None else (name, found)
 
 
-def negatives(run: Run, samples: Samples) -> dict[str, Any] | None:
+def negatives(run: RunFolder, samples: Samples) -> dict[str, Any] | None:
     """The easiest and the hardest negatives of a few anchors by w, and what the hardest of all anchors have in common.
 
     Samples are drawn from the validation split, or from the training split where that is small; they are compared as
@@ -100,7 +100,7 @@ def _alike(title: str, codes: np.ndarray, easy: np.ndarray, hard: np.ndarray) ->
     return {"name": f"same {title}", "shares": [percent(float(x), 1) for x in shares]}
 
 
-def weights_by_group(run: Run, samples: Samples, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def weights_by_group(run: RunFolder, samples: Samples, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Mean w by the groups of anchor and negative, over the last third of the log lines that have them."""
     known = [line["weight_by_group"] for line in lines if line.get("weight_by_group")]
     watched = attribute(run, samples)
@@ -121,7 +121,7 @@ def weights_by_group(run: Run, samples: Samples, lines: Sequence[Mapping[str, An
     return {"column": name, "names": names, "rows": rows, "lines": len(late)} if names else None
 
 
-def maps(run: Run, judged: Judged) -> dict[str, Located]:
+def maps(run: RunFolder, judged: Judged) -> dict[str, Located]:
     """Where test samples lie for the model, and for its second encoder where it has one; empty: too little to draw."""
     first = located(judged)
     if first is None:
@@ -138,7 +138,7 @@ def side_by_side(found: Mapping[str, Located]) -> list[dict[str, str]]:
     return [{"name": titles.get(name, name), "image": drawn(one, NARROW).image} for name, one in found.items()]
 
 
-def keep_maps(run: Run, found: Mapping[str, Located], judged: Judged, metrics: Mapping[str, Any]) -> None:
+def keep_maps(run: RunFolder, found: Mapping[str, Located], judged: Judged, metrics: Mapping[str, Any]) -> None:
     """Write ``map.json``: places on the maps, so that runs can be laid side by side without their data."""
     path = run.folder / "map.json"
     if not found:
@@ -158,7 +158,7 @@ def keep_maps(run: Run, found: Mapping[str, Located], judged: Judged, metrics: M
     write_text(path, json.dumps(content, separators=(",", ":")))
 
 
-def kept_maps(run: Run, metrics: Mapping[str, Any]) -> tuple[dict[str, Located], list[str]] | None:
+def kept_maps(run: RunFolder, metrics: Mapping[str, Any]) -> tuple[dict[str, Located], list[str]] | None:
     """The maps in ``map.json`` and the names of the marked identities, if they are of these weights and these data."""
     try:
         kept = json.loads((run.folder / "map.json").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
 
     from mettle.match.gallery import Gallery
-    from mettle.train.run_folder import Run
+    from mettle.train.run_folder import RunFolder
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 ABOUT = (
@@ -28,7 +28,7 @@ ABOUT = (
 def create_app(
     gallery: "Gallery",
     *,
-    runs: "Sequence[Run]" = (),
+    runs: "Sequence[RunFolder]" = (),
     keys: Keys | Path | str | None = None,
     limits: Limits | None = None,
     trail: Trail | Path | str | None = None,

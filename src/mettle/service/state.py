@@ -15,7 +15,7 @@ from mettle.service.trail import Trail
 
 if TYPE_CHECKING:
     from mettle.match.gallery import Gallery
-    from mettle.train.run_folder import Run
+    from mettle.train.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class State:
     """One service."""
 
     gallery: "Gallery"
-    runs: "Sequence[Run]"
+    runs: "Sequence[RunFolder]"
     keys: Keys | None  # None: whoever uses this machine may do everything, and nobody else anything
     limits: Limits
     trail: Trail | None
@@ -44,7 +44,7 @@ def stand(
     limits: Limits,
     point: Point,
     *,
-    runs: "Sequence[Run]" = (),
+    runs: "Sequence[RunFolder]" = (),
     keys: Keys | None = None,
     trail: Trail | None = None,
     hosts: Iterable[str] = (),

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from mettle.train.optim import OptimSettings, Schedule
     from mettle.train.recipe import Recipe, load
     from mettle.train.recipe_files import builtin_recipes
-    from mettle.train.run_folder import Run, open_run
-    from mettle.train.trainer import TrainingState, fit
+    from mettle.train.run_folder import RunFolder, open_run_folder
+    from mettle.train.trainer import TrainingState, run_loop
 
 _MODULES = {
     "Callback": "callbacks",
@@ -28,7 +28,7 @@ _MODULES = {
     "Method": "methods.base",
     "OptimSettings": "optim",
     "Recipe": "recipe",
-    "Run": "run_folder",
+    "RunFolder": "run_folder",
     "Schedule": "optim",
     "Similarity": "methods.similarity",
     "StepResult": "methods.base",
@@ -37,10 +37,10 @@ _MODULES = {
     "TrainingState": "trainer",
     "TwoEncoder": "methods.two_encoder",
     "builtin_recipes": "recipe_files",
-    "fit": "trainer",
+    "run_loop": "trainer",
     "load": "recipe",
     "load_run_samples": "datamodule",
-    "open_run": "run_folder",
+    "open_run_folder": "run_folder",
     "prepare_samples": "datamodule",
     "train": "from_recipe",
 }
@@ -52,7 +52,7 @@ __all__ = [
     "Method",
     "OptimSettings",
     "Recipe",
-    "Run",
+    "RunFolder",
     "Schedule",
     "Similarity",
     "StepResult",
@@ -61,11 +61,11 @@ __all__ = [
     "TrainingState",
     "TwoEncoder",
     "builtin_recipes",
-    "fit",
     "load",
     "load_run_samples",
-    "open_run",
+    "open_run_folder",
     "prepare_samples",
+    "run_loop",
     "train",
 ]
 

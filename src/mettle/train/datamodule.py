@@ -19,7 +19,7 @@ from mettle.data.tuples import Pairs, Triplets, Tuples
 from mettle.errors import InputError, MettleError
 from mettle.train.auto_settings import choose_image_size, choose_training, resolve_device
 from mettle.train.recipe import SAME_CLASS, DataConfig, Recipe
-from mettle.train.run_folder import Run, is_builtin_source
+from mettle.train.run_folder import RunFolder, is_builtin_source
 
 
 def prepare_samples(recipe: Recipe, cache: Path | None = None, *, split: bool = True, **reading: Any) -> Samples:
@@ -91,7 +91,7 @@ def describe_skipped(samples: Samples) -> tuple[str, ...]:
     return (f"{files} left out{why} (--set data.policy=fail stops instead), first: {samples.skipped[0]}",)
 
 
-def is_training_data(run: Run, source: str, cache: Path | None = None) -> bool:
+def is_training_data(run: RunFolder, source: str, cache: Path | None = None) -> bool:
     """Whether this source holds the very data that a run was trained on, told without decoding images."""
     try:
         recipe = run.recipe_with_data_paths(source)
@@ -108,7 +108,7 @@ def is_training_data(run: Run, source: str, cache: Path | None = None) -> bool:
 
 
 def load_run_samples(
-    run: Run,
+    run: RunFolder,
     data: str | None,
     cache: Path | None = None,
     *,
@@ -153,7 +153,7 @@ def load_run_samples(
     return prepare_samples(recipe, cache, split=False, **reading)
 
 
-def _columns_that_may_be_missing(run: Run, data: str, label: str | None) -> dict[str, Any]:
+def _columns_that_may_be_missing(run: RunFolder, data: str, label: str | None) -> dict[str, Any]:
     """What is only told about samples, not shown to the model, may be missing where they are just embedded."""
     path = Path(data).expanduser()
     if not (path.is_file() and path.name.lower().endswith(TABLES)):

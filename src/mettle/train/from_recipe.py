@@ -40,8 +40,15 @@ from mettle.train.methods.supervised import Supervised, start_class_vectors
 from mettle.train.methods.two_encoder import SpuriousAttribute, TwoEncoder
 from mettle.train.optim import Schedule, build_shape
 from mettle.train.recipe import Recipe, as_recipe
-from mettle.train.run_folder import Run, TrainingIdentities, create_run, data_paths, open_run, save_artifact
-from mettle.train.trainer import count_steps, fit
+from mettle.train.run_folder import (
+    RunFolder,
+    TrainingIdentities,
+    create_run,
+    data_paths,
+    open_run_folder,
+    save_artifact,
+)
+from mettle.train.trainer import count_steps, run_loop
 
 POOL = 4096  # training rows that corrupted features are taken from
 CALIBRATION = 2048  # training samples that inputs are centered on
@@ -51,7 +58,7 @@ CALIBRATION = 2048  # training samples that inputs are centered on
 class TrainResult:
     """What training came to."""
 
-    run: Run
+    run: RunFolder
     model: Embedder
     samples: Samples
     finished: bool  # False: asked to stop; a checkpoint is there
@@ -71,7 +78,7 @@ def train(
     on_step: Callable[[int, dict[str, Any]], None] | None = None,
     tensorboard: bool = True,
     on_note: Callable[[str], None] = lambda note: None,
-    on_start: Callable[[Run], None] = lambda run: None,
+    on_start: Callable[[RunFolder], None] = lambda run: None,
 ) -> TrainResult:
     """Train a recipe, or a shipped one by its name or a file by its path, into ``folder``, or continue the run there.
 
@@ -88,7 +95,7 @@ def train(
     """
     recipe, folder = as_recipe(recipe), _as_folder(folder)
     callbacks = [*callbacks, *([] if on_step is None else [OnStep(on_step)])]
-    old = open_run(folder) if resume and folder.exists() else None
+    old = open_run_folder(folder) if resume and folder.exists() else None
     if old is not None:
         recipe = take_over_settings(recipe, old.recipe)
     samples, tuples, left_out = prepare_training_data(recipe if old is None else _check_same_recipe(old, recipe), cache)
@@ -134,7 +141,7 @@ def _as_folder(folder: Any) -> Path:
     return Path(folder)
 
 
-def _check_same_recipe(old: Run, recipe: Recipe) -> Recipe:
+def _check_same_recipe(old: RunFolder, recipe: Recipe) -> Recipe:
     """The recipe of a run to go on with, its data found again; another recipe is refused.
 
     Another source alone is no other recipe: data may have moved, and whether they are the same is seen from them.
@@ -190,12 +197,12 @@ def _fit_in_folder(
     if start == 0 and setup.class_vectors == "means":
         start_class_vectors(method, samples.part("train"))
     schedule = Schedule(setup.steps, setup.rate, build_shape(setup.schedule, setup.warmup))
-    done = fit(method, loader, schedule, everything, start=start, position=position, accumulate=setup.accumulate)
+    done = run_loop(method, loader, schedule, everything, start=start, position=position, accumulate=setup.accumulate)
     return start, passed, done
 
 
 def _train_identification_model(
-    recipe: Recipe, run: Run, samples: Samples, callbacks: Sequence[Callback]
+    recipe: Recipe, run: RunFolder, samples: Samples, callbacks: Sequence[Callback]
 ) -> tuple[np.ndarray, tuple[str, ...], bool]:
     """The first classifier of "just train twice", in a folder of its own, and the training samples it gets wrong."""
     steps = max(1, round(recipe.jtt.first * recipe.train.steps))
@@ -214,7 +221,7 @@ def _train_identification_model(
     return wrong, (*passed, describe_error_set(len(wrong), len(part), steps)), True
 
 
-def _save_result(run: Run, method: Method, samples: Samples) -> None:
+def _save_result(run: RunFolder, method: Method, samples: Samples) -> None:
     """Write the artifact of a run that reached its end."""
     classes = biased = None
     if isinstance(method, Supervised) and method.classes is not None:

@@ -48,7 +48,7 @@ MODEL, BIASED, CLASSES, TRAINED = (f"{name}.safetensors" for name in ("model", "
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """One run folder, opened."""
 
     folder: Path
@@ -157,7 +157,7 @@ def data_paths(recipe: Recipe) -> dict[str, str]:
     }
 
 
-def create_run(folder: Path, recipe: Recipe, facts: Mapping[str, Any]) -> Run:
+def create_run(folder: Path, recipe: Recipe, facts: Mapping[str, Any]) -> RunFolder:
     """Make a new run folder; one that exists is never touched."""
     if folder.exists():
         raise RunError(f"{folder} is there already: continue it with --resume, or choose another --name")
@@ -170,10 +170,10 @@ def create_run(folder: Path, recipe: Recipe, facts: Mapping[str, Any]) -> Run:
     with explain_write_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         write_folder(folder, fill)
-    return Run(folder, recipe, state)
+    return RunFolder(folder, recipe, state)
 
 
-def open_run(folder: Path | str) -> Run:
+def open_run_folder(folder: Path | str) -> RunFolder:
     """Open a run folder, if this version of mettle can read it."""
     folder = Path(folder)
     if not (folder / "run.json").is_file():
@@ -185,11 +185,11 @@ def open_run(folder: Path | str) -> Run:
             f"{folder} was written in run format {state.get('format')}, this version of mettle reads format {FORMAT}: "
             "use the version that wrote it, or train again"
         )
-    return Run(folder, load_stored_recipe(folder / "recipe.toml"), state)
+    return RunFolder(folder, load_stored_recipe(folder / "recipe.toml"), state)
 
 
 def save_artifact(
-    run: Run,
+    run: RunFolder,
     model: Embedder,
     *,
     biased: Embedder | None = None,
@@ -233,7 +233,7 @@ def save_artifact(
 
 
 def _make_contract(
-    run: Run, model: Embedder, files: Mapping[str, tuple[str, int]], columns: Sequence[Mapping[str, Any]]
+    run: RunFolder, model: Embedder, files: Mapping[str, tuple[str, int]], columns: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     kind = "image" if len(model.shape) == 3 else "row"
     return {
@@ -257,7 +257,7 @@ def _make_contract(
     }
 
 
-def set_thresholds(run: Run, thresholds: Mapping[str, Any]) -> None:
+def set_thresholds(run: RunFolder, thresholds: Mapping[str, Any]) -> None:
     """Put measured thresholds into the contract."""
     contract = run.contract() | {"thresholds": dict(thresholds)}
     write_text(run.folder / "contract.json", json.dumps(contract, indent=1))

@@ -58,7 +58,7 @@ class TrainingState:
         return self.line
 
 
-def fit(
+def run_loop(
     method: Method,
     loader: Loader,
     schedule: Schedule,

@@ -21,7 +21,7 @@ from mettle.evaluate.pair_tables import measure_tuples, rank_auc, rank_correlati
 from mettle.evaluate.run import evaluate_run
 from mettle.losses import SimilarityClassification, SimilarityRanking, SimilarityRegression
 from mettle.model import Embedder, EmbedderSpec
-from mettle.train import Similarity, checkpoint, load, open_run
+from mettle.train import Similarity, checkpoint, load, open_run_folder
 from mettle.train.datamodule import prepare_samples, prepare_training_data
 from mettle.train.from_recipe import build_method_and_loader, train
 from mettle.train.recipe import Recipe, parse_recipe
@@ -102,7 +102,7 @@ def test_a_resumed_run_is_bit_identical(kind, cut, source, tables, wholes, tmp_p
 @pytest.mark.parametrize("kind", LOSSES)
 def test_the_artifact_is_that_of_an_ordinary_run(kind, source, wholes, tmp_path):
     train(tiny(source, steps=1), tmp_path / "ordinary", tensorboard=False)
-    ordinary, run = open_run(tmp_path / "ordinary"), open_run(wholes[kind])
+    ordinary, run = open_run_folder(tmp_path / "ordinary"), open_run_folder(wholes[kind])
     assert run.contract().keys() == ordinary.contract().keys() and run.contract()["metric"] == "cosine"
     shapes = [{name: t.shape for name, t in load_file(r.folder / "model.safetensors").items()} for r in (run, ordinary)]
     assert shapes[0] == shapes[1]
@@ -124,7 +124,7 @@ def test_scale_and_offset_are_trained_saved_and_reported(wholes):
                                             ("ranking", {"ordered"})])  # fmt: skip
 def test_pairs_that_were_held_out_are_judged(kind, keys, wholes, source, tables):
     found = json.loads((wholes[kind] / "pairs.json").read_text())
-    assert found["weights"] == open_run(wholes[kind]).contract()["weights"]
+    assert found["weights"] == open_run_folder(wholes[kind]).contract()["weights"]
     for split, count in (("val", 12), ("test", 24)):
         assert found[split].keys() == {"count", "loss"} | keys
         assert found[split]["count"] == count * (1 if kind == "ranking" else 2)
@@ -370,7 +370,7 @@ def test_mettle_train_evaluates_and_reports(kind, source, tables, tmp_path):
     assert {p.name for p in run.iterdir()} >= {"contract.json", "metrics.json", "pairs.json", "report.html"}
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["data"]["shared_identities"] == 0 and metrics["scenarios"]
-    again = evaluate_run(open_run(run), prepare_samples(open_run(run).recipe), write=False)
+    again = evaluate_run(open_run_folder(run), prepare_samples(open_run_folder(run).recipe), write=False)
     assert json.loads(json.dumps(again.metrics)) == metrics
 
 

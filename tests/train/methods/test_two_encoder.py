@@ -17,7 +17,7 @@ from mettle.errors import DataError, InputError, NumericError, RecipeError, RunE
 from mettle.losses import InfoNCE, SelfTriplet
 from mettle.model import Embedder, EmbedderSpec, embed
 from mettle.pairs import pair_weights
-from mettle.train import TwoEncoder, builtin_recipes, checkpoint, load, open_run
+from mettle.train import TwoEncoder, builtin_recipes, checkpoint, load, open_run_folder
 from mettle.train import callbacks as logs
 from mettle.train.from_recipe import train
 from mettle.train.methods.jtt import describe_error_set, find_misclassified
@@ -280,7 +280,7 @@ def test_a_resumed_run_is_bit_identical(source, tmp_path, weights):
 def test_the_biased_encoder_is_kept_with_the_run(source, tmp_path):
     recipe = tiny(source, evaluate={"spurious": "domain"})
     outcome = train(recipe, tmp_path / "run", tensorboard=False)
-    run, test = open_run(tmp_path / "run"), outcome.samples.part("test")
+    run, test = open_run_folder(tmp_path / "run"), outcome.samples.part("test")
     kept = embed(run.biased_model(), test)
     assert kept.shape == (len(test), 8) and not np.allclose(kept, embed(run.model(), test))
     last = logs.read_log(tmp_path / "run" / "log.jsonl")[-1]

@@ -13,7 +13,7 @@ from mettle.service.workbench.place import Place, place, sketch, waits
 from mettle.service.workbench.scene import Scene, load
 from mettle.service.workbench.tally import Tally, tally
 from mettle.service.workbench.wire import packed
-from mettle.train import Run
+from mettle.train import RunFolder
 
 Value = TypeVar("Value")
 
@@ -37,7 +37,7 @@ class Once(Generic[Value]):
 class Bench:
     """One run, taken apart lazily."""
 
-    def __init__(self, run: Run, cache: Path | None = None):
+    def __init__(self, run: RunFolder, cache: Path | None = None):
         self.run = run
         self.scene: Once[Scene] = Once(lambda: load(run, cache))
         self.place: Once[Place] = Once(lambda: place(self.scene()))

@@ -26,7 +26,7 @@ from mettle.service.workbench.scene import Scene
 from mettle.service.workbench.thumbnails import thumbnail
 from mettle.service.workbench.training import training
 from mettle.service.workbench.versus import versus
-from mettle.train import Run
+from mettle.train import RunFolder
 
 if TYPE_CHECKING:
     from mettle.match.gallery import Gallery
@@ -93,7 +93,7 @@ class Filter:
 
 
 def routes(
-    runs: Sequence[Run],
+    runs: Sequence[RunFolder],
     gallery: "Gallery | None" = None,
     *,
     cache: Path | None = None,

@@ -17,7 +17,7 @@ from mettle.evaluate.unit import Unit
 from mettle.model import embed
 from mettle.report.number import numbers
 from mettle.service.workbench.kept import kept
-from mettle.train import Run, prepare_samples
+from mettle.train import RunFolder, prepare_samples
 
 BANDS = 4  # of difficulty, as in the audit
 QUARTERS = ("easiest quarter", "second quarter", "third quarter", "hardest quarter")
@@ -39,7 +39,7 @@ class Scene:
         changed: whether the data are not those that the run was trained on.
     """
 
-    run: Run
+    run: RunFolder
     key: str
     samples: Samples
     embeddings: np.ndarray
@@ -117,7 +117,7 @@ class Scene:
         return found
 
 
-def load(run: Run, cache: Path | None = None) -> Scene:
+def load(run: RunFolder, cache: Path | None = None) -> Scene:
     """Read the run's data and embed its test split, or take the embeddings that were kept beside the run."""
     samples = prepare_samples(run.recipe_with_data_paths(), cache)
     test = samples.part("test")

@@ -3,13 +3,13 @@
 from typing import Any
 
 from mettle.report.curves import PANELS, Panel, series
-from mettle.train import Run
+from mettle.train import RunFolder
 from mettle.train.callbacks import read_log
 
 Log = list[dict[str, Any]]
 
 
-def training(run: Run) -> list[dict[str, Any]]:
+def training(run: RunFolder) -> list[dict[str, Any]]:
     """Every panel for which the log of a run has something to tell."""
     log = read_log(run.folder / "log.jsonl")
     return [_facts(panel, log) for panel in PANELS if _tells(panel, log)]
