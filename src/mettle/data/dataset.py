@@ -16,9 +16,9 @@ A subset shares its inputs with the whole: it only remembers the positions it ke
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -38,16 +38,20 @@ _NAMED = 8  # rows that a message names, at most
 
 
 class Inputs(Protocol):
-    """Pictures or rows, read by position.
+    """Pictures, rows or tensors, read by position.
 
-    ``read`` returns (b, h, w, c) uint8 pictures, all of one size, or (b, f) float32 rows.
+    ``read`` returns (b, h, w, c) uint8 pictures, all of one size, (b, f) float32 rows, or (b, ...) tensors of float32
+    or int64, which a network gets as they are.
     """
 
-    kind: Literal["image", "row"]
+    @property
+    def kind(self) -> Literal["image", "row", "tensor"]:
+        """What the items are."""
+        ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one item: (h, w, c) or (f,)."""
+        """Shape of one item: (h, w, c), (f,), or that of a tensor."""
         ...
 
     @property
@@ -230,6 +234,10 @@ class Samples:
         """Pictures (b, h, w, c) uint8 or rows (b, f) float32 at these positions of this table."""
         return self.inputs.read(self.storage_index[np.asarray(positions)])
 
+    def read_seeded(self, positions: np.ndarray, ids: np.ndarray, **how: int) -> np.ndarray:
+        """The same, of inputs that draw random numbers when they are read: see `DatasetItems.read_seeded`."""
+        return self.inputs.read_seeded(self.storage_index[np.asarray(positions)], ids, **how)  # type: ignore[attr-defined]
+
     def read_uncropped(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Uncropped pictures and their width over height, see `mettle.data.inputs.UncroppedImages`."""
         whole = getattr(self.inputs, "uncropped", None)
@@ -258,6 +266,124 @@ class Samples:
             digest.update(np.ascontiguousarray(array).tobytes())
         digest.update("\0".join(self.label.names).encode())
         return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedInputs:
+    """The inputs of several sources, one after the other."""
+
+    parts: tuple[Inputs, ...]
+
+    @property
+    def kind(self) -> Literal["image", "row", "tensor"]:
+        """What all of them are."""
+        return self.parts[0].kind
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one item."""
+        return self.parts[0].shape
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether reading is a copy from memory."""
+        return all(part.is_in_memory for part in self.parts)
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether any of them draws random numbers when it is read."""
+        return any(getattr(part, "is_seeded", False) for part in self.parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def read(self, at: np.ndarray) -> np.ndarray:
+        """The items at these positions, in this order."""
+        return self._collect(at, lambda part, own, _: part.read(own))
+
+    def read_seeded(self, at: np.ndarray, ids: np.ndarray, **how: int) -> np.ndarray:
+        """The same, with random numbers of these ids."""
+        ids = np.asarray(ids)
+
+        def read_part(part: Any, own: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            return part.read_seeded(own, ids[rows], **how) if getattr(part, "is_seeded", False) else part.read(own)
+
+        return self._collect(at, read_part)
+
+    def _collect(self, at: np.ndarray, read_part: Callable[[Any, np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+        at, start, result = np.asarray(at, np.int64), 0, None
+        for part in self.parts:
+            rows = np.flatnonzero((at >= start) & (at < start + len(part)))
+            if len(rows):
+                found = read_part(part, at[rows] - start, rows)
+                if len(rows) == len(at):
+                    return found
+                if result is None:
+                    result = np.empty((len(at), *found.shape[1:]), found.dtype)
+                if found.shape[1:] != result.shape[1:]:
+                    raise DataError(
+                        f"items of one shape are wanted, got {result.shape[1:]} and {found.shape[1:]}: "
+                        "give preprocess= a size"
+                    )
+                result[rows] = found
+            start += len(part)
+        return np.empty((0, *self.shape), np.float32) if result is None else result
+
+    def fingerprint(self) -> str:
+        """A short hash of all fingerprints."""
+        return hashlib.sha256(" ".join(part.fingerprint() for part in self.parts).encode()).hexdigest()[:16]
+
+    def with_size(self, *size: Any, **how: Any) -> "JoinedInputs":
+        """The same images in another size, in grey or in color."""
+        return JoinedInputs(tuple(part.with_size(*size, **how) for part in self.parts))  # type: ignore[attr-defined]
+
+    def name(self, i: int) -> str:
+        """What to call one item."""
+        return f"item {i}"
+
+    def content(self, i: int) -> bytes:
+        """The bytes of one item."""
+        return self.read(np.asarray([i])).tobytes()
+
+
+def join_splits(parts: Mapping[str, Samples]) -> Samples:
+    """One table of several, each of which is a split: ``{"train": ..., "test": ...}``.
+
+    Labels, domains and groups are the same where they have the same name; columns that some parts lack are left out.
+    Samples are numbered anew.
+    """
+    kinds = {name: part.inputs.kind for name, part in parts.items()}
+    if len(set(kinds.values())) > 1:
+        raise DataError(f"all splits must be of one kind, got {', '.join(f'{k} {v}' for k, v in kinds.items())}")
+    tables = list(parts.values())
+    domains = [part.domain for part in tables if part.domain is not None]
+    shared = [name for name in tables[0].groups if all(name in part.groups for part in tables)]
+    starts = np.cumsum([0, *(len(part.inputs) for part in tables)])
+    paths = [part.paths() for part in tables]
+    count = sum(map(len, tables))
+    return Samples(
+        ids=np.arange(count, dtype=np.int64),
+        inputs=JoinedInputs(tuple(part.inputs for part in tables)),
+        label=_join_columns([part.label for part in tables]),
+        domain=_join_columns(domains) if len(domains) == len(tables) else None,
+        groups={name: _join_columns([part.groups[name] for part in tables]) for name in shared},
+        split=np.concatenate([np.full(len(part), SPLITS.index(name), np.int8) for name, part in parts.items()]),
+        role=np.concatenate([part.role for part in tables]),
+        storage_index=np.concatenate([part.storage_index + start for part, start in zip(tables, starts, strict=False)]),
+        source_name=tables[0].source_name,
+        skipped=tuple(line for part in tables for line in part.skipped),
+        files=None if any(own is None for own in paths) else np.concatenate(paths).astype(object),  # type: ignore[arg-type]
+        notes=tuple(dict.fromkeys(note for part in tables for note in part.notes)),
+    )
+
+
+def _join_columns(columns: Sequence[Column]) -> Column:
+    names = list(dict.fromkeys(name for column in columns for name in column.names))
+    codes = {name: code for code, name in enumerate(names)}
+    return Column(
+        np.concatenate([np.asarray([codes[name] for name in c.names], np.int64)[c.codes] for c in columns]),
+        tuple(names),
+    )
 
 
 def _check_ids(ids: Iterable[int]) -> np.ndarray:

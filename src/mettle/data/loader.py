@@ -13,7 +13,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mettle.data.dataset import Samples
+from mettle.data.dataset import Column, Samples
 from mettle.data.sampler import EpochBatchSampler, check_integer
-from mettle.data.transforms import Augment, to_input_tensor, transform_items
+from mettle.data.transforms import Augment, BatchTransform, to_input_tensor, transform_items
 from mettle.data.tuples import Tuples
 from mettle.errors import DataError, MettleError
 from mettle.rng import hash_bits
@@ -72,7 +72,8 @@ class Loader:
     workers: int = 0  # processes that read and decode; 0 reads in a thread, right when images are in memory
     device: str = "cpu"
     tuples: Tuples | None = None  # pairs or triplets of these samples: the sampler then gives positions of their rows
-    transform: Callable[[Tensor], Any] | None = None  # of one image or row, see `transforms.transform_items`
+    # Of one image or row, see `transforms.transform_items`, or a `BatchTransform` of all of them.
+    transform: Callable[[Tensor], Any] | None = None
     prefetch: int = 2  # batches that each worker reads ahead
 
     def __post_init__(self) -> None:
@@ -88,7 +89,7 @@ class Loader:
             position: ``Batch.next_position`` of the step before ``start``. Without it the epochs before are drawn to
                 count their batches.
         """
-        source = _Source(self.samples, self.transform, self.seed, self._reads_uncropped)
+        source = _Source(self.samples, self._item_transform, self.seed, self._reads_uncropped)
         requests = _Requests(self, start, stop, position)
         with closing(self._read(source, requests)) as items, closing(self._finish_all(items)) as ready:
             while True:
@@ -112,6 +113,19 @@ class Loader:
                     epoch_step=request.epoch_step,
                     ends_epoch=request.ends_epoch,
                 )
+
+    def count_batches(self, epochs: int) -> int:
+        """How many batches so many epochs have."""
+        return sum(len(self.sampler.epoch_batches(number)) for number in range(epochs))
+
+    @property
+    def _item_transform(self) -> Callable[[Tensor], Any] | None:
+        return None if isinstance(self.transform, BatchTransform) else self.transform
+
+    @property
+    def _draws_per_item(self) -> bool:
+        """Whether items come out of the workers already changed, each view in its own way."""
+        return self._item_transform is not None or getattr(self.samples.inputs, "is_seeded", False)
 
     def _plan(self, start: int, position: tuple[int, int] | None) -> Iterator["_Request"]:
         """What to read for each step from ``start`` on, without end."""
@@ -165,9 +179,9 @@ class Loader:
     def _is_serial(self) -> bool:
         """Whether everything is done between the steps, in the caller's own thread.
 
-        A transform of somebody else draws from the generators of its process, where a model may draw at the same time.
+        What somebody else wrote draws from the generators of its process, where a model may draw at the same time.
         """
-        return self.workers == 0 and self.transform is not None
+        return isinstance(self.transform, BatchTransform) or (self.workers == 0 and self._draws_per_item)
 
     def _finish_all(self, items: Iterator[_Read]) -> Generator[tuple["_Request", Tensor], None, None]:
         finished = (self._finish(item) for item in items)
@@ -196,7 +210,7 @@ class Loader:
     @property
     def _reads_uncropped(self) -> bool:
         """Whether random crops are taken from the whole images, not from what evaluation sees of them."""
-        crops = self.augment.takes_crops() and self.transform is None
+        crops = self.augment.takes_crops() and self.transform is None and not self._draws_per_item
         return crops and getattr(self.samples.inputs, "uncropped", None) is not None
 
     @cached_property
@@ -218,12 +232,11 @@ class Loader:
     def _finish(self, read: _Read) -> tuple["_Request", Tensor]:
         """Inputs on the device, augmented."""
         request, raw, aspect = read
-        if self.transform is None or raw.ndim == 2:
-            x = to_input_tensor(raw, self.device)
+        if self._item_transform is not None and raw.dtype == torch.uint8:  # channels are first already
+            x = raw.to(self.device, non_blocking=True).float().div_(255)
         else:
-            x = raw.to(self.device, non_blocking=True)
-            x = x.float().div_(255) if x.dtype == torch.uint8 else x.float()
-        one_for_all = self.transform is None and self.tuples is None  # of an unchanged sample all views are made here
+            x = to_input_tensor(raw, self.device)
+        one_for_all = not self._draws_per_item and self.tuples is None  # of an unchanged sample all views are made here
         parts = [x] * self.views if one_for_all else list(x.split(request.each))
         more: list[dict[str, Any]] = [{}] * len(parts)
         if aspect is not None:
@@ -233,7 +246,79 @@ class Loader:
             self.augment(part, request.part_ids(v), seed=self.seed, epoch=request.epoch, view=v, **how)
             for v, (part, how) in enumerate(zip(parts, more, strict=True))
         ]
+        if isinstance(self.transform, BatchTransform):
+            views = [
+                self.transform(part, request.part_ids(v), seed=self.seed, epoch=request.epoch, view=v)
+                for v, part in enumerate(views)
+            ]
         return request, views[0] if len(views) == 1 else torch.cat(views)
+
+
+@dataclass(frozen=True, eq=False)
+class ForeignLoader:
+    """Batches of somebody else's ``DataLoader``, in its own order: (inputs, labels, ...) or mappings with both.
+
+    Its order is not a function of (seed, step), so a run that is resumed goes on with another order than it would have
+    had, from the beginning of the epoch that it was stopped in.
+    """
+
+    loader: DataLoader
+    label: Column  # labels of a batch are names of this column, and become its codes
+    columns: tuple[str | None, str | None] = (None, None)  # of inputs and labels, where batches are mappings
+    device: str = "cpu"
+    views: int = 1
+
+    def batches(self, start: int, stop: int, position: tuple[int, int] | None = None) -> Iterator[Batch]:
+        """The batches of steps ``start`` to ``stop`` - 1."""
+        codes = {name: code for code, name in enumerate(self.label.names)}
+        epoch, step, taken = (start // max(len(self.loader), 1) if position is None else position[0]), start, 0
+        began = time.perf_counter()
+        while step < stop:
+            before = step
+            for number, (given, last) in enumerate(_mark_last(self.loader)):
+                inputs, labels = self._convert(given, codes)
+                waited = time.perf_counter() - began
+                ids = torch.arange(taken, taken + len(labels), device=self.device)
+                taken += len(labels)
+                yield Batch(inputs, labels, ids, step, epoch, waited, epoch_step=number, ends_epoch=last)
+                began, step = time.perf_counter(), step + 1
+                if step == stop:
+                    return
+            if step == before:
+                raise DataError("the DataLoader gave no batch: it has fewer items than a batch, or none")
+            epoch += 1
+
+    def count_batches(self, epochs: int) -> int:
+        """How many batches so many epochs have."""
+        return epochs * len(self.loader)
+
+    def _convert(self, given: Any, codes: Mapping[str, int]) -> tuple[Tensor, Tensor]:
+        inputs, labels = (
+            (given[self.columns[0]], given[self.columns[1]]) if isinstance(given, Mapping) else (given[0], given[1])
+        )
+        names = [str(value) for value in (labels.tolist() if hasattr(labels, "tolist") else labels)]
+        unknown = [name for name in names if name not in codes]
+        if unknown:
+            raise DataError(
+                f"the DataLoader gave the label {unknown[0]!r}, which none of the items of its data set has"
+            )
+        found = torch.tensor([codes[name] for name in names], device=self.device)
+        if len(inputs) != len(found):
+            raise DataError(
+                f"the DataLoader gave {len(inputs)} inputs with {len(found)} labels: one for each is wanted"
+            )
+        x = inputs.to(self.device, non_blocking=True)
+        return x if x.is_floating_point() or x.dtype != torch.uint8 else x.float().div_(255), found
+
+
+def _mark_last(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:
+    """Each item, and whether it is the last."""
+    source = iter(items)
+    for item in source:
+        for following in source:
+            yield item, False
+            item = following
+        yield item, True
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +337,14 @@ class _Request:
 
     def part_ids(self, part: int) -> np.ndarray:
         """The ids of one view, or of one member of all tuples."""
-        return self.ids if len(self.ids) == self.each else self.ids[part * self.each : (part + 1) * self.each]
+        return self._cut(self.ids, part)
+
+    def part_positions(self, part: int) -> np.ndarray:
+        """The positions of the same samples."""
+        return self._cut(self.positions, part)
+
+    def _cut(self, values: np.ndarray, part: int) -> np.ndarray:
+        return values if len(values) == self.each else values[part * self.each : (part + 1) * self.each]
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,17 +382,19 @@ class _Source:
             if self.uncropped:
                 array, aspect = self.samples.read_uncropped(request.positions)
                 return request, torch.from_numpy(array), torch.from_numpy(aspect)
-            array = self.samples.read(request.positions)
-            if self.transform is None:
-                return request, torch.from_numpy(array), None
-            parts = np.split(array, request.parts) if len(array) != request.each else [array] * request.parts
-            found = [
-                transform_items(self.transform, part, request.part_ids(v), seed=self.seed, epoch=request.epoch, view=v)
-                for v, part in enumerate(parts)
-            ]
-            return request, torch.cat(found), None
+            is_seeded = getattr(self.samples.inputs, "is_seeded", False)
+            if self.transform is None and not is_seeded:
+                return request, torch.from_numpy(self.samples.read(request.positions)), None
+            return request, torch.cat([self._read_part(request, v, is_seeded) for v in range(request.parts)]), None
         except MettleError as problem:
             return request, problem, None
+
+    def _read_part(self, request: _Request, part: int, is_seeded: bool) -> Tensor:
+        """One view of all samples, or one member of all tuples, with random numbers of its own."""
+        ids, how = request.part_ids(part), {"seed": self.seed, "epoch": request.epoch, "view": part}
+        positions = request.part_positions(part)
+        array = self.samples.read_seeded(positions, ids, **how) if is_seeded else self.samples.read(positions)
+        return torch.from_numpy(array) if self.transform is None else transform_items(self.transform, array, ids, **how)
 
 
 class _DataLoader(DataLoader):

@@ -6,7 +6,8 @@ whatever device it lives on. Colours change in one order for all samples: bright
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -221,6 +222,47 @@ class _ArrayTransform:
         return self.transform(image=image.permute(1, 2, 0).numpy())["image"]
 
 
+@contextmanager
+def preserve_generators() -> Iterator[None]:
+    """Put the generators of torch's CPU, NumPy and `random` back as they were before."""
+    before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+
+
+def seed_generators(bits: int) -> None:
+    """Seed the generators of torch's CPU, NumPy and `random`, which foreign code draws from."""
+    # The CPU's generator alone: `torch.manual_seed` would also reset those of GPUs that a model is trained on.
+    torch.default_generator.manual_seed(bits)
+    np.random.seed(bits & 0xFFFFFFFF)
+    random.seed(bits)
+
+
+@dataclass(frozen=True)
+class BatchTransform:
+    """A transform of a whole batch, (b, c, h, w) in [0, 1] or (b, ...) tensors, on the device of training.
+
+    It may draw from torch, NumPy and `random`, which are seeded from (seed, epoch, first id of the batch, view).
+    """
+
+    transform: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor, ids: np.ndarray, *, seed: int, epoch: int, view: int = 0) -> Tensor:
+        """The batch, changed."""
+        with preserve_generators():
+            seed_generators(int(hash_bits(seed, epoch, view, 37, int(ids[0]))[0]))
+            found = self.transform(x)
+        if not isinstance(found, Tensor) or len(found) != len(x):
+            raise InputError(
+                f"a transform of a batch must give a tensor with its {len(x)} rows, got {type(found).__name__}"
+            )
+        return found
+
+
 def transform_items(
     transform: Callable[[Tensor], Any], items: np.ndarray, ids: np.ndarray, *, seed: int, epoch: int, view: int = 0
 ) -> Tensor:
@@ -243,20 +285,13 @@ def transform_items(
         InputError: the transform gives something else, or items of several shapes.
     """
     bits = hash_bits(seed, epoch, view, 29, np.asarray(ids))
-    before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
-    try:
-        found = []
+    are_images = items.ndim == 4 and items.dtype == np.uint8
+    found = []
+    with preserve_generators():
         for item, one in zip(items, bits.tolist(), strict=True):
-            # The CPU's generator alone: `torch.manual_seed` would also reset those of GPUs that a model is trained on.
-            torch.default_generator.manual_seed(one)
-            np.random.seed(one & 0xFFFFFFFF)
-            random.seed(one)
+            seed_generators(one)
             given = torch.from_numpy(np.ascontiguousarray(item))
-            found.append(_as_item(transform(given.permute(2, 0, 1).contiguous() if given.ndim == 3 else given)))
-    finally:
-        torch.default_generator.set_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
+            found.append(_as_item(transform(given.permute(2, 0, 1).contiguous() if are_images else given)))
     shapes = {tuple(item.shape) for item in found}
     if len(shapes) > 1:
         sizes = " and ".join(map(str, sorted(shapes)[:2]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from mettle.data.loader import Batch, Loader
+from mettle.data.loader import Batch, ForeignLoader, Loader
 from mettle.train.callbacks import Callback, mean_cosine, similarity_gap
 from mettle.train.methods.base import Method, StepResult
 from mettle.train.optim import Schedule
@@ -60,7 +60,7 @@ class TrainingState:
 
 def run_loop(
     method: Method,
-    loader: Loader,
+    loader: Loader | ForeignLoader,
     schedule: Schedule,
     callbacks: Sequence[Callback] = (),
     *,
@@ -95,7 +95,7 @@ def run_loop(
 
 
 def group_batches(
-    loader: Loader, start: int, stop: int, position: tuple[int, int] | None = None, accumulate: int = 1
+    loader: Loader | ForeignLoader, start: int, stop: int, position: tuple[int, int] | None = None, accumulate: int = 1
 ) -> Iterator[tuple[Batch, ...]]:
     """The batches of steps ``start`` to ``stop`` - 1, so many a step."""
     batches = loader.batches(start * accumulate, stop * accumulate, position)
@@ -103,7 +103,6 @@ def group_batches(
         yield group
 
 
-def count_steps(loader: Loader, epochs: int, accumulate: int = 1) -> int:
+def count_steps(loader: Loader | ForeignLoader, epochs: int, accumulate: int = 1) -> int:
     """How many steps so many epochs have, at least one."""
-    batches = sum(len(loader.sampler.epoch_batches(number)) for number in range(epochs))
-    return max(1, batches // accumulate)
+    return max(1, loader.count_batches(epochs) // accumulate)
