@@ -242,7 +242,7 @@ class Loader:
         if aspect is not None:
             sides = list(aspect.to(self.device).split(request.each)) * (self.views if self.tuples is None else 1)
             more = [{"aspect": part, "size": self.samples.inputs.shape[:2]} for part in sides]
-        views = [
+        views: list[Tensor] = [
             self.augment(part, request.part_ids(v), seed=self.seed, epoch=request.epoch, view=v, **how)
             for v, (part, how) in enumerate(zip(parts, more, strict=True))
         ]

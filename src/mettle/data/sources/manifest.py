@@ -100,14 +100,39 @@ def read_manifest(
         DataError: The table does not fit; one line says where and why.
         MissingExtra: Parquet support is not installed.
     """
-    table = read_table(Path(path))
+    options = {key: value for key, value in locals().items() if key != "path"}
+    return read_text_table(read_table(Path(path)), **options)
+
+
+def read_text_table(
+    table: TextTable,
+    *,
+    label: str | None = None,
+    domain: str | None = None,
+    groups: Sequence[str] | None = None,
+    features: Sequence[str] | None = None,
+    categories: Sequence[str] = (),
+    text: Literal["onehot", "code"] = "onehot",
+    missing: Literal["fail", "mean"] = "fail",
+    size: Sides | None = None,
+    resize: Resize = "crop",
+    channels: Channels = 3,
+    policy: Policy = "fail",
+    image: str | None = None,
+    like: Sequence[Mapping[str, Any] | Feature] | None = None,
+    labeled: bool = True,
+    name: str | None = None,
+) -> Samples:
+    """Samples of a table that is in memory, see `read_manifest`; ``name`` is what to call it where it is no file."""
     known = labeled or label in table.columns  # rows to embed may lack the column that a run was trained by
     trained = None if like is None else features_from_json(like)
     inner = features if trained is None else [feature.name for feature in trained]
     others = [name for name in table.columns if name not in (inner or ())]  # a feature that was named is nothing else
     who = _choose_column(table, label if known else None, LABELS, "label", others)
     if who is None and labeled:
-        raise DataError(f"no column label in {quote_name(path)}: rename it, {SAY_WHICH}{table.suggest_column('label')}")
+        raise DataError(
+            f"no column label in {quote_name(table.path)}: rename it, {SAY_WHICH}{table.suggest_column('label')}"
+        )
     where = None if domain == "" else _choose_column(table, domain, DOMAINS, "domain", others)
     rows = trained is not None or (features is not None and image is None and "path" not in table.columns)
     pictures = None if rows else _find_image_column(table, image)
@@ -140,7 +165,7 @@ def read_manifest(
         | ({"distractor": yes_no_column(distractor)} if distractor.any() else {}),
         split=split,
         role=role,
-        source_name=str(path),
+        source_name=str(table.path) if name is None else name,
         notes=notes,
     )
     return drop_unreadable(samples, policy)
