@@ -13,7 +13,7 @@ from mettle.data.duplicates import train_test_duplicates
 from mettle.errors import DataError, RunError
 from mettle.evaluate import closed
 from mettle.evaluate.protocol import Judged, baseline, judge, raw, summary, thresholds, transfer
-from mettle.model import Embedder, embed
+from mettle.model import EmbeddingModel, embed
 from mettle.train.from_recipe import build_model
 from mettle.train.run_folder import RunFolder, TrainingIdentities, set_thresholds
 
@@ -28,7 +28,13 @@ class Evaluation:
 
 
 def evaluate_run(
-    run: RunFolder, samples: Samples, *, model: Embedder | None = None, own_data: bool = True, write: bool = True
+    run: RunFolder,
+    samples: Samples,
+    *,
+    model: EmbeddingModel | None = None,
+    own_data: bool = True,
+    write: bool = True,
+    untrained: EmbeddingModel | None = None,
 ) -> Evaluation:
     """Measure a run on the test split of ``samples``.
 
@@ -39,13 +45,14 @@ def evaluate_run(
         own_data: whether these are the data that the run was trained on; others get metrics, but no new contract.
             Other data without a split are all tested on.
         write: whether to write ``metrics.json`` (and the thresholds).
+        untrained: the network before training, as a baseline, where no recipe can build it.
 
     Raises:
         RunError: ``own_data``, but the data have changed since the run was trained.
     """
     fingerprint = samples.fingerprint()
     same = run.matches_data(fingerprint)
-    if own_data and not same:
+    if own_data and not same and not run.is_adopted:
         raise RunError(
             f"the data of {run.folder} have changed since it was trained (fingerprint {fingerprint}, then "
             f"{run.state.get('data')}), and so may have who is tested: its metrics and thresholds stay as they are. "
@@ -72,9 +79,10 @@ def evaluate_run(
     }
     if setup.baselines:
         metrics["baselines"] = {"raw inputs": baseline(raw(test), test)}
-        if own_data:
-            untrained = embed(build_model(run.recipe, samples), test)
-            metrics["baselines"]["untrained network"] = baseline(untrained, test)
+        if untrained is None and own_data and run.recipe.foreign_model is None:
+            untrained = build_model(run.recipe, samples)
+        if own_data and untrained is not None:
+            metrics["baselines"]["untrained network"] = baseline(embed(untrained, test), test)
         if biased is not None:
             metrics["baselines"]["biased encoder (E_b)"] = baseline(embed(biased, test), test)
     if closed.wanted(run.recipe, samples):
@@ -95,7 +103,7 @@ def evaluate_run(
     return Evaluation(metrics, judged, samples)
 
 
-def _thresholds(model: Embedder, samples: Samples, judged: Judged, fars: Sequence[float]) -> dict[str, Any]:
+def _thresholds(model: EmbeddingModel, samples: Samples, judged: Judged, fars: Sequence[float]) -> dict[str, Any]:
     """Operating thresholds, set on the validation identities where there are enough of them."""
     val = samples.part("val")
     people = len(np.unique(val.labels))

@@ -26,6 +26,7 @@ from mettle.losses.softmax import NormFace, Softmax
 from mettle.losses.sphereface import SphereFace
 from mettle.losses.supcon import DASupCon, SupCon
 from mettle.losses.triplet import Triplet
+from mettle.losses.weighted_sum import MinedLoss, WeightedSum
 from mettle.unknown_names import explain_arguments, explain_missing_name
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "DASupCon",
     "InfoNCE",
     "LiftedStructure",
+    "MinedLoss",
     "NPair",
     "NormFace",
     "SelfTriplet",
@@ -47,6 +49,7 @@ __all__ = [
     "SphereFace",
     "SupCon",
     "Triplet",
+    "WeightedSum",
 ]
 
 for _name in __all__:

@@ -48,6 +48,15 @@ def load_state_dict(path: Path, sha256: str | None = None, size: int | None = No
     Raises:
         RunError: the file is missing, is not the one that is wanted, or holds no tensors.
     """
+    content = read_checked(path, sha256, size)
+    try:
+        return load(content)
+    except (SafetensorError, ValueError) as error:
+        raise RunError(f"{path} holds no tensors: {' '.join(str(error).split())[:200]}") from None
+
+
+def read_checked(path: Path, sha256: str | None = None, size: int | None = None) -> bytes:
+    """The content of a file, if it has this size, which is looked at before it is read, and this hash."""
     path = Path(path)
     problem = "is missing"
     try:
@@ -63,10 +72,7 @@ def load_state_dict(path: Path, sha256: str | None = None, size: int | None = No
         raise RunError(f"{path} {problem}: put it back, or train again") from None
     if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
         raise RunError(f"{path} is damaged or another file: its content does not match its hash; train again")
-    try:
-        return load(content)
-    except (SafetensorError, ValueError) as error:
-        raise RunError(f"{path} holds no tensors: {' '.join(str(error).split())[:200]}") from None
+    return content
 
 
 def encode_state_dict(state: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:

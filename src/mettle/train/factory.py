@@ -2,10 +2,16 @@
 
 Keys are the arguments of the object's constructor, so whatever a user can write in Python can be written in a recipe,
 and nothing else. A table inside a table is built first: a difficulty inside its loss.
+
+An object of somebody else is named by its import path, ``shop.losses:Mine``. A recipe may come from elsewhere, so
+reading one imports nothing: `build` gives a `Foreign` in its place, and only `import_object` imports, if the caller
+allows its package by name.
 """
 
+import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +22,78 @@ from mettle.errors import MettleError, RecipeError, nearest
 
 INNER = {"difficulty": difficulty, "first": difficulty, "second": difficulty, "base": losses}
 EXAMPLES = dict.fromkeys(INNER, "Threshold") | {"base": "Softmax"}
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """An object of somebody else that a recipe names, not imported: what can be said about it before training."""
+
+    path: str
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Refuse to be used: it is only a name."""
+        raise RecipeError(f"{self.path} is named by its import path: it is imported for training only")
+
+
+def is_import_path(name: Any) -> bool:
+    """Whether a name is an import path, ``package.module:name``."""
+    return isinstance(name, str) and ":" in name
+
+
+def describe_object(given: Any) -> str:
+    """The import path of the class of an object, or of a function itself."""
+    kind = given if hasattr(given, "__qualname__") else type(given)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def import_object(path: str, allowed: Sequence[str], where: str) -> Any:
+    """What an import path names, if its package is among those that may be imported.
+
+    Args:
+        path: ``package.module:name``, dots in the name included.
+        allowed: packages or modules; each allows all below it.
+        where: the key in the recipe, for messages.
+
+    Raises:
+        RecipeError: it may not be imported, or is not there.
+    """
+    module, _, name = path.partition(":")
+    if not any(module == one or module.startswith(f"{one}.") for one in allowed):
+        package = module.partition(".")[0]
+        raise RecipeError(
+            f"{where} = {path!r} would run code of {module!r}: allow it with --allow-import {package} "
+            f"(allow_import=[{package!r}] in Python)"
+        )
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:  # whatever a module does when it is imported
+        raise RecipeError(f"{where}: cannot import {module!r}: {type(error).__name__}: {_first_line(error)}") from None
+    for part in name.split("."):
+        if not hasattr(found, part):
+            public = [one for one in vars(found) if not one.startswith("_")]
+            raise RecipeError(f"{where}: {module!r} has no {name!r}{nearest(part, public)}")
+        found = getattr(found, part)
+    return found
+
+
+def call_factory(factory: Any, table: Mapping[str, Any], where: str, given: Mapping[str, Any]) -> Any:
+    """What a foreign class or function makes of the keys of a table and of those given values that it takes."""
+    try:
+        known = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        raise RecipeError(f"[{where}] {factory!r} is not a class or a function") from None
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    for key in table:
+        if key not in known and not takes_all:
+            raise RecipeError(f"unknown recipe key '{where}.{key}'{nearest(key, known)}")
+    try:
+        return factory(**table, **{key: value for key, value in given.items() if key in known and key not in table})
+    except Exception as error:  # whatever somebody else's code raises
+        raise RecipeError(f"[{where}] {type(error).__name__}: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def build(source: Any, table: Mapping[str, Any], where: str, given: Mapping[str, Any] | None = None) -> Any:
@@ -29,6 +107,8 @@ def build(source: Any, table: Mapping[str, Any], where: str, given: Mapping[str,
             them.
     """
     content = dict(table)
+    if not isinstance(source, type) and is_import_path(content.get("kind")):
+        return Foreign(content["kind"])
     if isinstance(source, ModuleType):
         source = {name: getattr(source, name) for name in source.__all__}
     if isinstance(source, Mapping):

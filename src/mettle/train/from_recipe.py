@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mettle.data.dataset import Samples
 from mettle.data.duplicates import train_test_duplicates
-from mettle.data.loader import Loader
+from mettle.data.loader import ForeignLoader, Loader
 from mettle.data.sampler import EpochBatchSampler, PKBatchSampler, ShuffledBatchSampler, UpsampledSampler
-from mettle.data.transforms import find_preset, to_input_tensor
+from mettle.data.transforms import Augment, find_preset, to_input_tensor
 from mettle.data.tuples import Tuples
 from mettle.errors import DataError, InputError, RunError
 from mettle.losses import PairwiseLoss
-from mettle.model import Embedder
+from mettle.model import Embedder, EmbeddingModel, ModuleEmbedder
 from mettle.train import checkpoint
 from mettle.train.auto_settings import resolve_device
 from mettle.train.callbacks import (
@@ -54,12 +54,24 @@ POOL = 4096  # training rows that corrupted features are taken from
 CALIBRATION = 2048  # training samples that inputs are centered on
 
 
+@dataclass(frozen=True, eq=False)
+class GivenObjects:
+    """What a caller made, each in the place of what a recipe describes; None where the recipe is to decide."""
+
+    samples: Samples | None = None  # with a split
+    model: EmbeddingModel | None = None
+    loss: Any = None
+    loader: ForeignLoader | None = None  # of the training split
+    augment: Augment | None = None
+    transform: Callable[[Tensor], Any] | None = None
+
+
 @dataclass(frozen=True)
 class TrainResult:
     """What training came to."""
 
     run: RunFolder
-    model: Embedder
+    model: EmbeddingModel
     samples: Samples
     finished: bool  # False: asked to stop; a checkpoint is there
     resumed_from: int | None = None
@@ -79,6 +91,8 @@ def train(
     tensorboard: bool = True,
     on_note: Callable[[str], None] = lambda note: None,
     on_start: Callable[[RunFolder], None] = lambda run: None,
+    allow_import: Sequence[str] = (),
+    given: GivenObjects | None = None,
 ) -> TrainResult:
     """Train a recipe, or a shipped one by its name or a file by its path, into ``folder``, or continue the run there.
 
@@ -92,19 +106,27 @@ def train(
         tensorboard: whether to write for TensorBoard too, where it is installed.
         on_note: called with each note about the data before the first step.
         on_start: called once, when the run folder is there and training is about to begin.
+        allow_import: packages that networks and losses which the recipe names by an import path may come from.
+        given: objects that take the place of what the recipe describes.
     """
+    given = given or GivenObjects()
     recipe, folder = as_recipe(recipe), _as_folder(folder)
     callbacks = [*callbacks, *([] if on_step is None else [OnStep(on_step)])]
     old = open_run_folder(folder) if resume and folder.exists() else None
     if old is not None:
         recipe = take_over_settings(recipe, old.recipe)
-    samples, tuples, left_out = prepare_training_data(recipe if old is None else _check_same_recipe(old, recipe), cache)
+    located = recipe if old is None else _check_same_recipe(old, recipe)
+    if given.samples is None:
+        samples, tuples, left_out = prepare_training_data(located, cache)
+    else:
+        samples, tuples, left_out = given.samples, None, ()
     recipe, settings = fill_settings(recipe, samples, tuples)
     fingerprint = samples.fingerprint() + ("" if tuples is None else f" {tuples.fingerprint()}")
     if old is not None and old.state["data"] != fingerprint:
         raise RunError(f"the data of {folder} have changed since it was started: train again under another --name")
     has_begun = bool(checkpoint.list_checkpoints(folder / "checkpoints"))
-    method, loader = build_method_and_loader(recipe, samples, tuples, fetch=not has_begun)
+    options: dict[str, Any] = {"fetch": not has_begun, "allow_import": allow_import, "given": given}
+    method, loader = build_method_and_loader(recipe, samples, tuples, **options)
     if recipe.train.epochs is not None:
         steps = count_steps(loader, recipe.train.epochs, recipe.train.accumulate)
         recipe = recipe.with_values({"train.steps": steps})
@@ -124,7 +146,7 @@ def train(
             on_note(note)
         if not done:
             return TrainResult(run, method.model, samples, False, None if old is None else 0, (*told, *notes))
-        method, loader = build_method_and_loader(recipe, samples, misclassified=wrong, fetch=not has_begun)
+        method, loader = build_method_and_loader(recipe, samples, misclassified=wrong, **options)
     own = [*callbacks, TensorBoard(folder)] if tensorboard else callbacks
     start, passed, done = _fit_in_folder(recipe, folder, method, loader, samples, own)
     model, loss = method.final_module(), method.final_module("loss")
@@ -179,7 +201,12 @@ def _describe_accumulation(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _fit_in_folder(
-    recipe: Recipe, folder: Path, method: Method, loader: Loader, samples: Samples, callbacks: Sequence[Callback]
+    recipe: Recipe,
+    folder: Path,
+    method: Method,
+    loader: Loader | ForeignLoader,
+    samples: Samples,
+    callbacks: Sequence[Callback],
 ) -> tuple[int, list[str], bool]:
     """The loop, from the newest checkpoint on: where it started, what was passed over, whether it reached its end."""
     setup, checkpoints = recipe.train, folder / "checkpoints"
@@ -230,7 +257,10 @@ def _save_result(run: RunFolder, method: Method, samples: Samples) -> None:
     if isinstance(method, TwoEncoder) and method.biased is not None:
         biased = method.final_module("biased")
     columns = [one.to_json() for one in getattr(samples.inputs, "features", ())]
-    save_artifact(run, method.final_module(), biased=biased, classes=classes, columns=columns)
+    part = samples.part("train")
+    example = to_input_tensor(part.read(evenly_spaced(len(part), 8)), "cpu")
+    options: dict[str, Any] = {"biased": biased, "classes": classes, "columns": columns}
+    save_artifact(run, method.final_module(), kind=samples.inputs.kind, example=example, **options)
 
 
 def build_method_and_loader(
@@ -240,30 +270,46 @@ def build_method_and_loader(
     misclassified: np.ndarray | None = None,
     *,
     fetch: bool = True,
-) -> tuple[Method, Loader]:
+    allow_import: Sequence[str] = (),
+    given: GivenObjects | None = None,
+) -> tuple[Method, Loader | ForeignLoader]:
     """The method and the loader of a recipe; everything random in them follows from its seed.
 
     ``misclassified`` are positions of training samples that come ``jtt.copies`` more times in an epoch. ``fetch=False``
-    asks for no pretrained weights: those of a checkpoint are about to take their place.
+    asks for no pretrained weights: those of a checkpoint are about to take their place. ``allow_import`` and ``given``
+    are those of `train`.
     """
+    given = given or GivenObjects()
     part = samples.part("train")
     if len(part) == 0:
         raise DataError(f"{recipe.data.source} has no training samples: its split column says so")
     device = resolve_device(recipe.train.device)
-    method = build_method(recipe, samples, device, fetch)
-    return method, build_loader(recipe, samples, device, tuples, misclassified)
+    method = build_method(recipe, samples, device, fetch, allow_import, given)
+    if given.loader is not None:
+        return method, replace(given.loader, device=device)
+    return method, build_loader(recipe, samples, device, tuples, misclassified, given)
 
 
-def build_method(recipe: Recipe, samples: Samples, device: str, fetch: bool = True) -> Method:
+def build_method(
+    recipe: Recipe,
+    samples: Samples,
+    device: str,
+    fetch: bool = True,
+    allow_import: Sequence[str] = (),
+    given: GivenObjects | None = None,
+) -> Method:
     """The method of a recipe, with untrained networks on a device."""
-    part, setup = samples.part("train"), recipe.train
+    part, setup, given = samples.part("train"), recipe.train, given or GivenObjects()
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe, samples, fetch=fetch).to(device)
+    model: Any = given.model or build_model(recipe, samples, fetch=fetch, allow_import=allow_import)
+    model = model.to(device)
     precision = setup.precision
     if precision == "auto":
         precision = "bfloat16" if device.startswith("cuda") else "float32"
     classes = torch.from_numpy(np.unique(part.labels)).to(device)
-    loss: Any = recipe.build_loss(len(classes))
+    loss: Any = given.loss
+    if loss is None:
+        loss = recipe.build_loss(len(classes), model.dim, allow_import)
     loss = loss.to(device) if isinstance(loss, nn.Module) else loss
     keys = ("optimizer", "weight_decay", "backbone_rate", "loss_rate", "clip", "ema")
     options: dict[str, Any] = {key: getattr(setup, key) for key in keys} | {"precision": precision}
@@ -279,7 +325,7 @@ def build_method(recipe: Recipe, samples: Samples, device: str, fetch: bool = Tr
             "lr_scale": recipe.biased.rate,
         }
         if uses_second_encoder(loss):
-            other = build_model(recipe, samples, recipe.seed + 1, fetch).to(device)
+            other = build_model(recipe, samples, recipe.seed + 1, fetch, allow_import).to(device)
             options |= {"biased": other, "biased_loss": recipe.build_biased_loss()}
         return TwoEncoder(model, loss, weights=recipe.biased.weights, **options)
     if setup.method == "similarity":
@@ -294,10 +340,11 @@ def build_loader(
     device: str,
     tuples: Tuples | None = None,
     misclassified: np.ndarray | None = None,
+    given: GivenObjects | None = None,
 ) -> Loader:
     """The batches of a recipe."""
-    part, batch, seed = samples.part("train"), recipe.batch, recipe.seed
-    size, augment = batch.size or batch.classes * batch.samples, find_preset(batch.augment)
+    part, batch, seed, given = samples.part("train"), recipe.batch, recipe.seed, given or GivenObjects()
+    size, augment = batch.size or batch.classes * batch.samples, given.augment or find_preset(batch.augment)
     if part.inputs.kind == "row" and (augment.corrupt or augment.noise):  # features have their own spread and values
         augment = replace(augment, pool=to_input_tensor(part.read(evenly_spaced(len(part), POOL)), device))
     if tuples is not None:
@@ -311,7 +358,7 @@ def build_loader(
         order = ShuffledBatchSampler(len(part), size, seed)
     else:
         order = PKBatchSampler(part.labels, batch.classes, batch.samples, seed)
-    return Loader(part, order, augment, seed, batch.views, batch.workers, device)
+    return Loader(part, order, augment, seed, batch.views, batch.workers, device, transform=given.transform)
 
 
 def _training_tuples(tuples: Tuples, size: int) -> Tuples:
@@ -323,12 +370,22 @@ def _training_tuples(tuples: Tuples, size: int) -> Tuples:
     return rows
 
 
-def build_model(recipe: Recipe, samples: Samples, seed: int | None = None, fetch: bool = True) -> Embedder:
-    """The untrained network of a recipe, centered on a sample of the training split."""
+def build_model(
+    recipe: Recipe,
+    samples: Samples,
+    seed: int | None = None,
+    fetch: bool = True,
+    allow_import: Sequence[str] = (),
+) -> EmbeddingModel:
+    """The untrained network of a recipe; one of ours is centered on a sample of the training split."""
     part = samples.part("train")
-    shape = part.inputs.shape
+    is_image, shape = part.inputs.kind == "image", part.inputs.shape
+    shape = (shape[2], *shape[:2]) if is_image else shape
     torch.manual_seed(recipe.seed if seed is None else seed)
-    model = Embedder(recipe.spec(), (shape[2], *shape[:2]) if len(shape) == 3 else shape, load_pretrained=fetch)
+    if recipe.foreign_model is not None:
+        module = recipe.build_foreign_model(shape, allow_import)
+        return ModuleEmbedder.from_example(module, part.read(evenly_spaced(len(part), 4)))
+    model = Embedder(recipe.spec(), shape, load_pretrained=fetch)
     model.fit_normalization(to_input_tensor(part.read(evenly_spaced(len(part), CALIBRATION)), "cpu"))
     return model
 

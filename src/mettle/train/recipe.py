@@ -6,7 +6,7 @@ rebuilds the run.
 
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,7 @@ from mettle.errors import InputError, RecipeError, nearest
 from mettle.losses import PairwiseLoss
 from mettle.model import EmbedderSpec
 from mettle.train.auto_settings import AUTO_KEYS
-from mettle.train.factory import INNER, build, constructor_arguments
+from mettle.train.factory import INNER, build, call_factory, constructor_arguments, import_object, is_import_path
 from mettle.train.methods.base import LEAVE_SPARSE, uses_second_encoder, wants_sparse_grad
 from mettle.train.methods.hardness_aware import tuple_layout
 from mettle.train.methods.negative_synthesis import Synthesis
@@ -55,6 +55,8 @@ class DataConfig(Section):
     size: int | list[int] | None = None  # side in pixels, or [height, width]; None: one that fits, see auto_settings
     resize: Literal["crop", "pad", "stretch"] | None = None  # how images get that size; None: crop from the center
     channels: Literal[1, 3] | None = None
+    crop: float | None = Field(None, gt=0, le=1)  # share of the sides that a center crop keeps; None: all that fits
+    interpolation: Literal["bilinear", "bicubic", "nearest", "lanczos", "box"] | None = None  # None: bilinear
     label: str | None = None  # column names, where the source has columns
     domain: str | None = None
     groups: list[str] | None = None
@@ -203,22 +205,66 @@ class Recipe(Section):
         found = getattr(self, table)
         return found.get(name) if isinstance(found, Mapping) else getattr(found, name)
 
+    @property
+    def foreign_model(self) -> str | None:
+        """The import path of a network of somebody else; None where `spec` describes one of ours."""
+        backbone = self.model.get("backbone")
+        return backbone if is_import_path(backbone) else None
+
     def spec(self) -> EmbedderSpec:
         """The model's description."""
+        if self.foreign_model is not None:
+            raise RecipeError(f"model.backbone = {self.foreign_model!r} is a network of its own, without a description")
         return build(EmbedderSpec, self.model, "model")
+
+    def build_foreign_model(self, shape: Sequence[int], allow_import: Sequence[str]) -> nn.Module:
+        """The network that ``model.backbone`` names: other keys of the table are arguments of its class or factory.
+
+        Args:
+            shape: of one input, for factories that take it.
+            allow_import: packages that may be imported.
+        """
+        assert self.foreign_model is not None
+        factory = import_object(self.foreign_model, allow_import, "model.backbone")
+        table = {key: value for key, value in self.model.items() if key != "backbone"}
+        found = call_factory(factory, table, "model", {"shape": tuple(shape)})
+        if not isinstance(found, nn.Module):
+            raise RecipeError(f"model.backbone = {self.foreign_model!r} gives no nn.Module: {type(found).__name__}")
+        return found
 
     @cached_property
     def loss_template(self) -> Any:
         """The loss, to ask what it is and what it needs; the one to train with is built for the data."""
         return self.build_loss()
 
-    def build_loss(self, num_classes: int = 3) -> Any:
-        """The loss, with its difficulty; class-vector losses are told how many classes the training data have."""
-        return build(losses, self.loss, "loss", {"num_classes": num_classes, "dim": self.spec().dim})
+    def build_loss(
+        self, num_classes: int = 3, dim: int | None = None, allow_import: Sequence[str] | None = None
+    ) -> Any:
+        """The loss, with its difficulty; class-vector losses are told how many classes the training data have.
+
+        Args:
+            num_classes: of the training data.
+            dim: length of the embeddings; by default what the recipe says.
+            allow_import: packages that a loss of somebody else may be imported from; None imports none, and gives a
+                `Foreign` in its place.
+        """
+        given = {"num_classes": num_classes, "dim": self._dim if dim is None else dim}
+        if is_import_path(self.loss.get("kind")) and allow_import is not None:
+            factory = import_object(self.loss["kind"], allow_import, "loss.kind")
+            found = call_factory(factory, {k: v for k, v in self.loss.items() if k != "kind"}, "loss", given)
+            if not callable(found):
+                raise RecipeError(f"loss.kind = {self.loss['kind']!r} gives nothing to call: {type(found).__name__}")
+            return found
+        return build(losses, self.loss, "loss", given)
+
+    @property
+    def _dim(self) -> int:
+        """The length of embeddings, or any one where only a foreign network knows it."""
+        return SIZES["dim"] if self.foreign_model is not None else self.spec().dim
 
     def build_biased_loss(self) -> Any:
         """The loss of the second encoder."""
-        return build(losses, self.biased.loss, "biased.loss", {"dim": self.spec().dim})
+        return build(losses, self.biased.loss, "biased.loss", {"dim": self._dim})
 
     def build_synthesis(self) -> Synthesis:
         """How synthetic negatives are made."""

@@ -24,6 +24,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,24 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save as save_arrays
-from torch import Tensor
+from torch import Tensor, nn
 
 from mettle.atomic_files import TEMPORARY, remove_leftovers, sync_folder, write_bytes, write_folder, write_text
 from mettle.data.dataset import Column, Samples
+from mettle.data.sources.torch_dataset import PYTHON
 from mettle.errors import DataError, MettleError, RunError
-from mettle.model import Embedder, EmbedderSpec
-from mettle.model.weights import load_state_dict, save_state_dict
+from mettle.model import Embedder, EmbedderSpec, EmbeddingModel, ModuleEmbedder, OnnxEmbedder, Preprocess, embed_items
+from mettle.model.onnx import encode_onnx
+from mettle.model.weights import SavedWeights, load_state_dict, read_checked, save_state_dict
 from mettle.train.checkpoint import describe_write_error
+from mettle.train.factory import describe_object
 from mettle.train.recipe import SAME_CLASS, Recipe, load_stored_recipe
 
 LARGEST_JSON = 64 << 20
 PATH_KEYS = ("source", "pairs", "triplets")  # keys of [data] that may be paths
 FORMAT = 3  # of the run folder; raised when an older mettle could misread a newer folder
 MODEL, BIASED, CLASSES, TRAINED = (f"{name}.safetensors" for name in ("model", "biased", "classes", "trained"))
+GRAPH = "graph.onnx"  # the network of a run that mettle cannot build by itself
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,11 @@ class RunFolder:
     def has_biased_model(self) -> bool:
         """Whether the run trained a second encoder."""
         return (self.folder / "contract.json").is_file() and BIASED in self.contract()["files"]
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether the model was trained elsewhere, on data that nobody here knows."""
+        return not self.state.get("data")
 
     def matches_data(self, fingerprint: str) -> bool:
         """Whether data with this fingerprint are those that the run was trained on."""
@@ -109,9 +119,53 @@ class RunFolder:
         """What was measured."""
         return _read_json(self.folder / "metrics.json", f"evaluate it first: mettle evaluate {self.folder}")
 
-    def model(self, device: str = "cpu") -> Embedder:
-        """The trained embedder, in eval mode, if its weights are those of the contract."""
+    def model(self, device: str = "cpu") -> EmbeddingModel:
+        """The trained embedder, in eval mode, if its weights are those of the contract.
+
+        A network of somebody else is the graph that the run keeps of it: that needs nobody's code, and runs on the CPU.
+        """
+        if is_foreign(self.contract()):
+            return self._load_graph()
         return self._load_embedder(MODEL, device)
+
+    def load_into(self, module: nn.Module) -> ModuleEmbedder:
+        """The trained network of somebody else as a module: its weights put into ``module``, which is built like it."""
+        contract = self.contract()
+        if not is_foreign(contract):
+            raise RunError(f"the model of {self.folder} is one of mettle's own: open the run without a model")
+        entry, file = contract["input"], contract["files"][MODEL]
+        own = self.preprocess if entry.get("mean") is not None else None
+        found = ModuleEmbedder(
+            module, tuple(entry["shape"]), dtype=entry["dtype"], preprocess=own, dim=int(contract["dim"])
+        )
+        _load_weights(found, self.folder / MODEL, str(contract["weights"]), int(file["size"]))
+        return found.eval()
+
+    @property
+    def preprocess(self) -> Preprocess | None:
+        """What happens to an image before the model; None where the model takes no images."""
+        entry = self.contract()["input"]
+        return Preprocess.from_contract(entry) if entry.get("kind") == "image" else None
+
+    def embed(self, items: Any) -> np.ndarray:
+        """(n, dim) embeddings of images or of a batch of inputs, see `mettle.model.embed_items`."""
+        return embed_items(self._cpu_model, items, self.preprocess)
+
+    @cached_property
+    def _cpu_model(self) -> EmbeddingModel:
+        return self.model()
+
+    def _load_graph(self) -> OnnxEmbedder:
+        """The network as a graph, if it is the one that the contract names."""
+        contract, path = self.contract(), self.folder / GRAPH
+        if GRAPH not in contract["files"]:
+            why = contract["model"].get("graph", "it has no graph.onnx")
+            made = contract["model"].get("class", "?")
+            remedy = "open the run with it, mettle.open_run(folder, model=...)"
+            raise RunError(f"the network of {self.folder} is {made}, and {why}: {remedy}")
+        file = contract["files"][GRAPH]
+        content = read_checked(path, str(file["sha256"]), int(file["size"]))
+        return OnnxEmbedder(content)
 
     def biased_model(self, device: str = "cpu") -> Embedder:
         """The second encoder, in eval mode, if its weights are those of the contract."""
@@ -130,11 +184,7 @@ class RunFolder:
         except (KeyError, TypeError, ValueError, RuntimeError, MettleError) as problem:
             where = self.folder / "contract.json"
             raise RunError(f"{where} describes no model of mettle: {_one_line(problem)}") from None
-        state = load_state_dict(path, digest, size)
-        try:
-            model.load_state_dict(state)
-        except (RuntimeError, ValueError) as problem:
-            raise RunError(f"{path} does not hold the weights of this model: {_one_line(problem)}") from None
+        _load_weights(model, path, digest, size)
         return model.to(device).eval()
 
     def training_identities(self) -> "TrainingIdentities | None":
@@ -142,9 +192,24 @@ class RunFolder:
         return TrainingIdentities.load(self.folder) if (self.folder / TRAINED).is_file() else None
 
 
+def _load_weights(model: nn.Module, path: Path, digest: str, size: int) -> None:
+    """Put the tensors of a file into a network, if it is the file that is wanted and they fit."""
+    state = load_state_dict(path, digest, size)
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, ValueError) as problem:
+        raise RunError(f"{path} does not hold the weights of this model: {_one_line(problem)}") from None
+
+
+def is_foreign(contract: Mapping[str, Any]) -> bool:
+    """Whether the model of a contract is a network of somebody else."""
+    return isinstance(contract.get("model"), dict) and "class" in contract["model"]
+
+
 def is_builtin_source(source: str) -> bool:
-    """Whether a source of data is a name and not a path."""
-    return source == SAME_CLASS or (source.partition(":")[0] == "glyphs" and not Path(source).exists())
+    """Whether a source of data is a name and not a path: of embedded data, or of an object of Python."""
+    is_name = source.partition(":")[0] == "glyphs" and not Path(source).exists()
+    return source == SAME_CLASS or source.startswith(PYTHON) or is_name
 
 
 def data_paths(recipe: Recipe) -> dict[str, str]:
@@ -190,9 +255,11 @@ def open_run_folder(folder: Path | str) -> RunFolder:
 
 def save_artifact(
     run: RunFolder,
-    model: Embedder,
+    model: EmbeddingModel,
     *,
-    biased: Embedder | None = None,
+    kind: str = "",
+    example: Tensor | None = None,
+    biased: EmbeddingModel | None = None,
     classes: tuple[Tensor, Sequence[str]] | None = None,
     columns: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
@@ -203,6 +270,8 @@ def save_artifact(
     Args:
         run: the run.
         model: the trained embedder.
+        kind: of the inputs, ``"image"``, ``"row"`` or ``"tensor"``; by default what their shape says.
+        example: a batch of inputs, with which the graph of a network of somebody else is traced and checked.
         biased: the second encoder, built like the first.
         classes: the class vectors of the loss and whose they are: a closed-set classifier for the embeddings.
         columns: those of the table that the rows came from, if any.
@@ -222,7 +291,11 @@ def save_artifact(
                 vectors, names = classes
                 told = {"names": json.dumps(list(names))}
                 files[CLASSES] = save_state_dict(staged / CLASSES, {"vectors": vectors}, told)
-            contract = _make_contract(run, model, files, columns)
+            graph = ""
+            if isinstance(model, ModuleEmbedder):
+                saved, graph = _save_graph(staged / GRAPH, model, example)
+                files |= {} if saved is None else {GRAPH: saved}
+            contract = _make_contract(run, model, files, columns, kind, graph)
             write_text(staged / "contract.json", json.dumps(contract, indent=1))
             for name in (*files, "contract.json"):
                 os.replace(staged / name, run.folder / name)
@@ -232,25 +305,46 @@ def save_artifact(
     return contract
 
 
+def _save_graph(path: Path, model: ModuleEmbedder, example: Tensor | None) -> tuple[SavedWeights | None, str]:
+    """Write the network as a graph; where it has none, why, in words."""
+    about = {} if model.preprocess is None else {"preprocess": json.dumps(model.preprocess.to_json())}
+    try:
+        content, _ = encode_onnx(model, example=example, metadata=about)
+    except MettleError as problem:  # no exporter here, or an operation that ONNX does not have
+        return None, f"it has no graph.onnx ({_one_line(problem)})"
+    write_bytes(path, content)
+    return SavedWeights(hashlib.sha256(content).hexdigest(), len(content)), ""
+
+
 def _make_contract(
-    run: RunFolder, model: Embedder, files: Mapping[str, tuple[str, int]], columns: Sequence[Mapping[str, Any]]
+    run: RunFolder,
+    model: EmbeddingModel,
+    files: Mapping[str, tuple[str, int]],
+    columns: Sequence[Mapping[str, Any]],
+    kind: str,
+    graph: str,
 ) -> dict[str, Any]:
-    kind = "image" if len(model.shape) == 3 else "row"
+    kind = kind or ("image" if len(model.shape) == 3 else "row")
+    entry: dict[str, Any] = {"kind": kind, "shape": list(model.shape)}
+    inside = "centring and scaling are inside the model"
+    entry["scaling"] = f"uint8 / 255, resized with antialias; {inside}" if kind == "image" else f"as read; {inside}"
+    if isinstance(model, ModuleEmbedder):
+        entry["dtype"] = model.dtype
+        described: dict[str, Any] = {"class": describe_object(model.module)} | ({"graph": graph} if graph else {})
+        way = {} if model.preprocess is None else model.preprocess.to_json()
+        entry |= {key: value for key, value in way.items() if key not in ("size", "channels")}
+    else:
+        assert isinstance(model, Embedder)
+        described = vars(model.spec)
+    if kind == "image":
+        entry.setdefault("resize", run.recipe.data.resize or "crop")
     return {
         "format": FORMAT,
-        "dim": model.spec.dim,
+        "dim": model.dim,
         "metric": "cosine",
-        "unit": model.spec.unit,
-        "input": {
-            "kind": kind,
-            "shape": list(model.shape),
-            "scaling": "uint8 / 255, resized with antialias; centring and scaling are inside the model"
-            if kind == "image"
-            else "as read; centring and scaling are inside the model",
-            **({"resize": run.recipe.data.resize or "crop"} if kind == "image" else {}),
-            **({"columns": list(columns)} if columns else {}),
-        },
-        "model": vars(model.spec),
+        "unit": isinstance(model, Embedder) and model.spec.unit,
+        "input": entry | ({"columns": list(columns)} if columns else {}),
+        "model": described,
         "weights": files[MODEL][0],
         "files": {name: {"sha256": digest, "size": size} for name, (digest, size) in files.items()},
         "thresholds": {},

@@ -14,6 +14,7 @@ from mettle.data.sources.image_folder import read_image, read_image_folder
 from mettle.data.sources.manifest import read_manifest
 from mettle.data.sources.npz import read_npz
 from mettle.data.sources.text_table import SUFFIXES as TABLES
+from mettle.data.sources.torch_dataset import PYTHON
 from mettle.errors import DataError, InputError, nearest
 
 READERS: Mapping[Callable[..., Samples], str] = {
@@ -52,6 +53,11 @@ def read(
     if name.split(":")[0] == "glyphs" and not Path(name).exists():
         return glyphs(name.partition(":")[2] or "open", cache=cache)
     path = Path(source).expanduser()
+    if name.startswith(PYTHON) and not path.exists():
+        raise DataError(
+            f"the data were a {name.removeprefix(PYTHON)} that was given in Python, which no file holds: give them "
+            "again, run.evaluate(data) in Python or --data on the command line"
+        )
     if not path.exists():
         raise DataError(
             f"no data at {name!r}: give a folder of pictures, a .csv, .tsv, .parquet or .npz file, or 'glyphs'"

@@ -131,6 +131,54 @@ class DatasetItems:
         return self.read(np.asarray([i])).tobytes()
 
 
+@dataclass(frozen=True, eq=False)
+class DenormalizedItems:
+    """Images that a data set normalizes itself, (c, h, w) float, back in [0, 1], where a model normalizes them again.
+
+    So one model serves the data set and images from elsewhere alike.
+    """
+
+    items: Any
+    mean: np.ndarray  # (c, 1, 1)
+    std: np.ndarray
+
+    kind = "tensor"
+    is_in_memory = False
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether the items draw random numbers when they are read."""
+        return getattr(self.items, "is_seeded", False)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(c, h, w)."""
+        return self.items.shape
+
+    def read(self, at: np.ndarray) -> np.ndarray:
+        """The items at these positions."""
+        return self.items.read(at) * self.std + self.mean
+
+    def read_seeded(self, at: np.ndarray, ids: np.ndarray, **how: int) -> np.ndarray:
+        """The same, with random numbers of these ids."""
+        return self.items.read_seeded(at, ids, **how) * self.std + self.mean
+
+    def fingerprint(self) -> str:
+        """That of the items: how they are normalized is the model's affair."""
+        return self.items.fingerprint()
+
+    def name(self, i: int) -> str:
+        """What to call one item."""
+        return self.items.name(i)
+
+    def content(self, i: int) -> bytes:
+        """The bytes of one item."""
+        return self.items.content(i)
+
+
 def read_dataset(
     dataset: Any,
     *,

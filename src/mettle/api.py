@@ -1,0 +1,555 @@
+"""The whole chain in one call: your model, your data and your loss become a run.
+
+    run = mettle.fit(model, data, loss, folder="runs/mine")      trained here
+    run = mettle.adopt(model, "runs/theirs", example=batch)      trained elsewhere
+    run = mettle.open_run("runs/mine")                           trained earlier
+
+A run is a folder with the weights, a contract and a graph of the network that needs nobody's code. It evaluates,
+reports and embeds itself, and a gallery and the service take it as they take a run of `mettle train`.
+"""
+
+import copy
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from mettle.data.dataset import NO_SPLIT, SPLITS, Samples, join_splits
+from mettle.data.loader import ForeignLoader
+from mettle.data.sources.dataframe import is_dataframe, read_dataframe
+from mettle.data.sources.torch_dataset import DenormalizedItems, find_input_column, read_dataset
+from mettle.data.splits import identity_disjoint_split
+from mettle.data.transforms import Augment, as_array_transform, to_input_tensor
+from mettle.errors import DataError, InputError, RunError, nearest
+from mettle.evaluate.run import Evaluation, evaluate_run
+from mettle.losses import MinedLoss
+from mettle.model import Embedder, EmbedderSpec, EmbeddingModel, ModuleEmbedder, Preprocess, embed_items
+from mettle.report import write_report
+from mettle.rng import permutation
+from mettle.train.callbacks import Callback, Progress
+from mettle.train.datamodule import load_run_samples, prepare_samples
+from mettle.train.factory import describe_object
+from mettle.train.from_recipe import GivenObjects, evenly_spaced, train
+from mettle.train.optim import SCHEDULES, TORCH_SCHEDULES
+from mettle.train.recipe import parse_recipe
+from mettle.train.run_folder import RunFolder, create_run, open_run_folder, save_artifact
+
+EXAMPLES = 8  # items that a network is tried on
+CALIBRATION_SHARE = 0.3  # of the identities of data without a split, to set the thresholds of an adopted model on
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run: its folder, and what is at hand of its model and its data.
+
+    Attributes:
+        run_folder: the folder, opened.
+        finished: whether training reached its end; else `fit` with ``resume=True`` goes on.
+        notes: what there was to say about data and settings.
+    """
+
+    run_folder: RunFolder
+    finished: bool = True
+    notes: tuple[str, ...] = ()
+    trained_model: EmbeddingModel | None = None
+    untrained_model: EmbeddingModel | None = None
+    samples: Samples | None = None
+
+    def __repr__(self) -> str:
+        state = "" if self.finished else ", not finished"
+        return f"Run({str(self.folder)!r}, {self.run_folder.recipe.title()}{state})"
+
+    @property
+    def folder(self) -> Path:
+        """Where it is."""
+        return self.run_folder.folder
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.run_folder.name
+
+    def contract(self) -> dict[str, Any]:
+        """What an embedding of this model is."""
+        return self.run_folder.contract()
+
+    def metrics(self) -> dict[str, Any]:
+        """What was measured last."""
+        return self.run_folder.metrics()
+
+    def model(self, device: str = "cpu") -> EmbeddingModel:
+        """The trained network, in eval mode: the very module where it is at hand, else what the folder holds."""
+        if self.trained_model is None:
+            return self.run_folder.model(device)
+        assert isinstance(self.trained_model, nn.Module)
+        return self.trained_model.to(device).eval()
+
+    def embed(self, items: Any) -> np.ndarray:
+        """(n, dim) float32 embeddings.
+
+        Args:
+            items: images (paths, bytes, Pillow images, uint8 arrays; one or several) where the run knows their
+                preprocessing; or a batch of inputs as the network takes them.
+        """
+        if self.trained_model is None:
+            return self.run_folder.embed(items)
+        return embed_items(self.trained_model, items, self.run_folder.preprocess)
+
+    def evaluate(self, data: Any = None, *, labels: Any = None, domains: Any = None) -> Evaluation:
+        """Measure the run on its test identities, and set thresholds on its validation identities.
+
+        Args:
+            data: other data, all of which are tested on where they have no split; by default the run's own. An adopted
+                model has none: the first data that it is given set its thresholds too.
+            labels: see `fit`.
+            domains: see `fit`.
+        """
+        samples = self._find_samples(data, labels, domains)
+        is_adopted = self.run_folder.is_adopted
+        own = data is None or is_adopted or self.run_folder.matches_data(samples.fingerprint())
+        if is_adopted and (samples.split == NO_SPLIT).all():
+            samples = _split_for_thresholds(samples)
+        model = self.model(_device_of(self.trained_model))
+        return evaluate_run(self.run_folder, samples, model=model, own_data=own, untrained=self.untrained_model)
+
+    def report(self, output: Path | str | None = None, *, evaluation: Evaluation | None = None) -> Path:
+        """Write the report of the run, ``report.html`` in its folder or ``output``, and say where it is."""
+        return write_report(self.run_folder, evaluation or self.evaluate(), output)
+
+    def _find_samples(self, data: Any, labels: Any, domains: Any) -> Samples:
+        if data is None:
+            return self.samples if self.samples is not None else load_run_samples(self.run_folder, None)
+        if isinstance(data, str | PathLike):
+            columns = {"label": labels, "domain": domains}
+            return load_run_samples(self.run_folder, str(data), columns=columns)
+        samples, _ = read_data(data, labels, domains)
+        return apply_preprocess(samples, self.run_folder.preprocess)
+
+
+def open_run(folder: Path | str, model: nn.Module | None = None) -> Run:
+    """Open a run that is there.
+
+    Args:
+        folder: as `fit`, `adopt` or ``mettle train`` wrote it.
+        model: a module built like the one that was trained, to load the weights into. Without it a network of somebody
+            else is the graph that the run keeps, which needs no code but runs on the CPU only.
+    """
+    found = open_run_folder(folder)
+    return Run(found, (found.folder / "contract.json").is_file(), (), None if model is None else found.load_into(model))
+
+
+def adopt(
+    model: nn.Module,
+    folder: Path | str,
+    *,
+    example: Any = None,
+    preprocess: Any = None,
+) -> Run:
+    """Make a run of a model that was trained elsewhere.
+
+    ``run.evaluate(data)`` then measures it, and sets its thresholds.
+
+    Args:
+        model: from inputs to (n, d) embeddings, with its weights.
+        folder: where the run goes; it must not be there yet.
+        example: a batch of inputs; not needed with a ``preprocess``.
+        preprocess: how images become inputs, see `mettle.model.Preprocess`; without it the run embeds tensors only.
+    """
+    way = None if preprocess is None else Preprocess.translate(preprocess)
+    if example is None and way is None:
+        raise InputError(
+            "give example=, a batch of inputs of the model, or preprocess=, which says what its images are"
+        )
+    if example is None:
+        assert way is not None
+        example = torch.rand(4, *way.shape, generator=torch.Generator().manual_seed(0))
+    elif way is not None and isinstance(example, Tensor) and way.mean is not None:
+        example = _denormalize(example, way)
+    embedder = model if isinstance(model, Embedder) else ModuleEmbedder.from_example(model, example, preprocess=way)
+    x = to_input_tensor(example, "cpu")
+    kind = "image" if way is not None or isinstance(embedder, Embedder) else "tensor"
+    recipe = parse_recipe(
+        {
+            "data": {"source": "python:nothing", **_data_table(way)},
+            "model": {"backbone": describe_object(model)} if embedder is not model else vars(embedder.spec),
+            "loss": {"kind": "adopted:elsewhere"},
+        }
+    )
+    run = create_run(_as_folder(folder), recipe, {"data": "", "paths": {}, **_versions()})
+    save_artifact(run, embedder, kind=kind, example=x)
+    return Run(run, True, _describe_inputs(run), embedder)
+
+
+def fit(
+    model: Any,
+    data: Any,
+    loss: Any,
+    *,
+    folder: Path | str,
+    val: Any = None,
+    test: Any = None,
+    labels: Any = None,
+    domains: Any = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch: Any = None,
+    augment: Any = None,
+    preprocess: Any = None,
+    optimizer: str | Mapping[str, Any] = "adamw",
+    lr: float | None = None,
+    schedule: str | Mapping[str, Any] = "one-cycle",
+    ema: float | None = None,
+    select: str | None = None,
+    patience: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    seed: int = 0,
+    device: str = "auto",
+    resume: bool = False,
+    quiet: bool = False,
+) -> Run:
+    """Train any network on any data with any loss, into a run folder.
+
+    Args:
+        model: an ``nn.Module`` from inputs to (n, d) embeddings; the name of a timm network (``"timm/resnet18"``) or of
+            one of ours (``"convnet"``); an `EmbedderSpec`.
+        data: a map-style torch Dataset, a Hugging Face dataset, a DataFrame, `Samples`, a path, or a ``DataLoader``,
+            which keeps its own order. Data without a split are divided by identity.
+        loss: any callable on (embeddings, labels): ours, one of pytorch-metric-learning, ``(loss, miner)`` of it, a
+            `mettle.losses.WeightedSum`; or a table as in a recipe, ``{"kind": "ArcFace", "margin": 0.3}``, which is
+            built for the number of training classes.
+        folder: the run folder.
+        val: validation data, as ``data``; or the share of the identities that become it, 0.1 by default.
+        test: test data; or the share of the identities, 0.3 by default.
+        labels: one for each item of ``data``, or the name of their column. By default ``data.targets`` or
+            ``data.labels``, else each item is read once.
+        domains: likewise; device, camera, session.
+        epochs: passes over the training data; 10 where ``steps`` are not given either.
+        steps: optimization steps.
+        batch: (classes, samples of each), a number of samples, or keys of ``[batch]`` of a recipe.
+        augment: a preset (``"photo"``), an `Augment`, a callable on one image or item (torchvision's v2,
+            albumentations), or a `BatchTransform`.
+        preprocess: `mettle.model.Preprocess`, a data configuration of timm, or a ``Compose`` of torchvision.
+        optimizer: a class of torch.optim by name, or a table ``{"kind": "SGD", "momentum": 0.9}``.
+        lr: highest learning rate; by default 0.001, with SGD 0.05.
+        schedule: its course by name (``"one-cycle"``, ``"cosine"``, ``"step"``, ``"constant"``, or a class of
+            torch.optim.lr_scheduler), or a table.
+        ema: decay of a moving average of the weights, which is then what is kept.
+        select: the metric by which the best step is kept, measured on validation identities: ``"tar@1e-3"``.
+        patience: evaluations without improvement after which training ends.
+        callbacks: further ones, see `mettle.train.Callback`.
+        seed: of everything random.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+        resume: whether to go on with the run in ``folder``, if there is one.
+        quiet: whether to print no notes and no progress.
+
+    Returns:
+        the run; ``run.evaluate()`` and ``run.report()`` measure it.
+    """
+    notes: list[str] = []
+
+    def say(note: str) -> None:
+        notes.append(note)
+        if not quiet:
+            print(f"note: {note}", flush=True)
+
+    if epochs is not None and steps is not None:
+        raise InputError("give epochs= or steps=, not both")
+    way = None if preprocess is None else Preprocess.translate(preprocess)
+    table: dict[str, Any] = {
+        "seed": seed,
+        "data": _data_table(way),
+        "batch": _batch_table(batch, augment),
+        "train": {
+            "optimizer": _optimizer_table(optimizer),
+            "schedule": _schedule_table(schedule),
+            "rate": lr if lr is not None else 0.05 if _optimizer_table(optimizer)["kind"] == "SGD" else 1e-3,
+            "epochs": epochs if steps is None and epochs is not None else 10 if steps is None else None,
+            "ema": ema or 0.0,
+            "device": device,
+            "select": select,
+            "patience": patience,
+        }
+        | ({} if steps is None else {"steps": steps}),
+        "auto": [] if isinstance(batch, tuple | list | int) else ["batch.classes", "batch.size"],
+    }
+    samples, loader = _prepare_data(table, data, val, test, labels, domains, way, say)
+    embedder = _prepare_model(table, model, samples, way, seed)
+    given_loss = _prepare_loss(table, loss, samples)
+    recipe = parse_recipe(_drop_none(table))
+    given = GivenObjects(samples, embedder, given_loss, loader, **_prepare_augment(augment))
+    untrained = copy.deepcopy(embedder)
+    result = train(
+        recipe,
+        folder,
+        resume=resume,
+        callbacks=[*callbacks, *([] if quiet else [Progress(recipe.train.log_every)])],
+        on_note=say,
+        given=given,
+        score=validation_score(),
+    )
+    for note in result.notes:
+        if note not in notes:
+            notes.append(note)
+    if result.finished:
+        for note in _describe_inputs(result.run):
+            say(note)
+    return Run(result.run, result.finished, tuple(notes), result.model, untrained, samples)
+
+
+def read_data(
+    data: Any,
+    labels: Any = None,
+    domains: Any = None,
+    on_note: Callable[[str], None] = lambda note: None,
+) -> tuple[Samples, DataLoader | None]:
+    """The samples of an object that holds data, and the DataLoader that it was, if it was one."""
+    if isinstance(data, Samples):
+        return data, None
+    if is_dataframe(data):
+        for name, given in (("labels", labels), ("domains", domains)):
+            if given is not None and not isinstance(given, str):
+                raise InputError(f"{name}= of a DataFrame must be the name of a column, got {type(given).__name__}")
+        return read_dataframe(data, label=labels, domain=domains), None
+    if isinstance(data, DataLoader):
+        own = data.collate_fn if data.collate_fn is not None else None
+        is_usual = getattr(own, "__module__", "").startswith("torch.")
+        collate = None if is_usual else own
+        return read_dataset(data.dataset, labels=labels, domains=domains, collate=collate, on_note=on_note), data
+    return read_dataset(data, labels=labels, domains=domains, on_note=on_note), None
+
+
+def apply_preprocess(samples: Samples, preprocess: Preprocess | None) -> Samples:
+    """Images in the size that the network takes; tensors that are normalized already, back in [0, 1]."""
+    if preprocess is None:
+        return samples
+    inputs: Any = samples.inputs
+    if inputs.kind == "image":
+        ways = {"crop": preprocess.crop, "interpolation": preprocess.interpolation}
+        size, channels = preprocess.shape[1:], preprocess.channels
+        return replace(samples, inputs=inputs.with_size(size, channels, preprocess.resize, **ways))
+    shape = tuple(inputs.shape)
+    if shape != preprocess.shape:
+        raise InputError(
+            f"preprocess= gives images (c, h, w) = {preprocess.shape}, the items of the data have shape {shape}: they "
+            "must be images, or what this preprocessing makes of them"
+        )
+    return (
+        samples
+        if preprocess.mean is None
+        else replace(samples, inputs=DenormalizedItems(inputs, *_moments(preprocess)))
+    )
+
+
+def _moments(preprocess: Preprocess) -> tuple[np.ndarray, np.ndarray]:
+    mean, std = (np.asarray(values, np.float32)[:, None, None] for values in (preprocess.mean, preprocess.std))
+    return mean, std
+
+
+def _denormalize(batch: Tensor, preprocess: Preprocess) -> Tensor:
+    mean, std = map(torch.from_numpy, _moments(preprocess))
+    return batch * std + mean
+
+
+def _prepare_data(
+    table: dict[str, Any],
+    data: Any,
+    val: Any,
+    test: Any,
+    labels: Any,
+    domains: Any,
+    preprocess: Preprocess | None,
+    on_note: Callable[[str], None],
+) -> tuple[Samples, ForeignLoader | None]:
+    """The samples with a split; what can be said about them goes into the tables of the recipe."""
+    shares = {name: given for name, given in (("val", val), ("test", test)) if isinstance(given, float | int)}
+    table["data"] |= shares
+    loader: DataLoader | None = None
+    if isinstance(data, str | PathLike):
+        columns = {"source": str(data), "label": labels, "domain": domains}
+        table["data"] |= {key: value for key, value in columns.items() if value is not None}
+        table["auto"] += [] if preprocess is not None else ["data.size", "data.resize", "data.channels"]
+        recipe = parse_recipe(_drop_none({key: table[key] for key in ("seed", "auto", "data")}))
+        samples = prepare_samples(recipe, split=(val is None and test is None) or bool(shares))
+    else:
+        samples, loader = read_data(data, labels, domains, on_note)
+        samples = apply_preprocess(samples, preprocess)
+        table["data"]["source"] = samples.source_name or "python:Samples"
+    parts = {"val": val, "test": test}
+    parts = {name: given for name, given in parts.items() if given is not None and name not in shares}
+    if parts:
+        found = {"train": samples}
+        for name, given in parts.items():
+            if isinstance(given, str | PathLike):
+                raise InputError(
+                    f"{name}= must be data like data=, or a share of the identities: got the path {given!r}"
+                )
+            found[name] = apply_preprocess(read_data(given, on_note=on_note)[0], preprocess)
+        samples = join_splits(found)
+    elif loader is not None:
+        samples = replace(samples, split=np.zeros(len(samples), np.int8))
+        on_note(
+            "all items of the DataLoader are trained on: give test= (and val=) to have something to measure the run on"
+        )
+    elif (samples.split == NO_SPLIT).all():
+        samples = identity_disjoint_split(samples, **{"seed": table["seed"], **shares})
+        counts = [f"{len(np.unique(samples.part(name).labels))} to {verb}" for name, verb in _PARTS]
+        on_note(f"the data have no split and were divided by identity: {', '.join(counts)} (val= and test= change it)")
+    if len(samples.part("train")) == 0:
+        raise DataError("there are no training samples: the split of the data says so")
+    if loader is None:
+        return samples, None
+    on_note("the DataLoader keeps its own order: a resumed run will not be bit-identical")
+    first = loader.dataset[0]
+    column = find_input_column(first, labels, domains) if isinstance(first, Mapping) else None
+    names = (column, labels if isinstance(labels, str) else None)
+    return samples, ForeignLoader(loader, samples.label, names)
+
+
+_PARTS = (("train", "train on"), ("val", "validate on"), ("test", "test on"))
+
+
+def _prepare_model(
+    table: dict[str, Any], model: Any, samples: Samples, preprocess: Preprocess | None, seed: int
+) -> EmbeddingModel:
+    """The network, tried on a few items; what it is goes into the recipe."""
+    part = samples.part("train")
+    example = to_input_tensor(part.read(evenly_spaced(len(part), EXAMPLES)), "cpu")
+    torch.manual_seed(seed)
+    if isinstance(model, str):
+        model = EmbedderSpec(backbone=model)
+    if isinstance(model, EmbedderSpec):
+        model = Embedder(model, tuple(example.shape[1:]))
+        model.fit_normalization(example)
+    if isinstance(model, Embedder):
+        table["model"] = vars(model.spec)
+        return model
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"model must be an nn.Module, the name of a network or an EmbedderSpec, got {type(model).__name__}"
+        )
+    table["model"] = {"backbone": describe_object(model)}
+    if preprocess is None and part.inputs.kind == "image":  # images as they are: a run of them takes files too
+        preprocess = Preprocess(size=tuple(example.shape[2:]), channels=example.shape[1])  # type: ignore[arg-type]
+    return ModuleEmbedder.from_example(model, example, preprocess=preprocess)
+
+
+def _prepare_loss(table: dict[str, Any], loss: Any, samples: Samples) -> Any:
+    """The loss to train with, None where a table of the recipe describes it."""
+    if isinstance(loss, str | Mapping):
+        table["loss"] = {"kind": loss} if isinstance(loss, str) else dict(loss)
+        return None
+    if isinstance(loss, tuple) and len(loss) == 2:
+        loss = MinedLoss(*loss)
+    if not callable(loss):
+        raise InputError(f"loss must be callable on (embeddings, labels), got {type(loss).__name__}")
+    if isinstance(loss, type):
+        raise InputError(f"loss must be an object, got the class {loss.__name__}: call it, {loss.__name__}(...)")
+    classes = len(np.unique(samples.part("train").labels))
+    known = getattr(loss, "num_classes", None)
+    if isinstance(known, int) and known < classes:
+        raise InputError(f"the loss has vectors for {known} classes, the training split has {classes}: give it so many")
+    table["loss"] = {"kind": describe_object(loss)}
+    return loss
+
+
+def _prepare_augment(augment: Any) -> dict[str, Any]:
+    """What changes training inputs: one of ours, or a transform of somebody else."""
+    if augment is None or isinstance(augment, str):
+        return {}
+    if isinstance(augment, Augment):
+        return {"augment": augment}
+    if not callable(augment):
+        raise InputError(f"augment must be a preset, an Augment or a callable, got {type(augment).__name__}")
+    if type(augment).__module__.partition(".")[0] == "albumentations":
+        return {"transform": as_array_transform(augment)}
+    return {"transform": augment}
+
+
+def _batch_table(batch: Any, augment: Any) -> dict[str, Any]:
+    own = {"augment": augment if isinstance(augment, str) else "none"}
+    if batch is None:
+        return own | {"classes": 32, "samples": 4}
+    if isinstance(batch, Mapping):
+        return own | dict(batch)
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return own | {"classes": int(batch[0]), "samples": int(batch[1])}
+    if isinstance(batch, int) and batch >= 4:
+        samples = 4 if batch % 4 == 0 and batch >= 8 else 2
+        return own | {"classes": batch // samples, "samples": samples}
+    raise InputError(
+        f"batch must be (classes, samples of each), a number of samples from 4 up or a table, got {batch!r}"
+    )
+
+
+def _optimizer_table(optimizer: str | Mapping[str, Any]) -> dict[str, Any]:
+    """An optimizer by its name, in whatever case."""
+    table = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
+    known = {name.lower(): name for name in vars(torch.optim) if isinstance(getattr(torch.optim, name), type)}
+    kind = str(table.get("kind", "AdamW"))
+    if kind.lower() not in known:
+        raise InputError(f"optimizer: torch.optim has no {kind!r}{nearest(kind, known.values())}")
+    return table | {"kind": known[kind.lower()]}
+
+
+def _schedule_table(schedule: str | Mapping[str, Any]) -> dict[str, Any]:
+    table = {"kind": schedule} if isinstance(schedule, str) else dict(schedule)
+    known = {name.lower(): name for name in (*SCHEDULES, *TORCH_SCHEDULES)}
+    kind = str(table.get("kind", ""))
+    if kind.lower() not in known:
+        raise InputError(f"schedule: there is no {kind!r}{nearest(kind, known.values())}")
+    return table | {"kind": known[kind.lower()]}
+
+
+def _data_table(preprocess: Preprocess | None) -> dict[str, Any]:
+    if preprocess is None:
+        return {}
+    way = preprocess.to_json()
+    return {key: way[key] for key in ("size", "resize", "crop", "interpolation", "channels") if key in way}
+
+
+def _split_for_thresholds(samples: Samples) -> Samples:
+    """Some identities to set thresholds on, the others to test them."""
+    present = np.unique(samples.labels)
+    chosen = present[permutation(len(present), 0, 0, stream=17)[: max(2, round(CALIBRATION_SHARE * len(present)))]]
+    split = np.where(np.isin(samples.labels, chosen), SPLITS.index("val"), SPLITS.index("test")).astype(np.int8)
+    return replace(samples, split=split)
+
+
+def _describe_inputs(run: RunFolder) -> tuple[str, ...]:
+    """What a run cannot do because of how it was given, in words."""
+    contract, found = run.contract(), ()
+    if contract["input"]["kind"] == "tensor":
+        found = ("the run embeds tensors only: give preprocess= so that galleries and the service take image files",)
+    why = contract["model"].get("graph")
+    if why:
+        found += (f"the run can only be opened together with its network, because {why}",)
+    return found
+
+
+def _device_of(model: Any) -> str:
+    return "cpu" if model is None else str(next(iter(model.parameters()), torch.zeros(())).device)
+
+
+def _versions() -> dict[str, str]:
+    return {"torch": torch.__version__, "python": platform.python_version()}
+
+
+def _as_folder(folder: Path | str) -> Path:
+    path = Path(folder)
+    if path.exists():
+        raise RunError(f"{path} is there already: choose another folder")
+    return path
+
+
+def _drop_none(value: Any) -> Any:
+    """A recipe has no null: what is None is left to its default."""
+    if isinstance(value, Mapping):
+        return {key: _drop_none(item) for key, item in value.items() if item is not None}
+    return value
