@@ -3,8 +3,9 @@ r"""Difficulty-aware metric learning.
     data -> model -> difficulty -> losses -> train -> evaluate -> match -> report
                           \____ pairs: the one engine for everything quadratic ____/
 
-Each word above is a module: ``from mettle import losses``, ``from mettle import evaluate``; and `Gallery` is who is
-enrolled under a trained model. They are loaded when they are first used.
+Each word above is a module: ``from mettle import losses``, ``from mettle import evaluate``. `fit` trains your model on
+your data with your loss, `adopt` takes a model that was trained elsewhere, `open_run` opens a `Run` that is there, and
+`Gallery` is who is enrolled under its model. They are loaded when they are first used.
 """
 
 from importlib import import_module
@@ -12,18 +13,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mettle import data, difficulty, errors, evaluate, losses, match, metric, model, pairs, report, service, train
+    from mettle.api import Run, adopt, fit, open_run
     from mettle.match import Gallery
 
 __all__ = [
     "Gallery",
+    "Run",
+    "adopt",
     "data",
     "difficulty",
     "errors",
     "evaluate",
+    "fit",
     "losses",
     "match",
     "metric",
     "model",
+    "open_run",
     "pairs",
     "report",
     "service",
@@ -35,6 +41,8 @@ __version__ = "0.1.0"
 def __getattr__(name: str):
     if name == "Gallery":
         return import_module("mettle.match.gallery").Gallery
+    if name in ("Run", "adopt", "fit", "open_run"):
+        return getattr(import_module("mettle.api"), name)
     if name in __all__:
         return import_module(f"mettle.{name}")
     raise AttributeError(f"module 'mettle' has no attribute {name!r}")

@@ -9,11 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from mettle.cli.shell import (
+    AllowImport,
     Domain,
     Image,
     Label,
     RunPath,
     Set,
+    allow_packages,
     app,
     cache,
     in_folder,
@@ -44,11 +46,13 @@ def train(
     image: Annotated[str | None, typer.Option(help="Column of image files; short for --set data.image=.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the named run if it is there.")] = False,
     report: Annotated[bool, typer.Option(help="Evaluate and write report.html afterwards.")] = True,
+    allow_import: AllowImport = None,
     overrides: Set = None,
 ) -> None:
     """Train a recipe, evaluate it on what it never saw, and write a report."""
     from mettle.evaluate.pair_tables import write_pair_metrics
     from mettle.train.callbacks import Progress
+    from mettle.train.from_recipe import build_model
     from mettle.train.from_recipe import train as run_training
 
     check_run_name(name)
@@ -70,6 +74,7 @@ def train(
     plan = _plan(recipe, folder, resume, overrides or [], given, say)
     print(plan.title(), flush=True)
     options: dict[str, Any] = {"callbacks": [Progress(plan.train.log_every)], "on_note": say, "on_start": print_folder}
+    options["allow_import"] = allow_packages(allow_import)
     outcome = run_training(plan, folder, resume=resume, cache=cache(), **options)
     for note in (*outcome.notes, *write_pair_metrics(outcome)):
         if note not in said:
@@ -80,7 +85,66 @@ def train(
         print(f"stopped on request; continue with: {shlex.join(again)}")
         raise typer.Exit(1)
     if report:
-        _evaluate_and_report(outcome.run, outcome.samples, outcome.model, said=said)
+        untrained = None
+        if plan.foreign_model is not None:  # only here it may be built again: its code was allowed for this command
+            untrained = build_model(outcome.run.recipe, outcome.samples, allow_import=options["allow_import"])
+        _evaluate_and_report(outcome.run, outcome.samples, outcome.model, said=said, untrained=untrained)
+
+
+@app.command()
+def adopt(
+    network: Annotated[str, typer.Argument(help="Import path of the network or its factory: shop.nets:make.")],
+    folder: Annotated[Path, typer.Argument(help="The run folder to make.")],
+    weights: Annotated[Path | None, typer.Option(help="File of its weights: .safetensors, or .pth of tensors.")] = None,
+    size: Annotated[str | None, typer.Option(help="Images it takes: 224, or 128x64 (height x width).")] = None,
+    shape: Annotated[str | None, typer.Option(help="Shape of one input that is no image: 80x100.")] = None,
+    channels: Annotated[int, typer.Option(help="Channels of the images: 3 or 1.")] = 3,
+    mean: Annotated[str | None, typer.Option(help="Mean of each channel in [0, 1]: 0.485,0.456,0.406.")] = None,
+    std: Annotated[str | None, typer.Option(help="Standard deviation of each channel.")] = None,
+    resize: Annotated[str, typer.Option(help="How images get their size: crop, pad or stretch.")] = "crop",
+    crop: Annotated[float | None, typer.Option(help="Share of the sides that a center crop keeps.")] = None,
+    interpolation: Annotated[str, typer.Option(help="bilinear, bicubic, ...")] = "bilinear",
+) -> None:
+    """Make a run of a network that was trained elsewhere, so that it can be measured, exported and served."""
+    from mettle.api import adopt as make_run
+    from mettle.model.weights import load_any_weights
+    from mettle.train.factory import call_factory, import_object
+
+    allowed = allow_packages([network.partition(":")[0]])  # naming it on the command line allows it
+    if (size is None) == (shape is None):
+        raise InputError("say what the network takes: --size for images, or --shape for other inputs")
+    module = call_factory(import_object(network, allowed, "the network"), {}, network, {})
+    if weights is not None:
+        load_any_weights(module, weights)
+    if shape is not None:
+        import torch
+
+        example = torch.rand(4, *_read_numbers(shape, "x", int, "--shape"))
+        run = make_run(module, folder, example=example)
+    else:
+        way: dict[str, Any] = {"size": _read_numbers(str(size), "x", int, "--size"), "channels": channels}
+        way |= {"resize": resize, "crop": crop, "interpolation": interpolation}
+        for key, text in (("mean", mean), ("std", std)):
+            way[key] = None if text is None else _read_numbers(text, ",", float, f"--{key}")
+        way["size"] = way["size"][0] if len(way["size"]) == 1 else tuple(way["size"])
+        run = make_run(module, folder, preprocess=_make_preprocess(way))
+    for note in run.notes:
+        print(f"note: {note}")
+    print(f"run folder: {run.folder}")
+    print(f"next: mettle evaluate {shlex.quote(str(run.folder))} --data DATA measures it and sets its thresholds")
+
+
+def _make_preprocess(way: dict[str, Any]) -> Any:
+    from mettle.model import Preprocess
+
+    return Preprocess(**way)
+
+
+def _read_numbers(text: str, sign: str, kind: type, option: str) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(sign)]
+    except ValueError:
+        raise InputError(f"{option} takes numbers with {sign!r} between them, got {text!r}") from None
 
 
 @app.command()
@@ -253,13 +317,14 @@ def _evaluate_and_report(
     kept: bool = True,
     own: bool = True,
     said: Sequence[str] = (),
+    untrained: Any = None,
 ) -> None:
     """Measure and write the page; ``kept`` says whether the run's own files are brought up to date."""
     from mettle.evaluate.run import evaluate_run
     from mettle.report import write_report
 
     _say_measuring(samples)
-    found = evaluate_run(run, samples, model=model, own_data=own, write=kept)
+    found = evaluate_run(run, samples, model=model, own_data=own, write=kept, untrained=untrained)
     _print_metrics(found.metrics, said)
     if own and not kept:  # a run that knows no data of its own gets no card: see write_report
         run = replace(run, state={key: value for key, value in run.state.items() if key != "data"})

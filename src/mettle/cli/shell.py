@@ -26,6 +26,19 @@ Image = Annotated[
 ]
 
 
+AllowImport = Annotated[
+    list[str] | None,
+    typer.Option("--allow-import", help="A package of yours that a recipe may import from. Repeatable."),
+]
+
+
+def allow_packages(names: list[str] | None) -> tuple[str, ...]:
+    """The packages that may be imported; they are looked for in this folder too, as `python -m` does."""
+    if names and "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return tuple(names or ())
+
+
 def group(name: str, help: str) -> typer.Typer:
     """A command with commands of its own."""
     made = typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)

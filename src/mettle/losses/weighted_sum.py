@@ -1,6 +1,7 @@
 """Several losses as one: a weighted sum of them, and a loss with a miner of another library."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import repeat
 from typing import Any
 
@@ -78,10 +79,10 @@ class WeightedSum(nn.Module):
         The norms tell which of the losses moves the embeddings.
         """
         found: dict[str, Any] = {}
-        with torch.enable_grad():
+        with torch.enable_grad(), _preserve_state(self):
             z = embeddings.detach().requires_grad_()
             for name, term in self.terms(z, labels, progress).items():
-                (gradient,) = torch.autograd.grad(term, z, allow_unused=True)
+                (gradient,) = torch.autograd.grad(term, z, allow_unused=True) if term.requires_grad else (None,)
                 found[f"{name} loss"] = float(term.detach())
                 found[f"{name} gradient"] = 0.0 if gradient is None else float(gradient.norm())
         return found
@@ -111,6 +112,22 @@ class MinedLoss(nn.Module):
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The loss of the mined pairs or triplets."""
         return self.loss(embeddings, labels, self.miner(embeddings, labels))
+
+
+@contextmanager
+def _preserve_state(module: nn.Module) -> Iterator[None]:
+    """Put what losses remember of the batches they saw (thresholds, centers, generators) back as it was."""
+    parts = list(module.modules())
+    buffers = [(buffer, buffer.clone()) for part in parts for buffer in part.buffers(recurse=False)]
+    extra = [(p, p.get_extra_state()) for p in parts if type(p).get_extra_state is not nn.Module.get_extra_state]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for part, state in extra:
+            part.set_extra_state(state)
 
 
 def _name_losses(losses: Sequence[Callable[..., Tensor]]) -> dict[str, Callable[..., Tensor]]:

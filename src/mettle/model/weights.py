@@ -7,14 +7,15 @@ somebody put there cannot fill the memory, and its hash before it is used, so th
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from mettle.atomic_files import write_bytes
-from mettle.errors import RunError
+from mettle.errors import InputError, RunError
 
 HEADER = 1 << 20  # bytes beside the tensors in their file, at most
 
@@ -94,6 +95,38 @@ def separate_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         seen.add(found.untyped_storage().data_ptr())
         tensors[name] = found
     return tensors
+
+
+def load_any_weights(module: nn.Module, path: Path) -> None:
+    """Put the tensors of a file, ``.safetensors`` or a ``state_dict`` that torch saved, into a module.
+
+    Of torch's files only tensors are read, never code. A ``state_dict`` may lie inside a checkpoint, under the key
+    ``state_dict`` or ``model``.
+
+    Raises:
+        InputError: the file holds no tensors, or not those of this module.
+    """
+    path = Path(path)
+    try:
+        if path.suffix == ".safetensors":
+            state: Any = load(path.read_bytes())
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise InputError(f"no file {str(path)!r}: give the weights as .safetensors or as torch saved them") from None
+    except Exception as error:  # whatever such a file makes of a reader
+        reason = " ".join(str(error).split())[:160]
+        raise InputError(f"cannot read weights from {str(path)!r}: {reason}; give a state_dict of tensors") from None
+    for key in ("state_dict", "model"):
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise InputError(f"{str(path)!r} holds no state_dict: give a file of named tensors")
+    try:
+        module.load_state_dict(dict(state))
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"{str(path)!r} does not hold the weights of {type(module).__name__}: {reason}") from None
 
 
 def hash_state_dict(model: nn.Module) -> str:

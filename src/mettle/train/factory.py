@@ -21,6 +21,7 @@ from mettle import difficulty, losses
 from mettle.errors import MettleError, RecipeError, nearest
 
 INNER = {"difficulty": difficulty, "first": difficulty, "second": difficulty, "base": losses}
+LIST = "losses"  # a list of tables
 EXAMPLES = dict.fromkeys(INNER, "Threshold") | {"base": "Softmax"}
 
 
@@ -120,6 +121,8 @@ def build(source: Any, table: Mapping[str, Any], where: str, given: Mapping[str,
             kind = content[key] if content[key] in module.__all__ else EXAMPLES[key]
             wanted = f'a table such as {{ kind = "{kind}" }}, or --set {where}.{key}.kind={kind}'
             raise RecipeError(f"recipe key {where}.{key}: {wanted}, is wanted, got {content[key]!r}")
+    if isinstance(content.get(LIST), list):  # the losses of a sum
+        content[LIST] = [build(losses, one, f"{where}.{LIST}[{k}]", given) for k, one in enumerate(content[LIST])]
     known = constructor_arguments(source)
     for key in content:
         if key in (given or {}):
@@ -157,7 +160,7 @@ def constructor_arguments(source: Any) -> dict[str, inspect.Parameter]:
 def _check_types(source: Any, content: dict[str, Any], where: str) -> None:
     """Refuse a text where a number is wanted, and convert whole numbers to fractions where those are wanted."""
     for name, parameter in constructor_arguments(source).items():
-        plain = name in content and name not in INNER and parameter.annotation is not inspect.Parameter.empty
+        plain = name in content and name not in (*INNER, LIST) and parameter.annotation is not inspect.Parameter.empty
         if not plain:
             continue
         try:
