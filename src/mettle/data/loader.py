@@ -222,7 +222,7 @@ class Loader:
             x = to_input_tensor(raw, self.device)
         else:
             x = raw.to(self.device, non_blocking=True)
-            x = x.float().div_(255) if x.dtype == torch.uint8 else x.float()
+            x = x.float().div_(255) if x.dtype == torch.uint8 else to_input_tensor(x, self.device)
         one_for_all = self.transform is None and self.tuples is None  # of an unchanged sample all views are made here
         parts = [x] * self.views if one_for_all else list(x.split(request.each))
         more: list[dict[str, Any]] = [{}] * len(parts)

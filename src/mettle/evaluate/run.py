@@ -13,7 +13,7 @@ from mettle.data.duplicates import train_test_duplicates
 from mettle.errors import DataError, RunError
 from mettle.evaluate import closed
 from mettle.evaluate.protocol import Judged, baseline, judge, raw, summary, thresholds, transfer
-from mettle.model import Embedder, embed
+from mettle.model import EmbeddingModel, embed
 from mettle.train.from_recipe import build_model
 from mettle.train.run_folder import RunFolder, TrainingIdentities, set_thresholds
 
@@ -28,7 +28,7 @@ class Evaluation:
 
 
 def evaluate_run(
-    run: RunFolder, samples: Samples, *, model: Embedder | None = None, own_data: bool = True, write: bool = True
+    run: RunFolder, samples: Samples, *, model: EmbeddingModel | None = None, own_data: bool = True, write: bool = True
 ) -> Evaluation:
     """Measure a run on the test split of ``samples``.
 
@@ -95,7 +95,7 @@ def evaluate_run(
     return Evaluation(metrics, judged, samples)
 
 
-def _thresholds(model: Embedder, samples: Samples, judged: Judged, fars: Sequence[float]) -> dict[str, Any]:
+def _thresholds(model: EmbeddingModel, samples: Samples, judged: Judged, fars: Sequence[float]) -> dict[str, Any]:
     """Operating thresholds, set on the validation identities where there are enough of them."""
     val = samples.part("val")
     people = len(np.unique(val.labels))

@@ -1,6 +1,5 @@
 """From what a user holds (vectors, pictures, files) to unit vectors of the gallery's model."""
 
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from mettle.match.operating import as_thresholds
 from mettle.match.record import Binding
 
 if TYPE_CHECKING:
-    from mettle.model import Embedder
+    from mettle.model import EmbeddingModel, Preprocess
     from mettle.train.run_folder import RunFolder
 
 FILES = ("run.json", "recipe.toml", "contract.json", "model.safetensors")  # what embeds a picture, and no more
@@ -30,7 +29,7 @@ class Embedding:
 
     def __init__(self, dim: int, run: "RunFolder | None" = None, load: "Callable[[], RunFolder] | None" = None):
         self.dim, self._run, self._load_run = dim, run, load
-        self._model: Embedder | None = None
+        self._model: EmbeddingModel | None = None
 
     @property
     def run(self) -> "RunFolder | None":
@@ -58,24 +57,26 @@ class Embedding:
         import torch
 
         model = self._load()
-        shape = model.shape
-        if len(shape) != 3:
-            raise InputError("the gallery's model takes rows of numbers, not pictures: embed them, then enrol vectors")
         several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
-        resize = str(self.run.contract()["input"].get("resize", "crop")) if self.run is not None else "crop"
-        stack = [_picture(item, shape, resize) for item in (given if several else [given])]
-        if not stack:
-            raise InputError("no pictures were given")
+        stack = self._preprocess().stack(given if several else [given])
         found = []
         with torch.inference_mode():
             from mettle.data.transforms import to_input_tensor
 
             for start in range(0, len(stack), BATCH):
-                x = to_input_tensor(np.stack(stack[start : start + BATCH]), "cpu")
+                x = to_input_tensor(stack[start : start + BATCH], "cpu")
                 found.append(model(x).float().numpy())
         return np.concatenate(found)
 
-    def _load(self) -> "Embedder":
+    def _preprocess(self) -> "Preprocess":
+        from mettle.model import Preprocess
+
+        entry = self.run.contract()["input"] if self.run is not None else {}
+        if entry.get("kind") != "image":
+            raise InputError("the gallery's model takes rows of numbers, not pictures: embed them, then enrol vectors")
+        return Preprocess.from_contract(entry)
+
+    def _load(self) -> "EmbeddingModel":
         if self.run is None:
             raise InputError(
                 "pictures need the gallery's model: open the gallery with model=RUN (--model RUN), or give embeddings "
@@ -181,29 +182,6 @@ def _numbers(given: Any) -> np.ndarray | None:
             except ValueError:
                 raise InputError("the embeddings of the list differ in length: one model gives one length") from None
     return None
-
-
-def _picture(item: Any, shape: tuple[int, ...], resize: str) -> np.ndarray:
-    """(h, w, c) uint8 of the model's size, prepared as training pictures were."""
-    from mettle.data.image_decoding import decode_image
-    from mettle.data.inputs import ImageArray
-
-    channels, size = shape[0], (shape[1], shape[2])
-    if isinstance(item, str):
-        item = Path(item)
-    if hasattr(item, "save") and hasattr(item, "convert"):  # a Pillow image: one road for all, by way of its bytes
-        buffer = io.BytesIO()
-        item.convert("RGB" if item.mode not in ("L", "RGB", "RGBA", "LA", "P") else item.mode).save(buffer, "PNG")
-        item = buffer.getvalue()
-    if isinstance(item, bytes | Path):
-        return decode_image(item, size=size, resize=resize, channels=channels)  # type: ignore[arg-type]
-    if hasattr(item, "detach"):
-        item = item.detach().cpu().numpy()
-    if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3):
-        return ImageArray(item[None]).with_size(size, channels, resize).array[0]  # type: ignore[arg-type]
-    raise InputError(
-        f"a picture is a path, the bytes of a file, a Pillow image or a uint8 array: got {type(item).__name__}"
-    )
 
 
 def _short(value: Any) -> str:

@@ -30,34 +30,30 @@ from mettle.atomic_files import write_bytes
 from mettle.data.dataset import NO_SPLIT, ROLES, SPLITS, Samples
 from mettle.data.transforms import to_input_tensor
 from mettle.errors import InputError, MissingExtra
-from mettle.model.embedder import Embedder
+from mettle.model.embedder import EmbeddingModel, eval_mode, find_device
 from mettle.model.weights import hash_state_dict
 
 
 @torch.inference_mode()
-def embed(model: Embedder, samples: Samples, *, batch: int = 512, features: bool = False) -> np.ndarray:
+def embed(model: EmbeddingModel, samples: Samples, *, batch: int = 512, features: bool = False) -> np.ndarray:
     """(n, dim) float32 embeddings in the order of the table; ``features`` gives what the head sees instead.
 
     The model is left in the mode it was in.
     """
-    device = next(model.parameters()).device
-    training = model.training
-    model.eval()
-    try:
-        parts = []
+    device = str(find_device(model))
+    parts = []
+    with eval_mode(model):
         for start in range(0, len(samples), batch):
             positions = np.arange(start, min(start + batch, len(samples)))
-            x = to_input_tensor(samples.read(positions), str(device))
+            x = to_input_tensor(samples.read(positions), device)
             parts.append((model.features(x) if features else model(x)).float().cpu().numpy())
-    finally:
-        model.train(training)
-    return np.concatenate(parts) if parts else np.empty((0, model.spec.dim), np.float32)
+    return np.concatenate(parts) if parts else np.empty((0, model.dim), np.float32)
 
 
 OWN = frozenset(("embeddings", "ids", "role", "label", "label_names", "split", "path", "model"))
 
 
-def write_embeddings(model: Embedder, samples: Samples, path: Path, *, weights: str | None = None) -> str:
+def write_embeddings(model: EmbeddingModel, samples: Samples, path: Path, *, weights: str | None = None) -> str:
     """Embed samples into a file; see above for what is in it.
 
     Args:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mettle.atomic_files import write_bytes
 from mettle.errors import RunError
+from mettle.model.embedder import EmbeddingModel
 
 HEADER = 1 << 20  # bytes beside the tensors in their file, at most
 
@@ -90,8 +91,11 @@ def separate_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def hash_state_dict(model: nn.Module) -> str:
-    """The hash that names a model: of its weights, written as a run keeps them."""
+def hash_state_dict(model: nn.Module | EmbeddingModel) -> str:
+    """The hash that names a model: of its weights, written as a run keeps them, or of the file that it is."""
+    content = getattr(model, "content", None)  # a graph of ONNX, which has no tensors of torch
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
     return hashlib.sha256(encode_state_dict(model.state_dict())).hexdigest()
 
 

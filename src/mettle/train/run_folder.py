@@ -238,7 +238,7 @@ def _make_contract(
     kind = "image" if len(model.shape) == 3 else "row"
     return {
         "format": FORMAT,
-        "dim": model.spec.dim,
+        "dim": model.dim,
         "metric": "cosine",
         "unit": model.spec.unit,
         "input": {
