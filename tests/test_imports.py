@@ -35,7 +35,7 @@ def test_training_runs_from_python_without_heavy_packages(tmp_path):
         getattr(room, name)
     keys = ["train.steps=2", "batch.classes=4", "batch.samples=2", "model.width=4", "model.depth=2", "train.device=cpu"]
     result = room.train(room.load("supcon", keys, data={"source": sys.argv[1]}), sys.argv[2], tensorboard=False)
-    print(result.finished, room.open_run_folder(sys.argv[2]).model().spec.dim)
+    print(result.finished, room.open_run_folder(sys.argv[2]).model().dim)
     """
     assert run_without(HEAVY, code, tmp_path / "p.npz", tmp_path / "run").split() == ["True", "128"]
 

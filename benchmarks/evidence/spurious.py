@@ -127,7 +127,7 @@ class Spurious(ContrastiveStudy):
         """Cross-entropy over cosines, single views."""
         count = len(train.label.names)
         model = build_model(self.setting.network, train, seed, device)
-        loss = NormFace(count, model.spec.dim, scale=16.0).to(device)
+        loss = NormFace(count, model.dim, scale=16.0).to(device)
         classes = torch.arange(count, device=device)
         method = Supervised(model, loss, classes=classes, weight_decay=1e-4, precision=choose_precision(device))
         again = train.take(np.concatenate([np.arange(len(train)), np.repeat(wrong, COPIES)]))

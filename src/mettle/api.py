@@ -292,7 +292,6 @@ def fit(
         callbacks=[*callbacks, *([] if quiet else [Progress(recipe.train.log_every)])],
         on_note=say,
         given=given,
-        score=validation_score(),
     )
     for note in result.notes:
         if note not in notes:
@@ -468,7 +467,7 @@ def _prepare_augment(augment: Any) -> dict[str, Any]:
     if not callable(augment):
         raise InputError(f"augment must be a preset, an Augment or a callable, got {type(augment).__name__}")
     if type(augment).__module__.partition(".")[0] == "albumentations":
-        return {"transform": as_array_transform(augment)}
+        return {"transform": as_array_transform(augment)}  # type: ignore[arg-type]
     return {"transform": augment}
 
 

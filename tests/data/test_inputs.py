@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from mettle.data.dataset import Samples
-from mettle.data.image_decoding import decode_image, decode_to_sizes, read_image_header
+from mettle.data.image_decoding import ImageTarget, decode_image, decode_to_sizes, read_image_header
 from mettle.data.inputs import FeatureArray, ImageArray, ImageFiles, PackedImages, load_into_memory
 from mettle.data.loader import Loader
 from mettle.data.sampler import ShuffledBatchSampler
@@ -266,7 +266,9 @@ def test_a_turned_photograph_is_cropped_as_it_is_looked_at(turn):
 
 def test_several_sizes_come_from_one_decoding():
     content = encode(disc(60, 120))
-    (small, canvas), aspect = decode_to_sizes(content, [((32, 32), "crop"), ((48, 48), "stretch")])
+    (small, canvas), aspect = decode_to_sizes(
+        content, [ImageTarget((32, 32), "crop"), ImageTarget((48, 48), "stretch")]
+    )
     assert aspect == 2.0
     assert np.array_equal(small, decode_image(content, size=32, resize="crop"))
     assert np.array_equal(canvas, decode_image(content, size=48, resize="stretch"))

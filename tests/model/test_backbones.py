@@ -104,7 +104,7 @@ def test_a_run_that_cannot_reach_anything_opens(source, tmp_path, asked, monkeyp
 
     monkeypatch.setattr(library, "create_model", unplugged)
     run = open_run_folder(tmp_path / "run")
-    assert run.model().spec.dim == run.biased_model().spec.dim == 4
+    assert run.model().dim == run.biased_model().dim == 4
 
 
 SPEC = EmbedderSpec(backbone="timm/test_resnet", pretrained=True, dim=4)

@@ -138,7 +138,7 @@ def test_embeddings_that_say_nothing_of_their_labels_are_stopped(tmp_path):
 
 def test_the_keys_turn_the_guard_off(source, tmp_path, monkeypatch):
     def constant(self, x):
-        return torch.ones(len(x), self.spec.dim) + 0 * self.head(self.features(x))
+        return torch.ones(len(x), self.dim) + 0 * self.head(self.features(x))
 
     monkeypatch.setattr(Embedder, "forward", constant)
     with pytest.raises(NumericError, match="collapsed: at step 4 "):

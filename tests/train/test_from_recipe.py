@@ -232,7 +232,7 @@ def test_a_collapse_is_named(source, tmp_path, monkeypatch):
     from mettle.model import Embedder
 
     def constant(self, x):
-        return torch.ones(len(x), self.spec.dim) + 0 * self.head(self.features(x))
+        return torch.ones(len(x), self.dim) + 0 * self.head(self.features(x))
 
     monkeypatch.setattr(Embedder, "forward", constant)
     with pytest.raises(NumericError, match="collapsed"):

@@ -18,6 +18,7 @@ state, so it is done under a lock and only for the kinds of file that can warn.
 
 import importlib.util
 import io
+import math
 import operator
 import re
 import stat
@@ -27,6 +28,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from functools import cache
+from numbers import Real
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -45,12 +47,15 @@ from mettle.errors import DataError, InputError
 Channels = Literal[1, 3]
 Resize = Literal["crop", "pad", "stretch"]  # how a picture of another shape gets the wanted one, see `resize_image`
 RESIZES = get_args(Resize)
+Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "hamming", "nearest"]  # the filters of Pillow
+INTERPOLATIONS = get_args(Interpolation)
 Size = tuple[int, int]
 Sides = int | Sequence[int]  # a size as people give it: one side, or (height, width)
 SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 HEIC_SUFFIXES = (".heic", ".heif")
 PAD_COLOR = 128  # of every channel, around a padded picture: neutral once inputs are centred
 MAX_PIXELS = 64_000_000
+LEAST_CROP = 0.05  # of the sides: what is smaller is a mistake, and would scale pictures up without a bound
 MAX_FILE_BYTES = 512 << 20  # no picture within the pixel limit needs more
 
 _PLUGINS = {
@@ -76,11 +81,22 @@ _TURNS = {
 _WARNINGS = threading.RLock()
 
 
+class ImageTarget(NamedTuple):
+    """What a decoded picture becomes; see `resize_image`."""
+
+    size: Size | None = None  # (height, width); None keeps the picture's own
+    resize: Resize = "crop"
+    crop: float | None = None
+    interpolation: Interpolation = "bilinear"
+
+
 def decode_image(
     source: bytes | Path,
     *,
     size: Sides | None = None,
     resize: Resize = "crop",
+    crop: float | None = None,
+    interpolation: Interpolation = "bilinear",
     channels: Channels = 3,
     pixels: int = MAX_PIXELS,
     name: str | None = None,
@@ -91,6 +107,8 @@ def decode_image(
         source: The encoded bytes, or the file that holds them.
         size: (height, width), or one side of a square, antialiased; None keeps the picture's own size.
         resize: How it gets that size, see `resize_image`.
+        crop: The share of the sides that a centre crop keeps, see `resize_image`.
+        interpolation: The filter, see `resize_image`.
         channels: 1 for grey, 3 for RGB.
         pixels: The most pixels a header may announce.
         name: What to call the picture in an error; the path by default.
@@ -101,13 +119,13 @@ def decode_image(
     Raises:
         DataError: The picture cannot be read; one line says why.
     """
-    target = (as_size(size), check_resize(resize))
+    target = ImageTarget(as_size(size), check_resize(resize), check_crop(crop), check_interpolation(interpolation))
     return decode_to_sizes(source, [target], channels=channels, pixels=pixels, name=name)[0][0]
 
 
 def decode_to_sizes(
     source: bytes | Path,
-    targets: Sequence[tuple[Size | None, Resize]],
+    targets: Sequence[ImageTarget],
     *,
     channels: Channels = 3,
     pixels: int = MAX_PIXELS,
@@ -126,30 +144,79 @@ def decode_to_sizes(
         raise DataError(f"cannot decode {what}: {reason or 'not enough memory'}") from None
 
 
-def resize_image(picture: Image.Image, size: Size, resize: Resize) -> Image.Image:
+def resize_image(
+    picture: Image.Image,
+    size: Size,
+    resize: Resize,
+    crop: float | None = None,
+    interpolation: Interpolation = "bilinear",
+) -> Image.Image:
     """A picture in another size (height, width), antialiased.
 
     ``crop`` scales it until it covers the size and keeps the centre; ``pad`` scales it until it fits in and fills the
     rest with grey; both keep its proportions. ``stretch`` does not: wide pictures become narrow.
+
+    A share ``crop`` (timm's ``crop_pct``) scales to ``size / crop`` in the same way and then keeps the centre of that
+    size, with sides and offsets rounded to whole pixels as torchvision's ``Resize`` and ``CenterCrop`` round them.
+    ``crop=1`` cuts nothing off and differs from None by that rounding alone: None samples the exact centre.
     """
     (height, width), (w, h) = size, picture.size
-    if (w, h) == (width, height):
+    if (w, h) == (width, height) and (crop is None or crop == 1):
         return picture
-    bilinear = Image.Resampling.BILINEAR
+    method = Image.Resampling[interpolation.upper()]
+    if crop is not None:
+        return _resize_then_crop(picture, size, resize, crop, method)
     if resize == "crop":
         scale = min(w / width, h / height)  # pixels of the picture for one of the result
         left, top = (w - width * scale) / 2, (h - height * scale) / 2
         box = (max(left, 0.0), max(top, 0.0), min(w - left, w), min(h - top, h))
-        return picture.resize((width, height), bilinear, box=box, reducing_gap=2.0)
+        return picture.resize((width, height), method, box=box, reducing_gap=2.0)
     if resize == "pad":
         scale = max(w / width, h / height)
         inner = (min(width, max(1, round(w / scale))), min(height, max(1, round(h / scale))))
-        canvas = Image.new(picture.mode, (width, height), PAD_COLOR if picture.mode == "L" else (PAD_COLOR,) * 3)
+        canvas = _grey_canvas(picture.mode, size)
         canvas.paste(
-            picture.resize(inner, bilinear, reducing_gap=2.0), ((width - inner[0]) // 2, (height - inner[1]) // 2)
+            picture.resize(inner, method, reducing_gap=2.0), ((width - inner[0]) // 2, (height - inner[1]) // 2)
         )
         return canvas
-    return picture.resize((width, height), bilinear, reducing_gap=2.0)
+    return picture.resize((width, height), method, reducing_gap=2.0)
+
+
+def scaled_size(own: Size, size: Size, resize: Resize, crop: float) -> Size:
+    """(height, width) that a picture of its own size is scaled to before the centre of ``size`` is kept.
+
+    The shorter side is rounded as by torchvision's ``Resize`` where the size is square, and both sides as by timm's
+    ``ResizeKeepRatio`` where it is not, or where the picture is padded.
+    """
+    (h, w), (height, width) = own, (math.floor(side / crop) for side in size)
+    if resize == "stretch":
+        return height, width
+    if resize == "crop" and height == width:
+        return (height, int(height * w / h)) if h <= w else (int(height * h / w), height)
+    scale = (min if resize == "crop" else max)(h / height, w / width)
+    return max(1, round(h / scale)), max(1, round(w / scale))
+
+
+def _resize_then_crop(
+    picture: Image.Image, size: Size, resize: Resize, crop: float, method: Image.Resampling
+) -> Image.Image:
+    (height, width), (w, h) = size, picture.size
+    scaled_height, scaled_width = scaled_size((h, w), size, resize, crop)
+    # Only what is kept is computed, to the same values: of a picture one pixel high the rest would fill the memory.
+    inner_height, inner_width = min(height, scaled_height), min(width, scaled_width)
+    top, left = round((scaled_height - inner_height) / 2), round((scaled_width - inner_width) / 2)
+    y, x = h / scaled_height, w / scaled_width  # pixels of the picture for one of the scaled one
+    box = (left * x, top * y, min((left + inner_width) * x, w), min((top + inner_height) * y, h))
+    inner = picture.resize((inner_width, inner_height), method, box=box)
+    if inner.size == (width, height):
+        return inner
+    canvas = _grey_canvas(picture.mode, size)
+    canvas.paste(inner, ((width - inner_width) // 2, (height - inner_height) // 2))
+    return canvas
+
+
+def _grey_canvas(mode: str, size: Size) -> Image.Image:
+    return Image.new(mode, (size[1], size[0]), PAD_COLOR if mode == "L" else (PAD_COLOR,) * 3)
 
 
 def check_resize(resize: str) -> Resize:
@@ -157,6 +224,23 @@ def check_resize(resize: str) -> Resize:
     if resize not in RESIZES:
         raise InputError(f"resize must be {', '.join(RESIZES[:-1])} or {RESIZES[-1]}, got {resize!r}")
     return resize  # type: ignore[return-value]
+
+
+def check_crop(crop: float | None) -> float | None:
+    """The share of the sides that a centre crop keeps: above 0, at most 1; None for none."""
+    if crop is None:
+        return None
+    if isinstance(crop, bool) or not isinstance(crop, Real) or not LEAST_CROP <= crop <= 1:
+        raise InputError(f"crop must be the share of the sides that is kept, {LEAST_CROP} to 1, got {crop!r}")
+    return float(crop)
+
+
+def check_interpolation(interpolation: str) -> Interpolation:
+    """One of the filters of Pillow; anything else is an error."""
+    if interpolation not in INTERPOLATIONS:
+        known = f"{', '.join(INTERPOLATIONS[:-1])} or {INTERPOLATIONS[-1]}"
+        raise InputError(f"interpolation must be {known}, got {interpolation!r}")
+    return interpolation  # type: ignore[return-value]
 
 
 class ImageHeader(NamedTuple):
@@ -216,17 +300,19 @@ def quote_name(name: str | Path, most: int = 160) -> str:
 
 
 def _decode_bytes(
-    data: bytes, targets: Sequence[tuple[Size | None, Resize]], channels: Channels, pixels: int
+    data: bytes, targets: Sequence[ImageTarget], channels: Channels, pixels: int
 ) -> tuple[list[np.ndarray], float]:
     kind, data, exif, noisy = _recognize_format(data, pixels)
     try:
         with _silence_warnings(noisy), _plugin_for(kind)(io.BytesIO(data)) as image:
             _check_pixel_count(image.width, image.height, pixels)
             wide, high = image.size
-            sides = [2 * max(size) if size else max(wide, high) for size, _ in targets]
             if isinstance(image, JpegImageFile):
-                # Halving in the decoder is cheap; twice the wanted size, either way up, stays for the filter.
-                image.draft(None, (max(sides), max(sides)))
+                # Halving in the decoder is cheap; twice the wanted size, either way up, stays for the filter. Where
+                # the result is to be that of torchvision, which decodes all pixels, so is this.
+                whole = any(target.size is None or target.crop is not None for target in targets)
+                side = max(wide, high) if whole else max(2 * max(target.size) for target in targets if target.size)
+                image.draft(None, (side, side))
             image.load()
             # Pillow turns a TIFF itself, and only that.
             turn = 1 if kind == "TIFF" else _read_orientation(exif or image.info.get("exif") or b"")
@@ -237,7 +323,7 @@ def _decode_bytes(
         reason = " ".join(str(problem).split())[:120] or type(problem).__name__
         raise DataError(f"damaged or truncated {kind} ({reason})") from None
     aspect = high / wide if turn >= 5 else wide / high
-    return [_resized_array(picture, size, resize, turn) for size, resize in targets], aspect
+    return [_resized_array(picture, target, turn) for target in targets], aspect
 
 
 def _recognize_format(data: bytes, pixels: int) -> tuple[str, bytes, bytes, bool]:
@@ -251,12 +337,15 @@ def _recognize_format(data: bytes, pixels: int) -> tuple[str, bytes, bytes, bool
     return kind, data, exif, noisy
 
 
-def _resized_array(picture: Image.Image, size: Size | None, resize: Resize, turn: int) -> np.ndarray:
+def _resized_array(picture: Image.Image, target: ImageTarget, turn: int) -> np.ndarray:
     """(h, w, c) uint8 of a decoded picture; it is turned after it has become smaller, where that is the same."""
-    if turn in _TURNS and resize == "pad":  # an odd rest is one pixel wider at the end, so it matters where that is
+    size = target.size
+    # An odd rest is one pixel wider at one end, and a rounded offset one pixel nearer to it: it matters where that is.
+    if turn in _TURNS and (target.resize == "pad" or target.crop is not None):
         picture, turn = picture.transpose(_TURNS[turn]), 1
     if size is not None:
-        picture = resize_image(picture, (size[1], size[0]) if turn >= 5 else size, resize)
+        size = (size[1], size[0]) if turn >= 5 else size
+        picture = resize_image(picture, size, target.resize, target.crop, target.interpolation)
     if turn in _TURNS:
         picture = picture.transpose(_TURNS[turn])
     array = np.array(picture, dtype=np.uint8)

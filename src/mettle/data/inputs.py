@@ -32,12 +32,15 @@ from PIL import Image
 from mettle.data.dataset import Inputs
 from mettle.data.image_decoding import (
     Channels,
+    ImageTarget,
+    Interpolation,
     Resize,
     Sides,
     Size,
     as_size,
+    check_crop,
+    check_interpolation,
     check_resize,
-    decode_image,
     decode_to_sizes,
     quote_name,
     read_image_bytes,
@@ -62,10 +65,19 @@ class EncodedImages(ABC):
     is_in_memory = False
     _shape: tuple[int, ...] = ()
 
-    def __init__(self, size: Sides | None, channels: Channels, resize: Resize) -> None:
+    def __init__(
+        self,
+        size: Sides | None,
+        channels: Channels,
+        resize: Resize,
+        crop: float | None,
+        interpolation: Interpolation,
+    ) -> None:
         self.size: Size | None = as_size(size)
         self.channels: Channels = channels
         self.resize: Resize = check_resize(resize)
+        self.crop: float | None = check_crop(crop)
+        self.interpolation: Interpolation = check_interpolation(interpolation)
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -97,9 +109,19 @@ class EncodedImages(ABC):
         return np.stack(pictures) if pictures else np.empty((0, *self.shape), np.uint8)
 
     @property
+    def target(self) -> ImageTarget:
+        """What each picture becomes."""
+        return ImageTarget(self.size, self.resize, self.crop, self.interpolation)
+
+    @property
     def uncropped(self) -> "UncroppedImages | None":
         """The whole pictures, where their sides are cut off otherwise."""
         return DecodedUncropped(self) if self.size is not None and self.resize == "crop" else None
+
+    def _ways(self) -> tuple[object, ...]:
+        """How pictures get their size, for a fingerprint: as ever where only ``resize`` says how."""
+        usual = self.crop is None and self.interpolation == "bilinear"
+        return (self.resize,) if usual else tuple(self.target[1:])
 
     def _find_shape(self) -> tuple[int, ...]:
         if self.size is not None:
@@ -121,7 +143,7 @@ class ImageFiles(EncodedImages):
         size: (height, width); None for the files' own size, which must then be one size.
         channels: 1 for grey, 3 for RGB.
         root: Folder that relative paths start from.
-        resize: How they get that size, see `mettle.data.image_decoding.resize_image`.
+        resize, crop, interpolation: How they get that size, see `mettle.data.image_decoding.resize_image`.
     """
 
     def __init__(
@@ -131,9 +153,11 @@ class ImageFiles(EncodedImages):
         channels: Channels = 3,
         root: str | Path = ".",
         resize: Resize = "crop",
+        crop: float | None = None,
+        interpolation: Interpolation = "bilinear",
     ) -> None:
         self.paths, self.root = tuple(map(str, paths)), str(root)
-        super().__init__(size, channels, resize)
+        super().__init__(size, channels, resize, crop, interpolation)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -144,7 +168,7 @@ class ImageFiles(EncodedImages):
         Hashing all content would read the whole set; a change that keeps the byte count of a file that is not
         among the 64 goes unseen.
         """
-        found = hashlib.sha256(repr((len(self), self.size, self.channels, self.resize)).encode())
+        found = hashlib.sha256(repr((len(self), self.size, self.channels, *self._ways())).encode())
         for i, path in enumerate(self.paths):
             try:
                 count = self.path(i).stat().st_size
@@ -159,14 +183,19 @@ class ImageFiles(EncodedImages):
     def take(self, at: np.ndarray) -> "ImageFiles":
         """Only the files at these positions."""
         paths = [self.paths[i] for i in np.asarray(at).tolist()]
-        return ImageFiles(paths, self.size, self.channels, self.root, self.resize)
+        return ImageFiles(paths, self.size, self.channels, self.root, *self.target[1:])
 
     def with_size(
-        self, size: Sides | None = None, channels: Channels | None = None, resize: Resize | None = None
+        self,
+        size: Sides | None = None,
+        channels: Channels | None = None,
+        resize: Resize | None = None,
+        crop: float | None = None,
+        interpolation: Interpolation | None = None,
     ) -> "ImageFiles":
-        """The same files, decoded to another size, in grey or in colour."""
-        how = (size or self.size, channels or self.channels, self.root, resize or self.resize)
-        return ImageFiles(self.paths, *how)
+        """The same files, decoded to another size, in grey or in colour; what is not given stays as it is."""
+        ways = (resize or self.resize, self.crop if crop is None else crop, interpolation or self.interpolation)
+        return ImageFiles(self.paths, size or self.size, channels or self.channels, self.root, *ways)
 
     def path(self, i: int) -> Path:
         """Where one file is."""
@@ -209,7 +238,7 @@ class PackedImages(EncodedImages):
         trailer: Bytes that stand after every picture.
         size: (height, width); None for the pictures' own size, which must then be one size.
         channels: 1 for grey, 3 for RGB.
-        resize: How they get that size, see `mettle.data.image_decoding.resize_image`.
+        resize, crop, interpolation: How they get that size, see `mettle.data.image_decoding.resize_image`.
     """
 
     def __init__(
@@ -221,6 +250,8 @@ class PackedImages(EncodedImages):
         size: Sides | None = None,
         channels: Channels = 3,
         resize: Resize = "crop",
+        crop: float | None = None,
+        interpolation: Interpolation = "bilinear",
     ) -> None:
         data, offsets = np.asarray(data), np.asarray(offsets)
         if data.dtype != np.uint8 or data.ndim != 1:
@@ -231,14 +262,14 @@ class PackedImages(EncodedImages):
         if offsets[0] < 0 or offsets[-1] > len(data) or (np.diff(offsets) < 0).any():
             raise DataError(f"packed pictures: offsets must rise from 0 to at most {len(data)}, the data's size")
         self.data, self.offsets, self.header, self.trailer = data, offsets, bytes(header), bytes(trailer)
-        super().__init__(size, channels, resize)
+        super().__init__(size, channels, resize, crop, interpolation)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def fingerprint(self) -> str:
         """Hash of all encoded bytes and of how they are decoded."""
-        how = repr((self.size, self.channels, self.resize, self.header, self.trailer))
+        how = repr((self.size, self.channels, *self._ways(), self.header, self.trailer))
         return hash_arrays(how.encode(), self.offsets, self.data)
 
     def take(self, at: np.ndarray) -> "PackedImages":
@@ -246,13 +277,20 @@ class PackedImages(EncodedImages):
         parts = [self.data[self.offsets[i] : self.offsets[i + 1]] for i in np.asarray(at).tolist()]
         offsets = np.cumsum([0, *(len(part) for part in parts)])
         data = np.concatenate([np.empty(0, np.uint8), *parts])
-        return PackedImages(data, offsets, self.header, self.trailer, self.size, self.channels, self.resize)
+        how = (self.header, self.trailer, self.size, self.channels, *self.target[1:])
+        return PackedImages(data, offsets, *how)
 
     def with_size(
-        self, size: Sides | None = None, channels: Channels | None = None, resize: Resize | None = None
+        self,
+        size: Sides | None = None,
+        channels: Channels | None = None,
+        resize: Resize | None = None,
+        crop: float | None = None,
+        interpolation: Interpolation | None = None,
     ) -> "PackedImages":
-        """The same pictures, decoded to another size, in grey or in colour."""
-        how = (self.header, self.trailer, size or self.size, channels or self.channels, resize or self.resize)
+        """The same pictures, decoded to another size, in grey or in colour; what is not given stays as it is."""
+        ways = (resize or self.resize, self.crop if crop is None else crop, interpolation or self.interpolation)
+        how = (self.header, self.trailer, size or self.size, channels or self.channels, *ways)
         return PackedImages(self.data, self.offsets, *how)
 
     def name(self, i: int) -> str:
@@ -268,7 +306,8 @@ class PackedImages(EncodedImages):
 def decode_item(inputs: EncodedImages, i: int, content: bytes | None = None) -> np.ndarray:
     """Decode one picture, or its content when that is already at hand."""
     content = inputs.content(i) if content is None else content
-    return decode_image(content, size=inputs.size, resize=inputs.resize, channels=inputs.channels, name=inputs.name(i))
+    (found,), _ = decode_to_sizes(content, [inputs.target], channels=inputs.channels, name=inputs.name(i))
+    return found
 
 
 class UncroppedImages(Protocol):
@@ -303,8 +342,9 @@ def canvas_size(size: Size) -> Size:
 def decode_with_uncropped(inputs: EncodedImages, i: int) -> tuple[np.ndarray, np.ndarray, float]:
     """One picture as evaluation sees it, the whole of it on its canvas, and its width over its height."""
     assert inputs.size is not None
-    targets = [(inputs.size, inputs.resize), (canvas_size(inputs.size), "stretch")]
-    found, aspect = decode_to_sizes(inputs.content(i), targets, channels=inputs.channels, name=inputs.name(i))  # type: ignore[arg-type]
+    canvas = ImageTarget(canvas_size(inputs.size), "stretch", interpolation=inputs.interpolation)
+    targets = [inputs.target, canvas]
+    found, aspect = decode_to_sizes(inputs.content(i), targets, channels=inputs.channels, name=inputs.name(i))
     return found[0], found[1], aspect
 
 
@@ -385,7 +425,7 @@ class ImageArray(InMemoryArray):
     Args:
         array: (n, h, w) or (n, h, w, c) uint8 with 1 or 3 channels, last.
         size: (height, width) that they get, once, here.
-        resize: How they get it, see `mettle.data.image_decoding.resize_image`.
+        resize, crop, interpolation: How they get it, see `mettle.data.image_decoding.resize_image`.
         source: Fingerprint of what the pictures were decoded from; their own hash when empty.
         uncropped: The same pictures uncropped, for random crops, where there are such.
     """
@@ -398,6 +438,8 @@ class ImageArray(InMemoryArray):
         size: Sides | None = None,
         *,
         resize: Resize = "crop",
+        crop: float | None = None,
+        interpolation: Interpolation = "bilinear",
         source: str = "",
         uncropped: UncroppedImages | None = None,
     ) -> None:
@@ -407,7 +449,8 @@ class ImageArray(InMemoryArray):
         array = array[..., None] if array.ndim == 3 else array
         if array.ndim != 4 or array.shape[3] not in (1, 3) or 0 in array.shape[1:3]:
             raise DataError(f"pictures must be (n, h, w) or (n, h, w, 1 or 3), got {array.shape}: channels last")
-        self.array = array if size is None or size == array.shape[1:3] else _resize_all(array, size, resize)
+        how = ImageTarget(size, check_resize(resize), check_crop(crop), check_interpolation(interpolation))
+        self.array = array if size is None else _resize_all(array, how)
         self.source, self.uncropped = source, uncropped
 
     def fingerprint(self) -> str:
@@ -421,7 +464,12 @@ class ImageArray(InMemoryArray):
         return ImageArray(self.array[at], uncropped=uncropped)
 
     def with_size(
-        self, size: Sides | None = None, channels: Channels | None = None, resize: Resize = "crop"
+        self,
+        size: Sides | None = None,
+        channels: Channels | None = None,
+        resize: Resize = "crop",
+        crop: float | None = None,
+        interpolation: Interpolation = "bilinear",
     ) -> "ImageArray":
         """The same pictures in another size, in grey or in colour."""
         array = self.array
@@ -431,7 +479,7 @@ class ImageArray(InMemoryArray):
             # The grey of Pillow (ITU-R 601-2) in its fixed point, so that both roads to grey agree.
             luma = array.astype(np.uint32) @ np.array([19595, 38470, 7471], np.uint32)
             array = ((luma + 0x8000) >> 16).astype(np.uint8)[..., None]
-        return ImageArray(array, size, resize=resize)
+        return ImageArray(array, size, resize=resize, crop=crop, interpolation=interpolation)
 
     def name(self, i: int) -> str:
         """What to call one picture."""
@@ -488,14 +536,20 @@ def map_ranges_in_threads(work: Callable[[range], Result], n: int, chunk: int = 
         yield from threads.map(work, ranges)
 
 
-def _resize_all(array: np.ndarray, size: Size, resize: Resize) -> np.ndarray:
+def _resize_all(array: np.ndarray, target: ImageTarget) -> np.ndarray:
     """(n, h, w, c) pictures in another size, antialiased."""
+    size = target.size
+    assert size is not None
+    if size == array.shape[1:3] and target.crop in (None, 1):
+        return array
     result = np.empty((len(array), *size, array.shape[3]), np.uint8)
 
     def fill(at: range) -> None:
         for i in at:
             image = Image.fromarray(array[i] if array.shape[3] == 3 else array[i, :, :, 0])
-            result[i] = np.asarray(resize_image(image, size, resize)).reshape(result.shape[1:])
+            result[i] = np.asarray(resize_image(image, size, target.resize, target.crop, target.interpolation)).reshape(
+                result.shape[1:]
+            )
 
     for _ in map_ranges_in_threads(fill, len(array)):
         pass

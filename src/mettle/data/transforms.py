@@ -204,9 +204,20 @@ def find_preset(name: str) -> Augment:
 
 
 def to_input_tensor(array: np.ndarray | Tensor, device: str) -> Tensor:
-    """Images (b, h, w, c) uint8 to (b, c, h, w) float32 in [0, 1]; rows as they are."""
+    """Inputs as a network takes them; what they are is told by their dtype.
+
+    uint8 images (b, h, w, c) become (b, c, h, w) float32 in [0, 1]; whole numbers of other types, such as token ids,
+    become int64; everything else becomes float32 and keeps its shape.
+    """
     x = torch.as_tensor(array).to(device, non_blocking=True)
-    return x.permute(0, 3, 1, 2).contiguous().float().div_(255) if x.ndim == 4 else x.float()
+    if x.dtype == torch.uint8 and x.ndim == 4:
+        return x.permute(0, 3, 1, 2).contiguous().float().div_(255)
+    return x.long() if is_integer_dtype(x.dtype) else x.float()
+
+
+def is_integer_dtype(dtype: torch.dtype) -> bool:
+    """Whether numbers of this type are token ids and the like: whole, and neither images (uint8) nor booleans."""
+    return not dtype.is_floating_point and not dtype.is_complex and dtype not in (torch.uint8, torch.bool)
 
 
 def as_array_transform(transform: Callable[..., Mapping[str, Any]]) -> Callable[[Tensor], np.ndarray]:
@@ -269,10 +280,10 @@ def transform_items(
     """Apply somebody else's transform to every item, with all random numbers drawn from (seed, epoch, id, view).
 
     Args:
-        transform: takes an image as a (c, h, w) uint8 tensor, as those of torchvision's v2 do, or a row as a (f,)
-            tensor. It may draw from torch, NumPy and `random`, which are seeded before each item and put back as they
-            were after the last.
-        items: (b, h, w, c) uint8 images or (b, f) rows.
+        transform: takes an image as a (c, h, w) uint8 tensor, as those of torchvision's v2 do, or any other item as
+            a tensor of its own shape. It may draw from torch, NumPy and `random`, which are seeded before each item
+            and put back as they were after the last.
+        items: (b, h, w, c) uint8 images, (b, f) rows or other arrays.
         ids: of their samples.
         seed: of the run.
         epoch: from 0.

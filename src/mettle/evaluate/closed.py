@@ -17,7 +17,7 @@ from mettle.data.dataset import Column, Samples
 from mettle.errors import DataError, NumericError
 from mettle.evaluate import intervals, resamples
 from mettle.evaluate.reading import Reading, reading
-from mettle.model import Embedder, embed
+from mettle.model import EmbeddingModel, embed
 from mettle.rng import hash_bits
 from mettle.train.recipe import EvaluateConfig, Recipe
 
@@ -37,7 +37,7 @@ def wanted(recipe: Recipe, samples: Samples) -> bool:
     return recipe.train.method in BY_DEFAULT or setup.spurious is not None or len(shared) > 0
 
 
-def probes(setup: EvaluateConfig, samples: Samples, encoders: Mapping[str, Embedder]) -> dict[str, Any]:
+def probes(setup: EvaluateConfig, samples: Samples, encoders: Mapping[str, EmbeddingModel]) -> dict[str, Any]:
     """All probes of all encoders, ready for JSON.
 
     Args:

@@ -10,7 +10,7 @@ from scipy.stats import rankdata
 from mettle.atomic_files import write_text
 from mettle.data.dataset import Samples
 from mettle.data.tuples import Tuples
-from mettle.model import Embedder, embed
+from mettle.model import EmbeddingModel, embed
 from mettle.train import TrainResult
 
 CHUNK = 1 << 16  # pairs compared at a time
@@ -40,7 +40,7 @@ def write_pair_metrics(result: TrainResult) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def measure_tuples(model: Embedder, loss: Any, rows: Tuples, samples: Samples) -> dict[str, float]:
+def measure_tuples(model: EmbeddingModel, loss: Any, rows: Tuples, samples: Samples) -> dict[str, float]:
     """The mean loss of these rows, and how well similarities follow what the table says of them.
 
     pairs      ``spearman``, the rank correlation with the grades; of yes and no, 1 and 0, ``auc`` instead, and

@@ -150,7 +150,7 @@ def raw(samples: Samples) -> np.ndarray:
         if x.ndim == 4:
             size = (min(x.shape[2], PIXELS), min(x.shape[3], PIXELS))
             x = torch.nn.functional.adaptive_avg_pool2d(x, size)
-        parts.append(x.flatten(1).numpy())
+        parts.append(x.float().flatten(1).numpy())
     z = np.concatenate(parts)
     return z - z.mean(0)
 

@@ -47,7 +47,7 @@ class WeightedSum(nn.Module):
     @property
     def num_classes(self) -> int:
         """Of the losses with one vector per class; an attribute that is not there where no loss has any."""
-        found = {loss.num_classes for loss in self.losses.values() if hasattr(loss, "num_classes")}
+        found: set[int] = {getattr(loss, "num_classes", -1) for loss in self.losses.values()} - {-1}
         if len(found) > 1:
             raise InputError(
                 f"the losses of a sum count {' and '.join(map(str, sorted(found)))} classes: one is wanted"

@@ -9,7 +9,7 @@ import numpy as np
 from mettle.data.dataset import Column, Samples
 from mettle.errors import DataError, GalleryError
 from mettle.evaluate.table import read_embeddings
-from mettle.model import Embedder
+from mettle.model import EmbeddingModel
 from mettle.model.inference import embed
 
 
@@ -42,7 +42,9 @@ def _model_of_table(path: Path) -> str | None:
     return str(named) or None
 
 
-def people_of_samples(model: Embedder, samples: Samples, split: str | None = None) -> Iterator[tuple[str, np.ndarray]]:
+def people_of_samples(
+    model: EmbeddingModel, samples: Samples, split: str | None = None
+) -> Iterator[tuple[str, np.ndarray]]:
     """(name, (m, dim) embeddings) of every label of a data set, embedded by a model."""
     part = samples if split is None else samples.part(split)
     if not len(part):

@@ -1,6 +1,5 @@
 """From what a user holds (vectors, pictures, files) to unit vectors of the gallery's model."""
 
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +13,10 @@ from mettle.match.operating import as_thresholds
 from mettle.match.record import Binding
 
 if TYPE_CHECKING:
-    from mettle.model import Embedder
     from mettle.train.run_folder import RunFolder
 
-FILES = ("run.json", "recipe.toml", "contract.json", "model.safetensors")  # what embeds a picture, and no more
-BATCH = 256  # pictures embedded at a time
+FILES = ("run.json", "recipe.toml", "contract.json")  # what embeds a picture, beside the network itself
+NETWORKS = ("graph.onnx", "model.safetensors")  # the first that the contract names
 
 
 class Embedding:
@@ -30,7 +28,6 @@ class Embedding:
 
     def __init__(self, dim: int, run: "RunFolder | None" = None, load: "Callable[[], RunFolder] | None" = None):
         self.dim, self._run, self._load_run = dim, run, load
-        self._model: Embedder | None = None
 
     @property
     def run(self) -> "RunFolder | None":
@@ -55,35 +52,16 @@ class Embedding:
 
     def pictures(self, given: Any) -> np.ndarray:
         """(n, dim) embeddings of one picture or of a list of them, as the model gives them."""
-        import torch
-
-        model = self._load()
-        shape = model.shape
-        if len(shape) != 3:
-            raise InputError("the gallery's model takes rows of numbers, not pictures: embed them, then enrol vectors")
-        several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
-        resize = str(self.run.contract()["input"].get("resize", "crop")) if self.run is not None else "crop"
-        stack = [_picture(item, shape, resize) for item in (given if several else [given])]
-        if not stack:
-            raise InputError("no pictures were given")
-        found = []
-        with torch.inference_mode():
-            from mettle.data.transforms import to_input_tensor
-
-            for start in range(0, len(stack), BATCH):
-                x = to_input_tensor(np.stack(stack[start : start + BATCH]), "cpu")
-                found.append(model(x).float().numpy())
-        return np.concatenate(found)
-
-    def _load(self) -> "Embedder":
         if self.run is None:
             raise InputError(
                 "pictures need the gallery's model: open the gallery with model=RUN (--model RUN), or give embeddings "
                 f"of shape (n, {self.dim})"
             )
-        if self._model is None:
-            self._model = self.run.model()
-        return self._model
+        if contract_of(self.run).get("input", {}).get("kind", "image") != "image":
+            raise InputError("the gallery's model takes numbers, not pictures: embed them, then enrol vectors")
+        if isinstance(given, Sequence) and not isinstance(given, str | bytes) and not given:
+            raise InputError("no pictures were given")
+        return np.asarray(self.run.embed(given))
 
 
 def unit(array: np.ndarray, dim: int) -> np.ndarray:
@@ -101,6 +79,12 @@ def unit(array: np.ndarray, dim: int) -> np.ndarray:
         raise InputError(f"embedding {row} is zero: it has no direction")
     exact /= peak  # first, so that neither tiny nor huge rows overflow when squared
     return (exact / np.linalg.norm(exact, axis=1, keepdims=True)).astype(np.float32)
+
+
+def contract_of(model: Any) -> dict[str, Any]:
+    """What an embedding of a model is: of a run, or of any object with ``embed`` and a ``contract``."""
+    found: Any = model.contract
+    return found() if callable(found) else found
 
 
 def binding_of(contract: dict[str, Any], fusion: str, thresholds: dict[str, Any]) -> Binding:
@@ -126,7 +110,7 @@ def offered_binding(
     """What a new gallery would be bound to; None where nothing says how long its embeddings are."""
     rule, given = check_rule("best" if fusion is None else fusion), as_thresholds(thresholds)
     if run is not None:
-        return binding_of(run.contract(), rule, given)
+        return binding_of(contract_of(run), rule, given)
     if dim is None:
         return None
     if not isinstance(dim, int | np.integer) or isinstance(dim, bool) or not 1 <= dim <= 65536:
@@ -151,9 +135,12 @@ def copy_model(run: "RunFolder", folder: Path) -> None:
     """Keep what embeds a picture beside the templates, so that the gallery opens alone."""
     from mettle.atomic_files import write_bytes
 
+    if not hasattr(run, "folder"):
+        return  # an object of somebody else: whoever opens the gallery brings it along
     run.model()  # refuses weights that are not those of the contract
     folder.mkdir(exist_ok=True)
-    for name in FILES:
+    network = next(name for name in NETWORKS if name in run.contract()["files"])
+    for name in (*FILES, network):
         write_bytes(folder / name, (run.folder / name).read_bytes())
 
 
@@ -181,29 +168,6 @@ def _numbers(given: Any) -> np.ndarray | None:
             except ValueError:
                 raise InputError("the embeddings of the list differ in length: one model gives one length") from None
     return None
-
-
-def _picture(item: Any, shape: tuple[int, ...], resize: str) -> np.ndarray:
-    """(h, w, c) uint8 of the model's size, prepared as training pictures were."""
-    from mettle.data.image_decoding import decode_image
-    from mettle.data.inputs import ImageArray
-
-    channels, size = shape[0], (shape[1], shape[2])
-    if isinstance(item, str):
-        item = Path(item)
-    if hasattr(item, "save") and hasattr(item, "convert"):  # a Pillow image: one road for all, by way of its bytes
-        buffer = io.BytesIO()
-        item.convert("RGB" if item.mode not in ("L", "RGB", "RGBA", "LA", "P") else item.mode).save(buffer, "PNG")
-        item = buffer.getvalue()
-    if isinstance(item, bytes | Path):
-        return decode_image(item, size=size, resize=resize, channels=channels)  # type: ignore[arg-type]
-    if hasattr(item, "detach"):
-        item = item.detach().cpu().numpy()
-    if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3):
-        return ImageArray(item[None]).with_size(size, channels, resize).array[0]  # type: ignore[arg-type]
-    raise InputError(
-        f"a picture is a path, the bytes of a file, a Pillow image or a uint8 array: got {type(item).__name__}"
-    )
 
 
 def _short(value: Any) -> str:

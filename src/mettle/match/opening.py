@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mettle.errors import GalleryError, InputError
 from mettle.match.choose import Wanted, as_wanted
-from mettle.match.embedding import Embedding, binding_of, check_same, offered_binding
+from mettle.match.embedding import Embedding, binding_of, check_same, contract_of, offered_binding
 from mettle.match.local import Local
 from mettle.match.operating import as_thresholds, check_fusion
 from mettle.match.place import INDEX, MODEL, check_place, exists, is_server, made, reopened, shown
@@ -65,7 +65,7 @@ def opened(
         record, known = made(where, offered, run), {}  # it is made with them: they are its own
     try:
         bound, folder = record.binding, None if is_server(where) else Path(where)
-        contract, load = None if run is None else run.contract(), None
+        contract, load = None if run is None else contract_of(run), None
         if run is None and folder is not None and bound.model and (folder / MODEL / "run.json").is_file():
             contract, load = _kept_contract(folder / MODEL), partial(_open_run, folder / MODEL)
         if contract is not None:
@@ -97,10 +97,12 @@ def _kept_contract(folder: Path) -> dict[str, Any]:
 
 
 def _run(model: "str | Path | RunFolder | None") -> "RunFolder | None":
-    if model is None or hasattr(model, "contract"):
+    if model is None or (hasattr(model, "contract") and hasattr(model, "embed")):
         return model  # type: ignore[return-value]
     if not isinstance(model, str | PathLike):
-        raise InputError(f"model must be the folder of a run, or a Run: got {type(model).__name__}")
+        raise InputError(
+            f"model must be a run, its folder, or an object with embed and contract: got {type(model).__name__}"
+        )
     return _open_run(model)
 
 

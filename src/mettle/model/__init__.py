@@ -1,7 +1,23 @@
-"""From an input to an embedding: backbone, pool, head; and two-network models around any encoder."""
+"""From an input to an embedding: preprocessing, backbone, pool, head; anybody's module or graph; two-network models."""
 
-from mettle.model.embedder import Embedder, EmbedderSpec
-from mettle.model.inference import embed
+from mettle.model.embedder import Embedder, EmbedderSpec, EmbeddingModel
+from mettle.model.inference import embed, embed_items
+from mettle.model.module_embedder import ModuleEmbedder
+from mettle.model.onnx import OnnxEmbedder, encode_onnx, export_onnx
+from mettle.model.preprocess import Preprocess
 from mettle.model.siamese import SiameseNet, TripletNet
 
-__all__ = ["Embedder", "EmbedderSpec", "SiameseNet", "TripletNet", "embed"]
+__all__ = [
+    "Embedder",
+    "EmbedderSpec",
+    "EmbeddingModel",
+    "ModuleEmbedder",
+    "OnnxEmbedder",
+    "Preprocess",
+    "SiameseNet",
+    "TripletNet",
+    "embed",
+    "embed_items",
+    "encode_onnx",
+    "export_onnx",
+]

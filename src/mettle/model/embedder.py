@@ -1,8 +1,10 @@
 """`Embedder`: input -> backbone -> pool -> head -> embedding."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +47,58 @@ class EmbedderSpec:
                 raise RecipeError(f"model.{name} must be true or false, got {getattr(self, name)!r}")
 
 
+@runtime_checkable
+class EmbeddingModel(Protocol):
+    """A module from inputs to embeddings, as the rest of mettle takes it: ours, a wrapped one, an exported graph.
+
+    Beside what every ``nn.Module`` has it knows the shape of one input and how long its embeddings are.
+    """
+
+    shape: tuple[int, ...]  # of one input: (c, h, w) of images in [0, 1], (f,) of rows, or any other
+    training: bool
+
+    @property
+    def dim(self) -> int:
+        """How many numbers an embedding has."""
+        ...
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, dim) embeddings of a batch."""
+        ...
+
+    def features(self, x: Tensor) -> Tensor:
+        """(b, f) what linear probes are given: what the head sees, or the embeddings where there is no head."""
+        ...
+
+    # What every module has.
+    def __call__(self, x: Tensor) -> Tensor: ...  # noqa: D102
+    def modules(self) -> Iterator[nn.Module]: ...  # noqa: D102
+    def parameters(self) -> Iterator[nn.Parameter]: ...  # noqa: D102
+    def buffers(self) -> Iterator[Tensor]: ...  # noqa: D102
+    def state_dict(self) -> Mapping[str, Any]: ...  # noqa: D102
+    def to(self, *args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
+
+
+@contextmanager
+def eval_mode(model: nn.Module | EmbeddingModel) -> Iterator[None]:
+    """Put a module in eval mode for a while, and then each of its parts back in the mode that it was in."""
+    modes = [(part, part.training) for part in model.modules()]
+    try:
+        for part, _ in modes:
+            part.training = False
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def find_device(model: nn.Module | EmbeddingModel) -> torch.device:
+    """Where a module computes: the device of its first parameter or buffer, else the CPU."""
+    tensor = next(model.parameters(), None)
+    tensor = next(model.buffers(), None) if tensor is None else tensor
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
 class Embedder(nn.Module):
     """Pictures (b, c, h, w) in [0, 1], or rows (b, f), to embeddings (b, dim).
 
@@ -68,6 +122,11 @@ class Embedder(nn.Module):
         self.head = _build_head(spec.head, self._infer_output(self.pool, found).shape[1], spec.dim)
         if len(shape) == 3:  # about twice as fast for convolutions on CPUs and on tensor cores
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    @property
+    def dim(self) -> int:
+        """How many numbers an embedding has."""
+        return self.spec.dim
 
     @staticmethod
     @torch.no_grad()

@@ -18,7 +18,7 @@ is a column of lists: in CSV numbers with spaces between them. `mettle.evaluate.
 
 import csv
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
@@ -30,34 +30,64 @@ from mettle.atomic_files import write_bytes
 from mettle.data.dataset import NO_SPLIT, ROLES, SPLITS, Samples
 from mettle.data.transforms import to_input_tensor
 from mettle.errors import InputError, MissingExtra
-from mettle.model.embedder import Embedder
+from mettle.model.embedder import EmbeddingModel, eval_mode, find_device
+from mettle.model.preprocess import Preprocess
 from mettle.model.weights import hash_state_dict
 
 
 @torch.inference_mode()
-def embed(model: Embedder, samples: Samples, *, batch: int = 512, features: bool = False) -> np.ndarray:
+def embed(model: EmbeddingModel, samples: Samples, *, batch: int = 512, features: bool = False) -> np.ndarray:
     """(n, dim) float32 embeddings in the order of the table; ``features`` gives what the head sees instead.
 
     The model is left in the mode it was in.
     """
-    device = next(model.parameters()).device
-    training = model.training
-    model.eval()
-    try:
-        parts = []
+    device = str(find_device(model))
+    parts = []
+    with eval_mode(model):
         for start in range(0, len(samples), batch):
             positions = np.arange(start, min(start + batch, len(samples)))
-            x = to_input_tensor(samples.read(positions), str(device))
+            x = to_input_tensor(samples.read(positions), device)
             parts.append((model.features(x) if features else model(x)).float().cpu().numpy())
-    finally:
-        model.train(training)
-    return np.concatenate(parts) if parts else np.empty((0, model.spec.dim), np.float32)
+    return np.concatenate(parts) if parts else np.empty((0, model.dim), np.float32)
+
+
+def embed_items(model: EmbeddingModel, items: Any, preprocess: Preprocess | None, *, batch: int = 256) -> np.ndarray:
+    """(n, dim) float32 embeddings of what a user holds.
+
+    Args:
+        model: what embeds.
+        items: images, where there is a ``preprocess``: paths, bytes, Pillow images or uint8 arrays, one or several. Or
+            a batch of inputs as the network takes them: floats, or whole numbers such as token ids.
+        preprocess: how images become inputs.
+        batch: how many are embedded at a time.
+
+    Raises:
+        InputError: these are neither images that the model takes nor a batch of its inputs.
+    """
+    x: Any = items
+    is_array = isinstance(items, torch.Tensor | np.ndarray)
+    if is_array and str(items.dtype).removeprefix("torch.") != "uint8":
+        if tuple(x.shape[1:]) != tuple(model.shape) or not len(x):
+            raise InputError(f"a batch of inputs of shape {tuple(model.shape)} is wanted, got shape {tuple(x.shape)}")
+    elif preprocess is None:
+        shape = tuple(model.shape)
+        raise InputError(
+            f"this model takes batches of inputs of shape {shape}, got {type(items).__name__}: it does not know how "
+            "images become inputs; train or adopt it with preprocess="
+        )
+    else:
+        several = items.ndim == 4 if is_array else isinstance(items, Sequence) and not isinstance(items, str | bytes)
+        x = preprocess.stack(items if several else [items])
+    device = str(find_device(model))
+    with eval_mode(model), torch.inference_mode():
+        parts = [model(to_input_tensor(x[k : k + batch], device)).float().cpu() for k in range(0, len(x), batch)]
+    return torch.cat(parts).numpy()
 
 
 OWN = frozenset(("embeddings", "ids", "role", "label", "label_names", "split", "path", "model"))
 
 
-def write_embeddings(model: Embedder, samples: Samples, path: Path, *, weights: str | None = None) -> str:
+def write_embeddings(model: EmbeddingModel, samples: Samples, path: Path, *, weights: str | None = None) -> str:
     """Embed samples into a file; see above for what is in it.
 
     Args:

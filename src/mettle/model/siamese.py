@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mettle.errors import InputError
+from mettle.model.embedder import EmbeddingModel
 
 
 class SiameseNet(nn.Module):
@@ -25,7 +26,7 @@ class SiameseNet(nn.Module):
     Args:
         encoder: any module from inputs (n, ...) to embeddings (n, dim).
         head: which of the two.
-        dim: of the embeddings; an `Embedder` says so itself.
+        dim: of the embeddings; an `EmbeddingModel` says so itself.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class SiameseNet(nn.Module):
             raise InputError(f"head must be 'distance' or 'difference', got {head!r}")
         if dim is not None and (not isinstance(dim, Integral) or isinstance(dim, bool) or dim < 1):
             raise InputError(f"dim must be the whole number of numbers in an embedding, at least 1: got {dim!r}")
-        dim = dim or getattr(getattr(encoder, "spec", None), "dim", None)
+        dim = dim or (encoder.dim if isinstance(encoder, EmbeddingModel) else None)
         if head == "difference" and dim is None:
             raise InputError("head 'difference' needs to know the dimension of the embeddings: pass dim=...")
         self.encoder = encoder

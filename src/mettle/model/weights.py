@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mettle.atomic_files import write_bytes
 from mettle.errors import InputError, RunError
+from mettle.model.embedder import EmbeddingModel
 
 HEADER = 1 << 20  # bytes beside the tensors in their file, at most
 
@@ -129,8 +130,11 @@ def load_any_weights(module: nn.Module, path: Path) -> None:
         raise InputError(f"{str(path)!r} does not hold the weights of {type(module).__name__}: {reason}") from None
 
 
-def hash_state_dict(model: nn.Module) -> str:
-    """The hash that names a model: of its weights, written as a run keeps them."""
+def hash_state_dict(model: nn.Module | EmbeddingModel) -> str:
+    """The hash that names a model: of its weights, written as a run keeps them, or of the file that it is."""
+    content = getattr(model, "content", None)  # a graph of ONNX, which has no tensors of torch
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
     return hashlib.sha256(encode_state_dict(model.state_dict())).hexdigest()
 
 

@@ -53,11 +53,15 @@ def resize_samples(recipe: Recipe, samples: Samples) -> Samples:
     inputs: Any = samples.inputs
     chosen = choose_image_size(recipe, inputs, resolve_device(recipe.train.device))
     values = {choice.key: choice.value for choice in chosen}
-    if not values and (recipe.data.size is not None or not isinstance(inputs, ImageFiles | PackedImages)):
+    data = recipe.data
+    as_read = data.size is not None and data.crop is None and data.interpolation is None
+    if not values and (as_read or not isinstance(inputs, ImageFiles | PackedImages)):
         return samples
     size = values.get("data.size") or recipe.data.size or inputs.shape[:2]
     size = as_size(tuple(size) if isinstance(size, list) else size)
-    inputs = inputs.with_size(size, values.get("data.channels"), resize=recipe.data.resize or "crop")
+    ways: dict[str, Any] = {"resize": data.resize or "crop", "crop": data.crop}
+    ways |= {} if data.interpolation is None else {"interpolation": data.interpolation}
+    inputs = inputs.with_size(size, values.get("data.channels"), **ways)
     return replace(samples, inputs=inputs, notes=(*samples.notes, *map(str, chosen)))
 
 

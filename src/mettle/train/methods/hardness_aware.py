@@ -13,6 +13,7 @@ from mettle.data.loader import Batch
 from mettle.errors import InputError
 from mettle.losses import NPair, Triplet, split_anchor_positive
 from mettle.model import Embedder
+from mettle.model.embedder import eval_mode
 from mettle.train.methods.base import LossTerms, Method, check_classes, class_indices
 from mettle.train.methods.negative_synthesis import Generator, Synthesis, WindowMean, pull_negatives
 from mettle.train.optim import OptimSettings
@@ -197,7 +198,7 @@ class HardnessAware(Method):
         networks: dict[str, nn.Module] = {"model": model}
         if self.plan.generator:
             like, size = next(model.parameters()), feature_dim(model)
-            self.generator = Generator(model.spec.dim, size, self.plan.hidden).to(like.device, like.dtype)
+            self.generator = Generator(model.dim, size, self.plan.hidden).to(like.device, like.dtype)
             self.head = nn.Linear(size, len(classes)).to(like.device, like.dtype)
             networks |= {"generator": self.generator, "head": self.head}
         super().__init__(networks, {"model": loss}, OptimSettings(**options), no_decay=("generator", "head"))
@@ -317,12 +318,9 @@ class HardnessAware(Method):
 
 def feature_dim(model: Embedder) -> int:
     """How many features the head of a model sees."""
-    training = model.training
     place = next(model.parameters())
-    with torch.no_grad():
-        found = model.eval().features(torch.zeros(1, *model.shape, device=place.device, dtype=place.dtype)).shape[1]
-    model.train(training)
-    return found
+    with torch.no_grad(), eval_mode(model):
+        return model.features(torch.zeros(1, *model.shape, device=place.device, dtype=place.dtype)).shape[1]
 
 
 @contextmanager
