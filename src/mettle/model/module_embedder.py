@@ -127,8 +127,8 @@ def check_embeddings(z: Any, count: int) -> Tensor:
     """What a module gave for ``count`` inputs, if it is one floating-point tensor (count, dim); else an error."""
     if not isinstance(z, Tensor):
         raise InputError(
-            f"the module must give one tensor (n, dim), got a {type(z).__name__}: return one tensor, or wrap the module "
-            "in one that does"
+            f"the module must give one tensor (n, dim), got a {type(z).__name__}: return one tensor, or wrap the "
+            "module in one that does"
         )
     shape = tuple(z.shape)
     if z.ndim != 2:
