@@ -56,6 +56,7 @@ HEIC_SUFFIXES = (".heic", ".heif")
 PAD_COLOR = 128  # of every channel, around a padded picture: neutral once inputs are centred
 MAX_PIXELS = 64_000_000
 LEAST_CROP = 0.05  # of the sides: what is smaller is a mistake, and would scale pictures up without a bound
+MOST_SCALED = 16  # times the pixels of the result that a picture is scaled to before its centre is kept
 MAX_FILE_BYTES = 512 << 20  # no picture within the pixel limit needs more
 
 _PLUGINS = {
@@ -202,12 +203,17 @@ def _resize_then_crop(
 ) -> Image.Image:
     (height, width), (w, h) = size, picture.size
     scaled_height, scaled_width = scaled_size((h, w), size, resize, crop)
-    # Only what is kept is computed, to the same values: of a picture one pixel high the rest would fill the memory.
     inner_height, inner_width = min(height, scaled_height), min(width, scaled_width)
     top, left = round((scaled_height - inner_height) / 2), round((scaled_width - inner_width) / 2)
-    y, x = h / scaled_height, w / scaled_width  # pixels of the picture for one of the scaled one
-    box = (left * x, top * y, min((left + inner_width) * x, w), min((top + inner_height) * y, h))
-    inner = picture.resize((inner_width, inner_height), method, box=box)
+    if scaled_height * scaled_width <= MOST_SCALED * height * width:
+        scaled = picture.resize((scaled_width, scaled_height), method)
+        inner = scaled.crop((left, top, left + inner_width, top + inner_height))
+    else:
+        # A picture one pixel high would fill the memory. Only what is kept is computed then, with a box that Pillow
+        # holds in single precision: some values differ by one.
+        y, x = h / scaled_height, w / scaled_width  # pixels of the picture for one of the scaled one
+        box = (left * x, top * y, min((left + inner_width) * x, w), min((top + inner_height) * y, h))
+        inner = picture.resize((inner_width, inner_height), method, box=box)
     if inner.size == (width, height):
         return inner
     canvas = _grey_canvas(picture.mode, size)

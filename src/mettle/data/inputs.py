@@ -547,9 +547,8 @@ def _resize_all(array: np.ndarray, target: ImageTarget) -> np.ndarray:
     def fill(at: range) -> None:
         for i in at:
             image = Image.fromarray(array[i] if array.shape[3] == 3 else array[i, :, :, 0])
-            result[i] = np.asarray(resize_image(image, size, target.resize, target.crop, target.interpolation)).reshape(
-                result.shape[1:]
-            )
+            found = resize_image(image, size, target.resize, target.crop, target.interpolation)
+            result[i] = np.asarray(found).reshape(result.shape[1:])
 
     for _ in map_ranges_in_threads(fill, len(array)):
         pass

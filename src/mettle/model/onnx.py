@@ -148,6 +148,10 @@ def _run_exporter(model: EmbeddingModel, example: Tensor, metadata: Mapping[str,
                 verbose=False,
             )
             assert program is not None
+            graph = program.model.graph
+            inner = (value for part in graph for value in part.outputs if not value.is_graph_output())
+            for at, value in enumerate(inner):  # an nn.Embedding is called "embedding" as well, which is one too many
+                value.name = f"value_{at}"
             program.model.metadata_props.update(metadata)
             file = Path(folder) / "model.onnx"
             program.save(file, external_data=False)
@@ -203,9 +207,8 @@ class OnnxEmbedder(nn.Module):
         declared = found.shape or []
         if len(declared) != 2:
             raise InputError(f"the output of the graph must be embeddings (n, dim), got shape {declared}")
-        self._dim = (
-            declared[1] if isinstance(declared[1], int) else self._run(np.zeros((1, *self.shape), self.dtype)).shape[1]
-        )
+        dim = declared[1]
+        self._dim = dim if isinstance(dim, int) else self._run(np.zeros((1, *self.shape), self.dtype)).shape[1]
         self.metadata: dict[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
 
     @property
