@@ -195,6 +195,7 @@ def save_artifact(
     biased: Embedder | None = None,
     classes: tuple[Tensor, Sequence[str]] | None = None,
     columns: Sequence[Mapping[str, Any]] = (),
+    selection: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write what training came to; where that fails, nothing of it is there.
 
@@ -206,6 +207,7 @@ def save_artifact(
         biased: the second encoder, built like the first.
         classes: the class vectors of the loss and whose they are: a closed-set classifier for the embeddings.
         columns: those of the table that the rows came from, if any.
+        selection: which step the weights are of and what it was chosen by, where it is not the last one.
 
     Returns:
         the contract.
@@ -223,6 +225,7 @@ def save_artifact(
                 told = {"names": json.dumps(list(names))}
                 files[CLASSES] = save_state_dict(staged / CLASSES, {"vectors": vectors}, told)
             contract = _make_contract(run, model, files, columns)
+            contract |= {} if selection is None else {"selection": dict(selection)}
             write_text(staged / "contract.json", json.dumps(contract, indent=1))
             for name in (*files, "contract.json"):
                 os.replace(staged / name, run.folder / name)
