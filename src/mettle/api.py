@@ -28,6 +28,7 @@ from mettle.data.sources.torch_dataset import DenormalizedItems, find_input_colu
 from mettle.data.splits import identity_disjoint_split
 from mettle.data.transforms import Augment, as_array_transform, to_input_tensor
 from mettle.errors import DataError, InputError, RunError, nearest
+from mettle.evaluate import ValidationScore
 from mettle.evaluate.run import Evaluation, evaluate_run
 from mettle.losses import MinedLoss
 from mettle.model import Embedder, EmbedderSpec, EmbeddingModel, ModuleEmbedder, Preprocess, embed_items
@@ -292,6 +293,7 @@ def fit(
         callbacks=[*callbacks, *([] if quiet else [Progress(recipe.train.log_every)])],
         on_note=say,
         given=given,
+        score=ValidationScore(),
     )
     for note in result.notes:
         if note not in notes:
@@ -455,6 +457,8 @@ def _prepare_loss(table: dict[str, Any], loss: Any, samples: Samples) -> Any:
     if isinstance(known, int) and known < classes:
         raise InputError(f"the loss has vectors for {known} classes, the training split has {classes}: give it so many")
     table["loss"] = {"kind": describe_object(loss)}
+    if isinstance(loss, MinedLoss):
+        table["loss"] = {"kind": describe_object(loss.loss), "miner": describe_object(loss.miner)}
     return loss
 
 

@@ -50,6 +50,7 @@ def train(
     overrides: Set = None,
 ) -> None:
     """Train a recipe, evaluate it on what it never saw, and write a report."""
+    from mettle.evaluate import ValidationScore
     from mettle.evaluate.pair_tables import write_pair_metrics
     from mettle.train.callbacks import Progress
     from mettle.train.from_recipe import build_model
@@ -75,7 +76,7 @@ def train(
     print(plan.title(), flush=True)
     options: dict[str, Any] = {"callbacks": [Progress(plan.train.log_every)], "on_note": say, "on_start": print_folder}
     options["allow_import"] = allow_packages(allow_import)
-    outcome = run_training(plan, folder, resume=resume, cache=cache(), **options)
+    outcome = run_training(plan, folder, resume=resume, cache=cache(), score=ValidationScore(), **options)
     for note in (*outcome.notes, *write_pair_metrics(outcome)):
         if note not in said:
             say(note)

@@ -41,6 +41,7 @@ from mettle.evaluate.retrieval import Retrieval, retrieval
 from mettle.evaluate.suspects import confusion, difficulty, hardest, label_errors, same_subject
 from mettle.evaluate.table import Embedded, read_embeddings
 from mettle.evaluate.trials import Matrix, domain_matrix, read_trials
+from mettle.evaluate.validation import ValidationScore
 from mettle.evaluate.verification import from_scores, verification
 from mettle.evaluate.verified import Verification
 from mettle.unknown_names import explain_missing_name
@@ -67,6 +68,7 @@ __all__ = [
     "Probe",
     "Retrieval",
     "SystemRates",
+    "ValidationScore",
     "Verification",
     "audit",
     "bands",

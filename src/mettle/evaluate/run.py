@@ -75,6 +75,7 @@ def evaluate_run(
         "title": run.recipe.title(),
         "data": {"source": source, "fingerprint": fingerprint, **_protocol(run, samples, same)},
         "weights": run.contract()["weights"],
+        **({"selection": run.contract()["selection"]} if "selection" in run.contract() else {}),
         "scenarios": summary(judged, setup.fars),
     }
     if setup.baselines:
@@ -94,7 +95,7 @@ def evaluate_run(
                 raise
             metrics["probe"] = {"labels": {"status": f"not measurable: {error}"}}
     if own_data:
-        found = _thresholds(model, samples, judged, setup.fars)
+        found = _thresholds(model, samples, judged, setup.fars, is_selected="selection" in metrics)
         metrics["thresholds"] = {"set": found, "on test": transfer(judged, found)}
         if write:
             set_thresholds(run, found)
@@ -103,12 +104,15 @@ def evaluate_run(
     return Evaluation(metrics, judged, samples)
 
 
-def _thresholds(model: EmbeddingModel, samples: Samples, judged: Judged, fars: Sequence[float]) -> dict[str, Any]:
+def _thresholds(
+    model: EmbeddingModel, samples: Samples, judged: Judged, fars: Sequence[float], *, is_selected: bool
+) -> dict[str, Any]:
     """Operating thresholds, set on the validation identities where there are enough of them."""
     val = samples.part("val")
     people = len(np.unique(val.labels))
     if people > 1 and len(val) > people:
-        return thresholds(embed(model, val), val, fars, "validation identities")
+        also = ": they also chose the step whose weights are kept" if is_selected else ""
+        return thresholds(embed(model, val), val, fars, f"validation identities{also}")
     return thresholds(judged.embeddings, judged.samples, fars, "test identities: optimistic")
 
 

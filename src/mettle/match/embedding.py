@@ -84,7 +84,8 @@ def unit(array: np.ndarray, dim: int) -> np.ndarray:
 def contract_of(model: Any) -> dict[str, Any]:
     """What an embedding of a model is: of a run, or of any object with ``embed`` and a ``contract``."""
     found: Any = model.contract
-    return found() if callable(found) else found
+    contract: Any = found() if callable(found) else found
+    return contract
 
 
 def binding_of(contract: dict[str, Any], fusion: str, thresholds: dict[str, Any]) -> Binding:

@@ -188,6 +188,7 @@ def warnings(metrics: Mapping[str, Any]) -> list[str]:
     entries = metrics.get("thresholds", {}).get("set", {}).values()
     if any("optimistic" in entry.get("measured_on", "") for entry in entries):
         found.append("Thresholds were set on the test identities themselves, so what they do on test is optimistic.")
+    found += describe_choice(metrics)
     for key, way in metrics["scenarios"].items():
         name, v = called(key), way["verification"]
         if v["eer"]["value"] is None:
@@ -205,6 +206,19 @@ def warnings(metrics: Mapping[str, Any]) -> list[str]:
     if len(metrics["scenarios"]) == 1:
         found.append("The data name no domains, so nothing here says how the model does across devices or sessions.")
     return found
+
+
+def describe_choice(metrics: Mapping[str, Any]) -> list[str]:
+    """What selection on the validation identities means for the numbers; nothing where nothing was selected."""
+    chosen = metrics.get("selection")
+    if not chosen:
+        return []
+    best = "lowest" if chosen["direction"] == "min" else "highest"
+    return [
+        f"The weights are those of step {chosen['step']:,}, with the {best} {chosen['metric']} of "
+        f"{chosen['validations']:,} validations. The validation identities chose them and thresholds were set on the "
+        "same identities, so the TAR measured there is optimistic; test identities took no part."
+    ]
 
 
 def training_verdict(metrics: Mapping[str, Any]) -> str:

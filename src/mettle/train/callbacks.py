@@ -1,27 +1,30 @@
-"""What happens around the steps of a run: logs, progress, guards, the request to stop, checkpoints.
+"""What happens around the steps of a run: validation, logs, progress, guards, the request to stop, checkpoints.
 
 The training loop calls them in their order, so a run lists them as `mettle.train.from_recipe` does: the guard against
-divergence, the log, the guard against collapse (which lets the last line be logged), progress, the request to stop,
-and checkpoints last, because a checkpoint holds what the others remember.
+divergence, validation and what follows from it (the best checkpoint, an early end), the log, the guard against collapse
+(which lets the last line be logged), progress, the request to stop, and checkpoints last, because a checkpoint holds
+what the others remember.
 """
 
 import json
 import math
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mettle.atomic_files import write_text
 from mettle.data.loader import Batch
-from mettle.errors import NumericError
+from mettle.errors import InputError, NumericError, RunError, nearest
 from mettle.train import checkpoint
 from mettle.train.factory import constructor_arguments
 from mettle.train.run_folder import explain_write_errors
@@ -36,8 +39,9 @@ WAITED = 0.1  # share of the time that batches may be waited for before it is wo
 class Callback(Protocol):
     """What the loop calls. A subclass overrides what it needs; by default nothing is done.
 
-    ``state`` says where the run stands and takes the request to stop (``state.stop_requested = True``). An exception
-    ends the run; ``on_end`` is called for all callbacks however it ends.
+    ``state`` says where the run stands and takes the requests to stop for now (``state.stop_requested = True``) or to
+    finish early (``state.finish_requested = True``, by a callback before the log). An exception ends the run;
+    ``on_end`` is called for all callbacks however it ends.
     """
 
     def on_start(self, state: "TrainingState") -> None:
@@ -68,8 +72,245 @@ class OnStep(Callback):
         self.function(state.step, state.line)
 
 
+Direction = Literal["min", "max"]  # which values of a metric are better
+
+
+@dataclass(frozen=True)
+class ValidationResult:
+    """What was measured on the validation part: the steps done by then, the values, and how long it took."""
+
+    step: int
+    values: Mapping[str, float]
+    seconds: float = 0.0
+
+    def line(self) -> dict[str, Any]:
+        """What a log says of it. JSON has no NaN: such values are null."""
+        finite = {name: value if math.isfinite(value) else None for name, value in self.values.items()}
+        return {f"val_{name}": value for name, value in finite.items()} | {"validation_seconds": self.seconds}
+
+
+class Validation(Callback):
+    """Measures the model as it would be kept, on data that it is not trained on, every so often.
+
+    Values go into the log as ``val_<name>`` and into ``state.validation``, for the callbacks that follow. The model is
+    in eval mode and without gradient meanwhile, and training draws the same random numbers as without validation.
+
+    Args:
+        score: measures a model: a number by the name of each metric.
+        every: steps between validations; None for the end of every epoch. The last step is always validated, and so is
+            the untrained model, as step 0.
+        on_note: called with a line for each value that is not finite.
+    """
+
+    def __init__(
+        self,
+        score: Callable[[Any], Mapping[str, float]],
+        every: int | None = None,
+        *,
+        on_note: Callable[[str], None] = lambda note: None,
+    ):
+        self.score, self.every, self.on_note = score, every, on_note
+        self.last: ValidationResult | None = None
+
+    def measure_untrained(self, method: Any) -> ValidationResult:
+        """Measure the model before the first step, so that what cannot be measured is told before anything is written.
+
+        Raises:
+            NumericError: a value is not finite.
+        """
+        self.last = self._measure(method, 0)
+        broken = [name for name, value in self.last.values.items() if not math.isfinite(value)]
+        if broken:
+            raise NumericError(
+                f"validation of the untrained model: {broken[0]} is {self.last.values[broken[0]]}. Look for inputs or "
+                "weights that are not finite"
+            )
+        return self.last
+
+    def on_start(self, state: "TrainingState") -> None:
+        """Validate the untrained model, unless that was done already."""
+        if state.step == 0:
+            self.last = self.last if self.last is not None and self.last.step == 0 else self._measure(state.method, 0)
+            state.line = {"step": 0, "epoch": 0} | self.last.line()
+        state.validation = self.last
+
+    def on_step(self, state: "TrainingState") -> None:
+        """Validate where that is due."""
+        is_due = state.is_epoch_end or state.is_last if self.every is None else state.is_due(self.every)
+        if is_due:
+            state.validation = self.last = self._measure(state.method, state.step)
+            state.line |= self.last.line()
+
+    def _measure(self, method: Any, step: int) -> ValidationResult:
+        began, model = time.perf_counter(), method.final_module()
+        with checkpoint.preserve_rng_state(), eval_mode(model), torch.no_grad():
+            values = {name: float(value) for name, value in self.score(model).items()}
+        for name, value in values.items():
+            if not math.isfinite(value):
+                self.on_note(f"validation at step {step}: {name} is {value}, which is never the best value")
+        return ValidationResult(step, values, time.perf_counter() - began)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last validation."""
+        return {} if self.last is None else asdict(self.last) | {"seconds": 0.0}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.last = ValidationResult(**state)
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """A model in eval mode; afterwards each of its modules is in the mode that it was in."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+class BestTracker(Callback):
+    """Follows one metric over the validations of a run: its best value, and how many validations ago that was.
+
+    Of equal values the earlier one is the best; a value that is not finite never is.
+
+    Args:
+        metric: its name in ``state.validation``.
+        direction: whether low (``"min"``) or high (``"max"``) values are better.
+    """
+
+    def __init__(self, metric: str, direction: Direction):
+        if direction not in ("min", "max"):
+            raise InputError(f"direction= must be 'min' or 'max', got {direction!r}")
+        self.metric, self.direction = metric, direction
+        self.step: int | None = None  # of the best value
+        self.value: float | None = None
+        self.waited = 0  # validations since then
+        self.seen = 0  # validations in all
+
+    def on_start(self, state: "TrainingState") -> None:
+        """Take in the validation of the untrained model."""
+        if state.step == 0 and state.is_validated:
+            self._take_in(state)
+
+    def on_step(self, state: "TrainingState") -> None:
+        """Take in a validation."""
+        if state.is_validated:
+            self._take_in(state)
+
+    def _take_in(self, state: "TrainingState") -> None:
+        assert state.validation is not None
+        values = state.validation.values
+        if self.metric not in values:
+            raise InputError(f"validation has no metric {self.metric!r}{nearest(self.metric, values)}")
+        value = values[self.metric]
+        self.seen += 1
+        is_first = self.value is None and math.isfinite(value)
+        if is_first or (self.value is not None and self.is_better(value, self.value)):
+            self.step, self.value, self.waited = state.step, value, 0
+            self.on_better(state)
+        else:
+            self.waited += 1
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Whether a value is better than another one."""
+        return math.isfinite(value) and (value < other if self.direction == "min" else value > other)
+
+    def on_better(self, state: "TrainingState") -> None:
+        """What is done where a value is the best so far."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value, and since when."""
+        return {"step": self.step, "value": self.value, "waited": self.waited, "seen": self.seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.step, self.value, self.waited, self.seen = (state[key] for key in ("step", "value", "waited", "seen"))
+
+
+class BestCheckpoint(BestTracker):
+    """Keeps the weights that validated best in ``best`` of the folder of checkpoints: all networks and losses.
+
+    The best weights at the time of every checkpoint that is kept stay too, so a run can go on from any of them.
+
+    Args:
+        folder: of the checkpoints.
+        metric: its name in ``state.validation``.
+        direction: whether low (``"min"``) or high (``"max"``) values are better.
+    """
+
+    def __init__(self, folder: Path, metric: str, direction: Direction):
+        super().__init__(metric, direction)
+        self.checkpoints, self.folder = folder, folder / "best"
+
+    def on_start(self, state: "TrainingState") -> None:
+        """Drop what steps left that are about to be made again."""
+        for place in checkpoint.list_checkpoints(self.folder):
+            if checkpoint.checkpoint_step(place) > state.step:
+                shutil.rmtree(place, ignore_errors=True)
+        super().on_start(state)
+
+    def on_better(self, state: "TrainingState") -> None:
+        """Save the weights, then drop those that nothing refers to any more."""
+        method = state.method
+        weights = {name: method.final_module(name).state_dict() for name in method.modules}
+        checkpoint.write_checkpoint(self.folder, state.step, {"weights": weights})
+        kept = checkpoint.list_checkpoints(self.folder)
+        steps = [state.step, *map(checkpoint.checkpoint_step, checkpoint.list_checkpoints(self.checkpoints))]
+        needed = {max((p for p in kept if checkpoint.checkpoint_step(p) <= step), default=None) for step in steps}
+        for place in kept:
+            if place not in needed:
+                shutil.rmtree(place, ignore_errors=True)
+
+    def restore_best(self, method: Any) -> tuple[int, float]:
+        """Put the best weights into the modules that are to be kept; returns their step and value.
+
+        Raises:
+            RunError: no value was finite, or the weights cannot be read.
+        """
+        if self.step is None or self.value is None:
+            raise RunError(f"no validation gave a finite {self.metric}: there are no best weights in {self.folder}")
+        _, state = checkpoint.read_checkpoint(self.folder / checkpoint.checkpoint_name(self.step))
+        for name in method.modules:
+            method.final_module(name).load_state_dict(state["weights"][name])
+        return self.step, self.value
+
+
+class EarlyStopping(BestTracker):
+    """Finishes a run that has not improved for so many validations. That is an end, as after the last step.
+
+    Args:
+        metric: its name in ``state.validation``.
+        direction: whether low (``"min"``) or high (``"max"``) values are better.
+        patience: validations without a better value that end the run.
+    """
+
+    def __init__(self, metric: str, direction: Direction, patience: int):
+        super().__init__(metric, direction)
+        if not isinstance(patience, int) or patience < 1:
+            raise InputError(f"patience= must be a whole number of validations from 1 up, got {patience!r}")
+        self.patience = patience
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the last validations were all without a better value."""
+        return self.waited >= self.patience
+
+    def on_start(self, state: "TrainingState") -> None:
+        """Finish at once where the run that is resumed had ended."""
+        super().on_start(state)
+        state.finish_requested = state.finish_requested or self.is_exhausted
+
+    def on_step(self, state: "TrainingState") -> None:
+        """Finish where patience is at its end."""
+        super().on_step(state)
+        state.finish_requested = state.finish_requested or self.is_exhausted
+
+
 class JsonLog(Callback):
-    """Appends a line of facts to ``log.jsonl`` every few steps and at the end of every epoch.
+    """Appends a line of facts to ``log.jsonl`` every few steps, at the end of every epoch and after a validation.
 
     A resumed run first drops the lines past the step it resumes from, so the file reads like that of a run that was
     never stopped.
@@ -79,8 +320,9 @@ class JsonLog(Callback):
         self.path, self.every = folder / "log.jsonl", every
 
     def on_start(self, state: "TrainingState") -> None:
-        """Drop later lines."""
-        lines = [line for line in read_log(self.path) if line["step"] <= state.step]
+        """Drop later lines; before the first step, write what validation of the untrained model found."""
+        lines = [line for line in read_log(self.path) if line["step"] <= state.step] if state.step else []
+        lines += [state.line] if state.line else []
         with explain_write_errors(self.path):
             write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
         self._restart(state)
@@ -88,9 +330,9 @@ class JsonLog(Callback):
     def on_step(self, state: "TrainingState") -> None:
         """Write a line where one is due."""
         self.waited += sum(batch.waited for batch in state.batches)
-        if not (state.is_due(self.every) or state.is_epoch_end):
+        if not (state.is_due(self.every) or state.is_epoch_end or state.is_validated):
             return
-        spent = time.perf_counter() - self.began
+        spent = time.perf_counter() - self.began - state.line.get("validation_seconds", 0.0)
         line = state.measure()
         line["seconds_per_step"] = spent / (state.step - self.since)
         line["share_in_model_and_loss"] = 1 - self.waited / spent
@@ -127,10 +369,15 @@ class TensorBoard(Callback):
             from torch.utils.tensorboard import SummaryWriter
 
             self.board = SummaryWriter(str(self.folder))
+        self._mirror(state)
 
     def on_step(self, state: "TrainingState") -> None:
         """Mirror a line."""
-        if self.board is None or "seconds_per_step" not in state.line:
+        if "seconds_per_step" in state.line:
+            self._mirror(state)
+
+    def _mirror(self, state: "TrainingState") -> None:
+        if self.board is None:
             return
         with explain_write_errors(self.folder):
             for name, value in state.line.items():
@@ -355,6 +602,8 @@ class Progress(Callback):
             waited = 1 - line["share_in_model_and_loss"]
             slow = f"  waited for data {waited:.0%}" if waited > WAITED else ""
             print(f"step {step}/{steps}  {self._text(state, line)}  {left:.0f} s left{slow}", flush=True)
+        elif state.is_validated:
+            print(f"step {step}/{steps}  {self._text(state, line)}", flush=True)
 
     def on_end(self, state: "TrainingState") -> None:
         """Leave the bar as it is."""
@@ -364,7 +613,16 @@ class Progress(Callback):
 
     def _text(self, state: "TrainingState", line: dict[str, Any]) -> str:
         has_difficulty = getattr(state.method.loss, "difficulty", None) is not None
-        return "  ".join([f"loss {line['loss']:.3f}", *(describe_difficulty(line) if has_difficulty else ())])
+        is_told = state.validation is not None and (state.is_validated or self.bar is not None)
+        measured = [describe_validation(state.validation)] if is_told else []
+        return "  ".join(
+            [f"loss {line['loss']:.3f}", *measured, *(describe_difficulty(line) if has_difficulty else ())]
+        )
+
+
+def describe_validation(found: ValidationResult) -> str:
+    """What a validation found, in words."""
+    return f"validation at step {found.step}: {', '.join(f'{name} {x:.4g}' for name, x in found.values.items())}"
 
 
 def describe_difficulty(line: dict[str, Any]) -> list[str]:

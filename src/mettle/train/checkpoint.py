@@ -3,18 +3,22 @@
     checkpoints/step-00000200/state.safetensors   every tensor: networks, optimizers, random state
                               state.json          every plain number, and the hash of the tensors
                               manifest.json       written last: the hashes of both
+    checkpoints/best/step-00000160/               the same files: the weights that validated best, see `BestCheckpoint`
 
 A folder appears by a rename, so a process killed while writing leaves the earlier ones untouched. Reading checks
 hashes; a damaged checkpoint is passed over, aloud, for the one before. The last two are kept.
 """
 
 import json
+import random
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -29,10 +33,18 @@ KEEP_LAST = 2
 
 def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
     """Write the state after ``step`` steps, then drop all but the last two checkpoints."""
+    place = write_checkpoint(folder, step, state)
+    for old in list_checkpoints(folder)[:-KEEP_LAST]:
+        shutil.rmtree(old, ignore_errors=True)
+    return place
+
+
+def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
+    """Write the state after ``step`` steps beside the checkpoints that are there."""
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
     tensors, rest = flatten_state(state)
-    place = folder / f"step-{step:08d}"
+    place = folder / checkpoint_name(step)
     if place.exists():  # the same step again, after a resume: identical by construction, but perhaps damaged
         shutil.rmtree(place)
 
@@ -50,8 +62,6 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
             f"could not write a checkpoint to {place}: {why}. Earlier checkpoints are intact: make room, then continue "
             "with --resume"
         ) from None
-    for old in list_checkpoints(folder)[:-KEEP_LAST]:
-        shutil.rmtree(old, ignore_errors=True)
     return place
 
 
@@ -68,10 +78,20 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if p.is_dir() and p.name[5:].isdigit())
 
 
+def checkpoint_name(step: int) -> str:
+    """The name of the folder of a checkpoint."""
+    return f"step-{step:08d}"
+
+
+def checkpoint_step(place: Path) -> int:
+    """How many steps were done when a checkpoint was written."""
+    return int(place.name[5:])
+
+
 def describe_latest(folder: Path) -> str:
     """What there is to continue from, in words."""
     found = list_checkpoints(folder)
-    return f"the checkpoint of step {int(found[-1].name[5:])} is kept" if found else "no checkpoint was written yet"
+    return f"the checkpoint of step {checkpoint_step(found[-1])} is kept" if found else "no checkpoint was written yet"
 
 
 def load_latest(folder: Path) -> tuple[int, dict[str, Any], list[str]] | None:
@@ -150,3 +170,15 @@ def set_rng_state(state: Mapping[str, Tensor]) -> None:
     for k in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         if f"cuda:{k}" in state:
             torch.cuda.set_rng_state(state[f"cuda:{k}"], k)
+
+
+@contextmanager
+def preserve_rng_state() -> Iterator[None]:
+    """Leave the generators of torch, NumPy and Python as they were, whatever is drawn from them inside."""
+    before, array, plain = get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        set_rng_state(before)
+        np.random.set_state(array)
+        random.setstate(plain)

@@ -198,7 +198,8 @@ def _apply_split(recipe: Recipe, samples: Samples, tuples: Tuples | None = None)
         if tuples is not None and (tuples.split != NO_SPLIT).any():
             samples = tuples.split_samples(samples)
         else:
-            samples = identity_disjoint_split(samples, val=data.val, test=data.test, seed=recipe.seed)
+            seed = recipe.seed if data.split_seed is None else data.split_seed
+            samples = identity_disjoint_split(samples, val=data.val, test=data.test, seed=seed)
     return hold_out_domains(samples, data.unseen) if data.unseen else samples
 
 

@@ -1,7 +1,7 @@
 """From a recipe to a finished run folder, or on from where one stopped; and its parts: model, method, loader."""
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from mettle.data.loader import ForeignLoader, Loader
 from mettle.data.sampler import EpochBatchSampler, PKBatchSampler, ShuffledBatchSampler, UpsampledSampler
 from mettle.data.transforms import Augment, find_preset, to_input_tensor
 from mettle.data.tuples import Tuples
-from mettle.errors import DataError, InputError, RunError
+from mettle.errors import DataError, InputError, RecipeError, RunError
 from mettle.losses import PairwiseLoss
 from mettle.model import Embedder, EmbeddingModel, ModuleEmbedder
 from mettle.train import checkpoint
@@ -48,6 +48,7 @@ from mettle.train.run_folder import (
     open_run_folder,
     save_artifact,
 )
+from mettle.train.selection import Score, Selection, build_selection, describe_selection
 from mettle.train.trainer import count_steps, run_loop
 
 POOL = 4096  # training rows that corrupted features are taken from
@@ -78,6 +79,7 @@ class TrainResult:
     notes: tuple[str, ...] = ()
     loss: Any = None  # as trained, where it learns something itself
     tuples: Tuples | None = None  # the pairs or triplets of the recipe, with their splits
+    selection: Mapping[str, Any] | None = None  # which step the weights are of, see `Selection.restore_best`
 
 
 def train(
@@ -86,6 +88,7 @@ def train(
     *,
     resume: bool = False,
     cache: Path | None = None,
+    score: Score | None = None,
     callbacks: Sequence[Callback] = (),
     on_step: Callable[[int, dict[str, Any]], None] | None = None,
     tensorboard: bool = True,
@@ -101,6 +104,8 @@ def train(
         folder: the run folder, which must not exist unless the run in it is to go on.
         resume: whether to continue the run in ``folder``, if there is one.
         cache: where embedded data are kept.
+        score: what measures a model on the validation samples, for a recipe with ``train.select`` or
+            ``train.validate_every``: `mettle.evaluate.ValidationScore`, or a `Score` of your own.
         callbacks: what else is called around every step, see `mettle.train.callbacks`.
         on_step: called after every step with the number of steps done and the log line.
         tensorboard: whether to write for TensorBoard too, where it is installed.
@@ -130,6 +135,9 @@ def train(
     if recipe.train.epochs is not None:
         steps = count_steps(loader, recipe.train.epochs, recipe.train.accumulate)
         recipe = recipe.with_values({"train.steps": steps})
+    selection = _build_selection(recipe, folder, samples, score, on_note)
+    if selection is not None and not has_begun:
+        selection.validation.measure_untrained(method)
     duplicates = train_test_duplicates(samples)
     told = (*samples.notes, *describe_skipped(samples), *settings, *left_out, *_describe_accumulation(recipe))
     told += (str(duplicates),) if duplicates.count else ()
@@ -148,12 +156,27 @@ def train(
             return TrainResult(run, method.model, samples, False, None if old is None else 0, (*told, *notes))
         method, loader = build_method_and_loader(recipe, samples, misclassified=wrong, **options)
     own = [*callbacks, TensorBoard(folder)] if tensorboard else callbacks
-    start, passed, done = _fit_in_folder(recipe, folder, method, loader, samples, own)
-    model, loss = method.final_module(), method.final_module("loss")
+    start, passed, done = _fit_in_folder(recipe, folder, method, loader, samples, own, selection)
+    model, loss, chosen = method.final_module(), method.final_module("loss"), None
     if done:
-        _save_result(run, method, samples)
-    notes = (*passed, *told, *notes)
-    return TrainResult(run, model, samples, done, None if old is None else start, notes, loss, tuples)
+        chosen = None if selection is None else selection.restore_best(method)
+        _save_result(run, method, samples, chosen)
+    notes = (*passed, *told, *notes, *(() if chosen is None else (describe_selection(chosen),)))
+    return TrainResult(run, model, samples, done, None if old is None else start, notes, loss, tuples, chosen)
+
+
+def _build_selection(
+    recipe: Recipe, folder: Path, samples: Samples, score: Score | None, on_note: Callable[[str], None]
+) -> Selection | None:
+    """What validates the run, where its recipe asks for that."""
+    setup = recipe.train
+    if setup.select is None and setup.validate_every is None:
+        return None
+    if score is None:
+        key = "select" if setup.select is not None else "validate_every"
+        raise RecipeError(f"train.{key} needs a score: pass score=mettle.evaluate.ValidationScore() to train")
+    options: dict[str, Any] = {"select": setup.select, "every": setup.validate_every, "patience": setup.patience}
+    return build_selection(score, samples.part("val"), folder / "checkpoints", **options, on_note=on_note)
 
 
 def _as_folder(folder: Any) -> Path:
@@ -207,6 +230,7 @@ def _fit_in_folder(
     loader: Loader | ForeignLoader,
     samples: Samples,
     callbacks: Sequence[Callback],
+    selection: Selection | None = None,
 ) -> tuple[int, list[str], bool]:
     """The loop, from the newest checkpoint on: where it started, what was passed over, whether it reached its end."""
     setup, checkpoints = recipe.train, folder / "checkpoints"
@@ -214,6 +238,7 @@ def _fit_in_folder(
     saving = Checkpoint(checkpoints, setup.checkpoint_every)
     everything = [
         DivergenceGuard(checkpoints),
+        *(() if selection is None else selection.callbacks),
         JsonLog(folder, setup.log_every),
         CollapseGuard(setup.collapse_spread, setup.collapse_gap, setup.collapse_patience, **collapse),
         *callbacks,
@@ -248,7 +273,7 @@ def _train_identification_model(
     return wrong, (*passed, describe_error_set(len(wrong), len(part), steps)), True
 
 
-def _save_result(run: RunFolder, method: Method, samples: Samples) -> None:
+def _save_result(run: RunFolder, method: Method, samples: Samples, selection: Mapping[str, Any] | None) -> None:
     """Write the artifact of a run that reached its end."""
     classes = biased = None
     if isinstance(method, Supervised) and method.classes is not None:
@@ -259,7 +284,7 @@ def _save_result(run: RunFolder, method: Method, samples: Samples) -> None:
     columns = [one.to_json() for one in getattr(samples.inputs, "features", ())]
     part = samples.part("train")
     example = to_input_tensor(part.read(evenly_spaced(len(part), 8)), "cpu")
-    options: dict[str, Any] = {"biased": biased, "classes": classes, "columns": columns}
+    options: dict[str, Any] = {"biased": biased, "classes": classes, "columns": columns, "selection": selection}
     save_artifact(run, method.final_module(), kind=samples.inputs.kind, example=example, **options)
 
 

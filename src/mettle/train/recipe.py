@@ -69,6 +69,7 @@ class DataConfig(Section):
     memory: float = Field(2.0, ge=0)  # GiB that decoded images may take; more of them are decoded when they are read
     val: float = Field(0.1, ge=0, lt=1)  # shares of the identities, for a source without a split
     test: float = Field(0.3, gt=0, lt=1)
+    split_seed: int | None = Field(None, ge=0)  # of that division; None: seed. Runs of several seeds share one
     unseen: list[str] = []  # domains to keep out of training and to probe with
     pairs: str | None = None  # a table of pairs of the source, or "same-class" (method similarity)
     triplets: str | None = None  # a table of triplets instead
@@ -113,6 +114,9 @@ class TrainConfig(Section):
     accumulate: int = Field(1, ge=1)  # batches in a step; their gradients are averaged
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
+    select: str | None = None  # the metric on validation identities whose best step is kept; None: the last step is
+    validate_every: int | None = Field(None, ge=1)  # steps; None: every epoch where select is set, else never
+    patience: int | None = Field(None, ge=1)  # validations without a better value that end the run
     checkpoint_every: int = Field(100, ge=1)
     log_every: int = Field(10, ge=1)
     collapse_spread: float = Field(0.01, ge=0, lt=1)  # stop below this share of the first batch's 1 - mean cosine
@@ -452,6 +456,7 @@ def check_compatible(recipe: Recipe) -> None:
     """Refuse a recipe whose loss, method and data do not go together."""
     _check_method(recipe)
     _check_networks(recipe)
+    _check_selection(recipe)
 
 
 def _check_method(recipe: Recipe) -> None:
@@ -473,6 +478,12 @@ def _check_method(recipe: Recipe) -> None:
         raise RecipeError(f"data.{given[0]} needs train.method = 'similarity', got {recipe.train.method!r}")
     elif recipe.batch.size and recipe.train.method not in BY_SAMPLE:
         raise RecipeError(f"batch.size needs train.method = {' or '.join(map(repr, BY_SAMPLE))}: set batch.classes")
+
+
+def _check_selection(recipe: Recipe) -> None:
+    """Patience is with a metric."""
+    if recipe.train.patience is not None and recipe.train.select is None:
+        raise RecipeError("train.patience needs train.select, the metric that has to improve, such as 'eer'")
 
 
 def _check_networks(recipe: Recipe) -> None:

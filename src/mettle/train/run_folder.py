@@ -262,6 +262,7 @@ def save_artifact(
     biased: EmbeddingModel | None = None,
     classes: tuple[Tensor, Sequence[str]] | None = None,
     columns: Sequence[Mapping[str, Any]] = (),
+    selection: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write what training came to; where that fails, nothing of it is there.
 
@@ -275,6 +276,7 @@ def save_artifact(
         biased: the second encoder, built like the first.
         classes: the class vectors of the loss and whose they are: a closed-set classifier for the embeddings.
         columns: those of the table that the rows came from, if any.
+        selection: which step the weights are of and what it was chosen by, where it is not the last one.
 
     Returns:
         the contract.
@@ -296,6 +298,7 @@ def save_artifact(
                 saved, graph = _save_graph(staged / GRAPH, model, example)
                 files |= {} if saved is None else {GRAPH: saved}
             contract = _make_contract(run, model, files, columns, kind, graph)
+            contract |= {} if selection is None else {"selection": dict(selection)}
             write_text(staged / "contract.json", json.dumps(contract, indent=1))
             for name in (*files, "contract.json"):
                 os.replace(staged / name, run.folder / name)
@@ -329,7 +332,7 @@ def _make_contract(
     inside = "centring and scaling are inside the model"
     entry["scaling"] = f"uint8 / 255, resized with antialias; {inside}" if kind == "image" else f"as read; {inside}"
     if isinstance(model, ModuleEmbedder):
-        entry["dtype"] = model.dtype
+        entry |= {"dtype": model.dtype, "kind": "image" if model.preprocess is not None else kind}
         described: dict[str, Any] = {"class": describe_object(model.module)} | ({"graph": graph} if graph else {})
         way = {} if model.preprocess is None else model.preprocess.to_json()
         entry |= {key: value for key, value in way.items() if key not in ("size", "channels")}

@@ -11,14 +11,18 @@ from itertools import islice
 from typing import Any
 
 from mettle.data.loader import Batch, ForeignLoader, Loader
-from mettle.train.callbacks import Callback, mean_cosine, similarity_gap
+from mettle.train.callbacks import Callback, ValidationResult, mean_cosine, similarity_gap
 from mettle.train.methods.base import Method, StepResult
 from mettle.train.optim import Schedule
 
 
 @dataclass
 class TrainingState:
-    """Where a run stands, for callbacks: what they read, and the request to stop that they may make."""
+    """Where a run stands, for callbacks: what they read, and the requests that they may make.
+
+    A run that was asked to stop is not done: it saves and can be resumed. A run that was asked to finish is done with
+    this step, as if it had been the last one of the schedule.
+    """
 
     method: Method
     schedule: Schedule
@@ -30,7 +34,9 @@ class TrainingState:
     result: StepResult | None = None
     is_epoch_end: bool = False
     line: dict[str, Any] = field(default_factory=dict)  # what a log may say; `JsonLog` adds to it when a line is due
+    validation: ValidationResult | None = None  # the last one, of this step or an earlier one
     stop_requested: bool = False
+    finish_requested: bool = False
 
     @property
     def batch(self) -> Batch:
@@ -39,8 +45,13 @@ class TrainingState:
 
     @property
     def is_last(self) -> bool:
-        """Whether all steps are done."""
-        return self.step >= self.schedule.steps
+        """Whether nothing is left to do: all steps are done, or the run was asked to finish."""
+        return self.step >= self.schedule.steps or self.finish_requested
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether the model was validated after this very step."""
+        return self.validation is not None and self.validation.step == self.step
 
     def is_due(self, every: int) -> bool:
         """Whether this is a step of those that something is done at, one in ``every`` and the last."""
@@ -78,7 +89,8 @@ def run_loop(
     try:
         for callback in callbacks:
             callback.on_start(state)
-        for state.batches in group_batches(loader, start, schedule.steps, position, accumulate):
+        stop = start if state.is_last else schedule.steps  # an early end that was saved is an end
+        for state.batches in group_batches(loader, start, stop, position, accumulate):
             state.is_epoch_end = any(batch.ends_epoch for batch in state.batches)
             state.lr = schedule.lr_at(state.step)
             state.result = method.step(state.batches, state.lr, state.step / schedule.steps)
@@ -86,7 +98,7 @@ def run_loop(
             state.line = {"step": state.step, "epoch": state.batch.epoch, "loss": state.result.loss, "rate": state.lr}
             for callback in callbacks:
                 callback.on_step(state)
-            if state.stop_requested:
+            if state.stop_requested or state.finish_requested:
                 break
     finally:
         for callback in callbacks:

@@ -1,0 +1,166 @@
+"""Metrics by name on the validation part, for selection while training.
+
+| name | better | what it is |
+|---|---|---|
+| ``eer``, ``min_dcf`` | low | of :func:`verification` over all pairs |
+| ``auc``, ``tar@1e-3`` | high | the same; TAR at any false-accept rate |
+| ``recall@1``, ``map@r``, ``r_precision`` | high | of :func:`retrieval` among all samples; Recall at any K |
+| ``worst eer by domain`` | as ``eer`` | the worst group of any of these by any column; pairs lie inside a group |
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from mettle.data.dataset import Samples
+from mettle.errors import InputError, MettleError, nearest
+from mettle.evaluate.checks import NotMeasurable
+from mettle.evaluate.groups import again, groups, paired
+from mettle.evaluate.intervals import LEAST
+from mettle.evaluate.named import named
+from mettle.evaluate.retrieval import Retrieval, retrieval
+from mettle.evaluate.several import rates, wholes
+from mettle.evaluate.verification import verification
+from mettle.evaluate.verified import METRICS, Verification
+from mettle.model import embed
+
+LOWER_IS_BETTER = ("eer", "min_dcf")
+OF_PAIRS = (*METRICS, "min_dcf")
+OF_NEIGHBORS = {"map@r": "map_at_r", "r_precision": "r_precision"}  # by their names in `Retrieval.per_query`
+KNOWN = (*OF_PAIRS, "recall@1", *OF_NEIGHBORS)
+CURVES = ("eer", "recall@1")  # measured along with what is asked for, where they can be
+
+
+@dataclass(frozen=True)
+class MetricName:
+    """A metric that was asked for by its name, and the column whose worst group it is of, if any."""
+
+    metric: str
+    column: str | None = None
+
+    @classmethod
+    def parse(cls, name: str) -> "MetricName":
+        """Read a name.
+
+        Raises:
+            InputError: no metric has that name; the nearest one is named.
+        """
+        worst = re.fullmatch(r"worst (\S+) by (.+)", str(name))
+        metric = worst.group(1) if worst else str(name)
+        kind, _, at = metric.partition("@")
+        if kind == "recall" and at.isdecimal() and int(at) > 0:
+            metric = f"recall@{wholes(int(at), 'k')[0]}"
+        elif kind == "tar" and at:
+            rates(named(metric, METRICS)[1], name)
+        elif metric not in KNOWN:
+            examples = (*KNOWN, *(f"worst {one} by domain" for one in KNOWN if "worst" in str(name)))
+            raise InputError(f"no validation metric named {name!r}{nearest(str(name), examples)}")
+        return cls(metric, worst.group(2) if worst else None)
+
+    @property
+    def is_of_pairs(self) -> bool:
+        """Whether pairs are told apart, not neighbors ranked."""
+        return self.metric in OF_PAIRS or self.metric.startswith("tar@")
+
+
+@dataclass(frozen=True)
+class ValidationScore:
+    """Measures a model on samples by names of metrics, see :mod:`mettle.evaluate.validation`: a score for training.
+
+    Attributes:
+        minimum: subjects that a group needs to be the worst one.
+    """
+
+    minimum: int = LEAST
+
+    def __call__(self, model: Any, samples: Samples, names: tuple[str, ...] = ()) -> Mapping[str, float]:
+        """The value of each metric, and of EER and Recall@1 where they can be measured; NaN where embeddings have one.
+
+        Raises:
+            InputError: no metric has that name.
+            NotMeasurable: the samples do not allow a metric: too few identities, samples of one, or impostor pairs.
+        """
+        wanted = {name: MetricName.parse(name) for name in (*names, *CURVES)}
+        z = embed(model, samples)
+        if not np.isfinite(z).all():
+            return dict.fromkeys(names, float("nan"))
+        found: dict[str, float] = {}
+        measured = _Measured(z, samples, next(model.parameters()).device, self.minimum)
+        for name, metric in wanted.items():
+            try:
+                found[name] = measured.value(metric)
+            except MettleError as error:
+                if name in names:
+                    people = len(np.unique(samples.labels))
+                    part = f"the validation part ({len(samples)} samples of {people} identities)"
+                    raise NotMeasurable(f"{name} cannot be measured on {part}: {error}") from None
+        return found
+
+    def direction(self, name: str) -> Literal["min", "max"]:
+        """Whether low or high values of a metric are better."""
+        return "min" if MetricName.parse(name).metric in LOWER_IS_BETTER else "max"
+
+
+class _Measured:
+    """The pairs and neighbors of one set of embeddings, compared once however many metrics are asked for."""
+
+    def __init__(self, z: np.ndarray, samples: Samples, device: torch.device, minimum: int):
+        # Large sets are compared where the model is; the result does not depend on that.
+        self.z = torch.from_numpy(z).to(device) if device.type == "cuda" else z
+        self.samples, self.minimum = samples, minimum
+        self._pairs: Verification | None = None
+        self._neighbors: dict[int, Retrieval] = {}
+
+    def value(self, name: MetricName) -> float:
+        if name.column is None:
+            return _value(self.pairs, name.metric) if name.is_of_pairs else self._mean_by_query(name.metric)
+        column = self.samples.column(name.column).values()
+        if not name.is_of_pairs:
+            ranked = groups(self._ranked(name.metric), column, metric=_query_key(name.metric), minimum=self.minimum)
+            return float(ranked.worst.values[_query_key(name.metric)])  # type: ignore[arg-type]
+        sign = -1 if name.metric in LOWER_IS_BETTER else 1
+        return sign * min(sign * value for value in self._by_group(name.metric, column).values())
+
+    @property
+    def pairs(self) -> Verification:
+        if self._pairs is None:
+            self._pairs = verification(self.z, self.samples.labels, ids=self.samples.ids)
+        return self._pairs
+
+    def _by_group(self, metric: str, column: np.ndarray) -> dict[str, float]:
+        """A metric among the pairs of each group that has subjects enough for it."""
+        found, why = {}, {}
+        for group in np.unique(column.astype(str)):
+            try:
+                own = again(self.pairs, column.astype(str) == group)
+                subjects = min(paired(own))
+                if subjects < self.minimum:
+                    why[group] = f"{subjects} subjects with genuine and impostor pairs, {self.minimum} are needed"
+                else:
+                    found[group] = _value(own, metric)
+            except MettleError as error:
+                why[group] = str(error)
+        if not found:
+            raise NotMeasurable("no group allows it: " + "; ".join(f"{group}: {text}" for group, text in why.items()))
+        return found
+
+    def _mean_by_query(self, metric: str) -> float:
+        return float(self._ranked(metric).per_query[_query_key(metric)].mean())
+
+    def _ranked(self, metric: str) -> Retrieval:
+        k = int(metric.partition("@")[2]) if metric.startswith("recall@") else 1
+        if k not in self._neighbors:
+            self._neighbors[k] = retrieval(self.z, self.samples.labels, ids=self.samples.ids, k=k)
+        return self._neighbors[k]
+
+
+def _value(v: Verification, metric: str) -> float:
+    return v.min_dcf if metric == "min_dcf" else v.value(metric)
+
+
+def _query_key(metric: str) -> str:
+    return OF_NEIGHBORS.get(metric, metric)
