@@ -2,10 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from mettle.data import Augment, Loader, Samples
+from mettle.data.inputs import FeatureArray
 from mettle.errors import InputError, RecipeError
 from mettle.losses import SupCon
 from mettle.model import Embedder, EmbedderSpec
@@ -223,7 +226,7 @@ def test_steps_of_epochs_are_counted_from_the_order():
         def epoch_batches(self, epoch):
             return [None] * (3 + epoch)
 
-    loader = type("Loader", (), {"sampler": Sampler()})()
+    loader = Loader(Samples.of(FeatureArray(np.zeros((4, 2))), [0, 0, 1, 1]), Sampler(), Augment())
     assert [count_steps(loader, 3), count_steps(loader, 3, 5), count_steps(loader, 1, 9)] == [12, 2, 1]
 
 

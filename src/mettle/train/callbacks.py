@@ -613,8 +613,8 @@ class Progress(Callback):
 
     def _text(self, state: "TrainingState", line: dict[str, Any]) -> str:
         has_difficulty = getattr(state.method.loss, "difficulty", None) is not None
-        is_told = state.validation is not None and (state.is_validated or self.bar is not None)
-        measured = [describe_validation(state.validation)] if is_told else []
+        found = state.validation if state.is_validated or self.bar is not None else None
+        measured = [] if found is None else [describe_validation(found)]
         return "  ".join(
             [f"loss {line['loss']:.3f}", *measured, *(describe_difficulty(line) if has_difficulty else ())]
         )
