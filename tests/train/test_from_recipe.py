@@ -55,7 +55,7 @@ def content(folder: Path) -> tuple:
     )
 
 
-TIMES = ("seconds_per_step", "share_in_model_and_loss")
+TIMES = ("seconds_per_step", "share_in_model_and_loss", "validation_seconds")
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +260,7 @@ def test_the_log_says_what_difficulty_did_and_where_time_went(whole, source, tmp
     train(tiny(source), folder, tensorboard=True)
     lines = logs.read_log(folder / "log.jsonl")
     assert [line["step"] for line in lines] == [3, 6, 9, 12]
-    for key in ("loss", "hard_positives", "hard_negatives", "effective_negatives", *TIMES):
+    for key in ("loss", "hard_positives", "hard_negatives", "effective_negatives", *TIMES[:2]):
         assert key in lines[-1]
     assert 0 < lines[-1]["share_in_model_and_loss"] <= 1
     assert list((folder / "tensorboard").iterdir())
@@ -315,6 +315,7 @@ def test_T1_training_killed_at_six_points_resumes_bit_for_bit(tmp_path, workers)
 KILLED = textwrap.dedent(
     """
     import os, signal, sys, torch
+    from mettle.evaluate import ValidationScore
     from mettle.train import checkpoint, from_recipe, load
 
     def train(point):
@@ -328,16 +329,21 @@ KILLED = textwrap.dedent(
             kill_at(f"save {step}")
             return save(folder, step, state)
 
+        def write_checkpoint(folder, step, state):
+            if folder.name == "best":
+                kill_at(f"best {step}")
+            return write(folder, step, state)
+
         def save_artifact(*args, **options):
             kill_at("end")
             return finish(*args, **options)
 
         save, checkpoint.save_checkpoint = checkpoint.save_checkpoint, save_checkpoint
+        write, checkpoint.write_checkpoint = checkpoint.write_checkpoint, write_checkpoint
         finish, from_recipe.save_artifact = from_recipe.save_artifact, save_artifact
         recipe, folder = load(sys.argv[1]), sys.argv[2]
-        from_recipe.train(
-            recipe, folder, resume=True, tensorboard=False, on_step=lambda step, line: kill_at(f"step {step}")
-        )
+        options = {"tensorboard": False, "score": ValidationScore()}
+        from_recipe.train(recipe, folder, resume=True, on_step=lambda step, line: kill_at(f"step {step}"), **options)
 
     if __name__ == "__main__":  # workers are started afresh and read this file too
         torch.set_num_threads(1)

@@ -227,11 +227,9 @@ CLAIMS = {
 
 def _at_least(wanted: float, ratios: list[float]) -> tuple[Verdict, str]:
     """Whether a ratio of times reaches what is wanted, by the 95 % interval of its geometric mean over draws."""
-    from scipy.stats import t
+    from mettle.evaluate.intervals import mean_interval
 
-    logs = [math.log(ratio) for ratio in ratios]
-    mean, n = statistics.fmean(logs), len(logs)
-    half = float(t.ppf(0.975, n - 1)) * statistics.stdev(logs) / n**0.5
+    mean, half = mean_interval([math.log(ratio) for ratio in ratios])
     low, middle, high = (math.exp(x) for x in (mean - half, mean, mean + half))
     verdict: Verdict = "holds" if low >= wanted else "contradicted" if high < wanted else "not decided"
     return verdict, f"{middle:.2f} times as fast [{low:.2f}, {high:.2f}], {wanted:g} wanted"
@@ -239,10 +237,9 @@ def _at_least(wanted: float, ratios: list[float]) -> tuple[Verdict, str]:
 
 def _decided(lines: list[str], differences: list[float], what: str) -> Outcome:
     """Whether a difference is above 0, by its interval over seeds."""
-    from scipy.stats import t
+    from mettle.evaluate.intervals import mean_interval
 
-    mean, n = statistics.fmean(differences), len(differences)
-    half = float(t.ppf(0.975, n - 1)) * statistics.stdev(differences) / n**0.5
+    (mean, half), n = mean_interval(differences), len(differences)
     verdict: Verdict = "holds" if mean - half > 0 else "contradicted" if mean + half < 0 else "not decided"
     return Outcome([*lines, f"{what}: {mean:+.1f} ± {half:.1f}"], verdict, {"mean": mean, "half": half, "n": n})
 

@@ -47,42 +47,111 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the named run if it is there.")] = False,
     report: Annotated[bool, typer.Option(help="Evaluate and write report.html afterwards.")] = True,
     allow_import: AllowImport = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=2, help="Train so many seeds, counted up from the recipe's, and tell their mean.")
+    ] = None,
     overrides: Set = None,
 ) -> None:
     """Train a recipe, evaluate it on what it never saw, and write a report."""
+    check_run_name(name)
+    folder = runs / (name or _free_name(runs, Path(recipe or DEFAULT).stem, resume))
+    columns = {"source": data, "label": label, "domain": domain, "image": image}
+    given = {key: value for key, value in columns.items() if value is not None}
+    again = ["mettle", "train", *([] if runs == RUNS else ["--runs", str(runs)]), "--name", folder.name, "--resume"]
+    again += [] if report else ["--no-report"]
+    allowed = allow_packages(allow_import)
+    again += [word for package in allowed for word in ("--allow-import", package)]
+    if seeds is not None or (resume and (folder / "seeds.json").is_file()):
+        if not report:
+            raise InputError("--seeds tells the mean of what is measured: leave out --no-report")
+        _train_seeds(recipe, folder, resume, overrides or [], given, seeds, again, allowed)
+        return
+    said: list[str] = []
+    plan = _plan(recipe, folder, resume, overrides or [], given, _noting(said))
+    _train_run(plan, folder, resume, report, again, said, allowed)
+
+
+def _train_seeds(
+    recipe: str | None,
+    folder: Path,
+    resume: bool,
+    overrides: list[str],
+    data: dict[str, str],
+    count: int | None,
+    again: list[str],
+    allowed: tuple[str, ...],
+) -> None:
+    """Train one recipe with several seeds, on one split, each in a run folder of its own, and tell the mean."""
+    import json
+
+    from mettle.atomic_files import write_text
+    from mettle.errors import RunError
+    from mettle.report.seeds import describe_seeds, write_seeds
+    from mettle.train import open_run_folder
+
+    listed = folder / "seeds.json"
+    if folder.exists() and not (resume and listed.is_file()):
+        what = "is no folder of several seeds" if resume else "is there already: continue it with --resume"
+        raise RunError(f"{folder} {what}, or choose another --name")
+    known = json.loads(listed.read_text())["seeds"] if listed.is_file() else []
+    said: list[str] = []
+    first = folder / f"seed-{known[0]}" if known else folder
+    plan = _plan(recipe, first, resume, overrides, data, _noting(said))
+    seeds = known or [plan.seed + k for k in range(count or 0)]
+    if count not in (None, len(seeds)):
+        raise RunError(f"{folder} has {len(seeds)} seeds, not {count}: resume it without --seeds")
+    split = plan.seed if plan.data.split_seed is None else plan.data.split_seed
+    folder.mkdir(parents=True, exist_ok=True)
+    if not known:
+        write_text(listed, json.dumps({"format": 1, "seeds": seeds}))
+    for seed in seeds:
+        place = folder / f"seed-{seed}"
+        if (place / "report.html").is_file():
+            print(f"seed {seed}: done already, {place}", flush=True)
+            continue
+        print(f"seed {seed}:", flush=True)
+        own = plan.with_values({"seed": seed, "data.split_seed": split})
+        _train_run(own, place, resume and place.exists(), True, again, said, allowed)
+    for line in describe_seeds(write_seeds([open_run_folder(folder / f"seed-{seed}") for seed in seeds], folder)):
+        print(line)
+    print(f"seeds: {folder / 'seeds.html'}")
+
+
+def _noting(said: list[str]) -> Callable[[str], None]:
+    """Prints notes and remembers them."""
+
+    def say(note: str) -> None:
+        said.append(note)
+        print(f"note: {note}", flush=True)
+
+    return say
+
+
+def _train_run(
+    plan: Any, folder: Path, resume: bool, report: bool, again: list[str], said: list[str], allowed: tuple[str, ...]
+) -> None:
+    """Train one run; ``again`` is the command that continues it."""
     from mettle.evaluate import ValidationScore
     from mettle.evaluate.pair_tables import write_pair_metrics
     from mettle.train.callbacks import Progress
     from mettle.train.from_recipe import build_model
     from mettle.train.from_recipe import train as run_training
 
-    check_run_name(name)
-    folder = runs / (name or _free_name(runs, Path(recipe or DEFAULT).stem, resume))
-    resumed = resume and folder.exists()
-    said: list[str] = []
-
-    def say(note: str) -> None:
-        said.append(note)
-        print(f"note: {note}", flush=True)
+    resumed, say = resume and folder.exists(), _noting(said)
 
     def print_folder(run: Any) -> None:
         print(f"run folder: {run.folder}", flush=True)
         if resumed:
             print(_whence(run.folder), flush=True)
 
-    columns = {"source": data, "label": label, "domain": domain, "image": image}
-    given = {key: value for key, value in columns.items() if value is not None}
-    plan = _plan(recipe, folder, resume, overrides or [], given, say)
     print(plan.title(), flush=True)
     options: dict[str, Any] = {"callbacks": [Progress(plan.train.log_every)], "on_note": say, "on_start": print_folder}
-    options["allow_import"] = allow_packages(allow_import)
+    options["allow_import"] = allowed
     outcome = run_training(plan, folder, resume=resume, cache=cache(), score=ValidationScore(), **options)
     for note in (*outcome.notes, *write_pair_metrics(outcome)):
         if note not in said:
             say(note)
     if not outcome.finished:
-        where = [] if runs == RUNS else ["--runs", str(runs)]
-        again = ["mettle", "train", *where, "--name", folder.name, "--resume", *([] if report else ["--no-report"])]
         print(f"stopped on request; continue with: {shlex.join(again)}")
         raise typer.Exit(1)
     if report:

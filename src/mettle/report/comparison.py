@@ -23,12 +23,13 @@ FORMAT = 1  # of metrics.json
 SHOWN = ("EER", "AUC", "Recall@1", "MAP@R")  # beside TAR at every false-accept rate
 
 
-def write_comparison(runs: Sequence[RunFolder], path: Path | str) -> Path:
+def write_comparison(runs: Sequence[RunFolder], path: Path | str, over_seeds: Sequence[str] = ()) -> Path:
     """Write a page that compares runs by their ``metrics.json``, ``log.jsonl`` and ``map.json``.
 
     Args:
         runs: at least two runs that were evaluated.
         path: where the page goes.
+        over_seeds: lines about the mean over the runs, where they are one recipe with several seeds.
 
     Raises:
         RunError: a run has no metrics, or metrics of another version.
@@ -36,7 +37,7 @@ def write_comparison(runs: Sequence[RunFolder], path: Path | str) -> Path:
     if len(runs) < 2:
         raise InputError(f"a comparison needs at least two runs, got {len(runs)}")
     path = place(path)
-    write_text(path, render("comparison.html.j2", **comparison(runs)))
+    write_text(path, render("comparison.html.j2", over_seeds=over_seeds, **comparison(runs)))
     return path
 
 

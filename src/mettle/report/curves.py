@@ -27,6 +27,7 @@ class Panel:
     level: tuple[float, str] | None = None  # a value worth comparing with, and its name
     still: float | str | None = None  # lines that never leave this value ("any": their first) tell nothing
     unless: str = ""  # a key whose own panel says it better
+    mark: int | None = None  # the step whose weights are kept
 
 
 PANELS = (
@@ -113,11 +114,33 @@ PANELS = (
 )
 
 
-def training(logs: Sequence[Log]) -> list[dict[str, str]]:
-    """Training curves of one run, or of several laid over each other (colour = run, dashes = second line)."""
+def validation_panels(logs: Sequence[Log], selection: Mapping[str, Any] | None = None) -> list[Panel]:
+    """A panel for each metric that was measured on the validation part, the one that decided first.
+
+    The name of a column is the user's, so it stands in the caption and not in the figure.
+    """
+    keys = dict.fromkeys(key for lines in logs for line in lines for key in line if key.startswith("val_"))
+    chosen = "" if selection is None else f"val_{selection['metric']}"
+    found = []
+    for key in sorted(keys, key=lambda key: key != chosen):
+        name = key.removeprefix("val_")
+        caption = f"{name} on the validation identities; step 0 is the untrained network."
+        if key == chosen and selection is not None:
+            caption += f" The dot is step {selection['step']:,}, whose weights are kept."
+        title = f"Validation: {name.partition(' by ')[0]}{' group' if ' by ' in name else ''}"
+        mark = selection["step"] if key == chosen and selection is not None else None
+        found.append(Panel(title, caption, ((key, name),), mark=mark))
+    return found
+
+
+def training(logs: Sequence[Log], selection: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
+    """Training curves of one run, or of several laid over each other (colour = run, dashes = second line).
+
+    ``selection`` says which step of the one run was chosen, and by what.
+    """
     return [
         {"title": panel.title, "caption": panel.caption, "image": _draw(panel, logs)}
-        for panel in PANELS
+        for panel in (*validation_panels(logs, selection), *PANELS)
         if _tells(panel, logs)
     ]
 
@@ -150,6 +173,10 @@ def _draw(panel: Panel, logs: Sequence[Log]) -> str:
                     axes.fill_between(
                         band[:, 0], band[:, 1] - band[:, 2], band[:, 1] + band[:, 2], color=colour, alpha=0.2, lw=0
                     )
+                if panel.mark is not None and panel.mark in found[:, 0]:
+                    at = found[found[:, 0] == panel.mark][0]
+                    axes.axvline(panel.mark, color=GREY, lw=1.0, ls=":")
+                    axes.plot(at[0], at[1], "o", color=ORANGE, mec="white", ms=8, zorder=3)
         if panel.level is not None:
             axes.axhline(panel.level[0], color=GREY, lw=1.2, ls=":", label=panel.level[1])
         if named:

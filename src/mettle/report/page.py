@@ -70,7 +70,7 @@ def pictures(run: RunFolder, evaluation: Evaluation, maps: Mapping[str, Located]
         "negatives": pairs.shown(pairs.hardest(judged, "impostor"), judged.samples, decided, "impostor"),
         "positives": pairs.shown(pairs.hardest(judged, "genuine"), judged.samples, decided, "genuine"),
         "map": _map(judged, maps),
-        "training": curves.training([log]),
+        "training": curves.training([log], metrics.get("selection")),
         **_two(run, evaluation, log),
     }
 

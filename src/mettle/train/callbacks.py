@@ -613,11 +613,10 @@ class Progress(Callback):
 
     def _text(self, state: "TrainingState", line: dict[str, Any]) -> str:
         has_difficulty = getattr(state.method.loss, "difficulty", None) is not None
-        found = state.validation if state.is_validated or self.bar is not None else None
-        measured = [] if found is None else [describe_validation(found)]
-        return "  ".join(
-            [f"loss {line['loss']:.3f}", *measured, *(describe_difficulty(line) if has_difficulty else ())]
-        )
+        found = [f"loss {line['loss']:.3f}", *(describe_difficulty(line) if has_difficulty else ())]
+        if state.validation is not None and (state.is_validated or self.bar is not None):
+            found.append(describe_validation(state.validation))
+        return "  ".join(found)
 
 
 def describe_validation(found: ValidationResult) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mettle.report.curves import PANELS, Panel, series
+from mettle.report.curves import PANELS, Panel, series, validation_panels
 from mettle.train import RunFolder
 from mettle.train.callbacks import read_log
 
@@ -12,7 +12,7 @@ Log = list[dict[str, Any]]
 def training(run: RunFolder) -> list[dict[str, Any]]:
     """Every panel for which the log of a run has something to tell."""
     log = read_log(run.folder / "log.jsonl")
-    return [_facts(panel, log) for panel in PANELS if _tells(panel, log)]
+    return [_facts(panel, log) for panel in (*validation_panels([log]), *PANELS) if _tells(panel, log)]
 
 
 def _facts(panel: Panel, log: Log) -> dict[str, Any]:
