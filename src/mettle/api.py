@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mettle.data.dataset import NO_SPLIT, SPLITS, Samples, join_splits
+from mettle.data.dataset import NO_SPLIT, Samples, join_splits
 from mettle.data.loader import ForeignLoader
 from mettle.data.sources.dataframe import is_dataframe, read_dataframe
 from mettle.data.sources.torch_dataset import DenormalizedItems, find_input_column, read_dataset
@@ -33,7 +33,6 @@ from mettle.evaluate.run import Evaluation, evaluate_run
 from mettle.losses import MinedLoss
 from mettle.model import Embedder, EmbedderSpec, EmbeddingModel, ModuleEmbedder, Preprocess, embed_items
 from mettle.report import write_report
-from mettle.rng import permutation
 from mettle.train.callbacks import Callback, Progress
 from mettle.train.datamodule import load_run_samples, prepare_samples
 from mettle.train.factory import describe_object
@@ -43,7 +42,6 @@ from mettle.train.recipe import parse_recipe
 from mettle.train.run_folder import RunFolder, create_run, open_run_folder, save_artifact
 
 EXAMPLES = 8  # items that a network is tried on
-CALIBRATION_SHARE = 0.3  # of the identities of data without a split, to set the thresholds of an adopted model on
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,10 +111,7 @@ class Run:
             domains: see `fit`.
         """
         samples = self._find_samples(data, labels, domains)
-        is_adopted = self.run_folder.is_adopted
-        own = data is None or is_adopted or self.run_folder.matches_data(samples.fingerprint())
-        if is_adopted and (samples.split == NO_SPLIT).all():
-            samples = _split_for_thresholds(samples)
+        own = data is None or self.run_folder.matches_data(samples.fingerprint())
         model = self.model(_device_of(self.trained_model))
         return evaluate_run(self.run_folder, samples, model=model, own_data=own, untrained=self.untrained_model)
 
@@ -515,14 +510,6 @@ def _data_table(preprocess: Preprocess | None) -> dict[str, Any]:
         return {}
     way = preprocess.to_json()
     return {key: way[key] for key in ("size", "resize", "crop", "interpolation", "channels") if key in way}
-
-
-def _split_for_thresholds(samples: Samples) -> Samples:
-    """Some identities to set thresholds on, the others to test them."""
-    present = np.unique(samples.labels)
-    chosen = present[permutation(len(present), 0, 0, stream=17)[: max(2, round(CALIBRATION_SHARE * len(present)))]]
-    split = np.where(np.isin(samples.labels, chosen), SPLITS.index("val"), SPLITS.index("test")).astype(np.int8)
-    return replace(samples, split=split)
 
 
 def _describe_inputs(run: RunFolder) -> tuple[str, ...]:

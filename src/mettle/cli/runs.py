@@ -236,7 +236,8 @@ def evaluate(
     opened = open_run_folder(run)
     place = in_folder(output)
     samples = samples_of(opened, data, label=label, domain=domain, image=image)
-    own = data is None or opened.matches_data(samples.fingerprint())  # its own, at another place
+    # Its own, at another place; an adopted model takes any as its own.
+    own = data is None or opened.is_adopted or opened.matches_data(samples.fingerprint())
     kept = own and _keeps(opened, output)
     _say_measuring(samples)
     found = evaluate_run(opened, samples, own_data=own, write=kept)

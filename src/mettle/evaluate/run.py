@@ -15,8 +15,11 @@ from mettle.evaluate import closed
 from mettle.evaluate.protocol import Judged, baseline, judge, raw, summary, thresholds, transfer
 from mettle.model import EmbeddingModel, embed
 from mettle.model.embedder import find_device
+from mettle.rng import permutation
 from mettle.train.from_recipe import build_model
 from mettle.train.run_folder import RunFolder, TrainingIdentities, set_thresholds
+
+THRESHOLD_SHARE = 0.3  # of the identities of data without a split, that thresholds of an adopted model are set on
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +47,8 @@ def evaluate_run(
         samples: all splits; validation identities are needed to set thresholds on.
         model: the trained model, when it is at hand.
         own_data: whether these are the data that the run was trained on; others get metrics, but no new contract.
-            Other data without a split are all tested on.
+            Other data without a split are all tested on. An adopted model has no data of its own: thresholds are set on
+            some of the identities of whatever it is measured on, and tested on the others.
         write: whether to write ``metrics.json`` (and the thresholds).
         untrained: the network before training, as a baseline, where no recipe can build it.
 
@@ -53,12 +57,15 @@ def evaluate_run(
     """
     fingerprint = samples.fingerprint()
     same = run.matches_data(fingerprint)
+    own_data = own_data or run.is_adopted  # whose own data nobody knows: these set its thresholds
     if own_data and not same and not run.is_adopted:
         raise RunError(
             f"the data of {run.folder} have changed since it was trained (fingerprint {fingerprint}, then "
             f"{run.state.get('data')}), and so may have who is tested: its metrics and thresholds stay as they are. "
             "Measure the data as they are now with --data"
         )
+    if run.is_adopted and (samples.split == NO_SPLIT).all():
+        samples = split_for_thresholds(samples)
     if not own_data and (samples.split == NO_SPLIT).all():
         samples = replace(samples, split=np.full(len(samples), SPLITS.index("test"), np.int8))
     model = model or run.model()
@@ -103,6 +110,14 @@ def evaluate_run(
     if write:
         write_text(run.folder / "metrics.json", json.dumps(metrics, indent=1))
     return Evaluation(metrics, judged, samples)
+
+
+def split_for_thresholds(samples: Samples) -> Samples:
+    """Some identities to set thresholds on, as the validation part, and the others to test them."""
+    present = np.unique(samples.labels)
+    chosen = present[permutation(len(present), 0, 0, stream=17)[: max(2, round(THRESHOLD_SHARE * len(present)))]]
+    split = np.where(np.isin(samples.labels, chosen), SPLITS.index("val"), SPLITS.index("test")).astype(np.int8)
+    return replace(samples, split=split)
 
 
 def _thresholds(

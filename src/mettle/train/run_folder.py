@@ -339,8 +339,9 @@ def _make_contract(
     else:
         assert isinstance(model, Embedder)
         described = vars(model.spec)
-    if kind == "image":
-        entry.setdefault("resize", run.recipe.data.resize or "crop")
+        data = run.recipe.data
+        ways = {"resize": data.resize or "crop", "crop": data.crop, "interpolation": data.interpolation}
+        entry |= {key: value for key, value in ways.items() if value is not None} if kind == "image" else {}
     return {
         "format": FORMAT,
         "dim": model.dim,
