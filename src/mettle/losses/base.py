@@ -99,7 +99,7 @@ class PairwiseLoss(SettingsModule):
         output = self.output(embeddings, labels, **options)
         if self.empty == "zero":
             return output.mean_or_zero()
-        if can_read(output.defined) and output.is_empty():
+        if not output.known_defined and can_read(output.defined) and output.is_empty():
             raise InputError(
                 f"no anchor has a positive among {len(labels)} samples: each class needs at least two samples in a "
                 "batch. The usual cause is a sampler that draws samples one by one; draw P classes x K samples"

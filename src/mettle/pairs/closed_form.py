@@ -15,8 +15,8 @@ v are the weights inside the sum: those of negatives, and of positives where the
 A loss that declares a `BatchHardSpec` sees two pairs of each anchor only: these are mined, and the loss does the rest.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,15 +49,20 @@ def find_spec(loss: PairLoss, difficulty: Difficulty | None, z: Tensor) -> Softm
 
 def softmax_loss(
     spec: SoftmaxSpec, z: Tensor, labels: Tensor, reference: Callable[[Tensor], tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """(n,) values, their mean, and (n,) where they are defined; None where rows cannot simply be divided by lengths.
+) -> tuple[Tensor, Tensor, Tensor, bool] | None:
+    """(n,) values, their mean, (n,) where they are defined, and whether that is known to be everywhere.
 
-    ``reference`` computes values and mean of the same batch with a graph, for second derivatives.
+    None where rows cannot simply be divided by their lengths. ``reference`` computes values and mean of the same batch
+    with a graph, for second derivatives.
     """
     length = torch.linalg.vector_norm(z.detach(), dim=1, keepdim=True)
     if not ordinary_lengths(length):
         return None
-    return _SoftmaxFunction.apply(z, length, labels, spec, reference)  # type: ignore[return-value]
+    positives = _find_positives(spec, labels)
+    values, mean = _SoftmaxFunction.apply(z, length, positives, spec, reference)  # type: ignore[misc]
+    if positives.defined is None or spec.all_anchors:
+        return values, mean, torch.ones_like(labels, dtype=torch.bool), True
+    return values, mean, positives.defined, False
 
 
 def batch_hard_rows(loss: Any, z: Tensor, labels: Tensor) -> dict[str, Tensor] | None:
@@ -70,43 +75,47 @@ def batch_hard_rows(loss: Any, z: Tensor, labels: Tensor) -> dict[str, Tensor] |
     length = torch.linalg.vector_norm(z.detach(), dim=1, keepdim=True)
     if not ordinary_lengths(length):
         return None
-    with torch.no_grad():
-        u = z / length
-        s = torch.mm(u, u.T)
-        same = labels[:, None] == labels
-        absent = torch.stack([~same, same])
-        absent[0].fill_diagonal_(True)
-        counts = len(z) - absent.sum(2)
-        scores = torch.stack([-s, s]).masked_fill_(absent, -torch.inf)
-        best, index = scores.max(2)
-        everywhere = bool(counts.all())
-        reached = scores == best[:, :, None]
-        pairs = reached if everywhere else reached.logical_and_(~absent)
-        others = u[index]
-        apart = (others - u).square_().sum(2, dtype=torch.float64)
-        there = None if everywhere else counts > 0
-        distances = apart if there is None else apart[there]
-        if int(pairs.sum()) > distances.numel() or float(distances.amin()) < NEARLY_EQUAL:
-            return None
+    n = len(z)
+    u = z.detach() / length
+    s = torch.mm(u, u.T).fill_diagonal_(torch.inf)  # -inf among the positives, and no negative
+    same = labels[:, None] == labels
+    scores = torch.stack([torch.where(same, -s, -torch.inf), torch.where(same, -torch.inf, s)])
+    best = scores.amax(2)
+    reached = scores == best[:, :, None]
+    alike = same.sum(1)
+    fewest, most = (int(x) for x in torch.aminmax(alike))
+    there = None if 1 < fewest and most < n else best > -torch.inf
+    if there is not None:
+        reached.logical_and_(there[:, :, None])
+    index = reached.nonzero()[:, 2]  # of one pair for each anchor and side, unless pairs tie
+    if len(index) > (2 * n if there is None else int(there.sum())):
+        return None
+    if there is not None:
+        index = index.new_zeros(2 * n).masked_scatter_(there.flatten(), index)
+    others = u.index_select(0, index).view(2, n, -1)
+    apart = (others - u).square_().sum(2, dtype=torch.float64)
+    if float((apart if there is None else apart[there]).amin()) < NEARLY_EQUAL:
+        return None
     mined: Tensor = _MinedFunction.apply(z, u, length, index, others, apart)  # type: ignore[assignment]
-    return mined_row_values(loss, mined, counts, there, z.dtype)
+    return mined_row_values(loss, mined, (alike - 1, n - alike), there, z.dtype)
 
 
 def mined_row_values(
-    loss: Any, scores: Tensor, counts: Tensor, there: Tensor | None, dtype: torch.dtype
+    loss: Any, scores: Tensor, counts: Sequence[Tensor] | Tensor, there: Tensor | None, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """The row values that a `BatchHardSpec` promises, from the mined pairs of each anchor.
 
     Args:
         loss: whose ``distance`` similarities become.
         scores: (2, n) similarities of the farthest positive and of the closest negative.
-        counts: (2, n) how many positives and negatives there are.
+        counts: how many positives and how many negatives there are, (n,) each.
         there: (2, n) where there are any; None for everywhere.
         dtype: of the distances.
     """
     none = scores.new_empty(0)
     d = loss.distance(Tile(scores, False, False, none, none)).to(dtype)  # both at once: on few rows calls count
-    farthest, closest = d[0], -d[1]
+    farthest, closest = d.unbind(0)
+    closest = -closest
     if there is not None:
         farthest, closest = torch.where(there[0], farthest, -torch.inf), torch.where(there[1], closest, -torch.inf)
     return {"positives": counts[0], "negatives present": counts[1], "farthest": farthest, "closest": closest}
@@ -118,64 +127,89 @@ class _MinedFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, z: Tensor, u: Tensor, length: Tensor, index: Tensor, others: Tensor, apart: Tensor):  # type: ignore[override]
         ctx.save_for_backward(z, u, length, index, others)
-        return 1 - apart / 2
+        return torch.rsub(apart, 1, alpha=0.5)
 
     @staticmethod
     def backward(ctx, g: Tensor):  # type: ignore[override]
         z, u, length, index, others = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: what is written down here has no graph
             rows = normalize_rows(z)
-            scores = (rows * rows[index]).sum(2, dtype=torch.float64)
+            scores = (rows * rows[index].view_as(others)).sum(2, dtype=torch.float64)
             return *differentiable_gradients((scores,), (g,), (z,)), None, None, None, None, None
         g = g.to(u.dtype)[:, :, None]
-        du = (g * others).sum(0).index_add_(0, index.flatten(), (g * u).flatten(0, 1))
+        du = (g * others).sum(0).index_add_(0, index, (g * u).flatten(0, 1))
         along = (du * u).sum(1, keepdim=True)
         return du.addcmul_(u, along, value=-1).div_(length), None, None, None, None, None
+
+
+class Positives(NamedTuple):
+    """The positive pairs of a batch."""
+
+    partner: Tensor | None  # (n,) the one positive of each anchor, where that is all that the formula needs; else:
+    same: Tensor | None  # (n, n) the positive pairs
+    count: Tensor | None  # (n,) how many an anchor has
+    defined: Tensor | None  # (n,) which anchors have any; None for all of them
+
+
+def _find_positives(spec: SoftmaxSpec, labels: Tensor) -> Positives:
+    """The positives of each anchor, in the form that the formula of the spec takes."""
+    if spec.weights is None and spec.scale == 1:
+        partner = find_partners(labels)
+        if partner is not None:
+            return Positives(partner, None, None, None)
+    same = labels[:, None] == labels
+    same.fill_diagonal_(False)
+    count = same.sum(1)
+    return Positives(None, same, count, None if int(count.amin()) > 0 else count > 0)
+
+
+def find_partners(labels: Tensor) -> Tensor | None:
+    """(n,) the other sample of the same label, where every label stands exactly twice, as in two views; else None."""
+    if len(labels) % 2:
+        return None
+    ordered, order = labels.sort()
+    head = ordered[:3].tolist()
+    if head[0] != head[1] or head[1] in head[2:]:  # most batches of another kind are told by their first class
+        return None
+    first, second = ordered.view(-1, 2).unbind(1)
+    if not torch.equal(first, second) or not bool((first[1:] > first[:-1]).all()):
+        return None
+    return torch.empty_like(order).scatter_(0, order, order.view(-1, 2).flip(1).view(-1))
 
 
 class _SoftmaxFunction(torch.autograd.Function):
     """Values and mean as functions of the embeddings."""
 
     @staticmethod
-    def forward(ctx, z: Tensor, length: Tensor, labels: Tensor, spec: SoftmaxSpec, reference):  # type: ignore[override]
+    def forward(ctx, z: Tensor, length: Tensor, positives: Positives, spec: SoftmaxSpec, reference):  # type: ignore[override]
         u = z / length
-        s = torch.mm(u, u.T)
-        same = labels[:, None] == labels
-        same.fill_diagonal_(False)
-        count = same.sum(1)
-        defined = count > 0
-        fewest, most = (int(x) for x in torch.aminmax(count))
-        everywhere = fewest > 0
-        formula = _choose_formula(spec, fewest, most)
-        values, *saved = formula.evaluate(spec, s, same, count if everywhere else count.clamp(min=1))
-        if not everywhere and spec.all_anchors:
+        formula = _choose_formula(spec, positives)
+        values, *saved = formula.evaluate(spec, u, positives)
+        defined = positives.defined
+        if defined is not None and spec.all_anchors:
             values = values.masked_fill(~defined, 0)
-        mean = values.mean() if everywhere or spec.all_anchors else values[defined].mean()
+        mean = values.mean() if defined is None or spec.all_anchors else values[defined].mean()
         ctx.save_for_backward(u, length, defined, z, *saved)  # z so that torch notices a change in place
-        ctx.spec, ctx.formula, ctx.everywhere, ctx.reference = spec, formula, everywhere, reference
-        defined = torch.ones_like(defined) if spec.all_anchors and not everywhere else defined
-        ctx.mark_non_differentiable(defined)
+        ctx.spec, ctx.formula, ctx.reference = spec, formula, reference
         ctx.set_materialize_grads(False)
-        return values, mean, defined
+        return values, mean
 
     @staticmethod
-    def backward(ctx, g_values: Tensor | None, g_mean: Tensor | None, _):  # type: ignore[override]
+    def backward(ctx, g_values: Tensor | None, g_mean: Tensor | None):  # type: ignore[override]
         u, length, defined, z, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: what is written down here has no graph
             found = differentiable_gradients(ctx.reference(z), (g_values, g_mean), (z,))
             return *found, None, None, None, None
         g, factor = g_values, 1 / ctx.spec.temperature
         if g_mean is not None:
-            anchors = len(u) if ctx.everywhere or ctx.spec.all_anchors else int(defined.sum())
+            anchors = len(u) if defined is None or ctx.spec.all_anchors else int(defined.sum())
             share = g_mean * (factor / anchors)
             g = share if g is None else share + g * factor
         elif g is not None:
             g = g * factor
         if g is None:
             return None, None, None, None, None
-        g = g if ctx.everywhere else torch.where(defined, g, 0)
-        gs = ctx.formula.gradient(ctx.spec, g, *saved)
-        du = torch.mm(gs + gs.T, u)
+        du = ctx.formula.gradient(ctx.spec, g if defined is None else torch.where(defined, g, 0), u, *saved)
         along = (du * u).sum(1, keepdim=True)
         return du.addcmul_(u, along, value=-1).div_(length), None, None, None, None
 
@@ -185,28 +219,39 @@ def as_column(g: Tensor) -> Tensor:
     return g[:, None] if g.ndim else g
 
 
+def add_transpose(x: Tensor) -> Tensor:
+    """The sum x + xᵀ; from 256 rows on, a copy of the transpose is cheaper than reading it across."""
+    return x + x.T if len(x) < 256 else x.T.contiguous().add_(x)
+
+
 class SinglePositive:
     """SupCon and InfoNCE where every anchor has one positive and all pairs count alike: both are a cross-entropy."""
 
     @staticmethod
-    def evaluate(spec: SoftmaxSpec, s: Tensor, same: Tensor, count: Tensor):
+    def evaluate(spec: SoftmaxSpec, u: Tensor, positives: Positives):
         """Values, and what the gradient needs."""
-        x = s.mul_(1 / spec.temperature).fill_diagonal_(-torch.inf)
-        log_denominator = torch.logsumexp(x, 1)
-        return log_denominator - torch.where(same, x, 0.0).sum(1), x, log_denominator, same
+        n = len(u)
+        x = u.new_empty(n, n).addmm_(u, u.T, beta=0, alpha=1 / spec.temperature).fill_diagonal_(-torch.inf)
+        log_p = torch.log_softmax(x, 1)
+        return torch.nn.functional.nll_loss(log_p, positives.partner, reduction="none"), log_p, positives.partner  # type: ignore[arg-type]
 
     @staticmethod
-    def gradient(spec: SoftmaxSpec, g: Tensor, x: Tensor, log_denominator: Tensor, same: Tensor) -> Tensor:
-        """∂L/∂s, given the gradient of the values over the temperature."""
-        return (x - log_denominator[:, None]).exp_().add_(same, alpha=-1).mul_(as_column(g))
+    def gradient(spec: SoftmaxSpec, g: Tensor, u: Tensor, log_p: Tensor, partner: Tensor) -> Tensor:
+        """∂L/∂u, given the gradient of the values over the temperature."""
+        p, others = log_p.exp(), u.index_select(0, partner)
+        if g.ndim == 0:
+            return torch.addmm(others, add_transpose(p), u, beta=-2).mul_(g)
+        du = torch.mm(add_transpose(p.mul_(g[:, None])), u)
+        return du.addcmul_(others, (g + g[partner])[:, None], value=-1)
 
 
 class SupConOut:
     """The formula ``supcon_out``."""
 
     @staticmethod
-    def evaluate(spec: SoftmaxSpec, s: Tensor, same: Tensor, count: Tensor):
+    def evaluate(spec: SoftmaxSpec, u: Tensor, positives: Positives):
         """Values, and what the gradient needs."""
+        s, same, count = torch.mm(u, u.T), positives.same, positives.count
         w_positive, w_negative = _linear_weights(spec, s)
         x = s.mul_(1 / spec.temperature).fill_diagonal_(-torch.inf)
         inside = x
@@ -221,39 +266,43 @@ class SupConOut:
         if w_positive is not None:
             w = w_positive.mul_(same)
             attraction.mul_(w)
-        positives = same.sum(1) if w_positive is None else w.sum(1)
+        total = count if w_positive is None else w.sum(1)
         # An anchor without any other sample has nothing in its denominator.
-        values = positives * log_denominator.clamp_(min=torch.finfo(x.dtype).min) - attraction.sum(1)
-        divisor = {"sum": None, "count": count, "weight": count if w_positive is None else positives.clamp(min=1)}
-        if (by := divisor[spec.divide_by]) is not None:
+        values = total * log_denominator.clamp_(min=torch.finfo(x.dtype).min) - attraction.sum(1)
+        by = {"sum": None, "count": count, "weight": total}[spec.divide_by]
+        if by is not None:
+            by = by if positives.defined is None else by.clamp(min=1)
             values.div_(by)
         if spec.scale != 1:
             values.mul_(spec.scale)
-        return values, inside, log_denominator, positives, by, w
+        return values, inside, log_denominator, total, by, w
 
     @staticmethod
     def gradient(
         spec: SoftmaxSpec,
         g: Tensor,
+        u: Tensor,
         inside: Tensor,
         log_denominator: Tensor,
-        positives: Tensor,
+        total: Tensor,
         by: Tensor | None,
         w: Tensor,
     ) -> Tensor:
-        """∂L/∂s, given the gradient of the values over the temperature."""
+        """∂L/∂u, given the gradient of the values over the temperature."""
         g = g if spec.scale == 1 else g * spec.scale
         g = g if by is None else g / by
         p = (inside - log_denominator[:, None]).exp_()
-        return p.mul_((positives * g)[:, None]).sub_(w * as_column(g))
+        gs = p.mul_((total * g)[:, None]).sub_(w * as_column(g))
+        return torch.mm(add_transpose(gs), u)
 
 
 class OnePositiveAtATime:
     """The formula ``infonce``."""
 
     @staticmethod
-    def evaluate(spec: SoftmaxSpec, s: Tensor, same: Tensor, count: Tensor):
+    def evaluate(spec: SoftmaxSpec, u: Tensor, positives: Positives):
         """Values, and what the gradient needs."""
+        s, same, count = torch.mm(u, u.T), positives.same, positives.count
         w_positive, w_negative = _linear_weights(spec, s)
         x = s.mul_(1 / spec.temperature)
         negatives = x if w_negative is None else w_negative.log_().add_(x)
@@ -267,8 +316,9 @@ class OnePositiveAtATime:
         if w_positive is not None:
             w = w_positive[i, j]
             value.mul_(w)
-            by = torch.zeros_like(log_sum).index_add_(0, i, w).clamp_(min=1)
+            by = torch.zeros_like(log_sum).index_add_(0, i, w)
         by = count if by is None else by
+        by = by if positives.defined is None else by.clamp(min=1)
         values = torch.zeros_like(log_sum).index_add_(0, i, value).div_(by)
         return values, negatives, log_sum, gap, i, j, by, w
 
@@ -276,6 +326,7 @@ class OnePositiveAtATime:
     def gradient(
         spec: SoftmaxSpec,
         g: Tensor,
+        u: Tensor,
         negatives: Tensor,
         log_sum: Tensor,
         gap: Tensor,
@@ -284,18 +335,18 @@ class OnePositiveAtATime:
         by: Tensor,
         w: Tensor | None,
     ) -> Tensor:
-        """∂L/∂s, given the gradient of the values over the temperature."""
+        """∂L/∂u, given the gradient of the values over the temperature."""
         attraction = torch.sigmoid(gap).mul_((g / by)[i])
         if w is not None:
             attraction.mul_(w)
         total = torch.zeros_like(log_sum).index_add_(0, i, attraction)
         gs = (negatives - log_sum[:, None]).exp_().mul_(total[:, None])
-        return gs.index_put_((i, j), attraction.neg_())
+        return torch.mm(add_transpose(gs.index_put_((i, j), attraction.neg_())), u)
 
 
-def _choose_formula(spec: SoftmaxSpec, fewest: int, most: int):
-    """The formula for a batch whose anchors have so many positives."""
-    if fewest == most == 1 and spec.weights is None and spec.scale == 1:
+def _choose_formula(spec: SoftmaxSpec, positives: Positives):
+    """The formula for a batch with these positives."""
+    if positives.partner is not None:
         return SinglePositive
     return SupConOut if spec.row_loss == "supcon_out" else OnePositiveAtATime
 

@@ -34,6 +34,7 @@ class PairOutput:
     anchor_weight: Tensor | None  # None: every anchor counts alike
     engine: str
     mean_value: Tensor | None = None  # the mean, where the engine has computed it on the way
+    known_defined: bool = False  # the engine has seen that the loss is defined for every anchor
 
     def per_anchor(self) -> Tensor:
         """(n,) with NaN where the loss is not defined."""
@@ -46,7 +47,7 @@ class PairOutput:
     @cached_property
     def all_defined(self) -> bool:
         """Whether the loss is defined for every anchor; waits for a GPU."""
-        return bool(self.defined.all())
+        return self.known_defined or bool(self.defined.all())
 
     def mean(self) -> Tensor:
         """Mean over the anchors for which the loss is defined; NaN when there are none."""
@@ -141,7 +142,10 @@ def _try_closed_form(loss: PairLoss, z: Tensor, labels: Tensor, difficulty: Diff
         return output.values, output.mean()
 
     found = closed_form.softmax_loss(spec, z, labels, reference_loss)
-    return None if found is None else PairOutput(found[0], found[2], None, "closed-form", found[1])
+    if found is None:
+        return None
+    values, mean, defined, everywhere = found
+    return PairOutput(values, defined, None, "closed-form", mean, everywhere)
 
 
 def _try_kernels(
