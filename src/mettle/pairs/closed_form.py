@@ -15,6 +15,7 @@ v are the weights inside the sum: those of negatives, and of positives where the
 A loss that declares a `BatchHardSpec` sees two pairs of each anchor only: these are mined, and the loss does the rest.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,13 +26,13 @@ from mettle.pairs.interface import Difficulty, PairLoss, Tile
 from mettle.pairs.kernel_spec import BatchHardSpec, LinearWeights, SoftmaxSpec, declared_spec
 from mettle.pairs.similarity import differentiable_gradients, normalize_rows, ordinary_lengths
 
-MAX_PAIRS = 512 * 512  # beyond this, tiles are faster and smaller
+MAX_ROWS = 512  # beyond this, tiles are faster and smaller
 NEARLY_EQUAL = 0.02  # squared distance below which the seventh digit of a cosine matters to which pair is farther
 
 
 def find_spec(loss: PairLoss, difficulty: Difficulty | None, z: Tensor) -> SoftmaxSpec | BatchHardSpec | None:
     """The spec of a loss that has a closed form here, for a batch of this size; else None."""
-    if z.is_cuda or z.dtype not in (torch.float32, torch.float64) or not 1 < len(z) * len(z) <= MAX_PAIRS:
+    if z.is_cuda or z.dtype not in (torch.float32, torch.float64) or not 1 < z.shape[0] <= MAX_ROWS:
         return None
     spec = declared_spec(loss, difficulty)
     if isinstance(spec, BatchHardSpec):
@@ -84,7 +85,7 @@ def batch_hard_rows(loss: Any, z: Tensor, labels: Tensor) -> dict[str, Tensor] |
     reached = scores == best[:, :, None]
     alike = same.sum(1)
     fewest, most = (int(x) for x in torch.aminmax(alike))
-    there = None if 1 < fewest and most < n else best > -torch.inf
+    there = None if fewest > 1 and most < n else best > -torch.inf
     if there is not None:
         reached.logical_and_(there[:, :, None])
     index = reached.nonzero()[:, 2]  # of one pair for each anchor and side, unless pairs tie
@@ -165,16 +166,14 @@ def _find_positives(spec: SoftmaxSpec, labels: Tensor) -> Positives:
 
 def find_partners(labels: Tensor) -> Tensor | None:
     """(n,) the other sample of the same label, where every label stands exactly twice, as in two views; else None."""
-    if len(labels) % 2:
+    found = labels.tolist()  # a few hundred integers: dictionaries beat a dozen operators
+    n = len(found)
+    last = dict(zip(found, range(n), strict=True))
+    if 2 * len(last) != n:
         return None
-    ordered, order = labels.sort()
-    head = ordered[:3].tolist()
-    if head[0] != head[1] or head[1] in head[2:]:  # most batches of another kind are told by their first class
-        return None
-    first, second = ordered.view(-1, 2).unbind(1)
-    if not torch.equal(first, second) or not bool((first[1:] > first[:-1]).all()):
-        return None
-    return torch.empty_like(order).scatter_(0, order, order.view(-1, 2).flip(1).view(-1))
+    first = dict(zip(reversed(found), range(n - 1, -1, -1), strict=True))
+    partner = [first[label] + last[label] - i for i, label in enumerate(found)]
+    return None if any(map(operator.eq, partner, range(n))) else torch.tensor(partner)
 
 
 class _SoftmaxFunction(torch.autograd.Function):
@@ -200,23 +199,23 @@ class _SoftmaxFunction(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: what is written down here has no graph
             found = differentiable_gradients(ctx.reference(z), (g_values, g_mean), (z,))
             return *found, None, None, None, None
-        g, factor = g_values, 1 / ctx.spec.temperature
+        if g_values is None and g_mean is None:
+            return None, None, None, None, None
+        factor = 1 / ctx.spec.temperature
+        g: Tensor | float = 0.0 if g_values is None else g_values * factor
         if g_mean is not None:
             anchors = len(u) if defined is None or ctx.spec.all_anchors else int(defined.sum())
-            share = g_mean * (factor / anchors)
-            g = share if g is None else share + g * factor
-        elif g is not None:
-            g = g * factor
-        if g is None:
-            return None, None, None, None, None
-        du = ctx.formula.gradient(ctx.spec, g if defined is None else torch.where(defined, g, 0), u, *saved)
+            g = g + g_mean.item() * factor / anchors
+        if defined is not None:
+            g = defined.to(u.dtype) * g if g_values is None else torch.where(defined, g, 0)
+        du = ctx.formula.gradient(ctx.spec, g, u, *saved)
         along = (du * u).sum(1, keepdim=True)
         return du.addcmul_(u, along, value=-1).div_(length), None, None, None, None
 
 
-def as_column(g: Tensor) -> Tensor:
+def as_column(g: Tensor | float) -> Tensor | float:
     """A gradient per anchor as a column; one for all anchors as it is."""
-    return g[:, None] if g.ndim else g
+    return g[:, None] if isinstance(g, Tensor) else g
 
 
 def add_transpose(x: Tensor) -> Tensor:
@@ -236,11 +235,11 @@ class SinglePositive:
         return torch.nn.functional.nll_loss(log_p, positives.partner, reduction="none"), log_p, positives.partner  # type: ignore[arg-type]
 
     @staticmethod
-    def gradient(spec: SoftmaxSpec, g: Tensor, u: Tensor, log_p: Tensor, partner: Tensor) -> Tensor:
+    def gradient(spec: SoftmaxSpec, g: Tensor | float, u: Tensor, log_p: Tensor, partner: Tensor) -> Tensor:
         """∂L/∂u, given the gradient of the values over the temperature."""
         p, others = log_p.exp(), u.index_select(0, partner)
-        if g.ndim == 0:
-            return torch.addmm(others, add_transpose(p), u, beta=-2).mul_(g)
+        if not isinstance(g, Tensor):
+            return torch.addmm(others, add_transpose(p), u, beta=-2 * g, alpha=g)
         du = torch.mm(add_transpose(p.mul_(g[:, None])), u)
         return du.addcmul_(others, (g + g[partner])[:, None], value=-1)
 
@@ -280,7 +279,7 @@ class SupConOut:
     @staticmethod
     def gradient(
         spec: SoftmaxSpec,
-        g: Tensor,
+        g: Tensor | float,
         u: Tensor,
         inside: Tensor,
         log_denominator: Tensor,
@@ -325,7 +324,7 @@ class OnePositiveAtATime:
     @staticmethod
     def gradient(
         spec: SoftmaxSpec,
-        g: Tensor,
+        g: Tensor | float,
         u: Tensor,
         negatives: Tensor,
         log_sum: Tensor,
