@@ -61,9 +61,10 @@ def softmax_loss(
         return None
     positives = _find_positives(spec, labels)
     values, mean = _SoftmaxFunction.apply(z, length, positives, spec, reference)  # type: ignore[misc]
-    if positives.defined is None or spec.all_anchors:
+    defined = positives.defined if isinstance(positives, Positives) else None
+    if defined is None or spec.all_anchors:
         return values, mean, torch.ones_like(labels, dtype=torch.bool), True
-    return values, mean, positives.defined, False
+    return values, mean, defined, False
 
 
 def batch_hard_rows(loss: Any, z: Tensor, labels: Tensor) -> dict[str, Tensor] | None:
@@ -146,22 +147,21 @@ class _MinedFunction(torch.autograd.Function):
 class Positives(NamedTuple):
     """The positive pairs of a batch."""
 
-    partner: Tensor | None  # (n,) the one positive of each anchor, where that is all that the formula needs; else:
-    same: Tensor | None  # (n, n) the positive pairs
-    count: Tensor | None  # (n,) how many an anchor has
+    same: Tensor  # (n, n) which pairs
+    counts: Tensor  # (n,) how many an anchor has
     defined: Tensor | None  # (n,) which anchors have any; None for all of them
 
 
-def _find_positives(spec: SoftmaxSpec, labels: Tensor) -> Positives:
-    """The positives of each anchor, in the form that the formula of the spec takes."""
+def _find_positives(spec: SoftmaxSpec, labels: Tensor) -> Positives | Tensor:
+    """The positives of a batch; (n,) the one of each anchor, where there is a formula for that."""
     if spec.weights is None and spec.scale == 1:
         partner = find_partners(labels)
         if partner is not None:
-            return Positives(partner, None, None, None)
+            return partner
     same = labels[:, None] == labels
     same.fill_diagonal_(False)
     count = same.sum(1)
-    return Positives(None, same, count, None if int(count.amin()) > 0 else count > 0)
+    return Positives(same, count, None if int(count.amin()) > 0 else count > 0)
 
 
 def find_partners(labels: Tensor) -> Tensor | None:
@@ -180,11 +180,14 @@ class _SoftmaxFunction(torch.autograd.Function):
     """Values and mean as functions of the embeddings."""
 
     @staticmethod
-    def forward(ctx, z: Tensor, length: Tensor, positives: Positives, spec: SoftmaxSpec, reference):  # type: ignore[override]
+    def forward(ctx, z: Tensor, length: Tensor, positives: Positives | Tensor, spec: SoftmaxSpec, reference):  # type: ignore[override]
         u = z / length
-        formula = _choose_formula(spec, positives)
-        values, *saved = formula.evaluate(spec, u, positives)
-        defined = positives.defined
+        if isinstance(positives, Tensor):
+            formula, defined = SinglePositive, None
+            values, *saved = SinglePositive.evaluate(spec, u, positives)
+        else:
+            formula, defined = SupConOut if spec.row_loss == "supcon_out" else OnePositiveAtATime, positives.defined
+            values, *saved = formula.evaluate(spec, u, positives)
         if defined is not None and spec.all_anchors:
             values = values.masked_fill(~defined, 0)
         mean = values.mean() if defined is None or spec.all_anchors else values[defined].mean()
@@ -227,12 +230,12 @@ class SinglePositive:
     """SupCon and InfoNCE where every anchor has one positive and all pairs count alike: both are a cross-entropy."""
 
     @staticmethod
-    def evaluate(spec: SoftmaxSpec, u: Tensor, positives: Positives):
+    def evaluate(spec: SoftmaxSpec, u: Tensor, partner: Tensor):
         """Values, and what the gradient needs."""
         n = len(u)
         x = u.new_empty(n, n).addmm_(u, u.T, beta=0, alpha=1 / spec.temperature).fill_diagonal_(-torch.inf)
         log_p = torch.log_softmax(x, 1)
-        return torch.nn.functional.nll_loss(log_p, positives.partner, reduction="none"), log_p, positives.partner  # type: ignore[arg-type]
+        return torch.nn.functional.nll_loss(log_p, partner, reduction="none"), log_p, partner
 
     @staticmethod
     def gradient(spec: SoftmaxSpec, g: Tensor | float, u: Tensor, log_p: Tensor, partner: Tensor) -> Tensor:
@@ -250,7 +253,7 @@ class SupConOut:
     @staticmethod
     def evaluate(spec: SoftmaxSpec, u: Tensor, positives: Positives):
         """Values, and what the gradient needs."""
-        s, same, count = torch.mm(u, u.T), positives.same, positives.count
+        s, same, count = torch.mm(u, u.T), positives.same, positives.counts
         w_positive, w_negative = _linear_weights(spec, s)
         x = s.mul_(1 / spec.temperature).fill_diagonal_(-torch.inf)
         inside = x
@@ -301,7 +304,7 @@ class OnePositiveAtATime:
     @staticmethod
     def evaluate(spec: SoftmaxSpec, u: Tensor, positives: Positives):
         """Values, and what the gradient needs."""
-        s, same, count = torch.mm(u, u.T), positives.same, positives.count
+        s, same, count = torch.mm(u, u.T), positives.same, positives.counts
         w_positive, w_negative = _linear_weights(spec, s)
         x = s.mul_(1 / spec.temperature)
         negatives = x if w_negative is None else w_negative.log_().add_(x)
@@ -341,13 +344,6 @@ class OnePositiveAtATime:
         total = torch.zeros_like(log_sum).index_add_(0, i, attraction)
         gs = (negatives - log_sum[:, None]).exp_().mul_(total[:, None])
         return torch.mm(add_transpose(gs.index_put_((i, j), attraction.neg_())), u)
-
-
-def _choose_formula(spec: SoftmaxSpec, positives: Positives):
-    """The formula for a batch with these positives."""
-    if positives.partner is not None:
-        return SinglePositive
-    return SupConOut if spec.row_loss == "supcon_out" else OnePositiveAtATime
 
 
 def _linear_weights(spec: SoftmaxSpec, s: Tensor) -> tuple[Tensor | None, Tensor | None]:
