@@ -8,18 +8,15 @@ if torch.cuda.is_available():
     pytest.skip("a GPU is here: tests/gpu runs the same kernels on it", allow_module_level=True)
 
 from mettle.difficulty import Importance, Threshold
-from mettle.losses import Contrastive, InfoNCE, NPair, SupCon
+from mettle.losses import InfoNCE, NPair, SupCon
 from mettle.pairs.kernels import LoweredSpec, collect_inputs, function, launch, lower_loss
 from mettle.pairs.kernels.function import evaluate_spec, mean_and_gradient
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, on masked entries
 
 LOSSES = {
-    "supcon": SupCon(0.1),
-    "all anchors": SupCon(0.1, normalise="sum", base_temperature=0.07, mean_all=True),
-    "weights": SupCon(0.1, difficulty=Threshold(positive=0.6, negative=0.1)),
+    "weights": SupCon(0.1, normalise="sum", mean_all=True, difficulty=Threshold(positive=0.6, negative=0.1)),
     "hard": InfoNCE(0.5, 0.1, Importance(1.0)),
-    "hinge": Contrastive(0.4, 1.3),
     "dot product": NPair(),
 }
 
@@ -70,7 +67,7 @@ def assert_equal(found, wanted):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_replayed_steps_equal_launched_ones(name, monkeypatch, launches):
-    for seed in range(4):
+    for seed in range(3):
         found, passes = step(LOSSES[name], *batch(seed)), list(launches)
         launches.clear()
         assert passes == (["_launch_forward", "_launch_backward"] if seed < 2 else []), seed
@@ -79,11 +76,11 @@ def test_replayed_steps_equal_launched_ones(name, monkeypatch, launches):
 
 
 def test_a_spec_that_changes_in_every_step_is_not_recorded(monkeypatch, launches):
-    for seed in range(4):
+    for seed in range(3):
         loss = SupCon(0.1 + 0.01 * seed)
         found = step(loss, *batch(seed))
         assert_equal(found, launch_anew(monkeypatch, step, loss, *batch(seed)))
-    assert len(launches) == 16
+    assert len(launches) == 12
 
 
 def test_two_graphs_live_at_once_and_are_gone_through_twice(monkeypatch):
@@ -91,7 +88,9 @@ def test_two_graphs_live_at_once_and_are_gone_through_twice(monkeypatch):
     for seed in range(2):
         step(loss, *batch(seed))
     leaves = [batch(seed)[0].requires_grad_() for seed in (2, 3)]
-    means = [evaluate_spec(lower(loss, z, y), z, y).mean for z, y in zip(leaves, (batch(2)[1], batch(3)[1]), strict=True)]
+    means = [
+        evaluate_spec(lower(loss, z, y), z, y).mean for z, y in zip(leaves, (batch(2)[1], batch(3)[1]), strict=True)
+    ]
     for seed, leaf, mean in ((3, leaves[1], means[1]), (2, leaves[0], means[0])):
         wanted = launch_anew(monkeypatch, step, loss, *batch(seed))[-1]
         for factor in (1.0, 3.0):
@@ -109,11 +108,11 @@ def test_gradients_that_were_not_recorded_are_computed_launch_by_launch(monkeypa
     loss = SupCon(0.1)
     for seed in range(3):
         step(loss, *batch(seed))
-    for seed in range(3, 6):
+    for seed in range(3, 5):
         found = step_of_values(loss, *batch(seed))
         assert_equal(found, launch_anew(monkeypatch, step_of_values, loss, *batch(seed)))
     launches.clear()
-    step_of_values(loss, *batch(6))
+    step_of_values(loss, *batch(5))
     assert launches == ["_launch_forward", "_launch_backward"], "the forward pass only once"
 
 
@@ -125,7 +124,7 @@ def test_gradients_of_two_types_share_a_forward_pass(monkeypatch, launches):
     loss = SupCon(0.1)
     for seed in range(2):
         step(loss, *batch(seed, dtype=torch.float16))
-    for seed in range(2, 5):
+    for seed in range(2, 4):
         given = batch(seed, dtype=torch.float16)
         launches.clear()
         both = compiled(loss, *given), step(loss, *given)
