@@ -15,9 +15,6 @@ pytestmark = [
     pytest.mark.skipif(not available(), reason="triton is not installed"),
 ]
 
-if available():
-    from mettle.pairs.kernels import launch
-
 LEARNED = {
     "supcon": lambda: SupCon(0.1, learn_temperature=True),
     "supcon in": lambda: SupCon(0.07, "in", learn_temperature=True),
@@ -57,6 +54,8 @@ def test_a_learned_temperature_equals_float64(name, n, d):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("n", [64, 1000, 4096])
 def test_replayed_steps_equal_launched_ones(loss, dtype, n):
+    from mettle.pairs.kernels import launch
+
     found = {}
     for may_replay in (False, True):
         launch._caches.clear()
