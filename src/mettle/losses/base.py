@@ -172,20 +172,16 @@ class PairwiseLoss(SettingsModule):
         embeddings: Tensor,
         labels: Tensor,
         *,
-        ref: Reference | None = None,
-        ids: Tensor | None = None,
-        biased: Tensor | tuple[Tensor, Tensor] | None = None,
         views: bool = False,
         progress: float | None = None,
         weights: Tensor | None = None,
+        **options: Any,
     ) -> PairStatistics:
-        """What the difficulty did to this batch. Options as in a call."""
+        """What the difficulty did to this batch. Options: see :meth:`output`; there is no engine to choose."""
         if views:
-            embeddings, labels, biased = stack_views(embeddings, labels, biased)
+            embeddings, labels, options["biased"] = stack_views(embeddings, labels, options.get("biased"))
         loss = self.resolve_difficulty(progress, weights)
-        return pair_statistics(
-            loss, embeddings, labels, difficulty=difficulty_of(loss), ref=ref, ids=ids, biased=biased
-        )
+        return pair_statistics(loss, embeddings, labels, difficulty=difficulty_of(loss), **options)
 
     def row_values(
         self,
