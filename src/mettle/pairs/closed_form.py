@@ -59,7 +59,7 @@ def softmax_loss(
     length = torch.linalg.vector_norm(z.detach(), dim=1, keepdim=True)
     if not ordinary_lengths(length):
         return None
-    positives = _find_positives(spec, labels)
+    positives = _find_positives(spec, labels, z.dtype)
     values, mean = _SoftmaxFunction.apply(z, length, positives, spec, reference)  # type: ignore[misc]
     defined = positives.defined if isinstance(positives, Positives) else None
     if defined is None or spec.all_anchors:
@@ -152,7 +152,7 @@ class Positives(NamedTuple):
     defined: Tensor | None  # (n,) which anchors have any; None for all of them
 
 
-def _find_positives(spec: SoftmaxSpec, labels: Tensor) -> Positives | Tensor:
+def _find_positives(spec: SoftmaxSpec, labels: Tensor, dtype: torch.dtype) -> Positives | Tensor:
     """The positives of a batch; (n,) the one of each anchor, where there is a formula for that."""
     if spec.weights is None and spec.scale == 1:
         partner = find_partners(labels)
@@ -160,8 +160,8 @@ def _find_positives(spec: SoftmaxSpec, labels: Tensor) -> Positives | Tensor:
             return partner
     same = labels[:, None] == labels
     same.fill_diagonal_(False)
-    count = same.sum(1)
-    return Positives(same, count, None if int(count.amin()) > 0 else count > 0)
+    count = same.sum(1, dtype=dtype)  # divides numbers of this type
+    return Positives(same, count, None if count.amin().item() > 0 else count > 0)
 
 
 def find_partners(labels: Tensor) -> Tensor | None:
