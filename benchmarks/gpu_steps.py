@@ -3,12 +3,15 @@
 python benchmarks/gpu_steps.py after.json
 PYTHONPATH=OTHER_CHECKOUT/src python benchmarks/gpu_steps.py before.json
 
-Forward and backward from raw embeddings, the best of three rounds of steps that follow each other without waiting.
-Small batches are bound by the host, so their times wander from machine to machine and from minute to minute.
+Forward and backward from raw embeddings, steps that follow each other without waiting: the best round and the median
+of 25 rounds of 40 steps (large batches: three rounds of 20). Small batches are bound by the host, so their times wander
+from machine to machine and from minute to minute: beside them stands an autograd function that does nothing, and the
+same step with its launches one by one instead of replayed, in interleaved rounds, after a check that both are equal.
 `benchmarks/gpu.py` is the complete table, with rivals and accuracy.
 """
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -18,23 +21,74 @@ from torch import Tensor
 
 from mettle.difficulty import AdaptiveThreshold, Importance, Relative
 from mettle.losses import ArcFace, DASupCon, InfoNCE, SupCon, Triplet
+from mettle.pairs.kernels import launch
 
 PRECISIONS = {"half": torch.float16, "float32": torch.float32}
 
 
-def best_time(step: Callable[[], None], steps: int, rounds: int = 3) -> float:
-    """Milliseconds of one step."""
-    for _ in range(5):
-        step()
-    times = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(steps):
+class EmptyFunction(torch.autograd.Function):
+    """What autograd costs alone."""
+
+    @staticmethod
+    def forward(ctx, z: Tensor) -> Tensor:  # type: ignore[override]  # noqa: D102
+        ctx.save_for_backward(z)
+        return torch.empty((), device=z.device)
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> Tensor:  # type: ignore[override]  # noqa: D102
+        return torch.empty_like(ctx.saved_tensors[0])
+
+
+def time_steps(*steps: Callable[[], object], count: int, rounds: int) -> list[tuple[float, float]]:
+    """Milliseconds of one of each kind of step, best round and median, in rounds that take turns."""
+    for step in steps:
+        for _ in range(5):
             step()
-        torch.cuda.synchronize()
-        times.append(1000 * (time.perf_counter() - start) / steps)
-    return min(times)
+    times: list[list[float]] = [[] for _ in steps]
+    for _ in range(rounds):
+        for step, found in zip(steps, times, strict=True):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(count):
+                step()
+            torch.cuda.synchronize()
+            found.append(1000 * (time.perf_counter() - start) / count)
+    return [(round(min(found), 4), round(statistics.median(found), 4)) for found in times]
+
+
+def time_small_batch(n: int, dtype: torch.dtype) -> dict[str, tuple[float, float]]:
+    """SupCon on a batch that the host is the limit of: replayed, launch by launch, compiled, and autograd alone."""
+    z = torch.randn(n, 128, device="cuda", dtype=dtype, requires_grad=True)
+    y = torch.arange(n // 4, device="cuda").repeat(4)
+    loss = SupCon()
+    launch._caches.clear()
+    compiled = torch.compile(loss, fullgraph=True)
+
+    def step_with(function: Callable, may_replay: bool = True) -> Callable[[], Tensor]:
+        def step() -> Tensor:
+            for cache in launch._caches.values():
+                cache.may_replay = may_replay
+            z.grad = None
+            value = function(z, y) if function is not EmptyFunction.apply else function(z)
+            value.backward()
+            return value
+
+        return step
+
+    kinds = {
+        "replayed": step_with(loss),
+        "launched": step_with(loss, may_replay=False),
+        "compiled": step_with(compiled),
+        "autograd alone": step_with(EmptyFunction.apply),
+    }
+    values, gradients = [], []
+    for kind in ("launched", "replayed", "replayed", "replayed"):
+        values.append(kinds[kind]().detach())
+        gradients.append(z.grad)
+    assert all(cache.recorded_step is not None for cache in launch._caches.values()), "the step was not recorded"
+    assert all(torch.equal(values[0], x) for x in values), "a replayed loss differs"
+    assert all(torch.equal(gradients[0], x) for x in gradients), "a replayed gradient differs"
+    return dict(zip(kinds, time_steps(*kinds.values(), count=40, rounds=25), strict=True))
 
 
 def time_loss(loss: Callable, n: int, d: int, dtype: torch.dtype, labels: Tensor | None = None, biased: bool = False):
@@ -50,20 +104,25 @@ def time_loss(loss: Callable, n: int, d: int, dtype: torch.dtype, labels: Tensor
             parameter.grad = None
         loss(z, y, **options).backward()
 
-    return round(best_time(step, 200 if n <= 4096 and labels is None else 20), 4)
+    small = n <= 4096 and labels is None
+    return time_steps(step, count=40 if small else 20, rounds=25 if small or labels is not None else 3)[0]
 
 
 def main() -> None:
     torch.manual_seed(0)
-    rows: dict[str, float] = {}
+    rows: dict[str, tuple[float, float]] = {}
+
+    def show(name: str, times: tuple[float, float]) -> None:
+        rows[name] = times
+        print(f"{name:50} best {times[0]:9.4f} ms, median {times[1]:9.4f} ms", flush=True)
 
     def add(name: str, *arguments, **options) -> None:
-        rows[name] = time_loss(*arguments, **options)
-        print(f"{name:40} {rows[name]:9.4f} ms", flush=True)
+        show(name, time_loss(*arguments, **options))
 
     for precision, dtype in PRECISIONS.items():
         for n in (256, 1024, 4096):
-            add(f"SupCon, n = {n}, {precision}", SupCon(), n, 128, dtype)
+            for kind, times in time_small_batch(n, dtype).items():
+                show(f"SupCon, n = {n}, {precision}, {kind}", times)
         add(
             f"SupCon, adaptive thresholds, n = 4096, {precision}",
             SupCon(difficulty=AdaptiveThreshold()),

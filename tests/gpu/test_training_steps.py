@@ -7,7 +7,7 @@ import torch
 
 from mettle.difficulty import AdaptiveThreshold, Relative, Threshold
 from mettle.errors import InputError
-from mettle.losses import ArcFace, InfoNCE, SupCon
+from mettle.losses import ArcFace, DASupCon, InfoNCE, SupCon
 from mettle.pairs.kernels import available
 
 pytestmark = [
@@ -48,6 +48,30 @@ def test_a_learned_temperature_equals_float64(name, n, d):
     assert gap(found.mean(), wanted.mean()) < 1e-6
     assert gap(leaf.grad, wide.grad) < 2e-6
     assert gap(loss.log_temperature.grad, exact.log_temperature.grad) < 1e-5
+
+
+@pytest.mark.parametrize("loss", [SupCon(), DASupCon(), InfoNCE(0.5, 0.1)], ids=["supcon", "weights", "debiased"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("n", [64, 1000, 4096])
+def test_replayed_steps_equal_launched_ones(loss, dtype, n):
+    from mettle.pairs.kernels import launch
+
+    found = {}
+    for may_replay in (False, True):
+        launch._caches.clear()
+        for seed in range(4):
+            generator = torch.Generator("cuda").manual_seed(seed)
+            z = torch.randn(n, 128, device="cuda", generator=generator).to(dtype).requires_grad_()
+            y = torch.randint(n // 4, (n,), device="cuda", generator=generator)
+            mean = loss(z, y)
+            for cache in launch._caches.values():
+                cache.may_replay = may_replay
+            mean.backward()
+            found[may_replay, seed] = mean.detach(), z.grad
+    assert all(cache.recorded_step is not None for cache in launch._caches.values())
+    for seed in range(4):
+        for a, b in zip(found[False, seed], found[True, seed], strict=True):
+            assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("loss", ["supcon", "adaptive", "learned", "arcface"])

@@ -99,7 +99,7 @@ class PairwiseLoss(SettingsModule):
         output = self.output(embeddings, labels, **options)
         if self.empty == "zero":
             return output.mean_or_zero()
-        if can_read(output.defined) and output.is_empty():
+        if not output.known_defined and can_read(output.defined) and output.is_empty():
             raise InputError(
                 f"no anchor has a positive among {len(labels)} samples: each class needs at least two samples in a "
                 "batch. The usual cause is a sampler that draws samples one by one; draw P classes x K samples"
@@ -172,20 +172,16 @@ class PairwiseLoss(SettingsModule):
         embeddings: Tensor,
         labels: Tensor,
         *,
-        ref: Reference | None = None,
-        ids: Tensor | None = None,
-        biased: Tensor | tuple[Tensor, Tensor] | None = None,
         views: bool = False,
         progress: float | None = None,
         weights: Tensor | None = None,
+        **options: Any,
     ) -> PairStatistics:
-        """What the difficulty did to this batch. Options as in a call."""
+        """What the difficulty did to this batch. Options: see :meth:`output`; there is no engine to choose."""
         if views:
-            embeddings, labels, biased = stack_views(embeddings, labels, biased)
+            embeddings, labels, options["biased"] = stack_views(embeddings, labels, options.get("biased"))
         loss = self.resolve_difficulty(progress, weights)
-        return pair_statistics(
-            loss, embeddings, labels, difficulty=difficulty_of(loss), ref=ref, ids=ids, biased=biased
-        )
+        return pair_statistics(loss, embeddings, labels, difficulty=difficulty_of(loss), **options)
 
     def row_values(
         self,

@@ -15,8 +15,9 @@ v are the weights inside the sum: those of negatives, and of positives where the
 A loss that declares a `BatchHardSpec` sees two pairs of each anchor only: these are mined, and the loss does the rest.
 """
 
-from collections.abc import Callable
-from typing import Any
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,13 +26,13 @@ from mettle.pairs.interface import Difficulty, PairLoss, Tile
 from mettle.pairs.kernel_spec import BatchHardSpec, LinearWeights, SoftmaxSpec, declared_spec
 from mettle.pairs.similarity import differentiable_gradients, normalize_rows, ordinary_lengths
 
-MAX_PAIRS = 512 * 512  # beyond this, tiles are faster and smaller
+MAX_ROWS = 512  # beyond this, tiles are faster and smaller
 NEARLY_EQUAL = 0.02  # squared distance below which the seventh digit of a cosine matters to which pair is farther
 
 
 def find_spec(loss: PairLoss, difficulty: Difficulty | None, z: Tensor) -> SoftmaxSpec | BatchHardSpec | None:
     """The spec of a loss that has a closed form here, for a batch of this size; else None."""
-    if z.is_cuda or z.dtype not in (torch.float32, torch.float64) or not 1 < len(z) * len(z) <= MAX_PAIRS:
+    if z.is_cuda or z.dtype not in (torch.float32, torch.float64) or not 1 < z.shape[0] <= MAX_ROWS:
         return None
     spec = declared_spec(loss, difficulty)
     if isinstance(spec, BatchHardSpec):
@@ -49,15 +50,21 @@ def find_spec(loss: PairLoss, difficulty: Difficulty | None, z: Tensor) -> Softm
 
 def softmax_loss(
     spec: SoftmaxSpec, z: Tensor, labels: Tensor, reference: Callable[[Tensor], tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """(n,) values, their mean, and (n,) where they are defined; None where rows cannot simply be divided by lengths.
+) -> tuple[Tensor, Tensor, Tensor, bool] | None:
+    """(n,) values, their mean, (n,) where they are defined, and whether that is known to be everywhere.
 
-    ``reference`` computes values and mean of the same batch with a graph, for second derivatives.
+    None where rows cannot simply be divided by their lengths. ``reference`` computes values and mean of the same batch
+    with a graph, for second derivatives.
     """
     length = torch.linalg.vector_norm(z.detach(), dim=1, keepdim=True)
     if not ordinary_lengths(length):
         return None
-    return _SoftmaxFunction.apply(z, length, labels, spec, reference)  # type: ignore[return-value]
+    positives = _find_positives(spec, labels, z.dtype)
+    values, mean = _SoftmaxFunction.apply(z, length, positives, spec, reference)  # type: ignore[misc]
+    defined = positives.defined if isinstance(positives, Positives) else None
+    if defined is None or spec.all_anchors:
+        return values, mean, torch.ones_like(labels, dtype=torch.bool), True
+    return values, mean, defined, False
 
 
 def batch_hard_rows(loss: Any, z: Tensor, labels: Tensor) -> dict[str, Tensor] | None:
@@ -70,43 +77,47 @@ def batch_hard_rows(loss: Any, z: Tensor, labels: Tensor) -> dict[str, Tensor] |
     length = torch.linalg.vector_norm(z.detach(), dim=1, keepdim=True)
     if not ordinary_lengths(length):
         return None
-    with torch.no_grad():
-        u = z / length
-        s = torch.mm(u, u.T)
-        same = labels[:, None] == labels
-        absent = torch.stack([~same, same])
-        absent[0].fill_diagonal_(True)
-        counts = len(z) - absent.sum(2)
-        scores = torch.stack([-s, s]).masked_fill_(absent, -torch.inf)
-        best, index = scores.max(2)
-        everywhere = bool(counts.all())
-        reached = scores == best[:, :, None]
-        pairs = reached if everywhere else reached.logical_and_(~absent)
-        others = u[index]
-        apart = (others - u).square_().sum(2, dtype=torch.float64)
-        there = None if everywhere else counts > 0
-        distances = apart if there is None else apart[there]
-        if int(pairs.sum()) > distances.numel() or float(distances.amin()) < NEARLY_EQUAL:
-            return None
+    n = len(z)
+    u = z.detach() / length
+    s = torch.mm(u, u.T).fill_diagonal_(torch.inf)  # -inf among the positives, and no negative
+    same = labels[:, None] == labels
+    scores = torch.stack([torch.where(same, -s, -torch.inf), torch.where(same, -torch.inf, s)])
+    best = scores.amax(2)
+    reached = scores == best[:, :, None]
+    alike = same.sum(1)
+    fewest, most = (int(x) for x in torch.aminmax(alike))
+    there = None if fewest > 1 and most < n else best > -torch.inf
+    if there is not None:
+        reached.logical_and_(there[:, :, None])
+    index = reached.nonzero()[:, 2]  # of one pair for each anchor and side, unless pairs tie
+    if len(index) > (2 * n if there is None else int(there.sum())):
+        return None
+    if there is not None:
+        index = index.new_zeros(2 * n).masked_scatter_(there.flatten(), index)
+    others = u.index_select(0, index).view(2, n, -1)
+    apart = (others - u).square_().sum(2, dtype=torch.float64)
+    if float((apart if there is None else apart[there]).amin()) < NEARLY_EQUAL:
+        return None
     mined: Tensor = _MinedFunction.apply(z, u, length, index, others, apart)  # type: ignore[assignment]
-    return mined_row_values(loss, mined, counts, there, z.dtype)
+    return mined_row_values(loss, mined, (alike - 1, n - alike), there, z.dtype)
 
 
 def mined_row_values(
-    loss: Any, scores: Tensor, counts: Tensor, there: Tensor | None, dtype: torch.dtype
+    loss: Any, scores: Tensor, counts: Sequence[Tensor] | Tensor, there: Tensor | None, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """The row values that a `BatchHardSpec` promises, from the mined pairs of each anchor.
 
     Args:
         loss: whose ``distance`` similarities become.
         scores: (2, n) similarities of the farthest positive and of the closest negative.
-        counts: (2, n) how many positives and negatives there are.
+        counts: how many positives and how many negatives there are, (n,) each.
         there: (2, n) where there are any; None for everywhere.
         dtype: of the distances.
     """
     none = scores.new_empty(0)
     d = loss.distance(Tile(scores, False, False, none, none)).to(dtype)  # both at once: on few rows calls count
-    farthest, closest = d[0], -d[1]
+    farthest, closest = d.unbind(0)
+    closest = -closest
     if there is not None:
         farthest, closest = torch.where(there[0], farthest, -torch.inf), torch.where(there[1], closest, -torch.inf)
     return {"positives": counts[0], "negatives present": counts[1], "farthest": farthest, "closest": closest}
@@ -118,95 +129,131 @@ class _MinedFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, z: Tensor, u: Tensor, length: Tensor, index: Tensor, others: Tensor, apart: Tensor):  # type: ignore[override]
         ctx.save_for_backward(z, u, length, index, others)
-        return 1 - apart / 2
+        return torch.rsub(apart, 1, alpha=0.5)
 
     @staticmethod
     def backward(ctx, g: Tensor):  # type: ignore[override]
         z, u, length, index, others = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: what is written down here has no graph
             rows = normalize_rows(z)
-            scores = (rows * rows[index]).sum(2, dtype=torch.float64)
+            scores = (rows * rows[index].view_as(others)).sum(2, dtype=torch.float64)
             return *differentiable_gradients((scores,), (g,), (z,)), None, None, None, None, None
         g = g.to(u.dtype)[:, :, None]
-        du = (g * others).sum(0).index_add_(0, index.flatten(), (g * u).flatten(0, 1))
+        du = (g * others).sum(0).index_add_(0, index, (g * u).flatten(0, 1))
         along = (du * u).sum(1, keepdim=True)
         return du.addcmul_(u, along, value=-1).div_(length), None, None, None, None, None
+
+
+class Positives(NamedTuple):
+    """The positive pairs of a batch."""
+
+    same: Tensor  # (n, n) which pairs
+    counts: Tensor  # (n,) how many an anchor has
+    defined: Tensor | None  # (n,) which anchors have any; None for all of them
+
+
+def _find_positives(spec: SoftmaxSpec, labels: Tensor, dtype: torch.dtype) -> Positives | Tensor:
+    """The positives of a batch; (n,) the one of each anchor, where there is a formula for that."""
+    if spec.weights is None and spec.scale == 1:
+        partner = find_partners(labels)
+        if partner is not None:
+            return partner
+    same = labels[:, None] == labels
+    same.fill_diagonal_(False)
+    count = same.sum(1, dtype=dtype)  # divides numbers of this type
+    return Positives(same, count, None if count.amin().item() > 0 else count > 0)
+
+
+def find_partners(labels: Tensor) -> Tensor | None:
+    """(n,) the other sample of the same label, where every label stands exactly twice, as in two views; else None."""
+    found = labels.tolist()  # a few hundred integers: dictionaries beat a dozen operators
+    n = len(found)
+    last = dict(zip(found, range(n), strict=True))
+    if 2 * len(last) != n:
+        return None
+    first = dict(zip(reversed(found), range(n - 1, -1, -1), strict=True))
+    partner = [first[label] + last[label] - i for i, label in enumerate(found)]
+    return None if any(map(operator.eq, partner, range(n))) else torch.tensor(partner)
 
 
 class _SoftmaxFunction(torch.autograd.Function):
     """Values and mean as functions of the embeddings."""
 
     @staticmethod
-    def forward(ctx, z: Tensor, length: Tensor, labels: Tensor, spec: SoftmaxSpec, reference):  # type: ignore[override]
+    def forward(ctx, z: Tensor, length: Tensor, positives: Positives | Tensor, spec: SoftmaxSpec, reference):  # type: ignore[override]
         u = z / length
-        s = torch.mm(u, u.T)
-        same = labels[:, None] == labels
-        same.fill_diagonal_(False)
-        count = same.sum(1)
-        defined = count > 0
-        fewest, most = (int(x) for x in torch.aminmax(count))
-        everywhere = fewest > 0
-        formula = _choose_formula(spec, fewest, most)
-        values, *saved = formula.evaluate(spec, s, same, count if everywhere else count.clamp(min=1))
-        if not everywhere and spec.all_anchors:
+        if isinstance(positives, Tensor):
+            formula, defined = SinglePositive, None
+            values, *saved = SinglePositive.evaluate(spec, u, positives)
+        else:
+            formula, defined = SupConOut if spec.row_loss == "supcon_out" else OnePositiveAtATime, positives.defined
+            values, *saved = formula.evaluate(spec, u, positives)
+        if defined is not None and spec.all_anchors:
             values = values.masked_fill(~defined, 0)
-        mean = values.mean() if everywhere or spec.all_anchors else values[defined].mean()
+        mean = values.mean() if defined is None or spec.all_anchors else values[defined].mean()
         ctx.save_for_backward(u, length, defined, z, *saved)  # z so that torch notices a change in place
-        ctx.spec, ctx.formula, ctx.everywhere, ctx.reference = spec, formula, everywhere, reference
-        defined = torch.ones_like(defined) if spec.all_anchors and not everywhere else defined
-        ctx.mark_non_differentiable(defined)
+        ctx.spec, ctx.formula, ctx.reference = spec, formula, reference
         ctx.set_materialize_grads(False)
-        return values, mean, defined
+        return values, mean
 
     @staticmethod
-    def backward(ctx, g_values: Tensor | None, g_mean: Tensor | None, _):  # type: ignore[override]
+    def backward(ctx, g_values: Tensor | None, g_mean: Tensor | None):  # type: ignore[override]
         u, length, defined, z, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: what is written down here has no graph
             found = differentiable_gradients(ctx.reference(z), (g_values, g_mean), (z,))
             return *found, None, None, None, None
-        g, factor = g_values, 1 / ctx.spec.temperature
-        if g_mean is not None:
-            anchors = len(u) if ctx.everywhere or ctx.spec.all_anchors else int(defined.sum())
-            share = g_mean * (factor / anchors)
-            g = share if g is None else share + g * factor
-        elif g is not None:
-            g = g * factor
-        if g is None:
+        if g_values is None and g_mean is None:
             return None, None, None, None, None
-        g = g if ctx.everywhere else torch.where(defined, g, 0)
-        gs = ctx.formula.gradient(ctx.spec, g, *saved)
-        du = torch.mm(gs + gs.T, u)
+        factor = 1 / ctx.spec.temperature
+        g: Tensor | float = 0.0 if g_values is None else g_values * factor
+        if g_mean is not None:
+            anchors = len(u) if defined is None or ctx.spec.all_anchors else int(defined.sum())
+            g = g + g_mean.item() * factor / anchors
+        if defined is not None:
+            g = defined.to(u.dtype) * g if g_values is None else torch.where(defined, g, 0)
+        du = ctx.formula.gradient(ctx.spec, g, u, *saved)
         along = (du * u).sum(1, keepdim=True)
         return du.addcmul_(u, along, value=-1).div_(length), None, None, None, None
 
 
-def as_column(g: Tensor) -> Tensor:
+def as_column(g: Tensor | float) -> Tensor | float:
     """A gradient per anchor as a column; one for all anchors as it is."""
-    return g[:, None] if g.ndim else g
+    return g[:, None] if isinstance(g, Tensor) else g
+
+
+def add_transpose(x: Tensor) -> Tensor:
+    """The sum x + xᵀ; from 256 rows on, a copy of the transpose is cheaper than reading it across."""
+    return x + x.T if len(x) < 256 else x.T.contiguous().add_(x)
 
 
 class SinglePositive:
     """SupCon and InfoNCE where every anchor has one positive and all pairs count alike: both are a cross-entropy."""
 
     @staticmethod
-    def evaluate(spec: SoftmaxSpec, s: Tensor, same: Tensor, count: Tensor):
+    def evaluate(spec: SoftmaxSpec, u: Tensor, partner: Tensor):
         """Values, and what the gradient needs."""
-        x = s.mul_(1 / spec.temperature).fill_diagonal_(-torch.inf)
-        log_denominator = torch.logsumexp(x, 1)
-        return log_denominator - torch.where(same, x, 0.0).sum(1), x, log_denominator, same
+        n = len(u)
+        x = u.new_empty(n, n).addmm_(u, u.T, beta=0, alpha=1 / spec.temperature).fill_diagonal_(-torch.inf)
+        log_p = torch.log_softmax(x, 1)
+        return torch.nn.functional.nll_loss(log_p, partner, reduction="none"), log_p, partner
 
     @staticmethod
-    def gradient(spec: SoftmaxSpec, g: Tensor, x: Tensor, log_denominator: Tensor, same: Tensor) -> Tensor:
-        """∂L/∂s, given the gradient of the values over the temperature."""
-        return (x - log_denominator[:, None]).exp_().add_(same, alpha=-1).mul_(as_column(g))
+    def gradient(spec: SoftmaxSpec, g: Tensor | float, u: Tensor, log_p: Tensor, partner: Tensor) -> Tensor:
+        """∂L/∂u, given the gradient of the values over the temperature."""
+        p, others = log_p.exp(), u.index_select(0, partner)
+        if not isinstance(g, Tensor):
+            return torch.addmm(others, add_transpose(p), u, beta=-2 * g, alpha=g)
+        du = torch.mm(add_transpose(p.mul_(g[:, None])), u)
+        return du.addcmul_(others, (g + g[partner])[:, None], value=-1)
 
 
 class SupConOut:
     """The formula ``supcon_out``."""
 
     @staticmethod
-    def evaluate(spec: SoftmaxSpec, s: Tensor, same: Tensor, count: Tensor):
+    def evaluate(spec: SoftmaxSpec, u: Tensor, positives: Positives):
         """Values, and what the gradient needs."""
+        s, same, count = torch.mm(u, u.T), positives.same, positives.counts
         w_positive, w_negative = _linear_weights(spec, s)
         x = s.mul_(1 / spec.temperature).fill_diagonal_(-torch.inf)
         inside = x
@@ -221,39 +268,43 @@ class SupConOut:
         if w_positive is not None:
             w = w_positive.mul_(same)
             attraction.mul_(w)
-        positives = same.sum(1) if w_positive is None else w.sum(1)
+        total = count if w_positive is None else w.sum(1)
         # An anchor without any other sample has nothing in its denominator.
-        values = positives * log_denominator.clamp_(min=torch.finfo(x.dtype).min) - attraction.sum(1)
-        divisor = {"sum": None, "count": count, "weight": count if w_positive is None else positives.clamp(min=1)}
-        if (by := divisor[spec.divide_by]) is not None:
+        values = total * log_denominator.clamp_(min=torch.finfo(x.dtype).min) - attraction.sum(1)
+        by = {"sum": None, "count": count, "weight": total}[spec.divide_by]
+        if by is not None:
+            by = by if positives.defined is None else by.clamp(min=1)
             values.div_(by)
         if spec.scale != 1:
             values.mul_(spec.scale)
-        return values, inside, log_denominator, positives, by, w
+        return values, inside, log_denominator, total, by, w
 
     @staticmethod
     def gradient(
         spec: SoftmaxSpec,
-        g: Tensor,
+        g: Tensor | float,
+        u: Tensor,
         inside: Tensor,
         log_denominator: Tensor,
-        positives: Tensor,
+        total: Tensor,
         by: Tensor | None,
         w: Tensor,
     ) -> Tensor:
-        """∂L/∂s, given the gradient of the values over the temperature."""
+        """∂L/∂u, given the gradient of the values over the temperature."""
         g = g if spec.scale == 1 else g * spec.scale
         g = g if by is None else g / by
         p = (inside - log_denominator[:, None]).exp_()
-        return p.mul_((positives * g)[:, None]).sub_(w * as_column(g))
+        gs = p.mul_((total * g)[:, None]).sub_(w * as_column(g))
+        return torch.mm(add_transpose(gs), u)
 
 
 class OnePositiveAtATime:
     """The formula ``infonce``."""
 
     @staticmethod
-    def evaluate(spec: SoftmaxSpec, s: Tensor, same: Tensor, count: Tensor):
+    def evaluate(spec: SoftmaxSpec, u: Tensor, positives: Positives):
         """Values, and what the gradient needs."""
+        s, same, count = torch.mm(u, u.T), positives.same, positives.counts
         w_positive, w_negative = _linear_weights(spec, s)
         x = s.mul_(1 / spec.temperature)
         negatives = x if w_negative is None else w_negative.log_().add_(x)
@@ -267,15 +318,17 @@ class OnePositiveAtATime:
         if w_positive is not None:
             w = w_positive[i, j]
             value.mul_(w)
-            by = torch.zeros_like(log_sum).index_add_(0, i, w).clamp_(min=1)
+            by = torch.zeros_like(log_sum).index_add_(0, i, w)
         by = count if by is None else by
+        by = by if positives.defined is None else by.clamp(min=1)
         values = torch.zeros_like(log_sum).index_add_(0, i, value).div_(by)
         return values, negatives, log_sum, gap, i, j, by, w
 
     @staticmethod
     def gradient(
         spec: SoftmaxSpec,
-        g: Tensor,
+        g: Tensor | float,
+        u: Tensor,
         negatives: Tensor,
         log_sum: Tensor,
         gap: Tensor,
@@ -284,20 +337,13 @@ class OnePositiveAtATime:
         by: Tensor,
         w: Tensor | None,
     ) -> Tensor:
-        """∂L/∂s, given the gradient of the values over the temperature."""
+        """∂L/∂u, given the gradient of the values over the temperature."""
         attraction = torch.sigmoid(gap).mul_((g / by)[i])
         if w is not None:
             attraction.mul_(w)
         total = torch.zeros_like(log_sum).index_add_(0, i, attraction)
         gs = (negatives - log_sum[:, None]).exp_().mul_(total[:, None])
-        return gs.index_put_((i, j), attraction.neg_())
-
-
-def _choose_formula(spec: SoftmaxSpec, fewest: int, most: int):
-    """The formula for a batch whose anchors have so many positives."""
-    if fewest == most == 1 and spec.weights is None and spec.scale == 1:
-        return SinglePositive
-    return SupConOut if spec.row_loss == "supcon_out" else OnePositiveAtATime
+        return torch.mm(add_transpose(gs.index_put_((i, j), attraction.neg_())), u)
 
 
 def _linear_weights(spec: SoftmaxSpec, s: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -1,6 +1,7 @@
 """Where a pairwise loss is evaluated: validate the inputs, choose an engine, return one value per anchor."""
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +35,7 @@ class PairOutput:
     anchor_weight: Tensor | None  # None: every anchor counts alike
     engine: str
     mean_value: Tensor | None = None  # the mean, where the engine has computed it on the way
+    known_defined: bool = False  # the engine has seen that the loss is defined for every anchor
 
     def per_anchor(self) -> Tensor:
         """(n,) with NaN where the loss is not defined."""
@@ -46,7 +48,7 @@ class PairOutput:
     @cached_property
     def all_defined(self) -> bool:
         """Whether the loss is defined for every anchor; waits for a GPU."""
-        return bool(self.defined.all())
+        return self.known_defined or bool(self.defined.all())
 
     def mean(self) -> Tensor:
         """Mean over the anchors for which the loss is defined; NaN when there are none."""
@@ -136,12 +138,29 @@ def _try_closed_form(loss: PairLoss, z: Tensor, labels: Tensor, difficulty: Diff
             return None
         return PairOutput(loss.row_loss(rows), loss.is_defined(rows), loss.anchor_weight(rows), "closed-form")
 
-    def reference_loss(z: Tensor) -> tuple[Tensor, Tensor]:
-        output = pair_loss(loss, z, labels, difficulty=difficulty, engine="dense")
+    found = closed_form.softmax_loss(spec, z, labels, _reference_loss(loss, labels, difficulty))
+    if found is None:
+        return None
+    values, mean, defined, everywhere = found
+    return PairOutput(values, defined, None, "closed-form", mean, everywhere)
+
+
+def _reference_loss(
+    loss: PairLoss,
+    labels: Tensor,
+    difficulty: Difficulty | None,
+    ref: Reference | None = None,
+    ids: Tensor | None = None,
+    biased: Tensor | tuple[Tensor, Tensor] | None = None,
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Values and mean with a graph, of embeddings and reference embeddings: what engines take second derivatives of."""
+
+    def evaluate_dense(z: Tensor, embeddings: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        given: Any = None if ref is None or embeddings is None else (embeddings, *ref[1:])
+        output = pair_loss(loss, z, labels, ref=given, ids=ids, difficulty=difficulty, biased=biased, engine="dense")
         return output.values, output.mean()
 
-    found = closed_form.softmax_loss(spec, z, labels, reference_loss)
-    return None if found is None else PairOutput(found[0], found[2], None, "closed-form", found[1])
+    return evaluate_dense
 
 
 def _try_kernels(
@@ -162,16 +181,11 @@ def _try_kernels(
         return None  # torch differentiates, batches and compiles what it can see
     validate_inputs(z, labels, ref, ids, biased)
     reason = explain_unavailable(z.device)
-
-    def reference_loss(z: Tensor, embeddings: Tensor | None) -> tuple[Tensor, Tensor]:
-        given = None if ref is None or embeddings is None else (embeddings, *ref[1:])
-        output = pair_loss(loss, z, labels, ref=given, ids=ids, difficulty=difficulty, biased=biased, engine="dense")  # type: ignore[arg-type]
-        return output.values, output.mean()
-
     if not reason:
         try:
             with autocast_disabled("cuda"):
                 inputs = collect_inputs(z, labels, ref, ids, biased)
+                reference_loss = _reference_loss(loss, labels, difficulty, ref, ids, biased)
                 found = evaluate_fused(loss, difficulty, inputs, reference_loss)
         except torch.OutOfMemoryError as error:
             raise InputError(

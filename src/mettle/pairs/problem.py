@@ -125,7 +125,7 @@ class PairProblem:
         if difficulty is not None and difficulty.row_statistics(self.probe_tile()):
             resolved.append(
                 ResolvedPass(
-                    self._checked_reductions(
+                    self._broadcast_reductions(
                         lambda tile, _: {f"{STATISTIC}{k}": x for k, x in difficulty.row_statistics(tile).items()}
                     ),
                     lambda tile, row_values: None,
@@ -142,7 +142,7 @@ class PairProblem:
             # A row statistic such as the hardest positive must meet exactly the similarity it was taken from, so a
             # difficulty that has any sees tiles throughout: a product of two rows rounds differently elsewhere.
             exact = statistics and not traits.continuous
-            reductions = self._checked_reductions(loss_pass.reductions)
+            reductions = self._broadcast_reductions(loss_pass.reductions)
             resolved.append(
                 ResolvedPass(
                     reductions, weights, reads, positives_only=positives_only, as_pair_list=positives_only and not exact
@@ -150,12 +150,10 @@ class PairProblem:
             )
         return resolved
 
-    def _checked_reductions(
-        self, reductions: Callable[[Tile, RowValues], dict[str, Reduction]]
-    ) -> Callable[[Tile, RowValues], dict[str, Reduction]]:
+    def _broadcast_reductions(self, reductions: ReductionsOfTile) -> ReductionsOfTile:
         """The reductions of a tile, each broadcast to the whole tile."""
 
-        def checked(tile: Tile, rows: RowValues) -> dict[str, Reduction]:
+        def reduce_tile(tile: Tile, rows: RowValues) -> dict[str, Reduction]:
             try:
                 found = reductions(tile, rows)
             except KeyError as error:
@@ -163,7 +161,7 @@ class PairProblem:
                 raise
             return {name: _broadcast_to_tile(name, acc, tile.similarity) for name, acc in found.items()}
 
-        return checked
+        return reduce_tile
 
     def _weights(self, tile: Tile, row_values: RowValues) -> Tensor | None:
         if self.difficulty is None:

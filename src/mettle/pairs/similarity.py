@@ -47,9 +47,8 @@ def normalize_rows(z: Tensor) -> Tensor:
 
 def ordinary_lengths(length: Tensor) -> bool:
     """Whether rows of these lengths are finite and can be squared without a second thought."""
-    with torch.no_grad():
-        low, high = torch.aminmax(length)
-    return float(low) > ORDINARY_LENGTH and float(high) < 1 / ORDINARY_LENGTH
+    low, high = torch.aminmax(length.detach())
+    return low.item() > ORDINARY_LENGTH and high.item() < 1 / ORDINARY_LENGTH
 
 
 def can_read(x: Tensor) -> bool:
@@ -184,7 +183,7 @@ def squared_distance(tile: Tile | Tensor, measure: Measure) -> Tensor:
     s = tile.similarity if isinstance(tile, Tile) else tile
     if measure != "cosine":
         return (-s).clamp(min=0)
-    squared = 2 - 2 * s
+    squared = torch.rsub(s, 2, alpha=2)  # 2 − 2s in one step
     if isinstance(tile, Tile) and tile.operands is not None:
         squared = tile.operands.refine_small_distances(squared, tile.positive, tile.negative)
     return squared.clamp(min=0)

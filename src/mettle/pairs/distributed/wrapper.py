@@ -119,10 +119,10 @@ class AcrossRanks(nn.Module):
         # A rank without rows has nothing to compute a part from, so all compute the whole.
         replicate = self.how == "replicated" or min(ranks.rows["1"]) == 0 or call_tensors.has_more_than_batch
         if replicate:
-            return self._replicated(call, call_tensors, ranks)
-        return (self._anchors if self.how == "anchors" else self._rows)(call, call_tensors, ranks)
+            return self._compute_replicated(call, call_tensors, ranks)
+        return (self._compute_anchors if self.how == "anchors" else self._compute_rows)(call, call_tensors, ranks)
 
-    def _replicated(self, call: str, call_tensors: CallTensors, ranks: RankInfo) -> Tensor:
+    def _compute_replicated(self, call: str, call_tensors: CallTensors, ranks: RankInfo) -> Tensor:
         """Every rank computes everything; only rows of its own are then asked for in parts."""
         reduce_gradients = call != "__call__"
         tensors, shared = distribute(
@@ -141,7 +141,7 @@ class AcrossRanks(nn.Module):
         sum_over_ranks([], args[0].device)
         return found if call == "__call__" else found[ranks.own]
 
-    def _anchors(self, call: str, call_tensors: CallTensors, ranks: RankInfo) -> Tensor:
+    def _compute_anchors(self, call: str, call_tensors: CallTensors, ranks: RankInfo) -> Tensor:
         """This rank's anchors against the rows of all ranks; a row meets itself by its number, and is left out."""
         device = call_tensors.tensors["1"].device
         batch = {place: call_tensors.tensors[place] for place in ("1", "2")}
@@ -193,7 +193,7 @@ class AcrossRanks(nn.Module):
             )
         return (value / weight).to(sums.dtype)
 
-    def _rows(self, call: str, call_tensors: CallTensors, ranks: RankInfo) -> Tensor:
+    def _compute_rows(self, call: str, call_tensors: CallTensors, ranks: RankInfo) -> Tensor:
         """This rank's rows alone; only their mean is over all ranks."""
         first = call_tensors.tensors["1"]
         tensors, shared = distribute(

@@ -3,6 +3,7 @@
 spec           what a declared spec comes to, and whether the kernels can compute it
 config         measured tile sizes, splits of columns, compile-time flags
 launch         starting kernels without asking twice
+replay         the launches of a small batch, recorded and replayed
 operands       embeddings sorted by label, normalized, in the operands' precision; and gradients back
 primitives     loads, products, the tile iterator, sums
 pair_terms     every function of one pair, beside its derivative

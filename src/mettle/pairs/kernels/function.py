@@ -3,13 +3,16 @@
     prepare ─ negatives ─ positives ─ mean     forward:  4 launches
     negatives ─ positives ─ normalize          backward: 3 launches, and one to clear where sums begin anew
 
+Up to `COUNTED_ROWS` rows the host takes longer than the kernels: from the third of steps that are alike, launches are
+replayed (`replay`).
+
 Backward owns its rows: nobody else adds to them, so the order of each sum is fixed. Forward visits each pair once and
 adds it to both ends where the table says so, unless torch is asked for deterministic algorithms: then every run is
 identical bit for bit.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -32,9 +35,17 @@ from mettle.pairs.kernels.config import (
     split_columns,
 )
 from mettle.pairs.kernels.forward import mean_kernel, negatives_forward, positives_forward, shift_kernel
-from mettle.pairs.kernels.launch import Launch, align_tensor, find_launch_cache, flatten_tensor, tensor_descriptors
-from mettle.pairs.kernels.operands import Operands, normalize_backward, prepare_operands
+from mettle.pairs.kernels.launch import (
+    Launch,
+    LaunchCache,
+    align_tensor,
+    find_launch_cache,
+    flatten_tensor,
+    tensor_descriptors,
+)
+from mettle.pairs.kernels.operands import COUNTED_ROWS, Operands, normalize_backward, prepare_operands
 from mettle.pairs.kernels.primitives import GRADIENT_LINES, ROW_STATE_LINES
+from mettle.pairs.kernels.replay import LaunchRecorder, RecordedPass, RecordedStep
 from mettle.pairs.kernels.spec import LoweredSpec, choose_precision
 from mettle.pairs.similarity import differentiable_gradients, warn_dense_recomputation
 
@@ -42,8 +53,7 @@ SYMMETRIC_ROWS = 8192  # from which visiting each pair once is worth a launch to
 ZERO = 0.0  # an argument, so that the compiler does not know it: see `primitives.load_rows`
 
 
-@dataclass(frozen=True)
-class SpecResult:
+class SpecResult(NamedTuple):
     """One value per anchor, where it is defined, and the mean over those."""
 
     values: Tensor
@@ -77,25 +87,32 @@ def evaluate_spec(
     precision = precision or _default_precision(spec, z)
     ref_labels = None if ref is None else flatten_tensor(ref[1])
     call = PairLossCall(spec, flatten_tensor(labels), ref_labels, biased, precision, config, self_column)
-    with torch.cuda.device_of(z):
+    with on_device_of(z):
         embeddings = None if ref is None else ref[0]
-        values, mean, defined = PairLossFunction.apply(call, reference, z, embeddings, spec.log_temperature)  # type: ignore[misc]
-    return SpecResult(values, defined, mean)
+        values, mean = PairLossFunction.apply(call, reference, z, embeddings, spec.log_temperature)  # type: ignore[misc]
+    return SpecResult(values, call.defined, mean)
+
+
+def on_device_of(z: Tensor) -> AbstractContextManager:
+    """The device of ``z`` as the current one; where it is that already, nothing is switched."""
+    if not z.is_cuda or z.get_device() == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device_of(z)
 
 
 def mean_and_gradient(
     spec: LoweredSpec, z: Tensor, labels: Tensor, with_gradient: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The mean of a batch with itself, its gradient in float32 or None, and where values are defined."""
-    with torch.cuda.device_of(z):
+    with on_device_of(z):
         call = PairLossCall(spec, flatten_tensor(labels), None, None, _default_precision(spec, z), None)
-        _, mean, defined = call.forward(z, None)
+        _, mean = call.forward(z, None, with_gradient)
         if not with_gradient:
-            return mean, None, defined
+            return mean, None, call.defined
         one = torch.ones((), device=z.device)
         # In float32: in half precision a gradient that nothing has scaled yet would lose its small entries.
         gradient, _, _ = call.backward(None, one, one, None, (True, False, False))
-    return mean, gradient, defined
+    return mean, gradient, call.defined
 
 
 class PairLossFunction(torch.autograd.Function):
@@ -106,16 +123,15 @@ class PairLossFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call: "PairLossCall", reference, z: Tensor, ref: Tensor | None, log_temperature: Tensor | None):  # type: ignore[override]
-        """Values, mean, and where values are defined."""
-        values, mean, defined = call.forward(z.detach(), None if ref is None else ref.detach())
+        """Values and mean; the call knows where values are defined."""
+        values, mean = call.forward(z.detach(), None if ref is None else ref.detach(), ctx.needs_input_grad[2])
         ctx.call, ctx.reference = call, reference
         ctx.save_for_backward(z, ref, log_temperature)
-        ctx.mark_non_differentiable(defined)
         ctx.set_materialize_grads(False)
-        return values, mean, defined
+        return values, mean
 
     @staticmethod
-    def backward(ctx, g_values: Tensor | None, g_mean: Tensor | None, _):  # type: ignore[override]
+    def backward(ctx, g_values: Tensor | None, g_mean: Tensor | None):  # type: ignore[override]
         """Gradients of the embeddings, of the references and of the logarithm of the temperature."""
         z, ref, log_temperature = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: the kernels have no graph
@@ -130,6 +146,8 @@ class PairLossFunction(torch.autograd.Function):
 class PairLossCall:
     """One call: what to compare and, after the forward pass, what the backward pass needs."""
 
+    defined: Tensor  # (n,) where values are
+
     def __init__(
         self,
         spec: LoweredSpec,
@@ -143,16 +161,60 @@ class PairLossCall:
         self.spec, self.precision, self.given_config = spec, precision, config
         self.labels, self.ref_labels, self.biased = labels, ref_labels, biased
         self.given_self_column = self_column
+        self.recorded: RecordedStep | None = None  # its forward pass
+        self.replayed: Replayed | None = None
 
-    def forward(self, z: Tensor, ref: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Values, mean and where values are defined."""
+    def forward(self, z: Tensor, ref: Tensor | None, with_gradient: bool = False) -> tuple[Tensor, Tensor]:
+        """Values and mean; ``with_gradient``: the backward pass will follow."""
         spec, z = self.spec, align_tensor(z)
         ref = None if ref is None else align_tensor(ref)
         biased = () if self.biased is None else tuple(align_tensor(b.detach()) for b in self.biased)
         self.deterministic = torch.are_deterministic_algorithms_enabled()
         has_self_column = self.given_self_column is not None
         settings = (spec.compile_key, self.precision, self.given_config, self.deterministic, has_self_column)
-        self.cache = find_launch_cache(settings, (z, self.labels, ref, self.ref_labels, *biased))
+        cache = find_launch_cache(settings, (z, self.labels, ref, self.ref_labels, *biased))
+        self.cache = cache
+        if cache.may_replay and self._is_replayable(z, ref):
+            step = cache.recorded_step
+            if step is not None and step.spec is spec:
+                return self._replay_forward(step, z)
+            if with_gradient and cache.last_spec is spec:
+                return self._record_forward(cache, z)
+            cache.last_spec = spec
+        return self._launch_forward(z, ref, biased)
+
+    def _is_replayable(self, z: Tensor, ref: Tensor | None) -> bool:
+        """Whether this is a small batch with itself, of which the host knows all numbers."""
+        if ref is not None or self.biased is not None or self.given_self_column is not None:
+            return False
+        return len(z) <= COUNTED_ROWS and z.stride(1) == 1 and not self.spec.on_device and self.given_config is None
+
+    def _record_forward(self, cache: LaunchCache, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Launch by launch, to be replayed in the next step; the backward pass completes it."""
+        self.cache = recorder = LaunchRecorder(cache)
+        values, mean = self._launch_forward(z, None, ())
+        self.cache = cache
+        sums, gradient = cache.decisions["sums"], self._decide_gradient(self.rows, self.rows, None, True, True)
+        cleared = sums.symmetric or gradient.flush_every > 0
+        if cleared or self.config.scores_in_memory or sums.flags.tile.use_tma or gradient.flags.tile.use_tma:
+            cache.may_replay = False  # it does more than launch kernels on memory that they fill themselves
+        else:
+            recorded = RecordedPass(recorder, (), (z, self.labels, values, self.defined, mean))
+            self.recorded = RecordedStep(self.spec, recorded)
+        return values, mean
+
+    def _replay_forward(self, step: RecordedStep, z: Tensor) -> tuple[Tensor, Tensor]:
+        """All launches of a recorded step."""
+        n, device = len(z), z.device
+        values, mean = torch.empty(n, device=device), torch.empty((), device=device)
+        self.defined = torch.empty(n, dtype=torch.bool, device=device)
+        table, memory = step.forward.replay([], (z, self.labels, values, self.defined, mean))
+        self.replayed = Replayed(step, z, table, memory)
+        return values, mean
+
+    def _launch_forward(self, z: Tensor, ref: Tensor | None, biased: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Values and mean, launch by launch."""
+        spec = self.spec
         self.rows = self.columns = self._prepare(z, "rows")
         if ref is not None:
             self.columns = self._prepare(ref, "columns")
@@ -280,12 +342,12 @@ class PairLossCall:
         )
         return sums, plan.parts
 
-    def _finish_rows(self, sums: Tensor, splits: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Values, mean and where values are defined, from the sums over negatives."""
+    def _finish_rows(self, sums: Tensor, splits: int) -> tuple[Tensor, Tensor]:
+        """Values and mean from the sums over negatives."""
         spec, rows, columns = self.spec, self.rows, self.columns
         device, padded = rows.normalized.device, rows.padded
         values = torch.empty(rows.n, device=device)
-        defined = torch.empty(rows.n, dtype=torch.bool, device=device)
+        self.defined = torch.empty(rows.n, dtype=torch.bool, device=device)
         self.row_state = torch.empty(ROW_STATE_LINES, padded, device=device)
         blocks = padded // POSITIVE_BLOCK
         block_sums, self.stats = torch.empty(blocks, 3, device=device), torch.empty(3, device=device)
@@ -294,7 +356,7 @@ class PairLossCall:
         self.cache.launch(
             "positives",
             positives_forward,
-            (*inputs, sums, self.shift, rows.order, values, defined, self.row_state, block_sums),
+            (*inputs, sums, self.shift, rows.order, values, self.defined, self.row_state, block_sums),
             lambda: Launch(
                 (blocks,),
                 (rows.n, columns.n, padded, splits),
@@ -314,7 +376,7 @@ class PairLossCall:
             (block_sums, self.stats, mean),
             lambda: Launch((1,), (blocks,), {"SIZE": 1024, "num_warps": 8}),
         )
-        return values, mean, defined
+        return values, mean
 
     def backward(
         self,
@@ -330,6 +392,61 @@ class PairLossCall:
         """
         if g_values is None and g_mean is None:
             return None, None, None
+        replayable = g_values is None and g_mean is not None and g_mean.dtype == torch.float32 and needed[0]
+        if self.replayed is not None:
+            recorded = self.replayed.step.backward.get(z.dtype)
+            if replayable and recorded is not None:
+                return self._replay_backward(recorded, align_tensor(g_mean), z.dtype), None, None  # type: ignore[arg-type]
+            self._leave_replay(replayable)
+        if self.recorded is not None and replayable:
+            return self._record_backward(align_tensor(g_mean), z), None, None  # type: ignore[arg-type]
+        return self._launch_backward(g_values, g_mean, z, ref, needed)
+
+    def _record_backward(self, g_mean: Tensor, z: Tensor) -> Tensor:
+        """Launch by launch, to be replayed in the next step."""
+        step, self.recorded, cache = self.recorded, None, self.cache
+        assert step is not None
+        self.cache = recorder = LaunchRecorder(cache)
+        gradient, _, _ = self._launch_backward(None, g_mean, z, None, (True, False, False))
+        self.cache = cache
+        assert gradient is not None
+        recorded = RecordedPass(recorder, step.forward.tensors, (g_mean, gradient))
+        known = cache.recorded_step
+        if known is not None and known.spec is step.spec:
+            step = known  # another type of gradient: the tables of its forward pass are the same
+        step.backward[z.dtype] = recorded
+        for made in (step.forward, recorded):
+            made.tensors.clear()  # addresses are no longer compared
+        cache.recorded_step = step
+        return gradient
+
+    def _replay_backward(self, recorded: RecordedPass, g_mean: Tensor, dtype: torch.dtype) -> Tensor:
+        """All launches of a recorded step."""
+        assert self.replayed is not None
+        z = self.replayed.z
+        out = torch.empty(z.shape, dtype=dtype, device=z.device)
+        recorded.replay(self.replayed.table, (g_mean, out))
+        return out
+
+    def _leave_replay(self, record: bool) -> None:
+        """The forward pass once more, for a gradient that was not recorded: a replayed one keeps no tensors for it."""
+        assert self.replayed is not None
+        z, self.replayed = self.replayed.z, None
+        if record:
+            self._record_forward(self.cache, z)
+        else:
+            self.cache.may_replay = False  # whoever asks for gradients of single values does so in every step
+            self._launch_forward(z, None, ())
+
+    def _launch_backward(
+        self,
+        g_values: Tensor | None,
+        g_mean: Tensor | None,
+        z: Tensor,
+        ref: Tensor | None,
+        needed: tuple[bool, bool, bool],
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The same, launch by launch."""
         z_needs_grad, ref_needs_grad, temperature_needs_grad = needed
         rows, columns, row_state, stats = self.rows, self.columns, self.row_state, self.stats
         factor = g_mean if g_mean is None else align_tensor(g_mean)
@@ -379,7 +496,7 @@ class PairLossCall:
     ) -> Tensor:
         """Of the prepared rows of ``a``: negatives, then positives on top; which ends of a pair have a value."""
         spec, tile, device = self.spec, self.config.backward, a.normalized.device
-        plan = self.cache.decide(f"gradient {row_end}", lambda: self._plan_gradient(a, b, a2, row_end, column_end))
+        plan = self._decide_gradient(a, b, a2, row_end, column_end)
         operands, row_states = _pair_operands(plan.flags, a, b, a2, b2), (row_state, row_state, stats)
         own_column = self.self_column if row_end else self.self_row
         if self.config.scores_in_memory:
@@ -416,6 +533,12 @@ class PairLossCall:
             (*spec.positive_numbers, *spec.row_loss_numbers),
         )
         return g
+
+    def _decide_gradient(
+        self, a: Operands, b: Operands, a2: Operands | None, row_end: bool, column_end: bool
+    ) -> "GradientPlan":
+        """How the gradient is cut, for all calls that are alike."""
+        return self.cache.decide(f"gradient {row_end}", lambda: self._plan_gradient(a, b, a2, row_end, column_end))
 
     def _plan_gradient(
         self, a: Operands, b: Operands, a2: Operands | None, row_end: bool, column_end: bool
@@ -464,6 +587,15 @@ class PairLossCall:
             debiased=spec.prior > 0,
             hinge_form=spec.hinge_form,
         )
+
+
+class Replayed(NamedTuple):
+    """A forward pass that was replayed: its step, its embeddings, its table, and the memory that this points into."""
+
+    step: RecordedStep
+    z: Tensor
+    table: list
+    memory: Tensor
 
 
 class SumPlan(NamedTuple):

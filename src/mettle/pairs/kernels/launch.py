@@ -42,6 +42,10 @@ class LaunchCache:
     def __init__(self) -> None:
         self.known: dict[str, Callable[[tuple, tuple], None]] = {}
         self.decisions: dict[str, Any] = {}
+        # Of the fused loss of small batches (`replay`):
+        self.recorded_step: Any = None
+        self.last_spec: Any = None  # of the call before: what changes in every step is not worth recording
+        self.may_replay = True
 
     def decide(self, name: str, make: Callable[[], Decision]) -> Decision:
         """What ``make`` returned the first time: anything that follows from settings and shapes alone."""

@@ -6,7 +6,7 @@ none, or one that these kernels cannot compute, runs on the tiled engine, with t
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -139,6 +139,11 @@ class LoweredSpec:
             *(isinstance(x, Tensor) for x in (self.temperature, self.slope, self.threshold)),
             *(isinstance(x, Tensor) for x in (self.positive_slope, self.positive_threshold)),
         )
+
+    @cached_property
+    def on_device(self) -> bool:
+        """Whether some of the numbers are tensors, with values that only the device knows."""
+        return any(isinstance(getattr(self, field.name), Tensor) for field in fields(self))
 
     @cached_property
     def operand_scale(self) -> Number:
