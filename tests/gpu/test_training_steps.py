@@ -13,6 +13,7 @@ from mettle.pairs.kernels import available
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
     pytest.mark.skipif(not available(), reason="triton is not installed"),
+    pytest.mark.filterwarnings("ignore"),  # torch's own, about prototypes and what it deprecates
 ]
 
 LEARNED = {
