@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from covering import mark_slow_except
+from covering import mark_slow_except, take_some
 from laws.members import (
     DIFFICULTIES,
     FORMS,
@@ -38,10 +38,9 @@ def try_members(turn: int):
 
     Another turn takes four others, so that the laws together meet every form with every difficulty every time.
     """
-    quick = []
-    for k, form in enumerate(NAMES):
-        known = [difficulty for name, difficulty in EVERY if name == form and difficulty is not None]
-        quick += [(form, None), *((form, known[(k + 4 * turn + i) % len(known)]) for i in range(4))]
+    quick = [(form, None) for form in NAMES]
+    quick += [pair for pair in take_some(NAMES, list(DIFFICULTIES), 4, turn) if pair in EVERY]
+    quick += [pair for pair in EVERY if pair[0] not in ON_SPHERE]
     return pytest.mark.parametrize(("form", "difficulty"), mark_slow_except(EVERY, quick))
 
 

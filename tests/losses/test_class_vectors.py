@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from covering import cover_axes
 from laws.memory import Largest
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Threshold, curriculum
 from mettle.difficulty.settings import view_with
@@ -94,9 +95,12 @@ def test_values_and_gradients_are_those_of_the_published_sums(name, data):
         np.testing.assert_allclose(found, numeric, atol=1e-7, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", [n for n in MEMBERS if n != "arcface detach"])
-@pytest.mark.parametrize("difficulty", [None, Threshold(), Hardest()], ids=["plain", "threshold", "hardest"])
-def test_gradcheck(name, difficulty):
+WEIGHED = {"plain": None, "threshold": Threshold(), "hardest": Hardest()}
+
+
+@pytest.mark.parametrize(("name", "weighed"), cover_axes([n for n in MEMBERS if n != "arcface detach"], list(WEIGHED)))
+def test_gradcheck(name, weighed):
+    difficulty = WEIGHED[weighed]
     if name == "center":
         return  # a base loss that is checked itself, and a square
     torch.manual_seed(3)
