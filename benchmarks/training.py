@@ -32,7 +32,7 @@ from mettle.data.loader import Batch
 from mettle.losses import NPair, Triplet
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import HardnessAware, Supervised
-from mettle.train.methods.negative_synthesis import Synthesis
+from mettle.train.methods.hardness_aware import Synthesis
 
 WORKERS = (2, 4, 8)
 SECONDS = 0.25  # that reading a batch sleeps

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -86,6 +87,26 @@ def pytest_runtest_makereport(item, call):
     if report.skipped and not hasattr(report, "wasxfail") and item.config.getoption("--no-skips"):
         report.outcome = "failed"
         report.longrepr = f"skipped, which --no-skips does not allow: {report.longrepr}"
+
+
+BROWSER_FLAGS = ["--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+BROWSER_FLAGS += ["--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(
+    scope="module"
+)  # no longer: what drives it keeps an event loop running, which other tests start theirs in
+def browser():
+    where = shutil.which("chromium")
+    if where is None:
+        pytest.skip("no browser: install chromium (apt install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # milliseconds: what a busy machine delays is no failure
+        opened = playwright.chromium.launch(executable_path=where, args=BROWSER_FLAGS, timeout=120_000)
+        yield opened
+        opened.close()
 
 
 @pytest.fixture(scope="session")

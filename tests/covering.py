@@ -22,5 +22,18 @@ def mark_slow_except(values, quick):
     return [pytest.param(*_as_tuple(value), marks=() if value in quick else pytest.mark.slow) for value in values]
 
 
+def take_some(first, second, each, turn=0):
+    """Pairs in which every value of both occurs: so many second ones for every first; another turn takes others."""
+    starts = range(each * turn, each * turn + len(first))
+    return [(a, second[(k + i) % len(second)]) for k, a in zip(starts, first, strict=True) for i in range(each)]
+
+
+def take_turns(members, ways):
+    """All members in all ways: each in one of them every time, the rest ``slow``; forms and difficulties meet all."""
+    names, forms, hards = list(ways), *(list(dict.fromkeys(one[k] for one in members)) for k in (0, 1))
+    quick = [(f, h, names[(forms.index(f) + hards.index(h)) % len(names)]) for f, h in members]
+    return mark_slow_except([(*one, way) for one in members for way in names], quick)
+
+
 def _as_tuple(value):
     return value if isinstance(value, tuple) else (value,)

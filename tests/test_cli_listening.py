@@ -2,14 +2,13 @@
 
 import re
 import signal
-import subprocess
-import sys
 
 import httpx
 import pytest
 
 from covering import mark_slow_except
 from mettle.service.server import address
+from processes import start_mettle
 from small_runs import small_run
 
 
@@ -24,9 +23,8 @@ def run(tmp_path_factory):
     mark_slow_except([("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"), ("localhost", "localhost")], [("::1", "[::1]")]),
 )
 def test_the_address_that_is_told_can_be_asked(run, tmp_path, host, written):
-    command = [sys.executable, "-m", "mettle", "serve", run.folder, "--gallery", tmp_path / "g.mettle", "--create"]
-    command += ["--threshold", "0.5", "--host", host, "--port", "0"]
-    server = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = ["serve", run.folder, "--gallery", tmp_path / "g.mettle", "--create"]
+    server = start_mettle(*words, "--threshold", "0.5", "--host", host, "--port", "0")
     try:
         said = server.stdout.readline()
         found = re.search(r": 0 people; (http://(.+):(\d+))/workbench\n$", said)

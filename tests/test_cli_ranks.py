@@ -3,11 +3,9 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,12 +13,11 @@ from safetensors.torch import save_file
 
 from command_line import mettle
 from mettle.cli import ranks
-
-COMMAND = [sys.executable, "-m", "mettle", "check-ranks"]
+from processes import run_mettle, start_mettle
 
 
 def test_ranks_agree_with_one_process():
-    done = subprocess.run([*COMMAND, "--ranks", "2"], capture_output=True, text=True, timeout=200)
+    done = run_mettle("check-ranks", "--ranks", 2)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2 processes with 5 + 9 rows against one") and done.stdout.endswith("parity holds\n")
     found = [line for line in done.stdout.splitlines() if re.search(r"\d\.\de[+-]\d\d", line)]
@@ -116,13 +113,15 @@ def until(condition, seconds: float = 200):
     return found
 
 
+def hear_interrupts() -> None:
+    """What runs behind a shell inherits that it does not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_is_left_when_it_is_interrupted(how):
     """The signal goes to the command alone, not to its children, as from another program."""
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what runs behind a shell inherits that it is not
-    started = subprocess.Popen(
-        [*COMMAND, "--ranks", "2"], stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard
-    )
+    started = start_mettle("check-ranks", "--ranks", 2, before=hear_interrupts, session=True)
     try:
         children = until(lambda: len(found := children_of(started.pid)) == 2 and found)
         assert all(until(lambda child=child: alive(child)) for child in children)

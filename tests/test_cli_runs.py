@@ -7,8 +7,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,9 +18,8 @@ from command_line import mettle, refused
 from mettle.atomic_files import sha256
 from mettle.train import open_run_folder
 from mettle.train.recipe import parse_recipe
+from processes import run_mettle, start_mettle
 from train.conftest import make_npz, tiny
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def unsplit(path: Path, name: str = "{}", **options) -> Path:
@@ -45,6 +42,15 @@ def people(root: Path, count: int, each: int = 6, start: int = 0) -> Path:
             noisy = (base + rng.integers(0, 40, base.shape)).astype(np.uint8)
             Image.fromarray(noisy).save(root / f"person {k:02d}" / f"{j}.png")
     return root
+
+
+def give_up_rights() -> None:
+    """Who may write anywhere (CAP_DAC_OVERRIDE) no longer may."""
+    if os.geteuid() == 0:
+        head, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()  # this process; what it may do
+        assert ctypes.CDLL(None).capget(head, sets) == 0
+        sets[0], sets[1] = sets[0] & ~2, sets[1] & ~2  # what is in force, and what may be taken back
+        assert ctypes.CDLL(None).capset(head, sets) == 0
 
 
 def state(folder: Path) -> dict[str, str]:
@@ -251,37 +257,21 @@ class TestConsole:
 
 class TestResume:
     def test_the_hint_after_a_signal_continues_that_very_run(self, place, tmp_path):
-        """A real process, asked to stop; then what it printed, typed in again."""
+        """A process, asked to stop; then what it printed, typed in again."""
         folder = tmp_path / "my runs"
-        start = [
-            sys.executable,
-            "-m",
-            "mettle",
-            "train",
-            "small.toml",
-            "--runs",
-            folder,
-            "--name",
-            "int",
-            "--no-report",
-        ]
-        start += ["--set", "train.steps=100000", "--set", "train.rate=1e-4"]
-        process = subprocess.Popen(
-            [*map(str, start)], cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        start = ["train", "small.toml", "--runs", folder, "--name", "int", "--no-report"]
+        process = start_mettle(*start, "--set", "train.steps=100000", "--set", "train.rate=1e-4", cwd=place)
         log = folder / "int" / "log.jsonl"
         deadline = time.monotonic() + 200
         while not (log.is_file() and log.stat().st_size) and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        text = process.communicate(timeout=200)[0]
+        text = "".join(process.communicate(timeout=200))
         assert process.returncode == 1, text
         hint = shlex.split(re.search(r"continue with: (mettle train .*)", text).group(1))
         assert hint[0] == "mettle" and str(folder) in hint and "--no-report" in hint
         steps = [int(p.name[5:]) for p in (folder / "int" / "checkpoints").iterdir()]
-        again = subprocess.Popen(
-            [sys.executable, "-m", *hint], cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
-        )
+        again = start_mettle(*hint[1:], cwd=place)
         lines = [again.stdout.readline() for _ in range(3)]
         assert lines[1] == f"run folder: {folder / 'int'}\n"
         assert f"step-{max(steps):08d}" in lines[2]
@@ -314,35 +304,23 @@ def test_measuring_is_said_before_it_begins(place, run):
     (at,) = (i for i, line in enumerate(said) if line.startswith("measuring on "))
     assert said[at] == "measuring on 36 test samples ..."
     assert any(line.startswith("step 6/6") for line in said[:at]) and said[at + 1].startswith("open set: ")
-    command = [sys.executable, "-m", "mettle", "evaluate", str(run)]
-    plain = {key: value for key, value in ENVIRONMENT.items() if key != "PYTHONUNBUFFERED"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=plain) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("measuring on ")
-        told = time.time_ns()  # through a pipe: not held back until the end
-        assert "EER" in process.stdout.read()
+    process = start_mettle("evaluate", run)
+    assert process.stdout.readline().startswith("measuring on ")
+    told = time.time_ns()  # through a pipe: not held back until the end
+    assert "EER" in process.communicate()[0]
     assert process.returncode == 0 and told < (run / "metrics.json").stat().st_mtime_ns
 
 
 def test_a_folder_that_cannot_be_written_is_told_first_and_a_page_can_go_elsewhere(run, tmp_path):
-    """Real processes: who may write anywhere gives that up first."""
+    """Processes of their own: who may write anywhere gives that up first."""
     for path in run.rglob("*"):
         path.chmod(0o555 if path.is_dir() else 0o444)
     run.chmod(0o555)
     before = state(run)
-
-    def mortal() -> None:
-        if os.geteuid() == 0:
-            assert ctypes.CDLL(None).prctl(24, 1, 0, 0, 0) == 0  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
-
-    def call(*arguments: object) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "mettle", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, preexec_fn=mortal)
-
     try:
-        done = call("evaluate", run)
+        done = run_mettle("evaluate", run, before=give_up_rights)
         assert done.returncode == 2 and "cannot write into small" in done.stderr and "EER" not in done.stdout
-        done = call("report", run, "-o", "page.html")
+        done = run_mettle("report", run, "-o", "page.html", before=give_up_rights)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "page.html").is_file() and "cannot be written" in done.stdout
         assert state(run) == before

@@ -4,8 +4,6 @@ import asyncio
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import httpx
@@ -21,6 +19,7 @@ from mettle.cli import app
 from mettle.data.image_decoding import MAX_PIXELS
 from mettle.match import Gallery
 from mettle.service import Limits, Trail
+from processes import start_mettle
 from small_runs import small_run
 
 ROWS = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
@@ -59,11 +58,8 @@ def test_keys(tmp_path):
 
 def test_serve_answers_and_stops(trained, picture, tmp_path):
     port = free_port()
-    command = [sys.executable, "-m", "mettle", "serve", trained.run.folder, "--gallery", tmp_path / "g.mettle"]
-    command += ["--create", "--threshold", "0.25", "--megapixels", "0.001", "--megabytes", "1"]
-    server = subprocess.Popen(
-        [*map(str, command), "--port", str(port)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    words = ["serve", trained.run.folder, "--gallery", tmp_path / "g.mettle", "--create", "--threshold", "0.25"]
+    server = start_mettle(*words, "--megapixels", "0.001", "--megabytes", "1", "--port", port)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
             end = time.monotonic() + 200
@@ -72,7 +68,7 @@ def test_serve_answers_and_stops(trained, picture, tmp_path):
                     if client.get("/health").status_code == 200:
                         break
                 except httpx.TransportError:
-                    assert server.poll() is None, server.stdout.read()
+                    assert server.poll() is None, server.communicate()
                 time.sleep(0.2)
             sent = {"image": (picture.name, picture.read_bytes(), "image/png")}
             enrolled = client.post("/v1/enrol", data={"identity": "anna"}, files=sent)
@@ -91,8 +87,7 @@ def test_serve_answers_and_stops(trained, picture, tmp_path):
         assert server.wait(120) == 0
     finally:
         server.kill()
-        server.stdout.close()
-        server.wait()
+        server.communicate()
     assert mettle("gallery", "ids", tmp_path / "g.mettle") == "anna\n"
 
 

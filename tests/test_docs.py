@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import mettle
+import mettle.train
 from command_line import mettle as run_command
 from mettle.data import glyphs
 from test_cli_ranks import no_processes
@@ -50,6 +51,15 @@ def few_glyphs(tmp_path, monkeypatch):
     monkeypatch.setenv("METTLE_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.fixture
+def narrow_networks(monkeypatch):
+    """What a page does does not depend on how wide a network is, where the page itself does not say so."""
+    load = mettle.train.load
+    monkeypatch.setattr(
+        mettle.train, "load", lambda source, keys=(), **more: load(source, ["model.width=4", *keys], **more)
+    )
+
+
 IN_ORDER = REPOSITORY / "docs" / "getting-started.md"  # its commands use what its Python blocks make
 APART = [page for page in PAGES if page != IN_ORDER]
 
@@ -64,7 +74,7 @@ def test_python_blocks_run(page, few_glyphs, tmp_path, monkeypatch):
             exec(compile(code, str(page), "exec"), space)
 
 
-def test_the_first_hour_runs_in_order(tmp_path, monkeypatch):
+def test_the_first_hour_runs_in_order(narrow_networks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     space: dict = {"__name__": "__main__"}
     for block in blocks(IN_ORDER):
@@ -79,7 +89,7 @@ WITH_COMMANDS = [page for page in APART if any(mettle_lines([block]) for block i
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=[str(page.relative_to(REPOSITORY)) for page in WITH_COMMANDS])
-def test_mettle_lines_run(page, few_glyphs, tmp_path, monkeypatch):
+def test_mettle_lines_run(page, few_glyphs, narrow_networks, tmp_path, monkeypatch):
     """`mettle` lines run in order in one folder; a page keeps them quick by itself, with --set train.steps=..."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mettle.cli.ranks.started", no_processes)  # real ones are in test_cli_ranks

@@ -3,8 +3,6 @@
 import json
 import pickle
 import struct
-import subprocess
-import sys
 import zipfile
 
 import numpy as np
@@ -14,6 +12,7 @@ from mettle import Gallery
 from mettle.atomic_files import sha256
 from mettle.errors import MettleError, RunError
 from mettle.train import load, open_run_folder
+from processes import run_mettle
 from small_runs import small_run
 
 
@@ -84,11 +83,7 @@ def test_s1_pickled_embeddings_are_never_loaded(tmp_path, trap):
     np.save(tmp_path / "x.npy", np.array([trap], dtype=object), allow_pickle=True)
     (tmp_path / "y.npy").write_bytes(pickle.dumps(trap))
     for name in ("x.npy", "y.npy"):
-        done = subprocess.run(
-            [sys.executable, "-m", "mettle", "gallery", "enrol", str(gallery), "a", "--embeddings", tmp_path / name],
-            capture_output=True,
-            text=True,
-        )
+        done = run_mettle("gallery", "enrol", gallery, "a", "--embeddings", tmp_path / name)
         assert done.returncode == 2
         assert done.stderr.startswith("mettle: ") and done.stderr.count("\n") == 1
 

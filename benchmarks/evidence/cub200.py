@@ -26,7 +26,7 @@ from mettle.evaluate import clustering, retrieval
 from mettle.losses import NPair, Triplet
 from mettle.model import embed
 from mettle.train import Callback, HardnessAware, Method, Supervised
-from mettle.train.methods.negative_synthesis import Synthesis
+from mettle.train.methods.hardness_aware import Synthesis
 
 RATES = ({"rate": 5e-4}, {"rate": 2e-3})
 METHODS = {name: RATES for name in ("triplet", "triplet-hard", "triplet-tuples", "hdml-triplet", "npair", "hdml-npair")}

@@ -11,7 +11,7 @@ from laws.members import batch
 from mettle.difficulty import Product, Threshold, curriculum
 from mettle.errors import InputError
 from mettle.losses import ArcFace, Softmax, SupCon
-from mettle.train.methods.negative_synthesis import Synthesis
+from mettle.train.methods.hardness_aware import Synthesis
 from mettle.train.recipe import parse_recipe
 
 share = st.floats(0, 1)

@@ -3,17 +3,16 @@
 import gzip
 import json
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
+from command_line import mettle
 from mettle.errors import DataError, InputError, MettleError
 from mettle.evaluate import probe
 from mettle.evaluate.audit import audit, sampled
 from mettle.evaluate.table import read_embeddings
+from processes import run_mettle
 
 PEOPLE, EACH, DIM = 24, 6, 12
 
@@ -329,22 +328,16 @@ class TestAudit:
 class TestCommand:
     """`mettle audit` as a user meets it."""
 
-    @staticmethod
-    def run(*arguments: object) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "mettle", "audit", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
     def test_it_writes_a_page_and_a_json(self, csv_file):
-        done = self.run(csv_file, "--group", "hand", "--far", "0.1", "--far", "0.01")
-        assert done.returncode == 0, done.stderr
-        assert "EER" in done.stdout and "audit: " in done.stdout
+        said = mettle("audit", csv_file, "--group", "hand", "--far", "0.1", "--far", "0.01")
+        assert "EER" in said and "audit: " in said
         folder = csv_file.parent / "z-audit"
         assert {path.name for path in folder.iterdir()} == {"audit.html", "audit.json"}
         facts = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
         assert facts["fars"] == [0.1, 0.01] and facts["columns"]["groups"] == ["hand"]
 
     def test_a_mistake_is_one_line_and_status_2(self, csv_file):
-        done = self.run(csv_file, "--label", "lable")
+        done = run_mettle("audit", csv_file, "--label", "lable")
         assert done.returncode == 2 and "Traceback" not in done.stderr
         assert done.stderr.startswith("mettle: ") and done.stderr.count("\n") == 1
         assert "did you mean 'label'" in done.stderr

@@ -6,7 +6,7 @@ import io
 import math
 import pickle
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from covering import mark_slow_except
+from covering import cover_axes, take_turns
 from laws.members import DIFFICULTIES, FORMS, ON_SPHERE, batch, extra, fitting, frozen, with_difficulty
 from mettle.difficulty import AdaptiveThreshold, Importance, Product, Relative, Threshold, curriculum
 from mettle.errors import InputError
@@ -53,13 +53,6 @@ RANDOM: dict[str, Callable[[int], PairwiseLoss]] = {
     "triplet": lambda seed: Triplet(0.3, "random", random=torch.Generator().manual_seed(seed)),
     "self triplet": lambda seed: SelfTriplet(0.1, "one_neg", random=torch.Generator().manual_seed(seed)),
 }
-
-
-def take_turns(members: list[tuple[str, str]], ways: Collection[str]) -> list[Any]:
-    """All members in all ways: each in one of them every time, the rest ``slow``; forms and difficulties meet all."""
-    names, forms, hards = list(ways), *(list(dict.fromkeys(one[k] for one in members)) for k in (0, 1))
-    quick = [(f, h, names[(forms.index(f) + hards.index(h)) % len(names)]) for f, h in members]
-    return mark_slow_except([(*one, way) for one in members for way in names], quick)
 
 
 def member(form: str, hard: str) -> PairwiseLoss:
@@ -128,9 +121,16 @@ def test_a_loss_is_moved_as_a_module_is(form, hard):
     assert loss.settings == member(form, hard).settings
 
 
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: nn.ModuleList([nn.Identity(), x]), Model])
-@every_member
-def test_a_trained_state_survives_a_save_and_a_strict_load(form, hard, wrap):
+WRAPS: dict[str, Callable[[PairwiseLoss], nn.Module]] = {
+    "itself": lambda x: x,
+    "list": lambda x: nn.ModuleList([nn.Identity(), x]),
+    "model": Model,
+}
+
+
+@pytest.mark.parametrize(("form", "hard", "inside"), take_turns(EVERY, WRAPS))
+def test_a_trained_state_survives_a_save_and_a_strict_load(form, hard, inside):
+    wrap = WRAPS[inside]
     loss, z, y = trained(form, hard)
     fresh = member(form, hard)
     file = io.BytesIO()
@@ -294,9 +294,9 @@ def test_torchs_own_generator_is_nobodys_state(kind):
 # progress=
 
 
-@pytest.mark.parametrize("options", ENGINES.values(), ids=list(ENGINES))
-@pytest.mark.parametrize("form", list(FORMS))
-def test_a_curriculum_starts_at_nothing_and_ends_at_the_difficulty_inside(form, options):
+@pytest.mark.parametrize(("form", "engine"), cover_axes(list(FORMS), list(ENGINES)))
+def test_a_curriculum_starts_at_nothing_and_ends_at_the_difficulty_inside(form, engine):
+    options = ENGINES[engine]
     hard = Threshold(1.0, 5.0, 0.6, 0.1)
     plain, full = FORMS[form], with_difficulty(FORMS[form], hard)
     rising = with_difficulty(FORMS[form], curriculum(hard, start=0.2, end=0.6))
@@ -411,9 +411,12 @@ def test_a_batch_without_positives_is_an_error_or_zero(form, hard, engine):
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-@pytest.mark.parametrize("options", ENGINES.values(), ids=list(ENGINES))
-@pytest.mark.parametrize("form", [name for name, loss in (FORMS | LEARNED).items() if not isinstance(loss, NPair)])
-def test_what_is_broken_is_not_zero(form, options, broken):
+@pytest.mark.parametrize(
+    ("form", "engine"),
+    cover_axes([name for name, loss in (FORMS | LEARNED).items() if not isinstance(loss, NPair)], list(ENGINES)),
+)
+def test_what_is_broken_is_not_zero(form, engine, broken):
+    options = ENGINES[engine]
     quiet = replace((FORMS | LEARNED)[form], empty="zero")
     z, y = batch()
     z = z.detach().clone()
@@ -459,6 +462,9 @@ WEIGHED: dict[str, Any] = {
 }
 
 
+LEARNING = [(form, hard) for form in TEMPERED for hard in WEIGHED]
+
+
 def learning(form: str, hard: str) -> Any:
     return replace(TEMPERED[form], difficulty=WEIGHED[hard], learn_temperature=True).double()
 
@@ -467,9 +473,7 @@ def options_of(loss: Any, z: torch.Tensor, engine: str) -> dict[str, Any]:
     return ENGINES[engine] | extra(loss, z)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("hard", WEIGHED)
-@pytest.mark.parametrize("form", TEMPERED)
+@pytest.mark.parametrize(("form", "hard", "engine"), take_turns(LEARNING, ENGINES))
 def test_a_learned_temperature_starts_as_the_fixed_one(form, hard, engine):
     loss, fixed = learning(form, hard), replace(TEMPERED[form], difficulty=WEIGHED[hard])
     z, y = batch()
@@ -483,9 +487,7 @@ def test_a_learned_temperature_starts_as_the_fixed_one(form, hard, engine):
     close(*slopes, 1e-8)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("hard", WEIGHED)
-@pytest.mark.parametrize("form", TEMPERED)
+@pytest.mark.parametrize(("form", "hard", "engine"), take_turns(LEARNING, ENGINES))
 def test_its_gradient_is_the_slope(form, hard, engine):
     """Weights that are constants for the gradient are held while the temperature moves."""
     loss = learning(form, hard)
@@ -505,16 +507,14 @@ def test_its_gradient_is_the_slope(form, hard, engine):
     assert abs(float(found)) > 1e-4 and towards.isfinite().all()
 
 
-@pytest.mark.parametrize("hard", WEIGHED)
-@pytest.mark.parametrize("form", TEMPERED)
-def test_its_gradient_is_the_same_in_every_engine_and_tiling(form, hard):
+@pytest.mark.parametrize(("form", "hard", "tile"), take_turns(LEARNING, (1, 5, 14)))
+def test_its_gradient_is_the_same_in_every_engine_and_tiling(form, hard, tile):
     loss = learning(form, hard)
     z, y = batch()
     wanted = torch.autograd.grad(loss(z, y, engine="dense", **extra(loss, z)), (loss.log_temperature, z))
-    for tile in (1, 5, 14):
-        found = torch.autograd.grad(loss(z, y, engine="tiled", tile=tile, **extra(loss, z)), (loss.log_temperature, z))
-        for a, b in zip(found, wanted, strict=True):
-            close(a, b, 1e-9)
+    found = torch.autograd.grad(loss(z, y, engine="tiled", tile=tile, **extra(loss, z)), (loss.log_temperature, z))
+    for a, b in zip(found, wanted, strict=True):
+        close(a, b, 1e-9)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -1,13 +1,14 @@
 """Class-vector losses against loops that share no code, gradients, edges, sampling, state."""
 
 import math
-import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
+from covering import cover_axes
 from laws.memory import Largest
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Threshold, curriculum
 from mettle.difficulty.settings import view_with
@@ -15,6 +16,7 @@ from mettle.errors import InputError
 from mettle.losses import AdaCos, ArcFace, Center, CosFace, NormFace, Softmax, SphereFace
 from mettle.pairs.class_softmax import class_reductions
 from oracles import classes as oracle
+from processes import Forked
 
 N, C, D = 7, 5, 4
 MODES = ("keep", "none", "easy", "smooth", "detach")
@@ -93,9 +95,12 @@ def test_values_and_gradients_are_those_of_the_published_sums(name, data):
         np.testing.assert_allclose(found, numeric, atol=1e-7, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", [n for n in MEMBERS if n != "arcface detach"])
-@pytest.mark.parametrize("difficulty", [None, Threshold(), Hardest()], ids=["plain", "threshold", "hardest"])
-def test_gradcheck(name, difficulty):
+WEIGHED = {"plain": None, "threshold": Threshold(), "hardest": Hardest()}
+
+
+@pytest.mark.parametrize(("name", "weighed"), cover_axes([n for n in MEMBERS if n != "arcface detach"], list(WEIGHED)))
+def test_gradcheck(name, weighed):
+    difficulty = WEIGHED[weighed]
     if name == "center":
         return  # a base loss that is checked itself, and a square
     torch.manual_seed(3)
@@ -534,28 +539,20 @@ def test_second_derivatives_of_chunks_cost_a_matrix_and_say_so():
         assert torch.autograd.gradgradcheck(lambda z, W: class_reductions(z, W, y, 3.0, chunk=2), (z, W))
 
 
-RANKS = """
-import sys, torch
-import torch.distributed as dist
-from mettle.losses import AdaCos
-rank, path = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-torch.manual_seed(0)
-loss = AdaCos(5, 4).double()
-z, y = torch.randn(9, 4, dtype=torch.float64), torch.arange(9) % 5
-part = slice(0, 4) if rank == 0 else slice(4, 9)
-for _ in range(3):
-    loss(z[part].requires_grad_(), y[part])
-print(repr(float(loss.scale)))
-dist.destroy_process_group()
-"""
+def print_scale_of_rank(rank: int, path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    loss = AdaCos(5, 4).double()
+    z, y = torch.randn(9, 4, dtype=torch.float64), torch.arange(9) % 5
+    part = slice(0, 4) if rank == 0 else slice(4, 9)
+    for _ in range(3):
+        loss(z[part].requires_grad_(), y[part])
+    print(repr(float(loss.scale)))
+    dist.destroy_process_group()
 
 
 def test_adacos_scale_is_the_same_on_every_rank(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-c", RANKS]
-    ranks = [
-        subprocess.Popen([*command, str(r), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True) for r in (0, 1)
-    ]
+    ranks = [Forked(print_scale_of_rank, rank, tmp_path / "store") for rank in (0, 1)]
     scales = [float(p.communicate(timeout=240)[0].split()[-1]) for p in ranks]
     torch.manual_seed(0)
     alone = AdaCos(5, 4).double()

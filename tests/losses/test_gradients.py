@@ -1,10 +1,12 @@
 """Finite differences in float64, for every loss, option and difficulty, and what happens at kinks."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch.autograd import gradcheck
 
-from covering import mark_slow_except
+from covering import mark_slow_except, take_some
 from laws.members import DIFFICULTIES, FORMS, ON_SPHERE, batch, extra, fitting, frozen, with_difficulty
 from mettle.losses import Contrastive, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
 
@@ -41,8 +43,13 @@ def test_gradient_of_every_loss(form, engine, pattern):
     assert gradcheck(rows, (z,))
 
 
-@pytest.mark.parametrize("difficulty", list(DIFFICULTIES))
-@pytest.mark.parametrize("form", [f for f in ON_SPHERE if "cold" not in f])
+WARM = [form for form in ON_SPHERE if "cold" not in form]
+
+
+@pytest.mark.parametrize(
+    ("form", "difficulty"),
+    mark_slow_except(list(product(WARM, DIFFICULTIES)), take_some(WARM, list(DIFFICULTIES), 4)),
+)
 def test_gradient_with_every_difficulty(form, difficulty):
     """Detached weights: the gradient is that of the loss with its weights frozen, which finite differences check."""
     loss = with_difficulty(FORMS[form], DIFFICULTIES[difficulty])

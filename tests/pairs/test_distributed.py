@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -45,6 +43,7 @@ from mettle.losses import (
     Triplet,
 )
 from mettle.pairs import across_ranks, sum_over
+from processes import Forked
 
 pytestmark = pytest.mark.timeout(900)  # five processes, hundreds of small steps: half a minute on an idle machine
 
@@ -453,13 +452,13 @@ def refused(attempt: Callable[[], Any]) -> str:
     return "nothing was refused"
 
 
-def launch(folder: str, count: str) -> None:
+def launch(folder: Path, ranks: int) -> None:
     """Ranks by the fork of a process that has loaded everything and computed nothing: loading is what takes time."""
-    ranks, started = int(count), []
+    started = []
     for rank in range(ranks):
         if (child := os.fork()) == 0:
             try:
-                work(rank, ranks, folder)
+                work(rank, ranks, str(folder))
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()
@@ -477,17 +476,9 @@ Found = tuple[list[dict[str, Tensor]], list[dict[str, Any]]]
 
 def run_ranks(count: int, folder: Path) -> Found:
     """What each of so many real ranks found: tensors, and words."""
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    code = "import sys; sys.path[:0] = sys.argv[3:]; from test_distributed import launch; launch(*sys.argv[1:3])"
-    started = subprocess.Popen(
-        [sys.executable, "-c", code, str(folder), str(count), *paths],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    started = Forked(launch, folder, count, session=True)
     try:
-        said = started.communicate(timeout=800)[0]
+        said = started.communicate(timeout=800)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from covering import cover_axes
 from laws.members import FORMS, Given, batch, value_and_gradient, with_difficulty
 from mettle.difficulty import Product, Threshold, curriculum
 from mettle.errors import InputError
@@ -42,8 +43,9 @@ SMALLER = {
 }
 
 
-@pytest.mark.parametrize("case", SMALLER)
-@pytest.mark.parametrize("form", [name for name, loss in FORMS.items() if not isinstance(loss, NPair)])
+@pytest.mark.parametrize(
+    ("form", "case"), cover_axes([name for name, loss in FORMS.items() if not isinstance(loss, NPair)], list(SMALLER))
+)
 def test_smaller_weights_are_laid_over_the_tile(form, case):
     small, table = SMALLER[case]
     wanted = value_and_gradient(with_difficulty(FORMS[form], Given(table.double())), Z, Y, engine="dense")

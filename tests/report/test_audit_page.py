@@ -1,7 +1,6 @@
 """The page of an audit: it stands alone, shows what was measured, and names cannot break out of it."""
 
 import json
-import shutil
 from html.parser import HTMLParser
 
 import numpy as np
@@ -132,28 +131,19 @@ def test_a_folder_that_cannot_be_made(made, tmp_path):
         write_audit(made[0], tmp_path / "file" / "out")
 
 
-def test_in_a_browser(made):
-    where = shutil.which("chromium")
-    if where is None:
-        pytest.skip("no browser: install chromium (apt install chromium)")
-    from playwright.sync_api import sync_playwright
-
-    flags = ["--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=where, args=flags, timeout=120_000)
-        for width, scheme in ((1200, "light"), (390, "dark")):
-            page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-            said: list[str] = []
-            page.set_default_timeout(120_000)
-            page.on("console", lambda message, said=said: said.append(message.text))
-            page.goto(made[1].as_uri())
-            assert said == []
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            widths = page.evaluate("Array.from(document.images, i => i.complete ? i.naturalWidth : 0)")
-            assert len(widths) > 10 and min(widths) > 0
-            out = page.evaluate(
-                """Array.from(document.querySelectorAll('main *')).filter(e => !e.closest('.scroll'))
-                .filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"""
-            )
-            assert out == []
-        browser.close()
+def test_in_a_browser(browser, made):
+    for width, scheme in ((1200, "light"), (390, "dark")):
+        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        said: list[str] = []
+        page.set_default_timeout(120_000)
+        page.on("console", lambda message, said=said: said.append(message.text))
+        page.goto(made[1].as_uri())
+        assert said == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        widths = page.evaluate("Array.from(document.images, i => i.complete ? i.naturalWidth : 0)")
+        assert len(widths) > 10 and min(widths) > 0
+        out = page.evaluate(
+            """Array.from(document.querySelectorAll('main *')).filter(e => !e.closest('.scroll'))
+            .filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"""
+        )
+        assert out == []

@@ -1,29 +1,12 @@
 """The pages in a real browser, opened from disk."""
 
-import shutil
-
 import pytest
 from tables import HOSTILE
 
 from mettle.report import write_comparison, write_report
 
-FLAGS = ["--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-FLAGS += ["--disable-component-update", "--disable-sync"]
 PATIENCE = 120_000  # milliseconds: what a busy machine delays is no failure
 pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    where = shutil.which("chromium")
-    if where is None:
-        pytest.skip("no browser: install chromium (apt install chromium)")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=where, args=FLAGS, timeout=PATIENCE)
-        yield opened
-        opened.close()
 
 
 def look(browser, path, width=1200, scheme="light"):

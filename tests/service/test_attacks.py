@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import re
-import shutil
 import socket
 import statistics
 import threading
@@ -394,20 +393,6 @@ const tries = [
 document.getElementById("f").submit();
 Promise.allSettled(tries).then((all) => {{ document.title = all.map((t) => t.status).join(" "); }});
 </script>"""
-
-
-@pytest.fixture
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as engine:
-        chromium = engine.chromium.launch(
-            executable_path=shutil.which("chromium"),
-            args=["--no-sandbox", "--disable-background-networking"],
-            timeout=1000 * PATIENCE,
-        )
-        yield chromium
-        chromium.close()
 
 
 def opened(browser):

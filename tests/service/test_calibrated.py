@@ -4,8 +4,6 @@ import json
 import re
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,6 +15,7 @@ from serving import DIM, PATIENCE, error, near
 from match.shelves import Server, memory
 from mettle.match import Gallery
 from mettle.service.keys import SCOPES
+from processes import run_mettle
 
 PEOPLE = 40
 MADE = {0.1: 0.97}  # per comparison, far above what strangers reach: a calibration moves it
@@ -50,8 +49,9 @@ def postgres():
 
 
 def in_another_process(*words) -> str:
-    command = [sys.executable, "-m", "mettle", "gallery", "calibrate", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
+    done = run_mettle("gallery", "calibrate", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def answers(asked, identity="person 7", probe=None) -> dict[str, dict]:

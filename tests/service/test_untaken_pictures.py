@@ -5,8 +5,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -19,6 +17,7 @@ from mettle.match import Gallery
 from mettle.service import Limits
 from mettle.service.workbench import routes
 from mettle.train import open_run_folder
+from processes import run_mettle, start_mettle
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
 
@@ -161,30 +160,18 @@ def test_what_a_route_says_reaches_its_client_in_one_line(service, key, people, 
 
 def test_the_command_that_lets_other_machines_in_is_named_and_works(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    def mettle(*words):
-        return subprocess.Popen(
-            [sys.executable, "-m", "mettle", *map(str, words)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
     where = ("--gallery", "g.mettle", "--create", "--host", "0.0.0.0", "--port", 0)
     serve = ("serve", trained[0].folder, *where, "--threshold", 0.5)
-    refused = mettle(*serve)
-    out, err = refused.communicate(timeout=120)
-    assert refused.returncode == 2 and out == "" and err.count("\n") == 1
-    command, option = re.findall(r"`([^`]+)`", err)
-    made = mettle(*command.replace("NAME", "desk").split()[1:])
-    token = made.communicate(timeout=120)[0].strip()
-    assert made.returncode == 0 and token.startswith("mettle_")
-    server = mettle(*serve, *option.split())
+    refused = run_mettle(*serve)
+    assert refused.returncode == 2 and refused.stdout == "" and refused.stderr.count("\n") == 1
+    command, option = re.findall(r"`([^`]+)`", refused.stderr)
+    made = run_mettle(*command.replace("NAME", "desk").split()[1:])
+    assert made.returncode == 0 and made.stdout.startswith("mettle_")
+    server = start_mettle(*serve, *option.split())
     try:
         assert re.search(r"0 people; http://0\.0\.0\.0:\d+/workbench\n", server.stdout.readline())
     finally:
         server.kill()
         server.communicate()
-    none = mettle(*serve, "--keys", "none.json")
-    err = none.communicate(timeout=120)[1]
-    assert none.returncode == 2 and "`mettle keys create none.json NAME --scope identify`" in err
+    none = run_mettle(*serve, "--keys", "none.json")
+    assert none.returncode == 2 and "`mettle keys create none.json NAME --scope identify`" in none.stderr

@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import shutil
 
 import httpx
 import numpy as np
@@ -12,7 +11,6 @@ from PIL import Image
 from serving import PATIENCE, running
 from workbench_page import (
     CONTRAST,
-    FLAGS,
     FOCUSED,
     MANY_POINTS,
     all_decoded,
@@ -71,17 +69,6 @@ def url(folder, source, run, gallery):
     runs = [run, trained(folder, source, "two", seed=1, temperature=0.2), trained(folder, folder / "rows.npz", "rows")]
     with serving(runs, gallery) as address:
         yield address
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        where = shutil.which("chromium")
-        opened = playwright.chromium.launch(executable_path=where, args=FLAGS, timeout=1000 * PATIENCE)
-        yield opened
-        opened.close()
 
 
 def test_the_map_shows_the_picture_under_the_pointer_and_under_the_keys(browser, url):

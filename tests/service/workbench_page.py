@@ -8,9 +8,6 @@ import numpy as np
 from PIL import Image
 from serving import PATIENCE
 
-FLAGS = ["--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-FLAGS += ["--disable-component-update", "--disable-sync"]
-
 
 @contextmanager
 def looking(browser, url, query="", width=1200, scheme="light", outside="/workbench/", routes=None):

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 
 from mettle.errors import RunError
 from mettle.train import checkpoint
+from processes import Forked, run_code
 
 
 def state(value: float) -> dict:
@@ -159,11 +158,11 @@ def test_T1_kill_9_while_writing_never_leaves_a_run_that_cannot_resume(tmp_path)
     The writer is forked from one interpreter, because starting torch for every kill would take minutes. What else the
     machine does decides how many kills hit a write, so there are more of them until enough have.
     """
-    command = [sys.executable, "-c", KILLER, str(tmp_path / "checkpoints"), str(tmp_path / "acks"), "40", "10"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    kills, _, inside, *_ = done.stdout.split()
-    print(done.stdout)
+    done = Forked(run_code, KILLER, tmp_path / "checkpoints", tmp_path / "acks", 40, 10)
+    said, errors = done.communicate()
+    assert done.returncode == 0, errors
+    kills, _, inside, *_ = said.split()
+    print(said)
     assert int(kills) >= 40
     assert int(inside) >= 10, "many kills must hit a write for this test to mean anything"
 

@@ -285,9 +285,16 @@ def test_lines_at_epoch_ends_survive_a_resume(source, tmp_path):
     assert [line["step"] for line in content(tmp_path / "run")[4]] == [3, 6, 9, 12]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_T1_training_killed_at_six_points_resumes_bit_for_bit(tmp_path, workers):
-    """Real processes, killed with SIGKILL at six points, in or after a step, each continued by the next."""
+SIX_POINTS = ("step 1", "save 2", "step 5", "save 6", "step 9", "end")
+
+
+@pytest.mark.parametrize(
+    ("workers", "points"),
+    # Every process that has workers loads torch for them anew, so all six points with workers are for `make test-slow`.
+    [(0, SIX_POINTS), (2, ("save 6",)), pytest.param(2, SIX_POINTS, marks=pytest.mark.slow)],
+)
+def test_T1_training_killed_at_six_points_resumes_bit_for_bit(tmp_path, workers, points):
+    """Real processes, killed with SIGKILL in or after a step, each continued by the next."""
     content_of = {"data": {"source": str(image_folder(tmp_path / "images", "abcdefgh", 8)), "size": 16, "val": 0.0}}
     content_of |= {"batch": {"classes": 2, "samples": 3, "augment": "photo", "workers": workers}}
     content_of |= {"model": {"width": 4, "depth": 2, "dim": 8}, "loss": {"kind": "SupCon", "temperature": 0.1}}
@@ -296,7 +303,6 @@ def test_T1_training_killed_at_six_points_resumes_bit_for_bit(tmp_path, workers)
     train(recipe, tmp_path / "whole", tensorboard=False)
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
     (tmp_path / "killed.py").write_text(KILLED)
-    points = ("step 1", "save 2", "step 5", "save 6", "step 9", "end")
     command = [sys.executable, tmp_path / "killed.py", tmp_path / "recipe.toml", tmp_path / "run", *points]
     with (tmp_path / "said").open("w") as said:  # no pipe: workers of a killed process would keep it open
         options = {"stdout": said, "stderr": said, "start_new_session": True}
@@ -315,6 +321,7 @@ def test_T1_training_killed_at_six_points_resumes_bit_for_bit(tmp_path, workers)
 KILLED = textwrap.dedent(
     """
     import os, signal, sys, torch
+    import torch._dynamo  # which every child would load at its first step
     from mettle.evaluate import ValidationScore
     from mettle.train import checkpoint, from_recipe, load
 

@@ -12,7 +12,7 @@ from mettle.errors import InputError, RecipeError
 from mettle.losses import SelfTriplet, Triplet
 from mettle.model import EmbedderSpec
 from mettle.train.from_recipe import resolve_device, train
-from mettle.train.methods.negative_synthesis import Synthesis
+from mettle.train.methods.hardness_aware import Synthesis
 from mettle.train.recipe import Recipe, load, parse_recipe
 
 from .conftest import tiny

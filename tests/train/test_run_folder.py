@@ -2,11 +2,9 @@
 
 import errno
 import json
-import os
+import resource
 import shutil
-import subprocess
-import sys
-import textwrap
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +20,7 @@ from mettle.train import open_run_folder, run_folder, train
 from mettle.train.datamodule import is_training_data, prepare_samples
 from mettle.train.recipe import parse_recipe
 from mettle.train.run_folder import TrainingIdentities, hash_name
+from processes import run_mettle
 
 from .conftest import make_npz, tiny
 
@@ -221,16 +220,8 @@ def test_an_artifact_that_cannot_be_written_leaves_nothing_of_itself(call, sourc
     assert done.finished and done.run.biased_model() and done.run.model()
 
 
-FULL = textwrap.dedent(
-    """
-    import resource, sys
-    from mettle.cli import main
-
-    limit = int(sys.argv.pop(1))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    main()
-    """
-)
+def limit_files(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 @pytest.mark.parametrize("limit", [300, 2500])
@@ -238,8 +229,7 @@ def test_a_file_that_cannot_grow_is_one_line(limit, source, tmp_path):
     """The system itself refuses to write more: at the recipe, or at the log and checkpoints."""
     (tmp_path / "r.toml").write_text(tiny(source, steps=12, log_every=1).to_toml())
     words = ["train", str(tmp_path / "r.toml"), "--runs", str(tmp_path / "runs"), "--name", "a", "--no-report"]
-    command = [sys.executable, "-c", FULL, str(limit), *words]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = run_mettle(*words, before=partial(limit_files, limit))
     assert done.returncode == 2, done.stdout + done.stderr
     assert len(done.stderr.strip().splitlines()) == 1 and "Traceback" not in done.stderr
     assert "could not write" in done.stderr and "File too large" in done.stderr

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
 
 from mettle.atomic_files import write_text
 from mettle.data.dataset import Samples
@@ -81,7 +80,7 @@ def tuple_metrics(score: np.ndarray, target: np.ndarray, threshold: float | None
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
     """Spearman's rank correlation; None where one side is constant."""
-    x, y = (ranks - ranks.mean() for ranks in (rankdata(a), rankdata(b)))
+    x, y = (ranks - ranks.mean() for ranks in (_rank(a), _rank(b)))
     size = np.sqrt((x * x).sum() * (y * y).sum())
     return float((x * y).sum() / size) if size > 0 else None
 
@@ -89,4 +88,11 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
 def rank_auc(score: np.ndarray, same: np.ndarray) -> float | None:
     """Chance that a "same" pair scores above a "different" one, ties counting one half; None without both kinds."""
     n, m = int(same.sum()), int((~same).sum())
-    return float((rankdata(score)[same].sum() - n * (n + 1) / 2) / (n * m)) if n and m else None
+    return float((_rank(score)[same].sum() - n * (n + 1) / 2) / (n * m)) if n and m else None
+
+
+def _rank(values: np.ndarray) -> np.ndarray:
+    """Ranks from 1, ties sharing their mean."""
+    from scipy.stats import rankdata  # most of a second, which every `mettle train` would wait for
+
+    return rankdata(values)

@@ -24,8 +24,7 @@ from mettle.model import EmbedderSpec
 from mettle.train.auto_settings import AUTO_KEYS
 from mettle.train.factory import INNER, build, call_factory, constructor_arguments, import_object, is_import_path
 from mettle.train.methods.base import LEAVE_SPARSE, uses_second_encoder, wants_sparse_grad
-from mettle.train.methods.hardness_aware import tuple_layout
-from mettle.train.methods.negative_synthesis import Synthesis
+from mettle.train.methods.hardness_aware import Synthesis, tuple_layout
 from mettle.train.optim import build_optimizer, build_shape
 from mettle.train.recipe_files import (
     builtin_recipes,

@@ -15,8 +15,7 @@ from mettle.model import Embedder, EmbedderSpec
 from mettle.train import HardnessAware, builtin_recipes, load
 from mettle.train import callbacks as logs
 from mettle.train.from_recipe import train
-from mettle.train.methods.hardness_aware import tuple_layout
-from mettle.train.methods.negative_synthesis import Synthesis
+from mettle.train.methods.hardness_aware import Synthesis, tuple_layout
 from mettle.train.recipe import parse_recipe
 from oracles import synthesis as oracle
 

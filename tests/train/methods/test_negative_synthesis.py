@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mettle.errors import InputError
-from mettle.train.methods.negative_synthesis import (
+from mettle.train.methods.hardness_aware import (
     Generator,
     Synthesis,
     WindowMean,

@@ -1,9 +1,6 @@
 """Similarity learning end to end on a small set: three losses on tables, resume, leaks, figures on pairs held out."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +23,7 @@ from mettle.train.datamodule import prepare_samples, prepare_training_data
 from mettle.train.from_recipe import build_method_and_loader, train
 from mettle.train.recipe import Recipe, parse_recipe
 from oracles import similarity as oracle
+from processes import run_mettle
 
 from ..conftest import make_npz, tiny
 from ..test_from_recipe import Stop, content, until
@@ -377,8 +375,7 @@ def test_mettle_train_evaluates_and_reports(kind, source, tables, tmp_path):
 def test_a_bad_table_is_one_line(source, tmp_path):
     table = write(tmp_path / "p.csv", "first,second,target", [(0, 1, 1), (1, 4000, 1)])
     (tmp_path / "r.toml").write_text(recipe_for("regression", source, table).to_toml())
-    command = [sys.executable, "-m", "mettle", "train", tmp_path / "r.toml", "--runs", tmp_path / "runs"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = run_mettle("train", tmp_path / "r.toml", "--runs", tmp_path / "runs")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "line 3, column 'second': no sample '4000'" in done.stderr
     assert not (tmp_path / "runs").exists()
