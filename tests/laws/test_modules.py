@@ -19,7 +19,7 @@ from covering import mark_slow_except
 from laws.members import DIFFICULTIES, FORMS, ON_SPHERE, batch, extra, fitting, frozen, with_difficulty
 from mettle.difficulty import AdaptiveThreshold, Importance, Product, Relative, Threshold, curriculum
 from mettle.errors import InputError
-from mettle.losses import InfoNCE, NPair, SelfTriplet, SupCon, Triplet
+from mettle.losses import InfoNCE, Margin, NPair, SelfTriplet, SupCon, Triplet
 from mettle.losses.base import PairwiseLoss
 from mettle.pairs.diagnostics import pair_weights
 
@@ -44,6 +44,8 @@ STATEFUL: dict[str, Callable[[], Any]] = {
 LEARNED = {
     "supcon learned": SupCon(0.2, learn_temperature=True),
     "infonce learned": InfoNCE(0.5, learn_temperature=True),
+    "margin learned": Margin(0.2, 1.1, nu=0.1),
+    "margin per class": Margin(0.2, 1.1, nu=0.1, boundary="class", num_classes=40),
 }
 EVERY = [(form, hard) for form in FORMS | LEARNED for hard in STATEFUL]
 IDS = [f"{form}-{hard}" for form, hard in EVERY]

@@ -10,11 +10,14 @@ from mettle.losses.base import any_pair as any_pair
 from mettle.losses.base import softplus as softplus
 from mettle.losses.base import zero_if_empty as zero_if_empty
 from mettle.losses.center import Center
+from mettle.losses.circle import Circle
 from mettle.losses.contrastive import Contrastive
 from mettle.losses.cosface import CosFace
 from mettle.losses.infonce import InfoNCE
 from mettle.losses.lifted import LiftedStructure
+from mettle.losses.margin import Margin
 from mettle.losses.mcml import MCML as MCML
+from mettle.losses.multi_similarity import MultiSimilarity
 from mettle.losses.npair import NPair
 from mettle.losses.npair import split_anchor_positive as split_anchor_positive
 from mettle.losses.peer_names import PEERS, PLANNED
@@ -22,6 +25,7 @@ from mettle.losses.self_triplet import SelfTriplet
 from mettle.losses.similarity_classification import SimilarityClassification
 from mettle.losses.similarity_ranking import SimilarityRanking
 from mettle.losses.similarity_regression import SimilarityRegression
+from mettle.losses.smooth_ap import SmoothAP
 from mettle.losses.softmax import NormFace, Softmax
 from mettle.losses.sphereface import SphereFace
 from mettle.losses.supcon import DASupCon, SupCon
@@ -32,17 +36,21 @@ __all__ = [
     "AdaCos",
     "ArcFace",
     "Center",
+    "Circle",
     "Contrastive",
     "CosFace",
     "DASupCon",
     "InfoNCE",
     "LiftedStructure",
+    "Margin",
+    "MultiSimilarity",
     "NPair",
     "NormFace",
     "SelfTriplet",
     "SimilarityClassification",
     "SimilarityRanking",
     "SimilarityRegression",
+    "SmoothAP",
     "Softmax",
     "SphereFace",
     "SupCon",
