@@ -50,9 +50,7 @@ class Margin(PairwiseLoss):
         require(self.nu >= 0, f"nu must be at least 0, got {self.nu}")
         count = 1
         if self.boundary == "class":
-            require(
-                self.num_classes is not None, "one boundary per class needs num_classes: give the number of classes"
-            )
+            require(self.num_classes is not None, "one boundary per class needs num_classes, the number of classes")
             validate_integers(num_classes=self.num_classes)
             count = int(self.num_classes or 0)
             require(count >= 1, f"num_classes must be at least 1, got {count}")
