@@ -30,7 +30,7 @@ X, Y = np.eye(4), [0, 0, 1, 1]
         (losses, "NPairsLoss", "it is called NPair here"),
         (losses, "LiftedStructureLoss", "it is called LiftedStructure here"),
         (losses, "MPerClassSampler", "it is mettle.data.PKBatchSampler here"),
-        (losses, "MultiSimilarityLoss", "MultiSimilarityLoss is not here yet"),
+        (losses, "AngularLoss", "AngularLoss is not here yet"),
         (losses, "CircleLoss", "CircleLoss is not here yet"),
         (losses, "ProxyAnchorLoss", "ProxyAnchorLoss is not here yet"),
         (losses, "SupConn", "did you mean 'SupCon'?"),

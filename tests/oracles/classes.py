@@ -403,7 +403,7 @@ def soft_similarity(row, vectors, gamma):
 
 
 def soft_triple(z, y, W, K, scale, margin, gamma, tau, w=None):
-    """Cross-entropy of λ S_ij, λ (S_iy - δ) at the own class, plus τ times the mean distance between vectors of a class.
+    """Cross-entropy of λ S_ij, λ (S_iy - δ) at the own class, plus τ times the distance between vectors of a class.
 
     The regulariser is Σ_j Σ_{k<l} ‖ŵ_jk - ŵ_jl‖ / (C K (K - 1)): each pair once, divided by how often it could be met.
     """
@@ -421,7 +421,7 @@ def soft_triple(z, y, W, K, scale, margin, gamma, tau, w=None):
 
 
 def outliers(z, y, W, K, degrees):
-    """Whether a sample is farther than so many degrees from the vector that most samples of its class are nearest to."""
+    """Whether a sample is farther than so many degrees from the vector nearest to most samples of its class."""
     classes, rows = grouped(W, K), rows_of(z)
     labels = checked(y, len(classes))
     found = []

@@ -217,7 +217,7 @@ def _train_identification_model(
 def _save_result(run: Run, method: Method, samples: Samples) -> None:
     """Write the artifact of a run that reached its end."""
     classes = biased = None
-    if isinstance(method, Supervised) and method.classes is not None:
+    if isinstance(method, Supervised) and method.classes is not None and hasattr(method.loss, "vectors"):
         names = [samples.label.names[code] for code in method.classes.tolist()]
         classes = method.final_module("loss").vectors(), names
     if isinstance(method, TwoEncoder) and method.biased is not None:
