@@ -31,8 +31,9 @@ X, Y = np.eye(4), [0, 0, 1, 1]
         (losses, "LiftedStructureLoss", "it is called LiftedStructure here"),
         (losses, "MPerClassSampler", "it is mettle.data.PKBatchSampler here"),
         (losses, "AngularLoss", "AngularLoss is not here yet"),
-        (losses, "CircleLoss", "CircleLoss is not here yet"),
-        (losses, "ProxyAnchorLoss", "ProxyAnchorLoss is not here yet"),
+        (losses, "FastAPLoss", "FastAPLoss is not here yet"),
+        (losses, "CircleLoss", "it is called Circle here"),
+        (losses, "SubCenterArcFaceLoss", "it is called SubCenterArcFace here"),
         (losses, "SupConn", "did you mean 'SupCon'?"),
         (evaluate, "recall_at_k", "it is retrieval(embeddings, labels).recall[k] here"),
         (evaluate, "roc_auc", "it is verification(embeddings, labels).auc here"),
@@ -87,6 +88,10 @@ def test_modules_and_private_names_are_looked_for_as_ever():
         (lambda: losses.DASupCon(tau=0.1), "DASupCon has no argument 'tau': it is called temperature here"),
         (lambda: losses.ArcFace(9, 4, s=64), "ArcFace has no argument 's': it is called scale here"),
         (lambda: losses.CosFace(9, 4, m=0.1), "CosFace has no argument 'm': it is called margin here"),
+        (
+            lambda: losses.SubCenterArcFace(9, 4, sub_centers=2),
+            "SubCenterArcFace has no argument 'sub_centers': it is called vectors_per_class here",
+        ),
         (lambda: losses.ArcFace(9, 4, sampl=0.1), "ArcFace has no argument 'sampl'; did you mean 'sample'?"),
         (
             lambda: evaluate.verification(X, Y, domain=Y),

@@ -7,18 +7,25 @@ from covering import mark_slow_except
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Threshold, curriculum
 from mettle.losses import (
     AdaCos,
+    AdaFace,
     ArcFace,
     Center,
     Contrastive,
     CosFace,
+    CurricularFace,
     DASupCon,
     InfoNCE,
     LiftedStructure,
+    MagFace,
     NormFace,
     NPair,
+    ProxyAnchor,
+    ProxyNCA,
     SelfTriplet,
     Softmax,
+    SoftTriple,
     SphereFace,
+    SubCenterArcFace,
     SupCon,
     Triplet,
 )
@@ -49,7 +56,13 @@ PAIRWISE = {
     "lifted": LiftedStructure(),
     "self triplet": SelfTriplet(),
 }
-CLASSES = {kind.__name__: kind for kind in (Softmax, NormFace, SphereFace, CosFace, ArcFace, AdaCos, Center)}
+CLASSES = {
+    kind.__name__: kind
+    for kind in (
+        Softmax, NormFace, SphereFace, CosFace, ArcFace, AdaCos, Center,
+        AdaFace, CurricularFace, MagFace, ProxyAnchor, ProxyNCA, SoftTriple, SubCenterArcFace,
+    )
+}  # fmt: skip
 
 
 def make(name, classes):

@@ -81,10 +81,9 @@ class AdaFace(ClassVectors):
             moved = self.momentum * state + (1 - self.momentum) * seen
             state.copy_(torch.where(torch.isfinite(moved), moved, state))
 
-    @torch.no_grad()
     def quality(self, embeddings: Tensor) -> Tensor:
-        """(n,) in [−1, 1]: how long a feature is, compared with those of training."""
-        length = feature_length(embeddings).clamp(*LENGTHS)
+        """(n,) in [−1, 1]: how long a feature is, compared with those of training; without gradient."""
+        length = feature_length(embeddings.detach()).clamp(*LENGTHS)
         mean, deviation = (state.to(length.dtype) for state in (self.mean, self.deviation))
         return (self.concentration * (length - mean) / (deviation + 1e-3)).clamp(-1, 1)
 

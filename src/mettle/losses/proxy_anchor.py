@@ -37,6 +37,7 @@ class ProxyAnchor(ClassVectors):
             self.vectors_per_class == 1, f"every class has one proxy, which is an anchor, got {self.vectors_per_class}"
         )
         self.margin, self.alpha = margin, alpha
+        self.__dict__["_pairs"] = _ProxyPairs(float(alpha), float(margin))  # no part of the state
 
     @property
     def scale(self) -> float:  # type: ignore[override]
@@ -61,7 +62,7 @@ class ProxyAnchor(ClassVectors):
 
     def _class_pairs(self, z: Tensor, vectors: Tensor, labels: Tensor) -> ClassPairs:
         """Class vectors against samples."""
-        return _ProxyPairs(self.alpha, self.margin), vectors, self._class_indices(len(vectors)), (z, labels)
+        return self.__dict__["_pairs"], vectors, self._class_indices(len(vectors)), (z, labels)
 
 
 class _ProxyPairs(PairwiseLoss):
