@@ -128,7 +128,7 @@ class ClassVectors(WriteOnceModule):
 
     def pool(self, similarity: Tensor) -> Tensor:
         """From similarities to the vectors of each class, (..., K), to that of the class: the nearest one counts."""
-        return similarity.amax(-1)
+        return similarity.max(-1).values
 
     def modulate(self, similarity: Tensor, own: Tensor) -> Tensor:
         """What is summed in place of similarities to wrong classes, (B, c), given those to the own class, (B, 1)."""
