@@ -10,6 +10,7 @@ from mettle.losses import (
     AdaFace,
     ArcFace,
     Center,
+    Circle,
     Contrastive,
     CosFace,
     CurricularFace,
@@ -17,11 +18,14 @@ from mettle.losses import (
     InfoNCE,
     LiftedStructure,
     MagFace,
+    Margin,
+    MultiSimilarity,
     NormFace,
     NPair,
     ProxyAnchor,
     ProxyNCA,
     SelfTriplet,
+    SmoothAP,
     Softmax,
     SoftTriple,
     SphereFace,
@@ -55,6 +59,10 @@ PAIRWISE = {
     "n-pair": NPair(),
     "lifted": LiftedStructure(),
     "self triplet": SelfTriplet(),
+    "multi-similarity": MultiSimilarity(beta=10.0),
+    "circle": Circle(gamma=8.0, stop_gradient=False),
+    "margin": Margin(boundary="class", num_classes=300),
+    "smooth ap": SmoothAP(0.1),
 }
 CLASSES = {
     kind.__name__: kind
