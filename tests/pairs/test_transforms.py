@@ -25,7 +25,6 @@ from mettle.losses import (
     ProxyAnchor,
     ProxyNCA,
     SelfTriplet,
-    SmoothAP,
     Softmax,
     SoftTriple,
     SphereFace,
@@ -62,7 +61,6 @@ PAIRWISE = {
     "multi-similarity": MultiSimilarity(beta=10.0),
     "circle": Circle(gamma=8.0, stop_gradient=False),
     "margin": Margin(boundary="class", num_classes=300),
-    "smooth ap": SmoothAP(0.1),
 }
 CLASSES = {
     kind.__name__: kind
