@@ -7,7 +7,20 @@ import torch
 from torch import Tensor
 
 from mettle.difficulty import Hardest, Importance, Product, Relative, SemiHard, Threshold, curriculum
-from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
+from mettle.losses import (
+    Circle,
+    Contrastive,
+    DASupCon,
+    InfoNCE,
+    LiftedStructure,
+    Margin,
+    MultiSimilarity,
+    NPair,
+    SelfTriplet,
+    SmoothAP,
+    SupCon,
+    Triplet,
+)
 from mettle.pairs import Traits
 from mettle.pairs.declarations import declared_traits
 from mettle.pairs.problem import STATISTIC, build_problem, difficulty_statistics
@@ -40,6 +53,11 @@ FORMS: dict[str, Any] = {
     "lifted": LiftedStructure(),
     "lifted unit": LiftedStructure(normalise=True),
     "n-pair": NPair(0.02),
+    "multi-similarity": MultiSimilarity(2.0, 10.0),
+    "circle": Circle(0.4, 8.0),
+    "margin": Margin(0.2, 1.1, boundary="fixed"),
+    "margin raw": Margin(0.2, 2.0, boundary="fixed", normalise=False),
+    "smooth ap": SmoothAP(0.1),
 }
 ON_SPHERE = [name for name, loss in FORMS.items() if getattr(loss, "measure", "") == "cosine"]
 
@@ -61,6 +79,11 @@ DIFFICULTIES: dict[str, Any] = {
 
 def with_difficulty(loss: Any, difficulty: Any) -> Any:
     return replace(loss, difficulty=difficulty)
+
+
+def differentiable(loss: Any) -> Any:
+    """The loss without what it holds constant for the gradient, which finite differences do not."""
+    return replace(loss, stop_gradient=False) if hasattr(loss, "stop_gradient") else loss
 
 
 @dataclass(frozen=True)

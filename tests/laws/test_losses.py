@@ -13,6 +13,7 @@ from laws.members import (
     ON_SPHERE,
     Given,
     batch,
+    differentiable,
     extra,
     fitting,
     pairs_batch,
@@ -192,7 +193,7 @@ def test_a_live_weight_gets_the_gradient_of_a_formula(form):
         def weights(self, tile, rows):
             return 1.5 + 0.5 * tile.similarity
 
-    live = with_difficulty(loss, Curve())
+    live = with_difficulty(differentiable(loss), Curve())
     z, y = batch()
     leaf = z.detach().clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: live(x, y, engine="tiled", tile=5), (leaf,), fast_mode=True)

@@ -19,7 +19,7 @@ from covering import cover_axes, take_turns
 from laws.members import DIFFICULTIES, FORMS, ON_SPHERE, batch, extra, fitting, frozen, with_difficulty
 from mettle.difficulty import AdaptiveThreshold, Importance, Product, Relative, Threshold, curriculum
 from mettle.errors import InputError
-from mettle.losses import InfoNCE, NPair, SelfTriplet, SupCon, Triplet
+from mettle.losses import InfoNCE, Margin, NPair, SelfTriplet, SupCon, Triplet
 from mettle.losses.base import PairwiseLoss
 from mettle.pairs.diagnostics import pair_weights
 
@@ -44,6 +44,8 @@ STATEFUL: dict[str, Callable[[], Any]] = {
 LEARNED = {
     "supcon learned": SupCon(0.2, learn_temperature=True),
     "infonce learned": InfoNCE(0.5, learn_temperature=True),
+    "margin learned": Margin(0.2, 1.1, nu=0.1),
+    "margin per class": Margin(0.2, 1.1, nu=0.1, boundary="class", num_classes=40),
 }
 EVERY = [(form, hard) for form in FORMS | LEARNED for hard in STATEFUL]
 IDS = [f"{form}-{hard}" for form, hard in EVERY]
@@ -105,7 +107,7 @@ def test_a_loss_is_a_module_whose_state_is_that_of_its_parts(form, hard):
     assert len(inner(loss)) == (0 if hard == "none" else 1)
     names = {name.rsplit(".", 1)[-1] for name in loss.state_dict()}
     assert names >= ({"positive", "negative"} if hard != "none" else set())
-    assert ("log_temperature" in names) == (form in LEARNED)
+    assert bool({"log_temperature", "boundaries"} & names) == (form in LEARNED)
 
 
 @every_member

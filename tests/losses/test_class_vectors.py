@@ -13,16 +13,70 @@ from laws.memory import Largest
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Threshold, curriculum
 from mettle.difficulty.settings import view_with
 from mettle.errors import InputError
-from mettle.losses import AdaCos, ArcFace, Center, CosFace, NormFace, Softmax, SphereFace
-from mettle.pairs.class_softmax import class_reductions
+from mettle.losses import (
+    AdaCos,
+    AdaFace,
+    ArcFace,
+    Center,
+    CosFace,
+    CurricularFace,
+    MagFace,
+    NormFace,
+    ProxyAnchor,
+    ProxyNCA,
+    Softmax,
+    SoftTriple,
+    SphereFace,
+    SubCenterArcFace,
+)
+from mettle.pairs.class_softmax import ClassSimilarity, class_reductions, general_class_reductions
 from oracles import classes as oracle
 from processes import Forked
 
 N, C, D = 7, 5, 4
 MODES = ("keep", "none", "easy", "smooth", "detach")
 
+QUALITY = 2.0, 1.5, 0.9  # mean, deviation and concentration of AdaFace
+
+
+def curricular():
+    loss = CurricularFace(C, D, 16.0, 0.5, momentum=1.0)  # t stays where it is
+    loss.t.fill_(0.3)
+    return loss
+
+
+def adaptive():
+    mean, deviation, concentration = QUALITY
+    loss = AdaFace(C, D, 16.0, 0.4, concentration, momentum=1.0)
+    loss.mean.fill_(mean), loss.deviation.fill_(deviation)
+    return loss
+
+
 # name: (how it is built, the published sums)
 MEMBERS = {
+    "proxy-nca": (lambda: ProxyNCA(C, D, 3.0), lambda z, y, W: oracle.proxy_nca(z, y, W, 3.0)),
+    "proxy-nca first": (
+        lambda: ProxyNCA(C, D, 1.0, include_own=False),
+        lambda z, y, W: oracle.proxy_nca(z, y, W, 1.0, include_own=False),
+    ),
+    "proxy-anchor": (lambda: ProxyAnchor(C, D, 0.1, 8.0), lambda z, y, W: oracle.proxy_anchor(z, y, W, 0.1, 8.0)),
+    "subcenter": (
+        lambda: SubCenterArcFace(C, D, 16.0, 0.5, vectors_per_class=2),
+        lambda z, y, W: oracle.subcenter_arcface(z, y, W, 2, 16.0, 0.5),
+    ),
+    "soft triple": (
+        lambda: SoftTriple(C, D, vectors_per_class=3),
+        lambda z, y, W: oracle.soft_triple(z, y, W, 3, 20.0, 0.01, 0.1, 0.2),
+    ),
+    "curricularface": (curricular, lambda z, y, W: oracle.curricularface(z, y, W, 16.0, 0.5, 0.3)),
+    "adaface": (
+        adaptive,
+        lambda z, y, W: oracle.adaface(z, y, W, 16.0, 0.4, oracle.adaface_quality(z, *QUALITY)),
+    ),
+    "magface": (
+        lambda: MagFace(C, D, 16.0, 0.3, 0.8, 1.0, 6.0, 2.0),
+        lambda z, y, W: oracle.magface(z, y, W, 16.0, 0.3, 0.8, 1.0, 6.0, 2.0),
+    ),
     "softmax": (lambda: Softmax(C, D), lambda z, y, W: oracle.softmax(z, y, W, b=np.zeros(len(W)))),
     "softmax no bias": (lambda: Softmax(C, D, bias=False), oracle.softmax),
     "modified": (
@@ -74,13 +128,20 @@ def data(request):
 def made(name, W):
     loss = MEMBERS[name][0]().double()
     with torch.no_grad():
-        loss.weight.copy_(torch.as_tensor(W))
+        loss.weight.copy_(torch.as_tensor(vectors_for(name, W)))
     return loss
+
+
+def vectors_for(name, W):
+    """As many rows as the member has vectors: those of a class near each other."""
+    K = len(MEMBERS[name][0]().weight) // len(W)
+    return W if K == 1 else np.repeat(np.asarray(W), K, 0) + 0.5 * np.random.default_rng(K).normal(size=(K * C, D))
 
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_values_and_gradients_are_those_of_the_published_sums(name, data):
     z, y, W = data
+    W = vectors_for(name, W)
     loss, wanted = made(name, W), MEMBERS[name][1]
     leaf = torch.tensor(z, requires_grad=True)
     np.testing.assert_allclose(loss.per_anchor(leaf, torch.tensor(y)).detach(), wanted(z, y, W), rtol=1e-9, atol=1e-9)
@@ -88,6 +149,9 @@ def test_values_and_gradients_are_those_of_the_published_sums(name, data):
     if name == "arcface detach":
         shift = oracle.arcface_shift(z, y, W, 0.5)
         wanted = lambda z, y, W: oracle.arcface_detached(z, y, W, 16.0, shift)  # noqa: E731
+    if name == "adaface":
+        quality = oracle.adaface_quality(z, *QUALITY)
+        wanted = lambda z, y, W: oracle.adaface(z, y, W, 16.0, 0.4, quality)  # noqa: E731
     for x, found, at in ((z, leaf.grad, 0), (W, loss.weight.grad, 2)):
         numeric = oracle.numeric_gradient(
             lambda x, at=at: wanted(*(x if k == at else v for k, v in enumerate((z, y, W)))).mean(), x
@@ -98,7 +162,9 @@ def test_values_and_gradients_are_those_of_the_published_sums(name, data):
 WEIGHED = {"plain": None, "threshold": Threshold(), "hardest": Hardest()}
 
 
-@pytest.mark.parametrize(("name", "weighed"), cover_axes([n for n in MEMBERS if n != "arcface detach"], list(WEIGHED)))
+@pytest.mark.parametrize(
+    ("name", "weighed"), cover_axes([n for n in MEMBERS if n not in ("arcface detach", "adaface")], list(WEIGHED))
+)
 def test_gradcheck(name, weighed):
     difficulty = WEIGHED[weighed]
     if name == "center":
@@ -138,6 +204,165 @@ def test_chunks_are_irrelevant_and_the_general_engine_agrees(difficulty, chunk):
         strict=True,
     ):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, C])
+@pytest.mark.parametrize("K", [1, 2])
+def test_chunks_of_several_vectors_are_irrelevant(K, chunk):
+    torch.manual_seed(0)
+    z, y = torch.randn(N, D, dtype=torch.float64, requires_grad=True), torch.randint(0, C, (N,))
+    W = torch.randn(C * K, D, dtype=torch.float64, requires_grad=True)
+    shape = ClassSimilarity(K, lambda s: s.amax(-1), unit_vectors=True)
+    modulate = curricular().modulate
+
+    def slopes(chunk):
+        found = general_class_reductions(z, W, y, 9.0, similarity=shape, modulate=modulate, chunk=chunk)
+        return *found, *torch.autograd.grad(found[0].sin().sum() + found[1].cos().sum(), (z, W))
+
+    for a, b in zip(slopes(chunk), slopes(None), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_one_vector_by_the_general_way_is_one_vector(data):
+    z, y, W = (torch.tensor(x) for x in data)
+    shape = ClassSimilarity(1, lambda s: s.amax(-1), unit_vectors=True)
+    wanted = class_reductions(z, W, y, 9.0, unit_features=True)
+    for a, b in zip(general_class_reductions(z, W, y, 9.0, similarity=shape, unit_features=True), wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", [n for n in MEMBERS if n != "center"])
+def test_weights_of_one_change_nothing(name, data):
+    """By the engine that knows every difficulty, whatever pools vectors or changes similarities."""
+    z, y, W = data
+    plain = made(name, W).eval()
+    weighed = view_with(plain, difficulty=Threshold(alpha=0.0, beta=0.0))
+    leaf, labels = torch.tensor(z, requires_grad=True), torch.tensor(y)
+    for a, b in zip(*([loss(leaf, labels), *torch.autograd.grad(loss(leaf, labels), (leaf, plain.weight))]
+                      for loss in (weighed, plain)), strict=True):  # fmt: skip
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["subcenter", "soft triple", "curricularface", "proxy-nca"])
+def test_a_wrong_class_of_weight_zero_is_absent_whatever_it_is_made_of(name, data):
+    z, y, W = data
+    W, y = vectors_for(name, W), y % (C - 1)  # the last class has no samples
+    K = len(W) // C
+
+    class WithoutLast:
+        detach = True
+
+        def row_statistics(self, tile):
+            return {}
+
+        def weights(self, tile, rows):
+            return (tile.reference_index < C - 1).to(tile.similarity.dtype).expand_as(tile.similarity)
+
+    weighed = view_with(made(name, W), difficulty=WithoutLast())
+    assert weighed.statistics(torch.tensor(z), torch.tensor(y))["kept_negatives"] < 1
+    fewer = MEMBERS[name][1](z, y, W[:-K])
+    if name == "soft triple":  # its regulariser is of all classes
+        fewer += MEMBERS[name][1](z, y, W) - oracle.soft_triple(z, y, W, 3, 20.0, 0.01, 0.1, 0.0)
+        fewer -= MEMBERS[name][1](z, y, W[:-K]) - oracle.soft_triple(z, y, W[:-K], 3, 20.0, 0.01, 0.1, 0.0)
+    np.testing.assert_allclose(weighed.per_anchor(torch.tensor(z), torch.tensor(y)).detach(), fewer, rtol=1e-9)
+
+
+def test_proxy_anchor_weighs_samples_at_each_class_vector(data):
+    z, y, W = data
+    w = np.random.default_rng(1).choice([0.0, 0.5, 1.0, 2.0], (C, N))
+
+    class Table:
+        detach = True
+
+        def row_statistics(self, tile):
+            return {}
+
+        def weights(self, tile, rows):
+            return torch.tensor(w)[tile.anchor_index, tile.reference_index]
+
+    loss = view_with(made("proxy-anchor", W), difficulty=Table())
+    found = loss.per_anchor(torch.tensor(z), torch.tensor(y))
+    np.testing.assert_allclose(found.detach(), oracle.proxy_anchor(z, y, W, 0.1, 8.0, w), rtol=1e-9)
+    assert loss.statistics(torch.tensor(z), torch.tensor(y))["anchors"] == C
+
+
+@pytest.mark.parametrize("K", [1, 3])
+def test_every_class_vector_loss_takes_several_vectors(K):
+    torch.manual_seed(0)
+    y = torch.arange(60) % C
+    z = torch.randn(C, D)[y] * 3 + 0.1 * torch.randn(60, D)
+    for make in (Softmax, NormFace, CosFace, ArcFace, AdaCos, SphereFace, CurricularFace, AdaFace, MagFace, ProxyNCA):
+        loss = make(C, D, vectors_per_class=K).start_from(z, y)
+        assert loss.weight.shape == (C * K, D) and loss.num_classes == C
+        assert loss.vectors().shape == ((C, D) if K == 1 else (C, K, D))
+        assert torch.equal(loss.predict(z, chunk=2), loss.logits(z).argmax(1)) and loss.logits(z).shape == (60, C)
+        assert (loss.predict(z) == y).float().mean() > 0.7
+        loss(z.requires_grad_(), y).backward()
+        assert torch.isfinite(loss.weight.grad).all() and loss.weight.grad.abs().sum() > 0
+    sampled = CosFace(50, D, vectors_per_class=K, sample=0.2, sparse=True)
+    sampled(z, y).backward()
+    assert sampled.weight.grad.coalesce().values().shape == (10 * K, D)
+
+
+def test_vectors_of_one_class_start_apart():
+    torch.manual_seed(0)
+    loss = SubCenterArcFace(C, D).start_from(torch.randn(40, D), torch.arange(40) % C)
+    own = loss.vectors()
+    assert (torch.cdist(own, own) + torch.eye(3)).min() > 1e-3
+
+
+def test_samples_far_from_the_dominant_vector_are_outliers(data):
+    z, y, W = data
+    loss = made("subcenter", W)
+    for degrees in (30.0, 60.0, 90.0):
+        wanted = oracle.outliers(z, y, loss.weight.detach().numpy(), 2, degrees)
+        assert loss.find_outliers(torch.tensor(z), torch.tensor(y), degrees).tolist() == wanted.tolist()
+
+
+def test_running_numbers_follow_the_published_rules_and_only_in_training(data):
+    z, y, W = data
+    leaf, labels = torch.tensor(z, requires_grad=True), torch.tensor(y)
+    curricular, adaptive = CurricularFace(C, D, 16.0, momentum=0.9).double(), AdaFace(C, D, 16.0, momentum=0.9).double()
+    t, state = 0.0, (20.0, 100.0)
+    with torch.no_grad():
+        curricular.weight.copy_(torch.tensor(W)), adaptive.weight.copy_(torch.tensor(W))
+    for _ in range(3):
+        t, state = oracle.curricularface_t(z, y, W, t, 0.9), oracle.adaface_state(z, *state, 0.9)
+        value = oracle.curricularface(z, y, W, 16.0, 0.5, t).mean()
+        assert float(curricular(leaf, labels).detach()) == pytest.approx(value, rel=1e-9)
+        value = oracle.adaface(z, y, W, 16.0, 0.4, oracle.adaface_quality(z, *state, 0.333)).mean()
+        assert float(adaptive(leaf, labels).detach()) == pytest.approx(value, rel=1e-9)
+    for loss in (curricular, adaptive):
+        loss.eval()(leaf, labels)
+        with torch.no_grad():
+            loss.train()(leaf, labels)
+    assert float(curricular.t) == pytest.approx(t, rel=1e-12)
+    assert (float(adaptive.mean), float(adaptive.deviation)) == pytest.approx(state, rel=1e-12)
+
+
+def test_margins_by_length_meet_the_fixed_ones_at_their_ends(data):
+    """Poor, middling and good quality are ArcFace, CosFace and cos(θ − m) − 2m; a flat MagFace is ArcFace."""
+    z, y, W = data
+    leaf, labels = torch.tensor(z), torch.tensor(y)
+    loss = AdaFace(C, D, 16.0, 0.4).double().eval()
+    arc, cos = ArcFace(C, D, 16.0, 0.4, "detach").double(), CosFace(C, D, 16.0, 0.4).double()
+    flat = MagFace(C, D, 16.0, 0.4, 0.4, weight_g=0.0).double()
+    keep = ArcFace(C, D, 16.0, 0.4).double()
+    for one in (loss, arc, cos, flat, keep):
+        with torch.no_grad():
+            one.weight.copy_(torch.tensor(W))
+    torch.testing.assert_close(flat.per_anchor(leaf, labels), keep.per_anchor(leaf, labels))
+    loss.deviation.fill_(1e-9)
+    loss.mean.fill_(1e6)
+    far = oracle_cosine(z, y, W) > -math.cos(0.4)  # beyond, the angle stays at π
+    assert far.any()
+    torch.testing.assert_close(loss.per_anchor(leaf, labels)[far], arc.per_anchor(leaf, labels)[far])
+    loss.deviation.fill_(1e30)
+    torch.testing.assert_close(loss.per_anchor(leaf, labels), cos.per_anchor(leaf, labels))
+
+
+def oracle_cosine(z, y, W):
+    return torch.tensor([oracle.cosines(z, W)[i][label] for i, label in enumerate(y)])
 
 
 def test_row_15_no_margin_is_normalised_softmax(data):
@@ -269,7 +494,7 @@ def test_sparse_gradients_hold_the_same_numbers():
 def test_finite_at_cosines_of_exactly_one_and_minus_one(name, dtype):
     loss = MEMBERS[name][0]().to(dtype)
     with torch.no_grad():
-        loss.weight.copy_(torch.eye(C, D))
+        loss.weight.copy_(torch.eye(C, D).repeat_interleave(len(loss.weight) // C, 0))
     z = torch.eye(D, dtype=dtype)
     z = torch.cat([z, -z]).requires_grad_()
     labels = torch.arange(4).repeat(2)
@@ -356,6 +581,11 @@ def test_labels_out_of_range_are_named(name, label, says):
         (lambda: ArcFace(3, 3, mode="hard"), "mode"),
         (lambda: ArcFace(3, 3, multiply=2.0), "use mode 'none'"),
         (lambda: SphereFace(3, 3, margin=1.5), "whole number"),
+        (lambda: CosFace(3, 3, vectors_per_class=0), "vectors_per_class"),
+        (lambda: ProxyAnchor(3, 3, vectors_per_class=2), "one proxy"),
+        (lambda: MagFace(3, 3, shortest=5.0, longest=5.0), "shortest < longest"),
+        (lambda: MagFace(3, 3, low_margin=0.5, high_margin=0.4), "low_margin"),
+        (lambda: SubCenterArcFace(3, 3).find_outliers(torch.randn(2, 3), torch.tensor([0, 1]), 0.0), "degrees"),
         (lambda: Center(3, 3, rate=2.0), "rate"),
         (lambda: Center(3, 3, base=CosFace(4, 3)), "base has"),
         (lambda: CosFace(3, 3)(torch.randn(2, 4), torch.tensor([0, 1])), "4 wide, the class vectors 3"),
@@ -380,7 +610,7 @@ def test_a_broken_number_never_gives_a_loss(name, where):
     before = {k: v.clone() for k, v in loss.named_buffers()}
     value = loss(z.requires_grad_(), torch.arange(4))
     assert torch.isnan(value)
-    for key in ("scale", "centres"):
+    for key in ("scale", "centres", "t", "mean", "deviation"):
         if key in before and where == "embedding":
             assert torch.equal(dict(loss.named_buffers())[key], before[key])
 
@@ -467,6 +697,9 @@ def test_other_difficulties_and_curricula_apply():
         lambda c, d: CosFace(c, d, sample=0.5),
         lambda c, d: CosFace(c, d, difficulty=Threshold()),
         lambda c, d: Center(c, d),
+        lambda c, d: ProxyAnchor(c, d),
+        lambda c, d: SubCenterArcFace(c, d, vectors_per_class=2),
+        lambda c, d: CurricularFace(c, d),
     ],
 )
 def test_no_toy_batch_times_classes_is_never_held(make):

@@ -7,7 +7,7 @@ import torch
 from torch.autograd import gradcheck
 
 from covering import mark_slow_except, take_some
-from laws.members import DIFFICULTIES, FORMS, ON_SPHERE, batch, extra, fitting, frozen, with_difficulty
+from laws.members import DIFFICULTIES, FORMS, ON_SPHERE, batch, differentiable, extra, fitting, frozen, with_difficulty
 from mettle.losses import Contrastive, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
 
 LABELS = {
@@ -30,7 +30,7 @@ DENSE = [(form, "dense", pattern) for form in FORMS for pattern in LABELS]
     mark_slow_except([*DENSE, *((form, "tiled", pattern) for form in FORMS for pattern in LABELS)], [*DENSE, *TILED]),
 )
 def test_gradient_of_every_loss(form, engine, pattern):
-    loss = FORMS[form]
+    loss = differentiable(FORMS[form])
     if isinstance(loss, NPair) and pattern != "pairs":
         return
     y = torch.tensor(LABELS[pattern])
@@ -52,7 +52,7 @@ WARM = [form for form in ON_SPHERE if "cold" not in form]
 )
 def test_gradient_with_every_difficulty(form, difficulty):
     """Detached weights: the gradient is that of the loss with its weights frozen, which finite differences check."""
-    loss = with_difficulty(FORMS[form], DIFFICULTIES[difficulty])
+    loss = with_difficulty(differentiable(FORMS[form]), DIFFICULTIES[difficulty])
     z, y = batch(10, 4, seed=2)
     options = extra(loss, z)
     if not loss.difficulty.detach:

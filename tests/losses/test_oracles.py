@@ -1,13 +1,30 @@
 """Every loss and option against the paper's sums, written as loops by someone who never saw the package."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from laws.members import Given, second
 from mettle.difficulty import Importance, Relative, Threshold
-from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
+from mettle.errors import InputError
+from mettle.losses import (
+    Circle,
+    Contrastive,
+    DASupCon,
+    InfoNCE,
+    LiftedStructure,
+    Margin,
+    MultiSimilarity,
+    NPair,
+    SelfTriplet,
+    SmoothAP,
+    SupCon,
+    Triplet,
+)
 from oracles import losses as oracle
+from oracles.classes import numeric_gradient
 
 PATTERNS = {
     "mixed": [3, 3, 2, 4, 1, 1],
@@ -29,9 +46,9 @@ def check(loss, z, y, wanted, **options):
     values = np.array([np.nan if v is None else v for v in wanted[0]])
     for engine, tile in (("dense", 1), ("tiled", 3)):
         output = loss.output(torch.tensor(z), torch.tensor(y), engine=engine, tile=tile, **options)
-        np.testing.assert_allclose(output.per_anchor().numpy(), values, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(output.per_anchor().detach().numpy(), values, rtol=1e-9, atol=1e-9)
         if wanted[1] is not None:
-            np.testing.assert_allclose(float(output.mean()), wanted[1], rtol=1e-9, atol=1e-9)
+            np.testing.assert_allclose(float(output.mean().detach()), wanted[1], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("form", ["out", "in"])
@@ -190,3 +207,74 @@ def test_positive_weights_everywhere_follow_the_law(data):
     hard = Threshold(1.5, 3.0, 0.6, 0.2)
     w = oracle.threshold_weights(z, y, 1.5, 3.0, 0.6, 0.2)
     check(SupCon(0.3, difficulty=hard, pos_weight="everywhere"), z, y, oracle.supcon(z, y, 0.3, w=w))
+
+
+NAMED = {
+    "multi-similarity": (MultiSimilarity(2.0, 50.0, 0.5), oracle.multi_similarity),
+    "circle": (Circle(0.25, 30.0), lambda z, y, **o: oracle.circle(z, y, 0.25, 30.0, **o)),
+    "margin": (Margin(0.2, 1.25, nu=0.1), lambda z, y, **o: oracle.margin(z, y, 0.2, 1.25, 0.1, **o)),
+    "margin raw": (
+        Margin(0.5, 3.0, boundary="fixed", normalise=False),
+        lambda z, y, **o: oracle.margin(z, y, 0.5, 3.0, normalise=False, **o),
+    ),
+    "smooth ap": (SmoothAP(0.05), lambda z, y, **o: oracle.smooth_ap(z, y, 0.05, **o)),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_named_losses_alone_weighed_and_against_a_reference_set(data, name):
+    z, y = data
+    loss, published = NAMED[name]
+    rng = np.random.default_rng(1)
+    check(loss, z, y, published(z, y))
+    w = rng.choice([0.0, 0.5, 1.0, 2.0], (len(y), len(y)))
+    check(replace(loss, difficulty=Given(torch.tensor(w))), z, y, published(z, y, w=w))
+    zr, yr = rng.normal(size=(9, 5)), rng.integers(0, 4, 9)
+    wanted = published(z, y, ref=(zr, yr))
+    if any(v is not None for v in wanted[0]):
+        check(loss, z, y, wanted, ref=(torch.tensor(zr), torch.tensor(yr)))
+
+
+def test_circle_holds_its_weights_constant(data):
+    z, y = data
+    leaf = torch.tensor(z, requires_grad=True)
+    wanted = numeric_gradient(lambda x: oracle.circle(x, y, 0.25, 10.0, frozen=z)[1], z)
+    for options in ({"engine": "dense"}, {"engine": "tiled", "tile": 3}):
+        (found,) = torch.autograd.grad(Circle(0.25, 10.0)(leaf, torch.tensor(y), **options), leaf)
+        np.testing.assert_allclose(found, wanted, atol=1e-7)
+    live = numeric_gradient(lambda x: oracle.circle(x, y, 0.25, 10.0)[1], z)
+    (found,) = torch.autograd.grad(Circle(0.25, 10.0, stop_gradient=False)(leaf, torch.tensor(y)), leaf)
+    np.testing.assert_allclose(found, live, atol=1e-7)
+
+
+@pytest.mark.parametrize("nu", [0.0, 0.3])
+def test_every_class_has_its_boundary(data, nu):
+    z, y = data
+    beta = np.random.default_rng(2).uniform(0.9, 1.5, 6)
+    loss = Margin(0.2, 1.2, nu, "class", 6).double()
+    with torch.no_grad():
+        loss.boundaries.copy_(torch.tensor(beta))
+    check(loss, z, y, oracle.margin(z, y, 0.2, beta, nu))
+
+    def mean(beta):
+        return oracle.margin(z, y, 0.2, beta, nu)[1]
+
+    for options in ({"engine": "dense"}, {"engine": "tiled", "tile": 3}):
+        value = loss(torch.tensor(z), torch.tensor(y), **options)
+        (found,) = torch.autograd.grad(value, loss.boundaries)
+        np.testing.assert_allclose(found, numeric_gradient(mean, beta), atol=1e-7)
+
+
+def test_margins_that_all_pairs_keep_are_a_loss_of_zero():
+    z = torch.eye(4, dtype=torch.float64)[[0, 0, 1, 1]].requires_grad_()
+    value = Margin(0.1, 0.7, boundary="fixed")(z, torch.tensor([0, 0, 1, 1]))
+    value.backward()
+    assert value == 0 and (z.grad == 0).all()
+
+
+@pytest.mark.parametrize("label", [-1, 2])
+def test_a_boundary_of_no_class_is_refused(label):
+    with pytest.raises(InputError, match=f"label {label} is out of range: 2 classes are numbered 0 to 1"):
+        Margin(boundary="class", num_classes=2)(torch.randn(3, 4), torch.tensor([0, 0, label]))
+    with pytest.raises(InputError, match="needs num_classes"):
+        Margin(boundary="class")

@@ -1,13 +1,17 @@
 """Numbers and cases that the pages state, held against the code."""
 
+import inspect
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
-import mettle
+import mettle.losses
 from mettle.losses import Contrastive, InfoNCE, LiftedStructure, SelfTriplet, Triplet
 from mettle.pairs.class_softmax import CHUNK
+from mettle.pairs.distributed.wrapper import choose_strategy
+from mettle.train import builtin_recipes, load
 
 DOCS = Path(mettle.__file__).parents[2] / "docs"
 
@@ -35,3 +39,27 @@ def test_anchors_without_negatives_do_what_the_page_says():
 @pytest.mark.parametrize("word", ["a tensor or a learnable parameter", "`repr` rebuilds them"])
 def test_the_page_says_what_settings_are(word):
     assert word in " ".join((DOCS / "losses" / "README.md").read_text(encoding="utf-8").split())
+
+
+WAYS = {"anchors": "anchors", "own rows": "rows", "all rows": "replicated"}
+
+
+def test_the_table_of_losses_names_all_and_says_how_they_go_over_ranks():
+    page = (DOCS / "losses" / "README.md").read_text(encoding="utf-8")
+    table = page.split("## What runs how")[1].split("Losses with [class")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")][1:]
+    told = {name: row[-1].strip() for row in rows for name in re.findall(r"[A-Z]\w+", row[0])}
+    assert set(told) == set(mettle.losses.__all__)
+    for name, said in told.items():
+        kind = getattr(mettle.losses, name)
+        loss = kind(5, 4) if "dim" in inspect.signature(kind).parameters else kind()
+        assert said.startswith(next(words for words, how in WAYS.items() if how == choose_strategy(loss))), name
+
+
+def test_every_loss_has_a_page_and_a_recipe():
+    used = {load(name).loss.get("kind") for name in builtin_recipes()}
+    pages = [path.read_text(encoding="utf-8") for path in (DOCS / "losses").glob("*.md") if path.stem != "README"]
+    titles = {name for page in pages for name in re.findall(r"\w+", page.splitlines()[0])}
+    for name in mettle.losses.__all__:
+        assert name in titles, name
+        assert name in used or name in ("DASupCon", "SelfTriplet"), name  # SupCon's, and that of a second encoder

@@ -373,3 +373,155 @@ def partial_fc_follows_rule(sampled_classes, y, C, rate):
     ordered = all(a < b for a, b in itertools.pairwise(sampled))
     inside = all(0 <= c < C for c in sampled)
     return ordered and inside and positives <= set(sampled) and len(sampled) == max(len(positives), int(rate * C))
+
+
+# ------------------------------------------------------------------------ several vectors per class, and proxies
+
+
+def grouped(W, K):
+    """The vectors of each class: K rows of W, one class behind the other."""
+    rows = rows_of(W)
+    return [rows[k : k + K] for k in range(0, len(rows), K)]
+
+
+def subcenter_arcface(z, y, W, K, scale, margin, mode="keep", w=None):
+    """ArcFace at the smallest of the angles to the K vectors of each class."""
+    classes = grouped(W, K)
+    logits = []
+    for row, label in zip(rows_of(z), checked(y, len(classes)), strict=True):
+        angles = [min(angle(row, vector) for vector in vectors) for vectors in classes]
+        logits.append([scale * math.cos(theta) for theta in angles])
+        logits[-1][label] = scale * arcface_target(angles[label], margin, mode)
+    return cross_entropy(logits, y, w)
+
+
+def soft_similarity(row, vectors, gamma):
+    """Σ_k softmax_k(s_k / γ) s_k over the cosines to the vectors of a class."""
+    s = [dot(unit(row), unit(vector)) for vector in vectors]
+    shares = [math.exp((value - max(s)) / gamma) for value in s]
+    return math.fsum(a * b for a, b in zip(shares, s, strict=True)) / math.fsum(shares)
+
+
+def soft_triple(z, y, W, K, scale, margin, gamma, tau, w=None):
+    """Cross-entropy of λ S_ij, λ (S_iy - δ) at the own class, plus τ times the distance between vectors of a class.
+
+    The regulariser is Σ_j Σ_{k<l} ‖ŵ_jk - ŵ_jl‖ / (C K (K - 1)): each pair once, divided by how often it could be met.
+    """
+    classes = grouped(W, K)
+    logits = []
+    for row, label in zip(rows_of(z), checked(y, len(classes)), strict=True):
+        logits.append([scale * soft_similarity(row, vectors, gamma) for vectors in classes])
+        logits[-1][label] -= scale * margin
+    spread = 0.0
+    for vectors in classes:
+        for a, b in itertools.combinations([unit(v) for v in vectors], 2):
+            spread += length([p - q for p, q in zip(a, b, strict=True)])
+    extra = tau * spread / (len(classes) * K * (K - 1)) if K > 1 else 0.0
+    return cross_entropy(logits, y, w) + extra
+
+
+def outliers(z, y, W, K, degrees):
+    """Whether a sample is farther than so many degrees from the vector nearest to most samples of its class."""
+    classes, rows = grouped(W, K), rows_of(z)
+    labels = checked(y, len(classes))
+    found = []
+    for row, label in zip(rows, labels, strict=True):
+        votes = [0] * K
+        for other, its in zip(rows, labels, strict=True):
+            if its == label:
+                angles = [angle(other, vector) for vector in classes[label]]
+                votes[angles.index(min(angles))] += 1
+        dominant = classes[label][votes.index(max(votes))]
+        found.append(math.degrees(angle(row, dominant)) > degrees)
+    return np.array(found)
+
+
+def proxy_nca(z, y, W, scale, include_own=True):
+    """-log( e^{-s d_y} / Σ_j e^{-s d_j} ), d the squared distance of unit vectors; the sum with or without the own."""
+    vectors = [unit(row) for row in rows_of(W)]
+    losses = []
+    for row, label in zip(rows_of(z), checked(y, len(vectors)), strict=True):
+        x = [-scale * math.fsum((p - q) ** 2 for p, q in zip(unit(row), v, strict=True)) for v in vectors]
+        losses.append(log_sum([(v, 1.0) for j, v in enumerate(x) if include_own or j != label]) - x[label])
+    return np.array(losses)
+
+
+def proxy_anchor(z, y, W, margin, alpha, w=None):
+    """One value per class, (C,), whose mean is the loss; ``w`` is (C, n), the weights of class vectors and samples."""
+    vectors, rows = rows_of(W), rows_of(z)
+    labels = checked(y, len(vectors))
+    near, far = [], []
+    for j, vector in enumerate(vectors):
+        own, others = [(0.0, 1.0)], [(0.0, 1.0)]
+        for i, row in enumerate(rows):
+            s, weight = dot(unit(row), unit(vector)), 1.0 if w is None else float(w[j][i])
+            if labels[i] == j:
+                own.append((-alpha * (s - margin), weight))
+            else:
+                others.append((alpha * (s + margin), weight))
+        near.append(log_sum(own) if any(weight for _, weight in own[1:]) else None)
+        far.append(log_sum(others))
+    present = sum(value is not None for value in near)
+    return np.array([(0.0 if a is None else a * len(near) / present) + b for a, b in zip(near, far, strict=True)])
+
+
+# -------------------------------------------------------------------------- CurricularFace, AdaFace, MagFace
+
+
+def curricularface(z, y, W, scale, margin, t, w=None):
+    """ArcFace (keep) whose wrong classes beyond cos(θ_y + m) count as cos θ_j (t + cos θ_j)."""
+    vectors = rows_of(W)
+    logits = []
+    for row, label in zip(rows_of(z), checked(y, len(vectors)), strict=True):
+        angles = [angle(row, vector) for vector in vectors]
+        easy = math.cos(angles[label] + margin)
+        own = [math.cos(a) if math.cos(a) <= easy else math.cos(a) * (t + math.cos(a)) for a in angles]
+        own[label] = arcface_target(angles[label], margin, "keep")
+        logits.append([scale * value for value in own])
+    return cross_entropy(logits, y, w)
+
+
+def curricularface_t(z, y, W, t, momentum):
+    """momentum · t + (1 - momentum) · mean cos θ_y."""
+    own = [math.cos(angle(row, W[int(label)])) for row, label in zip(rows_of(z), y, strict=True)]
+    return momentum * t + (1 - momentum) * math.fsum(own) / len(own)
+
+
+def adaface_quality(z, mean, deviation, h):
+    """clip(h (‖z‖ - μ) / (σ + 0.001), -1, 1), ‖z‖ between 0.001 and 100."""
+    sizes = [min(max(length(row), 1e-3), 100.0) for row in rows_of(z)]
+    return np.array([min(max(h * (size - mean) / (deviation + 1e-3), -1.0), 1.0) for size in sizes])
+
+
+def adaface_state(z, mean, deviation, momentum):
+    """Both moved towards the mean and the (n - 1) standard deviation of the lengths of a batch."""
+    sizes = [min(max(length(row), 1e-3), 100.0) for row in rows_of(z)]
+    middle = math.fsum(sizes) / len(sizes)
+    spread = math.sqrt(math.fsum((size - middle) ** 2 for size in sizes) / (len(sizes) - 1))
+    return momentum * mean + (1 - momentum) * middle, momentum * deviation + (1 - momentum) * spread
+
+
+def adaface(z, y, W, scale, margin, quality, w=None):
+    """s (cos(θ - m q) - m (1 + q)) at the own class, the angle kept in [0, π]; ``quality`` is q, one per sample."""
+    vectors = rows_of(W)
+    logits = []
+    for row, label, q in zip(rows_of(z), checked(y, len(vectors)), quality, strict=True):
+        angles = [angle(row, vector) for vector in vectors]
+        own = [math.cos(a) for a in angles]
+        own[label] = math.cos(min(max(angles[label] - margin * q, 0.0), math.pi)) - margin * (1 + q)
+        logits.append([scale * value for value in own])
+    return cross_entropy(logits, y, w)
+
+
+def magface(z, y, W, scale, low, high, shortest, longest, weight_g, w=None):
+    """ArcFace (keep) with the margin m(a) of the length a of each sample, plus λ (1/a + a/u_a²)."""
+    vectors, logits, extra = rows_of(W), [], []
+    for row, label in zip(rows_of(z), checked(y, len(vectors)), strict=True):
+        a = min(max(length(row), shortest), longest)
+        margin = low + (high - low) * (a - shortest) / (longest - shortest)
+        angles = [angle(row, vector) for vector in vectors]
+        own = [math.cos(theta) for theta in angles]
+        own[label] = arcface_target(angles[label], margin, "keep")
+        logits.append([scale * value for value in own])
+        extra.append(weight_g * (1 / a + a / longest**2))
+    return cross_entropy(logits, y, w) + np.array(extra)

@@ -710,3 +710,99 @@ def lifted(z, y, margin=1.0, normalise=False, w=None):
         per_anchor.append(weighted_mean(own) if own else None)
     loss = weighted_mean(everything) if everything else None
     return per_anchor, mean_of_defined(per_anchor), {"terms": terms, "loss": loss}
+
+
+# --------------------------------------------------------------- multi-similarity, circle, margin, smooth-AP
+
+
+def multi_similarity(z, y, alpha=2.0, beta=50.0, base=0.5, w=None, ref=None):
+    """(1/α) log(1 + Σ_p w e^{-α(s - λ)}) + (1/β) log(1 + Σ_n w e^{β(s - λ)})."""
+    anchors, labels, refs, ref_labels, same = setting(z, y, ref, True)
+    per_anchor = []
+    for i in range(len(anchors)):
+        positives, negatives = sides(i, labels, ref_labels, same, w)
+        if not positives:
+            per_anchor.append(None)
+            continue
+        near = [(0.0, 1.0)] + [(-alpha * (dot(anchors[i], refs[p]) - base), weight) for p, weight in positives]
+        far = [(0.0, 1.0)] + [(beta * (dot(anchors[i], refs[n]) - base), weight) for n, weight in negatives]
+        per_anchor.append(log_sum(near) / alpha + log_sum(far) / beta)
+    return per_anchor, mean_of_defined(per_anchor)
+
+
+def circle(z, y, m=0.4, gamma=80.0, w=None, ref=None, frozen=None):
+    """log(1 + Σ_n e^{γ a_n (s_n - m)} Σ_p e^{-γ a_p (s_p - 1 + m)}), a_p = [1 + m - s_p]₊, a_n = [s_n + m]₊.
+
+    ``frozen``: the embeddings that a is taken from, where it is constant. An anchor without negatives is 0.
+    """
+    anchors, labels, refs, ref_labels, same = setting(z, y, ref, True)
+    fixed = refs if frozen is None else unit(frozen)
+    fixed_anchors = anchors if frozen is None else fixed
+    per_anchor = []
+    for i in range(len(anchors)):
+        positives, negatives = sides(i, labels, ref_labels, same, w)
+        if not positives:
+            per_anchor.append(None)
+            continue
+        near, far = [], []
+        for p, weight in positives:
+            a = max(1 + m - dot(fixed_anchors[i], fixed[p]), 0.0)
+            near.append((-gamma * a * (dot(anchors[i], refs[p]) - 1 + m), weight))
+        for n, weight in negatives:
+            a = max(dot(fixed_anchors[i], fixed[n]) + m, 0.0)
+            far.append((gamma * a * (dot(anchors[i], refs[n]) - m), weight))
+        per_anchor.append(softplus(log_sum(near) + log_sum(far)) if far else 0.0)
+    return per_anchor, mean_of_defined(per_anchor)
+
+
+def margin(z, y, m=0.2, beta=1.2, nu=0.0, normalise=True, w=None, ref=None):
+    """Every triplet of an anchor adds [d_p - β + m]₊ + [β - d_n + m]₊; divided by how many of both terms are above 0.
+
+    ``beta`` is a number, or a list with the boundary of every class; ``nu`` times that of the anchor is added. The
+    mean over anchors is weighed by the number of active terms: that of all triplets together.
+    """
+    anchors, labels, refs, ref_labels, same = setting(z, y, ref, normalise)
+    per_anchor, totals, counts = [], [], []
+    for i in range(len(anchors)):
+        b = float(beta) if np.isscalar(beta) else float(beta[labels[i]])
+        positives, negatives = sides(i, labels, ref_labels, same, w)
+        total = count = 0.0
+        for p, wp in positives:
+            for n, wn in negatives:
+                pull = max(distance(anchors[i], refs[p]) - b + m, 0.0)
+                push = max(b - distance(anchors[i], refs[n]) + m, 0.0)
+                total += wp * wn * (pull + push)
+                count += wp * wn * ((pull > 0) + (push > 0))
+        per_anchor.append((total / count if count else 0.0) + nu * b if positives else None)
+        if positives:
+            totals.append(total + nu * b * count)
+            counts.append(count)
+    if not math.fsum(counts):  # nothing is active: a plain mean
+        return per_anchor, mean_of_defined(per_anchor)
+    return per_anchor, math.fsum(totals) / math.fsum(counts)
+
+
+def smooth_ap(z, y, temperature=0.01, w=None, ref=None):
+    """1 - mean over positives p of R(p, P) / R(p, P ∪ N), R(p, S) = 1 + Σ_{j in S, j≠p} σ((s_j - s_p)/t).
+
+    Decision: a positive of weight w is w positives at one place, each of which stands half before every other one.
+    """
+
+    def before(a, b):
+        x = (a - b) / temperature
+        return 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x))
+
+    anchors, labels, refs, ref_labels, same = setting(z, y, ref, True)
+    per_anchor = []
+    for i in range(len(anchors)):
+        positives, negatives = sides(i, labels, ref_labels, same, w)
+        if not positives:
+            per_anchor.append(None)
+            continue
+        s = {j: dot(anchors[i], refs[j]) for j, _ in positives + negatives}
+        precisions = []
+        for p, wp in positives:
+            rank = 1.0 + (wp - 1) * 0.5 + math.fsum(wq * before(s[q], s[p]) for q, wq in positives if q != p)
+            precisions.append((rank / (rank + math.fsum(wn * before(s[n], s[p]) for n, wn in negatives)), wp))
+        per_anchor.append(1 - weighted_mean(precisions))
+    return per_anchor, mean_of_defined(per_anchor)

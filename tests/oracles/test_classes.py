@@ -425,3 +425,41 @@ def test_the_published_sampling_rule():
     assert not follows([3, 1, 5], [5, 1], 30, 0.1)
     assert not follows([1, 1, 5], [5, 1], 30, 0.1)
     assert follows(range(30), [4], 30, 1.0)
+
+
+# ------------------------------------------------------------------- several vectors, proxies, margins by length
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_vector_per_class_and_flat_margins_are_known_losses(seed):
+    z, y, W = batch(seed)
+    close(oracle.subcenter_arcface(z, y, W, 1, 16.0, 0.5), oracle.arcface(z, y, W, 16.0, 0.5))
+    close(oracle.soft_triple(z, y, W, 1, 20.0, 0.1, 0.1, 0.2), oracle.cosface(z, y, W, 20.0, 0.1))
+    close(oracle.proxy_nca(z, y, W, 4.0), oracle.normface(z, y, W, 8.0))
+    close(oracle.magface(z, y, W, 16.0, 0.4, 0.4, 1.0, 9.0, 0.0), oracle.arcface(z, y, W, 16.0, 0.4))
+    close(oracle.adaface(z, y, W, 16.0, 0.3, np.zeros(len(z))), oracle.cosface(z, y, W, 16.0, 0.3))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_equal_vectors_of_a_class_are_one(seed):
+    z, y, W = batch(seed)
+    close(oracle.subcenter_arcface(z, y, np.repeat(W, 3, 0), 3, 16.0, 0.5), oracle.arcface(z, y, W, 16.0, 0.5))
+    close(oracle.soft_triple(z, y, np.repeat(W, 3, 0), 3, 20.0, 0.1, 0.1, 0.2), oracle.cosface(z, y, W, 20.0, 0.1))
+
+
+def test_the_first_proxy_nca_by_hand():
+    # d to the own proxy 0, to the other 2: -log(e^0 / e^-2) = -2.
+    close(oracle.proxy_nca([[3.0, 0.0]], [0], [[1.0, 0.0], [0.0, 1.0]], 1.0, include_own=False), [-2.0])
+
+
+def test_proxy_anchor_by_hand():
+    # Cosines 1 to the own class and 0 to the other, no margin, alpha 1; the second class has no samples.
+    value = oracle.proxy_anchor([[2.0, 0.0]], [0], [[1.0, 0.0], [0.0, 1.0]], 0.0, 1.0)
+    close(value, [2 * math.log(1 + math.exp(-1)), math.log(2)])
+
+
+def test_a_hard_wrong_class_counts_by_its_square_at_first():
+    # Own class at 90 degrees, the other at 0: cos = 1 counts as 1 · (t + 1).
+    for t in (0.0, 0.5):
+        found = oracle.curricularface([[1.0, 0.0]], [1], [[1.0, 0.0], [0.0, 1.0]], 1.0, 0.1, t)
+        close(found, [math.log(1 + math.exp(1 + t - math.cos(PI / 2 + 0.1)))])

@@ -602,3 +602,27 @@ def test_hand_multi_view():
     z, y = oracle.multi_view(features, [5, 6, 7])
     assert list(y) == [5, 6, 7, 5, 6, 7]
     assert np.array_equal(z[4], features[1, 1])
+
+
+# --------------------------------------------------------------- multi-similarity, circle, margin, smooth-AP
+
+
+def test_named_losses_by_hand():
+    # Anchor at the first axis, its positive at 60 degrees, its negative at 90.
+    z = [[1.0, 0.0], [0.5, math.sqrt(0.75)], [0.0, -1.0]]
+    y = [0, 0, 1]
+    assert oracle.multi_similarity(z, y, 2.0, 4.0, 0.5)[0][0] == pytest.approx(
+        math.log(2) / 2 + math.log(1 + math.exp(-2)) / 4
+    )
+    near, far = -(1 + 0.25 - 0.5) * (0.5 - 0.75), 0.25 * (0 - 0.25)
+    assert oracle.circle(z, y, 0.25, 1.0)[0][0] == pytest.approx(math.log(1 + math.exp(near + far)))
+    # Distances 1 and √2, boundary 1.2 and margin 0.3: hinges of 0.1 and 0.0858, both active.
+    assert oracle.margin(z, y, 0.3, 1.2)[0][0] == pytest.approx((0.1 + 1.5 - math.sqrt(2)) / 2)
+    assert oracle.smooth_ap(z, y, 0.25)[0][0] == pytest.approx(1 - 1 / (1 + 1 / (1 + math.exp(2))))
+
+
+def test_smooth_average_precision_becomes_the_sorted_one():
+    # Positives at ranks 1 and 3 of four: (1/1 + 2/3) / 2.
+    angles = [0.0, 0.1, 0.2, 0.3, 0.4]
+    z = [[math.cos(a), math.sin(a)] for a in angles]
+    assert oracle.smooth_ap(z, [0, 0, 1, 0, 1], 1e-5)[0][0] == pytest.approx(1 - (1 + 2 / 3) / 2)

@@ -27,18 +27,26 @@ from mettle.difficulty import AdaptiveThreshold, Importance, Product, Relative, 
 from mettle.errors import InputError
 from mettle.losses import (
     AdaCos,
+    AdaFace,
     ArcFace,
     Center,
     CosFace,
+    CurricularFace,
     InfoNCE,
     LiftedStructure,
+    MagFace,
+    Margin,
     NormFace,
+    ProxyAnchor,
+    ProxyNCA,
     SelfTriplet,
     SimilarityClassification,
     SimilarityRanking,
     SimilarityRegression,
     Softmax,
+    SoftTriple,
     SphereFace,
+    SubCenterArcFace,
     SupCon,
     Triplet,
 )
@@ -138,9 +146,15 @@ def cases() -> dict[str, Case]:
     found["random too"] = Case(lambda rank: SelfTriplet(form="one_neg"))
     for kind, options in (
         (Softmax, {}), (NormFace, {}), (CosFace, {}), (ArcFace, {}), (AdaCos, {}), (Center, {}), (SphereFace, {}),
+        (SoftTriple, {"vectors_per_class": 2}), (SubCenterArcFace, {}), (MagFace, {}), (ProxyNCA, {}),
     ):  # fmt: skip
         found[kind.__name__] = vectors(kind, **options)
     found["Center"] = Case(found["Center"].make, "classes")
+    for kind in (CurricularFace, AdaFace, ProxyAnchor):
+        found[kind.__name__] = Case(seeded(lambda kind=kind: kind(C, DIM)), "classes")
+    found["boundaries"] = Case(
+        seeded(lambda: Margin(nu=0.1, boundary="class", num_classes=C)), "classes", auto="anchors"
+    )
     hard = Threshold(positive=0.6, negative=0.1)
     weighed = Case(seeded(lambda: ArcFace(C, DIM, difficulty=hard)), "classes")
     sampled = Case(seeded(lambda: CosFace(C, DIM, sample=0.9, sparse=True)), "classes")
@@ -258,6 +272,8 @@ def ranks_of(split: list[int]) -> list[slice]:
 
 def has_rows(case: Case) -> bool:
     weighed = isinstance(case.make(0), SupCon) and case.how == ("auto",)  # these are many, and much the same
+    if getattr(case.make(0), "anchors_are_classes", False):  # its values are of classes, which no rank has a part of
+        return False
     return not weighed and hasattr(case.make(0), "per_item" if case.kind in ("items", "triplets") else "per_anchor")
 
 

@@ -7,18 +7,28 @@ from covering import mark_slow_except
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Threshold, curriculum
 from mettle.losses import (
     AdaCos,
+    AdaFace,
     ArcFace,
     Center,
+    Circle,
     Contrastive,
     CosFace,
+    CurricularFace,
     DASupCon,
     InfoNCE,
     LiftedStructure,
+    MagFace,
+    Margin,
+    MultiSimilarity,
     NormFace,
     NPair,
+    ProxyAnchor,
+    ProxyNCA,
     SelfTriplet,
     Softmax,
+    SoftTriple,
     SphereFace,
+    SubCenterArcFace,
     SupCon,
     Triplet,
 )
@@ -48,8 +58,17 @@ PAIRWISE = {
     "n-pair": NPair(),
     "lifted": LiftedStructure(),
     "self triplet": SelfTriplet(),
+    "multi-similarity": MultiSimilarity(beta=10.0),
+    "circle": Circle(gamma=8.0, stop_gradient=False),
+    "margin": Margin(boundary="class", num_classes=300),
 }
-CLASSES = {kind.__name__: kind for kind in (Softmax, NormFace, SphereFace, CosFace, ArcFace, AdaCos, Center)}
+CLASSES = {
+    kind.__name__: kind
+    for kind in (
+        Softmax, NormFace, SphereFace, CosFace, ArcFace, AdaCos, Center,
+        AdaFace, CurricularFace, MagFace, ProxyAnchor, ProxyNCA, SoftTriple, SubCenterArcFace,
+    )
+}  # fmt: skip
 
 
 def make(name, classes):

@@ -3,6 +3,7 @@
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mettle.errors import InputError, RecipeError
@@ -43,3 +44,15 @@ def test_other_things_are_refused_in_one_line(source, tmp_path):
     with pytest.raises(RecipeError, match="did you mean 'supcon'"):
         train("supconn", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", builtin_recipes())
+def test_every_recipe_takes_its_first_steps(source, tmp_path, name):
+    recipe = load(name)
+    small = {"data.source": str(source), "model.width": 4, "model.depth": 2, "model.dim": 8, "train.steps": 2}
+    small |= {"batch.size": 12} if recipe.batch.size else {"batch.classes": 4, "batch.samples": recipe.batch.samples}
+    rows: list[dict] = []
+    recipe = recipe.with_values(small)
+    done = train(recipe, tmp_path / "run", tensorboard=False, on_step=lambda step, row: rows.append(row))
+    assert done.finished and (tmp_path / "run" / "model.safetensors").is_file()
+    assert rows and np.isfinite([row["loss"] for row in rows]).all()

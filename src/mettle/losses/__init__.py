@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from mettle.losses.adacos import AdaCos
+from mettle.losses.adaface import AdaFace
 from mettle.losses.arcface import ArcFace
 from mettle.losses.base import PairwiseLoss as PairwiseLoss
 from mettle.losses.base import SoftmaxLoss as SoftmaxLoss
@@ -10,20 +11,30 @@ from mettle.losses.base import any_pair as any_pair
 from mettle.losses.base import softplus as softplus
 from mettle.losses.base import zero_if_empty as zero_if_empty
 from mettle.losses.center import Center
+from mettle.losses.circle import Circle
 from mettle.losses.contrastive import Contrastive
 from mettle.losses.cosface import CosFace
+from mettle.losses.curricularface import CurricularFace
 from mettle.losses.infonce import InfoNCE
 from mettle.losses.lifted import LiftedStructure
+from mettle.losses.magface import MagFace
+from mettle.losses.margin import Margin
 from mettle.losses.mcml import MCML as MCML
+from mettle.losses.multi_similarity import MultiSimilarity
 from mettle.losses.npair import NPair
 from mettle.losses.npair import split_anchor_positive as split_anchor_positive
 from mettle.losses.peer_names import PEERS, PLANNED
+from mettle.losses.proxy_anchor import ProxyAnchor
+from mettle.losses.proxy_nca import ProxyNCA
 from mettle.losses.self_triplet import SelfTriplet
 from mettle.losses.similarity_classification import SimilarityClassification
 from mettle.losses.similarity_ranking import SimilarityRanking
 from mettle.losses.similarity_regression import SimilarityRegression
+from mettle.losses.smooth_ap import SmoothAP
+from mettle.losses.soft_triple import SoftTriple
 from mettle.losses.softmax import NormFace, Softmax
 from mettle.losses.sphereface import SphereFace
+from mettle.losses.subcenter_arcface import SubCenterArcFace
 from mettle.losses.supcon import DASupCon, SupCon
 from mettle.losses.triplet import Triplet
 from mettle.losses.weighted_sum import MinedLoss, WeightedSum
@@ -31,22 +42,33 @@ from mettle.unknown_names import explain_arguments, explain_missing_name
 
 __all__ = [
     "AdaCos",
+    "AdaFace",
     "ArcFace",
     "Center",
+    "Circle",
     "Contrastive",
     "CosFace",
+    "CurricularFace",
     "DASupCon",
     "InfoNCE",
     "LiftedStructure",
+    "MagFace",
+    "Margin",
     "MinedLoss",
+    "MultiSimilarity",
     "NPair",
     "NormFace",
+    "ProxyAnchor",
+    "ProxyNCA",
     "SelfTriplet",
     "SimilarityClassification",
     "SimilarityRanking",
     "SimilarityRegression",
+    "SmoothAP",
+    "SoftTriple",
     "Softmax",
     "SphereFace",
+    "SubCenterArcFace",
     "SupCon",
     "Triplet",
     "WeightedSum",

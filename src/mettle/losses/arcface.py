@@ -70,7 +70,7 @@ class ArcFace(ClassVectors):
         m = self.margin
         moved = self._with_margin(cosine)
         if self.mode == "keep":
-            moved = torch.where(cosine > math.cos(math.pi - m), moved, cosine - m * math.sin(m))
+            moved = keep_monotone(cosine, moved, m)
         elif self.mode == "easy":
             moved = torch.where(cosine > 0, moved, cosine)
         elif self.mode == "smooth":
@@ -80,12 +80,32 @@ class ArcFace(ClassVectors):
         return moved - self.subtract if self.subtract else moved
 
     def _with_margin(self, cosine: Tensor) -> Tensor:
-        """cos(m₁θ + m). The sine is kept off 0, where its slope is infinite."""
-        least = 1e-7 if cosine.dtype == torch.float32 else 1e-14
-        sine = (1 - cosine.square()).clamp(min=least).sqrt()
+        """cos(m₁θ + m)."""
         if self.multiply == 1:
-            return cosine * math.cos(self.margin) - sine * math.sin(self.margin)
+            return add_angle(cosine, self.margin)
+        sine = sine_of(cosine)
         with torch.no_grad():  # for any real multiple the angle itself is needed, but not for the slope
             angle = self.multiply * torch.atan2(sine, cosine) + self.margin
             value, slope = angle.cos(), self.multiply * angle.sin() / sine
         return value + slope * (cosine - cosine.detach())
+
+
+def add_angle(cosine: Tensor, angle: float | Tensor) -> Tensor:
+    """cos(θ + angle) from cos θ; the angle may be one per entry, with gradient."""
+    both = (angle.cos(), angle.sin()) if isinstance(angle, Tensor) else (math.cos(angle), math.sin(angle))
+    return cosine * both[0] - sine_of(cosine) * both[1]
+
+
+def sine_of(cosine: Tensor) -> Tensor:
+    """Sin θ from cos θ, kept off 0, where its slope is infinite."""
+    least = 1e-7 if cosine.dtype == torch.float32 else 1e-14
+    return (1 - cosine.square()).clamp(min=least).sqrt()
+
+
+def keep_monotone(cosine: Tensor, moved: Tensor, angle: float | Tensor) -> Tensor:
+    """cos(θ + angle) as it is while θ + angle < π, and a line that goes on falling beyond: ArcFace's ``keep``."""
+    if isinstance(angle, Tensor):
+        limit, drop = -angle.cos(), angle * angle.sin()
+    else:
+        limit, drop = math.cos(math.pi - angle), angle * math.sin(angle)
+    return torch.where(cosine > limit, moved, cosine - drop)

@@ -48,7 +48,7 @@ class Center(WriteOnceModule):
         require(weight >= 0, f"weight must be at least 0, got {weight}")
         require(0 <= rate <= 1, f"rate must be in [0, 1], got {rate}")
         self.base = Softmax(num_classes, dim) if base is None else base
-        shape = tuple(self.base.weight.shape)
+        shape = self.base.num_classes, self.base.dim
         require(shape == (num_classes, dim), f"base has {shape} class vectors, Center was told ({num_classes}, {dim})")
         self.strength, self.rate = weight, rate
         self.register_buffer("centres", torch.zeros(num_classes, dim))

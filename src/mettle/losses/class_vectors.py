@@ -1,11 +1,15 @@
-"""The thin shell that every class-vector loss shares: one vector per class, cross-entropy over similarities to them.
+"""The thin shell that class-vector losses share: one or several vectors per class, cross-entropy over similarities.
 
 A member says how similarities are taken (features and vectors of length 1 or not, which scale) and what its margin
 makes of the similarity to the own class (``target``). Everything else is here:
 
     L_i = log(1 + e^{far_i − t_i}),   t_i = scale · target(cos θ_y),   far_i = log Σ_{j≠y} e^{scale · cos θ_j}
+
+Where a class has K vectors, cos θ_j is the similarity to the nearest of them, unless a member pools them otherwise.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -32,20 +36,32 @@ from mettle.pairs import (
     pair_statistics,
     sum_over,
 )
-from mettle.pairs.class_softmax import class_reductions, takes_kernels
+from mettle.pairs.class_softmax import (
+    ClassSimilarity,
+    class_reductions,
+    general_class_reductions,
+    reduce_classes,
+    takes_kernels,
+)
 from mettle.pairs.declarations import iterate_parts
 from mettle.pairs.dispatch import autocast_disabled, is_known_finite, nan_if_not_finite, reduce_rows
 from mettle.pairs.similarity import at_least_float32, may_read, normalize_rows
-from mettle.pairs.validation import validate_embeddings
+from mettle.pairs.validation import Reference, validate_embeddings
 from mettle.rng import hash_bits
+
+ClassPairs = tuple[PairwiseLoss, Tensor, Tensor, Reference]
+"""What the engine that knows every difficulty compares: a loss, anchors, their labels, and references."""
+
+APART = 0.1  # of the random vectors, which stays in those of one class that start at its mean
 
 
 class ClassVectors(WriteOnceModule):
-    """Cross-entropy over one vector per class.
+    """Cross-entropy over one vector per class, or over several.
 
     Args:
         num_classes: C.
         dim: width of the embeddings.
+        vectors_per_class: K. A sample is as similar to a class as to the nearest of its vectors (`pool`).
         difficulty: weighs samples (their pair with the own class) and wrong classes, like any other pairs.
         sample: share of the classes to compare with in each training step: those of the batch and a random rest.
         sparse: gradients of the class vectors hold the sampled rows only (for optimisers that take such).
@@ -56,6 +72,8 @@ class ClassVectors(WriteOnceModule):
     unit_vectors = True
     self_contained = True
     takes_progress = True
+    modulates_negatives = False  # whether `modulate` changes similarities to wrong classes
+    anchors_are_classes = False  # whether values belong to classes instead of samples
     scale: float | Tensor
     draw: Tensor
 
@@ -64,18 +82,20 @@ class ClassVectors(WriteOnceModule):
         num_classes: int,
         dim: int,
         *,
+        vectors_per_class: int = 1,
         difficulty: Difficulty | None = None,
         sample: float = 1.0,
         sparse: bool = False,
         seed: int = 0,
     ):
         super().__init__()
-        validate_integers(num_classes=num_classes, dim=dim)
+        validate_integers(num_classes=num_classes, dim=dim, vectors_per_class=vectors_per_class)
         validate_numbers(sample=sample)
         if difficulty is not None:
             validate_difficulty("difficulty", difficulty)
         require(num_classes >= 1, f"num_classes must be at least 1, got {num_classes}")
         require(dim >= 1, f"dim must be at least 1, got {dim}")
+        require(vectors_per_class >= 1, f"vectors_per_class must be at least 1, got {vectors_per_class}")
         require(0 < sample <= 1, f"sample is a share of the classes in (0, 1], got {sample}")
         require(
             not any(isinstance(part, AdaptiveThreshold) for part in iterate_parts(difficulty)),
@@ -83,13 +103,19 @@ class ClassVectors(WriteOnceModule):
         )
         require(sample < 1 or not sparse, "sparse gradients hold the sampled rows: they need sample below 1")
         self.difficulty, self.sample, self.sparse, self.seed = difficulty, sample, sparse, seed
-        self.weight = nn.Parameter(torch.randn(num_classes, dim) / dim**0.5)
+        self.vectors_per_class = vectors_per_class
+        self.weight = nn.Parameter(torch.randn(num_classes * vectors_per_class, dim) / dim**0.5)
         self.register_buffer("draw", torch.zeros((), dtype=torch.long))  # training steps that have drawn classes
 
     @property
     def num_classes(self) -> int:
         """How many classes there are."""
-        return len(self.weight)
+        return len(self.weight) // self.vectors_per_class
+
+    @property
+    def dim(self) -> int:
+        """Width of the embeddings."""
+        return self.weight.shape[1]
 
     @property
     def by_row(self) -> bool:
@@ -99,6 +125,22 @@ class ClassVectors(WriteOnceModule):
     def target(self, cosine: Tensor) -> Tensor:
         """What the margin makes of the cosine to the own class."""
         return cosine
+
+    def pool(self, similarity: Tensor) -> Tensor:
+        """From similarities to the vectors of each class, (..., K), to that of the class: the nearest one counts."""
+        return similarity.max(-1).values
+
+    def modulate(self, similarity: Tensor, own: Tensor) -> Tensor:
+        """What is summed in place of similarities to wrong classes, (B, c), given those to the own class, (B, 1)."""
+        raise NotImplementedError
+
+    def sample_loss(self, others: Tensor, logit: Tensor) -> Tensor:
+        """The loss of a sample: log Σ e^x over wrong classes against the logit of its own."""
+        return softplus(others - logit)
+
+    def regularizer(self, z: Tensor, vectors: Tensor) -> Tensor | None:
+        """What is added to every value: one number, or one per sample; None for nothing."""
+        return None
 
     def forward(self, embeddings: Tensor, labels: Tensor, *, progress: float | None = None) -> Tensor:
         """The mean over samples, a scalar with gradient; ``progress`` of training is for a curriculum."""
@@ -111,25 +153,27 @@ class ClassVectors(WriteOnceModule):
 
     def logits(self, embeddings: Tensor) -> Tensor:
         """(n, C) scaled similarities to every class, without margin, for prediction."""
-        z = self._prepare_features(embeddings)
-        return float(self.scale) * (z @ self._prepare_vectors(self._vectors(), z).T)
+        return self._logit_scale() * self._similarity().to_all(self._prepare_features(embeddings), self._vectors())
 
     @torch.no_grad()
     def predict(self, embeddings: Tensor, chunk: int = 4096) -> Tensor:
         """(n,) the most similar class of each embedding, in bounded memory: a closed-set classifier."""
-        z, vectors = self._prepare_features(embeddings), self._vectors()
+        z, similarity = self._prepare_features(embeddings), self._similarity()
         top, best = z.new_full((len(z),), -torch.inf), torch.zeros(len(z), dtype=torch.long, device=z.device)
-        for start in range(0, len(vectors), chunk):
-            s, at = (z @ self._prepare_vectors(vectors[start : start + chunk], z).T).max(1)
-            best, top = torch.where(s > top, at + start, best), torch.maximum(s, top)
+        for k, part in enumerate(self._vectors().split(chunk * self.vectors_per_class)):
+            s, at = similarity.to_all(z, part).max(1)
+            best, top = torch.where(s > top, at + k * chunk, best), torch.maximum(s, top)
         if not bool(torch.isfinite(z).all()):
             raise InputError("embeddings hold NaN or infinity: no class can be predicted from them")
         return best
 
     @torch.no_grad()
     def vectors(self) -> Tensor:
-        """(C, dim) the class vectors by themselves, of length 1 where the loss takes them so: for use elsewhere."""
-        return (normalize_rows(self.weight) if self.unit_vectors else self.weight).clone()
+        """(C, dim) the class vectors by themselves, of length 1 where the loss takes them so: for use elsewhere.
+
+        With K > 1 vectors per class they are (C, K, dim).
+        """
+        return self._by_class(normalize_rows(self.weight) if self.unit_vectors else self.weight).clone()
 
     @torch.no_grad()
     def start_from(self, embeddings: Tensor, labels: Tensor, *, centered: bool = False) -> Self:
@@ -141,6 +185,8 @@ class ClassVectors(WriteOnceModule):
             centered: subtract the mean of all embeddings first and give the vectors length 1, as random ones have.
                 Embeddings of an untrained network nearly point one way, and class means with them: what they have in
                 common tells no classes apart. A class whose mean is the mean of all keeps the vector it has.
+
+        With several vectors per class each keeps a tenth of where it was: equal ones would never part.
         """
         labels = self._check(embeddings, labels)
         z = normalize_rows(at_least_float32(embeddings)) if self.unit_features else at_least_float32(embeddings)
@@ -149,7 +195,9 @@ class ClassVectors(WriteOnceModule):
             size = means.norm(dim=1)
             apart = size > torch.finfo(means.dtype).eps * z.norm(dim=1).mean()
             known, means = known[apart], means[apart] / size[apart, None]
-        self.weight[known] = means.to(self.weight.dtype)
+        rows = self._rows_of(known)
+        start = means.to(self.weight.dtype).repeat_interleave(self.vectors_per_class, 0)
+        self.weight[rows] = start if self.vectors_per_class == 1 else start + APART * self.weight[rows]
         return self
 
     @torch.no_grad()
@@ -157,21 +205,17 @@ class ClassVectors(WriteOnceModule):
         """How near samples are to their class vectors, and what the difficulty did."""
         labels = self._check(embeddings, labels)
         z = at_least_float32(embeddings)
-        own = (normalize_rows(z) * normalize_rows(self.weight[labels].to(z.dtype))).sum(1).clamp(-1, 1)
+        nearness = ClassSimilarity(self.vectors_per_class, self.pool, unit_vectors=True)
+        own = nearness.to_own(normalize_rows(z), self.weight, labels).clamp(-1, 1)
         found: dict[str, Any] = {
             "target_cosine": float(own.mean()),
             "target_degrees": float(own.acos().rad2deg().mean()),
             "scale": float(self.scale),
         }
         if self.difficulty is not None:
-            z, ref = (
-                self._features(z),
-                (self._prepare_vectors(self._vectors(), z), self._class_indices(self.num_classes)),
-            )
-            pairs = _ClassPairs(float(self._logit_scale()), self._measure())
-            found |= pair_statistics(
-                pairs, z, labels, difficulty=self.resolve_difficulty(progress).difficulty, ref=ref
-            ).as_dict()
+            difficulty = self.resolve_difficulty(progress).difficulty
+            pairs, anchors, labels, ref = self._class_pairs(self._features(z), self._vectors(), labels)
+            found |= pair_statistics(pairs, anchors, labels, difficulty=difficulty, ref=ref).as_dict()
         return found
 
     def resolve_difficulty(self, progress: float | None) -> Self:
@@ -191,17 +235,24 @@ class ClassVectors(WriteOnceModule):
             # On the sphere the kernels read half precision as it is.
             direct = half and self.unit_features and self.difficulty is None and takes_kernels(embeddings)
             z = self._features(embeddings if direct else at_least_float32(embeddings))
-            row_values = self._class_values(z, vectors, labels, half=half)
-            others = row_values["others_lse"]
-            if len(vectors) == 1 or self.difficulty is not None:  # no other class: nothing to lose
-                others = others.masked_fill(others == -torch.inf, torch.finfo(others.dtype).min)
-            values = softplus(others - self.logit(row_values["target"], z))
+            values, weight = self._evaluate(z, vectors, labels, half)
             # A sample that is broken has no direction, so on the sphere its own value says so.
-            if not (self.unit_features and self.difficulty is None) and not is_known_finite(z):
+            by_itself = self.unit_features and self.difficulty is None and not self.anchors_are_classes
+            if not by_itself and not is_known_finite(z):
                 values = values + nan_if_not_finite(z)
             if unknown is not None:
-                values = values.masked_fill(unknown, torch.nan)
-        return values, row_values.get("weight")
+                values = values.masked_fill(unknown.any() if self.anchors_are_classes else unknown, torch.nan)
+        return values, weight
+
+    def _evaluate(self, z: Tensor, vectors: Tensor, labels: Tensor, half: bool) -> tuple[Tensor, Tensor | None]:
+        """Values, and how much each counts; of features and class vectors as they are compared."""
+        row_values = self._class_values(z, vectors, labels, half=half)
+        others = row_values["others_lse"]
+        if len(vectors) == self.vectors_per_class or self.difficulty is not None:  # no other class: nothing to lose
+            others = others.masked_fill(others == -torch.inf, torch.finfo(others.dtype).min)
+        values = self.sample_loss(others, self.logit(row_values["target"], z))
+        more = self.regularizer(z, vectors)
+        return values if more is None else values + more, row_values.get("weight")
 
     def logit(self, own: Tensor, z: Tensor) -> Tensor:
         """The own class's logit, with margin, from what the rows hold of it.
@@ -214,18 +265,33 @@ class ClassVectors(WriteOnceModule):
         return size * self.target(own / torch.where(size == 0, 1, size))
 
     def _class_values(self, z: Tensor, vectors: Tensor, labels: Tensor, half: bool = False) -> RowValues:
-        if self.difficulty is None:
-            sphere, steepness = self.unit_features, self._logit_scale()
+        sphere, steepness = self.unit_features, self._logit_scale()
+        if self.difficulty is not None:
+            pairs, z, labels, ref = self._class_pairs(z, vectors, labels)
+            if self.vectors_per_class == 1:
+                return reduce_rows(pairs, z, labels, ref=ref, difficulty=self.difficulty)[0]
+            return reduce_classes(pairs, z, vectors, labels, self.difficulty, self._similarity())
+        if self.vectors_per_class > 1 or self.modulates_negatives:
+            modulate = self.modulate if self.modulates_negatives else None
+            target, others = general_class_reductions(
+                at_least_float32(z), vectors, labels, steepness,
+                similarity=self._similarity(), modulate=modulate, unit_features=sphere,
+            )  # fmt: skip
+        else:
             half = half and sphere  # features that keep their length may be too long for float16
             target, others = class_reductions(
                 z, vectors, labels, steepness, unit_vectors=self.unit_vectors, unit_features=sphere, half=half
             )
-            return {"target": target, "others_lse": others}
-        shape, ref = (
-            _ClassPairs(float(self._logit_scale()), self._measure()),
-            (self._prepare_vectors(vectors, z), self._class_indices(len(vectors))),
-        )
-        return reduce_rows(shape, z, labels, ref=ref, difficulty=self.difficulty)[0]
+        return {"target": target, "others_lse": others}
+
+    def _class_pairs(self, z: Tensor, vectors: Tensor, labels: Tensor) -> ClassPairs:
+        """Samples against class vectors."""
+        modulate = self.modulate if self.modulates_negatives else None
+        pairs = _ClassPairs(float(self._logit_scale()), self._measure(), modulate=modulate)
+        return pairs, z, labels, (self._prepare_vectors(vectors, z), self._class_indices(len(vectors)))
+
+    def _similarity(self) -> ClassSimilarity:
+        return ClassSimilarity(self.vectors_per_class, self.pool, self.unit_vectors)
 
     def _logit_scale(self) -> float | Tensor:
         """What similarities are multiplied by; under ``torch.compile`` a scale that moves stays a tensor."""
@@ -245,11 +311,21 @@ class ClassVectors(WriteOnceModule):
         return self.weight
 
     def _class_indices(self, count: int) -> Tensor:
-        return torch.arange(count, device=self.weight.device)
+        """The classes of so many vectors."""
+        return torch.arange(count, device=self.weight.device) // self.vectors_per_class
+
+    def _by_class(self, rows: Tensor) -> Tensor:
+        """The vectors of each class, (C, K, dim); (C, dim) where it has one."""
+        return rows if self.vectors_per_class == 1 else rows.unflatten(0, (-1, self.vectors_per_class))
+
+    def _rows_of(self, classes: Tensor) -> Tensor:
+        """Where the vectors of these classes are."""
+        k = self.vectors_per_class
+        return classes if k == 1 else (classes[:, None] * k + torch.arange(k, device=classes.device)).flatten()
 
     def _prepare_features(self, embeddings: Tensor) -> Tensor:
         """Embeddings ready for a matrix product with class vectors."""
-        dim = self.weight.shape[1]
+        dim = self.dim
         require(
             isinstance(embeddings, Tensor)
             and embeddings.ndim == 2
@@ -270,10 +346,10 @@ class ClassVectors(WriteOnceModule):
         """The class vectors to compare with in this step, and the labels as positions among them."""
         if self.sample == 1 or not (self.training and torch.is_grad_enabled()):
             return self._vectors(), labels
-        validate_numbers = self.sample_classes(labels)
+        classes = self.sample_classes(labels)
         self.draw += 1
-        vectors = nn.functional.embedding(validate_numbers, self._vectors(), sparse=self.sparse)
-        return vectors, torch.searchsorted(validate_numbers, labels)
+        vectors = nn.functional.embedding(self._rows_of(classes), self._vectors(), sparse=self.sparse)
+        return vectors, torch.searchsorted(classes, labels)
 
     def sample_classes(self, labels: Tensor) -> Tensor:
         """The classes of the batch and a random rest, ``sample`` x C together (or the batch's alone), in order."""
@@ -336,7 +412,7 @@ class ClassVectors(WriteOnceModule):
     def _validate_shapes(self, embeddings: Tensor, labels: Tensor) -> None:
         """All but the range of the labels."""
         validate_embeddings(embeddings, labels, "embeddings", "labels")
-        dim = self.weight.shape[1]
+        dim = self.dim
         require(embeddings.shape[1] == dim, f"embeddings are {embeddings.shape[1]} wide, the class vectors {dim}")
         require(
             embeddings.device == self.weight.device,
@@ -345,9 +421,11 @@ class ClassVectors(WriteOnceModule):
 
     def extra_repr(self) -> str:
         """Sizes and what is not at its default."""
-        parts = [f"{self.num_classes}, {self.weight.shape[1]}"]
+        parts = [f"{self.num_classes}, {self.dim}"]
         if self.unit_features and not isinstance(self.scale, Tensor):
             parts.append(f"scale={self.scale}")
+        if self.vectors_per_class > 1:
+            parts.append(f"vectors_per_class={self.vectors_per_class}")
         if self.difficulty is not None:
             parts.append(f"difficulty={self.difficulty}")
         if self.sample < 1:
@@ -369,6 +447,7 @@ class _ClassPairs(PairwiseLoss):
     scale: float
     similarity: Measure = "cosine"
     difficulty: Difficulty | None = None
+    modulate: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @property
     def measure(self) -> Measure:
@@ -381,11 +460,15 @@ class _ClassPairs(PairwiseLoss):
         return 1 / self.scale
 
     def passes(self) -> tuple[Pass, ...]:
-        """Wrong classes, then the own one."""
-        return (Pass(self.reductions), Pass(self.own, over="positives"))
+        """Wrong classes and the own one; the own one first, where wrong ones are measured by it."""
+        own, wrong = Pass(self.own, over="positives"), Pass(self.reductions)
+        return (wrong, own) if self.modulate is None else (own, replace(wrong, reads="anchor"))
 
     def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Wrong classes push."""
+        if self.modulate is not None:
+            s = self.modulate(tile.similarity, row_values["target"])
+            return {"others_lse": logsumexp_over(s * self.scale, tile.negative)}
         bound = self.scale if self.measure == "cosine" else None
         return {"others_lse": logsumexp_over(tile.similarity * self.scale, tile.negative, bound=bound)}
 

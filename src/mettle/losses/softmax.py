@@ -34,7 +34,7 @@ class Softmax(ClassVectors):
         )
         self.unit_weights = unit_weights
         self.unit_vectors = unit_weights and not bias
-        self.bias = nn.Parameter(torch.zeros(num_classes)) if bias else None
+        self.bias = nn.Parameter(torch.zeros(len(self.weight))) if bias else None
 
     def extra_repr(self) -> str:
         """As it was built."""
@@ -43,7 +43,7 @@ class Softmax(ClassVectors):
     def vectors(self) -> Tensor:
         """(C, dim) the class vectors by themselves."""
         with torch.no_grad():
-            return (normalize_rows(self.weight) if self.unit_weights else self.weight).clone()
+            return self._by_class(normalize_rows(self.weight) if self.unit_weights else self.weight).clone()
 
     def logit(self, own: Tensor, z: Tensor) -> Tensor:
         """There is no margin."""

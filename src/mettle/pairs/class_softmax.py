@@ -7,18 +7,25 @@ For each sample i of class y, with ŵ the class vectors (of length 1 where asked
 
     target_i = z_i·ŵ_y          others_i = log Σ_{j≠y} e^{scale · z_i·ŵ_j}
 
-Both with gradient to z and to the class vectors.
+Both with gradient to z and to the class vectors. `general_class_reductions` is the same where a class has several
+vectors or similarities to wrong classes are changed before the sum.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+from mettle.pairs.interface import Difficulty, PairLoss, Tile
 from mettle.pairs.kernels import available
+from mettle.pairs.problem import PairProblem, RowBlock, make_side
+from mettle.pairs.reference import reduce_problem
 from mettle.pairs.similarity import (
     differentiable_gradients,
     normalize_rows,
+    prepare_embeddings,
     transforms_active,
     warn_dense_recomputation,
 )
@@ -74,6 +81,109 @@ def dense_class_reductions(
     if len(vectors) == 1:  # no other class
         return target, torch.full_like(target, -torch.inf)
     return target, torch.logsumexp((s * scale).scatter(1, own, -torch.inf), 1)
+
+
+def general_class_reductions(
+    z: Tensor,
+    vectors: Tensor,
+    labels: Tensor,
+    scale: float | Tensor,
+    *,
+    similarity: "ClassSimilarity",
+    modulate: Callable[[Tensor, Tensor], Tensor] | None = None,
+    unit_features: bool = False,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The same as `class_reductions` in plain torch, chunk by chunk, for classes that are not one product each.
+
+    Args:
+        z: (B, d) samples.
+        vectors: (C · K, d), those of a class behind each other.
+        labels: (B,) from 0 to C - 1.
+        scale: what similarities are multiplied by.
+        similarity: how alike samples and classes are, and how many vectors K a class has.
+        modulate: similarities to wrong classes (B, c), given those to the own class (B, 1): what is summed instead.
+        unit_features: bring ``z`` to length 1.
+        chunk: classes at a time; chosen by size when left out.
+
+    Returns:
+        (B,) similarity to the own class, and (B,) log-sum-exp over all other classes; the smallest number there is, in
+        place of -inf, where there is no other class.
+    """
+    z, labels = normalize_rows(z) if unit_features else z, labels.long()
+    target = similarity.to_own(z, vectors, labels)
+
+    def others(z: Tensor, part: Tensor, start: int, target: Tensor) -> Tensor:
+        s = similarity.to_all(z, part)
+        x = (s if modulate is None else modulate(s, target[:, None])) * scale
+        own = labels[:, None] == torch.arange(start, start + x.shape[1], device=x.device)
+        return x.masked_fill(own, torch.finfo(x.dtype).min).logsumexp(1)
+
+    traced = transforms_active() or torch.compiler.is_compiling()
+    if traced or (chunk is None and len(z) * len(vectors) <= CHUNK):
+        return target, others(z, vectors, 0, target)
+    size = chunk or max(CHUNK // (len(z) * similarity.per_class), 64)
+    parts = [  # of a part only its sums are kept; it is computed again on the way back
+        checkpoint(others, z, part, k * size, target, use_reentrant=False, preserve_rng_state=False)
+        for k, part in enumerate(vectors.split(size * similarity.per_class))
+    ]
+    return target, torch.stack(parts).logsumexp(0)  # pyright: ignore[reportArgumentType]
+
+
+@dataclass(frozen=True)
+class ClassSimilarity:
+    """How alike samples and classes of one or several vectors are.
+
+    Args:
+        per_class: K, the vectors of every class.
+        pool: similarities to those, (..., K), to one similarity per class, (...).
+        unit_vectors: bring class vectors to length 1.
+    """
+
+    per_class: int
+    pool: Callable[[Tensor], Tensor]
+    unit_vectors: bool
+
+    def to_all(self, z: Tensor, vectors: Tensor) -> Tensor:
+        """(B, C) of every sample to every class."""
+        w = vectors.to(z.dtype)
+        return self._pooled(z @ (normalize_rows(w) if self.unit_vectors else w).T)
+
+    def to_own(self, z: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
+        """(B,) of every sample to the class of its label."""
+        w = vectors.unflatten(0, (-1, self.per_class))[labels].to(z.dtype).flatten(0, 1)
+        w = normalize_rows(w) if self.unit_vectors else w
+        return self._pooled((w.unflatten(0, (-1, self.per_class)) @ z[:, :, None]).squeeze(2)).squeeze(1)
+
+    def _pooled(self, s: Tensor) -> Tensor:
+        return s if self.per_class == 1 else self.pool(s.unflatten(1, (-1, self.per_class)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassProblem(PairProblem):
+    """Samples against classes of several vectors, for the engine that knows every difficulty: the whole matrix."""
+
+    similarity: ClassSimilarity
+
+    def tile(self, i: RowBlock, j: RowBlock, s: Tensor | None = None) -> Tile:
+        """Every sample against every class."""
+        assert self.ref is not None
+        return super().tile(i, j, self.similarity.to_all(self.z, self.ref))
+
+
+def reduce_classes(
+    loss: PairLoss, z: Tensor, vectors: Tensor, labels: Tensor, difficulty: Difficulty, similarity: ClassSimilarity
+) -> dict[str, Tensor]:
+    """What every sample accumulates over classes under a difficulty, (B,) each with gradient."""
+    classes = torch.arange(len(vectors) // similarity.per_class, device=labels.device)
+    left, right = make_side(labels, None, None), make_side(classes, None, None)
+    z = prepare_embeddings(z, loss.measure)
+    return reduce_problem(
+        ClassProblem(
+            loss=loss, difficulty=difficulty, left=left, right=right, z=z, ref=vectors, second=None,
+            similarity=similarity,
+        )
+    )  # fmt: skip
 
 
 class _ClassSoftmaxFunction(torch.autograd.Function):

@@ -52,6 +52,9 @@ class Tile:
     temperature: float | Tensor = 1.0  # of the loss, for difficulties that are defined on similarity / temperature
     second_similarity: Tensor | None = None  # (a, b) similarities under a second encoder, where there is one
     operands: "TileOperands | None" = None  # the rows behind it, for what similarities are too coarse to say
+    # Labels as a column and as a row, for a loss that declares ``reads_labels``: it has a number for each class.
+    anchor_label: Tensor | None = None
+    reference_label: Tensor | None = None
 
     def rounding_error(self) -> Tensor | float:
         """How far two similarities may lie apart by rounding alone: pairs that close to an extreme are tied with it."""
@@ -122,6 +125,9 @@ class Pass:
 
 class PairLoss(Protocol):
     """What the engine needs of a loss.
+
+    One optional setting:
+        reads_labels          True asks for the labels of a tile's anchors and references beside its positions
 
     Two optional declarations, inherited by subclasses; one that overrides the maths must restate them, or loses them
     (`mettle.pairs.declarations`):

@@ -180,7 +180,13 @@ class PairProblem:
             s = similarity(take_block(self.z, i), take_block(ref, j), self.measure)
             s = -operands.refine_small_distances(-s, pos, neg).clamp(min=0) if self.measure == "squared" else s
         a, b = self.left.original_index[i.rows, None], self.right.original_index[None, j.rows]
-        return Tile(s, pos, neg, a, b, temperature_of(self.loss), second, operands)
+        labels = self.tile_labels((i.rows, None), (None, j.rows))
+        return Tile(s, pos, neg, a, b, temperature_of(self.loss), second, operands, *labels)
+
+    def tile_labels(self, i: tuple, j: tuple) -> tuple[Tensor, Tensor] | tuple[()]:
+        """Labels of both ends of a tile, for a loss that has a number for each class."""
+        reads = getattr(getattr(self.loss, "loss", self.loss), "reads_labels", False)
+        return (self.left.labels[i], self.right.labels[j]) if reads else ()
 
     def whole_blocks(self) -> tuple[RowBlock, RowBlock]:
         """Both sides as one block each; the label range is left open so that masks are real tensors."""
@@ -191,7 +197,8 @@ class PairProblem:
         """A tile of one pair, to learn which reductions there are before any work is done."""
         s, i, j = self.z.new_zeros(1, 1), self.left.original_index[:1, None], self.right.original_index[None, :1]
         pos, neg = (torch.zeros(1, 1, dtype=torch.bool, device=s.device) for _ in range(2))
-        return Tile(s, pos, neg, i, j, temperature_of(self.loss), None if self.second is None else s)
+        second, labels = None if self.second is None else s, self.tile_labels((slice(1), None), (None, slice(1)))
+        return Tile(s, pos, neg, i, j, temperature_of(self.loss), second, None, *labels)
 
     def max_positives(self) -> int:
         """The most positives that any anchor has; where nobody may look, the most that it could have."""

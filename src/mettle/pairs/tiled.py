@@ -121,7 +121,8 @@ def positive_pair_tile(problem: PairProblem, pairs: PairList) -> Tile:
     pos = torch.ones_like(s, dtype=torch.bool)
     a, b = problem.left.original_index[pairs.i, None], problem.right.original_index[pairs.j, None]
     operands = TileOperands(problem.z, ref, pairs.i, pairs.j, problem.measure)
-    return Tile(s, pos, False, a, b, temperature_of(problem.loss), second, operands)
+    labels = problem.tile_labels((pairs.i, None), (pairs.j, None))
+    return Tile(s, pos, False, a, b, temperature_of(problem.loss), second, operands, *labels)
 
 
 def _similarity(pairs: PairList, a: Tensor, b: Tensor, measure: str) -> Tensor:
@@ -448,4 +449,6 @@ def transpose_tile(tile: Tile) -> Tile:
         reference_index=tile.anchor_index.T,
         second_similarity=transpose(tile.second_similarity),
         operands=None if tile.operands is None else tile.operands.transpose(),
+        anchor_label=transpose(tile.reference_label),
+        reference_label=transpose(tile.anchor_label),
     )

@@ -114,7 +114,10 @@ def build(source: Any, table: Mapping[str, Any], where: str, given: Mapping[str,
         source = {name: getattr(source, name) for name in source.__all__}
     if isinstance(source, Mapping):
         source = source[_read_kind(content, source, where)]
+    known = constructor_arguments(source)
     for key, module in INNER.items():
+        if _takes_number(known, key):  # the base of MultiSimilarity is a number, that of Center a loss
+            continue
         if isinstance(content.get(key), Mapping):
             content[key] = build(module, content[key], f"{where}.{key}", given)
         elif content.get(key) is not None:
@@ -123,7 +126,6 @@ def build(source: Any, table: Mapping[str, Any], where: str, given: Mapping[str,
             raise RecipeError(f"recipe key {where}.{key}: {wanted}, is wanted, got {content[key]!r}")
     if isinstance(content.get(LIST), list):  # the losses of a sum
         content[LIST] = [build(losses, one, f"{where}.{LIST}[{k}]", given) for k, one in enumerate(content[LIST])]
-    known = constructor_arguments(source)
     for key in content:
         if key in (given or {}):
             raise RecipeError(f"{where}.{key} follows from the data and the model: leave it out")
@@ -157,10 +159,16 @@ def constructor_arguments(source: Any) -> dict[str, inspect.Parameter]:
     return own
 
 
+def _takes_number(known: Mapping[str, inspect.Parameter], name: str) -> bool:
+    return name in known and known[name].annotation in (float, int)
+
+
 def _check_types(source: Any, content: dict[str, Any], where: str) -> None:
     """Refuse a text where a number is wanted, and convert whole numbers to fractions where those are wanted."""
-    for name, parameter in constructor_arguments(source).items():
-        plain = name in content and name not in (*INNER, LIST) and parameter.annotation is not inspect.Parameter.empty
+    known = constructor_arguments(source)
+    for name, parameter in known.items():
+        is_part = name in INNER and not _takes_number(known, name)
+        plain = name in content and not is_part and name != LIST and parameter.annotation is not inspect.Parameter.empty
         if not plain:
             continue
         try:

@@ -276,7 +276,7 @@ def _train_identification_model(
 def _save_result(run: RunFolder, method: Method, samples: Samples, selection: Mapping[str, Any] | None) -> None:
     """Write the artifact of a run that reached its end."""
     classes = biased = None
-    if isinstance(method, Supervised) and method.classes is not None:
+    if isinstance(method, Supervised) and method.classes is not None and hasattr(method.loss, "vectors"):
         names = [samples.label.names[code] for code in method.classes.tolist()]
         loss = method.final_module("loss")  # that of somebody else, or a sum, tells no vectors
         classes = (loss.vectors(), names) if hasattr(loss, "vectors") else None

@@ -516,7 +516,7 @@ def _check_networks(recipe: Recipe) -> None:
         )
     if kind == "NPair" and recipe.batch.samples != 2:
         raise RecipeError(f"NPair needs two samples of every class: set batch.samples = 2, not {recipe.batch.samples}")
-    if method == "jtt" and not hasattr(loss, "num_classes"):
+    if method == "jtt" and not hasattr(loss, "predict"):
         raise RecipeError(f"train.method = 'jtt' needs a loss with one vector per class, such as Softmax, got {kind}")
     if recipe.jtt != type(recipe.jtt).model_validate({}) and method != "jtt":
         raise RecipeError(f"[jtt] needs train.method = 'jtt', got {method!r}")
@@ -537,7 +537,7 @@ def check_overrides_used(recipe: Recipe, keys: Iterable[str]) -> None:
     for key in keys:
         if key == "train.steps" and recipe.train.epochs is not None:
             raise RecipeError(f"{key} changes nothing here: train.epochs = {recipe.train.epochs} decides. Leave it out")
-        if key == "train.class_vectors" and not hasattr(recipe.loss_template, "num_classes"):
+        if key == "train.class_vectors" and not hasattr(recipe.loss_template, "start_from"):
             raise RecipeError(
                 f"{key} changes nothing here: {recipe.loss.get('kind')} has no class vectors. Leave it out"
             )

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from mettle.data.dataset import Samples
 from mettle.model import Embedder, embed
@@ -13,13 +12,8 @@ from mettle.model import Embedder, embed
 @torch.no_grad()
 def find_misclassified(model: Embedder, loss: Any, classes: torch.Tensor, samples: Samples) -> np.ndarray:
     """Positions of the samples that a classifier gets wrong, in eval mode and without augmentation."""
-    z = torch.from_numpy(embed(model, samples)).to(loss.vectors().device)
-    if getattr(loss, "unit_features", True):
-        z = nn.functional.normalize(z, dim=1)
-    bias = getattr(loss, "bias", None)
-    logits = z @ loss.vectors().to(z.dtype).T + (0 if bias is None else bias)
-    said = classes.cpu().numpy()[logits.argmax(1).cpu().numpy()]
-    return np.flatnonzero(said != samples.labels)
+    said = loss.predict(torch.from_numpy(embed(model, samples)).to(loss.weight.device)).cpu().numpy()
+    return np.flatnonzero(classes.cpu().numpy()[said] != samples.labels)
 
 
 def describe_error_set(wrong: int, total: int, steps: int) -> str:

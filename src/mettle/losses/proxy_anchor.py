@@ -1,0 +1,86 @@
+"""Proxy-Anchor: every class vector is an anchor, and all samples of the batch are its pairs."""
+
+from torch import Tensor
+
+from mettle.difficulty.settings import validate_numbers
+from mettle.losses.base import PairwiseLoss, require, softplus
+from mettle.losses.class_vectors import ClassPairs, ClassVectors
+from mettle.pairs import Difficulty, Reduction, RowValues, Tile, logsumexp_over, sum_over
+from mettle.pairs.dispatch import reduce_rows
+
+
+class ProxyAnchor(ClassVectors):
+    r"""Proxy-Anchor loss (Kim et al. 2020).
+
+    Formula, s the cosine of a sample and a class vector w, α = ``alpha``, δ = ``margin``, C₊ the classes in the batch:
+        near_w = log(1 + Σ_{x of w} e^{−α (s − δ)}),   far_w = log(1 + Σ_{x not of w} e^{α (s + δ)})
+        L = (1/|C₊|) Σ_{w∈C₊} near_w + (1/C) Σ_w far_w
+    Needs:
+        labels 0 to C − 1. Embeddings are normalised inside. ``per_anchor`` is (C,): the anchors are the classes, and
+        the mean of their values is the loss.
+    Use when:
+        classes are known and training should be quick: a sample pulls the more, the harder it is for its class vector
+        among the batch. Class vectors want a larger rate than the network (``train.loss_rate``).
+    Relations:
+        the two sums of `MultiSimilarity`, without 1/α and with boundaries δ and −δ.
+    """
+
+    self_contained = True
+    anchors_are_classes = True
+
+    def __init__(self, num_classes: int, dim: int, margin: float = 0.1, alpha: float = 32.0, **options):
+        super().__init__(num_classes, dim, **options)
+        validate_numbers(margin=margin, alpha=alpha)
+        require(alpha > 0, f"alpha must be above 0, got {alpha}")
+        require(margin >= 0, f"margin must be at least 0, got {margin}")
+        require(
+            self.vectors_per_class == 1, f"every class has one proxy, which is an anchor, got {self.vectors_per_class}"
+        )
+        self.margin, self.alpha = margin, alpha
+        self.__dict__["_pairs"] = _ProxyPairs(float(alpha), float(margin))  # no part of the state
+
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        """Of logits."""
+        return self.alpha
+
+    @property
+    def by_row(self) -> bool:
+        """The samples of a batch meet at the class vectors."""
+        return False
+
+    def extra_repr(self) -> str:
+        """As it was built."""
+        return f"{super().extra_repr()}, margin={self.margin}, alpha={self.alpha}"
+
+    def _evaluate(self, z: Tensor, vectors: Tensor, labels: Tensor, half: bool) -> tuple[Tensor, None]:
+        pairs, anchors, classes, ref = self._class_pairs(z, vectors, labels)
+        rows = reduce_rows(pairs, anchors, classes, ref=ref, difficulty=self.difficulty)[0]
+        present = rows["positives"] > 0
+        near = softplus(rows["near"]) * present
+        return near * (len(near) / present.sum().clamp(min=1).to(near.dtype)) + softplus(rows["far"]), None
+
+    def _class_pairs(self, z: Tensor, vectors: Tensor, labels: Tensor) -> ClassPairs:
+        """Class vectors against samples."""
+        return self.__dict__["_pairs"], vectors, self._class_indices(len(vectors)), (z, labels)
+
+
+class _ProxyPairs(PairwiseLoss):
+    """What a class vector accumulates over the samples of a batch."""
+
+    alpha: float
+    margin: float
+    difficulty: Difficulty | None = None
+
+    def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
+        """Its own samples, and all others."""
+        x, bound = self.alpha * tile.similarity, self.alpha * (1 + self.margin)
+        shift = self.alpha * self.margin
+        return {
+            "positives": sum_over(1.0, tile.positive, weighting="mask"),
+            "near": logsumexp_over(shift - x, tile.positive, bound=bound),
+            "far": logsumexp_over(x + shift, tile.negative, bound=bound),
+        }
+
+
+__all__ = ["ProxyAnchor"]
