@@ -59,7 +59,7 @@ RECIPE, BEST, PAGE = "tune.toml", "best.toml", "tune.html"
 FIXED = ("data", "evaluate", "tune", "seed", "auto")  # what decides what trials are compared on
 REDUCTION = 3  # of successive halving: one trial in so many goes on from a rung
 VALIDATIONS = REDUCTION**2  # of a trial of successive halving: rungs are at 1, 3 and 9 of them
-FAILURES = 3  # trials that fail one after the other before one has succeeded end a search
+FAILURES = 5  # trials that fail one after the other before one has succeeded end a search
 STREAM = 23
 
 
@@ -258,12 +258,12 @@ def _check_ranges(recipe: Recipe) -> None:
                 is_fraction = type(value) is float and values.choices is None and "integer" in str(error)
                 hint = "; for whole numbers give low, high and step as whole numbers" if is_fraction else ""
                 raise RecipeError(f"tune.ranges: {key} = {value!r} is not possible: {error}{hint}") from None
-    if recipe.tune.method == "halving" and recipe.train.epochs is not None:
-        if recipe.train.select is None and recipe.train.validate_every is None:
-            raise RecipeError(
-                "tune.method = 'halving' compares trials while they train: with train.epochs, say how often by "
-                "train.validate_every, or set train.select to validate every epoch"
-            )
+    is_validated = recipe.train.select is not None or recipe.train.validate_every is not None
+    if recipe.tune.method == "halving" and recipe.train.epochs is not None and not is_validated:
+        raise RecipeError(
+            "tune.method = 'halving' compares trials while they train: with train.epochs, say how often by "
+            "train.validate_every, or set train.select to validate every epoch"
+        )
 
 
 def _check_imports(recipe: Recipe, allow_import: Sequence[str]) -> None:

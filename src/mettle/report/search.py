@@ -167,16 +167,15 @@ def _draw_range(key: str, one: Range, trials: Sequence[Trial], best: Trial | Non
         if finished:
             axes.plot(*np.asarray(finished, float).T, "o", color=BLUE, ms=5, mec="white", mew=0.6)
         _draw_pruned(axes, shown)
-        if best is not None and key in best.values:
+        if best is not None and best.metric is not None and key in best.values:
             axes.plot(_abscissa(one, best.values[key]), best.metric, "o", color=ORANGE, mec="white", ms=9, zorder=3)
         if one.choices is not None:
             axes.set_xticks(range(1, len(one.choices) + 1))
             axes.set_xlim(0.5, len(one.choices) + 0.5)
             axes.set_xlabel("choice")
         else:
-            assert one.low is not None and one.high is not None
             axes.set_xscale("log" if one.log else "linear")
-            for end in (one.low, one.high):
+            for end in one.ends:
                 axes.axvline(end, color=GREY, lw=1.0, ls=":")
         return address(figure)
 

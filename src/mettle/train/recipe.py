@@ -211,13 +211,19 @@ class Range(Section):
         """Whether its values are whole numbers."""
         return all(type(value) is int for value in (self.low, self.high, self.step))
 
+    @property
+    def ends(self) -> tuple[int | float, int | float]:
+        """The lowest and the highest value of a range of numbers."""
+        assert self.low is not None
+        assert self.high is not None
+        return self.low, self.high
+
     def examples(self) -> list[Any]:
         """All choices; or both ends and, where any number will do, one between them."""
         if self.choices is not None:
             return list(self.choices)
-        assert self.low is not None and self.high is not None
-        between = [] if self.step is not None else [self.low + 0.382 * (self.high - self.low)]
-        return [self.low, *between, self.high]
+        low, high = self.ends
+        return [low, high] if self.step is not None else [low, low + 0.382 * (high - low), high]
 
     def position(self, value: Any) -> float | None:
         """Where a value lies from the lower end (0) to the upper end (1); None among choices that have no order."""
@@ -226,10 +232,8 @@ class Range(Section):
             if len(numbers) < max(2, len(self.choices)) or numbers not in (sorted(numbers), sorted(numbers)[::-1]):
                 return None
             return sorted(numbers).index(value) / (len(numbers) - 1)
-        assert self.low is not None and self.high is not None
-        if self.log:
-            return math.log(value / self.low) / math.log(self.high / self.low)
-        return (value - self.low) / (self.high - self.low)
+        low, high = self.ends
+        return math.log(value / low) / math.log(high / low) if self.log else (value - low) / (high - low)
 
 
 class TuneConfig(Section):
@@ -524,7 +528,7 @@ def is_applicable(key: str, values: Mapping[str, Any]) -> bool:
     """Whether a key means anything where these are the kinds of losses and difficulties: ``loss.kind = ArcFace``."""
     parts = key.split(".")
     for k, name in enumerate(parts[1:], 1):
-        kind, module = values.get(".".join([*parts[:k], "kind"])), INNER.get(parts[k - 1], losses)
+        kind, module = str(values.get(".".join([*parts[:k], "kind"]))), INNER.get(parts[k - 1], losses)
         if name != "kind" and kind in module.__all__ and name not in constructor_arguments(getattr(module, kind)):
             return False
     return True

@@ -1,4 +1,4 @@
-"""The record of a search over values of recipe keys: one line of ``trials.jsonl`` for each trial, which is the truth."""
+"""The record of a search over values of recipe keys: ``trials.jsonl``, one line for each trial, is the truth."""
 
 import json
 import math
