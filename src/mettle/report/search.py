@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from mettle.atomic_files import write_text
 from mettle.evaluate.intervals import mean_interval
@@ -69,6 +69,7 @@ def write_search_page(recipe: Recipe, trials: Sequence[Trial], path: Path, *, di
     )
     facts: dict[str, Any] = {
         "name": page.parent.name,
+        "recipe": str(page.parent / "best.toml"),
         "title": recipe.title(),
         "settings": settings,
         "counts": counts,
@@ -127,8 +128,9 @@ def _describe_range(one: Range) -> str:
 
 
 def _legend(one: Range) -> list[str]:
-    """The names of choices, which stand beside a figure and not in it."""
-    return [] if one.choices is None else [format_value(choice) for choice in one.choices]
+    """The names of choices that are no numbers, which stand beside a figure and not in it."""
+    names = [format_value(choice) for choice in one.choices or ()]
+    return [] if all(type(choice) in (int, float) for choice in one.choices or ()) else names
 
 
 def _shown_value(trial: Trial) -> float | None:
@@ -170,11 +172,17 @@ def _draw_range(key: str, one: Range, trials: Sequence[Trial], best: Trial | Non
         if best is not None and best.metric is not None and key in best.values:
             axes.plot(_abscissa(one, best.values[key]), best.metric, "o", color=ORANGE, mec="white", ms=9, zorder=3)
         if one.choices is not None:
-            axes.set_xticks(range(1, len(one.choices) + 1))
+            names = [f"{c:g}" for c in one.choices if type(c) in (int, float)]
+            at = range(1, len(one.choices) + 1)
+            axes.set_xticks(at, names if len(names) == len(one.choices) else [str(k) for k in at])
             axes.set_xlim(0.5, len(one.choices) + 0.5)
-            axes.set_xlabel("choice")
         else:
-            axes.set_xscale("log" if one.log else "linear")
+            if one.log:
+                axes.set_xscale("log")
+                is_wide = one.ends[1] / one.ends[0] > 200
+                axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if is_wide else (1.0, 2.0, 5.0)))
+                axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+                axes.xaxis.set_minor_formatter(NullFormatter())
             for end in one.ends:
                 axes.axvline(end, color=GREY, lw=1.0, ls=":")
         return address(figure)
