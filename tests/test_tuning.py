@@ -18,8 +18,9 @@ from mettle import tuning
 from mettle.data import Samples
 from mettle.data.inputs import ImageArray
 from mettle.errors import MettleError, MissingExtra, RunError
+from mettle.evaluate import ValidationScore
 from mettle.report import search as page
-from mettle.train import load
+from mettle.train import load, train
 from mettle.train.recipe import Range, parse_recipe
 from mettle.train.search import FoldResult, Trial, best_trial, describe_edges, read_trials
 from mettle.tuning import tune
@@ -55,7 +56,7 @@ def pretended(monkeypatch, no_page):
     """Training that is a formula: the metric falls with the steps towards the distance of the rate from 1e-3."""
     trained = []
 
-    def train(recipe, place, *, callbacks, given, **options):
+    def pretend(recipe, place, *, callbacks, given, **options):
         place.mkdir(parents=True, exist_ok=True)
         trained.append(recipe)
         goal = abs(np.log10(recipe.train.rate) + 3) / 4 + given.samples.part("val").ids.mean() * 1e-4
@@ -71,7 +72,7 @@ def pretended(monkeypatch, no_page):
                 callback.on_step(state)
         return SimpleNamespace(finished=True, selection=None)
 
-    monkeypatch.setattr(tuning, "train", train)
+    monkeypatch.setattr(tuning, "train", pretend)
     return trained
 
 
@@ -93,6 +94,9 @@ def test_a_search_finds_the_best_trial_and_a_recipe_that_trains(source, tmp_path
     assert best.model_dump() == recipe.with_values({**found.best.values, "tune": {}}).model_dump()
     assert load(tmp_path / "search" / "tune.toml").model_dump() == recipe.model_dump()
     assert not (tmp_path / "search" / "trials").exists(), "runs of trials are removed"
+    again = best.with_values({"train.select": "eer", "train.validate_every": 2})
+    kept = train(again, tmp_path / "run", score=ValidationScore(), tensorboard=False)
+    assert kept.selection["last_value"] == found.best.metric, "the recipe trains the very model that was measured"
     assert sum(note.startswith("trial ") for note in notes) == 2
     text = found.page.read_text()
     assert "train.rate" in text and f"{found.best.metric:.4g}" in text and "http" not in text.partition("<body>")[2]
@@ -124,6 +128,15 @@ def test_a_budget_of_time_ends_after_the_trial_under_way(source, tmp_path, prete
     found = tune(searched(source), tmp_path / "search", seconds=1e-9)
     assert len(found.trials) == 1 and not found.finished and not found.interrupted
     assert len(tune(searched(source), tmp_path / "search", seconds=1e9, resume=True).trials) == 2
+
+
+def test_a_request_to_stop_leaves_the_trial_under_way_to_the_next_call(source, tmp_path, monkeypatch, pretended):
+    recipe, finish = searched(source), tuning.train
+    monkeypatch.setattr(tuning, "train", lambda *args, **options: SimpleNamespace(finished=False))
+    found = tune(recipe, tmp_path / "search")
+    assert found.interrupted and not found.finished and found.trials == () and found.best is None
+    monkeypatch.setattr(tuning, "train", finish)
+    assert told(tune(recipe, tmp_path / "search", resume=True).trials) == told(tune(recipe, tmp_path / "whole").trials)
 
 
 def test_halving_prunes_what_is_worse_at_a_rung(source, tmp_path, pretended):
@@ -207,7 +220,7 @@ def test_files_of_test_identities_are_not_opened(tmp_path, no_page):
     recipe = searched(tmp_path / "data", trials=1).with_values({"data.size": 12, "data.channels": 1})
     assert tune(recipe, tmp_path / "search").best is not None
     with pytest.raises(MettleError, match="cannot"):
-        tuning.train(recipe, tmp_path / "run")
+        train(recipe, tmp_path / "run")
 
 
 def test_a_trial_that_fails_is_recorded_and_the_search_goes_on(source, tmp_path, no_page):
@@ -224,7 +237,7 @@ KILLED = textwrap.dedent(
     """
     import optuna, os, signal, sys, torch  # what is imported here is not imported by every child
     from mettle import tuning
-    from mettle.train import load
+    from mettle.train import load, train
     from mettle.train.callbacks import JsonLog
 
     def search(point):

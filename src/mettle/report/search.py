@@ -33,7 +33,7 @@ def fold_interval(trial: Trial) -> tuple[float, float] | None:
 
 def describe_trial(trial: Trial, metric: str) -> str:
     """What a trial came to, in one line."""
-    settings = ", ".join(f"{key} = {format_value(value)}" for key, value in trial.values.items())
+    settings = _describe_values(trial.values)
     if trial.state == "failed":
         return f"failed with {settings}: {trial.reason}"
     if trial.state == "pruned":
@@ -43,6 +43,10 @@ def describe_trial(trial: Trial, metric: str) -> str:
     band = fold_interval(trial)
     spread = "" if band is None else f" [{band[0]:.4g}, {band[1]:.4g}] over {len(trial.folds)} folds"
     return f"{metric} {trial.metric:.4g}{spread} with {settings}, {trial.seconds:.1f} s"
+
+
+def _describe_values(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {format_value(value)}" for key, value in values.items())
 
 
 def format_value(value: Any) -> str:
@@ -88,7 +92,10 @@ def write_search_page(recipe: Recipe, trials: Sequence[Trial], path: Path, *, di
             for key, one in settings.ranges.items()
             if any(_shown_value(trial) is not None and key in trial.values for trial in trials)
         ],
-        "failed": [trial for trial in trials if trial.state == "failed"][:REASONS],
+        "failed": [
+            {"number": trial.number, "text": _describe_values(trial.values), "reason": trial.reason}
+            for trial in [trial for trial in trials if trial.state == "failed"][:REASONS]
+        ],
     }
     write_text(page, render("search.html.j2", **facts))
     return page
@@ -179,7 +186,7 @@ def _draw_range(key: str, one: Range, trials: Sequence[Trial], best: Trial | Non
         else:
             if one.log:
                 axes.set_xscale("log")
-                is_wide = one.ends[1] / one.ends[0] > 200
+                is_wide = one.ends[1] / one.ends[0] > 50
                 axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if is_wide else (1.0, 2.0, 5.0)))
                 axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
                 axes.xaxis.set_minor_formatter(NullFormatter())
