@@ -7,7 +7,20 @@ from pathlib import Path
 import mettle
 
 ROOT = Path(mettle.__file__).parent
-FLOW = ["data", "model", "difficulty", "losses", "metric", "train", "evaluate", "match", "report", "api", "service"]
+FLOW = [
+    "data",
+    "model",
+    "difficulty",
+    "losses",
+    "metric",
+    "train",
+    "evaluate",
+    "match",
+    "report",
+    "api",
+    "tuning",
+    "service",
+]
 ANYWHERE = {"pairs", "errors", "rng", "atomic_files", "unknown_names"}
 FILES = sorted(ROOT.rglob("*.py"))
 

@@ -12,7 +12,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mettle import data, difficulty, errors, evaluate, losses, match, metric, model, pairs, report, service, train
+    from mettle import (
+        data,
+        difficulty,
+        errors,
+        evaluate,
+        losses,
+        match,
+        metric,
+        model,
+        pairs,
+        report,
+        service,
+        train,
+        tuning,
+    )
     from mettle.api import Run, adopt, fit, open_run
     from mettle.match import Gallery
 
@@ -34,6 +48,7 @@ __all__ = [
     "report",
     "service",
     "train",
+    "tuning",
 ]
 __version__ = "0.1.0"
 

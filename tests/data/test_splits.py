@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from mettle.data import Samples, hold_out_domains, identity_disjoint_split, sample_split
 from mettle.data.inputs import FeatureArray
+from mettle.data.splits import identity_folds
 from mettle.errors import DataError, InputError, MettleError
 
 
@@ -93,3 +94,24 @@ def test_a_split_has_the_shares_or_is_refused(n, val, test, seed):
     assert counts[0] > 0
     assert abs(counts[1] - val * n) <= 0.5
     assert abs(counts[2] - test * n) <= 0.5
+
+
+@given(folds=st.integers(2, 6), seed=st.integers(0, 99))
+def test_folds_divide_the_training_identities(folds, seed):
+    split = identity_disjoint_split(table(), val=0.1, test=0.3, seed=1)
+    known = set(split.part("train").labels)
+    found = identity_folds(split, folds, seed)
+    held = [set(one.part("val").labels) for one in found]
+    assert len(found) == folds and sorted(label for fold in held for label in fold) == sorted(known)
+    assert max(map(len, held)) - min(map(len, held)) <= 1
+    for one, own in zip(found, held, strict=True):
+        assert set(one.part("train").labels) == known - own and len(one.part("test")) == 0
+        assert set(one.ids) == set(split.part("train").ids)
+
+
+def test_folds_of_too_few_identities_are_refused():
+    split = identity_disjoint_split(table(), val=0.1, test=0.3, seed=1)
+    with pytest.raises(DataError, match="12 training identities are too few for 7 folds"):
+        identity_folds(split, 7)
+    with pytest.raises(InputError, match="at least 2"):
+        identity_folds(split, 1)

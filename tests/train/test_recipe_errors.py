@@ -56,7 +56,7 @@ def test_nothing_is_written_for_a_device_that_is_not_there(source, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-TABLES = ("data", "batch", "model", "loss", "biased", "synthesis", "jtt", "train", "evaluate")
+TABLES = ("data", "batch", "model", "loss", "biased", "synthesis", "jtt", "train", "evaluate", "tune")
 
 
 @pytest.mark.parametrize("key", TABLES)

@@ -53,6 +53,7 @@ PARTS = (
     Part("uvicorn", "uvicorn", "mettle serve", "app"),
     Part("python-multipart", "python_multipart", "mettle serve, uploads", "app"),
     Part("psycopg", "psycopg", "galleries on PostgreSQL", "postgres", "'psycopg[binary]'"),
+    Part("optuna", "optuna", "mettle tune", "tune"),
 )
 
 

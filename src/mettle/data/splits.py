@@ -39,6 +39,30 @@ def identity_disjoint_split(samples: Samples, *, val: float = 0.1, test: float =
     return replace(samples, split=part[samples.labels])
 
 
+def identity_folds(samples: Samples, folds: int, seed: int = 0) -> list[Samples]:
+    """The training split, so many times: each time the identities of another fold are its validation split.
+
+    Nothing of the validation and test splits is in it.
+
+    Args:
+        samples: with a split.
+        folds: at least 2.
+        seed: which identities are in which fold; the same for the same set of labels.
+    """
+    part = samples.part("train")
+    present = np.unique(part.labels)
+    if folds < 2:
+        raise InputError(f"folds must be at least 2, got {folds}")
+    if len(present) < 2 * folds:
+        raise DataError(
+            f"{len(present)} training identities are too few for {folds} folds: two are needed in each. Ask for fewer "
+            "folds"
+        )
+    fold = np.zeros(int(present.max()) + 1, np.int64)
+    fold[present[permutation(len(present), seed, 0, stream=19)]] = np.arange(len(present)) % folds
+    return [replace(part, split=(fold[part.labels] == k).astype(np.int8)) for k in range(folds)]
+
+
 def sample_split(samples: Samples, *, val: float = 0.1, test: float = 0.3, seed: int = 0) -> Samples:
     """Split by sample, for closed-set tasks: the same labels on both sides.
 

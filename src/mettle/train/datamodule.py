@@ -1,6 +1,6 @@
 """The data of a recipe or a run: read, without unreadable images, of one size, in memory where they fit, split."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mettle.data.check import drop_unreadable, load_readable
-from mettle.data.dataset import NO_SPLIT, Samples
+from mettle.data.dataset import NO_SPLIT, SPLITS, Samples
 from mettle.data.image_decoding import HEIC_SUFFIXES, SUFFIXES, as_size
 from mettle.data.inputs import ImageFiles, PackedImages
 from mettle.data.sources import read
@@ -35,17 +35,42 @@ def prepare_samples(recipe: Recipe, cache: Path | None = None, *, split: bool = 
 
 
 def prepare_training_data(
-    recipe: Recipe, cache: Path | None = None, *, split: bool = True, **reading: Any
+    recipe: Recipe,
+    cache: Path | None = None,
+    *,
+    split: bool = True,
+    parts: Sequence[str] | None = None,
+    **reading: Any,
 ) -> tuple[Samples, Tuples | None, tuple[str, ...]]:
-    """The same, with the pairs or triplets of the recipe, if it has any, and notes about those that are left out."""
+    """The same, with the pairs or triplets of the recipe, if it has any, and notes about those that are left out.
+
+    With ``parts``, such as ``("train", "val")``, there is nothing of the other splits in what is returned. Images of
+    theirs are not even decoded where the source has a split of its own; else they are, because the split is by the
+    identities that can be read.
+    """
     samples = _read_source(recipe, cache, **reading)
     # Before bad images are left out: a pair that names one of them is left out too, which is no mistake in the table.
     tuples = read_tuple_table(recipe.data, samples)
     policy = "skip" if "data.policy" in recipe.auto and samples.inputs.kind == "image" else recipe.data.policy
     limit = round(recipe.data.memory * 2**30)
-    samples = load_readable(resize_samples(recipe, samples), policy, limit_bytes=limit)
-    samples = _apply_split(recipe, samples, tuples) if split else samples
-    return samples, *_split_tuples(recipe, tuples, samples)
+    samples = resize_samples(recipe, samples)
+    is_split = parts is not None and bool((samples.split != NO_SPLIT).any())
+    if parts is not None and is_split:
+        samples = keep_parts(_apply_split(recipe, samples, tuples), parts)
+    samples = load_readable(samples, policy, limit_bytes=limit)
+    if split and not is_split:
+        samples = _apply_split(recipe, samples, tuples)
+        samples = samples if parts is None else keep_parts(samples, parts)
+    return samples, *split_tuples(recipe, tuples, samples)
+
+
+def keep_parts(samples: Samples, parts: Sequence[str]) -> Samples:
+    """The samples of some splits, with inputs that hold nothing of the others where these can be cut."""
+    kept = samples.where(np.isin(samples.split, [SPLITS.index(part) for part in parts]))
+    take = getattr(kept.inputs, "take", None)
+    if take is None:
+        return kept
+    return replace(kept, inputs=take(kept.storage_index), storage_index=np.arange(len(kept), dtype=np.int64))
 
 
 def resize_samples(recipe: Recipe, samples: Samples) -> Samples:
@@ -211,7 +236,7 @@ def read_tuple_table(data: DataConfig, samples: Samples) -> Tuples | None:
     return Pairs.read(path, samples) if data.pairs else Triplets.read(path, samples)
 
 
-def _split_tuples(recipe: Recipe, tuples: Tuples | None, samples: Samples) -> tuple[Tuples | None, tuple[str, ...]]:
+def split_tuples(recipe: Recipe, tuples: Tuples | None, samples: Samples) -> tuple[Tuples | None, tuple[str, ...]]:
     """The table of a recipe with the split of every row, and notes about rows that are left out."""
     data = recipe.data
     if SAME_CLASS in (data.pairs, data.triplets):

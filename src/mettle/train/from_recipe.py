@@ -60,6 +60,7 @@ class GivenObjects:
     """What a caller made, each in the place of what a recipe describes; None where the recipe is to decide."""
 
     samples: Samples | None = None  # with a split
+    tuples: Tuples | None = None  # pairs or triplets of these samples, with their splits
     model: EmbeddingModel | None = None
     loss: Any = None
     loader: ForeignLoader | None = None  # of the training split
@@ -124,7 +125,7 @@ def train(
     if given.samples is None:
         samples, tuples, left_out = prepare_training_data(located, cache)
     else:
-        samples, tuples, left_out = given.samples, None, ()
+        samples, tuples, left_out = given.samples, given.tuples, ()
     recipe, settings = fill_settings(recipe, samples, tuples)
     fingerprint = samples.fingerprint() + ("" if tuples is None else f" {tuples.fingerprint()}")
     if old is not None and old.state["data"] != fingerprint:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from torch import nn
 
 from mettle import losses
@@ -164,6 +164,113 @@ class EvaluateConfig(Section):
         return [value] if type(value) in (int, float) else value
 
 
+class Range(Section):
+    """The values that a search may give a key: numbers from ``low`` to ``high``, or a list of ``choices``.
+
+    Whole numbers are those of a range whose ``low``, ``high`` and ``step`` are whole.
+    """
+
+    low: int | float | None = None
+    high: int | float | None = None
+    step: int | float | None = None  # between the values; None: any number
+    log: bool = False  # drawn evenly on a logarithmic scale
+    choices: list[Any] | None = None  # values of any kind, tables included
+
+    @field_validator("low", "high", "step", mode="plain")
+    @classmethod
+    def _number(cls, value: Any) -> int | float | None:
+        if value is not None and type(value) not in (int, float):
+            raise ValueError("a number is wanted")
+        return value
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Range":
+        if self.choices is not None:
+            if (self.low, self.high, self.step, self.log) != (None, None, None, False):
+                raise ValueError("either choices or low and high are wanted, not both")
+            if not self.choices or any(value in self.choices[:k] for k, value in enumerate(self.choices)):
+                raise ValueError("choices must be a list of different values")
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError("low and high are wanted, or choices")
+        if not self.low < self.high:
+            raise ValueError("low must be below high")
+        if self.log and self.low <= 0:
+            raise ValueError("log = true needs low above 0")
+        if self.step is not None:
+            count = (self.high - self.low) / self.step if self.step > 0 else 0.0
+            if not self.step > 0 or abs(count - round(count)) > 1e-9 * count:
+                raise ValueError("step must be above 0 and lead from low to high in whole steps")
+            if self.log and not (self.is_whole and self.step == 1):
+                raise ValueError("log = true takes no step but the 1 of whole numbers")
+        return self
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its values are whole numbers."""
+        return all(type(value) is int for value in (self.low, self.high, self.step))
+
+    @property
+    def ends(self) -> tuple[int | float, int | float]:
+        """The lowest and the highest value of a range of numbers."""
+        assert self.low is not None
+        assert self.high is not None
+        return self.low, self.high
+
+    def examples(self) -> list[Any]:
+        """All choices; or both ends and, where any number will do, one between them."""
+        if self.choices is not None:
+            return list(self.choices)
+        low, high = self.ends
+        return [low, high] if self.step is not None else [low, low + 0.382 * (high - low), high]
+
+    def position(self, value: Any) -> float | None:
+        """Where a value lies from the lower end (0) to the upper end (1); None among choices that have no order."""
+        if self.choices is not None:
+            numbers = [c for c in self.choices if type(c) in (int, float)]
+            if len(numbers) < max(2, len(self.choices)) or numbers not in (sorted(numbers), sorted(numbers)[::-1]):
+                return None
+            return sorted(numbers).index(value) / (len(numbers) - 1)
+        low, high = self.ends
+        return math.log(value / low) / math.log(high / low) if self.log else (value - low) / (high - low)
+
+
+class TuneConfig(Section):
+    """A search over values of other keys, see :mod:`mettle.tuning`."""
+
+    ranges: dict[str, Range] = {}
+    metric: str = "eer"  # on the validation identities, or on those of a fold
+    trials: int = Field(20, ge=1)
+    method: Literal["random", "halving", "tpe"] = "random"
+    folds: int = Field(0, ge=0)  # of the training identities to validate on; 0: the validation identities
+    seconds: float | None = Field(None, gt=0)  # after which a call begins no other trial; None: no limit
+
+    @field_validator("ranges", mode="before")
+    @classmethod
+    def _by_dotted_key(cls, value: Any) -> Any:
+        """Keys may be written with quotes, ``"train.rate" = {...}``, or without, which TOML reads as tables."""
+        return _flatten_ranges(value) if isinstance(value, Mapping) else value
+
+    @field_validator("folds")
+    @classmethod
+    def _several(cls, value: int) -> int:
+        if value == 1:
+            raise ValueError("0 is wanted, or at least 2 folds")
+        return value
+
+
+def _flatten_ranges(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Ranges by the whole name of their key."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        is_table = isinstance(value, Mapping) and value and not set(value) & set(Range.model_fields)
+        if is_table and all(isinstance(inner, Mapping) for inner in value.values()):
+            found |= _flatten_ranges(value, f"{before}{name}.")
+        else:
+            found[f"{before}{name}"] = value
+    return found
+
+
 class Recipe(Section):
     """Everything that decides a run."""
 
@@ -178,6 +285,7 @@ class Recipe(Section):
     jtt: JTTConfig = Field(default_factory=JTTConfig)  # type: ignore[arg-type]
     train: TrainConfig = Field(default_factory=TrainConfig)  # type: ignore[arg-type]
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)  # type: ignore[arg-type]
+    tune: TuneConfig = Field(default_factory=TuneConfig)  # type: ignore[arg-type]
 
     @field_validator("auto")
     @classmethod
@@ -195,11 +303,14 @@ class Recipe(Section):
         return value
 
     def with_values(self, values: Mapping[str, Any]) -> "Recipe":
-        """The recipe with other values of these keys, such as ``batch.classes``, checked as a whole."""
+        """The recipe with other values of these keys, such as ``batch.classes``, checked as a whole.
+
+        Where one of them is another ``kind`` of loss or difficulty, keys that it does not take are left out.
+        """
         content = self.model_dump(mode="json")
+        _leave_out_keys(content, values)
         for key, value in values.items():
-            table, _, name = key.rpartition(".")
-            (content[table] if table else content)[name] = value
+            _set_key(content, key, value)
         return parse_recipe(content)
 
     def value(self, key: str) -> Any:
@@ -287,6 +398,7 @@ class Recipe(Section):
             "biased": uses_second_encoder(self.loss_template),
             "jtt": self.train.method == "jtt",
             "synthesis": self.synthesis,
+            "tune": self.tune.ranges,
         }
         unused = {table for table, is_used in used.items() if not is_used}
         return tomli_w.dumps(_drop_missing(self.model_dump(mode="json", exclude=unused)))
@@ -311,17 +423,18 @@ def load(
     content = merge_tables(*[part for part, _ in reversed(chain)])
     for key, table in tables.items():
         content.setdefault(key, {}).update(table)
-    overrides = list(overrides)
-    for note in _leave_out_keys(content, overrides):
+    given = dict(map(_read_override, overrides))
+    for note in _leave_out_keys(content, given):
         on_note(note)
-    keys = [_apply_override(content, override) for override in overrides]
-    written = {*keys, *(f"{key}.{name}" for key, table in tables.items() for name in table)}
+    for key, value in given.items():
+        _set_key(content, key, value)
+    written = {*given, *(f"{key}.{name}" for key, table in tables.items() for name in table)}
     for part, path in chain:  # in files of one's own, every key that is there was meant
         if path not in shipped:
             written |= {f"{key}.{name}" for key, table in part.items() if isinstance(table, Mapping) for name in table}
     content.setdefault("auto", [key for key in AUTO_KEYS if key not in written])
     recipe = parse_recipe(content)
-    check_overrides_used(recipe, keys)
+    check_overrides_used(recipe, given)
     return recipe
 
 
@@ -362,17 +475,15 @@ def _check_tables(content: Mapping[str, Any]) -> None:
             raise RecipeError(f"recipe key {key}: {wanted}, got {content[key]!r}")
 
 
-def _apply_override(content: dict[str, Any], override: str) -> str:
-    """Set one key, and name it."""
-    key, value = _read_override(override)
+def _set_key(content: dict[str, Any], key: str, value: Any) -> None:
+    """Set one key, such as ``loss.difficulty.alpha``."""
     *tables, last = key.split(".")
     place = content
     for table in tables:
         place = place.setdefault(table, {})
         if not isinstance(place, dict):
-            raise RecipeError(f"--set {key}: {table!r} is a value, not a table")
+            raise RecipeError(f"recipe key {key}: {table!r} is a value, not a table")
     place[last] = value
-    return key
 
 
 def _read_override(override: str) -> tuple[str, Any]:
@@ -386,13 +497,12 @@ def _read_override(override: str) -> tuple[str, Any]:
         return key.strip(), text.strip()
 
 
-def _leave_out_keys(content: dict[str, Any], overrides: Iterable[str]) -> list[str]:
+def _leave_out_keys(content: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Take keys of the recipe's own loss or difficulty out of it, where an override names another kind.
 
     What stays are keys that the new kind takes with these values, so that a temperature or a difficulty is kept where
     it can be. Keys that are overridden themselves are not touched: those that do not apply are errors.
     """
-    given = dict(map(_read_override, overrides))
     notes = []
     for key, kind in given.items():
         *tables, last = key.split(".")
@@ -411,6 +521,16 @@ def _leave_out_keys(content: dict[str, Any], overrides: Iterable[str]) -> list[s
                 text = format_call(value) if isinstance(value, Mapping) else repr(value)
                 notes.append(f"{where}.{name} = {text} of the recipe does not apply to {kind} and was left out")
     return notes
+
+
+def is_applicable(key: str, values: Mapping[str, Any]) -> bool:
+    """Whether a key means anything where these are the kinds of losses and difficulties: ``loss.kind = ArcFace``."""
+    parts = key.split(".")
+    for k, name in enumerate(parts[1:], 1):
+        kind, module = str(values.get(".".join([*parts[:k], "kind"]))), INNER.get(parts[k - 1], losses)
+        if name != "kind" and kind in module.__all__ and name not in constructor_arguments(getattr(module, kind)):
+            return False
+    return True
 
 
 def _takes_key(module: ModuleType, kind: str, name: str, value: Any, where: str) -> bool:
@@ -434,8 +554,8 @@ def _describe_error(error: ValidationError) -> str:
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         table: Any = Recipe
-        for part in first["loc"][:-1]:
-            table = table.model_fields[str(part)].annotation
+        for part in first["loc"][:-1]:  # a field, or a key of a dict of tables
+            table = table.model_fields[str(part)].annotation if hasattr(table, "model_fields") else get_args(table)[1]
         return f"unknown recipe key {key!r}{nearest(str(first['loc'][-1]), table.model_fields)}"
     problem = first["msg"].lower().removeprefix("value error, ")
     return f"recipe key {key}: {problem}, got {first['input']!r}"
