@@ -9,13 +9,14 @@ from mettle.data.sampler import EpochBatchSampler, PKBatchSampler, ShuffledBatch
 from mettle.data.sources import read
 from mettle.data.sources.glyphs import glyphs
 from mettle.data.splits import hold_out_domains, identity_disjoint_split, sample_split
-from mettle.data.transforms import Augment
+from mettle.data.transforms import Augment, BatchTransform
 from mettle.data.tuples import Pairs, Triplets
 from mettle.unknown_names import explain_missing_name
 
 __all__ = [
     "Augment",
     "Batch",
+    "BatchTransform",
     "Column",
     "DataReport",
     "EpochBatchSampler",
