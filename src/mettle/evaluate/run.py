@@ -16,6 +16,7 @@ from mettle.evaluate.protocol import Judged, baseline, judge, raw, summary, thre
 from mettle.evaluate.retrieval import Retrieval
 from mettle.evaluate.verified import Verification
 from mettle.model import EmbeddingModel, embed
+from mettle.model.embedder import find_device
 from mettle.train.from_recipe import build_model
 from mettle.train.run_folder import RunFolder, TrainingIdentities, set_thresholds
 
@@ -76,7 +77,7 @@ def evaluate_run(
     if not own_data and (samples.split == NO_SPLIT).all():
         samples = replace(samples, split=np.full(len(samples), SPLITS.index("test"), np.int8))
     model = model or run.model()
-    device = str(next(model.parameters()).device)
+    device = str(find_device(model))
     setup = run.recipe.evaluate
     biased = run.biased_model(device) if run.has_biased_model else None
     test = samples.part("test")

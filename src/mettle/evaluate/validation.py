@@ -27,6 +27,7 @@ from mettle.evaluate.several import rates, wholes
 from mettle.evaluate.verification import verification
 from mettle.evaluate.verified import METRICS, Verification
 from mettle.model import embed
+from mettle.model.embedder import find_device
 
 LOWER_IS_BETTER = ("eer", "min_dcf")
 OF_PAIRS = (*METRICS, "min_dcf")
@@ -89,7 +90,7 @@ class ValidationScore:
         if not np.isfinite(z).all():
             return dict.fromkeys(names, float("nan"))
         found: dict[str, float] = {}
-        measured = _Measured(z, samples, next(model.parameters()).device, self.minimum)
+        measured = _Measured(z, samples, find_device(model), self.minimum)
         for name, metric in wanted.items():
             try:
                 found[name] = measured.value(metric)

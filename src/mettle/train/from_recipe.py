@@ -278,7 +278,8 @@ def _save_result(run: RunFolder, method: Method, samples: Samples, selection: Ma
     classes = biased = None
     if isinstance(method, Supervised) and method.classes is not None:
         names = [samples.label.names[code] for code in method.classes.tolist()]
-        classes = method.final_module("loss").vectors(), names
+        loss = method.final_module("loss")  # that of somebody else, or a sum, tells no vectors
+        classes = (loss.vectors(), names) if hasattr(loss, "vectors") else None
     if isinstance(method, TwoEncoder) and method.biased is not None:
         biased = method.final_module("biased")
     columns = [one.to_json() for one in getattr(samples.inputs, "features", ())]
