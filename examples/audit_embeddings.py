@@ -27,5 +27,5 @@ for name, way in found.ways.items():
 for group in found.groups["domains"].ranked():
     print(f"{group.name:<13} EER {group.values['eer']:.2%}")
 print("relabeled by the example:", sorted(wrong.tolist()))
-print("suspected by the audit:  ", sorted(found.label_errors.order[:5].tolist()), found.label_errors.noise)
+print("most suspicious labels:  ", sorted(found.label_errors.order[:5].tolist()))
 print(write_audit(found, sys.argv[1] if len(sys.argv) > 1 else "runs/parts-audit"))
