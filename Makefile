@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-gpu lint types clean
+.PHONY: demo test test-slow test-gpu test-integrations lint types clean
 
 demo: $(READY)
 	@if [ -f runs/demo/report.html ]; then echo "the demo has run already; remove runs/demo to run it again"; \
@@ -12,13 +12,17 @@ demo: $(READY)
 	@echo "open runs/demo/report.html in a browser"
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --ignore tests/gpu $(PYTEST)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --ignore tests/gpu --ignore tests/integrations $(PYTEST)
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow --ignore tests/gpu $(PYTEST)
+	$(BIN)/python -m pytest -m slow --ignore tests/gpu --ignore tests/integrations $(PYTEST)
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu $(PYTEST)
+
+test-integrations: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement tests/integrations/requirements.txt
+	$(BIN)/python -m pytest tests/integrations $(PYTEST)
 
 lint: $(READY)
 	$(BIN)/ruff check .

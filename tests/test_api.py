@@ -183,6 +183,18 @@ def test_splits_may_be_given_apart(tmp_path, no_graph):
     assert facts["test_identities"] == 5 and facts["training_identities"] == 8 and facts["shared_identities"] == 0
 
 
+def test_columns_by_name_are_read_from_splits_given_apart_too(tmp_path, no_graph):
+    class Shots(Photos):
+        def __getitem__(self, i):
+            return {"image": self.images[i], "who": self.targets[i], "camera": "ab"[i % 2]}
+
+    parts = {"val": Shots(range(8, 11)), "test": Shots(range(11, 16))}
+    run = fit(tmp_path / "a", data=Shots(range(8)), labels="who", domains="camera", **parts)
+    evaluation = run.evaluate()
+    assert list(evaluation.metrics["scenarios"])[-1] == "cross-domain"
+    assert evaluation.verification is evaluation.judged.verifications["cross-domain"]
+
+
 @pytest.mark.parametrize(
     "augment",
     ["mild", lambda image: image.flip(-1), BatchTransform(lambda batch: batch + 0.01 * torch.randn_like(batch))],

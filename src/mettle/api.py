@@ -386,7 +386,8 @@ def _prepare_data(
                 raise InputError(
                     f"{name}= must be data like data=, or a share of the identities: got the path {given!r}"
                 )
-            found[name] = apply_preprocess(read_data(given, on_note=on_note)[0], preprocess)
+            label, domain = (value if isinstance(value, str) else None for value in (labels, domains))
+            found[name] = apply_preprocess(read_data(given, label, domain, on_note)[0], preprocess)
         samples = join_splits(found)
     elif loader is not None:
         samples = replace(samples, split=np.zeros(len(samples), np.int8))

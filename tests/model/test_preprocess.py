@@ -186,8 +186,9 @@ def test_all_roads_lead_to_the_same_pixels(preprocess, tmp_path):
     image.save(tmp_path / "a.png")
     content = (tmp_path / "a.png").read_bytes()
     items = [str(tmp_path / "a.png"), tmp_path / "a.png", content, image, array, torch.from_numpy(array)]
+    items += [torch.from_numpy(array).permute(2, 0, 1)]  # as torch has images
     found = preprocess.stack(items)
-    assert found.dtype == np.uint8 and found.shape == (6, *preprocess.shape[1:], preprocess.channels)
+    assert found.dtype == np.uint8 and found.shape == (7, *preprocess.shape[1:], preprocess.channels)
     assert (found == found[0]).all()
     ways = {"resize": preprocess.resize, "crop": preprocess.crop, "interpolation": preprocess.interpolation}
     files = ImageFiles(["a.png"], root=tmp_path).with_size(preprocess.size, preprocess.channels, **ways)

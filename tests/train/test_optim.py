@@ -161,6 +161,11 @@ def test_a_schedule_of_torch_is_what_torch_makes_of_it():
     assert {"StepLR", "ExponentialLR", "OneCycleLR", "PolynomialLR"} <= set(TORCH_SCHEDULES)
 
 
+def test_milestones_are_steps_as_torch_counts_them():
+    shape = build_shape({"kind": "MultiStepLR", "milestones": [2, 4], "gamma": 0.1}, 0.0)
+    assert [shape.lr_at(step, 6, 1.0) for step in range(6)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+
+
 def test_groups_decay_matrices_only_and_slow_the_backbone_down():
     model = Embedder(EmbedderSpec("mlp", width=1, depth=1, dim=4), (3,))
     method = Supervised(model, SupCon(), weight_decay=0.1, backbone_rate=0.5)

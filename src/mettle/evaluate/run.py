@@ -13,6 +13,8 @@ from mettle.data.duplicates import train_test_duplicates
 from mettle.errors import DataError, RunError
 from mettle.evaluate import closed
 from mettle.evaluate.protocol import Judged, baseline, judge, raw, summary, thresholds, transfer
+from mettle.evaluate.retrieval import Retrieval
+from mettle.evaluate.verified import Verification
 from mettle.model import EmbeddingModel, embed
 from mettle.model.embedder import find_device
 from mettle.rng import permutation
@@ -29,6 +31,19 @@ class Evaluation:
     metrics: dict[str, Any]
     judged: Judged
     samples: Samples | None = None  # all splits
+
+    def __repr__(self) -> str:
+        return f"Evaluation({self.judged.headline.name}: {self.verification!r}, {self.retrieval!r})"
+
+    @property
+    def verification(self) -> Verification:
+        """That of the hardest scenario there is: cross-domain before in-domain."""
+        return self.judged.verifications[self.judged.headline.name]
+
+    @property
+    def retrieval(self) -> Retrieval:
+        """That of the hardest scenario there is."""
+        return self.judged.retrievals[self.judged.headline.name]
 
 
 def evaluate_run(

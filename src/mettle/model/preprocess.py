@@ -114,8 +114,9 @@ class Preprocess:
             item = buffer.getvalue()
         if isinstance(item, bytes | Path):
             return decode_image(item, size=self.size, channels=self.channels, **ways)
-        if hasattr(item, "detach"):
+        if hasattr(item, "detach"):  # a tensor: as torch has it, channels first
             item = item.detach().cpu().numpy()
+            item = item.transpose(1, 2, 0) if item.ndim == 3 and item.shape[0] in (1, 3) else item
         if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3):
             return ImageArray(item[None]).with_size(self.size, self.channels, **ways).array[0]
         raise InputError(

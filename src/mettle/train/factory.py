@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from mettle import difficulty, losses
 from mettle.errors import MettleError, RecipeError, nearest
@@ -174,6 +175,8 @@ def _check_types(source: Any, content: dict[str, Any], where: str) -> None:
         try:
             adapter = TypeAdapter(parameter.annotation, config=ConfigDict(arbitrary_types_allowed=True))
             content[name] = adapter.validate_python(content[name])
+        except (PydanticUndefinedAnnotation, PydanticUserError):
+            continue  # an annotation of somebody else that only type checkers can read, such as that of MultiStepLR
         except ValidationError as error:
             first = error.errors()[0]
             raise RecipeError(f"recipe key {where}.{name}: {first['msg'].lower()}, got {content[name]!r}") from None
