@@ -40,6 +40,20 @@ def test_training_runs_from_python_without_heavy_packages(tmp_path):
     assert run_without(HEAVY, code, tmp_path / "p.npz", tmp_path / "run").split() == ["True", "128"]
 
 
+def test_a_network_of_ones_own_is_fitted_without_heavy_packages(tmp_path):
+    code = """
+    import torch, mettle
+    from mettle.losses import SupCon
+
+    torch.manual_seed(0)
+    data = [(torch.randn(4) + k // 6, k // 6) for k in range(60)]
+    run = mettle.fit(torch.nn.Linear(4, 3), data, SupCon(), folder=sys.argv[1], steps=2, batch=(3, 2), quiet=True)
+    print(run.finished, run.embed(torch.randn(2, 4)).shape[1])
+    """
+    heavy = (*HEAVY, "jinja2", "onnx", "onnxscript", "onnxruntime")  # without which the run has no graph, and says so
+    assert run_without(heavy, code, tmp_path / "run").split() == ["True", "3"]
+
+
 def test_losses_need_torch_and_numpy_alone():
     ours = ("pydantic", "safetensors", "scipy", "tomli_w", "rich", "jinja2", "PIL", *HEAVY)
     code = """

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,10 +29,8 @@ from mettle.data.splits import identity_disjoint_split
 from mettle.data.transforms import Augment, as_array_transform, to_input_tensor
 from mettle.errors import DataError, InputError, RunError, nearest
 from mettle.evaluate import ValidationScore
-from mettle.evaluate.run import Evaluation, evaluate_run
 from mettle.losses import MinedLoss
 from mettle.model import Embedder, EmbedderSpec, EmbeddingModel, ModuleEmbedder, Preprocess, embed_items
-from mettle.report import write_report
 from mettle.train.callbacks import Callback, Progress
 from mettle.train.datamodule import load_run_samples, prepare_samples
 from mettle.train.factory import describe_object
@@ -40,6 +38,9 @@ from mettle.train.from_recipe import GivenObjects, evenly_spaced, train
 from mettle.train.optim import SCHEDULES, TORCH_SCHEDULES
 from mettle.train.recipe import parse_recipe
 from mettle.train.run_folder import RunFolder, create_run, open_run_folder, save_artifact
+
+if TYPE_CHECKING:  # measuring and reporting need more packages than training does
+    from mettle.evaluate.run import Evaluation
 
 EXAMPLES = 8  # items that a network is tried on
 
@@ -101,7 +102,7 @@ class Run:
             return self.run_folder.embed(items)
         return embed_items(self.trained_model, items, self.run_folder.preprocess)
 
-    def evaluate(self, data: Any = None, *, labels: Any = None, domains: Any = None) -> Evaluation:
+    def evaluate(self, data: Any = None, *, labels: Any = None, domains: Any = None) -> "Evaluation":
         """Measure the run on its test identities, and set thresholds on its validation identities.
 
         Args:
@@ -110,13 +111,17 @@ class Run:
             labels: see `fit`.
             domains: see `fit`.
         """
+        from mettle.evaluate.run import evaluate_run
+
         samples = self._find_samples(data, labels, domains)
         own = data is None or self.run_folder.matches_data(samples.fingerprint())
         model = self.model(_device_of(self.trained_model))
         return evaluate_run(self.run_folder, samples, model=model, own_data=own, untrained=self.untrained_model)
 
-    def report(self, output: Path | str | None = None, *, evaluation: Evaluation | None = None) -> Path:
+    def report(self, output: Path | str | None = None, *, evaluation: "Evaluation | None" = None) -> Path:
         """Write the report of the run, ``report.html`` in its folder or ``output``, and say where it is."""
+        from mettle.report import write_report
+
         return write_report(self.run_folder, evaluation or self.evaluate(), output)
 
     def _find_samples(self, data: Any, labels: Any, domains: Any) -> Samples:
@@ -279,7 +284,8 @@ def fit(
     embedder = _prepare_model(table, model, samples, way, seed)
     given_loss = _prepare_loss(table, loss, samples)
     recipe = parse_recipe(_drop_none(table))
-    given = GivenObjects(samples, embedder, given_loss, loader, **_prepare_augment(augment))
+    objects = {"samples": samples, "model": embedder, "loss": given_loss, "loader": loader}
+    given = GivenObjects(**objects, **_prepare_augment(augment))
     untrained = copy.deepcopy(embedder)
     result = train(
         recipe,
