@@ -248,6 +248,11 @@ WRONG = {
     "a metric that cannot be measured": ({"select": "tar@1e-9"}, "cannot be measured"),
     "a class as loss": ({"loss": SupCon}, "call it"),
     "no loss": ({"loss": 3}, "callable on"),
+    "a loss of several numbers": ({"loss": lambda z, y: z.mean(1)}, r"one number as a tensor, got shape \(16,\)"),
+    "a loss that is no tensor": ({"loss": lambda z, y: 0.5}, "got float"),
+    "a loss without gradient": ({"loss": lambda z, y: z.detach().mean()}, "no gradient"),
+    "a loss of another dimension": ({"loss": pml_losses.ArcFaceLoss(16, 5)}, r"the loss fails on .* \(16, 6\)"),
+    "nothing to train": ({"model": nn.Flatten()}, "mettle.adopt"),
     "epochs and steps": ({"epochs": 2, "steps": 3}, "not both"),
     "patience alone": ({"patience": 3}, "select"),
     "too few people": ({"data": Photos(range(2))}, "too few"),
@@ -263,6 +268,30 @@ def test_what_is_wrong_is_one_line_before_training_begins(tmp_path, case):
         fit(tmp_path / "a", **options)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "a").exists()
+
+
+def test_a_run_is_not_resumed_with_another_network(tmp_path, no_graph):
+    fit(tmp_path / "a")
+    with pytest.raises(RunError, match="are of another network or loss: .*size mismatch") as caught:
+        fit(tmp_path / "a", model=seeded(Net, 7), resume=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_loss_that_is_tried_stays_as_it_was(tmp_path, no_graph):
+    calls = []
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, z, y):
+            self.seen += 1
+            calls.append(float(self.seen))
+            return z.square().mean() + torch.rand(())
+
+    fit(tmp_path / "a", loss=Counting(), steps=3)
+    assert calls[:4] == [1.0, 1.0, 2.0, 3.0], "once on a copy, then in training"
 
 
 def test_an_adopted_model_is_measured_and_gets_thresholds(tmp_path):

@@ -26,11 +26,12 @@ from mettle.data.loader import ForeignLoader
 from mettle.data.sources.dataframe import is_dataframe, read_dataframe
 from mettle.data.sources.torch_dataset import DenormalizedItems, find_input_column, read_dataset
 from mettle.data.splits import identity_disjoint_split
-from mettle.data.transforms import Augment, as_array_transform, to_input_tensor
-from mettle.errors import DataError, InputError, RunError, nearest
+from mettle.data.transforms import Augment, as_array_transform, preserve_generators, to_input_tensor
+from mettle.errors import DataError, InputError, MettleError, RunError, nearest
 from mettle.evaluate import ValidationScore
 from mettle.losses import MinedLoss
 from mettle.model import Embedder, EmbedderSpec, EmbeddingModel, ModuleEmbedder, Preprocess, embed_items
+from mettle.model.embedder import find_device
 from mettle.train.callbacks import Callback, Progress
 from mettle.train.datamodule import load_run_samples, prepare_samples
 from mettle.train.factory import describe_object
@@ -283,6 +284,8 @@ def fit(
     samples, loader = _prepare_data(table, data, val, test, labels, domains, way, say)
     embedder = _prepare_model(table, model, samples, way, seed)
     given_loss = _prepare_loss(table, loss, samples)
+    if given_loss is not None:
+        _try_loss(given_loss, embedder.dim, len(np.unique(samples.part("train").labels)), table["batch"])
     recipe = parse_recipe(_drop_none(table))
     objects = {"samples": samples, "model": embedder, "loss": given_loss, "loader": loader}
     given = GivenObjects(**objects, **_prepare_augment(augment))
@@ -437,6 +440,8 @@ def _prepare_model(
         raise InputError(
             f"model must be an nn.Module, the name of a network or an EmbedderSpec, got {type(model).__name__}"
         )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("the model has no parameters that can be trained: mettle.adopt makes a run of it as it is")
     table["model"] = {"backbone": describe_object(model)}
     if preprocess is None and part.inputs.kind == "image":  # images as they are: a run of them takes files too
         preprocess = Preprocess(size=tuple(example.shape[2:]), channels=example.shape[1])  # type: ignore[arg-type]
@@ -462,6 +467,32 @@ def _prepare_loss(table: dict[str, Any], loss: Any, samples: Samples) -> Any:
     if isinstance(loss, MinedLoss):
         table["loss"] = {"kind": describe_object(loss.loss), "miner": describe_object(loss.miner)}
     return loss
+
+
+def _try_loss(loss: Any, dim: int, classes: int, batch: Mapping[str, Any]) -> None:
+    """Refuse a loss that cannot be trained with, by one batch of random embeddings; the loss itself stays as it was."""
+    each = int(batch.get("samples", 4))
+    labels = torch.arange(min(classes, int(batch.get("classes", 32)))).repeat_interleave(each)
+    try:
+        trial = copy.deepcopy(loss)
+    except Exception:  # it holds a lock, a file, a connection: the first step will tell
+        return
+    with preserve_generators():
+        place = find_device(trial) if isinstance(trial, nn.Module) else "cpu"
+        z = torch.randn(len(labels), dim, generator=torch.Generator().manual_seed(0)).to(place).requires_grad_()
+        options = {"progress": 0.0} if getattr(trial, "takes_progress", False) else {}
+        try:
+            value = trial(z, labels.to(place), **options)
+        except MettleError:
+            raise
+        except Exception as problem:  # whatever somebody else's loss raises
+            said = (str(problem).strip() or type(problem).__name__).splitlines()[0][:200]
+            raise InputError(f"the loss fails on embeddings of shape {tuple(z.shape)} and labels: {said}") from problem
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"the loss must give one number as a tensor, got {got}: take its mean")
+    if not value.requires_grad:
+        raise InputError("the loss has no gradient: compute it from the embeddings, without detach() or no_grad()")
 
 
 def _prepare_augment(augment: Any) -> dict[str, Any]:

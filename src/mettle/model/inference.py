@@ -68,7 +68,8 @@ def embed_items(model: EmbeddingModel, items: Any, preprocess: Preprocess | None
     is_array = isinstance(items, torch.Tensor | np.ndarray)
     if is_array and str(items.dtype).removeprefix("torch.") != "uint8":
         if tuple(x.shape[1:]) != tuple(model.shape) or not len(x):
-            raise InputError(f"a batch of inputs of shape {tuple(model.shape)} is wanted, got shape {tuple(x.shape)}")
+            wanted = ("n", *model.shape)
+            raise InputError(f"a batch of inputs ({', '.join(map(str, wanted))}) is wanted, got shape {tuple(x.shape)}")
     elif preprocess is None:
         shape = tuple(model.shape)
         raise InputError(

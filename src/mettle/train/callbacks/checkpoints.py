@@ -46,7 +46,11 @@ class Checkpoint(Callback):
         if found is None:
             return 0, None, []
         step, content, passed = found
-        method.load_state_dict(content["method"])
+        try:
+            method.load_state_dict(content["method"])
+        except RuntimeError as problem:  # of torch: other names or shapes of weights
+            said = " ".join(str(problem).split())[:200]
+            raise RunError(f"the checkpoints of {self.folder} are of another network or loss: {said}") from None
         checkpoint.set_rng_state(content["random"])
         for name, callback in _by_name(callbacks).items():
             if name in content["callbacks"]:
