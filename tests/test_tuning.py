@@ -472,7 +472,7 @@ def test_the_command_searches_and_continues(source, tmp_path, monkeypatch, prete
     said = mettle("tune", "r.toml", "--name", "s", "--seconds", "0.000001")
     assert "trial 1 of 2" in said and "continue with: mettle tune --name s --resume" in said
     said = mettle("tune", "--name", "s", "--resume", "--trials", "3", "--seconds", "100")
-    assert "trial 3 of 3" in said and "best of 3 trials" in said and "runs/s/best.toml" in said
+    assert "trial 3 of 3" in said and "best: trial " in said and "next: mettle train runs/s/best.toml" in said
     assert "is there already" in refused("tune", "r.toml", "--name", "s")
     assert "name the recipe" in refused("tune")
     assert "no search" in refused("tune", "--name", "t", "--resume")

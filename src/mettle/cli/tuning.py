@@ -32,6 +32,7 @@ def tune(
     overrides: Set = None,
 ) -> None:
     """Search for the values of recipe keys that do best on validation identities; needs the extra `tune`."""
+    from mettle.report.search import describe_trial
     from mettle.train import load
     from mettle.tuning import RECIPE
     from mettle.tuning import tune as search
@@ -48,18 +49,19 @@ def tune(
     given = {key: value for key, value in columns.items() if value is not None}
     say: Any = lambda note: print(note, flush=True)  # noqa: E731
     plan = load(source, overrides or [], on_note=say, **({"data": given} if given else {}))
-    print(f"searching {len(plan.tune.ranges)} ranges of {plan.title()}: {folder}", flush=True)
+    print(f"searching {', '.join(plan.tune.ranges) or 'nothing'} of {plan.title()}: {folder}", flush=True)
     limits: dict[str, Any] = {"trials": trials, "seconds": seconds}
     found = search(plan, folder, resume=resume, cache=cache(), allow_import=allowed, on_note=say, **limits)
+    imports = [word for package in allowed for word in ("--allow-import", package)]
     if found.best is not None:
-        print(f"best of {len(found.trials)} trials: {found.best.number}")
-        print(f"recipe: {folder / 'best.toml'}; next: mettle train {shlex.quote(str(folder / 'best.toml'))}")
+        print(f"best: trial {found.best.number}, {describe_trial(found.best, plan.tune.metric)}")
+        print(f"next: {shlex.join(['mettle', 'train', str(folder / 'best.toml'), *imports])}")
     for text in found.warnings:
         print(f"warning: {text}")
     print(f"search: {found.page}")
     if not found.finished:
         again = ["mettle", "tune", *([] if runs == RUNS else ["--runs", str(runs)]), "--name", folder.name, "--resume"]
-        again += [word for package in allowed for word in ("--allow-import", package)]
+        again += imports
         why = "stopped on request" if found.interrupted else "the time is up"
         print(f"{why} after {len(found.trials)} trials; continue with: {shlex.join(again)}")
         if found.interrupted:
