@@ -30,7 +30,7 @@ def place(tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train", "--stesp", "3"], "no option --stesp; known are --data,"),
+        (["train", "--stesp", "3"], "no option --stesp; known are --allow-import,"),
         (["train", "--steps", "3"], "no option --steps: it is a recipe key, write --set train.steps=..."),
         (["trian"], "No such command 'trian'."),
         (["embed"], "Missing argument"),

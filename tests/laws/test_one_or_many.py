@@ -94,6 +94,7 @@ def test_a_rate_in_an_array_has_its_interval():
 
 INNER = {  # behind one of those doors
     "ranking.judge ks",
+    "intervals.mean_interval values",  # the mean of one value has no interval
     "intervals.at_thresholds thresholds",
     "design.Design.absent shape",
     "by_id.Known.at ids",

@@ -294,6 +294,7 @@ class SupConOut:
         g = g if spec.scale == 1 else g * spec.scale
         g = g if by is None else g / by
         p = (inside - log_denominator[:, None]).exp_()
+        w = w if isinstance(g, Tensor) else w.to(u.dtype)  # a mask times a number would be float32
         gs = p.mul_((total * g)[:, None]).sub_(w * as_column(g))
         return torch.mm(add_transpose(gs), u)
 
