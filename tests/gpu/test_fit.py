@@ -8,6 +8,8 @@ from torch import nn
 import mettle
 from mettle.losses import SupCon
 
+pytest.importorskip("pydantic", reason="recipes need it")
+
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
     pytest.mark.filterwarnings("ignore"),
