@@ -195,6 +195,39 @@ def test_columns_by_name_are_read_from_splits_given_apart_too(tmp_path, no_graph
     assert evaluation.verification is evaluation.judged.verifications["cross-domain"]
 
 
+def test_a_share_of_the_training_identities_is_kept_apart_where_splits_are_given(tmp_path, no_graph):
+    run = fit(tmp_path / "a", data=Photos(range(12)), test=Photos(range(12, 16)), select="recall@1", val=0.25)
+    assert sorted(np.unique(run.samples.part(name).labels).size for name in ("train", "val", "test")) == [3, 4, 9]
+    assert not set(run.samples.part("train").labels) & set(run.samples.part("val").labels)
+    with pytest.raises(DataError, match="too few to keep"):
+        fit(tmp_path / "b", data=Photos(range(8)), test=Photos(range(8, 16)), select="eer")
+
+
+def test_preprocessing_that_says_nothing_about_itself_is_applied_and_told(tmp_path, no_graph):
+    def darken(image):
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 510
+
+    run = fit(tmp_path / "a", preprocess=darken)
+    assert "cannot keep it" in run.notes[0] and run.contract()["input"]["kind"] == "tensor"
+    np.testing.assert_allclose(run.samples.read(np.arange(2)), Photos().images[:2].numpy() / 510, rtol=1e-6)
+    with pytest.raises(InputError, match="must be a mettle.model.Preprocess"):
+        fit(tmp_path / "b", preprocess=5)
+
+
+def test_a_loader_of_normalized_tensors_trains_what_the_run_then_embeds(tmp_path, no_graph):
+    way = Preprocess(SIDE, mean=MEAN, std=STD)
+    options = {"preprocess": way, "test": Normalized(range(10, 16)), "batch": None, "steps": 3}
+    loader = DataLoader(Normalized(range(10)), batch_size=60)
+    seen = []
+    net = seeded()
+    net.register_forward_hook(
+        lambda module, inputs, output: seen.append(inputs[0].detach()) if module.training else None
+    )
+    fit(tmp_path / "a", model=net, data=loader, **options)
+    wanted = torch.stack([Normalized(range(10))[i][0] for i in range(60)])
+    torch.testing.assert_close(seen[0], wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "augment",
     ["mild", lambda image: image.flip(-1), BatchTransform(lambda batch: batch + 0.01 * torch.randn_like(batch))],

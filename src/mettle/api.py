@@ -24,8 +24,14 @@ from torch.utils.data import DataLoader
 from mettle.data.dataset import NO_SPLIT, Samples, join_splits
 from mettle.data.loader import ForeignLoader
 from mettle.data.sources.dataframe import is_dataframe, read_dataframe
-from mettle.data.sources.torch_dataset import DenormalizedItems, find_input_column, read_dataset
-from mettle.data.splits import identity_disjoint_split
+from mettle.data.sources.torch_dataset import (
+    ApplyTransform,
+    ConvertedItems,
+    Denormalize,
+    find_input_column,
+    read_dataset,
+)
+from mettle.data.splits import hold_out_identities, identity_disjoint_split
 from mettle.data.transforms import Augment, as_array_transform, preserve_generators, to_input_tensor
 from mettle.errors import DataError, InputError, MettleError, RunError, nearest
 from mettle.evaluate import ValidationScore
@@ -44,6 +50,7 @@ if TYPE_CHECKING:  # measuring and reporting need more packages than training do
     from mettle.evaluate.run import Evaluation
 
 EXAMPLES = 8  # items that a network is tried on
+VALIDATION_SHARE = 0.1  # of the training identities, where a metric is to be selected by and no data are given for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +171,7 @@ def adopt(
         example: a batch of inputs; not needed with a ``preprocess``.
         preprocess: how images become inputs, see `mettle.model.Preprocess`; without it the run embeds tensors only.
     """
-    way = None if preprocess is None else Preprocess.translate(preprocess)
+    way, why = _translate(preprocess)
     if example is None and way is None:
         raise InputError(
             "give example=, a batch of inputs of the model, or preprocess=, which says what its images are"
@@ -172,8 +179,8 @@ def adopt(
     if example is None:
         assert way is not None
         example = torch.rand(4, *way.shape, generator=torch.Generator().manual_seed(0))
-    elif way is not None and isinstance(example, Tensor) and way.mean is not None:
-        example = _denormalize(example, way)
+    elif way is not None and isinstance(example, Tensor) and (undo := _denormalize(way)) is not None:
+        example = undo(example)
     embedder = model if isinstance(model, Embedder) else ModuleEmbedder.from_example(model, example, preprocess=way)
     x = to_input_tensor(example, "cpu")
     kind = "image" if way is not None or isinstance(embedder, Embedder) else "tensor"
@@ -186,7 +193,7 @@ def adopt(
     )
     run = create_run(_as_folder(folder), recipe, {"data": "", "paths": {}, **_versions()})
     save_artifact(run, embedder, kind=kind, example=x)
-    return Run(run, True, _describe_inputs(run), embedder)
+    return Run(run, True, (*why, *_describe_inputs(run)), embedder)
 
 
 def fit(
@@ -227,7 +234,8 @@ def fit(
             `mettle.losses.WeightedSum`; or a table as in a recipe, ``{"kind": "ArcFace", "margin": 0.3}``, which is
             built for the number of training classes.
         folder: the run folder.
-        val: validation data, as ``data``; or the share of the identities that become it, 0.1 by default.
+        val: validation data, as ``data``; or the share of the identities that become it. By default 0.1; where ``test``
+            are data, none, unless ``select`` asks for some.
         test: test data; or the share of the identities, 0.3 by default.
         labels: one for each item of ``data``, or the name of their column. By default ``data.targets`` or
             ``data.labels``, else each item is read once.
@@ -263,7 +271,9 @@ def fit(
 
     if epochs is not None and steps is not None:
         raise InputError("give epochs= or steps=, not both")
-    way = None if preprocess is None else Preprocess.translate(preprocess)
+    way, why = _translate(preprocess)
+    for note in why:
+        say(note)
     table: dict[str, Any] = {
         "seed": seed,
         "data": _data_table(way),
@@ -281,7 +291,8 @@ def fit(
         | ({} if steps is None else {"steps": steps}),
         "auto": [] if isinstance(batch, tuple | list | int) else ["batch.classes", "batch.size"],
     }
-    samples, loader = _prepare_data(table, data, val, test, labels, domains, way, say)
+    convert = ApplyTransform(preprocess) if why else None
+    samples, loader = _prepare_data(table, data, val, test, labels, domains, way, convert, say)
     embedder = _prepare_model(table, model, samples, way, seed)
     given_loss = _prepare_loss(table, loss, samples)
     if given_loss is not None:
@@ -330,10 +341,29 @@ def read_data(
     return read_dataset(data, labels=labels, domains=domains, on_note=on_note), None
 
 
-def apply_preprocess(samples: Samples, preprocess: Preprocess | None) -> Samples:
-    """Images in the size that the network takes; tensors that are normalized already, back in [0, 1]."""
+def _translate(preprocess: Any) -> tuple[Preprocess | None, tuple[str, ...]]:
+    """What is known of the preprocessing, and a note where it is a function that says nothing about itself."""
     if preprocess is None:
-        return samples
+        return None, ()
+    try:
+        return Preprocess.translate(preprocess), ()
+    except InputError as error:
+        if not callable(preprocess):
+            raise
+        return None, (f"preprocess= is applied as it is, but the run cannot keep it: {error}",)
+
+
+def apply_preprocess(
+    samples: Samples, preprocess: Preprocess | None, convert: Callable[[np.ndarray], np.ndarray] | None = None
+) -> Samples:
+    """Images in the size that the network takes; tensors that are normalized already, back in [0, 1].
+
+    ``convert`` makes inputs of images where nothing else is known of the preprocessing.
+    """
+    if preprocess is None:
+        if convert is None or samples.inputs.kind != "image":
+            return samples
+        return replace(samples, inputs=ConvertedItems(samples.inputs, convert))
     inputs: Any = samples.inputs
     if inputs.kind == "image":
         ways = {"crop": preprocess.crop, "interpolation": preprocess.interpolation}
@@ -345,21 +375,16 @@ def apply_preprocess(samples: Samples, preprocess: Preprocess | None) -> Samples
             f"preprocess= gives images (c, h, w) = {preprocess.shape}, the items of the data have shape {shape}: they "
             "must be images, or what this preprocessing makes of them"
         )
-    return (
-        samples
-        if preprocess.mean is None
-        else replace(samples, inputs=DenormalizedItems(inputs, *_moments(preprocess)))
-    )
+    undo = _denormalize(preprocess)
+    return samples if undo is None else replace(samples, inputs=ConvertedItems(inputs, undo))
 
 
-def _moments(preprocess: Preprocess) -> tuple[np.ndarray, np.ndarray]:
+def _denormalize(preprocess: Preprocess) -> Denormalize | None:
+    """What undoes the normalization of a preprocessing; None where it has none."""
+    if preprocess.mean is None:
+        return None
     mean, std = (np.asarray(values, np.float32)[:, None, None] for values in (preprocess.mean, preprocess.std))
-    return mean, std
-
-
-def _denormalize(batch: Tensor, preprocess: Preprocess) -> Tensor:
-    mean, std = map(torch.from_numpy, _moments(preprocess))
-    return batch * std + mean
+    return Denormalize(mean, std)
 
 
 def _prepare_data(
@@ -370,6 +395,7 @@ def _prepare_data(
     labels: Any,
     domains: Any,
     preprocess: Preprocess | None,
+    convert: Callable[[np.ndarray], np.ndarray] | None,
     on_note: Callable[[str], None],
 ) -> tuple[Samples, ForeignLoader | None]:
     """The samples with a split; what can be said about them goes into the tables of the recipe."""
@@ -384,7 +410,7 @@ def _prepare_data(
         samples = prepare_samples(recipe, split=(val is None and test is None) or bool(shares))
     else:
         samples, loader = read_data(data, labels, domains, on_note)
-        samples = apply_preprocess(samples, preprocess)
+        samples = apply_preprocess(samples, preprocess, convert)
         table["data"]["source"] = samples.source_name or "python:Samples"
     parts = {"val": val, "test": test}
     parts = {name: given for name, given in parts.items() if given is not None and name not in shares}
@@ -396,8 +422,14 @@ def _prepare_data(
                     f"{name}= must be data like data=, or a share of the identities: got the path {given!r}"
                 )
             label, domain = (value if isinstance(value, str) else None for value in (labels, domains))
-            found[name] = apply_preprocess(read_data(given, label, domain, on_note)[0], preprocess)
+            found[name] = apply_preprocess(read_data(given, label, domain, on_note)[0], preprocess, convert)
         samples = join_splits(found)
+        if "val" not in parts and table["train"].get("select") is not None:
+            shares.setdefault("val", VALIDATION_SHARE)
+        for name, share in shares.items():
+            samples, count = hold_out_identities(samples, name, share, table["seed"])
+            if count:
+                on_note(f"{count} training identities are kept apart, {name}={share:g} of them")
     elif loader is not None:
         samples = replace(samples, split=np.zeros(len(samples), np.int8))
         on_note(
@@ -415,7 +447,8 @@ def _prepare_data(
     first = loader.dataset[0]
     column = find_input_column(first, labels, domains) if isinstance(first, Mapping) else None
     names = (column, labels if isinstance(labels, str) else None)
-    return samples, ForeignLoader(loader, samples.label, names)
+    undo = None if preprocess is None else _denormalize(preprocess)
+    return samples, ForeignLoader(loader, samples.label, names, convert=undo)
 
 
 _PARTS = (("train", "train on"), ("val", "validate on"), ("test", "test on"))

@@ -267,6 +267,7 @@ class ForeignLoader:
     columns: tuple[str | None, str | None] = (None, None)  # of inputs and labels, where batches are mappings
     device: str = "cpu"
     views: int = 1
+    convert: Callable[[Tensor], Tensor] | None = None  # of inputs that are no uint8 images
 
     def batches(self, start: int, stop: int, position: tuple[int, int] | None = None) -> Iterator[Batch]:
         """The batches of steps ``start`` to ``stop`` - 1."""
@@ -308,7 +309,9 @@ class ForeignLoader:
                 f"the DataLoader gave {len(inputs)} inputs with {len(found)} labels: one for each is wanted"
             )
         x = inputs.to(self.device, non_blocking=True)
-        return x if x.is_floating_point() or x.dtype != torch.uint8 else x.float().div_(255), found
+        if x.dtype == torch.uint8:
+            return x.float().div_(255), found
+        return x if self.convert is None else self.convert(x), found
 
 
 def _mark_last(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:

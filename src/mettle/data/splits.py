@@ -63,6 +63,29 @@ def identity_folds(samples: Samples, folds: int, seed: int = 0) -> list[Samples]
     return [replace(part, split=(fold[part.labels] == k).astype(np.int8)) for k in range(folds)]
 
 
+def hold_out_identities(samples: Samples, split: str, share: float, seed: int = 0) -> tuple[Samples, int]:
+    """Move a share of the training identities to another split; returns how many, too.
+
+    Args:
+        samples: with a training split.
+        split: ``val`` or ``test``.
+        share: of the identities of the training split.
+        seed: which identities; the same for the same set of labels.
+    """
+    _check_shares(share, 0.0)
+    train = samples.split == SPLITS.index("train")
+    present = np.unique(samples.labels[train])
+    count = round(share * len(present))
+    if share and (count < 2 or len(present) - count < 2):
+        raise DataError(
+            f"{len(present)} training identities are too few to keep {share:.0%} of them apart as {split}: two are "
+            f"needed on each side. Give {split}= data of its own"
+        )
+    chosen = present[permutation(len(present), seed, 0, stream=19)[:count]]
+    moved = train & np.isin(samples.labels, chosen)
+    return replace(samples, split=np.where(moved, SPLITS.index(split), samples.split).astype(np.int8)), count
+
+
 def sample_split(samples: Samples, *, val: float = 0.1, test: float = 0.3, seed: int = 0) -> Samples:
     """Split by sample, for closed-set tasks: the same labels on both sides.
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -132,15 +133,11 @@ class DatasetItems:
 
 
 @dataclass(frozen=True, eq=False)
-class DenormalizedItems:
-    """Images that a data set normalizes itself, (c, h, w) float, back in [0, 1], where a model normalizes them again.
-
-    So one model serves the data set and images from elsewhere alike.
-    """
+class ConvertedItems:
+    """The items of other inputs, each batch converted by a function to what a network takes."""
 
     items: Any
-    mean: np.ndarray  # (c, 1, 1)
-    std: np.ndarray
+    convert: Callable[[np.ndarray], np.ndarray]
 
     kind = "tensor"
     is_in_memory = False
@@ -155,19 +152,19 @@ class DenormalizedItems:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(c, h, w)."""
-        return self.items.shape
+        """Of the first item, converted."""
+        return tuple(self.read(np.zeros(1, np.int64)).shape[1:])
 
     def read(self, at: np.ndarray) -> np.ndarray:
         """The items at these positions."""
-        return self.items.read(at) * self.std + self.mean
+        return self.convert(self.items.read(at))
 
     def read_seeded(self, at: np.ndarray, ids: np.ndarray, **how: int) -> np.ndarray:
         """The same, with random numbers of these ids."""
-        return self.items.read_seeded(at, ids, **how) * self.std + self.mean
+        return self.convert(self.items.read_seeded(at, ids, **how))
 
     def fingerprint(self) -> str:
-        """That of the items: how they are normalized is the model's affair."""
+        """That of the items: how they are converted is the model's affair."""
         return self.items.fingerprint()
 
     def name(self, i: int) -> str:
@@ -177,6 +174,39 @@ class DenormalizedItems:
     def content(self, i: int) -> bytes:
         """The bytes of one item."""
         return self.items.content(i)
+
+
+@dataclass(frozen=True)
+class Denormalize:
+    """Images that a data set normalizes itself, (b, c, h, w) float, back in [0, 1]: a model normalizes them again.
+
+    So one model serves the data set and images from elsewhere alike.
+    """
+
+    mean: np.ndarray  # (c, 1, 1)
+    std: np.ndarray
+
+    def __call__(self, batch: Any) -> Any:
+        """An array or a tensor."""
+        if isinstance(batch, Tensor):
+            mean, std = (torch.from_numpy(values).to(batch.device) for values in (self.mean, self.std))
+            return batch * std + mean
+        return batch * self.std + self.mean
+
+
+@dataclass(frozen=True)
+class ApplyTransform:
+    """A function on one Pillow image, such as a ``Compose`` of torchvision, for batches of images (b, h, w, c)."""
+
+    transform: Callable[[Image.Image], Any]
+
+    def __call__(self, batch: np.ndarray) -> np.ndarray:
+        """(b, ...) what the function makes of every image."""
+        images = [Image.fromarray(item if item.shape[2] == 3 else item[:, :, 0]) for item in batch]
+        found = [to_array(self.transform(image)) for image in images]
+        if len({item.shape for item in found}) > 1:
+            raise DataError("preprocess= gives items of several shapes: end it with a resize or a crop")
+        return np.stack(found)
 
 
 def read_dataset(
