@@ -350,6 +350,13 @@ def _translate(preprocess: Any) -> tuple[Preprocess | None, tuple[str, ...]]:
     except InputError as error:
         if not callable(preprocess):
             raise
+        random = [
+            type(step).__name__ for step in getattr(preprocess, "transforms", ()) if "Random" in type(step).__name__
+        ]
+        if random:
+            raise InputError(
+                f"preprocess= must do the same to an image every time: {random[0]} belongs in augment="
+            ) from None
         return None, (f"preprocess= is applied as it is, but the run cannot keep it: {error}",)
 
 
