@@ -31,8 +31,8 @@ def read_dataframe(frame: Any, *, root: Path | str = ".", **options: Any) -> Sam
     if not len(frame):
         raise DataError("the DataFrame has no rows: there is nothing to read")
     columns = {str(name): [_as_text(value) for value in _as_values(frame[name])] for name in frame.columns}
-    table = TextTable(Path(root) / "DataFrame", columns, range(len(frame)), "row")
-    return read_text_table(table, name=f"{PYTHON}DataFrame", **options)
+    table = TextTable(Path(root) / "DataFrame", columns, range(len(frame)), "row", f"{PYTHON}DataFrame")
+    return read_text_table(table, **options)
 
 
 def _as_values(column: Any) -> list[Any]:

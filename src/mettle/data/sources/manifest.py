@@ -121,9 +121,8 @@ def read_text_table(
     image: str | None = None,
     like: Sequence[Mapping[str, Any] | Feature] | None = None,
     labeled: bool = True,
-    name: str | None = None,
 ) -> Samples:
-    """Samples of a table that is in memory, see `read_manifest`; ``name`` is what to call it where it is no file."""
+    """Samples of a table that is in memory, see `read_manifest`."""
     known = labeled or label in table.columns  # rows to embed may lack the column that a run was trained by
     trained = None if like is None else features_from_json(like)
     inner = features if trained is None else [feature.name for feature in trained]
@@ -165,7 +164,7 @@ def read_text_table(
         | ({"distractor": yes_no_column(distractor)} if distractor.any() else {}),
         split=split,
         role=role,
-        source_name=str(table.path) if name is None else name,
+        source_name=table.name or str(table.path),
         notes=notes,
     )
     return drop_unreadable(samples, policy)

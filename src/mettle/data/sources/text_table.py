@@ -33,6 +33,7 @@ class TextTable:
     columns: Mapping[str, Sequence[str]]
     lines: Sequence[int]
     unit: str = "line"
+    name: str = ""  # of a table that is no file
 
     def error(self, row: int, column: str, problem: str) -> DataError:
         """An error about one cell."""
