@@ -357,7 +357,7 @@ def _run_trial(plan: _Plan, live: Any, number: int) -> Trial | None:
                 allow_import=plan.allow_import,
                 given=GivenObjects(samples=samples, tuples=tuples),
             )
-        except _Pruned:
+        except _PrunedTrial:
             state = "pruned"
         except NotMeasurable:  # the samples do not allow the metric, whatever the values are
             raise
@@ -388,7 +388,7 @@ def _read_fold(place: Path, metric: str, chosen: int | None, is_complete: bool =
     return FoldResult(dict(steps)[step], step, tuple(steps))
 
 
-class _Pruned(Exception):
+class _PrunedTrial(Exception):
     """Ends the training of a trial that is worse than others at the same point."""
 
 
@@ -421,7 +421,7 @@ class _PruningWatch(Callback):
     def _report(self, step: int, value: float | None) -> None:
         self.seen, self.count = step, self.count + 1
         if _is_pruned(self.live, self.count, value):
-            raise _Pruned
+            raise _PrunedTrial
 
 
 def _is_pruned(live: Any, count: int, value: float | None) -> bool:

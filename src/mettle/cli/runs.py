@@ -67,7 +67,7 @@ def train(
         _train_seeds(recipe, folder, resume, overrides or [], given, seeds, again, allowed)
         return
     said: list[str] = []
-    plan = _plan(recipe, folder, resume, overrides or [], given, _noting(said))
+    plan = _plan(recipe, folder, resume, overrides or [], given, _print_and_collect_notes(said))
     _train_run(plan, folder, resume, report, again, said, allowed)
 
 
@@ -96,7 +96,7 @@ def _train_seeds(
     known = json.loads(listed.read_text())["seeds"] if listed.is_file() else []
     said: list[str] = []
     first = folder / f"seed-{known[0]}" if known else folder
-    plan = _plan(recipe, first, resume, overrides, data, _noting(said))
+    plan = _plan(recipe, first, resume, overrides, data, _print_and_collect_notes(said))
     seeds = known or [plan.seed + k for k in range(count or 0)]
     if count not in (None, len(seeds)):
         raise RunError(f"{folder} has {len(seeds)} seeds, not {count}: resume it without --seeds")
@@ -117,7 +117,7 @@ def _train_seeds(
     print(f"seeds: {folder / 'seeds.html'}")
 
 
-def _noting(said: list[str]) -> Callable[[str], None]:
+def _print_and_collect_notes(said: list[str]) -> Callable[[str], None]:
     """Prints notes and remembers them."""
 
     def say(note: str) -> None:
@@ -137,7 +137,7 @@ def _train_run(
     from mettle.train.from_recipe import build_model
     from mettle.train.from_recipe import train as run_training
 
-    resumed, say = resume and folder.exists(), _noting(said)
+    resumed, say = resume and folder.exists(), _print_and_collect_notes(said)
 
     def print_folder(run: Any) -> None:
         print(f"run folder: {run.folder}", flush=True)

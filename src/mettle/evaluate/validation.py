@@ -90,7 +90,7 @@ class ValidationScore:
         if not np.isfinite(z).all():
             return dict.fromkeys(names, float("nan"))
         found: dict[str, float] = {}
-        measured = _Measured(z, samples, find_device(model), self.minimum)
+        measured = _ValidationPairs(z, samples, find_device(model), self.minimum)
         for name, metric in wanted.items():
             try:
                 found[name] = measured.value(metric)
@@ -106,7 +106,7 @@ class ValidationScore:
         return "min" if MetricName.parse(name).metric in LOWER_IS_BETTER else "max"
 
 
-class _Measured:
+class _ValidationPairs:
     """The pairs and neighbors of one set of embeddings, compared once however many metrics are asked for."""
 
     def __init__(self, z: np.ndarray, samples: Samples, device: torch.device, minimum: int):
@@ -121,7 +121,9 @@ class _Measured:
             return _value(self.pairs, name.metric) if name.is_of_pairs else self._mean_by_query(name.metric)
         column = self.samples.column(name.column).values()
         if not name.is_of_pairs:
-            ranked = groups(self._ranked(name.metric), column, metric=_query_key(name.metric), minimum=self.minimum)
+            ranked = groups(
+                self._find_neighbors(name.metric), column, metric=_query_key(name.metric), minimum=self.minimum
+            )
             return float(ranked.worst.values[_query_key(name.metric)])  # type: ignore[arg-type]
         sign = -1 if name.metric in LOWER_IS_BETTER else 1
         return sign * min(sign * value for value in self._by_group(name.metric, column).values())
@@ -150,9 +152,9 @@ class _Measured:
         return found
 
     def _mean_by_query(self, metric: str) -> float:
-        return float(self._ranked(metric).per_query[_query_key(metric)].mean())
+        return float(self._find_neighbors(metric).per_query[_query_key(metric)].mean())
 
-    def _ranked(self, metric: str) -> Retrieval:
+    def _find_neighbors(self, metric: str) -> Retrieval:
         k = int(metric.partition("@")[2]) if metric.startswith("recall@") else 1
         if k not in self._neighbors:
             self._neighbors[k] = retrieval(self.z, self.samples.labels, ids=self.samples.ids, k=k)

@@ -147,15 +147,15 @@ class ClassSimilarity:
     def to_all(self, z: Tensor, vectors: Tensor) -> Tensor:
         """(B, C) of every sample to every class."""
         w = vectors.to(z.dtype)
-        return self._pooled(z @ (normalize_rows(w) if self.unit_vectors else w).T)
+        return self._pool_similarities(z @ (normalize_rows(w) if self.unit_vectors else w).T)
 
     def to_own(self, z: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
         """(B,) of every sample to the class of its label."""
         w = vectors.unflatten(0, (-1, self.per_class))[labels].to(z.dtype).flatten(0, 1)
         w = normalize_rows(w) if self.unit_vectors else w
-        return self._pooled((w.unflatten(0, (-1, self.per_class)) @ z[:, :, None]).squeeze(2)).squeeze(1)
+        return self._pool_similarities((w.unflatten(0, (-1, self.per_class)) @ z[:, :, None]).squeeze(2)).squeeze(1)
 
-    def _pooled(self, s: Tensor) -> Tensor:
+    def _pool_similarities(self, s: Tensor) -> Tensor:
         return s if self.per_class == 1 else self.pool(s.unflatten(1, (-1, self.per_class)))
 
 

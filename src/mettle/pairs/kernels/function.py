@@ -162,7 +162,7 @@ class PairLossCall:
         self.labels, self.ref_labels, self.biased = labels, ref_labels, biased
         self.given_self_column = self_column
         self.recorded: RecordedStep | None = None  # its forward pass
-        self.replayed: Replayed | None = None
+        self.replayed: ReplayedLaunches | None = None
 
     def forward(self, z: Tensor, ref: Tensor | None, with_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Values and mean; ``with_gradient``: the backward pass will follow."""
@@ -209,7 +209,7 @@ class PairLossCall:
         values, mean = torch.empty(n, device=device), torch.empty((), device=device)
         self.defined = torch.empty(n, dtype=torch.bool, device=device)
         table, memory = step.forward.replay([], (z, self.labels, values, self.defined, mean))
-        self.replayed = Replayed(step, z, table, memory)
+        self.replayed = ReplayedLaunches(step, z, table, memory)
         return values, mean
 
     def _launch_forward(self, z: Tensor, ref: Tensor | None, biased: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -589,7 +589,7 @@ class PairLossCall:
         )
 
 
-class Replayed(NamedTuple):
+class ReplayedLaunches(NamedTuple):
     """A forward pass that was replayed: its step, its embeddings, its table, and the memory that this points into."""
 
     step: RecordedStep
