@@ -84,10 +84,11 @@ def recipe_title(content: Mapping[str, Any]) -> str:
     weights = content.get("biased", {}).get("weights", "pairs")
     name += "" if weights == "pairs" else f" with {weights} weights"
     tuples = "".join(f", {kind} {data[kind]}" for kind in ("pairs", "triplets") if data.get(kind))
-    return f"{name} on {data.get('source', 'glyphs')}{tuples}"
+    return f"{name} on {str(data.get('source', 'glyphs')).removeprefix('python:')}{tuples}"
 
 
 def format_call(table: Mapping[str, Any]) -> str:
     """A table of a recipe as the call that it stands for: ``SupCon(temperature=0.1)``."""
     inner = {key: format_call(value) if isinstance(value, Mapping) else repr(value) for key, value in table.items()}
-    return f"{table.get('kind', '')}({', '.join(f'{key}={value}' for key, value in inner.items() if key != 'kind')})"
+    kind = str(table.get("kind", "")).rpartition(":")[2]  # of an import path the name alone
+    return f"{kind}({', '.join(f'{key}={value}' for key, value in inner.items() if key != 'kind')})"
