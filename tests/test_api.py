@@ -333,6 +333,7 @@ def test_an_adopted_model_is_measured_and_gets_thresholds(tmp_path):
     found = run.evaluate(Photos())
     assert run.contract()["thresholds"] and "unknown" in found.metrics["data"]["protocol"]
     again = mettle.open_run(tmp_path / "theirs")
+    assert "Net, trained elsewhere" in repr(again)
     images = list(Photos().images[:2].permute(0, 2, 3, 1).numpy())
     wanted = theirs.eval()(torch.stack([Normalized()[i][0] for i in range(2)])).detach().numpy()
     np.testing.assert_allclose(again.embed(images), wanted, rtol=1e-4, atol=1e-5)

@@ -44,6 +44,7 @@ from mettle.train.factory import describe_object
 from mettle.train.from_recipe import GivenObjects, evenly_spaced, train
 from mettle.train.optim import SCHEDULES, TORCH_SCHEDULES
 from mettle.train.recipe import parse_recipe
+from mettle.train.recipe_files import ADOPTED
 from mettle.train.run_folder import RunFolder, create_run, open_run_folder, save_artifact
 
 if TYPE_CHECKING:  # measuring and reporting need more packages than training does
@@ -188,7 +189,7 @@ def adopt(
         {
             "data": {"source": "python:nothing", **_data_table(way)},
             "model": {"backbone": describe_object(model)} if embedder is not model else vars(embedder.spec),
-            "loss": {"kind": "adopted:elsewhere"},
+            "loss": {"kind": ADOPTED},
         }
     )
     run = create_run(_as_folder(folder), recipe, {"data": "", "paths": {}, **_versions()})

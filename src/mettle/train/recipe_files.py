@@ -9,6 +9,7 @@ from typing import Any
 from mettle.errors import RecipeError, nearest
 
 WRAPPERS = {"hardness-aware": "HardnessAware", "jtt": "JTT"}  # methods that are named around their loss
+ADOPTED = "adopted:elsewhere"  # in the place of the loss of a model that was trained elsewhere
 LARGEST = 1 << 20  # bytes of a recipe
 DEEPEST = 8  # recipes that extend one another
 
@@ -79,6 +80,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def recipe_title(content: Mapping[str, Any]) -> str:
     """One line about the tables of a recipe: what is trained on what."""
     data, method = content.get("data", {}), content.get("train", {}).get("method")
+    if content.get("loss", {}).get("kind") == ADOPTED:
+        return f"{str(content.get('model', {}).get('backbone', '')).rpartition(':')[2]}, trained elsewhere"
     name = format_call(content.get("loss", {}))
     name = f"{WRAPPERS[method]}({name})" if method in WRAPPERS else name
     weights = content.get("biased", {}).get("weights", "pairs")
