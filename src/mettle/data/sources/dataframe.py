@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mettle.data.dataset import Samples
-from mettle.data.sources.manifest import read_text_table
+from mettle.data.sources.manifest import read_manifest
 from mettle.data.sources.text_table import TextTable
 from mettle.data.sources.torch_dataset import PYTHON
 from mettle.errors import DataError
@@ -32,7 +32,7 @@ def read_dataframe(frame: Any, *, root: Path | str = ".", **options: Any) -> Sam
         raise DataError("the DataFrame has no rows: there is nothing to read")
     columns = {str(name): [_as_text(value) for value in _as_values(frame[name])] for name in frame.columns}
     table = TextTable(Path(root) / "DataFrame", columns, range(len(frame)), "row", f"{PYTHON}DataFrame")
-    return read_text_table(table, **options)
+    return read_manifest(table, **options)
 
 
 def _as_values(column: Any) -> list[Any]:

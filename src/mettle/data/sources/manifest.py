@@ -56,7 +56,7 @@ TRUTH = {text: True for text in ("true", "t", "yes", "1", "1.0")} | {
 
 
 def read_manifest(
-    path: str | Path,
+    path: str | Path | TextTable,
     *,
     label: str | None = None,
     domain: str | None = None,
@@ -76,7 +76,7 @@ def read_manifest(
     """Read a manifest.
 
     Args:
-        path: ``.csv``, ``.tsv``, either with ``.gz``, or ``.parquet`` (which needs pyarrow).
+        path: ``.csv``, ``.tsv``, either with ``.gz``, or ``.parquet`` (which needs pyarrow); or a table in memory.
         label: The column that holds the label; by default ``label``, ``labels``, ``y`` or ``identity``.
         domain: The column that holds the domain; by default ``domain``, ``camera``, ``device`` or ``session``
             when there is one; ``""`` for none.
@@ -100,29 +100,7 @@ def read_manifest(
         DataError: The table does not fit; one line says where and why.
         MissingExtra: Parquet support is not installed.
     """
-    options = {key: value for key, value in locals().items() if key != "path"}
-    return read_text_table(read_table(Path(path)), **options)
-
-
-def read_text_table(
-    table: TextTable,
-    *,
-    label: str | None = None,
-    domain: str | None = None,
-    groups: Sequence[str] | None = None,
-    features: Sequence[str] | None = None,
-    categories: Sequence[str] = (),
-    text: Literal["onehot", "code"] = "onehot",
-    missing: Literal["fail", "mean"] = "fail",
-    size: Sides | None = None,
-    resize: Resize = "crop",
-    channels: Channels = 3,
-    policy: Policy = "fail",
-    image: str | None = None,
-    like: Sequence[Mapping[str, Any] | Feature] | None = None,
-    labeled: bool = True,
-) -> Samples:
-    """Samples of a table that is in memory, see `read_manifest`."""
+    table = path if isinstance(path, TextTable) else read_table(Path(path))
     known = labeled or label in table.columns  # rows to embed may lack the column that a run was trained by
     trained = None if like is None else features_from_json(like)
     inner = features if trained is None else [feature.name for feature in trained]
