@@ -9,7 +9,6 @@ reports and embeds itself, and a gallery and the service take it as they take a 
 """
 
 import copy
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -41,15 +40,16 @@ from mettle.model.embedder import find_device
 from mettle.train.callbacks import Callback, Progress
 from mettle.train.datamodule import load_run_samples, prepare_samples
 from mettle.train.factory import describe_object
-from mettle.train.from_recipe import GivenObjects, evenly_spaced, train
+from mettle.train.from_recipe import GivenObjects, build_model, evenly_spaced, train
 from mettle.train.optim import SCHEDULES, TORCH_SCHEDULES
 from mettle.train.recipe import parse_recipe
 from mettle.train.recipe_files import ADOPTED
-from mettle.train.run_folder import RunFolder, create_run, open_run_folder, save_artifact
+from mettle.train.run_folder import RunFolder, create_run, open_run_folder, save_artifact, software_versions
 
 if TYPE_CHECKING:  # measuring and reporting need more packages than training does
     from mettle.evaluate.run import Evaluation
 
+EPOCHS = 10  # where nobody says how long
 EXAMPLES = 8  # items that a network is tried on
 VALIDATION_SHARE = 0.1  # of the training identities, where a metric is to be selected by and no data are given for it
 
@@ -124,7 +124,8 @@ class Run:
 
         samples = self._find_samples(data, labels, domains)
         own = data is None or self.run_folder.matches_data(samples.fingerprint())
-        model = self.model(_device_of(self.trained_model))
+        device = "cpu" if self.trained_model is None else str(find_device(self.trained_model))
+        model = self.model(device)
         return evaluate_run(self.run_folder, samples, model=model, own_data=own, untrained=self.untrained_model)
 
     def report(self, output: Path | str | None = None, *, evaluation: "Evaluation | None" = None) -> Path:
@@ -192,7 +193,7 @@ def adopt(
             "loss": {"kind": ADOPTED},
         }
     )
-    run = create_run(_as_folder(folder), recipe, {"data": "", "paths": {}, **_versions()})
+    run = create_run(_as_folder(folder), recipe, {"data": "", "paths": {}, **software_versions()})
     save_artifact(run, embedder, kind=kind, example=x)
     return Run(run, True, (*why, *_describe_inputs(run)), embedder)
 
@@ -275,21 +276,24 @@ def fit(
     way, why = _translate(preprocess)
     for note in why:
         say(note)
+    if epochs is None and steps is None:
+        epochs = EPOCHS
+    moving = _optimizer_table(optimizer)
     table: dict[str, Any] = {
         "seed": seed,
         "data": _data_table(way),
         "batch": _batch_table(batch, augment),
         "train": {
-            "optimizer": _optimizer_table(optimizer),
+            "optimizer": moving,
             "schedule": _schedule_table(schedule),
-            "rate": lr if lr is not None else 0.05 if _optimizer_table(optimizer)["kind"] == "SGD" else 1e-3,
-            "epochs": epochs if steps is None and epochs is not None else 10 if steps is None else None,
+            "rate": lr if lr is not None else 0.05 if moving["kind"] == "SGD" else 1e-3,
+            "epochs": epochs,
+            "steps": steps,
             "ema": ema or 0.0,
             "device": device,
             "select": select,
             "patience": patience,
-        }
-        | ({} if steps is None else {"steps": steps}),
+        },
         "auto": [] if isinstance(batch, tuple | list | int) else ["batch.classes", "batch.size"],
     }
     convert = ApplyTransform(preprocess) if why else None
@@ -335,9 +339,8 @@ def read_data(
                 raise InputError(f"{name}= of a DataFrame must be the name of a column, got {type(given).__name__}")
         return read_dataframe(data, label=labels, domain=domains), None
     if isinstance(data, DataLoader):
-        own = data.collate_fn if data.collate_fn is not None else None
-        is_usual = getattr(own, "__module__", "").startswith("torch.")
-        collate = None if is_usual else own
+        is_usual = getattr(data.collate_fn, "__module__", "").startswith("torch.")
+        collate = None if is_usual else data.collate_fn
         return read_dataset(data.dataset, labels=labels, domains=domains, collate=collate, on_note=on_note), data
     return read_dataset(data, labels=labels, domains=domains, on_note=on_note), None
 
@@ -472,8 +475,7 @@ def _prepare_model(
     if isinstance(model, str):
         model = EmbedderSpec(backbone=model)
     if isinstance(model, EmbedderSpec):
-        model = Embedder(model, tuple(example.shape[1:]))
-        model.fit_normalization(example)
+        model = build_model(parse_recipe({"seed": seed, "model": vars(model)}), samples)
     if isinstance(model, Embedder):
         table["model"] = vars(model.spec)
         return model
@@ -600,14 +602,6 @@ def _describe_inputs(run: RunFolder) -> tuple[str, ...]:
     if why:
         found += (f"the run can only be opened together with its network, because {why}",)
     return found
-
-
-def _device_of(model: Any) -> str:
-    return "cpu" if model is None else str(next(iter(model.parameters()), torch.zeros(())).device)
-
-
-def _versions() -> dict[str, str]:
-    return {"torch": torch.__version__, "python": platform.python_version()}
 
 
 def _as_folder(folder: Path | str) -> Path:

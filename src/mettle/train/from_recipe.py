@@ -1,6 +1,5 @@
 """From a recipe to a finished run folder, or on from where one stopped; and its parts: model, method, loader."""
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +46,7 @@ from mettle.train.run_folder import (
     data_paths,
     open_run_folder,
     save_artifact,
+    software_versions,
 )
 from mettle.train.selection import Score, Selection, build_selection, describe_selection
 from mettle.train.trainer import count_steps, run_loop
@@ -144,8 +144,7 @@ def train(
     told += (str(duplicates),) if duplicates.count else ()
     for note in told:
         on_note(note)
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
-    run = old or create_run(folder, recipe, {"data": fingerprint, "paths": data_paths(recipe), **versions})
+    run = old or create_run(folder, recipe, {"data": fingerprint, "paths": data_paths(recipe), **software_versions()})
     on_start(run)
     TrainingIdentities.from_samples(samples).save(folder)
     notes: tuple[str, ...] = ()

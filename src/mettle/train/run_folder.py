@@ -19,6 +19,7 @@ of the artifact.
 import hashlib
 import json
 import os
+import platform
 import shutil
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save as save_arrays
@@ -220,6 +222,11 @@ def data_paths(recipe: Recipe) -> dict[str, str]:
         for key, path in typed.items()
         if path and not is_builtin_source(path)
     }
+
+
+def software_versions() -> dict[str, str]:
+    """What a run was made with, for ``run.json``."""
+    return {"torch": torch.__version__, "python": platform.python_version()}
 
 
 def create_run(folder: Path, recipe: Recipe, facts: Mapping[str, Any]) -> RunFolder:
