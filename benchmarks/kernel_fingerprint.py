@@ -121,7 +121,7 @@ INT32_POINTERS = (
 INT64_POINTERS = ("LABELS", "COLUMN_LABELS", "SOURCE", "INDEX", "TARGET_CLASS", "WHERE", "BITS", "SLOTS")
 INTEGERS = (
     "n", "m", "padded", "columns_padded", "splits", "splits2", "row_start", "column_start", "d", "stride", "stride_w",
-    "stride_out", "chunk", "blocks", "first_block", "copies", "bins", "capacity", "steps", "size",
+    "stride_out", "chunk", "blocks", "first_block", "copies", "bins", "capacity", "steps", "size", "group",
 )  # fmt: skip
 
 
@@ -217,14 +217,27 @@ def build_positives(precision: str, width: int, kind: str) -> list[dict]:
 
 def build_rest(precision: str, width: int, kind: str) -> list[dict]:
     """Everything else: preparing rows, means, mining, histograms, class vectors."""
-    from mettle.pairs.kernels import class_softmax, forward, histograms, mining, operands
-    from mettle.pairs.kernels.config import next_power_of_2, select_config, select_mining_tile
+    from mettle.pairs.kernels import (
+        class_softmax,
+        forward,
+        histograms,
+        margin_loss,
+        mining,
+        nearest_vector,
+        operands,
+    )
+    from mettle.pairs.kernels.config import NegativesConfig, next_power_of_2, select_config, select_mining_tile
 
     def compile_kernel(entry: str, kernel, **constexprs) -> dict:
         return build(entry, kernel, precision, constexprs)
 
     block, tile = operands.select_row_block(width), select_config(precision, width).forward
     warps, rows = {"num_warps": block.num_warps}, {"HEAD_DIM": width, "BLOCK": block.columns, "ROWS": block.rows}
+    nearest_tiles = nearest_vector.select_nearest_tiles(precision, select_config(precision, width))
+
+    def nearest(tile) -> dict:
+        return NegativesConfig(tile, precision, width).nearest_constexprs(3)
+
     mining_tile = select_mining_tile(precision, width)
     mined = mining_tile.constexprs(precision, width) | mining_tile.launch_options
     refine = {"SELF": True, "HEAD_DIM": width, "BLOCK": block.columns, "BLOCK_N": tile.block_n, "CHUNK": 32}
@@ -269,6 +282,9 @@ def build_rest(precision: str, width: int, kind: str) -> list[dict]:
             "class log-sum-exp", class_softmax.class_logsumexp_kernel, ONLINE=True, SIZE=class_softmax.SMALL_BLOCK
         ),
         compile_kernel("class row state", class_softmax.class_row_state_kernel, ONLINE=False, SIZE=1024, num_warps=8),
+        compile_kernel("nearest negatives", nearest_vector.nearest_negatives_kernel, **nearest(nearest_tiles.forward)),
+        compile_kernel("nearest gradients", nearest_vector.nearest_gradients_kernel, **nearest(nearest_tiles.backward)),
+        compile_kernel("margin", margin_loss.margin_loss_kernel, MODE="keep", SIZE=margin_loss.BLOCK),
     ]  # fmt: skip
 
 

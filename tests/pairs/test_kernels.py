@@ -6,6 +6,7 @@ import os
 import sys
 from itertools import product
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
@@ -31,15 +32,30 @@ from mettle.difficulty import (
     curriculum,
 )
 from mettle.errors import InputError
-from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SupCon, Triplet
+from mettle.losses import (
+    ArcFace,
+    Contrastive,
+    CosFace,
+    DASupCon,
+    InfoNCE,
+    LiftedStructure,
+    NormFace,
+    NPair,
+    SubCenterArcFace,
+    SupCon,
+    Triplet,
+)
+from mettle.losses.arcface import Mode
 from mettle.pairs import BatchHardSpec, NoKernel, pair_loss
 from mettle.pairs.class_softmax import class_reductions
+from mettle.pairs.kernel_spec import declared_margin
 from mettle.pairs.kernels import LoweredSpec, collect_inputs, config, evaluate_fused, launch, lower_loss
 from mettle.pairs.kernels.backward import _add_product
 from mettle.pairs.kernels.class_softmax import ClassSoftmaxCall, GradientBuffer, class_softmax
 from mettle.pairs.kernels.config import SUMMED_COLUMNS, flush_interval, most_gradient_splits, select_config
 from mettle.pairs.kernels.function import evaluate_spec, mean_and_gradient
 from mettle.pairs.kernels.histograms import score_histogram
+from mettle.pairs.kernels.margin_loss import margin_loss
 from mettle.pairs.kernels.mining import batch_hard_rows
 from mettle.pairs.kernels.operands import padded_head_dim, prepare_operands
 from mettle.pairs.kernels.spec import choose_precision, lower_spec
@@ -675,6 +691,105 @@ def test_a_single_class_has_no_others():
     assert torch.isfinite(target).all() and (far == -torch.inf).all()
     for g in torch.autograd.grad(target.sum() + far.masked_fill(far == -torch.inf, 0).sum(), [z, w]):
         assert torch.isfinite(g).all()
+
+
+@pytest.mark.parametrize(
+    ("scale", "unit", "kind", "many"),
+    mark_slow_except(
+        [
+            (s, u, k, m)
+            for s in (16.0, 300.0)
+            for u in (True, False)
+            for k in (torch.float32, torch.float16)
+            for m in (2, 3)
+        ],
+        [(16.0, True, torch.float32, 3), (300.0, False, torch.float16, 2)],
+    ),
+)
+def test_the_nearest_vector_of_a_class_over_chunks_of_classes(monkeypatch, scale, unit, kind, many):
+    monkeypatch.setattr("mettle.pairs.kernels.class_softmax.SCORES_IN_MEMORY", 0)
+    monkeypatch.setattr("mettle.pairs.kernels.class_softmax.LEAST_CLASSES", 64)
+    generator = torch.Generator().manual_seed(0)
+    z, y = torch.randn(21, 20, generator=generator), torch.randint(0, 75, (21,), generator=generator)
+    y[3] = y[4]  # two samples of one class
+    w = (3 * torch.randn(75 * many, 20, generator=generator)).to(kind)
+    z = z if unit else torch.nn.functional.normalize(z)
+    exact, leaves = [x.double().requires_grad_() for x in (z, w)], [x.clone().requires_grad_() for x in (z, w)]
+    unit_z = torch.nn.functional.normalize(exact[0]) if unit else exact[0]
+    cosines = (unit_z @ torch.nn.functional.normalize(exact[1]).T).view(21, 75, many).amax(2)
+    wanted = cosines.gather(1, y[:, None])[:, 0], (scale * cosines).scatter(1, y[:, None], -torch.inf).logsumexp(1)
+    found = class_softmax(*leaves, y, scale, normalize=unit, vectors_per_class=many)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-6, atol=3e-5)
+    by = torch.randn(2, 21, generator=generator)
+    for a, b in zip(
+        torch.autograd.grad((torch.stack(found) * by).sum(), leaves),
+        torch.autograd.grad((torch.stack(wanted) * by).sum(), exact),
+        strict=True,
+    ):
+        assert gap(a, b) < (max(5e-6, 1e-7 * scale) if a.dtype == torch.float32 else 1e-3)
+
+
+def test_one_class_of_several_vectors_has_no_others():
+    z, w = torch.randn(5, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    target, far = class_softmax(z, w, torch.zeros(5, dtype=torch.long), 8.0, normalize=True, vectors_per_class=3)
+    assert torch.isfinite(target).all() and (far == -torch.inf).all()
+    for g in torch.autograd.grad(target.sum() + far.masked_fill(far == -torch.inf, 0).sum(), [z, w]):
+        assert torch.isfinite(g).all()
+
+
+MARGINS = [ArcFace(9, 4, margin=0.5, mode=mode) for mode in get_args(Mode)]
+MARGINS += [ArcFace(9, 4, 8.0, 0.3, subtract=0.1), CosFace(9, 4), NormFace(9, 4), SubCenterArcFace(9, 4)]
+
+
+@pytest.mark.parametrize("loss", MARGINS, ids=repr)
+def test_a_declared_margin_is_that_of_the_loss(loss):
+    """Law: where a loss declares a margin, the kernel gives its value and slopes, also at both ends of the range."""
+    c = torch.cat([torch.linspace(-0.999, 0.999, 41), torch.tensor([1.0, -1.0, torch.nan])])
+    far = torch.linspace(-20.0, 90.0, 44).roll(7)
+    far[5] = -torch.inf
+
+    def plain(own, others):
+        return loss.sample_loss(others, loss.logit(own, own))
+
+    found_leaves, leaves = ([x.clone().requires_grad_() for x in (c, far)] for _ in range(2))
+    found, wanted = margin_loss(*found_leaves, declared_margin(loss), plain), plain(*leaves)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+    by = torch.linspace(0.5, 2, len(c))
+    gradients = torch.autograd.grad((found * by).sum(), found_leaves), torch.autograd.grad((wanted * by).sum(), leaves)
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a[:-1], b[:-1], rtol=2e-4, atol=1e-4)
+    assert found[-1].isnan()
+
+
+def test_a_margin_that_is_overridden_is_not_declared():
+    class Wider(ArcFace):
+        def target(self, cosine):
+            return super().target(cosine) - 0.1
+
+    class Named(ArcFace):
+        pass
+
+    assert declared_margin(Named(9, 4)) == declared_margin(ArcFace(9, 4)) is not None
+    assert declared_margin(Wider(9, 4)) is None and declared_margin(ArcFace(9, 4, mode="none", multiply=2.0)) is None
+
+
+def test_a_margin_can_be_differentiated_twice():
+    c, far = torch.linspace(-0.9, 0.9, 7, requires_grad=True), torch.zeros(7)
+    loss = ArcFace(9, 4, 4.0, mode="none")
+
+    def plain(own, others):
+        return loss.sample_loss(others, loss.logit(own, own))
+
+    values = margin_loss(c, far, declared_margin(loss), plain)
+    (first,) = torch.autograd.grad(values.sum(), c, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), c)
+    step = 1e-3
+    slopes = []
+    for shift in (step, -step):
+        moved = (c.detach() + shift).requires_grad_()
+        slopes.append(torch.autograd.grad(plain(moved, far).sum(), moved)[0])
+    torch.testing.assert_close(second, (slopes[0] - slopes[1]) / (2 * step), rtol=2e-2, atol=2e-2)
 
 
 def test_class_vectors_changed_in_place_are_noticed():

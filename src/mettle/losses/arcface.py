@@ -9,6 +9,7 @@ from torch import Tensor
 from mettle.difficulty.settings import validate_numbers
 from mettle.losses.base import require
 from mettle.losses.class_vectors import ClassVectors
+from mettle.pairs import MarginSpec
 
 Mode = Literal["keep", "none", "easy", "smooth", "detach"]
 
@@ -34,6 +35,7 @@ class ArcFace(ClassVectors):
     """
 
     self_contained = True
+    mode: Mode
 
     def __init__(
         self,
@@ -78,6 +80,12 @@ class ArcFace(ClassVectors):
         elif self.mode == "detach":
             moved = cosine + (moved - cosine).detach()
         return moved - self.subtract if self.subtract else moved
+
+    def margin_spec(self) -> MarginSpec | None:
+        """The kernels know every mode; a multiple of the angle they do not."""
+        if self.multiply != 1:
+            return None
+        return MarginSpec(float(self.scale), self.margin, self.subtract, self.mode)
 
     def _with_margin(self, cosine: Tensor) -> Tensor:
         """cos(m₁θ + m)."""

@@ -38,6 +38,7 @@ from mettle.pairs import (
 )
 from mettle.pairs.class_softmax import (
     ClassSimilarity,
+    class_losses,
     class_reductions,
     general_class_reductions,
     reduce_classes,
@@ -45,6 +46,7 @@ from mettle.pairs.class_softmax import (
 )
 from mettle.pairs.declarations import iterate_parts
 from mettle.pairs.dispatch import autocast_disabled, is_known_finite, nan_if_not_finite, reduce_rows
+from mettle.pairs.kernel_spec import MarginSpec, declared_margin
 from mettle.pairs.similarity import at_least_float32, may_read, normalize_rows
 from mettle.pairs.validation import Reference, validate_embeddings
 from mettle.rng import hash_bits
@@ -129,6 +131,13 @@ class ClassVectors(WriteOnceModule):
     def pool(self, similarity: Tensor) -> Tensor:
         """From similarities to the vectors of each class, (..., K), to that of the class: the nearest one counts."""
         return similarity.max(-1).values
+
+    def margin_spec(self) -> MarginSpec | None:
+        """What ``target`` and ``sample_loss`` come to, for the kernels; None where they are not in their family.
+
+        A subclass that overrides the maths and does not restate this loses it.
+        """
+        return None
 
     def modulate(self, similarity: Tensor, own: Tensor) -> Tensor:
         """What is summed in place of similarities to wrong classes, (B, c), given those to the own class, (B, 1)."""
@@ -250,7 +259,12 @@ class ClassVectors(WriteOnceModule):
         others = row_values["others_lse"]
         if len(vectors) == self.vectors_per_class or self.difficulty is not None:  # no other class: nothing to lose
             others = others.masked_fill(others == -torch.inf, torch.finfo(others.dtype).min)
-        values = self.sample_loss(others, self.logit(row_values["target"], z))
+        values = class_losses(
+            row_values["target"],
+            others,
+            declared_margin(self),
+            lambda own, far: self.sample_loss(far, self.logit(own, z)),
+        )
         more = self.regularizer(z, vectors)
         return values if more is None else values + more, row_values.get("weight")
 
@@ -274,8 +288,8 @@ class ClassVectors(WriteOnceModule):
         if self.vectors_per_class > 1 or self.modulates_negatives:
             modulate = self.modulate if self.modulates_negatives else None
             target, others = general_class_reductions(
-                at_least_float32(z), vectors, labels, steepness,
-                similarity=self._similarity(), modulate=modulate, unit_features=sphere,
+                z, vectors, labels, steepness,
+                similarity=self._similarity(), modulate=modulate, unit_features=sphere, half=half and sphere,
             )  # fmt: skip
         else:
             half = half and sphere  # features that keep their length may be too long for float16
@@ -291,7 +305,8 @@ class ClassVectors(WriteOnceModule):
         return pairs, z, labels, (self._prepare_vectors(vectors, z), self._class_indices(len(vectors)))
 
     def _similarity(self) -> ClassSimilarity:
-        return ClassSimilarity(self.vectors_per_class, self.pool, self.unit_vectors)
+        pool = None if type(self).pool is ClassVectors.pool else self.pool
+        return ClassSimilarity(self.vectors_per_class, pool, self.unit_vectors)
 
     def _logit_scale(self) -> float | Tensor:
         """What similarities are multiplied by; under ``torch.compile`` a scale that moves stays a tensor."""
@@ -402,7 +417,9 @@ class ClassVectors(WriteOnceModule):
                     f"labels of an earlier batch are out of range: {known} classes are numbered 0 to {known - 1}"
                 )
         with torch.cuda.device_of(unknown):
-            answer, event = unknown.any().to("cpu", non_blocking=True), torch.cuda.Event()
+            # Pinned: a copy to other memory waits for everything before it.
+            answer, event = torch.empty((), dtype=torch.bool, pin_memory=True), torch.cuda.Event()
+            answer.copy_(unknown.any(), non_blocking=True)
             event.record()
         self.__dict__["_asked_for_labels"] = answer, event
 

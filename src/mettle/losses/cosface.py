@@ -5,6 +5,7 @@ from torch import Tensor
 from mettle.difficulty.settings import validate_numbers
 from mettle.losses.base import require
 from mettle.losses.class_vectors import ClassVectors
+from mettle.pairs import MarginSpec
 
 
 class CosFace(ClassVectors):
@@ -36,3 +37,7 @@ class CosFace(ClassVectors):
     def target(self, cosine: Tensor) -> Tensor:
         """Cosine minus the margin."""
         return cosine - self.margin
+
+    def margin_spec(self) -> MarginSpec:
+        """For the kernels."""
+        return MarginSpec(float(self.scale), subtract=self.margin)

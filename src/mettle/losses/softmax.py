@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from mettle.difficulty.settings import validate_numbers
 from mettle.losses.base import require
 from mettle.losses.class_vectors import ClassVectors
+from mettle.pairs import MarginSpec
 from mettle.pairs.similarity import normalize_rows
 
 
@@ -78,3 +79,7 @@ class NormFace(ClassVectors):
         validate_numbers(scale=scale)
         require(scale > 0, f"scale must be above 0, got {scale}")
         self.scale = scale
+
+    def margin_spec(self) -> MarginSpec:
+        """There is no margin."""
+        return MarginSpec(float(self.scale))

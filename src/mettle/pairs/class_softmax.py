@@ -19,10 +19,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from mettle.pairs.interface import Difficulty, PairLoss, Tile
+from mettle.pairs.kernel_spec import MarginSpec
 from mettle.pairs.kernels import available
 from mettle.pairs.problem import PairProblem, RowBlock, make_side
 from mettle.pairs.reference import reduce_problem
 from mettle.pairs.similarity import (
+    at_least_float32,
     differentiable_gradients,
     normalize_rows,
     prepare_embeddings,
@@ -63,6 +65,20 @@ def class_reductions(
     return _ClassSoftmaxFunction.apply(z, vectors, labels, scale, unit_vectors, size)  # type: ignore[return-value]
 
 
+def class_losses(
+    target: Tensor,
+    others: Tensor,
+    spec: MarginSpec | None,
+    reference: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """(B,) the loss of each sample: by a kernel where a margin is declared, else as ``reference`` computes it."""
+    if spec is None or target.dtype != torch.float32 or not takes_kernels(target):
+        return reference(target, others)
+    from mettle.pairs.kernels.margin_loss import margin_loss
+
+    return margin_loss(target, others, spec, reference)
+
+
 def takes_kernels(z: Tensor) -> bool:
     """Whether the kernels take samples of this type, on this device, in this mode of torch."""
     if not z.is_cuda or z.dtype == torch.float64 or transforms_active() or torch.compiler.is_compiling():
@@ -71,14 +87,24 @@ def takes_kernels(z: Tensor) -> bool:
 
 
 def dense_class_reductions(
-    z: Tensor, vectors: Tensor, labels: Tensor, scale: float | Tensor, unit_vectors: bool
+    z: Tensor,
+    vectors: Tensor,
+    labels: Tensor,
+    scale: float | Tensor,
+    unit_vectors: bool,
+    vectors_per_class: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """The same as one matrix with plain autograd: the reference, and the fastest for few samples and classes."""
+    """The same as one matrix with plain autograd: the reference, and the fastest for few samples and classes.
+
+    Of several vectors per class the nearest one counts.
+    """
     vectors = vectors.to(z.dtype)
     s = z @ (normalize_rows(vectors) if unit_vectors else vectors).T
+    if vectors_per_class > 1:
+        s = s.unflatten(1, (-1, vectors_per_class)).max(2).values
     own = labels[:, None]
     target = s.gather(1, own).squeeze(1)
-    if len(vectors) == 1:  # no other class
+    if s.shape[1] == 1:  # no other class
         return target, torch.full_like(target, -torch.inf)
     return target, torch.logsumexp((s * scale).scatter(1, own, -torch.inf), 1)
 
@@ -92,9 +118,12 @@ def general_class_reductions(
     similarity: "ClassSimilarity",
     modulate: Callable[[Tensor, Tensor], Tensor] | None = None,
     unit_features: bool = False,
+    half: bool = False,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The same as `class_reductions` in plain torch, chunk by chunk, for classes that are not one product each.
+    """The same as `class_reductions`, chunk by chunk, for classes that are not one product each.
+
+    In plain torch, but where the nearest of several unit vectors counts: there the kernels do it on a GPU.
 
     Args:
         z: (B, d) samples.
@@ -104,13 +133,22 @@ def general_class_reductions(
         similarity: how alike samples and classes are, and how many vectors K a class has.
         modulate: similarities to wrong classes (B, c), given those to the own class (B, 1): what is summed instead.
         unit_features: bring ``z`` to length 1.
+        half: the embeddings were in half precision.
         chunk: classes at a time; chosen by size when left out.
 
     Returns:
         (B,) similarity to the own class, and (B,) log-sum-exp over all other classes; the smallest number there is, in
         place of -inf, where there is no other class.
     """
-    z, labels = normalize_rows(z) if unit_features else z, labels.long()
+    labels = labels.long()
+    if modulate is None and chunk is None and similarity.is_nearest and takes_kernels(z):
+        from mettle.pairs.kernels.class_softmax import class_softmax
+
+        return class_softmax(
+            z, vectors, labels, float(scale), half, unit_features, vectors_per_class=similarity.per_class
+        )
+    z = at_least_float32(z)
+    z = normalize_rows(z) if unit_features else z
     target = similarity.to_own(z, vectors, labels)
 
     def others(z: Tensor, part: Tensor, start: int, target: Tensor) -> Tensor:
@@ -136,13 +174,18 @@ class ClassSimilarity:
 
     Args:
         per_class: K, the vectors of every class.
-        pool: similarities to those, (..., K), to one similarity per class, (...).
+        pool: similarities to those, (..., K), to one similarity per class, (...); None takes the largest one.
         unit_vectors: bring class vectors to length 1.
     """
 
     per_class: int
-    pool: Callable[[Tensor], Tensor]
+    pool: Callable[[Tensor], Tensor] | None
     unit_vectors: bool
+
+    @property
+    def is_nearest(self) -> bool:
+        """Whether the nearest of unit vectors counts, which the kernels know."""
+        return self.pool is None and self.unit_vectors
 
     def to_all(self, z: Tensor, vectors: Tensor) -> Tensor:
         """(B, C) of every sample to every class."""
@@ -156,7 +199,10 @@ class ClassSimilarity:
         return self._pool_similarities((w.unflatten(0, (-1, self.per_class)) @ z[:, :, None]).squeeze(2)).squeeze(1)
 
     def _pool_similarities(self, s: Tensor) -> Tensor:
-        return s if self.per_class == 1 else self.pool(s.unflatten(1, (-1, self.per_class)))
+        if self.per_class == 1:
+            return s
+        s = s.unflatten(1, (-1, self.per_class))
+        return s.max(-1).values if self.pool is None else self.pool(s)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,13 @@ AROUND = {
     "extra_repr",
     "difficulty",
 }
-AROUND |= {"kernel_spec", "kernel_weights", "self_contained", "traits"}  # one may be restated without the others
+AROUND |= {
+    "kernel_spec",
+    "kernel_weights",
+    "margin_spec",
+    "self_contained",
+    "traits",
+}  # one may be restated without the others
 AROUND |= {"_abc_impl", "_is_protocol", "_is_runtime_protocol"}  # of every class below an ABC or a Protocol
 
 

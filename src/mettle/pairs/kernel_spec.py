@@ -211,6 +211,21 @@ class BatchHardSpec:
         return "cosine"
 
 
+@dataclass(frozen=True)
+class MarginSpec:
+    """What a loss over class vectors makes of the cosine c = cos θ to the own class, declared by ``margin_spec()``.
+
+    Formula:
+        L = log(1 + e^{others − scale · t}),  t = cos(θ + angle) − subtract, others = log Σ over the other classes
+        where θ + angle > π, ``mode`` says what t is, as in `mettle.losses.ArcFace`.
+    """
+
+    scale: float
+    angle: float = 0.0
+    subtract: float = 0.0
+    mode: Literal["keep", "none", "easy", "smooth", "detach"] = "none"
+
+
 KernelSpec = SoftmaxSpec | HingeSpec | BatchHardSpec
 """What a loss may declare by ``kernel_spec(weights)``."""
 
@@ -229,6 +244,12 @@ def declared_weights(difficulty: Any) -> KernelWeights | NoKernel | None:
     if difficulty is None:
         return None
     return _read_declaration(difficulty, "kernel_weights", KINDS)
+
+
+def declared_margin(loss: Any) -> MarginSpec | None:
+    """The margin that a loss over class vectors declares, if it still describes the loss; else None."""
+    declare = getattr(loss, "margin_spec", None)
+    return None if declare is None or overridden_since(type(loss), "margin_spec") is not None else declare()
 
 
 def declared_spec(loss: Any, difficulty: Any) -> KernelSpec | NoKernel:

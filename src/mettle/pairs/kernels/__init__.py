@@ -12,6 +12,8 @@ backward       negatives and positives; wide embeddings through memory
 function       all of it as one autograd function, and the order of launches
 mining         batch-hard
 class_softmax  margin softmax over chunks of classes
+nearest_vector its sums where a class has several vectors
+margin_loss    margin and loss of each sample
 histograms     all-pairs score histograms and lists of pairs, for evaluation
 
 Importing this needs no triton; calling does.

@@ -3,7 +3,8 @@
 
     target = ẑ·ŵ_y          negatives = log Σ_{c ≠ y} e^{scale · ẑ·ŵ_c}
 
-Both with gradient to samples and class vectors; margin and loss stay with the caller. Class vectors are normalized
+Both with gradient to samples and class vectors; margin and loss are in `margin_loss`, or stay with the caller. A class
+of K vectors counts by the one that is nearest to a sample (`nearest_vector`). Class vectors are normalized
 chunk by chunk, never as a second copy: in half precision they wait for the backward pass where their gradient will be.
 Of the B × C logits only B × chunk exist at once, and only in the backward pass.
 Samples are sorted by class, so that a block of them has its own classes in one range of columns.
@@ -24,6 +25,11 @@ from mettle.pairs.kernels.backward import matmul_float32, score_gradients_kernel
 from mettle.pairs.kernels.config import LARGE_BATCH, NegativesConfig, TileConfig, cdiv, select_config, split_columns
 from mettle.pairs.kernels.forward import negatives_forward
 from mettle.pairs.kernels.launch import Launch, align_tensor, find_launch_cache, flatten_tensor, tensor_descriptors
+from mettle.pairs.kernels.nearest_vector import (
+    nearest_gradients_kernel,
+    nearest_negatives_kernel,
+    select_nearest_tiles,
+)
 from mettle.pairs.kernels.operands import (
     INTERPRETER_PAD,
     PAD,
@@ -60,24 +66,28 @@ def class_softmax(
     half: bool = False,
     normalize: bool = False,
     precision: str | None = None,
+    vectors_per_class: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """(B,) cosine to the own class and (B,) log-sum-exp over the others, as `class_reductions` of the room.
 
     Args:
         z: (B, d) samples, of any length; where ``normalize`` is off they keep it.
-        w: (C, d) class vectors of any length; they are normalized here.
+        w: (C · K, d) class vectors of any length, those of a class behind each other; they are normalized here.
         labels: (B,) class of each sample, from 0 to C − 1.
         scale: of the cosines.
         half: products in float16; else as precise as float32.
         normalize: bring samples to length 1 here.
         precision: overrides ``half``.
+        vectors_per_class: K. The cosine to a class is that to the nearest of its vectors.
     """
     if w.ndim != 2 or z.ndim != 2 or w.shape[1] != z.shape[1]:
         raise InputError(f"class vectors must be (C, d) with the samples' d: got {tuple(w.shape)} for {tuple(z.shape)}")
     precision = precision or ("ieee" if not z.is_cuda else "fp16" if half else "bf16x3")
     with torch.cuda.device_of(z):
         w_needs_grad = w.requires_grad and torch.is_grad_enabled()
-        return ClassSoftmaxFunction.apply(z, w, labels, float(scale), normalize, precision, w_needs_grad)  # type: ignore[return-value]
+        return ClassSoftmaxFunction.apply(  # type: ignore[return-value]
+            z, w, labels, float(scale), normalize, precision, w_needs_grad, vectors_per_class
+        )
 
 
 class ClassSoftmaxFunction(torch.autograd.Function):
@@ -93,9 +103,10 @@ class ClassSoftmaxFunction(torch.autograd.Function):
         normalize: bool,
         precision: str,
         w_needs_grad: bool,
+        vectors_per_class: int,
     ):  # type: ignore[override]
         """(B,) each."""
-        ctx.call = ClassSoftmaxCall(z.detach(), w.detach(), labels, scale, normalize, precision)
+        ctx.call = ClassSoftmaxCall(z.detach(), w.detach(), labels, scale, normalize, precision, vectors_per_class)
         ctx.save_for_backward(z, w, labels)
         ctx.scale, ctx.normalize = scale, normalize
         return ctx.call.forward(w_needs_grad)
@@ -111,11 +122,13 @@ class ClassSoftmaxFunction(torch.autograd.Function):
             similarity.warn_dense_recomputation(len(z), len(w))
             rows = similarity.at_least_float32(z)
             rows = similarity.normalize_rows(rows) if ctx.normalize else rows
-            outputs = dense_class_reductions(rows, w, labels, ctx.scale, unit_vectors=True)
+            outputs = dense_class_reductions(
+                rows, w, labels, ctx.scale, unit_vectors=True, vectors_per_class=ctx.call.vectors_per_class
+            )
             found = similarity.differentiable_gradients(outputs, (g_target, g_lse), (z, w))
-            return *found, None, None, None, None, None
+            return *found, None, None, None, None, None, None
         g_target, g_lse = (flatten_tensor(g.float()) for g in (g_target, g_lse))
-        return *ctx.call.backward(g_target, g_lse, z, ctx.needs_input_grad[1]), None, None, None, None, None
+        return *ctx.call.backward(g_target, g_lse, z, ctx.needs_input_grad[1]), None, None, None, None, None, None
 
 
 class ClassOperands(NamedTuple):
@@ -164,21 +177,38 @@ class GradientBuffer:
 class ClassSoftmaxCall:
     """One call."""
 
-    def __init__(self, z: Tensor, w: Tensor, labels: Tensor, scale: float, normalize: bool, precision: str):
-        self.precision, self.scale, self.normalize = precision, scale, normalize
-        self.online = scale > MOST_EXPONENT or not normalize  # samples as they come may be of any length
+    def __init__(
+        self,
+        z: Tensor,
+        w: Tensor,
+        labels: Tensor,
+        scale: float,
+        normalize: bool,
+        precision: str,
+        vectors_per_class: int = 1,
+    ):
+        self.precision, self.scale, self.normalize, self.vectors_per_class = (
+            precision,
+            scale,
+            normalize,
+            vectors_per_class,
+        )
+        # Samples as they come may be of any length.
+        self.online = scale > MOST_EXPONENT or not normalize or vectors_per_class > 1
         # What samples and class vectors carry, so that products are logits in base 2: long samples nothing.
         both = math.sqrt(LOG2E * scale)
         self.sample_scale, self.class_scale = (both, both) if normalize else (1.0, LOG2E * scale)
         self.w, self.z = align_tensor(w if w.stride(1) == 1 else w.contiguous()), align_tensor(z)
         self.labels = flatten_tensor(labels)
-        settings = ("classes", self.online, normalize, precision, SCORES_IN_MEMORY, FORWARD_CLASSES, LEAST_CLASSES)
+        limits = (SCORES_IN_MEMORY, FORWARD_CLASSES, LEAST_CLASSES)
+        settings = ("classes", vectors_per_class, self.online, normalize, precision, *limits)
         self.cache = find_launch_cache(settings, (self.z, self.w, self.labels))
         self.config = select_config(
             precision, padded_head_dim(z.shape[1]), register_heavy=self.online, large=len(w) >= LARGE_BATCH
         )
         self.pad = INTERPRETER_PAD if precision == "ieee" else PAD
         self.buffer: GradientBuffer | None = None
+        self.ranges: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}  # by classes of a chunk
 
     def forward(self, w_needs_grad: bool) -> tuple[Tensor, Tensor]:
         """Targets and log-sum-exps; ``w_needs_grad``: the gradient of the class vectors will be asked for."""
@@ -188,12 +218,13 @@ class ClassSoftmaxCall:
         padded, device, tile = rows.padded, rows.normalized.device, self.config.forward_tile(False)
         target, negatives = torch.empty(rows.n, device=device), torch.empty(rows.n, device=device)
         self.target_inverse_norm, self.lse = torch.empty(padded, device=device), torch.empty(padded, device=device)
-        self.target_class = torch.empty(padded, dtype=torch.int64, device=device)
+        self.target_row = torch.empty(padded, dtype=torch.int64, device=device)
+        self.label_rows = self._nearest_own_rows()
         block = select_row_block(rows.head_dim)
         self.cache.launch(
             "target",
             target_cosine_kernel,
-            (rows.normalized, self.w, self.labels, rows.order, target, self.target_inverse_norm, self.target_class),
+            (rows.normalized, self.w, self.label_rows, rows.order, target, self.target_inverse_norm, self.target_row),
             lambda: Launch(
                 (padded // block.rows,),
                 (rows.n, rows.d, self.w.stride(0)),
@@ -205,15 +236,31 @@ class ClassSoftmaxCall:
                 },
             ),
         )
+        many = self.vectors_per_class
+        self.target_class = self.target_row if many == 1 else self.target_row.div(many, rounding_mode="floor")
+        chunk = self.step if many > 1 else FORWARD_CLASSES
         if w_needs_grad and self.precision != "bf16x3":  # two halves take all of the room
-            self.buffer = GradientBuffer(torch.empty_like(self.w), FORWARD_CLASSES, self.step)
+            self.buffer = GradientBuffer(torch.empty_like(self.w), chunk * many, self.step * many)
+        if many > 1:
+            tile = select_nearest_tiles(self.precision, self.config).forward
         blocks = cdiv(rows.n, tile.block_m)
-        splits = split_columns(blocks, cdiv(min(FORWARD_CLASSES, len(self.w)), tile.block_n), device, 4)
-        sums = torch.empty(cdiv(len(self.w), FORWARD_CLASSES), splits, 2, padded, device=device)
+        splits = split_columns(blocks, cdiv(min(chunk, self.num_classes), tile.block_n), device, 4)
+        sums = torch.empty(cdiv(self.num_classes, chunk), splits, 2, padded, device=device)
         config = self._negatives_config(tile)
-        for k, place, begin, end in self.chunks(FORWARD_CLASSES):
+        for k, place, begin, end in self.chunks(chunk):
             m, vectors = place.stop - place.start, self.normalize_classes(f"classes {k}", place, self.buffer)
             operands = self._operands(config, vectors)
+            if many > 1:
+                group = len(vectors.hi) // many
+                self.cache.launch(
+                    f"nearest negatives {k}",
+                    nearest_negatives_kernel,
+                    (*operands, begin, end, sums[k]),
+                    lambda m=m, group=group: Launch(
+                        (blocks, splits), (m, group, padded, splits), config.nearest_constexprs(many)
+                    ),
+                )
+                continue
             self.cache.launch(
                 f"negatives {k}",
                 negatives_forward,
@@ -244,6 +291,9 @@ class ClassSoftmaxCall:
         rows, tile = self.rows, self.config.backward
         if not self.config.scores_in_memory:  # the rows' gradient is not held: tiles as in the forward pass
             tile = self.config.forward
+        many = self.vectors_per_class
+        if many > 1:
+            tile = select_nearest_tiles(self.precision, self.config).backward
         config = self._negatives_config(tile)
         n, padded, device = rows.n, rows.padded, rows.normalized.device
         row_state, stats = torch.empty(ROW_STATE_LINES, padded, device=device), torch.empty(3, device=device)
@@ -267,6 +317,28 @@ class ClassSoftmaxCall:
             ds = torch.empty(padded, width, dtype=hi.dtype, device=device)
             ds_lo = torch.empty_like(ds) if self.precision == "bf16x3" else ds
             operands = self._operands(config, vectors)
+            if many > 1:
+                group = width // many
+                self.cache.launch(
+                    f"nearest gradients {k}",
+                    nearest_gradients_kernel,
+                    (*operands, begin, end, row_state, stats, ds, ds_lo),
+                    lambda m=m, group=group: Launch(
+                        (padded // tile.block_m, group // tile.block_n),
+                        (m, group, padded),
+                        config.nearest_constexprs(many),
+                    ),
+                    (GRADIENT_LIMIT,),
+                )
+                self._multiply(ds, ds_lo, hi, lo, dz)  # ds of missing classes is 0
+                if dw is not None:
+                    g = self._multiply(ds.T, ds_lo.T, rows.hi, rows.lo)
+                    for v in range(many):  # vectors of one kind behind each other, as they were normalized
+                        at = slice(v * group, v * group + m)
+                        w, out = self._rows_of(self.w, place)[v::many], self._rows_of(dw, place)[v::many]
+                        name = f"normalize classes backward {k}, {v}"
+                        self.normalize_classes_backward(name, g[at], w, inverse_norm[at], stats, out)
+                continue
             self.cache.launch(
                 f"score gradients {k}",
                 score_gradients_kernel,
@@ -288,18 +360,51 @@ class ClassSoftmaxCall:
                 )
         dw_target = self._add_target_gradient(g_target, stats, dz)
         if dw is not None:
-            dw.index_add_(0, self.labels, dw_target)
+            dw.index_add_(0, self.label_rows, dw_target)
         return normalize_backward(rows, dz, None, stats, like, self.normalize, cache=self.cache), dw
 
     @property
+    def num_classes(self) -> int:
+        """C."""
+        return len(self.w) // self.vectors_per_class
+
+    @property
     def step(self) -> int:
-        """Classes of a chunk in the backward pass, a power of two: so many of them are one in the forward pass."""
-        most = max(LEAST_CLASSES, SCORES_IN_MEMORY // len(self.target_class))
+        """Classes of a chunk in the backward pass, a power of two: so many of them are one in the forward pass.
+
+        Several vectors per class have chunks of one size in both passes, of any number of classes.
+        """
+        most = max(LEAST_CLASSES, SCORES_IN_MEMORY // len(self.target_row))
+        if self.num_classes <= min(2 * most, FORWARD_CLASSES) and self.vectors_per_class == 1:
+            return FORWARD_CLASSES  # two chunks would take the host as long as the GPU
+        if self.vectors_per_class > 1:
+            return max(most // (self.vectors_per_class * self.pad), 1) * self.pad
         return min(1 << (most.bit_length() - 1), FORWARD_CLASSES)
+
+    def _rows_of(self, x: Tensor, place: slice) -> Tensor:
+        """The vectors of a chunk of classes, or what belongs to them."""
+        return x[place.start * self.vectors_per_class : place.stop * self.vectors_per_class]
+
+    def _nearest_own_rows(self) -> Tensor:
+        """(B,) which class vector is the nearest one of a sample's own class."""
+        many = self.vectors_per_class
+        if many == 1:
+            return self.labels
+        rows = self.labels.long()[:, None] * many + torch.arange(many, device=self.labels.device)
+        own = torch.nn.functional.normalize(self.w[rows].float(), dim=2)
+        nearest = (own @ self.z.float()[:, :, None]).squeeze(2).argmax(1)
+        return rows.gather(1, nearest[:, None]).squeeze(1)
 
     def chunks(self, size: int) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
         """Each chunk of classes: number, place, and the samples' own classes as ranges of its columns."""
-        padded, many = len(self.target_class), cdiv(len(self.w), size)
+        if size not in self.ranges:
+            self.ranges[size] = self._find_ranges(size)
+        for k, (begin, end) in enumerate(zip(*self.ranges[size], strict=True)):
+            yield k, slice(k * size, min((k + 1) * size, self.num_classes)), begin, end
+
+    def _find_ranges(self, size: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Begin and end of the samples' own classes among the columns of each chunk of so many classes."""
+        padded, many = len(self.target_class), cdiv(self.num_classes, size)
         begin, end = torch.empty(2, many, padded, dtype=torch.int32, device=self.target_class.device).unbind()
         self.cache.launch(
             f"ranges {size}",
@@ -307,12 +412,13 @@ class ClassSoftmaxCall:
             (self.target_class, begin, end),
             lambda: Launch((padded // SMALL_BLOCK, many), (size, padded), {"SIZE": SMALL_BLOCK}),
         )
-        for k in range(many):
-            yield k, slice(k * size, min((k + 1) * size, len(self.w))), begin[k], end[k]
+        return begin.unbind(), end.unbind()
 
     def _read_classes(self, name: str, place: slice, buffer: GradientBuffer | None) -> ClassOperands:
         """Normalized vectors of a chunk in the backward pass."""
-        found = None if buffer is None else buffer.read(place, self._padded(place.stop - place.start))
+        many, rows = self.vectors_per_class, self._padded(place.stop - place.start)
+        whole = slice(place.start * many, place.stop * many)
+        found = None if buffer is None else buffer.read(whole, rows * many)
         return self.normalize_classes(name, place) if found is None else found
 
     def _padded(self, n: int) -> int:
@@ -338,23 +444,38 @@ class ClassSoftmaxCall:
         return found
 
     def normalize_classes(self, name: str, place: slice, buffer: GradientBuffer | None = None) -> ClassOperands:
-        """Those of a chunk, which then stay in the buffer where there is room."""
-        w, rows = self.w[place], self.rows
-        (n, d), padded = w.shape, self._padded(place.stop - place.start)
-        room = None if buffer is None else buffer.allocate(place, padded, rows.hi)
-        hi = torch.empty(padded, rows.head_dim, dtype=rows.hi.dtype, device=w.device) if room is None else room
+        """Those of a chunk, which then stay in the buffer where there is room.
+
+        Of several vectors per class, the first ones of all classes come first, padded; then the second ones, and so on.
+        """
+        w, rows, many = self._rows_of(self.w, place), self.rows, self.vectors_per_class
+        whole, padded = slice(place.start * many, place.stop * many), self._padded(place.stop - place.start)
+        room = None if buffer is None else buffer.allocate(whole, padded * many, rows.hi)
+        hi = room
+        if hi is None:
+            hi = torch.empty(padded * many, rows.head_dim, dtype=rows.hi.dtype, device=w.device)
         lo = torch.empty_like(hi) if self.precision == "bf16x3" else hi
-        inverse_norm = torch.empty(padded, device=w.device)
-        block = select_row_block(rows.head_dim)
+        inverse_norm = torch.empty(padded * many, device=w.device)
+        for v in range(many):
+            at = slice(v * padded, (v + 1) * padded)
+            of_kind = name if many == 1 else f"{name}, {v}"
+            self._launch_normalize_classes(of_kind, w[v::many], hi[at], lo[at], inverse_norm[at])
+        vectors = ClassOperands(hi, lo, inverse_norm)
+        if buffer is not None and room is not None:
+            buffer.store(whole, vectors)
+        return vectors
+
+    def _launch_normalize_classes(self, name: str, w: Tensor, hi: Tensor, lo: Tensor, inverse_norm: Tensor) -> None:
+        (n, d), block = w.shape, select_row_block(self.rows.head_dim)
         self.cache.launch(
             name,
             normalize_classes_kernel,
             (w, hi, lo, inverse_norm),
             lambda: Launch(
-                (padded // block.rows,),
+                (len(hi) // block.rows,),
                 (n, d, w.stride(0)),
                 {
-                    "HEAD_DIM": rows.head_dim,
+                    "HEAD_DIM": self.rows.head_dim,
                     "BLOCK": block.columns,
                     "ROWS": block.rows,
                     "PRECISION": self.precision,
@@ -363,10 +484,6 @@ class ClassSoftmaxCall:
             ),
             (self.class_scale,),
         )
-        vectors = ClassOperands(hi, lo, inverse_norm)
-        if buffer is not None and room is not None:
-            buffer.store(place, vectors)
-        return vectors
 
     def normalize_classes_backward(
         self, name: str, g: Tensor, w: Tensor, inverse_norm: Tensor, stats: Tensor, out: Tensor
@@ -390,7 +507,7 @@ class ClassSoftmaxCall:
         rows, w = self.rows, self.w
         dw_target = torch.empty(rows.n, rows.d, dtype=w.dtype, device=w.device)
         block = select_row_block(rows.head_dim)
-        inputs = (rows.normalized, w, self.target_class, self.target_inverse_norm, rows.order)
+        inputs = (rows.normalized, w, self.target_row, self.target_inverse_norm, rows.order)
         self.cache.launch(
             "target backward",
             target_cosine_backward_kernel,

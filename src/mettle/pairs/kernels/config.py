@@ -146,6 +146,11 @@ class NegativesConfig:
             "ROWS_IN_REGISTERS": self.tile.rows_in_registers,
         }
 
+    def nearest_constexprs(self, vectors: int) -> dict[str, Any]:
+        """Of the kernels of `nearest_vector`."""
+        made = self.tile.constexprs(self.precision, self.head_dim) | {"BLOCK_K": self.block_k, "VECTORS": vectors}
+        return made | self.tile.launch_options
+
     def score_gradients_constexprs(
         self, *, second_sum_has_grad: bool, differentiable_weights: bool, row_end: bool, column_end: bool
     ) -> dict[str, Any]:
