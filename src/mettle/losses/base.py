@@ -29,8 +29,11 @@ from mettle.pairs.declarations import declared_traits
 from mettle.pairs.diagnostics import pair_row_values
 from mettle.pairs.dispatch import Engine
 from mettle.pairs.kernel_spec import is_differentiable
+from mettle.pairs.selection import IndicesTuple, PairSelection, select_pairs
 from mettle.pairs.similarity import can_read, transforms_active
 from mettle.pairs.validation import Reference, stack_views, validate_embeddings
+
+SELECTING = ("indices_tuple", "positives", "negatives", "targets")  # options that name the pairs of a call
 
 
 class PairwiseLoss(SettingsModule):
@@ -44,6 +47,8 @@ class PairwiseLoss(SettingsModule):
     """
 
     takes_progress = True  # of training, as an argument of the call: for curricula
+    takes_targets = False  # whether a soft target has a meaning
+    takes_triplets = False  # whether given triplets are used as such (`given_triplets`), not as pairs
 
     empty: Literal["error", "zero"] = field(default="error", kw_only=True)
 
@@ -91,9 +96,20 @@ class PairwiseLoss(SettingsModule):
         """The temperature that similarities are divided by: a number, or a learned one with gradient."""
         return self.temperature
 
-    def forward(self, embeddings: Tensor, labels: Tensor, **options: Any) -> Tensor:
-        """The mean over anchors, a scalar with gradient. Options: see :meth:`output`."""
-        if not options and is_opaque(embeddings) and self._is_plain():
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: IndicesTuple | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """The mean over anchors, a scalar with gradient. Options: see :meth:`output`.
+
+        A list of pairs without any positive gives 0 with zero gradient: that a miner finds nothing is ordinary.
+        """
+        if indices_tuple is not None:
+            return self.output(embeddings, labels, indices_tuple=indices_tuple, **options).mean_or_zero()
+        if not options and labels is not None and is_opaque(embeddings) and self._is_plain():
             self.observe(embeddings, labels)
             return compiled_mean(self.__dict__["_compile_handle"], embeddings, labels)
         output = self.output(embeddings, labels, **options)
@@ -101,7 +117,7 @@ class PairwiseLoss(SettingsModule):
             return output.mean_or_zero()
         if not output.known_defined and can_read(output.defined) and output.is_empty():
             raise InputError(
-                f"no anchor has a positive among {len(labels)} samples: each class needs at least two samples in a "
+                f"no anchor has a positive among {len(embeddings)} samples: each class needs at least two samples in a "
                 "batch. The usual cause is a sampler that draws samples one by one; draw P classes x K samples"
             )
         return output.mean()
@@ -110,15 +126,23 @@ class PairwiseLoss(SettingsModule):
         """Whether a call is nothing but the engine on this loss: no output of its own, nothing to be learned."""
         return type(self).output is PairwiseLoss.output and not any(True for _ in self.parameters())
 
-    def per_anchor(self, embeddings: Tensor, labels: Tensor, **options: Any) -> Tensor:
+    def per_anchor(
+        self, embeddings: Tensor, labels: Tensor | None, indices_tuple: IndicesTuple | None = None, **options: Any
+    ) -> Tensor:
         """(n,) one value per anchor, NaN for anchors without positives. Options: see :meth:`output`."""
+        if indices_tuple is not None:
+            options["indices_tuple"] = indices_tuple
         return self.output(embeddings, labels, **options).per_anchor()
 
     def output(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Tensor | None,
         *,
+        indices_tuple: IndicesTuple | None = None,
+        positives: Tensor | None = None,
+        negatives: Tensor | None = None,
+        targets: Tensor | None = None,
         ref: Reference | None = None,
         ids: Tensor | None = None,
         biased: Tensor | tuple[Tensor, Tensor] | None = None,
@@ -132,7 +156,13 @@ class PairwiseLoss(SettingsModule):
 
         Args:
             embeddings: (n, d), any floating type; normalised inside where the loss lives on the sphere.
-            labels: (n,) whole numbers. For two views of unlabelled samples pass the sample ids.
+            labels: (n,) whole numbers. For two views of unlabelled samples pass the sample ids. (n, C) of 0 and 1:
+                samples of several classes, positive where they share one. None where one of the next four says it.
+            indices_tuple: (anchors, positives, anchors, negatives) or (anchors, positives, negatives): positions of the
+                pairs or triplets to use, and no others; a pair that is listed k times counts k times.
+            positives: (n, m) booleans, in place of equal labels; negatives are the rest.
+            negatives: (n, m) booleans with ``positives``: pairs of neither table are absent.
+            targets: (n, m) soft targets from 0 to 1, for `SupCon` and `InfoNCE`.
             ref: (embeddings, labels) or (embeddings, labels, ids) to compare with instead of the batch itself.
             ids: (n,) sample ids, to leave out pairs of equal id against a ``ref`` with ids.
             biased: a second encoder's embeddings, for difficulties that compare two encoders.
@@ -142,10 +172,19 @@ class PairwiseLoss(SettingsModule):
             engine: ``auto``, ``dense``, ``tiled`` or, on a GPU, ``triton``.
             tile: rows of a tile of the tiled engine; chosen by size when left out.
         """
+        given = {"indices_tuple": indices_tuple, "positives": positives, "negatives": negatives, "targets": targets}
+        if self.takes_triplets and isinstance(indices_tuple, tuple | list) and len(indices_tuple) == 3:
+            others = {"ids": ids, "biased": biased, "weights": weights, **given, "indices_tuple": None}
+            name = next((name for name, x in others.items() if x is not None), "views" if views else None)
+            if name is not None:
+                raise InputError(f"{type(self).__name__} takes given triplets as they are: {name}= does not apply")
+            return self.given_triplets(embeddings, labels, ref, indices_tuple)
         if views:
+            _refuse_views(given)
             embeddings, labels, biased = stack_views(embeddings, labels, biased)
         if weights is not None:
             validate_pair_weights(weights, embeddings, ref)
+        selection = self._select_pairs(embeddings, labels, ref, given, weights)
         loss = self.resolve_difficulty(progress, weights)
         loss.observe(embeddings, labels)
         return pair_loss(
@@ -156,21 +195,48 @@ class PairwiseLoss(SettingsModule):
             ids=ids,
             biased=biased,
             difficulty=difficulty_of(loss),
+            selection=selection,
             engine=engine,
             tile=tile,
         )
 
-    def observe(self, embeddings: Tensor, labels: Tensor) -> None:
+    def given_triplets(
+        self, embeddings: Tensor, labels: Tensor | None, ref: Reference | None, triplets: IndicesTuple
+    ) -> PairOutput:
+        """The loss of just these triplets, for a member that declares ``takes_triplets``."""
+        raise NotImplementedError
+
+    def _select_pairs(
+        self, embeddings: Tensor, labels: Tensor | None, ref: Reference | None, given: dict[str, Any], weights: Any
+    ) -> PairSelection | None:
+        """The pairs that a call names, or None; refuses what this loss cannot take."""
+        name = type(self).__name__
+        if given["targets"] is not None:
+            if not self.takes_targets:
+                raise InputError(f"{name} has no form for soft targets=: use SupCon or InfoNCE, or give positives=")
+            if difficulty_of(self) is not None or weights is not None:
+                raise InputError(f"{name} takes targets= without a difficulty or weights=: they weigh the pairs")
+        has_numbers = isinstance(labels, Tensor) and labels.ndim == 1
+        if not has_numbers and getattr(self, "reads_labels", False):
+            raise InputError(f"{name} has a number for each class and needs labels (n,), one for each sample")
+        return select_pairs(embeddings, ref, **given)
+
+    def observe(self, embeddings: Tensor, labels: Tensor | None) -> None:
         """Show a training batch to a difficulty that follows the data."""
         observe = getattr(difficulty_of(self), "observe", None)
         if observe is not None and torch.is_grad_enabled() and not transforms_active():
+            if labels is None or (isinstance(labels, Tensor) and labels.ndim != 1):
+                raise InputError(
+                    f"{type(difficulty_of(self)).__name__} follows the pairs of equal labels and needs labels (n,), "
+                    "one for each sample: use a difficulty that does not follow the data, such as Threshold"
+                )
             validate_embeddings(embeddings, labels, "embeddings", "labels")
             observe(embeddings, labels)
 
     def statistics(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Tensor | None,
         *,
         views: bool = False,
         progress: float | None = None,
@@ -179,22 +245,32 @@ class PairwiseLoss(SettingsModule):
     ) -> PairStatistics:
         """What the difficulty did to this batch. Options: see :meth:`output`; there is no engine to choose."""
         if views:
+            _refuse_views(options)
             embeddings, labels, options["biased"] = stack_views(embeddings, labels, options.get("biased"))
+        options["selection"] = self._pop_selection(embeddings, labels, options, weights)
         loss = self.resolve_difficulty(progress, weights)
         return pair_statistics(loss, embeddings, labels, difficulty=difficulty_of(loss), **options)
 
     def row_values(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Tensor | None,
         *,
         progress: float | None = None,
         weights: Tensor | None = None,
         **options: Any,
     ) -> RowValues:
         """Everything that the rows of this batch accumulate, in no particular order."""
+        options["selection"] = self._pop_selection(embeddings, labels, options, weights)
         loss = self.resolve_difficulty(progress, weights)
         return pair_row_values(loss, embeddings, labels, difficulty=difficulty_of(loss), **options)
+
+    def _pop_selection(
+        self, embeddings: Tensor, labels: Tensor | None, options: dict[str, Any], weights: Any
+    ) -> PairSelection | None:
+        """The pairs that the options of a call name, taken out of them."""
+        given = {name: options.pop(name, None) for name in SELECTING}
+        return self._select_pairs(embeddings, labels, options.get("ref"), given, weights)
 
     def resolve_difficulty(self, progress: float | None, weights: Tensor | None) -> Self:
         """The loss for one call: with given weights, or with its curriculum at this point of training."""
@@ -245,6 +321,15 @@ class SoftmaxLoss(PairwiseLoss):
         return None if self.learn_temperature else 1 / self.temperature
 
 
+def _refuse_views(options: dict[str, Any]) -> None:
+    """Pairs are named by rows, and views are not rows yet."""
+    for name in SELECTING:
+        if options.get(name) is not None:
+            raise InputError(
+                f"{name}= names pairs of rows and does not go with views=True: stack the views to (views · n, d) first"
+            )
+
+
 def validate_pair_weights(weights: Any, embeddings: Tensor, ref: Reference | None) -> None:
     """Refuse a table that is not of the pairs of the call; what is no table is refused by `FixedWeights`."""
     wanted = (len(embeddings), len(embeddings) if ref is None else len(ref[0]))
@@ -272,6 +357,11 @@ def log_add(a: Tensor, b: Tensor) -> Tensor:
     largest = largest.masked_fill(empty, 0)
     total = (a - largest).exp() + (b - largest).exp()
     return torch.where(empty, -torch.inf, total.masked_fill(empty, 1).log() + largest)
+
+
+def log_share(t: Tensor) -> Tensor:
+    """Log t, for exponents; 0 where t is 0 and the pair is masked."""
+    return torch.where(t > 0, t, 1).log()
 
 
 def softplus(x: Tensor) -> Tensor:

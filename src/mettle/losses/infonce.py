@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mettle.losses.base import SoftmaxLoss, require, softplus
+from mettle.losses.base import SoftmaxLoss, log_share, require, softplus
 from mettle.pairs import (
     Difficulty,
     KernelWeights,
@@ -34,6 +34,8 @@ class InfoNCE(SoftmaxLoss):
         L_i = mean over positives p of L_ip: each positive alone against the negatives.
         The prior is the chance that a "negative" is really of the anchor's class; the maximum keeps the corrected sum
         above its smallest possible value, and where it acts the negatives get no gradient (``clamp_fraction``).
+        With soft ``targets`` t in the call, a pair is a positive by t and a negative by 1 − t:
+        R_i = Σ_j (1 − t_ij) e^{x_ij}, N = Σ_j (1 − t_ij), L_i = Σ_j t_ij L_ij / Σ_j t_ij.
     Needs:
         labels, or two views with the sample ids as labels. Embeddings are normalised inside.
     Use when:
@@ -52,6 +54,7 @@ class InfoNCE(SoftmaxLoss):
     count: Literal["plain", "weight"] | None = None
 
     self_contained = True
+    takes_targets = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,6 +71,12 @@ class InfoNCE(SoftmaxLoss):
 
     def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """The negatives of each anchor."""
+        if tile.target is not None:
+            rest = 1 - tile.target
+            return {
+                "negatives_lse": logsumexp_over(self.logits(tile) + log_share(rest), tile.negative),
+                "negatives": sum_over(rest, tile.negative),
+            }
         weighting = "weight" if self.negative_count == "weight" else "mask"
         return {
             "negatives_lse": logsumexp_over(self.logits(tile), tile.negative, bound=self.logit_bound),
@@ -81,9 +90,10 @@ class InfoNCE(SoftmaxLoss):
         # No negatives: nothing to be told apart from, so the loss is 0.
         alone = far == -torch.inf
         value = softplus(far.masked_fill(alone, 0) - x).masked_fill(alone, 0)
+        share = 1.0 if tile.target is None else tile.target
         return {
-            "value": sum_over(value, tile.positive),
-            "positive_weight": sum_over(1.0, tile.positive),
+            "value": sum_over(share * value, tile.positive),
+            "positive_weight": sum_over(share, tile.positive),
             "positives": sum_over(1.0, tile.positive, weighting="mask"),
             "clamped": sum_over(clamped.to(x.dtype).expand_as(x), tile.positive, weighting="mask"),
         }
@@ -122,7 +132,9 @@ class InfoNCE(SoftmaxLoss):
             log_temperature=self.learned_log_temperature(),
         )
 
-    def statistics(self, embeddings: Tensor, labels: Tensor, *, views: bool = False, **options: Any) -> PairStatistics:
+    def statistics(
+        self, embeddings: Tensor, labels: Tensor | None, *, views: bool = False, **options: Any
+    ) -> PairStatistics:
         """What the difficulty did to this batch, and for which share of positive pairs the maximum acted."""
         if views:
             embeddings, labels, options["biased"] = stack_views(embeddings, labels, options.get("biased"))

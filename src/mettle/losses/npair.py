@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mettle.errors import InputError
-from mettle.losses.base import PairwiseLoss, require, softplus, zero_if_empty
+from mettle.losses.base import SELECTING, PairwiseLoss, require, softplus, zero_if_empty
 from mettle.pairs import (
     Difficulty,
     KernelWeights,
@@ -25,7 +25,7 @@ from mettle.pairs import (
 from mettle.pairs.similarity import may_read
 from mettle.pairs.validation import validate_embeddings
 
-OTHERS = ("ref", "ids", "views", "weights")  # options of losses that pair a batch with something else
+OTHERS = ("ref", "ids", "views", "weights", *SELECTING)  # options of losses that pair a batch in other ways
 
 
 class NPair(PairwiseLoss):
@@ -119,7 +119,7 @@ def _own_options(options: dict[str, Any]) -> dict[str, Any]:
     """The options that are left where a batch is paired with itself; those of other pairings are refused."""
     for name in OTHERS:
         if options.get(name) is not None and options[name] is not False:
-            raise InputError(f"the N-pair loss pairs a batch with itself: {name}= does not apply")
+            raise InputError(f"the N-pair loss pairs the two rows of every class: {name}= does not apply")
     return {name: given for name, given in options.items() if name not in OTHERS}
 
 

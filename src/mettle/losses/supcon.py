@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mettle.difficulty import Threshold
-from mettle.losses.base import SoftmaxLoss, any_pair, log_add, require, softplus, zero_if_empty
+from mettle.losses.base import SoftmaxLoss, any_pair, log_add, log_share, require, softplus, zero_if_empty
 from mettle.pairs import (
     Difficulty,
     KernelWeights,
@@ -37,6 +37,8 @@ class SupCon(SoftmaxLoss):
         the numerator only, negative weights inside D. Options: ``pos_weight`` and ``neg_weight`` say where weights
         act (a ``penalty`` adds the mean of (w − 1)·(−log(1 − p_in)) over negatives), ``normalise`` divides by the
         ``count`` of positives, their total ``weight``, or not at all (``sum``).
+        With soft ``targets`` t in the call, L_i = −Σ_j q_ij log(e^{x_ij} / D_i), q_ij = t_ij / Σ_j t_ij (out): the
+        cross-entropy between the targets of a row and its softmax.
     Needs:
         labels; at least two samples of a class in the batch. Embeddings are normalised inside.
     Use when:
@@ -57,6 +59,7 @@ class SupCon(SoftmaxLoss):
     mean_all: bool = False  # anchors without positives count as 0 in the mean instead of being left out
 
     self_contained = True
+    takes_targets = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,6 +94,18 @@ class SupCon(SoftmaxLoss):
     def plain(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Everyone else fills the denominator, positives attract."""
         x, bound = self.logits(tile), self.logit_bound
+        if tile.target is not None:
+            attraction = (
+                sum_over(tile.target * x, tile.positive)
+                if self.form == "out"
+                else logsumexp_over(x + log_share(tile.target), tile.positive)
+            )
+            return {
+                "positives": sum_over(1.0, tile.positive),
+                "positive_weight": sum_over(tile.target, tile.positive),
+                "log_denominator": logsumexp_over(x, any_pair(tile), bound=bound),
+                "attraction": attraction,
+            }
         return {
             "positives": sum_over(1.0, tile.positive),
             "log_denominator": logsumexp_over(x, any_pair(tile), bound=bound),

@@ -24,6 +24,7 @@ from mettle.pairs import (
     Mask,
     Measure,
     NoKernel,
+    PairOutput,
     Pass,
     Reduction,
     RowValues,
@@ -33,8 +34,19 @@ from mettle.pairs import (
     sum_over,
 )
 from mettle.pairs.declarations import declared_log_weight, overridden_since
+from mettle.pairs.dispatch import autocast_disabled, nan_if_not_finite
+from mettle.pairs.pair_list import rowwise_similarity
 from mettle.pairs.problem import difficulty_statistics, evaluate_weights
-from mettle.pairs.similarity import distance, may_read, squared_distance
+from mettle.pairs.selection import IndicesTuple, resolve_labels, select_pairs
+from mettle.pairs.similarity import (
+    TileOperands,
+    distance,
+    may_read,
+    prepare_embeddings,
+    similarity,
+    squared_distance,
+)
+from mettle.pairs.validation import Reference, validate_inputs
 
 MANY = 10  # positives of an anchor from which putting them in order is less work than meeting them one by one
 TIED = 4  # negatives of a row at exactly one distance: in float32 two are common, more are copies
@@ -70,6 +82,7 @@ class Triplet(HasGenerator, PairwiseLoss):
     random: Random = field(default=None, repr=False)
 
     self_contained = True
+    takes_triplets = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,6 +204,46 @@ class Triplet(HasGenerator, PairwiseLoss):
     def is_defined(self, row_values: RowValues) -> Tensor:
         """Anchors with a positive; without a negative the loss is 0."""
         return row_values["positives"] > 0
+
+    def given_triplets(
+        self, embeddings: Tensor, labels: Tensor | None, ref: Reference | None, triplets: IndicesTuple
+    ) -> PairOutput:
+        """One value per anchor: the mean over those of the given triplets that are active, or over all of them.
+
+        Distances are computed once for each pair, from two rows or from the whole matrix, whichever is smaller.
+        """
+        require(
+            self.mining == "all" and self.difficulty is None,
+            "Triplet takes given triplets as they are, with mining='all' and without a difficulty: to mine or "
+            "weigh, give pairs (anchors, positives, anchors, negatives)",
+        )
+        selection = select_pairs(embeddings, ref, indices_tuple=triplets)
+        labels, ref, _ = resolve_labels(embeddings, labels, ref, selection)
+        validate_inputs(embeddings, labels, ref, None, None)
+        n, columns = len(embeddings), len(embeddings) if ref is None else len(ref[0])
+        anchor, positive, negative = (x.long() for x in triplets)
+        pair, index = torch.unique(
+            torch.cat([anchor, anchor]) * columns + torch.cat([positive, negative]), return_inverse=True
+        )
+        i, j = pair // columns, pair % columns
+        with autocast_disabled(embeddings.device.type):
+            a = prepare_embeddings(embeddings, self.measure)
+            b = a if ref is None else prepare_embeddings(ref[0], self.measure)
+            if len(pair) * a.shape[1] < n * columns:
+                s = rowwise_similarity(a[i], b[j], self.measure)
+            else:
+                s = similarity(a, b, self.measure)[i, j]
+            operands = TileOperands(a.detach(), b.detach(), i, j, self.measure)
+            d = self.distance(Tile(s[:, None], True, True, i[:, None], j[:, None], operands=operands)).squeeze(1)
+            near, far = d[index].chunk(2)
+            miss = self.margin_violation(near - far)
+            by = (miss > 0).to(d.dtype) if self.average == "active" else torch.ones_like(d[index][: len(anchor)])
+            total, count = (d.new_zeros(n).index_add(0, anchor, x) for x in (miss, by))
+            values = total / torch.where(count == 0, 1, count)
+            for given in (embeddings, *(ref or ())[:1]):
+                values = values + nan_if_not_finite(given).to(values.dtype)
+        defined = torch.zeros(n, dtype=torch.bool, device=values.device).index_fill(0, anchor, True)
+        return PairOutput(values, defined, None, "list")
 
     def kernel_spec(self, weights: KernelWeights | None) -> BatchHardSpec | NoKernel:
         """Batch-hard on the sphere."""

@@ -12,6 +12,7 @@ from mettle.pairs.interface import Difficulty, PairLoss, Pass, Reduction, RowVal
 from mettle.pairs.kernel_spec import NoKernel
 from mettle.pairs.kernels import collect_inputs, explain_unavailable, lower_loss
 from mettle.pairs.problem import STATISTIC, build_problem, difficulty_statistics, evaluate_weights
+from mettle.pairs.selection import PairSelection, resolve_labels
 from mettle.pairs.self_normalized import fold_weights
 from mettle.pairs.validation import Reference, validate_inputs
 
@@ -86,20 +87,23 @@ class _WeightCounts:
 def pair_row_values(
     loss: PairLoss,
     z: Tensor,
-    labels: Tensor,
+    labels: Tensor | None,
     *,
     difficulty: Difficulty | None = None,
     ref: Reference | None = None,
     ids: Tensor | None = None,
     biased: Tensor | tuple[Tensor, Tensor] | None = None,
+    selection: PairSelection | None = None,
     engine: Engine = "auto",
     tile: int | None = None,
 ) -> dict[str, Tensor]:
     """What the rows of a batch accumulate, in no particular order, without gradient. Arguments as in `pair_loss`."""
+    labels, ref, selection = resolve_labels(z, labels, ref, selection)
     validate_inputs(z, labels, ref, ids, biased, tile)
     name = choose_engine(engine, _count_pairs(z, ref), loss, difficulty)
     # The same products in the same order as in a call: whether two pairs tie may hang on a rounding.
-    problem, _ = build_problem(loss, z.detach(), labels, ref, ids, difficulty, biased, sort=name == "tiled")
+    sort = name == "tiled"
+    problem, _ = build_problem(loss, z.detach(), labels, ref, ids, difficulty, biased, sort=sort, selection=selection)
     return tiled.reduce_problem(problem, tile) if name == "tiled" else reference.reduce_problem(problem)
 
 
@@ -111,25 +115,29 @@ def _count_pairs(z: Tensor, ref: Reference | None) -> int:
 def pair_statistics(
     loss: PairLoss,
     z: Tensor,
-    labels: Tensor,
+    labels: Tensor | None,
     *,
     difficulty: Difficulty | None = None,
     ref: Reference | None = None,
     ids: Tensor | None = None,
     biased: Tensor | tuple[Tensor, Tensor] | None = None,
+    selection: PairSelection | None = None,
     engine: Engine = "auto",
     tile: int | None = None,
 ) -> PairStatistics:
     """Count over a batch compared with itself, or with ``ref``, as the engine of a call sees it."""
+    labels, ref, selection = resolve_labels(z, labels, ref, selection)
     validate_inputs(z, labels, ref, ids, biased, tile)
     found = choose_engine(engine, _count_pairs(z, ref), *fold_weights(loss, difficulty))
     lowered = lower_loss(loss, difficulty, collect_inputs(z, labels, ref, ids, biased))
-    reason = lowered.reason if isinstance(lowered, NoKernel) else explain_unavailable(z.device)
+    reason = lowered.reason if isinstance(lowered, NoKernel) else ""
+    reason = reason or (explain_unavailable(z.device) if selection is None else selection.description)
     if engine == "triton" and reason:
         raise InputError(f"engine='triton' is not possible because {reason}: leave engine out, which takes tiles")
     if engine in ("dense", "tiled"):
         reason = reason or f"engine={engine!r} was asked for"
-    in_closed_form = engine == "auto" and ref is None and closed_form.find_spec(loss, difficulty, z) is not None
+    plain = ref is None and selection is None
+    in_closed_form = engine == "auto" and plain and closed_form.find_spec(loss, difficulty, z) is not None
     rows = pair_row_values(
         _WeightCounts(loss, difficulty),  # type: ignore[arg-type]
         z,
@@ -138,6 +146,7 @@ def pair_statistics(
         ref=ref,
         ids=ids,
         biased=biased,
+        selection=selection,
         engine="auto" if found == "triton" else found,
         tile=tile,
     )

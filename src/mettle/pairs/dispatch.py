@@ -16,6 +16,7 @@ from mettle.pairs.interface import Difficulty, PairLoss
 from mettle.pairs.kernel_spec import BatchHardSpec, NoKernel
 from mettle.pairs.kernels import collect_inputs, evaluate_fused, explain_unavailable
 from mettle.pairs.problem import STATISTIC, build_problem, raise_missing_row
+from mettle.pairs.selection import PairSelection, resolve_labels
 from mettle.pairs.self_normalized import CannotFold, fold_weights
 from mettle.pairs.similarity import can_read, transforms_active
 from mettle.pairs.validation import Reference, validate_inputs
@@ -75,12 +76,13 @@ class PairOutput:
 def pair_loss(
     loss: PairLoss,
     z: Tensor,
-    labels: Tensor,
+    labels: Tensor | None,
     *,
     ref: Reference | None = None,
     ids: Tensor | None = None,
     difficulty: Difficulty | None = None,
     biased: Tensor | tuple[Tensor, Tensor] | None = None,
+    selection: PairSelection | None = None,
     engine: Engine = "auto",
     tile: int | None = None,
 ) -> PairOutput:
@@ -89,24 +91,28 @@ def pair_loss(
     Args:
         loss: what each row accumulates and how it ends.
         z: (n, d) embeddings.
-        labels: (n,) whole numbers; equal labels are positives.
+        labels: (n,) whole numbers; equal labels are positives. Or (n, C) sets of classes: a common class makes a
+            positive. None where a selection says what is alike.
         ref: compare with these embeddings and labels (and ids) instead of with the batch itself.
         ids: (n,) sample ids; pairs of equal id are left out when ``ref`` has ids too.
         difficulty: how much each pair counts.
         biased: a second encoder's embeddings of the batch (and of ``ref``).
+        selection: which pairs there are (`mettle.pairs.selection.select_pairs`), in place of what labels say.
         engine: ``auto`` chooses by device and size; ``dense``, ``tiled`` and ``triton`` insist.
         tile: rows of a tile; chosen by size when left out.
     """
+    labels, ref, selection = resolve_labels(z, labels, ref, selection)
     if engine in ("auto", "triton"):
-        fused = _try_kernels(loss, z, labels, ref, ids, difficulty, biased, insist=engine == "triton")
+        fused = _try_kernels(loss, z, labels, ref, ids, difficulty, biased, selection, insist=engine == "triton")
         if fused is not None:
             return fused
     validate_inputs(z, labels, ref, ids, biased, tile)
-    if engine == "auto" and ref is None and not torch.compiler.is_compiling() and not transforms_active():
+    plain = ref is None and selection is None
+    if engine == "auto" and plain and not torch.compiler.is_compiling() and not transforms_active():
         found = _try_closed_form(loss, z, labels, difficulty)
         if found is not None:
             return found
-    options: Any = {"ref": ref, "ids": ids, "biased": biased, "engine": engine, "tile": tile}
+    options: Any = {"ref": ref, "ids": ids, "biased": biased, "selection": selection, "engine": engine, "tile": tile}
     folded, left = fold_weights(loss, difficulty)
     try:
         rows, name = reduce_rows(folded, z, labels, difficulty=left, **options)
@@ -171,6 +177,7 @@ def _try_kernels(
     ids: Tensor | None,
     difficulty: Difficulty | None,
     biased: Tensor | tuple[Tensor, Tensor] | None,
+    selection: PairSelection | None,
     *,
     insist: bool,
 ) -> PairOutput | None:
@@ -180,7 +187,7 @@ def _try_kernels(
     if not insist and (transforms_active() or torch.compiler.is_compiling()):
         return None  # torch differentiates, batches and compiles what it can see
     validate_inputs(z, labels, ref, ids, biased)
-    reason = explain_unavailable(z.device)
+    reason = explain_unavailable(z.device) if selection is None else selection.description
     if not reason:
         try:
             with autocast_disabled("cuda"):
@@ -217,13 +224,15 @@ def reduce_rows(
     ids: Tensor | None = None,
     difficulty: Difficulty | None = None,
     biased: Tensor | tuple[Tensor, Tensor] | None = None,
+    selection: PairSelection | None = None,
     engine: Engine = "auto",
     tile: int | None = None,
 ) -> tuple[dict[str, Tensor], str]:
     """What every anchor accumulates, (n,) each with gradient, and the engine that did it. Arguments as above."""
     name = choose_engine(engine, len(z) * (len(z) if ref is None else len(ref[0])), loss, difficulty)
     with autocast_disabled(z.device.type):
-        problem, order = build_problem(loss, z, labels, ref, ids, difficulty, biased, sort=name == "tiled")
+        sort = name == "tiled"
+        problem, order = build_problem(loss, z, labels, ref, ids, difficulty, biased, sort=sort, selection=selection)
         rows = tiled.reduce_problem(problem, tile) if name == "tiled" else reference.reduce_problem(problem)
         rows = {k: v for k, v in rows.items() if not k.startswith(STATISTIC)}
         if order is not None:

@@ -55,6 +55,8 @@ class Tile:
     # Labels as a column and as a row, for a loss that declares ``reads_labels``: it has a number for each class.
     anchor_label: Tensor | None = None
     reference_label: Tensor | None = None
+    repeats: Tensor | None = None  # (a, b) how often a pair is listed, where pairs are given as a list: the engine's
+    target: Tensor | None = None  # (a, b) soft targets, for a loss that declares ``takes_targets``
 
     def rounding_error(self) -> Tensor | float:
         """How far two similarities may lie apart by rounding alone: pairs that close to an extreme are tied with it."""
@@ -126,8 +128,9 @@ class Pass:
 class PairLoss(Protocol):
     """What the engine needs of a loss.
 
-    One optional setting:
+    Two optional settings:
         reads_labels          True asks for the labels of a tile's anchors and references beside its positions
+        takes_targets         True promises to read ``tile.target``, where targets are soft
 
     Two optional declarations, inherited by subclasses; one that overrides the maths must restate them, or loses them
     (`mettle.pairs.declarations`):

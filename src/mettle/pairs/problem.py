@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mettle.errors import InputError
 from mettle.pairs.declarations import declared_traits
 from mettle.pairs.interface import Difficulty, Mask, Measure, PairLoss, Reduction, RowValues, Tile, temperature_of
+from mettle.pairs.selection import PairSelection, TileRelation, count_repeats
 from mettle.pairs.similarity import TileOperands, can_read, may_read, prepare_embeddings, similarity, transforms_active
 from mettle.pairs.validation import Reference
 
@@ -101,6 +102,7 @@ class PairProblem:
     z: Tensor
     ref: Tensor | None  # None: the batch is compared with itself
     second: tuple[Tensor, Tensor] | None  # a second encoder's embeddings of both sides
+    selection: PairSelection | None = None  # which pairs there are, where labels do not say it
 
     @property
     def measure(self) -> Measure:
@@ -159,7 +161,8 @@ class PairProblem:
             except KeyError as error:
                 raise_missing_row(self.loss, error, rows, "give its Pass reads='anchor' (or 'both')")
                 raise
-            return {name: _broadcast_to_tile(name, acc, tile.similarity) for name, acc in found.items()}
+            found = {name: _broadcast_to_tile(name, acc, tile.similarity) for name, acc in found.items()}
+            return {name: count_repeats(acc, tile.repeats) for name, acc in found.items()}
 
         return reduce_tile
 
@@ -171,7 +174,7 @@ class PairProblem:
     def tile(self, i: RowBlock, j: RowBlock, s: Tensor | None = None) -> Tile:
         """The anchors of ``i`` against the references of ``j``."""
         ref = self.z if self.ref is None else self.ref
-        pos, neg = relation_masks(self.left, self.right, i, j, same_set=self.ref is None)
+        pos, neg, repeats, target = self._relate(i, j)
         second = operands = None
         if self.second is not None:
             second = similarity(self.second[0][i.rows], self.second[1][j.rows], self.measure)
@@ -181,7 +184,28 @@ class PairProblem:
             s = -operands.refine_small_distances(-s, pos, neg).clamp(min=0) if self.measure == "squared" else s
         a, b = self.left.original_index[i.rows, None], self.right.original_index[None, j.rows]
         labels = self.tile_labels((i.rows, None), (None, j.rows))
-        return Tile(s, pos, neg, a, b, temperature_of(self.loss), second, operands, *labels)
+        made = Tile(s, pos, neg, a, b, temperature_of(self.loss), second, operands, *labels)
+        if self.selection is None:
+            return made
+        cast = {"repeats": repeats, "target": target}
+        return replace(made, **{name: None if x is None else x.to(s.dtype) for name, x in cast.items()})
+
+    def _relate(self, i: RowBlock, j: RowBlock) -> tuple[Mask, Mask, Tensor | None, Tensor | None]:
+        """Positives, negatives, repeats and soft targets of a tile: by its labels, or as the call selects them."""
+        if self.selection is None:
+            return *relation_masks(self.left, self.right, i, j, same_set=self.ref is None), None, None
+        found: TileRelation = self.selection.relation(i.rows, j.rows)
+        pos, neg = found.positive, found.negative
+        if self.left.ids is not None and self.right.ids is not None:
+            other = self.left.ids[i.rows, None] != self.right.ids[None, j.rows]
+            pos, neg = pos & other, neg & other
+        return pos, neg, found.repeats, found.target
+
+    def is_irrelevant(self, i: RowBlock, j: RowBlock, *, positives_only: bool) -> bool:
+        """Whether a tile is known to hold no pair, or no positive pair, that a pass looks at."""
+        if self.selection is not None:
+            return self.selection.is_empty(i.rows, j.rows)
+        return positives_only and (i.high < j.low or j.high < i.low)
 
     def tile_labels(self, i: tuple, j: tuple) -> tuple[Tensor, Tensor] | tuple[()]:
         """Labels of both ends of a tile, for a loss that has a number for each class."""
@@ -198,10 +222,13 @@ class PairProblem:
         s, i, j = self.z.new_zeros(1, 1), self.left.original_index[:1, None], self.right.original_index[None, :1]
         pos, neg = (torch.zeros(1, 1, dtype=torch.bool, device=s.device) for _ in range(2))
         second, labels = None if self.second is None else s, self.tile_labels((slice(1), None), (None, slice(1)))
-        return Tile(s, pos, neg, i, j, temperature_of(self.loss), second, None, *labels)
+        made = Tile(s, pos, neg, i, j, temperature_of(self.loss), second, None, *labels)
+        return replace(made, target=s) if self.selection is not None and self.selection.soft else made
 
     def max_positives(self) -> int:
         """The most positives that any anchor has; where nobody may look, the most that it could have."""
+        if self.selection is not None:
+            return max(self.selection.max_positives(), 1)
         if not may_read(self.right.labels):
             return len(self.right)
         labels, counts = self.right.labels.unique(return_counts=True)
@@ -293,11 +320,13 @@ def build_problem(
     biased: Tensor | tuple[Tensor, Tensor] | None,
     *,
     sort: bool,
+    selection: PairSelection | None = None,
 ) -> tuple[PairProblem, Tensor | None]:
     """One call as a problem for an engine, and the order of its rows where these are sorted by label.
 
     Arguments as in `mettle.pairs.dispatch.pair_loss`, validated.
     """
+    sort = sort and selection is None  # a selection is in the order of the batch
     order = torch.argsort(labels, stable=True) if sort else None
 
     left = make_side(labels, ids, order)
@@ -307,7 +336,12 @@ def build_problem(
         if isinstance(biased, Tensor):
             rows = reorder(prepare_embeddings(biased, loss.measure).detach().to(anchors.dtype), order)
             second = rows, rows
-        return PairProblem(loss, difficulty, left, left, reorder(anchors, order), None, second), order
+        anchors, references = reorder(anchors, order), None
+        if selection is not None and not selection.symmetric:
+            # A pair and its mirror image may differ, so the batch is a reference set of its own. Two views of the rows:
+            # neither may be part of the other's graph, or second derivatives would be counted twice.
+            anchors, references = anchors.view_as(anchors), anchors.view_as(anchors)
+        return PairProblem(loss, difficulty, left, left, anchors, references, second, selection), order
     ref_order = torch.argsort(ref[1], stable=True) if sort else None
     right = make_side(ref[1], ref[2] if len(ref) == 3 else None, ref_order)
     references = prepare_embeddings(ref[0], loss.measure)
@@ -317,7 +351,7 @@ def build_problem(
     if isinstance(biased, tuple):
         first, other = (prepare_embeddings(b, loss.measure).detach().to(dtype) for b in biased)
         second = reorder(first, order), reorder(other, ref_order)
-    return PairProblem(loss, difficulty, left, right, anchors, references, second), order
+    return PairProblem(loss, difficulty, left, right, anchors, references, second, selection), order
 
 
 def reorder(x: Tensor, order: Tensor | None) -> Tensor:

@@ -198,7 +198,9 @@ class TileLoop:
         self.problem = replace(problem, z=problem.z.detach(), ref=None if problem.ref is None else problem.ref.detach())
         self.z = self.problem.z
         self.ref = self.z if self.problem.ref is None else self.problem.ref
-        pairs = list_positive_pairs(self.problem) if any(current.as_pair_list for current in self.passes) else []
+        pairs: list[PairList] | None = []
+        if any(current.as_pair_list for current in self.passes):
+            pairs = list_positive_pairs(self.problem) if problem.selection is None else None
         if pairs is None:
             self.passes = [replace(current, as_pair_list=False) for current in self.passes]
         self.pairs = pairs or []
@@ -225,7 +227,7 @@ class TileLoop:
             return
         for k, i in enumerate(self.left):
             for j in self.right[k:] if self.problem.ref is None else self.right:
-                if current.positives_only and (i.high < j.low or j.high < i.low):
+                if self.problem.is_irrelevant(i, j, positives_only=current.positives_only):
                     continue
                 tile = self.problem.tile(i, j)
                 mirrored = self.problem.ref is None and i.start != j.start
@@ -451,4 +453,6 @@ def transpose_tile(tile: Tile) -> Tile:
         operands=None if tile.operands is None else tile.operands.transpose(),
         anchor_label=transpose(tile.reference_label),
         reference_label=transpose(tile.anchor_label),
+        repeats=transpose(tile.repeats),
+        target=transpose(tile.target),
     )

@@ -180,6 +180,14 @@ class CallTensors:
     @classmethod
     def from_call(cls, args: tuple, options: dict[str, Any]) -> Self:
         """Take a call apart; refuses what has no rows to be put together over ranks."""
+        named = [
+            name for name in ("indices_tuple", "positives", "negatives", "targets") if options.get(name) is not None
+        ]
+        if named or (len(args) > 2 and isinstance(args[2], tuple | list)):
+            raise InputError(
+                f"{named[0] if named else 'indices_tuple'}= names pairs of one rank's rows and is not known across "
+                "ranks: give labels (n,) or (n, C), or call the loss without across_ranks"
+            )
         if not 1 <= len(args) <= 4:
             raise InputError(f"across ranks, give embeddings and labels by position: got {len(args)} of them")
         options = {name: given for name, given in options.items() if given is not None}
