@@ -130,6 +130,7 @@ def cases() -> dict[str, Case]:
     table = drawn(N, N, seed=9).abs()
     found["by position"] = Case(lambda rank: SupCon(0.2, difficulty=Given(table)))
     found["a stranger's pairs"] = Case(lambda rank: RaisedTo(0.2), how=("auto", "anchors"))
+    found["label sets"] = Case(lambda rank: SupCon(0.2), "sets", auto="anchors")
     found["da"] = Case(lambda rank: mettle.losses.DASupCon(0.2), auto="anchors")
     found["tiles"] = Case(
         lambda rank: SupCon(0.2, difficulty=Threshold()), options={"engine": "tiled", "tile": 4}, auto="anchors"
@@ -182,6 +183,8 @@ def labels(kind: str) -> Tensor:
         return torch.tensor([0, 1, 2, 3, 4, 5, 6, 3, 2, 6, 5, 0, 1, 4])
     if kind == "classes":
         return torch.arange(N) * 3 % C
+    if kind == "sets":  # of classes: samples of several
+        return drawn(N, C, seed=4) > 0.5
     return torch.tensor([0, 0, 1, 2, 0, 1, 3, 1, 3, 4, 3, 2, 5, 3]) * 2**40  # some without a positive, all huge
 
 
