@@ -23,6 +23,7 @@ SPILLS = {("negatives_backward", "bf16x3", 256, kind): 512 for kind in KINDS}
 # And a few in the masked stretch, which is a tile or two of each row.
 SPILLS |= {("negatives_backward", "fp16", 128, kind): most for kind, most in (("threshold", 144), ("relative", 24))}
 SPILLS |= {("negatives_backward", "bf16x3", 128, "relative"): 88}
+SPILLS |= {("nearest_gradients_kernel", "bf16x3", 64, None): 8}
 # Bytes by width that wait in memory while a sum is put away, once in 1024 columns:
 BETWEEN = {64: 0, 128: 600, 256: 1100}
 

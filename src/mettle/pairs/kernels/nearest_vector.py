@@ -25,8 +25,8 @@ class NearestTiles(NamedTuple):
 
 
 _TILES = {
-    "fp16": NearestTiles(TileConfig(128, 128, 64, 8, 3), TileConfig(128, 128, 64, 8, 3)),
-    "bf16x3": NearestTiles(TileConfig(128, 128, 32, 8, 3), TileConfig(128, 128, 64, 8, 2)),
+    "fp16": NearestTiles(TileConfig(128, 128, 64, 8, 3), TileConfig(128, 64, 64, 8, 3)),
+    "bf16x3": NearestTiles(TileConfig(128, 128, 32, 8, 3), TileConfig(128, 64, 64, 8, 2)),
 }
 
 
