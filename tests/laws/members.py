@@ -6,7 +6,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mettle.difficulty import Hardest, Importance, Product, Relative, SemiHard, Threshold, curriculum
+from mettle.difficulty import (
+    Hardest,
+    Importance,
+    MultiSimilarityMining,
+    Product,
+    Relative,
+    SemiHard,
+    Threshold,
+    curriculum,
+)
 from mettle.losses import (
     Circle,
     Contrastive,
@@ -72,6 +81,7 @@ DIFFICULTIES: dict[str, Any] = {
     "hardest": Hardest(),
     "hardest negatives": Hardest("negatives"),
     "semi-hard": SemiHard(0.7),
+    "multi-similarity mining": MultiSimilarityMining(0.3),
     "product": Product(Threshold(), Importance(0.5)),
     "curriculum": curriculum(Threshold(), end=0.5).at(0.25),
 }

@@ -7,7 +7,16 @@ from torch import nn
 
 import mettle.difficulty
 import mettle.losses
-from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Product, SemiHard, Threshold, curriculum
+from mettle.difficulty import (
+    AdaptiveThreshold,
+    Hardest,
+    Importance,
+    MultiSimilarityMining,
+    Product,
+    SemiHard,
+    Threshold,
+    curriculum,
+)
 from mettle.errors import InputError
 from mettle.losses import (
     AdaCos,
@@ -53,6 +62,7 @@ NUMBERS = {
     ],
     "positive": [Contrastive, Threshold, AdaptiveThreshold],
     "negative": [Contrastive, Threshold, AdaptiveThreshold],
+    "epsilon": [MultiSimilarityMining],
     "norm_weight": [NPair],
     "scale": [
         SimilarityClassification,

@@ -6,7 +6,7 @@
 | `AdaptiveThreshold` | the same, with thresholds that follow the data |
 | `Importance` | exponentially more, the more similar a negative is |
 | `Relative` | more, when a negative is hard here and easy for a biased second encoder |
-| `Hardest`, `SemiHard` | 1 or 0: mining |
+| `Hardest`, `SemiHard`, `MultiSimilarityMining` | 1 or 0: mining |
 | `Product`, `curriculum` | what others say, multiplied, or fading in |
 
 Your own is one small class: see `mettle.pairs.Difficulty`.
@@ -15,7 +15,7 @@ Your own is one small class: see `mettle.pairs.Difficulty`.
 from mettle.difficulty.combine import Product, curriculum
 from mettle.difficulty.fixed_weights import FixedWeights as FixedWeights
 from mettle.difficulty.importance import Importance
-from mettle.difficulty.mining import Hardest, SemiHard
+from mettle.difficulty.mining import Hardest, MultiSimilarityMining, SemiHard
 from mettle.difficulty.relative import Relative
 from mettle.difficulty.settings import validate_fields as validate_fields
 from mettle.difficulty.settings import validate_integers as validate_integers
@@ -25,6 +25,7 @@ __all__ = [
     "AdaptiveThreshold",
     "Hardest",
     "Importance",
+    "MultiSimilarityMining",
     "Product",
     "Relative",
     "SemiHard",
