@@ -14,7 +14,7 @@ def sides(i, y, ref_y, same_set):
 
 
 def multi_similarity(s, y, ref_y, same_set, epsilon=0.1):
-    """Wang et al. 2019: negatives above the hardest positive less epsilon, positives below the hardest negative plus."""
+    """Wang et al. 2019: pairs that are within epsilon of the hardest pair of the other side, or harder."""
     kept_positives, kept_negatives = set(), set()
     for i in range(len(y)):
         positives, negatives = sides(i, y, ref_y, same_set)
