@@ -24,9 +24,11 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-KINDS = ("plain", "threshold", "importance", "importance 1", "relative", "relative_raw", "online", "hinge")
+KINDS = (
+    "plain", "threshold", "importance", "importance 1", "relative", "relative_raw", "online", "hinge", "circle", "mined",
+)  # fmt: skip
 WIDTHS = (16, 64, 128, 256, 384, 512)
-ROW_LOSSES = ("supcon_out", "supcon_in", "infonce", "npair", "contrastive")
+ROW_LOSSES = ("supcon_out", "supcon_in", "infonce", "npair", "contrastive", "two_sided", "circle")
 COMPARED = ("hash", "registers", "spilled", "shared")
 
 Case = tuple[str, str, int, str]
@@ -38,6 +40,7 @@ def representative_cases() -> list[Case]:
     found = [("negatives", precision, 128, "plain") for precision in ("fp16", "bf16x3")]
     found += [("negatives", "fp16", 128, kind) for kind in KINDS[1:6]]
     found += [("negatives", "bf16x3", 128, kind) for kind in KINDS[6:]]
+    found += [("large", "fp16", 128, kind) for kind in KINDS[8:]]
     found += [("negatives", "bf16x3", 512, "plain"), ("large", "bf16x3", 128, "plain")]
     found += [("positives", "bf16x3", 128, kind) for kind in ROW_LOSSES]
     return [*found, ("rest", "fp16", 128, ""), ("rest", "bf16x3", 128, "")]
@@ -53,7 +56,9 @@ def all_cases() -> list[Case]:
         for kind in KINDS[1:6]
     ]
     found += [("negatives", "bf16x3", width, kind) for width in (128, 256, 512) for kind in KINDS[6:]]
-    found += [("large", precision, 128, kind) for precision in ("fp16", "bf16x3") for kind in KINDS[:6]]
+    found += [
+        ("large", precision, 128, kind) for precision in ("fp16", "bf16x3") for kind in (*KINDS[:6], *KINDS[8:])
+    ]
     found += [
         ("large", precision, width, kind)
         for precision in ("fp16", "bf16x3")
@@ -149,7 +154,7 @@ def build_negatives(precision: str, width: int, kind: str, large: bool = False) 
     from mettle.pairs.kernels.config import SUMMED_COLUMNS, NegativesConfig, select_config
     from mettle.pairs.kernels.forward import negatives_forward
 
-    term = {"online": "threshold", "importance 1": "importance"}.get(kind, kind)
+    term = {"online": "threshold", "importance 1": "importance", "mined": "plain"}.get(kind, kind)
     importance, second = term == "importance", width if term in ("relative", "relative_raw") else 0
     picked = select_config(
         precision, width, second_head_dim=second, register_heavy=kind != "plain", second_sum_has_grad=importance,
@@ -158,10 +163,11 @@ def build_negatives(precision: str, width: int, kind: str, large: bool = False) 
 
     def config(tile) -> NegativesConfig:
         return NegativesConfig(
-            tile, precision, width, second, term, square=kind == "importance 1", online=kind == "online"
-        )
+            tile, precision, width, second, term, square=kind == "importance 1", online=kind == "online",
+            mined=kind == "mined",
+        )  # fmt: skip
 
-    symmetric = picked.forward.symmetric and kind != "online"
+    symmetric = picked.forward.symmetric and kind not in ("online", "mined")
     made = config(picked.forward).forward_constexprs(has_second_sum=importance, symmetric=symmetric)
     found = [build("forward", negatives_forward, precision, made)]
     if picked.one_sided is not None:
@@ -205,7 +211,7 @@ def build_positives(precision: str, width: int, kind: str) -> list[dict]:
         hinge_form="hadsell",
     )
     forward = config.forward_constexprs(
-        negative_term="hinge" if kind == "contrastive" else "importance", online=False, divide_by="weight",
+        negative_term={"contrastive": "hinge", "circle": "circle"}.get(kind, "importance"), online=False, divide_by="weight",
         all_anchors=False, count_by_weight=False,
     )  # fmt: skip
     backward = config.backward_constexprs(differentiable_weights=True, row_end=True, column_end=True)
@@ -226,7 +232,13 @@ def build_rest(precision: str, width: int, kind: str) -> list[dict]:
         nearest_vector,
         operands,
     )
-    from mettle.pairs.kernels.config import NegativesConfig, next_power_of_2, select_config, select_mining_tile
+    from mettle.pairs.kernels.config import (
+        NegativesConfig,
+        PositivesConfig,
+        next_power_of_2,
+        select_config,
+        select_mining_tile,
+    )
 
     def compile_kernel(entry: str, kernel, **constexprs) -> dict:
         return build(entry, kernel, precision, constexprs)
@@ -262,6 +274,10 @@ def build_rest(precision: str, width: int, kind: str) -> list[dict]:
         ),
         compile_kernel("mean", forward.mean_kernel, SIZE=1024, num_warps=8),
         compile_kernel("shift", forward.shift_kernel, SIZE=64),
+        build(
+            "mining thresholds", forward.mining_threshold_kernel, precision,
+            PositivesConfig(precision, width, "supcon_out", self_pairs="diagonal").threshold_constexprs(),
+        ),
         compile_kernel("hardest tile", mining.block_max_kernel, **mined),
         compile_kernel("hardest pair", mining.refine_kernel, **refine, **warps),
         compile_kernel(

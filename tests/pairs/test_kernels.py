@@ -25,6 +25,7 @@ from mettle.difficulty import (
     AdaptiveThreshold,
     Hardest,
     Importance,
+    MultiSimilarityMining,
     Product,
     Relative,
     SemiHard,
@@ -34,13 +35,16 @@ from mettle.difficulty import (
 from mettle.errors import InputError
 from mettle.losses import (
     ArcFace,
+    Circle,
     Contrastive,
     CosFace,
     DASupCon,
     InfoNCE,
     LiftedStructure,
+    MultiSimilarity,
     NormFace,
     NPair,
+    ProxyAnchor,
     SubCenterArcFace,
     SupCon,
     Triplet,
@@ -65,6 +69,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 HARD = Threshold(positive=0.6, negative=0.1)
 LIVE = Threshold(positive=0.6, negative=0.1, detach=False)
+MINED = MultiSimilarityMining(0.05)
 
 FORMS = {
     "supcon": SupCon(0.1),
@@ -95,6 +100,18 @@ FORMS = {
     "contrastive squared": Contrastive(0.4, 1.3, "squared"),
     "contrastive hadsell": Contrastive(0.4, 1.3, "hadsell"),
     "contrastive linear": Contrastive(0.4, 1.3, "linear"),
+    "multi-similarity": MultiSimilarity(2.0, 20.0, 0.3),
+    "multi-similarity cold": MultiSimilarity(2.0, 90.0),
+    "multi-similarity live": MultiSimilarity(2.0, 20.0, 0.3, difficulty=LIVE),
+    "multi-similarity hard": MultiSimilarity(2.0, 20.0, 0.3, difficulty=Importance(3.0)),
+    "multi-similarity mined": MultiSimilarity(2.0, 20.0, 0.3, difficulty=MINED),
+    "supcon mined": SupCon(0.1, difficulty=MINED),
+    "supcon in mined": SupCon(0.2, "in", difficulty=MINED, normalise="count"),
+    "infonce mined": InfoNCE(0.5, difficulty=MINED),
+    "circle": Circle(0.25, 32.0),
+    "circle cold": Circle(0.25, 200.0),
+    "circle live": Circle(0.4, 80.0, stop_gradient=False),
+    "circle mined": Circle(0.25, 32.0, difficulty=MINED),
 }
 
 
@@ -260,7 +277,8 @@ def test_nothing_but_negatives_or_nothing_but_positives(name, each):
 @pytest.mark.parametrize(
     "loss",
     [SupCon(0.1), SupCon(0.01), SupCon(0.1, "in", difficulty=HARD), InfoNCE(0.5, 0.1, Importance(1.0)),
-     InfoNCE(0.5, 0.1, Relative()), Contrastive(0.4, 1.3), NPair()],
+     InfoNCE(0.5, 0.1, Relative()), Contrastive(0.4, 1.3), NPair(), MultiSimilarity(2.0, 20.0, 0.3, difficulty=MINED),
+     Circle(0.25, 32.0)],
     ids=lambda loss: f"{type(loss).__name__}-{type(loss.difficulty).__name__}-{loss.temperature}",
 )  # fmt: skip
 @pytest.mark.parametrize("d", [20])
@@ -283,7 +301,7 @@ def test_against_a_reference_set(loss, d):
 
 
 WITH_IDS = [SupCon(0.1), SupCon(0.1, "in", difficulty=LIVE), InfoNCE(0.5, 0.1, Importance(1.0)), InfoNCE(0.01),
-            Contrastive(0.4, 1.3)]  # fmt: skip
+            Contrastive(0.4, 1.3), SupCon(0.1, difficulty=MINED), Circle(0.25, 32.0)]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -310,6 +328,23 @@ def test_pairs_of_equal_id_are_left_out(loss, d):
     torch.testing.assert_close(found.mean.double(), wanted.mean(), rtol=2e-5, atol=2e-5)
     for a, b in zip(torch.autograd.grad(found.mean, leaves), torch.autograd.grad(wanted.mean(), exact), strict=True):
         assert gap(a, b) < 4e-5
+
+
+def test_class_vectors_as_anchors():
+    """Proxy-Anchor: most anchors have no positive and keep their second term."""
+    torch.manual_seed(0)
+    loss, (z, y) = ProxyAnchor(40, 12), (torch.randn(23, 12), torch.arange(23) % 9)
+    pairs, anchors, classes, ref = loss._class_pairs(z, loss.weight.detach(), y)
+    exact, leaves = ([x.to(t).requires_grad_() for x in (anchors, z)] for t in (torch.float64, torch.float32))
+    wanted = pair_loss(pairs, exact[0], classes, ref=(exact[1], y), engine="dense")
+    found = evaluate_spec(lower_loss(pairs, None, collect_inputs(anchors, classes, ref, None, None)),
+                          leaves[0], classes, (leaves[1], y))  # fmt: skip
+    assert found.defined.all()
+    torch.testing.assert_close(found.values.double(), wanted.values, rtol=1e-5, atol=1e-5)
+    by = torch.randn(40)
+    for a, b in zip(torch.autograd.grad((found.values * by).sum(), leaves),
+                    torch.autograd.grad((wanted.values * by).sum(), exact), strict=True):  # fmt: skip
+        assert gap(a, b) < 1e-5
 
 
 def test_every_way_of_cutting_gives_the_same():

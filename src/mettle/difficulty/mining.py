@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mettle.difficulty.settings import validate_fields
 from mettle.errors import InputError
-from mettle.pairs import HardestWeights, NoKernel, Reduction, RowValues, Tile, Traits, max_over
+from mettle.pairs import HardestWeights, MultiSimilarityWeights, NoKernel, Reduction, RowValues, Tile, Traits, max_over
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,10 @@ class MultiSimilarityMining:
         s = tile.similarity
         positive, negative = s - self.epsilon < row_values["near"], s + self.epsilon > -row_values["far"]
         return weigh_sides(tile, positive, negative)
+
+    def kernel_weights(self) -> MultiSimilarityWeights:
+        """Two thresholds of each row."""
+        return MultiSimilarityWeights(float(self.epsilon))
 
 
 def row_extremes(tile: Tile) -> dict[str, Reduction]:

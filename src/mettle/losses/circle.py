@@ -4,7 +4,16 @@ import torch
 from torch import Tensor
 
 from mettle.losses.base import PairwiseLoss, require, softplus, zero_if_empty
-from mettle.pairs import Difficulty, Reduction, RowValues, Tile, logsumexp_over, sum_over
+from mettle.pairs import (
+    CircleSpec,
+    Difficulty,
+    KernelWeights,
+    Reduction,
+    RowValues,
+    Tile,
+    logsumexp_over,
+    sum_over,
+)
 
 
 class Circle(PairwiseLoss):
@@ -52,3 +61,7 @@ class Circle(PairwiseLoss):
         near, far = row_values["near"], row_values["far"]
         alone = (near == -torch.inf) | (far == -torch.inf)
         return softplus(zero_if_empty(near) + zero_if_empty(far)).masked_fill(alone, 0)
+
+    def kernel_spec(self, weights: KernelWeights | None) -> CircleSpec:
+        """The formula itself."""
+        return CircleSpec(self.m, self.gamma, self.stop_gradient, weights)

@@ -3,7 +3,16 @@
 from torch import Tensor
 
 from mettle.losses.base import PairwiseLoss, require, softplus
-from mettle.pairs import Difficulty, Reduction, RowValues, Tile, logsumexp_over, sum_over
+from mettle.pairs import (
+    Difficulty,
+    KernelWeights,
+    Reduction,
+    RowValues,
+    Tile,
+    TwoSidedSpec,
+    logsumexp_over,
+    sum_over,
+)
 
 
 class MultiSimilarity(PairwiseLoss):
@@ -44,3 +53,7 @@ class MultiSimilarity(PairwiseLoss):
     def row_loss(self, row_values: RowValues) -> Tensor:
         """One logarithm for each side; an empty sum adds nothing."""
         return softplus(row_values["near"]) / self.alpha + softplus(row_values["far"]) / self.beta
+
+    def kernel_spec(self, weights: KernelWeights | None) -> TwoSidedSpec:
+        """Two sums of exponentials."""
+        return TwoSidedSpec(self.alpha, self.beta, self.base, self.base, 1 / self.alpha, 1 / self.beta, weights)

@@ -1,12 +1,23 @@
 """Proxy-Anchor: every class vector is an anchor, and all samples of the batch are its pairs."""
 
+import torch
 from torch import Tensor
 
-from mettle.difficulty.settings import validate_numbers
+from mettle.difficulty.settings import validate_numbers, view_with
 from mettle.losses.base import PairwiseLoss, require, softplus
 from mettle.losses.class_vectors import ClassPairs, ClassVectors
-from mettle.pairs import Difficulty, Reduction, RowValues, Tile, logsumexp_over, sum_over
-from mettle.pairs.dispatch import reduce_rows
+from mettle.pairs import (
+    Difficulty,
+    KernelWeights,
+    NoKernel,
+    Reduction,
+    RowValues,
+    Tile,
+    TwoSidedSpec,
+    logsumexp_over,
+    pair_loss,
+    sum_over,
+)
 
 
 class ProxyAnchor(ClassVectors):
@@ -55,22 +66,23 @@ class ProxyAnchor(ClassVectors):
 
     def _evaluate(self, z: Tensor, vectors: Tensor, labels: Tensor, half: bool) -> tuple[Tensor, None]:
         pairs, anchors, classes, ref = self._class_pairs(z, vectors, labels)
-        rows = reduce_rows(pairs, anchors, classes, ref=ref, difficulty=self.difficulty)[0]
-        present = rows["positives"] > 0
-        near = softplus(rows["near"]) * present
-        return near * (len(near) / present.sum().clamp(min=1).to(near.dtype)) + softplus(rows["far"]), None
+        return pair_loss(pairs, anchors, classes, ref=ref, difficulty=self.difficulty).values, None
 
     def _class_pairs(self, z: Tensor, vectors: Tensor, labels: Tensor) -> ClassPairs:
         """Class vectors against samples."""
-        return self.__dict__["_pairs"], vectors, self._class_indices(len(vectors)), (z, labels)
+        present = torch.zeros(len(vectors), device=labels.device).index_fill_(0, labels, 1).sum()
+        pairs = view_with(self.__dict__["_pairs"], positive_factor=len(vectors) / present)
+        return pairs, vectors, self._class_indices(len(vectors)), (z, labels)
 
 
 class _ProxyPairs(PairwiseLoss):
-    """What a class vector accumulates over the samples of a batch."""
+    """The loss of each class vector over the samples of a batch."""
 
     alpha: float
     margin: float
     difficulty: Difficulty | None = None
+
+    positive_factor = 1.0  # of one call: classes over classes in the batch, a tensor
 
     def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Its own samples, and all others."""
@@ -81,6 +93,24 @@ class _ProxyPairs(PairwiseLoss):
             "near": logsumexp_over(shift - x, tile.positive, bound=bound),
             "far": logsumexp_over(x + shift, tile.negative, bound=bound),
         }
+
+    def row_loss(self, row_values: RowValues) -> Tensor:
+        """Positives count as a mean over classes that have any, negatives as one over all classes."""
+        present = row_values["positives"] > 0
+        near = softplus(row_values["near"]) * present
+        factor = len(near) / present.sum().clamp(min=1).to(near.dtype)
+        return near * factor + softplus(row_values["far"])
+
+    def is_defined(self, row_values: RowValues) -> Tensor:
+        """Everywhere: a class that is not in the batch has negatives."""
+        return torch.ones_like(row_values["positives"], dtype=torch.bool)
+
+    def kernel_spec(self, weights: KernelWeights | None) -> TwoSidedSpec | NoKernel:
+        """Two sums of exponentials, whose weights decide which classes count as present."""
+        if weights is not None:
+            return NoKernel("the kernels take Proxy-Anchor without weights")
+        a, m = self.alpha, self.margin
+        return TwoSidedSpec(a, a, m, -m, self.positive_factor, all_anchors=True)
 
 
 __all__ = ["ProxyAnchor"]

@@ -25,6 +25,7 @@ from mettle.pairs.interface import (
 )
 from mettle.pairs.kernel_spec import (
     BatchHardSpec,
+    CircleSpec,
     ExponentialWeights,
     HardestWeights,
     HingeSpec,
@@ -32,9 +33,11 @@ from mettle.pairs.kernel_spec import (
     KernelWeights,
     LinearWeights,
     MarginSpec,
+    MultiSimilarityWeights,
     NoKernel,
     RelativeWeights,
     SoftmaxSpec,
+    TwoSidedSpec,
 )
 from mettle.pairs.memory_queue import Queue
 from mettle.pairs.pair_list import as_pair_list_loss
@@ -42,6 +45,7 @@ from mettle.pairs.similarity import distance, squared_distance
 
 __all__ = [
     "BatchHardSpec",
+    "CircleSpec",
     "Difficulty",
     "ExponentialWeights",
     "HardestWeights",
@@ -52,6 +56,7 @@ __all__ = [
     "MarginSpec",
     "Mask",
     "Measure",
+    "MultiSimilarityWeights",
     "NoKernel",
     "PairLoss",
     "PairOutput",
@@ -64,6 +69,7 @@ __all__ = [
     "SoftmaxSpec",
     "Tile",
     "Traits",
+    "TwoSidedSpec",
     "across_ranks",
     "as_pair_list_loss",
     "distance",

@@ -90,7 +90,18 @@ class HardestWeights:
     """Of each anchor, the least similar positive and the most similar negative weigh 1, all others 0."""
 
 
-KernelWeights = LinearWeights | ExponentialWeights | RelativeWeights | HardestWeights
+@dataclass(frozen=True)
+class MultiSimilarityWeights:
+    """Of each anchor, the pairs that are hard beside its hardest pair of the other kind weigh 1, all others 0.
+
+    Formula:
+        negatives  w = 1 where s > min_p s_ip − epsilon;  positives  w = 1 where s < max_n s_in + epsilon
+    """
+
+    epsilon: float
+
+
+KernelWeights = LinearWeights | ExponentialWeights | RelativeWeights | HardestWeights | MultiSimilarityWeights
 """What a difficulty may declare by ``kernel_weights()``."""
 
 
@@ -196,6 +207,67 @@ class HingeSpec:
 
 
 @dataclass(frozen=True)
+class TwoSidedSpec:
+    """A soft maximum over the positives of an anchor and one over its negatives, each by itself; s the cosine.
+
+    Formula, w the weights:
+        L_i = positive_factor · log(1 + Σ_p w·e^{−alpha (s − positive_base)})
+            + negative_factor · log(1 + Σ_n w·e^{beta (s − negative_base)})
+
+    Args:
+        alpha: as above, as are the next three.
+        beta: as above.
+        positive_base: as above.
+        negative_base: as above.
+        positive_factor: as above; it may be a tensor on the device of the embeddings.
+        negative_factor: as above.
+        weights: of the pairs; None where all count alike.
+        all_anchors: an anchor without positives keeps the second term and counts in the mean, instead of being left
+            out.
+    """
+
+    alpha: float
+    beta: float
+    positive_base: float = 0.0
+    negative_base: float = 0.0
+    positive_factor: Number = 1.0
+    negative_factor: float = 1.0
+    weights: KernelWeights | None = None
+    all_anchors: bool = False
+
+    measure = "cosine"
+
+    def __post_init__(self) -> None:
+        _require(self.alpha > 0 and self.beta > 0, "alpha and beta must be above 0", self)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether some of the numbers are tensors, with values that only the device knows."""
+        return isinstance(self.positive_factor, Tensor) or has_device_numbers(self.weights)
+
+
+@dataclass(frozen=True)
+class CircleSpec:
+    """Every cosine s weighed by its distance to its optimum, as `mettle.losses.Circle`.
+
+    Formula:
+        L_i = log(1 + Σ_n e^{gamma [s + m]₊ (s − m)} · Σ_p e^{−gamma [1 + m − s]₊ (s − 1 + m)}), 0 without negatives
+        ``stop_gradient``: the two [·]₊ are constants for the gradient.
+    ``weights`` may be `MultiSimilarityWeights`, or None where all pairs count alike.
+    """
+
+    m: float
+    gamma: float
+    stop_gradient: bool = True
+    weights: KernelWeights | None = None
+
+    measure = "cosine"
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.m < 1 and self.gamma > 0, "m must be in [0, 1) and gamma above 0", self)
+
+
+@dataclass(frozen=True)
 class BatchHardSpec:
     """The farthest positive and the closest negative of each anchor on the unit sphere.
 
@@ -226,7 +298,7 @@ class MarginSpec:
     mode: Literal["keep", "none", "easy", "smooth", "detach"] = "none"
 
 
-KernelSpec = SoftmaxSpec | HingeSpec | BatchHardSpec
+KernelSpec = SoftmaxSpec | TwoSidedSpec | CircleSpec | HingeSpec | BatchHardSpec
 """What a loss may declare by ``kernel_spec(weights)``."""
 
 SPECS = get_args(KernelSpec)

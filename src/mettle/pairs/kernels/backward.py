@@ -21,6 +21,7 @@ from mettle.pairs.kernels.pair_terms import (
     NegativeParams,
     NegativeTerm,
     PositiveParams,
+    load_line,
     negative_grad,
     positive_grad,
     positive_weight,
@@ -28,6 +29,7 @@ from mettle.pairs.kernels.pair_terms import (
 )
 from mettle.pairs.kernels.primitives import (
     LSE,
+    POSITIVE_LIMIT,
     SECOND_SUM_GRAD,
     SUM_GRAD,
     Anchors,
@@ -95,13 +97,13 @@ def load_end_state(
 def tile_gradient(column, row_end, operands, anchors, COLUMN_STATE, padded, scale, params, term, cfg):
     """dL/ds of one BLOCK_M × BLOCK_N tile, and the column block that it multiplies.
 
-    row_end: `EndState` of the rows; COLUMN_STATE (8, padded): row state of the columns; params, term: of a negative;
+    row_end: `EndState` of the rows; COLUMN_STATE (9, padded): row state of the columns; params, term: of a negative;
     cfg: `GradConfig`.
     """
     offs_n = column + tl.arange(0, cfg.BLOCK_N)
     column_end = load_end_state(
         COLUMN_STATE, offs_n, padded, scale, cfg.COLUMN_END, cfg.SECOND_SUM_HAS_GRAD,
-        cfg.ONLINE or term.TERM == "relative", cfg.BLOCK_N,
+        cfg.ONLINE or term.TERM == "relative" or term.MINED, cfg.BLOCK_N,
     )  # fmt: skip
     hi = load_block(operands.columns.hi, column, 0, cfg.BLOCK_N, cfg.HEAD_DIM, cfg.HEAD_DIM, cfg.USE_TMA)
     lo = hi
@@ -145,12 +147,12 @@ def negatives_backward(
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, USE_TMA: tl.constexpr, ROWS_IN_REGISTERS: tl.constexpr,
     TERM: tl.constexpr, SQUARE: tl.constexpr, HINGE_FORM: tl.constexpr, SECOND_SUM_HAS_GRAD: tl.constexpr,
     HAS_SECOND_ENCODER: tl.constexpr, ONLINE: tl.constexpr, DIFFERENTIABLE_WEIGHTS: tl.constexpr,
-    ROW_END: tl.constexpr, COLUMN_END: tl.constexpr, FLUSH_EVERY: tl.constexpr,
+    MINED: tl.constexpr, ROW_END: tl.constexpr, COLUMN_END: tl.constexpr, FLUSH_EVERY: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the normalized rows from their negatives, of one split of the columns.
 
     Grid: (row blocks, splits). Program (i, p) owns rows [i·BLOCK_M, (i + 1)·BLOCK_M) of OUT[p], (splits, padded,
-    HEAD_DIM) float32, zero before where FLUSH_EVERY. ROW_STATE, COLUMN_STATE: (8, padded) of the two operands; ROW_END,
+    HEAD_DIM) float32, zero before where FLUSH_EVERY. ROW_STATE, COLUMN_STATE: (9, padded) of the two operands; ROW_END,
     COLUMN_END: which ends of a pair have a value; ``operand_scale`` is the factor that the columns carry.
     FLUSH_EVERY: after so many tiles a sum is added to OUT and begun anew, because tensor cores cut off what they add:
     over 32,768 columns that comes to 1e-4 of a sum, and where all embeddings have much in common little is left of it
@@ -166,7 +168,7 @@ def negatives_backward(
     pos_end = tl.load(POS_END + offs_m)
     params = NegativeParams(read_number(slope), read_number(offset), read_number(floor), read_number(kink))
     operand_scale = read_number(operand_scale)
-    term: tl.constexpr = NegativeTerm(TERM, SQUARE, HINGE_FORM)
+    term: tl.constexpr = NegativeTerm(TERM, SQUARE, HINGE_FORM, MINED)
     cfg: tl.constexpr = GradConfig(
         HEAD_DIM, HEAD_DIM2, BLOCK_K2, BLOCK_M, BLOCK_N, PRECISION, USE_TMA, SECOND_SUM_HAS_GRAD, HAS_SECOND_ENCODER,
         ONLINE, DIFFERENTIABLE_WEIGHTS, ROW_END, COLUMN_END,
@@ -174,7 +176,7 @@ def negatives_backward(
     # One scale for all of ds keeps float16 from under- and overflowing: no |ds| exceeds 2 max |g|.
     scale = grad_scale_limit / tl.load(STATS + 2)
     row_end = load_end_state(
-        ROW_STATE, offs_m, padded, scale, ROW_END, SECOND_SUM_HAS_GRAD, ONLINE or TERM == "relative", BLOCK_M
+        ROW_STATE, offs_m, padded, scale, ROW_END, SECOND_SUM_HAS_GRAD, ONLINE or TERM == "relative" or MINED, BLOCK_M
     )
     operands = PairOperands(Operand(Q, Q_LO), Operand(K, K_LO), Operand(Q2, Q2_LO), Operand(K2, K2_LO))
     q = load_rows(operands.rows, row, BLOCK_M, HEAD_DIM, HEAD_DIM, PRECISION, USE_TMA, zero, ROWS_IN_REGISTERS)
@@ -219,7 +221,7 @@ def score_gradients_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, USE_TMA: tl.constexpr,
     TERM: tl.constexpr, SQUARE: tl.constexpr, HINGE_FORM: tl.constexpr, SECOND_SUM_HAS_GRAD: tl.constexpr,
     HAS_SECOND_ENCODER: tl.constexpr, ONLINE: tl.constexpr, DIFFERENTIABLE_WEIGHTS: tl.constexpr,
-    ROW_END: tl.constexpr, COLUMN_END: tl.constexpr,
+    MINED: tl.constexpr, ROW_END: tl.constexpr, COLUMN_END: tl.constexpr,
 ):  # fmt: skip
     """dL/ds of the block of scores that begins at ``row_start`` and ``column_start``, for wide embeddings.
 
@@ -237,14 +239,14 @@ def score_gradients_kernel(
     pos_end = tl.load(POS_END + offs_m)
     scale = grad_scale_limit / tl.load(STATS + 2)
     row_end = load_end_state(
-        ROW_STATE, offs_m, padded, scale, ROW_END, SECOND_SUM_HAS_GRAD, ONLINE or TERM == "relative", BLOCK_M
+        ROW_STATE, offs_m, padded, scale, ROW_END, SECOND_SUM_HAS_GRAD, ONLINE or TERM == "relative" or MINED, BLOCK_M
     )
     column_end = load_end_state(
-        COLUMN_STATE, offs_n, columns_padded, scale, COLUMN_END, SECOND_SUM_HAS_GRAD, ONLINE or TERM == "relative",
-        BLOCK_N,
+        COLUMN_STATE, offs_n, columns_padded, scale, COLUMN_END, SECOND_SUM_HAS_GRAD,
+        ONLINE or TERM == "relative" or MINED, BLOCK_N,
     )  # fmt: skip
     params = NegativeParams(read_number(slope), read_number(offset), read_number(floor), read_number(kink))
-    term: tl.constexpr = NegativeTerm(TERM, SQUARE, HINGE_FORM)
+    term: tl.constexpr = NegativeTerm(TERM, SQUARE, HINGE_FORM, MINED)
     rows = Operand(Q, Q_LO)
     q = load_rows(rows, row, BLOCK_M, BLOCK_K, HEAD_DIM, PRECISION, USE_TMA)
     s = similarity_tile(q, rows, Operand(K, K_LO), row, column, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, PRECISION, USE_TMA)
@@ -278,11 +280,11 @@ def score_gradients_kernel(
 @triton.jit
 def positives_backward(
     Z, C, POS_BEGIN, POS_END, SELF_COLUMN, ROW_STATE, COLUMN_STATE, G, n, padded, columns_padded, splits,
-    inv_t, bound, slope, threshold, floor, prior, margin,
+    inv_t, bound, slope, threshold, floor, prior, margin, positive_scale,
     HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, ROW_LOSS: tl.constexpr, SELF: tl.constexpr, WEIGHTED: tl.constexpr,
     DIFFERENTIABLE_WEIGHTS: tl.constexpr, NUMERATOR_ONLY: tl.constexpr, DEBIASED: tl.constexpr,
-    HINGE_FORM: tl.constexpr, ROW_END: tl.constexpr, COLUMN_END: tl.constexpr,
+    HINGE_FORM: tl.constexpr, MINED: tl.constexpr, ROW_END: tl.constexpr, COLUMN_END: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the normalized rows: what the negatives sent, plus the positives, in float32.
 
@@ -308,7 +310,9 @@ def positives_backward(
     for p in range(splits):
         acc += tl.load(G + p * size + at)
     acc = acc * inv_t
-    params = PositiveParams(inv_t, bound, prior, margin)
+    params = PositiveParams(inv_t, bound, prior, margin, positive_scale)
+    # The circle's two factors are weights of a kind.
+    WEIGHT_GRAD: tl.constexpr = DIFFERENTIABLE_WEIGHTS and (WEIGHTED or ROW_LOSS == "circle")
     begin = tl.load(POS_BEGIN + row) // BLOCK_N * BLOCK_N
     end = tl.load(POS_END + tl.minimum(row + BLOCK_M, n) - 1)
     for column in range(begin, end, BLOCK_N):
@@ -326,15 +330,21 @@ def positives_backward(
             dw = positive_weight_grad(s, slope, threshold, floor)
         ds = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         if ROW_END:
-            ds += positive_grad(
+            g = positive_grad(
                 s, s * inv_t, w, dw, ROW_STATE, offs_m, padded, params,
-                False, DIFFERENTIABLE_WEIGHTS and WEIGHTED, ROW_LOSS, NUMERATOR_ONLY, DEBIASED, HINGE_FORM,
+                False, WEIGHT_GRAD, ROW_LOSS, NUMERATOR_ONLY, DEBIASED, HINGE_FORM,
             )  # fmt: skip
+            if MINED:
+                g = tl.where(s >= load_line(ROW_STATE, POSITIVE_LIMIT, offs_m, padded, False), 0.0, g)
+            ds += g
         if COLUMN_END:
-            ds += positive_grad(
+            g = positive_grad(
                 s, s * inv_t, w, dw, COLUMN_STATE, offs_n, columns_padded, params,
-                True, DIFFERENTIABLE_WEIGHTS and WEIGHTED, ROW_LOSS, NUMERATOR_ONLY, DEBIASED, HINGE_FORM,
+                True, WEIGHT_GRAD, ROW_LOSS, NUMERATOR_ONLY, DEBIASED, HINGE_FORM,
             )  # fmt: skip
+            if MINED:
+                g = tl.where(s >= load_line(COLUMN_STATE, POSITIVE_LIMIT, offs_n, columns_padded, True), 0.0, g)
+            ds += g
         k = load_block(C, column, start, BLOCK_N, BLOCK_K, HEAD_DIM, False)
         acc = tl.dot(tl.where(keep, ds, 0.0), k, acc, input_precision=INPUT_PRECISION)
     tl.store(G + at, acc)

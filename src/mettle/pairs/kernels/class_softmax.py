@@ -620,7 +620,7 @@ def class_row_state_kernel(
 ):  # fmt: skip
     """What multiplies each row of probabilities; one scale for all of dL/ds, and what undoes it.
 
-    Grid: (1,). Writes two lines of ROW_STATE (8, padded), see `primitives`, and STATS (3,) float32: the largest |g|
+    Grid: (1,). Writes two lines of ROW_STATE (9, padded), see `primitives`, and STATS (3,) float32: the largest |g|
     times what undoes the scale of samples' and of classes' gradients, and itself.
     """
     most = tl.zeros((SIZE,), tl.float32)

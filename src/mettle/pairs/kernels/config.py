@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 
 Precision = Literal["ieee", "bf16x3", "fp16"]
-NegativeTermName = Literal["plain", "threshold", "importance", "relative", "relative_raw", "hinge"]
-RowLossName = Literal["supcon_out", "supcon_in", "infonce", "npair", "contrastive"]
+NegativeTermName = Literal["plain", "threshold", "importance", "relative", "relative_raw", "hinge", "circle"]
+RowLossName = Literal["supcon_out", "supcon_in", "infonce", "npair", "contrastive", "two_sided", "circle"]
 HingeForm = Literal["squared", "hadsell", "linear"]
 
 LEAST_TILES = 4  # that a split of the columns is worth
@@ -107,6 +107,7 @@ class NegativesConfig:
     square: bool = False  # a plain pair adds e², importance weights have beta = 1
     hinge_form: str = "hadsell"
     online: bool = False
+    mined: bool = False  # of the negatives of a row, those above a threshold of its own
 
     @property
     def block_k(self) -> int:
@@ -133,6 +134,7 @@ class NegativesConfig:
             "HINGE_FORM": self.hinge_form,
             "HAS_SECOND_ENCODER": self.second_head_dim > 0,
             "ONLINE": self.online,
+            "MINED": self.mined,
             **self.tile.launch_options,
         }
 
@@ -182,6 +184,7 @@ class PositivesConfig:
     numerator_only: bool = False
     debiased: bool = False
     hinge_form: str = "hadsell"
+    mined: bool = False  # of the positives of a row, those below a limit of its own
 
     @property
     def block_k(self) -> int:
@@ -201,6 +204,14 @@ class PositivesConfig:
             "NUMERATOR_ONLY": self.numerator_only,
             "DEBIASED": self.debiased,
             "HINGE_FORM": self.hinge_form,
+            "MINED": self.mined,
+        }
+
+    def threshold_constexprs(self) -> dict[str, Any]:
+        """Of `forward.mining_threshold_kernel`."""
+        made = self._constexprs()
+        return {name: made[name] for name in ("HEAD_DIM", "BLOCK_K", "BLOCK_M", "BLOCK_N", "INPUT_PRECISION", "SELF")} | {
+            "num_warps": 1 if self.head_dim <= 128 else 2
         }
 
     def forward_constexprs(

@@ -34,7 +34,13 @@ from mettle.pairs.kernels.config import (
     select_config,
     split_columns,
 )
-from mettle.pairs.kernels.forward import mean_kernel, negatives_forward, positives_forward, shift_kernel
+from mettle.pairs.kernels.forward import (
+    mean_kernel,
+    mining_threshold_kernel,
+    negatives_forward,
+    positives_forward,
+    shift_kernel,
+)
 from mettle.pairs.kernels.launch import (
     Launch,
     LaunchCache,
@@ -238,7 +244,23 @@ class PairLossCall:
                 (sums, sums2, self.shift),
                 lambda: Launch((padded // 64,), (padded, splits, splits2), {"SIZE": 64}),
             )
+        if spec.is_mined:
+            self._find_mining_thresholds()
         return self._finish_rows(*self.sum_negatives())
+
+    def _find_mining_thresholds(self) -> None:
+        """From which x on the negatives of each row count."""
+        rows, columns = self.rows, self.columns
+        self.shift = torch.empty_like(rows.inverse_norm)
+        self.cache.launch(
+            "mining thresholds",
+            mining_threshold_kernel,
+            (rows.normalized, columns.normalized, rows.positive_begin, rows.positive_end, self.self_column, self.shift),
+            lambda: Launch(
+                (rows.padded // POSITIVE_BLOCK,), (rows.n,), self._positives_config().threshold_constexprs()
+            ),
+            (self.spec.mining_epsilon or 0.0, self.spec.mining_scale),
+        )
 
     def _sort_self_column(self) -> tuple[Tensor, Tensor]:
         """(padded,) int32 of rows and of columns: where each has its own sample on the other side, -1 for nowhere."""
@@ -313,7 +335,8 @@ class PairLossCall:
 
     def _is_symmetric(self, config: KernelConfig, rows: Operands, columns: Operands) -> bool:
         """Whether each pair is visited once: sums must grow pair by pair, in any order, and be worth clearing."""
-        if not config.forward.symmetric or self.spec.online or rows is not columns or self.deterministic:
+        one_sided = self.spec.online or self.spec.is_mined  # a maximum is no sum
+        if not config.forward.symmetric or one_sided or rows is not columns or self.deterministic:
             return False
         return rows.n >= SYMMETRIC_ROWS or not rows.normalized.is_cuda
 
@@ -368,7 +391,13 @@ class PairLossCall:
                     count_by_weight=spec.count_by_weight,
                 ),
             ),
-            (*spec.positive_numbers, float(spec.scale), *spec.row_loss_numbers),
+            (
+                *spec.positive_numbers,
+                float(spec.scale),
+                *spec.row_loss_numbers,
+                spec.mining_epsilon or 0.0,
+                spec.mining_scale,
+            ),
         )
         self.cache.launch(
             "mean",
@@ -530,7 +559,7 @@ class PairLossCall:
                     differentiable_weights=spec.differentiable_weights, row_end=row_end, column_end=column_end
                 ),
             ),
-            (*spec.positive_numbers, *spec.row_loss_numbers),
+            (*spec.positive_numbers, *spec.row_loss_numbers[:3]),
         )
         return g
 
@@ -570,6 +599,7 @@ class PairLossCall:
             spec.square,
             spec.hinge_form,
             spec.online,
+            spec.is_mined,
         )
 
     def _positives_config(self) -> PositivesConfig:
@@ -586,6 +616,7 @@ class PairLossCall:
             numerator_only=spec.numerator_only,
             debiased=spec.prior > 0,
             hinge_form=spec.hinge_form,
+            mined=spec.is_mined,
         )
 
 

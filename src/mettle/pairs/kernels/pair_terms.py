@@ -3,8 +3,8 @@
 
 Operands of products carry a factor each, so that a product is x = s · log₂e / temperature, s the similarity: 2^x =
 e^{s/temperature} is one exponential per pair and nothing else, with no maximum to subtract, because cosines stay within
-±1 and float32 holds e^±64. (The hinge has no temperature: there x = s.) Derivatives are those for s / temperature.
-Positives are computed in float32 from s itself.
+±1 and float32 holds e^±64. (The hinge and the circle have no temperature in their products: there x = s.) Derivatives
+are those for s / temperature. Positives are computed in float32 from s itself.
 
 | TERM of a negative | adds to the first sum | to the second |
 |---|---|---|
@@ -14,8 +14,10 @@ Positives are computed in float32 from s itself.
 | ``relative`` | e + e² / (e + e_b·u), u of its row | |
 | ``relative_raw`` | e + e² / (e + e_b) | |
 | ``hinge`` | [margin − d]₊ and the like | |
+| ``circle`` | 2^y, y = slope·[x + m]₊·(x − m) − floor | |
 
-with e = 2^x and e_b = 2^b that of a second encoder.
+with e = 2^x and e_b = 2^b that of a second encoder. Where pairs are MINED, ``plain``, ``threshold`` and ``circle`` count
+only above a threshold of the row, and in place of a second sum there is the largest x of the row.
 """
 
 from typing import NamedTuple
@@ -33,7 +35,8 @@ class NegativeParams(NamedTuple):
     """Run-time numbers of a negative's term.
 
     ``slope`` is beta of ``importance`` and the margin of ``hinge``. The weight of ``threshold`` is a line in x with
-    ``slope`` and ``offset``, not below ``floor``, where it ends at x = ``kink``.
+    ``slope`` and ``offset``, not below ``floor``, where it ends at x = ``kink``. Of ``circle``, ``slope`` is gamma · log₂e,
+    ``offset`` is m, and ``floor`` keeps the exponent small.
     """
 
     slope: tl.tensor
@@ -43,24 +46,35 @@ class NegativeParams(NamedTuple):
 
 
 class PositiveParams(NamedTuple):
-    """Run-time numbers of a positive: 1 / temperature, the bound of x, the prior of a debiased loss, the margin."""
+    """Run-time numbers of a positive: 1 / temperature, the bound of x, the prior of a debiased loss, the margin.
+
+    ``margin`` is the base of ``two_sided`` and m of ``circle``, ``scale`` alpha of the one and gamma of the other.
+    """
 
     inv_t: tl.tensor
     bound: tl.tensor
     prior: tl.tensor
     margin: tl.tensor
+    scale: tl.tensor
 
 
 class NegativeTerm(NamedTuple):
-    """What a negative adds, at compile time. SQUARE: a plain pair adds e², ``importance`` has beta = 1."""
+    """What a negative adds, at compile time. SQUARE: a plain pair adds e², ``importance`` has beta = 1.
+
+    MINED: it adds that only where x is above the threshold of its end.
+    """
 
     TERM: tl.constexpr
     SQUARE: tl.constexpr
     HINGE_FORM: tl.constexpr
+    MINED: tl.constexpr
 
 
 class EndState(NamedTuple):
-    """What the gradient of a pair needs of one of its ends: dL/d(its two sums), and its log-sum-exp or shift."""
+    """What the gradient of a pair needs of one of its ends: dL/d(its two sums), and its log-sum-exp, shift or threshold.
+
+    ``lse`` is whichever of the three there is.
+    """
 
     sum_grad: tl.tensor
     second_sum_grad: tl.tensor
@@ -142,6 +156,33 @@ def hinge_grad(s, margin, NEGATIVE: tl.constexpr, HINGE_FORM: tl.constexpr):
 
 
 @triton.jit
+def negative_exponent(x, params, term):
+    """The exponent of a negative: x itself, but for the circle.
+
+    Of 2. The second factor is broken where x is, whatever the maximum makes of it.
+    """
+    if term.TERM == "circle":
+        return params.slope * tl.maximum(x + params.offset, 0.0) * (x - params.offset) - params.floor
+    else:
+        return x
+
+
+@triton.jit
+def negative_exponent_grad(x, params, DIFFERENTIABLE_WEIGHTS: tl.constexpr):
+    """Of the circle's: over slope, and for a constant [x + m]₊ unless DIFFERENTIABLE_WEIGHTS."""
+    if DIFFERENTIABLE_WEIGHTS:
+        return tl.where(x + params.offset > 0, 2.0 * x, 0.0)
+    else:
+        return tl.maximum(x + params.offset, 0.0)
+
+
+@triton.jit
+def leave_out_easy(f, x, threshold):
+    """F where x is above the threshold, else 0; what is broken stays so."""
+    return tl.where(x <= threshold, 0.0, f)
+
+
+@triton.jit
 def negative_value(x, b, shift, params, term):
     """What a negative adds to the two sums of one of its ends; the second one repeats the first where there is none.
 
@@ -163,7 +204,7 @@ def negative_value(x, b, shift, params, term):
         else:
             return tl.exp2(x * (1.0 + params.slope)), tl.exp2(x * params.slope)
     else:
-        e = tl.exp2(x)
+        e = tl.exp2(negative_exponent(x, params, term))
         if term.TERM == "threshold":
             w = threshold_weight(x, params)
             return w * e, w
@@ -181,13 +222,16 @@ def negative_values(x, b, shift, SHIFT, offs_n, params, term, SYMMETRIC: tl.cons
         return f, f, f_column
     else:
         f0, f1 = negative_value(x, b, shift[:, None], params, term)
-        return f0, f1, f0
+        if term.MINED:  # never SYMMETRIC, because of the maximum
+            return leave_out_easy(f0, x, shift[:, None]), x, f0
+        else:
+            return f0, f1, f0
 
 
 @triton.jit
-def online_term(x, b, m_i, params, term):
-    """What a negative adds when the running maximum of its row is ``m_i``."""
-    e = tl.exp2(x - m_i[:, None])
+def online_term(x, y, b, m_i, params, term):
+    """What a negative adds when the running maximum of its row is ``m_i``; ``y`` is its exponent."""
+    e = tl.exp2(y - m_i[:, None])
     if term.TERM == "threshold":
         e = e * threshold_weight(x, params)
     elif term.TERM == "relative_raw":
@@ -224,16 +268,17 @@ def negative_grad(
                 )
             return first
     else:
+        y = negative_exponent(x, params, term)
         if ONLINE:
             if ROW_END and COLUMN_END:
                 e = (
-                    tl.exp2(x - row.lse[:, None]) * row.sum_grad[:, None]
-                    + tl.exp2(x - column.lse[None, :]) * column.sum_grad[None, :]
+                    tl.exp2(y - row.lse[:, None]) * row.sum_grad[:, None]
+                    + tl.exp2(y - column.lse[None, :]) * column.sum_grad[None, :]
                 )
             elif ROW_END:  # an end that does not count has no log-sum-exp either
-                e = tl.exp2(x - row.lse[:, None]) * row.sum_grad[:, None]
+                e = tl.exp2(y - row.lse[:, None]) * row.sum_grad[:, None]
             else:
-                e = tl.exp2(x - column.lse[None, :]) * column.sum_grad[None, :]
+                e = tl.exp2(y - column.lse[None, :]) * column.sum_grad[None, :]
             if term.TERM == "relative_raw":
                 e = e * relative_weight(x, b)
         elif term.TERM == "relative":
@@ -241,8 +286,18 @@ def negative_grad(
             e = row.sum_grad[:, None] * f_row + column.sum_grad[None, :] * f_column
         elif term.TERM == "relative_raw":
             e = relative_raw_value(x, b) * (row.sum_grad[:, None] + column.sum_grad[None, :])
+        elif term.MINED:
+            row_grad = row.sum_grad[:, None]
+            if ROW_END:
+                row_grad = leave_out_easy(row_grad, x, row.lse[:, None])
+            column_grad = column.sum_grad[None, :]
+            if COLUMN_END:
+                column_grad = leave_out_easy(column_grad, x, column.lse[None, :])
+            e = tl.exp2(y) * (row_grad + column_grad)
         else:
-            e = tl.exp2(x) * (row.sum_grad[:, None] + column.sum_grad[None, :])
+            e = tl.exp2(y) * (row.sum_grad[:, None] + column.sum_grad[None, :])
+        if term.TERM == "circle":
+            e = e * negative_exponent_grad(x, params, DIFFERENTIABLE_WEIGHTS)
         if term.TERM == "threshold":
             w = threshold_weight(x, params)
             if DIFFERENTIABLE_WEIGHTS:
@@ -305,6 +360,27 @@ def positive_weight_grad(s, slope, threshold, floor):
 
 
 @triton.jit
+def positive_exponent(s, margin, scale, ROW_LOSS: tl.constexpr):
+    """The exponent of a positive in ``two_sided`` and ``circle``."""
+    if ROW_LOSS == "circle":
+        return -scale * tl.maximum(1.0 + margin - s, 0.0) * (s - 1.0 + margin)
+    else:
+        return -scale * (s - margin)
+
+
+@triton.jit
+def positive_exponent_grad(s, margin, scale, ROW_LOSS: tl.constexpr, DIFFERENTIABLE_WEIGHTS: tl.constexpr):
+    """Its derivative; that of ``circle`` for a constant [1 + m − s]₊ unless DIFFERENTIABLE_WEIGHTS."""
+    if ROW_LOSS == "circle":
+        if DIFFERENTIABLE_WEIGHTS:
+            return tl.where(1.0 + margin - s > 0, -scale * (2.0 - 2.0 * s), 0.0)
+        else:
+            return -scale * tl.maximum(1.0 + margin - s, 0.0)
+    else:
+        return -scale + 0.0 * s
+
+
+@triton.jit
 def load_line(ROW_STATE, line, offs, padded, COLUMN: tl.constexpr):
     """One line of the row state along the rows of a tile, or along its columns."""
     x = tl.load(ROW_STATE + line * padded + offs)
@@ -330,6 +406,13 @@ def positive_grad(
         return -attract + 0.0 * s
     elif ROW_LOSS == "contrastive":
         return attract * hinge_grad(s, params.margin, False, HINGE_FORM)
+    elif (ROW_LOSS == "two_sided") or (ROW_LOSS == "circle"):
+        y = positive_exponent(s, params.margin, params.scale, ROW_LOSS)
+        share = attract * tl.exp(tl.minimum(y - log_numerator, 80.0))
+        g = share * w * positive_exponent_grad(s, params.margin, params.scale, ROW_LOSS, DIFFERENTIABLE_WEIGHTS)
+        if DIFFERENTIABLE_WEIGHTS and ROW_LOSS == "two_sided":
+            g += share * dw
+        return g
     elif ROW_LOSS == "infonce":
         log_g, dx, _ = debiased_log_denominator(x, log_denominator, log_numerator, params.bound, params.prior, DEBIASED)
         alone = log_denominator == -float("inf")

@@ -18,23 +18,24 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-# RowState: (8, padded) float32, what the backward pass must know of each anchor. The first four lines are proportional
-# to the gradient of the anchor's value; the last three are what a positive pair is compared with:
+# RowState: (9, padded) float32, what the backward pass must know of each anchor. The first four lines are proportional
+# to the gradient of the anchor's value; the last four are what a positive pair is compared with:
 #
-# | line | supcon_out | supcon_in | infonce |
-# |---|---|---|---|
-# | LOG_DENOMINATOR | log D | log D | log F |
-# | LOG_NUMERATOR | | log of the weighted sum over positives | log of the count of negatives |
-# | WEIGHT_OFFSET | log D − value, or log D | 1 / divisor, or 0 | value |
+# | line | supcon_out | supcon_in | infonce | two_sided, circle |
+# |---|---|---|---|---|
+# | LOG_DENOMINATOR | log D | log D | log F | |
+# | LOG_NUMERATOR | | log of the weighted sum over positives | log of the count of negatives | the same sum's log |
+# | WEIGHT_OFFSET | log D − value, or log D | 1 / divisor, or 0 | value | |
 SUM_GRAD = tl.constexpr(0)  # dL/d(first sum over negatives)
 SECOND_SUM_GRAD = tl.constexpr(1)  # dL/d(second sum over negatives)
 REPEL = tl.constexpr(2)  # how strongly positives repel, through the denominator
 ATTRACT = tl.constexpr(3)  # how strongly positives attract
-LSE = tl.constexpr(4)  # log-sum-exp of the negatives in base 2, or the shift of the relative term
+LSE = tl.constexpr(4)  # log-sum-exp of negatives in base 2; or the shift of the relative term; or a mining threshold
 LOG_DENOMINATOR = tl.constexpr(5)
 LOG_NUMERATOR = tl.constexpr(6)
 WEIGHT_OFFSET = tl.constexpr(7)
-ROW_STATE_LINES = 8
+POSITIVE_LIMIT = tl.constexpr(8)  # of mined pairs: the similarity from which positives are left out
+ROW_STATE_LINES = 9
 GRADIENT_LINES = 4
 
 LSE_DISABLED = tl.constexpr(1e30)  # a log-sum-exp that leaves nothing: for rows that send no gradient
@@ -257,6 +258,12 @@ def partial_row_sum(f, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
+def partial_row_max(x, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Row maxima of a tile in four parts, as `partial_row_sum`."""
+    return tl.max(tl.max(tl.reshape(x, (BLOCK_M, BLOCK_N // 8, 4, 2)), 3), 1)
+
+
+@triton.jit
 def atomic_column_sum(to, f, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROW_WARPS: tl.constexpr):
     """Add the column sums of a tile, each warp those of its own rows: to meet first, warps would have to wait.
 
@@ -287,6 +294,15 @@ def merge_sums(PARTIAL, offs_m, padded, splits, which, SIZE: tl.constexpr):
     for p in range(splits):
         total += tl.load(PARTIAL + (2 * p + which) * padded + offs_m)
     return total
+
+
+@triton.jit
+def merge_maxima(PARTIAL, offs_m, padded, splits, which, SIZE: tl.constexpr):
+    """The same for a maximum."""
+    found = tl.full((SIZE,), -float("inf"), tl.float32)
+    for p in range(splits):
+        found = tl.maximum(found, tl.load(PARTIAL + (2 * p + which) * padded + offs_m))
+    return found
 
 
 @triton.jit

@@ -16,14 +16,18 @@ from torch import Tensor
 from mettle.errors import InputError
 from mettle.pairs.kernel_spec import (
     BatchHardSpec,
+    CircleSpec,
     ExponentialWeights,
     HardestWeights,
     HingeSpec,
+    KernelWeights,
     LinearWeights,
+    MultiSimilarityWeights,
     NoKernel,
     Number,
     RelativeWeights,
     SoftmaxSpec,
+    TwoSidedSpec,
     declared_spec,
     may_be_nonzero,
 )
@@ -35,6 +39,10 @@ MOST_COLUMNS = 4096  # of an embedding that one row of the small kernels can hol
 FP16_TEMPERATURE = 0.05  # from which float16 operands are accurate enough
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 GRADIENT_LIMIT = 8192.0  # dL/ds reaches twice this at most: float16 ends at 65504
+
+
+PairSpec = SoftmaxSpec | TwoSidedSpec | CircleSpec | HingeSpec
+"""What sums over pairs come to, and not single pairs."""
 
 
 class NegativeNumbers(NamedTuple):
@@ -54,6 +62,17 @@ class PositiveNumbers(NamedTuple):
     slope: Number
     threshold: Number
     floor: Number
+
+
+class RowLossNumbers(NamedTuple):
+    """Run-time numbers of a row's loss: prior, margin (or base), and what `TwoSidedSpec` and `CircleSpec` add."""
+
+    prior: float
+    margin: float
+    positive_scale: float
+    positive_factor: Number
+    negative_factor: float
+    log_shift: float  # what the log of the sum over negatives lacks
 
 
 @dataclass(frozen=True)
@@ -88,6 +107,19 @@ class LoweredSpec:
     positive_margin: float = 0.0
     negative_margin: float = 0.0
     hinge_form: HingeForm = "hadsell"
+    # two_sided: exponents −positive_scale·(s − positive_base) and (s − negative_base) / temperature
+    positive_scale: float = 0.0
+    positive_base: float = 0.0
+    negative_base: float = 0.0
+    positive_factor: Number = 1.0
+    negative_factor: float = 1.0
+    circle_margin: float = 0.0  # m of the circle loss, whose gamma is 1 / temperature
+    mining_epsilon: float | None = None  # of mined pairs; None: all pairs count
+
+    @property
+    def is_mined(self) -> bool:
+        """Whether pairs count only where they are hard beside the anchor's hardest pair of the other kind."""
+        return self.mining_epsilon is not None
 
     @property
     def has_positive_weights(self) -> bool:
@@ -136,6 +168,8 @@ class LoweredSpec:
             self.prior > 0,
             self.count_by_weight,
             self.hinge_form,
+            self.is_mined,
+            isinstance(self.positive_factor, Tensor),
             *(isinstance(x, Tensor) for x in (self.temperature, self.slope, self.threshold)),
             *(isinstance(x, Tensor) for x in (self.positive_slope, self.positive_threshold)),
         )
@@ -148,12 +182,25 @@ class LoweredSpec:
     @cached_property
     def operand_scale(self) -> Number:
         """What each side of a product carries, so that products are similarities times log₂e / temperature."""
-        return 1.0 if self.negative_term == "hinge" else (LOG2E / self.temperature) ** 0.5
+        return 1.0 if self.negative_term in ("hinge", "circle") else (LOG2E / self.temperature) ** 0.5
 
     @property
     def grad_scale_limit(self) -> float:
         """What the largest coefficient of a row's gradient is scaled to: the derivative of a pair may add to it."""
-        return GRADIENT_LIMIT / (1 + 2 * self.beta)
+        most = 2.0 if self.negative_term == "circle" else 1 + 2 * self.beta
+        return GRADIENT_LIMIT / most
+
+    @property
+    def mining_scale(self) -> Number:
+        """What similarities are multiplied by where mined negatives are told by x."""
+        return 1.0 if not self.is_mined or self.negative_term == "circle" else LOG2E / self.temperature
+
+    @property
+    def circle_shift(self) -> float:
+        """The middle of a circle's exponents, which reach from −γm² to γ(1 − m²); 0 where every row has a maximum."""
+        if self.online or self.negative_term != "circle":
+            return 0.0
+        return (1 - 2 * self.circle_margin**2) / (2 * float(self.temperature))
 
     @cached_property
     def negative_numbers(self) -> NegativeNumbers:
@@ -165,6 +212,8 @@ class LoweredSpec:
             return NegativeNumbers(self.slope / slope_of_x, 1.0 - self.slope * self.threshold, 1.0 + self.floor, kink)
         if self.negative_term == "importance":
             return NegativeNumbers(float(self.beta))
+        if self.negative_term == "circle":
+            return NegativeNumbers(LOG2E / self.temperature, float(self.circle_margin), LOG2E * self.circle_shift)
         return NegativeNumbers(float(self.negative_margin) if self.negative_term == "hinge" else 0.0)
 
     @cached_property
@@ -176,10 +225,19 @@ class LoweredSpec:
         )
         return PositiveNumbers(inv_t, inv_t, slope, threshold, float(self.positive_floor))
 
-    @property
-    def row_loss_numbers(self) -> tuple[float, float]:
-        """Prior and margin of a row's loss."""
-        return float(self.prior), float(self.positive_margin)
+    @cached_property
+    def row_loss_numbers(self) -> RowLossNumbers:
+        """Of what a row's sums come to."""
+        margin = {"two_sided": self.positive_base, "circle": self.circle_margin}.get(self.row_loss, self.positive_margin)
+        log_shift = -self.negative_base / float(self.temperature) if self.row_loss == "two_sided" else self.circle_shift
+        return RowLossNumbers(
+            float(self.prior),
+            float(margin),
+            float(self.positive_scale),
+            self.positive_factor,
+            float(self.negative_factor),
+            float(log_shift),
+        )
 
 
 @dataclass(frozen=True)
@@ -241,20 +299,24 @@ def lower_loss(loss: Any, difficulty: Any, inputs: KernelInputs) -> LoweredSpec 
     return refusal or lowered
 
 
-def lower_spec(spec: SoftmaxSpec | HingeSpec) -> LoweredSpec | NoKernel:
+def lower_spec(spec: PairSpec) -> LoweredSpec | NoKernel:
     """What a spec comes to."""
-    if isinstance(spec, SoftmaxSpec) and spec.on_device:  # tensors are compared by waiting for them
+    if getattr(spec, "on_device", False):  # tensors are compared by waiting for them
         return _lower_spec(spec)
     return _lower_known_spec(spec)
 
 
 @lru_cache(256)
-def _lower_known_spec(spec: SoftmaxSpec | HingeSpec) -> LoweredSpec | NoKernel:
+def _lower_known_spec(spec: PairSpec) -> LoweredSpec | NoKernel:
     """A training run asks for the same one a million times."""
     return _lower_spec(spec)
 
 
-def _lower_spec(spec: SoftmaxSpec | HingeSpec) -> LoweredSpec | NoKernel:
+def _lower_spec(spec: PairSpec) -> LoweredSpec | NoKernel:
+    if isinstance(spec, TwoSidedSpec):
+        return _lower_two_sided(spec)
+    if isinstance(spec, CircleSpec):
+        return _lower_circle(spec)
     if isinstance(spec, HingeSpec):
         return LoweredSpec(
             "contrastive",
@@ -275,17 +337,74 @@ def _lower_spec(spec: SoftmaxSpec | HingeSpec) -> LoweredSpec | NoKernel:
         all_anchors=spec.all_anchors,
         prior=spec.prior,
     )
-    weighted = lowered if spec.weights is None else _with_weights(lowered, spec)
+    if spec.weights is None:
+        return _with_safe_exponent(lowered)
+    if spec.row_loss == "npair":
+        return NoKernel("the N-pair kernels take no weights")
+    return _with_weights(lowered, spec.weights, spec.weigh_negatives, spec.negatives)
+
+
+def _lower_two_sided(spec: TwoSidedSpec) -> LoweredSpec | NoKernel:
+    lowered = LoweredSpec(
+        "two_sided",
+        temperature=1 / spec.beta,
+        positive_scale=spec.alpha,
+        positive_base=spec.positive_base,
+        negative_base=spec.negative_base,
+        positive_factor=_as_float32(spec.positive_factor),
+        negative_factor=spec.negative_factor,
+        all_anchors=spec.all_anchors,
+    )
+    if spec.weights is None:
+        return _with_safe_exponent(lowered)
+    if isinstance(spec.weights, MultiSimilarityWeights) and spec.all_anchors:
+        return NoKernel("the kernels mine pairs for anchors that have a positive")
+    if isinstance(spec.weights, LinearWeights) and spec.weights.positive_floor < -1:
+        return NoKernel("positive weights may be negative, and the kernels take the log of their sum")
+    if isinstance(spec.weights, RelativeWeights):
+        return NoKernel("the kernels that compare two encoders end in SupCon or InfoNCE")
+    if isinstance(spec.weights, ExponentialWeights):  # of s itself, where the kernels have beta · s
+        return _with_weights(lowered, replace(spec.weights, beta=spec.weights.beta / spec.beta))
+    return _with_weights(lowered, spec.weights)
+
+
+def _lower_circle(spec: CircleSpec) -> LoweredSpec | NoKernel:
+    lowered = LoweredSpec(
+        "circle",
+        "circle",
+        temperature=1 / spec.gamma,
+        positive_scale=spec.gamma,
+        circle_margin=spec.m,
+        differentiable_weights=not spec.stop_gradient,
+        online=spec.gamma > 2 * MOST_EXPONENT,  # exponents reach half of it, see `circle_shift`
+    )
+    if spec.weights is None:
+        return lowered
+    if not isinstance(spec.weights, MultiSimilarityWeights):
+        return NoKernel("the circle kernels take mined pairs, but no other weights")
+    return _with_weights(lowered, spec.weights)
+
+
+def _with_weights(
+    lowered: LoweredSpec,
+    w: KernelWeights,
+    weigh_negatives: bool = True,
+    count_negatives: Literal["plain", "weight"] = "plain",
+) -> LoweredSpec | NoKernel:
+    """The same with weights inside, and a safe exponent."""
+    weighted = _put_weights(lowered, w, weigh_negatives, count_negatives)
     return weighted if isinstance(weighted, NoKernel) else _with_safe_exponent(weighted)
 
 
-def _with_weights(lowered: LoweredSpec, spec: SoftmaxSpec) -> LoweredSpec | NoKernel:
-    """The same with its weights inside."""
-    w = spec.weights
-    if spec.row_loss == "npair":
-        return NoKernel("the N-pair kernels take no weights")
+def _put_weights(
+    lowered: LoweredSpec, w: KernelWeights, weigh_negatives: bool, count_negatives: str
+) -> LoweredSpec | NoKernel:
     if isinstance(w, HardestWeights):
         return NoKernel("kernels that mine the hardest pairs have no softmax")
+    if isinstance(w, MultiSimilarityWeights):
+        if not weigh_negatives or lowered.prior:
+            return NoKernel("the kernels mine positives and negatives, and no prior counts what is left")
+        return replace(lowered, mining_epsilon=float(w.epsilon))
     if isinstance(w, LinearWeights):
         lowered = replace(
             lowered,
@@ -294,7 +413,7 @@ def _with_weights(lowered: LoweredSpec, spec: SoftmaxSpec) -> LoweredSpec | NoKe
             positive_floor=w.positive_floor,
             differentiable_weights=w.differentiable,
         )
-        if spec.weigh_negatives and may_be_nonzero(w.negative_slope):
+        if weigh_negatives and may_be_nonzero(w.negative_slope):
             lowered = replace(
                 lowered,
                 negative_term="threshold",
@@ -303,14 +422,14 @@ def _with_weights(lowered: LoweredSpec, spec: SoftmaxSpec) -> LoweredSpec | NoKe
                 floor=w.negative_floor,
             )
     elif isinstance(w, ExponentialWeights):
-        if spec.weigh_negatives and w.beta:
+        if weigh_negatives and w.beta:
             lowered = replace(lowered, negative_term="importance", beta=w.beta, differentiable_weights=w.differentiable)
     elif isinstance(w, RelativeWeights):
-        if not spec.weigh_negatives:
+        if not weigh_negatives:
             return NoKernel("kernels that compare two encoders weigh negatives")
         lowered = replace(lowered, negative_term="relative_raw" if w.raw else "relative")
     # Exponential weights have mean 1, so their sum is the count too.
-    if lowered.prior == 0 or spec.negatives == "plain" or lowered.negative_term in ("plain", "importance"):
+    if lowered.prior == 0 or count_negatives == "plain" or lowered.negative_term in ("plain", "importance"):
         return lowered
     if lowered.differentiable_weights or lowered.negative_term != "threshold":
         return NoKernel("the kernels count negatives by weight only where the weights are linear and constant")
@@ -325,8 +444,14 @@ def _with_safe_exponent(lowered: LoweredSpec) -> LoweredSpec | NoKernel:
     """The same with a fixed maximum where that is safe, else with a running one, else none."""
     power = {"importance": 1 + lowered.beta, "relative": 2.0}.get(lowered.negative_term, 1.0)
     learned = isinstance(lowered.temperature, Tensor)
-    if lowered.normalize and not learned and power / lowered.temperature <= MOST_EXPONENT:
+    if lowered.negative_term == "circle":
+        safe = not lowered.online
+    else:
+        safe = lowered.normalize and not learned and power / lowered.temperature <= MOST_EXPONENT
+    if safe:
         return lowered
+    if lowered.is_mined:
+        return NoKernel("the kernels mine pairs where similarities are multiplied by 64 at most, which is constant")
     if lowered.negative_term in ("importance", "relative") or lowered.count_by_weight:
         what = "a learned temperature" if learned else f"a temperature of {lowered.temperature}"
         return NoKernel(f"{what} with these weights is outside the range of the kernels")
