@@ -44,6 +44,7 @@ PEER_ARGUMENTS = {  # what other libraries and papers call an argument: the firs
     "out_features": ("num_classes",),
     "query_ids": ("ids",),
     "ref_emb": ("gallery",),
+    "reducer": ("reduction",),
     "reference": ("gallery",),
     "s": ("scale",),
     "sample_ids": ("ids",),

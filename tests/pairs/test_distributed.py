@@ -8,7 +8,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -141,6 +141,14 @@ def cases() -> dict[str, Case]:
     found["learned, weighed"] = Case(
         seeded(lambda: InfoNCE(0.5, difficulty=Importance(0.7), learn_temperature=True)), auto="anchors"
     )
+    for reduction in ("pairs", "nonzero", "sum"):
+        for name in ("supcon out", "triplet hardest", "margin", "lifted"):
+            loss, own = replace(FORMS[name], reduction=reduction), "replicated" if name == "lifted" else "anchors"
+            found[f"{name} {reduction}"] = Case(lambda rank, loss=loss: loss, how=("auto",), auto=own)
+        own = "rows" if reduction == "pairs" else "replicated"
+        found[f"CosFace {reduction}"] = Case(
+            seeded(lambda reduction=reduction: CosFace(C, DIM, reduction=reduction)), "classes", how=("auto",), auto=own
+        )
     rising = curriculum(Threshold(), end=0.5)
     found["fades in"] = Case(lambda rank: SupCon(0.2, difficulty=rising), options={"progress": 0.2}, auto="anchors")
     found["random"] = Case(lambda rank: Triplet(mining="random", random=torch.Generator().manual_seed(rank)))

@@ -61,6 +61,8 @@ PAIRWISE = {
     "multi-similarity": MultiSimilarity(beta=10.0),
     "circle": Circle(gamma=8.0, stop_gradient=False),
     "margin": Margin(boundary="class", num_classes=300),
+    "over pairs": SupCon(reduction="pairs"),
+    "over nonzero": Triplet(0.2, "hardest", reduction="nonzero"),
 }
 CLASSES = {
     kind.__name__: kind
@@ -153,6 +155,7 @@ def test_second_derivatives_of_class_vectors_in_chunks(monkeypatch):
 
 # One of each kind: closed form, weights, mining, an output of its own, a parameter, margins, running state, centres.
 COMPILED = ["supcon", "hard negatives", "batch-hard", "n-pair", "learned temperature", "ArcFace", "AdaCos", "Center"]
+COMPILED += ["over pairs", "over nonzero"]
 
 
 @pytest.mark.parametrize("name", mark_slow_except([*PAIRWISE, *CLASSES], COMPILED))
@@ -165,7 +168,9 @@ def test_compile_without_graph_breaks(name):
     torch.testing.assert_close(found, eager_gradient(loss, z, y), rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["supcon", "hard negatives", "batch-hard", "n-pair", "learned temperature"])
+@pytest.mark.parametrize(
+    "name", ["supcon", "hard negatives", "batch-hard", "n-pair", "learned temperature", "over pairs"]
+)
 def test_a_large_batch_is_one_operator_of_the_compiled_graph(name):
     torch._dynamo.reset()
     loss, (z, y) = make(name, 300), batch(600)

@@ -61,11 +61,16 @@ def validate_fields(built: Any) -> None:
         value = getattr(built, field.name)
         if field.type in NUMBERS and value is not None:
             validate_number(field.name, value)
-        choices = literal_choices(field.type)
-        if choices and value not in choices:
-            raise InputError(f"{field.name} must be one of {choices}, got {value!r}")
+        validate_choice(field.name, value, field.type)
         if field.name == "difficulty" and not (value is None and field.default is None):
             validate_difficulty(field.name, value)
+
+
+def validate_choice(name: str, value: Any, annotation: Any) -> None:
+    """Refuse a value that the annotation, a ``Literal``, does not allow."""
+    choices = literal_choices(annotation)
+    if choices and value not in choices:
+        raise InputError(f"{name} must be one of {choices}, got {value!r}")
 
 
 @cache

@@ -29,6 +29,7 @@ from mettle.pairs.declarations import declared_traits
 from mettle.pairs.diagnostics import pair_row_values
 from mettle.pairs.dispatch import Engine
 from mettle.pairs.kernel_spec import is_differentiable
+from mettle.pairs.loss_reduction import LossReduction
 from mettle.pairs.selection import IndicesTuple, PairSelection, select_pairs
 from mettle.pairs.similarity import can_read, transforms_active
 from mettle.pairs.validation import Reference, stack_views, validate_embeddings
@@ -44,6 +45,9 @@ class PairwiseLoss(SettingsModule):
 
     A batch in which no anchor has a positive is an error on the CPU; on a GPU and under ``torch.compile``, where nobody
     can look at values without waiting for them, its mean is NaN. With ``empty="zero"`` it is 0 with zero gradient.
+
+    ``reduction`` says what is made of the values per anchor: their ``mean``, their mean over positive ``pairs``, the
+    mean of the ``nonzero`` ones, their ``sum``, or ``none``: the values (`mettle.pairs.loss_reduction`).
     """
 
     takes_progress = True  # of training, as an argument of the call: for curricula
@@ -51,6 +55,7 @@ class PairwiseLoss(SettingsModule):
     takes_triplets = False  # whether given triplets are used as such (`given_triplets`), not as pairs
 
     empty: Literal["error", "zero"] = field(default="error", kw_only=True)
+    reduction: LossReduction = field(default="mean", kw_only=True)
 
     temperature = 1.0  # without an annotation, which would make a setting of it
 
@@ -103,28 +108,30 @@ class PairwiseLoss(SettingsModule):
         indices_tuple: IndicesTuple | None = None,
         **options: Any,
     ) -> Tensor:
-        """The mean over anchors, a scalar with gradient. Options: see :meth:`output`.
+        """The mean over anchors, or another ``reduction`` of them, with gradient. Options: see :meth:`output`.
 
         A list of pairs without any positive gives 0 with zero gradient: that a miner finds nothing is ordinary.
         """
         if indices_tuple is not None:
-            return self.output(embeddings, labels, indices_tuple=indices_tuple, **options).mean_or_zero()
+            output = self.output(embeddings, labels, indices_tuple=indices_tuple, **options)
+            return output.reduce(self.reduction, zero_if_empty=True)
         if not options and labels is not None and is_opaque(embeddings) and self._is_plain():
             self.observe(embeddings, labels)
             return compiled_mean(self.__dict__["_compile_handle"], embeddings, labels)
         output = self.output(embeddings, labels, **options)
         if self.empty == "zero":
-            return output.mean_or_zero()
+            return output.reduce(self.reduction, zero_if_empty=True)
         if not output.known_defined and can_read(output.defined) and output.is_empty():
             raise InputError(
                 f"no anchor has a positive among {len(embeddings)} samples: each class needs at least two samples in a "
                 "batch. The usual cause is a sampler that draws samples one by one; draw P classes x K samples"
             )
-        return output.mean()
+        return output.reduce(self.reduction)
 
     def _is_plain(self) -> bool:
-        """Whether a call is nothing but the engine on this loss: no output of its own, nothing to be learned."""
-        return type(self).output is PairwiseLoss.output and not any(True for _ in self.parameters())
+        """Whether a call is one number of the engine on this loss: no output of its own, nothing to be learned."""
+        own_output = type(self).output is not PairwiseLoss.output or self.reduction == "none"
+        return not own_output and not any(True for _ in self.parameters())
 
     def per_anchor(
         self, embeddings: Tensor, labels: Tensor | None, indices_tuple: IndicesTuple | None = None, **options: Any

@@ -5,10 +5,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from mettle.difficulty.settings import WriteOnceModule, validate_integers, validate_numbers
+from mettle.difficulty.settings import WriteOnceModule, validate_choice, validate_integers, validate_numbers, view_with
 from mettle.losses.base import require
-from mettle.losses.class_vectors import ClassVectors, class_means
+from mettle.losses.class_vectors import ClassVectors, class_means, reduce_samples
 from mettle.losses.softmax import Softmax
+from mettle.pairs.loss_reduction import LossReduction
 from mettle.pairs.similarity import at_least_float32
 
 
@@ -37,8 +38,11 @@ class Center(WriteOnceModule):
         weight: float = 0.003,
         rate: float = 0.5,
         base: ClassVectors | None = None,
+        *,
+        reduction: LossReduction = "mean",
     ):
         super().__init__()
+        validate_choice("reduction", reduction, LossReduction)
         validate_integers(num_classes=num_classes, dim=dim)
         validate_numbers(weight=weight, rate=rate)
         require(
@@ -50,7 +54,21 @@ class Center(WriteOnceModule):
         self.base = Softmax(num_classes, dim) if base is None else base
         shape = self.base.num_classes, self.base.dim
         require(shape == (num_classes, dim), f"base has {shape} class vectors, Center was told ({num_classes}, {dim})")
+        require(
+            self.base.reduction == "mean",
+            f"base has reduction {self.base.reduction!r}: give it to Center, which reduces the sum of both parts",
+        )
+        require(
+            not self.base.anchors_are_classes or reduction == "mean",
+            f"reduction {reduction!r} of Center needs one value per sample, and those of {type(self.base).__name__} "
+            "belong to classes: use 'mean'",
+        )
+        require(
+            self.base.difficulty is None or reduction in ("mean", "sum", "none"),
+            f"reduction {reduction!r} of Center takes a base without a difficulty: use 'mean', 'sum' or 'none'",
+        )
         self.strength, self.rate = weight, rate
+        self.reduction: LossReduction = reduction
         self.register_buffer("centres", torch.zeros(num_classes, dim))
 
     @property
@@ -69,11 +87,16 @@ class Center(WriteOnceModule):
         return self.base.difficulty
 
     def forward(self, embeddings: Tensor, labels: Tensor, *, progress: float | None = None) -> Tensor:
-        """The mean over samples; a training call moves the centres."""
-        value = (
-            self.base(embeddings, labels, progress=progress)
-            + self.strength * self.distance_to_centre(embeddings, labels).mean()
-        )
+        """The mean over samples, or another ``reduction``; a training call moves the centres."""
+        if self.reduction == "mean":
+            value = (
+                self.base(embeddings, labels, progress=progress)
+                + self.strength * self.distance_to_centre(embeddings, labels).mean()
+            )
+        else:
+            values = view_with(self.base, reduction="none")(embeddings, labels, progress=progress)
+            values = values + self.strength * self.distance_to_centre(embeddings, labels)
+            value = reduce_samples(values, None, self.reduction)
         if self.training and torch.is_grad_enabled():
             self.update_centres(embeddings, labels)
         return value
@@ -119,7 +142,8 @@ class Center(WriteOnceModule):
 
     def extra_repr(self) -> str:
         """As it was built."""
-        return f"weight={self.strength}, rate={self.rate}"
+        shown = f"weight={self.strength}, rate={self.rate}"
+        return shown if self.reduction == "mean" else f"{shown}, reduction={self.reduction!r}"
 
     def vectors(self) -> Tensor:
         """Of the base loss."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from mettle.difficulty import AdaptiveThreshold
 from mettle.difficulty.settings import (
     WriteOnceModule,
+    validate_choice,
     validate_difficulty,
     validate_integers,
     validate_numbers,
@@ -28,6 +29,7 @@ from mettle.losses.base import PairwiseLoss, require, softplus
 from mettle.pairs import (
     Difficulty,
     Measure,
+    PairOutput,
     Pass,
     Reduction,
     RowValues,
@@ -47,6 +49,7 @@ from mettle.pairs.class_softmax import (
 from mettle.pairs.declarations import iterate_parts
 from mettle.pairs.dispatch import autocast_disabled, is_known_finite, nan_if_not_finite, reduce_rows
 from mettle.pairs.kernel_spec import MarginSpec, declared_margin
+from mettle.pairs.loss_reduction import LossReduction
 from mettle.pairs.similarity import at_least_float32, may_read, normalize_rows
 from mettle.pairs.validation import Reference, validate_embeddings
 from mettle.rng import hash_bits
@@ -68,6 +71,8 @@ class ClassVectors(WriteOnceModule):
         sample: share of the classes to compare with in each training step: those of the batch and a random rest.
         sparse: gradients of the class vectors hold the sampled rows only (for optimisers that take such).
         seed: of the sampled classes, together with the number of the step.
+        reduction: what the call makes of its values (`mettle.pairs.loss_reduction`). Every sample has one positive
+            pair, the one with its own class; a difficulty's weight of that pair is the sample's weight.
     """
 
     unit_features = True
@@ -89,8 +94,10 @@ class ClassVectors(WriteOnceModule):
         sample: float = 1.0,
         sparse: bool = False,
         seed: int = 0,
+        reduction: LossReduction = "mean",
     ):
         super().__init__()
+        validate_choice("reduction", reduction, LossReduction)
         validate_integers(num_classes=num_classes, dim=dim, vectors_per_class=vectors_per_class)
         validate_numbers(sample=sample)
         if difficulty is not None:
@@ -106,6 +113,7 @@ class ClassVectors(WriteOnceModule):
         require(sample < 1 or not sparse, "sparse gradients hold the sampled rows: they need sample below 1")
         self.difficulty, self.sample, self.sparse, self.seed = difficulty, sample, sparse, seed
         self.vectors_per_class = vectors_per_class
+        self.reduction: LossReduction = reduction
         self.weight = nn.Parameter(torch.randn(num_classes * vectors_per_class, dim) / dim**0.5)
         self.register_buffer("draw", torch.zeros((), dtype=torch.long))  # training steps that have drawn classes
 
@@ -121,8 +129,8 @@ class ClassVectors(WriteOnceModule):
 
     @property
     def by_row(self) -> bool:
-        """Whether samples do not see each other, so that ranks need only their own (`mettle.pairs.across_ranks`)."""
-        return self.difficulty is None and self.sample == 1
+        """Whether it is a mean of samples that do not see each other (`mettle.pairs.across_ranks`)."""
+        return self.difficulty is None and self.sample == 1 and self.reduction in ("mean", "pairs")
 
     def target(self, cosine: Tensor) -> Tensor:
         """What the margin makes of the cosine to the own class."""
@@ -152,8 +160,10 @@ class ClassVectors(WriteOnceModule):
         return None
 
     def forward(self, embeddings: Tensor, labels: Tensor, *, progress: float | None = None) -> Tensor:
-        """The mean over samples, a scalar with gradient; ``progress`` of training is for a curriculum."""
+        """The mean over samples, or another ``reduction``; ``progress`` of training is for a curriculum."""
         values, weight = self.resolve_difficulty(progress)._values(embeddings, labels)
+        if self.reduction != "mean":
+            return reduce_samples(values, weight, self.reduction)
         return values.mean() if weight is None else (values * weight).sum() / weight.sum()
 
     def per_anchor(self, embeddings: Tensor, labels: Tensor, *, progress: float | None = None) -> Tensor:
@@ -447,7 +457,15 @@ class ClassVectors(WriteOnceModule):
             parts.append(f"difficulty={self.difficulty}")
         if self.sample < 1:
             parts.append(f"sample={self.sample}, sparse={self.sparse}, seed={self.seed}")
+        if self.reduction != "mean":
+            parts.append(f"reduction={self.reduction!r}")
         return ", ".join(parts)
+
+
+def reduce_samples(values: Tensor, weight: Tensor | None, reduction: LossReduction) -> Tensor:
+    """What is made of one value per sample; a sample of weight 0 is absent."""
+    present = torch.ones_like(values, dtype=torch.bool) if weight is None else weight != 0
+    return PairOutput(values, present, weight, "classes", positives=present).reduce(reduction)
 
 
 def class_means(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -97,7 +97,8 @@ class NPair(PairwiseLoss):
         def scatter_to_anchors(x: Tensor) -> Tensor:
             return x.new_zeros(n).index_copy(0, anchors, x)
 
-        return PairOutput(scatter_to_anchors(values), scatter_to_anchors(found.defined), None, found.engine)
+        defined = scatter_to_anchors(found.defined)
+        return PairOutput(scatter_to_anchors(values), defined, None, found.engine, positives=defined)
 
     def statistics(  # type: ignore[override]
         self,

@@ -47,6 +47,11 @@ class ProxyAnchor(ClassVectors):
         require(
             self.vectors_per_class == 1, f"every class has one proxy, which is an anchor, got {self.vectors_per_class}"
         )
+        require(
+            self.reduction != "pairs",
+            "reduction 'pairs' counts the pairs of samples, and here classes are the anchors: use 'mean', 'nonzero', "
+            "'sum' or 'none'",
+        )
         self.margin, self.alpha = margin, alpha
         self.__dict__["_pairs"] = _ProxyPairs(float(alpha), float(margin))  # no part of the state
 

@@ -21,6 +21,7 @@ from mettle.pairs import (
     sum_over,
 )
 from mettle.pairs.declarations import declared_traits, iterate_parts
+from mettle.pairs.loss_reduction import LossReduction
 from mettle.unknown_names import explain_arguments
 
 LIKELY = math.log(2 / 3)  # log p from which 1 − p is summed over the others: two negatives cannot both be as likely
@@ -226,11 +227,12 @@ def DASupCon(
     pos_weight: Literal["numerator", "everywhere"] | None = None,
     neg_weight: Literal["denominator", "penalty", "none"] | None = None,
     normalise: Literal["count", "weight", "sum"] | None = None,
+    reduction: LossReduction = "mean",
 ) -> SupCon:
     r"""Difficulty-aware SupCon: `SupCon` whose difficulty is `Threshold`.
 
     ``preset="literal"`` is the formula as first written down: unclamped positive weights, negatives unweighted, no
-    division by the number of positives (the mean over anchors stays). The other options are those of `SupCon`.
+    division by the number of positives (the ``reduction`` over anchors stays). The other options are those of `SupCon`.
     """
     require(preset in ("default", "literal"), f"preset must be 'default' or 'literal', got {preset!r}")
     literal = preset == "literal"
@@ -241,4 +243,5 @@ def DASupCon(
         pos_weight,
         neg_weight or ("none" if literal else "denominator"),
         normalise or ("sum" if literal else None),
+        reduction=reduction,
     )

@@ -242,8 +242,8 @@ class Triplet(HasGenerator, PairwiseLoss):
             values = total / torch.where(count == 0, 1, count)
             for given in (embeddings, *(ref or ())[:1]):
                 values = values + nan_if_not_finite(given).to(values.dtype)
-        defined = torch.zeros(n, dtype=torch.bool, device=values.device).index_fill(0, anchor, True)
-        return PairOutput(values, defined, None, "list")
+        listed = torch.bincount(anchor, minlength=n)
+        return PairOutput(values, listed > 0, None, "list", positives=listed)
 
     def kernel_spec(self, weights: KernelWeights | None) -> BatchHardSpec | NoKernel:
         """Batch-hard on the sphere."""

@@ -40,6 +40,10 @@ class WeightedSum(nn.Module):
                 raise InputError(
                     f"losses[{name!r}] must be callable on (embeddings, labels), got {type(loss).__name__}"
                 )
+            if getattr(loss, "reduction", None) == "none":
+                raise InputError(
+                    f"losses[{name!r}] has reduction 'none', and a sum adds one number of each: use 'mean'"
+                )
         self.weights = _match_weights(named, weights)
         self.losses = named
         self.parts = nn.ModuleDict({_as_key(name): loss for name, loss in named.items() if isinstance(loss, nn.Module)})

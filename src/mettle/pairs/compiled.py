@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mettle.pairs.dispatch import DENSE_UP_TO, pair_loss
 from mettle.pairs.kernels import fused_mean_and_gradient
+from mettle.pairs.loss_reduction import LossReduction
 
 _losses: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _handles = count()
@@ -40,10 +41,12 @@ def compiled_mean(handle: int, z: Tensor, labels: Tensor) -> Tensor:
 
 @torch.library.custom_op("mettle::pair_loss_mean", mutates_args=())
 def pair_loss_mean(z: Tensor, labels: Tensor, handle: int, with_gradient: bool) -> tuple[Tensor, Tensor]:
-    """The mean over anchors and, if wanted, its gradient with respect to ``z``."""
+    """What the loss makes of its anchors, their mean or another number, and, if wanted, its gradient by ``z``."""
     loss = _losses[handle]
     difficulty, zero_if_empty = getattr(loss, "difficulty", None), getattr(loss, "empty", "error") == "zero"
-    found = fused_mean_and_gradient(loss, difficulty, z, labels, with_gradient) if z.is_cuda else None
+    reduction: LossReduction = getattr(loss, "reduction", "mean")
+    fused = z.is_cuda and reduction == "mean"
+    found = fused_mean_and_gradient(loss, difficulty, z, labels, with_gradient) if fused else None
     if found is not None:
         mean, gradient, defined = found
         if zero_if_empty:
@@ -53,7 +56,7 @@ def pair_loss_mean(z: Tensor, labels: Tensor, handle: int, with_gradient: bool) 
     with _autograd_inside(), torch.set_grad_enabled(with_gradient):
         leaf = z.detach().requires_grad_(with_gradient)
         output = pair_loss(loss, leaf, labels, difficulty=difficulty)
-        mean = output.mean_or_zero() if zero_if_empty else output.mean()
+        mean = output.reduce(reduction, zero_if_empty=zero_if_empty)
         gradient = torch.autograd.grad(mean, leaf)[0] if with_gradient else mean.new_empty(0)
     return mean.detach().clone(), gradient.detach().clone().to(mean.dtype)
 

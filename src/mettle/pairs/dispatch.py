@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -12,9 +12,20 @@ from torch import Tensor
 
 from mettle.errors import InputError
 from mettle.pairs import closed_form, reference, tiled
-from mettle.pairs.interface import Difficulty, PairLoss
+from mettle.pairs.interface import (
+    Difficulty,
+    Measure,
+    PairLoss,
+    Pass,
+    Reduction,
+    RowValues,
+    Tile,
+    sum_over,
+    temperature_of,
+)
 from mettle.pairs.kernel_spec import BatchHardSpec, NoKernel
 from mettle.pairs.kernels import collect_inputs, evaluate_fused, explain_unavailable
+from mettle.pairs.loss_reduction import LossReduction, count_of_anchors, divide_total
 from mettle.pairs.problem import STATISTIC, build_problem, raise_missing_row
 from mettle.pairs.selection import PairSelection, resolve_labels
 from mettle.pairs.self_normalized import CannotFold, fold_weights
@@ -37,6 +48,7 @@ class PairOutput:
     engine: str
     mean_value: Tensor | None = None  # the mean, where the engine has computed it on the way
     known_defined: bool = False  # the engine has seen that the loss is defined for every anchor
+    positives: Tensor | None = None  # (n,) how many positive pairs each anchor has; None where nobody counted them
 
     def per_anchor(self) -> Tensor:
         """(n,) with NaN where the loss is not defined."""
@@ -57,20 +69,38 @@ class PairOutput:
             return self.mean_value
         if self.anchor_weight is None and can_read(self.defined) and self.all_defined:
             return self.values.mean()
-        weight = self.mean_weight()
+        weight = self.weight_of("mean")
         return (torch.where(self.defined, self.values, 0) * weight).sum() / weight.sum()
 
     def mean_or_zero(self) -> Tensor:
         """The mean; 0 with zero gradient where the loss is defined for no anchor. Broken embeddings still give NaN."""
-        weight = self.mean_weight()
-        # values times 0 in place of 0: a broken embedding makes every value NaN, defined or not.
-        total = (torch.where(self.defined, self.values, self.values.detach() * 0) * weight).sum()
+        weight = self.weight_of("mean")
+        total = (self.defined_values() * weight).sum()
         return total / torch.where(self.defined.any(), weight.sum(), 1)
 
-    def mean_weight(self) -> Tensor:
-        """(n,) how much each anchor counts in the mean: 0 where the loss is not defined."""
-        defined = self.defined.to(self.values.dtype)
-        return defined if self.anchor_weight is None else self.anchor_weight * defined
+    def weight_of(self, reduction: LossReduction) -> Tensor:
+        """(n,) how much each anchor counts in a reduction to one number: 0 where the loss is not defined."""
+        if reduction == "pairs" and self.positives is None:
+            raise InputError("nobody counted the positive pairs of this output: build the loss with reduction='pairs'")
+        return count_of_anchors(self.values, self.defined, self.anchor_weight, self.positives, reduction)
+
+    def defined_values(self) -> Tensor:
+        """(n,) with 0 where the loss is not defined; broken embeddings make every value NaN, defined or not."""
+        return torch.where(self.defined, self.values, self.values.detach() * 0)
+
+    def reduce(self, reduction: LossReduction, *, zero_if_empty: bool = False) -> Tensor:
+        """What a loss with this reduction returns: one number, or with ``none`` (n,) values.
+
+        Where the loss is defined for no anchor it is NaN, or 0 with zero gradient.
+        """
+        if reduction == "mean":
+            return self.mean_or_zero() if zero_if_empty else self.mean()
+        values, is_empty = self.defined_values(), ~self.defined.any()
+        if reduction == "none":
+            return values if zero_if_empty else torch.where(is_empty, torch.nan, values)
+        weight = self.weight_of(reduction)
+        total = (values * weight).sum()
+        return divide_total(total, weight.sum(), is_empty, reduction, zero_if_empty=zero_if_empty)
 
 
 def pair_loss(
@@ -102,17 +132,24 @@ def pair_loss(
         tile: rows of a tile; chosen by size when left out.
     """
     labels, ref, selection = resolve_labels(z, labels, ref, selection)
+    options: Any = {"ref": ref, "ids": ids, "biased": biased, "selection": selection, "tile": tile}
+
+    def with_counts(output: PairOutput) -> PairOutput:
+        if output.positives is not None or getattr(loss, "reduction", "mean") != "pairs":
+            return output
+        return replace(output, positives=count_positive_pairs(loss, z, labels, difficulty=difficulty, **options))
+
     if engine in ("auto", "triton"):
         fused = _try_kernels(loss, z, labels, ref, ids, difficulty, biased, selection, insist=engine == "triton")
         if fused is not None:
-            return fused
+            return with_counts(fused)
     validate_inputs(z, labels, ref, ids, biased, tile)
     plain = ref is None and selection is None
     if engine == "auto" and plain and not torch.compiler.is_compiling() and not transforms_active():
         found = _try_closed_form(loss, z, labels, difficulty)
         if found is not None:
-            return found
-    options: Any = {"ref": ref, "ids": ids, "biased": biased, "selection": selection, "engine": engine, "tile": tile}
+            return with_counts(found)
+    options["engine"] = engine
     folded, left = fold_weights(loss, difficulty)
     try:
         rows, name = reduce_rows(folded, z, labels, difficulty=left, **options)
@@ -130,7 +167,28 @@ def pair_loss(
         for given in (z, *(ref or ())[:1], *(biased if isinstance(biased, tuple) else (biased,))):
             if given is not None and not is_known_finite(given):
                 values = values + nan_if_not_finite(given).to(values.dtype)
-    return PairOutput(values, defined, anchor_weight, name)
+    return with_counts(PairOutput(values, defined, anchor_weight, name, positives=rows.get("positives")))
+
+
+@dataclass(frozen=True)
+class _PositiveCount:
+    """A loss that only counts the positive pairs of each row, those that the difficulty leaves in."""
+
+    measure: Measure
+    temperature: float | Tensor
+
+    def passes(self) -> tuple[Pass, ...]:
+        return (Pass(self.reductions, over="positives"),)
+
+    def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
+        return {"positives": sum_over(1.0, tile.positive, weighting="mask")}
+
+
+@torch.no_grad()
+def count_positive_pairs(loss: PairLoss, z: Tensor, labels: Tensor, **options: Any) -> Tensor:
+    """(n,) how many positive pairs each anchor has, for engines that do not say. Options as for `reduce_rows`."""
+    counting: Any = _PositiveCount(loss.measure, temperature_of(loss))
+    return reduce_rows(counting, z.detach(), labels, **options)[0]["positives"]
 
 
 def _try_closed_form(loss: PairLoss, z: Tensor, labels: Tensor, difficulty: Difficulty | None) -> PairOutput | None:

@@ -23,6 +23,7 @@ from mettle.pairs.distributed.handshake import (
     has_other_ranks,
     name_class,
 )
+from mettle.pairs.loss_reduction import LossReduction, divide_total
 
 How = Literal["auto", "anchors", "rows", "replicated"]
 
@@ -54,6 +55,14 @@ def across_ranks(loss: Callable[..., Tensor], how: How = "auto") -> "AcrossRanks
     known = ("auto", "anchors", "rows", "replicated")
     if how not in known:
         raise InputError(f"how must be one of {', '.join(known)}, got {how!r}{nearest(str(how), known)}")
+    reduction = getattr(loss, "reduction", "mean")
+    if reduction == "none":
+        raise InputError(
+            "across ranks a loss is one number, and reduction='none' gives none: use reduction='mean', whose "
+            "per_anchor gives this rank's rows"
+        )
+    if how == "rows" and reduction not in ("mean", "pairs"):
+        raise InputError(f"how='rows' averages over ranks, and reduction={reduction!r} is no mean: use how='auto'")
     if how == "anchors" and not all(hasattr(loss, name) for name in PAIR_LOSS):
         raise InputError(f"how='anchors' needs a loss of mettle.pairs, got {type(loss).__name__}: use how='replicated'")
     return AcrossRanks(loss, choose_strategy(loss) if how == "auto" else how)
@@ -179,19 +188,18 @@ class AcrossRanks(nn.Module):
         if call != "__call__":
             sum_over_ranks([z.new_zeros(())] * 3, device)
             return found.per_anchor() + tie
-        anchor_weight = found.mean_weight()
+        reduction: LossReduction = getattr(loss, "reduction", "mean")
+        anchor_weight = found.weight_of(reduction)
         zero_if_empty = getattr(loss, "empty", "error") == "zero"
         absent = found.values.detach() * 0 if zero_if_empty else 0  # NaN where embeddings are broken
         sums = torch.where(found.defined, found.values, absent) * anchor_weight
         value, weight, defined = sum_over_ranks([sums.sum() + tie, anchor_weight.sum(), found.defined.sum()], device)
-        if zero_if_empty:
-            return (value / torch.where(defined > 0, weight, 1)).to(sums.dtype)
-        if not z.is_cuda and not bool(defined > 0):
+        if not zero_if_empty and not z.is_cuda and not bool(defined > 0):
             raise InputError(
                 f"no anchor has a positive among {ranks.count} samples of {ranks.size} ranks: each class needs at "
                 "least two samples in the batch of all ranks together; draw P classes x K samples"
             )
-        return (value / weight).to(sums.dtype)
+        return divide_total(value, weight, defined == 0, reduction, zero_if_empty=zero_if_empty).to(sums.dtype)
 
     def _compute_rows(self, call: str, call_tensors: CallTensors, ranks: RankInfo) -> Tensor:
         """This rank's rows alone; only their mean is over all ranks."""

@@ -67,6 +67,11 @@ class Method(ABC):
             settings: how the networks are moved.
             no_decay: networks whose weights do not decay.
         """
+        for loss in losses.values():
+            if getattr(loss, "reduction", None) == "none":
+                raise InputError(
+                    f"{type(loss).__name__} has reduction 'none', and training needs one number: use 'mean' or 'sum'"
+                )
         self.settings = settings = settings or OptimSettings()
         self.model: Any = networks["model"]
         self.loss: Any = losses.get("model")

@@ -276,6 +276,8 @@ def tuple_layout(loss: Any) -> TripletLayout | NPairLayout:
         raise InputError(f"HardnessAware takes a Triplet or an NPair loss, got {type(loss).__name__}")
     if loss.difficulty is not None:
         raise InputError("HardnessAware makes negatives harder itself: leave the loss without a difficulty")
+    if loss.reduction != "mean":
+        raise InputError(f"HardnessAware has means of its own: reduction must be 'mean', got {loss.reduction!r}")
     if isinstance(loss, Triplet):
         if loss.mining != "all":
             raise InputError(f"tuples of HardnessAware come with the batch: mining must be 'all', got {loss.mining!r}")
