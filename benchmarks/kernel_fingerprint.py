@@ -157,8 +157,8 @@ def build_negatives(precision: str, width: int, kind: str, large: bool = False) 
     term = {"online": "threshold", "importance 1": "importance", "mined": "plain"}.get(kind, kind)
     importance, second = term == "importance", width if term in ("relative", "relative_raw") else 0
     picked = select_config(
-        precision, width, second_head_dim=second, register_heavy=kind != "plain", second_sum_has_grad=importance,
-        large=large,
+        precision, width, second_head_dim=second, register_heavy=kind not in ("plain", "mined"),
+        two_numbers_per_end=importance or kind == "mined", large=large,
     )  # fmt: skip
 
     def config(tile) -> NegativesConfig:

@@ -280,7 +280,7 @@ def score_gradients_kernel(
 @triton.jit
 def positives_backward(
     Z, C, POS_BEGIN, POS_END, SELF_COLUMN, ROW_STATE, COLUMN_STATE, G, n, padded, columns_padded, splits,
-    inv_t, bound, slope, threshold, floor, prior, margin, positive_scale,
+    inv_t, bound, slope, threshold, floor, prior, margin, positive_scale, sum_scale,
     HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, ROW_LOSS: tl.constexpr, SELF: tl.constexpr, WEIGHTED: tl.constexpr,
     DIFFERENTIABLE_WEIGHTS: tl.constexpr, NUMERATOR_ONLY: tl.constexpr, DEBIASED: tl.constexpr,
@@ -289,7 +289,7 @@ def positives_backward(
     """Gradients of the normalized rows: what the negatives sent, plus the positives, in float32.
 
     Grid: (row blocks, HEAD_DIM / BLOCK_K). A program owns BLOCK_M rows and BLOCK_K columns of G, (splits, padded,
-    HEAD_DIM) float32: it adds up the splits and leaves the result in G[0]. The derivatives are those of the row losses
+    HEAD_DIM) float32: it adds up the splits, times ``sum_scale``, and leaves the result in G[0]. The derivatives are those of the row losses
     in `forward.positives_forward`.
     Cost: 4·HEAD_DIM FLOPs per pair of a row and the columns between its block's first and last positive; G is read
     once and G[0] written.
@@ -309,7 +309,7 @@ def positives_backward(
     size = padded.to(tl.int64) * HEAD_DIM
     for p in range(splits):
         acc += tl.load(G + p * size + at)
-    acc = acc * inv_t
+    acc = acc * (inv_t * read_number(sum_scale))
     params = PositiveParams(inv_t, bound, prior, margin, positive_scale)
     # The circle's two factors are weights of a kind.
     WEIGHT_GRAD: tl.constexpr = DIFFERENTIABLE_WEIGHTS and (WEIGHTED or ROW_LOSS == "circle")
@@ -360,15 +360,20 @@ def gradient_through_memory(
     tile: TileConfig,
     entries: int,
     cache: LaunchCache,
-) -> Tensor:
+    both: bool = False,
+) -> tuple[Tensor, Tensor | None]:
     """(1, padded, head_dim) gradient of the rows of ``a``, times ``floats[-1]`` / the largest coefficient.
 
     dL/ds goes through memory, block by block, and its product with z is left to the library. Compared with themselves,
     embeddings have a symmetric dL/ds: a block away from the diagonal serves the rows of both its sides, and only half
     of the scores are computed again. ``entries`` of all embeddings that are compared with say what memory may be used.
+    ``both``: the gradient of ``b``, which is another set, comes from the same blocks.
     """
     padded, columns_padded, precision = a.padded, b.padded, constexprs["PRECISION"]
-    g = torch.zeros(1, padded, a.head_dim, device=a.normalized.device)
+    g = GradientSum(a)
+    g_columns = GradientSum(b) if both else None
+    if a is b:
+        g_columns = g
     rows = min(BLOCK_ROWS, padded)
     columns = min(_block_columns(precision, rows, entries), columns_padded)
     ds = torch.empty(rows * columns, dtype=a.hi.dtype, device=a.normalized.device)
@@ -388,10 +393,26 @@ def gradient_through_memory(
                 floats,
             )
             block, block_lo = (x[: height * width].view(height, width) for x in (ds, ds_lo))
-            _add_product(g[0, i : i + height], block, block_lo, b, slice(j, j + width), precision)
-            if a is b and j >= i + BLOCK_ROWS:
-                _add_product(g[0, j : j + width], block.T, block_lo.T, a, slice(i, i + height), precision)
-    return g
+            g.add_product(slice(i, i + height), block, block_lo, b, slice(j, j + width), precision)
+            if g_columns is not None and (a is not b or j >= i + BLOCK_ROWS):
+                g_columns.add_product(slice(j, j + width), block.T, block_lo.T, a, slice(i, i + height), precision)
+    return g.total, None if g_columns is None else g_columns.total
+
+
+class GradientSum:
+    """The gradient of prepared rows as a sum of products, of which the first one of a stretch of rows is written.
+
+    Stretches come in order, the same ones again and again.
+    """
+
+    def __init__(self, rows: Operands):
+        self.total = torch.empty(1, rows.padded, rows.head_dim, device=rows.normalized.device)
+        self.begun = 0  # rows from here on hold nothing yet
+
+    def add_product(self, at: slice, ds: Tensor, ds_lo: Tensor, z: Operands, rows: slice, precision: str) -> None:
+        """To the rows ``at``: ds · ``rows`` of the other side."""
+        _add_product(self.total[0, at], ds, ds_lo, z, rows, precision, first=at.start >= self.begun)
+        self.begun = max(self.begun, at.stop)
 
 
 def _block_columns(precision: str, rows: int, entries: int) -> int:
@@ -403,26 +424,32 @@ def _block_columns(precision: str, rows: int, entries: int) -> int:
     return columns
 
 
-def _add_product(g: Tensor, ds: Tensor, ds_lo: Tensor, z: Operands, at: slice, precision: str) -> None:
-    """G + ds·z, in place; without the columns of missing rows, where ds may be infinite."""
+def _add_product(
+    g: Tensor, ds: Tensor, ds_lo: Tensor, z: Operands, at: slice, precision: str, first: bool = False
+) -> None:
+    """G + ds·z, in place; without the columns of missing rows, where ds may be infinite. ``first``: without G."""
     at = slice(at.start, min(at.stop, z.n))
     ds, ds_lo, hi = ds[:, : at.stop - at.start], ds_lo[:, : at.stop - at.start], z.hi[at]
     if precision != "bf16x3":
-        matmul_float32(ds, hi, g)
+        matmul_float32(ds, hi, g, first)
         return
     for k in range(0, len(hi), SUMMED_COLUMNS):  # tensor cores cut off what they add, which long sums would show
-        matmul_float32(ds[:, k : k + SUMMED_COLUMNS], hi[k : k + SUMMED_COLUMNS], g)
+        part = slice(k, k + SUMMED_COLUMNS)
+        matmul_float32(ds[:, part], hi[part], g, first and k == 0)
     matmul_float32(ds, z.lo[at], g)
     matmul_float32(ds_lo, hi, g)
 
 
-def matmul_float32(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """a·b in float32 from operands of half the width; added to ``out`` where that is given."""
+def matmul_float32(a: Tensor, b: Tensor, out: Tensor | None = None, overwrite: bool = False) -> Tensor:
+    """a·b in float32 from operands of half the width; added to ``out`` where that is given, or written there."""
+    beta = 0 if overwrite else 1
     if a.dtype == torch.float32:
-        return torch.mm(a, b) if out is None else out.addmm_(a, b)
+        return torch.mm(a, b) if out is None else out.addmm_(a, b, beta=beta)
     if not a.is_cuda:  # where torch knows no out_dtype
         found = torch.mm(a.float(), b.float())
-        return found if out is None else out.add_(found)
+        if out is None:
+            return found
+        return out.copy_(found) if overwrite else out.add_(found)
     if out is None:
         return torch.mm(a, b, out_dtype=torch.float32)
-    return torch.addmm(out, a, b, out_dtype=torch.float32, out=out)
+    return torch.addmm(out, a, b, out_dtype=torch.float32, beta=beta, out=out)

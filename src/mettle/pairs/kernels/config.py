@@ -290,14 +290,14 @@ def select_config(
     *,
     second_head_dim: int = 0,
     register_heavy: bool = False,
-    second_sum_has_grad: bool = False,
+    two_numbers_per_end: bool = False,
     large: bool = False,
 ) -> KernelConfig:
     """For embeddings of this padded width.
 
     ``second_head_dim`` is the width of a second encoder's, 0 where there is none. ``register_heavy``: a pair takes more
-    than its similarity and one exponential, so its numbers need more registers; ``second_sum_has_grad``: and its
-    gradient looks at two sums of each end. ``large``: there are `LARGE_BATCH` rows.
+    than its similarity and one exponential, so its numbers need more registers; ``two_numbers_per_end``: and its
+    gradient looks at two numbers of each end. ``large``: there are `LARGE_BATCH` rows.
     """
     if precision == "ieee":
         tile = TileConfig(16, 16, head_dim if head_dim <= 256 else 128, 4, 1, symmetric=True)
@@ -310,8 +310,8 @@ def select_config(
     if not register_heavy:
         return found
     backward = _spare_registers(found.backward)
-    if second_sum_has_grad and precision == "fp16":
-        # Gradients of two sums of each end and the rows are too much for the registers; with a third stage they would
+    if two_numbers_per_end and precision == "fp16":
+        # Two numbers of each end and the rows are too much for the registers; with a third stage they would
         # be a kilobyte too much for two programs on a multiprocessor.
         stages = 2 if backward.block_k >= 128 else backward.num_stages
         backward = replace(backward, rows_in_registers=False, num_stages=stages)

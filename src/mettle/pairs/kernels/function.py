@@ -90,7 +90,7 @@ def evaluate_spec(
             f"embeddings are on {z.device}, others on {', '.join({str(x.device) for x in others})}: use one"
         )
     biased = biased if spec.has_second_encoder else None
-    precision = precision or _default_precision(spec, z)
+    precision = precision or _default_precision(spec, z, None if ref is None else ref[0])
     ref_labels = None if ref is None else flatten_tensor(ref[1])
     call = PairLossCall(spec, flatten_tensor(labels), ref_labels, biased, precision, config, self_column)
     with on_device_of(z):
@@ -300,7 +300,7 @@ class PairLossCall:
             self.rows.head_dim,
             second_head_dim=_head_dim(self.rows2),
             register_heavy=self.spec.register_heavy,
-            second_sum_has_grad=self.spec.second_sum_has_grad,
+            two_numbers_per_end=self.spec.second_sum_has_grad or self.spec.is_mined,
             large=self.rows.n >= LARGE_BATCH,
         )
 
@@ -491,8 +491,12 @@ class PairLossCall:
         name = f"{z.dtype}" if factor is None else f"{z.dtype}, mean {factor.dtype}"
         normalize = self.spec.normalize
         dz = dref = d_log_temperature = None
+        g_columns = None
         if z_needs_grad or temperature_needs_grad:
-            g = self._gradient(rows, columns, self.rows2, self.columns2, row_state, stats, True, rows is columns)
+            if ref_needs_grad and self.config.scores_in_memory:
+                g, g_columns = self._gradients_of_both(row_state, stats)
+            else:
+                g = self._gradient(rows, columns, self.rows2, self.columns2, row_state, stats, True, rows is columns)
             projections = torch.empty(rows.n, device=z.device) if temperature_needs_grad else None
             label = f"rows {name}" if projections is None else f"rows {name}, projections"
             dz = normalize_backward(
@@ -506,9 +510,10 @@ class PairLossCall:
                 d_log_temperature = total.to(self.spec.log_temperature.dtype)
             del g
         if ref_needs_grad and ref is not None:
-            g = self._gradient(columns, rows, self.columns2, self.rows2, row_state, stats, False, True)
+            if g_columns is None:
+                g_columns = self._gradient(columns, rows, self.columns2, self.rows2, row_state, stats, False, True)
             dref = normalize_backward(
-                columns, g, factor, stats, ref, normalize, cache=self.cache, name=f"columns {name}"
+                columns, g_columns, factor, stats, ref, normalize, cache=self.cache, name=f"columns {name}"
             )
         return dz if z_needs_grad else None, dref, d_log_temperature
 
@@ -524,42 +529,93 @@ class PairLossCall:
         column_end: bool,
     ) -> Tensor:
         """Of the prepared rows of ``a``: negatives, then positives on top; which ends of a pair have a value."""
-        spec, tile, device = self.spec, self.config.backward, a.normalized.device
-        plan = self._decide_gradient(a, b, a2, row_end, column_end)
-        operands, row_states = _pair_operands(plan.flags, a, b, a2, b2), (row_state, row_state, stats)
-        own_column = self.self_column if row_end else self.self_row
         if self.config.scores_in_memory:
-            flags = plan.flags.score_gradients_constexprs(**plan.ends)
-            floats = (*spec.negative_numbers, spec.grad_scale_limit)
-            entries = b.padded * (a.head_dim + _head_dim(a2))
-            g = gradient_through_memory(a, b, operands, row_states, floats, flags, tile, entries, self.cache)
-            g *= stats[2] / (spec.grad_scale_limit * spec.operand_scale)
-        else:
-            make = torch.zeros if plan.flush_every else torch.empty
-            g = make(plan.splits, a.padded, a.head_dim, device=device)
-            self.cache.launch(
-                f"negatives backward {row_end}",
-                negatives_backward,
-                (*operands, a.positive_begin, a.positive_end, *row_states, g),
-                lambda: Launch(
-                    (plan.blocks, plan.splits),
-                    (a.n, b.n, a.padded, b.padded, plan.splits),
-                    plan.flags.backward_constexprs(flush_every=plan.flush_every, **plan.ends),
-                ),
-                (*spec.negative_numbers, ZERO, spec.grad_scale_limit, spec.operand_scale),
-            )
+            g, _ = self._gradient_through_memory(a, b, a2, b2, row_state, stats, row_end, column_end)
+            return self._add_positives(g, a, b, row_state, row_end, column_end, self._unscale(stats))
+        spec, plan = self.spec, self._decide_gradient(a, b, a2, row_end, column_end)
+        make = torch.zeros if plan.flush_every else torch.empty
+        g = make(plan.splits, a.padded, a.head_dim, device=a.normalized.device)
+        operands = _pair_operands(plan.flags, a, b, a2, b2)
+        self.cache.launch(
+            f"negatives backward {row_end}",
+            negatives_backward,
+            (*operands, a.positive_begin, a.positive_end, row_state, row_state, stats, g),
+            lambda: Launch(
+                (plan.blocks, plan.splits),
+                (a.n, b.n, a.padded, b.padded, plan.splits),
+                plan.flags.backward_constexprs(flush_every=plan.flush_every, **plan.ends),
+            ),
+            (*spec.negative_numbers, ZERO, spec.grad_scale_limit, spec.operand_scale),
+        )
+        return self._add_positives(g, a, b, row_state, row_end, column_end, 1.0)
+
+    def _gradients_of_both(self, row_state: Tensor, stats: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the prepared rows and of the prepared references, whose gradients of scores are the same in memory."""
+        rows, columns = self.rows, self.columns
+        g, g_columns = self._gradient_through_memory(
+            rows, columns, self.rows2, self.columns2, row_state, stats, True, False, both=True
+        )
+        assert g_columns is not None
+        scale = self._unscale(stats)
+        g = self._add_positives(g, rows, columns, row_state, True, False, scale)
+        return g, self._add_positives(g_columns, columns, rows, row_state, False, True, scale)
+
+    def _gradient_through_memory(
+        self,
+        a: Operands,
+        b: Operands,
+        a2: Operands | None,
+        b2: Operands | None,
+        row_state: Tensor,
+        stats: Tensor,
+        row_end: bool,
+        column_end: bool,
+        both: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """From negatives, of the rows of ``a``, and of ``b`` where ``both``; they want `_unscale`."""
+        spec, plan = self.spec, self._decide_gradient(a, b, a2, row_end, column_end)
+        return gradient_through_memory(
+            a,
+            b,
+            _pair_operands(plan.flags, a, b, a2, b2),
+            (row_state, row_state, stats),
+            (*spec.negative_numbers, spec.grad_scale_limit),
+            plan.flags.score_gradients_constexprs(**plan.ends),
+            self.config.backward,
+            b.padded * (a.head_dim + _head_dim(a2)),
+            self.cache,
+            both,
+        )
+
+    def _unscale(self, stats: Tensor) -> Tensor:
+        """What gradients that came through memory are multiplied by: a number on the device."""
+        return stats[2] / (self.spec.grad_scale_limit * self.spec.operand_scale)
+
+    def _add_positives(
+        self,
+        g: Tensor,
+        a: Operands,
+        b: Operands,
+        row_state: Tensor,
+        row_end: bool,
+        column_end: bool,
+        scale: float | Tensor,
+    ) -> Tensor:
+        """The gradient of the rows of ``a``, from the parts that negatives sent, times ``scale``, and positives."""
+        spec = self.spec
+        own_column = self.self_column if row_end else self.self_row
         self.cache.launch(
             f"positives backward {row_end}",
             positives_backward,
             (a.normalized, b.normalized, a.positive_begin, a.positive_end, own_column, row_state, row_state, g),
             lambda: Launch(
                 (cdiv(a.n, POSITIVE_BLOCK), a.head_dim // self._positives_config().block_k),
-                (a.n, a.padded, b.padded, plan.splits),
+                (a.n, a.padded, b.padded, len(g)),
                 self._positives_config().backward_constexprs(
                     differentiable_weights=spec.differentiable_weights, row_end=row_end, column_end=column_end
                 ),
             ),
-            (*spec.positive_numbers, *spec.row_loss_numbers[:3]),
+            (*spec.positive_numbers, *spec.row_loss_numbers[:3], scale),
         )
         return g
 
@@ -670,8 +726,8 @@ def _pair_operands(
     return (*found, *tensor_descriptors(tile.use_tma, flags.second_block_k, *second))
 
 
-def _default_precision(spec: LoweredSpec, z: Tensor) -> str:
-    return choose_precision(spec, z.dtype) if z.is_cuda else "ieee"
+def _default_precision(spec: LoweredSpec, z: Tensor, ref: Tensor | None = None) -> str:
+    return choose_precision(spec, z.dtype, *(() if ref is None else (ref.dtype,))) if z.is_cuda else "ieee"
 
 
 def _head_dim(operands: Operands | None) -> int:

@@ -37,6 +37,8 @@ LOG2E = math.log2(math.e)
 MOST_EXPONENT = 64.0  # sums of e^±64 over millions of pairs, and their inverses, are ordinary float32 numbers
 MOST_COLUMNS = 4096  # of an embedding that one row of the small kernels can hold
 FP16_TEMPERATURE = 0.05  # from which float16 operands are accurate enough
+# Losses that are steep by design: what half products add to the error is less than what half embeddings have.
+STEEP_ROW_LOSSES = ("two_sided", "circle")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 GRADIENT_LIMIT = 8192.0  # dL/ds reaches twice this at most: float16 ends at 65504
 
@@ -458,13 +460,18 @@ def _with_safe_exponent(lowered: LoweredSpec) -> LoweredSpec | NoKernel:
     return replace(lowered, online=True)
 
 
-def choose_precision(lowered: LoweredSpec, dtype: torch.dtype) -> Literal["fp16", "bf16x3"]:
-    """Float16 operands where they are accurate enough, else three bfloat16 products, good to float32."""
-    half = dtype in (torch.float16, torch.bfloat16)
-    if isinstance(lowered.temperature, Tensor):  # it may become any
+def choose_precision(lowered: LoweredSpec, *dtypes: torch.dtype) -> Literal["fp16", "bf16x3"]:
+    """Float16 operands where they are accurate enough, else three bfloat16 products, good to float32.
+
+    ``dtypes``: of the embeddings on both sides; the less accurate one decides.
+    """
+    half = torch.float16 in dtypes or torch.bfloat16 in dtypes
+    if not half or isinstance(lowered.temperature, Tensor):  # one that is learned may become any
         return "bf16x3"
+    if lowered.row_loss in STEEP_ROW_LOSSES:
+        return "fp16"
     safe = lowered.normalize and lowered.negative_term != "hinge" and lowered.temperature >= FP16_TEMPERATURE
-    return "fp16" if half and safe else "bf16x3"
+    return "fp16" if safe else "bf16x3"
 
 
 def _refuse_data(inputs: KernelInputs) -> NoKernel | None:
