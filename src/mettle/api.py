@@ -37,10 +37,13 @@ from mettle.evaluate import ValidationScore
 from mettle.losses import MinedLoss
 from mettle.model import Embedder, EmbedderSpec, EmbeddingModel, ModuleEmbedder, Preprocess, embed_items
 from mettle.model.embedder import find_device
+from mettle.model.neck import Neck, Space, check_neck
 from mettle.train.callbacks import Callback, Progress
 from mettle.train.datamodule import load_run_samples, prepare_samples
 from mettle.train.factory import describe_object
 from mettle.train.from_recipe import GivenObjects, build_model, evenly_spaced, train
+from mettle.train.methods.base import takes_after
+from mettle.train.methods.supervised import check_spaces
 from mettle.train.optim import SCHEDULES, TORCH_SCHEDULES
 from mettle.train.recipe import parse_recipe
 from mettle.train.recipe_files import ADOPTED
@@ -189,7 +192,9 @@ def adopt(
     recipe = parse_recipe(
         {
             "data": {"source": "python:nothing", **_data_table(way)},
-            "model": {"backbone": describe_object(model)} if embedder is not model else vars(embedder.spec),
+            "model": embedder.spec.to_table()
+            if isinstance(embedder, Embedder)
+            else {"backbone": describe_object(model)},
             "loss": {"kind": ADOPTED},
         }
     )
@@ -213,6 +218,8 @@ def fit(
     batch: Any = None,
     augment: Any = None,
     preprocess: Any = None,
+    neck: Neck = "none",
+    embedding: Space = "before",
     optimizer: str | Mapping[str, Any] = "adamw",
     lr: float | None = None,
     schedule: str | Mapping[str, Any] = "one-cycle",
@@ -248,6 +255,8 @@ def fit(
         augment: a preset (``"photo"``), an `Augment`, a callable on one image or item (torchvision's v2,
             albumentations), or a `BatchTransform`.
         preprocess: `mettle.model.Preprocess`, a data configuration of timm, or a ``Compose`` of torchvision.
+        neck: ``"batchnorm"`` puts one behind the network, for a `WeightedSum` with losses before and after it.
+        embedding: which embedding the run is used with where there is a neck, that ``"before"`` or ``"after"`` it.
         optimizer: a class of torch.optim by name, or a table ``{"kind": "SGD", "momentum": 0.9}``.
         lr: highest learning rate; by default 0.001, with SGD 0.05.
         schedule: its course by name (``"one-cycle"``, ``"cosine"``, ``"step"``, ``"constant"``, or a class of
@@ -298,9 +307,10 @@ def fit(
     }
     convert = ApplyTransform(preprocess) if why else None
     samples, loader = _prepare_data(table, data, val, test, labels, domains, way, convert, say)
-    embedder = _prepare_model(table, model, samples, way, seed)
+    embedder = _prepare_model(table, model, samples, way, seed, {"neck": neck, "embedding": embedding})
     given_loss = _prepare_loss(table, loss, samples)
     if given_loss is not None:
+        check_spaces(embedder, given_loss)
         _try_loss(given_loss, embedder.dim, len(np.unique(samples.part("train").labels)), table["batch"])
     recipe = parse_recipe(_drop_none(table))
     objects = {"samples": samples, "model": embedder, "loss": given_loss, "loader": loader}
@@ -466,18 +476,26 @@ _PARTS = (("train", "train on"), ("val", "validate on"), ("test", "test on"))
 
 
 def _prepare_model(
-    table: dict[str, Any], model: Any, samples: Samples, preprocess: Preprocess | None, seed: int
+    table: dict[str, Any],
+    model: Any,
+    samples: Samples,
+    preprocess: Preprocess | None,
+    seed: int,
+    neck: Mapping[str, Any],
 ) -> EmbeddingModel:
     """The network, tried on a few items; what it is goes into the recipe."""
+    check_neck(**neck)
+    if isinstance(model, EmbedderSpec | Embedder) and neck["neck"] != "none":
+        raise InputError(f"neck= is for a network without a description: say it in EmbedderSpec(neck={neck['neck']!r})")
     part = samples.part("train")
     example = to_input_tensor(part.read(evenly_spaced(len(part), EXAMPLES)), "cpu")
     torch.manual_seed(seed)
     if isinstance(model, str):
-        model = EmbedderSpec(backbone=model)
+        model = EmbedderSpec(backbone=model, **neck)
     if isinstance(model, EmbedderSpec):
-        model = build_model(parse_recipe({"seed": seed, "model": vars(model)}), samples)
+        model = build_model(parse_recipe({"seed": seed, "model": model.to_table()}), samples)
     if isinstance(model, Embedder):
-        table["model"] = vars(model.spec)
+        table["model"] = model.spec.to_table()
         return model
     if not isinstance(model, nn.Module):
         raise InputError(
@@ -485,10 +503,10 @@ def _prepare_model(
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError("the model has no parameters that can be trained: mettle.adopt makes a run of it as it is")
-    table["model"] = {"backbone": describe_object(model)}
+    table["model"] = {"backbone": describe_object(model)} | (dict(neck) if neck["neck"] != "none" else {})
     if preprocess is None and part.inputs.kind == "image":  # images as they are: a run of them takes files too
         preprocess = Preprocess(size=tuple(example.shape[2:]), channels=example.shape[1])  # type: ignore[arg-type]
-    return ModuleEmbedder.from_example(model, example, preprocess=preprocess)
+    return ModuleEmbedder.from_example(model, example, preprocess=preprocess, **neck)
 
 
 def _prepare_loss(table: dict[str, Any], loss: Any, samples: Samples) -> Any:
@@ -523,7 +541,8 @@ def _try_loss(loss: Any, dim: int, classes: int, batch: Mapping[str, Any]) -> No
     with preserve_generators():
         place = find_device(trial) if isinstance(trial, nn.Module) else "cpu"
         z = torch.randn(len(labels), dim, generator=torch.Generator().manual_seed(0)).to(place).requires_grad_()
-        options = {"progress": 0.0} if getattr(trial, "takes_progress", False) else {}
+        options: dict[str, Any] = {"progress": 0.0} if getattr(trial, "takes_progress", False) else {}
+        options |= {"after": torch.randn_like(z)} if takes_after(trial) else {}
         try:
             value = trial(z, labels.to(place), **options)
         except MettleError:

@@ -10,7 +10,7 @@ from torch import nn
 
 from mettle.difficulty import AdaptiveThreshold
 from mettle.errors import InputError
-from mettle.losses import ArcFace, MinedLoss, SupCon, Triplet, WeightedSum
+from mettle.losses import ArcFace, MinedLoss, SupCon, Triplet, WeightedSum, WeightSchedule
 
 
 def batch(n: int = 24, dim: int = 6):
@@ -90,3 +90,84 @@ def test_a_miner_of_another_library_chooses_the_pairs():
 def test_what_makes_no_sum_is_refused(losses, weights, said):
     with pytest.raises(InputError, match=said):
         WeightedSum(losses, weights)
+
+
+def center(z: torch.Tensor) -> torch.Tensor:
+    return z - z.mean(0)
+
+
+def test_losses_in_two_spaces_have_the_value_and_the_gradient_of_their_parts():
+    z, y = batch()
+    one, two = SupCon(0.2), ArcFace(6, 6).double()
+    found = WeightedSum([one, two], [0.5, 2.0], ["before", "after"])
+    assert found.takes_after and not WeightedSum([one, two]).takes_after
+    wanted = 0.5 * one(z, y) + 2 * two(center(z), y)
+    torch.testing.assert_close(found(z, y, after=center(z)), wanted)
+    gradient = torch.autograd.grad(found(z, y, after=center(z)), z)[0]
+    torch.testing.assert_close(gradient, torch.autograd.grad(wanted, z)[0])
+    named = WeightedSum({"a": one, "b": two}, {"a": 0.5, "b": 2.0}, {"b": "after"})
+    torch.testing.assert_close(named(z, y, after=center(z)), wanted)
+
+
+def test_gradient_norms_of_both_spaces_are_with_respect_to_the_embeddings_before_the_neck():
+    z, y = batch()
+    classes = ArcFace(6, 6).double()
+    found = WeightedSum({"pairs": SupCon(0.2), "classes": classes}, spaces={"classes": "after"})
+    told = found.statistics(z, y, neck=center)
+    for name, value in (("pairs", SupCon(0.2)(z, y)), ("classes", classes(center(z), y))):
+        (wanted,) = torch.autograd.grad(value, z)
+        assert told[f"{name} loss"] == pytest.approx(value.item())
+        assert told[f"{name} gradient"] == pytest.approx(float(wanted.norm()))
+
+
+def test_class_vectors_start_at_the_means_of_their_own_space():
+    z, y = batch()
+    found = WeightedSum([ArcFace(6, 6).double(), ArcFace(6, 6).double()], spaces=["before", "after"])
+    found.start_from(z, y, after=2 * z.flip(1))
+    before, after = found.losses.values()
+    assert torch.equal(before.weight, ArcFace(6, 6).double().start_from(z, y).weight)
+    assert torch.equal(after.weight, ArcFace(6, 6).double().start_from(2 * z.flip(1), y).weight)
+    assert not hasattr(WeightedSum([SupCon()]), "start_from")
+
+
+@pytest.mark.parametrize(
+    ("kind", "progress", "wanted"),
+    [
+        ("linear", 0.1, 1.0),
+        ("linear", 0.4, 0.8),
+        ("linear", 0.9, 0.3),
+        ("cosine", 0.2, 1.0),
+        ("cosine", 0.4, 0.8828427),
+    ],
+)
+def test_a_weight_may_be_a_table_of_a_schedule(kind, progress, wanted):
+    table = {"kind": kind, "start": 1.0, "end": 0.2, "since": 0.2, "until": 1.0}
+    z, y = batch()
+    found = WeightedSum([SupCon(0.2)], [table])
+    assert found.weight("SupCon", progress) == pytest.approx(wanted)
+    torch.testing.assert_close(found(z, y, progress=progress), found.weight("SupCon", progress) * SupCon(0.2)(z, y))
+    assert WeightedSum([SupCon(0.2)], [WeightSchedule(**table)]).weight("SupCon", progress) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"spaces": ["after", "before"]}, "2 spaces for 1 losses"),
+        ({"spaces": ["behind"]}, "'before' or 'after', got 'behind'"),
+        ({"spaces": {"b": "after"}}, "spaces names 'b', the losses are SupCon"),
+        ({"weights": [{"kind": "square"}]}, "'linear' or 'cosine', got 'square'"),
+        ({"weights": [{"stop": 0.2}]}, "has no 'stop'"),
+        ({"weights": [{"end": -1.0}]}, "from 0 up"),
+        ({"weights": [{"end": float("nan")}]}, "finite"),
+        ({"weights": [{"since": 0.5, "until": 0.5}]}, "since < until"),
+    ],
+)
+def test_spaces_and_schedules_that_make_no_sense_are_refused(options, said):
+    with pytest.raises(InputError, match=said):
+        WeightedSum([SupCon()], **options)
+
+
+def test_a_loss_after_the_neck_needs_the_embeddings_there():
+    z, y = batch()
+    with pytest.raises(InputError, match="SupCon is in the space after a neck: give after="):
+        WeightedSum([SupCon()], spaces=["after"])(z, y)

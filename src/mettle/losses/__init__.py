@@ -38,6 +38,7 @@ from mettle.losses.subcenter_arcface import SubCenterArcFace
 from mettle.losses.supcon import DASupCon, SupCon
 from mettle.losses.triplet import Triplet
 from mettle.losses.weighted_sum import MinedLoss, WeightedSum
+from mettle.losses.weighted_sum import WeightSchedule as WeightSchedule
 from mettle.unknown_names import explain_arguments, explain_missing_name
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""`Embedder`: input -> backbone -> pool -> head -> embedding."""
+"""`Embedder`: input -> backbone -> pool -> head -> embedding, and after a neck a second one."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mettle.errors import InputError, RecipeError, nearest
 from mettle.model.backbones import Backbone, build_backbone
+from mettle.model.neck import Neck, Space, build_neck, check_neck
 
 MOST = {"width": 65536, "depth": 1000, "dim": 65536}  # a description from elsewhere must not fill the memory
 KNOWN = {"pool": ("average", "gem", "flatten"), "head": ("linear", "mlp", "norm", "none")}
@@ -28,6 +29,8 @@ class EmbedderSpec:
     dim: int = 128
     unit: bool = True  # embeddings of length 1
     pretrained: bool = False  # weights of a timm backbone
+    neck: Neck = "none"  # between the two spaces that losses may be in, see `mettle.model.neck`
+    embedding: Space = "before"  # the neck or after it: which one the model gives
 
     def __post_init__(self) -> None:
         if not isinstance(self.backbone, str):
@@ -45,6 +48,13 @@ class EmbedderSpec:
         for name in ("unit", "pretrained"):
             if not isinstance(getattr(self, name), bool):
                 raise RecipeError(f"model.{name} must be true or false, got {getattr(self, name)!r}")
+        check_neck(self.neck, self.embedding)
+
+    def to_table(self) -> dict[str, Any]:
+        """The arguments that rebuild it; what is said about a neck is left out where there is none."""
+        return {
+            key: value for key, value in vars(self).items() if self.neck != "none" or key not in ("neck", "embedding")
+        }
 
 
 @runtime_checkable
@@ -120,6 +130,7 @@ class Embedder(nn.Module):
         found = self._infer_output(self.backbone, torch.zeros(1, *self.shape))
         self.pool = _build_pool(spec.pool) if found.ndim == 4 else nn.Identity()
         self.head = _build_head(spec.head, self._infer_output(self.pool, found).shape[1], spec.dim)
+        self.neck = build_neck(spec.neck, spec.dim, spec.unit)
         if len(shape) == 3:  # about twice as fast for convolutions on CPUs and on tensor cores
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -127,6 +138,11 @@ class Embedder(nn.Module):
     def dim(self) -> int:
         """How many numbers an embedding has."""
         return self.spec.dim
+
+    @property
+    def embedding(self) -> Space:
+        """Which embedding is given where there is a neck: that before it, or that after it."""
+        return self.spec.embedding
 
     @staticmethod
     @torch.no_grad()
@@ -151,10 +167,15 @@ class Embedder(nn.Module):
         x = (x - self.input_mean) / self.input_std
         return self.pool(self.backbone(x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(b, dim) embeddings."""
+    def before_neck(self, x: Tensor) -> Tensor:
+        """(b, dim) embeddings before the neck, if there is one."""
         z = self.head(self.features(x))
         return nn.functional.normalize(z.float(), dim=1) if self.spec.unit else z
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, dim) embeddings: of the two that a neck makes, those that `embedding` names."""
+        z = self.before_neck(x)
+        return z if self.neck is None or self.embedding == "before" else self.neck(z)
 
 
 class GeM(nn.Module):

@@ -36,18 +36,29 @@ from mettle.model.weights import hash_state_dict
 
 
 @torch.inference_mode()
-def embed(model: EmbeddingModel, samples: Samples, *, batch: int = 512, features: bool = False) -> np.ndarray:
-    """(n, dim) float32 embeddings in the order of the table; ``features`` gives what the head sees instead.
+def embed(
+    model: EmbeddingModel,
+    samples: Samples,
+    *,
+    batch: int = 512,
+    features: bool = False,
+    before_neck: bool = False,
+) -> np.ndarray:
+    """(n, dim) float32 embeddings in the order of the table.
 
-    The model is left in the mode it was in.
+    ``features`` gives what the head sees instead, ``before_neck`` the embeddings before a neck, if there is one,
+    whichever of the two the model is used with. The model is left in the mode it was in.
     """
     device = str(find_device(model))
+    function = model.features if features else model
+    if before_neck and getattr(model, "neck", None) is not None:
+        function = model.before_neck  # type: ignore[attr-defined]
     parts = []
     with eval_mode(model):
         for start in range(0, len(samples), batch):
             positions = np.arange(start, min(start + batch, len(samples)))
             x = to_input_tensor(samples.read(positions), device)
-            parts.append((model.features(x) if features else model(x)).float().cpu().numpy())
+            parts.append(function(x).float().cpu().numpy())
     return np.concatenate(parts) if parts else np.empty((0, model.dim), np.float32)
 
 

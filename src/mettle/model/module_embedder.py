@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from mettle.data.transforms import to_input_tensor
 from mettle.errors import InputError
 from mettle.model.embedder import eval_mode, find_device
+from mettle.model.neck import BatchNormNeck, Neck, Space, build_neck, check_neck
 from mettle.model.preprocess import Preprocess
 
 InputDtype = Literal["float32", "int64"]
@@ -26,6 +27,8 @@ class ModuleEmbedder(nn.Module):
         dtype: of the inputs: ``"float32"``, or ``"int64"`` for token ids.
         preprocess: what happens to an image before; only for modules that take images.
         dim: how long the embeddings are; without it the module is run once, on zeros.
+        neck: ``"batchnorm"`` puts one behind the module, see `mettle.model.neck`.
+        embedding: which embedding is given, the module's own, ``"before"`` the neck, or the one ``"after"`` it.
 
     Raises:
         InputError: the module does not take such inputs, or gives something else.
@@ -42,6 +45,8 @@ class ModuleEmbedder(nn.Module):
         dtype: InputDtype = "float32",
         preprocess: Preprocess | None = None,
         dim: int | None = None,
+        neck: Neck = "none",
+        embedding: Space = "before",
     ):
         super().__init__()
         if dtype not in get_args(InputDtype):
@@ -55,11 +60,21 @@ class ModuleEmbedder(nn.Module):
         for name, values in zip(("input_mean", "input_std"), normalization or (None, None), strict=True):
             buffer = None if values is None else torch.tensor(values, device=find_device(module)).view(-1, 1, 1)
             self.register_buffer(name, buffer)
+        check_neck(neck, embedding)
         self._dim = dim if dim is not None else self._infer_dim()
+        made = build_neck(neck, self._dim)
+        self.neck: BatchNormNeck | None = None if made is None else made.to(find_device(module))
+        self.embedding: Space = embedding
 
     @classmethod
     def from_example(
-        cls, module: nn.Module, example: Tensor | np.ndarray, *, preprocess: Preprocess | None = None
+        cls,
+        module: nn.Module,
+        example: Tensor | np.ndarray,
+        *,
+        preprocess: Preprocess | None = None,
+        neck: Neck = "none",
+        embedding: Space = "before",
     ) -> "ModuleEmbedder":
         """Wrap a module for inputs like these, after it was run on them once.
 
@@ -69,6 +84,8 @@ class ModuleEmbedder(nn.Module):
             module: gives one (b, dim) floating-point tensor.
             example: a batch of inputs: floats, token ids, or uint8 images (b, h, w, c).
             preprocess: what happens to an image before.
+            neck: what is put behind the module, if anything.
+            embedding: which embedding is given where there is a neck.
 
         Raises:
             InputError: the module fails on the example or gives something else than embeddings; one line says what.
@@ -76,31 +93,30 @@ class ModuleEmbedder(nn.Module):
         if not isinstance(module, nn.Module):
             raise InputError(f"the model must be a torch.nn.Module, got {type(module).__name__}")
         x = _as_batch(example)
-        made = cls(
-            module,
-            tuple(x.shape[1:]),
-            dtype="float32" if x.dtype.is_floating_point else "int64",
-            preprocess=preprocess,
-            dim=0,
-        )
-        z = made._run_once(x)
+        shape, dtype = tuple(x.shape[1:]), "float32" if x.dtype.is_floating_point else "int64"
+        z = cls(module, shape, dtype=dtype, preprocess=preprocess, dim=1)._run_once(x)
         if not torch.isfinite(z).all():
             raise InputError("the module gives NaN or infinity for the example: check its weights and the example")
-        made._dim = z.shape[1]
-        return made
+        dim = z.shape[1]
+        return cls(module, shape, dtype=dtype, preprocess=preprocess, dim=dim, neck=neck, embedding=embedding)
 
     @property
     def dim(self) -> int:
         """How many numbers an embedding has."""
         return self._dim
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(b, dim) embeddings."""
+    def before_neck(self, x: Tensor) -> Tensor:
+        """(b, dim) embeddings of the module itself."""
         if tuple(x.shape[1:]) != self.shape:
             raise InputError(f"this model takes inputs of shape {self.shape}, got {tuple(x.shape[1:])}")
         if self.input_mean is not None and self.input_std is not None:
             x = (x - self.input_mean) / self.input_std
         return self.module(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, dim) embeddings: of the two that a neck makes, those that `embedding` names."""
+        z = self.before_neck(x)
+        return z if self.neck is None or self.embedding == "before" else self.neck(z)
 
     def features(self, x: Tensor) -> Tensor:
         """(b, dim) embeddings: nothing is known of a head."""
@@ -115,7 +131,7 @@ class ModuleEmbedder(nn.Module):
         """(b, dim) of a batch that is tried, checked to be that."""
         with eval_mode(self):
             try:
-                z = self(x.to(find_device(self)))
+                z = self.before_neck(x.to(find_device(self)))
             except Exception as problem:  # whatever a module raises: it is not ours
                 said = (str(problem).strip() or type(problem).__name__).splitlines()[0][:200]
                 given = f"inputs of shape {tuple(x.shape)} and type {str(x.dtype).removeprefix('torch.')}"

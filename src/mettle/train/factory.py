@@ -178,5 +178,7 @@ def _check_types(source: Any, content: dict[str, Any], where: str) -> None:
         except (PydanticUndefinedAnnotation, PydanticUserError):
             continue  # an annotation of somebody else that only type checkers can read, such as that of MultiStepLR
         except ValidationError as error:
-            first = error.errors()[0]
-            raise RecipeError(f"recipe key {where}.{name}: {first['msg'].lower()}, got {content[name]!r}") from None
+            nearest_miss = max(error.errors(), key=lambda one: len(one["loc"]))  # of the types that it may have
+            raise RecipeError(
+                f"recipe key {where}.{name}: {nearest_miss['msg'].lower()}, got {content[name]!r}"
+            ) from None

@@ -410,7 +410,7 @@ def build_model(
     torch.manual_seed(recipe.seed if seed is None else seed)
     if recipe.foreign_model is not None:
         module = recipe.build_foreign_model(shape, allow_import)
-        return ModuleEmbedder.from_example(module, part.read(evenly_spaced(len(part), 4)))
+        return ModuleEmbedder.from_example(module, part.read(evenly_spaced(len(part), 4)), **recipe.neck)
     model = Embedder(recipe.spec(), shape, load_pretrained=fetch)
     model.fit_normalization(to_input_tensor(part.read(evenly_spaced(len(part), CALIBRATION)), "cpu"))
     return model

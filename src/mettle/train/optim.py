@@ -125,7 +125,7 @@ class MultiOptimizer:
     def backward(self, losses: Mapping[str, Tensor], batches: int = 1) -> None:
         """Add the gradient of each loss to its own parameters, as one of so many batches that make up a step."""
         for k, (name, loss) in enumerate(losses.items()):
-            own = self.parameters[name]
+            own = [p for p in self.parameters[name] if p.requires_grad]  # some may be frozen
             keep = k < len(losses) - 1  # losses may share a graph
             scaled = self.scaler.scale(loss if batches == 1 else loss / batches)
             found = torch.autograd.grad(scaled, own, retain_graph=keep, allow_unused=True)

@@ -21,9 +21,10 @@ from mettle import losses
 from mettle.errors import InputError, RecipeError, nearest
 from mettle.losses import PairwiseLoss
 from mettle.model import EmbedderSpec
+from mettle.model.neck import check_neck
 from mettle.train.auto_settings import AUTO_KEYS
 from mettle.train.factory import INNER, build, call_factory, constructor_arguments, import_object, is_import_path
-from mettle.train.methods.base import LEAVE_SPARSE, uses_second_encoder, wants_sparse_grad
+from mettle.train.methods.base import LEAVE_SPARSE, NO_NECK, takes_after, uses_second_encoder, wants_sparse_grad
 from mettle.train.methods.hardness_aware import Synthesis, tuple_layout
 from mettle.train.optim import build_optimizer, build_shape
 from mettle.train.recipe_files import (
@@ -325,6 +326,11 @@ class Recipe(Section):
         backbone = self.model.get("backbone")
         return backbone if is_import_path(backbone) else None
 
+    @property
+    def neck(self) -> dict[str, Any]:
+        """What is put behind a network of either kind, and which embedding is then used: for `ModuleEmbedder`."""
+        return {"neck": self.model.get("neck", "none"), "embedding": self.model.get("embedding", "before")}
+
     def spec(self) -> EmbedderSpec:
         """The model's description."""
         if self.foreign_model is not None:
@@ -340,7 +346,7 @@ class Recipe(Section):
         """
         assert self.foreign_model is not None
         factory = import_object(self.foreign_model, allow_import, "model.backbone")
-        table = {key: value for key, value in self.model.items() if key != "backbone"}
+        table = {key: value for key, value in self.model.items() if key not in ("backbone", "neck", "embedding")}
         found = call_factory(factory, table, "model", {"shape": tuple(shape)})
         if not isinstance(found, nn.Module):
             raise RecipeError(f"model.backbone = {self.foreign_model!r} gives no nn.Module: {type(found).__name__}")
@@ -630,6 +636,12 @@ def _check_networks(recipe: Recipe) -> None:
             raise RecipeError(f"[loss] {error}") from None
         if recipe.batch.views != 1:
             raise RecipeError("batch.views does not apply to the tuples of hardness-aware training: leave it out")
+    check_neck(**recipe.neck)
+    has_neck = recipe.neck["neck"] != "none"
+    if has_neck and method != "supervised":
+        raise RecipeError(f"model.neck needs train.method = 'supervised', got {method!r}: leave it out")
+    if not has_neck and takes_after(loss):
+        raise RecipeError(f"[loss] {NO_NECK}")
     if wants_sparse_grad(loss):
         raise RecipeError(
             f"loss.sparse = true is for optimizers of your own, those of torch take dense gradients: {LEAVE_SPARSE}"

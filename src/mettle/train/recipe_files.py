@@ -92,6 +92,11 @@ def recipe_title(content: Mapping[str, Any]) -> str:
 
 def format_call(table: Mapping[str, Any]) -> str:
     """A table of a recipe as the call that it stands for: ``SupCon(temperature=0.1)``."""
-    inner = {key: format_call(value) if isinstance(value, Mapping) else repr(value) for key, value in table.items()}
     kind = str(table.get("kind", "")).rpartition(":")[2]  # of an import path the name alone
-    return f"{kind}({', '.join(f'{key}={value}' for key, value in inner.items() if key != 'kind')})"
+    return f"{kind}({', '.join(f'{key}={_format_value(value)}' for key, value in table.items() if key != 'kind')})"
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_format_value, value))}]"
+    return format_call(value) if isinstance(value, Mapping) else repr(value)

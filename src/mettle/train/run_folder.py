@@ -138,7 +138,13 @@ class RunFolder:
         entry, file = contract["input"], contract["files"][MODEL]
         own = self.preprocess if entry.get("mean") is not None else None
         found = ModuleEmbedder(
-            module, tuple(entry["shape"]), dtype=entry["dtype"], preprocess=own, dim=int(contract["dim"])
+            module,
+            tuple(entry["shape"]),
+            dtype=entry["dtype"],
+            preprocess=own,
+            dim=int(contract["dim"]),
+            neck=contract["model"].get("neck", "none"),
+            embedding=contract["model"].get("embedding", "before"),
         )
         _load_weights(found, self.folder / MODEL, str(contract["weights"]), int(file["size"]))
         return found.eval()
@@ -341,11 +347,12 @@ def _make_contract(
     if isinstance(model, ModuleEmbedder):
         entry |= {"dtype": model.dtype, "kind": "image" if model.preprocess is not None else kind}
         described: dict[str, Any] = {"class": describe_object(model.module)} | ({"graph": graph} if graph else {})
+        described |= {} if model.neck is None else {"neck": "batchnorm", "embedding": model.embedding}
         way = {} if model.preprocess is None else model.preprocess.to_json()
         entry |= {key: value for key, value in way.items() if key not in ("size", "channels")}
     else:
         assert isinstance(model, Embedder)
-        described = vars(model.spec)
+        described = model.spec.to_table()
         data = run.recipe.data
         ways = {"resize": data.resize or "crop", "crop": data.crop, "interpolation": data.interpolation}
         entry |= {key: value for key, value in ways.items() if value is not None} if kind == "image" else {}

@@ -19,6 +19,7 @@ from mettle.errors import InputError
 from mettle.pairs import iterate_parts
 from mettle.train.optim import MultiOptimizer, OptimSettings, WeightAverage, weight_decay_groups
 
+NO_NECK = "the loss has a part in the space after a neck, and the model has none: set model.neck = 'batchnorm'"
 LEAVE_SPARSE = "leave sparse out; sample alone already compares with a share of the classes"
 
 
@@ -203,6 +204,11 @@ def has_state(module: nn.Module) -> bool:
 def progress_option(loss: Any, fraction_done: float) -> dict[str, float]:
     """The progress of training, for a loss that takes it: a curriculum may still be fading in."""
     return {"progress": fraction_done} if getattr(loss, "takes_progress", False) else {}
+
+
+def takes_after(loss: Any) -> bool:
+    """Whether a loss is called with the embeddings after a neck too, ``loss(before, labels, after=after)``."""
+    return getattr(loss, "takes_after", False) is True
 
 
 def check_classes(classes: Tensor) -> None:

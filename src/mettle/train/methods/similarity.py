@@ -15,7 +15,9 @@ class Similarity(Supervised):
     embeddings; one with state of its own (an ``nn.Module``) is trained, saved and resumed with the model.
     """
 
-    def compute_loss(self, embeddings: Tensor, batch: Batch, fraction_done: float) -> Tensor:
+    def compute_loss(
+        self, embeddings: Tensor, batch: Batch, fraction_done: float, after: Tensor | None = None
+    ) -> Tensor:
         """The loss of these embeddings, a scalar with gradient."""
         return self.loss(*tuple_arguments(embeddings, batch), weight=batch.weight)
 

@@ -12,11 +12,13 @@ from mettle.errors import InputError
 from mettle.model import Embedder, embed
 from mettle.train.methods.base import (
     LEAVE_SPARSE,
+    NO_NECK,
     LossTerms,
     Method,
     check_classes,
     class_indices,
     progress_option,
+    takes_after,
     wants_sparse_grad,
 )
 from mettle.train.optim import OptimSettings
@@ -30,11 +32,15 @@ class Supervised(Method):
     The loss may be any callable ``loss(embeddings, labels)``; a loss or a difficulty with state of its own (an
     ``nn.Module``) is trained, saved and resumed with the model. A loss with one vector per class numbers its classes
     from 0: ``classes`` are the labels that occur in training, in order. ``options`` are those of `OptimSettings`.
+
+    The embeddings of a loss are those before the neck of a model that has one; a loss that says ``takes_after``, as
+    `mettle.losses.WeightedSum` does when one of its parts is in that space, is called with those after it too.
     """
 
     def __init__(self, model: Embedder, loss: Any, *, classes: Tensor | None = None, **options: Any):
         if wants_sparse_grad(loss):
             raise InputError(f"the optimizer, which moves these parameters, takes no sparse gradients: {LEAVE_SPARSE}")
+        check_spaces(model, loss)
         if classes is not None:
             check_classes(classes)
         self.classes = classes
@@ -42,15 +48,22 @@ class Supervised(Method):
 
     def compute_losses(self, batch: Batch, fraction_done: float) -> LossTerms:
         """The loss of a batch."""
+        neck = getattr(self.model, "neck", None)
         with self.autocast():
-            embeddings = self.model(batch.inputs)
-        loss = self.compute_loss(embeddings, batch, fraction_done)
+            embeddings = self.model(batch.inputs) if neck is None else self.model.before_neck(batch.inputs)
+        after = None if neck is None else neck(embeddings)  # also where no loss asks: its statistics are of training
+        loss = self.compute_loss(embeddings, batch, fraction_done, after)
         z = embeddings.detach()
-        return LossTerms({"model": loss}, z, lambda norms: self.statistics(z, batch, fraction_done))
+        used = z if after is None or self.model.embedding == "before" else after.detach()
+        return LossTerms({"model": loss}, used, lambda norms: self.statistics(z, batch, fraction_done))
 
-    def compute_loss(self, embeddings: Tensor, batch: Batch, fraction_done: float) -> Tensor:
-        """The loss of these embeddings, a scalar with gradient."""
-        return self.loss(embeddings, self.class_indices(batch.labels), **progress_option(self.loss, fraction_done))
+    def compute_loss(
+        self, embeddings: Tensor, batch: Batch, fraction_done: float, after: Tensor | None = None
+    ) -> Tensor:
+        """The loss of these embeddings, a scalar with gradient; ``after`` are those after the neck, if there is one."""
+        options: dict[str, Any] = progress_option(self.loss, fraction_done)
+        options |= {"after": after} if takes_after(self.loss) else {}
+        return self.loss(embeddings, self.class_indices(batch.labels), **options)
 
     def class_indices(self, labels: Tensor) -> Tensor:
         """Labels as the loss counts them."""
@@ -60,9 +73,22 @@ class Supervised(Method):
         """What difficulty did, where the loss can say it."""
         if not hasattr(self.loss, "statistics"):
             return {}
-        options = progress_option(self.loss, fraction_done)
+        options: dict[str, Any] = progress_option(self.loss, fraction_done)
+        options |= {"neck": self.model.neck.normalize_batch} if takes_after(self.loss) else {}
         found = self.loss.statistics(embeddings, self.class_indices(batch.labels), **options)
         return found.as_dict() if hasattr(found, "as_dict") else dict(found)
+
+
+def check_spaces(model: Any, loss: Any) -> None:
+    """Refuse a loss in the space after a neck that is not there, and a neck that nothing uses."""
+    neck = getattr(model, "neck", None)
+    if neck is None and takes_after(loss):
+        raise InputError(NO_NECK)
+    if neck is not None and model.embedding == "before" and not takes_after(loss):
+        raise InputError(
+            "nothing uses the neck of the model: put a part of a WeightedSum after it (spaces=), set model.embedding = "
+            "'after', or leave model.neck out"
+        )
 
 
 def start_class_vectors(method: Method, samples: Samples) -> None:
@@ -75,11 +101,15 @@ def start_class_vectors(method: Method, samples: Samples) -> None:
     if not isinstance(method, Supervised) or method.classes is None or not hasattr(method.loss, "start_from"):
         return
     some = samples.take(spread_over_classes(samples.labels, START_SAMPLES))
-    z = torch.from_numpy(embed(method.model, some)).to(method.classes.device)
+    z = torch.from_numpy(embed(method.model, some, before_neck=True)).to(method.classes.device)
     if not bool(torch.isfinite(z).all()):
         return  # the first step says what is broken
     labels = torch.from_numpy(some.labels).to(method.classes.device)
-    method.loss.start_from(z, method.class_indices(labels), centered=True)
+    options: dict[str, Any] = {}
+    if takes_after(method.loss):
+        with torch.no_grad():
+            options["after"] = method.model.neck.normalize_batch(z)  # an untrained neck knows no mean yet
+    method.loss.start_from(z, method.class_indices(labels), centered=True, **options)
 
 
 def spread_over_classes(labels: np.ndarray, most: int) -> np.ndarray:
