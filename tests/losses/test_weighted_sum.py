@@ -167,6 +167,11 @@ def test_spaces_and_schedules_that_make_no_sense_are_refused(options, said):
         WeightedSum([SupCon()], **options)
 
 
+def test_a_part_of_several_numbers_is_refused():
+    with pytest.raises(InputError, match=r"part must give one number, got shape \(24,\)"):
+        WeightedSum({"part": lambda z, y: z.sum(1)})(*batch())
+
+
 def test_a_loss_after_the_neck_needs_the_embeddings_there():
     z, y = batch()
     with pytest.raises(InputError, match="SupCon is in the space after a neck: give after="):

@@ -145,7 +145,10 @@ class WeightedSum(nn.Module):
         for name, loss in self.losses.items():
             options = {"progress": progress} if getattr(loss, "takes_progress", False) else {}
             z = self._embeddings_of(name, embeddings, after)
-            found[name] = self.weight(name, progress) * loss(z, labels, **options)
+            value = loss(z, labels, **options)
+            if value.numel() != 1:
+                raise InputError(f"{name} must give one number, got shape {tuple(value.shape)}: take its mean")
+            found[name] = self.weight(name, progress) * value
         return found
 
     def weight(self, name: str, progress: float = 0.0) -> float:
@@ -254,7 +257,8 @@ def _match_weights(
     return {name: _read_weight(name, weight) for name, weight in zip(losses, given, strict=True)}
 
 
-def _read_weight(name: str, weight: Any) -> float | Callable[[float], float]:
+def _read_weight(name: str, weight: Any) -> Any:
+    """A number or a function of progress."""
     if isinstance(weight, Mapping):
         known = [field.name for field in fields(WeightSchedule)]
         for key in weight:

@@ -210,9 +210,9 @@ class PositivesConfig:
     def threshold_constexprs(self) -> dict[str, Any]:
         """Of `forward.mining_threshold_kernel`."""
         made = self._constexprs()
-        return {name: made[name] for name in ("HEAD_DIM", "BLOCK_K", "BLOCK_M", "BLOCK_N", "INPUT_PRECISION", "SELF")} | {
-            "num_warps": 1 if self.head_dim <= 128 else 2
-        }
+        return {
+            name: made[name] for name in ("HEAD_DIM", "BLOCK_K", "BLOCK_M", "BLOCK_N", "INPUT_PRECISION", "SELF")
+        } | {"num_warps": 1 if self.head_dim <= 128 else 2}
 
     def forward_constexprs(
         self, *, negative_term: str, online: bool, divide_by: str, all_anchors: bool, count_by_weight: bool

@@ -230,7 +230,9 @@ class LoweredSpec:
     @cached_property
     def row_loss_numbers(self) -> RowLossNumbers:
         """Of what a row's sums come to."""
-        margin = {"two_sided": self.positive_base, "circle": self.circle_margin}.get(self.row_loss, self.positive_margin)
+        margin = {"two_sided": self.positive_base, "circle": self.circle_margin}.get(
+            self.row_loss, self.positive_margin
+        )
         log_shift = -self.negative_base / float(self.temperature) if self.row_loss == "two_sided" else self.circle_shift
         return RowLossNumbers(
             float(self.prior),
