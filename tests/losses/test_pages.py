@@ -44,7 +44,7 @@ def test_the_page_says_what_settings_are(word):
 WAYS = {"anchors": "anchors", "own rows": "rows", "all rows": "replicated"}
 
 
-COMPOSED = {"MinedLoss", "WeightedSum"}  # made of other losses
+COMPOSED = {"Matryoshka", "MinedLoss", "WeightedSum"}  # made of other losses
 
 
 def test_the_table_of_losses_names_all_and_says_how_they_go_over_ranks():

@@ -50,6 +50,7 @@ def test_other_things_are_refused_in_one_line(source, tmp_path):
 def test_every_recipe_takes_its_first_steps(source, tmp_path, name):
     recipe = load(name)
     small = {"data.source": str(source), "model.width": 4, "model.depth": 2, "model.dim": 8, "train.steps": 2}
+    small |= {"loss.dims": [2, 8]} if "dims" in recipe.loss else {}
     small |= {"batch.size": 12} if recipe.batch.size else {"batch.classes": 4, "batch.samples": recipe.batch.samples}
     rows: list[dict] = []
     recipe = recipe.with_values(small)

@@ -19,6 +19,7 @@ from mettle.losses.infonce import InfoNCE
 from mettle.losses.lifted import LiftedStructure
 from mettle.losses.magface import MagFace
 from mettle.losses.margin import Margin
+from mettle.losses.matryoshka import Matryoshka
 from mettle.losses.mcml import MCML as MCML
 from mettle.losses.multi_similarity import MultiSimilarity
 from mettle.losses.npair import NPair
@@ -55,6 +56,7 @@ __all__ = [
     "LiftedStructure",
     "MagFace",
     "Margin",
+    "Matryoshka",
     "MinedLoss",
     "MultiSimilarity",
     "NPair",

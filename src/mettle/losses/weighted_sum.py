@@ -81,6 +81,8 @@ class WeightedSum(nn.Module):
                 raise InputError(
                     f"losses[{name!r}] must be callable on (embeddings, labels), got {type(loss).__name__}"
                 )
+            if getattr(loss, "takes_after", False) is True:
+                raise InputError(f"losses[{name!r}] names spaces of its own: put its parts into this sum")
             if getattr(loss, "reduction", None) == "none":
                 raise InputError(
                     f"losses[{name!r}] has reduction 'none', and a sum adds one number of each: use 'mean'"

@@ -21,9 +21,9 @@ from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from mettle import difficulty, losses
 from mettle.errors import MettleError, RecipeError, nearest
 
-INNER = {"difficulty": difficulty, "first": difficulty, "second": difficulty, "base": losses}
+INNER = {"difficulty": difficulty, "first": difficulty, "second": difficulty, "base": losses, "loss": losses}
 LIST = "losses"  # a list of tables
-EXAMPLES = dict.fromkeys(INNER, "Threshold") | {"base": "Softmax"}
+EXAMPLES = dict.fromkeys(INNER, "Threshold") | {"base": "Softmax", "loss": "SupCon"}
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,8 @@ def build(source: Any, table: Mapping[str, Any], where: str, given: Mapping[str,
         if _takes_number(known, key):  # the base of MultiSimilarity is a number, that of Center a loss
             continue
         if isinstance(content.get(key), Mapping):
-            content[key] = build(module, content[key], f"{where}.{key}", given)
+            lengths = content.get("dims") if key == "loss" and "dims" in known else None
+            content[key] = _build_inner(module, content[key], f"{where}.{key}", given, lengths)
         elif content.get(key) is not None:
             kind = content[key] if content[key] in module.__all__ else EXAMPLES[key]
             wanted = f'a table such as {{ kind = "{kind}" }}, or --set {where}.{key}.kind={kind}'
@@ -137,6 +138,15 @@ def build(source: Any, table: Mapping[str, Any], where: str, given: Mapping[str,
         return source(**content, **{key: value for key, value in (given or {}).items() if key in known})
     except (MettleError, TypeError, ValueError) as error:
         raise RecipeError(f"[{where}] {error}") from None
+
+
+def _build_inner(
+    module: ModuleType, table: Mapping[str, Any], where: str, given: Mapping[str, Any] | None, lengths: Any
+) -> Any:
+    """What a table inside a table describes; one for each length of an embedding where there are several."""
+    if not isinstance(lengths, list):
+        return build(module, table, where, given)
+    return [build(module, table, where, {**(given or {}), "dim": length}) for length in lengths]
 
 
 def _read_kind(content: dict[str, Any], known: Mapping[str, Any], where: str) -> str:
