@@ -157,7 +157,7 @@ def build_negatives(precision: str, width: int, kind: str, large: bool = False) 
     term = {"online": "threshold", "importance 1": "importance", "mined": "plain"}.get(kind, kind)
     importance, second = term == "importance", width if term in ("relative", "relative_raw") else 0
     picked = select_config(
-        precision, width, second_head_dim=second, register_heavy=kind not in ("plain", "mined"),
+        precision, width, second_head_dim=second, register_heavy=kind != "plain",
         two_numbers_per_end=importance or kind == "mined", large=large,
     )  # fmt: skip
 

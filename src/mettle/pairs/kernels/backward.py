@@ -41,6 +41,7 @@ from mettle.pairs.kernels.primitives import (
     dot_accumulate,
     dot_transposed,
     find_tiles,
+    has_pairs,
     load_block,
     load_rows,
     masked_tile,
@@ -54,6 +55,7 @@ from mettle.pairs.kernels.primitives import (
 BLOCK_ROWS = 8192  # of a block of scores in memory, and columns at most: products then fill every multiprocessor
 BLOCK_BYTES = 1 << 25  # of such a block, or this many times the embeddings' entries where that is more:
 BYTES_PER_ENTRY = {"fp16": 16, "bf16x3": 20, "ieee": 8}
+MOST_BLOCK_BYTES = 1 << 28  # a square block of BLOCK_ROWS in float32 accuracy
 SUMMED_COLUMNS = 2048  # of a library product in float32 accuracy: half as many take 2 % longer
 
 
@@ -316,37 +318,38 @@ def positives_backward(
     begin = tl.load(POS_BEGIN + row) // BLOCK_N * BLOCK_N
     end = tl.load(POS_END + tl.minimum(row + BLOCK_M, n) - 1)
     for column in range(begin, end, BLOCK_N):
-        s = similarity_float32(Z, C, row, column, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, INPUT_PRECISION)
         offs_n = column + tl.arange(0, BLOCK_N)
         keep = (offs_n[None, :] >= pos_begin[:, None]) & (offs_n[None, :] < pos_end[:, None])
         if SELF == "diagonal":
             keep = keep & (offs_n[None, :] != offs_m[:, None])
         if SELF == "column":
             keep = keep & (offs_n[None, :] != self_column[:, None])
-        w = tl.full((BLOCK_M, BLOCK_N), 1.0, tl.float32)
-        dw = w
-        if WEIGHTED:
-            w = positive_weight(s, slope, threshold, floor)
-            dw = positive_weight_grad(s, slope, threshold, floor)
-        ds = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        if ROW_END:
-            g = positive_grad(
-                s, s * inv_t, w, dw, ROW_STATE, offs_m, padded, params,
-                False, WEIGHT_GRAD, ROW_LOSS, NUMERATOR_ONLY, DEBIASED, HINGE_FORM,
-            )  # fmt: skip
-            if MINED:
-                g = tl.where(s >= load_line(ROW_STATE, POSITIVE_LIMIT, offs_m, padded, False), 0.0, g)
-            ds += g
-        if COLUMN_END:
-            g = positive_grad(
-                s, s * inv_t, w, dw, COLUMN_STATE, offs_n, columns_padded, params,
-                True, WEIGHT_GRAD, ROW_LOSS, NUMERATOR_ONLY, DEBIASED, HINGE_FORM,
-            )  # fmt: skip
-            if MINED:
-                g = tl.where(s >= load_line(COLUMN_STATE, POSITIVE_LIMIT, offs_n, columns_padded, True), 0.0, g)
-            ds += g
-        k = load_block(C, column, start, BLOCK_N, BLOCK_K, HEAD_DIM, False)
-        acc = tl.dot(tl.where(keep, ds, 0.0), k, acc, input_precision=INPUT_PRECISION)
+        if has_pairs(keep, SELF):
+            s = similarity_float32(Z, C, row, column, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, INPUT_PRECISION)
+            w = tl.full((BLOCK_M, BLOCK_N), 1.0, tl.float32)
+            dw = w
+            if WEIGHTED:
+                w = positive_weight(s, slope, threshold, floor)
+                dw = positive_weight_grad(s, slope, threshold, floor)
+            ds = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            if ROW_END:
+                g = positive_grad(
+                    s, s * inv_t, w, dw, ROW_STATE, offs_m, padded, params,
+                    False, WEIGHT_GRAD, ROW_LOSS, NUMERATOR_ONLY, DEBIASED, HINGE_FORM,
+                )  # fmt: skip
+                if MINED:
+                    g = tl.where(s >= load_line(ROW_STATE, POSITIVE_LIMIT, offs_m, padded, False), 0.0, g)
+                ds += g
+            if COLUMN_END:
+                g = positive_grad(
+                    s, s * inv_t, w, dw, COLUMN_STATE, offs_n, columns_padded, params,
+                    True, WEIGHT_GRAD, ROW_LOSS, NUMERATOR_ONLY, DEBIASED, HINGE_FORM,
+                )  # fmt: skip
+                if MINED:
+                    g = tl.where(s >= load_line(COLUMN_STATE, POSITIVE_LIMIT, offs_n, columns_padded, True), 0.0, g)
+                ds += g
+            k = load_block(C, column, start, BLOCK_N, BLOCK_K, HEAD_DIM, False)
+            acc = tl.dot(tl.where(keep, ds, 0.0), k, acc, input_precision=INPUT_PRECISION)
     tl.store(G + at, acc)
 
 
@@ -374,13 +377,16 @@ def gradient_through_memory(
     g_columns = GradientSum(b) if both else None
     if a is b:
         g_columns = g
-    rows = min(BLOCK_ROWS, padded)
-    columns = min(_block_columns(precision, rows, entries), columns_padded)
+    columns = min(_block_columns(precision, min(BLOCK_ROWS, padded), entries), columns_padded)
+    step = BLOCK_ROWS  # of a symmetric dL/ds blocks are square, or halves of it
+    if a is not b:  # few columns leave memory for more rows
+        step *= max(1, _most_scores(precision, entries) // (BLOCK_ROWS * columns))
+    rows = min(step, padded)
     ds = torch.empty(rows * columns, dtype=a.hi.dtype, device=a.normalized.device)
     ds_lo = torch.empty_like(ds) if precision == "bf16x3" else ds
-    for i in range(0, a.n, BLOCK_ROWS):
+    for i in range(0, a.n, step):
         for j in range(i if a is b else 0, b.n, columns):
-            height, width = min(BLOCK_ROWS, padded - i), min(columns, columns_padded - j)
+            height, width = min(step, padded - i), min(columns, columns_padded - j)
             cache.launch(
                 f"score gradients {constexprs['ROW_END']} {i} {j}",
                 score_gradients_kernel,
@@ -394,7 +400,7 @@ def gradient_through_memory(
             )
             block, block_lo = (x[: height * width].view(height, width) for x in (ds, ds_lo))
             g.add_product(slice(i, i + height), block, block_lo, b, slice(j, j + width), precision)
-            if g_columns is not None and (a is not b or j >= i + BLOCK_ROWS):
+            if g_columns is not None and (a is not b or j >= i + step):
                 g_columns.add_product(slice(j, j + width), block.T, block_lo.T, a, slice(i, i + height), precision)
     return g.total, None if g_columns is None else g_columns.total
 
@@ -415,11 +421,16 @@ class GradientSum:
         self.begun = max(self.begun, at.stop)
 
 
+def _most_scores(precision: str, entries: int) -> int:
+    """How many entries of dL/ds memory allows at a time."""
+    most = min(max(BLOCK_BYTES, BYTES_PER_ENTRY[precision] * entries), MOST_BLOCK_BYTES)
+    return most // (2 if precision == "fp16" else 4)
+
+
 def _block_columns(precision: str, rows: int, entries: int) -> int:
     """Columns of a block: as many as memory allows, BLOCK_ROWS or a half of it, or a half of that and so on."""
-    most = max(BLOCK_BYTES, BYTES_PER_ENTRY[precision] * entries) // (rows * (2 if precision == "fp16" else 4))
     columns = BLOCK_ROWS
-    while columns > max(most, PAD):
+    while columns > max(_most_scores(precision, entries) // rows, PAD):
         columns //= 2
     return columns
 

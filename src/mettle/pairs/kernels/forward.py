@@ -42,6 +42,7 @@ from mettle.pairs.kernels.primitives import (
     count_bare,
     count_masked,
     find_tiles,
+    has_pairs,
     load_rows,
     masked_tile,
     merge_logsumexp,
@@ -249,14 +250,15 @@ def mining_threshold_kernel(
     begin = tl.load(POS_BEGIN + row) // BLOCK_N * BLOCK_N
     end = tl.load(POS_END + tl.minimum(row + BLOCK_M, n) - 1, mask=row < n, other=0)
     for column in range(begin, end, BLOCK_N):
-        s = similarity_float32(Z, C, row, column, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, INPUT_PRECISION)
         offs_n = column + tl.arange(0, BLOCK_N)
         keep = (offs_n[None, :] >= pos_begin[:, None]) & (offs_n[None, :] < pos_end[:, None])
         if SELF == "diagonal":
             keep = keep & (offs_n[None, :] != offs_m[:, None])
         if SELF == "column":
             keep = keep & (offs_n[None, :] != self_column[:, None])
-        lowest = tl.minimum(lowest, tl.min(tl.where(keep, s, float("inf")), 1))
+        if has_pairs(keep, SELF):
+            s = similarity_float32(Z, C, row, column, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, INPUT_PRECISION)
+            lowest = tl.minimum(lowest, tl.min(tl.where(keep, s, float("inf")), 1))
     tl.store(SHIFT + offs_m, (lowest - epsilon) * x_scale)
 
 
@@ -335,44 +337,45 @@ def positives_forward(
     begin = tl.load(POS_BEGIN + row) // BLOCK_N * BLOCK_N
     end = tl.load(POS_END + tl.minimum(row + BLOCK_M, n) - 1, mask=row < n, other=0)  # none for a block of padding
     for column in range(begin, end, BLOCK_N):
-        s = similarity_float32(Z, C, row, column, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, INPUT_PRECISION)
         offs_n = column + tl.arange(0, BLOCK_N)
         keep = (offs_n[None, :] >= pos_begin[:, None]) & (offs_n[None, :] < pos_end[:, None])
         if SELF == "diagonal":
             keep = keep & (offs_n[None, :] != offs_m[:, None])
         if SELF == "column":
             keep = keep & (offs_n[None, :] != self_column[:, None])
-        if MINED:
-            keep = keep & ((s >= limit[:, None]) == 0)  # what is broken stays
-        x = s * inv_t
-        w = tl.full((BLOCK_M, BLOCK_N), 1.0, tl.float32)
-        if WEIGHTED:
-            w = positive_weight(s, slope, threshold, floor)
-        weight += tl.sum(tl.where(keep, w, 0.0), 1)
-        if ROW_LOSS == "npair":
-            acc += tl.sum(tl.where(keep, x, 0.0), 1)
-        elif ROW_LOSS == "contrastive":
-            acc += tl.sum(tl.where(keep, hinge(s, margin, False, HINGE_FORM), 0.0), 1)
-        elif ROW_LOSS == "infonce":
-            log_g, _, dlog_g = debiased_log_denominator(
-                x, log_negatives[:, None], log_count[:, None], bound, prior, DEBIASED
-            )
-            acc += tl.sum(tl.where(keep, w * softplus(log_g - x), 0.0), 1)
-            acc_grad += tl.sum(tl.where(keep, w * sigmoid(log_g - x) * dlog_g, 0.0), 1)
-        else:
-            y = x
-            if (ROW_LOSS == "two_sided") or (ROW_LOSS == "circle"):
-                y = positive_exponent(s, margin, positive_scale, ROW_LOSS)
-            m_new = tl.maximum(m_i, tl.max(tl.where(keep, y, -float("inf")), 1))
-            safe = tl.where(m_new == -float("inf"), 0.0, m_new)
-            e = tl.where(keep, tl.exp(y - safe[:, None]), 0.0)
-            alpha = tl.exp(m_i - safe)
-            l_i = l_i * alpha + (tl.sum(e, 1) if NUMERATOR_ONLY else tl.sum(e * w, 1))
-            if ROW_LOSS == "supcon_out":
-                acc += tl.sum(tl.where(keep, w * x, 0.0), 1)
-            elif ROW_LOSS == "supcon_in":
-                acc = acc * alpha + tl.sum(e * w, 1)
-            m_i = m_new
+        if has_pairs(keep, SELF):
+            s = similarity_float32(Z, C, row, column, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, INPUT_PRECISION)
+            if MINED:
+                keep = keep & ((s >= limit[:, None]) == 0)  # what is broken stays
+            x = s * inv_t
+            w = tl.full((BLOCK_M, BLOCK_N), 1.0, tl.float32)
+            if WEIGHTED:
+                w = positive_weight(s, slope, threshold, floor)
+            weight += tl.sum(tl.where(keep, w, 0.0), 1)
+            if ROW_LOSS == "npair":
+                acc += tl.sum(tl.where(keep, x, 0.0), 1)
+            elif ROW_LOSS == "contrastive":
+                acc += tl.sum(tl.where(keep, hinge(s, margin, False, HINGE_FORM), 0.0), 1)
+            elif ROW_LOSS == "infonce":
+                log_g, _, dlog_g = debiased_log_denominator(
+                    x, log_negatives[:, None], log_count[:, None], bound, prior, DEBIASED
+                )
+                acc += tl.sum(tl.where(keep, w * softplus(log_g - x), 0.0), 1)
+                acc_grad += tl.sum(tl.where(keep, w * sigmoid(log_g - x) * dlog_g, 0.0), 1)
+            else:
+                y = x
+                if (ROW_LOSS == "two_sided") or (ROW_LOSS == "circle"):
+                    y = positive_exponent(s, margin, positive_scale, ROW_LOSS)
+                m_new = tl.maximum(m_i, tl.max(tl.where(keep, y, -float("inf")), 1))
+                safe = tl.where(m_new == -float("inf"), 0.0, m_new)
+                e = tl.where(keep, tl.exp(y - safe[:, None]), 0.0)
+                alpha = tl.exp(m_i - safe)
+                l_i = l_i * alpha + (tl.sum(e, 1) if NUMERATOR_ONLY else tl.sum(e * w, 1))
+                if ROW_LOSS == "supcon_out":
+                    acc += tl.sum(tl.where(keep, w * x, 0.0), 1)
+                elif ROW_LOSS == "supcon_in":
+                    acc = acc * alpha + tl.sum(e * w, 1)
+                m_i = m_new
 
     if MINED:
         positives = weight

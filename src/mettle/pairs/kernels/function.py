@@ -582,7 +582,7 @@ class PairLossCall:
             (*spec.negative_numbers, spec.grad_scale_limit),
             plan.flags.score_gradients_constexprs(**plan.ends),
             self.config.backward,
-            b.padded * (a.head_dim + _head_dim(a2)),
+            max(a.padded, b.padded) * (a.head_dim + _head_dim(a2)),
             self.cache,
             both,
         )

@@ -252,6 +252,15 @@ def upper_triangle_mask(offs_m, offs_n, n):
 
 
 @triton.jit
+def has_pairs(keep, SELF: tl.constexpr):
+    """Whether a tile of positives holds any: among references, those of a block of rows may lie far apart."""
+    if SELF == "diagonal":  # compared with themselves, rows have theirs side by side
+        return True
+    else:
+        return tl.max(tl.max(keep.to(tl.int32), 1), 0) > 0
+
+
+@triton.jit
 def partial_row_sum(f, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Row sums of a tile in four parts: what each thread holds of a row; threads meet once, at the end."""
     return tl.sum(tl.sum(tl.reshape(f, (BLOCK_M, BLOCK_N // 8, 4, 2)), 3), 1)
