@@ -36,6 +36,7 @@ PEER_ARGUMENTS = {  # what other libraries and papers call an argument: the firs
     "in_features": ("dim",),
     "la": ("scale",),
     "learn_beta": ("boundary",),
+    "logit_scale": ("temperature",),
     "m": ("margin",),
     "miner": ("mining",),
     "n_classes": ("num_classes",),

@@ -45,6 +45,7 @@ WAYS = {"anchors": "anchors", "own rows": "rows", "all rows": "replicated"}
 
 
 COMPOSED = {"Matryoshka", "MinedLoss", "WeightedSum"}  # made of other losses
+TWO_TOWERS = {"CLIP", "SigLIP"}  # the trainer has one network
 
 
 def test_the_table_of_losses_names_all_and_says_how_they_go_over_ranks():
@@ -66,4 +67,4 @@ def test_every_loss_has_a_page_and_a_recipe():
     for name in mettle.losses.__all__:
         assert name in titles, name
         # DASupCon is SupCon, SelfTriplet the loss of a second encoder.
-        assert name in used or name in {"DASupCon", "SelfTriplet", *COMPOSED}, name
+        assert name in used or name in {"DASupCon", "SelfTriplet", *COMPOSED, *TWO_TOWERS}, name

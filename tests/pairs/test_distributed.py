@@ -26,6 +26,7 @@ from laws.members import DIFFICULTIES, FORMS, Given, with_difficulty
 from mettle.difficulty import AdaptiveThreshold, Importance, Product, Relative, Threshold, curriculum
 from mettle.errors import InputError
 from mettle.losses import (
+    CLIP,
     AdaCos,
     AdaFace,
     ArcFace,
@@ -40,6 +41,7 @@ from mettle.losses import (
     ProxyAnchor,
     ProxyNCA,
     SelfTriplet,
+    SigLIP,
     SimilarityClassification,
     SimilarityRanking,
     SimilarityRegression,
@@ -179,6 +181,9 @@ def cases() -> dict[str, Case]:
     for name, (make, kind) in made.items():
         found[name] = Case(make, kind, {"target": grades} if kind == "items" else {}, every)
         found[f"{name} weighed"] = Case(make, kind, found[name].options | weight, every)
+    for kind in (CLIP, SigLIP):
+        found[kind.__name__] = Case(seeded(lambda kind=kind: kind()), "towers")
+    found["CLIP with labels"] = Case(seeded(lambda: CLIP(reduction="nonzero")), "labelled towers", how=("auto",))
     found["a stranger's"] = Case(lambda rank: Curve(), "classes")
     found["a function"] = Case(lambda rank: lambda z, y: (z.std(0).sum() + (z.sum(1) * y).mean()) ** 2)
     for name in ("supcon out", "triplet hardest", "ArcFace", "SimilarityRanking"):
@@ -209,7 +214,9 @@ def cut(x: Any, part: slice, every: int = N) -> Any:
 
 def call_of(case: Case, network: nn.Module, part: slice, step: int) -> tuple[list[Tensor], dict[str, Any]]:
     """The arguments of one call on these rows of the batch; the network is asked once."""
-    copies = {"views": 2, "references": 2, "items": 2, "triplets": 3}.get(case.kind, 1)
+    copies = {"views": 2, "references": 2, "items": 2, "triplets": 3, "towers": 2, "labelled towers": 2}.get(
+        case.kind, 1
+    )
     x = drawn(N, copies, WIDE, seed=20 + step)[part]
     z = network(x.flatten(0, 1)).unflatten(0, (len(x), copies))
     z = z.float() if case.float32 else z
@@ -223,6 +230,10 @@ def call_of(case: Case, network: nn.Module, part: slice, step: int) -> tuple[lis
         return [z[:, 0], z[:, 1], options.pop("target")], options
     if case.kind == "triplets":
         return list(z.unbind(1)), options
+    if case.kind == "towers":
+        return list(z.unbind(1)), options
+    if case.kind == "labelled towers":
+        return [*z.unbind(1), y], options
     return [z[:, 0], y], options
 
 

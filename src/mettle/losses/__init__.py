@@ -38,14 +38,16 @@ from mettle.losses.sphereface import SphereFace
 from mettle.losses.subcenter_arcface import SubCenterArcFace
 from mettle.losses.supcon import DASupCon, SupCon
 from mettle.losses.triplet import Triplet
+from mettle.losses.two_towers import CLIP, SigLIP
 from mettle.losses.weighted_sum import MinedLoss, WeightedSum
 from mettle.losses.weighted_sum import WeightSchedule as WeightSchedule
 from mettle.unknown_names import explain_arguments, explain_missing_name
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - CLIP is a class, no constant
     "AdaCos",
     "AdaFace",
     "ArcFace",
+    "CLIP",
     "Center",
     "Circle",
     "Contrastive",
@@ -64,6 +66,7 @@ __all__ = [
     "ProxyAnchor",
     "ProxyNCA",
     "SelfTriplet",
+    "SigLIP",
     "SimilarityClassification",
     "SimilarityRanking",
     "SimilarityRegression",

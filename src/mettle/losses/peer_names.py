@@ -24,6 +24,7 @@ PEERS = {
     "MeanReducer": "SupCon(reduction='mean') or any other loss with that option",
     "MultiSimilarityMiner": "mettle.difficulty.MultiSimilarityMining",
     "MultipleNegativesRanking": "InfoNCE",
+    "MultipleNegativesSymmetricRanking": "CLIP",
     "NPairs": "NPair",
     "NTXent": "InfoNCE",
     "NormalizedSoftmax": "NormFace",
