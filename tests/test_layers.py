@@ -16,6 +16,7 @@ FLOW = [
     "train",
     "evaluate",
     "match",
+    "mining",
     "report",
     "api",
     "tuning",

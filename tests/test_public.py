@@ -13,7 +13,7 @@ import pytest
 import mettle
 
 ROOT = Path(mettle.__file__).parent
-THINGS = {"Gallery", "Run", "adopt", "fit", "open_run"}  # so often used that the package itself offers them
+THINGS = {"Gallery", "Run", "adopt", "fit", "mine", "open_run"}  # so often used that the package itself offers them
 ROOMS = sorted(set(mettle.__all__) - THINGS - {"errors"})
 
 

@@ -1,6 +1,6 @@
 r"""Difficulty-aware metric learning.
 
-    data -> model -> difficulty -> losses -> train -> evaluate -> match -> report
+    data -> model -> difficulty -> losses -> train -> evaluate -> match -> mining -> report
                           \____ pairs: the one engine for everything quadratic ____/
 
 Each word above is a module: ``from mettle import losses``, ``from mettle import evaluate``. `fit` trains your model on
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         losses,
         match,
         metric,
+        mining,
         model,
         pairs,
         report,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     )
     from mettle.api import Run, adopt, fit, open_run
     from mettle.match import Gallery
+    from mettle.mining import mine
 
 __all__ = [
     "Gallery",
@@ -42,6 +44,8 @@ __all__ = [
     "losses",
     "match",
     "metric",
+    "mine",
+    "mining",
     "model",
     "open_run",
     "pairs",
@@ -56,6 +60,8 @@ __version__ = "0.1.0"
 def __getattr__(name: str):
     if name == "Gallery":
         return import_module("mettle.match.gallery").Gallery
+    if name == "mine":
+        return import_module("mettle.mining").mine
     if name in ("Run", "adopt", "fit", "open_run"):
         return getattr(import_module("mettle.api"), name)
     if name in __all__:

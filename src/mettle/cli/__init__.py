@@ -13,13 +13,26 @@ from typing import Annotated, Any
 import typer
 
 from mettle import __version__
-from mettle.cli import runs, tuning, files, galleries, upkeep, serving, doctor, ranks, reproduce
+from mettle.cli import runs, tuning, files, mining, galleries, upkeep, serving, doctor, ranks, reproduce
 from mettle.cli.shell import app
 from mettle.errors import MettleError, nearest
 
 UsageError: Any = typer.BadParameter.__base__  # of the click inside typer, or of click itself: versions differ
 # Each module registers its commands.
-__all__ = ["app", "doctor", "files", "galleries", "main", "ranks", "reproduce", "runs", "serving", "tuning", "upkeep"]
+__all__ = [
+    "app",
+    "doctor",
+    "files",
+    "galleries",
+    "main",
+    "mining",
+    "ranks",
+    "reproduce",
+    "runs",
+    "serving",
+    "tuning",
+    "upkeep",
+]
 
 
 def _version(wanted: bool) -> None:

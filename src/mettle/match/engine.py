@@ -93,6 +93,18 @@ def knn(probes: np.ndarray, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np
         return faiss.knn(probes, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
 
 
+def score_rows(probes: np.ndarray, vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Exact scores (p, m) of chosen rows (p, m), -inf where the row is -1; no vector is copied on the way."""
+    probes, vectors = (np.ascontiguousarray(x, np.float32) for x in (probes, vectors))
+    rows = np.ascontiguousarray(rows, np.int64)
+    scores = np.empty(rows.shape, np.float32)
+    pointers = (faiss.swig_ptr(array) for array in (scores, probes, vectors, rows))
+    with threads(1 if len(probes) < MANY else 1 << 10):
+        faiss.fvec_inner_products_by_idx(*pointers, vectors.shape[1], *rows.shape)
+    scores[rows < 0] = -np.inf
+    return scores
+
+
 def parse(content: np.ndarray) -> Engine:
     """An engine from the bytes of `dump`. Only for bytes whose checksum has been compared: Faiss trusts its files."""
     guarded = hasattr(faiss, "set_deserialization_vector_byte_limit")  # from some version on

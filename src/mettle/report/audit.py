@@ -16,6 +16,7 @@ from mettle.data.inputs import FeatureArray
 from mettle.errors import DataError, InputError, RunError
 from mettle.evaluate.audit import Audit
 from mettle.evaluate.protocol import Judged
+from mettle.evaluate.table import Embedded
 from mettle.report import audit_tables as tables
 from mettle.report import figures
 from mettle.report.audit_curves import det
@@ -150,7 +151,7 @@ def _map(found: Audit) -> dict[str, Any] | None:
     drawn = embedding_map(Judged(samples, t.values, ()))
     if drawn is None:
         return None
-    return {**vars(drawn), "marked": [_side(found, at) for at in drawn.marked], "all": len(t)}
+    return {**vars(drawn), "marked": [describe_row(found.table, at) for at in drawn.marked], "all": len(t)}
 
 
 def _labels(found: Audit, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def _labels(found: Audit, facts: Mapping[str, Any]) -> dict[str, Any]:
         "said": "" if estimate is None else f"{estimate['said'][0].upper()}{estimate['said'][1:]}",
         "rows": [
             {
-                **_side(found, r["row"]),
+                **describe_row(found.table, r["row"]),
                 "suggested": r["suggested"],
                 "suspicion": f"{r['suspicion']:+.3f}",
                 "above_cut": r["above_cut"],
@@ -189,24 +190,23 @@ def _pairs(found: Audit, kind: str) -> list[dict[str, Any]]:
         accepted = None if decided is None else pair.score >= float(decided["value"])
         verdict = {None: "", True: "accepted", False: "rejected"}[accepted]
         wrong = accepted is not None and accepted == (kind == "impostor")
-        sides = [_side(found, at) for at in (pair.first, pair.second)]
+        sides = [describe_row(found.table, at) for at in (pair.first, pair.second)]
         shown.append({"score": f"{pair.score:.3f}", "verdict": verdict, "wrong": wrong, "sides": sides})
     return shown
 
 
-def _side(found: Audit, at: int) -> dict[str, Any]:
+def describe_row(table: Embedded, at: int) -> dict[str, Any]:
     """One row: what to call it, its names, its picture if there is one that can be read."""
-    t = found.table
-    domain = "" if t.domain is None else t.domain.names[t.domain.codes[at]]
+    domain = "" if table.domain is None else table.domain.names[table.domain.codes[at]]
     return {
-        "name": t.called(at),
-        "label": t.label.names[t.label.codes[at]],
+        "name": table.called(at),
+        "label": table.label.names[table.label.codes[at]],
         "domain": domain,
-        "picture": _look(t, at),
+        "picture": _look(table, at),
     }
 
 
-def _look(table: Any, at: int) -> str | None:
+def _look(table: Embedded, at: int) -> str | None:
     if table.images is None or not table.images[at] or "://" in table.images[at]:
         return None
     try:
