@@ -25,7 +25,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 KINDS = (
-    "plain", "threshold", "importance", "importance 1", "relative", "relative_raw", "online", "hinge", "circle", "mined",
+    "plain", "threshold", "importance", "importance 1", "relative", "relative_raw", "online", "hinge", "circle",
+    "mined",
 )  # fmt: skip
 WIDTHS = (16, 64, 128, 256, 384, 512)
 ROW_LOSSES = ("supcon_out", "supcon_in", "infonce", "npair", "contrastive", "two_sided", "circle")
@@ -56,9 +57,7 @@ def all_cases() -> list[Case]:
         for kind in KINDS[1:6]
     ]
     found += [("negatives", "bf16x3", width, kind) for width in (128, 256, 512) for kind in KINDS[6:]]
-    found += [
-        ("large", precision, 128, kind) for precision in ("fp16", "bf16x3") for kind in (*KINDS[:6], *KINDS[8:])
-    ]
+    found += [("large", precision, 128, kind) for precision in ("fp16", "bf16x3") for kind in (*KINDS[:6], *KINDS[8:])]
     found += [
         ("large", precision, width, kind)
         for precision in ("fp16", "bf16x3")
@@ -211,8 +210,8 @@ def build_positives(precision: str, width: int, kind: str) -> list[dict]:
         hinge_form="hadsell",
     )
     forward = config.forward_constexprs(
-        negative_term={"contrastive": "hinge", "circle": "circle"}.get(kind, "importance"), online=False, divide_by="weight",
-        all_anchors=False, count_by_weight=False,
+        negative_term={"contrastive": "hinge", "circle": "circle"}.get(kind, "importance"), online=False,
+        divide_by="weight", all_anchors=False, count_by_weight=False,
     )  # fmt: skip
     backward = config.backward_constexprs(differentiable_weights=True, row_end=True, column_end=True)
     return [

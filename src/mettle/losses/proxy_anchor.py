@@ -87,6 +87,7 @@ class _ProxyPairs(PairwiseLoss):
     margin: float
     difficulty: Difficulty | None = None
 
+    sorted_anchors = True
     positive_factor = 1.0  # of one call: classes over classes in the batch, a tensor
 
     def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:

@@ -128,7 +128,8 @@ class Pass:
 class PairLoss(Protocol):
     """What the engine needs of a loss.
 
-    Two optional settings:
+    Three optional settings:
+        sorted_anchors        True promises anchors whose labels ascend, which the kernels then need not sort
         reads_labels          True asks for the labels of a tile's anchors and references beside its positions
         takes_targets         True promises to read ``tile.target``, where targets are soft
 

@@ -107,7 +107,14 @@ def evaluate_fused(
 
         own = inputs.self_column if isinstance(inputs.self_column, Tensor) else None
         found = evaluate_spec(
-            lowered, inputs.z, inputs.labels, ref, inputs.biased, self_column=own, reference=reference
+            lowered,
+            inputs.z,
+            inputs.labels,
+            ref,
+            inputs.biased,
+            self_column=own,
+            sorted_rows=getattr(loss, "sorted_anchors", False),
+            reference=reference,
         )
         return KernelResult(found.values, found.defined, None, found.mean)
     from mettle.pairs.kernels.mining import batch_hard_rows

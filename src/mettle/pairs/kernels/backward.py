@@ -287,12 +287,15 @@ def positives_backward(
     INPUT_PRECISION: tl.constexpr, ROW_LOSS: tl.constexpr, SELF: tl.constexpr, WEIGHTED: tl.constexpr,
     DIFFERENTIABLE_WEIGHTS: tl.constexpr, NUMERATOR_ONLY: tl.constexpr, DEBIASED: tl.constexpr,
     HINGE_FORM: tl.constexpr, MINED: tl.constexpr, ROW_END: tl.constexpr, COLUMN_END: tl.constexpr,
+    SCALED_LATER: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the normalized rows: what the negatives sent, plus the positives, in float32.
 
     Grid: (row blocks, HEAD_DIM / BLOCK_K). A program owns BLOCK_M rows and BLOCK_K columns of G, (splits, padded,
-    HEAD_DIM) float32: it adds up the splits, times ``sum_scale``, and leaves the result in G[0]. The derivatives are those of the row losses
-    in `forward.positives_forward`.
+    HEAD_DIM) float32: it adds up the splits and leaves the result in G[0]. SCALED_LATER: what negatives sent
+    came through memory and wants a factor, 1 / temperature and ``sum_scale``, that the result gets later; so positives
+    are divided by it here, and blocks of rows without positives stay as they are. The derivatives are those of the row
+    losses in `forward.positives_forward`.
     Cost: 4·HEAD_DIM FLOPs per pair of a row and the columns between its block's first and last positive; G is read
     once and G[0] written.
     """
@@ -305,13 +308,20 @@ def positives_backward(
     pos_end = tl.load(POS_END + offs_m)
     if SELF == "column":
         self_column = tl.load(SELF_COLUMN + offs_m)
+    if SCALED_LATER:  # noqa: SIM102  a flag beside a value that only the device knows
+        if tl.max(pos_end - pos_begin, 0) == 0:
+            return
     offs_k = start + tl.arange(0, BLOCK_K)
     at = offs_m.to(tl.int64)[:, None] * HEAD_DIM + offs_k[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
     size = padded.to(tl.int64) * HEAD_DIM
     for p in range(splits):
         acc += tl.load(G + p * size + at)
-    acc = acc * (inv_t * read_number(sum_scale))
+    positive_part = 1.0
+    if SCALED_LATER:
+        positive_part = 1.0 / (inv_t * read_number(sum_scale))
+    else:
+        acc = acc * inv_t
     params = PositiveParams(inv_t, bound, prior, margin, positive_scale)
     # The circle's two factors are weights of a kind.
     WEIGHT_GRAD: tl.constexpr = DIFFERENTIABLE_WEIGHTS and (WEIGHTED or ROW_LOSS == "circle")
@@ -348,6 +358,8 @@ def positives_backward(
                 if MINED:
                     g = tl.where(s >= load_line(COLUMN_STATE, POSITIVE_LIMIT, offs_n, columns_padded, True), 0.0, g)
                 ds += g
+            if SCALED_LATER:
+                ds = ds * positive_part
             k = load_block(C, column, start, BLOCK_N, BLOCK_K, HEAD_DIM, False)
             acc = tl.dot(tl.where(keep, ds, 0.0), k, acc, input_precision=INPUT_PRECISION)
     tl.store(G + at, acc)

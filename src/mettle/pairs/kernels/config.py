@@ -227,9 +227,12 @@ class PositivesConfig:
             "num_warps": 1 if self.head_dim <= 128 else 2,
         }
 
-    def backward_constexprs(self, *, differentiable_weights: bool, row_end: bool, column_end: bool) -> dict[str, Any]:
+    def backward_constexprs(
+        self, *, differentiable_weights: bool, row_end: bool, column_end: bool, scaled_later: bool = False
+    ) -> dict[str, Any]:
         """Of `backward.positives_backward`."""
         return self._constexprs() | {
+            "SCALED_LATER": scaled_later,
             "DIFFERENTIABLE_WEIGHTS": differentiable_weights,
             "ROW_END": row_end,
             "COLUMN_END": column_end,

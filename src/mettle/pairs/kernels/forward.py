@@ -149,8 +149,9 @@ def negatives_forward(
     """Sums over the negatives of each row, of one split of the columns.
 
     Grid: (row blocks, splits). Program (i, p) owns rows [i·BLOCK_M, (i + 1)·BLOCK_M) of OUT[p], (splits, 2, padded)
-    float32: two sums, or (maximum, sum) in base 2 where ONLINE, or (sum, maximum of x) where MINED. SYMMETRIC: each pair of a batch with itself is visited
-    once and added to both of its ends; then nobody owns OUT, (2, padded), zero before: additions are atomic.
+    float32: two sums, or (maximum, sum) in base 2 where ONLINE, or (sum, maximum of x) where MINED. SYMMETRIC: each
+    pair of a batch with itself is visited once and added to both of its ends; then nobody owns OUT, (2, padded), zero
+    before: additions are atomic.
     Q, K: operands of PRECISION; Q2, K2 those of a second encoder, else the first again; SHIFT (padded,) float32.
     Cost: 2·n·m·HEAD_DIM FLOPs (× 3 for bf16x3, half of it where SYMMETRIC), one or two exponentials a pair; each
     program reads its rows once and all columns of its split; it writes 8 bytes a row.

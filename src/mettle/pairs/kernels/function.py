@@ -49,7 +49,7 @@ from mettle.pairs.kernels.launch import (
     flatten_tensor,
     tensor_descriptors,
 )
-from mettle.pairs.kernels.operands import COUNTED_ROWS, Operands, normalize_backward, prepare_operands
+from mettle.pairs.kernels.operands import COUNTED_ROWS, Operands, normalize_backward, prepare_operands, sort_labels
 from mettle.pairs.kernels.primitives import GRADIENT_LINES, ROW_STATE_LINES
 from mettle.pairs.kernels.replay import LaunchRecorder, RecordedPass, RecordedStep
 from mettle.pairs.kernels.spec import LoweredSpec, choose_precision
@@ -76,13 +76,15 @@ def evaluate_spec(
     precision: str | None = None,
     config: KernelConfig | None = None,
     self_column: Tensor | None = None,
+    sorted_rows: bool = False,
     reference: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]] | None = None,
 ) -> SpecResult:
     """Evaluate a spec on raw embeddings, against themselves or against ``ref``.
 
     ``precision`` overrides that of the products, ``config`` the sizes of tiles. ``self_column``: (n,) which reference
-    is the same sample as an anchor, and has its label, -1 where there is none: such pairs are left out. ``reference``
-    computes values and mean with a graph, for second derivatives.
+    is the same sample as an anchor, and has its label, -1 where there is none: such pairs are left out.
+    ``sorted_rows``: the labels of anchors ascend. ``reference`` computes values and mean with a graph, for second
+    derivatives.
     """
     others = (labels, *(ref or ()), *(biased or ()))
     if any(x.device != z.device for x in others):
@@ -92,7 +94,7 @@ def evaluate_spec(
     biased = biased if spec.has_second_encoder else None
     precision = precision or _default_precision(spec, z, None if ref is None else ref[0])
     ref_labels = None if ref is None else flatten_tensor(ref[1])
-    call = PairLossCall(spec, flatten_tensor(labels), ref_labels, biased, precision, config, self_column)
+    call = PairLossCall(spec, flatten_tensor(labels), ref_labels, biased, precision, config, self_column, sorted_rows)
     with on_device_of(z):
         embeddings = None if ref is None else ref[0]
         values, mean = PairLossFunction.apply(call, reference, z, embeddings, spec.log_temperature)  # type: ignore[misc]
@@ -163,10 +165,13 @@ class PairLossCall:
         precision: str,
         config: KernelConfig | None,
         self_column: Tensor | None = None,
+        sorted_rows: bool = False,
     ):
         self.spec, self.precision, self.given_config = spec, precision, config
         self.labels, self.ref_labels, self.biased = labels, ref_labels, biased
         self.given_self_column = self_column
+        self.sorted_rows = sorted_rows
+        self.sorted_labels: dict[int, tuple[Tensor, Tensor]] = {}  # by the identity of the labels
         self.recorded: RecordedStep | None = None  # its forward pass
         self.replayed: ReplayedLaunches | None = None
 
@@ -289,10 +294,20 @@ class PairLossCall:
             self.spec.normalize,
             operand_scale=self.spec.operand_scale,
             hash_grouped=not self.deterministic,
+            sort=self._sort_once,
             like=like,
             cache=self.cache,
             name=side if like is None else f"{side}, second",
         )
+
+    def _sort_once(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Labels of one side in order, which both sides ask for; those of rows may be known to be."""
+        if labels is self.labels and self.sorted_rows:
+            return labels, torch.arange(len(labels), device=labels.device)
+        found = self.sorted_labels.get(id(labels))
+        if found is None:
+            found = self.sorted_labels[id(labels)] = sort_labels(labels)
+        return found
 
     def _select_config(self) -> KernelConfig:
         return select_config(
@@ -488,6 +503,8 @@ class PairLossCall:
             largest = stats[2] * g_rows.abs().amax()
             stats = torch.stack([stats[0], stats[1], torch.where(largest > 0, largest, 1.0)])
             factor = None
+        self.sum_scale = self._sum_scale(stats)
+        scale = self.sum_scale / self.spec.temperature if self.config.scores_in_memory else 1.0
         name = f"{z.dtype}" if factor is None else f"{z.dtype}, mean {factor.dtype}"
         normalize = self.spec.normalize
         dz = dref = d_log_temperature = None
@@ -500,7 +517,16 @@ class PairLossCall:
             projections = torch.empty(rows.n, device=z.device) if temperature_needs_grad else None
             label = f"rows {name}" if projections is None else f"rows {name}, projections"
             dz = normalize_backward(
-                rows, g, factor, stats, z, normalize, projections=projections, cache=self.cache, name=label
+                rows,
+                g,
+                factor,
+                stats,
+                z,
+                normalize,
+                scale=scale,
+                projections=projections,
+                cache=self.cache,
+                name=label,
             )
             if projections is not None:
                 # Logits are s / temperature: dL/d(log temperature) = −Σ s·dL/ds over pairs. A row's product with its
@@ -513,7 +539,15 @@ class PairLossCall:
             if g_columns is None:
                 g_columns = self._gradient(columns, rows, self.columns2, self.rows2, row_state, stats, False, True)
             dref = normalize_backward(
-                columns, g_columns, factor, stats, ref, normalize, cache=self.cache, name=f"columns {name}"
+                columns,
+                g_columns,
+                factor,
+                stats,
+                ref,
+                normalize,
+                scale=scale,
+                cache=self.cache,
+                name=f"columns {name}",
             )
         return dz if z_needs_grad else None, dref, d_log_temperature
 
@@ -531,7 +565,7 @@ class PairLossCall:
         """Of the prepared rows of ``a``: negatives, then positives on top; which ends of a pair have a value."""
         if self.config.scores_in_memory:
             g, _ = self._gradient_through_memory(a, b, a2, b2, row_state, stats, row_end, column_end)
-            return self._add_positives(g, a, b, row_state, row_end, column_end, self._unscale(stats))
+            return self._add_positives(g, a, b, row_state, row_end, column_end)
         spec, plan = self.spec, self._decide_gradient(a, b, a2, row_end, column_end)
         make = torch.zeros if plan.flush_every else torch.empty
         g = make(plan.splits, a.padded, a.head_dim, device=a.normalized.device)
@@ -547,7 +581,7 @@ class PairLossCall:
             ),
             (*spec.negative_numbers, ZERO, spec.grad_scale_limit, spec.operand_scale),
         )
-        return self._add_positives(g, a, b, row_state, row_end, column_end, 1.0)
+        return self._add_positives(g, a, b, row_state, row_end, column_end)
 
     def _gradients_of_both(self, row_state: Tensor, stats: Tensor) -> tuple[Tensor, Tensor]:
         """Of the prepared rows and of the prepared references, whose gradients of scores are the same in memory."""
@@ -556,9 +590,8 @@ class PairLossCall:
             rows, columns, self.rows2, self.columns2, row_state, stats, True, False, both=True
         )
         assert g_columns is not None
-        scale = self._unscale(stats)
-        g = self._add_positives(g, rows, columns, row_state, True, False, scale)
-        return g, self._add_positives(g_columns, columns, rows, row_state, False, True, scale)
+        g = self._add_positives(g, rows, columns, row_state, True, False)
+        return g, self._add_positives(g_columns, columns, rows, row_state, False, True)
 
     def _gradient_through_memory(
         self,
@@ -572,7 +605,7 @@ class PairLossCall:
         column_end: bool,
         both: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """From negatives, of the rows of ``a``, and of ``b`` where ``both``; they want `_unscale`."""
+        """From negatives, of the rows of ``a``, and of ``b`` where ``both``; without `sum_scale`."""
         spec, plan = self.spec, self._decide_gradient(a, b, a2, row_end, column_end)
         return gradient_through_memory(
             a,
@@ -587,21 +620,16 @@ class PairLossCall:
             both,
         )
 
-    def _unscale(self, stats: Tensor) -> Tensor:
-        """What gradients that came through memory are multiplied by: a number on the device."""
+    def _sum_scale(self, stats: Tensor) -> float | Tensor:
+        """What sums that came through memory lack beside 1 / temperature, a number on the device; 1 for others."""
+        if not self.config.scores_in_memory:
+            return 1.0
         return stats[2] / (self.spec.grad_scale_limit * self.spec.operand_scale)
 
     def _add_positives(
-        self,
-        g: Tensor,
-        a: Operands,
-        b: Operands,
-        row_state: Tensor,
-        row_end: bool,
-        column_end: bool,
-        scale: float | Tensor,
+        self, g: Tensor, a: Operands, b: Operands, row_state: Tensor, row_end: bool, column_end: bool
     ) -> Tensor:
-        """The gradient of the rows of ``a``, from the parts that negatives sent, times ``scale``, and positives."""
+        """The gradient of the rows of ``a``, from the parts that negatives sent, and positives."""
         spec = self.spec
         own_column = self.self_column if row_end else self.self_row
         self.cache.launch(
@@ -612,10 +640,13 @@ class PairLossCall:
                 (cdiv(a.n, POSITIVE_BLOCK), a.head_dim // self._positives_config().block_k),
                 (a.n, a.padded, b.padded, len(g)),
                 self._positives_config().backward_constexprs(
-                    differentiable_weights=spec.differentiable_weights, row_end=row_end, column_end=column_end
+                    differentiable_weights=spec.differentiable_weights,
+                    row_end=row_end,
+                    column_end=column_end,
+                    scaled_later=self.config.scores_in_memory,
                 ),
             ),
-            (*spec.positive_numbers, *spec.row_loss_numbers[:3], scale),
+            (*spec.positive_numbers, *spec.row_loss_numbers[:3], self.sum_scale),
         )
         return g
 

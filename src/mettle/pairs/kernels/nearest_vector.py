@@ -25,7 +25,7 @@ class NearestTiles(NamedTuple):
 
 
 _TILES = {
-    "fp16": NearestTiles(TileConfig(128, 128, 64, 8, 3), TileConfig(128, 64, 64, 8, 3)),
+    "fp16": NearestTiles(TileConfig(64, 128, 64, 4, 3), TileConfig(64, 64, 64, 4, 4)),
     "bf16x3": NearestTiles(TileConfig(128, 128, 32, 8, 3), TileConfig(128, 64, 64, 8, 2)),
 }
 

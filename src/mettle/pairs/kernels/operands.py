@@ -7,6 +7,7 @@ first. Where any order of the labels will do, a hash table groups them in a quar
 carry a factor that the caller names; ``normalized`` does not.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -74,6 +75,11 @@ def select_row_block(head_dim: int) -> RowBlockConfig:
     return RowBlockConfig(columns, min(32, max(1, BLOCK_ENTRIES // columns)), 4 if columns <= 512 else 8)
 
 
+def sort_labels(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels in order, and where each came from."""
+    return torch.sort(labels, stable=True)  # type: ignore[return-value]
+
+
 def prepare_operands(
     z: Tensor,
     labels: Tensor,
@@ -83,6 +89,7 @@ def prepare_operands(
     *,
     operand_scale: float | Tensor = 1.0,
     hash_grouped: bool = False,
+    sort: Callable[[Tensor], tuple[Tensor, Tensor]] = sort_labels,
     like: Operands | None = None,
     cache: LaunchCache | None = None,
     name: str = "",
@@ -96,6 +103,7 @@ def prepare_operands(
         precision: of the operands.
         normalize: whether rows are brought to length 1.
         operand_scale: the factor that operands carry.
+        sort: labels in order and where each came from; whoever compares two sides sorts each of them once.
         hash_grouped: the order may be any that keeps a label's rows together, and another one in every run.
         like: operands of the same labels, to be put in the same order.
         cache: where the launch is remembered.
@@ -118,8 +126,8 @@ def prepare_operands(
         if hash_grouped and column_labels is None and n > COUNTED_ROWS:
             ranking, (labels, columns, source) = "hash", _hash_labels(labels, cache, name)
         elif n > COUNTED_ROWS or len(columns) > COUNTED_ROWS:
-            ranking, (labels, source) = "search", torch.sort(labels, stable=True)
-            columns = labels if column_labels is None else torch.sort(column_labels).values
+            ranking, (labels, source) = "search", sort(labels)
+            columns = labels if column_labels is None else sort(column_labels)[0]
     block = select_row_block(head_dim)
     cache.launch(
         f"prepare {ranking} {name}",
@@ -165,11 +173,12 @@ def normalize_backward(
     like: Tensor,
     normalize: bool,
     *,
+    scale: float | Tensor = 1.0,
     projections: Tensor | None = None,
     cache: LaunchCache | None = None,
     name: str = "",
 ) -> Tensor:
-    """Gradient of the embeddings as they came, from that of the prepared rows (times g_mean · 1 / anchors).
+    """Gradient of the embeddings as they came, from that of the prepared rows (times scale · g_mean · 1 / anchors).
 
     ``projections``: (n,) float32 to be filled with the products of prepared rows and their gradients, in any order:
     their sum says how the loss changes with the scale of all similarities.
@@ -194,6 +203,7 @@ def normalize_backward(
                 "num_warps": block.num_warps,
             },
         ),
+        (scale,),
     )
     return out
 
@@ -328,22 +338,22 @@ def prepare_kernel(
 
 @triton.jit
 def normalize_backward_kernel(
-    G, NORMALIZED, INVERSE_NORM, ORDER, G_MEAN, STATS, OUT, PROJECTIONS, n, d,
+    G, NORMALIZED, INVERSE_NORM, ORDER, G_MEAN, STATS, OUT, PROJECTIONS, n, d, scale,
     HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, NORMALIZE: tl.constexpr, MEAN: tl.constexpr,
     PROJECT: tl.constexpr,
 ):  # fmt: skip
     """Take away what would only change a row's length, undo the sort.
 
     Grid: (n / ROWS,). A program reads ROWS rows of G and NORMALIZED (padded, HEAD_DIM) float32 and owns the rows of
-    OUT (n, d) that they came from. MEAN: times G_MEAN · STATS[1]. PROJECT: PROJECTIONS (n,) float32 are the products of
-    rows of NORMALIZED and of the gradient. Cost: 8 bytes read an entry, one write of OUT.
+    OUT (n, d) that they came from, times ``scale``. MEAN: times G_MEAN · STATS[1] too. PROJECT: PROJECTIONS (n,)
+    float32 are the products of rows of NORMALIZED and of the gradient. Cost: 8 bytes read an entry, one write of OUT.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = row < n
     c = tl.arange(0, BLOCK)
     inside = real[:, None] & (c < d)[None, :]
     at = row.to(tl.int64)[:, None] * HEAD_DIM + c[None, :]
-    g = tl.load(G + at, mask=inside, other=0.0)
+    g = tl.load(G + at, mask=inside, other=0.0) * read_number(scale)
     along = tl.zeros((ROWS,), tl.float32)
     if NORMALIZE:
         z = tl.load(NORMALIZED + at, mask=inside, other=0.0)

@@ -16,8 +16,8 @@ are those for s / temperature. Positives are computed in float32 from s itself.
 | ``hinge`` | [margin − d]₊ and the like | |
 | ``circle`` | 2^y, y = slope·[x + m]₊·(x − m) − floor | |
 
-with e = 2^x and e_b = 2^b that of a second encoder. Where pairs are MINED, ``plain``, ``threshold`` and ``circle`` count
-only above a threshold of the row, and in place of a second sum there is the largest x of the row.
+with e = 2^x and e_b = 2^b that of a second encoder. Where pairs are MINED, ``plain``, ``threshold`` and ``circle``
+count only above a threshold of the row, and in place of a second sum there is the largest x of the row.
 """
 
 from typing import NamedTuple
@@ -35,8 +35,8 @@ class NegativeParams(NamedTuple):
     """Run-time numbers of a negative's term.
 
     ``slope`` is beta of ``importance`` and the margin of ``hinge``. The weight of ``threshold`` is a line in x with
-    ``slope`` and ``offset``, not below ``floor``, where it ends at x = ``kink``. Of ``circle``, ``slope`` is gamma · log₂e,
-    ``offset`` is m, and ``floor`` keeps the exponent small.
+    ``slope`` and ``offset``, not below ``floor``, where it ends at x = ``kink``. Of ``circle``, ``slope`` is
+    gamma · log₂e, ``offset`` is m, and ``floor`` keeps the exponent small.
     """
 
     slope: tl.tensor
@@ -71,9 +71,9 @@ class NegativeTerm(NamedTuple):
 
 
 class EndState(NamedTuple):
-    """What the gradient of a pair needs of one of its ends: dL/d(its two sums), and its log-sum-exp, shift or threshold.
+    """What the gradient of a pair needs of one of its ends: dL/d(its two sums), and one more number.
 
-    ``lse`` is whichever of the three there is.
+    ``lse`` is its log-sum-exp, its shift in the relative form, or the threshold of its mined negatives.
     """
 
     sum_grad: tl.tensor
