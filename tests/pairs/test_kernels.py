@@ -50,7 +50,7 @@ from mettle.losses import (
     Triplet,
 )
 from mettle.losses.arcface import Mode
-from mettle.pairs import BatchHardSpec, NoKernel, pair_loss
+from mettle.pairs import BatchHardSpec, NoKernel, Queue, pair_loss
 from mettle.pairs.class_softmax import class_reductions
 from mettle.pairs.kernel_spec import declared_margin
 from mettle.pairs.kernels import LoweredSpec, collect_inputs, config, evaluate_fused, launch, lower_loss
@@ -345,6 +345,24 @@ def test_class_vectors_as_anchors():
     for a, b in zip(torch.autograd.grad((found.values * by).sum(), leaves),
                     torch.autograd.grad((wanted.values * by).sum(), exact), strict=True):  # fmt: skip
         assert gap(a, b) < 1e-5
+
+
+@pytest.mark.parametrize("momentum", [False, True])
+@pytest.mark.parametrize("loss", [SupCon(0.1), InfoNCE(0.2), Contrastive(0.0, 1.0)], ids=repr)
+def test_the_arguments_of_a_queue_are_fused(loss, momentum):
+    """A queue that has wrapped around, against the batch itself or the keys of another encoder."""
+    z, y = batch(23, 20)
+    queue, keys = Queue(40, 20), batch(23, 20, seed=3)[0] if momentum else None
+    for k in range(3):
+        queue.push(*batch(17, 20, seed=5 + k))
+    exact, leaf = z.double().requires_grad_(), z.clone().requires_grad_()
+    wide = None if keys is None else keys.double()
+    wanted = loss.output(exact, y, **queue.against(exact, y, keys=wide), engine="tiled").mean()
+    options = queue.against(leaf, y, keys=keys)
+    found = evaluate_fused(loss, None, collect_inputs(leaf, y, options["ref"], options["ids"], None))
+    assert not isinstance(found, NoKernel)
+    torch.testing.assert_close(found.mean.double(), wanted, rtol=2e-5, atol=2e-5)
+    assert gap(torch.autograd.grad(found.mean, leaf)[0], torch.autograd.grad(wanted, exact)[0]) < 4e-5
 
 
 def test_every_way_of_cutting_gives_the_same():

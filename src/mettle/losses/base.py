@@ -51,6 +51,7 @@ class PairwiseLoss(SettingsModule):
     """
 
     takes_progress = True  # of training, as an argument of the call: for curricula
+    takes_references = True  # whether a batch can be compared with a reference set, ``ref``
     takes_targets = False  # whether a soft target has a meaning
     takes_triplets = False  # whether given triplets are used as such (`given_triplets`), not as pairs
 

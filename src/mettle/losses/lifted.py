@@ -29,6 +29,7 @@ class LiftedStructure(PairwiseLoss):
     difficulty: Difficulty | None = None
 
     self_contained = True
+    takes_references = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

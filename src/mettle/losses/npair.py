@@ -47,6 +47,7 @@ class NPair(PairwiseLoss):
     difficulty: Difficulty | None = None
 
     self_contained = True
+    takes_references = False
     takes_pair_lists = False  # it matches whole classes
 
     @property
