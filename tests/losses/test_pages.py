@@ -44,7 +44,7 @@ def test_the_page_says_what_settings_are(word):
 WAYS = {"anchors": "anchors", "own rows": "rows", "all rows": "replicated"}
 
 
-COMPOSED = {"Matryoshka", "MinedLoss", "WeightedSum"}  # made of other losses
+COMPOSED = {"CrossBatchMemory", "Matryoshka", "MinedLoss", "WeightedSum"}  # made of other losses
 TWO_TOWERS = {"CLIP", "SigLIP"}  # the trainer has one network
 
 

@@ -14,6 +14,8 @@ from mettle.losses.center import Center
 from mettle.losses.circle import Circle
 from mettle.losses.contrastive import Contrastive
 from mettle.losses.cosface import CosFace
+from mettle.losses.cross_batch_memory import CrossBatchMemory
+from mettle.losses.cross_batch_memory import takes_references as takes_references
 from mettle.losses.curricularface import CurricularFace
 from mettle.losses.infonce import InfoNCE
 from mettle.losses.lifted import LiftedStructure
@@ -52,6 +54,7 @@ __all__ = [  # noqa: RUF022 - CLIP is a class, no constant
     "Circle",
     "Contrastive",
     "CosFace",
+    "CrossBatchMemory",
     "CurricularFace",
     "DASupCon",
     "InfoNCE",

@@ -9,7 +9,6 @@ PEERS = {
     "BatchHardTriplet": "Triplet(mining='hardest')",
     "BatchSemiHardTriplet": "Triplet(mining='semihard')",
     "CosineSimilarity": "SimilarityRegression",
-    "CrossBatchMemory": "mettle.pairs.Queue",
     "CrossEntropy": "Softmax",
     "DCL": "InfoNCE(prior=...)",
     "DebiasedContrastive": "InfoNCE(prior=...)",
@@ -22,6 +21,7 @@ PEERS = {
     "LargeMarginCosine": "CosFace",
     "MPerClassSampler": "mettle.data.PKBatchSampler",
     "MeanReducer": "SupCon(reduction='mean') or any other loss with that option",
+    "MoCo": "CrossBatchMemory, or batch.queue in a recipe",
     "MultiSimilarityMiner": "mettle.difficulty.MultiSimilarityMining",
     "MultipleNegativesRanking": "InfoNCE",
     "MultipleNegativesSymmetricRanking": "CLIP",
@@ -38,6 +38,7 @@ PEERS = {
     "TripletMarginMiner": "Triplet(mining='semihard-set')",
     "TripletMarginWithDistance": "Triplet",
     "WCL": "InfoNCE(prior=..., difficulty=mettle.difficulty.Relative())",
+    "XBM": "CrossBatchMemory, or batch.queue in a recipe",
 }
 PLANNED = (
     "Angular",

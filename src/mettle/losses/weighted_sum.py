@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mettle.difficulty.settings import validate_numbers
 from mettle.errors import InputError, nearest
+from mettle.losses.cross_batch_memory import takes_references
 
 Space = Literal["before", "after"]  # a neck, see `mettle.model.neck`
 
@@ -139,15 +140,25 @@ class WeightedSum(nn.Module):
             )
         return after
 
+    @property
+    def takes_references(self) -> bool:
+        """Whether every loss can compare a batch with a reference set, which is of embeddings before a neck."""
+        return not self.takes_after and all(takes_references(loss) for loss in self.losses.values())
+
     def terms(
-        self, embeddings: Tensor, labels: Tensor, progress: float = 0.0, after: Tensor | None = None
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        progress: float = 0.0,
+        after: Tensor | None = None,
+        **options: Any,
     ) -> dict[str, Tensor]:
-        """The weighted value of every loss, by name."""
+        """The weighted value of every loss, by name; options are for every one of them, such as ``ref``."""
         found = {}
         for name, loss in self.losses.items():
-            options = {"progress": progress} if getattr(loss, "takes_progress", False) else {}
+            more = {"progress": progress} if getattr(loss, "takes_progress", False) else {}
             z = self._embeddings_of(name, embeddings, after)
-            value = loss(z, labels, **options)
+            value = loss(z, labels, **more, **options)
             if value.numel() != 1:
                 raise InputError(f"{name} must give one number, got shape {tuple(value.shape)}: take its mean")
             found[name] = self.weight(name, progress) * value
@@ -159,10 +170,20 @@ class WeightedSum(nn.Module):
         return float(weight(progress)) if callable(weight) else weight
 
     def forward(
-        self, embeddings: Tensor, labels: Tensor, *, progress: float = 0.0, after: Tensor | None = None
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        progress: float = 0.0,
+        after: Tensor | None = None,
+        **options: Any,
     ) -> Tensor:
-        """The weighted sum; ``after`` are the embeddings after the neck, for losses in that space."""
-        terms = self.terms(embeddings, labels, progress, after)
+        """The weighted sum.
+
+        ``after`` are the embeddings after the neck, for losses in that space; options are for every loss, such as
+        ``ref``.
+        """
+        terms = self.terms(embeddings, labels, progress, after, **options)
         return torch.stack([term.reshape(()) for term in terms.values()]).sum()
 
     def statistics(
@@ -172,6 +193,7 @@ class WeightedSum(nn.Module):
         *,
         progress: float = 0.0,
         neck: Callable[[Tensor], Tensor] | None = None,
+        **options: Any,
     ) -> dict[str, Any]:
         """Of every loss its weighted value, and the norm of that value's gradient with respect to the embeddings.
 
@@ -182,9 +204,9 @@ class WeightedSum(nn.Module):
         with torch.enable_grad(), _preserve_state(self):
             z = embeddings.detach().requires_grad_()
             after = None if neck is None else neck(z)
-            for name, term in self.terms(z, labels, progress, after).items():
-                options: dict[str, Any] = {"allow_unused": True, "retain_graph": after is not None}
-                (gradient,) = torch.autograd.grad(term, z, **options) if term.requires_grad else (None,)
+            for name, term in self.terms(z, labels, progress, after, **options).items():
+                how: dict[str, Any] = {"allow_unused": True, "retain_graph": after is not None}
+                (gradient,) = torch.autograd.grad(term, z, **how) if term.requires_grad else (None,)
                 found[f"{name} loss"] = float(term.detach())
                 found[f"{name} gradient"] = 0.0 if gradient is None else float(gradient.norm())
         return found
