@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 import mettle
 from mettle.data import BatchTransform
 from mettle.errors import DataError, InputError, MettleError, RunError
-from mettle.losses import ArcFace, SupCon, WeightedSum
+from mettle.losses import ArcFace, CrossBatchMemory, SupCon, WeightedSum
 from mettle.model import OnnxEmbedder, Preprocess
 
 PEOPLE, SHOTS, SIDE = 16, 6, 8
@@ -252,6 +252,17 @@ def test_class_vectors_are_counted_for_the_training_split(tmp_path, no_graph):
         fit(tmp_path / "c", loss=ArcFace(3, 6))
 
 
+def test_a_batch_is_compared_with_a_queue_where_the_loss_can(tmp_path, no_graph):
+    queue = {"classes": 4, "samples": 4, "queue": 40, "queue_encoder": "momentum", "queue_momentum": 0.9}
+    with_queue, plain = fit(tmp_path / "a", batch=queue, steps=10), fit(tmp_path / "b", steps=10)
+    line = json.loads((tmp_path / "a" / "log.jsonl").read_text().splitlines()[-1])
+    assert line["queue_fill"] == 1.0 and line["queue_used"] == 1.0
+    assert with_queue.contract()["weights"] != plain.contract()["weights"]
+    memory = CrossBatchMemory(SupCon(0.2), 40, 6)
+    fit(tmp_path / "c", loss=memory)
+    assert len(memory.queue) == 40
+
+
 def test_a_data_loader_keeps_its_order_and_says_so(tmp_path, no_graph):
     loader = DataLoader(Photos(range(10)), batch_size=30, shuffle=True)
     run = fit(tmp_path / "a", data=loader, test=Photos(range(10, 16)), epochs=2, steps=None, batch=None)
@@ -290,6 +301,10 @@ WRONG = {
     "patience alone": ({"patience": 3}, "select"),
     "too few people": ({"data": Photos(range(2))}, "too few"),
     "a wrong batch": ({"batch": 3}, "batch must be"),
+    "a queue for a loss of another library": (
+        {"loss": pml_losses.SupConLoss(), "batch": {"classes": 4, "samples": 4, "queue": 40}},
+        "SupConLoss cannot compare a batch with a queue",
+    ),
     "no augmentation": ({"augment": 5}, "augment must be"),
 }
 

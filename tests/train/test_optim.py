@@ -37,6 +37,11 @@ METHODS = {
     "class vectors": ({"kind": "ArcFace"}, {"classes": 4, "samples": 2}),
     "similarity": ({"kind": "SimilarityClassification"}, {"size": 8}),
     "two-encoder": ({"kind": "InfoNCE", "difficulty": {"kind": "Relative"}}, {"size": 8, "views": 2}),
+    "queue": ({"kind": "SupCon"}, {"classes": 4, "samples": 2, "queue": 20, "queue_start": 0.2}),
+    "momentum queue": (
+        {"kind": "InfoNCE"},
+        {"size": 8, "views": 2, "queue": 100, "queue_encoder": "momentum", "queue_momentum": 0.9},
+    ),
     "hardness-aware": ({"kind": "Triplet", "squared": True}, {"classes": 4, "samples": 2}),
     "jtt": ({"kind": "NormFace"}, {"size": 8}),
 }
@@ -44,7 +49,7 @@ METHODS = {
 
 def recipe_of(method, source, **settings):
     loss, batch = METHODS[method]
-    name = "supervised" if method == "class vectors" else method
+    name = {"class vectors": "supervised", "queue": "supervised", "momentum queue": "two-encoder"}.get(method, method)
     data = {"source": str(source)} | ({"pairs": "same-class"} if name == "similarity" else {})
     common = {"steps": 6, "checkpoint_every": 2, "log_every": 2, "rate": 1e-2, "collapse_gap": 0.0}
     return parse_recipe(

@@ -214,7 +214,7 @@ def _describe_difference(old: Recipe, new: Recipe) -> str:
 def _describe_accumulation(recipe: Recipe) -> tuple[str, ...]:
     """A warning where accumulated batches are taken for a larger batch, which they are not for losses over pairs."""
     count, loss = recipe.train.accumulate, recipe.loss_template
-    if count == 1 or not isinstance(loss, PairwiseLoss):
+    if count == 1 or recipe.batch.queue or not isinstance(loss, PairwiseLoss):
         return ()
     return (
         f"train.accumulate = {count} averages the gradients of {count} batches, and {type(loss).__name__} compares the "
@@ -353,11 +353,11 @@ def build_method(
         if uses_second_encoder(loss):
             other = build_model(recipe, samples, recipe.seed + 1, fetch, allow_import).to(device)
             options |= {"biased": other, "biased_loss": recipe.build_biased_loss()}
-        return TwoEncoder(model, loss, weights=recipe.biased.weights, **options)
+        return TwoEncoder(model, loss, weights=recipe.biased.weights, queue=recipe.batch.queue_settings(), **options)
     if setup.method == "similarity":
         return Similarity(model, loss, **options)
     by_class = classes if hasattr(loss, "num_classes") else None
-    return Supervised(model, loss, classes=by_class, **options)
+    return Supervised(model, loss, classes=by_class, queue=recipe.batch.queue_settings(), **options)
 
 
 def build_loader(

@@ -23,9 +23,25 @@ from mettle.losses import PairwiseLoss
 from mettle.model import EmbedderSpec
 from mettle.model.neck import check_neck
 from mettle.train.auto_settings import AUTO_KEYS
-from mettle.train.factory import INNER, build, call_factory, constructor_arguments, import_object, is_import_path
-from mettle.train.methods.base import LEAVE_SPARSE, NO_NECK, takes_after, uses_second_encoder, wants_sparse_grad
+from mettle.train.factory import (
+    INNER,
+    Foreign,
+    build,
+    call_factory,
+    constructor_arguments,
+    import_object,
+    is_import_path,
+)
+from mettle.train.methods.base import (
+    LEAVE_SPARSE,
+    NO_NECK,
+    check_queue,
+    takes_after,
+    uses_second_encoder,
+    wants_sparse_grad,
+)
 from mettle.train.methods.hardness_aware import Synthesis, tuple_layout
+from mettle.train.methods.past_embeddings import QueueSettings
 from mettle.train.optim import build_optimizer, build_shape
 from mettle.train.recipe_files import (
     builtin_recipes,
@@ -93,6 +109,16 @@ class BatchConfig(Section):
     views: int = Field(1, ge=1, le=8)
     augment: str = "mild"
     workers: int = Field(0, ge=0)  # processes that decode; 0 when the images fit into memory
+    queue: int = Field(0, ge=0)  # past embeddings that a batch is compared with too; 0 for none
+    queue_encoder: Literal["same", "momentum"] = "same"  # whose: of the network, or of a moving average of it
+    queue_momentum: float = Field(0.999, ge=0, lt=1)  # how much of that average stays in a step
+    queue_start: float = Field(0.0, ge=0, lt=1)  # share of the steps before it is used; it is filled from the first
+
+    def queue_settings(self) -> QueueSettings | None:
+        """The queue of past embeddings, None where there is none."""
+        if not self.queue:
+            return None
+        return QueueSettings(self.queue, self.queue_encoder, self.queue_momentum, self.queue_start)
 
 
 class TrainConfig(Section):
@@ -581,6 +607,7 @@ def check_compatible(recipe: Recipe) -> None:
     """Refuse a recipe whose loss, method and data do not go together."""
     _check_method(recipe)
     _check_networks(recipe)
+    _check_queue(recipe)
     _check_selection(recipe)
 
 
@@ -603,6 +630,26 @@ def _check_method(recipe: Recipe) -> None:
         raise RecipeError(f"data.{given[0]} needs train.method = 'similarity', got {recipe.train.method!r}")
     elif recipe.batch.size and recipe.train.method not in BY_SAMPLE:
         raise RecipeError(f"batch.size needs train.method = {' or '.join(map(repr, BY_SAMPLE))}: set batch.classes")
+
+
+QUEUE_AVERAGE = "batch.queue_momentum"
+QUEUE_METHODS = ("supervised", "two-encoder")  # whose losses are over the pairs of a batch
+
+
+def _check_queue(recipe: Recipe) -> None:
+    """A queue of past embeddings needs a method and a loss that compare pairs; a foreign loss is asked when built."""
+    batch, method = recipe.batch, recipe.train.method
+    if not batch.queue:
+        return
+    if method not in QUEUE_METHODS:
+        raise RecipeError(
+            f"batch.queue needs train.method = {' or '.join(map(repr, QUEUE_METHODS))}, got {method!r}: leave it out"
+        )
+    if not isinstance(recipe.loss_template, Foreign):
+        try:
+            check_queue(recipe.loss_template)
+        except InputError as error:
+            raise RecipeError(f"batch.queue = {batch.queue}: {error}") from None
 
 
 def _check_selection(recipe: Recipe) -> None:
@@ -673,6 +720,10 @@ def check_overrides_used(recipe: Recipe, keys: Iterable[str]) -> None:
             raise RecipeError(
                 f"{key} changes nothing here: {recipe.loss.get('kind')} has no class vectors. Leave it out"
             )
+        has_average = recipe.batch.queue > 0 and recipe.batch.queue_encoder == "momentum"
+        if key.startswith("batch.queue_") and not (recipe.batch.queue and (has_average or key != QUEUE_AVERAGE)):
+            needed = "batch.queue_encoder = 'momentum'" if recipe.batch.queue else "batch.queue, a number of embeddings"
+            raise RecipeError(f"{key} changes nothing here: it needs {needed}. Set that too, or leave it out")
         by_size = recipe.train.method in BY_SAMPLE and recipe.batch.size is not None
         if key in ("batch.classes", "batch.samples") and by_size:
             raise RecipeError(

@@ -86,6 +86,10 @@ def recipe_title(content: Mapping[str, Any]) -> str:
     name = f"{WRAPPERS[method]}({name})" if method in WRAPPERS else name
     weights = content.get("biased", {}).get("weights", "pairs")
     name += "" if weights == "pairs" else f" with {weights} weights"
+    batch = content.get("batch", {})
+    if batch.get("queue"):
+        kind = "momentum queue" if batch.get("queue_encoder") == "momentum" else "queue"
+        name += f" with a {kind} of {batch['queue']} embeddings"
     tuples = "".join(f", {kind} {data[kind]}" for kind in ("pairs", "triplets") if data.get(kind))
     return f"{name} on {str(data.get('source', 'glyphs')).removeprefix('python:')}{tuples}"
 

@@ -168,8 +168,8 @@ def test_weights_of_a_batch_count_pairs_that_often():
         ids = torch.cat([at, at + 3])
         return z[ids], Batch(z[ids], ids, ids, 0, 0, 0.0, target[at], torch.tensor(weight))
 
-    weighed = method.compute_loss(*batch([0, 1, 2], [2.0, 1.0, 0.0]), 0.0)
-    torch.testing.assert_close(weighed, method.compute_loss(*batch([0, 0, 1], [1.0, 1.0, 1.0]), 0.0))
+    weighed = method.compute_loss(*batch([0, 1, 2], [2.0, 1.0, 0.0]), {})
+    torch.testing.assert_close(weighed, method.compute_loss(*batch([0, 0, 1], [1.0, 1.0, 1.0]), {}))
 
 
 def test_training_helps(source, tmp_path):

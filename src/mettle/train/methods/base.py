@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from mettle.data.loader import Batch
 from mettle.difficulty import Relative
 from mettle.errors import InputError
+from mettle.losses import takes_references
 from mettle.pairs import iterate_parts
+from mettle.train.methods.past_embeddings import PastEmbeddings, QueuedBatch, QueueSettings
 from mettle.train.optim import MultiOptimizer, OptimSettings, WeightAverage, weight_decay_groups
 
 NO_NECK = "the loss has a part in the space after a neck, and the model has none: set model.neck = 'batchnorm'"
@@ -31,6 +33,7 @@ class LossTerms:
     embeddings: Tensor  # of the network that becomes the artifact
     statistics: Callable[[Mapping[str, float]], Mapping[str, Any]] = lambda norms: {}  # from the gradient norms
     details: Any = None  # what the method itself wants back in `Method.after_step`
+    queued: QueuedBatch | None = None  # what enters the queue of past embeddings, where there is one
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Method(ABC):
         settings: OptimSettings | None = None,
         *,
         no_decay: Collection[str] = (),
+        queue: QueueSettings | None = None,
     ):
         """Put the optimizers together.
 
@@ -67,12 +71,15 @@ class Method(ABC):
             losses: by the name of the network that they train.
             settings: how the networks are moved.
             no_decay: networks whose weights do not decay.
+            queue: of past embeddings, for a pairwise loss that takes a reference set.
         """
         for loss in losses.values():
             if getattr(loss, "reduction", None) == "none":
                 raise InputError(
                     f"{type(loss).__name__} has reduction 'none', and training needs one number: use 'mean' or 'sum'"
                 )
+        if queue is not None:
+            check_queue(losses.get("model"))
         self.settings = settings = settings or OptimSettings()
         self.model: Any = networks["model"]
         self.loss: Any = losses.get("model")
@@ -92,6 +99,9 @@ class Method(ABC):
         self.max_skipped_steps = self.optimizer.max_skipped_steps
         averaged = {name: module for name, module in self.modules.items() if any(True for _ in module.parameters())}
         self.average = WeightAverage(averaged, settings.ema) if settings.ema else None
+        self.past = None if queue is None else PastEmbeddings(self.model, queue)
+        if self.past is not None:
+            self.modules["past"] = self.past
 
     @abstractmethod
     def compute_losses(self, batch: Batch, fraction_done: float) -> LossTerms:
@@ -127,8 +137,10 @@ class Method(ABC):
         """The learning rate of each network, where that of the run is ``lr``."""
         return dict.fromkeys(self.optimizer.optimizers, lr)
 
-    def after_step(self, terms: Sequence[LossTerms]) -> None:  # noqa: B027 - most methods remember nothing
-        """What a method remembers of a step that was applied."""
+    def after_step(self, terms: Sequence[LossTerms]) -> None:
+        """What a method remembers of a step that was applied: its batches, where there is a queue."""
+        if self.past is not None:
+            self.past.update(self.model, [one.queued for one in terms if one.queued is not None])
 
     def autocast(self) -> torch.autocast:
         """For the forward passes of the networks; losses are computed outside."""
@@ -244,3 +256,17 @@ def wants_sparse_grad(loss: Any) -> bool:
 def uses_second_encoder(loss: Any) -> bool:
     """Whether a loss looks at a second encoder."""
     return any(isinstance(part, Relative) for part in iterate_parts(getattr(loss, "difficulty", None)))
+
+
+def check_queue(loss: Any) -> None:
+    """Refuse a loss that cannot compare a batch with past embeddings."""
+    if uses_second_encoder(loss):
+        raise InputError(
+            "a queue does not go with a Relative difficulty, which would need past embeddings of the second encoder "
+            "too: leave the queue out, or choose another difficulty"
+        )
+    if not takes_references(loss):
+        raise InputError(
+            f"{type(loss).__name__} cannot compare a batch with a queue of past embeddings: leave the queue out, or "
+            "choose a pairwise loss with a form against a reference set, such as SupCon, InfoNCE or Contrastive"
+        )

@@ -1,5 +1,6 @@
 """Similarity learning: one embedder, a loss over the pairs or triplets of a table."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -15,13 +16,11 @@ class Similarity(Supervised):
     embeddings; one with state of its own (an ``nn.Module``) is trained, saved and resumed with the model.
     """
 
-    def compute_loss(
-        self, embeddings: Tensor, batch: Batch, fraction_done: float, after: Tensor | None = None
-    ) -> Tensor:
+    def compute_loss(self, embeddings: Tensor, batch: Batch, options: Mapping[str, Any]) -> Tensor:
         """The loss of these embeddings, a scalar with gradient."""
         return self.loss(*tuple_arguments(embeddings, batch), weight=batch.weight)
 
-    def statistics(self, embeddings: Tensor, batch: Batch, fraction_done: float) -> dict[str, Any]:
+    def statistics(self, embeddings: Tensor, batch: Batch, options: Mapping[str, Any]) -> dict[str, Any]:
         """What the loss says of the batch, where it says anything."""
         if not hasattr(self.loss, "statistics"):
             return {}

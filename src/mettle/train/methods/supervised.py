@@ -1,5 +1,6 @@
 """Supervised metric learning: one embedder, one loss on its embeddings and labels."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from mettle.train.methods.base import (
     takes_after,
     wants_sparse_grad,
 )
+from mettle.train.methods.past_embeddings import QueueSettings
 from mettle.train.optim import OptimSettings
 
 START_SAMPLES = 16  # of a class at most, for the mean that its vector starts at
@@ -31,50 +33,64 @@ class Supervised(Method):
 
     The loss may be any callable ``loss(embeddings, labels)``; a loss or a difficulty with state of its own (an
     ``nn.Module``) is trained, saved and resumed with the model. A loss with one vector per class numbers its classes
-    from 0: ``classes`` are the labels that occur in training, in order. ``options`` are those of `OptimSettings`.
+    from 0: ``classes`` are the labels that occur in training, in order. With a ``queue``, a pairwise loss compares each
+    batch with past embeddings too. ``options`` are those of `OptimSettings`.
 
     The embeddings of a loss are those before the neck of a model that has one; a loss that says ``takes_after``, as
     `mettle.losses.WeightedSum` does when one of its parts is in that space, is called with those after it too.
     """
 
-    def __init__(self, model: Embedder, loss: Any, *, classes: Tensor | None = None, **options: Any):
+    def __init__(
+        self,
+        model: Embedder,
+        loss: Any,
+        *,
+        classes: Tensor | None = None,
+        queue: QueueSettings | None = None,
+        **options: Any,
+    ):
         if wants_sparse_grad(loss):
             raise InputError(f"the optimizer, which moves these parameters, takes no sparse gradients: {LEAVE_SPARSE}")
         check_spaces(model, loss)
         if classes is not None:
             check_classes(classes)
         self.classes = classes
-        super().__init__({"model": model}, {"model": loss}, OptimSettings(**options))
+        super().__init__({"model": model}, {"model": loss}, OptimSettings(**options), queue=queue)
 
     def compute_losses(self, batch: Batch, fraction_done: float) -> LossTerms:
         """The loss of a batch."""
-        neck = getattr(self.model, "neck", None)
+        neck, queued = getattr(self.model, "neck", None), None
         with self.autocast():
             embeddings = self.model(batch.inputs) if neck is None else self.model.before_neck(batch.inputs)
+            if self.past is not None:
+                queued = self.past.compare(batch.inputs, embeddings, self.class_indices(batch.labels), fraction_done)
         after = None if neck is None else neck(embeddings)  # also where no loss asks: its statistics are of training
-        loss = self.compute_loss(embeddings, batch, fraction_done, after)
+        progress: dict[str, Any] = progress_option(self.loss, fraction_done)
+        space = {"after": after} if takes_after(self.loss) else {}
+        loss = self.compute_loss(embeddings, batch, progress | space | ({} if queued is None else queued.options))
         z = embeddings.detach()
         used = z if after is None or self.model.embedding == "before" else after.detach()
-        return LossTerms({"model": loss}, used, lambda norms: self.statistics(z, batch, fraction_done))
 
-    def compute_loss(
-        self, embeddings: Tensor, batch: Batch, fraction_done: float, after: Tensor | None = None
-    ) -> Tensor:
-        """The loss of these embeddings, a scalar with gradient; ``after`` are those after the neck, if there is one."""
-        options: dict[str, Any] = progress_option(self.loss, fraction_done)
-        options |= {"after": after} if takes_after(self.loss) else {}
+        def statistics(norms: Mapping[str, float]) -> dict[str, Any]:
+            options = progress | ({"neck": self.model.neck.normalize_batch} if takes_after(self.loss) else {})
+            if self.past is None or queued is None:
+                return self.statistics(z, batch, options)
+            return self.statistics(z, batch, options | queued.constant_options()) | self.past.statistics(queued)
+
+        return LossTerms({"model": loss}, used, statistics, queued=queued)
+
+    def compute_loss(self, embeddings: Tensor, batch: Batch, options: Mapping[str, Any]) -> Tensor:
+        """The loss of these embeddings under these options of its call, a scalar with gradient."""
         return self.loss(embeddings, self.class_indices(batch.labels), **options)
 
     def class_indices(self, labels: Tensor) -> Tensor:
         """Labels as the loss counts them."""
         return labels if self.classes is None else class_indices(labels, self.classes)
 
-    def statistics(self, embeddings: Tensor, batch: Batch, fraction_done: float) -> dict[str, Any]:
+    def statistics(self, embeddings: Tensor, batch: Batch, options: Mapping[str, Any]) -> dict[str, Any]:
         """What difficulty did, where the loss can say it."""
         if not hasattr(self.loss, "statistics"):
             return {}
-        options: dict[str, Any] = progress_option(self.loss, fraction_done)
-        options |= {"neck": self.model.neck.normalize_batch} if takes_after(self.loss) else {}
         found = self.loss.statistics(embeddings, self.class_indices(batch.labels), **options)
         return found.as_dict() if hasattr(found, "as_dict") else dict(found)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from mettle.model import Embedder
 from mettle.pairs import pair_weights
 from mettle.rng import hash_bits
 from mettle.train.methods.base import LossTerms, Method, progress_option, uses_second_encoder
+from mettle.train.methods.past_embeddings import QueuedBatch, QueueSettings
 from mettle.train.optim import OptimSettings
 
 WEIGHTS = ("pairs", "mean", "shuffled")
@@ -30,6 +32,7 @@ class TwoEncoderTerms(NamedTuple):
     embeddings: Tensor
     biased: Tensor | None
     options: dict[str, Any]  # that the loss was called with: a control has weights of its own
+    queued: QueuedBatch | None = None  # what enters the queue of past embeddings, where there is one
 
 
 class TwoEncoder(Method):
@@ -44,6 +47,9 @@ class TwoEncoder(Method):
     Controls:
         ``weights="mean"``      every negative weighs the batch's mean weight
         ``weights="shuffled"``  the weights of an anchor's negatives, dealt out at random
+    With a ``queue``, the views of earlier batches are negatives too; views of the same sample, embedded in an earlier
+    epoch, are positives. With its momentum encoder every view is compared with the moving average's embeddings of all
+    other views, in both directions (MoCo, He et al. 2020, with the symmetric loss of Chen et al. 2021).
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class TwoEncoder(Method):
         lr_scale: float = 1.0,
         attribute: "SpuriousAttribute | None" = None,
         seed: int = 0,
+        queue: QueueSettings | None = None,
         **options: Any,
     ):
         """Put both networks together.
@@ -70,6 +77,7 @@ class TwoEncoder(Method):
             lr_scale: times the learning rate, for the second encoder.
             attribute: by whose groups the log tells the weights.
             seed: of the control that shuffles weights.
+            queue: of past embeddings, for a loss that takes a reference set and needs no second encoder.
             options: those of `OptimSettings`.
         """
         if weights not in WEIGHTS:
@@ -87,7 +95,7 @@ class TwoEncoder(Method):
         self.weights, self.lr_scale, self.attribute, self.seed = weights, lr_scale, attribute, seed
         networks = {"model": model} | ({} if biased is None else {"biased": biased})
         losses = {"model": loss, "biased": self.biased_loss}
-        super().__init__(networks, losses, OptimSettings(**options))
+        super().__init__(networks, losses, OptimSettings(**options), queue=queue)
 
     def learning_rates(self, lr: float) -> dict[str, float]:
         """That of the second encoder is a multiple of the first one's."""
@@ -97,7 +105,8 @@ class TwoEncoder(Method):
         """Both losses of a batch, by the network that each trains."""
         found = self.terms(batch, fraction_done)
         losses = {"model": found.loss} | ({} if found.biased_loss is None else {"biased": found.biased_loss})
-        return LossTerms(losses, found.embeddings.detach(), lambda norms: self._statistics(found, batch, norms))
+        statistics = partial(self._statistics, found, batch)
+        return LossTerms(losses, found.embeddings.detach(), statistics, queued=found.queued)
 
     def terms(self, batch: Batch, fraction_done: float = 1.0) -> TwoEncoderTerms:
         """Both losses of a batch of two views, each with gradient on its own network only."""
@@ -105,7 +114,11 @@ class TwoEncoder(Method):
         with self.autocast():
             z = self.model(batch.inputs)
             b = None if self.biased is None else self.biased(batch.inputs)
+            queued = None if self.past is None else self.past.compare(batch.inputs, z, batch.ids, fraction_done)
         options: dict[str, Any] = progress_option(self.loss, fraction_done)
+        if queued is not None:  # there is no second encoder then
+            loss = self.loss(z, batch.ids, **options, **queued.options)
+            return TwoEncoderTerms(loss, None, z, None, options | queued.constant_options(), queued)
         if b is None:
             return TwoEncoderTerms(self.loss(z, batch.ids, **options), None, z, None, options)
         options["biased"] = b.detach()
@@ -128,6 +141,8 @@ class TwoEncoder(Method):
         stats: dict[str, Any] = {}
         if hasattr(self.loss, "statistics"):
             stats |= self.loss.statistics(z, batch.ids, **found.options).as_dict()
+        if self.past is not None and found.queued is not None:
+            stats |= self.past.statistics(found.queued)
         if b is None or found.biased_loss is None:
             return stats
         negative = batch.ids[:, None] != batch.ids[None, :]
