@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mettle.difficulty.settings import validate_integers
 from mettle.errors import InputError
+from mettle.losses.cross_batch_memory import takes_references
 from mettle.losses.weighted_sum import Weight, WeightedSum
 
 
@@ -60,6 +61,11 @@ class PrefixLoss(nn.Module):
         return getattr(self.loss, "takes_progress", False)
 
     @property
+    def takes_references(self) -> bool:
+        """As the loss."""
+        return takes_references(self.loss)
+
+    @property
     def num_classes(self) -> int:
         """As the loss; an attribute that is not there where it has no class vectors."""
         if not hasattr(self.loss, "num_classes"):
@@ -86,7 +92,10 @@ class PrefixLoss(nn.Module):
         return embeddings[:, : self.dim]
 
     def forward(self, embeddings: Tensor, labels: Tensor, **options: Any) -> Tensor:
-        """The loss of the prefixes."""
+        """The loss of the prefixes, against those of a reference set where one is given."""
+        if options.get("ref") is not None:
+            reference, *others = options["ref"]
+            options["ref"] = (self._cut(reference), *others)
         return self.loss(self._cut(embeddings), labels, **options)
 
 

@@ -9,7 +9,8 @@ from torch.nn.functional import normalize
 from mettle.data.loader import Batch
 from mettle.difficulty import Relative, Threshold
 from mettle.errors import InputError, RecipeError
-from mettle.losses import ArcFace, InfoNCE, LiftedStructure, MinedLoss, NPair, SupCon, WeightedSum
+from mettle.losses import ArcFace, InfoNCE, LiftedStructure, Matryoshka, MinedLoss, NPair, SupCon, WeightedSum
+from mettle.pairs import Queue
 from mettle.train import Supervised, TwoEncoder, checkpoint, load
 from mettle.train.methods.past_embeddings import QueueSettings
 
@@ -164,12 +165,23 @@ def test_a_sum_and_a_difficulty_take_the_queue():
     assert {"SupCon loss", "SupCon 2 gradient", "queue_fill"} <= set(result.lazy_stats())
 
 
+def test_prefixes_are_compared_with_prefixes_of_the_queue():
+    method, batches = supervised(QueueSettings(100), Matryoshka(SupCon(T), (2, 4)))
+    method.step(batches(0), 0.0, 0.0)
+    z, y = method.model(batches(1).inputs), batches(1).labels
+    queue = Queue(100, 2).double()
+    queue.push(method.past.queue.embeddings[:8, :2], batches(0).labels)
+    wanted = SupCon(T)(z[:, :2], y, **queue.against(z[:, :2], y)) + SupCon(T)(z, y, **method.past.queue.against(z, y))
+    assert method.step(batches(1), 0.0, 0.0).loss == pytest.approx(wanted.item(), rel=1e-9)
+
+
 LOSSES = [
     ArcFace(4, 4),
     NPair(),
     LiftedStructure(),
     MinedLoss(SupCon(), lambda z, y: None),
     WeightedSum([SupCon(), ArcFace(4, 4)]),
+    Matryoshka([ArcFace(4, 2), ArcFace(4, 4)], (2, 4)),
     lambda z, y: z.sum(),
 ]
 
