@@ -569,7 +569,7 @@ def own_rows(rows: Tensor, part: slice) -> Tensor:
 
 
 def test_every_loss_there_is_was_tried():
-    composed = {"CrossBatchMemory", "DASupCon", "MinedLoss", "WeightedSum"}  # made of others
+    composed = {"CrossBatchMemory", "DASupCon", "Matryoshka", "MinedLoss", "WeightedSum"}  # made of others
     tried = {type(case.make(0)).__name__ for case in cases().values()} | composed
     assert tried >= set(mettle.losses.__all__)
 
