@@ -64,11 +64,11 @@ def test_the_table_holds_the_mined_triplets_and_the_page_their_account(folder, t
     for line in found.account.lines():
         assert line in said
     assert "every row was compared with every other" in said
-    assert "2 rows equal a row of another label number for number, the first are rows 7 and 50" in said
+    assert "2 samples equal one of another label number for number, the first are 7 and 50" in said
     text = html.unescape((tmp_path / "triplets.html").read_text())
     assert "Copies under two labels" in text and f"{found.account.candidates:,} candidates" in text
     shown = re.findall(r"cosine <b>([\d.-]+)</b>", text)
-    assert f"{found.negative_scores.max():.3f}" in shown and f"{found.positive_scores.min():.3f}" in shown
+    assert f"{found.negative_scores.max():.3f}" in shown and f"{found.positive_pairs.scores.min():.3f}" in shown
 
 
 def mettle_guards(**options):
@@ -141,7 +141,8 @@ REFUSED = {
     "missing": (["nothing.npz"], "no file 'nothing.npz'"),
     "ending": (["vectors.npz", "-o", "t.txt"], "tables are written as .csv or .parquet"),
     "no folder": (["vectors.npz", "-o", "no/t.csv"], "there is no folder no"),
-    "column": (["vectors.npz", "--across", "camrea"], "no column 'camrea' in"),
+    "column": (["vectors.npz", "--across", "camrea"], "--across: no column 'camrea' in"),
+    "labels": (["vectors.npz", "--across", "label"], "choose another --across"),
     "label": (["vectors.npz", "--label", "who"], "no column 'who' in"),
     "deep": (["vectors.npz", "--depth", "100"], "to the 54 rows of other labels: got 100"),
     "second": (["vectors.npz", "--second", "short.npz"], "must hold the same rows: it has 59, and"),

@@ -144,9 +144,20 @@ def test_pairs_hold_each_pair_once_with_its_target():
     wanted = {tuple(sorted(p)) for p in zip(found.anchors.tolist(), found.positives.tolist(), strict=True)}
     wanted |= {tuple(sorted(p)) for p in zip(found.anchors.tolist(), found.negatives.tolist(), strict=True)}
     assert set(keys) == wanted
-    hard = pairs.hardest(0, 3)
-    assert hard.scores.tolist() == sorted(pairs.scores[pairs.target == 0].tolist(), reverse=True)[:3]
-    assert pairs.hardest(1, 1).scores[0] == pairs.scores[pairs.target == 1].min()
+
+
+def test_the_hardest_pairs_show_no_row_more_than_twice():
+    x, y, _, _ = drawn_set()
+    found = mine(x, y, negatives=2, positives="all", guards=Guards(margin=0.1))
+    hard = found.hardest_negatives(6)
+    assert hard.scores[0] == found.negative_scores.max() and (np.diff(hard.scores) <= 0).all() and len(hard) == 6
+    assert np.unique([hard.first, hard.second], return_counts=True)[1].max() == 2
+    assert (y[hard.first] != y[hard.second]).all()
+    lowest = found.hardest_positives(6)
+    assert lowest.scores[0] == found.positive_pairs.scores.min() < found.positive_scores.min()
+    assert (np.diff(lowest.scores) >= 0).all() and (y[lowest.first] == y[lowest.second]).all()
+    alone = {*zip(found.positive_pairs.anchors.tolist(), found.positive_pairs.positives.tolist(), strict=True)}
+    assert (int(lowest.first[0]), int(lowest.second[0])) in alone
 
 
 @pytest.mark.parametrize("across", [False, True])
@@ -173,6 +184,7 @@ def test_anchors_whose_cells_hold_their_own_label_only_are_compared_with_all_row
     exact, found = (mine(x, y, search=search, depth=5, negatives=5) for search in ("exact", "approximate"))
     assert found.negatives.tolist() == exact.negatives.tolist()
     assert found.account == exact.account
+    assert found.search.rescued > 0 and "were compared with all rows" in str(found.search)
 
 
 def test_small_tiles_change_nothing(monkeypatch):
@@ -241,6 +253,8 @@ def test_guards_out_of_range_are_refused(options, said):
         Guards(**options)
 
 
-def test_an_unknown_argument_is_answered_with_the_nearest():
+def test_the_names_of_sentence_transformers_are_answered_with_ours():
     with pytest.raises(UnknownArgument, match="negatives"):
-        mine(X, Y, negative=3)  # type: ignore[call-arg]
+        mine(X, Y, num_negatives=3)  # type: ignore[call-arg]
+    with pytest.raises(UnknownArgument, match="depth"):
+        mine(X, Y, range_max=30)  # type: ignore[call-arg]

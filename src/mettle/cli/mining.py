@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mettle.cli.shell import app, in_folder, samples_of, typed
-from mettle.errors import InputError
+from mettle.errors import DataError, InputError
 
 PARTS = ("train", "val", "test", "all")
 
@@ -92,7 +92,7 @@ def mine_command(
     rows = write(mined, output, found.names[at], found.label[at])
     for line in (*mined.account.lines(), str(mined.search)):
         print(line)
-    notes = _notes(mined)
+    notes = _notes(mined, found.names[at])
     for note in notes:
         print(f"note: {note}")
     print(f"table: {output}, {rows:,} {'pairs' if pairs else 'triplets'}")
@@ -147,14 +147,18 @@ def _read_file(
     """The rows of a file of embeddings."""
     import numpy as np
 
+    from mettle.data.sources.text_table import is_integer_text
     from mettle.evaluate import read_embeddings
     from mettle.report.audit import describe_row
 
-    table = read_embeddings(path, labels, domain="" if across is None else across, groups=[], **options)
+    try:
+        table = read_embeddings(path, labels, domain="" if across is None else across, groups=[], **options)
+    except DataError as problem:  # it names the column by the role that it has there
+        raise DataError(str(problem).replace("domain:", "--across:", 1).replace("--domain", "--across")) from None
     if across is not None and table.domain is None:
         raise InputError(f"--across {across}: all rows have one value of it, so no positive has another; leave it out")
     has_ids = table.columns["id"] is not None
-    has_whole_ids = has_ids and all(str(name).lstrip("-").isdigit() for name in table.names)
+    has_whole_ids = has_ids and all(is_integer_text(str(name)) for name in table.names)
     if names == "path" and table.images is None:
         raise InputError(f"--names path: {path} has no column of picture paths; name it with --image")
     if names == "id" or (names is None and (has_whole_ids or table.images is None)):
@@ -172,18 +176,19 @@ def _read_file(
         np.asarray(called),
         table.split,
         None if table.domain is None else table.domain.codes,
-        None if second is None else _second_file(second, table, options),
+        None if second is None else _second_file(second, labels, table, options),
         lambda at: describe_row(table, at),
     )
 
 
-def _second_file(path: Path, table: Any, options: dict[str, Any]) -> Any:
+def _second_file(path: Path, labels: str | None, table: Any, options: dict[str, Any]) -> Any:
     """Embeddings of the same rows by another model."""
     from mettle.evaluate import read_embeddings
 
     if path.is_dir():
         raise InputError(f"--second {path} is a run: embed the data with it first (mettle embed), or mine a run")
-    other = read_embeddings(path, domain="", groups=[], **options)
+    labels = labels if path.suffix.lower() == ".npy" else None
+    other = read_embeddings(path, labels, domain="", groups=[], **options)
     if len(other) != len(table):
         raise InputError(
             f"--second {path} must hold the same rows: it has {len(other)}, and {table.origin} {len(table)}"
@@ -230,15 +235,15 @@ def _embed_run(
     )
 
 
-def _notes(mined: Any) -> list[str]:
+def _notes(mined: Any, names: Any) -> list[str]:
     """What to know before the examples are used."""
     notes = []
     if len(mined.copies):
-        first, second = mined.copies[0]
+        first, second = (names[row] for row in mined.copies[0])
+        copied = len(set(mined.copies.ravel().tolist()))
         notes.append(
-            f"{len(set(mined.copies.ravel().tolist())):,} rows equal a row of another label number for number, the "
-            f"first are rows {first} and {second} (from 0, of those that were mined): one of the labels is probably "
-            "wrong"
+            f"{copied:,} samples equal one of another label number for number, the first are {first} and {second}: one "
+            "of the labels is probably wrong"
         )
     served = mined.account.rows - mined.account.without_positive
     if mined.account.without_negative > served / 2:

@@ -21,7 +21,9 @@ WIDEST = 4096  # dimensions; beyond, exact search is as quick
 SPARE = 16  # rows that are ranked beyond those that are wanted
 TILE = (512, 1 << 15)  # scores in one tile: 64 MiB
 BLOCK = 4096  # anchors that are looked up in cells at a time
+LISTED = 1 << 22  # rows that are listed for all anchors of a block
 SHORTLIST = 512, 16  # rows scored exactly for an anchor: at least so many, and so many for each one that is wanted
+OWN = 1024  # rows of the anchor's label that there is room for beside them
 PILOT, SAMPLED = 1000, 10_000  # anchors that decide the effort, and that recall is measured on
 CELLS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # looked at, until it suffices
 
@@ -102,13 +104,14 @@ class NegativeSearch:
         self._score_rows = engine.score_rows
         self._cells = engine.cells(self.unit)
         self._cells.append(self.unit)
-        self._reach, self._length = CELLS[0], max(SHORTLIST[0], SHORTLIST[1] * depth) + int(sizes.max()) - 1
+        self._reach, self._length = CELLS[0], max(SHORTLIST[0], SHORTLIST[1] * depth) + min(int(sizes.max()), OWN)
         self._choose_effort(recall)
 
     def blocks(self, is_anchor: np.ndarray) -> Iterator[Nearest]:
         """The nearest rows of other labels of all anchors, block by block; ``is_anchor`` is for rows of the table."""
         at = np.flatnonzero(is_anchor[self.numbers])
-        step = TILE[0] if self.kind == "exact" else BLOCK
+        most, length = (TILE[0], self.depth + SPARE) if self.kind == "exact" else (BLOCK, self._length)
+        step = max(1, min(most, LISTED // length))
         for start in range(0, len(at), step):
             part = at[start : start + step]
             found, scores = self._look_exactly(part) if self.kind == "exact" else self._look_into_cells(part)
@@ -143,8 +146,8 @@ class NegativeSearch:
     def _hits(truth: np.ndarray, found: np.ndarray) -> np.ndarray:
         """For each anchor, the share of the rows of exact search that were found."""
         there = truth >= 0
-        hit = (truth[:, :, None] == found[:, None, :]).any(2) & there
-        return hit.sum(1) / np.maximum(there.sum(1), 1)
+        first = np.arange(len(truth))[:, None] * (max(truth.max(), found.max()) + 2)  # no two anchors share a number
+        return (np.isin(truth + first, found + first) & there).sum(1) / np.maximum(there.sum(1), 1)
 
     def _look_exactly(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Positions and scores (b, depth) by comparing with all rows; ``at`` rises."""

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from mettle.errors import InputError, nearest
+from mettle.errors import InputError
 from mettle.evaluate.checks import Rows, check_matrix, code_labels, names, one_label_per_id
 from mettle.evaluate.copies import hashes
 from mettle.mining.neighbors import Nearest, NegativeSearch, Search, SearchFacts, combine_facts, score_pairs
@@ -119,6 +119,7 @@ class Mined:
         negative_scores: (t,) cosines of anchor and negative.
         account: what was looked at and dropped.
         search: how neighbours were found.
+        positive_pairs: all pairs of an anchor and a positive, those without a negative among them.
         copies: (m, 2) rows that are equal number for number and have two labels.
     """
 
@@ -129,6 +130,7 @@ class Mined:
     negative_scores: np.ndarray
     account: Account
     search: SearchFacts
+    positive_pairs: PositivePairs
     copies: np.ndarray
 
     def __len__(self) -> int:
@@ -137,11 +139,18 @@ class Mined:
     def pairs(self) -> "MinedPairs":
         """The pairs that the triplets hold, each once in whichever order."""
         first, second = np.tile(self.anchors, 2), np.concatenate([self.positives, self.negatives])
-        both = np.sort(np.stack([first, second], 1), 1)
-        at = np.sort(np.unique(both, axis=0, return_index=True)[1])
-        target = np.repeat([1, 0], len(self))
         scores = np.concatenate([self.positive_scores, self.negative_scores])
-        return MinedPairs(first[at], second[at], target[at], scores[at])
+        return MinedPairs(first, second, np.repeat([1, 0], len(self)), scores).unique()
+
+    def hardest_positives(self, count: int) -> "MinedPairs":
+        """The least similar pairs of one label, whether a negative was found for them or not."""
+        p = self.positive_pairs
+        return MinedPairs(p.anchors, p.positives, np.ones(len(p.anchors), np.int64), p.scores).unique().hardest(count)
+
+    def hardest_negatives(self, count: int) -> "MinedPairs":
+        """The most similar pairs of two labels that were mined."""
+        target = np.zeros(len(self), np.int64)
+        return MinedPairs(self.anchors, self.negatives, target, self.negative_scores).unique().hardest(count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,13 +163,29 @@ class MinedPairs:
     scores: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.first)
+        return len(self.target)
 
-    def hardest(self, target: int, count: int) -> "MinedPairs":
-        """The least similar pairs of one label (1), or the most similar ones of two (0)."""
-        at = np.flatnonzero(self.target == target)
-        at = at[np.argsort(self.scores[at] if target else -self.scores[at], kind="stable")[:count]]
+    def take(self, at: np.ndarray) -> "MinedPairs":
+        """Some of the pairs, by position."""
         return MinedPairs(self.first[at], self.second[at], self.target[at], self.scores[at])
+
+    def unique(self) -> "MinedPairs":
+        """Each pair once, in whichever order its rows come."""
+        both = np.sort(np.stack([self.first, self.second], 1), 1)
+        return self.take(np.sort(np.unique(both, axis=0, return_index=True)[1]))
+
+    def hardest(self, count: int, each: int = 2) -> "MinedPairs":
+        """The hardest pairs, hardest first; no row is in more than ``each``, so that one cannot fill the list."""
+        seen: dict[int, int] = {}
+        found: list[int] = []
+        for at in np.argsort(np.where(self.target == 1, self.scores, -self.scores), kind="stable").tolist():
+            rows = int(self.first[at]), int(self.second[at])
+            if all(seen.get(row, 0) < each for row in rows):
+                found.append(at)
+                seen |= {row: seen.get(row, 0) + 1 for row in rows}
+            if len(found) == count:
+                break
+        return self.take(np.asarray(found, np.int64))
 
 
 @explain_arguments
@@ -230,7 +255,7 @@ def mine(
         for found in finder.blocks(is_anchor):
             parts += chooser.choose(found, pairs)
         facts.append(finder.measure_recall(is_anchor))
-    return _finish(pairs, _Chosen.join(parts), n, guards, other is not None, combine_facts(facts), _copies(copy, label))
+    return _finish(pairs, _Chosen.join(parts), n, combine_facts(facts), _copies(copy, label))
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,15 +347,7 @@ class _Chooser:
         return rules
 
 
-def _finish(
-    pairs: PositivePairs,
-    chosen: _Chosen,
-    rows: int,
-    guards: Guards,
-    asked_second: bool,
-    search: SearchFacts,
-    copies: np.ndarray,
-) -> Mined:
+def _finish(pairs: PositivePairs, chosen: _Chosen, rows: int, search: SearchFacts, copies: np.ndarray) -> Mined:
     """The result with its account."""
     dropped = {name: count for name, count in chosen.counts.items() if name not in ("candidates", "spare")}
     anchors = np.unique(pairs.anchors)
@@ -354,6 +371,7 @@ def _finish(
         chosen.score,
         account,
         search,
+        pairs,
         copies,
     )
 
@@ -405,14 +423,10 @@ def _check_options(
         ("search", search, get_args(Search)),
     ):
         if value not in known:
-            raise InputError(
-                f"{name} must be {', '.join(known[:-1])} or {known[-1]}, got {value!r}{nearest(str(value), known)}"
-            )
-    for name, value, least in (("negatives", negatives, 1), ("skip", skip, 0), ("seed", seed, None)):
-        if isinstance(value, bool) or not isinstance(value, Integral) or (least is not None and value < least):
-            raise InputError(
-                f"{name} must be a whole number{'' if least is None else f' from {least} on'}: got {value!r}"
-            )
+            raise InputError(f"{name} must be {', '.join(known[:-1])} or {known[-1]}, got {value!r}")
+    for name, value, least in (("negatives", negatives, 1), ("skip", skip, 0), ("seed", seed, 0)):
+        if isinstance(value, bool) or not (isinstance(value, Integral) and least <= int(value) < 1 << 63):
+            raise InputError(f"{name} must be a whole number from {least} on: got {value!r}")
     if not isinstance(recall, Real) or not 0 < recall <= 1:
         raise InputError(f"recall must lie in (0, 1], got {recall!r}")
     sizes = np.unique(label, return_counts=True)[1]

@@ -45,11 +45,8 @@ def write_mining_page(
         notes: what to know before the examples are used.
         command: the command line that made it, to be shown on the page.
     """
-    page, pairs = place(path), mined.pairs()
-    lists = {
-        "negatives": pairs.hardest(0, SHOWN),
-        "positives": pairs.hardest(1, SHOWN),
-    }
+    page = place(path)
+    lists = {"negatives": mined.hardest_negatives(SHOWN), "positives": mined.hardest_positives(SHOWN)}
     shown = {
         kind: [_pair(row, describe) for row in zip(found.first, found.second, found.scores, strict=True)]
         for kind, found in lists.items()
