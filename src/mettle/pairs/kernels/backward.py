@@ -41,11 +41,12 @@ from mettle.pairs.kernels.primitives import (
     dot_accumulate,
     dot_transposed,
     find_tiles,
-    has_pairs,
+    is_positive_tile,
     load_block,
     load_rows,
     masked_tile,
     negative_mask,
+    next_positive_tile,
     read_number,
     similarity_float32,
     similarity_tile,
@@ -327,14 +328,19 @@ def positives_backward(
     WEIGHT_GRAD: tl.constexpr = DIFFERENTIABLE_WEIGHTS and (WEIGHTED or ROW_LOSS == "circle")
     begin = tl.load(POS_BEGIN + row) // BLOCK_N * BLOCK_N
     end = tl.load(POS_END + tl.minimum(row + BLOCK_M, n) - 1)
-    for column in range(begin, end, BLOCK_N):
-        offs_n = column + tl.arange(0, BLOCK_N)
-        keep = (offs_n[None, :] >= pos_begin[:, None]) & (offs_n[None, :] < pos_end[:, None])
+    column = begin
+    if SELF != "diagonal":
+        column = next_positive_tile(begin, pos_begin, pos_end, BLOCK_N)
+    for start_column in range(begin, end, BLOCK_N):
         if SELF == "diagonal":
-            keep = keep & (offs_n[None, :] != offs_m[:, None])
-        if SELF == "column":
-            keep = keep & (offs_n[None, :] != self_column[:, None])
-        if has_pairs(keep, SELF):
+            column = start_column
+        if is_positive_tile(column, end, SELF):
+            offs_n = column + tl.arange(0, BLOCK_N)
+            keep = (offs_n[None, :] >= pos_begin[:, None]) & (offs_n[None, :] < pos_end[:, None])
+            if SELF == "diagonal":
+                keep = keep & (offs_n[None, :] != offs_m[:, None])
+            if SELF == "column":
+                keep = keep & (offs_n[None, :] != self_column[:, None])
             s = similarity_float32(Z, C, row, column, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, INPUT_PRECISION)
             w = tl.full((BLOCK_M, BLOCK_N), 1.0, tl.float32)
             dw = w
@@ -362,6 +368,8 @@ def positives_backward(
                 ds = ds * positive_part
             k = load_block(C, column, start, BLOCK_N, BLOCK_K, HEAD_DIM, False)
             acc = tl.dot(tl.where(keep, ds, 0.0), k, acc, input_precision=INPUT_PRECISION)
+            if SELF != "diagonal":
+                column = next_positive_tile(column + BLOCK_N, pos_begin, pos_end, BLOCK_N)
     tl.store(G + at, acc)
 
 

@@ -42,13 +42,14 @@ from mettle.pairs.kernels.primitives import (
     count_bare,
     count_masked,
     find_tiles,
-    has_pairs,
+    is_positive_tile,
     load_rows,
     masked_tile,
     merge_logsumexp,
     merge_maxima,
     merge_sums,
     negative_mask,
+    next_positive_tile,
     partial_row_max,
     partial_row_sum,
     read_number,
@@ -250,16 +251,23 @@ def mining_threshold_kernel(
     lowest = tl.full((BLOCK_M,), float("inf"), tl.float32)
     begin = tl.load(POS_BEGIN + row) // BLOCK_N * BLOCK_N
     end = tl.load(POS_END + tl.minimum(row + BLOCK_M, n) - 1, mask=row < n, other=0)
-    for column in range(begin, end, BLOCK_N):
-        offs_n = column + tl.arange(0, BLOCK_N)
-        keep = (offs_n[None, :] >= pos_begin[:, None]) & (offs_n[None, :] < pos_end[:, None])
+    column = begin
+    if SELF != "diagonal":
+        column = next_positive_tile(begin, pos_begin, pos_end, BLOCK_N)
+    for start_column in range(begin, end, BLOCK_N):
         if SELF == "diagonal":
-            keep = keep & (offs_n[None, :] != offs_m[:, None])
-        if SELF == "column":
-            keep = keep & (offs_n[None, :] != self_column[:, None])
-        if has_pairs(keep, SELF):
+            column = start_column
+        if is_positive_tile(column, end, SELF):
+            offs_n = column + tl.arange(0, BLOCK_N)
+            keep = (offs_n[None, :] >= pos_begin[:, None]) & (offs_n[None, :] < pos_end[:, None])
+            if SELF == "diagonal":
+                keep = keep & (offs_n[None, :] != offs_m[:, None])
+            if SELF == "column":
+                keep = keep & (offs_n[None, :] != self_column[:, None])
             s = similarity_float32(Z, C, row, column, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, INPUT_PRECISION)
             lowest = tl.minimum(lowest, tl.min(tl.where(keep, s, float("inf")), 1))
+            if SELF != "diagonal":
+                column = next_positive_tile(column + BLOCK_N, pos_begin, pos_end, BLOCK_N)
     tl.store(SHIFT + offs_m, (lowest - epsilon) * x_scale)
 
 
@@ -337,14 +345,19 @@ def positives_forward(
     acc_grad = tl.zeros((BLOCK_M,), tl.float32)  # its derivative for log F
     begin = tl.load(POS_BEGIN + row) // BLOCK_N * BLOCK_N
     end = tl.load(POS_END + tl.minimum(row + BLOCK_M, n) - 1, mask=row < n, other=0)  # none for a block of padding
-    for column in range(begin, end, BLOCK_N):
-        offs_n = column + tl.arange(0, BLOCK_N)
-        keep = (offs_n[None, :] >= pos_begin[:, None]) & (offs_n[None, :] < pos_end[:, None])
+    column = begin
+    if SELF != "diagonal":
+        column = next_positive_tile(begin, pos_begin, pos_end, BLOCK_N)
+    for start_column in range(begin, end, BLOCK_N):
         if SELF == "diagonal":
-            keep = keep & (offs_n[None, :] != offs_m[:, None])
-        if SELF == "column":
-            keep = keep & (offs_n[None, :] != self_column[:, None])
-        if has_pairs(keep, SELF):
+            column = start_column
+        if is_positive_tile(column, end, SELF):
+            offs_n = column + tl.arange(0, BLOCK_N)
+            keep = (offs_n[None, :] >= pos_begin[:, None]) & (offs_n[None, :] < pos_end[:, None])
+            if SELF == "diagonal":
+                keep = keep & (offs_n[None, :] != offs_m[:, None])
+            if SELF == "column":
+                keep = keep & (offs_n[None, :] != self_column[:, None])
             s = similarity_float32(Z, C, row, column, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, INPUT_PRECISION)
             if MINED:
                 keep = keep & ((s >= limit[:, None]) == 0)  # what is broken stays
@@ -377,6 +390,8 @@ def positives_forward(
                 elif ROW_LOSS == "supcon_in":
                     acc = acc * alpha + tl.sum(e * w, 1)
                 m_i = m_new
+            if SELF != "diagonal":
+                column = next_positive_tile(column + BLOCK_N, pos_begin, pos_end, BLOCK_N)
 
     if MINED:
         positives = weight

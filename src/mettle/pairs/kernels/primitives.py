@@ -252,12 +252,24 @@ def upper_triangle_mask(offs_m, offs_n, n):
 
 
 @triton.jit
-def has_pairs(keep, SELF: tl.constexpr):
-    """Whether a tile of positives holds any: among references, those of a block of rows may lie far apart."""
-    if SELF == "diagonal":  # compared with themselves, rows have theirs side by side
+def is_positive_tile(column, end, SELF: tl.constexpr):
+    """Whether the walk over tiles of positives goes on at ``column``."""
+    if SELF == "diagonal":
         return True
     else:
-        return tl.max(tl.max(keep.to(tl.int32), 1), 0) > 0
+        return column < end
+
+
+@triton.jit
+def next_positive_tile(column, pos_begin, pos_end, BLOCK_N: tl.constexpr):
+    """The next tile from ``column`` on that holds a positive of some row, far away where there is none.
+
+    Compared with themselves, rows have their positives side by side; among references those of a block of rows may lie
+    far apart, and most tiles between the first and the last one hold none.
+    """
+    some = (pos_end > column) & (pos_end > pos_begin)
+    first = tl.min(tl.where(some, tl.maximum(pos_begin, column), 1073741824), 0)
+    return first // BLOCK_N * BLOCK_N
 
 
 @triton.jit
