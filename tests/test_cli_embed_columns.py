@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from command_line import mettle, refused
+from mettle.evaluate import read_embeddings
+from mettle.model import cut_embeddings
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +45,20 @@ def test_what_the_model_needs_and_what_was_asked_for_must_be_there(run, tmp_path
     (tmp_path / "new.csv").write_text("a,b,c\n1,2,3\n")
     for flag in ("--label", "--domain"):
         assert "'who'" in refused("embed", run / "r", tmp_path / "new.csv", flag, "who", "-o", tmp_path / "e.npz")
+
+
+def test_smaller_embeddings_are_audited_and_enrolled_as_what_they_stand_for(run, tmp_path):
+    for name, options in {"whole": [], "codes": ["--dim", "20", "--precision", "int8"]}.items():
+        said = mettle("embed", run / "r", run / "all.csv", "-o", tmp_path / f"{name}.npz", *options)
+    assert "dimension 20, int8: 20 bytes each" in said
+    whole, codes = (read_embeddings(tmp_path / f"{name}.npz").values for name in ("whole", "codes"))
+    np.testing.assert_allclose(codes, cut_embeddings(whole, 20), atol=0.01)
+    assert "96 embeddings of dimension 20" in mettle("audit", tmp_path / "codes.npz", "-o", tmp_path / "audit")
+    shared = ["--embeddings", tmp_path / "codes.npz"]
+    assert "96" in mettle("gallery", "enrol", tmp_path / "g", "anna", *shared, "--dim", "20")
+    assert "written as .npz" in refused(
+        "embed", run / "r", run / "all.csv", "-o", tmp_path / "z.csv", "--precision", "int8"
+    )
+    assert "no precision 'int4'" in refused(
+        "embed", run / "r", run / "all.csv", "-o", tmp_path / "z.npz", "--precision", "int4"
+    )

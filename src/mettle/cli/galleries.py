@@ -265,6 +265,7 @@ def _array(path: Path) -> Any:
     import numpy as np
 
     from mettle.errors import DataError
+    from mettle.model.quantization import from_arrays
 
     try:
         found = np.load(path, allow_pickle=False)
@@ -273,6 +274,9 @@ def _array(path: Path) -> Any:
         with found:  # several arrays, as `mettle embed` writes them
             if "embeddings" in found:
                 return found["embeddings"]
+            decoded = from_arrays({name: found[name] for name in found.files})
+            if decoded is not None:
+                return decoded
         raise DataError(f"{path} has no array called embeddings: give one, or an .npy file of numbers")
     except OSError as problem:
         raise DataError(f"cannot read {path}: {problem.strerror or problem}") from None

@@ -290,6 +290,13 @@ def embed(
     label: Label = None,
     domain: Domain = None,
     image: Image = None,
+    dim: Annotated[
+        int | None, typer.Option(help="Keep the first DIM numbers of each embedding, for runs of a Matryoshka loss.")
+    ] = None,
+    precision: Annotated[
+        str,
+        typer.Option(help="How numbers are kept: float32, float16, int8 or binary (signs), the last three in .npz."),
+    ] = "float32",
 ) -> None:
     """Embed a data set with a trained run: a file with embeddings, ids, labels and all other columns."""
     from mettle.model.inference import choose_encoder, write_embeddings
@@ -297,9 +304,10 @@ def embed(
 
     opened = open_run_folder(run)
     in_folder(output)
-    choose_encoder(output)  # an ending that is not written is refused before the data are read
+    choose_encoder(output, precision)  # type: ignore[arg-type]  # an ending that is not written is refused before the data are read
     samples = samples_of(opened, data, label=label, domain=domain, image=image, labeled=False)
-    print(write_embeddings(opened.model(), samples, output, weights=opened.contract()["weights"]))
+    options: dict[str, Any] = {"dim": dim, "precision": precision, "weights": opened.contract()["weights"]}
+    print(write_embeddings(opened.model(), samples, output, **options))
 
 
 @app.command()

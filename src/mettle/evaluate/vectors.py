@@ -15,6 +15,7 @@ from mettle.data.image_decoding import quote_name
 from mettle.data.sources.npz import decode_text, load_arrays
 from mettle.data.sources.text_table import is_integer_text, read_delimited
 from mettle.errors import DataError, InputError, MissingExtra, nearest
+from mettle.model.quantization import from_arrays
 
 VECTORS = ("embeddings", "embedding", "features", "vectors", "x", "rows")
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
@@ -58,6 +59,13 @@ def read_vectors(path: Path, wanted: str | None, labels: Path | str | None) -> R
 
 def _npz(path: Path, wanted: str | None) -> Read:
     arrays = load_arrays(path, largest=16 << 30)
+    try:
+        decoded = from_arrays(arrays)
+    except InputError as problem:
+        raise DataError(f"{quote_name(path)}: {problem}") from None
+    if decoded is not None:
+        about = ("codes", "precision", "dim", "ranges")
+        arrays = {n: a for n, a in arrays.items() if n not in about} | {"embeddings": decoded}
     flat = {name: a for name, a in arrays.items() if a.ndim == 2}
     name = wanted if wanted is not None else next((n for n in VECTORS if n in flat), None)
     if name is None and len(flat) == 1:

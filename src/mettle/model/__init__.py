@@ -1,10 +1,17 @@
-"""From an input to an embedding: preprocessing, backbone, pool, head; anybody's module or graph; two-network models."""
+"""From an input to an embedding: preprocessing, backbone, pool, head; anybody's module or graph; smaller embeddings."""
 
 from mettle.model.embedder import Embedder, EmbedderSpec, EmbeddingModel
 from mettle.model.inference import embed, embed_items
 from mettle.model.module_embedder import ModuleEmbedder
 from mettle.model.onnx import OnnxEmbedder, encode_onnx, export_onnx
 from mettle.model.preprocess import Preprocess
+from mettle.model.quantization import (
+    QuantizedEmbeddings,
+    cut_embeddings,
+    measure_ranges,
+    quantize_embeddings,
+    quantized_similarity,
+)
 from mettle.model.siamese import SiameseNet, TripletNet
 
 __all__ = [
@@ -14,10 +21,15 @@ __all__ = [
     "ModuleEmbedder",
     "OnnxEmbedder",
     "Preprocess",
+    "QuantizedEmbeddings",
     "SiameseNet",
     "TripletNet",
+    "cut_embeddings",
     "embed",
     "embed_items",
     "encode_onnx",
     "export_onnx",
+    "measure_ranges",
+    "quantize_embeddings",
+    "quantized_similarity",
 ]

@@ -4,7 +4,8 @@ Embeddings in a file, with everything needed to judge them later: NPZ, Parquet o
 
 | array or column | meaning |
 |---|---|
-| ``embeddings`` | (n, dim) float32 |
+| ``embeddings`` | (n, dim) float32, or float16 |
+| ``codes``, ``precision``, ``dim`` | in their place, where they are kept as ``int8`` or ``binary`` |
 | ``ids``, ``role`` | of every sample |
 | ``label``, ``label_names`` | codes and their names, where the samples have labels |
 | ``split`` | where the samples have one |
@@ -32,6 +33,7 @@ from mettle.data.transforms import to_input_tensor
 from mettle.errors import InputError, MissingExtra
 from mettle.model.embedder import EmbeddingModel, eval_mode, find_device
 from mettle.model.preprocess import Preprocess
+from mettle.model.quantization import Precision, check_precision, cut_embeddings, quantize_embeddings, to_arrays
 from mettle.model.weights import hash_state_dict
 
 
@@ -96,10 +98,20 @@ def embed_items(model: EmbeddingModel, items: Any, preprocess: Preprocess | None
     return torch.cat(parts).numpy()
 
 
-OWN = frozenset(("embeddings", "ids", "role", "label", "label_names", "split", "path", "model"))
+OWN = frozenset(
+    ("embeddings", "codes", "precision", "dim", "ids", "role", "label", "label_names", "split", "path", "model")
+)
 
 
-def write_embeddings(model: EmbeddingModel, samples: Samples, path: Path, *, weights: str | None = None) -> str:
+def write_embeddings(
+    model: EmbeddingModel,
+    samples: Samples,
+    path: Path,
+    *,
+    weights: str | None = None,
+    dim: int | None = None,
+    precision: Precision = "float32",
+) -> str:
     """Embed samples into a file; see above for what is in it.
 
     Args:
@@ -107,17 +119,23 @@ def write_embeddings(model: EmbeddingModel, samples: Samples, path: Path, *, wei
         samples: What is embedded.
         path: The file to write; its ending says which kind.
         weights: The hash of the model's weights, as its contract has it; worked out where it is not given.
+        dim: How many of the first numbers of each embedding are kept, see `cut_embeddings`; by default all.
+        precision: How they are kept, see `quantize_embeddings`; others than float32 in ``.npz`` only.
 
     Raises:
-        InputError: There is no folder for the file, or files with this ending are not written; nothing has been
-            embedded then.
+        InputError: There is no folder for the file, files with this ending are not written, or not in this precision;
+            nothing has been embedded then.
         MissingExtra: Parquet support is not installed.
     """
     check_output_path(path)
-    encode = choose_encoder(path)
+    encode = choose_encoder(path, precision)
+    if dim is not None and not 1 <= dim <= model.dim:
+        raise InputError(f"dim must be from 1 to {model.dim}, the length of the embeddings, got {dim}")
     z = embed(model, samples)
+    z = z if dim is None else cut_embeddings(z, dim)
+    quantized = None if precision == "float32" else quantize_embeddings(z, precision)
     arrays: dict[str, np.ndarray] = {
-        "embeddings": z,
+        **({"embeddings": z} if quantized is None else to_arrays(quantized)),
         "ids": samples.ids,
         "role": np.asarray([ROLES[code] for code in samples.role]),
         "model": np.asarray(weights or hash_state_dict(model)),
@@ -132,12 +150,16 @@ def write_embeddings(model: EmbeddingModel, samples: Samples, path: Path, *, wei
     for name, column in samples.columns().items():
         arrays[f"{name}_" if name in OWN else name] = column.values().astype(str)
     write_bytes(path, encode(arrays))
-    return f"{path}: {len(z)} embeddings of dimension {z.shape[1]}"
+    size = "" if quantized is None else f", {precision}: {quantized.bytes_per_vector} bytes each"
+    return f"{path}: {len(z)} embeddings of dimension {z.shape[1]}{size}"
 
 
-def choose_encoder(path: Path) -> Callable[[Mapping[str, np.ndarray]], bytes]:
+def choose_encoder(path: Path, precision: Precision = "float32") -> Callable[[Mapping[str, np.ndarray]], bytes]:
     """What turns arrays into the content of a file with this name; refuses endings that are not written."""
     kind = Path(path).suffix.lower()
+    check_precision(precision)
+    if precision != "float32" and kind != ".npz":
+        raise InputError(f"cannot write {path}: embeddings of precision {precision!r} are written as .npz")
     if kind in (".parquet", ".pq"):
         try:
             arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
