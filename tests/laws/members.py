@@ -7,13 +7,18 @@ import torch
 from torch import Tensor
 
 from mettle.difficulty import (
+    Angular,
+    DistanceWeighted,
+    EasyHard,
     Hardest,
     Importance,
     MultiSimilarityMining,
+    PairMargin,
     Product,
     Relative,
     SemiHard,
     Threshold,
+    TripletMarginMining,
     curriculum,
 )
 from mettle.losses import (
@@ -82,6 +87,16 @@ DIFFICULTIES: dict[str, Any] = {
     "hardest negatives": Hardest("negatives"),
     "semi-hard": SemiHard(0.7),
     "multi-similarity mining": MultiSimilarityMining(0.3),
+    "easy-hard": EasyHard(),
+    "hard-semi-hard": EasyHard("hard", "semihard"),
+    "semi-hard-hard": EasyHard("semihard", "hard"),
+    "all-easy": EasyHard("all", "easy"),
+    "pair margin": PairMargin(0.7, 0.1),
+    "angular": Angular(40),
+    "triplet margin": TripletMarginMining(0.2),
+    "triplet margin semi-hard": TripletMarginMining(0.2, "semihard"),
+    "distance-weighted": DistanceWeighted(),
+    "product of mining": Product(EasyHard("hard", "semihard"), Angular(30)),
     "product": Product(Threshold(), Importance(0.5)),
     "curriculum": curriculum(Threshold(), end=0.5).at(0.25),
 }

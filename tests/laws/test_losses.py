@@ -25,12 +25,14 @@ from mettle.difficulty import Importance, Relative
 from mettle.losses import LiftedStructure, NPair, SupCon, Triplet
 
 NAMES = list(FORMS)
+MINING = ("hardest", "semi-hard", "multi-similarity mining", "easy-hard", "triplet margin")
 EVERY = [(form, None) for form in NAMES] + [
     (form, difficulty)
     for form in NAMES
     for difficulty in DIFFICULTIES
     # Thresholds and exponentials of a raw dot product or distance mean nothing; the rest does.
-    if form in ON_SPHERE or difficulty in ("hardest", "semi-hard", "multi-similarity mining")
+    if form in ON_SPHERE
+    or difficulty in ("hardest", "semi-hard", "multi-similarity mining", "easy-hard", "triplet margin")
 ]
 
 
@@ -256,8 +258,8 @@ def test_random_draws_follow_their_generator_and_ignore_the_engine(form):
 
 def test_random_draws_are_fair():
     """Each negative of an anchor is drawn about equally often."""
-    from mettle.losses.random_negative import pair_hash
     from mettle.pairs import Tile
+    from mettle.pairs.random_negative import pair_hash
 
     n, draws = 20, 4000
     s, at = torch.zeros(n, n), torch.arange(n)

@@ -6,29 +6,40 @@
 | `AdaptiveThreshold` | the same, with thresholds that follow the data |
 | `Importance` | exponentially more, the more similar a negative is |
 | `Relative` | more, when a negative is hard here and easy for a biased second encoder |
-| `Hardest`, `SemiHard`, `MultiSimilarityMining` | 1 or 0: mining |
+| `Hardest`, `SemiHard`, `EasyHard`, `MultiSimilarityMining`, `PairMargin` | 1 or 0: mining |
+| `Angular`, `TripletMarginMining` | 1 if it belongs to a triplet that is looked for, else 0 |
+| `DistanceWeighted`, `DistanceWeightedSampling` | more, the rarer its distance; or as often as it is drawn |
 | `Product`, `curriculum` | what others say, multiplied, or fading in |
 
 Your own is one small class: see `mettle.pairs.Difficulty`.
 """
 
 from mettle.difficulty.combine import Product, curriculum
+from mettle.difficulty.distance_weighted import DistanceWeighted, DistanceWeightedSampling
 from mettle.difficulty.fixed_weights import FixedWeights as FixedWeights
 from mettle.difficulty.importance import Importance
-from mettle.difficulty.mining import Hardest, MultiSimilarityMining, SemiHard
+from mettle.difficulty.miner import mine_pairs as mine_pairs
+from mettle.difficulty.mining import EasyHard, Hardest, MultiSimilarityMining, PairMargin, SemiHard
 from mettle.difficulty.relative import Relative
 from mettle.difficulty.settings import validate_fields as validate_fields
 from mettle.difficulty.settings import validate_integers as validate_integers
 from mettle.difficulty.threshold import AdaptiveThreshold, Threshold
+from mettle.difficulty.triplet_mining import Angular, TripletMarginMining
 
 __all__ = [
     "AdaptiveThreshold",
+    "Angular",
+    "DistanceWeighted",
+    "DistanceWeightedSampling",
+    "EasyHard",
     "Hardest",
     "Importance",
     "MultiSimilarityMining",
+    "PairMargin",
     "Product",
     "Relative",
     "SemiHard",
     "Threshold",
+    "TripletMarginMining",
     "curriculum",
 ]

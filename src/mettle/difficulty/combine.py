@@ -1,15 +1,16 @@
 """Difficulties made of difficulties: a product of two, and one that grows during training."""
 
 from dataclasses import replace
+from itertools import zip_longest
 
 from torch import Tensor
 
 from mettle.difficulty.settings import SettingsModule, validate_difficulty, validate_number, view_with
 from mettle.errors import InputError
-from mettle.pairs import Difficulty, KernelWeights, LinearWeights, NoKernel, Reduction, RowValues, Tile, Traits
+from mettle.pairs import Difficulty, KernelWeights, LinearWeights, NoKernel, Pass, Reduction, RowValues, Tile, Traits
 from mettle.pairs.declarations import declared_traits
 from mettle.pairs.kernel_spec import declared_weights
-from mettle.pairs.problem import evaluate_weights
+from mettle.pairs.problem import evaluate_weights, statistic_passes
 
 
 class Product(SettingsModule):
@@ -60,13 +61,33 @@ class Product(SettingsModule):
         parts = {"first": self.first, "second": self.second}
         return {f"{name}.{key}": acc for name, part in parts.items() for key, acc in part.row_statistics(tile).items()}
 
+    def statistic_passes(self) -> tuple[Pass, ...]:
+        """Those of both, side by side."""
+        first, second = statistic_passes(self.first), statistic_passes(self.second)
+        return tuple(_join_passes({"first": one, "second": two}) for one, two in zip_longest(first, second))
+
     def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
-        return self._part_weights("first", tile, row_values) * self._part_weights("second", tile, row_values)
+        parts = {"first": self.first, "second": self.second}
+        first, second = (evaluate_weights(x, tile, _part_rows(name, row_values)) for name, x in parts.items())
+        return first * second
 
-    def _part_weights(self, name: str, tile: Tile, row_values: RowValues) -> Tensor:
-        own = {key.removeprefix(f"{name}."): row for key, row in row_values.items() if key.startswith(f"{name}.")}
-        return evaluate_weights(getattr(self, name), tile, own)
+
+def _part_rows(name: str, row_values: RowValues) -> RowValues:
+    """The row values of one part, under the names it gave them."""
+    return {key.removeprefix(f"{name}."): row for key, row in row_values.items() if key.startswith(f"{name}.")}
+
+
+def _join_passes(parts: dict[str, Pass | None]) -> Pass:
+    """One pass for the statistics of both parts; None where a part needs no more."""
+    there = {name: part for name, part in parts.items() if part is not None}
+
+    def reductions(tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
+        found = {name: part.reductions(tile, _part_rows(name, row_values)) for name, part in there.items()}
+        return {f"{name}.{key}": acc for name, table in found.items() for key, acc in table.items()}
+
+    reads = {part.reads for part in there.values()}
+    return Pass(reductions, reads=next(one for one in ("both", "anchor", "none") if one in reads))
 
 
 class Curriculum(SettingsModule):
@@ -127,6 +148,10 @@ class Curriculum(SettingsModule):
     def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
         """As the difficulty inside."""
         return self.difficulty.row_statistics(tile)
+
+    def statistic_passes(self) -> tuple[Pass, ...]:
+        """As the difficulty inside."""
+        return statistic_passes(self.difficulty)
 
     def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""

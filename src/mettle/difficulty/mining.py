@@ -6,13 +6,24 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mettle.difficulty.miner import Miner
 from mettle.difficulty.settings import validate_fields
 from mettle.errors import InputError
-from mettle.pairs import HardestWeights, MultiSimilarityWeights, NoKernel, Reduction, RowValues, Tile, Traits, max_over
+from mettle.pairs import (
+    HardestWeights,
+    MultiSimilarityWeights,
+    NoKernel,
+    Pass,
+    Reduction,
+    RowValues,
+    Tile,
+    Traits,
+    max_over,
+)
 
 
 @dataclass(frozen=True)
-class Hardest:
+class Hardest(Miner):
     r"""Weight 1 for the least similar positive and the most similar negative of each anchor, 0 for the rest.
 
     ``side`` mines only ``positives`` or only ``negatives`` and keeps the other side whole. Where several pairs tie,
@@ -46,7 +57,7 @@ class Hardest:
 
 
 @dataclass(frozen=True)
-class SemiHard:
+class SemiHard(Miner):
     r"""Weight 1 for negatives a little less similar than the anchor's least similar positive, 0 for other negatives.
 
     Formula, s₊ the similarity of the anchor's hardest positive:
@@ -77,7 +88,7 @@ class SemiHard:
 
 
 @dataclass(frozen=True)
-class MultiSimilarityMining:
+class MultiSimilarityMining(Miner):
     r"""The pair mining of the multi-similarity loss (Wang et al. 2019): pairs close to the hardest of the other side.
 
     Formula, s₊ the similarity of the anchor's hardest positive, s₋ that of its hardest negative:
@@ -109,6 +120,116 @@ class MultiSimilarityMining:
     def kernel_weights(self) -> MultiSimilarityWeights:
         """Two thresholds of each row."""
         return MultiSimilarityWeights(float(self.epsilon))
+
+
+@dataclass(frozen=True)
+class EasyHard(Miner):
+    r"""One positive and one negative for each anchor: the hardest, the easiest, or the hardest beyond the other one.
+
+    Formula, s_p and s_n the similarities of the positive and the negative that stay (Xuan et al. 2020):
+        positives  "hard": the least similar, "easy": the most similar, "semihard": the least similar with s > s_n
+        negatives  "hard": the most similar, "easy": the least similar, "semihard": the most similar with s < s_p
+        "all"      the whole side
+    An anchor that finds no pair on one of two mined sides keeps none. Where several pairs tie, all of them stay.
+    """
+
+    positives: Literal["easy", "semihard", "hard", "all"] = "easy"
+    negatives: Literal["easy", "semihard", "hard", "all"] = "semihard"
+    detach: bool = True
+
+    traits = Traits(trusted=True, self_contained=True)
+
+    def __post_init__(self) -> None:
+        validate_fields(self)
+        if "semihard" in (self.positives, self.negatives):
+            other = self.negatives if self.positives == "semihard" else self.positives
+            if other in ("semihard", "all"):
+                raise InputError(
+                    "semihard looks for pairs beyond the one of the other side, which must be 'easy' or 'hard', got "
+                    f" positives={self.positives!r}, negatives={self.negatives!r}"
+                )
+
+    def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
+        """The extremes of the sides that do not depend on the other one."""
+        return {
+            side: max_over(self._order(tile, side), mask)
+            for side, mask in (("positives", tile.positive), ("negatives", tile.negative))
+            if getattr(self, side) != "semihard"
+        }
+
+    def statistic_passes(self) -> tuple[Pass, ...]:
+        """Semi-hard pairs are looked for once the other side is known."""
+        first = Pass(lambda tile, _: self.row_statistics(tile))
+        if "semihard" not in (self.positives, self.negatives):
+            return (first,)
+        return first, Pass(self._beyond, reads="anchor")
+
+    def _beyond(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
+        """The hardest pair of a semi-hard side, among those that are easier than the pair of the other side."""
+        if self.positives == "semihard":
+            side, mask = "positives", tile.positive
+        else:
+            side, mask = "negatives", tile.negative
+        order = self._order(tile, side).masked_fill(~self._easier(tile, row_values, side), -torch.inf)
+        return {side: max_over(order, mask)}
+
+    def _easier(self, tile: Tile, row_values: RowValues, side: str) -> Tensor:
+        """Pairs that are easier than the pair that stays on the other side, by more than a rounding."""
+        other = "negatives" if side == "positives" else "positives"
+        chosen = row_values[other] if self._prefers_similar(other) else -row_values[other]
+        sign = 1 if side == "positives" else -1
+        return sign * (tile.similarity - chosen) > tile.rounding_error()
+
+    def _prefers_similar(self, side: str) -> bool:
+        """Whether the most similar pair of a side is the one that stays."""
+        return (getattr(self, side) == "easy") == (side == "positives")
+
+    def _order(self, tile: Tile, side: str) -> Tensor:
+        """Of the pairs of a side, the one that comes out highest stays."""
+        return tile.similarity if self._prefers_similar(side) else -tile.similarity
+
+    def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
+        """(a, b) weights."""
+        positive, negative = (self._stays(tile, row_values, side) for side in ("positives", "negatives"))
+        if "all" not in (self.positives, self.negatives):
+            found = (row_values["positives"] > -torch.inf) & (row_values["negatives"] > -torch.inf)
+            positive, negative = positive & found, negative & found
+        return weigh_sides(tile, positive, negative)
+
+    def _stays(self, tile: Tile, row_values: RowValues, side: str) -> Tensor:
+        """Which pairs of a side reach its extreme, or all of them."""
+        s, how = tile.similarity, getattr(self, side)
+        if how == "all":
+            return torch.ones_like(s, dtype=torch.bool)
+        reached = self._order(tile, side) >= row_values[side] - tile.rounding_error()
+        return reached & self._easier(tile, row_values, side) if how == "semihard" else reached
+
+
+@dataclass(frozen=True)
+class PairMargin(Miner):
+    r"""Positives that are less similar than one number and negatives that are more similar than another.
+
+    Formula:
+        positives  w = 1 if s < positive, else 0
+        negatives  w = 1 if s > negative, else 0
+    """
+
+    positive: float = 0.98
+    negative: float = 0.68
+    detach: bool = True
+
+    traits = Traits(symmetric=True, trusted=True, self_contained=True)
+
+    def __post_init__(self) -> None:
+        validate_fields(self)
+
+    def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
+        """Nothing of a row is needed."""
+        return {}
+
+    def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
+        """(a, b) weights."""
+        return weigh_sides(tile, tile.similarity < self.positive, tile.similarity > self.negative)
 
 
 def row_extremes(tile: Tile) -> dict[str, Reduction]:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from mettle.losses.base import PairwiseLoss, require
-from mettle.losses.random_negative import (
+from mettle.pairs import Difficulty, Pass, Reduction, RowValues, Tile, sum_over
+from mettle.pairs.random_negative import (
     HasGenerator,
     Random,
     draw_seed,
@@ -15,7 +16,6 @@ from mettle.losses.random_negative import (
     selected_negative,
     validate_generator,
 )
-from mettle.pairs import Difficulty, Pass, Reduction, RowValues, Tile, sum_over
 from mettle.pairs.similarity import squared_distance
 
 

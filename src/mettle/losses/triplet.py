@@ -8,14 +8,6 @@ from torch import Tensor
 
 from mettle.difficulty import Hardest
 from mettle.losses.base import PairwiseLoss, require, softplus, zero_if_empty
-from mettle.losses.random_negative import (
-    HasGenerator,
-    Random,
-    draw_seed,
-    max_hash,
-    selected_negative,
-    validate_generator,
-)
 from mettle.pairs import (
     BatchHardSpec,
     Difficulty,
@@ -37,6 +29,14 @@ from mettle.pairs.declarations import declared_log_weight, overridden_since
 from mettle.pairs.dispatch import autocast_disabled, nan_if_not_finite
 from mettle.pairs.pair_list import rowwise_similarity
 from mettle.pairs.problem import difficulty_statistics, evaluate_weights
+from mettle.pairs.random_negative import (
+    HasGenerator,
+    Random,
+    draw_seed,
+    max_hash,
+    selected_negative,
+    validate_generator,
+)
 from mettle.pairs.selection import IndicesTuple, resolve_labels, select_pairs
 from mettle.pairs.similarity import (
     TileOperands,

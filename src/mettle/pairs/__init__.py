@@ -39,6 +39,7 @@ from mettle.pairs.kernel_spec import (
     SoftmaxSpec,
     TwoSidedSpec,
 )
+from mettle.pairs.listing import IndexPairs, IndexTriplets, list_pairs, list_triplets
 from mettle.pairs.memory_queue import Queue
 from mettle.pairs.pair_list import as_pair_list_loss
 from mettle.pairs.similarity import distance, squared_distance
@@ -50,6 +51,8 @@ __all__ = [
     "ExponentialWeights",
     "HardestWeights",
     "HingeSpec",
+    "IndexPairs",
+    "IndexTriplets",
     "KernelSpec",
     "KernelWeights",
     "LinearWeights",
@@ -75,6 +78,8 @@ __all__ = [
     "distance",
     "gather_over",
     "iterate_parts",
+    "list_pairs",
+    "list_triplets",
     "logsumexp_over",
     "max_over",
     "pair_loss",

@@ -101,6 +101,7 @@ def overridden_since(kind: type, declaration: str) -> str | None:
         return None
     declaring = order[at]
     described = {name for base in declaring.__mro__ if base not in (object, nn.Module) for name in vars(base)}
+    described |= {"statistic_passes"}  # of a difficulty, in place of its row_statistics
     described -= AROUND | {field.name for field in _fields(declaring)}
     for base in order[:at]:
         for name in vars(base):

@@ -186,6 +186,5 @@ def pair_weights(
     validate_inputs(z, labels, None, None, biased)
     problem, _ = build_problem(loss, z, labels, None, None, difficulty, biased, sort=False)
     tile = problem.tile(*problem.whole_blocks())
-    statistics = difficulty.row_statistics(tile)
-    values = {n: reference.reduce_tile(acc, None, tile, problem.max_positives) for n, acc in statistics.items()}
-    return evaluate_weights(difficulty, tile, values)
+    statistics = reference.run_passes(problem, problem.resolve_statistics(), tile)
+    return evaluate_weights(difficulty, tile, difficulty_statistics(statistics))

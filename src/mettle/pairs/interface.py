@@ -175,6 +175,9 @@ class Difficulty(Protocol):
     ``row_statistics`` names what ``weights`` needs to know of a row (its hardest positive, say); most need
     none and return an empty dict. Weights carry no gradient while ``detach`` is true.
 
+    Where one statistic builds on another, ``statistic_passes()`` gives them as several `Pass`es; ``row_statistics`` is
+    then what the first of them accumulates.
+
     Three optional declarations, for those who have reason to make them. Subclasses inherit them; one that overrides the
     weights must restate them, or loses their promises (`mettle.pairs.declarations`):
         traits            a `Traits`: promises about the weights, and how losses use them (default: none)

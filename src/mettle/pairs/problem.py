@@ -14,7 +14,17 @@ from torch import Tensor, nn
 
 from mettle.errors import InputError
 from mettle.pairs.declarations import declared_traits
-from mettle.pairs.interface import Difficulty, Mask, Measure, PairLoss, Reduction, RowValues, Tile, temperature_of
+from mettle.pairs.interface import (
+    Difficulty,
+    Mask,
+    Measure,
+    PairLoss,
+    Pass,
+    Reduction,
+    RowValues,
+    Tile,
+    temperature_of,
+)
 from mettle.pairs.selection import PairSelection, TileRelation, count_repeats
 from mettle.pairs.similarity import TileOperands, can_read, may_read, prepare_embeddings, similarity, transforms_active
 from mettle.pairs.validation import Reference
@@ -121,20 +131,9 @@ class PairProblem:
 
     def resolve_passes(self) -> list[ResolvedPass]:
         """The difficulty's row statistics first, if it needs any, then the passes of the loss."""
-        resolved: list[ResolvedPass] = []
+        resolved = self.resolve_statistics()
         difficulty = self.difficulty
         weights = self._weights
-        if difficulty is not None and difficulty.row_statistics(self.probe_tile()):
-            resolved.append(
-                ResolvedPass(
-                    self._broadcast_reductions(
-                        lambda tile, _: {f"{STATISTIC}{k}": x for k, x in difficulty.row_statistics(tile).items()}
-                    ),
-                    lambda tile, row_values: None,
-                    reads="none",
-                    constant=difficulty.detach,
-                )
-            )
         statistics, traits = bool(resolved), declared_traits(difficulty)
         # Weights that differ between the two ends of a pair must be asked for at each end.
         apart = statistics or not (difficulty is None or traits.symmetric)
@@ -151,6 +150,26 @@ class PairProblem:
                 )
             )
         return resolved
+
+    def resolve_statistics(self) -> list[ResolvedPass]:
+        """The passes for the row statistics of the difficulty, if it needs any."""
+        difficulty = self.difficulty
+        if difficulty is None or not difficulty.row_statistics(self.probe_tile()):
+            return []
+
+        def named(reductions: ReductionsOfTile) -> ReductionsOfTile:
+            return self._broadcast_reductions(
+                lambda tile, rows: {
+                    f"{STATISTIC}{name}": acc for name, acc in reductions(tile, difficulty_statistics(rows)).items()
+                }
+            )
+
+        return [
+            ResolvedPass(
+                named(one.reductions), lambda tile, row_values: None, reads=one.reads, constant=difficulty.detach
+            )
+            for one in statistic_passes(difficulty)
+        ]
 
     def _broadcast_reductions(self, reductions: ReductionsOfTile) -> ReductionsOfTile:
         """The reductions of a tile, each broadcast to the whole tile."""
@@ -240,6 +259,12 @@ class PairProblem:
 def take_block(z: Tensor, block: RowBlock) -> Tensor:
     """The rows of a block; all of them without a view, which autograd would have to go back through."""
     return z if block.start == 0 and block.stop == len(z) else z[block.rows]
+
+
+def statistic_passes(difficulty: Difficulty) -> tuple[Pass, ...]:
+    """How the row statistics of a difficulty are accumulated: in one pass, unless it says otherwise."""
+    several = getattr(difficulty, "statistic_passes", None)
+    return (Pass(lambda tile, _: difficulty.row_statistics(tile)),) if several is None else several()
 
 
 def evaluate_weights(difficulty: Difficulty, tile: Tile, statistics: RowValues) -> Tensor:

@@ -9,21 +9,26 @@ import torch
 from torch import Tensor
 
 from mettle.pairs.interface import Reduction, Tile
-from mettle.pairs.problem import PairProblem
+from mettle.pairs.problem import PairProblem, ResolvedPass
 
 
 def reduce_problem(problem: PairProblem) -> dict[str, Tensor]:
     """Everything that the rows accumulate, (n,) or (n, m) each, with gradient."""
-    tile = problem.tile(*problem.whole_blocks())
+    row_values = run_passes(problem, problem.resolve_passes(), problem.tile(*problem.whole_blocks()))
+    return {name: value.squeeze(1) for name, value in row_values.items()}
+
+
+def run_passes(problem: PairProblem, passes: list[ResolvedPass], tile: Tile) -> dict[str, Tensor]:
+    """What passes over the whole matrix accumulate, as columns."""
     row_values: dict[str, Tensor] = {}
-    for current_pass in problem.resolve_passes():
+    for current_pass in passes:
         visible = {} if current_pass.reads == "none" else row_values  # no more than a tile would see
         if current_pass.reads == "both":
             visible = row_values | {f"{k}ᵀ": v.transpose(0, 1) for k, v in row_values.items()}
         w = current_pass.weights(tile, visible)
         reductions = current_pass.reductions(tile, visible)
         row_values |= {name: reduce_tile(acc, w, tile, problem.max_positives) for name, acc in reductions.items()}
-    return {name: value.squeeze(1) for name, value in row_values.items()}
+    return row_values
 
 
 def reduce_tile(acc: Reduction, w: Tensor | None, tile: Tile, max_entries: Callable[[], int]) -> Tensor:

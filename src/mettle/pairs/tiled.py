@@ -162,8 +162,8 @@ def _differentiable_backward(ctx, grads: tuple[Tensor | None, ...]) -> list[Tens
     z, ref, *parameters = ctx.saved_tensors
     problem = replace(ctx.loop.problem, z=z, ref=ref)
     warn_dense_recomputation(len(z), len(z) if ref is None else len(ref))
-    values = reference.reduce_problem(problem)
-    outputs = [values[name] for name in ctx.loop.names()]
+    values = reference.run_passes(problem, ctx.loop.passes, problem.tile(*problem.whole_blocks()))
+    outputs = [values[name].squeeze(1) for name in ctx.loop.names()]
     return differentiable_gradients(outputs, grads, (z, ref, *parameters))
 
 

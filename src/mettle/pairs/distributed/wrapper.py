@@ -280,9 +280,10 @@ class AcrossRanks(nn.Module):
         if not self._is_random:
             yield
             return
-        given = getattr(self.loss, "random", None)
-        if isinstance(given, torch.Generator):
-            given.set_state(_broadcast_from_rank0(given.get_state()))
+        for part in iterate_parts(self.loss):
+            given = getattr(part, "random", None)
+            if isinstance(given, torch.Generator):
+                given.set_state(_broadcast_from_rank0(given.get_state()))
         common = [torch.default_generator]
         if device.type == "cuda":
             common.append(torch.cuda.default_generators[device.index or 0])

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from mettle.errors import InputError
-from mettle.pairs import Reduction, RowValues, Tile, max_over, sum_over
+from mettle.pairs.interface import Reduction, RowValues, Tile, max_over, sum_over
 
 Random = Any
 """A ``torch.Generator``, or None for torch's own."""
 
 
 class HasGenerator(nn.Module):
-    """A loss whose field ``random`` is a generator: where it stands is saved and resumed with the loss."""
+    """A loss or a difficulty whose field ``random`` is a generator: where it stands is saved and resumed with it."""
 
     def get_extra_state(self) -> Tensor:
         """The state of the generator, on the CPU whatever the module is moved to; empty for torch's own."""
