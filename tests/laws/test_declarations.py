@@ -142,6 +142,7 @@ FUSED |= {
 REFUSED = {
     "supcon out, hardest": "kernels that mine the hardest pairs have no softmax",
     "debiased, hardest": "kernels that mine the hardest pairs have no softmax",
+    "debiased, multi-similarity mining": "the kernels mine positives and negatives, and no prior counts what is left",
     "debiased, threshold live": "the kernels count negatives by weight only where the weights are linear and constant",
 }
 
