@@ -31,8 +31,7 @@ EVERY = [(form, None) for form in NAMES] + [
     for form in NAMES
     for difficulty in DIFFICULTIES
     # Thresholds and exponentials of a raw dot product or distance mean nothing; the rest does.
-    if form in ON_SPHERE
-    or difficulty in ("hardest", "semi-hard", "multi-similarity mining", "easy-hard", "triplet margin")
+    if form in ON_SPHERE or difficulty in MINING
 ]
 
 

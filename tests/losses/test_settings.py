@@ -9,12 +9,17 @@ import mettle.difficulty
 import mettle.losses
 from mettle.difficulty import (
     AdaptiveThreshold,
+    Angular,
+    DistanceWeighted,
+    DistanceWeightedSampling,
     Hardest,
     Importance,
     MultiSimilarityMining,
+    PairMargin,
     Product,
     SemiHard,
     Threshold,
+    TripletMarginMining,
     curriculum,
 )
 from mettle.errors import InputError
@@ -56,13 +61,18 @@ NUMBERS = {
         LiftedStructure,
         SimilarityRanking,
         SemiHard,
+        TripletMarginMining,
         lambda **o: CosFace(4, 3, **o),
         lambda **o: ArcFace(4, 3, **o),
         lambda **o: SphereFace(4, 3, **o),
     ],
-    "positive": [Contrastive, Threshold, AdaptiveThreshold],
-    "negative": [Contrastive, Threshold, AdaptiveThreshold],
+    "positive": [Contrastive, PairMargin, Threshold, AdaptiveThreshold],
+    "negative": [Contrastive, PairMargin, Threshold, AdaptiveThreshold],
     "epsilon": [MultiSimilarityMining],
+    "angle": [Angular],
+    "cutoff": [DistanceWeighted, DistanceWeightedSampling],
+    "limit": [DistanceWeighted, DistanceWeightedSampling],
+    "dim": [DistanceWeighted, DistanceWeightedSampling],
     "norm_weight": [NPair],
     "scale": [
         SimilarityClassification,

@@ -14,6 +14,8 @@
 Your own is one small class: see `mettle.pairs.Difficulty`.
 """
 
+from typing import TYPE_CHECKING
+
 from mettle.difficulty.combine import Product, curriculum
 from mettle.difficulty.distance_weighted import DistanceWeighted, DistanceWeightedSampling
 from mettle.difficulty.fixed_weights import FixedWeights as FixedWeights
@@ -25,6 +27,7 @@ from mettle.difficulty.settings import validate_fields as validate_fields
 from mettle.difficulty.settings import validate_integers as validate_integers
 from mettle.difficulty.threshold import AdaptiveThreshold, Threshold
 from mettle.difficulty.triplet_mining import Angular, TripletMarginMining
+from mettle.unknown_names import explain_missing_name
 
 __all__ = [
     "AdaptiveThreshold",
@@ -43,3 +46,18 @@ __all__ = [
     "TripletMarginMining",
     "curriculum",
 ]
+
+PEERS = {  # what other libraries call a miner
+    "AngularMiner": "Angular",
+    "BatchEasyHardMiner": "EasyHard",
+    "BatchHardMiner": "Hardest",
+    "DistanceWeightedMiner": "DistanceWeightedSampling",
+    "MultiSimilarityMiner": "MultiSimilarityMining",
+    "PairMarginMiner": "PairMargin",
+    "TripletMarginMiner": "TripletMarginMining",
+}
+
+if not TYPE_CHECKING:  # a type checker should still say what is not there
+
+    def __getattr__(name: str):
+        raise explain_missing_name(__name__, name, __all__, PEERS)

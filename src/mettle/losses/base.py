@@ -126,6 +126,7 @@ class PairwiseLoss(SettingsModule):
             raise InputError(
                 f"no anchor has a positive among {len(embeddings)} samples: each class needs at least two samples in a "
                 "batch. The usual cause is a sampler that draws samples one by one; draw P classes x K samples"
+                + _say_mined(self)
             )
         return output.reduce(self.reduction)
 
@@ -292,6 +293,14 @@ class PairwiseLoss(SettingsModule):
             return view_with(self, difficulty=FixedWeights(weights, traits.positive_weights, traits.negatives))
         at = getattr(difficulty_of(self), "at", None)
         return self if progress is None or at is None else view_with(self, difficulty=at(progress))
+
+
+def _say_mined(loss: PairwiseLoss) -> str:
+    """What else may leave no positive."""
+    difficulty = difficulty_of(loss)
+    if difficulty is None:
+        return ""
+    return f". Or {type(difficulty).__name__} leaves none in: if that is to be expected, give the loss empty='zero'"
 
 
 class SoftmaxLoss(PairwiseLoss):
