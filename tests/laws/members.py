@@ -44,6 +44,7 @@ FORMS: dict[str, Any] = {
     "supcon out": SupCon(0.2),
     "supcon in": SupCon(0.2, form="in"),
     "supcon sum": SupCon(0.2, normalise="sum"),
+    "supcon linear": SupCon(0.2, neg_weight="linear"),
     "supcon cold": SupCon(0.02),  # below the safe range of the fixed maximum in float32
     "infonce": InfoNCE(0.5),
     "infonce cold": InfoNCE(0.02),

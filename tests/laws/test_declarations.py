@@ -259,6 +259,7 @@ class NaNWeights(Threshold):
         (SupCon(0.2, difficulty=Product(Threshold(), Threshold())), "Product declares no kernel_weights"),
         (FORMS["lifted"], "LiftedStructure declares no kernel_spec"),
         (SupCon(0.2, neg_weight="penalty"), "the kernels have no pass for neg_weight='penalty'"),
+        (SupCon(0.2, neg_weight="linear"), "the kernels have no sum for neg_weight='linear'"),
         (SupCon(0.005, difficulty=Importance()), "a temperature of 0.005 with these weights is outside the range of"),
         (Triplet(), "of the triplet losses, the kernels know batch-hard on unit vectors"),
         (SupCon(0.2), "the embeddings are on cpu"),

@@ -15,6 +15,7 @@ MEMBERS = {
     "supcon": losses.SupCon(0.2),
     "supcon in": losses.SupCon(0.2, form="in"),
     "supcon threshold": losses.DASupCon(),
+    "supcon linear": losses.DASupCon(preset="author"),
     "supcon penalty": losses.SupCon(0.2, difficulty=Threshold(), neg_weight="penalty"),
     "infonce": losses.InfoNCE(0.3),
     "infonce prior": losses.InfoNCE(0.3, prior=0.1),

@@ -91,6 +91,7 @@ NUMBERS = {
     "base": [MultiSimilarity],
     "gamma": [Circle, lambda **o: SoftTriple(4, 3, **o)],
     "nu": [Margin],
+    "push_factor": [SupCon, DASupCon],
     "concentration": [lambda **o: AdaFace(4, 3, **o)],
     "longest": [lambda **o: MagFace(4, 3, **o)],
     "vectors_per_class": [lambda **o: SubCenterArcFace(4, 3, **o)],

@@ -268,6 +268,39 @@ def da_supcon(
     return per_anchor, mean_of_defined(per_anchor)
 
 
+def author_da_supcon(z, y, temperature=0.07, w_pos=2.0, w_neg=2.0, th_pos=0.1, th_neg=0.7, factor=0.3):
+    """Difficulty-aware SupCon as its author coded it: (L⁺ by anchor, L⁻ by anchor, mean L⁺ + factor · mean L⁻).
+
+    Hard pairs weigh w⁺ = 1 + (W⁺-1)(th⁺-s)/th⁺ and w⁻ = 1 + (W⁻-1)(s-th⁻)/(1-th⁻), others 1;
+    L⁺_i = -Σ_p w⁺ log p_ip / Σ_p w⁺ with p the softmax over everyone else, mean over anchors with a positive;
+    L⁻_i = Σ_n (w⁻)² (s_in - 1)/τ / Σ_n w⁻, mean over anchors with a negative. None where an anchor has no such pair.
+    """
+    unit = [[x / math.sqrt(math.fsum(v * v for v in row)) for x in row] for row in np.asarray(z, float).tolist()]
+    n, labels = len(unit), list(y)
+    pull, push = [], []
+    for i in range(n):
+        others = [j for j in range(n) if j != i]
+        s = {j: math.fsum(a * b for a, b in zip(unit[i], unit[j], strict=True)) for j in others}
+        log_all = math.log(math.fsum(math.exp((s[j] - 1) / temperature) for j in others)) + 1 / temperature
+        top, bottom = [], []
+        for p in (j for j in others if labels[j] == labels[i]):
+            w = 1 + (w_pos - 1) * (th_pos - s[p]) / th_pos if s[p] < th_pos else 1.0
+            top.append(-w * (s[p] / temperature - log_all))
+            bottom.append(w)
+        pull.append(math.fsum(top) / math.fsum(bottom) if bottom else None)
+        top, bottom = [], []
+        for k in (j for j in others if labels[j] != labels[i]):
+            w = 1 + (w_neg - 1) * (s[k] - th_neg) / (1 - th_neg) if s[k] > th_neg else 1.0
+            top.append(w * w * (s[k] - 1) / temperature)
+            bottom.append(w)
+        push.append(math.fsum(top) / math.fsum(bottom) if bottom else None)
+    total = 0.0
+    for part, times in ((pull, 1.0), (push, factor)):
+        there = [value for value in part if value is not None]
+        total += times * math.fsum(there) / len(there) if there else 0.0
+    return pull, push, total
+
+
 # --------------------------------------------------------------------------------------------------- InfoNCE
 
 

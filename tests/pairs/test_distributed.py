@@ -134,6 +134,7 @@ def cases() -> dict[str, Case]:
     found["a stranger's pairs"] = Case(lambda rank: RaisedTo(0.2), how=("auto", "anchors"))
     found["label sets"] = Case(lambda rank: SupCon(0.2), "sets", auto="anchors")
     found["da"] = Case(lambda rank: mettle.losses.DASupCon(0.2), auto="anchors")
+    found["da author"] = Case(lambda rank: mettle.losses.DASupCon(preset="author"), auto="anchors")
     found["tiles"] = Case(
         lambda rank: SupCon(0.2, difficulty=Threshold()), options={"engine": "tiled", "tile": 4}, auto="anchors"
     )

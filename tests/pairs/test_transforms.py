@@ -44,6 +44,7 @@ PAIRWISE = {
     "supcon": SupCon(),
     "da-supcon": DASupCon(),
     "penalty": DASupCon(neg_weight="penalty"),
+    "author's": DASupCon(preset="author"),
     "learned temperature": SupCon(learn_temperature=True),
     "infonce": InfoNCE(),
     "debiased": InfoNCE(prior=0.1),

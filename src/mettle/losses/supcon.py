@@ -1,7 +1,8 @@
 """Supervised contrastive loss: all positives against the rest."""
 
 import math
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,7 +38,9 @@ class SupCon(SoftmaxLoss):
         `Threshold` is read as difficulty-aware SupCon: L_i = −(1/|P|) Σ_p w_ip (x_ip − log D_i), positive weights in
         the numerator only, negative weights inside D. Options: ``pos_weight`` and ``neg_weight`` say where weights
         act (a ``penalty`` adds the mean of (w − 1)·(−log(1 − p_in)) over negatives), ``normalise`` divides by the
-        ``count`` of positives, their total ``weight``, or not at all (``sum``).
+        ``count`` of positives, their total ``weight``, or not at all (``sum``). ``linear`` leaves D unweighted and adds
+        push_factor · Σ_n w_in² (s_in − 1) / temperature / Σ_n w_in, s the cosine: a push on every negative, easy ones
+        too, that never ends.
         With soft ``targets`` t in the call, L_i = −Σ_j q_ij log(e^{x_ij} / D_i), q_ij = t_ij / Σ_j t_ij (out): the
         cross-entropy between the targets of a row and its softmax.
     Needs:
@@ -54,10 +57,11 @@ class SupCon(SoftmaxLoss):
     form: Literal["out", "in"] = "out"
     difficulty: Difficulty | None = None
     pos_weight: Literal["numerator", "everywhere"] | None = None  # None: numerator for Threshold, else everywhere
-    neg_weight: Literal["denominator", "penalty", "none"] = "denominator"
+    neg_weight: Literal["denominator", "penalty", "linear", "none"] = "denominator"
     normalise: Literal["count", "weight", "sum"] | None = None  # None: count for "numerator", weight otherwise
     base_temperature: float | None = None  # the loss is multiplied by temperature / this; None: by 1
     mean_all: bool = False  # anchors without positives count as 0 in the mean instead of being left out
+    push_factor: float = field(default=0.3, kw_only=True)  # times the linear push on negatives
 
     self_contained = True
     takes_targets = True
@@ -66,6 +70,12 @@ class SupCon(SoftmaxLoss):
         super().__post_init__()
         base = self.base_temperature
         require(base is None or base > 0, f"base_temperature must be above 0, got {base}")
+        require(self.push_factor >= 0, f"push_factor must be at least 0, got {self.push_factor}")
+        require(
+            not (self.learn_temperature and self.neg_weight == "linear"),
+            "the linear push falls without end as a learned temperature does: leave learn_temperature off, or use "
+            "another neg_weight",
+        )
         parts = [
             part for part in iterate_parts(self.difficulty) if isinstance(part, Threshold) and part.form == "literal"
         ]
@@ -94,6 +104,20 @@ class SupCon(SoftmaxLoss):
 
     def plain(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Everyone else fills the denominator, positives attract."""
+        return self.softmax_terms(tile) | self.push(tile)
+
+    def push(self, tile: Tile) -> dict[str, Reduction]:
+        """The linear push on negatives: a weight multiplies it twice, once in the mean over negatives."""
+        if self.neg_weight != "linear":
+            return {}
+        x = (tile.similarity - 1) / self.temperature
+        return {
+            "push": sum_over(x, tile.negative, weighting="square"),
+            "negative_weight": sum_over(1.0, tile.negative),
+        }
+
+    def softmax_terms(self, tile: Tile) -> dict[str, Reduction]:
+        """The denominator and the attraction of positives where all pairs count alike, or as soft targets say."""
         x, bound = self.logits(tile), self.logit_bound
         if tile.target is not None:
             attraction = (
@@ -116,10 +140,11 @@ class SupCon(SoftmaxLoss):
         }
 
     def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
-        """Negatives fill the denominator."""
+        """Negatives fill the denominator, and are pushed."""
         weighting = "weight" if self.neg_weight == "denominator" else "none"
         x = self.logits(tile)
         found = {"negatives_lse": logsumexp_over(x, tile.negative, weighting=weighting, bound=self.logit_bound)}
+        found |= self.push(tile)
         return (
             found | {"max_negative": Reduction("max", x, tile.negative, "none")}
             if self.neg_weight == "penalty"
@@ -185,6 +210,9 @@ class SupCon(SoftmaxLoss):
             excess = row_values["weighted surprise"] - row_values["surprise"]
             excess = excess + torch.where(likely, (row_values["weighted likely"] - row_values["likely"]) * surprise, 0)
             value = value + excess / row_values["negatives"].clamp(min=1)
+        if "push" in row_values:
+            weight = row_values["negative_weight"]
+            value = value + self.push_factor * row_values["push"] / torch.where(weight == 0, 1, weight)
         if self.mean_all:
             value = value.masked_fill(row_values["positives"] == 0, 0)
         return value if self.base_temperature is None else value * (self.current_temperature() / self.base_temperature)
@@ -194,13 +222,15 @@ class SupCon(SoftmaxLoss):
         return (row_values["positives"] > 0) | self.mean_all
 
     def kernel_spec(self, weights: KernelWeights | None) -> SoftmaxSpec | NoKernel:
-        """All but the penalty, which takes a pass of its own."""
+        """All but the penalty, which takes a pass of its own, and the linear push, a sum that is no softmax."""
         if self.learn_temperature and self.base_temperature is not None:
             return NoKernel("the value is multiplied by a learned temperature")
         if (refusal := self.refuse_learning(weights)) is not None:
             return refusal
         if self.neg_weight == "penalty":
             return NoKernel("the kernels have no pass for neg_weight='penalty'")
+        if self.neg_weight == "linear":
+            return NoKernel("the kernels have no sum for neg_weight='linear'")
         return SoftmaxSpec(
             "supcon_out" if self.form == "out" else "supcon_in",
             self.temperature,
@@ -214,34 +244,64 @@ class SupCon(SoftmaxLoss):
         )
 
 
+@dataclass(frozen=True)
+class Preset:
+    """What `DASupCon` is where its call does not say."""
+
+    temperature: float = 0.1
+    alpha: float = 1.0
+    beta: float = 2.0
+    positive: float = 0.7
+    negative: float = 0.3
+    weight_form: Literal["hinge", "literal"] = "hinge"
+    neg_weight: Literal["denominator", "penalty", "linear", "none"] = "denominator"
+    normalise: Literal["count", "weight", "sum"] | None = None
+
+
+PRESETS = {
+    "default": Preset(),
+    "literal": Preset(weight_form="literal", neg_weight="none", normalise="sum"),
+    "author": Preset(0.07, 1.0, 1.0, 0.1, 0.7, "hinge", "linear", "weight"),
+}
+
+
 @explain_arguments
 def DASupCon(
-    temperature: float = 0.1,
-    alpha: float = 1.0,
-    beta: float = 2.0,
-    positive: float = 0.7,
-    negative: float = 0.3,
+    temperature: float | None = None,
+    alpha: float | None = None,
+    beta: float | None = None,
+    positive: float | None = None,
+    negative: float | None = None,
     *,
-    preset: Literal["default", "literal"] = "default",
+    preset: Literal["default", "literal", "author"] = "default",
     form: Literal["out", "in"] = "out",
     pos_weight: Literal["numerator", "everywhere"] | None = None,
-    neg_weight: Literal["denominator", "penalty", "none"] | None = None,
+    neg_weight: Literal["denominator", "penalty", "linear", "none"] | None = None,
     normalise: Literal["count", "weight", "sum"] | None = None,
+    push_factor: float = 0.3,
     reduction: LossReduction = "mean",
 ) -> SupCon:
     r"""Difficulty-aware SupCon: `SupCon` whose difficulty is `Threshold`.
 
-    ``preset="literal"`` is the formula as first written down: unclamped positive weights, negatives unweighted, no
-    division by the number of positives (the ``reduction`` over anchors stays). The other options are those of `SupCon`.
+    What is left out is that of the preset:
+        default  temperature 0.1, alpha 1, beta 2, thresholds 0.7 and 0.3; negative weights in the denominator
+        literal  the same numbers and the formula as first written down: unclamped positive weights, negatives
+                 unweighted, no division by the number of positives (the ``reduction`` over anchors stays)
+        author   the loss as its author coded it: temperature 0.07, alpha 1, beta 1, thresholds 0.1 and 0.7;
+                 positives normalised by their total weight, negatives in a linear push of ``push_factor`` 0.3
+    The other options are those of `SupCon`.
     """
-    require(preset in ("default", "literal"), f"preset must be 'default' or 'literal', got {preset!r}")
-    literal = preset == "literal"
+    require(preset in PRESETS, f"preset must be {' or '.join(map(repr, PRESETS))}, got {preset!r}")
+    usual = PRESETS[preset]
+    given = {"alpha": alpha, "beta": beta, "positive": positive, "negative": negative}
+    numbers: dict[str, Any] = {name: getattr(usual, name) if value is None else value for name, value in given.items()}
     return SupCon(
-        temperature,
+        usual.temperature if temperature is None else temperature,
         form,
-        Threshold(alpha, beta, positive, negative, form="literal" if literal else "hinge"),
+        Threshold(**numbers, form=usual.weight_form),
         pos_weight,
-        neg_weight or ("none" if literal else "denominator"),
-        normalise or ("sum" if literal else None),
+        neg_weight or usual.neg_weight,
+        normalise or usual.normalise,
+        push_factor=push_factor,
         reduction=reduction,
     )

@@ -93,8 +93,9 @@ def effective_weight(acc: Reduction, w: Tensor | None) -> Tensor | None:
     """How much each pair counts: mask times weight, ``None`` for "every pair fully"."""
     part = None if acc.mask is True else acc.mask
     assert not isinstance(part, bool)
-    if w is not None and acc.weighting == "weight":
-        part = w if part is None else w * part
+    if w is not None and acc.weighting in ("weight", "square"):
+        power = w.square() if acc.weighting == "square" else w
+        part = power if part is None else power * part
     elif w is not None and acc.weighting == "mask":
         part = (w != 0) if part is None else (w != 0) & part
     several = isinstance(acc.values, Tensor) and acc.values.ndim == 3

@@ -31,8 +31,9 @@ RowValues = Mapping[str, Tensor]
 Where a pass reads both ends of its pairs, ``row_values["nameᵀ"]`` is the same quantity of the references, (1, b).
 """
 
-Weighting = Literal["weight", "mask", "none"]
-"""What a reduction takes from the difficulty: its weights, only which pairs it leaves in (w not 0), or nothing."""
+Weighting = Literal["weight", "square", "mask", "none"]
+"""What a reduction takes from the difficulty: its weights, their squares, only which pairs it leaves in (w not 0), or
+nothing."""
 
 Measure = Literal["cosine", "dot", "squared", "l1"]
 """Similarity of two embeddings: cosine, dot product, minus squared distance, minus L1 distance."""
@@ -77,7 +78,8 @@ class Reduction:
 def sum_over(values: Tensor | float, mask: Mask, *, weighting: Weighting = "weight") -> Reduction:
     """Σ w·values over the masked pairs; ``sum_over(1.0, mask)`` counts them.
 
-    ``weighting="mask"`` uses only whether a pair is there (w not 0), ``"none"`` ignores the difficulty.
+    ``weighting="mask"`` uses only whether a pair is there (w not 0), ``"none"`` ignores the difficulty, ``"square"``
+    weighs every pair by w².
     """
     return Reduction("sum", values, mask, weighting)
 

@@ -41,6 +41,7 @@ def reduce_tile(acc: Reduction, w: Tensor | None, tile: Tile, max_entries: Calla
         return _reduce_unweighted(acc, mask, s)
     w = s.new_ones(1, 1) if w is None or acc.weighting == "none" else w
     w = (w != 0).to(s.dtype) if acc.weighting == "mask" else w
+    w = w.square() if acc.weighting == "square" else w
     x = acc.values if isinstance(acc.values, Tensor) else torch.full_like(s, acc.values)
     if x.ndim == 3:
         mask, w = mask[..., None], w[..., None]

@@ -109,6 +109,8 @@ class SelfNormalizedLoss:
     @staticmethod
     def _fold_reduction(name: str, acc: Reduction, tile: Tile, log_u: Tensor, bound: float) -> dict[str, Reduction]:
         """A reduction with u inside; its name tells `_divide_by_mean` what to do with it."""
+        if acc.weighting == "square":
+            raise CannotFold
         plain = replace(acc, weighting="none")
         weighted = acc.weighting == "weight" and acc.mask is tile.negative
         if acc.weighting == "weight" and acc.kind != "max" and not (weighted or acc.mask is tile.positive):

@@ -401,7 +401,7 @@ def reduction_gradients(
         if acc.mask is False:
             continue
         has_gradient = isinstance(acc.values, Tensor) and acc.values.requires_grad
-        differentiable = w is not None and w.requires_grad and acc.weighting == "weight"
+        differentiable = w is not None and w.requires_grad and acc.weighting in ("weight", "square")
         if not (has_gradient or differentiable):
             continue
         constant = replace(acc, values=acc.values.detach()) if isinstance(acc.values, Tensor) else acc
@@ -413,8 +413,9 @@ def reduction_gradients(
         if differentiable:
             assert w is not None
             assert gw is not None
+            gw = gw.sum(2) if gw.ndim == 3 else gw
             outputs.append(w)
-            gradients.append((gw.sum(2) if gw.ndim == 3 else gw).expand_as(w))
+            gradients.append((2 * w.detach() * gw if acc.weighting == "square" else gw).expand_as(w))
     return outputs, gradients
 
 
