@@ -40,8 +40,10 @@ from mettle.train.methods.base import (
     uses_second_encoder,
     wants_sparse_grad,
 )
-from mettle.train.methods.hardness_aware import Synthesis, tuple_layout
+from mettle.train.methods.hardness_aware import Synthesis
 from mettle.train.methods.past_embeddings import QueueSettings
+from mettle.train.methods.tuple_layouts import tuple_layout
+from mettle.train.methods.two_encoder import default_biased_loss
 from mettle.train.optim import build_optimizer, build_shape
 from mettle.train.recipe_files import (
     builtin_recipes,
@@ -162,7 +164,7 @@ class TrainConfig(Section):
 class BiasedConfig(Section):
     """The second encoder of a loss with a ``Relative`` difficulty (method two-encoder)."""
 
-    loss: dict[str, Any] = {"kind": "SelfTriplet"}
+    loss: dict[str, Any] | None = None  # None: SelfTriplet with the prior of the first encoder's loss
     rate: float = Field(1.0, gt=0)  # times train.rate
     weights: Literal["pairs", "mean", "shuffled"] = "pairs"  # the last two are controls
 
@@ -410,6 +412,8 @@ class Recipe(Section):
 
     def build_biased_loss(self) -> Any:
         """The loss of the second encoder."""
+        if self.biased.loss is None:
+            return default_biased_loss(self.loss_template)
         return build(losses, self.biased.loss, "biased.loss", {"dim": self._dim})
 
     def build_synthesis(self) -> Synthesis:
@@ -678,7 +682,8 @@ def _check_networks(recipe: Recipe) -> None:
         raise RecipeError(f"[synthesis] needs train.method = 'hardness-aware', got {method!r}")
     if method == "hardness-aware":
         try:
-            tuple_layout(loss)
+            if not is_import_path(kind):  # known when training begins
+                tuple_layout(loss)
         except InputError as error:
             raise RecipeError(f"[loss] {error}") from None
         if recipe.batch.views != 1:

@@ -1,21 +1,39 @@
 """HDML: who trains what, its identities, its batches, resuming."""
 
 import json
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from mettle.data.loader import Batch
-from mettle.difficulty import Hardest
+from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Relative, Threshold, curriculum
 from mettle.errors import DataError, InputError, NumericError, RecipeError
-from mettle.losses import NPair, SupCon, Triplet
+from mettle.losses import (
+    ArcFace,
+    Circle,
+    Contrastive,
+    DASupCon,
+    InfoNCE,
+    LiftedStructure,
+    Margin,
+    MultiSimilarity,
+    NPair,
+    SelfTriplet,
+    SmoothAP,
+    SupCon,
+    Triplet,
+)
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import HardnessAware, builtin_recipes, load
 from mettle.train import callbacks as logs
 from mettle.train.from_recipe import train
-from mettle.train.methods.hardness_aware import Synthesis, tuple_layout
+from mettle.train.methods.base import LossTerms
+from mettle.train.methods.hardness_aware import Synthesis, WindowMean
+from mettle.train.methods.tuple_layouts import tuple_layout
 from mettle.train.recipe import parse_recipe
 from oracles import synthesis as oracle
 
@@ -115,7 +133,11 @@ def test_all_three_losses_are_those_of_the_oracle(loss):
         back = oracle.generate(np.concatenate([z, np.array(made)]), generator)
         zb = embed(back)
         real = oracle.npair_rows(z[anchors], [z[positives]] * 6, 0.01)
-        synthetic = oracle.npair_rows(zb[anchors], zb[12:].reshape(6, 6, -1), 0.01)
+        bank = zb[12:].reshape(6, 6, -1)
+        synthetic = oracle.npair_rows(zb[anchors], bank, 0.01)
+        positives_only = oracle.npair_rows(zb[anchors], bank, 0.01, "positives")
+        assert method(NPAIR, hidden=5, norm_rows="positives").terms(b).synthetic.item() == pytest.approx(positives_only)
+        assert positives_only != pytest.approx(synthetic, rel=1e-6)
         soft = oracle.cross_entropy(logits(back[12:]), np.tile(labels[positives], 6))
         soft += oracle.cross_entropy(logits(back[anchors]), labels[anchors])
     missed = ((back[:12] - y) ** 2).sum()
@@ -127,7 +149,102 @@ def test_all_three_losses_are_those_of_the_oracle(loss):
     assert found.metric.dtype == torch.float64
 
 
-@pytest.mark.parametrize("loss", [TRIPLET, NPAIR], ids=["triplet", "npair"])
+PAIRWISE = {
+    "supcon": (SupCon(0.5), oracle.supcon_row(0.5)),
+    "contrastive": (Contrastive(0.2, 1.6), oracle.contrastive_row(0.2, 1.6)),
+}
+
+
+@pytest.mark.parametrize("each", [2, 3, 4])
+@pytest.mark.parametrize("name", PAIRWISE)
+def test_any_pairwise_loss_is_that_of_the_oracle(name, each):
+    """Every anchor against the positives of all pairs: its class's as they are, the others pulled for it alone."""
+    loss, row = PAIRWISE[name]
+    aware = method(loss, hidden=5)
+    b = batch(np.repeat([7, 3, 9], each))
+    found = aware.terms(b)
+    with torch.no_grad():
+        y = aware.model.features(b.inputs)
+        z = aware.model.head(y).numpy()
+    starts = [each * k + i for k in range(3) for i in range(0, each - 1, 2)]
+    anchors, positives = np.array(starts), np.array(starts) + 1
+    classes, m, level = b.labels.numpy()[anchors], len(starts), oracle.decay(90, 60)
+    bank = oracle.bank_of(z[anchors], z[positives], classes, level)
+    back = oracle.generate(np.concatenate([z, bank.reshape(m * m, -1)]), arrays(aware.generator))
+    embedding = arrays(aware.model.head)
+    zb = back @ embedding["weight"].T + embedding["bias"]
+    real = oracle.pairwise_mean(z[anchors], [z[positives]] * m, classes, row)
+    synthetic = oracle.pairwise_mean(zb[anchors], zb[3 * each :].reshape(m, m, -1), classes, row)
+    assert found.plain.item() == pytest.approx(real, rel=1e-9)
+    assert found.synthetic.item() == pytest.approx(synthetic, rel=1e-9)
+    assert found.synthetic.item() != pytest.approx(real, rel=1e-3)
+    other = classes[:, None] != classes[None, :]
+    moved = [[not np.allclose(bank[i][j], z[positives[j]]) for j in range(m)] for i in range(m)]
+    assert found.statistics["pulled"].item() == pytest.approx(np.mean(np.array(moved)[other]))
+    assert not np.array(moved)[~other].any() and np.array(moved).any()
+
+
+MEMBERS = {
+    "contrastive": Contrastive(),
+    "contrastive l1": Contrastive(normalise=False, l1=True),
+    "supcon": SupCon(),
+    "difficulty-aware": DASupCon(),
+    "as its author coded it": DASupCon(preset="author"),
+    "infonce": InfoNCE(prior=0.1, difficulty=Importance(1.0)),
+    "multi-similarity": MultiSimilarity(),
+    "circle": Circle(),
+    "margin": Margin(boundary="class", num_classes=6),
+    "smooth ap": SmoothAP(0.1),
+    "self triplet": SelfTriplet(),
+    "hardest triplets": Triplet(mining="hardest"),
+    "semihard triplets": Triplet(mining="semihard"),
+    "weighed triplets": Triplet(difficulty=Hardest()),
+    "summed": Contrastive(reduction="sum"),
+    "fading in": SupCon(difficulty=curriculum(Threshold(), end=0.5)),
+}
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_pairwise_losses_of_every_kind_train(name):
+    aware = method(MEMBERS[name])
+    before = [p.detach().clone() for p in aware.model.parameters()]
+    result = aware.step(batch((7, 7, 7, 7, 3, 3, 3, 3, 9, 9, 9, 9)), 1e-3, 0.25)
+    facts = result.lazy_stats()
+    assert result.applied and np.isfinite([facts["loss_real"], facts["loss_synthetic"]]).all()
+    assert any((p != q).any() for p, q in zip(aware.model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_row_11_holds_for_every_pairwise_loss(name):
+    """λ = 1 and no generator: synthetic tuples are the real ones, value and gradient."""
+    aware = method(MEMBERS[name], level=1.0, generator=False)
+    found = aware.terms(batch((7, 7, 7, 7, 3, 3, 3, 3, 9, 9, 9, 9)))
+    parameters = list(aware.model.parameters())
+    for g, e in zip(
+        torch.autograd.grad(found.synthetic, parameters, retain_graph=True, allow_unused=True),
+        torch.autograd.grad(found.plain, parameters, allow_unused=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(g, e, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.synthetic, found.plain, rtol=1e-9, atol=1e-9)
+
+
+def test_real_tuples_of_a_pairwise_loss_are_anchors_against_positives():
+    loss = SupCon(0.3)
+    found, labels = method(loss).terms(batch()), batch().labels
+    z = found.embeddings
+    torch.testing.assert_close(found.plain, loss(z[0::2], labels[0::2], ref=(z[1::2], labels[1::2])))
+
+
+def test_a_curriculum_follows_the_progress_of_training():
+    hard = Threshold(beta=20.0, negative=-1.0)
+    fading = method(SupCon(difficulty=curriculum(hard)))
+    values = [fading.terms(batch(), done).plain.item() for done in (0.0, 1.0)]
+    wanted = [method(SupCon(difficulty=one)).terms(batch()).plain.item() for one in (None, hard)]
+    assert values == pytest.approx(wanted) and values[0] != pytest.approx(values[1])
+
+
+@pytest.mark.parametrize("loss", [TRIPLET, NPAIR, SupCon()], ids=["triplet", "npair", "supcon"])
 def test_who_trains_what(loss):
     """Each loss alone moves its own network and no other, though J(T̃) passes through the generator."""
     for own, name in (("metric", "model"), ("generator", "generator"), ("head", "head")):
@@ -271,12 +388,53 @@ def test_a_step_with_a_broken_input_changes_nothing():
 def test_what_is_averaged_is_as_asked():
     aware, metric = method(l2=0.1), method(l2=0.1, javg="metric")
     weight = oracle.decay(1e4, 2e4)
-    squares = sum((p.detach() ** 2).sum().item() for p in aware.model.parameters() if p.ndim > 1) / 2
+    linear = [m for m in aware.model.modules() if isinstance(m, torch.nn.Linear)]
+    squares = sum((p.detach() ** 2).sum().item() for m in linear for p in m.parameters()) / 2
     plain = aware.terms(batch()).plain.item()
     aware.step(batch(), 1e-3, 0.0)
     metric.step(batch(), 1e-3, 0.0)
     assert aware.average_metric.total == pytest.approx(weight * (plain + 0.1 * squares), rel=1e-5)
     assert metric.average_metric.total == pytest.approx(plain, rel=1e-5)
+
+
+def test_the_l2_term_is_that_of_weights_and_biases_without_norms():
+    """Published: factor · ½ Σ|v|² over backbone and embedding layer, inside the real loss, so that it fades with it."""
+    aware = method(l2=0.1)
+    norm = torch.nn.BatchNorm1d(8, dtype=torch.float64)
+    aware.model.head = torch.nn.Sequential(norm, aware.model.head)
+    with torch.no_grad():
+        norm.weight.mul_(100)
+        linear = [m for m in aware.model.modules() if isinstance(m, torch.nn.Linear)]
+        squares = sum((m.weight.square().sum() + m.bias.square().sum()).item() for m in linear) / 2
+    assert len(linear) == 2
+    found, weight = aware.terms(batch()), oracle.decay(1e4, 2e4)
+    assert (found.real - found.plain).item() == pytest.approx(0.1 * squares)
+    mixed = weight * (found.plain + 0.1 * squares) + (1 - weight) * found.synthetic
+    assert found.metric.item() == pytest.approx(mixed.item())
+
+
+@pytest.mark.parametrize("javg", ["repo", "metric"])
+def test_lambda_of_a_history_written_by_hand(javg):
+    """Published units: alpha = 90 against sums over 40 triples, beta = 1e4 against sums over 1,024 features."""
+    steps = 11
+    plain = [60 - 4.5 * k for k in range(steps)]
+    real = [value + 12.0 for value in plain]
+    made = [1.5e5 / (1 + k) for k in range(steps)]
+    wanted = oracle.levels(list(zip(real, plain, strict=True)), made, 90, 1e4, 4, javg)
+    aware = method(window=4, javg=javg)
+    aware.average_metric, aware.average_generator = WindowMean(4), WindowMean(4)
+    found = [(aware.levels()["lambda"], aware.levels()["weight_real"])]
+    for k in range(steps):
+        losses = {"real": real[k], "plain": plain[k], "generator": made[k]}
+        details = SimpleNamespace(**{name: torch.tensor(value, dtype=torch.float64) for name, value in losses.items()})
+        aware.after_step([LossTerms({}, torch.zeros(1), details=details)])
+        found.append((aware.levels()["lambda"], aware.levels()["weight_real"]))
+    assert np.array(found) == pytest.approx(np.array(wanted), rel=1e-6)
+    # After two windows: the mean of steps 4 to 7, times the weight of the real tuples where the program averages that.
+    weight = math.exp(-1e4 / (sum(made[:4]) / 4))
+    mean = sum(plain[4:8]) / 4 if javg == "metric" else weight * sum(real[4:8]) / 4
+    assert found[8][0] == pytest.approx(math.exp(-90 / mean), rel=1e-6)
+    assert found[0][0] == pytest.approx(1, abs=1e-4) and found[8][0] < 0.2
 
 
 def test_every_step_says_lambda_and_both_weights():
@@ -300,9 +458,14 @@ def test_every_step_says_lambda_and_both_weights():
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (SupCon(), "takes a Triplet or an NPair"),
-        (Triplet(mining="hardest"), "mining must be 'all'"),
-        (Triplet(difficulty=Hardest()), "without a difficulty"),
+        (ArcFace(6, 4), "for a loss over the pairs of a batch, got ArcFace"),
+        (lambda z, y: z.sum(), "for a loss over the pairs of a batch, got function"),
+        (NPair(difficulty=Hardest()), "NPair harder itself: leave it without a difficulty"),
+        (Triplet(reduction="sum"), "reduces Triplet itself: reduction must be 'mean', got 'sum'"),
+        (SupCon(reduction="none"), "SupCon has reduction 'none'"),
+        (LiftedStructure(), "gives LiftedStructure negatives as references of each anchor: the lifted structured loss"),
+        (InfoNCE(difficulty=Relative()), "compares two encoders, of which HardnessAware has one"),
+        (SupCon(difficulty=AdaptiveThreshold()), "AdaptiveThreshold follows the pairs of a whole batch"),
     ],
 )
 def test_a_loss_that_does_not_fit_is_refused(loss, message):
@@ -332,9 +495,9 @@ def tiny(source, loss=None, synthesis=None, **train_options):
     )
 
 
-@pytest.mark.parametrize("kind", ["Triplet", "NPair"])
+@pytest.mark.parametrize("kind", ["Triplet", "NPair", "SupCon"])
 def test_a_resumed_run_is_bit_identical(source, tmp_path, kind):
-    recipe = tiny(source, None if kind == "Triplet" else {"kind": "NPair"})
+    recipe = tiny(source, None if kind == "Triplet" else {"kind": kind})
     train(recipe, tmp_path / "whole", tensorboard=False)
     for cut in (3, 7, 8):
         with pytest.raises(Stop):
@@ -366,7 +529,9 @@ def test_bfloat16_trains_and_losses_stay_single(source, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"loss": {"kind": "SupCon"}}, "takes a Triplet or an NPair"),
+        ({"loss": {"kind": "Softmax"}}, "for a loss over the pairs of a batch, got Softmax"),
+        ({"loss": {"kind": "LiftedStructure"}}, "LiftedStructure negatives as references"),
+        ({"synthesis": {"norm_rows": "all"}}, "norm_rows"),
         ({"synthesis": {"alhpa": 1}}, "did you mean 'alpha'"),
         ({"synthesis": {"window": 0}}, "window"),
         ({"batch": {"samples": 3}, "loss": {"kind": "NPair"}}, "batch.samples = 2"),

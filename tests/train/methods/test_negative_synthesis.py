@@ -10,9 +10,8 @@ from mettle.train.methods.hardness_aware import (
     Synthesis,
     WindowMean,
     decay_weight,
-    pull_negatives,
-    safe_distance,
 )
+from mettle.train.methods.tuple_layouts import pull_negatives, safe_distance
 from oracles import synthesis as oracle
 
 

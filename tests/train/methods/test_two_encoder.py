@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 
 import numpy as np
 import pytest
@@ -263,6 +264,50 @@ def tiny(source, loss=None, **tables):
             **tables,
         }
     )
+
+
+@pytest.mark.parametrize("prior", [0.0, 0.1, 0.3])
+def test_the_triplets_are_debiased_by_the_prior_of_the_loss(prior, source):
+    loss = InfoNCE(0.5, prior=prior, difficulty=Relative())
+    assert TwoEncoder(network(0), loss, network(1)).biased_loss.settings == SelfTriplet(prior=prior).settings
+    recipe = tiny(source, {"kind": "InfoNCE", "prior": prior, "difficulty": {"kind": "Relative"}})
+    assert recipe.build_biased_loss().settings == SelfTriplet(prior=prior).settings
+    said = tiny(source, biased={"loss": {"kind": "SelfTriplet", "form": "mean"}})
+    assert said.build_biased_loss().settings == SelfTriplet(form="mean").settings
+    assert parse_recipe(tomllib.loads(recipe.to_toml())) == recipe
+
+
+AUTHORS = {"CIFAR-10": (10.0, 0.5, 0.1), "Waterbirds": (1.0, 0.5, 0.1), "ImageNet-100": (1 / 3, 0.07, 0.01)}
+
+
+@pytest.mark.parametrize("form", ["similarity", "distance"])
+@pytest.mark.parametrize("data", AUTHORS)
+def test_the_authors_settings_are_keys_of_a_recipe_that_trains(data, form, source, tmp_path):
+    """The rate of the biased encoder, both readings of the weight, one prior for both losses."""
+    rate, temperature, prior = AUTHORS[data]
+    loss = {"kind": "InfoNCE", "temperature": temperature, "prior": prior}
+    loss |= {"difficulty": {"kind": "Relative", "form": form}}
+    recipe = tiny(source, loss, biased={"rate": rate}, train={"steps": 10, "log_every": 1})
+    result = train(recipe, tmp_path / "run", tensorboard=False)
+    lines = logs.read_log(tmp_path / "run" / "log.jsonl")
+    assert result.finished and len(lines) == 10
+    assert all(1 < line["weight_mean"] < 2 and np.isfinite(line["biased_loss"]) for line in lines)
+
+
+def test_the_recipe_of_the_authors_trains_as_theirs(source, tmp_path):
+    keys = [
+        "train.steps=10",
+        "train.log_every=1",
+        "batch.size=8",
+        "model.width=4",
+        "model.dim=8",
+        f"data.source={source}",
+    ]
+    recipe = load("wcl-author", keys)
+    assert recipe.biased.rate == 10 and recipe.loss["prior"] == recipe.build_biased_loss().prior == 0.1
+    assert train(recipe, tmp_path / "run", tensorboard=False).finished
+    rates = [line["rate"] for line in logs.read_log(tmp_path / "run" / "log.jsonl")]
+    assert rates[0] == 1e-3 and rates[-1] == pytest.approx(1e-4), "a tenth after seven tenths"
 
 
 @pytest.mark.parametrize("weights", ["pairs", "shuffled"])

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,16 @@ from torch.nn.functional import cross_entropy, normalize
 from mettle.data.loader import Batch
 from mettle.difficulty import validate_fields, validate_integers
 from mettle.errors import InputError
-from mettle.losses import NPair, Triplet, split_anchor_positive
+from mettle.losses import PairwiseLoss
 from mettle.model import Embedder
 from mettle.model.embedder import eval_mode
-from mettle.train.methods.base import LossTerms, Method, check_classes, class_indices
+from mettle.train.methods.base import LossTerms, Method, check_classes, class_indices, progress_option
+from mettle.train.methods.tuple_layouts import NormRows, TupleRows, tuple_layout
 from mettle.train.optim import OptimSettings
 
 SOFT = 1e4  # what the class term of J_gen is multiplied by
 MODES = ("absolute", "relative")
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 START = 1e6  # what both levels are taken to be before a window is full: nothing pulled, nothing synthetic
 
 
@@ -53,7 +55,8 @@ class Synthesis:
     hidden: int = 512  # units of the generator
     generator_rate: float = 1e-2  # learning rates of the generator and of the softmax head
     head_rate: float = 1e-3
-    l2: float = 0.0  # times half the squared weights, added to the real loss
+    l2: float = 0.0  # times half the squared weights and biases of all layers but norms, added to the real loss
+    norm_rows: NormRows = "synthetic"  # of `NPair`: whose lengths its norm term takes, see `NPairLayout`
 
     def __post_init__(self) -> None:
         validate_fields(self)
@@ -68,7 +71,8 @@ class Synthesis:
             (self.generator_rate > 0 and self.head_rate > 0, "generator_rate and head_rate must be above 0"),
             (self.l2 >= 0, f"l2 is at least 0, got {self.l2}"),
         ]
-        for name, known in (("javg", ("repo", "metric")), ("alpha_mode", MODES), ("beta_mode", MODES)):
+        choices = {"javg": ("repo", "metric"), "alpha_mode": MODES, "beta_mode": MODES, "norm_rows": get_args(NormRows)}
+        for name, known in choices.items():
             need.append((getattr(self, name) in known, f"{name} must be one of {known}, got {getattr(self, name)!r}"))
         for fine, message in need:
             if not fine:
@@ -124,29 +128,6 @@ def decay_weight(rate: float, mode: str, window: WindowMean) -> float:
     return math.exp(-rate / level) if level > 0 else 0.0
 
 
-def pull_negatives(anchor: Tensor, positive: Tensor, negative: Tensor, level: float) -> Tensor:
-    """Negatives pulled towards their anchors: ẑ⁻ above, with gradient to all three, safe where points coincide.
-
-    Leading dimensions broadcast: (p, 1, d) anchors and positives with (1, p, d) negatives give all (p, p, d).
-    """
-    near, far = safe_distance(anchor, positive), safe_distance(anchor, negative)
-    inside = far <= near  # false for NaN, which then comes out
-    safe = torch.where(far == 0, 1.0, far)
-    moved = anchor + ((level * far + (1 - level) * near) / safe)[..., None] * (negative - anchor)
-    return torch.where(inside[..., None], negative.expand_as(moved), moved)
-
-
-def safe_distance(a: Tensor, b: Tensor) -> Tensor:
-    """Distance, with gradient 0 where it is 0."""
-    return safe_sqrt((a - b).square().sum(-1))
-
-
-def safe_sqrt(square: Tensor) -> Tensor:
-    """√, with gradient 0 at 0."""
-    same = square == 0
-    return torch.where(same, 0.0, torch.where(same, 1.0, square).sqrt())
-
-
 class Generator(nn.Module):
     """Embeddings to features: linear, ReLU, batch norm, linear."""
 
@@ -161,130 +142,6 @@ class Generator(nn.Module):
         return self.layers(z)
 
 
-TupleRows = Mapping[str, Tensor]
-"""Positions in the batch of each tuple's anchor and positive (and negative, where it has one of its own)."""
-
-
-@dataclass(frozen=True)
-class TripletLayout:
-    """Triples of a batch, and the triplet loss summed over them."""
-
-    loss: Triplet
-
-    def tuple_rows(self, labels: Tensor) -> TupleRows:
-        """Neighbours of a class are anchor and positive; the class that follows in the batch gives the negative."""
-        names, code, counts = labels.unique(return_inverse=True, return_counts=True)
-        each = int(counts[0])
-        if len(names) < 2 or each < 2 or bool((counts != each).any()):
-            raise InputError(
-                f"triples need batches of P classes x K samples, both at least 2, got {len(names)} classes of "
-                f"{int(counts.min())} to {int(counts.max())} samples"
-            )
-        n = len(labels)
-        first = torch.full((len(names),), n, device=labels.device).scatter_reduce(
-            0, code, torch.arange(n, device=labels.device), "amin"
-        )
-        turn = first.argsort().argsort()  # classes in the order in which the batch has them, not that of their names
-        groups = torch.argsort(turn[code], stable=True).view(len(names), each)[:, : each - each % 2]
-        a, p = groups[:, 0::2].reshape(-1), groups[:, 1::2].reshape(-1)
-        return {"anchor": a, "positive": p, "negative": groups.roll(-1, 0)[:, 0::2].reshape(-1)}
-
-    def negatives(self, z: Tensor, rows: TupleRows) -> Tensor:
-        """As they are."""
-        return z[rows["negative"]]
-
-    def synthesize_negatives(self, z: Tensor, rows: TupleRows, level: float) -> tuple[Tensor, Tensor]:
-        """One new point a triple, and the sample that it comes from."""
-        source = rows["negative"]
-        return pull_negatives(z[rows["anchor"]], z[rows["positive"]], z[source], level), source
-
-    def share_movable(self, z: Tensor, rows: TupleRows) -> Tensor:
-        """Share of negatives beyond their positive, which are those that can be pulled."""
-        a, p, n = (z.detach()[rows[name]] for name in ("anchor", "positive", "negative"))
-        return ((a - n).square().sum(1) > (a - p).square().sum(1)).float().mean()
-
-    def tuple_loss(self, anchors: Tensor, positives: Tensor, negatives: Tensor, rows: TupleRows) -> Tensor:
-        """Σ [d⁺ − d⁻ + m]₊."""
-        a, p, n = anchors[rows["anchor"]], positives[rows["positive"]], negatives
-        if self.loss.normalise:
-            a, p, n = (normalize(x, dim=1) for x in (a, p, n))
-        near, far = ((a - x).square().sum(1) for x in (p, n))
-        if not self.loss.squared:
-            near, far = (safe_sqrt(x) for x in (near, far))
-        return self.loss.margin_violation(near - far).sum()
-
-    def class_term_rows(self, rows: TupleRows) -> Tensor:
-        """Anchors and positives."""
-        return torch.cat([rows["anchor"], rows["positive"]])
-
-    def class_term(self, real: Tensor, real_labels: Tensor, made: Tensor, labels: Tensor) -> Tensor:
-        """One mean over all."""
-        return cross_entropy(torch.cat([real, made]), torch.cat([real_labels, labels]))
-
-
-@dataclass(frozen=True)
-class NPairLayout:
-    """Pairs of a batch, one a class, and the N-pair loss over them."""
-
-    loss: NPair
-
-    def tuple_rows(self, labels: Tensor) -> TupleRows:
-        """The first row of a class is its anchor, the second its positive."""
-        a, p = split_anchor_positive(labels)
-        if len(a) < 2:
-            raise InputError("the N-pair loss needs two classes or more in a batch, got one")
-        return {"anchor": a, "positive": p}
-
-    def negatives(self, z: Tensor, rows: TupleRows) -> Tensor:
-        """(p · p, d) every positive for every anchor."""
-        p = z[rows["positive"]]
-        return p.expand(len(p), *p.shape).flatten(0, 1)
-
-    def synthesize_negatives(self, z: Tensor, rows: TupleRows, level: float) -> tuple[Tensor, Tensor]:
-        """P² points: row by row, every class's positive as an anchor sees it; its own stays where it is."""
-        a, p = z[rows["anchor"]], z[rows["positive"]]
-        made = pull_negatives(a[:, None], p[:, None], p[None], level)
-        return made.flatten(0, 1), rows["positive"].repeat(len(p))
-
-    def share_movable(self, z: Tensor, rows: TupleRows) -> Tensor:
-        """Share of negatives beyond the positive."""
-        a, p = z.detach()[rows["anchor"]], z.detach()[rows["positive"]]
-        d = torch.cdist(a, p)
-        return (d > d.diagonal()[:, None]).float().sum() / (len(a) * (len(a) - 1))
-
-    def tuple_loss(self, anchors: Tensor, positives: Tensor, negatives: Tensor, rows: TupleRows) -> Tensor:
-        """Mean cross-entropy of an anchor against its own row, plus the norm term."""
-        a = anchors[rows["anchor"]]
-        row = negatives.view(len(a), len(a), -1)
-        logits = torch.einsum("id,ijd->ij", a, row)
-        own = row.diagonal(dim1=0, dim2=1).T
-        norms = a.square().sum(1).mean() + own.square().sum(1).mean()
-        return cross_entropy(logits, torch.arange(len(a), device=a.device)) + self.loss.norm_weight / 4 * norms
-
-    def class_term_rows(self, rows: TupleRows) -> Tensor:
-        """Anchors; positives are among the new points."""
-        return rows["anchor"]
-
-    def class_term(self, real: Tensor, real_labels: Tensor, made: Tensor, labels: Tensor) -> Tensor:
-        """A mean over anchors and one over new points."""
-        return cross_entropy(real, real_labels) + cross_entropy(made, labels)
-
-
-def tuple_layout(loss: Any) -> TripletLayout | NPairLayout:
-    """How a batch becomes tuples of this loss."""
-    if not isinstance(loss, Triplet | NPair):
-        raise InputError(f"HardnessAware takes a Triplet or an NPair loss, got {type(loss).__name__}")
-    if loss.difficulty is not None:
-        raise InputError("HardnessAware makes negatives harder itself: leave the loss without a difficulty")
-    if loss.reduction != "mean":
-        raise InputError(f"HardnessAware has means of its own: reduction must be 'mean', got {loss.reduction!r}")
-    if isinstance(loss, Triplet):
-        if loss.mining != "all":
-            raise InputError(f"tuples of HardnessAware come with the batch: mining must be 'all', got {loss.mining!r}")
-        return TripletLayout(loss)
-    return NPairLayout(loss)
-
-
 class HardnessAwareTerms(NamedTuple):
     """The losses of one batch, each with the gradient paths that the published method has."""
 
@@ -295,11 +152,12 @@ class HardnessAwareTerms(NamedTuple):
     plain: Tensor  # J(T) by itself
     synthetic: Tensor  # J(T̃)
     embeddings: Tensor
+    labels: Tensor  # as the loss reads them: places among the classes, where it has a number for each class
     statistics: dict[str, Tensor]
 
 
 class HardnessAware(Method):
-    r"""HDML (Zheng et al. 2019) around a tuple loss J: ``HardnessAware(Triplet(...))``, ``HardnessAware(NPair(...))``.
+    r"""HDML (Zheng et al. 2019) around a pairwise loss J: ``HardnessAware(Triplet(...))``, ``HardnessAware(SupCon())``.
 
     Formula, y the features of a sample, z their embedding, T the tuples of a batch, T̃ the same with pulled negatives
     (`pull_negatives`), sent through the generator and the embedding layer:
@@ -313,19 +171,23 @@ class HardnessAware(Method):
                  the batch gives the negative; J is the sum over triples
         NPair    of P classes x 2 samples: every other class's positive is pulled for every anchor, P² new points;
                  J is the mean over anchors
+        others   of P classes x K samples: neighbours of a class are anchor and positive, m pairs; every positive is
+                 pulled for every anchor of another class, m² new points; J is the loss's own mean over the m anchors,
+                 each against its own m points (Contrastive, SupCon, InfoNCE, mined triplets, with a difficulty or not)
     ``classes`` are the labels that occur in training, sorted.
     """
 
     def __init__(
         self,
-        loss: Triplet | NPair,
+        loss: PairwiseLoss,
         model: Embedder,
         *,
         classes: Tensor,
         synthesis: Synthesis | None = None,
         **options: Any,
     ):
-        self.tuples, self.plan = tuple_layout(loss), synthesis or Synthesis()
+        self.plan = synthesis or Synthesis()
+        self.tuples = tuple_layout(loss, self.plan.norm_rows)
         if not isinstance(classes, Tensor) or len(classes) < 2:
             raise InputError("classes= must be the labels that occur in training, sorted, two or more of them")
         check_classes(classes)
@@ -345,13 +207,14 @@ class HardnessAware(Method):
 
     def compute_losses(self, batch: Batch, fraction_done: float) -> LossTerms:
         """The three losses of a batch, by the network that each trains."""
-        found, levels = self.terms(batch), self.levels()
+        found, levels = self.terms(batch, fraction_done), self.levels()
         losses = {"model": found.metric, "generator": found.generator, "head": found.head}
         losses = {name: losses[name] for name in self.optimizer.optimizers}
         z = found.embeddings.detach()
 
         def statistics(norms: Mapping[str, float]) -> dict[str, Any]:
-            stats: dict[str, Any] = dict(self.loss.statistics(z, batch.labels).as_dict()) | levels
+            progress = progress_option(self.loss, fraction_done)
+            stats: dict[str, Any] = self.loss.statistics(z, found.labels, **progress).as_dict() | levels
             stats |= {"loss_real": found.plain.item(), "loss_generator": found.generator.item()}
             return stats | {name: tensor.item() for name, tensor in found.statistics.items()}
 
@@ -377,22 +240,23 @@ class HardnessAware(Method):
             **{name: value for name, value in known.items() if value is not None},
         }
 
-    def terms(self, batch: Batch) -> HardnessAwareTerms:
+    def terms(self, batch: Batch, fraction_done: float = 1.0) -> HardnessAwareTerms:
         """The losses of a batch, on one graph."""
         # On the processor: tuples are told from labels, so a GPU is asked for them anyway, and an index that is none
         # would end its whole process.
         labels = class_indices(batch.labels.cpu(), self.classes).to(batch.labels.device)
-        rows = self.tuples.tuple_rows(batch.labels)
+        loss_labels = labels if getattr(self.loss, "reads_labels", False) else batch.labels
+        rows = self.tuples.tuple_rows(loss_labels)
         level, weight = self.plan.pull_level(self.average_metric), self.plan.real_weight(self.average_generator)
         with self.autocast():
             y = self.model.features(batch.inputs)
             z = to_float32(self.embedding(y))
         hard, source = self.tuples.synthesize_negatives(z, rows, level)
         stats = {"pulled": self.tuples.share_movable(z, rows)}
-        plain = self.tuples.tuple_loss(z, z, self.tuples.negatives(z, rows), rows)
+        plain = self.tuples.tuple_loss(z, z, self.tuples.negatives(z, rows), rows, fraction_done)
         if not self.plan.generator:
             synthetic, generator, head = (
-                self.tuples.tuple_loss(z, z, hard, rows),
+                self.tuples.tuple_loss(z, z, hard, rows, fraction_done),
                 plain.new_zeros(()),
                 plain.new_zeros(()),
             )
@@ -401,13 +265,13 @@ class HardnessAware(Method):
                 back = to_float32(self.generator(torch.cat([z, hard])))
                 with keep_running_stats(self.model.head):
                     z_back, z_hard = to_float32(self.embedding(back)).split([len(z), len(hard)])
-            synthetic = self.tuples.tuple_loss(z_back, z_back, z_hard, rows)
+            synthetic = self.tuples.tuple_loss(z_back, z_back, z_hard, rows, fraction_done)
             generator, head, more = self._generated(to_float32(y), back, labels, labels[source], rows)
             stats |= more
         real = plain + self.plan.l2 * self._squares() if self.plan.l2 else plain
         metric = weight * real + (1 - weight) * synthetic
         stats["loss_synthetic"] = synthetic.detach()
-        return HardnessAwareTerms(metric, generator, head, real, plain, synthetic, z, stats)
+        return HardnessAwareTerms(metric, generator, head, real, plain, synthetic, z, loss_labels, stats)
 
     def _generated(
         self, y: Tensor, back: Tensor, labels: Tensor, source: Tensor, rows: TupleRows
@@ -437,8 +301,10 @@ class HardnessAware(Method):
         return normalize(to_float32(z), dim=1) if self.model.spec.unit else z
 
     def _squares(self) -> Tensor:
-        total = [p.square().sum() for p in self.model.parameters() if p.ndim > 1]
-        return torch.stack(total).sum() / 2
+        """Half the squared weights and biases of backbone and embedding layer, without those of norms, as published."""
+        layers = (part for part in self.model.modules() if not isinstance(part, NORMS))
+        squares = [p.square().sum() for layer in layers for p in layer.parameters(recurse=False)]
+        return torch.stack(squares).sum() / 2
 
     def state_dict(self) -> dict[str, Any]:
         """All networks, all optimizers, both windows."""

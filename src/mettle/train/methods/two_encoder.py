@@ -72,7 +72,7 @@ class TwoEncoder(Method):
             model: the encoder that becomes the artifact.
             loss: over the pairs of a batch.
             biased: the second encoder, where the difficulty of the loss compares with one.
-            biased_loss: that it is trained by; `SelfTriplet` by default.
+            biased_loss: that it is trained by; by default `SelfTriplet` with the prior of ``loss``, as published.
             weights: ``pairs``, or one of the controls.
             lr_scale: times the learning rate, for the second encoder.
             attribute: by whose groups the log tells the weights.
@@ -91,7 +91,7 @@ class TwoEncoder(Method):
         if weights != "pairs" and biased is None:
             raise InputError(f"weights={weights!r} is a control of Relative, which the loss does not have")
         self.biased = biased
-        self.biased_loss = SelfTriplet() if biased_loss is None else biased_loss
+        self.biased_loss = default_biased_loss(loss) if biased_loss is None else biased_loss
         self.weights, self.lr_scale, self.attribute, self.seed = weights, lr_scale, attribute, seed
         networks = {"model": model} | ({} if biased is None else {"biased": biased})
         losses = {"model": loss, "biased": self.biased_loss}
@@ -154,6 +154,11 @@ class TwoEncoder(Method):
         if self.attribute is not None:
             stats |= self.attribute.weight_statistics(w, negative, batch)
         return stats
+
+
+def default_biased_loss(loss: Any) -> SelfTriplet:
+    """What trains the second encoder where nothing is said: the triplets, debiased by the same prior as the loss."""
+    return SelfTriplet(prior=getattr(loss, "prior", 0.0))
 
 
 @dataclass(frozen=True, eq=False)
