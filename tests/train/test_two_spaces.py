@@ -9,10 +9,10 @@ from torch import nn
 import mettle
 from mettle.data import Samples, read
 from mettle.errors import InputError, RecipeError
-from mettle.losses import CosFace, SupCon, WeightedSum
+from mettle.losses import CosFace, SupCon, Triplet, WeightedSum
 from mettle.model import Embedder, EmbedderSpec, embed
 from mettle.model.inference import embed_items
-from mettle.train import Supervised, load, open_run_folder
+from mettle.train import HardnessAware, Supervised, load, open_run_folder
 from mettle.train.from_recipe import build_method_and_loader, train
 from mettle.train.methods.supervised import start_class_vectors
 from mettle.train.recipe import parse_recipe
@@ -147,6 +147,19 @@ def test_a_neck_that_nothing_uses_and_one_that_is_missing_are_refused(source):
         Supervised(Embedder(EmbedderSpec("mlp", dim=4, neck="batchnorm"), (6,)), SupCon())
     with pytest.raises(InputError, match="has none: set model.neck"):
         Supervised(Embedder(EmbedderSpec("mlp", dim=4), (6,)), WeightedSum([SupCon()], spaces=["after"]))
+
+
+def test_a_neck_is_asked_for_in_one_place(source, tmp_path):
+    options = {"folder": tmp_path / "run", "steps": 2, "batch": (4, 3), "quiet": True, "device": "cpu"}
+    spec = EmbedderSpec("mlp", width=1, depth=1, dim=4)
+    with pytest.raises(InputError, match=r"EmbedderSpec\(neck='batchnorm'\)"):
+        mettle.fit(spec, read(source), SupCon(), neck="batchnorm", **options)
+    with pytest.raises(InputError, match="nothing uses the neck"):
+        mettle.fit(Net(), read(source), SupCon(), neck="batchnorm", **options)
+    assert not (tmp_path / "run").exists()
+    model = Embedder(EmbedderSpec("mlp", dim=4, neck="batchnorm"), (6,))
+    with pytest.raises(InputError, match="HardnessAware takes a model without a neck"):
+        HardnessAware(Triplet(), model, classes=torch.arange(3))
 
 
 def test_frozen_parameters_of_a_network_are_left_alone(source, tmp_path):

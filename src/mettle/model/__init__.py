@@ -3,6 +3,7 @@
 from mettle.model.embedder import Embedder, EmbedderSpec, EmbeddingModel
 from mettle.model.inference import embed, embed_items
 from mettle.model.module_embedder import ModuleEmbedder
+from mettle.model.neck import BatchNormNeck
 from mettle.model.onnx import OnnxEmbedder, encode_onnx, export_onnx
 from mettle.model.preprocess import Preprocess
 from mettle.model.quantization import (
@@ -15,6 +16,7 @@ from mettle.model.quantization import (
 from mettle.model.siamese import SiameseNet, TripletNet
 
 __all__ = [
+    "BatchNormNeck",
     "Embedder",
     "EmbedderSpec",
     "EmbeddingModel",

@@ -191,6 +191,10 @@ class HardnessAware(Method):
         if not isinstance(classes, Tensor) or len(classes) < 2:
             raise InputError("classes= must be the labels that occur in training, sorted, two or more of them")
         check_classes(classes)
+        if getattr(model, "neck", None) is not None:
+            raise InputError(
+                "HardnessAware takes a model without a neck: it embeds synthetic features by the head alone"
+            )
         self.average_metric, self.average_generator = WindowMean(self.plan.window), WindowMean(self.plan.window)
         self.classes = classes.cpu()  # where unknown labels are told at once
         networks: dict[str, nn.Module] = {"model": model}
