@@ -19,8 +19,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mettle.difficulty import AdaptiveThreshold, Importance, Relative
-from mettle.losses import ArcFace, DASupCon, InfoNCE, SupCon, Triplet
+from mettle.difficulty import AdaptiveThreshold, Importance, MultiSimilarityMining, Relative
+from mettle.losses import (
+    AdaFace,
+    ArcFace,
+    Circle,
+    CurricularFace,
+    DASupCon,
+    InfoNCE,
+    MagFace,
+    MultiSimilarity,
+    ProxyAnchor,
+    ProxyNCA,
+    SubCenterArcFace,
+    SupCon,
+    Triplet,
+)
 from mettle.pairs.kernels import launch
 
 PRECISIONS = {"half": torch.float16, "float32": torch.float32}
@@ -108,6 +122,38 @@ def time_loss(loss: Callable, n: int, d: int, dtype: torch.dtype, labels: Tensor
     return time_steps(step, count=40 if small else 20, rounds=25 if small or labels is not None else 3)[0]
 
 
+def time_class_losses(precision: str, dtype: torch.dtype, show: Callable) -> None:
+    """Losses with class vectors, 1,024 samples x 512: the named ones beside ArcFace, in rounds that take turns."""
+
+    def make_step(loss: torch.nn.Module, classes: int) -> Callable[[], None]:
+        loss.cuda()
+        z = torch.randn(1024, 512, device="cuda", dtype=dtype, requires_grad=True)
+        labels = torch.randint(classes, (1024,), device="cuda")
+
+        def step() -> None:
+            z.grad = None
+            for parameter in loss.parameters():
+                parameter.grad = None
+            loss(z, labels).backward()
+
+        return step
+
+    classes = 100_000
+    kinds = (ArcFace, ProxyAnchor, ProxyNCA, AdaFace, MagFace)
+    steps = {f"{kind.__name__}, {classes:,} classes": make_step(kind(classes, 512), classes) for kind in kinds}
+    for name, times in zip(steps, time_steps(*steps.values(), count=10, rounds=15), strict=True):
+        show(f"{name}, {precision}", times)
+    del steps
+    several = {
+        "ArcFace, 300,000 classes": make_step(ArcFace(3 * classes, 512), 3 * classes),
+        "SubCenterArcFace, 3 x 100,000": make_step(SubCenterArcFace(classes, 512, vectors_per_class=3), classes),
+    }
+    for name, times in zip(several, time_steps(*several.values(), count=10, rounds=15), strict=True):
+        show(f"{name}, {precision}", times)
+    step = make_step(CurricularFace(classes, 512), classes)
+    show(f"CurricularFace, {classes:,} classes, {precision}", time_steps(step, count=1, rounds=3)[0])
+
+
 def main() -> None:
     torch.manual_seed(0)
     rows: dict[str, tuple[float, float]] = {}
@@ -136,6 +182,12 @@ def main() -> None:
         add(f"hard negatives, n = 32k, {precision}", InfoNCE(0.5, 0.1, Importance(1.0)), 32768, 128, dtype)
         add(f"relative, n = 32k, {precision}", InfoNCE(0.5, 0.1, Relative()), 32768, 128, dtype, biased=True)
         add(f"batch-hard, n = 32k, {precision}", Triplet(mining="hardest"), 32768, 128, dtype)
+        mining = MultiSimilarityMining()
+        add(f"MultiSimilarity, n = 32k, {precision}", MultiSimilarity(), 32768, 128, dtype)
+        add(f"Circle, n = 32k, {precision}", Circle(), 32768, 128, dtype)
+        add(f"SupCon with mining, n = 32k, {precision}", SupCon(difficulty=mining), 32768, 128, dtype)
+        add(f"MultiSimilarity with mining, n = 32k, {precision}", MultiSimilarity(difficulty=mining), 32768, 128, dtype)
+        time_class_losses(precision, dtype, show)
     for classes, d in ((100_000, 512), (1_000_000, 128)):
         labels = torch.randint(classes, (1024,), device="cuda")
         add(f"ArcFace, {classes:,} classes, half", ArcFace(classes, d).cuda(), 1024, d, torch.float16, labels)

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mettle.difficulty import Hardest, Importance, Relative, Threshold
-from mettle.losses import Contrastive, InfoNCE, NPair, SupCon, Triplet
+from mettle.difficulty import Hardest, Importance, MultiSimilarityMining, Relative, Threshold
+from mettle.losses import Circle, Contrastive, InfoNCE, MultiSimilarity, NPair, SupCon, Triplet
 from mettle.pairs import pair_loss
 from mettle.pairs.kernels import LoweredSpec, available, lower_loss
 
@@ -34,9 +34,13 @@ LOSSES = {
     "relative": InfoNCE(0.5, 0.1, Relative()),
     "relative raw": InfoNCE(0.5, 0.1, Relative("raw")),
     "contrastive": Contrastive(0.4, 1.3),
+    "multi-similarity": MultiSimilarity(),
+    "circle": Circle(),
+    "supcon mined": SupCon(0.1, difficulty=MultiSimilarityMining()),
+    "multi-similarity mined": MultiSimilarity(difficulty=MultiSimilarityMining()),
 }
-ONCE = ("supcon", "da-supcon", "hard", "relative", "relative raw", "contrastive")
-MANY = ("supcon", "da-supcon live", "hard", "relative", "relative raw")
+ONCE = ("supcon", "da-supcon", "hard", "relative", "relative raw", "contrastive", "multi-similarity", "circle")
+MANY = ("supcon", "da-supcon live", "hard", "relative", "relative raw", "multi-similarity", "circle", "supcon mined")
 SHAPES = [(1000, 128), (517, 64), (769, 100), (1025, 256), (300, 384), (260, 512), (200, 1024), (4097, 128)]
 PRECISIONS = ("bf16x3", "fp16")
 TEMPERATURES = [1.0, 0.2, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005]
@@ -72,8 +76,13 @@ def matrix():
 
 
 def bound(loss, precision, common):
-    """Relative error of the gradient that is accepted: what the operands' precision gives, over the temperature."""
-    return (3e-6 if precision == "bf16x3" else 1.5e-4) * max(1.0, 0.1 / loss.temperature) * (12 if common else 1)
+    """Relative error of the gradient that is accepted: what the operands' precision gives, times how steep a loss is.
+
+    Of mined pairs, one that lies at a threshold up to rounding may be in on one side and out on the other.
+    """
+    steepness = {MultiSimilarity: 50.0, Circle: 112.0}.get(type(loss), 1 / loss.temperature)
+    found = (3e-6 if precision == "bf16x3" else 1.5e-4) * max(1.0, 0.1 * steepness) * (12 if common else 1)
+    return found + (2e-2 if isinstance(loss.difficulty, MultiSimilarityMining) else 0)
 
 
 def lower(loss, z, ref=None, biased=None):
@@ -110,7 +119,8 @@ def errors(loss, n, d, precision, seed, common=0.0):
     double = None if second is None else second.double()
     wanted = pair_loss(loss, exact, y, difficulty=loss.difficulty, engine=reference(n), biased=double)
     found = evaluate_spec(form, leaf, y, biased=biased, precision=precision)
-    assert torch.equal(found.defined, wanted.defined)
+    unlike = float((found.defined != wanted.defined).float().mean())
+    assert unlike <= (1e-3 if isinstance(loss.difficulty, MultiSimilarityMining) else 0)
     (a,), (b,) = torch.autograd.grad(found.mean, leaf), torch.autograd.grad(wanted.mean(), exact)
     value = float((found.mean.detach() - wanted.mean().detach()).abs() / wanted.mean().detach().abs().clamp(min=1e-3))
     return value, float((a - b).norm() / b.norm()) / conditioned(loss, z, y, b)
