@@ -229,5 +229,5 @@ def test_a_recipe_that_cannot_is_refused_when_it_is_read(case):
 
 
 def test_the_shipped_recipes_say_what_they_hold():
-    assert "with a queue of 2048 embeddings" in load("xbm").title()
+    assert "with a queue of 256 embeddings" in load("xbm").title()
     assert "with a momentum queue of 2048 embeddings" in load("moco").title()
