@@ -337,7 +337,8 @@ class ClassVectors(WriteOnceModule):
 
     def _class_indices(self, count: int) -> Tensor:
         """The classes of so many vectors."""
-        return torch.arange(count, device=self.weight.device) // self.vectors_per_class
+        found = torch.arange(count, device=self.weight.device)
+        return found if self.vectors_per_class == 1 else found // self.vectors_per_class
 
     def _by_class(self, rows: Tensor) -> Tensor:
         """The vectors of each class, (C, K, dim); (C, dim) where it has one."""
