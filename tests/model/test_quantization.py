@@ -22,6 +22,7 @@ from mettle.model import (
     quantized_similarity,
 )
 from mettle.model.inference import write_embeddings
+from mettle.model.quantization import to_arrays
 
 PRECISIONS = ("float32", "float16", "int8", "binary")
 
@@ -185,6 +186,16 @@ def test_files_are_read_as_what_their_codes_stand_for(written, precision, dim):
     assert ("bytes each" in said) == (precision != "float32")
     with np.load(path) as file:
         assert ("embeddings" in file) == (precision in ("float32", "float16"))
+
+
+def test_ranges_are_kept_with_their_codes(tmp_path):
+    z = embeddings()
+    found = quantize_embeddings(z, "int8", ranges=measure_ranges(z))
+    np.savez(tmp_path / "z.npz", label=np.arange(30) // 3, **to_arrays(found))
+    np.testing.assert_array_equal(read_embeddings(tmp_path / "z.npz").values, found.dequantize())
+    np.savez(tmp_path / "z.npz", label=np.arange(30) // 3, **(to_arrays(found) | {"ranges": found.ranges[:, :4]}))
+    with pytest.raises(DataError, match="ranges must be"):
+        read_embeddings(tmp_path / "z.npz")
 
 
 def test_codes_are_never_taken_for_numbers(written, tmp_path):
