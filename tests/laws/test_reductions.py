@@ -1,5 +1,6 @@
 """Every loss under every reduction, against the reductions written out over its values per anchor."""
 
+import importlib.util
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,9 @@ from laws.members import DIFFICULTIES, FORMS, batch, differentiable, fitting, pa
 from mettle.errors import InputError, MettleError
 from mettle.losses import Center, InfoNCE, NPair, ProxyAnchor, SupCon, Triplet, WeightedSum
 from mettle.losses.class_vectors import ClassVectors
+from mettle.pairs import NoKernel, PairOutput, pair_loss
+from mettle.pairs.dispatch import count_positive_pairs
+from mettle.pairs.kernels import collect_inputs, evaluate_fused
 
 REDUCTIONS = ("pairs", "nonzero", "sum", "none")
 CLASS_VECTORS = [
@@ -90,6 +94,34 @@ def test_pairs_are_those_that_the_difficulty_leaves_in_whichever_engine_counts(d
     assert (difficulty in ("hardest",)) == bool((present < torch.tensor(count_positives(loss, y))).any())
     for options in ENGINES.values():
         assert_alike(loss(z, y, **options), (present * values).sum() / present.sum(), z)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None or torch.cuda.is_available(),
+    reason="needs triton's interpreter: without triton nothing runs, with a GPU tests/gpu does",
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("against", ["itself", "references"])
+@pytest.mark.parametrize(
+    "loss", [SupCon(0.2), InfoNCE(0.5, learn_temperature=True), Triplet(0.3, "hardest")], ids=lambda x: type(x).__name__
+)
+def test_row_values_of_the_kernels_reduce_as_those_of_the_dense_engine(loss, against):
+    z, y = (x.detach() for x in batch(28, 16, dtype=torch.float32))
+    leaf, exact = z.clone().requires_grad_(), z.double().requires_grad_()
+    ref = None if against == "itself" else (z.flip(1), y)
+    found = evaluate_fused(loss, None, collect_inputs(leaf, y, ref, None, None))
+    assert not isinstance(found, NoKernel)
+    counts = count_positive_pairs(loss, leaf, y, difficulty=None, ref=ref)
+    fused = PairOutput(found.values, found.defined, found.anchor_weight, "triton", found.mean, positives=counts)
+    double = None if ref is None else (ref[0].double(), y)
+    dense = pair_loss(loss, exact, y, ref=double, engine="dense")
+    for reduction in ("mean", *REDUCTIONS):
+        ours, theirs = fused.reduce(reduction), dense.reduce(reduction)
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
+        share = torch.linspace(0.5, 1.5, max(1, ours.numel())).reshape(ours.shape)
+        (a,) = torch.autograd.grad((ours * share).sum(), leaf, retain_graph=True)
+        (b,) = torch.autograd.grad((theirs * share.double()).sum(), exact, retain_graph=True)
+        assert float((a.double() - b).norm() / b.norm()) < 1e-5
 
 
 @every_reduction
