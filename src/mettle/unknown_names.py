@@ -27,6 +27,7 @@ PEER_ARGUMENTS = {  # what other libraries and papers call an argument: the firs
     "device": ("domains",),
     "embedding_dim": ("dim",),
     "embedding_size": ("dim",),
+    "distance": ("measure", "metric"),
     "embs": ("embeddings",),
     "feat_dim": ("dim",),
     "features": ("embeddings",),

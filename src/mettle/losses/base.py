@@ -1,7 +1,7 @@
 """What every pairwise loss shares: it is an `nn.Module` with immutable settings, and the engine evaluates it."""
 
 from dataclasses import field
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,14 @@ class PairwiseLoss(SettingsModule):
     reduction: LossReduction = field(default="mean", kw_only=True)
 
     temperature = 1.0  # without an annotation, which would make a setting of it
+    if TYPE_CHECKING:
+
+        @property
+        def measure(self) -> Measure:
+            """The similarity that tiles hold: a setting of some members, a property of others."""
+            ...
+    else:
+        measure = "cosine"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,11 +80,6 @@ class PairwiseLoss(SettingsModule):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._register()
-
-    @property
-    def measure(self) -> Measure:
-        """The similarity that tiles hold."""
-        return "cosine"
 
     def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """What each row accumulates over one tile."""
@@ -304,13 +307,14 @@ def _say_mined(loss: PairwiseLoss) -> str:
 
 
 class SoftmaxLoss(PairwiseLoss):
-    """A pairwise loss of cosines over a temperature, which may be learned (CLIP, Radford et al. 2021).
+    """A pairwise loss of similarities over a temperature, which may be learned (CLIP, Radford et al. 2021).
 
     A learned temperature starts at ``temperature`` and is kept as its logarithm, ``log_temperature``. A learned bias of
     all logits, as a sigmoid loss has it, would cancel in the softmax.
     """
 
     learn_temperature: bool = field(default=False, kw_only=True)
+    measure: Measure = field(default="cosine", kw_only=True)  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -339,8 +343,8 @@ class SoftmaxLoss(PairwiseLoss):
 
     @property
     def logit_bound(self) -> float | None:
-        """A bound of the size of logits; none where the temperature may move."""
-        return None if self.learn_temperature else 1 / self.temperature
+        """A bound of the size of logits; none where the temperature may move, or similarities are no cosines."""
+        return None if self.learn_temperature or self.measure != "cosine" else 1 / self.temperature
 
 
 def _refuse_views(options: dict[str, Any]) -> None:

@@ -59,6 +59,10 @@ class InfoNCE(SoftmaxLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.prior < 1, f"prior is a probability in [0, 1), got {self.prior}")
+        require(
+            self.prior == 0 or self.measure == "cosine",
+            f"a prior corrects a sum down to that of the least cosine: measure must be 'cosine', got {self.measure!r}",
+        )
 
     @property
     def negative_count(self) -> Literal["plain", "weight"]:

@@ -1,11 +1,15 @@
 """Multi-similarity loss: a soft maximum over the hard positives and one over the hard negatives of an anchor."""
 
+import math
+from dataclasses import field
+
 from torch import Tensor
 
 from mettle.losses.base import PairwiseLoss, require, softplus
 from mettle.pairs import (
     Difficulty,
     KernelWeights,
+    Measure,
     Reduction,
     RowValues,
     Tile,
@@ -33,6 +37,7 @@ class MultiSimilarity(PairwiseLoss):
     beta: float = 50.0
     base: float = 0.5
     difficulty: Difficulty | None = None
+    measure: Measure = field(default="cosine", kw_only=True)  # type: ignore[misc]
 
     self_contained = True
 
@@ -43,7 +48,7 @@ class MultiSimilarity(PairwiseLoss):
 
     def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Positives below the base, and negatives above it, count exponentially."""
-        x, farthest = tile.similarity - self.base, 1 + abs(self.base)
+        x, farthest = tile.similarity - self.base, 1 + abs(self.base) if self.measure == "cosine" else math.inf
         return {
             "positives": sum_over(1.0, tile.positive, weighting="mask"),
             "near": logsumexp_over(-self.alpha * x, tile.positive, bound=self.alpha * farthest),

@@ -1,10 +1,12 @@
 """Smooth-AP: average precision with a sigmoid in place of the comparison of two similarities."""
 
+from dataclasses import field
+
 import torch
 from torch import Tensor
 
 from mettle.losses.base import PairwiseLoss, require
-from mettle.pairs import Difficulty, Pass, Reduction, RowValues, Tile, gather_over, sum_over
+from mettle.pairs import Difficulty, Measure, Pass, Reduction, RowValues, Tile, gather_over, sum_over
 
 
 class SmoothAP(PairwiseLoss):
@@ -24,6 +26,7 @@ class SmoothAP(PairwiseLoss):
 
     temperature: float = 0.01
     difficulty: Difficulty | None = None
+    measure: Measure = field(default="cosine", kw_only=True)  # type: ignore[misc]
 
     self_contained = True
 

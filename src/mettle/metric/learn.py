@@ -93,7 +93,7 @@ def _as_pair_list_loss(
 
 def _seen(loss: Any, x: np.ndarray, w: Tensor) -> Tensor:
     """Wx; about the mean for losses on differences, whose value is the same there with more digits to spare."""
-    centred = getattr(loss, "measure", None) in ("squared", "l1")
+    centred = getattr(loss, "measure", None) in ("squared", "euclidean", "l1")
     return torch.from_numpy(x - x.mean(0) if centred else x) @ w.T
 
 

@@ -35,8 +35,9 @@ Weighting = Literal["weight", "square", "mask", "none"]
 """What a reduction takes from the difficulty: its weights, their squares, only which pairs it leaves in (w not 0), or
 nothing."""
 
-Measure = Literal["cosine", "dot", "squared", "l1"]
-"""Similarity of two embeddings: cosine, dot product, minus squared distance, minus L1 distance."""
+Measure = Literal["cosine", "dot", "euclidean", "squared", "l1", "snr"]
+"""Similarity of two embeddings: cosine, dot product, minus a distance (Euclidean, its square, L1), or minus the
+signal-to-noise distance Var(a − b) / Var(a) of anchor a and reference b (Yuan et al. 2019), which is not symmetric."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Tile:
 
     def rounding_error(self) -> Tensor | float:
         """How far two similarities may lie apart by rounding alone: pairs that close to an extreme are tied with it."""
-        return 0.0 if self.operands is None else self.operands.rounding_error()
+        return 0.0 if self.operands is None else self.operands.rounding_error(self.similarity)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from mettle.errors import InputError
 from mettle.pairs.interface import Measure, Tile
 from mettle.pairs.problem import PairProblem, RowBlock, Side
 from mettle.pairs.reference import reduce_problem
-from mettle.pairs.similarity import prepare_embeddings
+from mettle.pairs.similarity import prepare_sides, root
 
 
 class PairListProblem(PairProblem):
@@ -32,6 +32,8 @@ def rowwise_similarity(a: Tensor, b: Tensor, measure: Measure) -> Tensor:
     if measure in ("squared", "l1"):
         delta = a - b
         return -(delta.square() if measure == "squared" else delta.abs()).sum(1)
+    if measure == "euclidean":
+        return -root((a - b).square().sum(1))
     return (a * b).sum(1)
 
 
@@ -48,7 +50,7 @@ def as_pair_list_loss(loss: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def value(z1: Tensor, z2: Tensor, alike: Tensor) -> Tensor:
         right = Side(alike.long(), torch.arange(len(alike)))
         left = Side(torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-        a, b = prepare_embeddings(z1, loss.measure), prepare_embeddings(z2, loss.measure)
+        a, b = prepare_sides(z1, z2, loss.measure)
         return loss.row_loss(reduce_problem(PairListProblem(loss, loss.difficulty, left, right, a, b, None))).sum()
 
     return value

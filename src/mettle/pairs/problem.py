@@ -26,7 +26,16 @@ from mettle.pairs.interface import (
     temperature_of,
 )
 from mettle.pairs.selection import PairSelection, TileRelation, count_repeats
-from mettle.pairs.similarity import TileOperands, can_read, may_read, prepare_embeddings, similarity, transforms_active
+from mettle.pairs.similarity import (
+    TileOperands,
+    can_read,
+    may_read,
+    prepare_embeddings,
+    prepare_sides,
+    root,
+    similarity,
+    transforms_active,
+)
 from mettle.pairs.validation import Reference
 
 ReductionsOfTile = Callable[[Tile, RowValues], dict[str, Reduction]]
@@ -199,11 +208,15 @@ class PairProblem:
             second = similarity(self.second[0][i.rows], self.second[1][j.rows], self.measure)
         if s is None:
             operands = TileOperands(self.z, ref, i.rows, j.rows, self.measure)
-            s = similarity(take_block(self.z, i), take_block(ref, j), self.measure)
-            s = -operands.refine_small_distances(-s, pos, neg).clamp(min=0) if self.measure == "squared" else s
-        a, b = self.left.original_index[i.rows, None], self.right.original_index[None, j.rows]
+            a, b = take_block(self.z, i), take_block(ref, j)
+            if self.measure in ("squared", "euclidean"):
+                d = operands.refine_small_distances(-similarity(a, b, "squared"), pos, neg).clamp(min=0)
+                s = -d if self.measure == "squared" else -root(d)
+            else:
+                s = similarity(a, b, self.measure)
+        at = self.left.original_index[i.rows, None], self.right.original_index[None, j.rows]
         labels = self.tile_labels((i.rows, None), (None, j.rows))
-        made = Tile(s, pos, neg, a, b, temperature_of(self.loss), second, operands, *labels)
+        made = Tile(s, pos, neg, *at, temperature_of(self.loss), second, operands, *labels)
         if self.selection is None:
             return made
         cast = {"repeats": repeats, "target": target}
@@ -354,10 +367,15 @@ def build_problem(
     sort = sort and selection is None  # a selection is in the order of the batch
     order = torch.argsort(labels, stable=True) if sort else None
 
+    if ref is None and loss.measure == "snr":
+        # A pair looks different from its two ends, so the batch is a reference set of its own. A row meets itself by
+        # its number and is left out, by a selection anyway.
+        own = torch.arange(len(z), device=z.device)
+        ref, ids = ((z, labels, own), own) if selection is None else ((z, labels), None)
+        biased = (biased, biased) if isinstance(biased, Tensor) else biased
     left = make_side(labels, ids, order)
-    anchors = prepare_embeddings(z, loss.measure)
     if ref is None:
-        second = None
+        anchors, second = prepare_embeddings(z, loss.measure), None
         if isinstance(biased, Tensor):
             rows = reorder(prepare_embeddings(biased, loss.measure).detach().to(anchors.dtype), order)
             second = rows, rows
@@ -369,12 +387,12 @@ def build_problem(
         return PairProblem(loss, difficulty, left, left, anchors, references, second, selection), order
     ref_order = torch.argsort(ref[1], stable=True) if sort else None
     right = make_side(ref[1], ref[2] if len(ref) == 3 else None, ref_order)
-    references = prepare_embeddings(ref[0], loss.measure)
+    anchors, references = prepare_sides(z, ref[0], loss.measure)
     dtype = torch.promote_types(anchors.dtype, references.dtype)  # of two precisions the better one
     anchors, references = reorder(anchors.to(dtype), order), reorder(references.to(dtype), ref_order)
     second = None
     if isinstance(biased, tuple):
-        first, other = (prepare_embeddings(b, loss.measure).detach().to(dtype) for b in biased)
+        first, other = (b.detach().to(dtype) for b in prepare_sides(*biased, loss.measure))
         second = reorder(first, order), reorder(other, ref_order)
     return PairProblem(loss, difficulty, left, right, anchors, references, second, selection), order
 

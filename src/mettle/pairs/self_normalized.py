@@ -62,6 +62,8 @@ def fold_weights(loss: PairLoss, difficulty: Difficulty | None) -> tuple[PairLos
     """The loss with its difficulty folded in, where that is possible; else both as they came."""
     if declared_log_weight(difficulty) is None or isinstance(temperature_of(loss), Tensor) or not may_fold():
         return loss, difficulty
+    if loss.measure != "cosine":  # the bound of the weights is that of cosines
+        return loss, difficulty
     if 2 * difficulty.log_weight_bound(loss.temperature) > MAX_EXPONENT_RANGE:  # type: ignore[union-attr]
         return loss, difficulty
     return SelfNormalizedLoss(loss, difficulty), None  # type: ignore[arg-type]

@@ -77,10 +77,29 @@ def prepare_embeddings(z: Tensor, measure: Measure) -> Tensor:
     return normalize_rows(at_least_float32(z)) if measure == "cosine" else at_least_float32(z)
 
 
+def prepare_sides(anchors: Tensor, references: Tensor, measure: Measure) -> tuple[Tensor, Tensor]:
+    """The same of both sides, where they may differ.
+
+    The signal-to-noise distance is a product of two rows, which are d + 2 wide: with a and b less the mean of their
+    entries, −|a − b|² / |a|² = (2a/|a|², −1/|a|², −1) · (b, |b|², 1). An anchor without variance has similarity 0.
+    """
+    a, b = prepare_embeddings(anchors, measure), prepare_embeddings(references, measure)
+    if measure != "snr":
+        return a, b
+    a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
+    signal = a.square().sum(1, keepdim=True)
+    flat = signal == 0
+    inverse = torch.where(flat, 1, signal).reciprocal().masked_fill(flat, 0)
+    left = torch.cat([2 * inverse * a, -inverse, -(~flat).to(a.dtype)], 1)
+    return left, torch.cat([b, b.square().sum(1, keepdim=True), torch.ones_like(b[:, :1])], 1)
+
+
 def similarity(a: Tensor, b: Tensor, measure: Measure) -> Tensor:
     """(len(a), len(b)) similarities of prepared rows, higher = more alike."""
     if measure == "l1":
         return -(a[:, None, :] - b[None, :, :]).abs().sum(-1)
+    if measure == "euclidean":
+        return -root(-similarity(a, b, "squared").clamp(max=0))
     s = a @ b.T
     if measure == "squared":
         return 2 * s - (a * a).sum(1, keepdim=True) - (b * b).sum(1)[None, :]
@@ -156,15 +175,20 @@ class TileOperands:
         d = torch.addmm(size, a, b.T, alpha=-2)
         return d.masked_fill_(d < EQUAL * size, 0).to(self.z.dtype)
 
-    def rounding_error(self) -> Tensor | float:
-        """How far two similarities may lie apart by rounding alone."""
+    def rounding_error(self, s: Tensor) -> Tensor | float:
+        """How far two of the similarities ``s`` may lie apart by rounding alone."""
         one = MAX_ROUNDINGS * torch.finfo(self.z.dtype).eps
         if self.measure == "l1":
             return 0.0
         if self.measure == "cosine":
             return one
         a, b = self._squared_lengths()
-        return one * ((a * b).sqrt() if self.measure == "dot" else a + b)
+        if self.measure in ("dot", "snr"):
+            return one * (a * b).sqrt()
+        error = one * (a + b)
+        if self.measure == "squared":
+            return error
+        return error / (2 * torch.maximum(s.detach().abs(), error.sqrt()).clamp(min=torch.finfo(s.dtype).tiny))
 
     def _squared_lengths(self) -> tuple[Tensor, Tensor]:
         """Of the rows at both ends, as a column and a row."""
@@ -181,6 +205,8 @@ def squared_distance(tile: Tile | Tensor, measure: Measure) -> Tensor:
     similarities alone, without a tile, cannot.
     """
     s = tile.similarity if isinstance(tile, Tile) else tile
+    if measure == "euclidean":
+        return s.square()
     if measure != "cosine":
         return (-s).clamp(min=0)
     squared = torch.rsub(s, 2, alpha=2)  # 2 − 2s in one step
@@ -192,13 +218,17 @@ def squared_distance(tile: Tile | Tensor, measure: Measure) -> Tensor:
 def distance(tile: Tile | Tensor, measure: Measure) -> Tensor:
     """d, with gradient 0 where d is 0: two coincident points have no direction to move in."""
     s = tile.similarity if isinstance(tile, Tile) else tile
-    if measure == "l1":
+    if measure in ("l1", "euclidean"):
         return -s
     if transforms_active() or torch.compiler.is_compiling():  # torch.func goes through steps that it knows
-        squared = squared_distance(tile, measure)
-        together = squared == 0
-        return torch.where(together, 0, torch.where(together, 1, squared).sqrt())
+        return root(squared_distance(tile, measure))
     return _DistanceFunction.apply(s, tile, measure)
+
+
+def root(x: Tensor) -> Tensor:
+    """Square roots, with gradient 0 at 0."""
+    zero = x == 0
+    return torch.where(zero, 0, torch.where(zero, 1, x).sqrt())
 
 
 class _DistanceFunction(torch.autograd.Function):
@@ -228,7 +258,7 @@ def topk(q: Tensor, ref: Tensor, k: int, *, measure: Measure = "cosine") -> tupl
     if not (q.ndim == ref.ndim == 2 and q.shape[1] == ref.shape[1] and k >= 1):
         shapes = f"{tuple(q.shape)} and {tuple(ref.shape)}"
         raise InputError(f"topk needs queries (n, d), references (m, d) and k of 1 or more: got {shapes}, k = {k}")
-    a, b = prepare_embeddings(q, measure), prepare_embeddings(ref, measure)
+    a, b = prepare_sides(q, ref, measure)
     k = min(k, len(b))
     scores = a.new_empty(len(a), k)
     found = torch.empty(len(a), k, dtype=torch.int64, device=a.device)

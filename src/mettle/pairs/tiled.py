@@ -18,7 +18,7 @@ from mettle.pairs import reference
 from mettle.pairs.accumulators import Accumulator, Ends, Gather, PairEnd, TileEnd, make_accumulator
 from mettle.pairs.interface import Reduction, Tile, temperature_of
 from mettle.pairs.problem import PairProblem, ResolvedPass, RowBlock
-from mettle.pairs.similarity import TileOperands, differentiable_gradients, warn_dense_recomputation
+from mettle.pairs.similarity import TileOperands, differentiable_gradients, root, warn_dense_recomputation
 
 TILE_ROWS = 512  # 512 x 512 float32 is 1 MB: a tile and its temporaries stay in a core's cache
 FEW_ROWS = 1024  # rows up to which tiles of half that size waste less on the diagonal
@@ -128,6 +128,8 @@ def positive_pair_tile(problem: PairProblem, pairs: PairList) -> Tile:
 def _similarity(pairs: PairList, a: Tensor, b: Tensor, measure: str) -> Tensor:
     if measure == "squared":  # by differences: a small distance is not the difference of two large numbers
         return -(a[pairs.i] - b[pairs.j]).square().sum(1, keepdim=True)
+    if measure == "euclidean":
+        return -root((a[pairs.i] - b[pairs.j]).square().sum(1, keepdim=True))
     return pairs.products(a, b)
 
 
@@ -353,6 +355,8 @@ class TileLoop:
         for total, grad in zip(dparameters, rest[len(values) :], strict=True):
             if grad is not None:
                 total += grad
+        if gs is not None and self.problem.measure == "euclidean":  # of −d; go on with that of −d², −gs / 2s
+            gs = gs / (-2 * s.detach()).masked_fill(s.detach() == 0, torch.inf)
         return gs
 
     @staticmethod
@@ -365,7 +369,7 @@ class TileLoop:
 
     def _similarity_backward(self, gs: Tensor, block: TileBlock, dz: Tensor, dref: Tensor) -> None:
         """From similarities to the embeddings of both sides."""
-        squared = self.problem.measure == "squared"
+        squared = self.problem.measure in ("squared", "euclidean")
         if block.pairs is not None:
             pairs = block.pairs
             if squared:
