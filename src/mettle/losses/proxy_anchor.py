@@ -10,6 +10,7 @@ from mettle.pairs import (
     Difficulty,
     KernelWeights,
     NoKernel,
+    PairOutput,
     Reduction,
     RowValues,
     Tile,
@@ -18,6 +19,8 @@ from mettle.pairs import (
     pair_loss,
     sum_over,
 )
+from mettle.pairs.class_softmax import takes_kernels
+from mettle.pairs.dispatch import autocast_disabled
 
 
 class ProxyAnchor(ClassVectors):
@@ -69,9 +72,22 @@ class ProxyAnchor(ClassVectors):
         """As it was built."""
         return f"{super().extra_repr()}, margin={self.margin}, alpha={self.alpha}"
 
+    def forward(self, embeddings: Tensor, labels: Tensor, *, progress: float | None = None) -> Tensor:
+        """The mean over classes, or another ``reduction``; ``progress`` of training is for a curriculum."""
+        by_kernels = self.difficulty is None and self.sample == 1 and takes_kernels(embeddings)
+        if not by_kernels or self.reduction != "mean":
+            return super().forward(embeddings, labels, progress=progress)
+        labels, unknown = self._validate_inputs(embeddings, labels)
+        with autocast_disabled(embeddings.device.type):
+            mean = self._output(embeddings, self._vectors(), labels).mean()  # which kernels compute on the way
+        return mean if unknown is None else mean.masked_fill(unknown.any(), torch.nan)
+
     def _evaluate(self, z: Tensor, vectors: Tensor, labels: Tensor, half: bool) -> tuple[Tensor, None]:
+        return self._output(z, vectors, labels).values, None
+
+    def _output(self, z: Tensor, vectors: Tensor, labels: Tensor) -> PairOutput:
         pairs, anchors, classes, ref = self._class_pairs(z, vectors, labels)
-        return pair_loss(pairs, anchors, classes, ref=ref, difficulty=self.difficulty).values, None
+        return pair_loss(pairs, anchors, classes, ref=ref, difficulty=self.difficulty)
 
     def _class_pairs(self, z: Tensor, vectors: Tensor, labels: Tensor) -> ClassPairs:
         """Class vectors against samples."""
