@@ -32,6 +32,7 @@ from mettle.difficulty import (
     Threshold,
     curriculum,
 )
+from mettle.difficulty.settings import view_with
 from mettle.errors import InputError
 from mettle.losses import (
     ArcFace,
@@ -335,6 +336,7 @@ def test_class_vectors_as_anchors():
     torch.manual_seed(0)
     loss, (z, y) = ProxyAnchor(40, 12), (torch.randn(23, 12), torch.arange(23) % 9)
     pairs, anchors, classes, ref = loss._class_pairs(z, loss.weight.detach(), y)
+    pairs = view_with(pairs, positive_factor=torch.tensor(40 / len(y.unique())))
     exact, leaves = ([x.to(t).requires_grad_() for x in (anchors, z)] for t in (torch.float64, torch.float32))
     wanted = pair_loss(pairs, exact[0], classes, ref=(exact[1], y), engine="dense")
     found = evaluate_spec(lower_loss(pairs, None, collect_inputs(anchors, classes, ref, None, None)),

@@ -91,8 +91,10 @@ class ProxyAnchor(ClassVectors):
 
     def _class_pairs(self, z: Tensor, vectors: Tensor, labels: Tensor) -> ClassPairs:
         """Class vectors against samples."""
-        present = torch.zeros(len(vectors), device=labels.device).index_fill_(0, labels, 1).sum()
-        pairs = view_with(self.__dict__["_pairs"], positive_factor=len(vectors) / present)
+        pairs = self.__dict__["_pairs"]
+        if takes_kernels(z):  # which see one class vector at a time
+            present = torch.zeros(len(vectors), device=labels.device).index_fill_(0, labels, 1).sum()
+            pairs = view_with(pairs, positive_factor=len(vectors) / present)
         return pairs, vectors, self._class_indices(len(vectors)), (z, labels)
 
 
