@@ -23,8 +23,8 @@ from mettle.difficulty import (
     mine_pairs,
 )
 from mettle.errors import InputError
-from mettle.losses import Contrastive, InfoNCE, MultiSimilarity, NPair, SupCon, Triplet
-from mettle.pairs import Traits, pair_weights
+from mettle.losses import Contrastive, InfoNCE, MultiSimilarity, NPair, SoftTriple, SupCon, Triplet
+from mettle.pairs import Traits, as_pair_list_loss, pair_weights
 
 SIZES = [(12, 4, 5), (25, 8, 6), (40, 3, 12)]
 EASY_HARD = [
@@ -296,6 +296,20 @@ def test_memory_is_that_of_the_list():
                 torch.randn(4, 3), torch.arange(4) // 2
             ),
             "distance weighting is about distances on the unit sphere",
+        ),
+        (
+            lambda: SoftTriple(2, 3, difficulty=Angular())(torch.randn(4, 3), torch.arange(4) // 2),
+            "Angular compares embeddings with one another, and here are class vectors or given pairs",
+        ),
+        (
+            lambda: SoftTriple(2, 3, difficulty=DistanceWeighted())(torch.randn(4, 3), torch.arange(4) // 2),
+            "give distance weighting dim=",
+        ),
+        (
+            lambda: as_pair_list_loss(Contrastive(difficulty=TripletMarginMining()))(
+                torch.randn(4, 3), torch.randn(4, 3), torch.arange(4) // 2
+            ),
+            "TripletMarginMining compares embeddings with one another, and here are class vectors or given pairs",
         ),
     ],
 )

@@ -7,7 +7,17 @@ import torch
 
 from laws.members import Given, batch, with_difficulty
 from laws.memory import Largest
-from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Relative, SemiHard, Threshold
+from mettle.difficulty import (
+    AdaptiveThreshold,
+    Angular,
+    DistanceWeightedSampling,
+    EasyHard,
+    Hardest,
+    Importance,
+    Relative,
+    SemiHard,
+    Threshold,
+)
 from mettle.errors import InputError
 from mettle.losses import Contrastive, CosFace, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
 from mettle.pairs import Queue
@@ -37,10 +47,14 @@ HARD = {
     "relative": Relative(),
     "hardest": Hardest(),
     "semi-hard": SemiHard(0.5),
+    "hard-semi-hard": EasyHard("hard", "semihard"),
+    "angular": Angular(),
+    "distance-weighted sampling": DistanceWeightedSampling(),
 }
 
 
 WHOLE = [(name, hard) for name in BIG for hard in HARD] + [(name, "none") for name in FORMS]
+WHOLE.remove(("n-pair", "distance-weighted sampling"))  # it is about distances on the sphere
 
 
 @pytest.mark.parametrize(("name", "difficulty"), WHOLE)

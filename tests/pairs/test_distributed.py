@@ -23,7 +23,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mettle.losses
 from laws.members import DIFFICULTIES, FORMS, Given, with_difficulty
-from mettle.difficulty import AdaptiveThreshold, Importance, Product, Relative, Threshold, curriculum
+from mettle.difficulty import (
+    AdaptiveThreshold,
+    DistanceWeightedSampling,
+    Importance,
+    Product,
+    Relative,
+    Threshold,
+    curriculum,
+)
 from mettle.errors import InputError
 from mettle.losses import (
     CLIP,
@@ -155,6 +163,9 @@ def cases() -> dict[str, Case]:
     rising = curriculum(Threshold(), end=0.5)
     found["fades in"] = Case(lambda rank: SupCon(0.2, difficulty=rising), options={"progress": 0.2}, auto="anchors")
     found["random"] = Case(lambda rank: Triplet(mining="random", random=torch.Generator().manual_seed(rank)))
+    found["random pairs"] = Case(
+        lambda rank: SupCon(0.2, difficulty=DistanceWeightedSampling(random=torch.Generator().manual_seed(rank)))
+    )
     found["random too"] = Case(lambda rank: SelfTriplet(form="one_neg"))
     for kind, options in (
         (Softmax, {}), (NormFace, {}), (CosFace, {}), (ArcFace, {}), (AdaCos, {}), (Center, {}), (SphereFace, {}),

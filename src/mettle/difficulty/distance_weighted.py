@@ -1,5 +1,6 @@
 """Negatives by the inverse of how common their distance is on the sphere: as weights, or as a random draw."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from mettle.difficulty.importance import MIN_LOG_WEIGHT
 from mettle.difficulty.miner import join_reference, mine_pairs
+from mettle.difficulty.mining import max_over_columns
 from mettle.difficulty.settings import SettingsModule, validate_fields, validate_integers
 from mettle.errors import InputError
 from mettle.pairs import (
@@ -18,7 +20,6 @@ from mettle.pairs import (
     Traits,
     gather_over,
     logsumexp_over,
-    max_over,
     sum_over,
 )
 from mettle.pairs.random_negative import HasGenerator, Random, draw_seed, pair_hash, validate_generator
@@ -103,23 +104,33 @@ class DistanceWeightedSampling(HasGenerator, SettingsModule):
         seed = draw_seed(self.random)
         return (
             Pass(lambda tile, _: self.row_statistics(tile)),
-            Pass(lambda tile, rows: {"lot": max_over(self._lots(tile, rows, seed), tile.negative)}, reads="anchor"),
+            Pass(lambda tile, rows: self._highest_lots(tile, rows, seed), reads="anchor"),
             Pass(lambda tile, rows: self._drawn(tile, rows, seed), reads="anchor"),
         )
 
-    def _lots(self, tile: Tile, row_values: RowValues, seed: int) -> Tensor:
-        """(a, b, m) lots of all negatives for each positive: the highest of log u + Gumbel noise falls on n by u_n."""
+    def _lots(self, tile: Tile, count: int, seed: int) -> Iterator[Tensor]:
+        """(a, b) for each of ``count`` positives: lots, of which the highest falls on negative n by the chance u_n.
+
+        Log u plus Gumbel noise; -inf for what cannot be drawn.
+        """
         log_u = log_inverse_density(tile, self.cutoff, self.limit, self.dim).double()
         log_u = log_u.masked_fill(~torch.as_tensor(near_negatives(tile, self.limit), device=log_u.device), -torch.inf)
-        count = row_values["positive"].shape[2]
-        uniform = torch.stack([pair_hash(tile, seed + k) for k in range(count)], 2)
-        return log_u[..., None] - (-uniform.log()).log()
+        for k in range(count):  # one positive at a time, so that a tile stays a tile
+            yield log_u - (-pair_hash(tile, seed + k).log()).log()
+
+    def _highest_lots(self, tile: Tile, row_values: RowValues, seed: int) -> dict[str, Reduction]:
+        """The highest lot for each positive."""
+        highest = [lots.amax(1, keepdim=True) for lots in self._lots(tile, row_values["positive"].shape[2], seed)]
+        return {"lot": max_over_columns(torch.stack(highest, 2))}
 
     def _drawn(self, tile: Tile, row_values: RowValues, seed: int) -> dict[str, Reduction]:
         """The position of the negative that was drawn for each positive, -inf where there is none."""
-        won = (self._lots(tile, row_values, seed) == row_values["lot"]) & (row_values["lot"] > -torch.inf)
-        position = tile.reference_index[..., None].double().expand(won.shape)
-        return {"drawn": max_over(position.masked_fill(~won, -torch.inf), tile.negative)}
+        highest, position = row_values["lot"], tile.reference_index.double()
+        drawn = [
+            torch.where((lots == highest[..., k]) & (lots > -torch.inf), position, -torch.inf).amax(1, keepdim=True)
+            for k, lots in enumerate(self._lots(tile, highest.shape[2], seed))
+        ]
+        return {"drawn": max_over_columns(torch.stack(drawn, 2))}
 
     def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
@@ -159,8 +170,10 @@ def log_inverse_density(tile: Tile, cutoff: float, limit: float, dim: int | None
             "distance weighting is about distances on the unit sphere, and the loss here compares by "
             f"{tile.operands.measure!r}: use a loss on unit vectors"
         )
+    if dim is None and tile.operands is None and tile.similarity.numel() > 1:
+        raise InputError("the dimension of the embeddings is not known here: give distance weighting dim=")
     if dim is None:
-        dim = 3 if tile.operands is None else tile.operands.z.shape[1]  # without rows: only the shape matters
+        dim = 3 if tile.operands is None else tile.operands.z.shape[1]  # of one pair without rows nothing matters
     s = tile.similarity.clamp(1 - limit**2 / 2, 1 - cutoff**2 / 2)
     return -((dim - 2) / 2 * (2 - 2 * s).log() + (dim - 3) / 2 * ((1 + s) / 2).log())
 

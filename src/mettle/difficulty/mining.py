@@ -146,7 +146,7 @@ class EasyHard(Miner):
             if other in ("semihard", "all"):
                 raise InputError(
                     "semihard looks for pairs beyond the one of the other side, which must be 'easy' or 'hard', got "
-                    f" positives={self.positives!r}, negatives={self.negatives!r}"
+                    f"positives={self.positives!r}, negatives={self.negatives!r}"
                 )
 
     def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
@@ -235,6 +235,17 @@ class PairMargin(Miner):
 def row_extremes(tile: Tile) -> dict[str, Reduction]:
     """The hardest positive of each row, ``far``, as minus its similarity, and its hardest negative, ``near``."""
     return {"far": max_over(-tile.similarity, tile.positive), "near": max_over(tile.similarity, tile.negative)}
+
+
+def max_over_columns(values: Tensor) -> Reduction:
+    """The maximum of m values of each row that a tile was reduced to before, (a, 1, m): no (a, b, m) is held."""
+    return Reduction("max", values, torch.ones_like(values[..., 0], dtype=torch.bool), "none")
+
+
+def require_rows(tile: Tile, whose: str) -> None:
+    """Refuse tiles that do not know their rows: those of class vectors and of lists of pairs."""
+    if tile.operands is None and tile.similarity.numel() > 1:  # one pair: what the engine asks for its reductions
+        raise InputError(f"{whose} compares embeddings with one another, and here are class vectors or given pairs")
 
 
 def weigh_sides(tile: Tile, positive: Tensor, negative: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mettle.difficulty.miner import Miner
-from mettle.difficulty.mining import weigh_sides
+from mettle.difficulty.mining import max_over_columns, require_rows, weigh_sides
 from mettle.difficulty.settings import validate_fields
 from mettle.errors import InputError
 from mettle.pairs import (
@@ -21,7 +21,6 @@ from mettle.pairs import (
     Traits,
     gather_over,
     list_triplets,
-    max_over,
 )
 from mettle.pairs.similarity import similarity
 from mettle.pairs.validation import Reference
@@ -52,11 +51,14 @@ class TripletMiner(Miner):
     def _found(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Whether each positive of a row belongs to a triplet."""
         at = row_values["positive"]
-        found = [self._with_positive(tile, at[..., k]) for k in range(at.shape[2])]
-        return {"found": max_over(torch.stack(found, 2).to(tile.similarity.dtype), tile.negative)}
+        found = [
+            (self._with_positive(tile, at[..., k]) & tile.negative).any(1, keepdim=True) for k in range(at.shape[2])
+        ]
+        return {"found": max_over_columns(torch.stack(found, 2).to(tile.similarity.dtype))}
 
     def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
+        require_rows(tile, type(self).__name__)
         at, found = row_values["positive"], row_values["found"] > 0
         columns = self._columns(tile) + 1
         positive = torch.zeros_like(tile.similarity, dtype=torch.bool)
