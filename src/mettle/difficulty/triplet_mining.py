@@ -34,8 +34,6 @@ class TripletMiner(Miner):
     Called as a miner it gives the triplets themselves.
     """
 
-    traits = Traits(trusted=True, self_contained=True)
-
     def selects(self, anchors: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         """(c, b) whether a triplet of row i of the first two, (c, d), and row j of the third, (b, d), is looked for."""
         raise NotImplementedError
@@ -110,6 +108,8 @@ class Angular(TripletMiner):
     angle: float = 20.0  # degrees
     detach: bool = True
 
+    traits = Traits(trusted=True, self_contained=True)
+
     def __post_init__(self) -> None:
         validate_fields(self)
         if not 0 < self.angle < 90:
@@ -134,6 +134,8 @@ class TripletMarginMining(TripletMiner):
     margin: float = 0.2
     triplets: Literal["all", "hard", "semihard", "easy"] = "all"
     detach: bool = True
+
+    traits = Traits(trusted=True, self_contained=True)
 
     def __post_init__(self) -> None:
         validate_fields(self)
