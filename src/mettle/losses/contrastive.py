@@ -1,19 +1,21 @@
 """Contrastive loss: positives closer than one margin, negatives farther than another."""
 
+from dataclasses import field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mettle.losses.base import PairwiseLoss, require
+from mettle.losses.distances import Metric, check_metric, tile_distance, tile_measure
 from mettle.pairs import Difficulty, HingeSpec, KernelWeights, Measure, NoKernel, Reduction, RowValues, Tile, sum_over
-from mettle.pairs.similarity import distance, squared_distance
+from mettle.pairs.similarity import squared_distance
 
 
 class Contrastive(PairwiseLoss):
     r"""Contrastive loss with a positive and a negative margin (Hadsell et al. 2006 and variants).
 
-    Formula, d the Euclidean distance, m₊ and m₋ the margins:
+    Formula, d the Euclidean distance or another ``metric``, m₊ and m₋ the margins:
         squared   positives [d² − m₊²]₊     negatives [m₋² − d²]₊
         hadsell   positives [d − m₊]₊²      negatives [m₋ − d]₊²
         linear    positives [d − m₊]₊       negatives [m₋ − d]₊
@@ -35,12 +37,15 @@ class Contrastive(PairwiseLoss):
     normalise: bool = True
     difficulty: Difficulty | None = None
     l1: bool = False  # L1 distance of raw embeddings instead of Euclidean (dense engine only)
+    metric: Metric = field(default="euclidean", kw_only=True)
 
     self_contained = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.negative > 0, f"negative margin must be above 0, got {self.negative}")
+        check_metric(self.metric, normalise=self.normalise, squared=self.form == "squared")
+        require(not (self.l1 and self.metric != "euclidean"), "l1 and metric both name a distance: give one of them")
+        require(self.negative > 0 or self.metric == "dot", f"negative margin must be above 0, got {self.negative}")
         require(
             self.positive >= 0 or self.form == "linear",
             f"positive margin must be at least 0 in form {self.form!r}, got {self.positive}",
@@ -57,7 +62,7 @@ class Contrastive(PairwiseLoss):
     @property
     def measure(self) -> Measure:  # type: ignore[override]
         """Cosine on the sphere, else the distance itself."""
-        return "l1" if self.l1 else "cosine" if self.normalise else "squared"
+        return "l1" if self.l1 else tile_measure(self.metric, normalise=self.normalise)
 
     def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Hinges on both sides."""
@@ -70,7 +75,7 @@ class Contrastive(PairwiseLoss):
             d = squared_distance(tile, self.measure)
             pull, push = d - self.positive**2, self.negative**2 - d
         else:
-            d = distance(tile, self.measure)
+            d = tile_distance(tile, self.metric, self.measure)
             pull, push = d - self.positive, self.negative - d
         pull, push = pull.clamp(min=0), push.clamp(min=0)
         if self.form == "hadsell":
@@ -85,6 +90,6 @@ class Contrastive(PairwiseLoss):
 
     def kernel_spec(self, weights: KernelWeights | None) -> HingeSpec | NoKernel:
         """On the sphere, where all pairs count alike."""
-        if weights is not None or self.measure != "cosine":
+        if weights is not None or self.measure != "cosine" or self.metric != "euclidean":
             return NoKernel("the kernels know hinges on unit vectors, without a difficulty")
         return HingeSpec(self.positive, self.negative, self.form)

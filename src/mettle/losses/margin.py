@@ -1,5 +1,6 @@
 """Margin loss: a boundary between the distances of positives and of negatives, which is learned."""
 
+from dataclasses import field
 from typing import Literal
 
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor, nn
 from mettle.difficulty.settings import validate_integers
 from mettle.losses.base import PairwiseLoss, require
 from mettle.losses.class_vectors import raise_out_of_range
+from mettle.losses.distances import Metric, check_metric, tile_distance, tile_measure
 from mettle.pairs import Difficulty, Measure, Pass, Reduction, RowValues, Tile, sum_over
-from mettle.pairs.similarity import distance, may_read
+from mettle.pairs.similarity import may_read
 
 INACTIVE = 1e-30  # how much an anchor without active pairs counts: nothing beside others, enough for a mean of zeros
 
@@ -17,7 +19,7 @@ INACTIVE = 1e-30  # how much an anchor without active pairs counts: nothing besi
 class Margin(PairwiseLoss):
     r"""Margin-based loss (Wu et al. 2017).
 
-    Formula, d the Euclidean distance, β the boundary, m = ``margin``:
+    Formula, d the Euclidean distance or another ``metric``, β the boundary, m = ``margin``:
         positives  l_ip = [d_ip − β + m]₊,   negatives  l_in = [β − d_in + m]₊
         L_i = Σ_pn (l_ip + l_in) / A_i + ν β,   A_i = Σ_pn 1[l_ip > 0] + 1[l_in > 0]
         The sums are over all triplets of an anchor, so that positives and negatives count alike; the mean over
@@ -40,12 +42,14 @@ class Margin(PairwiseLoss):
     boundary: Literal["fixed", "one", "class"] = "one"
     num_classes: int | None = None
     normalise: bool = True
+    metric: Metric = field(default="euclidean", kw_only=True)
     difficulty: Difficulty | None = None
 
     self_contained = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_metric(self.metric, normalise=self.normalise, squared=False)
         require(self.margin >= 0, f"margin must be at least 0, got {self.margin}")
         require(self.nu >= 0, f"nu must be at least 0, got {self.nu}")
         count = 1
@@ -65,7 +69,7 @@ class Margin(PairwiseLoss):
     @property
     def measure(self) -> Measure:  # type: ignore[override]
         """Cosine on the sphere, else the distance itself."""
-        return "cosine" if self.normalise else "squared"
+        return tile_measure(self.metric, normalise=self.normalise)
 
     def passes(self) -> tuple[Pass, ...]:
         """One pass; a boundary of the anchor's class makes a pair look different from its two ends."""
@@ -92,7 +96,7 @@ class Margin(PairwiseLoss):
 
     def reductions(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Hinges on both sides of the boundary, and which of them are active."""
-        d, beta = distance(tile, self.measure), self.current_boundary(tile)
+        d, beta = tile_distance(tile, self.metric, self.measure), self.current_boundary(tile)
         pull, push = (d - beta + self.margin).clamp(min=0), (beta - d + self.margin).clamp(min=0)
         found = {
             "positives": sum_over(1.0, tile.positive, weighting="mask"),

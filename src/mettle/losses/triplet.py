@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mettle.difficulty import Hardest
 from mettle.losses.base import PairwiseLoss, require, softplus, zero_if_empty
+from mettle.losses.distances import Metric, check_metric, tile_distance, tile_measure
 from mettle.pairs import (
     BatchHardSpec,
     Difficulty,
@@ -40,9 +41,9 @@ from mettle.pairs.random_negative import (
 from mettle.pairs.selection import IndicesTuple, resolve_labels, select_pairs
 from mettle.pairs.similarity import (
     TileOperands,
-    distance,
     may_read,
     prepare_embeddings,
+    prepare_sides,
     similarity,
     squared_distance,
 )
@@ -55,7 +56,7 @@ TIED = 4  # negatives of a row at exactly one distance: in float32 two are commo
 class Triplet(HasGenerator, PairwiseLoss):
     r"""Triplet loss (Weinberger and Saul 2009, Schroff et al. 2015), with the usual ways of mining.
 
-    Formula, d the distance (``squared`` or not), m the margin:
+    Formula, d the distance (Euclidean, ``squared`` or not, or another ``metric``), m the margin:
         L_apn = [d_ap − d_an + m]₊, or softplus(d_ap − d_an + m) when ``soft``
         all           mean over the active triplets of an anchor (those above 0), or over ``average="all"`` of them
         hardest       the farthest positive and the closest negative of each anchor (batch-hard)
@@ -80,19 +81,21 @@ class Triplet(HasGenerator, PairwiseLoss):
     average: Literal["active", "all"] = "active"
     difficulty: Difficulty | None = None
     random: Random = field(default=None, repr=False)
+    metric: Metric = field(default="euclidean", kw_only=True)
 
     self_contained = True
     takes_triplets = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_metric(self.metric, normalise=self.normalise, squared=self.squared)
         require(self.margin >= 0, f"margin must be at least 0, got {self.margin}")
         validate_generator(self.random)
 
     @property
     def measure(self) -> Measure:  # type: ignore[override]
         """Cosine on the sphere, else the distance itself."""
-        return "cosine" if self.normalise else "squared"
+        return tile_measure(self.metric, normalise=self.normalise)
 
     def passes(self) -> tuple[Pass, ...]:
         """Batch-hard needs one pass; the others gather the positives first and compare the negatives with them."""
@@ -114,7 +117,7 @@ class Triplet(HasGenerator, PairwiseLoss):
 
     def distance(self, tile: Tile) -> Tensor:
         """Of the pairs of a tile."""
-        return (squared_distance if self.squared else distance)(tile, self.measure)
+        return squared_distance(tile, self.measure) if self.squared else tile_distance(tile, self.metric, self.measure)
 
     def margin_violation(self, gap: Tensor) -> Tensor:
         """How much a triplet misses the margin by."""
@@ -227,8 +230,10 @@ class Triplet(HasGenerator, PairwiseLoss):
         )
         i, j = pair // columns, pair % columns
         with autocast_disabled(embeddings.device.type):
-            a = prepare_embeddings(embeddings, self.measure)
-            b = a if ref is None else prepare_embeddings(ref[0], self.measure)
+            if ref is None and self.measure != "snr":
+                a = b = prepare_embeddings(embeddings, self.measure)
+            else:
+                a, b = prepare_sides(embeddings, embeddings if ref is None else ref[0], self.measure)
             if len(pair) * a.shape[1] < n * columns:
                 s = rowwise_similarity(a[i], b[j], self.measure)
             else:
@@ -250,7 +255,7 @@ class Triplet(HasGenerator, PairwiseLoss):
         hardest = self.mining == "hardest"
         if weights is not None:
             hardest = isinstance(weights, HardestWeights) and self.mining in ("hardest", "all")
-        if self.measure == "cosine" and hardest:
+        if self.measure == "cosine" and self.metric == "euclidean" and hardest:
             return BatchHardSpec()
         return NoKernel("of the triplet losses, the kernels know batch-hard on unit vectors")
 

@@ -255,6 +255,7 @@ def tuple_layout(loss: Any, norm_rows: NormRows = "synthetic") -> TupleLayout:
     if isinstance(loss, NPair) and difficulty is not None:
         raise InputError("HardnessAware makes the negatives of NPair harder itself: leave it without a difficulty")
     published = isinstance(loss, Triplet) and loss.mining == "all" and difficulty is None
+    published = published and loss.metric == "euclidean"
     if (published or isinstance(loss, NPair)) and loss.reduction != "mean":
         raise InputError(f"HardnessAware reduces {name} itself: reduction must be 'mean', got {loss.reduction!r}")
     if isinstance(loss, NPair):
