@@ -249,7 +249,7 @@ class NaNWeights(Threshold):
     [
         (OtherEnd(0.2), "OtherEnd overrides row_loss and does not restate kernel_spec"),
         (OtherHelper(), "OtherHelper overrides debiased_log_sum and does not restate kernel_spec"),
-        (OtherMeasure(0.2), "OtherMeasure overrides measure and does not restate kernel_spec"),
+        (OtherMeasure(0.2), "the loss compares by 'dot', its kernel spec by 'cosine'"),
         (Mixed(0.2), "Mixed overrides is_defined and does not restate kernel_spec"),
         (SupCon(0.2, difficulty=HalfWeights()), "HalfWeights overrides weights and does not restate kernel_weights"),
         (

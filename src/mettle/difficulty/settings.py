@@ -95,6 +95,12 @@ class SettingsModule(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        known = getattr(cls, "__dataclass_fields__", {})
+        for name in known.keys() & vars(cls).keys() - cls.__annotations__.keys():
+            if not hasattr(vars(cls)[name], "__get__"):  # a new default, which a dataclass passes over without a type
+                cls.__annotations__[name] = known[name].type
+                default = dataclasses.field(default=vars(cls)[name], kw_only=known[name].kw_only, repr=known[name].repr)
+                setattr(cls, name, default)
         dataclasses.dataclass(cls, eq=False, repr=False)  # type: ignore[call-overload]
         for field in dataclasses.fields(cls):  # type: ignore[arg-type]
             if field.name in vars(cls):  # a default left on the class would hide a submodule of that name
