@@ -3,7 +3,8 @@ import tomllib
 import pytest
 import torch
 
-from mettle.difficulty import Threshold
+from mettle import difficulty
+from mettle.difficulty import MultiSimilarityMining, Threshold
 from mettle.errors import RecipeError
 from mettle.losses import SupCon
 from mettle.train import prepare_samples
@@ -169,3 +170,14 @@ def test_how_a_table_is_read_can_be_said_in_a_recipe(tmp_path):
     data = {"source": str(table), "missing": "mean", "categories": ["zip"], "text": "onehot"}
     samples = prepare_samples(parse_recipe({**tomllib.loads(load("supcon").to_toml()), "data": data}))
     assert samples.inputs.names == ("age", "zip=0", "zip=1")
+
+
+def test_the_recipe_of_the_multi_similarity_loss_mines_as_its_paper_does():
+    loss = load("multi-similarity").build_loss()
+    assert loss.difficulty == MultiSimilarityMining(0.1) and loss.empty == "zero"
+
+
+@pytest.mark.parametrize("kind", sorted(set(difficulty.__all__) - {"Product", "Relative", "curriculum"}))
+def test_every_difficulty_can_stand_in_a_recipe(kind):
+    loss = load("supcon", [f"loss.difficulty.kind={kind}"]).build_loss()
+    assert type(loss.difficulty).__name__ == kind
