@@ -152,6 +152,10 @@ def cases() -> dict[str, Case]:
     found["learned, weighed"] = Case(
         seeded(lambda: InfoNCE(0.5, difficulty=Importance(0.7), learn_temperature=True)), auto="anchors"
     )
+    for measure in ("dot", "euclidean", "snr"):
+        found[f"supcon {measure}"] = Case(
+            lambda rank, measure=measure: SupCon(0.5, measure=measure), how=("auto",), auto="anchors"
+        )
     for reduction in ("pairs", "nonzero", "sum"):
         for name in ("supcon out", "triplet hardest", "margin", "lifted"):
             loss, own = replace(FORMS[name], reduction=reduction), "replicated" if name == "lifted" else "anchors"
