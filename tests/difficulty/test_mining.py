@@ -23,7 +23,16 @@ from mettle.difficulty import (
     mine_pairs,
 )
 from mettle.errors import InputError
-from mettle.losses import Contrastive, InfoNCE, MultiSimilarity, NPair, SoftTriple, SupCon, Triplet
+from mettle.losses import (
+    Contrastive,
+    CrossBatchMemory,
+    InfoNCE,
+    MinedLoss,
+    MultiSimilarity,
+    SoftTriple,
+    SupCon,
+    Triplet,
+)
 from mettle.pairs import Traits, as_pair_list_loss, pair_weights
 
 SIZES = [(12, 4, 5), (25, 8, 6), (40, 3, 12)]
@@ -163,18 +172,32 @@ def test_lists_are_ordered_int64_and_without_gradient():
                 assert keys == sorted(keys)
 
 
-@pytest.mark.parametrize("measure", ["squared", "dot"])
+@pytest.mark.parametrize("measure", ["squared", "dot", "euclidean", "l1"])
 def test_miners_compare_as_the_loss_does(measure):
     """On raw rows a miner sees minus squared distances or products; triplets, raw distances."""
     z, y = draw(1, 18, 4, 5)
-    s = -torch.cdist(z, z).square() if measure == "squared" else z @ z.T
+    d = torch.cdist(z, z)
+    s = {"squared": -d.square(), "dot": z @ z.T, "euclidean": -d, "l1": -torch.cdist(z, z, p=1)}[measure]
     wanted = oracle.multi_similarity(s.tolist(), y.tolist(), y.tolist(), True, 0.5)
     assert as_sets(MultiSimilarityMining(0.5)(z, y, measure=measure)) == wanted
     rows = z.tolist()
     angles = oracle.triplets(rows, rows, y.tolist(), y.tolist(), True, lambda *rows: oracle.angle(*rows) > 30)
     assert set(zip(*(x.tolist() for x in Angular(30)(z, y, measure=measure)), strict=True)) == angles
-    raw = Contrastive(normalise=False) if measure == "squared" else NPair(0.0)
-    assert raw.measure == measure
+    pairs = MultiSimilarityMining(0.5)(z, y, measure=measure)
+    loss = SupCon(0.5, measure=measure, empty="zero")
+    torch.testing.assert_close(loss(z, y, pairs), replace(loss, difficulty=MultiSimilarityMining(0.5))(z, y))
+
+
+def test_miners_inside_of_a_memory_and_of_a_mined_loss():
+    z, y = draw(1, 16, 4, 4)
+    miner = MultiSimilarityMining(0.3)
+    memory = CrossBatchMemory(MultiSimilarity(), size=64, dim=4, miner=miner).double()
+    for _ in range(2):
+        leaf = z.clone().requires_grad_()
+        memory(leaf, y).backward()
+        assert leaf.grad.abs().sum() > 0
+    mined = MinedLoss(MultiSimilarity(), miner)
+    torch.testing.assert_close(mined(z, y), MultiSimilarity(difficulty=miner)(z, y))
 
 
 def test_several_classes_per_sample():
@@ -279,6 +302,18 @@ def test_memory_is_that_of_the_list():
         (lambda: DistanceWeightedSampling(random=3), "random must be a torch.Generator"),
         (lambda: Hardest()(torch.full((4, 2), torch.nan), torch.tensor([0, 0, 1, 1])), "NaN or infinity"),
         (lambda: Angular()(torch.full((4, 2), torch.nan), torch.tensor([0, 0, 1, 1])), "NaN or infinity"),
+        (
+            lambda: Hardest()(torch.ones(4, 2), torch.zeros(4).long(), measure="chebyshev"),
+            "measure must be one of cosine, dot, euclidean, squared, l1, snr, got 'chebyshev'",
+        ),
+        (
+            lambda: Angular()(torch.randn(4, 3), torch.arange(4) // 2, measure="snr"),
+            "Angular compares Euclidean distances, which the signal-to-noise measure has none of",
+        ),
+        (
+            lambda: SupCon(measure="snr", difficulty=TripletMarginMining())(torch.randn(4, 3), torch.arange(4) // 2),
+            "TripletMarginMining compares Euclidean distances, which the signal-to-noise measure has none of",
+        ),
         (lambda: Hardest()(torch.ones(4, 2), torch.zeros(3).long()), "one entry per embedding"),
         (lambda: Hardest()(torch.ones(4, 2), torch.zeros(4).long(), torch.ones(4, 2)), "belong together"),
         (

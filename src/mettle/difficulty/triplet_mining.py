@@ -72,6 +72,7 @@ class TripletMiner(Miner):
         operands = tile.operands
         if operands is None:  # the tile that the engine only asks for its reductions
             return torch.zeros_like(tile.similarity, dtype=torch.bool)
+        self._check_measure(operands.measure)
         z, ref = operands.z.detach(), operands.ref.detach()
         positives = ref[(at.squeeze(1).long() - 1).clamp(min=0)]
         return self.selects(z[operands.i], positives, ref[operands.j]) & (at > 0)
@@ -83,6 +84,14 @@ class TripletMiner(Miner):
         columns = torch.arange(j.start, j.stop, device=tile.similarity.device, dtype=tile.similarity.dtype)
         return columns.expand(tile.similarity.shape)
 
+    def _check_measure(self, measure: Measure) -> None:
+        """Refuse rows that are prepared for one side only, so that no two of them have a distance."""
+        if measure == "snr":
+            raise InputError(
+                f"{type(self).__name__} compares Euclidean distances, which the signal-to-noise measure has none of: "
+                "use another measure, or mine by pairs"
+            )
+
     def mine(
         self,
         embeddings: Tensor,
@@ -93,6 +102,7 @@ class TripletMiner(Miner):
         measure: Measure = "cosine",
     ) -> IndexTriplets:
         """(anchors, positives, negatives) of all triplets that are looked for."""
+        self._check_measure(measure)
         return list_triplets(self.selects, embeddings, labels, ref=ref, ids=ids, measure=measure)
 
 

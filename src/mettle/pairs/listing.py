@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ def list_pairs(
     """
     labels, ref, selection = resolve_labels(z, labels, ref, None)
     validate_inputs(z, labels, ref, ids, biased, tile)
-    validate_readable(z, *(ref or ())[:1])
+    _validate_listing(measure, z, *(ref or ())[:1])
     positives: list[Tensor] = []
     negatives: list[Tensor] = []
     with autocast_disabled(z.device.type):
@@ -95,7 +95,7 @@ def list_triplets(
     """
     labels, ref, selection = resolve_labels(z, labels, ref, None)
     validate_inputs(z, labels, ref, ids, None)
-    validate_readable(z, *(ref or ())[:1])
+    _validate_listing(measure, z, *(ref or ())[:1])
     found: list[Tensor] = [torch.empty(0, 3, dtype=torch.int64, device=z.device)]
     with autocast_disabled(z.device.type):
         loss: Any = _Comparison(measure, 1.0)
@@ -117,8 +117,10 @@ def list_triplets(
     return anchors.contiguous(), positives.contiguous(), negatives.contiguous()
 
 
-def validate_readable(*embeddings: Tensor) -> None:
-    """Refuse embeddings that cannot be looked at now, or of which nothing can be said."""
+def _validate_listing(measure: str, *embeddings: Tensor) -> None:
+    """Refuse an unknown measure, and embeddings that cannot be looked at now or of which nothing can be said."""
+    if measure not in get_args(Measure):
+        raise InputError(f"measure must be one of {', '.join(get_args(Measure))}, got {measure!r}")
     for z in embeddings:
         if not may_read(z):
             raise InputError("while torch compiles or transforms, pairs cannot be listed: call the miner outside of it")
