@@ -270,5 +270,5 @@ def test_the_least_temperature_is_below_the_first_one():
 def test_a_loss_of_one_tower_names_those_of_two(loss):
     a, b = towers()
     for call in (loss, loss.per_anchor, loss.statistics):
-        with pytest.raises(InputError, match=r"labels came as floating point \(10, 5\).* use CLIP or SigLIP"):
+        with pytest.raises(InputError, match=r"labels of shape \(10, 5\) are sets of classes .* CLIP or SigLIP"):
             call(a, b)

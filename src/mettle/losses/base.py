@@ -229,11 +229,6 @@ class PairwiseLoss(SettingsModule):
             if difficulty_of(self) is not None or weights is not None:
                 raise InputError(f"{name} takes targets= without a difficulty or weights=: they weigh the pairs")
         has_numbers = isinstance(labels, Tensor) and labels.ndim == 1
-        if isinstance(labels, Tensor) and labels.ndim == 2 and labels.is_floating_point():
-            raise InputError(
-                f"{name} takes embeddings and labels, and labels came as floating point {tuple(labels.shape)}: for the "
-                "embeddings of two towers use CLIP or SigLIP, for sets of classes booleans"
-            )
         if not has_numbers and getattr(self, "reads_labels", False):
             raise InputError(f"{name} has a number for each class and needs labels (n,), one for each sample")
         return select_pairs(embeddings, ref, **given)
