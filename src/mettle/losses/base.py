@@ -125,7 +125,8 @@ class PairwiseLoss(SettingsModule):
         output = self.output(embeddings, labels, **options)
         if self.empty == "zero":
             return output.reduce(self.reduction, zero_if_empty=True)
-        if not output.known_defined and can_read(output.defined) and output.is_empty():
+        is_empty = not output.known_defined and can_read(output.defined) and output.is_empty()
+        if is_empty and bool(torch.isfinite(output.values).all()):  # broken embeddings have NaN, whatever is mined
             raise InputError(
                 f"no anchor has a positive among {len(embeddings)} samples: each class needs at least two samples in a "
                 "batch. The usual cause is a sampler that draws samples one by one; draw P classes x K samples"
