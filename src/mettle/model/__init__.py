@@ -6,6 +6,7 @@ from mettle.model.module_embedder import ModuleEmbedder
 from mettle.model.neck import BatchNormNeck
 from mettle.model.onnx import OnnxEmbedder, encode_onnx, export_onnx
 from mettle.model.preprocess import Preprocess
+from mettle.model.pretrained import LoadedWeights, StartPlan, plan_start
 from mettle.model.quantization import (
     QuantizedEmbeddings,
     cut_embeddings,
@@ -20,11 +21,13 @@ __all__ = [
     "Embedder",
     "EmbedderSpec",
     "EmbeddingModel",
+    "LoadedWeights",
     "ModuleEmbedder",
     "OnnxEmbedder",
     "Preprocess",
     "QuantizedEmbeddings",
     "SiameseNet",
+    "StartPlan",
     "TripletNet",
     "cut_embeddings",
     "embed",
@@ -32,6 +35,7 @@ __all__ = [
     "encode_onnx",
     "export_onnx",
     "measure_ranges",
+    "plan_start",
     "quantize_embeddings",
     "quantized_similarity",
 ]

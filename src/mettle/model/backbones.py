@@ -1,4 +1,4 @@
-"""Backbones by name: our own small ones, torchvision's ResNets and anything of timm's.
+"""Backbones by name: our own small ones, and any network of torchvision's and of timm's.
 
 Pretrained weights of timm's models: where they are on this machine, and one line where they cannot be had.
 
@@ -13,7 +13,8 @@ import importlib.util
 import ssl
 import sys
 import threading
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -28,6 +29,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from mettle.errors import MissingExtra, RecipeError, nearest
+from mettle.model.frozen_graph import FrozenGraph
 
 _library: torch.library.Library | None = None  # keeps the operators below alive
 
@@ -79,6 +81,7 @@ class Weights:
     address: str  # from where they are fetched; empty where that is switched off
     is_here: bool
     options: Mapping[str, Any] = field(default_factory=dict)  # of ``timm.create_model``, to load them from their file
+    file: Path | None = None  # where torch keeps them, for weights that are on no hub
 
 
 def pretrained_options(library: ModuleType, name: str) -> dict[str, Any]:
@@ -103,13 +106,14 @@ def locate_weights(library: ModuleType, name: str) -> Weights:
     config = library.get_pretrained_cfg(name)
     if config is None or not (config.hf_hub_id or config.url or config.file):
         raise RecipeError(f"model.pretrained: timm has no pretrained weights for {name!r}; {FROM_SCRATCH}")
-    tag = f"{name}.{config.tag}" if config.tag else name
+    arch = name.partition(".")[0]
+    tag = f"{arch}.{config.tag}" if config.tag else arch
     if config.file:
         return Weights(tag, f"the file {config.file}", "", Path(config.file).is_file())
     if config.hf_hub_id:
         return _locate_on_hub(tag, config)
     file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(config.url).path).name
-    return Weights(tag, f"the file {file}", config.url, file.is_file())
+    return Weights(tag, f"the file {file}", config.url, file.is_file(), file=file)
 
 
 def _locate_on_hub(tag: str, config: Any) -> Weights:
@@ -126,6 +130,37 @@ def _locate_on_hub(tag: str, config: Any) -> Weights:
         # A file of the hub is a plain one, also of models whose first weights, at another address, were not.
         options = {"pretrained_cfg_overlay": {"file": found, "custom_load": config.custom_load == "hf"}}
     return Weights(tag, f"the cache folder {folder} (with {names[0]})", address, found is not None, options)
+
+
+def fetch_from_hub(place: str, names: Sequence[str]) -> Path:
+    """The first of these files that a repository of the hub has: out of the hub's cache, else fetched into it.
+
+    Raises:
+        RecipeError: it is not in the cache, and nobody answers or the repository does not have it.
+    """
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        raise MissingExtra(f"hf-hub:{place} needs huggingface_hub: pip install huggingface_hub") from None
+    repository, _, revision = place.partition("@")
+    for name in names:
+        found = hub.try_to_load_from_cache(repository, name, revision=revision or None)
+        if isinstance(found, str):
+            return Path(found)
+    folder = Path(hub.constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+    remedy = f"connect to a network, or copy the cache folder {folder} (with {names[0]}) from a machine that has it"
+    if hub.constants.HF_HUB_OFFLINE:
+        raise RecipeError(f"hf-hub:{place} is not on this machine and the hub is switched off (HF_HUB_OFFLINE): {remedy}")
+    address = hub.hf_hub_url(repository, names[0], revision=revision or None)
+    if not is_reachable(address):
+        raise RecipeError(f"hf-hub:{place} is not on this machine and {urlparse(address).hostname} does not answer: {remedy}")
+    reason = ""
+    for name in names:
+        try:
+            return Path(hub.hf_hub_download(repository, name, revision=revision or None))
+        except weight_load_errors() as problem:
+            reason = reason or " ".join(str(problem).split())[:200]
+    raise RecipeError(f"cannot fetch {names[0]} of hf-hub:{place}: {reason}")
 
 
 def weight_load_errors() -> tuple[type[Exception], ...]:
@@ -162,17 +197,20 @@ def is_reachable(address: str) -> bool:
 
 
 Backbone = nn.Module
+RESNETS = ("resnet18", "resnet34", "resnet50")
 SMALL = 64  # pixels: below this side a ResNet keeps its first layers at full resolution
 
 
 def build_backbone(name: str, shape: tuple[int, ...], width: int, depth: int, pretrained: bool = False) -> Backbone:
     """A network for inputs of this shape: (c, h, w) to a feature map, or (f,) to features."""
     own = {"convnet": convnet, "mlp": mlp}
-    resnets = ("resnet18", "resnet34", "resnet50")
     if pretrained and not name.startswith("timm/"):
         raise RecipeError(
-            f"model.pretrained needs a timm backbone, such as 'timm/resnet18'; {name!r} starts from scratch"
+            f"model.pretrained needs a timm backbone or one of torchvision, such as 'timm/resnet18' or "
+            f"'torchvision/resnet18'; {name!r} starts from scratch, or from a file that model.weights names"
         )
+    if name == "onnx":
+        return FrozenGraph(width)
     if name in own:
         if (len(shape) == 3) != (name == "convnet"):
             wanted = "convnet" if len(shape) == 3 else "mlp"
@@ -180,11 +218,13 @@ def build_backbone(name: str, shape: tuple[int, ...], width: int, depth: int, pr
         return own[name](shape, width, depth)
     if len(shape) != 3:
         raise RecipeError(f"model.backbone = {name!r} takes pictures, the data are rows: use 'mlp'")
-    if name in resnets:
+    if name in RESNETS:
         return resnet(name, shape)
     if name.startswith("timm/"):
         return from_timm(name.removeprefix("timm/"), shape, pretrained)
-    raise RecipeError(f"no backbone {name!r}{nearest(name, [*own, *resnets, 'timm/<name>'])}")
+    if name.startswith("torchvision/"):
+        return from_torchvision(name.removeprefix("torchvision/"), shape)
+    raise RecipeError(f"no backbone {name!r}{nearest(name, [*own, *RESNETS, 'timm/<name>', 'torchvision/<name>'])}")
 
 
 def convnet(shape: tuple[int, ...], width: int, depth: int) -> nn.Module:
@@ -224,17 +264,66 @@ def resnet(name: str, shape: tuple[int, ...]) -> nn.Module:
         net.maxpool = nn.Identity()
     elif channels != 3:
         net.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
-    return nn.Sequential(*list(net.children())[:-2])
+    return select_parts(net, [name for name, _ in net.named_children()][:-2])
+
+
+def select_parts(net: nn.Module, names: Sequence[str]) -> nn.Sequential:
+    """Some parts of a network, one after the other, under the names that they have in it."""
+    return nn.Sequential(OrderedDict((name, getattr(net, name)) for name in names))
+
+
+def from_torchvision(name: str, shape: tuple[int, ...]) -> nn.Module:
+    """A classifier of torchvision without its last layers: a feature map, or features where it has no map.
+
+    Its tensors keep their names, so that weights that torchvision or somebody else saved for it fit.
+    """
+    models = import_torchvision().models
+    known = models.list_models(module=models)
+    if name not in known:
+        raise RecipeError(f"torchvision has no model {name!r}{nearest(name, known)}")
+    if shape[0] != 3:
+        raise RecipeError(
+            f"model.backbone = 'torchvision/{name}' takes images with 3 channels, got {shape[0]}: set data.channels = 3"
+        )
+    options: dict[str, Any] = {}
+    if name in ("googlenet", "inception_v3"):
+        # Their weights were trained on another scale than those of all others, and the network converts to it.
+        options = {"aux_logits": False, "init_weights": True, "transform_input": True}
+    net = models.get_model(name, weights=None, **options)
+    parts = dict(net.named_children())
+    if name.startswith("densenet"):
+        return nn.Sequential(OrderedDict(features=net.features, relu=nn.ReLU(inplace=True)))
+    for names in FEATURE_MAPS:
+        if all(part in parts for part in names):
+            return select_parts(net, names)
+    last = next(part for part in ("classifier", "heads", "fc", "head") if part in parts)
+    setattr(net, last, nn.Identity())
+    return net
+
+
+# What torchvision's networks call their layers before pooling, the longer lists first.
+FEATURE_MAPS = (
+    ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4"),  # ResNet, ResNeXt, Wide ResNet
+    ("conv1", "maxpool", "stage2", "stage3", "stage4", "conv5"),  # ShuffleNet
+    ("features", "norm", "permute"),  # Swin
+    ("stem", "trunk_output"),  # RegNet
+    ("features",),  # AlexNet, VGG, SqueezeNet, MobileNet, EfficientNet, ConvNeXt
+    ("layers",),  # MNASNet
+)
 
 
 def from_timm(name: str, shape: tuple[int, ...], pretrained: bool) -> nn.Module:
     """Any timm model: a feature map, or features pooled its own way where it has no map (transformers)."""
     library = import_timm()
     known = library.list_models()
-    if name not in known:
+    arch, _, tag = name.partition(".")
+    if arch not in known:
         close = get_close_matches(name, known, n=3)
         hint = f"did you mean {', '.join(map(repr, close))}?" if close else f"timm.list_models() lists its {len(known)}"
         raise RecipeError(f"timm has no model {name!r}; {hint}")
+    tags = [one.partition(".")[2] for one in library.list_pretrained(f"{arch}.*")]
+    if tag and tag not in tags:
+        raise RecipeError(f"timm has no weights {name!r}{nearest(tag, tags)}")
     options: dict = {"pretrained": pretrained, "in_chans": shape[0], "num_classes": 0}
     if pretrained:
         options |= pretrained_options(library, name)

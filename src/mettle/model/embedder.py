@@ -1,6 +1,7 @@
 """`Embedder`: input -> backbone -> pool -> head -> embedding, and after a neck a second one."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from mettle.errors import InputError, RecipeError, nearest
 from mettle.model.backbones import Backbone, build_backbone
 from mettle.model.neck import Neck, Space, build_neck, check_neck
+from mettle.model.pretrained import LoadedWeights, load_start
 
 MOST = {"width": 65536, "depth": 1000, "dim": 65536}  # a description from elsewhere must not fill the memory
 KNOWN = {"pool": ("average", "gem", "flatten"), "head": ("linear", "mlp", "norm", "none")}
@@ -28,7 +30,11 @@ class EmbedderSpec:
     head: Literal["linear", "mlp", "norm", "none"] = "linear"
     dim: int = 128
     unit: bool = True  # embeddings of length 1
-    pretrained: bool = False  # weights of a timm backbone
+    pretrained: bool = False  # the weights that timm or torchvision has for this backbone
+    weights: str | None = None  # others instead: a file, a run, a graph, see `mettle.model.pretrained`
+    weights_match: Literal["name", "order"] = "name"  # how tensors of a file find their places
+    mean: Sequence[float] | None = None  # of each channel of the inputs; None: of the training data
+    std: Sequence[float] | None = None
     neck: Neck = "none"  # between the two spaces that losses may be in, see `mettle.model.neck`
     embedding: Space = "before"  # the neck or after it: which one the model gives
 
@@ -48,13 +54,37 @@ class EmbedderSpec:
         for name in ("unit", "pretrained"):
             if not isinstance(getattr(self, name), bool):
                 raise RecipeError(f"model.{name} must be true or false, got {getattr(self, name)!r}")
+        if self.weights is not None and (not isinstance(self.weights, str) or not self.weights):
+            raise RecipeError(f"model.weights must be the name of a file, a run or weights, got {self.weights!r}")
+        if self.weights is not None and self.pretrained:
+            raise RecipeError("model.weights and model.pretrained say two things: leave one of them out")
+        if self.weights_match not in ("name", "order"):
+            raise RecipeError(f"model.weights_match must be 'name' or 'order', got {self.weights_match!r}")
+        _check_normalization(self)
         check_neck(self.neck, self.embedding)
 
     def to_table(self) -> dict[str, Any]:
-        """The arguments that rebuild it; what is said about a neck is left out where there is none."""
-        return {
-            key: value for key, value in vars(self).items() if self.neck != "none" or key not in ("neck", "embedding")
-        }
+        """The arguments that rebuild it; of what is said about a neck and about weights, only what is not the default."""
+        optional = {"neck": "none", "weights": None, "weights_match": "name", "mean": None, "std": None}
+        table = {key: value for key, value in vars(self).items() if key not in optional or value != optional[key]}
+        if self.neck == "none":
+            table.pop("embedding")
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in table.items()}
+
+
+def _check_normalization(spec: EmbedderSpec) -> None:
+    """Refuse a mean without a standard deviation, and numbers that nothing can be divided by."""
+    if (spec.mean is None) != (spec.std is None):
+        raise RecipeError("model.mean and model.std belong together: give both, or neither")
+    for name, values in (("mean", spec.mean), ("std", spec.std)):
+        if values is None:
+            continue
+        found = tuple(values) if isinstance(values, list | tuple) else ()
+        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in found)
+        if not found or not numbers or (name == "std" and min(found) <= 0):
+            wanted = "finite numbers, one for each channel" + (", above 0" if name == "std" else "")
+            raise RecipeError(f"model.{name} must be {wanted}, got {values!r}")
+        object.__setattr__(spec, name, tuple(map(float, found)))
 
 
 @runtime_checkable
@@ -113,7 +143,8 @@ class Embedder(nn.Module):
     """Pictures (b, c, h, w) in [0, 1], or rows (b, f), to embeddings (b, dim).
 
     Centring and scaling of the input are part of the module, so that whoever holds the weights cannot get them wrong.
-    ``load_pretrained=False`` does not ask for pretrained weights: others are about to be loaded in their place.
+    ``load_pretrained=False`` does not ask for pretrained weights: others are about to be loaded in their place. What
+    was loaded is told by ``pretrained``, None where nothing was.
     """
 
     def __init__(self, spec: EmbedderSpec, shape: tuple[int, ...], *, load_pretrained: bool = True):
@@ -125,12 +156,15 @@ class Embedder(nn.Module):
         self.input_std: Tensor
         self.register_buffer("input_mean", torch.zeros(size))
         self.register_buffer("input_std", torch.ones(size))
-        pretrained = spec.pretrained and load_pretrained
+        pretrained = spec.pretrained and load_pretrained and not spec.backbone.startswith("torchvision/")
         self.backbone: Backbone = build_backbone(spec.backbone, self.shape, spec.width, spec.depth, pretrained)
         found = self._infer_output(self.backbone, torch.zeros(1, *self.shape))
         self.pool = _build_pool(spec.pool) if found.ndim == 4 else nn.Identity()
         self.head = _build_head(spec.head, self._infer_output(self.pool, found).shape[1], spec.dim)
         self.neck = build_neck(spec.neck, spec.dim, spec.unit)
+        if spec.mean is not None and spec.std is not None:
+            self._set_normalization(spec.mean, spec.std)
+        self.pretrained: LoadedWeights | None = load_start(self) if load_pretrained else None
         if len(shape) == 3:  # about twice as fast for convolutions on CPUs and on tensor cores
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -152,8 +186,24 @@ class Embedder(nn.Module):
         part.train()
         return found
 
+    @property
+    def has_given_normalization(self) -> bool:
+        """Whether centring and scaling were given with the description or the weights, and not to be fitted."""
+        return self.spec.mean is not None or (self.pretrained is not None and self.pretrained.sets_normalization)
+
+    def _set_normalization(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        if len(mean) != self.shape[0] or len(std) != self.shape[0]:
+            raise RecipeError(
+                f"model.mean and model.std have {len(mean)} and {len(std)} numbers, inputs have {self.shape[0]} "
+                f"channels: give one for each{', or set data.channels' if len(self.shape) == 3 else ''}"
+            )
+        self.input_mean.copy_(torch.tensor(mean).view_as(self.input_mean))
+        self.input_std.copy_(torch.tensor(std).view_as(self.input_std))
+
     def fit_normalization(self, inputs: Tensor) -> None:
-        """Set centring and scaling from a sample of training inputs."""
+        """Set centring and scaling from a sample of training inputs, unless they were given."""
+        if self.has_given_normalization:
+            return
         dims = (0, 2, 3) if inputs.ndim == 4 else (0,)
         self.input_mean.copy_(inputs.mean(dims).view_as(self.input_mean))
         # A constant column has no scale of its own.

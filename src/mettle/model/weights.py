@@ -7,7 +7,7 @@ somebody put there cannot fill the memory, and its hash before it is used, so th
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from mettle.atomic_files import write_bytes
 from mettle.errors import InputError, RunError
-from mettle.model.embedder import EmbeddingModel
+
+if TYPE_CHECKING:
+    from mettle.model.embedder import EmbeddingModel
 
 HEADER = 1 << 20  # bytes beside the tensors in their file, at most
 
@@ -98,14 +100,14 @@ def separate_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def load_any_weights(module: nn.Module, path: Path) -> None:
-    """Put the tensors of a file, ``.safetensors`` or a ``state_dict`` that torch saved, into a module.
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """The named tensors of a file, ``.safetensors`` or a ``state_dict`` that torch saved.
 
     Of torch's files only tensors are read, never code. A ``state_dict`` may lie inside a checkpoint, under the key
     ``state_dict`` or ``model``.
 
     Raises:
-        InputError: the file holds no tensors, or not those of this module.
+        InputError: the file holds no tensors.
     """
     path = Path(path)
     try:
@@ -123,14 +125,24 @@ def load_any_weights(module: nn.Module, path: Path) -> None:
             state = state[key]
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise InputError(f"{str(path)!r} holds no state_dict: give a file of named tensors")
+    return dict(state)
+
+
+def load_any_weights(module: nn.Module, path: Path) -> None:
+    """Put the tensors of a file, see `read_state_dict`, into a module that has all of them and no others.
+
+    Raises:
+        InputError: the file holds no tensors, or not those of this module.
+    """
+    state = read_state_dict(path)
     try:
-        module.load_state_dict(dict(state))
+        module.load_state_dict(state)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"{str(path)!r} does not hold the weights of {type(module).__name__}: {reason}") from None
 
 
-def hash_state_dict(model: nn.Module | EmbeddingModel) -> str:
+def hash_state_dict(model: "nn.Module | EmbeddingModel") -> str:
     """The hash that names a model: of its weights, written as a run keeps them, or of the file that it is."""
     content = getattr(model, "content", None)  # a graph of ONNX, which has no tensors of torch
     if isinstance(content, bytes):

@@ -49,6 +49,12 @@ from mettle.train.run_folder import (
     software_versions,
 )
 from mettle.train.selection import Score, Selection, build_selection, describe_selection
+from mettle.train.starting_weights import (
+    check_same_weights,
+    describe_start,
+    follow_starting_weights,
+    take_over_starting_weights,
+)
 from mettle.train.trainer import count_steps, run_loop
 
 POOL = 4096  # training rows that corrupted features are taken from
@@ -117,10 +123,15 @@ def train(
     """
     given = given or GivenObjects()
     recipe, folder = as_recipe(recipe), _as_folder(folder)
+    asked, told_start = recipe, ()
+    chosen_start: dict[str, Any] = {}
     callbacks = [*callbacks, *([] if on_step is None else [OnStep(on_step)])]
     old = open_run_folder(folder) if resume and folder.exists() else None
     if old is not None:
+        recipe = take_over_starting_weights(recipe, old.state.get("start"))
         recipe = take_over_settings(recipe, old.recipe)
+    elif given.model is None:
+        recipe, chosen_start, told_start = follow_starting_weights(recipe)
     located = recipe if old is None else _check_same_recipe(old, recipe)
     if given.samples is None:
         samples, tuples, left_out = prepare_training_data(located, cache)
@@ -140,11 +151,17 @@ def train(
     if selection is not None and not has_begun:
         selection.validation.measure_untrained(method)
     duplicates = train_test_duplicates(samples)
-    told = (*samples.notes, *describe_skipped(samples), *settings, *left_out, *_describe_accumulation(recipe))
+    loaded = getattr(method.model, "pretrained", None)
+    told_start += () if loaded is None else (loaded.describe(),)
+    if old is not None:
+        check_same_weights(old.state.get("start"), loaded)
+    told = (*told_start, *samples.notes, *describe_skipped(samples), *settings, *left_out, *_describe_accumulation(recipe))
     told += (str(duplicates),) if duplicates.count else ()
     for note in told:
         on_note(note)
-    run = old or create_run(folder, recipe, {"data": fingerprint, "paths": data_paths(recipe), **software_versions()})
+    facts: dict[str, Any] = {"data": fingerprint, "paths": data_paths(recipe), **software_versions()}
+    facts |= {} if loaded is None else {"start": describe_start(asked, chosen_start, loaded)}
+    run = old or create_run(folder, recipe, facts)
     on_start(run)
     TrainingIdentities.from_samples(samples).save(folder)
     notes: tuple[str, ...] = ()

@@ -364,9 +364,16 @@ def _make_contract(
         "input": entry | ({"columns": list(columns)} if columns else {}),
         "model": described,
         "weights": files[MODEL][0],
+        **_describe_origin(run),
         "files": {name: {"sha256": digest, "size": size} for name, (digest, size) in files.items()},
         "thresholds": {},
     }
+
+
+def _describe_origin(run: RunFolder) -> dict[str, Any]:
+    """The pretrained weights that training began from, where there were some: their origin and their hash."""
+    start = run.state.get("start")
+    return {} if not isinstance(start, Mapping) else {"pretrained": start["loaded"]}
 
 
 def set_thresholds(run: RunFolder, thresholds: Mapping[str, Any]) -> None:
