@@ -61,7 +61,8 @@ def narrow_networks(monkeypatch):
     )
 
 
-IN_ORDER = [REPOSITORY / "docs" / name for name in ("getting-started.md", "train.md")]  # commands use what blocks make
+# Commands of these pages use what their blocks make.
+IN_ORDER = [REPOSITORY / "docs" / name for name in ("getting-started.md", "train.md", "fine-tuning.md")]
 APART = [page for page in PAGES if page not in IN_ORDER]
 
 
@@ -86,6 +87,7 @@ def test_a_page_runs_in_order(page, narrow_networks, tmp_path, monkeypatch):
     made = {
         "getting-started": ("runs/first/report.html", "audit.html"),
         "train": ("runs/tiles/report.html", "tiles.mettle"),
+        "fine-tuning": ("runs/birds/report.html", "runs/deeper/contract.json"),
     }
     assert [name for name in made[page.stem] if not (tmp_path / name).exists()] == []
 

@@ -35,7 +35,16 @@ from mettle.data.transforms import Augment, as_array_transform, preserve_generat
 from mettle.errors import DataError, InputError, MettleError, RunError, nearest
 from mettle.evaluate import ValidationScore
 from mettle.losses import MinedLoss
-from mettle.model import Embedder, EmbedderSpec, EmbeddingModel, ModuleEmbedder, Preprocess, embed_items
+from mettle.model import (
+    Embedder,
+    EmbedderSpec,
+    EmbeddingModel,
+    ModuleEmbedder,
+    Preprocess,
+    StartPlan,
+    embed_items,
+    plan_start,
+)
 from mettle.model.embedder import find_device
 from mettle.model.neck import Neck, Space, check_neck
 from mettle.train.callbacks import Callback, Progress
@@ -220,6 +229,10 @@ def fit(
     preprocess: Any = None,
     neck: Neck = "none",
     embedding: Space = "before",
+    weights: str | Path | None = None,
+    freeze: str | None = None,
+    freeze_epochs: int | None = None,
+    layer_decay: float = 1.0,
     optimizer: str | Mapping[str, Any] = "adamw",
     lr: float | None = None,
     schedule: str | Mapping[str, Any] = "one-cycle",
@@ -257,6 +270,12 @@ def fit(
         preprocess: `mettle.model.Preprocess`, a data configuration of timm, or a ``Compose`` of torchvision.
         neck: ``"batchnorm"`` puts one behind the network, for a `WeightedSum` with losses before and after it.
         embedding: which embedding the run is used with where there is a neck, that ``"before"`` or ``"after"`` it.
+        weights: what a network that is named starts from: a file, a run, an ONNX graph or weights of torchvision, see
+            `mettle.model.pretrained`. Images are then prepared as these weights had them, unless ``preprocess`` says
+            otherwise.
+        freeze: ``"all"`` of the backbone, or the last layer of the network that does not train.
+        freeze_epochs: for how long; by default until the end.
+        layer_decay: times the learning rate, for each layer of the backbone from its end on, such as 0.75.
         optimizer: a class of torch.optim by name, or a table ``{"kind": "SGD", "momentum": 0.9}``.
         lr: highest learning rate; by default 0.001, with SGD 0.05.
         schedule: its course by name (``"one-cycle"``, ``"cosine"``, ``"step"``, ``"constant"``, or a class of
@@ -282,7 +301,10 @@ def fit(
 
     if epochs is not None and steps is not None:
         raise InputError("give epochs= or steps=, not both")
-    way, why = _translate(preprocess)
+    model, started = _follow_weights(model, weights, neck, embedding)
+    way, why = _translate(started if preprocess is None else preprocess)
+    if started is not None and model.mean is None and way is not None and way.mean is not None:
+        model = replace(model, mean=way.mean, std=way.std)
     for note in why:
         say(note)
     if epochs is None and steps is None:
@@ -302,6 +324,9 @@ def fit(
             "device": device,
             "select": select,
             "patience": patience,
+            "freeze": freeze,
+            "freeze_epochs": freeze_epochs,
+            "layer_decay": layer_decay,
         },
         "auto": [] if isinstance(batch, tuple | list | int) else ["batch.classes", "batch.size"],
     }
@@ -332,6 +357,24 @@ def fit(
         for note in _describe_inputs(result.run):
             say(note)
     return Run(result.run, result.finished, tuple(notes), result.model, untrained, samples)
+
+
+def _follow_weights(
+    model: Any, weights: str | Path | None, neck: Neck, embedding: Space
+) -> tuple[Any, Preprocess | None]:
+    """The description of a named network with the weights that it starts from, and how these want their images."""
+    if weights is not None and not isinstance(model, str):
+        raise InputError(
+            "weights= is for a network that is named, such as 'timm/resnet18': say it in EmbedderSpec(weights=...), or "
+            "load them into your module"
+        )
+    if not isinstance(model, str | EmbedderSpec):
+        return model, None
+    spec = model
+    if isinstance(spec, str):
+        spec = EmbedderSpec(spec, weights=None if weights is None else str(weights), neck=neck, embedding=embedding)
+    plan = plan_start(spec)
+    return model if plan == StartPlan() else replace(spec, **plan.model), plan.preprocess
 
 
 def read_data(
@@ -485,7 +528,8 @@ def _prepare_model(
 ) -> EmbeddingModel:
     """The network, tried on a few items; what it is goes into the recipe."""
     check_neck(**neck)
-    if isinstance(model, EmbedderSpec | Embedder) and neck["neck"] != "none":
+    described = model.spec if isinstance(model, Embedder) else model
+    if isinstance(described, EmbedderSpec) and neck["neck"] not in ("none", described.neck):
         raise InputError(f"neck= is for a network without a description: say it in EmbedderSpec(neck={neck['neck']!r})")
     part = samples.part("train")
     example = to_input_tensor(part.read(evenly_spaced(len(part), EXAMPLES)), "cpu")

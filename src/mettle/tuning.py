@@ -52,6 +52,7 @@ from mettle.train.search import (
     read_trials,
 )
 from mettle.train.selection import Score
+from mettle.train.starting_weights import follow_starting_weights
 
 __all__ = ["TuneResult", "tune"]
 
@@ -211,6 +212,7 @@ def _make_plan(
     score.direction(recipe.tune.metric)  # an unknown name is an error
     tuples: Tuples | None = None
     if samples is None:
+        recipe = follow_starting_weights(recipe)[0]
         samples, tuples, _ = prepare_training_data(recipe, cache, parts=("train", "val"))
     else:
         samples = keep_parts(samples, ("train", "val"))

@@ -30,6 +30,9 @@ SETTINGS = {
     "ema": {"ema": 0.5},
     "accumulate": {"accumulate": 2},
     "backbone": {"backbone_rate": 0.1},
+    "layer decay": {"layer_decay": 0.3},
+    "freeze": {"freeze": "all"},
+    "freeze at first": {"freeze": "4", "freeze_steps": 4},
     "epochs": {"epochs": 2},
 }
 METHODS = {

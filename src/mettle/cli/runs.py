@@ -44,6 +44,9 @@ def train(
     label: Annotated[str | None, typer.Option(help="Column of labels; short for --set data.label=.")] = None,
     domain: Annotated[str | None, typer.Option(help="Column of domains; short for --set data.domain=.")] = None,
     image: Annotated[str | None, typer.Option(help="Column of image files; short for --set data.image=.")] = None,
+    start: Annotated[
+        Path | None, typer.Option("--from", help="A run to start from: its network, with its weights and its head.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the named run if it is there.")] = False,
     report: Annotated[bool, typer.Option(help="Evaluate and write report.html afterwards.")] = True,
     allow_import: AllowImport = None,
@@ -61,13 +64,14 @@ def train(
     again += [] if report else ["--no-report"]
     allowed = allow_packages(allow_import)
     again += [word for package in allowed for word in ("--allow-import", package)]
+    overrides = [*_model_overrides(start), *(overrides or [])]
     if seeds is not None or (resume and (folder / "seeds.json").is_file()):
         if not report:
             raise InputError("--seeds tells the mean of what is measured: leave out --no-report")
-        _train_seeds(recipe, folder, resume, overrides or [], given, seeds, again, allowed)
+        _train_seeds(recipe, folder, resume, overrides, given, seeds, again, allowed)
         return
     said: list[str] = []
-    plan = _plan(recipe, folder, resume, overrides or [], given, _print_and_collect_notes(said))
+    plan = _plan(recipe, folder, resume, overrides, given, _print_and_collect_notes(said))
     _train_run(plan, folder, resume, report, again, said, allowed)
 
 
@@ -115,6 +119,16 @@ def _train_seeds(
     for line in describe_seeds(write_seeds([open_run_folder(folder / f"seed-{seed}") for seed in seeds], folder)):
         print(line)
     print(f"seeds: {folder / 'seeds.html'}")
+
+
+def _model_overrides(start: Path | None) -> list[str]:
+    """The overrides that make the network of a recipe that of a run."""
+    import json
+
+    from mettle.train import model_of_run
+
+    model = {} if start is None else model_of_run(start)
+    return [f"model.{key}={json.dumps(value)}" for key, value in model.items()]
 
 
 def _print_and_collect_notes(said: list[str]) -> Callable[[str], None]:

@@ -140,6 +140,7 @@ def fetch_from_hub(place: str, names: Sequence[str]) -> Path:
     """
     try:
         import huggingface_hub as hub
+        from huggingface_hub import constants
     except ImportError:
         raise MissingExtra(f"hf-hub:{place} needs huggingface_hub: pip install huggingface_hub") from None
     repository, _, revision = place.partition("@")
@@ -147,13 +148,17 @@ def fetch_from_hub(place: str, names: Sequence[str]) -> Path:
         found = hub.try_to_load_from_cache(repository, name, revision=revision or None)
         if isinstance(found, str):
             return Path(found)
-    folder = Path(hub.constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
     remedy = f"connect to a network, or copy the cache folder {folder} (with {names[0]}) from a machine that has it"
-    if hub.constants.HF_HUB_OFFLINE:
-        raise RecipeError(f"hf-hub:{place} is not on this machine and the hub is switched off (HF_HUB_OFFLINE): {remedy}")
+    if constants.HF_HUB_OFFLINE:
+        raise RecipeError(
+            f"hf-hub:{place} is not on this machine and the hub is switched off (HF_HUB_OFFLINE): {remedy}"
+        )
     address = hub.hf_hub_url(repository, names[0], revision=revision or None)
     if not is_reachable(address):
-        raise RecipeError(f"hf-hub:{place} is not on this machine and {urlparse(address).hostname} does not answer: {remedy}")
+        raise RecipeError(
+            f"hf-hub:{place} is not on this machine and {urlparse(address).hostname} does not answer: {remedy}"
+        )
     reason = ""
     for name in names:
         try:

@@ -64,7 +64,7 @@ class EmbedderSpec:
         check_neck(self.neck, self.embedding)
 
     def to_table(self) -> dict[str, Any]:
-        """The arguments that rebuild it; of what is said about a neck and about weights, only what is not the default."""
+        """The arguments that rebuild it; of a neck and of weights only what is not the default."""
         optional = {"neck": "none", "weights": None, "weights_match": "name", "mean": None, "std": None}
         table = {key: value for key, value in vars(self).items() if key not in optional or value != optional[key]}
         if self.neck == "none":

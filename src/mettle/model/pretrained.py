@@ -37,7 +37,7 @@ FOLDERS = ("hf-hub:", "local-dir:")  # prefixes of timm's, of a folder with conf
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 PREFIXES = ("", "module.", "model.", "backbone.", "encoder.", "net.", "module.backbone.", "model.backbone.")
 NAMED = 3  # tensors in one message
-OF_A_RUN = ("backbone", "width", "depth", "pool", "head", "dim", "unit")  # what a run's model hands on
+OF_A_RUN = ("backbone", "width", "depth", "pool")  # what the model of a run hands on
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,16 @@ class LoadedWeights:
 
 @dataclass(frozen=True)
 class StartPlan:
-    """What pretrained weights mean for a recipe: keys of its model that follow, and how images are prepared."""
+    """What pretrained weights mean for a recipe.
+
+    Args:
+        model: keys of the model that follow in any case.
+        suggested: those of a model that the recipe has no backbone of its own for.
+        preprocess: how images are prepared.
+    """
 
     model: Mapping[str, Any] = field(default_factory=dict)
+    suggested: Mapping[str, Any] = field(default_factory=dict)
     preprocess: Preprocess | None = None
 
 
@@ -98,13 +105,13 @@ def plan_start(spec: "EmbedderSpec") -> StartPlan:
             raise RecipeError(f"model.weights: no file {weights!r}: give a .safetensors, .pth or .onnx file, or a run")
         if path.suffix == ".onnx":
             return _plan_graph(spec, path)
-        return StartPlan({"weights": str(path)}, _known_preprocess(spec))
+        return StartPlan({"weights": str(path)}, preprocess=_known_preprocess(spec))
     if weights is not None and not weights.startswith(FOLDERS) and not name.startswith("torchvision/"):
         raise RecipeError(
             f"model.weights = {weights!r} is no file: give a .safetensors, .pth or .onnx file, the folder of a run, or "
             "weights of a torchvision/ backbone by their name, such as 'IMAGENET1K_V1'"
         )
-    return StartPlan({}, _known_preprocess(spec))
+    return StartPlan(preprocess=_known_preprocess(spec))
 
 
 def load_start(model: "Embedder") -> LoadedWeights | None:
@@ -176,7 +183,8 @@ def match_by_order(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], or
 
 
 def _check_shapes(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], origin: str) -> None:
-    wrong = [name for name, tensor in found.items() if tensor.shape != wanted[name].shape]
+    plain = [name for name in found if not name.endswith("_extra_state")]  # a graph has any number of bytes
+    wrong = [name for name in plain if found[name].shape != wanted[name].shape]
     if wrong:
         name = wrong[0]
         raise RecipeError(
@@ -198,6 +206,11 @@ def _load_file(model: "Embedder", path: Path, origin: str) -> LoadedWeights:
     except InputError as problem:
         raise RecipeError(f"model.weights: {problem}") from None
     match = match_by_name if model.spec.weights_match == "name" else match_by_order
+    if match is match_by_order and path.suffix == ".safetensors":
+        raise RecipeError(
+            "model.weights_match = 'order' does not go with a .safetensors file, which keeps no order: give the file "
+            "that torch saved, or rename its tensors"
+        )
     found = match(state, model.backbone.state_dict(), origin)
     _put_tensors(model.backbone, found)
     used = {id(tensor) for tensor in found.values()}
@@ -232,10 +245,8 @@ def _load_run(model: "Embedder", folder: Path) -> LoadedWeights:
 
 
 def _put_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    own = module.state_dict()
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            own[name].copy_(tensor)
+    """Put some tensors into a module, and leave the others as they are."""
+    module.load_state_dict({**module.state_dict(), **tensors})
 
 
 def _plan_run(folder: Path) -> StartPlan:
@@ -248,7 +259,7 @@ def _plan_run(folder: Path) -> StartPlan:
         )
     values = {key: described[key] for key in OF_A_RUN if key in described}
     way = Preprocess.from_contract(entry) if entry.get("kind") == "image" else None
-    return StartPlan(values | {"weights": str(folder)}, way)
+    return StartPlan({"weights": str(folder)}, values, way)
 
 
 def _read_contract(folder: Path) -> dict[str, Any]:
@@ -287,7 +298,7 @@ def _plan_graph(spec: "EmbedderSpec", path: Path) -> StartPlan:
         raise RecipeError(f"model.weights = {str(path)!r}: {problem}") from None
     zeros, ones = [0.0] * graph.shape[0], [1.0] * graph.shape[0]
     model: dict[str, Any] = {"backbone": "onnx", "width": graph.dim, "weights": str(path)}
-    return StartPlan(model | {"mean": zeros, "std": ones}, way)
+    return StartPlan(model | {"mean": zeros, "std": ones}, preprocess=way)
 
 
 def _plan_folder(spec: "EmbedderSpec", name: str) -> StartPlan:
@@ -299,9 +310,8 @@ def _plan_folder(spec: "EmbedderSpec", name: str) -> StartPlan:
     if config.get("model_args"):
         raise RecipeError(f"model.backbone: {source} asks for arguments of its own ({config['model_args']}): not taken")
     arch = str(config.get("architecture", ""))
-    return StartPlan(
-        {"backbone": f"timm/{arch}", "weights": source, "pretrained": False}, _translate_config(config, arch)
-    )
+    model = {"backbone": f"timm/{arch}", "weights": source, "pretrained": False}
+    return StartPlan(model, preprocess=_translate_config(config, arch))
 
 
 def _read_config(source: str) -> dict[str, Any]:
@@ -407,5 +417,7 @@ def _load_torchvision(model: "Embedder", backbone: str, weights: str | None) -> 
         try:
             torch.hub.download_url_to_file(found.url, str(file), hash_prefix=digest, progress=False)
         except (*backbones.weight_load_errors(), RuntimeError) as problem:
-            raise RecipeError(f"model.weights: cannot fetch {found.url}: {' '.join(str(problem).split())[:160]}") from None
+            raise RecipeError(
+                f"model.weights: cannot fetch {found.url}: {' '.join(str(problem).split())[:160]}"
+            ) from None
     return _load_file(model, file, str(found))

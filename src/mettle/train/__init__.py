@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mettle.train.recipe import Recipe, load
     from mettle.train.recipe_files import builtin_recipes
     from mettle.train.run_folder import RunFolder, open_run_folder
+    from mettle.train.starting_weights import model_of_run
     from mettle.train.trainer import TrainingState, run_loop
 
 _MODULES = {
@@ -40,6 +41,7 @@ _MODULES = {
     "run_loop": "trainer",
     "load": "recipe",
     "load_run_samples": "datamodule",
+    "model_of_run": "starting_weights",
     "open_run_folder": "run_folder",
     "prepare_samples": "datamodule",
     "train": "from_recipe",
@@ -63,6 +65,7 @@ __all__ = [
     "builtin_recipes",
     "load",
     "load_run_samples",
+    "model_of_run",
     "open_run_folder",
     "prepare_samples",
     "run_loop",

@@ -152,10 +152,17 @@ def train(
         selection.validation.measure_untrained(method)
     duplicates = train_test_duplicates(samples)
     loaded = getattr(method.model, "pretrained", None)
-    told_start += () if loaded is None else (loaded.describe(),)
+    told_start += (() if loaded is None else (loaded.describe(),)) + method.describe_training()
     if old is not None:
         check_same_weights(old.state.get("start"), loaded)
-    told = (*told_start, *samples.notes, *describe_skipped(samples), *settings, *left_out, *_describe_accumulation(recipe))
+    told = (
+        *told_start,
+        *samples.notes,
+        *describe_skipped(samples),
+        *settings,
+        *left_out,
+        *_describe_accumulation(recipe),
+    )
     told += (str(duplicates),) if duplicates.count else ()
     for note in told:
         on_note(note)
@@ -327,10 +334,26 @@ def build_method_and_loader(
     if len(part) == 0:
         raise DataError(f"{recipe.data.source} has no training samples: its split column says so")
     device = resolve_device(recipe.train.device)
-    method = build_method(recipe, samples, device, fetch, allow_import, given)
     if given.loader is not None:
-        return method, replace(given.loader, device=device)
-    return method, build_loader(recipe, samples, device, tuples, misclassified, given)
+        loader: Loader | ForeignLoader = replace(given.loader, device=device)
+    else:
+        loader = build_loader(recipe, samples, device, tuples, misclassified, given)
+    share = _freeze_share(recipe, loader)
+    return build_method(recipe, samples, device, fetch, allow_import, given, share), loader
+
+
+def _freeze_share(recipe: Recipe, loader: Loader | ForeignLoader) -> float | None:
+    """The share of the steps for which a part of the backbone is frozen; None for all of them, or where none is."""
+    setup = recipe.train
+    if setup.freeze_epochs is None and setup.freeze_steps is None:
+        return None
+    frozen, steps = setup.freeze_steps, setup.steps
+    if setup.freeze_epochs is not None:
+        frozen = count_steps(loader, setup.freeze_epochs, setup.accumulate)
+    if setup.epochs is not None:
+        steps = count_steps(loader, setup.epochs, setup.accumulate)
+    assert frozen is not None
+    return frozen / steps
 
 
 def build_method(
@@ -340,8 +363,12 @@ def build_method(
     fetch: bool = True,
     allow_import: Sequence[str] = (),
     given: GivenObjects | None = None,
+    freeze_share: float | None = None,
 ) -> Method:
-    """The method of a recipe, with untrained networks on a device."""
+    """The method of a recipe, with untrained networks on a device.
+
+    ``freeze_share`` is the share of the steps for which what ``train.freeze`` names does not train; None: all of them.
+    """
     part, setup, given = samples.part("train"), recipe.train, given or GivenObjects()
     torch.manual_seed(recipe.seed)
     model: Any = given.model or build_model(recipe, samples, fetch=fetch, allow_import=allow_import)
@@ -354,8 +381,9 @@ def build_method(
     if loss is None:
         loss = recipe.build_loss(len(classes), model.dim, allow_import)
     loss = loss.to(device) if isinstance(loss, nn.Module) else loss
-    keys = ("optimizer", "weight_decay", "backbone_rate", "loss_rate", "clip", "ema")
-    options: dict[str, Any] = {key: getattr(setup, key) for key in keys} | {"precision": precision}
+    keys = ("optimizer", "weight_decay", "backbone_rate", "loss_rate", "clip", "ema", "freeze", "layer_decay")
+    options: dict[str, Any] = {key: getattr(setup, key) for key in keys}
+    options |= {"precision": precision, "freeze_share": freeze_share}
     name = recipe.evaluate.spurious
     # For every method: a column that is not there, or says nothing, is told now and not after training.
     attribute = None if name is None else SpuriousAttribute.from_column(part, name)

@@ -43,6 +43,9 @@ class OptimSettings:
         clip: largest gradient norm of a network; 0 for no limit.
         precision: of the forward passes: ``float32``, ``bfloat16`` or ``float16``.
         ema: how much of the moving average of all weights stays in a step, such as 0.999; 0 for no average.
+        freeze: the last layer of the backbone that does not train, or ``"all"`` of it; None where everything does.
+        freeze_share: of training, from its beginning, for which it is frozen; None for all of it.
+        layer_decay: times the learning rate, for each layer of the backbone from its end on, see `fine_tuning`.
     """
 
     optimizer: str | Mapping[str, Any] = "AdamW"
@@ -52,10 +55,15 @@ class OptimSettings:
     clip: float = 0.0
     precision: str = "float32"
     ema: float = 0.0
+    freeze: str | None = None
+    freeze_share: float | None = None
+    layer_decay: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.ema < 1:
             raise InputError(f"ema must be at least 0 and below 1, got {self.ema}")
+        if not 0 < self.layer_decay <= 1:
+            raise InputError(f"layer_decay must be above 0 and at most 1, got {self.layer_decay}")
 
 
 def build_optimizer(table: str | Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
@@ -74,13 +82,14 @@ def build_optimizer(table: str | Mapping[str, Any], groups: Sequence[Mapping[str
 
 
 def weight_decay_groups(
-    parameters: Iterable[nn.Parameter], weight_decay: float, lr_scale: float = 1.0
+    parameters: Iterable[nn.Parameter], weight_decay: float, lr_scale: float = 1.0, name: str = "network"
 ) -> list[dict[str, Any]]:
     """Parameter groups: weight decay for matrices and kernels, none for biases and norms."""
     parameters = list(parameters)
+    both = {"lr_scale": lr_scale, "name": name}
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay, "lr_scale": lr_scale},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0, "lr_scale": lr_scale},
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay, **both},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0, **both},
     ]
     return [group for group in groups if group["params"]]
 

@@ -134,6 +134,10 @@ class TrainConfig(Section):
     warmup: float = Field(0.2, ge=0, lt=1)  # share of the steps in which it rises, and before the first collapse
     optimizer: dict[str, Any] = Field({"kind": "AdamW"}, validate_default=True)  # any class of torch.optim
     backbone_rate: float = Field(1.0, gt=0)  # times that, for the backbone: pretrained ones want less
+    layer_decay: float = Field(1.0, gt=0, le=1)  # times that, for each layer of the backbone from its end on
+    freeze: str | None = None  # "all" of the backbone, or its last layer that does not train
+    freeze_epochs: int | None = Field(None, ge=1)  # for which it is frozen; None: as freeze_steps says
+    freeze_steps: int | None = Field(None, ge=1)  # likewise in steps; None: for all of training
     loss_rate: float = Field(1.0, gt=0)  # times that, for parameters of the loss: class vectors are met more seldom
     class_vectors: Literal["means", "random"] = "means"  # where those start: class means of the untrained network
     weight_decay: float = Field(0.01, ge=0)
@@ -613,6 +617,7 @@ def check_compatible(recipe: Recipe) -> None:
     _check_networks(recipe)
     _check_queue(recipe)
     _check_selection(recipe)
+    _check_freezing(recipe)
 
 
 def _check_method(recipe: Recipe) -> None:
@@ -660,6 +665,18 @@ def _check_selection(recipe: Recipe) -> None:
     """Patience is with a metric."""
     if recipe.train.patience is not None and recipe.train.select is None:
         raise RecipeError("train.patience needs train.select, the metric that has to improve, such as 'eer'")
+
+
+def _check_freezing(recipe: Recipe) -> None:
+    """How long something is frozen is said once, and of something."""
+    setup = recipe.train
+    given = [key for key in ("freeze_epochs", "freeze_steps") if getattr(setup, key) is not None]
+    if given and setup.freeze is None:
+        raise RecipeError(
+            f"train.{given[0]} needs train.freeze: 'all', or the last layer of the backbone that is frozen"
+        )
+    if len(given) == 2:
+        raise RecipeError("train.freeze_epochs and train.freeze_steps say the same thing: leave one of them out")
 
 
 def _check_networks(recipe: Recipe) -> None:

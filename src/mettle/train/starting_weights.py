@@ -5,13 +5,17 @@ They become keys of the recipe before any data are read, so that the run folder 
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from mettle.errors import RunError
 from mettle.model import LoadedWeights, StartPlan, plan_start
 from mettle.train.recipe import Recipe
+from mettle.train.run_folder import open_run_folder
 
 ASKED = ("backbone", "weights", "pretrained")  # keys of the model that say where it starts
+HANDED_ON = ("backbone", "width", "depth", "pool", "head", "dim", "unit")  # of the network of a run
+SHAPE = ("width", "depth")  # those that belong to a backbone
 POOL = "average"  # where a recipe's own was chosen for another backbone
 
 
@@ -20,11 +24,24 @@ def follow_starting_weights(recipe: Recipe) -> tuple[Recipe, dict[str, Any], tup
     if recipe.foreign_model is not None:
         return recipe, {}, ()
     plan = plan_start(recipe.spec())
-    if not plan.model and plan.preprocess is None:
+    if plan == StartPlan():
         return recipe, {}, ()
     values = _choose_values(recipe, plan)
     found = recipe.with_values(values)
     return found, values, _describe_inputs(found, plan)
+
+
+def model_of_run(folder: Path) -> dict[str, Any]:
+    """Keys of a recipe's model that make it the network of a run, which it starts from: for `load`.
+
+    What the run knows of a neck is left to the recipe, whose loss has to go with it.
+    """
+    described = open_run_folder(folder).contract()["model"]
+    if "class" in described:
+        raise RunError(
+            f"the network of {folder} is {described['class']}, which no recipe can build: begin with another"
+        )
+    return {key: described[key] for key in HANDED_ON if key in described} | {"weights": str(folder)}
 
 
 def take_over_starting_weights(recipe: Recipe, stored: Any) -> Recipe:
@@ -60,18 +77,21 @@ def _asked(recipe: Recipe) -> dict[str, Any]:
 
 def _is_open(recipe: Recipe, key: str) -> bool:
     """Whether a recipe leaves a key to be chosen; where the network starts is always written out in full."""
-    is_start = key in [f"model.{name}" for name in (*ASKED, "width")]
+    is_start = key in [f"model.{name}" for name in (*ASKED, *SHAPE)]
     return is_start or recipe.value(key) is None or key in recipe.auto
 
 
 def _choose_values(recipe: Recipe, plan: StartPlan) -> dict[str, Any]:
     """What the recipe leaves open, by key."""
-    found: dict[str, Any] = {f"model.{key}": value for key, value in plan.model.items()}
+    has_own = "backbone" in recipe.model and "model.backbone" not in recipe.auto
+    table = dict(plan.model) if has_own else {**plan.suggested, **plan.model}
+    found: dict[str, Any] = {f"model.{key}": value for key, value in table.items()}
     way = plan.preprocess
     if way is not None:
         height, width = way.shape[1:]
         found |= {"data.size": height if height == width else [height, width], "data.channels": way.channels}
-        found |= {"data.resize": way.resize, "data.crop": way.crop, "data.interpolation": way.interpolation}
+        found |= {"data.resize": way.resize, "data.interpolation": way.interpolation}
+        found |= {"data.crop": way.crop} if recipe.data.resize in (None, way.resize) else {}
         if way.mean is not None and way.std is not None:
             found |= {"model.mean": list(way.mean), "model.std": list(way.std)}
     if "model.pool" in recipe.auto and recipe.model.get("pool") == "flatten":

@@ -18,6 +18,14 @@ from mettle.difficulty import Relative
 from mettle.errors import InputError
 from mettle.losses import takes_references
 from mettle.pairs import iterate_parts
+from mettle.train.fine_tuning import (
+    FrozenLayers,
+    describe_frozen,
+    describe_groups,
+    find_backbone,
+    freeze_layers,
+    layer_rates,
+)
 from mettle.train.methods.past_embeddings import PastEmbeddings, QueuedBatch, QueueSettings
 from mettle.train.optim import MultiOptimizer, OptimSettings, WeightAverage, weight_decay_groups
 
@@ -87,13 +95,16 @@ class Method(ABC):
         everything = trainable_parts({_mark(name): loss for name, loss in losses.items()})
         self.modules: dict[str, nn.Module] = {**networks, **everything}
         parameters, groups = {}, {}
+        self.frozen: dict[str, FrozenLayers] = {}
         for name, network in networks.items():
             own_parts = [part for key, part in everything.items() if key in parts.get(name, {})]
             own = list(dict.fromkeys(p for part in own_parts for p in part.parameters()))
             decay = 0.0 if name in no_decay else settings.weight_decay
+            if settings.freeze is not None and (name == "model" or find_backbone(network) is not None):
+                self.frozen[name] = freeze_layers(network, settings.freeze, settings.freeze_share)
             parameters[name] = [*network.parameters(), *own]
-            groups[name] = _network_groups(network, decay, settings.backbone_rate)
-            groups[name] += weight_decay_groups(own, decay, settings.loss_rate)
+            groups[name] = _network_groups(network, decay, settings)
+            groups[name] += weight_decay_groups(own, decay, settings.loss_rate, "loss")
         device = next(self.model.parameters()).device.type
         self.optimizer = MultiOptimizer(parameters, groups, device=device, settings=settings)
         self.max_skipped_steps = self.optimizer.max_skipped_steps
@@ -115,6 +126,8 @@ class Method(ABC):
         batches = [batches] if isinstance(batches, Batch) else batches
         for module in self.modules.values():
             module.train()
+        for frozen in self.frozen.values():
+            frozen.update(fraction_done)
         self.optimizer.zero_grad()
         found = []
         for batch in batches:
@@ -146,6 +159,16 @@ class Method(ABC):
         """For the forward passes of the networks; losses are computed outside."""
         return self.optimizer.autocast()
 
+    def describe_training(self) -> tuple[str, ...]:
+        """Lines: what is frozen, and the groups of each optimizer, where a backbone trains in its own way."""
+        settings, lines = self.settings, []
+        for name, frozen in self.frozen.items():
+            lines.append(describe_frozen(frozen, str(settings.freeze), self.modules[name]))
+        if self.frozen or settings.layer_decay != 1 or settings.backbone_rate != 1:
+            for optimizer in self.optimizer.optimizers.values():
+                lines.append(describe_groups(type(optimizer).__name__, optimizer.param_groups))
+        return tuple(lines)
+
     def final_module(self, name: str = "model") -> Any:
         """A network or loss as it is to be kept: its moving average, where there is one."""
         averages = {} if self.average is None else self.average.averages
@@ -173,16 +196,26 @@ def _mark(network: str) -> str:
     return "" if network == "model" else f"{network} "
 
 
-def _network_groups(network: nn.Module, weight_decay: float, backbone_rate: float) -> list[dict[str, Any]]:
-    """The parameter groups of a network; its backbone has some of its own where it learns at another pace."""
-    backbone = getattr(network, "backbone", None)
-    if backbone_rate == 1 or not isinstance(backbone, nn.Module):
-        return weight_decay_groups(network.parameters(), weight_decay)
+def _network_groups(network: nn.Module, weight_decay: float, settings: OptimSettings) -> list[dict[str, Any]]:
+    """The parameter groups of a network; its backbone has some of its own where it learns at another pace.
+
+    What is frozen for all of training is in none of them.
+    """
+    backbone, rate = find_backbone(network), settings.backbone_rate
+    if not hasattr(network, "backbone"):  # of a module of somebody else nobody knows what its head is
+        rate = 1.0
+    lasting = settings.freeze is not None and settings.freeze_share is None
+    moved = [p for p in network.parameters() if p.requires_grad or not lasting]
+    if backbone is None or (rate == 1 and settings.layer_decay == 1):
+        return weight_decay_groups(moved, weight_decay)
     inside = set(backbone.parameters())
-    rest = [p for p in network.parameters() if p not in inside]
-    return weight_decay_groups(backbone.parameters(), weight_decay, backbone_rate) + weight_decay_groups(
-        rest, weight_decay
-    )
+    layers = [("backbone", list(backbone.parameters()), 1.0)]
+    if settings.layer_decay != 1:
+        layers = [(f"backbone {name}", own, scale) for name, own, scale in layer_rates(backbone, settings.layer_decay)]
+    groups = []
+    for name, own, scale in layers:
+        groups += weight_decay_groups([p for p in own if p in set(moved)], weight_decay, rate * scale, name)
+    return groups + weight_decay_groups([p for p in moved if p not in inside], weight_decay, name="head")
 
 
 def _mean(values: Sequence[Tensor]) -> float:
