@@ -303,8 +303,9 @@ def fit(
         raise InputError("give epochs= or steps=, not both")
     model, started = _follow_weights(model, weights, neck, embedding)
     way, why = _translate(started if preprocess is None else preprocess)
-    if started is not None and model.mean is None and way is not None and way.mean is not None:
-        model = replace(model, mean=way.mean, std=way.std)
+    if started is not None and model.mean is None:
+        wanted = started if way is None or way.mean is None else way
+        model = replace(model, mean=wanted.mean, std=wanted.std)
     for note in why:
         say(note)
     if epochs is None and steps is None:
@@ -330,7 +331,7 @@ def fit(
         },
         "auto": [] if isinstance(batch, tuple | list | int) else ["batch.classes", "batch.size"],
     }
-    convert = ApplyTransform(preprocess) if why else None
+    convert = ApplyTransform(preprocess) if why and preprocess is not None else None
     samples, loader = _prepare_data(table, data, val, test, labels, domains, way, convert, say)
     embedder = _prepare_model(table, model, samples, way, seed, {"neck": neck, "embedding": embedding})
     given_loss = _prepare_loss(table, loss, samples)
