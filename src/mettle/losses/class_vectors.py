@@ -6,6 +6,13 @@ makes of the similarity to the own class (``target``). Everything else is here:
     L_i = log(1 + e^{far_i − t_i}),   t_i = scale · target(cos θ_y),   far_i = log Σ_{j≠y} e^{scale · cos θ_j}
 
 Where a class has K vectors, cos θ_j is the similarity to the nearest of them, unless a member pools them otherwise.
+
+With label smoothing ε (Szegedy et al. 2016) the own class is the target with 1 − ε, and ε is spread over all C classes,
+the own one included. The logits are those of the loss, so that of the own class has its margin:
+
+    L_i = log(1 + e^{far_i − t_i}) + ε · ( t_i − (t_i + Σ_{j≠y} scale · cos θ_j) / C )
+
+The sum over classes is one product with the sum of the class vectors, so no B x C matrix is needed for it.
 """
 
 from collections.abc import Callable
@@ -71,6 +78,8 @@ class ClassVectors(WriteOnceModule):
         sample: share of the classes to compare with in each training step: those of the batch and a random rest.
         sparse: gradients of the class vectors hold the sampled rows only (for optimisers that take such).
         seed: of the sampled classes, together with the number of the step.
+        label_smoothing: ε, the share of the target that is spread over all classes; with ``sample``, over those that
+            are compared with.
         reduction: what the call makes of its values (`mettle.pairs.loss_reduction`). Every sample has one positive
             pair, the one with its own class; a difficulty's weight of that pair is the sample's weight.
     """
@@ -94,12 +103,13 @@ class ClassVectors(WriteOnceModule):
         sample: float = 1.0,
         sparse: bool = False,
         seed: int = 0,
+        label_smoothing: float = 0.0,
         reduction: LossReduction = "mean",
     ):
         super().__init__()
         validate_choice("reduction", reduction, LossReduction)
         validate_integers(num_classes=num_classes, dim=dim, vectors_per_class=vectors_per_class)
-        validate_numbers(sample=sample)
+        validate_numbers(sample=sample, label_smoothing=label_smoothing)
         if difficulty is not None:
             validate_difficulty("difficulty", difficulty)
         require(num_classes >= 1, f"num_classes must be at least 1, got {num_classes}")
@@ -111,11 +121,31 @@ class ClassVectors(WriteOnceModule):
             "an adaptive threshold follows pairs of samples, here samples meet class vectors: use Threshold",
         )
         require(sample < 1 or not sparse, "sparse gradients hold the sampled rows: they need sample below 1")
+        require(
+            0 <= label_smoothing < 1,
+            f"label_smoothing is a share of the target in [0, 1), got {label_smoothing}",
+        )
+        if label_smoothing:
+            self._check_label_smoothing(difficulty, vectors_per_class)
+        self.label_smoothing = label_smoothing
         self.difficulty, self.sample, self.sparse, self.seed = difficulty, sample, sparse, seed
         self.vectors_per_class = vectors_per_class
         self.reduction: LossReduction = reduction
         self.weight = nn.Parameter(torch.randn(num_classes * vectors_per_class, dim) / dim**0.5)
         self.register_buffer("draw", torch.zeros((), dtype=torch.long))  # training steps that have drawn classes
+
+    def _check_label_smoothing(self, difficulty: Difficulty | None, vectors_per_class: int) -> None:
+        """Refuse smoothing where the logits of a sample do not sum to one product with the sum of all vectors."""
+        reasons = {
+            "a difficulty": difficulty is not None,
+            "several vectors per class": vectors_per_class > 1,
+            "similarities to wrong classes that are changed before their sum": self.modulates_negatives,
+            "classes as anchors": self.anchors_are_classes,
+        }
+        for reason, is_so in reasons.items():
+            require(
+                not is_so, f"label_smoothing does not go with {reason} ({type(self).__name__}): leave one of both out"
+            )
 
     @property
     def num_classes(self) -> int:
@@ -275,8 +305,18 @@ class ClassVectors(WriteOnceModule):
             declared_margin(self),
             lambda own, far: self.sample_loss(far, self.logit(own, z)),
         )
+        if self.label_smoothing:
+            values = values + self.label_smoothing * self._gap_to_mean_logit(row_values["target"], z, vectors)
         more = self.regularizer(z, vectors)
         return values if more is None else values + more, row_values.get("weight")
+
+    def _gap_to_mean_logit(self, own: Tensor, z: Tensor, vectors: Tensor) -> Tensor:
+        """(B,) how far the logit of the own class lies above the mean of those of all classes."""
+        z = at_least_float32(z)
+        z = normalize_rows(z) if self.unit_features else z
+        others = self._logit_scale() * (z @ sum_vectors(vectors.to(z.dtype), self.unit_vectors) - own)
+        logit = self.logit(own, z)
+        return logit - (logit + others) / len(vectors)
 
     def logit(self, own: Tensor, z: Tensor) -> Tensor:
         """The own class's logit, with margin, from what the rows hold of it.
@@ -458,6 +498,8 @@ class ClassVectors(WriteOnceModule):
             parts.append(f"difficulty={self.difficulty}")
         if self.sample < 1:
             parts.append(f"sample={self.sample}, sparse={self.sparse}, seed={self.seed}")
+        if self.label_smoothing:
+            parts.append(f"label_smoothing={self.label_smoothing}")
         if self.reduction != "mean":
             parts.append(f"reduction={self.reduction!r}")
         return ", ".join(parts)
@@ -467,6 +509,14 @@ def reduce_samples(values: Tensor, weight: Tensor | None, reduction: LossReducti
     """What is made of one value per sample; a sample of weight 0 is absent."""
     present = torch.ones_like(values, dtype=torch.bool) if weight is None else weight != 0
     return PairOutput(values, present, weight, "classes", positives=present).reduce(reduction)
+
+
+def sum_vectors(vectors: Tensor, unit: bool) -> Tensor:
+    """(d,) the sum of class vectors, each of length 1 if ``unit``, without a copy of them."""
+    if not unit:
+        return vectors.sum(0)
+    length = vectors.norm(dim=1)
+    return (1 / torch.where(length > 0, length, 1)) @ vectors
 
 
 def class_means(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

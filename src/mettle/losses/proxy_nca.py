@@ -30,6 +30,10 @@ class ProxyNCA(ClassVectors):
         super().__init__(num_classes, dim, **options)
         validate_numbers(scale=scale)
         require(scale > 0, f"scale must be above 0, got {scale}")
+        require(
+            include_own or not self.label_smoothing,
+            "label_smoothing needs the own class among all classes: set include_own = True, or leave one of both out",
+        )
         self.scale, self.include_own = scale, include_own
 
     def extra_repr(self) -> str:

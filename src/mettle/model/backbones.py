@@ -317,6 +317,42 @@ FEATURE_MAPS = (
 )
 
 
+def remove_last_stride(net: nn.Module, name: str, shape: tuple[int, ...]) -> None:
+    """Let the last stage of a ResNet keep the resolution of the one before (Luo et al. 2019), in place.
+
+    Only strides change, so the weights stay those that were loaded.
+
+    Raises:
+        RecipeError: this is no such network, or its map does not become twice as high and wide.
+    """
+    stage = getattr(net, "layer4", None)  # as timm names it
+    if stage is None and isinstance(net, nn.Sequential) and len(net) == 8:  # torchvision's without its classifier
+        stage = net[7]
+    kinds = (nn.Conv2d, nn.AvgPool2d)
+    strided = [part for part in ([] if stage is None else stage.modules()) if isinstance(part, kinds)]
+    strided = [part for part in strided if part.stride not in (1, (1, 1))]
+    if not strided:
+        raise RecipeError(
+            f"model.last_stride = 1 is for ResNets, {name!r} has no last stage with a stride to remove: leave it out"
+        )
+    example = torch.zeros(1, *shape)
+    with torch.no_grad():
+        before = net.eval()(example).shape[2:]
+        for part in strided:
+            part.stride = (1, 1)
+            if isinstance(part, nn.AvgPool2d):  # of a shortcut: at full resolution there is nothing to average
+                part.kernel_size = (1, 1)
+        try:
+            after = tuple(net(example).shape[2:])
+        except RuntimeError:  # a stage that halves its map in another way too
+            after = (0, 0)
+    if any(new not in (2 * old, 2 * old - 1) for old, new in zip(before, after, strict=True)):
+        raise RecipeError(
+            f"model.last_stride = 1: {name!r} halves its map in a way that cannot be undone: leave it out"
+        )
+    net.train()
+
+
 def from_timm(name: str, shape: tuple[int, ...], pretrained: bool) -> nn.Module:
     """Any timm model: a feature map, or features pooled its own way where it has no map (transformers)."""
     library = import_timm()

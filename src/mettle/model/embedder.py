@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mettle.errors import InputError, RecipeError, nearest
-from mettle.model.backbones import Backbone, build_backbone
+from mettle.model.backbones import Backbone, build_backbone, remove_last_stride
 from mettle.model.neck import Neck, Space, build_neck, check_neck
 from mettle.model.pretrained import LoadedWeights, load_start
 
@@ -35,6 +35,8 @@ class EmbedderSpec:
     weights_match: Literal["name", "order"] = "name"  # how tensors of a file find their places
     mean: Sequence[float] | None = None  # of each channel of the inputs; None: of the training data
     std: Sequence[float] | None = None
+    last_stride: int = 2  # of the last stage of a ResNet: 1 doubles the sides of its feature map
+    flip: bool = False  # in eval mode the embedding is the mean of an image's and of its mirror image's
     neck: Neck = "none"  # between the two spaces that losses may be in, see `mettle.model.neck`
     embedding: Space = "before"  # the neck or after it: which one the model gives
 
@@ -51,7 +53,7 @@ class EmbedderSpec:
             value = getattr(self, name)
             if value not in known:
                 raise RecipeError(f"model.{name} = {value!r} is not known{nearest(str(value), known)}")
-        for name in ("unit", "pretrained"):
+        for name in ("unit", "pretrained", "flip"):
             if not isinstance(getattr(self, name), bool):
                 raise RecipeError(f"model.{name} must be true or false, got {getattr(self, name)!r}")
         if self.weights is not None and (not isinstance(self.weights, str) or not self.weights):
@@ -61,11 +63,14 @@ class EmbedderSpec:
         if self.weights_match not in ("name", "order"):
             raise RecipeError(f"model.weights_match must be 'name' or 'order', got {self.weights_match!r}")
         _check_normalization(self)
+        if self.last_stride not in (1, 2) or isinstance(self.last_stride, bool):
+            raise RecipeError(f"model.last_stride must be 1 or 2, got {self.last_stride!r}")
         check_neck(self.neck, self.embedding)
 
     def to_table(self) -> dict[str, Any]:
-        """The arguments that rebuild it; of a neck and of weights only what is not the default."""
+        """The arguments that rebuild it; of options that may be off only those that are on."""
         optional = {"neck": "none", "weights": None, "weights_match": "name", "mean": None, "std": None}
+        optional |= {"last_stride": 2, "flip": False}
         table = {key: value for key, value in vars(self).items() if key not in optional or value != optional[key]}
         if self.neck == "none":
             table.pop("embedding")
@@ -158,7 +163,13 @@ class Embedder(nn.Module):
         self.register_buffer("input_std", torch.ones(size))
         pretrained = spec.pretrained and load_pretrained and not spec.backbone.startswith("torchvision/")
         self.backbone: Backbone = build_backbone(spec.backbone, self.shape, spec.width, spec.depth, pretrained)
+        if spec.last_stride == 1:
+            remove_last_stride(self.backbone, spec.backbone, self.shape)
         found = self._infer_output(self.backbone, torch.zeros(1, *self.shape))
+        if spec.pool == "gem" and found.ndim != 4:
+            raise RecipeError(f"model.pool = 'gem' is of a feature map, {spec.backbone!r} gives none: leave it out")
+        if spec.flip and len(self.shape) != 3:
+            raise RecipeError("model.flip mirrors images, the data are rows: leave it out")
         self.pool = _build_pool(spec.pool) if found.ndim == 4 else nn.Identity()
         self.head = _build_head(spec.head, self._infer_output(self.pool, found).shape[1], spec.dim)
         self.neck = build_neck(spec.neck, spec.dim, spec.unit)
@@ -223,13 +234,28 @@ class Embedder(nn.Module):
         return nn.functional.normalize(z.float(), dim=1) if self.spec.unit else z
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, dim) embeddings: of the two that a neck makes, those that `embedding` names."""
+        """(b, dim) embeddings: of the two that a neck makes, those that `embedding` names.
+
+        With ``flip``, in eval mode, the mean of those of an image and of its mirror image, of length 1 where
+        embeddings are.
+        """
+        z = self._embed_once(x)
+        if self.training or not self.spec.flip:
+            return z
+        z = (z + self._embed_once(x.flip(-1))) / 2
+        return nn.functional.normalize(z, dim=1) if self.spec.unit else z
+
+    def _embed_once(self, x: Tensor) -> Tensor:
         z = self.before_neck(x)
         return z if self.neck is None or self.embedding == "before" else self.neck(z)
 
 
 class GeM(nn.Module):
-    """Generalised mean over the picture: (mean xᵖ)^(1/p), p learned, between average (1) and maximum (∞)."""
+    """Generalised mean over the picture (Radenović et al. 2019): (mean xᵖ)^(1/p), p learned, one for all channels.
+
+    Between average (p = 1) and maximum (p → ∞). Features below 1e-6 count as 1e-6: a power needs positive numbers,
+    which those after a ReLU are.
+    """
 
     def __init__(self, p: float = 3.0):
         super().__init__()
