@@ -159,6 +159,77 @@ def test_values_and_gradients_are_those_of_the_published_sums(name, data):
         np.testing.assert_allclose(found, numeric, atol=1e-7, rtol=1e-6)
 
 
+# name: (how it is built with a label smoothing, the logits with margin)
+SMOOTHED = {
+    "softmax": (lambda **o: Softmax(C, D, **o), lambda z, y, W: oracle.softmax_logits(z, W, np.zeros(len(W)))),
+    "modified": (
+        lambda **o: Softmax(C, D, unit_weights=True, bias=False, **o),
+        lambda z, y, W: oracle.softmax_logits(z, W, unit_weights=True),
+    ),
+    "normface": (lambda **o: NormFace(C, D, 12.0, **o), lambda z, y, W: oracle.cosface_logits(z, y, W, 12.0, 0.0)),
+    "cosface": (lambda **o: CosFace(C, D, 16.0, 0.3, **o), lambda z, y, W: oracle.cosface_logits(z, y, W, 16.0, 0.3)),
+    "arcface": (lambda **o: ArcFace(C, D, 16.0, 0.5, **o), lambda z, y, W: oracle.arcface_logits(z, y, W, 16.0, 0.5)),
+    "sphereface": (
+        lambda **o: SphereFace(C, D, 2, start=5.0, floor=0.5, **o),
+        lambda z, y, W: oracle.sphereface_logits(z, y, W, 2, 5.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("name", SMOOTHED)
+def test_label_smoothing_spreads_a_share_of_the_target_over_all_classes(name, chunked, data, monkeypatch):
+    if chunked:
+        monkeypatch.setattr("mettle.pairs.class_softmax.CHUNK", 1)
+    z, y, W = data
+    make, logits = SMOOTHED[name]
+    loss = made_with(make(label_smoothing=0.1), W)
+    leaf = torch.tensor(z, requires_grad=True)
+
+    def wanted(z, W):
+        return oracle.smoothed_cross_entropy(logits(z, y, W), y, 0.1)
+
+    np.testing.assert_allclose(loss.per_anchor(leaf, torch.tensor(y)).detach(), wanted(z, W), rtol=1e-9, atol=1e-9)
+    loss(leaf, torch.tensor(y)).backward()
+    np.testing.assert_allclose(leaf.grad, oracle.numeric_gradient(lambda x: wanted(x, W).mean(), z), atol=1e-7)
+    slope = oracle.numeric_gradient(lambda x: wanted(z, x).mean(), W)
+    np.testing.assert_allclose(loss.weight.grad, slope, atol=1e-7)
+    assert torch.autograd.gradcheck(lambda z: loss.eval()(z, torch.tensor(y)), leaf.detach().requires_grad_())
+
+
+def made_with(loss, W):
+    with torch.no_grad():
+        loss.double().weight.copy_(torch.as_tensor(W))
+    return loss
+
+
+def test_label_smoothing_is_that_of_torch_and_takes_the_drawn_classes():
+    torch.manual_seed(0)
+    z, y = torch.randn(N, D, dtype=torch.float64), torch.randint(0, C, (N,))
+    for share in (0.0, 0.2, 0.9):
+        loss = NormFace(C, D, 9.0, label_smoothing=share).double()
+        wanted = torch.nn.functional.cross_entropy(loss.logits(z), y, label_smoothing=share)
+        torch.testing.assert_close(loss(z, y), wanted)
+    many = NormFace(40, D, 9.0, sample=0.5, label_smoothing=0.2).double()
+    drawn = many.sample_classes(y)
+    wanted = torch.nn.functional.cross_entropy(
+        many.logits(z)[:, drawn], torch.searchsorted(drawn, y), label_smoothing=0.2
+    )
+    torch.testing.assert_close(many(z, y), wanted)
+
+
+def test_label_smoothing_holds_nothing_quadratic_and_survives_a_zero_vector():
+    b, c, d = 256, 40_000, 8
+    torch.manual_seed(0)
+    loss, z, y = ArcFace(c, d, label_smoothing=0.1), torch.randn(b, d, requires_grad=True), torch.randint(0, c, (b,))
+    with torch.no_grad():
+        loss.weight[3] = 0
+    with Largest() as seen:
+        loss(z, y).backward()
+    assert seen.size < b * c / 4
+    assert torch.isfinite(loss.weight.grad).all() and torch.isfinite(z.grad).all()
+
+
 WEIGHED = {"plain": None, "threshold": Threshold(), "hardest": Hardest()}
 
 
@@ -582,6 +653,12 @@ def test_labels_out_of_range_are_named(name, label, says):
         (lambda: ArcFace(3, 3, multiply=2.0), "use mode 'none'"),
         (lambda: SphereFace(3, 3, margin=1.5), "whole number"),
         (lambda: CosFace(3, 3, vectors_per_class=0), "vectors_per_class"),
+        (lambda: CosFace(3, 3, label_smoothing=1.0), r"share of the target in \[0, 1\), got 1.0"),
+        (lambda: CosFace(3, 3, label_smoothing=0.1, difficulty=Threshold()), "does not go with a difficulty"),
+        (lambda: SubCenterArcFace(3, 3, label_smoothing=0.1), "does not go with several vectors per class"),
+        (lambda: CurricularFace(3, 3, label_smoothing=0.1), "changed before their sum .CurricularFace"),
+        (lambda: ProxyAnchor(3, 3, label_smoothing=0.1), "does not go with classes as anchors .ProxyAnchor"),
+        (lambda: ProxyNCA(3, 3, include_own=False, label_smoothing=0.1), "needs the own class among all classes"),
         (lambda: ProxyAnchor(3, 3, vectors_per_class=2), "one proxy"),
         (lambda: MagFace(3, 3, shortest=5.0, longest=5.0), "shortest < longest"),
         (lambda: MagFace(3, 3, low_margin=0.5, high_margin=0.4), "low_margin"),

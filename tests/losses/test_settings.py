@@ -84,6 +84,7 @@ NUMBERS = {
     "subtract": [lambda **o: ArcFace(4, 3, **o)],
     "floor": [lambda **o: SphereFace(4, 3, **o)],
     "sample": [lambda **o: CosFace(4, 3, **o)],
+    "label_smoothing": [lambda **o: CosFace(4, 3, **o)],
     "weight": [lambda **o: Center(4, 3, **o)],
     "alpha": [Threshold, AdaptiveThreshold, DASupCon, MultiSimilarity, lambda **o: ProxyAnchor(4, 3, **o)],
     "beta": [Threshold, Importance],

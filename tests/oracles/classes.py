@@ -97,6 +97,16 @@ def cross_entropy(logits, y, w=None):
     return np.array(losses, dtype=np.float64)
 
 
+def smoothed_cross_entropy(logits, y, share):
+    """-Σ_j q_ij log p_ij per sample, p the softmax of the logits, q = share / C and 1 - share more at y_i."""
+    losses = []
+    for i, row in enumerate(rows_of(logits)):
+        total, target = log_sum([(logit, 1.0) for logit in row]), checked([y[i]], len(row))[0]
+        wanted = [share / len(row) + (1 - share if j == target else 0.0) for j in range(len(row))]
+        losses.append(-math.fsum(q * (logit - total) for q, logit in zip(wanted, row, strict=True)))
+    return np.array(losses, dtype=np.float64)
+
+
 def on_sphere(z, y, W, scale, target):
     """Logits s cos θ_ij with s target(θ_iy) in place of the own class's; ``scale=None`` means s = ‖z_i‖."""
     vectors = rows_of(W)

@@ -312,11 +312,11 @@ class ClassVectors(WriteOnceModule):
 
     def _gap_to_mean_logit(self, own: Tensor, z: Tensor, vectors: Tensor) -> Tensor:
         """(B,) how far the logit of the own class lies above the mean of those of all classes."""
-        z = at_least_float32(z)
-        z = normalize_rows(z) if self.unit_features else z
-        others = self._logit_scale() * (z @ sum_vectors(vectors.to(z.dtype), self.unit_vectors) - own)
+        features = at_least_float32(z)
+        features = normalize_rows(features) if self.unit_features else features
+        total = features @ sum_vectors(vectors.to(features.dtype), self.unit_vectors)
         logit = self.logit(own, z)
-        return logit - (logit + others) / len(vectors)
+        return logit - (logit + self._logit_scale() * (total - own)) / len(vectors)
 
     def logit(self, own: Tensor, z: Tensor) -> Tensor:
         """The own class's logit, with margin, from what the rows hold of it.
