@@ -65,6 +65,63 @@ def test_erasing_blanks_a_window():
     assert (share > 0.02).all() and (share < 0.25).all()
 
 
+def test_random_erasing_covers_windows_of_the_given_area_and_aspect():
+    n, h, w = 400, 40, 20
+    x, ids = torch.full((n, 3, h, w), 2.0), np.arange(n)
+    change = Augment(erase=1.0, erase_area=(0.1, 0.2), erase_aspect=2.0, erase_fill="noise")
+    found = change(x, ids, seed=0, epoch=0)
+    gone = (found != 2).all(1)
+    assert torch.equal(gone, (found != 2).any(1)), "all channels of a pixel or none"
+    assert (gone.float().mean((1, 2)) > 0.07).all() and (gone.float().mean((1, 2)) < 0.24).all()
+    high, wide = gone.any(2).sum(1), gone.any(1).sum(1)
+    assert torch.equal(high * wide, gone.sum((1, 2))), "a window has no holes"
+    ratio = high / wide
+    assert ratio.min() > 0.35 and ratio.max() < 2.8 and ratio.min() < 0.65 and ratio.max() > 1.6
+    values = found[(found != 2)]
+    assert values.min() >= 0 and values.max() < 1 and abs(float(values.mean()) - 0.5) < 0.01
+    assert not torch.equal(found[0][:, gone[0]], found[0][:, gone[0]].flip(1)), "pixels differ from each other"
+    black = Augment(erase=1.0, erase_area=(0.1, 0.2), erase_aspect=2.0)(x, ids, seed=0, epoch=0)
+    assert torch.equal((black == 0).all(1), gone)
+
+
+def test_half_of_the_pictures_are_erased_and_the_others_are_as_they_were():
+    x, ids = torch.full((1000, 1, 12, 12), 2.0), np.arange(1000)
+    found = find_preset("erase")(x, ids, seed=0, epoch=0)
+    changed = (found != x).flatten(1).any(1)
+    assert 0.45 < changed.float().mean() < 0.55
+
+
+def test_padding_moves_pictures_by_whole_pixels_and_fills_with_black():
+    x, ids = pictures(20, 16) + 1, np.arange(20)
+    found = Augment(pad=2 / 16)(x, ids, seed=0, epoch=0)
+    seen = set()
+    for before, after in zip(x, found, strict=True):
+        fits = []
+        for down in range(-2, 3):
+            for right in range(-2, 3):
+                moved = torch.zeros_like(before)
+                for i in range(16):
+                    for j in range(16):
+                        if 0 <= i + down < 16 and 0 <= j + right < 16:
+                            moved[:, i, j] = before[:, i + down, j + right]
+                if torch.equal(moved, after):
+                    fits.append((down, right))
+        assert len(fits) == 1
+        seen.add(fits[0])
+    assert len(seen) > 8, "of 25 places"
+
+
+def test_presets_go_together_unless_they_set_the_same():
+    assert find_preset("mild+erase+shift") == Augment(
+        **{**vars(PRESETS["mild"]), "pad": 10 / 128, "erase": 0.5, "erase_area": (0.02, 0.4)}
+        | {"erase_aspect": 10 / 3, "erase_fill": "noise"}
+    )
+    with pytest.raises(RecipeError, match="'photo.erase': 'erase' sets erase again"):
+        find_preset("photo+erase")
+    with pytest.raises(RecipeError, match="no augmentation 'eras'; did you mean 'erase'"):
+        find_preset("mild+eras")
+
+
 def test_rows_get_noise_and_other_rows_features():
     x = torch.arange(40.0).view(8, 5)
     ids = np.arange(8)

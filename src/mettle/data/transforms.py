@@ -2,14 +2,16 @@
 
 Turning, scaling, shifting, shearing, cropping and mirroring are one affine map, so a batch is resampled once, on
 whatever device it lives on. Colours change in one order for all samples: brightness, contrast, saturation, hue.
+Erasing comes last.
 """
 
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,7 +33,11 @@ class Augment:
     flip: float = 0.0  # probability of mirroring
     contrast: float = 0.0  # factor 1 ± this
     brightness: float = 0.0  # of the full range, either way
+    pad: float = 0.0  # of the shorter side: padded with black so far on all sides, then cropped back at random
     erase: float = 0.0  # probability of blanking a window of 20 to 40 % of the side
+    erase_area: tuple[float, float] | None = None  # instead, the share of the picture that the window covers
+    erase_aspect: float = 1.0  # and its height over width: between 1 / this and this
+    erase_fill: Literal["black", "noise"] = "black"  # or a random value for every pixel
     noise: float = 0.0  # standard deviation added to pixels, or to rows in units of each feature's spread in ``pool``
     corrupt: float = 0.0  # probability of replacing a feature of a row by that of another row
     crop: tuple[float, float] = (1.0, 1.0)  # share of the area that a window keeps
@@ -59,9 +65,9 @@ class Augment:
         Pictures that are stretched to a canvas come with their ``aspect``, (b,) width over height, and with the
         ``size`` (h, w) that the network takes: crops then have the proportions of the picture, not of the canvas.
         """
-        u = torch.from_numpy(uniform_per_id(seed, epoch, ids, 24, stream=view)).to(x.device, torch.float32)
+        u = torch.from_numpy(uniform_per_id(seed, epoch, ids, 26, stream=view)).to(x.device, torch.float32)
         if x.ndim == 4:
-            x = self._change_colors(self._warp(x, u, aspect, size), u)
+            x = self._erase_some(self._change_colors(self._pad_and_crop(self._warp(x, u, aspect, size), u), u), u)
         if self.noise or (self.corrupt and x.ndim == 2):
             x = self._add_noise(x, ids, seed, epoch, view)
         return x
@@ -112,15 +118,50 @@ class Augment:
             centred = (2 * u - 1)[:, :, None, None, None]
             mean = x.mean((1, 2, 3), keepdim=True)
             x = (x - mean) * (1 + self.contrast * centred[:, 6]) + mean + self.brightness * centred[:, 7]
-        if self.erase:
-            h, w = x.shape[2:]
+        return x
+
+    def _pad_and_crop(self, x: Tensor, u: Tensor) -> Tensor:
+        """Pictures moved by whole pixels, with black where nothing was."""
+        h, w = x.shape[2:]
+        far = round(self.pad * min(h, w))
+        if not far:
+            return x
+        down, right = ((u[:, k, None] * (2 * far + 1)).long().clamp(max=2 * far) for k in (24, 25))
+        rows, columns = down + torch.arange(h, device=x.device), right + torch.arange(w, device=x.device)
+        padded, each = torch.nn.functional.pad(x, (far,) * 4), torch.arange(len(x), device=x.device)
+        moved = padded.permute(0, 2, 3, 1)[each[:, None, None], rows[:, :, None], columns[:, None, :]]
+        return moved.permute(0, 3, 1, 2).contiguous()
+
+    def _erase_some(self, x: Tensor, u: Tensor) -> Tensor:
+        """A window of some pictures blanked; see `_find_windows` for its size."""
+        if not self.erase:
+            return x
+        inside_y, inside_x = self._find_windows(x, u)
+        gone = ((u[:, 11] < self.erase)[:, None, None] & inside_y[:, :, None] & inside_x[:, None, :])[:, None]
+        if self.erase_fill == "black":
+            return x.masked_fill(gone, 0)
+        values = torch.from_numpy(_noise_table()).to(x.device, x.dtype)
+        start = (u[:, 23, None] * len(values)).long()
+        places = (start + torch.arange(x[0].numel(), device=x.device)) % len(values)
+        return torch.where(gone, values[places].view(x.shape), x)
+
+    def _find_windows(self, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """(b, h) and (b, w) which rows and which columns of each picture lie in the window that is blanked."""
+        h, w = x.shape[2:]
+        if self.erase_area is None:
             y, z = torch.arange(h, device=x.device) / h, torch.arange(w, device=x.device) / w
             side = 0.2 + 0.2 * u[:, 8, None]
             inside_y = (y >= u[:, 9, None] * (1 - side)) & (y < u[:, 9, None] * (1 - side) + side)
             inside_z = (z >= u[:, 10, None] * (1 - side)) & (z < u[:, 10, None] * (1 - side) + side)
-            gone = (u[:, 11] < self.erase)[:, None, None] & inside_y[:, :, None] & inside_z[:, None, :]
-            x = x.masked_fill(gone[:, None], 0)
-        return x
+            return inside_y, inside_z
+        area = (self.erase_area[0] + u[:, 8, None] * (self.erase_area[1] - self.erase_area[0])) * h * w
+        ratio = ((2 * u[:, 22, None] - 1) * math.log(self.erase_aspect)).exp()
+        inside = []
+        for length, side, k in ((h, (area * ratio).sqrt(), 9), (w, (area / ratio).sqrt(), 10)):
+            side = side.clamp(max=length)  # one that is too long becomes shorter
+            start, middle = u[:, k, None] * (length - side), torch.arange(length, device=x.device) + 0.5
+            inside.append((middle >= start) & (middle < start + side))
+        return inside[0], inside[1]
 
     def _jitter_colors(self, x: Tensor, u: Tensor) -> Tensor:
         """Factors of 1 ± this for brightness, contrast and saturation; a turn of ± this for hue; clipped to [0, 1]."""
@@ -170,6 +211,12 @@ class Augment:
         return x
 
 
+@lru_cache(maxsize=1)
+def _noise_table() -> np.ndarray:
+    """Random numbers in [0, 1) that windows are filled with, each picture's from another place on."""
+    return uniform_per_id(0, 0, np.zeros(1, np.int64), 1 << 16, stream=96)[0].astype(np.float32)
+
+
 # Brightness and two colour axes: hue is a turn of the latter, which one matrix per sample does.
 YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
 RGB = tuple(map(tuple, np.linalg.inv(np.array(YIQ)).tolist()))
@@ -193,14 +240,24 @@ PRESETS: dict[str, Augment] = {
     ),
     "large": Augment(crop=(0.7, 1.0), aspect=4 / 3, flip=0.5),
     "rows": Augment(noise=0.1, corrupt=0.1),
+    "shift": Augment(pad=10 / 128),  # pad and crop, 10 pixels of 256 x 128 (Luo et al. 2019)
+    # Random erasing (Zhong et al. 2020): 2 to 40 % of the area, 0.3 to 3.33 times as high as wide, random pixels.
+    "erase": Augment(erase=0.5, erase_area=(0.02, 0.4), erase_aspect=10 / 3, erase_fill="noise"),
 }
+PRESETS["reid"] = replace(PRESETS["erase"], pad=PRESETS["shift"].pad, flip=0.5)  # the strong baseline of Luo et al.
 
 
 def find_preset(name: str) -> Augment:
-    """An augmentation by name."""
-    if name not in PRESETS:
-        raise RecipeError(f"no augmentation {name!r}{nearest(name, PRESETS)}")
-    return PRESETS[name]
+    """An augmentation by name, or several together, ``"mild+erase"``."""
+    found, changed = Augment(), set[str]()
+    for one in name.split("+"):
+        if one not in PRESETS:
+            raise RecipeError(f"no augmentation {one!r}{nearest(one, PRESETS)}")
+        more = {key: value for key, value in vars(PRESETS[one]).items() if value != getattr(Augment(), key)}
+        if both := sorted(changed & set(more)):
+            raise RecipeError(f"batch.augment = {name!r}: {one!r} sets {', '.join(both)} again: leave one of them out")
+        found, changed = replace(found, **more), changed | set(more)
+    return found
 
 
 def to_input_tensor(array: np.ndarray | Tensor, device: str) -> Tensor:
