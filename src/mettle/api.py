@@ -237,6 +237,8 @@ def fit(
     lr: float | None = None,
     schedule: str | Mapping[str, Any] = "one-cycle",
     ema: float | None = None,
+    ema_start: float | None = None,
+    distill: float | None = None,
     select: str | None = None,
     patience: int | None = None,
     callbacks: Sequence[Callback] = (),
@@ -281,6 +283,8 @@ def fit(
         schedule: its course by name (``"one-cycle"``, ``"cosine"``, ``"step"``, ``"constant"``, or a class of
             torch.optim.lr_scheduler), or a table.
         ema: decay of a moving average of the weights, which is then what is kept.
+        ema_start: share of training before that average begins, such as 0.5.
+        distill: how much is learned from the similarities that the moving average gives, such as 1.0.
         select: the metric by which the best step is kept, measured on validation identities: ``"tar@1e-3"``.
         patience: evaluations without improvement after which training ends.
         callbacks: further ones, see `mettle.train.Callback`.
@@ -322,6 +326,8 @@ def fit(
             "epochs": epochs,
             "steps": steps,
             "ema": ema or 0.0,
+            "ema_start": ema_start or 0.0,
+            "distill": distill or 0.0,
             "device": device,
             "select": select,
             "patience": patience,

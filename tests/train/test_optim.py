@@ -28,6 +28,7 @@ SETTINGS = {
     "torch schedule": {"schedule": {"kind": "StepLR", "step_size": 2, "gamma": 0.5}},
     "clip": {"clip": 0.01, "optimizer": "SGD"},
     "ema": {"ema": 0.5},
+    "late ema": {"ema": 0.5, "ema_start": 0.6},
     "accumulate": {"accumulate": 2},
     "backbone": {"backbone_rate": 0.1},
     "layer decay": {"layer_decay": 0.3},
@@ -200,6 +201,19 @@ def test_the_average_of_weights_is_the_formula():
         torch.testing.assert_close(a, b)
     with pytest.raises(InputError, match="ema"):
         Supervised(network(), SupCon(), ema=1.0)
+    with pytest.raises(InputError, match="ema_start must be at least 0 and below 1, got 1.5"):
+        Supervised(network(), SupCon(), ema=0.9, ema_start=1.5)
+
+
+def test_an_average_that_begins_late_takes_the_weights_of_its_first_step():
+    torch.manual_seed(0)
+    method, seen = Supervised(network(), SupCon(), ema=0.8, ema_start=0.5), []
+    for k in range(4):
+        assert (method.final_module() is method.model) == (k <= 2), "until then it is the network itself"
+        method.step(labelled(k), 1e-2, k / 4)
+        seen.append([p.detach().clone() for p in method.model.parameters()])
+    for a, old, new in zip(method.final_module().parameters(), seen[2], seen[3], strict=True):
+        torch.testing.assert_close(a, 0.8 * old + 0.2 * new)
 
 
 def test_accumulated_batches_give_the_mean_of_their_gradients():

@@ -381,7 +381,8 @@ def build_method(
     if loss is None:
         loss = recipe.build_loss(len(classes), model.dim, allow_import)
     loss = loss.to(device) if isinstance(loss, nn.Module) else loss
-    keys = ("optimizer", "weight_decay", "backbone_rate", "loss_rate", "clip", "ema", "freeze", "layer_decay")
+    keys = ("optimizer", "weight_decay", "backbone_rate", "loss_rate", "clip", "ema", "ema_start")
+    keys += ("freeze", "layer_decay")
     options: dict[str, Any] = {key: getattr(setup, key) for key in keys}
     options |= {"precision": precision, "freeze_share": freeze_share}
     name = recipe.evaluate.spurious
@@ -402,7 +403,8 @@ def build_method(
     if setup.method == "similarity":
         return Similarity(model, loss, **options)
     by_class = classes if hasattr(loss, "num_classes") else None
-    return Supervised(model, loss, classes=by_class, queue=recipe.batch.queue_settings(), **options)
+    queue, distill = recipe.batch.queue_settings(), setup.distillation_settings()
+    return Supervised(model, loss, classes=by_class, queue=queue, distill=distill, **options)
 
 
 def build_loader(

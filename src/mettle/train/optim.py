@@ -43,6 +43,7 @@ class OptimSettings:
         clip: largest gradient norm of a network; 0 for no limit.
         precision: of the forward passes: ``float32``, ``bfloat16`` or ``float16``.
         ema: how much of the moving average of all weights stays in a step, such as 0.999; 0 for no average.
+        ema_start: share of training before the average begins; until then the weights themselves are in its place.
         freeze: the last layer of the backbone that does not train, or ``"all"`` of it; None where everything does.
         freeze_share: of training, from its beginning, for which it is frozen; None for all of it.
         layer_decay: times the learning rate, for each layer of the backbone from its end on, see `fine_tuning`.
@@ -55,13 +56,15 @@ class OptimSettings:
     clip: float = 0.0
     precision: str = "float32"
     ema: float = 0.0
+    ema_start: float = 0.0
     freeze: str | None = None
     freeze_share: float | None = None
     layer_decay: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.ema < 1:
-            raise InputError(f"ema must be at least 0 and below 1, got {self.ema}")
+        for name in ("ema", "ema_start"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
         if not 0 < self.layer_decay <= 1:
             raise InputError(f"layer_decay must be above 0 and at most 1, got {self.layer_decay}")
 
@@ -187,11 +190,13 @@ class WeightAverage:
         self.averages = {
             name: AveragedModel(module, multi_avg_fn=average, use_buffers=True) for name, module in modules.items()
         }
+        self.has_begun = False  # also in `n_averaged` of each average, for which a GPU would have to be waited for
 
     def update(self, modules: Mapping[str, nn.Module]) -> None:
         """Take in the weights after a step; the first are taken as they are."""
         for name, average in self.averages.items():
             average.update_parameters(modules[name])
+        self.has_begun = True
 
     def state_dict(self) -> dict[str, Any]:
         """All averages."""
@@ -201,6 +206,7 @@ class WeightAverage:
         """The inverse of :meth:`state_dict`."""
         for name, average in self.averages.items():
             average.load_state_dict(state[name])
+            self.has_begun = int(average.n_averaged) > 0
 
 
 def autocast_dtype(precision: str) -> torch.dtype | None:

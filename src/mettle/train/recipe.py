@@ -40,6 +40,7 @@ from mettle.train.methods.base import (
     uses_second_encoder,
     wants_sparse_grad,
 )
+from mettle.train.methods.distillation import NO_TEACHER, DistillationSettings
 from mettle.train.methods.hardness_aware import Synthesis
 from mettle.train.methods.past_embeddings import QueueSettings
 from mettle.train.methods.tuple_layouts import tuple_layout
@@ -143,6 +144,9 @@ class TrainConfig(Section):
     weight_decay: float = Field(0.01, ge=0)
     clip: float = Field(0.0, ge=0)  # largest gradient norm; 0 for no limit
     ema: float = Field(0.0, ge=0, lt=1)  # of the moving average of all weights, which is kept; 0 for none
+    ema_start: float = Field(0.0, ge=0, lt=1)  # share of the steps before that average begins
+    distill: float = Field(0.0, ge=0)  # times the distance to the similarities of that average; 0 for none
+    distill_temperature: float = Field(0.1, gt=0)  # of both similarities
     accumulate: int = Field(1, ge=1)  # batches in a step; their gradients are averaged
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
@@ -154,6 +158,10 @@ class TrainConfig(Section):
     collapse_spread: float = Field(0.01, ge=0, lt=1)  # stop below this share of the first batch's 1 - mean cosine
     collapse_gap: float = Field(0.02, ge=0, lt=1)  # stop where positives are closer than negatives by less; 0 never
     collapse_patience: int = Field(5, ge=1)  # log lines after the warm-up that must show it
+
+    def distillation_settings(self) -> DistillationSettings | None:
+        """How much is learned from the moving average, None for nothing."""
+        return DistillationSettings(self.distill, self.distill_temperature) if self.distill else None
 
     @field_validator("schedule", "optimizer", mode="before")
     @classmethod
@@ -616,6 +624,7 @@ def check_compatible(recipe: Recipe) -> None:
     _check_method(recipe)
     _check_networks(recipe)
     _check_queue(recipe)
+    _check_distillation(recipe)
     _check_selection(recipe)
     _check_freezing(recipe)
 
@@ -659,6 +668,15 @@ def _check_queue(recipe: Recipe) -> None:
             check_queue(recipe.loss_template)
         except InputError as error:
             raise RecipeError(f"batch.queue = {batch.queue}: {error}") from None
+
+
+def _check_distillation(recipe: Recipe) -> None:
+    """The teacher of a distillation is the moving average of the one network that is trained."""
+    setup = recipe.train
+    if setup.distill and setup.method != "supervised":
+        raise RecipeError(f"train.distill needs train.method = 'supervised', got {setup.method!r}: leave it out")
+    if setup.distill and not setup.ema:
+        raise RecipeError(f"train.distill = {setup.distill:g}: {NO_TEACHER}")
 
 
 def _check_selection(recipe: Recipe) -> None:
@@ -738,6 +756,9 @@ def check_overrides_used(recipe: Recipe, keys: Iterable[str]) -> None:
     for key in keys:
         if key == "train.steps" and recipe.train.epochs is not None:
             raise RecipeError(f"{key} changes nothing here: train.epochs = {recipe.train.epochs} decides. Leave it out")
+        for name, needed in (("ema_start", "ema"), ("distill_temperature", "distill")):
+            if key == f"train.{name}" and not getattr(recipe.train, needed):
+                raise RecipeError(f"{key} changes nothing here: it needs train.{needed}. Set that too, or leave it out")
         if key == "train.class_vectors" and not hasattr(recipe.loss_template, "start_from"):
             raise RecipeError(
                 f"{key} changes nothing here: {recipe.loss.get('kind')} has no class vectors. Leave it out"

@@ -137,7 +137,7 @@ class Method(ABC):
         norms, applied = self.optimizer.step([terms.losses for terms in found], self.learning_rates(lr))
         if applied:
             self.after_step(found)
-            if self.average is not None:
+            if self.average is not None and fraction_done >= self.settings.ema_start:
                 self.average.update(self.modules)
         values = {name: _mean([terms.losses[name] for terms in found]) for name in found[-1].losses}
         # Where a step was refused, the network to tell about is the one that diverged.
@@ -170,8 +170,8 @@ class Method(ABC):
         return tuple(lines)
 
     def final_module(self, name: str = "model") -> Any:
-        """A network or loss as it is to be kept: its moving average, where there is one."""
-        averages = {} if self.average is None else self.average.averages
+        """A network or loss as it is to be kept: its moving average, where there is one and it has begun."""
+        averages = {} if self.average is None or not self.average.has_begun else self.average.averages
         return averages[name].module if name in averages else self.modules.get(name, getattr(self, name, None))
 
     def state_dict(self) -> dict[str, Any]:

@@ -22,6 +22,12 @@ from mettle.train.methods.base import (
     takes_after,
     wants_sparse_grad,
 )
+from mettle.train.methods.distillation import (
+    NO_TEACHER,
+    DistillationSettings,
+    embed_with_teacher,
+    similarity_distillation,
+)
 from mettle.train.methods.past_embeddings import QueueSettings
 from mettle.train.optim import OptimSettings
 
@@ -34,7 +40,8 @@ class Supervised(Method):
     The loss may be any callable ``loss(embeddings, labels)``; a loss or a difficulty with state of its own (an
     ``nn.Module``) is trained, saved and resumed with the model. A loss with one vector per class numbers its classes
     from 0: ``classes`` are the labels that occur in training, in order. With a ``queue``, a pairwise loss compares each
-    batch with past embeddings too. ``options`` are those of `OptimSettings`.
+    batch with past embeddings too. With ``distill`` the network also learns the similarities of its moving average, see
+    `mettle.train.methods.distillation`, from when there is one. ``options`` are those of `OptimSettings`.
 
     The embeddings of a loss are those before the neck of a model that has one; a loss that says ``takes_after``, as
     `mettle.losses.WeightedSum` does when one of its parts is in that space, is called with those after it too.
@@ -47,8 +54,12 @@ class Supervised(Method):
         *,
         classes: Tensor | None = None,
         queue: QueueSettings | None = None,
+        distill: DistillationSettings | None = None,
         **options: Any,
     ):
+        if distill is not None and not options.get("ema"):
+            raise InputError(f"distill= needs ema=: {NO_TEACHER}")
+        self.distill = distill
         if wants_sparse_grad(loss):
             raise InputError(f"the optimizer, which moves these parameters, takes no sparse gradients: {LEAVE_SPARSE}")
         check_spaces(model, loss)
@@ -68,16 +79,30 @@ class Supervised(Method):
         progress: dict[str, Any] = progress_option(self.loss, fraction_done)
         space = {"after": after} if takes_after(self.loss) else {}
         loss = self.compute_loss(embeddings, batch, progress | space | ({} if queued is None else queued.options))
+        distance = self.distance_to_teacher(embeddings, batch)
+        if distance is not None and self.distill is not None:
+            loss = loss + self.distill.weight * distance
+        told = {} if distance is None else {"distillation": distance.detach()}
         z = embeddings.detach()
         used = z if after is None or self.model.embedding == "before" else after.detach()
 
         def statistics(norms: Mapping[str, float]) -> dict[str, Any]:
             options = progress | ({"neck": self.model.neck.normalize_batch} if takes_after(self.loss) else {})
+            distilled = {name: float(value) for name, value in told.items()}
             if self.past is None or queued is None:
-                return self.statistics(z, batch, options)
-            return self.statistics(z, batch, options | queued.constant_options()) | self.past.statistics(queued)
+                return self.statistics(z, batch, options) | distilled
+            own = self.statistics(z, batch, options | queued.constant_options())
+            return own | self.past.statistics(queued) | distilled
 
         return LossTerms({"model": loss}, used, statistics, queued=queued)
+
+    def distance_to_teacher(self, embeddings: Tensor, batch: Batch) -> Tensor | None:
+        """How far the similarities of a batch are from those of the moving average; None where nothing is distilled."""
+        if self.distill is None or self.average is None or not self.average.has_begun:
+            return None
+        with self.autocast():
+            teacher = embed_with_teacher(self.average.averages["model"].module, batch.inputs)
+        return similarity_distillation(embeddings, teacher, self.distill.temperature)
 
     def compute_loss(self, embeddings: Tensor, batch: Batch, options: Mapping[str, Any]) -> Tensor:
         """The loss of these embeddings under these options of its call, a scalar with gradient."""
