@@ -240,11 +240,12 @@ PRESETS: dict[str, Augment] = {
     ),
     "large": Augment(crop=(0.7, 1.0), aspect=4 / 3, flip=0.5),
     "rows": Augment(noise=0.1, corrupt=0.1),
+    "mirror": Augment(flip=0.5),
     "shift": Augment(pad=10 / 128),  # pad and crop, 10 pixels of 256 x 128 (Luo et al. 2019)
     # Random erasing (Zhong et al. 2020): 2 to 40 % of the area, 0.3 to 3.33 times as high as wide, random pixels.
     "erase": Augment(erase=0.5, erase_area=(0.02, 0.4), erase_aspect=10 / 3, erase_fill="noise"),
 }
-PRESETS["reid"] = replace(PRESETS["erase"], pad=PRESETS["shift"].pad, flip=0.5)  # the strong baseline of Luo et al.
+PRESETS["reid"] = replace(PRESETS["erase"], pad=PRESETS["shift"].pad, flip=0.5)  # all three: Luo et al. 2019
 
 
 def find_preset(name: str) -> Augment:
