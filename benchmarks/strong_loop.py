@@ -103,9 +103,7 @@ def ema_pieces(decay: float) -> dict[str, Piece]:
     taught = average | {"train.distill": 1.0}
     return {
         "ema": Piece(f"average of the weights, {decay} over the second half", average),
-        "distill": Piece(
-            "distillation of similarities, on top of the average", average | {"train.distill": 1.0}, "ema"
-        ),
+        "distill": Piece("distillation of similarities, on top of the average", taught, "ema"),
     }
 
 
