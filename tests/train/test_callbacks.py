@@ -266,11 +266,13 @@ def test_a_guard_looks_at_the_last_lines_only():
 @pytest.mark.parametrize("name", builtin_recipes())
 def test_advice_names_only_keys_of_the_loss(name):
     recipe = load(name)
-    advice = collapse_advice(recipe.build_loss())
+    loss = recipe.build_loss()
+    advice = collapse_advice(loss, recipe.loss_keys)
     keys = set(re.findall(r"loss\.(\w+)", advice))
     assert keys <= set(constructor_arguments(getattr(losses, recipe.loss["kind"])))
     assert keys - {"difficulty"} <= set(inspect.signature(getattr(losses, recipe.loss["kind"])).parameters)
     assert ("difficulty" in keys) == (recipe.loss.get("difficulty") is not None)
+    assert ("weigh hard pairs less" in advice) == (getattr(loss, "difficulty", None) is not None)
 
 
 def test_advice_by_example():

@@ -258,7 +258,7 @@ def _fit_in_folder(
 ) -> tuple[int, list[str], bool]:
     """The loop, from the newest checkpoint on: where it started, what was passed over, whether it reached its end."""
     setup, checkpoints = recipe.train, folder / "checkpoints"
-    collapse = {"every": setup.log_every, "warmup": setup.warmup}
+    collapse: dict[str, Any] = {"every": setup.log_every, "warmup": setup.warmup, "loss_keys": recipe.loss_keys}
     saving = Checkpoint(checkpoints, setup.checkpoint_every)
     everything = [
         DivergenceGuard(checkpoints),

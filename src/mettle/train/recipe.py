@@ -6,7 +6,7 @@ rebuilds the run.
 
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -396,6 +396,12 @@ class Recipe(Section):
     def loss_template(self) -> Any:
         """The loss, to ask what it is and what it needs; the one to train with is built for the data."""
         return self.build_loss()
+
+    @property
+    def loss_keys(self) -> Collection[str] | None:
+        """What the table of the loss may hold; None for a loss of somebody else."""
+        kind = self.loss["kind"]
+        return None if is_import_path(kind) else constructor_arguments(getattr(losses, kind))
 
     def build_loss(
         self, num_classes: int = 3, dim: int | None = None, allow_import: Sequence[str] | None = None

@@ -1,7 +1,7 @@
 """Ending a run that learns nothing more: divergence, and the collapse of embeddings."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,12 +61,21 @@ class CollapseGuard(Callback):
         patience: how many looks must show it.
         every: steps between looks.
         warmup: share of the steps before the first look.
+        loss_keys: what the loss can be told in a recipe, for the advice; by default the arguments of its class.
     """
 
     def __init__(
-        self, spread: float = 0.01, gap: float = 0.02, patience: int = 5, *, every: int = 10, warmup: float = 0.2
+        self,
+        spread: float = 0.01,
+        gap: float = 0.02,
+        patience: int = 5,
+        *,
+        every: int = 10,
+        warmup: float = 0.2,
+        loss_keys: Collection[str] | None = None,
     ):
         self.spread, self.gap, self.patience, self.every, self.warmup = spread, gap, patience, every, warmup
+        self.loss_keys = loss_keys
         self.first: float | None = None  # spread at the first step
         self.spreads: list[float] = []  # of the last looks
         self.gaps: list[float] = []
@@ -94,8 +103,8 @@ class CollapseGuard(Callback):
         reason = self.find_collapse()
         if reason is not None:
             raise NumericError(
-                f"the embeddings collapsed: at step {step} {reason}. {collapse_advice(loss)}, under another --name; "
-                "train.collapse_spread = 0 and train.collapse_gap = 0 let such a run go on"
+                f"the embeddings collapsed: at step {step} {reason}. {collapse_advice(loss, self.loss_keys)}, under "
+                "another --name; train.collapse_spread = 0 and train.collapse_gap = 0 let such a run go on"
             )
 
     def find_collapse(self) -> str | None:
@@ -128,21 +137,22 @@ class CollapseGuard(Callback):
         self.first, self.spreads, self.gaps = state["first"], list(state["spreads"]), list(state["gaps"])
 
 
-def collapse_advice(loss: Any) -> str:
-    """What to change after a collapse, by recipe keys that this loss has."""
-    try:
-        keys = constructor_arguments(type(loss))
-    except ValueError:  # a plain function has no settings
-        keys = {}
-    given = {name: getattr(loss, name, None) for name in keys}
+def collapse_advice(loss: Any, keys: Collection[str] | None = None) -> str:
+    """What to change after a collapse, by recipe keys that this loss has: ``keys``, or the arguments of its class."""
+    if keys is None:
+        try:
+            keys = constructor_arguments(type(loss))
+        except ValueError:  # a plain function has no settings
+            keys = ()
     found = ["Lower train.rate", "raise train.warmup"]
-    if given.get("temperature") is not None:
+    if "temperature" in keys and getattr(loss, "temperature", None) is not None:
         found.append("raise loss.temperature")
-    if given.get("mining") == "hardest":
+    if "mining" in keys and getattr(loss, "mining", None) == "hardest":
         found.append("set loss.mining to 'semihard'")
-    if given.get("difficulty") is not None:
-        found.append("weigh hard pairs less in loss.difficulty")
-    if "num_classes" in keys and given.get("margin"):
+    if getattr(loss, "difficulty", None) is not None:
+        # `DASupCon` makes its difficulty from keys of its own.
+        found.append(f"weigh hard pairs less{' in loss.difficulty' if 'difficulty' in keys else ''}")
+    if "num_classes" in keys and getattr(loss, "margin", None):
         found.append("lower loss.margin")
     *most, last = found
     return f"{', '.join(most)} or {last}"
