@@ -259,7 +259,7 @@ def build_rest(precision: str, width: int, kind: str) -> list[dict]:
     if precision == "bf16x3":  # evaluation counts scores in one precision
         scores = [
             compile_kernel("score histogram", histograms.score_histogram_kernel, **pairs),
-            compile_kernel("score window", histograms.list_pairs_kernel, **pairs, **window),
+            compile_kernel("score window", histograms.list_impostor_pairs_kernel, **pairs, **window),
         ]
     return [
         *scores,

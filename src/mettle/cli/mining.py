@@ -64,13 +64,17 @@ def mine_command(
     ] = None,
 ) -> None:
     """Mine hard positives and negatives over a whole set: a table that `mettle train` takes, and what was left out."""
-    from mettle.mining import Guards, check_table_path, mine, write_pairs, write_triplets
+    from mettle.mining import Guards, check_options, check_table_path, mine, write_pairs, write_triplets
     from mettle.report.mining import write_mining_page
 
     check_table_path(output)
     in_folder(output)
     if names not in (None, "id", "path"):
         raise InputError(f"--names takes id or path, got {names!r}")
+    _check_split(split)
+    options: dict[str, Any] = {"positives": positives, "negatives": negatives, "skip": skip}
+    options |= {"sampling": sampling, "seed": seed, "search": search}
+    check_options(**options)
     guards = Guards(margin, relative_margin, max_score, min_score, second_margin)
     columns = {"label": label, "image": image}
     if source.is_dir():
@@ -83,8 +87,7 @@ def mine_command(
         )
     at, part = found.rows_of(split)
     print(f"{source}: {len(at):,} {part}embeddings of dimension {found.values.shape[1]}", flush=True)
-    options: dict[str, Any] = {"positives": positives, "negatives": negatives, "skip": skip, "depth": depth}
-    options |= {"sampling": sampling, "seed": seed, "search": search, "guards": guards}
+    options |= {"depth": depth, "guards": guards}
     options["across"] = None if found.across is None else found.across[at]
     options["second"] = None if found.second is None else found.second[at]
     mined = mine(found.values[at], found.label[at], ids=found.ids[at], **options)
@@ -111,7 +114,7 @@ def mine_command(
 
 
 @dataclass(frozen=True, eq=False)
-class _Set:
+class _MiningSet:
     """What is mined: embeddings, and for each row its label, id, name, split, domain and what a page shows of it."""
 
     values: Any
@@ -129,8 +132,6 @@ class _Set:
 
         from mettle.data.dataset import SPLITS
 
-        if split not in (None, *PARTS):
-            raise InputError(f"--split takes train, val, test or all, got {split!r}")
         has = self.split is not None and (self.split == SPLITS.index("train")).any()
         split = split or ("train" if has else "all")
         if split == "all":
@@ -141,9 +142,14 @@ class _Set:
         return at, f"{split} "
 
 
+def _check_split(split: str | None) -> None:
+    if split not in (None, *PARTS):
+        raise InputError(f"--split takes train, val, test or all, got {split!r}")
+
+
 def _read_file(
     path: Path, labels: str | None, second: Path | None, across: str | None, names: str | None, options: dict[str, Any]
-) -> _Set:
+) -> _MiningSet:
     """The rows of a file of embeddings."""
     import numpy as np
 
@@ -169,7 +175,7 @@ def _read_file(
         called = table.names
     else:
         called = table.images
-    return _Set(
+    return _MiningSet(
         table.values,
         table.label.values().astype(str),
         table.ids,
@@ -200,7 +206,7 @@ def _second_file(path: Path, labels: str | None, table: Any, options: dict[str, 
 
 def _embed_run(
     folder: Path, data: str | None, second: Path | None, across: str | None, names: str | None, columns: dict[str, Any]
-) -> _Set:
+) -> _MiningSet:
     """The rows of data that a run embeds."""
     import numpy as np
 
@@ -208,6 +214,8 @@ def _embed_run(
     from mettle.report.pairs import side
     from mettle.train import open_run_folder
 
+    if second is not None and not second.is_dir():
+        raise InputError(f"--second {second} must be a run folder too, where a run is mined")
     run = open_run_folder(folder)
     samples = samples_of(run, data, **columns)
     if names == "path" and samples.files is None:
@@ -216,14 +224,12 @@ def _embed_run(
     print(f"embedding {len(samples):,} samples ...", flush=True)
     other = None
     if second is not None:
-        if not second.is_dir():
-            raise InputError(f"--second {second} must be a run folder too, where a run is mined")
         opened = open_run_folder(second)
         again = samples_of(opened, data, **columns)
         if again.ids.tolist() != samples.ids.tolist() or (again.label.values() != samples.label.values()).any():
             raise InputError(f"--second {second} reads other samples than {folder}: name the data, as in mine RUN DATA")
         other = embed(opened.model(), again)
-    return _Set(
+    return _MiningSet(
         embed(run.model(), samples),
         samples.label.values().astype(str),
         samples.ids,
@@ -241,9 +247,13 @@ def _notes(mined: Any, names: Any) -> list[str]:
     if len(mined.copies):
         first, second = (names[row] for row in mined.copies[0])
         copied = len(set(mined.copies.ravel().tolist()))
+        coarse = copied > mined.account.rows / 2
+        reason = (
+            "the embeddings are too coarse to tell labels apart" if coarse else "one of the labels is probably wrong"
+        )
         notes.append(
-            f"{copied:,} samples equal one of another label number for number, the first are {first} and {second}: one "
-            "of the labels is probably wrong"
+            f"{copied:,} samples equal one of another label number for number, the first are {first} and {second}: "
+            f"{reason}"
         )
     served = mined.account.rows - mined.account.without_positive
     if mined.account.without_negative > served / 2:

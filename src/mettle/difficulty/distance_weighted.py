@@ -100,16 +100,16 @@ class DistanceWeightedSampling(HasGenerator, SettingsModule):
         return {"positive": gather_over(1.0, tile.positive)}
 
     def statistic_passes(self) -> tuple[Pass, ...]:
-        """Which negative has the highest lot for each positive: first the lot, then whose it is."""
+        """Which negative has the highest Gumbel score for each positive: first the score, then whose it is."""
         seed = draw_seed(self.random)
         return (
             Pass(lambda tile, _: self.row_statistics(tile)),
-            Pass(lambda tile, rows: self._highest_lots(tile, rows, seed), reads="anchor"),
-            Pass(lambda tile, rows: self._drawn(tile, rows, seed), reads="anchor"),
+            Pass(lambda tile, rows: self._highest_scores(tile, rows, seed), reads="anchor"),
+            Pass(lambda tile, rows: self._draw_negatives(tile, rows, seed), reads="anchor"),
         )
 
-    def _lots(self, tile: Tile, count: int, seed: int) -> Iterator[Tensor]:
-        """(a, b) for each of ``count`` positives: lots, of which the highest falls on negative n by the chance u_n.
+    def _gumbel_scores(self, tile: Tile, count: int, seed: int) -> Iterator[Tensor]:
+        """(a, b) for each of ``count`` positives: scores, of which that of negative n is the highest with chance u_n.
 
         Log u plus Gumbel noise; -inf for what cannot be drawn.
         """
@@ -118,17 +118,19 @@ class DistanceWeightedSampling(HasGenerator, SettingsModule):
         for k in range(count):  # one positive at a time, so that a tile stays a tile
             yield log_u - (-pair_hash(tile, seed + k).log()).log()
 
-    def _highest_lots(self, tile: Tile, row_values: RowValues, seed: int) -> dict[str, Reduction]:
-        """The highest lot for each positive."""
-        highest = [lots.amax(1, keepdim=True) for lots in self._lots(tile, row_values["positive"].shape[2], seed)]
-        return {"lot": max_over_columns(torch.stack(highest, 2))}
+    def _highest_scores(self, tile: Tile, row_values: RowValues, seed: int) -> dict[str, Reduction]:
+        """The highest Gumbel score for each positive."""
+        highest = [
+            scores.amax(1, keepdim=True) for scores in self._gumbel_scores(tile, row_values["positive"].shape[2], seed)
+        ]
+        return {"score": max_over_columns(torch.stack(highest, 2))}
 
-    def _drawn(self, tile: Tile, row_values: RowValues, seed: int) -> dict[str, Reduction]:
+    def _draw_negatives(self, tile: Tile, row_values: RowValues, seed: int) -> dict[str, Reduction]:
         """The position of the negative that was drawn for each positive, -inf where there is none."""
-        highest, position = row_values["lot"], tile.reference_index.double()
+        highest, position = row_values["score"], tile.reference_index.double()
         drawn = [
-            torch.where((lots == highest[..., k]) & (lots > -torch.inf), position, -torch.inf).amax(1, keepdim=True)
-            for k, lots in enumerate(self._lots(tile, highest.shape[2], seed))
+            torch.where((scores == highest[..., k]) & (scores > -torch.inf), position, -torch.inf).amax(1, keepdim=True)
+            for k, scores in enumerate(self._gumbel_scores(tile, highest.shape[2], seed))
         ]
         return {"drawn": max_over_columns(torch.stack(drawn, 2))}
 

@@ -152,7 +152,7 @@ class EasyHard(Miner):
     def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
         """The extremes of the sides that do not depend on the other one."""
         return {
-            side: max_over(self._order(tile, side), mask)
+            side: max_over(self._rank_values(tile, side), mask)
             for side, mask in (("positives", tile.positive), ("negatives", tile.negative))
             if getattr(self, side) != "semihard"
         }
@@ -162,18 +162,18 @@ class EasyHard(Miner):
         first = Pass(lambda tile, _: self.row_statistics(tile))
         if "semihard" not in (self.positives, self.negatives):
             return (first,)
-        return first, Pass(self._beyond, reads="anchor")
+        return first, Pass(self._find_semihard, reads="anchor")
 
-    def _beyond(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
+    def _find_semihard(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """The hardest pair of a semi-hard side, among those that are easier than the pair of the other side."""
         if self.positives == "semihard":
             side, mask = "positives", tile.positive
         else:
             side, mask = "negatives", tile.negative
-        order = self._order(tile, side).masked_fill(~self._easier(tile, row_values, side), -torch.inf)
+        order = self._rank_values(tile, side).masked_fill(~self._is_easier(tile, row_values, side), -torch.inf)
         return {side: max_over(order, mask)}
 
-    def _easier(self, tile: Tile, row_values: RowValues, side: str) -> Tensor:
+    def _is_easier(self, tile: Tile, row_values: RowValues, side: str) -> Tensor:
         """Pairs that are easier than the pair that stays on the other side, by more than a rounding."""
         other = "negatives" if side == "positives" else "positives"
         chosen = row_values[other] if self._prefers_similar(other) else -row_values[other]
@@ -184,25 +184,25 @@ class EasyHard(Miner):
         """Whether the most similar pair of a side is the one that stays."""
         return (getattr(self, side) == "easy") == (side == "positives")
 
-    def _order(self, tile: Tile, side: str) -> Tensor:
+    def _rank_values(self, tile: Tile, side: str) -> Tensor:
         """Of the pairs of a side, the one that comes out highest stays."""
         return tile.similarity if self._prefers_similar(side) else -tile.similarity
 
     def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
-        positive, negative = (self._stays(tile, row_values, side) for side in ("positives", "negatives"))
+        positive, negative = (self._selects(tile, row_values, side) for side in ("positives", "negatives"))
         if "all" not in (self.positives, self.negatives):
             found = (row_values["positives"] > -torch.inf) & (row_values["negatives"] > -torch.inf)
             positive, negative = positive & found, negative & found
         return weigh_sides(tile, positive, negative)
 
-    def _stays(self, tile: Tile, row_values: RowValues, side: str) -> Tensor:
+    def _selects(self, tile: Tile, row_values: RowValues, side: str) -> Tensor:
         """Which pairs of a side reach its extreme, or all of them."""
         s, how = tile.similarity, getattr(self, side)
         if how == "all":
             return torch.ones_like(s, dtype=torch.bool)
-        reached = self._order(tile, side) >= row_values[side] - tile.rounding_error()
-        return reached & self._easier(tile, row_values, side) if how == "semihard" else reached
+        reached = self._rank_values(tile, side) >= row_values[side] - tile.rounding_error()
+        return reached & self._is_easier(tile, row_values, side) if how == "semihard" else reached
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,11 @@ class TripletMiner(Miner):
 
     def statistic_passes(self) -> tuple[Pass, ...]:
         """First the positives of each row, then which of them form a triplet with some negative."""
-        return Pass(lambda tile, _: self.row_statistics(tile), reads="anchor"), Pass(self._found, reads="anchor")
+        return Pass(lambda tile, _: self.row_statistics(tile), reads="anchor"), Pass(
+            self._find_triplets, reads="anchor"
+        )
 
-    def _found(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
+    def _find_triplets(self, tile: Tile, row_values: RowValues) -> dict[str, Reduction]:
         """Whether each positive of a row belongs to a triplet."""
         at = row_values["positive"]
         found = [

@@ -130,7 +130,7 @@ class PairwiseLoss(SettingsModule):
             raise InputError(
                 f"no anchor has a positive among {len(embeddings)} samples: each class needs at least two samples in a "
                 "batch. The usual cause is a sampler that draws samples one by one; draw P classes x K samples"
-                + _say_mined(self)
+                + _hint_at_difficulty(self)
             )
         return output.reduce(self.reduction)
 
@@ -294,7 +294,7 @@ class PairwiseLoss(SettingsModule):
         return self if progress is None or at is None else view_with(self, difficulty=at(progress))
 
 
-def _say_mined(loss: PairwiseLoss) -> str:
+def _hint_at_difficulty(loss: PairwiseLoss) -> str:
     """What else may leave no positive."""
     difficulty = difficulty_of(loss)
     if difficulty is None:

@@ -2,14 +2,15 @@
 
 from mettle.mining.neighbors import SearchFacts
 from mettle.mining.tables import check_table_path, write_pairs, write_triplets
-from mettle.mining.triplets import Account, Guards, Mined, MinedPairs, mine
+from mettle.mining.triplets import Account, Guards, MinedPairs, MinedTriplets, check_options, mine
 
 __all__ = [
     "Account",
     "Guards",
-    "Mined",
     "MinedPairs",
+    "MinedTriplets",
     "SearchFacts",
+    "check_options",
     "check_table_path",
     "mine",
     "write_pairs",

@@ -123,7 +123,7 @@ class NegativeSearch:
         if self.kind == "exact":
             return SearchFacts("exact")
         rescued = self.rescued
-        at = _draw(np.flatnonzero(is_anchor[self.numbers]), sampled, seed=1)
+        at = _sample_positions(np.flatnonzero(is_anchor[self.numbers]), sampled, seed=1)
         hits = [
             self._hits(self._look_exactly(part)[0], self._look_into_cells(part)[0])
             for part in np.split(at, np.arange(TILE[0], len(at), TILE[0]))
@@ -132,7 +132,7 @@ class NegativeSearch:
 
     def _choose_effort(self, recall: float) -> None:
         """The fewest cells that reach the recall on a pilot sample, by two standard errors."""
-        at = _draw(np.arange(len(self.numbers)), PILOT, seed=0)
+        at = _sample_positions(np.arange(len(self.numbers)), PILOT, seed=0)
         parts = np.split(at, np.arange(TILE[0], len(at), TILE[0]))
         truth = [self._look_exactly(part)[0] for part in parts]
         for self._reach in CELLS:
@@ -225,7 +225,7 @@ def combine_facts(parts: list[SearchFacts]) -> SearchFacts:
     return SearchFacts("approximate", recall, sampled, sum(part.rescued for part in measured))
 
 
-def _draw(positions: np.ndarray, count: int, seed: int) -> np.ndarray:
+def _sample_positions(positions: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Some of the positions, rising."""
     if len(positions) <= count:
         return positions

@@ -11,12 +11,12 @@ import numpy as np
 
 from mettle.atomic_files import write_bytes
 from mettle.errors import InputError, MissingExtra
-from mettle.mining.triplets import Mined
+from mettle.mining.triplets import MinedTriplets
 
 DIGITS = 6  # of scores
 
 
-def write_triplets(mined: Mined, path: Path | str, names: Sequence[object], labels: Sequence[object]) -> int:
+def write_triplets(mined: MinedTriplets, path: Path | str, names: Sequence[object], labels: Sequence[object]) -> int:
     """Write ``anchor``, ``positive``, ``negative``, their labels and scores; how many rows were written.
 
     Args:
@@ -38,7 +38,7 @@ def write_triplets(mined: Mined, path: Path | str, names: Sequence[object], labe
     return _write(columns, Path(path))
 
 
-def write_pairs(mined: Mined, path: Path | str, names: Sequence[object], labels: Sequence[object]) -> int:
+def write_pairs(mined: MinedTriplets, path: Path | str, names: Sequence[object], labels: Sequence[object]) -> int:
     """Write ``first``, ``second``, ``target``, their labels and score; how many rows were written.
 
     See :func:`write_triplets` for the arguments. A pair is written once, in whichever order its rows occur.

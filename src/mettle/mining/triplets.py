@@ -108,7 +108,7 @@ class Account:
 
 
 @dataclass(frozen=True, eq=False)
-class Mined:
+class MinedTriplets:
     """Triplets, by rising anchor, the most similar negative first; with the account.
 
     Attributes:
@@ -205,7 +205,7 @@ def mine(
     seed: int = 0,
     search: Search = "auto",
     recall: float = 0.95,
-) -> Mined:
+) -> MinedTriplets:
     """Mine hard positives and hard negatives over a whole set. Similarity is the cosine.
 
     Args:
@@ -237,17 +237,18 @@ def mine(
     one_label_per_id(Rows(values, label, sample))
     domain = None if across is None else np.unique(names(across, "across", n), return_inverse=True)[1].reshape(-1)
     guards = guards or Guards()
-    depth = _check_options(n, label, domain, positives, negatives, skip, depth, sampling, seed, search, recall)
+    check_options(positives, negatives, skip, sampling, seed, search, recall)
+    depth = _choose_depth(label, domain, negatives, skip, depth)
     other = None if second is None else _unit_rows(_check_second(second, n))
     unit, copy = _unit_rows(values), np.unique(hashes(values), return_inverse=True)[1].reshape(-1)
     pairs = choose_positives(unit, label, sample, domain, positives, int(seed))
     if not len(pairs.anchors):
         where = "" if domain is None else " in two of the values of across"
         raise InputError(f"no label has two samples{where}: there is no positive to mine")
-    chooser = _Chooser(unit, other, copy, guards, negatives, skip, sampling, seed)
+    chooser = _NegativeChooser(unit, other, copy, guards, negatives, skip, sampling, seed)
     is_anchor = np.zeros(n, bool)
     is_anchor[pairs.anchors] = True
-    parts, facts = [_Chosen.empty()], []
+    parts, facts = [_ChosenNegatives.empty()], []
     for rows in [np.arange(n)] if domain is None else [np.flatnonzero(domain == k) for k in range(domain.max() + 1)]:
         if not is_anchor[rows].any():
             continue
@@ -255,11 +256,11 @@ def mine(
         for found in finder.blocks(is_anchor):
             parts += chooser.choose(found, pairs)
         facts.append(finder.measure_recall(is_anchor))
-    return _finish(pairs, _Chosen.join(parts), n, combine_facts(facts), _copies(copy, label))
+    return _build_result(pairs, _ChosenNegatives.join(parts), n, combine_facts(facts), _find_copies(copy, label))
 
 
 @dataclass(frozen=True, eq=False)
-class _Chosen:
+class _ChosenNegatives:
     """Negatives for some pairs: (t,) pairs, rows and cosines, and how many candidates came to which end."""
 
     pair: np.ndarray
@@ -268,11 +269,11 @@ class _Chosen:
     counts: Mapping[str, int]
 
     @classmethod
-    def empty(cls) -> "_Chosen":
+    def empty(cls) -> "_ChosenNegatives":
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), {})
 
     @classmethod
-    def join(cls, parts: "list[_Chosen]") -> "_Chosen":
+    def join(cls, parts: "list[_ChosenNegatives]") -> "_ChosenNegatives":
         """All of them, by rising pair, the most similar negative first."""
         counts: dict[str, int] = {}
         for part in parts:
@@ -284,7 +285,7 @@ class _Chosen:
 
 
 @dataclass(frozen=True, eq=False)
-class _Chooser:
+class _NegativeChooser:
     """Applies the rules to the nearest rows of other labels, and takes the negatives that are wanted."""
 
     unit: np.ndarray
@@ -296,7 +297,7 @@ class _Chooser:
     sampling: Sampling
     seed: int
 
-    def choose(self, found: Nearest, pairs: PositivePairs) -> list[_Chosen]:
+    def choose(self, found: Nearest, pairs: PositivePairs) -> list[_ChosenNegatives]:
         """The negatives of all pairs of these anchors, piece by piece."""
         first = np.searchsorted(pairs.anchors, found.anchors, "left")
         count = np.searchsorted(pairs.anchors, found.anchors, "right") - first
@@ -307,7 +308,7 @@ class _Chooser:
         rows, scores = found.rows[:, self.skip :], found.scores[:, self.skip :]
         return [self._choose(pair[s], rows[row[s]], scores[row[s]], pairs) for s in pieces]
 
-    def _choose(self, pair: np.ndarray, rows: np.ndarray, scores: np.ndarray, pairs: PositivePairs) -> _Chosen:
+    def _choose(self, pair: np.ndarray, rows: np.ndarray, scores: np.ndarray, pairs: PositivePairs) -> _ChosenNegatives:
         left = rows >= 0
         counts = {"candidates": int(left.sum())}
         for name, drops in self._rules(pairs.anchors[pair], pairs.positives[pair], pairs.scores[pair]):
@@ -325,7 +326,7 @@ class _Chooser:
         taken = left & (place < self.negatives)
         counts["spare"] = int(left.sum() - taken.sum())
         at = np.nonzero(taken)
-        return _Chosen(pair[at[0]], rows[at], scores[at], counts)
+        return _ChosenNegatives(pair[at[0]], rows[at], scores[at], counts)
 
     def _rules(self, anchor: np.ndarray, positive: np.ndarray, score: np.ndarray) -> list[tuple[str, Any]]:
         """Each rule's name and what says which candidates it drops, given their pairs, rows and scores."""
@@ -347,7 +348,9 @@ class _Chooser:
         return rules
 
 
-def _finish(pairs: PositivePairs, chosen: _Chosen, rows: int, search: SearchFacts, copies: np.ndarray) -> Mined:
+def _build_result(
+    pairs: PositivePairs, chosen: _ChosenNegatives, rows: int, search: SearchFacts, copies: np.ndarray
+) -> MinedTriplets:
     """The result with its account."""
     dropped = {name: count for name, count in chosen.counts.items() if name not in ("candidates", "spare")}
     anchors = np.unique(pairs.anchors)
@@ -363,7 +366,7 @@ def _finish(pairs: PositivePairs, chosen: _Chosen, rows: int, search: SearchFact
         pairs_without_negative=len(pairs.anchors) - len(served),
         without_negative=len(anchors) - len(np.unique(pairs.anchors[served])),
     )
-    return Mined(
+    return MinedTriplets(
         pairs.anchors[chosen.pair],
         pairs.positives[chosen.pair],
         chosen.negative,
@@ -376,7 +379,7 @@ def _finish(pairs: PositivePairs, chosen: _Chosen, rows: int, search: SearchFact
     )
 
 
-def _copies(copy: np.ndarray, label: np.ndarray) -> np.ndarray:
+def _find_copies(copy: np.ndarray, label: np.ndarray) -> np.ndarray:
     """(m, 2) the first row of each vector that occurs under several labels, with each row of another label."""
     order = np.argsort(copy, kind="stable")
     starts = np.append(True, np.diff(copy[order]) != 0)
@@ -403,20 +406,16 @@ def _check_second(second: Any, n: int) -> np.ndarray:
     return values
 
 
-def _check_options(
-    n: int,
-    label: np.ndarray,
-    domain: np.ndarray | None,
-    positives: str,
-    negatives: int,
-    skip: int,
-    depth: int | None,
-    sampling: str,
-    seed: int,
-    search: str,
-    recall: float,
-) -> int:
-    """Refuse what cannot be mined; the depth."""
+def check_options(
+    positives: str = "hardest",
+    negatives: int = 1,
+    skip: int = 0,
+    sampling: str = "top",
+    seed: int = 0,
+    search: str = "auto",
+    recall: float = 0.95,
+) -> None:
+    """Refuse options of `mine` that are wrong for any set, before the work of embedding one."""
     for name, value, known in (
         ("positives", positives, get_args(Positives)),
         ("sampling", sampling, get_args(Sampling)),
@@ -429,6 +428,11 @@ def _check_options(
             raise InputError(f"{name} must be a whole number from {least} on: got {value!r}")
     if not isinstance(recall, Real) or not 0 < recall <= 1:
         raise InputError(f"recall must lie in (0, 1], got {recall!r}")
+
+
+def _choose_depth(label: np.ndarray, domain: np.ndarray | None, negatives: int, skip: int, depth: int | None) -> int:
+    """How many of the nearest rows of other labels are looked at; refuses a set without any, and what is too many."""
+    n = len(label)
     sizes = np.unique(label, return_counts=True)[1]
     if len(sizes) < 2:
         raise InputError(f"all {n} rows have one label: there is no negative to mine")

@@ -9,6 +9,7 @@ from mettle.pairs.declarations import Traits, iterate_parts
 from mettle.pairs.diagnostics import PairStatistics, pair_statistics, pair_weights
 from mettle.pairs.dispatch import PairOutput, pair_loss
 from mettle.pairs.distributed import across_ranks
+from mettle.pairs.index_tuples import IndexPairs, IndexTriplets, list_pairs, list_triplets
 from mettle.pairs.interface import (
     Difficulty,
     Mask,
@@ -39,10 +40,9 @@ from mettle.pairs.kernel_spec import (
     SoftmaxSpec,
     TwoSidedSpec,
 )
-from mettle.pairs.listing import IndexPairs, IndexTriplets, list_pairs, list_triplets
 from mettle.pairs.memory_queue import Queue
 from mettle.pairs.pair_list import as_pair_list_loss
-from mettle.pairs.similarity import distance, squared_distance
+from mettle.pairs.similarity import distance, safe_sqrt, squared_distance
 
 __all__ = [
     "BatchHardSpec",
@@ -85,6 +85,7 @@ __all__ = [
     "pair_loss",
     "pair_statistics",
     "pair_weights",
+    "safe_sqrt",
     "squared_distance",
     "sum_over",
 ]

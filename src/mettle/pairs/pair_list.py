@@ -15,7 +15,7 @@ from mettle.errors import InputError
 from mettle.pairs.interface import Measure, Tile
 from mettle.pairs.problem import PairProblem, RowBlock, Side
 from mettle.pairs.reference import reduce_problem
-from mettle.pairs.similarity import prepare_sides, root
+from mettle.pairs.similarity import prepare_sides, safe_sqrt
 
 
 class PairListProblem(PairProblem):
@@ -33,7 +33,7 @@ def rowwise_similarity(a: Tensor, b: Tensor, measure: Measure) -> Tensor:
         delta = a - b
         return -(delta.square() if measure == "squared" else delta.abs()).sum(1)
     if measure == "euclidean":
-        return -root((a - b).square().sum(1))
+        return -safe_sqrt((a - b).square().sum(1))
     return (a * b).sum(1)
 
 

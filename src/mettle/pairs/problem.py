@@ -32,7 +32,7 @@ from mettle.pairs.similarity import (
     may_read,
     prepare_embeddings,
     prepare_sides,
-    root,
+    safe_sqrt,
     similarity,
     transforms_active,
 )
@@ -166,7 +166,7 @@ class PairProblem:
         if difficulty is None or not difficulty.row_statistics(self.probe_tile()):
             return []
 
-        def named(reductions: ReductionsOfTile) -> ReductionsOfTile:
+        def prefix_names(reductions: ReductionsOfTile) -> ReductionsOfTile:
             return self._broadcast_reductions(
                 lambda tile, rows: {
                     f"{STATISTIC}{name}": acc for name, acc in reductions(tile, difficulty_statistics(rows)).items()
@@ -175,7 +175,7 @@ class PairProblem:
 
         return [
             ResolvedPass(
-                named(one.reductions), lambda tile, row_values: None, reads=one.reads, constant=difficulty.detach
+                prefix_names(one.reductions), lambda tile, row_values: None, reads=one.reads, constant=difficulty.detach
             )
             for one in statistic_passes(difficulty)
         ]
@@ -211,7 +211,7 @@ class PairProblem:
             a, b = take_block(self.z, i), take_block(ref, j)
             if self.measure in ("squared", "euclidean"):
                 d = operands.refine_small_distances(-similarity(a, b, "squared"), pos, neg).clamp(min=0)
-                s = -d if self.measure == "squared" else -root(d)
+                s = -d if self.measure == "squared" else -safe_sqrt(d)
             else:
                 s = similarity(a, b, self.measure)
         at = self.left.original_index[i.rows, None], self.right.original_index[None, j.rows]

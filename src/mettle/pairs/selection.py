@@ -363,7 +363,7 @@ def _as_label_sets(given: Any, z: Tensor, name: str) -> Tensor:
         raise InputError(f"{name} are on {given.device}, embeddings on {z.device}: move them to one device")
     if given.dtype != torch.bool and not bool(((given == 0) | (given == 1)).all()):
         raise InputError(
-            f"{name} of shape {tuple(given.shape)} are sets of classes and must hold 0 and 1 only; the embeddings of two "
-            "towers are compared by CLIP or SigLIP"
+            f"{name} of shape {tuple(given.shape)} are sets of classes and must hold 0 and 1 only; the embeddings of "
+            "two towers are compared by CLIP or SigLIP"
         )
     return given.bool()

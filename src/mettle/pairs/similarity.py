@@ -99,7 +99,7 @@ def similarity(a: Tensor, b: Tensor, measure: Measure) -> Tensor:
     if measure == "l1":
         return -(a[:, None, :] - b[None, :, :]).abs().sum(-1)
     if measure == "euclidean":
-        return -root(-similarity(a, b, "squared").clamp(max=0))
+        return -safe_sqrt(-similarity(a, b, "squared").clamp(max=0))
     s = a @ b.T
     if measure == "squared":
         return 2 * s - (a * a).sum(1, keepdim=True) - (b * b).sum(1)[None, :]
@@ -221,11 +221,11 @@ def distance(tile: Tile | Tensor, measure: Measure) -> Tensor:
     if measure in ("l1", "euclidean"):
         return -s
     if transforms_active() or torch.compiler.is_compiling():  # torch.func goes through steps that it knows
-        return root(squared_distance(tile, measure))
+        return safe_sqrt(squared_distance(tile, measure))
     return _DistanceFunction.apply(s, tile, measure)
 
 
-def root(x: Tensor) -> Tensor:
+def safe_sqrt(x: Tensor) -> Tensor:
     """Square roots, with gradient 0 at 0."""
     zero = x == 0
     return torch.where(zero, 0, torch.where(zero, 1, x).sqrt())

@@ -18,7 +18,7 @@ from mettle.pairs import reference
 from mettle.pairs.accumulators import Accumulator, Ends, Gather, PairEnd, TileEnd, make_accumulator
 from mettle.pairs.interface import Reduction, Tile, temperature_of
 from mettle.pairs.problem import PairProblem, ResolvedPass, RowBlock
-from mettle.pairs.similarity import TileOperands, differentiable_gradients, root, warn_dense_recomputation
+from mettle.pairs.similarity import TileOperands, differentiable_gradients, safe_sqrt, warn_dense_recomputation
 
 TILE_ROWS = 512  # 512 x 512 float32 is 1 MB: a tile and its temporaries stay in a core's cache
 FEW_ROWS = 1024  # rows up to which tiles of half that size waste less on the diagonal
@@ -129,7 +129,7 @@ def _similarity(pairs: PairList, a: Tensor, b: Tensor, measure: str) -> Tensor:
     if measure == "squared":  # by differences: a small distance is not the difference of two large numbers
         return -(a[pairs.i] - b[pairs.j]).square().sum(1, keepdim=True)
     if measure == "euclidean":
-        return -root((a[pairs.i] - b[pairs.j]).square().sum(1, keepdim=True))
+        return -safe_sqrt((a[pairs.i] - b[pairs.j]).square().sum(1, keepdim=True))
     return pairs.products(a, b)
 
 

@@ -202,11 +202,11 @@ def describe_row(table: Embedded, at: int) -> dict[str, Any]:
         "name": table.called(at),
         "label": table.label.names[table.label.codes[at]],
         "domain": domain,
-        "picture": _look(table, at),
+        "picture": _make_thumbnail(table, at),
     }
 
 
-def _look(table: Embedded, at: int) -> str | None:
+def _make_thumbnail(table: Embedded, at: int) -> str | None:
     if table.images is None or not table.images[at] or "://" in table.images[at]:
         return None
     try:

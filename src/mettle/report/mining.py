@@ -9,7 +9,7 @@ import numpy as np
 
 from mettle import __version__
 from mettle.atomic_files import write_text
-from mettle.mining import Account, Mined
+from mettle.mining import Account, MinedTriplets
 from mettle.report.number import percent
 from mettle.report.page import place, render
 
@@ -25,7 +25,7 @@ MEANINGS = {
 
 
 def write_mining_page(
-    mined: Mined,
+    mined: MinedTriplets,
     path: Path | str,
     describe: Callable[[int], Mapping[str, Any]],
     *,
@@ -48,17 +48,17 @@ def write_mining_page(
     page = place(path)
     lists = {"negatives": mined.hardest_negatives(SHOWN), "positives": mined.hardest_positives(SHOWN)}
     shown = {
-        kind: [_pair(row, describe) for row in zip(found.first, found.second, found.scores, strict=True)]
+        kind: [_describe_pair(row, describe) for row in zip(found.first, found.second, found.scores, strict=True)]
         for kind, found in lists.items()
     }
-    copies = [_pair((a, b, 1.0), describe) for a, b in mined.copies[:SHOWN]]
+    copies = [_describe_pair((a, b, 1.0), describe) for a, b in mined.copies[:SHOWN]]
     text = render(
         "mining.html.j2",
         name=name,
         about=about,
         notes=notes,
         account=mined.account,
-        fates=_fates(mined.account),
+        candidates=_describe_candidates(mined.account),
         search=str(mined.search),
         copies=copies,
         copied=len(np.unique(mined.copies)),
@@ -71,7 +71,7 @@ def write_mining_page(
     return page
 
 
-def _fates(account: Account) -> list[dict[str, str]]:
+def _describe_candidates(account: Account) -> list[dict[str, str]]:
     """What became of the candidates: a row for each rule, and for what is left."""
     rows = [(name, count, MEANINGS[name]) for name, count in account.dropped.items()]
     rows += [("taken", account.mined, "the negatives of the table"), ("spare", account.spare, "would do as well")]
@@ -82,7 +82,7 @@ def _fates(account: Account) -> list[dict[str, str]]:
     ]
 
 
-def _pair(row: tuple[Any, Any, Any], describe: Callable[[int], Mapping[str, Any]]) -> dict[str, Any]:
+def _describe_pair(row: tuple[Any, Any, Any], describe: Callable[[int], Mapping[str, Any]]) -> dict[str, Any]:
     first, second, score = row
     sides = [describe(int(at)) for at in (first, second)]
     return {"score": f"{score:.3f}", "verdict": "", "wrong": False, "sides": sides}

@@ -1,8 +1,8 @@
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 """All pairs of a set on the device, for evaluation: how many genuine and impostor pairs score what, and which.
 
-`score_histogram` counts all pairs; `list_pairs` lists the impostor pairs whose score falls into a window. Both walk
-each pair above the diagonal once; nothing quadratic is stored.
+`score_histogram` counts all pairs; `list_impostor_pairs` lists the impostor pairs whose score falls into a window. Both
+walk each pair above the diagonal once; nothing quadratic is stored.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from mettle.pairs.kernels.primitives import (
     upper_triangle_mask,
 )
 
-__all__ = ["ListedPairs", "list_pairs", "score_histogram"]
+__all__ = ["ImpostorPairs", "list_impostor_pairs", "score_histogram"]
 
 BINS = 1 << 16
 HISTOGRAM_COPIES = 8  # so that fewer additions meet
@@ -70,7 +70,7 @@ def _score_histogram(z: Tensor, labels: Tensor, bins: int, low: float, high: flo
     return total[1], total[0]
 
 
-class ListedPairs(NamedTuple):
+class ImpostorPairs(NamedTuple):
     """Positions of the pairs whose score lies in one window, and how many score above it."""
 
     first: Tensor
@@ -78,9 +78,9 @@ class ListedPairs(NamedTuple):
     above: int
 
 
-def list_pairs(
+def list_impostor_pairs(
     z: Tensor, labels: Tensor, windows: Sequence[tuple[float, float]], capacity: int
-) -> list[ListedPairs] | None:
+) -> list[ImpostorPairs] | None:
     """The impostor pairs i < j with a score between two ends, both included, for every window, in no order.
 
     Args:
@@ -93,12 +93,12 @@ def list_pairs(
         One list for each window, or None where there is no room for all.
     """
     with torch.no_grad(), torch.cuda.device_of(z):
-        return _list_pairs(z, labels, windows, capacity)
+        return _list_impostor_pairs(z, labels, windows, capacity)
 
 
-def _list_pairs(
+def _list_impostor_pairs(
     z: Tensor, labels: Tensor, windows: Sequence[tuple[float, float]], capacity: int
-) -> list[ListedPairs] | None:
+) -> list[ImpostorPairs] | None:
     precision = "bf16x3" if z.is_cuda else "ieee"
     rows = prepare_operands(z, labels, None, precision, True)
     tile = select_config(precision, rows.head_dim).forward
@@ -114,12 +114,12 @@ def _list_pairs(
     constexprs = tile.constexprs(precision, rows.head_dim) | tile.launch_options
     constexprs |= {"WINDOWS": len(windows), "WORDS": words, "WORD": WORD}
     numbers = (rows.n, rows.padded, splits, capacity)
-    list_pairs_kernel[(blocks, splits)](*operands, ends, above, where, bits, count, *numbers, **constexprs)
+    list_impostor_pairs_kernel[(blocks, splits)](*operands, ends, above, where, bits, count, *numbers, **constexprs)
     found, over = torch.stack([count, above.sum(1)]).tolist()  # one wait for the device
     if max(found) > capacity:
         return None
     return [
-        ListedPairs(*_unpack_bits(where[k, :some], bits[k, :some], rows.padded), over[k])
+        ImpostorPairs(*_unpack_bits(where[k, :some], bits[k, :some], rows.padded), over[k])
         for k, some in enumerate(found)
     ]
 
@@ -181,7 +181,7 @@ def find_bin(s, low, per_unit, bins):
 
 
 @triton.jit
-def list_pairs_kernel(
+def list_impostor_pairs_kernel(
     Q, Q_LO, POS_BEGIN, POS_END, ENDS, ABOVE, WHERE, BITS, COUNT, n, padded, splits, capacity,
     HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr, WINDOWS: tl.constexpr, WORDS: tl.constexpr, WORD: tl.constexpr,

@@ -32,7 +32,7 @@ from mettle.pairs.similarity import at_least_float32, differentiable_gradients, 
 BACKWARD_ROWS = 8  # of a block
 
 
-class MinedPairs(NamedTuple):
+class HardestPairs(NamedTuple):
     """(2, n) each: first of the farthest positive, then of the closest negative."""
 
     columns: Tensor  # in label order: its column there, −1 where there is none
@@ -81,7 +81,7 @@ class BatchHardFunction(torch.autograd.Function):
         rows = columns = prepare_operands(z, labels, ref_labels, precision, True, cache=cache, name="rows")
         if ref_labels is not None:
             columns = prepare_operands(sides[2], ref_labels, labels, precision, True, cache=cache, name="columns")
-        mined = mine_pairs(rows, columns, precision, cache)
+        mined = find_hardest_pairs(rows, columns, precision, cache)
         ctx.sides, ctx.index, ctx.cache = (rows, columns), mined.columns, cache
         ctx.save_for_backward(given, ref_z)
         ctx.mark_non_differentiable(mined.counts)
@@ -132,7 +132,7 @@ def _scatter_gradient(rows: Operands, columns: Operands, index: Tensor, g: Tenso
         dc.index_add_(0, column, z * weight)
 
 
-def mine_pairs(rows: Operands, columns: Operands, precision: str, cache: LaunchCache) -> MinedPairs:
+def find_hardest_pairs(rows: Operands, columns: Operands, precision: str, cache: LaunchCache) -> HardestPairs:
     """The farthest positive and the closest negative of every row."""
     tile, device = select_mining_tile(precision, rows.head_dim), rows.normalized.device
     blocks = cdiv(rows.n, tile.block_m)
@@ -171,7 +171,7 @@ def mine_pairs(rows: Operands, columns: Operands, precision: str, cache: LaunchC
             },
         ),
     )
-    return MinedPairs(index, scores, counts)
+    return HardestPairs(index, scores, counts)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, normalize
 from mettle.difficulty import AdaptiveThreshold
 from mettle.errors import InputError
 from mettle.losses import NPair, PairwiseLoss, Triplet, split_anchor_positive
-from mettle.pairs import iterate_parts
+from mettle.pairs import iterate_parts, safe_sqrt
 from mettle.train.methods.base import progress_option, uses_second_encoder
 
 NormRows = Literal["synthetic", "positives"]
@@ -41,12 +41,6 @@ def pull_negatives(anchor: Tensor, positive: Tensor, negative: Tensor, level: fl
 def safe_distance(a: Tensor, b: Tensor) -> Tensor:
     """Distance, with gradient 0 where it is 0."""
     return safe_sqrt((a - b).square().sum(-1))
-
-
-def safe_sqrt(square: Tensor) -> Tensor:
-    """√, with gradient 0 at 0."""
-    same = square == 0
-    return torch.where(same, 0.0, torch.where(same, 1.0, square).sqrt())
 
 
 TupleRows = Mapping[str, Tensor]
