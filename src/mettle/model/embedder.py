@@ -155,6 +155,7 @@ class Embedder(nn.Module):
     def __init__(self, spec: EmbedderSpec, shape: tuple[int, ...], *, load_pretrained: bool = True):
         super().__init__()
         self.spec, self.shape = spec, tuple(shape)
+        self.takes_features = False  # in place of images: those of a frozen backbone are computed once for training
         channels = shape[0]
         size = (channels, 1, 1) if len(shape) == 3 else (channels,)
         self.input_mean: Tensor
@@ -223,6 +224,8 @@ class Embedder(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """(b, f) what the head sees: the input of linear probes."""
+        if self.takes_features and x.ndim == 2 and len(self.shape) == 3:
+            return x
         if x.shape[1:] != self.shape:
             raise InputError(f"this model takes inputs of shape {self.shape}, got {tuple(x.shape[1:])}")
         x = (x - self.input_mean) / self.input_std

@@ -1,6 +1,7 @@
 """From a recipe to a finished run folder, or on from where one stopped; and its parts: model, method, loader."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from mettle.train.callbacks import (
     TensorBoard,
 )
 from mettle.train.datamodule import describe_skipped, fill_settings, prepare_training_data, take_over_settings
+from mettle.train.feature_cache import compute_features
 from mettle.train.methods.base import Method, uses_second_encoder
 from mettle.train.methods.hardness_aware import HardnessAware
 from mettle.train.methods.jtt import describe_error_set, find_misclassified
@@ -180,7 +182,12 @@ def train(
             return TrainResult(run, method.model, samples, False, None if old is None else 0, (*told, *notes))
         method, loader = build_method_and_loader(recipe, samples, misclassified=wrong, **options)
     own = [*callbacks, TensorBoard(folder)] if tensorboard else callbacks
-    start, passed, done = _fit_in_folder(recipe, folder, method, loader, samples, own, selection)
+    cached = compute_features(method, loader, recipe.data.memory)
+    told += () if cached is None else (cached.describe(),)
+    if cached is not None:
+        on_note(cached.describe())
+    with nullcontext(loader) if cached is None else cached.use() as batches:
+        start, passed, done = _fit_in_folder(recipe, folder, method, batches, samples, own, selection)
     model, loss, chosen = method.final_module(), method.final_module("loss"), None
     if done:
         chosen = None if selection is None else selection.restore_best(method)
