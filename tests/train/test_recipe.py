@@ -181,3 +181,10 @@ def test_the_recipe_of_the_multi_similarity_loss_mines_as_its_paper_does():
 def test_every_difficulty_can_stand_in_a_recipe(kind):
     loss = load("supcon", [f"loss.difficulty.kind={kind}"]).build_loss()
     assert type(loss.difficulty).__name__ == kind
+
+
+def test_the_recipe_of_photographs_lists_what_it_leaves_open_and_a_written_key_is_not_among_it():
+    """Its augmentation is its own: crops are milder than those that photographs get where a recipe leaves them open."""
+    assert "batch.augment" not in load("photos").auto and "batch.classes" in load("photos").auto
+    assert "batch.classes" not in load("photos", ["batch.classes=8"]).auto
+    assert load("photos").batch.augment == "large"

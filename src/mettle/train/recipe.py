@@ -486,7 +486,8 @@ def load(
     for part, path in chain:  # in files of one's own, every key that is there was meant
         if path not in shipped:
             written |= {f"{key}.{name}" for key, table in part.items() if isinstance(table, Mapping) for name in table}
-    content.setdefault("auto", [key for key in AUTO_KEYS if key not in written])
+    if all(path in shipped for part, path in chain if "auto" in part):
+        content["auto"] = [key for key in content.get("auto", AUTO_KEYS) if key not in written]
     recipe = parse_recipe(content)
     check_overrides_used(recipe, given)
     return recipe
