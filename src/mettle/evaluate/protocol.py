@@ -24,6 +24,7 @@ from mettle.evaluate.retrieval import Retrieval, retrieval
 from mettle.evaluate.several import Numbers, Wholes
 from mettle.evaluate.verification import Verification, verification
 
+UNTRAINED, PRETRAINED, RAW = "untrained network", "pretrained backbone", "raw inputs"  # names of baselines
 PIXELS = 32  # side to which pictures are shrunk for the raw-input baseline
 
 
@@ -133,12 +134,14 @@ def summary(judged: Judged, fars: Numbers) -> dict[str, Any]:
     }
 
 
-def baseline(z: np.ndarray, samples: Samples) -> dict[str, Any]:
-    """EER and AUC of other embeddings of the same samples, without intervals."""
-    found = {}
+def baseline(z: np.ndarray, samples: Samples, *, neighbors: bool = False) -> dict[str, Any]:
+    """EER and AUC of other embeddings of the same samples, and Recall@1 with ``neighbors``; without intervals."""
+    found: dict[str, Any] = {}
     for way in scenarios(samples):
         v = way.verification(z, samples)
         found[way.name] = {"eer": v.eer, "auc": v.auc}
+        if neighbors:
+            found[way.name]["recall@1"] = float(way.retrieval(z, samples, (1,)).per_query["recall@1"].mean())
     return found
 
 

@@ -12,7 +12,18 @@ from mettle.data.dataset import NO_SPLIT, SPLITS, Samples
 from mettle.data.duplicates import train_test_duplicates
 from mettle.errors import DataError, RunError
 from mettle.evaluate import closed
-from mettle.evaluate.protocol import Judged, baseline, judge, raw, summary, thresholds, transfer
+from mettle.evaluate.protocol import (
+    PRETRAINED,
+    RAW,
+    UNTRAINED,
+    Judged,
+    baseline,
+    judge,
+    raw,
+    summary,
+    thresholds,
+    transfer,
+)
 from mettle.evaluate.retrieval import Retrieval
 from mettle.evaluate.verified import Verification
 from mettle.model import EmbeddingModel, embed
@@ -102,11 +113,14 @@ def evaluate_run(
         "scenarios": summary(judged, setup.fars),
     }
     if setup.baselines:
-        metrics["baselines"] = {"raw inputs": baseline(raw(test), test)}
+        metrics["baselines"] = {RAW: baseline(raw(test), test)}
         if untrained is None and own_data and run.recipe.foreign_model is None:
             untrained = build_model(run.recipe, samples)
         if own_data and untrained is not None:
-            metrics["baselines"]["untrained network"] = baseline(embed(untrained, test), test)
+            if getattr(untrained, "pretrained", None) is None:
+                metrics["baselines"][UNTRAINED] = baseline(embed(untrained, test), test)
+            else:  # its head is new: what there was before training are the features
+                metrics["baselines"][PRETRAINED] = baseline(embed(untrained, test, features=True), test, neighbors=True)
         if biased is not None:
             metrics["baselines"]["biased encoder (E_b)"] = baseline(embed(biased, test), test)
     if closed.wanted(run.recipe, samples):

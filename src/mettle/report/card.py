@@ -13,6 +13,7 @@ from typing import Any
 from mettle import __version__
 from mettle.atomic_files import sha256
 from mettle.evaluate.intervals import LEAST, TOO_FEW
+from mettle.evaluate.protocol import PRETRAINED, RAW, UNTRAINED
 from mettle.report.markdown import markdown as markdown
 from mettle.report.number import MEANING, NONE, band, called, numbers, percent, rate, realised, told_once
 from mettle.report.probes import probe_card
@@ -112,6 +113,8 @@ def rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
         for other, found in metrics.get("baselines", {}).items():
             table.setdefault(f"EER, {other}", {})[name] = _cell(percent(found[name]["eer"]))
             table.setdefault(f"AUC, {other}", {})[name] = _cell(f"{found[name]['auc']:.4f}")
+            if "recall@1" in found[name]:
+                table.setdefault(f"Recall@1, {other}", {})[name] = _cell(percent(found[name]["recall@1"], 1))
         table.setdefault("genuine pairs", {})[name] = _cell(f"{v['genuine']:,}")
         table.setdefault("impostor pairs", {})[name] = _cell(f"{v['impostor']:,}")
         table.setdefault("retrieval queries", {})[name] = _cell(f"{r['queries']:,}")
@@ -145,9 +148,6 @@ def thresholds(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
             }
         )
     return table
-
-
-UNTRAINED, RAW = "untrained network", "raw inputs"  # as evaluation calls its baselines
 
 
 def warnings(metrics: Mapping[str, Any]) -> list[str]:
@@ -222,8 +222,9 @@ def describe_choice(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def training_verdict(metrics: Mapping[str, Any]) -> str:
-    """That the network was at least as good before training, in one sentence; empty where training has helped."""
-    return _compare_baseline(metrics, UNTRAINED, "Training has not helped")
+    """That the network, or its pretrained backbone, was as good before training; empty where training has helped."""
+    texts = [_compare_baseline(metrics, name, "Training has not helped") for name in (UNTRAINED, PRETRAINED)]
+    return " ".join(text for text in texts if text)
 
 
 def _compare_baseline(metrics: Mapping[str, Any], baseline: str, said: str) -> str:
