@@ -20,6 +20,7 @@ FLOW = [
     "report",
     "api",
     "tuning",
+    "start",
     "service",
 ]
 ANYWHERE = {"pairs", "errors", "rng", "atomic_files", "unknown_names"}

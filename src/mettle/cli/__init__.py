@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from mettle import __version__
-from mettle.cli import runs, tuning, files, mining, galleries, upkeep, serving, doctor, ranks, reproduce
+from mettle.cli import starting, runs, tuning, files, mining, galleries, upkeep, serving, doctor, ranks, reproduce
 from mettle.cli.shell import app
 from mettle.errors import MettleError, nearest
 
@@ -30,6 +30,7 @@ __all__ = [
     "reproduce",
     "runs",
     "serving",
+    "starting",
     "tuning",
     "upkeep",
 ]

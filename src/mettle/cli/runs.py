@@ -57,7 +57,7 @@ def train(
 ) -> None:
     """Train a recipe, evaluate it on what it never saw, and write a report."""
     check_run_name(name)
-    folder = runs / (name or _free_name(runs, Path(recipe or DEFAULT).stem, resume))
+    folder = runs / (name or free_name(runs, Path(recipe or DEFAULT).stem, resume))
     columns = {"source": data, "label": label, "domain": domain, "image": image}
     given = {key: value for key, value in columns.items() if value is not None}
     again = ["mettle", "train", *([] if runs == RUNS else ["--runs", str(runs)]), "--name", folder.name, "--resume"]
@@ -71,8 +71,8 @@ def train(
         _train_seeds(recipe, folder, resume, overrides, given, seeds, again, allowed)
         return
     said: list[str] = []
-    plan = _plan(recipe, folder, resume, overrides, given, _print_and_collect_notes(said))
-    _train_run(plan, folder, resume, report, again, said, allowed)
+    plan = _plan(recipe, folder, resume, overrides, given, collect_notes(said))
+    train_run(plan, folder, resume, report, again, said, allowed)
 
 
 def _train_seeds(
@@ -100,7 +100,7 @@ def _train_seeds(
     known = json.loads(listed.read_text())["seeds"] if listed.is_file() else []
     said: list[str] = []
     first = folder / f"seed-{known[0]}" if known else folder
-    plan = _plan(recipe, first, resume, overrides, data, _print_and_collect_notes(said))
+    plan = _plan(recipe, first, resume, overrides, data, collect_notes(said))
     seeds = known or [plan.seed + k for k in range(count or 0)]
     if count not in (None, len(seeds)):
         raise RunError(f"{folder} has {len(seeds)} seeds, not {count}: resume it without --seeds")
@@ -115,7 +115,7 @@ def _train_seeds(
             continue
         print(f"seed {seed}:", flush=True)
         own = plan.with_values({"seed": seed, "data.split_seed": split})
-        _train_run(own, place, resume and place.exists(), True, again, said, allowed)
+        train_run(own, place, resume and place.exists(), True, again, said, allowed)
     for line in describe_seeds(write_seeds([open_run_folder(folder / f"seed-{seed}") for seed in seeds], folder)):
         print(line)
     print(f"seeds: {folder / 'seeds.html'}")
@@ -131,7 +131,7 @@ def _model_overrides(start: Path | None) -> list[str]:
     return [f"model.{key}={json.dumps(value)}" for key, value in model.items()]
 
 
-def _print_and_collect_notes(said: list[str]) -> Callable[[str], None]:
+def collect_notes(said: list[str]) -> Callable[[str], None]:
     """Prints notes and remembers them."""
 
     def say(note: str) -> None:
@@ -141,7 +141,7 @@ def _print_and_collect_notes(said: list[str]) -> Callable[[str], None]:
     return say
 
 
-def _train_run(
+def train_run(
     plan: Any, folder: Path, resume: bool, report: bool, again: list[str], said: list[str], allowed: tuple[str, ...]
 ) -> None:
     """Train one run; ``again`` is the command that continues it."""
@@ -151,7 +151,7 @@ def _train_run(
     from mettle.train.from_recipe import build_model
     from mettle.train.from_recipe import train as run_training
 
-    resumed, say = resume and folder.exists(), _print_and_collect_notes(said)
+    resumed, say = resume and folder.exists(), collect_notes(said)
 
     def print_folder(run: Any) -> None:
         print(f"run folder: {run.folder}", flush=True)
@@ -298,7 +298,10 @@ def report(
 
 @app.command()
 def embed(
-    run: RunPath,
+    run: Annotated[
+        Path,
+        typer.Argument(help="A run folder; or, without training, timm/NAME, torchvision/NAME or a file of weights."),
+    ],
     data: Annotated[str, typer.Argument(help="Folder, .csv, .parquet, .npz, or 'glyphs'.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write: .npz, .parquet or .csv.")],
     label: Label = None,
@@ -311,17 +314,56 @@ def embed(
         str,
         typer.Option(help="How numbers are kept: float32, float16, int8 or binary (signs), the last three in .npz."),
     ] = "float32",
+    backbone: Annotated[
+        str | None, typer.Option(help="The network that a file of weights is of, where its name does not say it.")
+    ] = None,
 ) -> None:
-    """Embed a data set with a trained run: a file with embeddings, ids, labels and all other columns."""
+    """Embed a data set with a trained run or a pretrained network: embeddings, ids, labels and all other columns."""
     from mettle.model.inference import choose_encoder, write_embeddings
+    from mettle.start import is_backbone
     from mettle.train import open_run_folder
 
-    opened = open_run_folder(run)
     in_folder(output)
     choose_encoder(output, precision)  # type: ignore[arg-type]  # an ending that is not written is refused before the data are read
+    if not run.is_dir() and is_backbone(str(run)):
+        print(_embed_with_backbone(str(run), backbone, data, output, label, domain, image, dim, precision))
+        return
+    if backbone is not None:
+        raise InputError(f"--backbone says which network a file of weights is of, {run} is none: leave it out")
+    opened = open_run_folder(run)
     samples = samples_of(opened, data, label=label, domain=domain, image=image, labeled=False)
     options: dict[str, Any] = {"dim": dim, "precision": precision, "weights": opened.contract()["weights"]}
     print(write_embeddings(opened.model(), samples, output, **options))
+
+
+def _embed_with_backbone(
+    weights: str,
+    backbone: str | None,
+    data: str,
+    output: Path,
+    label: str | None,
+    domain: str | None,
+    image: str | None,
+    dim: int | None,
+    precision: str,
+) -> str:
+    """Embed images with a pretrained network as it is, prepared as its weights want them."""
+    from mettle.model.inference import write_embeddings
+    from mettle.start import build_frozen_backbone, describe_weights
+    from mettle.train import prepare_samples
+    from mettle.train.recipe import parse_recipe
+    from mettle.train.starting_weights import follow_starting_weights
+
+    columns = {"source": data, "label": label, "domain": domain, "image": image}
+    recipe, _, notes = follow_starting_weights(
+        parse_recipe({"data": columns, "model": {"head": "linear", **describe_weights(weights, backbone)}})
+    )
+    for note in notes:
+        print(f"note: {note}", flush=True)
+    samples = prepare_samples(recipe, cache(), split=False, labeled=False)
+    model = build_frozen_backbone(recipe, samples)
+    options: dict[str, Any] = {"dim": dim, "precision": precision}
+    return write_embeddings(model, samples, output, **options)
 
 
 @app.command()
@@ -442,7 +484,8 @@ def _print_metrics(metrics: dict[str, Any], said: Sequence[str] = ()) -> None:
     for name, scenario in metrics["scenarios"].items():
         print_scenario(name, scenario["verification"], scenario["retrieval"])
         for other, values in metrics.get("baselines", {}).items():
-            print(f"  {'':<13} EER {share(values[name]['eer'])} with {other}")
+            near = f"  Recall@1 {values[name]['recall@1']:.1%}" if "recall@1" in values[name] else ""
+            print(f"  {'':<13} EER {share(values[name]['eer'])}{near} with {other}")
     for line in lines(metrics.get("probe")):
         print(f"  {line}")
     for text in warnings(metrics):
@@ -450,7 +493,7 @@ def _print_metrics(metrics: dict[str, Any], said: Sequence[str] = ()) -> None:
             print(f"warning: {' '.join(text.split())}")  # no-break spaces are for pages
 
 
-def _free_name(runs: Path, stem: str, resume: bool) -> str:
+def free_name(runs: Path, stem: str, resume: bool) -> str:
     """The recipe's name, numbered when it is taken (unless the taken one is to be continued)."""
     if resume or not (runs / stem).exists():
         return stem
