@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
@@ -97,22 +97,7 @@ class Loader:
                 found = next(ready, None)
                 if found is None:
                     return
-                request, inputs = found
-                positions = request.positions
-                labels = torch.from_numpy(np.tile(self.samples.labels[positions], self.views))
-                ids = torch.from_numpy(np.tile(self.samples.ids[positions], self.views))
-                waited = time.perf_counter() - began
-                yield Batch(
-                    inputs,
-                    labels.to(self.device),
-                    ids.to(self.device),
-                    request.step,
-                    request.epoch,
-                    waited,
-                    **self._tuple_targets(request.rows),
-                    epoch_step=request.epoch_step,
-                    ends_epoch=request.ends_epoch,
-                )
+                yield found.as_batch(time.perf_counter() - began)
 
     def count_batches(self, epochs: int) -> int:
         """How many batches so many epochs have."""
@@ -183,9 +168,24 @@ class Loader:
         """
         return isinstance(self.transform, BatchTransform) or (self.workers == 0 and self._draws_per_item)
 
-    def _finish_all(self, items: Iterator[_Read]) -> Generator[tuple["_Request", Tensor], None, None]:
-        finished = (self._finish(item) for item in items)
-        return finished if self._is_serial else _in_thread(finished)
+    def _finish_all(self, items: Iterator[_Read]) -> Generator["_Finished", None, None]:
+        if self._is_serial:
+            return (self._finish(item) for item in items)
+        if not self.device.startswith("cuda"):
+            return _in_thread(self._finish(item) for item in items)
+        return _in_thread(self._finish_beside(items))
+
+    def _finish_beside(self, items: Iterator[_Read]) -> Iterator["_Finished"]:
+        """Batches finished on a stream of their own: copies and changes do not wait for the training steps before them.
+
+        The stream that takes a batch waits for it, see `_Finished.as_batch`.
+        """
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.default_stream(self.device))  # what the augmentation holds may still be copied
+        for item in items:
+            with torch.cuda.stream(stream):
+                finished = replace(self._finish(item), ready=stream.record_event())
+            yield finished
 
     def _check(self, found: Iterable[Any]) -> Generator[_Read, None, None]:
         """Raise what went wrong in a worker as the one line that it is."""
@@ -227,9 +227,13 @@ class Loader:
         if self.tuples is None:
             return {}
         columns = {"target": self.tuples.target, "weight": self.tuples.weight}
-        return {name: torch.from_numpy(c[rows]).float().to(self.device) for name, c in columns.items() if c is not None}
+        return {
+            name: copy_to_device(torch.from_numpy(c[rows]).float(), self.device)
+            for name, c in columns.items()
+            if c is not None
+        }
 
-    def _finish(self, read: _Read) -> tuple["_Request", Tensor]:
+    def _finish(self, read: _Read) -> "_Finished":
         """Inputs on the device, augmented."""
         request, raw, aspect = read
         if self._item_transform is not None and raw.dtype == torch.uint8:  # channels are first already
@@ -251,7 +255,20 @@ class Loader:
                 self.transform(part, request.part_ids(v), seed=self.seed, epoch=request.epoch, view=v)
                 for v, part in enumerate(views)
             ]
-        return request, views[0] if len(views) == 1 else torch.cat(views)
+        positions = request.positions
+        labels = torch.from_numpy(np.tile(self.samples.labels[positions], self.views))
+        ids = torch.from_numpy(np.tile(self.samples.ids[positions], self.views))
+        tensors = {
+            "inputs": views[0] if len(views) == 1 else torch.cat(views),
+            "labels": copy_to_device(labels, self.device),
+            "ids": copy_to_device(ids, self.device),
+        }
+        return _Finished(request, tensors | self._tuple_targets(request.rows))
+
+
+def copy_to_device(values: Tensor, device: str) -> Tensor:
+    """Values on a device. A GPU gets them from pinned memory, so that nobody waits for the copy."""
+    return (values.pin_memory() if device.startswith("cuda") else values).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,7 +320,7 @@ class ForeignLoader:
             raise DataError(
                 f"the DataLoader gave the label {unknown[0]!r}, which none of the items of its data set has"
             )
-        found = torch.tensor([codes[name] for name in names], device=self.device)
+        found = copy_to_device(torch.tensor([codes[name] for name in names]), self.device)
         if len(inputs) != len(found):
             raise DataError(
                 f"the DataLoader gave {len(inputs)} inputs with {len(found)} labels: one for each is wanted"
@@ -348,6 +365,26 @@ class _Request:
 
     def _cut(self, values: np.ndarray, part: int) -> np.ndarray:
         return values if len(values) == self.each else values[part * self.each : (part + 1) * self.each]
+
+
+@dataclass(frozen=True, eq=False)
+class _Finished:
+    """What a batch is made of, and, where that was done on another stream of a GPU, when it is there."""
+
+    request: _Request
+    tensors: dict[str, Tensor]  # by the fields of `Batch`
+    ready: Any = None  # an event of CUDA
+
+    def as_batch(self, waited: float) -> Batch:
+        """The batch, for the stream that asks for it."""
+        if self.ready is not None:
+            stream = torch.cuda.current_stream(self.tensors["inputs"].device)
+            stream.wait_event(self.ready)
+            for tensor in self.tensors.values():
+                tensor.record_stream(stream)  # its memory is not used again before this stream is done with it
+        request = self.request
+        place = {"epoch_step": request.epoch_step, "ends_epoch": request.ends_epoch}
+        return Batch(**self.tensors, step=request.step, epoch=request.epoch, waited=waited, **place)
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,6 +31,7 @@ from mettle.train.callbacks import (
     StopOnSignal,
     TensorBoard,
 )
+from mettle.train.compilation import RESUMES, compile_networks
 from mettle.train.datamodule import describe_skipped, fill_settings, prepare_training_data, take_over_settings
 from mettle.train.feature_cache import compute_features
 from mettle.train.methods.base import Method, uses_second_encoder
@@ -175,7 +176,7 @@ def train(
     TrainingIdentities.from_samples(samples).save(folder)
     notes: tuple[str, ...] = ()
     if recipe.train.method == "jtt" and recipe.jtt.copies:
-        wrong, notes, done = _train_identification_model(recipe, run, samples, callbacks)
+        wrong, notes, done = _train_identification_model(recipe, run, samples, callbacks, on_note)
         for note in notes:
             on_note(note)
         if not done:
@@ -187,7 +188,7 @@ def train(
     if cached is not None:
         on_note(cached.describe())
     with nullcontext(loader) if cached is None else cached.use() as batches:
-        start, passed, done = _fit_in_folder(recipe, folder, method, batches, samples, own, selection)
+        start, passed, done = _fit_in_folder(recipe, folder, method, batches, samples, own, selection, on_note)
     model, loss, chosen = method.final_module(), method.final_module("loss"), None
     if done:
         chosen = None if selection is None else selection.restore_best(method)
@@ -262,13 +263,14 @@ def _fit_in_folder(
     samples: Samples,
     callbacks: Sequence[Callback],
     selection: Selection | None = None,
+    on_note: Callable[[str], None] = lambda note: None,
 ) -> tuple[int, list[str], bool]:
     """The loop, from the newest checkpoint on: where it started, what was passed over, whether it reached its end."""
     setup, checkpoints = recipe.train, folder / "checkpoints"
     collapse: dict[str, Any] = {"every": setup.log_every, "warmup": setup.warmup, "loss_keys": recipe.loss_keys}
     saving = Checkpoint(checkpoints, setup.checkpoint_every)
     everything = [
-        DivergenceGuard(checkpoints),
+        DivergenceGuard(checkpoints, setup.log_every),
         *(() if selection is None else selection.callbacks),
         JsonLog(folder, setup.log_every),
         CollapseGuard(setup.collapse_spread, setup.collapse_gap, setup.collapse_patience, **collapse),
@@ -280,12 +282,19 @@ def _fit_in_folder(
     if start == 0 and setup.class_vectors == "means":
         start_class_vectors(method, samples.part("train"))
     schedule = Schedule(setup.steps, setup.rate, build_shape(setup.schedule, setup.warmup))
+    if setup.compile:
+        on_note(RESUMES)
+        compile_networks((method.modules[name] for name in method.optimizer.optimizers), on_note)
     done = run_loop(method, loader, schedule, everything, start=start, position=position, accumulate=setup.accumulate)
     return start, passed, done
 
 
 def _train_identification_model(
-    recipe: Recipe, run: RunFolder, samples: Samples, callbacks: Sequence[Callback]
+    recipe: Recipe,
+    run: RunFolder,
+    samples: Samples,
+    callbacks: Sequence[Callback],
+    on_note: Callable[[str], None],
 ) -> tuple[np.ndarray, tuple[str, ...], bool]:
     """The first classifier of "just train twice", in a folder of its own, and the training samples it gets wrong."""
     steps = max(1, round(recipe.jtt.first * recipe.train.steps))
@@ -296,7 +305,7 @@ def _train_identification_model(
     method, loader = build_method_and_loader(short, samples, fetch=not has_begun)
     assert isinstance(method, Supervised)
     assert method.classes is not None
-    _, passed, done = _fit_in_folder(short, folder, method, loader, samples, callbacks)
+    _, passed, done = _fit_in_folder(short, folder, method, loader, samples, callbacks, on_note=on_note)
     part = samples.part("train")
     if not done:
         return np.empty(0, np.int64), tuple(passed), False

@@ -6,8 +6,9 @@ class of `torch.optim` that steps from gradients alone; a schedule is one of the
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +25,7 @@ NOT_STEPPED = {
     "LBFGS": "needs a closure",
     "SparseAdam": "wants sparse gradients",
 }
+FUSED = ("Adam", "AdamW", "SGD")  # steps in one kernel on CUDA, which leaves all as it is where it is told so
 OPTIMIZERS: dict[str, Any] = {
     name: kind
     for name, kind in vars(torch.optim).items()
@@ -97,6 +99,102 @@ def weight_decay_groups(
     return [group for group in groups if group["params"]]
 
 
+def fuse_optimizer(table: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
+    """A table with ``fused``, one kernel for all parameters, where torch has that and the table does not say how."""
+    known = {"kind": table} if isinstance(table, str) else dict(table)
+    is_open = not {"fused", "foreach", "capturable", "differentiable"} & set(known)
+    return {**known, "fused": True} if known.get("kind") in FUSED and is_open else table
+
+
+def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer takes ``found_inf``, a tensor that tells it to change nothing."""
+    return getattr(optimizer, "_step_supports_amp_scaling", False) and bool(optimizer.defaults.get("fused"))
+
+
+def _match_layout(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient in the layout of its parameter; strides of dimensions of one do not count."""
+    pairs = zip(parameter.shape, gradient.stride(), parameter.stride(), strict=True)
+    if all(a == b for size, a, b in pairs if size > 1):
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+@dataclass(frozen=True, eq=False)
+class StepNumbers:
+    """The losses and gradient norms of a step, by network, where they were computed: to read one waits for the device.
+
+    A step is refused, as a whole, where any of them is not finite.
+    """
+
+    networks: tuple[str, ...]  # whose norms come first in `seen`
+    seen: Tensor  # all norms, then all losses, in float32
+    losses: Sequence[Mapping[str, Tensor]]  # of every batch
+    refused: Tensor  # whether the step was, a scalar
+
+    @classmethod
+    def from_tensors(cls, norms: Mapping[str, Tensor], losses: Sequence[Mapping[str, Tensor]]) -> "StepNumbers":
+        """From the norms of networks, and the losses of every batch of the step."""
+        losses = [{name: loss.detach() for name, loss in batch.items()} for batch in losses]
+        values = [loss for batch in losses for loss in batch.values()]
+        place = values[0].device
+        seen = torch.stack([x.to(place).float() for x in (*norms.values(), *values)])
+        return cls(tuple(norms), seen, losses, ~torch.isfinite(seen).all())
+
+    @property
+    def is_read(self) -> bool:
+        """Whether to ask for a number costs nothing any more."""
+        return "_values" in vars(self)
+
+    @cached_property
+    def _values(self) -> list[float]:
+        return self.seen.tolist()
+
+    @cached_property
+    def applied(self) -> bool:
+        """Whether the step was made."""
+        return all(math.isfinite(value) for value in self._values)
+
+    @property
+    def norms(self) -> dict[str, float]:
+        """The norm of each network's gradient."""
+        return dict(zip(self.networks, self._values, strict=False))
+
+    @cached_property
+    def mean_losses(self) -> dict[str, float]:
+        """The mean loss over the batches, by network."""
+        return {name: sum(batch[name].item() for batch in self.losses) / len(self.losses) for name in self.losses[-1]}
+
+    @cached_property
+    def told_network(self) -> str:
+        """The network to tell about: where a step was refused, one that diverged."""
+        losses, norms = self.mean_losses, self.norms
+        broken = [name for name in losses if not (math.isfinite(losses[name]) and math.isfinite(norms[name]))]
+        return broken[0] if broken and "model" not in broken else "model"
+
+
+class TensorSnapshot:
+    """Copies of tensors, to be put back where a step was refused; the tensors stay the same objects."""
+
+    def __init__(self, tensors: Iterable[Tensor]):
+        groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for tensor in dict.fromkeys(tensors):
+            groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+        self.groups = list(groups.values())
+        self.copies = [_flatten(group) for group in self.groups]
+
+    @torch.no_grad()
+    def restore(self, refused: Tensor | None = None) -> None:
+        """Put the copies back; with ``refused``, a scalar on the device, where that says so."""
+        for group, before in zip(self.groups, self.copies, strict=True):
+            chosen = before if refused is None else torch.where(refused, before, _flatten(group))
+            parts = chosen.split([tensor.numel() for tensor in group])
+            torch._foreach_copy_(group, [part.view(tensor.shape) for part, tensor in zip(parts, group, strict=True)])
+
+
+def _flatten(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
 class MultiOptimizer:
     """One optimizer per network: every loss moves its own network only, and all of them move or none does.
 
@@ -117,9 +215,14 @@ class MultiOptimizer:
         self.clip, self.device, groups = settings.clip, device, groups or {}
         self.parameters = {name: list(own) for name, own in parameters.items()}
         self.optimizers = {}
+        table = settings.optimizer if device != "cuda" else fuse_optimizer(settings.optimizer)
         for name, own in self.parameters.items():
             found = groups[name] if name in groups else weight_decay_groups(own, settings.weight_decay)
-            self.optimizers[name] = build_optimizer(settings.optimizer, found)
+            self.optimizers[name] = build_optimizer(table, found)
+        self.is_fused = all(_is_fused(optimizer) for optimizer in self.optimizers.values())
+        # Whether steps are refused on the device, without the host asking for each of them: see `step`.
+        self.decides_on_device = device == "cuda" and self.is_fused
+        self.stepped: set[nn.Parameter] = set()  # in a step that the host decided: their optimizer states are there
         self.dtype = autocast_dtype(settings.precision)
         self.scaler = torch.amp.GradScaler(device, enabled=self.dtype is torch.float16)
         # A loss scale that starts too high is lowered by refusing steps: that is no divergence yet.
@@ -142,33 +245,59 @@ class MultiOptimizer:
             scaled = self.scaler.scale(loss if batches == 1 else loss / batches)
             found = torch.autograd.grad(scaled, own, retain_graph=keep, allow_unused=True)
             for p, g in zip(own, found, strict=True):
+                if g is not None and self.is_fused:  # one kernel over all parameters wants one layout of each
+                    g = _match_layout(g, p)
                 p.grad = g if p.grad is None else p.grad if g is None else p.grad + g
 
-    def step(self, losses: Sequence[Mapping[str, Tensor]], lrs: Mapping[str, float]) -> tuple[dict[str, float], bool]:
+    @property
+    def must_read(self) -> bool:
+        """Whether the next step has to be decided by the host: a parameter has no state yet that could be kept."""
+        stepped = self.stepped
+        return not self.decides_on_device or any(
+            p not in stepped and p.grad is not None for own in self.parameters.values() for p in own
+        )
+
+    def step(
+        self, losses: Sequence[Mapping[str, Tensor]], lrs: Mapping[str, float], *, read: bool = True
+    ) -> "StepNumbers":
         """A step of all networks, unless a loss or a gradient is not finite.
 
         Args:
             losses: those of every batch of the step, by network.
             lrs: the learning rate of each network; groups scale it.
+            read: whether to wait for the device and decide here. Otherwise fused optimizers are handed the decision as
+                a tensor, and what they do is the same bit for bit.
 
         Returns:
-            the norm of each network's gradient, and whether the step was made.
+            the norms of gradients and the losses, and whether the step was made; reading them may wait for the device.
         """
         norms = {}
         for name, optimizer in self.optimizers.items():
             for group in optimizer.param_groups:
                 group["lr"] = lrs[name] * group["lr_scale"]
             self.scaler.unscale_(optimizer)
-            norms[name] = nn.utils.clip_grad_norm_(self.parameters[name], self.clip or torch.inf)
-        values = [loss for batch in losses for loss in batch.values()]
-        seen = torch.stack([x.detach().float() for x in (*norms.values(), *values)])
-        applied = bool(torch.isfinite(seen).all())
-        if applied:
+            norms[name] = self._clip(self.parameters[name])
+        numbers = StepNumbers.from_tensors(norms, losses)
+        if not read:
+            refused = numbers.refused.float()
+            for optimizer in self.optimizers.values():
+                optimizer.found_inf = refused  # type: ignore[attr-defined] - as `GradScaler` tells fused optimizers
+                optimizer.step()
+                del optimizer.found_inf  # type: ignore[attr-defined]
+        elif numbers.applied:
             for optimizer in self.optimizers.values():
                 self.scaler.step(optimizer)
+            if self.decides_on_device:
+                self.stepped.update(p for own in self.parameters.values() for p in own if p.grad is not None)
         if self.scaler.is_enabled():
             self.scaler.update()
-        return dict(zip(norms, seen.tolist(), strict=False)), applied
+        return numbers
+
+    def _clip(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """The norm of their gradient, which is scaled down to the limit where there is one."""
+        if self.clip:
+            return nn.utils.clip_grad_norm_(parameters, self.clip)
+        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
     def state_dict(self) -> dict[str, Any]:
         """All optimizers and the loss scale."""
@@ -186,17 +315,33 @@ class WeightAverage:
     """Exponential moving averages of the weights of modules, their buffers included."""
 
     def __init__(self, modules: Mapping[str, nn.Module], decay: float):
-        average = get_ema_multi_avg_fn(decay)
-        self.averages = {
-            name: AveragedModel(module, multi_avg_fn=average, use_buffers=True) for name, module in modules.items()
-        }
-        self.has_begun = False  # also in `n_averaged` of each average, for which a GPU would have to be waited for
+        self.average = get_ema_multi_avg_fn(decay)
+        self.averages = {name: AveragedModel(module, use_buffers=True) for name, module in modules.items()}
+        self.has_begun = False
+        for average in self.averages.values():  # counted where the weights are: a count elsewhere is waited for
+            average.n_averaged = average.n_averaged.to(next(average.module.parameters()).device)
 
+    @torch.no_grad()
     def update(self, modules: Mapping[str, nn.Module]) -> None:
         """Take in the weights after a step; the first are taken as they are."""
         for name, average in self.averages.items():
-            average.update_parameters(modules[name])
+            groups: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
+            for own, new in zip(_weights(average.module), _weights(modules[name]), strict=True):
+                groups.setdefault((own.device, own.dtype), []).append((own, new))
+            for pairs in groups.values():
+                own, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+                if self.has_begun:
+                    self.average(own, new, average.n_averaged)
+                else:
+                    torch._foreach_copy_(own, new)
+            average.n_averaged += 1
         self.has_begun = True
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Everything that an update changes."""
+        for average in self.averages.values():
+            yield from _weights(average.module)
+            yield average.n_averaged
 
     def state_dict(self) -> dict[str, Any]:
         """All averages."""
@@ -207,6 +352,11 @@ class WeightAverage:
         for name, average in self.averages.items():
             average.load_state_dict(state[name])
             self.has_begun = int(average.n_averaged) > 0
+
+
+def _weights(module: nn.Module) -> list[Tensor]:
+    """Parameters and buffers of a module."""
+    return [*(p.detach() for p in module.parameters()), *module.buffers()]
 
 
 def autocast_dtype(precision: str) -> torch.dtype | None:

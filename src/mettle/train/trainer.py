@@ -16,6 +16,22 @@ from mettle.train.methods.base import Method, StepResult
 from mettle.train.optim import Schedule
 
 
+class LogLine(dict[str, Any]):
+    """Facts of one step. While the host is ahead of a GPU the loss is not among them; asking for it reads it."""
+
+    def __init__(self, state: "TrainingState"):
+        assert state.result is not None
+        known = {"loss": state.result.loss} if state.result.is_read else {}
+        super().__init__({"step": state.step, "epoch": state.batch.epoch} | known | {"rate": state.lr})
+        self.result = state.result
+
+    def __missing__(self, key: str) -> Any:
+        if key != "loss":
+            raise KeyError(key)
+        self["loss"] = self.result.loss
+        return self["loss"]
+
+
 @dataclass
 class TrainingState:
     """Where a run stands, for callbacks: what they read, and the requests that they may make.
@@ -65,7 +81,7 @@ class TrainingState:
             gap = similarity_gap(z, self.batch, by_id=self.views > 1)
             stats = dict(self.result.lazy_stats())
             shape = {"mean_cosine": mean_cosine(z)} | ({} if gap is None else {"gap": gap})
-            self.line |= {"gradient": self.result.gradient} | shape | stats
+            self.line |= {"loss": self.result.loss, "gradient": self.result.gradient} | shape | stats
         return self.line
 
 
@@ -95,7 +111,7 @@ def run_loop(
             state.lr = schedule.lr_at(state.step)
             state.result = method.step(state.batches, state.lr, state.step / schedule.steps)
             state.step += 1
-            state.line = {"step": state.step, "epoch": state.batch.epoch, "loss": state.result.loss, "rate": state.lr}
+            state.line = LogLine(state)
             for callback in callbacks:
                 callback.on_step(state)
             if state.stop_requested or state.finish_requested:

@@ -64,7 +64,7 @@ def only(both, name, loss):
     """A step of one of the two networks."""
     optimizer = MultiOptimizer({name: list(both.modules[name].parameters())}, device="cpu")
     optimizer.backward({name: loss})
-    assert optimizer.step([{name: loss}], {name: 1e-2})[1]
+    assert optimizer.step([{name: loss}], {name: 1e-2}).applied
 
 
 def test_a_step_is_that_of_two_networks_trained_apart():

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from mettle.errors import NumericError
 from mettle.train import checkpoint
 from mettle.train.callbacks.base import Callback
 from mettle.train.factory import constructor_arguments
+from mettle.train.optim import StepNumbers
 
 if TYPE_CHECKING:
     from mettle.train.trainer import TrainingState
@@ -20,28 +22,63 @@ if TYPE_CHECKING:
 RESOLUTION = 1e-6  # mean cosine distances below are rounding of float32 embeddings that are all the same
 
 
-class DivergenceGuard(Callback):
-    """Ends a run of which several steps in a row were refused, because a loss or a gradient was not finite."""
+@dataclass(frozen=True, eq=False)
+class _WaitingStep:
+    """What `DivergenceGuard` says of a step, should it have been refused."""
 
-    def __init__(self, checkpoints: Path | None = None):
-        self.checkpoints, self.skipped = checkpoints, 0
+    step: int
+    numbers: StepNumbers
+    ids: Tensor
+    most: int
+
+    def describe(self) -> str:
+        """The step, the samples and what was not finite."""
+        network = self.numbers.told_network
+        loss, gradient = self.numbers.mean_losses[network], self.numbers.norms[network]
+        which = "" if network == "model" else f" of network {network!r}"
+        return (
+            f"training diverged: loss {loss} and gradient norm {gradient}{which} at step {self.step}, "
+            f"{self.most} steps in a row (samples {self.ids.tolist()}...)"
+        )
+
+
+class DivergenceGuard(Callback):
+    """Ends a run of which several steps in a row were refused, because a loss or a gradient was not finite.
+
+    While the host is ahead of a GPU, the run ends a few steps after the one that the error is about.
+    """
+
+    def __init__(self, checkpoints: Path | None = None, every: int = 10):
+        """``every`` so many steps a GPU is asked what became of them; elsewhere each step is looked at when done."""
+        self.checkpoints, self.every, self.skipped = checkpoints, every, 0
+        self.waiting: list[_WaitingStep] = []  # done, and not looked at yet
 
     def on_step(self, state: "TrainingState") -> None:
         """Count refused steps."""
-        result, most = state.result, state.method.max_skipped_steps
+        result = state.result
         assert result is not None
-        self.skipped = 0 if result.applied else self.skipped + 1
-        if self.skipped >= most:
-            ids = state.batch.ids[:8].tolist()
-            there = "" if self.checkpoints is None else f"; {checkpoint.describe_latest(self.checkpoints)}"
-            raise NumericError(
-                f"training diverged: loss {result.loss} and gradient norm {result.gradient} at step {state.step}, "
-                f"{most} steps in a row (samples {ids}...). Lower train.rate or set train.clip, under "
-                f"another --name{there}"
-            )
+        self.waiting.append(
+            _WaitingStep(state.step, result.numbers, state.batch.ids[:8], state.method.max_skipped_steps)
+        )
+        if result.is_read or state.is_due(self.every) or state.stop_requested:
+            self.look()
+
+    def look(self) -> None:
+        """Judge the steps that wait for it, each as if it had been looked at when it was done.
+
+        Raises:
+            NumericError: so many in a row were refused that the run has diverged.
+        """
+        waiting, self.waiting = self.waiting, []
+        for one in waiting:
+            self.skipped = 0 if one.numbers.applied else self.skipped + 1
+            if self.skipped >= one.most:
+                there = "" if self.checkpoints is None else f"; {checkpoint.describe_latest(self.checkpoints)}"
+                raise NumericError(f"{one.describe()}. Lower train.rate or set train.clip, under another --name{there}")
 
     def state_dict(self) -> dict[str, Any]:
         """How many steps in a row were refused."""
+        self.look()
         return {"skipped": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -37,6 +37,7 @@ class JsonLog(Callback):
         self.waited += sum(batch.waited for batch in state.batches)
         if not (state.is_due(self.every) or state.is_epoch_end or state.is_validated):
             return
+        state.line["loss"]  # waits for a GPU that is behind, so that its time is counted
         spent = time.perf_counter() - self.began - state.line.get("validation_seconds", 0.0)
         line = state.measure()
         line["seconds_per_step"] = spent / (state.step - self.since)

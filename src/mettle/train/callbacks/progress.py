@@ -53,7 +53,8 @@ class Progress(Callback):
 
     def _text(self, state: "TrainingState", line: dict[str, Any]) -> str:
         has_difficulty = getattr(state.method.loss, "difficulty", None) is not None
-        found = [f"loss {line['loss']:.3f}", *(describe_difficulty(line) if has_difficulty else ())]
+        loss = [f"loss {line['loss']:.3f}"] if "loss" in line else []  # not yet read from a GPU
+        found = [*loss, *(describe_difficulty(line) if has_difficulty else ())]
         if state.validation is not None and (state.is_validated or self.bar is not None):
             found.append(describe_validation(state.validation))
         return "  ".join(found)

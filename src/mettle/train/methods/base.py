@@ -4,9 +4,8 @@ A method says what its losses are, in `Method.compute_losses`. Forward passes in
 the refusal of steps that are not finite, averages of weights and the state of a checkpoint come from here.
 """
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from mettle.data.loader import Batch
 from mettle.difficulty import Relative
 from mettle.errors import InputError
 from mettle.losses import takes_references
-from mettle.pairs import iterate_parts
+from mettle.pairs import Queue, iterate_parts
 from mettle.train.fine_tuning import (
     FrozenLayers,
     describe_frozen,
@@ -27,7 +26,14 @@ from mettle.train.fine_tuning import (
     layer_rates,
 )
 from mettle.train.methods.past_embeddings import PastEmbeddings, QueuedBatch, QueueSettings
-from mettle.train.optim import MultiOptimizer, OptimSettings, WeightAverage, weight_decay_groups
+from mettle.train.optim import (
+    MultiOptimizer,
+    OptimSettings,
+    StepNumbers,
+    TensorSnapshot,
+    WeightAverage,
+    weight_decay_groups,
+)
 
 NO_NECK = "the loss has a part in the space after a neck, and the model has none: set model.neck = 'batchnorm'"
 LEAVE_SPARSE = "leave sparse out; sample alone already compares with a share of the classes"
@@ -44,15 +50,36 @@ class LossTerms:
     queued: QueuedBatch | None = None  # what enters the queue of past embeddings, where there is one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepResult:
-    """What a step did. A step whose loss or gradient is not finite changes nothing."""
+    """What a step did. A step whose loss or gradient is not finite changes nothing.
 
-    loss: float
-    gradient: float  # norm
-    applied: bool
+    On a GPU the host may be ahead of the device: to read a number, or whether the step was applied, waits for it.
+    """
+
+    numbers: StepNumbers
     embeddings: Tensor  # detached, of the last batch of the step
     lazy_stats: Callable[[], Mapping[str, Any]] = dict  # what difficulty did; worked out only when a line is logged
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over the batches of the step; where it was refused, of the network that diverged."""
+        return self.numbers.mean_losses[self.numbers.told_network]
+
+    @property
+    def gradient(self) -> float:
+        """The norm of the gradient, of the same network."""
+        return self.numbers.norms[self.numbers.told_network]
+
+    @property
+    def applied(self) -> bool:
+        """Whether the step was made."""
+        return self.numbers.applied
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the numbers are known to the host."""
+        return self.numbers.is_read
 
 
 class Method(ABC):
@@ -113,6 +140,7 @@ class Method(ABC):
         self.past = None if queue is None else PastEmbeddings(self.model, queue)
         if self.past is not None:
             self.modules["past"] = self.past
+        self._has_own_queue = any(isinstance(part, Queue) for loss in everything.values() for part in loss.modules())
 
     @abstractmethod
     def compute_losses(self, batch: Batch, fraction_done: float) -> LossTerms:
@@ -129,22 +157,51 @@ class Method(ABC):
         for frozen in self.frozen.values():
             frozen.update(fraction_done)
         self.optimizer.zero_grad()
+        # What forward passes change, and a refused step must not: statistics of norms, thresholds that follow the data.
+        before = TensorSnapshot(
+            buffer for module in self.modules.values() if module is not self.past for buffer in module.buffers()
+        )
         found = []
         for batch in batches:
             terms = self.compute_losses(batch, fraction_done)
             self.optimizer.backward(terms.losses, len(batches))
             found.append(terms)
-        norms, applied = self.optimizer.step([terms.losses for terms in found], self.learning_rates(lr))
-        if applied:
-            self.after_step(found)
-            if self.average is not None and fraction_done >= self.settings.ema_start:
-                self.average.update(self.modules)
-        values = {name: _mean([terms.losses[name] for terms in found]) for name in found[-1].losses}
-        # Where a step was refused, the network to tell about is the one that diverged.
-        broken = [name for name in values if not (math.isfinite(values[name]) and math.isfinite(norms[name]))]
-        name = broken[0] if broken and "model" not in broken else "model"
-        last = found[-1]
-        return StepResult(values[name], norms[name], applied, last.embeddings.detach(), lambda: last.statistics(norms))
+        last, read = found[-1], self._must_read(fraction_done)
+        numbers = self.optimizer.step([terms.losses for terms in found], self.learning_rates(lr), read=read)
+        if not read:
+            before.restore(numbers.refused)
+            carried = TensorSnapshot(self._carried_tensors())
+            self._finish_step(found, fraction_done)
+            carried.restore(numbers.refused)
+        elif numbers.applied:
+            self._finish_step(found, fraction_done)
+        else:
+            before.restore()
+        return StepResult(numbers, last.embeddings.detach(), lambda: last.statistics(numbers.norms))
+
+    def _finish_step(self, terms: Sequence[LossTerms], fraction_done: float) -> None:
+        self.after_step(terms)
+        if self.average is not None and fraction_done >= self.settings.ema_start:
+            self.average.update(self.modules)
+
+    def _must_read(self, fraction_done: float) -> bool:
+        """Whether the host has to know that a step is made before it goes on; it always does on a processor.
+
+        So it is where something is about to begin (optimizer states, averages), where a queue fills up, and where a
+        method remembers more of a step than tensors: one with an `after_step` of its own.
+        """
+        if self.optimizer.must_read or type(self).after_step is not Method.after_step or self._has_own_queue:
+            return True
+        is_filling = self.past is not None and not self.past.queue.is_known_full()
+        is_due = self.average is not None and fraction_done >= self.settings.ema_start
+        return is_filling or (self.average is not None and is_due and not self.average.has_begun)
+
+    def _carried_tensors(self) -> Iterator[Tensor]:
+        """What the end of a step changes."""
+        if self.past is not None:
+            yield from self.past.changing_tensors()
+        if self.average is not None:
+            yield from self.average.tensors()
 
     def learning_rates(self, lr: float) -> dict[str, float]:
         """The learning rate of each network, where that of the run is ``lr``."""
@@ -216,10 +273,6 @@ def _network_groups(network: nn.Module, weight_decay: float, settings: OptimSett
     for name, own, scale in layers:
         groups += weight_decay_groups([p for p in own if p in set(moved)], weight_decay, rate * scale, name)
     return groups + weight_decay_groups([p for p in moved if p not in inside], weight_decay, name="head")
-
-
-def _mean(values: Sequence[Tensor]) -> float:
-    return sum(value.item() for value in values) / len(values)
 
 
 def trainable_parts(losses: Mapping[str, Any]) -> dict[str, nn.Module]:

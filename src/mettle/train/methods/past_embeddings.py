@@ -5,7 +5,7 @@ momentum  it holds those of a moving average of the network (momentum contrast, 
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -87,6 +87,13 @@ class PastEmbeddings(nn.Module):
         """As shares of the size of the queue: how full it is, and how much of it this batch was compared with."""
         used = len(batch.options["ref"][0]) - len(batch.labels)
         return {"queue_fill": len(self.queue) / self.queue.size, "queue_used": used / self.queue.size}
+
+    def changing_tensors(self) -> Iterator[Tensor]:
+        """What `update` changes while the queue is full: its count stays as it is then."""
+        yield from (self.queue.embeddings, self.queue.labels, self.queue.next_index)
+        if self.encoder is not None:
+            yield from (p.detach() for p in self.encoder.parameters())
+            yield from self.encoder.buffers()
 
     @torch.no_grad()
     def update(self, model: nn.Module, batches: Iterable[QueuedBatch]) -> None:

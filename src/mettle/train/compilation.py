@@ -1,0 +1,48 @@
+"""Networks compiled by `torch.compile` while they train, in place: names of weights, copies and exports stay as ever."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+RESUMES = (
+    "train.compile: what networks compute while they train is compiled. Without it a resumed run is the run that was "
+    "not stopped, bit for bit; with it the two are equal up to rounding"
+)
+
+
+def compile_networks(
+    networks: Iterable[nn.Module], on_note: Callable[[str], None] = lambda note: None, backend: str = "inductor"
+) -> None:
+    """Compile the backbone of each network that has one, the whole of any other."""
+    for network in networks:
+        backbone = getattr(network, "backbone", None)
+        part: Any = backbone if isinstance(backbone, nn.Module) else network
+        part._compiled_call_impl = CompiledCall(part, on_note, backend)  # where `nn.Module.compile` puts its own
+
+
+class CompiledCall:
+    """Calls a module: compiled in training mode, as it is in eval mode, whose batches have all sorts of lengths.
+
+    What cannot be compiled is called as it is from then on, which is told in one line.
+    """
+
+    def __init__(self, module: Any, on_note: Callable[[str], None], backend: str):
+        self.module, self.on_note = module, on_note
+        self.compiled: Any = torch.compile(module._call_impl, dynamic=False, backend=backend)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """What the module makes of its input."""
+        if self.compiled is None or not self.module.training:
+            return self.module._call_impl(*args, **options)
+        try:
+            return self.compiled(*args, **options)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as problem:
+            found = self.module._call_impl(*args, **options)  # an error of the module itself is raised here
+            self.compiled = None
+            said = " ".join(str(problem).split())[:200]
+            self.on_note(f"train.compile: {type(self.module).__name__} trains as it is, it cannot be compiled: {said}")
+            return found
