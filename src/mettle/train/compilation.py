@@ -1,6 +1,7 @@
-"""Networks compiled by `torch.compile` while they train, in place: names of weights, copies and exports stay as ever."""
+"""Networks compiled by `torch.compile` while they train, in place: names of weights and copies stay as ever."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,14 +13,25 @@ RESUMES = (
 )
 
 
+@contextmanager
 def compile_networks(
     networks: Iterable[nn.Module], on_note: Callable[[str], None] = lambda note: None, backend: str = "inductor"
-) -> None:
-    """Compile the backbone of each network that has one, the whole of any other."""
-    for network in networks:
-        backbone = getattr(network, "backbone", None)
-        part: Any = backbone if isinstance(backbone, nn.Module) else network
+) -> Iterator[None]:
+    """Inside, the backbone of each network is compiled, the wrapped module of somebody else's, or all of it."""
+    parts: list[Any] = [find_compiled_part(network) for network in networks]
+    for part in parts:
         part._compiled_call_impl = CompiledCall(part, on_note, backend)  # where `nn.Module.compile` puts its own
+    try:
+        yield
+    finally:
+        for part in parts:
+            part._compiled_call_impl = None
+
+
+def find_compiled_part(network: nn.Module) -> nn.Module:
+    """What does the work of a network, and is called as a module by whatever else it does."""
+    parts = (getattr(network, name, None) for name in ("backbone", "module"))
+    return next((part for part in parts if isinstance(part, nn.Module)), network)
 
 
 class CompiledCall:

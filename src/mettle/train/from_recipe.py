@@ -282,10 +282,12 @@ def _fit_in_folder(
     if start == 0 and setup.class_vectors == "means":
         start_class_vectors(method, samples.part("train"))
     schedule = Schedule(setup.steps, setup.rate, build_shape(setup.schedule, setup.warmup))
-    if setup.compile:
+    networks = [method.modules[name] for name in method.optimizer.optimizers] if setup.compile else []
+    if networks:
         on_note(RESUMES)
-        compile_networks((method.modules[name] for name in method.optimizer.optimizers), on_note)
-    done = run_loop(method, loader, schedule, everything, start=start, position=position, accumulate=setup.accumulate)
+    options: dict[str, Any] = {"start": start, "position": position, "accumulate": setup.accumulate}
+    with compile_networks(networks, on_note):
+        done = run_loop(method, loader, schedule, everything, **options)
     return start, passed, done
 
 
