@@ -213,6 +213,20 @@ def test_several_classes_per_sample():
         assert {j for a, j in negatives if a == i} == {j for j in n if any(s[i][j] + 0.2 > s[i][k] for k in p)}
 
 
+def test_a_negative_that_copies_the_positive_is_hard_and_three_copies_have_no_angle():
+    y = torch.tensor([0, 0, 1, 1, 2, 2])
+    for seed in range(40):  # rounding differs from one to the next
+        z = torch.randn(6, 16, generator=torch.Generator().manual_seed(seed))
+        z[2] = z[1]
+        hard, semi = (
+            {tuple(t) for t in torch.stack(TripletMarginMining(triplets=how)(z, y), 1).tolist()}
+            for how in ("hard", "semihard")
+        )
+        assert (0, 1, 2) in hard and (0, 1, 2) not in semi
+        z[0] = z[1]
+        assert (0, 1, 2) not in {tuple(t) for t in torch.stack(Angular()(z, y), 1).tolist()}
+
+
 @pytest.mark.parametrize(
     "miner", [EasyHard(), EasyHard("semihard", "hard"), EasyHard("hard", "easy"), Hardest()], ids=str
 )

@@ -22,7 +22,7 @@ from mettle.pairs import (
     gather_over,
     list_triplets,
 )
-from mettle.pairs.similarity import similarity
+from mettle.pairs.similarity import MAX_ROUNDINGS, similarity
 from mettle.pairs.validation import Reference
 
 
@@ -130,7 +130,8 @@ class Angular(TripletMiner):
     def selects(self, anchors: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         """(c, b) whether the angle at the negative is above ``angle``."""
         apart = (anchors - positives).square().sum(1, keepdim=True)
-        to_centre = -similarity((anchors + positives) / 2, negatives, "squared")
+        # Rounding may leave less than nothing, and then three copies of one point would form a triplet.
+        to_centre = (-similarity((anchors + positives) / 2, negatives, "squared")).clamp(min=0)
         return apart > (2 * math.tan(math.radians(self.angle))) ** 2 * to_centre
 
 
@@ -157,7 +158,11 @@ class TripletMarginMining(TripletMiner):
     def selects(self, anchors: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         """(c, b) whether the gap between the two distances is in the range that is looked for."""
         near = (anchors - positives).square().sum(1, keepdim=True).sqrt()
-        gap = (-similarity(anchors, negatives, "squared")).clamp(min=0).sqrt() - near
+        far = (-similarity(anchors, negatives, "squared")).clamp(min=0).sqrt()
+        lengths = anchors.square().sum(1)[:, None] + negatives.square().sum(1)[None, :]
+        error = MAX_ROUNDINGS * torch.finfo(far.dtype).eps * lengths  # of the square of ``far``
+        rounding = error / (2 * torch.maximum(far, error.sqrt()).clamp(min=torch.finfo(far.dtype).tiny))
+        gap = far - near - rounding  # a negative that is a copy of the positive is no farther
         if self.triplets == "easy":
             return gap > self.margin
         keep = gap <= (0 if self.triplets == "hard" else self.margin)
