@@ -57,6 +57,26 @@ PEERS = {  # ours, theirs, a miner of both, whether one view enters
 }
 
 
+def test_a_batch_enters_the_queue_in_training_mode_only():
+    memory, (z, y) = CrossBatchMemory(SupCon(0.1), SIZE, D), batch(0, masked=False)
+    memory(z, y)
+    value = memory.eval()(*batch(1, masked=False))
+    assert len(memory.queue) == N
+    torch.testing.assert_close(memory.train()(*batch(1, masked=False)), value)
+    assert len(memory.queue) == 2 * N
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_mask_leaves_rows_on_both_sides(marked):
+    with pytest.raises(InputError, match="enqueue_mask must mark some rows"):
+        CrossBatchMemory(SupCon(0.1), SIZE, D)(*batch(0, True), enqueue_mask=torch.full((N,), marked))
+
+
+def test_a_class_is_not_taken_for_a_loss():
+    with pytest.raises(InputError, match=r"write SupCon\(\.\.\.\)"):
+        CrossBatchMemory(SupCon, SIZE, D)
+
+
 @pytest.mark.parametrize("name", PEERS)
 def test_values_and_gradients_are_those_of_the_other_library(name):
     loss, peer, miner, masked = PEERS[name]

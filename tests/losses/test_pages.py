@@ -53,8 +53,10 @@ def test_the_table_of_losses_names_all_and_says_how_they_go_over_ranks():
     table = page.split("## What runs how")[1].split("Losses with [class")[0]
     rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")][1:]
     told = {name: row[-1].strip() for row in rows for name in re.findall(r"[A-Z]\w+", row[0])}
-    assert set(told) == set(mettle.losses.__all__) - COMPOSED
-    for name, said in told.items():
+    assert set(told) == set(mettle.losses.__all__)
+    assert all(cell.strip() for row in rows for cell in row) and {len(row) for row in rows} == {5}
+    for name in set(told) - COMPOSED:
+        said = told[name]
         kind = getattr(mettle.losses, name)
         loss = kind(5, 4) if "dim" in inspect.signature(kind).parameters else kind()
         assert said.startswith(next(words for words, how in WAYS.items() if how == choose_strategy(loss))), name

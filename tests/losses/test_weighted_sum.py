@@ -155,6 +155,8 @@ def test_a_weight_may_be_a_table_of_a_schedule(kind, progress, wanted):
         ({"spaces": ["after", "before"]}, "2 spaces for 1 losses"),
         ({"spaces": ["behind"]}, "'before' or 'after', got 'behind'"),
         ({"spaces": {"b": "after"}}, "spaces names 'b', the losses are SupCon"),
+        ({"weights": 3}, "weights must be a list"),
+        ({"spaces": "after"}, "spaces must be a list"),
         ({"weights": [{"kind": "square"}]}, "'linear' or 'cosine', got 'square'"),
         ({"weights": [{"stop": 0.2}]}, "has no 'stop'"),
         ({"weights": [{"end": -1.0}]}, "from 0 up"),
@@ -165,6 +167,12 @@ def test_a_weight_may_be_a_table_of_a_schedule(kind, progress, wanted):
 def test_spaces_and_schedules_that_make_no_sense_are_refused(options, said):
     with pytest.raises(InputError, match=said):
         WeightedSum([SupCon()], **options)
+
+
+def test_a_function_that_gives_no_weight_is_refused():
+    for bad in (-1.0, float("inf")):
+        with pytest.raises(InputError, match="from 0 up, its function gives"):
+            WeightedSum([SupCon()], [lambda progress, bad=bad: bad])(torch.eye(4), torch.tensor([0, 0, 1, 1]))
 
 
 def test_a_part_of_several_numbers_is_refused():

@@ -113,6 +113,15 @@ def test_whole_numbers_of_any_length_are_multiplied_exactly():
     assert (tiny.codes == 127).all()
 
 
+@pytest.mark.parametrize("size", [1e-300, 1e-30, 1e30, 1e300])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_directions_outlast_any_length(precision, size):
+    z = embeddings().astype(np.float64)
+    a, b = (quantize_embeddings(x, precision) for x in (z, z * size))
+    np.testing.assert_allclose(quantized_similarity(b, b), quantized_similarity(a, a), atol=2e-3)
+    np.testing.assert_allclose(cut_embeddings(z * size, 7), cut_embeddings(z, 7), atol=1e-6)
+
+
 def test_a_prefix_is_scaled_to_length_one():
     z = embeddings()
     found = cut_embeddings(z, 5)

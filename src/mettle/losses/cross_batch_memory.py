@@ -41,6 +41,8 @@ class CrossBatchMemory(nn.Module):
                 ``indices_tuple`` of `PairwiseLoss.output`.
         """
         super().__init__()
+        if isinstance(loss, type):
+            raise InputError(f"loss must be a loss, and {loss.__name__} is a class: write {loss.__name__}(...)")
         if not takes_references(loss):
             raise InputError(f"{type(loss).__name__} cannot compare a batch with a queue: {WANTED}")
         if miner is not None and not callable(miner):
@@ -55,7 +57,7 @@ class CrossBatchMemory(nn.Module):
     def forward(
         self, embeddings: Tensor, labels: Tensor, *, enqueue_mask: Tensor | None = None, **options: Any
     ) -> Tensor:
-        """The loss of this batch, a scalar with gradient; then the batch is queued.
+        """The loss of this batch, a scalar with gradient; in training mode the batch is queued then.
 
         Args:
             embeddings: (n, d).
@@ -68,6 +70,11 @@ class CrossBatchMemory(nn.Module):
         if enqueue_mask is not None:
             mask = check_mask(enqueue_mask, embeddings)
             asking, entering = ((~mask).nonzero()[:, 0], mask.nonzero()[:, 0])
+            if not len(asking) or not len(entering):
+                raise InputError(
+                    f"enqueue_mask must mark some rows, which enter the queue, and leave others, the anchors: got "
+                    f"{len(entering)} of {len(mask)} marked"
+                )
             asking, entering = asking.to(embeddings.device), entering.to(embeddings.device)
             anchors, y, keys, key_labels = embeddings[asking], labels[asking], keys[entering], labels[entering]
         # The queue as it is about to be: its oldest entries make room for the batch.
@@ -82,7 +89,8 @@ class CrossBatchMemory(nn.Module):
             mined = self.miner(anchors, y, *ref)
             found = {"ref": ref, "indices_tuple": mined if enqueue_mask is not None else leave_out_own(mined)}
         value = self.loss(anchors, y, **found, **options)
-        self.queue.push(keys, key_labels)
+        if self.training:
+            self.queue.push(keys, key_labels)
         return value
 
 

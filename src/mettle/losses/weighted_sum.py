@@ -167,7 +167,14 @@ class WeightedSum(nn.Module):
     def weight(self, name: str, progress: float = 0.0) -> float:
         """The weight of a loss when this share of training is done."""
         weight = self.weights[name]
-        return float(weight(progress)) if callable(weight) else weight
+        if not callable(weight):
+            return weight
+        found = float(weight(progress))
+        if found < 0 or math.isinf(found):
+            raise InputError(
+                f"the weight of {name} must be a number from 0 up, its function gives {found} at {progress}"
+            )
+        return found
 
     def forward(
         self,
@@ -275,7 +282,7 @@ def _match_weights(
             raise InputError(f"weights are for {', '.join(map(repr, weights))}, the losses are {', '.join(losses)}")
         given: list[Weight] = [weights[name] for name in losses]
     else:
-        given = list(repeat(1.0, len(losses))) if weights is None else list(weights)
+        given = list(repeat(1.0, len(losses))) if weights is None else _as_list(weights, "weights")
     if len(given) != len(losses):
         raise InputError(f"{len(given)} weights for {len(losses)} losses: one for each is wanted")
     return {name: _read_weight(name, weight) for name, weight in zip(losses, given, strict=True)}
@@ -308,13 +315,19 @@ def _match_spaces(losses: Mapping[str, Any], spaces: Mapping[str, Space] | Seque
                 raise InputError(f"spaces names {name!r}, the losses are {', '.join(losses)}")
         given: list[Any] = [spaces.get(name, "before") for name in losses]
     else:
-        given = list(repeat("before", len(losses))) if spaces is None else list(spaces)
+        given = list(repeat("before", len(losses))) if spaces is None else _as_list(spaces, "spaces")
     if len(given) != len(losses):
         raise InputError(f"{len(given)} spaces for {len(losses)} losses: one for each is wanted")
     for name, space in zip(losses, given, strict=True):
         if space not in known:
             raise InputError(f"the space of {name} must be 'before' or 'after', got {space!r}")
     return dict(zip(losses, given, strict=True))
+
+
+def _as_list(given: Any, name: str) -> list[Any]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InputError(f"{name} must be a list with one entry for each loss, or a table by name, got {given!r}")
+    return list(given)
 
 
 def _as_key(name: str) -> str:

@@ -100,8 +100,11 @@ def quantize_embeddings(embeddings: Any, precision: Precision, *, ranges: Any = 
     if precision == "int8":
         largest = np.abs(z).max(1, keepdims=True).astype(np.float64)
         return QuantizedEmbeddings(np.rint(z / largest * LEVELS).astype(np.int8), precision, dim)
-    if precision == "float16":
-        z = np.where(np.abs(z).max(1, keepdims=True) > np.finfo(np.float16).max, _normalize(z), z)
+    largest, limits = np.abs(z).max(1, keepdims=True), np.finfo(precision)
+    beyond = ((largest > limits.max) | (largest < limits.tiny))[:, 0]
+    if beyond.any():  # only directions count
+        z = z.copy()
+        z[beyond] = _normalize(z[beyond])
     return QuantizedEmbeddings(z.astype(precision), precision, dim)
 
 
@@ -190,7 +193,9 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> np.ndarray | None:
 
 
 def _normalize(z: np.ndarray) -> np.ndarray:
-    return z / np.linalg.norm(z.astype(np.float64), axis=1, keepdims=True)
+    z = z.astype(np.float64)
+    z = z / np.abs(z).max(1, keepdims=True)  # so that no square overflows
+    return z / np.linalg.norm(z, axis=1, keepdims=True)
 
 
 def _check_embeddings(embeddings: Any) -> np.ndarray:
