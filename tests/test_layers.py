@@ -77,6 +77,14 @@ def test_a_room_imports_only_rooms_to_its_left():
     assert {name: rooms for name, rooms in wrong.items() if rooms} == {}, "imports from the right"
 
 
+def test_the_page_of_the_engine_names_every_file_of_its_rooms():
+    page = (ROOT.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(page.split("## The three rooms")[1].split("\n## ")[0].split())
+    files = {path.name for path in FILES if room(path) in ("pairs", "losses", "difficulty")}
+    assert len(files) > 60
+    assert files <= named, sorted(files - named)
+
+
 def test_a_wrong_import_is_seen(tmp_path):
     file = tmp_path / "x.py"
     file.write_text("def f():\n    from mettle import report\n    import mettle.train.trainer\n")
