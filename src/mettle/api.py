@@ -233,6 +233,7 @@ def fit(
     freeze: str | None = None,
     freeze_epochs: int | None = None,
     layer_decay: float = 1.0,
+    lora: int | Mapping[str, Any] | None = None,
     optimizer: str | Mapping[str, Any] = "adamw",
     lr: float | None = None,
     schedule: str | Mapping[str, Any] = "one-cycle",
@@ -278,6 +279,7 @@ def fit(
         freeze: ``"all"`` of the backbone, or the last layer of the network that does not train.
         freeze_epochs: for how long; by default until the end.
         layer_decay: times the learning rate, for each layer of the backbone from its end on, such as 0.75.
+        lora: the rank of additions to the backbone, which trains in no other way then, or a table as in a recipe.
         optimizer: a class of torch.optim by name, or a table ``{"kind": "SGD", "momentum": 0.9}``.
         lr: highest learning rate; by default 0.001, with SGD 0.05.
         schedule: its course by name (``"one-cycle"``, ``"cosine"``, ``"step"``, ``"constant"``, or a class of
@@ -334,6 +336,7 @@ def fit(
             "freeze": freeze,
             "freeze_epochs": freeze_epochs,
             "layer_decay": layer_decay,
+            "lora": lora,
         },
         "auto": [] if isinstance(batch, tuple | list | int) else ["batch.classes", "batch.size"],
     }

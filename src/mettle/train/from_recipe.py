@@ -34,6 +34,7 @@ from mettle.train.callbacks import (
 from mettle.train.compilation import RESUMES, compile_networks
 from mettle.train.datamodule import describe_skipped, fill_settings, prepare_training_data, take_over_settings
 from mettle.train.feature_cache import compute_features
+from mettle.train.lora import merge_lora
 from mettle.train.methods.base import Method, uses_second_encoder
 from mettle.train.methods.hardness_aware import HardnessAware
 from mettle.train.methods.jtt import describe_error_set, find_misclassified
@@ -192,6 +193,8 @@ def train(
     model, loss, chosen = method.final_module(), method.final_module("loss"), None
     if done:
         chosen = None if selection is None else selection.restore_best(method)
+        if recipe.train.lora is not None:
+            merge_lora(model)
         _save_result(run, method, samples, chosen)
     notes = (*passed, *told, *notes, *(() if chosen is None else (describe_selection(chosen),)))
     return TrainResult(run, model, samples, done, None if old is None else start, notes, loss, tuples, chosen)
@@ -402,7 +405,7 @@ def build_method(
     keys = ("optimizer", "weight_decay", "backbone_rate", "loss_rate", "clip", "ema", "ema_start")
     keys += ("freeze", "layer_decay")
     options: dict[str, Any] = {key: getattr(setup, key) for key in keys}
-    options |= {"precision": precision, "freeze_share": freeze_share}
+    options |= {"precision": precision, "freeze_share": freeze_share, "lora": recipe.build_lora()}
     name = recipe.evaluate.spurious
     # For every method: a column that is not there, or says nothing, is told now and not after training.
     attribute = None if name is None else SpuriousAttribute.from_column(part, name)

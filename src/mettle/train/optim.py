@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from mettle.errors import InputError, RecipeError, nearest
 from mettle.train.factory import build, constructor_arguments
+from mettle.train.lora import LoraSettings
 
 # These need the loss again and again, sparse gradients, or more than one network's worth of care.
 NOT_STEPPED = {
@@ -49,6 +50,7 @@ class OptimSettings:
         freeze: the last layer of the backbone that does not train, or ``"all"`` of it; None where everything does.
         freeze_share: of training, from its beginning, for which it is frozen; None for all of it.
         layer_decay: times the learning rate, for each layer of the backbone from its end on, see `fine_tuning`.
+        lora: additions of low rank to the backbone, which trains in no other way then; None for none.
     """
 
     optimizer: str | Mapping[str, Any] = "AdamW"
@@ -62,11 +64,14 @@ class OptimSettings:
     freeze: str | None = None
     freeze_share: float | None = None
     layer_decay: float = 1.0
+    lora: LoraSettings | None = None
 
     def __post_init__(self) -> None:
         for name in ("ema", "ema_start"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
+        if self.lora is not None and self.freeze is not None:
+            raise InputError("LoRA freezes the backbone by itself: leave freeze out")
         if not 0 < self.layer_decay <= 1:
             raise InputError(f"layer_decay must be above 0 and at most 1, got {self.layer_decay}")
 

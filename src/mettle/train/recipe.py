@@ -32,6 +32,7 @@ from mettle.train.factory import (
     import_object,
     is_import_path,
 )
+from mettle.train.lora import LoraSettings
 from mettle.train.methods.base import (
     LEAVE_SPARSE,
     NO_NECK,
@@ -139,6 +140,7 @@ class TrainConfig(Section):
     freeze: str | None = None  # "all" of the backbone, or its last layer that does not train
     freeze_epochs: int | None = Field(None, ge=1)  # for which it is frozen; None: as freeze_steps says
     freeze_steps: int | None = Field(None, ge=1)  # likewise in steps; None: for all of training
+    lora: dict[str, Any] | None = None  # additions of low rank to a frozen backbone; a number is their rank
     loss_rate: float = Field(1.0, gt=0)  # times that, for parameters of the loss: class vectors are met more seldom
     class_vectors: Literal["means", "random"] = "means"  # where those start: class means of the untrained network
     weight_decay: float = Field(0.01, ge=0)
@@ -163,6 +165,12 @@ class TrainConfig(Section):
     def distillation_settings(self) -> DistillationSettings | None:
         """How much is learned from the moving average, None for nothing."""
         return DistillationSettings(self.distill, self.distill_temperature) if self.distill else None
+
+    @field_validator("lora", mode="before")
+    @classmethod
+    def _rank(cls, value: Any) -> Any:
+        """A rank alone is a table of that rank."""
+        return {"rank": value} if type(value) is int else value
 
     @field_validator("schedule", "optimizer", mode="before")
     @classmethod
@@ -439,6 +447,10 @@ class Recipe(Section):
         """How synthetic negatives are made."""
         return build(Synthesis, self.synthesis, "synthesis")
 
+    def build_lora(self) -> LoraSettings | None:
+        """Additions of low rank, None where there are none."""
+        return None if self.train.lora is None else build(LoraSettings, self.train.lora, "train.lora")
+
     def title(self) -> str:
         """One line: what is trained on what."""
         return recipe_title(self.model_dump())
@@ -696,6 +708,10 @@ def _check_selection(recipe: Recipe) -> None:
 def _check_freezing(recipe: Recipe) -> None:
     """How long something is frozen is said once, and of something."""
     setup = recipe.train
+    if setup.lora is not None:
+        recipe.build_lora()
+        if setup.freeze is not None:
+            raise RecipeError("train.lora freezes the backbone by itself: leave train.freeze out")
     given = [key for key in ("freeze_epochs", "freeze_steps") if getattr(setup, key) is not None]
     if given and setup.freeze is None:
         raise RecipeError(

@@ -25,6 +25,7 @@ from mettle.train.fine_tuning import (
     freeze_layers,
     layer_rates,
 )
+from mettle.train.lora import add_lora, describe_lora, frozen_norms
 from mettle.train.methods.past_embeddings import PastEmbeddings, QueuedBatch, QueueSettings
 from mettle.train.optim import (
     MultiOptimizer,
@@ -123,10 +124,14 @@ class Method(ABC):
         self.modules: dict[str, nn.Module] = {**networks, **everything}
         parameters, groups = {}, {}
         self.frozen: dict[str, FrozenLayers] = {}
+        self.adapted: dict[str, tuple[str, ...]] = {}  # layers with an addition of LoRA
         for name, network in networks.items():
             own_parts = [part for key, part in everything.items() if key in parts.get(name, {})]
             own = list(dict.fromkeys(p for part in own_parts for p in part.parameters()))
             decay = 0.0 if name in no_decay else settings.weight_decay
+            if settings.lora is not None and (name == "model" or find_backbone(network) is not None):
+                self.adapted[name] = add_lora(network, settings.lora)
+                self.frozen[name] = FrozenLayers(frozen_norms(network), ())
             if settings.freeze is not None and (name == "model" or find_backbone(network) is not None):
                 self.frozen[name] = freeze_layers(network, settings.freeze, settings.freeze_share)
             parameters[name] = [*network.parameters(), *own]
@@ -219,7 +224,10 @@ class Method(ABC):
     def describe_training(self) -> tuple[str, ...]:
         """Lines: what is frozen, and the groups of each optimizer, where a backbone trains in its own way."""
         settings, lines = self.settings, []
-        for name, frozen in self.frozen.items():
+        for name, layers in self.adapted.items():
+            assert settings.lora is not None
+            lines.append(describe_lora(self.modules[name], layers, settings.lora))
+        for name, frozen in self.frozen.items() if settings.freeze is not None else ():
             lines.append(describe_frozen(frozen, str(settings.freeze), self.modules[name]))
         if self.frozen or settings.layer_decay != 1 or settings.backbone_rate != 1:
             for optimizer in self.optimizer.optimizers.values():
@@ -261,8 +269,7 @@ def _network_groups(network: nn.Module, weight_decay: float, settings: OptimSett
     backbone, rate = find_backbone(network), settings.backbone_rate
     if not hasattr(network, "backbone"):  # of a module of somebody else nobody knows what its head is
         rate = 1.0
-    lasting = settings.freeze is not None and settings.freeze_share is None
-    moved = [p for p in network.parameters() if p.requires_grad or not lasting]
+    moved = [p for p in network.parameters() if p.requires_grad]
     if backbone is None or (rate == 1 and settings.layer_decay == 1):
         return weight_decay_groups(moved, weight_decay)
     inside = set(backbone.parameters())
