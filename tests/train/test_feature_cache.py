@@ -63,6 +63,7 @@ def test_training_on_features_is_training_on_images(source, tmp_path, monkeypatc
         {"batch": {"augment": "mild"}},
         {"model": {"pool": "gem"}},
         {"batch": {"queue": 16, "queue_encoder": "momentum"}},
+        {"ema": 0.5, "distill": 1.0},
         {"batch": {"views": 2, "size": 8}, "method": "two-encoder"},
     ],
 )

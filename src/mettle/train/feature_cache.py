@@ -70,7 +70,8 @@ def _is_constant(method: Method) -> bool:
     model, settings = method.model, method.settings
     if not isinstance(method, Supervised) or not isinstance(model, Embedder) or len(model.shape) != 3:
         return False
-    if method.past is not None and method.past.encoder is not None:  # an encoder of its own looks at images
+    queue_looks = method.past is not None and method.past.encoder is not None
+    if queue_looks or method.distill is not None:  # an encoder beside the network looks at images
         return False
     frozen = settings.freeze == WHOLE and settings.freeze_share is None
     before = [*model.backbone.parameters(), *model.pool.parameters()]

@@ -5,6 +5,7 @@ network that was loaded (Hu et al. 2022, "LoRA: Low-rank adaptation of large lan
 of the package peft, an optional extra. After training they are added to the weights, so that a run needs no peft.
 """
 
+import importlib
 import importlib.util
 import re
 from collections.abc import Sequence
@@ -81,7 +82,8 @@ def find_targets(backbone: nn.Module, targets: Sequence[str] | None) -> tuple[st
 
 def merge_lora(network: nn.Module) -> None:
     """Add what was learned to the weights of the layers, in place, and leave nothing of the additions."""
-    for name, part in list(network.named_modules()):
+    parts: list[tuple[str, Any]] = list(network.named_modules())
+    for name, part in parts:
         if hasattr(part, "get_base_layer") and hasattr(part, "merge"):
             part.merge()
             parent, _, last = name.rpartition(".")
@@ -106,10 +108,9 @@ def import_peft() -> Any:
     try:
         if importlib.util.find_spec("torchvision") is not None:
             import_torchvision()  # which peft imports too, and fails where it was built for another torch
-        import peft
+        return importlib.import_module("peft")
     except ImportError:
         raise MissingExtra('train.lora needs peft: pip install "mettle-ml[lora]"') from None
-    return peft
 
 
 def frozen_norms(network: nn.Module) -> list[nn.Module]:
