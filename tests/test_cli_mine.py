@@ -174,4 +174,20 @@ def test_vectors_that_cannot_be_judged_are_refused(tmp_path):
     )
     assert "all 60 rows have one label" in refused("mine", tmp_path / "alike.npz", "-o", table)
     assert "no labels in" in refused("mine", tmp_path / "unnamed.npz", "-o", table)
+    np.save(tmp_path / "alone.npy", vectors()[0])
+    assert "name the .npy file that holds them after it" in refused("mine", tmp_path / "alone.npy", "-o", table)
     assert not table.exists()
+
+
+@pytest.mark.parametrize("option", ["positives", "sampling", "search", "split", "negatives", "skip", "seed"])
+def test_options_are_checked_before_a_run_is_opened(option, tmp_path):
+    said = refused("mine", tmp_path, f"--{option}", "-1" if option in ("negatives", "skip", "seed") else "nothing")
+    assert option in said and "run" not in said
+
+
+def test_codes_of_few_bits_are_called_coarse(tmp_path):
+    x, y = vectors()
+    np.savez(tmp_path / "signs.npz", embeddings=np.sign(x[:, :2]) + 0.5, label=y)
+    mettle("mine", tmp_path / "signs.npz", "-o", tmp_path / "t.csv", "--margin", "2")
+    text = (tmp_path / "t.html").read_text()
+    assert "too coarse to tell labels apart" in text and "<li>None.</li>" in text

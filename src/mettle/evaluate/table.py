@@ -169,6 +169,8 @@ def _table(
         odd = find_column(unfit, LABELS)
         if odd is not None:
             raise DataError(f"no labels in {quote_name(path)}: {quote_name(odd)} cannot be used, for {unfit[odd]}")
+        if path.suffix.lower() == ".npy":
+            raise DataError(f"no labels in {quote_name(path)}: name the .npy file that holds them after it")
         raise DataError(
             f"no labels in {quote_name(path)}: say which column holds them with --label{nearest('', columns)}"
         )
