@@ -90,6 +90,11 @@ def test_networks_of_torchvision_that_cannot_be_are_refused():
         build_backbone("torchvision/mobilenet_v4", SHAPE, 1, 1)
     with pytest.raises(RecipeError, match="set data.channels = 3"):
         build_backbone("torchvision/mobilenet_v2", (1, 32, 32), 1, 1)
+    with pytest.raises(
+        RecipeError, match="'torchvision/alexnet' takes no images of 16 x 16 pixels: .*set data.size"
+    ) as caught:
+        build_backbone("torchvision/alexnet", (3, 16, 16), 1, 1)
+    assert "\n" not in str(caught.value)
 
 
 def test_names_with_a_prefix_are_found_and_others_are_named(tmp_path):

@@ -294,7 +294,23 @@ def from_torchvision(name: str, shape: tuple[int, ...]) -> nn.Module:
     if name in ("googlenet", "inception_v3"):
         # Their weights were trained on another scale than those of all others, and the network converts to it.
         options = {"aux_logits": False, "init_weights": True, "transform_input": True}
-    net = models.get_model(name, weights=None, **options)
+    if name.startswith("vit_") and shape[1] == shape[2]:  # these must be told the size of the image
+        options = {"image_size": shape[1]}
+    try:
+        found = _cut_classifier(name, models.get_model(name, weights=None, **options))
+        with torch.no_grad():
+            found.eval()(torch.zeros(1, *shape))
+    except (RuntimeError, ValueError, AssertionError) as problem:
+        reason = " ".join(str(problem).split())[:160]
+        raise RecipeError(
+            f"model.backbone = 'torchvision/{name}' takes no images of {shape[1]} x {shape[2]} pixels: {reason}; set "
+            "data.size, such as to 224"
+        ) from None
+    return found.train()
+
+
+def _cut_classifier(name: str, net: Any) -> nn.Module:
+    """A network of torchvision without what comes after its feature map, or without its last layer."""
     parts = dict(net.named_children())
     if name.startswith("densenet"):
         return nn.Sequential(OrderedDict(features=net.features, relu=nn.ReLU(inplace=True)))

@@ -37,7 +37,7 @@ FOLDERS = ("hf-hub:", "local-dir:")  # prefixes of timm's, of a folder with conf
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 PREFIXES = ("", "module.", "model.", "backbone.", "encoder.", "net.", "module.backbone.", "model.backbone.")
 NAMED = 3  # tensors in one message
-OF_A_RUN = ("backbone", "width", "depth", "pool")  # what the model of a run hands on
+OF_A_RUN = ("backbone", "width", "depth", "pool", "last_stride")  # what the model of a run hands on
 
 
 @dataclass(frozen=True)

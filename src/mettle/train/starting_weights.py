@@ -14,8 +14,8 @@ from mettle.train.recipe import Recipe
 from mettle.train.run_folder import open_run_folder
 
 ASKED = ("backbone", "weights", "pretrained")  # keys of the model that say where it starts
-HANDED_ON = ("backbone", "width", "depth", "pool", "head", "dim", "unit")  # of the network of a run
-SHAPE = ("width", "depth")  # those that belong to a backbone
+HANDED_ON = ("backbone", "width", "depth", "pool", "last_stride", "head", "dim", "unit", "flip")  # of a run's network
+SHAPE = ("width", "depth", "last_stride")  # those that belong to a backbone
 POOL = "average"  # where a recipe's own was chosen for another backbone
 
 
