@@ -1,6 +1,7 @@
 """Steps that are refused on the device: the same outcome as those that the host decides, without asking the device."""
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -13,12 +14,14 @@ from mettle.errors import NumericError
 from mettle.losses import ArcFace, SupCon
 from mettle.model import Embedder, EmbedderSpec
 from mettle.pairs import memory_queue
-from mettle.train import Schedule, Supervised, run_loop
+from mettle.train import Schedule, Supervised, from_recipe, run_loop, train
 from mettle.train.callbacks import Callback, CollapseGuard, DivergenceGuard
-from mettle.train.compilation import compile_networks
+from mettle.train.compilation import RESUMES, compile_networks
 from mettle.train.methods.past_embeddings import QueueSettings
 from mettle.train.optim import TensorSnapshot, fuse_optimizer
 from mettle.train.trainer import LogLine
+
+from .conftest import tiny
 
 OPTIMIZERS = {
     "AdamW": {"kind": "AdamW", "fused": True},
@@ -295,3 +298,24 @@ def test_a_compiled_network_is_the_same_network():
     with compile_networks([network], notes.append, backend=failing):
         assert torch.equal(network(x), wanted) and torch.equal(network(x), wanted)
     assert len(notes) == 1 and "\n" not in notes[0] and "cannot be compiled" in notes[0]
+
+
+def test_a_recipe_compiles_its_network_and_says_what_holds(source, tmp_path, monkeypatch):
+    compiled, notes = [], []
+
+    @contextmanager
+    def remember(networks, on_note):
+        compiled.extend(networks)
+        with compile_networks(networks, on_note, backend="eager"):
+            yield
+
+    monkeypatch.setattr(from_recipe, "compile_networks", remember)
+    plain = train(tiny(source), tmp_path / "plain", tensorboard=False, on_note=notes.append)
+    assert not compiled and RESUMES not in notes
+    result = train(tiny(source, compile=True), tmp_path / "compiled", tensorboard=False, on_note=notes.append)
+    assert compiled == [result.model] and RESUMES in notes
+    for folder in ("plain", "compiled"):
+        assert (tmp_path / folder / "model.safetensors").exists()
+    assert result.model.state_dict().keys() == plain.model.state_dict().keys()
+    for name, weight in result.model.state_dict().items():
+        torch.testing.assert_close(weight, plain.model.state_dict()[name], msg=name)

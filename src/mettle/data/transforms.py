@@ -269,9 +269,7 @@ def to_input_tensor(array: np.ndarray | Tensor, device: str) -> Tensor:
     """
     x = torch.as_tensor(array).to(device, non_blocking=True)
     if x.dtype == torch.uint8 and x.ndim == 4:
-        x = x.permute(0, 3, 1, 2)
-        # On a GPU channels stay last in memory, as its convolutions want them.
-        return (x if x.is_cuda else x.contiguous()).float().div_(255)
+        return x.permute(0, 3, 1, 2).contiguous().float().div_(255)
     return x.long() if is_integer_dtype(x.dtype) else x.float()
 
 
