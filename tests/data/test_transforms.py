@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from mettle.data import transforms
 from mettle.data.transforms import PRESETS, Augment, find_preset
 from mettle.errors import RecipeError
 
@@ -135,3 +136,15 @@ def test_rows_get_noise_and_other_rows_features():
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(RecipeError, match="did you mean 'photo'"):
         find_preset("phot")
+
+
+@pytest.mark.parametrize("preset", sorted(set(PRESETS) - {"rows"}))
+def test_how_many_pictures_are_changed_at_a_time_changes_no_pixel(preset, monkeypatch):
+    x, ids = torch.rand(7, 3, 20, 24, generator=torch.Generator().manual_seed(0)), np.arange(7)
+    aspect, augment = torch.linspace(0.5, 2, 7), find_preset(preset)
+    for more in ({}, {"aspect": aspect, "size": (10, 12)}):
+        whole = augment(x, ids, seed=1, epoch=2, **more)
+        for some in (1, 3):
+            monkeypatch.setattr(transforms, "CACHED", some * x[0].nbytes)
+            assert torch.equal(augment(x, ids, seed=1, epoch=2, **more), whole)
+        monkeypatch.undo()

@@ -21,6 +21,8 @@ from torch import Tensor
 from mettle.errors import InputError, RecipeError, nearest
 from mettle.rng import hash_bits, uniform_per_id
 
+CACHED = 8 * 2**20  # bytes of pictures that a processor changes at a time: what comes in between stays in its cache
+
 
 @dataclass(frozen=True)
 class Augment:
@@ -67,10 +69,20 @@ class Augment:
         """
         u = torch.from_numpy(uniform_per_id(seed, epoch, ids, 26, stream=view)).to(x.device, torch.float32)
         if x.ndim == 4:
-            x = self._erase_some(self._change_colors(self._pad_and_crop(self._warp(x, u, aspect, size), u), u), u)
+            some = max(1, CACHED // max(x[0].nbytes, 1)) if x.device.type == "cpu" and len(x) else len(x)
+            if len(x) <= some or (aspect is None and self == Augment()):
+                x = self._change_pictures(x, u, aspect, size)
+            else:
+                sides = [None] * -(-len(x) // some) if aspect is None else aspect.split(some)
+                parts = zip(x.split(some), u.split(some), sides, strict=True)
+                x = torch.cat([self._change_pictures(*part, size) for part in parts])
         if self.noise or (self.corrupt and x.ndim == 2):
             x = self._add_noise(x, ids, seed, epoch, view)
         return x
+
+    def _change_pictures(self, x: Tensor, u: Tensor, aspect: Tensor | None, size: tuple[int, int] | None) -> Tensor:
+        """Pictures changed, each by itself: how many there are at a time changes no pixel."""
+        return self._erase_some(self._change_colors(self._pad_and_crop(self._warp(x, u, aspect, size), u), u), u)
 
     def takes_crops(self) -> bool:
         """Whether training sees windows of the pictures."""
