@@ -129,7 +129,7 @@ class Augment:
         if self.contrast or self.brightness:
             centred = (2 * u - 1)[:, :, None, None, None]
             mean = x.mean((1, 2, 3), keepdim=True)
-            x = (x - mean) * (1 + self.contrast * centred[:, 6]) + mean + self.brightness * centred[:, 7]
+            x = (x - mean).mul_(1 + self.contrast * centred[:, 6]).add_(mean).add_(self.brightness * centred[:, 7])
         return x
 
     def _pad_and_crop(self, x: Tensor, u: Tensor) -> Tensor:
@@ -179,13 +179,13 @@ class Augment:
         """Factors of 1 ± this for brightness, contrast and saturation; a turn of ± this for hue; clipped to [0, 1]."""
         drawn = torch.where(u[:, 14] < self.jitter_share, 1.0, 0.0)[:, None] * (2 * u[:, 15:19] - 1)
         b, c, s, h = (drawn[:, k, None, None, None] * self.jitter[k] for k in range(4))
-        x = (x * (1 + b)).clamp(0, 1)
+        x = (x * (1 + b)).clamp_(0, 1)  # what is new here is changed in place from now on
         mean = (_luma(x) if x.shape[1] == 3 else x).mean((1, 2, 3), keepdim=True)
-        x = (mean + (x - mean) * (1 + c)).clamp(0, 1)
+        x = x.sub_(mean).mul_(1 + c).add_(mean).clamp_(0, 1)
         if x.shape[1] != 3:
             return x
         grey = _luma(x)
-        x = (grey + (x - grey) * (1 + s)).clamp(0, 1)
+        x = x.sub_(grey).mul_(1 + s).add_(grey).clamp_(0, 1)
         if not self.jitter[3]:
             return x
         turn = 2 * torch.pi * h.view(-1)
@@ -193,7 +193,7 @@ class Augment:
         cos, sin = turn.cos(), turn.sin()
         around = torch.stack([still, zero, zero, zero, cos, -sin, zero, sin, cos], 1).view(-1, 3, 3)
         to, back = (torch.tensor(m, dtype=x.dtype, device=x.device) for m in (YIQ, RGB))
-        return torch.einsum("nab,nbhw->nahw", back @ around @ to, x).clamp(0, 1)
+        return torch.einsum("nab,nbhw->nahw", back @ around @ to, x).clamp_(0, 1)
 
     def _blur_some(self, x: Tensor, u: Tensor) -> Tensor:
         """A three-tap Gaussian along both sides, borders repeated."""
@@ -203,7 +203,7 @@ class Augment:
             n = x.shape[dim]
             low = torch.cat([x.narrow(dim, 0, 1), x.narrow(dim, 0, n - 1)], dim)
             high = torch.cat([x.narrow(dim, 1, n - 1), x.narrow(dim, n - 1, 1)], dim)
-            x = x + k * (low + high - 2 * x)
+            x = low.add_(high).sub_(x, alpha=2).mul_(k).add_(x)
         return x
 
     def _add_noise(self, x: Tensor, ids: np.ndarray, seed: int, epoch: int, view: int) -> Tensor:
