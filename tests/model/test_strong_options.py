@@ -7,8 +7,6 @@ import torch
 from mettle.errors import RecipeError
 from mettle.model import Embedder, EmbedderSpec, OnnxEmbedder, encode_onnx
 from mettle.model.embedder import GeM
-from mettle.train import open_run_folder, train
-from mettle.train.recipe import parse_recipe
 
 
 def spec(**options) -> EmbedderSpec:
@@ -116,15 +114,3 @@ def test_the_exported_graph_averages_over_flips_too():
     found = OnnxEmbedder(encode_onnx(model, example=x).content)
     with torch.no_grad():
         torch.testing.assert_close(found(x), model(x), rtol=1e-4, atol=1e-5)
-
-
-def test_a_run_keeps_flip_averaging_in_its_contract(tmp_path):
-    data = {"source": "glyphs", "size": 12, "resize": "stretch"}
-    model = {"width": 2, "depth": 1, "dim": 4, "flip": True}
-    few = {"steps": 1, "collapse_gap": 0.0}
-    batch = {"classes": 4, "samples": 2}
-    train(parse_recipe({"data": data, "model": model, "batch": batch, "train": few}), tmp_path / "run")
-    run = open_run_folder(tmp_path / "run")
-    assert run.contract()["model"]["flip"] is True
-    picture = np.random.default_rng(0).integers(0, 255, (12, 12), np.uint8)
-    np.testing.assert_allclose(run.embed(picture), run.embed(picture[:, ::-1].copy()), atol=1e-6)

@@ -48,13 +48,14 @@ def embed(
 ) -> np.ndarray:
     """(n, dim) float32 embeddings in the order of the table.
 
-    ``features`` gives what the head sees instead, ``before_neck`` the embeddings before a neck, if there is one,
-    whichever of the two the model is used with. The model is left in the mode it was in.
+    ``features`` gives what the head sees instead, ``before_neck`` the embeddings that losses see: before a neck, if
+    there is one, whichever of the two the model is used with, and of each image alone, without its mirror image. The
+    model is left in the mode it was in.
     """
     device = str(find_device(model))
     function = model.features if features else model
-    if before_neck and getattr(model, "neck", None) is not None:
-        function = model.before_neck  # type: ignore[attr-defined]
+    if before_neck:
+        function = getattr(model, "before_neck", model)
     parts = []
     with eval_mode(model):
         for start in range(0, len(samples), batch):

@@ -1,4 +1,4 @@
-"""Self-distillation of similarities: its formula, its gradient, its teacher, and a strong loop that is resumed."""
+"""Self-distillation of similarities: its formula, its gradient, its teacher."""
 
 import math
 
@@ -8,11 +8,10 @@ import torch
 
 from mettle.errors import InputError, RecipeError
 from mettle.losses import SupCon
-from mettle.train import Supervised, load, train
+from mettle.train import Supervised, load
 from mettle.train.methods.distillation import DistillationSettings, similarity_distillation
 from mettle.train.recipe import parse_recipe
 
-from ..test_from_recipe import Stop, content, until
 from .test_base import labelled, network
 
 
@@ -116,27 +115,3 @@ def test_wrong_settings_are_named():
         DistillationSettings(0.0)
     with pytest.raises(InputError, match="distill= needs ema="):
         Supervised(network(), SupCon(), distill=DistillationSettings(1.0))
-
-
-def test_the_whole_strong_loop_is_resumed_bit_for_bit(source, tmp_path):
-    strong = {
-        "data": {"source": str(source)},
-        "batch": {"classes": 4, "samples": 2, "augment": "mild+reid"},
-        "model": {"width": 4, "depth": 2, "dim": 8, "pool": "gem", "flip": True, "neck": "batchnorm"},
-        "loss": {
-            "kind": "WeightedSum",
-            "losses": [{"kind": "Triplet"}, {"kind": "CosFace", "label_smoothing": 0.1}],
-            "spaces": ["before", "after"],
-        },
-        "train": {"steps": 6, "checkpoint_every": 2, "log_every": 2, "rate": 1e-2, "collapse_gap": 0.0}
-        | {"ema": 0.5, "ema_start": 0.3, "distill": 1.0},
-    }
-    recipe = parse_recipe(strong)
-    train(recipe, tmp_path / "whole", tensorboard=False)
-    with pytest.raises(Stop):
-        train(recipe, tmp_path / "cut", tensorboard=False, on_step=until(3))
-    assert train(recipe, tmp_path / "cut", resume=True, tensorboard=False).finished
-    assert content(tmp_path / "cut") == content(tmp_path / "whole")
-    other = parse_recipe(strong | {"train": strong["train"] | {"distill": 0.0}})
-    train(other, tmp_path / "plain", tensorboard=False)
-    assert content(tmp_path / "plain")[0] != content(tmp_path / "whole")[0], "the teacher changed what was learned"
