@@ -212,13 +212,15 @@ class Block(nn.Module):
 
 def resnet18(channels: int = 3) -> nn.Sequential:
     """A ResNet-18 in plain torch, for machines without torchvision: images to a map of 512 channels."""
-    layers: list[nn.Module] = [nn.Conv2d(channels, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
-    layers.append(nn.MaxPool2d(3, 2, 1))
+    net = nn.Sequential()
+    net.add_module("conv1", nn.Conv2d(channels, 64, 7, 2, 3, bias=False))
+    net.add_module("bn1", nn.BatchNorm2d(64))
+    net.add_module("relu", nn.ReLU())
+    net.add_module("maxpool", nn.MaxPool2d(3, 2, 1))
     before = 64
-    for after, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers.append(nn.Sequential(Block(before, after, stride), Block(after, after, 1)))
+    for k, (after, stride) in enumerate(((64, 1), (128, 2), (256, 2), (512, 2)), 1):
+        net.add_module(f"layer{k}", nn.Sequential(Block(before, after, stride), Block(after, after, 1)))
         before = after
-    net = nn.Sequential(*layers)
     for part in net.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")

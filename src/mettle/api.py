@@ -307,6 +307,8 @@ def fit(
 
     if epochs is not None and steps is not None:
         raise InputError("give epochs= or steps=, not both")
+    if ema_start and not ema:
+        raise InputError("ema_start= says when the moving average begins: give ema= too, or leave it out")
     model, started = _follow_weights(model, weights, neck, embedding)
     way, why = _translate(started if preprocess is None else preprocess)
     if started is not None and model.mean is None:

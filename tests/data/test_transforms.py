@@ -4,7 +4,7 @@ import torch
 
 from mettle.data import transforms
 from mettle.data.transforms import PRESETS, Augment, find_preset
-from mettle.errors import RecipeError
+from mettle.errors import InputError, RecipeError
 
 IDS = np.array([3, 9, 2**40])
 
@@ -90,6 +90,21 @@ def test_half_of_the_pictures_are_erased_and_the_others_are_as_they_were():
     found = find_preset("erase")(x, ids, seed=0, epoch=0)
     changed = (found != x).flatten(1).any(1)
     assert 0.45 < changed.float().mean() < 0.55
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"erase_area": (0.4, 0.02)}, "the smaller first, got"),
+        ({"erase_area": (0.1, 1.5)}, "two shares of the picture"),
+        ({"erase_aspect": 0.0}, "erase_aspect must be above 0"),
+        ({"erase_fill": "white"}, "'black' or 'noise', got 'white'"),
+        ({"pad": 4}, "a share of the shorter side, got 4"),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(options, said):
+    with pytest.raises(InputError, match=said):
+        Augment(**options)
 
 
 def test_padding_moves_pictures_by_whole_pixels_and_fills_with_black():

@@ -8,7 +8,7 @@ from torch import nn
 import mettle
 from mettle.data import Samples
 from mettle.data.inputs import FeatureArray
-from mettle.errors import RecipeError
+from mettle.errors import InputError, RecipeError
 from mettle.train import train
 from mettle.train.recipe import parse_recipe
 
@@ -87,6 +87,8 @@ def test_a_network_of_somebody_else_is_averaged_late_and_taught_too(tmp_path):
         found[distill] = run.model().state_dict()["module.linear.weight"]
         assert (run.run_folder.recipe.train.ema_start, run.run_folder.recipe.train.distill) == (0.3, distill)
     assert not torch.equal(found[0.0], found[5.0])
+    with pytest.raises(InputError, match="ema_start= says when"):
+        mettle.fit(Rows(), samples, "SupCon", folder=tmp_path / "late", ema_start=0.5)
 
 
 @pytest.mark.parametrize("key", ["flip", "last_stride"])

@@ -51,6 +51,17 @@ class Augment:
     # Rows that replacements come from, and whose spread noise is measured in; without, those of the batch, and 1.
     pool: Tensor | None = field(default=None, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        low, high = self.erase_area or (0.0, 1.0)
+        if not 0 <= low <= high <= 1:
+            raise InputError(f"erase_area must be two shares of the picture, the smaller first, got {self.erase_area}")
+        if not self.erase_aspect > 0:
+            raise InputError(f"erase_aspect must be above 0, got {self.erase_aspect}")
+        if self.erase_fill not in ("black", "noise"):
+            raise InputError(f"erase_fill must be 'black' or 'noise', got {self.erase_fill!r}")
+        if not 0 <= self.pad <= 1:
+            raise InputError(f"pad must be a share of the shorter side, got {self.pad}")
+
     def __call__(
         self,
         x: Tensor,

@@ -341,9 +341,7 @@ def remove_last_stride(net: nn.Module, name: str, shape: tuple[int, ...]) -> Non
     Raises:
         RecipeError: this is no such network, or its map does not become twice as high and wide.
     """
-    stage = getattr(net, "layer4", None)  # as timm names it
-    if stage is None and isinstance(net, nn.Sequential) and len(net) == 8:  # torchvision's without its classifier
-        stage = net[7]
+    stage = getattr(net, "layer4", None)  # as timm and torchvision name it
     kinds = (nn.Conv2d, nn.AvgPool2d)
     strided = [part for part in ([] if stage is None else stage.modules()) if isinstance(part, kinds)]
     strided = [part for part in strided if part.stride not in (1, (1, 1))]
