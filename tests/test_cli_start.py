@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from mettle.model.backbones import import_torchvision
+from mettle.model.backbones import import_timm, import_torchvision
+from mettle.model.weights import save_state_dict
 from mettle.train import load, open_run_folder
 from tests.command_line import mettle, refused
 
@@ -190,6 +191,17 @@ def test_embed_takes_a_pretrained_network_without_any_run(photos, weights, tmp_p
     assert "Recall@1" in mettle("audit", output, "-o", tmp_path / "audit.html")
     found = json.dumps(mettle("embed", weights, photos, "-o", tmp_path / "small.npz", "--dim", 8))
     assert "dimension 8" in found
+
+
+def test_a_folder_that_timm_wrote_is_a_backbone(photos, tmp_path):
+    net = import_timm().create_model("test_resnet", num_classes=5)
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "config.json").write_text(json.dumps({"architecture": "test_resnet"}))
+    save_state_dict(tmp_path / "net" / "model.safetensors", net.state_dict())
+    named = f"local-dir:{tmp_path / 'net'}"
+    assert "32 embeddings of dimension" in mettle("embed", named, photos, "-o", tmp_path / "vectors.npz")
+    said = refused("embed", f"local-dir:{tmp_path / 'gone'}", photos, "-o", tmp_path / "vectors.npz")
+    assert "has no config.json" in said
 
 
 def test_embed_refuses_what_is_neither_run_nor_weights(photos, first, weights, tmp_path):

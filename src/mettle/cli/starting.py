@@ -82,8 +82,8 @@ def start(
         if weights is not None or from_scratch:
             raise
         raise InputError(
-            f"no --weights were given, and {model['backbone']} cannot be had: {problem}. Give a file with --weights "
-            "FILE (.safetensors, .pth, .onnx) or a run, or train from nothing with --from-scratch"
+            "give pretrained weights with --weights FILE (.safetensors, .pth, .onnx, or a run), or train from nothing "
+            f"with --from-scratch: none were given, and those of {model['backbone']} cannot be had ({problem})"
         ) from None
     plan = choose_recipe(planned, network, samples, max(0.1, minutes - (time.monotonic() - began) / 60))
     write_recipe(plan, account, file)

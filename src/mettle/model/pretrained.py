@@ -81,6 +81,11 @@ class StartPlan:
     preprocess: Preprocess | None = None
 
 
+def is_timm_folder(backbone: Any) -> bool:
+    """Whether a backbone is named by a folder of timm's, on its hub or on this machine."""
+    return isinstance(backbone, str) and backbone.removeprefix("timm/").startswith(FOLDERS)
+
+
 def is_file(name: str) -> bool:
     """Whether a name is that of a file or folder rather than of weights that a library knows."""
     return name.endswith((*SUFFIXES, ".onnx")) or "/" in name or Path(name).expanduser().exists()

@@ -9,7 +9,7 @@ from mettle.data.dataset import Samples
 from mettle.errors import InputError, MissingExtra, RecipeError
 from mettle.model import Embedder
 from mettle.model.backbones import import_timm, import_torchvision
-from mettle.model.pretrained import FOLDERS, SUFFIXES
+from mettle.model.pretrained import SUFFIXES, is_timm_folder
 from mettle.train.auto_settings import resolve_device
 from mettle.train.recipe import Recipe
 
@@ -20,7 +20,7 @@ HASH = re.compile(r"[-_][0-9a-f]{8}$")  # at the end of the names of weights tha
 
 def is_backbone(name: str) -> bool:
     """Whether a name is that of pretrained weights and not of a run: of a library, of a folder of timm's, or a file."""
-    return name.startswith((*LIBRARIES, *FOLDERS)) or Path(name).suffix in (*SUFFIXES, GRAPH)
+    return name.startswith(LIBRARIES) or is_timm_folder(name) or Path(name).suffix in (*SUFFIXES, GRAPH)
 
 
 def describe_weights(weights: str, backbone: str | None = None) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def describe_weights(weights: str, backbone: str | None = None) -> dict[str, Any
     Raises:
         RecipeError: there is no such file, or its name does not say which network it is of.
     """
-    if weights.startswith(FOLDERS):
+    if is_timm_folder(weights):
         return {"backbone": weights}
     if weights.startswith(LIBRARIES):
         return {"backbone": weights, "pretrained": True}

@@ -22,6 +22,7 @@ from mettle.errors import InputError, RecipeError, nearest
 from mettle.losses import PairwiseLoss
 from mettle.model import EmbedderSpec
 from mettle.model.neck import check_neck
+from mettle.model.pretrained import is_timm_folder
 from mettle.train.auto_settings import AUTO_KEYS
 from mettle.train.factory import (
     INNER,
@@ -373,7 +374,7 @@ class Recipe(Section):
     def foreign_model(self) -> str | None:
         """The import path of a network of somebody else; None where `spec` describes one of ours."""
         backbone = self.model.get("backbone")
-        return backbone if is_import_path(backbone) else None
+        return backbone if is_import_path(backbone) and not is_timm_folder(backbone) else None
 
     @property
     def neck(self) -> dict[str, Any]:
