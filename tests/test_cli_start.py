@@ -218,10 +218,11 @@ def test_fine_tuning_beats_the_backbone_that_another_run_trained(tmp_path):
     """The whole road on drawn photographs: weights from some classes, a first report on others."""
     write_folder(tmp_path / "known", classes=40, each=12, seed=0)
     write_folder(tmp_path / "new", classes=40, each=12, seed=1)
-    known = ("--data", tmp_path / "known", "--runs", tmp_path, "--name", "known", "--set", "train.rate=1e-3")
+    known = ("--data", tmp_path / "known", "--runs", tmp_path / "runs", "--name", "known", "--set", "train.rate=1e-3")
     mettle("train", "photos", *known, "--set", "train.epochs=6", "--set", "data.size=64", "--no-report")
-    mettle("start", tmp_path / "new", "--weights", tmp_path / "known", "--runs", tmp_path, "--minutes", 2)
-    found = open_run_folder(tmp_path / "start").metrics()
+    runs = tmp_path / "runs"
+    mettle("start", tmp_path / "new", "--weights", runs / "known", "--runs", runs, "--minutes", 2)
+    found = open_run_folder(runs / "start").metrics()
     way, before = found["scenarios"]["all"], found["baselines"]["pretrained backbone"]["all"]
     assert way["verification"]["eer"]["value"] < before["eer"]
     assert way["retrieval"]["metrics"]["recall@1"]["value"] >= before["recall@1"]
