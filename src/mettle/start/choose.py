@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -118,21 +118,29 @@ def _choose_layers(recipe: Recipe, model: Embedder) -> list[Choice]:
     ]
     if resolve_device(recipe.train.device).startswith("cuda"):
         return found
-    frozen = last_frozen_layer(model)
-    if frozen is not None:
-        last = len(layers) - layers.index(frozen) - 1 if frozen in layers else len(layers)
-        why = f"the last {last} of {len(layers)} layers train: without a GPU that is what minutes allow"
-        found.append(Choice("train.freeze", frozen, why))
+    stage = find_last_stage(model)
+    if stage is not None:
+        last = f"the last {len(layers) - stage.before} of {len(layers)} layers train"
+        why = f"{last}: without a GPU that is what minutes allow"
+        found.append(Choice("train.freeze", stage.frozen, why))
     return found
 
 
-def last_frozen_layer(model: Embedder) -> str | None:
-    """The layer before the last stage of a backbone, where its map has its final size; of a transformer at two thirds.
+class LastStage(NamedTuple):
+    """Where the last stage of a backbone begins."""
+
+    before: int  # layers
+    frozen: str  # the module that ends before it
+
+
+def find_last_stage(model: Embedder) -> LastStage | None:
+    """The layers after the map was made smaller for the last time; of a transformer the last third.
 
     None where the backbone is a single stage.
     """
-    layers = [name for name, own in list_layers(model.backbone) if name and own]
+    layers = [name for name, _ in list_layers(model.backbone)]
     modules, sizes = dict(model.backbone.named_modules()), {}
+    blocks = [_find_block(name, after) for name, after in pairwise([*layers, ""])]
 
     def remember(name: str) -> Any:
         def hook(module: nn.Module, given: Any, out: Any) -> None:
@@ -141,7 +149,7 @@ def last_frozen_layer(model: Embedder) -> str | None:
 
         return hook
 
-    hooks = [modules[name].register_forward_hook(remember(name)) for name in layers if name in modules]
+    hooks = [modules[name].register_forward_hook(remember(name)) for name in blocks if name in modules]
     device = next(model.parameters()).device
     try:
         with eval_mode(model), torch.no_grad():
@@ -149,11 +157,19 @@ def last_frozen_layer(model: Embedder) -> str | None:
     finally:
         for hook in hooks:
             hook.remove()
-    mapped = [name for name in layers if name in sizes]
-    if len(mapped) < len(layers) / 2:  # tokens instead of maps
-        return layers[2 * len(layers) // 3 - 1] if len(layers) >= 3 else None
-    larger = [name for name in mapped if sizes[name] != sizes[mapped[-1]]]
-    return larger[-1] if larger else None
+    if len(sizes) < len(blocks) / 2:  # tokens instead of maps
+        before = 2 * len(blocks) // 3
+    else:
+        last = next(sizes[name] for name in reversed(blocks) if name in sizes)
+        before = max((k + 1 for k, name in enumerate(blocks) if sizes.get(name, last) != last), default=0)
+    return LastStage(before, blocks[before - 1]) if before and blocks[before - 1] in modules else None
+
+
+def _find_block(layer: str, after: str) -> str:
+    """The largest module that holds a layer and not the next one: ``layer3`` for layer3.1.conv1 before layer4.0."""
+    parts = layer.split(".")
+    names = [".".join(parts[: k + 1]) for k in range(len(parts))]
+    return next((name for name in names if after and not f"{after}.".startswith(f"{name}.")), layer)
 
 
 def time_step(recipe: Recipe, samples: Samples) -> tuple[float, int]:
