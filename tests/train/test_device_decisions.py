@@ -280,6 +280,25 @@ def test_optimizers_are_fused_where_torch_can_and_the_table_is_open():
     assert not build(False).optimizer.is_fused, "nothing changes on a processor"
 
 
+@pytest.mark.parametrize("kind", ["AdamW", "SGD"])
+def test_a_checkpoint_of_another_device_keeps_how_this_one_steps(kind):
+    table = OPTIMIZERS[kind]
+    plain = {key: value for key, value in table.items() if key != "fused"}
+    for first, second in ((plain, table), (table, plain)):
+        before, after = build(False, optimizer=first), build(second is table, optimizer=second)
+        for k in range(3):
+            step(before, k)
+        after.load_state_dict(everything(before))
+        fused = [bool(group["fused"]) for group in after.optimizer.optimizers["model"].param_groups]
+        assert set(fused) == {second is table}
+        results = [step(after, k, broken=k == 5) for k in range(3, 7)]
+        assert [result.applied for result in results] == [True, True, False, True]
+        for k in range(3, 7):
+            step(before, k, broken=k == 5)
+        for a, b in zip(before.model.parameters(), after.model.parameters(), strict=True):
+            torch.testing.assert_close(a, b)
+
+
 def test_a_compiled_network_is_the_same_network():
     def failing(graph, inputs):
         raise RuntimeError("no compiler\nhere")

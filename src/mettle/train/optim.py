@@ -116,6 +116,13 @@ def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
     return getattr(optimizer, "_step_supports_amp_scaling", False) and bool(optimizer.defaults.get("fused"))
 
 
+def _keep_implementation(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state of an optimizer for this one, which may be fused where that was not: on another device, say."""
+    own = [{key: group[key] for key in ("fused", "foreach") if key in group} for group in optimizer.param_groups]
+    groups = [group | (own[k] if k < len(own) else {}) for k, group in enumerate(state["param_groups"])]
+    return {**state, "param_groups": groups}
+
+
 def _match_layout(gradient: Tensor, parameter: Tensor) -> Tensor:
     """A gradient in the layout of its parameter; strides of dimensions of one do not count."""
     pairs = zip(parameter.shape, gradient.stride(), parameter.stride(), strict=True)
@@ -312,7 +319,7 @@ class MultiOptimizer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state["optimizers"][name])
+            optimizer.load_state_dict(_keep_implementation(state["optimizers"][name], optimizer))
         self.scaler.load_state_dict(state["scaler"])
 
 
