@@ -36,6 +36,8 @@ REASONS = {
     "model.pretrained": "whether it starts from the weights that its library has for it",
     "model.mean": "of each channel, as the weights want it",
     "model.std": "likewise",
+    "model.width": "channels of the first block; of a graph, numbers that it gives",
+    "model.depth": "blocks",
     "model.pool": "how a map becomes one vector: 'average' as in pretraining, 'gem' for things in one corner",
     "model.head": "'linear' behind the features gives shorter embeddings, 'none' the features themselves",
     "model.dim": "numbers of an embedding",

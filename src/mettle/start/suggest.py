@@ -9,6 +9,7 @@ from mettle.start.choose import LEAST_KEPT, MOST_EPOCHS, StartPlan
 from mettle.start.look import DataAccount
 
 COUNT = 3
+GRAPH = "onnx"  # the backbone of recipes that start from a graph
 FEW_LABELS = 100  # labels in training under which more of them are likely to be what helps most
 STILL_FALLING = 0.05  # share of the loss that the last quarter of the run took off
 CUT = 0.85  # share of an image that a crop keeps, below which padding is worth a try
@@ -44,7 +45,7 @@ def _suggestions(
     log: Sequence[Mapping[str, Any]],
     again: str,
 ) -> Iterator[str]:
-    recipe = plan.recipe
+    recipe, is_graph = plan.recipe, plan.recipe.model.get("backbone") == GRAPH
     epochs, size = recipe.train.epochs or 0, recipe.data.size
     copies = [p for p in account.report.problems if p.kind in ("conflict", "leakage", "near")]
     if copies:
@@ -56,6 +57,11 @@ def _suggestions(
         yield (
             "start from pretrained weights (--weights FILE, or --weights timm/NAME where there is a network): on "
             "photographs nothing else gives as much"
+        )
+    elif is_graph:
+        yield (
+            "a graph is not trained, only the head behind it: give the weights of the same network as a file "
+            "(--weights FILE), and its last layers learn too"
         )
     elif after["recall@1"] <= before["recall@1"]:
         rate = recipe.train.rate / 3
@@ -74,7 +80,7 @@ def _suggestions(
             f"the loss still fell by {falling:.0%} in the last quarter of the run: train longer with "
             f"`{again}train.epochs={2 * epochs}`"
         )
-    if isinstance(size, int) and size < account.images.median_short_side:
+    if not is_graph and isinstance(size, int) and size < account.images.median_short_side:
         larger = min(2 * size, account.images.median_short_side // 32 * 32)
         if larger > size:
             cost = (larger / size) ** 2
@@ -93,7 +99,7 @@ def _suggestions(
             f"only about {trained} labels were trained on: images of other labels of the same kind help recognize new "
             "ones more than further images of these"
         )
-    if recipe.train.freeze is not None and before is not None:
+    if recipe.train.freeze is not None and not is_graph:
         yield (
             f"layers up to {recipe.train.freeze} did not train: on a GPU, or with more time, train all of them with "
             f"train.layer_decay = 0.8 in place of train.freeze in the recipe"
