@@ -13,6 +13,8 @@ alternate. The goal is 0.95 of torch's own rate.
 hdml: times are medians over rounds in which all take turns, of whole optimization steps (forward, backward, optimizers)
 of a ResNet-18, on CUDA where there is one. The goal is at most 25 % over the plain triplet loss; N-pair synthesizes
 (B/2)² features and is only reported. Memory (CUDA) is the peak of a step.
+
+Whole training steps on a GPU, beside loops of somebody careful, are timed by `training_steps.py`.
 """
 
 import argparse
