@@ -113,9 +113,7 @@ def _choose_layers(recipe: Recipe, model: Embedder) -> list[Choice]:
     if not any(p.requires_grad for p in model.backbone.parameters()):
         return [
             Choice("train.freeze", "all", "the graph is not trained, the head is"),
-            Choice(
-                "train.rate", FROM_SCRATCH["train.rate"], "highest learning rate: a new head knows nothing yet"
-            ),
+            Choice("train.rate", FROM_SCRATCH["train.rate"], "highest learning rate: a new head knows nothing yet"),
         ]
     found = [
         Choice("model.head", "none", "the features themselves are the embedding, so training starts where they are"),
