@@ -57,7 +57,8 @@ class DataAccount:
         found = [
             f"{self.samples:,} images of {len(self.per_label):,} labels, {few} to {many} of each (median {middle:g}); "
             f"{split}",
-            f"{self.images.distinct:,} sizes{' or more' if len(sides) < self.samples else ''}, short sides "
+            f"{self.images.distinct:,} {'size' if self.images.distinct == 1 else 'sizes'}"
+            f"{' or more' if len(sides) < self.samples else ''}, short sides "
             f"{min(sides)} to {max(sides)} pixels (median {self.images.median_short_side}); a square from the center "
             f"keeps {self.kept_by_crop:.0%} of an image{', all in grey' if self.images.grey else ''}",
         ]
