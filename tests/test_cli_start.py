@@ -109,6 +109,7 @@ def test_from_scratch_only_if_asked(photos, tmp_path):
     found = open_run_folder(tmp_path / "start").metrics()
     assert set(found["baselines"]) == {"raw inputs", "untrained network"}
     assert "start from pretrained weights (--weights FILE" in printed
+    assert "pretrained" not in (tmp_path / "start.toml").read_text()
 
 
 def test_without_weights_and_network_one_line_says_what_is_missing(photos, tmp_path, monkeypatch):

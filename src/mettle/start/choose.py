@@ -96,6 +96,8 @@ def choose_recipe(recipe: Recipe, model: Embedder | None, samples: Samples, minu
     if model is not None:
         layers = _choose_layers(recipe, model)
         choices, recipe = choices + layers, recipe.with_values({choice.key: choice.value for choice in layers})
+    else:
+        choices.append(Choice("train.rate", recipe.train.rate, "highest learning rate: nothing was learned before"))
     step_seconds, epoch_steps = time_step(recipe, samples)
     most = MOST_EPOCHS if model is not None else MOST_EPOCHS_FROM_SCRATCH
     fitting = int(60 * minutes * TRAINING_SHARE / (step_seconds * epoch_steps))
