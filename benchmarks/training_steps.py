@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from unittest.mock import MagicMock
@@ -154,10 +154,11 @@ def build_model(name: str, device: str) -> Embedder:
 def trainer_round(name: str, data: Data, steps: int, compiled: bool) -> Callable[[], float]:
     """Rounds of our loop, as a recipe runs it."""
     method = Supervised(build_model(name, data.device), SupCon(), precision="bfloat16", weight_decay=DECAY)
-    stack = ExitStack()
-    stack.enter_context(compile_networks([method.model] if compiled else [], print))
+    compilation = compile_networks([method.model] if compiled else [], print)
+    compilation.__enter__()
 
     def run() -> float:
+        assert compilation is not None  # alive: where it is collected, it ends
         clock = Clock(data.device, steps)
         with tempfile.TemporaryDirectory() as folder:
             callbacks = [DivergenceGuard(None, EVERY), JsonLog(Path(folder), EVERY), CollapseGuard(0.0, 0.0), clock]
