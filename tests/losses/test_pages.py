@@ -78,3 +78,11 @@ def test_every_loss_has_a_page_and_a_recipe():
         assert name in titles, name
         # DASupCon is SupCon, SelfTriplet the loss of a second encoder.
         assert name in used or name in {"DASupCon", "SelfTriplet", *COMPOSED, *TWO_TOWERS}, name
+
+
+def test_the_tests_that_the_table_of_oracles_names_are_there():
+    root = Path(__file__).parents[2]
+    section = (root / "docs/losses/README.md").read_text().split("## What each form is held to")[1].split("\n## ")[0]
+    named = re.findall(r"`(tests/[\w/]+\.py)`", section)
+    assert len(set(named)) > 20
+    assert not [name for name in named if not (root / name).is_file()]
