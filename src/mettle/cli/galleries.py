@@ -265,7 +265,6 @@ def _array(path: Path) -> Any:
     import numpy as np
 
     from mettle.errors import DataError
-    from mettle.model.quantization import from_arrays
 
     try:
         found = np.load(path, allow_pickle=False)
@@ -274,6 +273,8 @@ def _array(path: Path) -> Any:
         with found:  # several arrays, as `mettle embed` writes them
             if "embeddings" in found:
                 return found["embeddings"]
+            from mettle.model.quantization import from_arrays  # imports torch, which other files do not need
+
             decoded = from_arrays({name: found[name] for name in found.files})
             if decoded is not None:
                 return decoded

@@ -54,6 +54,7 @@ PARTS = (
     Part("python-multipart", "python_multipart", "mettle serve, uploads", "app"),
     Part("psycopg", "psycopg", "galleries on PostgreSQL", "postgres", "'psycopg[binary]'"),
     Part("optuna", "optuna", "mettle tune", "tune"),
+    Part("peft", "peft", "train.lora", "lora"),
 )
 
 
