@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from mettle.data.check import DataReport, Problem
-from mettle.start import DataAccount, StartPlan, suggest_next
+from mettle.start import DataAccount, FirstRunPlan, suggest_next
 from mettle.start.choose import MOST_EPOCHS
 from mettle.train import load
 from mettle.train.auto_settings import ImageFacts
 
 REPORT = DataReport(800, {}, {}, {}, "none", 0, ())
 ACCOUNT = DataAccount("photos", 800, (4,) * 200, ImageFacts(((120, 130),) * 4), REPORT, 800, False)
-PLAN = StartPlan(load("photos").with_values({"data.size": 128, "data.resize": "crop"}), (), 1.0, 100)
+PLAN = FirstRunPlan(load("photos").with_values({"data.size": 128, "data.resize": "crop"}), (), 1.0, 100)
 BETTER = ({"eer": 0.2, "recall@1": 0.7}, {"eer": 0.1, "recall@1": 0.8})
 LEVEL = [{"loss": 1.0}] * 8
 

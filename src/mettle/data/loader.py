@@ -168,17 +168,17 @@ class Loader:
         """
         return isinstance(self.transform, BatchTransform) or (self.workers == 0 and self._draws_per_item)
 
-    def _finish_all(self, items: Iterator[_Read]) -> Generator["_Finished", None, None]:
+    def _finish_all(self, items: Iterator[_Read]) -> Generator["_BatchTensors", None, None]:
         if self._is_serial:
             return (self._finish(item) for item in items)
         if not self.device.startswith("cuda"):
             return _in_thread(self._finish(item) for item in items)
         return _in_thread(self._finish_beside(items))
 
-    def _finish_beside(self, items: Iterator[_Read]) -> Iterator["_Finished"]:
+    def _finish_beside(self, items: Iterator[_Read]) -> Iterator["_BatchTensors"]:
         """Batches finished on a stream of their own: copies and changes do not wait for the training steps before them.
 
-        The stream that takes a batch waits for it, see `_Finished.as_batch`.
+        The stream that takes a batch waits for it, see `_BatchTensors.as_batch`.
         """
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.default_stream(self.device))  # what the augmentation holds may still be copied
@@ -233,7 +233,7 @@ class Loader:
             if c is not None
         }
 
-    def _finish(self, read: _Read) -> "_Finished":
+    def _finish(self, read: _Read) -> "_BatchTensors":
         """Inputs on the device, augmented."""
         request, raw, aspect = read
         if self._item_transform is not None and raw.dtype == torch.uint8:  # channels are first already
@@ -263,7 +263,7 @@ class Loader:
             "labels": copy_to_device(labels, self.device),
             "ids": copy_to_device(ids, self.device),
         }
-        return _Finished(request, tensors | self._tuple_targets(request.rows))
+        return _BatchTensors(request, tensors | self._tuple_targets(request.rows))
 
 
 def copy_to_device(values: Tensor, device: str) -> Tensor:
@@ -368,7 +368,7 @@ class _Request:
 
 
 @dataclass(frozen=True, eq=False)
-class _Finished:
+class _BatchTensors:
     """What a batch is made of, and, where that was done on another stream of a GPU, when it is there."""
 
     request: _Request

@@ -4,14 +4,14 @@ The command ``mettle start`` puts the pieces together; training, evaluation and 
 """
 
 from mettle.start.backbone import build_frozen_backbone, describe_weights, is_backbone
-from mettle.start.choose import StartPlan, choose_recipe, describe_recipe
+from mettle.start.choose import FirstRunPlan, choose_recipe, describe_recipe
 from mettle.start.look import DataAccount, describe_machine, look_at_data
 from mettle.start.recipe_text import write_recipe
 from mettle.start.suggest import suggest_next
 
 __all__ = [
     "DataAccount",
-    "StartPlan",
+    "FirstRunPlan",
     "build_frozen_backbone",
     "choose_recipe",
     "describe_machine",

@@ -38,7 +38,7 @@ FROM_SCRATCH = {"train.rate": 1e-3}  # a network that knows nothing yet may move
 
 
 @dataclass(frozen=True)
-class StartPlan:
+class FirstRunPlan:
     """A recipe, why each of its keys is as it is, and what its training will take.
 
     Attributes:
@@ -82,7 +82,7 @@ def choose_images(model: Mapping[str, Any], account: DataAccount) -> dict[str, A
     return {"size": side, "resize": resize, "crop": 1.0}
 
 
-def choose_recipe(recipe: Recipe, model: Embedder | None, samples: Samples, minutes: float) -> StartPlan:
+def choose_recipe(recipe: Recipe, model: Embedder | None, samples: Samples, minutes: float) -> FirstRunPlan:
     """What trains, for how long: a step is timed on this machine.
 
     Args:
@@ -106,7 +106,9 @@ def choose_recipe(recipe: Recipe, model: Embedder | None, samples: Samples, minu
     choices.append(
         Choice("train.epochs", epochs, f"passes of {epoch_steps} steps, {step_seconds:.2f} s each here: {limit}")
     )
-    return StartPlan(recipe.with_values({"train.epochs": epochs}), tuple(choices), step_seconds, epochs * epoch_steps)
+    return FirstRunPlan(
+        recipe.with_values({"train.epochs": epochs}), tuple(choices), step_seconds, epochs * epoch_steps
+    )
 
 
 def _choose_layers(recipe: Recipe, model: Embedder) -> list[Choice]:

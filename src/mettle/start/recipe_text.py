@@ -8,7 +8,7 @@ import tomli_w
 
 from mettle.atomic_files import write_text
 from mettle.errors import RecipeError
-from mettle.start.choose import StartPlan
+from mettle.start.choose import FirstRunPlan
 from mettle.start.look import DataAccount, describe_machine
 from mettle.train.recipe import Recipe
 
@@ -58,7 +58,7 @@ SHOWN = {  # tables in their order, with the keys that are written whatever thei
 }
 
 
-def format_recipe(plan: StartPlan, account: DataAccount) -> str:
+def format_recipe(plan: FirstRunPlan, account: DataAccount) -> str:
     """The text of a recipe file, with comments."""
     reasons = REASONS | {choice.key: choice.reason for choice in plan.choices}
     lines = [
@@ -76,13 +76,15 @@ def format_recipe(plan: StartPlan, account: DataAccount) -> str:
             for key, value in content[table].items()
             if value is not None and (key in always or table in ("model", "loss") or value != usual[table].get(key))
         }
-        values = {key: value for key, value in values.items() if f"{table}.{key}" not in _implied(plan.recipe)}
+        values = {
+            key: value for key, value in values.items() if f"{table}.{key}" not in _list_implied_keys(plan.recipe)
+        }
         if values:
             lines += ["", f"[{table}]", *_format_table(values, f"{table}.", reasons)]
     return "\n".join(lines) + "\n"
 
 
-def _implied(recipe: Recipe) -> tuple[str, ...]:
+def _list_implied_keys(recipe: Recipe) -> tuple[str, ...]:
     """Keys that another one decides: steps follow from epochs, the width and depth are of our own networks."""
     own = recipe.model.get("backbone") in ("convnet", "mlp", "onnx")
     return ("train.steps", *(() if own else ("model.width", "model.depth")))
@@ -108,7 +110,7 @@ def _format_line(key: str, value: Any) -> str:
     return f"{key} = {text}"
 
 
-def write_recipe(plan: StartPlan, account: DataAccount, path: Path) -> None:
+def write_recipe(plan: FirstRunPlan, account: DataAccount, path: Path) -> None:
     """Write the recipe file; one that is there is not overwritten.
 
     Raises:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mettle.start.choose import LEAST_KEPT, MOST_EPOCHS, StartPlan
+from mettle.start.choose import LEAST_KEPT, MOST_EPOCHS, FirstRunPlan
 from mettle.start.look import DataAccount
 
 COUNT = 3
@@ -16,7 +16,7 @@ CUT = 0.85  # share of an image that a crop keeps, below which padding is worth 
 
 
 def suggest_next(
-    plan: StartPlan,
+    plan: FirstRunPlan,
     account: DataAccount,
     before: Mapping[str, float] | None,
     after: Mapping[str, float],
@@ -38,7 +38,7 @@ def suggest_next(
 
 
 def _suggestions(
-    plan: StartPlan,
+    plan: FirstRunPlan,
     account: DataAccount,
     before: Mapping[str, float] | None,
     after: Mapping[str, float],

@@ -51,14 +51,14 @@ def take_over_starting_weights(recipe: Recipe, stored: Any) -> Recipe:
         recipe: as it is given now.
         stored: what `describe_start` wrote into the folder.
     """
-    if not isinstance(stored, Mapping) or stored.get("asked") != _asked(recipe):
+    if not isinstance(stored, Mapping) or stored.get("asked") != _select_asked_keys(recipe):
         return recipe
     return recipe.with_values({key: value for key, value in stored["chosen"].items() if _is_open(recipe, key)})
 
 
 def describe_start(asked: Recipe, chosen: Mapping[str, Any], loaded: LoadedWeights) -> dict[str, Any]:
     """For ``run.json``: what was asked for, what followed from it, and what was loaded."""
-    return {"asked": _asked(asked), "chosen": dict(chosen), "loaded": loaded.to_json()}
+    return {"asked": _select_asked_keys(asked), "chosen": dict(chosen), "loaded": loaded.to_json()}
 
 
 def check_same_weights(stored: Any, loaded: LoadedWeights | None) -> None:
@@ -71,7 +71,7 @@ def check_same_weights(stored: Any, loaded: LoadedWeights | None) -> None:
         )
 
 
-def _asked(recipe: Recipe) -> dict[str, Any]:
+def _select_asked_keys(recipe: Recipe) -> dict[str, Any]:
     return {key: recipe.model[key] for key in ASKED if key in recipe.model}
 
 
