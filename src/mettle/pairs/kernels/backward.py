@@ -47,6 +47,7 @@ from mettle.pairs.kernels.primitives import (
     masked_tile,
     negative_mask,
     next_positive_tile,
+    positive_mask,
     read_number,
     similarity_float32,
     similarity_tile,
@@ -307,6 +308,7 @@ def positives_backward(
     offs_m = row + tl.arange(0, BLOCK_M)
     pos_begin = tl.load(POS_BEGIN + offs_m)
     pos_end = tl.load(POS_END + offs_m)
+    self_column = offs_m
     if SELF == "column":
         self_column = tl.load(SELF_COLUMN + offs_m)
     if SCALED_LATER:  # noqa: SIM102  a flag beside a value that only the device knows
@@ -336,11 +338,7 @@ def positives_backward(
             column = start_column
         if is_positive_tile(column, end, SELF):
             offs_n = column + tl.arange(0, BLOCK_N)
-            keep = (offs_n[None, :] >= pos_begin[:, None]) & (offs_n[None, :] < pos_end[:, None])
-            if SELF == "diagonal":
-                keep = keep & (offs_n[None, :] != offs_m[:, None])
-            if SELF == "column":
-                keep = keep & (offs_n[None, :] != self_column[:, None])
+            keep = positive_mask(offs_m, offs_n, pos_begin, pos_end, self_column, SELF)
             s = similarity_float32(Z, C, row, column, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, INPUT_PRECISION)
             w = tl.full((BLOCK_M, BLOCK_N), 1.0, tl.float32)
             dw = w

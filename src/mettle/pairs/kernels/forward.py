@@ -52,6 +52,7 @@ from mettle.pairs.kernels.primitives import (
     next_positive_tile,
     partial_row_max,
     partial_row_sum,
+    positive_mask,
     read_number,
     similarity_float32,
     similarity_tile,
@@ -246,6 +247,7 @@ def mining_threshold_kernel(
     offs_m = row + tl.arange(0, BLOCK_M)
     pos_begin = tl.load(POS_BEGIN + offs_m)
     pos_end = tl.load(POS_END + offs_m)
+    self_column = offs_m
     if SELF == "column":
         self_column = tl.load(SELF_COLUMN + offs_m)
     lowest = tl.full((BLOCK_M,), float("inf"), tl.float32)
@@ -259,11 +261,7 @@ def mining_threshold_kernel(
             column = start_column
         if is_positive_tile(column, end, SELF):
             offs_n = column + tl.arange(0, BLOCK_N)
-            keep = (offs_n[None, :] >= pos_begin[:, None]) & (offs_n[None, :] < pos_end[:, None])
-            if SELF == "diagonal":
-                keep = keep & (offs_n[None, :] != offs_m[:, None])
-            if SELF == "column":
-                keep = keep & (offs_n[None, :] != self_column[:, None])
+            keep = positive_mask(offs_m, offs_n, pos_begin, pos_end, self_column, SELF)
             s = similarity_float32(Z, C, row, column, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, INPUT_PRECISION)
             lowest = tl.minimum(lowest, tl.min(tl.where(keep, s, float("inf")), 1))
             if SELF != "diagonal":
@@ -306,6 +304,7 @@ def positives_forward(
     positives = (pos_end - pos_begin).to(tl.float32)
     if SELF == "diagonal":
         positives = positives - 1.0
+    self_column = offs_m
     if SELF == "column":
         self_column = tl.load(SELF_COLUMN + offs_m)
         positives = positives - tl.where(self_column >= 0, 1.0, 0.0)
@@ -353,11 +352,7 @@ def positives_forward(
             column = start_column
         if is_positive_tile(column, end, SELF):
             offs_n = column + tl.arange(0, BLOCK_N)
-            keep = (offs_n[None, :] >= pos_begin[:, None]) & (offs_n[None, :] < pos_end[:, None])
-            if SELF == "diagonal":
-                keep = keep & (offs_n[None, :] != offs_m[:, None])
-            if SELF == "column":
-                keep = keep & (offs_n[None, :] != self_column[:, None])
+            keep = positive_mask(offs_m, offs_n, pos_begin, pos_end, self_column, SELF)
             s = similarity_float32(Z, C, row, column, BLOCK_M, BLOCK_N, BLOCK_K, HEAD_DIM, INPUT_PRECISION)
             if MINED:
                 keep = keep & ((s >= limit[:, None]) == 0)  # what is broken stays

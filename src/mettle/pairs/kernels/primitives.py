@@ -261,6 +261,17 @@ def is_positive_tile(column, end, SELF: tl.constexpr):
 
 
 @triton.jit
+def positive_mask(offs_m, offs_n, pos_begin, pos_end, self_column, SELF: tl.constexpr):
+    """Which entries of a tile are positives: of the row's label, and not the row's own sample, as SELF says where."""
+    keep = (offs_n[None, :] >= pos_begin[:, None]) & (offs_n[None, :] < pos_end[:, None])
+    if SELF == "diagonal":
+        keep = keep & (offs_n[None, :] != offs_m[:, None])
+    if SELF == "column":
+        keep = keep & (offs_n[None, :] != self_column[:, None])
+    return keep
+
+
+@triton.jit
 def next_positive_tile(column, pos_begin, pos_end, BLOCK_N: tl.constexpr):
     """The next tile from ``column`` on that holds a positive of some row, far away where there is none.
 
