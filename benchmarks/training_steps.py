@@ -9,6 +9,7 @@ bfloat16 autocast, channels last, fused AdamW, no decay of biases and norms.
 
     trainer             `run_loop` with the loader and the callbacks of every run: guards, and a log line every 10 steps
     trainer, compiled   the same with `train.compile`
+    trainer, graph      the same with `train.cuda_graph`
     eager               batches ready in pinned memory, copied without waiting, the loss read every 10 steps
     compiled            the same with `torch.compile` of the whole network
     CUDA graph          of the small network: forward, backward and optimizer replayed in one launch, inputs in place
@@ -27,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from unittest.mock import MagicMock
@@ -76,6 +77,7 @@ from mettle.train.callbacks.logs import JsonLog  # noqa: E402
 from mettle.train.compilation import compile_networks  # noqa: E402
 from mettle.train.methods.supervised import Supervised  # noqa: E402
 from mettle.train.optim import Constant, Schedule, weight_decay_groups  # noqa: E402
+from mettle.train.step_graph import record_steps  # noqa: E402
 from mettle.train.trainer import run_loop  # noqa: E402
 
 if "pydantic" in stand_in.missing:  # which tables of recipes are checked with
@@ -102,7 +104,7 @@ class Data:
         channels, *sides = shape
         classes, each = batch
         rng = np.random.default_rng(0)
-        self.labels = np.repeat(np.arange(4 * classes), 2 * each)
+        self.labels = np.repeat(np.arange(4 * classes), 10 * each)  # an epoch has 40 batches
         means = rng.integers(40, 200, (4 * classes, 1, 1, channels))
         noise = rng.integers(-40, 40, (len(self.labels), *sides, channels))
         self.images = np.clip(means[self.labels] + noise, 0, 255).astype(np.uint8)
@@ -151,14 +153,15 @@ def build_model(name: str, device: str) -> Embedder:
     return Embedder(spec, shape).to(device)
 
 
-def trainer_round(name: str, data: Data, steps: int, compiled: bool) -> Callable[[], float]:
+def trainer_round(name: str, data: Data, steps: int, compiled: bool, graph: bool = False) -> Callable[[], float]:
     """Rounds of our loop, as a recipe runs it."""
     method = Supervised(build_model(name, data.device), SupCon(), precision="bfloat16", weight_decay=DECAY)
-    compilation = compile_networks([method.model] if compiled else [], print)
-    compilation.__enter__()
+    options = ExitStack()
+    options.enter_context(compile_networks([method.model] if compiled else [], print))
+    options.enter_context(record_steps(method, print) if graph else nullcontext())
 
     def run() -> float:
-        assert compilation is not None  # alive: where it is collected, it ends
+        assert options is not None  # alive: where it is collected, it ends
         clock = Clock(data.device, steps)
         with tempfile.TemporaryDirectory() as folder:
             callbacks = [DivergenceGuard(None, EVERY), JsonLog(Path(folder), EVERY), CollapseGuard(0.0, 0.0), clock]
@@ -267,7 +270,10 @@ def measure(name: str, device: str, rounds: int, quick: bool, deadline: float) -
         "trainer": lambda: trainer_round(name, data, steps, compiled=False),
         "compiled": lambda: careful_round(name, data, steps, compiled=True),
         "trainer, compiled": lambda: trainer_round(name, data, steps, compiled=True),
+        "trainer, graph": lambda: trainer_round(name, data, steps, compiled=False, graph=True),
     }
+    if device != "cuda":
+        del kinds["trainer, graph"]
     if name == "convnet" and device == "cuda":
         kinds["CUDA graph"] = lambda: graph_round(name, data, steps)
     ready: dict[str, Callable[[], float]] = {}
@@ -291,7 +297,8 @@ def as_table(found: dict[str, dict[str, dict[str, float]]]) -> str:
     lines = ["| network | loop | best, ms | median, ms | of the careful loop |", "|---|---|---|---|---|"]
     for name, rows in found.items():
         for kind, row in rows.items():
-            rival = {"trainer": "eager", "trainer, compiled": "compiled"}.get(kind)
+            rivals = {"trainer": "eager", "trainer, compiled": "compiled", "trainer, graph": "CUDA graph"}
+            rival = rivals.get(kind)
             ratio = f"{row['median'] / rows[rival]['median']:.3f}" if rival in rows else ""
             lines.append(f"| {name} | {kind} | {row['best']:.2f} | {row['median']:.2f} | {ratio} |")
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """Whole training steps on a GPU: nothing waits, numbers are read on the device, a compiled step equals an eager one."""
 
+import contextlib
 import copy
 
 import pytest
@@ -115,3 +116,88 @@ def test_a_compiled_loss_equals_an_eager_one(dtype):
         (call(leaf, y) * 1024).backward()
         gradients.append(leaf.grad)
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def small_method(**options):
+    from mettle.model import Embedder, EmbedderSpec
+    from mettle.train import Supervised
+
+    torch.manual_seed(0)
+    model = Embedder(EmbedderSpec("convnet", width=8, depth=2, dim=16), (1, 16, 16)).cuda()
+    return Supervised(model, SupCon(difficulty=Threshold()), precision="bfloat16", **options)
+
+
+def small_batch(k, broken=False):
+    from mettle.data.loader import Batch
+
+    generator = torch.Generator("cuda").manual_seed(k)
+    x = torch.rand(32, 1, 16, 16, device="cuda", generator=generator)
+    if broken:
+        x[0] = torch.nan
+    y = torch.randperm(32, device="cuda", generator=generator) // 4
+    return Batch(x, y, torch.arange(32, device="cuda"), k, 0, 0.0)
+
+
+STEPPED = {
+    "AdamW": {},
+    "clipped": {"clip": 0.1},
+    "SGD": {"optimizer": "SGD"},
+    "average": {"ema": 0.9, "ema_start": 0.4},
+}
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_replayed_training_steps_equal_launched_ones(name):
+    from mettle.train.step_graph import record_steps
+
+    results, notes = {}, []
+    for recorded in (False, True):
+        method = small_method(**STEPPED[name])
+        with record_steps(method, notes.append) if recorded else contextlib.nullcontext():
+            steps = [method.step(small_batch(k, k in (12, 17)), 1e-3 * (1 + k % 3), k / 20) for k in range(20)]
+            if recorded:
+                assert len(method.recorder.graphs) == (2 if name == "average" else 1)
+        results[recorded] = method, steps
+    assert notes == []
+    for k, (eager, replayed) in enumerate(zip(results[False][1], results[True][1], strict=True)):
+        assert eager.applied == replayed.applied == (k not in (12, 17))
+        if eager.applied:
+            assert replayed.loss == pytest.approx(eager.loss, rel=2e-3)
+            assert replayed.gradient == pytest.approx(eager.gradient, rel=5e-2)
+            assert replayed.lazy_stats().keys() == eager.lazy_stats().keys()
+    for mine, other in zip(
+        *(results[r][0].state_dict()["modules"]["model"].values() for r in (False, True)), strict=True
+    ):
+        assert gap(mine, other.double()) < 5e-3 or not mine.is_floating_point() or mine.norm() < 1e-2
+    groups = [results[r][0].state_dict()["optimizer"]["optimizers"]["model"]["param_groups"] for r in (False, True)]
+    assert groups[0] == groups[1]
+
+
+def test_what_cannot_be_recorded_is_told_and_trains():
+    from mettle.train.step_graph import record_steps
+
+    notes = []
+    method = small_method(optimizer="RMSprop")
+    with record_steps(method, notes.append):
+        assert all(method.step(small_batch(k), 1e-3, 0.5).applied for k in range(6))
+    assert len(notes) == 1 and "not a fused one" in notes[0]
+
+
+def test_items_that_live_on_the_gpu_give_the_same_batches(monkeypatch):
+    import numpy as np
+
+    from mettle.data import Augment, PKBatchSampler, Samples
+    from mettle.data import loader as loading
+    from mettle.data.inputs import ImageArray
+
+    labels = np.arange(64) // 4
+    images = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 3)).astype(np.uint8)
+    samples = Samples.of(ImageArray(images), labels).take(np.arange(63, -1, -1))
+    batches = {}
+    for share in (0.0, 0.1):
+        monkeypatch.setattr(loading, "RESIDENT_SHARE", share)
+        made = loading.Loader(samples, PKBatchSampler(samples.labels, 4, 2), Augment(flip=0.5), device="cuda", views=2)
+        assert (made._copy_to_gpu() is None) == (share == 0)
+        batches[share] = list(made.batches(0, 5))
+    for a, b in zip(batches[0.0], batches[0.1], strict=True):
+        assert torch.equal(a.inputs, b.inputs) and torch.equal(a.labels, b.labels) and torch.equal(a.ids, b.ids)

@@ -33,6 +33,8 @@ from mettle.rng import hash_bits
 
 Item = TypeVar("Item")
 _Read: TypeAlias = "tuple[_Request, Tensor, Tensor | None]"  # images or rows; of whole images their width over height
+UNCHANGED = Augment()
+RESIDENT_SHARE = 0.1  # of the free memory of a GPU, that items in memory may take of it
 AHEAD = 2  # finished batches that wait while one is in use
 
 
@@ -141,6 +143,11 @@ class Loader:
 
     def _read(self, source: "_Source", requests: "_Requests") -> Generator[_Read, None, None]:
         """What the workers, or a thread, make of the requests, in their order."""
+        resident = self._copy_to_gpu()
+        if resident is not None:
+            index = self.samples.storage_index
+            rows = ((one, copy_to_device(torch.from_numpy(index[one.positions]), self.device)) for one in requests)
+            return ((request, resident.index_select(0, positions), None) for request, positions in rows)
         options: dict[str, Any] = {"generator": torch.Generator().manual_seed(0)}  # the global one is the model's
         if self.workers:
             # As safe as fresh processes, where a fork of one that has used threads can hang, and imports torch once.
@@ -159,6 +166,16 @@ class Loader:
             **options,
         )
         return self._check(_in_thread(loader) if self.workers == 0 and not self._is_serial else loader)
+
+    def _copy_to_gpu(self) -> Tensor | None:
+        """All items on the GPU, where they are arrays in memory that it has plenty of room for; else None."""
+        array = getattr(self.samples.inputs, "array", None)
+        is_plain = self.workers == 0 and self.transform is None and not self._draws_per_item
+        if not self.device.startswith("cuda") or not is_plain or self._reads_uncropped or array is None:
+            return None
+        if array.nbytes > RESIDENT_SHARE * torch.cuda.mem_get_info(self.device)[0]:
+            return None
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
     @property
     def _is_serial(self) -> bool:
@@ -182,10 +199,9 @@ class Loader:
         """
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.default_stream(self.device))  # what the augmentation holds may still be copied
-        for item in items:
-            with torch.cuda.stream(stream):
-                finished = replace(self._finish(item), ready=stream.record_event())
-            yield finished
+        with torch.cuda.stream(stream):  # of this thread, which does nothing else
+            for item in items:
+                yield replace(self._finish(item), ready=stream.record_event())
 
     def _check(self, found: Iterable[Any]) -> Generator[_Read, None, None]:
         """Raise what went wrong in a worker as the one line that it is."""
@@ -247,7 +263,9 @@ class Loader:
             sides = list(aspect.to(self.device).split(request.each)) * (self.views if self.tuples is None else 1)
             more = [{"aspect": part, "size": self.samples.inputs.shape[:2]} for part in sides]
         views: list[Tensor] = [
-            self.augment(part, request.part_ids(v), seed=self.seed, epoch=request.epoch, view=v, **how)
+            part
+            if self.augment == UNCHANGED and not how
+            else self.augment(part, request.part_ids(v), seed=self.seed, epoch=request.epoch, view=v, **how)
             for v, (part, how) in enumerate(zip(parts, more, strict=True))
         ]
         if isinstance(self.transform, BatchTransform):
@@ -255,14 +273,9 @@ class Loader:
                 self.transform(part, request.part_ids(v), seed=self.seed, epoch=request.epoch, view=v)
                 for v, part in enumerate(views)
             ]
-        positions = request.positions
-        labels = torch.from_numpy(np.tile(self.samples.labels[positions], self.views))
-        ids = torch.from_numpy(np.tile(self.samples.ids[positions], self.views))
-        tensors = {
-            "inputs": views[0] if len(views) == 1 else torch.cat(views),
-            "labels": copy_to_device(labels, self.device),
-            "ids": copy_to_device(ids, self.device),
-        }
+        columns = np.stack([self.samples.labels[request.positions], self.samples.ids[request.positions]])
+        labels, ids = copy_to_device(torch.from_numpy(np.tile(columns, self.views)), self.device)
+        tensors = {"inputs": views[0] if len(views) == 1 else torch.cat(views), "labels": labels, "ids": ids}
         return _BatchTensors(request, tensors | self._tuple_targets(request.rows))
 
 

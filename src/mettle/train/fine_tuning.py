@@ -30,9 +30,13 @@ class FrozenLayers:
     parameters: Sequence[nn.Parameter]
     share: float | None = None
 
+    def is_frozen(self, fraction_done: float) -> bool:
+        """Whether they do not train at this share of training."""
+        return self.share is None or fraction_done < self.share
+
     def update(self, fraction_done: float) -> None:
         """Freeze or release the layers: a function of the share of training that is done, so that runs resume."""
-        frozen = self.share is None or fraction_done < self.share
+        frozen = self.is_frozen(fraction_done)
         for parameter in self.parameters:
             parameter.requires_grad_(not frozen)
         if frozen:

@@ -19,7 +19,7 @@ from mettle.data.tuples import Tuples
 from mettle.errors import DataError, InputError, RecipeError, RunError
 from mettle.losses import PairwiseLoss
 from mettle.model import Embedder, EmbeddingModel, ModuleEmbedder
-from mettle.train import checkpoint
+from mettle.train import checkpoint, step_graph
 from mettle.train.auto_settings import resolve_device
 from mettle.train.callbacks import (
     Callback,
@@ -289,7 +289,10 @@ def _fit_in_folder(
     if networks:
         on_note(RESUMES)
     options: dict[str, Any] = {"start": start, "position": position, "accumulate": setup.accumulate}
-    with compile_networks(networks, on_note):
+    if setup.cuda_graph:
+        on_note(step_graph.RESUMES)
+    recording = step_graph.record_steps(method, on_note) if setup.cuda_graph else nullcontext()
+    with compile_networks(networks, on_note), recording:
         done = run_loop(method, loader, schedule, everything, **options)
     return start, passed, done
 

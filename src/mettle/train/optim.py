@@ -17,6 +17,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from mettle.errors import InputError, RecipeError, nearest
+from mettle.train.device_reads import StreamPoint
 from mettle.train.factory import build, constructor_arguments
 from mettle.train.lora import LoraSettings
 
@@ -133,7 +134,7 @@ def _match_layout(gradient: Tensor, parameter: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class StepNumbers:
-    """The losses and gradient norms of a step, by network, where they were computed: to read one waits for the device.
+    """The losses and gradient norms of a step, by network, where they were computed: to read one waits for that step.
 
     A step is refused, as a whole, where any of them is not finite.
     """
@@ -142,6 +143,7 @@ class StepNumbers:
     seen: Tensor  # all norms, then all losses, in float32
     losses: Sequence[Mapping[str, Tensor]]  # of every batch
     refused: Tensor  # whether the step was, a scalar
+    computed: StreamPoint  # when they all were
 
     @classmethod
     def from_tensors(cls, norms: Mapping[str, Tensor], losses: Sequence[Mapping[str, Tensor]]) -> "StepNumbers":
@@ -150,7 +152,7 @@ class StepNumbers:
         values = [loss for batch in losses for loss in batch.values()]
         place = values[0].device
         seen = torch.stack([x.to(place).float() for x in (*norms.values(), *values)])
-        return cls(tuple(norms), seen, losses, ~torch.isfinite(seen).all())
+        return cls(tuple(norms), seen, losses, ~torch.isfinite(seen).all(), StreamPoint(place))
 
     @property
     def is_read(self) -> bool:
@@ -159,7 +161,8 @@ class StepNumbers:
 
     @cached_property
     def _values(self) -> list[float]:
-        return self.seen.tolist()
+        with self.computed.reading():
+            return self.seen.tolist()
 
     @cached_property
     def applied(self) -> bool:
@@ -174,7 +177,9 @@ class StepNumbers:
     @cached_property
     def mean_losses(self) -> dict[str, float]:
         """The mean loss over the batches, by network."""
-        return {name: sum(batch[name].item() for batch in self.losses) / len(self.losses) for name in self.losses[-1]}
+        with self.computed.reading():
+            values = [{name: loss.item() for name, loss in batch.items()} for batch in self.losses]
+        return {name: sum(batch[name] for batch in values) / len(values) for name in values[-1]}
 
     @cached_property
     def told_network(self) -> str:
@@ -270,7 +275,7 @@ class MultiOptimizer:
         )
 
     def step(
-        self, losses: Sequence[Mapping[str, Tensor]], lrs: Mapping[str, float], *, read: bool = True
+        self, losses: Sequence[Mapping[str, Tensor]], lrs: Mapping[str, float | Tensor], *, read: bool = True
     ) -> "StepNumbers":
         """A step of all networks, unless a loss or a gradient is not finite.
 
@@ -284,9 +289,8 @@ class MultiOptimizer:
             the norms of gradients and the losses, and whether the step was made; reading them may wait for the device.
         """
         norms = {}
+        self.set_learning_rates(lrs)
         for name, optimizer in self.optimizers.items():
-            for group in optimizer.param_groups:
-                group["lr"] = lrs[name] * group["lr_scale"]
             self.scaler.unscale_(optimizer)
             norms[name] = self._clip(self.parameters[name])
         numbers = StepNumbers.from_tensors(norms, losses)
@@ -304,6 +308,12 @@ class MultiOptimizer:
         if self.scaler.is_enabled():
             self.scaler.update()
         return numbers
+
+    def set_learning_rates(self, lrs: Mapping[str, float | Tensor]) -> None:
+        """The learning rate of each network; its groups scale it."""
+        for name, optimizer in self.optimizers.items():
+            for group in optimizer.param_groups:
+                group["lr"] = lrs[name] * group["lr_scale"]
 
     def _clip(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """The norm of their gradient, which is scaled down to the limit where there is one."""

@@ -23,13 +23,24 @@ class LogLine(dict[str, Any]):
         assert state.result is not None
         known = {"loss": state.result.loss} if state.result.is_read else {}
         super().__init__({"step": state.step, "epoch": state.batch.epoch} | known | {"rate": state.lr})
-        self.result = state.result
+        self.result, self.batch, self.by_id = state.result, state.batch, state.views > 1
 
     def __missing__(self, key: str) -> Any:
         if key != "loss":
             raise KeyError(key)
         self["loss"] = self.result.loss
         return self["loss"]
+
+    def measure(self) -> "LogLine":
+        """Add the gradient, the shape of the embeddings and what difficulty did, unless they are there."""
+        if "gradient" not in self:
+            result = self.result
+            with result.numbers.computed.reading():
+                gap = similarity_gap(result.embeddings, self.batch, by_id=self.by_id)
+                shape = {"mean_cosine": mean_cosine(result.embeddings)} | ({} if gap is None else {"gap": gap})
+                stats = dict(result.lazy_stats())
+            self.update({"loss": result.loss, "gradient": result.gradient} | shape | stats)
+        return self
 
 
 @dataclass
@@ -49,7 +60,8 @@ class TrainingState:
     batches: Sequence[Batch] = ()
     result: StepResult | None = None
     is_epoch_end: bool = False
-    line: dict[str, Any] = field(default_factory=dict)  # what a log may say; `JsonLog` adds to it when a line is due
+    line: dict[str, Any] = field(default_factory=dict)  # what a log may say
+    logged: Sequence[dict[str, Any]] = ()  # the lines that `JsonLog` wrote after this step, of this one or the last
     validation: ValidationResult | None = None  # the last one, of this step or an earlier one
     stop_requested: bool = False
     finish_requested: bool = False
@@ -73,15 +85,21 @@ class TrainingState:
         """Whether this is a step of those that something is done at, one in ``every`` and the last."""
         return self.step % every == 0 or self.is_last
 
-    def measure(self) -> dict[str, Any]:
-        """The gradient, the shape of the embeddings, and what difficulty did; worked out once a step."""
+    @property
+    def can_read_later(self) -> bool:
+        """Whether numbers of this step should be read after the next one: a GPU that waits for the host does nothing.
+
+        Not where the numbers are needed now, because the run is validated or ends here, nor where the next step
+        changes what they are computed from.
+        """
         assert self.result is not None
-        if "gradient" not in self.line:
-            z = self.result.embeddings
-            gap = similarity_gap(z, self.batch, by_id=self.views > 1)
-            stats = dict(self.result.lazy_stats())
-            shape = {"mean_cosine": mean_cosine(z)} | ({} if gap is None else {"gap": gap})
-            self.line |= {"loss": self.result.loss, "gradient": self.result.gradient} | shape | stats
+        ends = self.is_last or self.stop_requested or self.is_validated
+        return not self.result.is_read and self.result.stays_valid and not ends
+
+    @property
+    def step_line(self) -> LogLine:
+        """The line of the last step, which can be measured."""
+        assert isinstance(self.line, LogLine)
         return self.line
 
 
@@ -111,7 +129,7 @@ def run_loop(
             state.lr = schedule.lr_at(state.step)
             state.result = method.step(state.batches, state.lr, state.step / schedule.steps)
             state.step += 1
-            state.line = LogLine(state)
+            state.line, state.logged = LogLine(state), ()
             for callback in callbacks:
                 callback.on_step(state)
             if state.stop_requested or state.finish_requested:

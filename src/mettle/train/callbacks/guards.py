@@ -17,7 +17,7 @@ from mettle.train.factory import constructor_arguments
 from mettle.train.optim import StepNumbers
 
 if TYPE_CHECKING:
-    from mettle.train.trainer import TrainingState
+    from mettle.train.trainer import LogLine, TrainingState
 
 RESOLUTION = 1e-6  # mean cosine distances below are rounding of float32 embeddings that are all the same
 
@@ -61,15 +61,19 @@ class DivergenceGuard(Callback):
             _WaitingStep(state.step, result.numbers, state.batch.ids[:8], state.method.max_skipped_steps)
         )
         if result.is_read or state.is_due(self.every) or state.stop_requested:
-            self.look()
+            self.look(but_last=state.can_read_later)
 
-    def look(self) -> None:
+    def look(self, but_last: bool = False) -> None:
         """Judge the steps that wait for it, each as if it had been looked at when it was done.
+
+        Args:
+            but_last: leave out the last one, which a GPU may be busy with.
 
         Raises:
             NumericError: so many in a row were refused that the run has diverged.
         """
-        waiting, self.waiting = self.waiting, []
+        count = len(self.waiting) - but_last
+        waiting, self.waiting = self.waiting[:count], self.waiting[count:]
         for one in waiting:
             self.skipped = 0 if one.numbers.applied else self.skipped + 1
             if self.skipped >= one.most:
@@ -114,17 +118,31 @@ class CollapseGuard(Callback):
         self.spread, self.gap, self.patience, self.every, self.warmup = spread, gap, patience, every, warmup
         self.loss_keys = loss_keys
         self.first: float | None = None  # spread at the first step
+        self.waiting: list[tuple[LogLine, Any]] = []  # a line that is due, and the loss of the run
         self.spreads: list[float] = []  # of the last looks
         self.gaps: list[float] = []
 
     def on_step(self, state: "TrainingState") -> None:
-        """Look at the embeddings where that is due."""
+        """Look at the embeddings where that is due; at those of a GPU that is behind, while the next step runs."""
         assert state.result is not None
+        self.look()
         if self.first is None and state.result.applied:
             self.first = 1 - mean_cosine(state.result.embeddings)
         if state.is_due(self.every) and state.step > self.warmup * state.schedule.steps:
-            line = state.measure()
-            self.judge(state.step, line["mean_cosine"], line.get("gap"), state.method.loss)
+            self.waiting = [(state.step_line, state.method.loss)]
+            if not state.can_read_later:
+                self.look()
+
+    def look(self) -> None:
+        """Judge the line that waits for it.
+
+        Raises:
+            NumericError: the embeddings have collapsed.
+        """
+        waiting, self.waiting = self.waiting, []
+        for line, loss in waiting:
+            line.measure()
+            self.judge(line["step"], line["mean_cosine"], line.get("gap"), loss)
 
     def judge(self, step: int, cosine: float, gap: float | None, loss: Any = None) -> None:
         """Take in one more look, and end the run where the last ones show a collapse.
@@ -167,6 +185,7 @@ class CollapseGuard(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to be stopped at the same step."""
+        self.look()
         return {"first": self.first, "spreads": self.spreads, "gaps": self.gaps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from mettle.train.callbacks.base import Callback
 from mettle.train.run_folder import explain_write_errors
 
 if TYPE_CHECKING:
-    from mettle.train.trainer import TrainingState
+    from mettle.train.trainer import LogLine, TrainingState
 
 
 class JsonLog(Callback):
@@ -30,24 +30,42 @@ class JsonLog(Callback):
         lines += [state.line] if state.line else []
         with explain_write_errors(self.path):
             write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
-        self._restart(state)
+        self.waiting: list[tuple[LogLine, float]] = []
+        self.began, self.waited, self.since = time.perf_counter(), 0.0, state.step
 
     def on_step(self, state: "TrainingState") -> None:
-        """Write a line where one is due."""
+        """Write a line where one is due; of a GPU that is behind, while the next step runs."""
+        written = [self._write()] if self.waiting else []
         self.waited += sum(batch.waited for batch in state.batches)
-        if not (state.is_due(self.every) or state.is_epoch_end or state.is_validated):
-            return
-        state.line["loss"]  # waits for a GPU that is behind, so that its time is counted
-        spent = time.perf_counter() - self.began - state.line.get("validation_seconds", 0.0)
-        line = state.measure()
-        line["seconds_per_step"] = spent / (state.step - self.since)
-        line["share_in_model_and_loss"] = 1 - self.waited / spent
+        if state.is_due(self.every) or state.is_epoch_end or state.is_validated:
+            self.waiting = [(state.step_line, self.waited)]
+            self.waited = 0.0
+            if not state.can_read_later:
+                written.append(self._write())
+        state.logged = written
+
+    def on_end(self, state: "TrainingState") -> None:
+        """Write the line that waits."""
+        if self.waiting:
+            self._write()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing; a line that waits is written, for whoever resumes from here does not write it."""
+        if self.waiting:
+            self._write()
+        return {}
+
+    def _write(self) -> "LogLine":
+        [(line, waited)], self.waiting = self.waiting, []
+        line["loss"]  # waits for a GPU that is behind, so that its time is counted
+        spent = time.perf_counter() - self.began - line.get("validation_seconds", 0.0)
+        line.measure()
+        line["seconds_per_step"] = spent / (line["step"] - self.since)
+        line["share_in_model_and_loss"] = 1 - waited / spent
         with explain_write_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        self._restart(state)
-
-    def _restart(self, state: "TrainingState") -> None:
-        self.began, self.waited, self.since = time.perf_counter(), 0.0, state.step
+        self.began, self.since = time.perf_counter(), line["step"]
+        return line
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -75,20 +93,21 @@ class TensorBoard(Callback):
             from torch.utils.tensorboard import SummaryWriter
 
             self.board = SummaryWriter(str(self.folder))
-        self._mirror(state)
+        if state.line:
+            self._mirror(state.line)
 
     def on_step(self, state: "TrainingState") -> None:
-        """Mirror a line."""
-        if "seconds_per_step" in state.line:
-            self._mirror(state)
+        """Mirror what was written."""
+        for line in state.logged:
+            self._mirror(line)
 
-    def _mirror(self, state: "TrainingState") -> None:
+    def _mirror(self, line: dict[str, Any]) -> None:
         if self.board is None:
             return
         with explain_write_errors(self.folder):
-            for name, value in state.line.items():
+            for name, value in line.items():
                 if isinstance(value, int | float) and name != "step":
-                    self.board.add_scalar(name, value, state.step)
+                    self.board.add_scalar(name, value, line["step"])
 
     def on_end(self, state: "TrainingState") -> None:
         """Flush it."""

@@ -33,17 +33,20 @@ class Progress(Callback):
 
     def on_step(self, state: "TrainingState") -> None:
         """Show where the run is."""
-        line, step, steps = state.line, state.step, state.schedule.steps
+        step, steps = state.step, state.schedule.steps
         if self.bar is not None and self.task is not None:
-            self.last |= line
+            for line in (state.line, *state.logged):
+                self.last |= line
             self.bar.update(self.task, completed=step, description=self._text(state, self.last))
-        elif "seconds_per_step" in line and state.is_due(5 * self.every):
-            left = (steps - step) * line["seconds_per_step"]
-            waited = 1 - line["share_in_model_and_loss"]
-            slow = f"  waited for data {waited:.0%}" if waited > WAITED else ""
-            print(f"step {step}/{steps}  {self._text(state, line)}  {left:.0f} s left{slow}", flush=True)
-        elif state.is_validated:
-            print(f"step {step}/{steps}  {self._text(state, line)}", flush=True)
+            return
+        for line in state.logged:
+            if line["step"] % (5 * self.every) == 0 or line["step"] == steps or state.is_last:
+                left = (steps - line["step"]) * line["seconds_per_step"]
+                waited = 1 - line["share_in_model_and_loss"]
+                slow = f"  waited for data {waited:.0%}" if waited > WAITED else ""
+                print(f"step {line['step']}/{steps}  {self._text(state, line)}  {left:.0f} s left{slow}", flush=True)
+            elif state.is_validated:
+                print(f"step {line['step']}/{steps}  {self._text(state, line)}", flush=True)
 
     def on_end(self, state: "TrainingState") -> None:
         """Leave the bar as it is."""

@@ -7,7 +7,8 @@ the refusal of steps that are not finite, averages of weights and the state of a
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,7 @@ class StepResult:
     numbers: StepNumbers
     embeddings: Tensor  # detached, of the last batch of the step
     lazy_stats: Callable[[], Mapping[str, Any]] = dict  # what difficulty did; worked out only when a line is logged
+    stays_valid: bool = False  # whether that is still the same after the next step
 
     @property
     def loss(self) -> float:
@@ -81,6 +83,14 @@ class StepResult:
     def is_read(self) -> bool:
         """Whether the numbers are known to the host."""
         return self.numbers.is_read
+
+
+class StepSource(Protocol):
+    """Makes steps in another way where it can."""
+
+    def step(self, batches: Sequence[Batch], lrs: Mapping[str, float], fraction_done: float) -> StepResult | None:
+        """One optimization step; None where it has to be made as ever."""
+        ...
 
 
 class Method(ABC):
@@ -145,6 +155,7 @@ class Method(ABC):
         self.past = None if queue is None else PastEmbeddings(self.model, queue)
         if self.past is not None:
             self.modules["past"] = self.past
+        self.recorder: StepSource | None = None  # `step_graph.record_steps` puts one here
         self._has_own_queue = any(isinstance(part, Queue) for loss in everything.values() for part in loss.modules())
 
     @abstractmethod
@@ -157,6 +168,14 @@ class Method(ABC):
         Of several batches the mean gradient is taken, each batch with pairs of its own.
         """
         batches = [batches] if isinstance(batches, Batch) else batches
+        lrs = self.learning_rates(lr)
+        found = None if self.recorder is None else self.recorder.step(batches, lrs, fraction_done)
+        return self.make_step(batches, lrs, fraction_done) if found is None else found
+
+    def make_step(
+        self, batches: Sequence[Batch], lrs: Mapping[str, float | Tensor], fraction_done: float
+    ) -> StepResult:
+        """One optimization step, launched one kernel after the other; rates are numbers, or tensors on the device."""
         for module in self.modules.values():
             module.train()
         for frozen in self.frozen.values():
@@ -171,8 +190,8 @@ class Method(ABC):
             terms = self.compute_losses(batch, fraction_done)
             self.optimizer.backward(terms.losses, len(batches))
             found.append(terms)
-        last, read = found[-1], self._must_read(fraction_done)
-        numbers = self.optimizer.step([terms.losses for terms in found], self.learning_rates(lr), read=read)
+        last, read = found[-1], self.must_read(fraction_done)
+        numbers = self.optimizer.step([terms.losses for terms in found], lrs, read=read)
         if not read:
             before.restore(numbers.refused)
             carried = TensorSnapshot(self._carried_tensors())
@@ -182,14 +201,20 @@ class Method(ABC):
             self._finish_step(found, fraction_done)
         else:
             before.restore()
-        return StepResult(numbers, last.embeddings.detach(), lambda: last.statistics(numbers.norms))
+        stats, stay = partial(_read_statistics, last, numbers), self.statistics_stay_valid
+        return StepResult(numbers, last.embeddings.detach(), stats, stay)
+
+    @property
+    def statistics_stay_valid(self) -> bool:
+        """Whether statistics of a step follow from its tensors alone, and not from what the next step changes too."""
+        return False
 
     def _finish_step(self, terms: Sequence[LossTerms], fraction_done: float) -> None:
         self.after_step(terms)
         if self.average is not None and fraction_done >= self.settings.ema_start:
             self.average.update(self.modules)
 
-    def _must_read(self, fraction_done: float) -> bool:
+    def must_read(self, fraction_done: float) -> bool:
         """Whether the host has to know that a step is made before it goes on; it always does on a processor.
 
         So it is where something is about to begin (optimizer states, averages), where a queue fills up, and where a
@@ -200,6 +225,11 @@ class Method(ABC):
         is_filling = self.past is not None and not self.past.queue.is_known_full()
         is_due = self.average is not None and fraction_done >= self.settings.ema_start
         return is_filling or (self.average is not None and is_due and not self.average.has_begun)
+
+    def find_stage(self, fraction_done: float) -> tuple[bool, ...]:
+        """What is on and off at this share of training: steps of one stage do the same things."""
+        is_due = self.average is not None and fraction_done >= self.settings.ema_start
+        return (is_due, *(frozen.is_frozen(fraction_done) for frozen in self.frozen.values()))
 
     def _carried_tensors(self) -> Iterator[Tensor]:
         """What the end of a step changes."""
@@ -254,6 +284,10 @@ class Method(ABC):
         self.optimizer.load_state_dict(state["optimizer"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
+
+
+def _read_statistics(terms: LossTerms, numbers: StepNumbers) -> Mapping[str, Any]:
+    return terms.statistics(numbers.norms)
 
 
 def _mark(network: str) -> str:

@@ -20,6 +20,7 @@ from mettle.train.methods.base import (
     class_indices,
     progress_option,
     takes_after,
+    trainable_parts,
     wants_sparse_grad,
 )
 from mettle.train.methods.distillation import (
@@ -95,6 +96,11 @@ class Supervised(Method):
             return own | self.past.statistics(queued) | distilled
 
         return LossTerms({"model": loss}, used, statistics, queued=queued)
+
+    @property
+    def statistics_stay_valid(self) -> bool:
+        """Where neither the loss nor a neck nor a queue has a state that the next step changes."""
+        return self.past is None and not takes_after(self.loss) and not trainable_parts({"": self.loss})
 
     def distance_to_teacher(self, embeddings: Tensor, batch: Batch) -> Tensor | None:
         """How far the similarities of a batch are from those of the moving average; None where nothing is distilled."""
