@@ -161,11 +161,16 @@ def trainer_round(name: str, data: Data, steps: int, compiled: bool) -> Callable
         assert compilation is not None  # alive: where it is collected, it ends
         clock = Clock(data.device, steps)
         with tempfile.TemporaryDirectory() as folder:
-            callbacks = [DivergenceGuard(None, EVERY), JsonLog(Path(folder), EVERY), CollapseGuard(0.0, 0.0), clock]
+            callbacks = [*usual_callbacks(Path(folder)), clock]
             run_loop(method, data.loader(), Schedule(WARM + steps, LR, Constant()), callbacks)
         return 1000 * (clock.times[WARM + steps] - clock.times[WARM]) / steps
 
     return run
+
+
+def usual_callbacks(folder: Path) -> list[Callback]:
+    """What looks at the steps of every run."""
+    return [DivergenceGuard(None, EVERY), JsonLog(folder, EVERY), CollapseGuard(0.0, 0.0)]
 
 
 def careful_round(name: str, data: Data, steps: int, compiled: bool) -> Callable[[], float]:
