@@ -53,7 +53,7 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Nothing to do."""
 
 
-stand_in = StandIn("pydantic", "safetensors", "PIL")
+stand_in = StandIn("pydantic", "safetensors", "tomli_w", "PIL")
 sys.meta_path.append(stand_in)
 if "pydantic" in stand_in.missing:  # recipes cannot be read then, and nothing reads one
     sys.modules["mettle.train.run_folder"] = MagicMock()
