@@ -54,7 +54,7 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Nothing to do."""
 
 
-stand_in = StandIn("pydantic", "safetensors", "PIL")
+stand_in = StandIn("pydantic", "safetensors", "tomli_w", "PIL")
 sys.meta_path.append(stand_in)
 if "pydantic" in stand_in.missing:  # recipes cannot be read then, and nothing reads one
     sys.modules["mettle.train.run_folder"] = MagicMock()
@@ -164,11 +164,16 @@ def trainer_round(name: str, data: Data, steps: int, compiled: bool, graph: bool
         assert options is not None  # alive: where it is collected, it ends
         clock = Clock(data.device, steps)
         with tempfile.TemporaryDirectory() as folder:
-            callbacks = [DivergenceGuard(None, EVERY), JsonLog(Path(folder), EVERY), CollapseGuard(0.0, 0.0), clock]
+            callbacks = [*usual_callbacks(Path(folder)), clock]
             run_loop(method, data.loader(), Schedule(WARM + steps, LR, Constant()), callbacks)
         return 1000 * (clock.times[WARM + steps] - clock.times[WARM]) / steps
 
     return run
+
+
+def usual_callbacks(folder: Path) -> list[Callback]:
+    """What looks at the steps of every run."""
+    return [DivergenceGuard(None, EVERY), JsonLog(folder, EVERY), CollapseGuard(0.0, 0.0)]
 
 
 def careful_round(name: str, data: Data, steps: int, compiled: bool) -> Callable[[], float]:

@@ -336,6 +336,16 @@ def test_crops_are_the_same_from_memory_from_files_and_from_workers(photographs)
     assert torch.equal(crops_of(photographs, augment, workers=1), wanted)
 
 
+@pytest.mark.parametrize("crop", [None, 0.875])
+def test_whole_pictures_of_large_files_are_the_same_from_memory(tmp_path, crop):
+    pixels = np.random.default_rng(0).integers(0, 256, (400, 600, 3)).astype(np.uint8)
+    (tmp_path / "large.jpg").write_bytes(encode(pixels, "JPEG"))
+    files = ImageFiles(["large.jpg"], 32, root=tmp_path, crop=crop)
+    first = np.array([0])
+    for found, wanted in zip(files.uncropped.read(first), load_into_memory(files).uncropped.read(first), strict=True):
+        assert np.array_equal(found, wanted)
+
+
 def test_without_random_crops_training_sees_what_evaluation_sees(photographs):
     wanted = photographs.read(np.arange(12)).transpose(0, 3, 1, 2) / np.float32(255)
     order = np.concatenate([np.asarray(b) for b in ShuffledBatchSampler(12, 12, 0).epoch_batches(0)])

@@ -131,14 +131,19 @@ def decode_to_sizes(
     channels: Channels = 3,
     pixels: int = MAX_PIXELS,
     name: str | None = None,
+    every_pixel: bool = False,
 ) -> tuple[list[np.ndarray], float]:
-    """Decode one picture once into several sizes; also its own width over its height, as it is to be looked at."""
+    """Decode one picture once into several sizes; also its own width over its height, as it is to be looked at.
+
+    A JPEG that is much larger than all targets is decoded at a fraction of its size, but for targets with a share
+    ``crop`` and where ``every_pixel`` is asked for.
+    """
     if channels not in (1, 3):
         raise InputError(f"channels must be 1 (grey) or 3 (RGB), got {channels!r}")
     called = name if name is not None else str(source) if isinstance(source, Path) else None
     try:
         data = source if isinstance(source, bytes) else read_image_bytes(source)
-        return _decode_bytes(data, targets, channels, pixels)
+        return _decode_bytes(data, targets, channels, pixels, every_pixel)
     except (DataError, OSError, MemoryError, ValueError) as problem:
         reason = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
         what = "a picture" if called is None else quote_name(called)
@@ -306,7 +311,7 @@ def quote_name(name: str | Path, most: int = 160) -> str:
 
 
 def _decode_bytes(
-    data: bytes, targets: Sequence[ImageTarget], channels: Channels, pixels: int
+    data: bytes, targets: Sequence[ImageTarget], channels: Channels, pixels: int, every_pixel: bool
 ) -> tuple[list[np.ndarray], float]:
     kind, data, exif, noisy = _recognize_format(data, pixels)
     try:
@@ -316,7 +321,7 @@ def _decode_bytes(
             if isinstance(image, JpegImageFile):
                 # Halving in the decoder is cheap; twice the wanted size, either way up, stays for the filter. Where
                 # the result is to be that of torchvision, which decodes all pixels, so is this.
-                whole = any(target.size is None or target.crop is not None for target in targets)
+                whole = every_pixel or any(target.size is None or target.crop is not None for target in targets)
                 side = max(wide, high) if whole else max(2 * max(target.size) for target in targets if target.size)
                 image.draft(None, (side, side))
             image.load()

@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -330,8 +330,8 @@ class DecodedUncropped:
 
     def read(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See `UncroppedImages`."""
-        found = [decode_with_uncropped(self.inputs, int(i)) for i in np.asarray(at)]
-        return np.stack([whole for _, whole, _ in found]), np.array([aspect for *_, aspect in found], np.float32)
+        found = [_decode_to_canvas(self.inputs, int(i), []) for i in np.asarray(at)]
+        return np.stack([canvas for (canvas,), _ in found]), np.array([aspect for _, aspect in found], np.float32)
 
 
 def canvas_size(size: Size) -> Size:
@@ -341,11 +341,17 @@ def canvas_size(size: Size) -> Size:
 
 def decode_with_uncropped(inputs: EncodedImages, i: int) -> tuple[np.ndarray, np.ndarray, float]:
     """One picture as evaluation sees it, the whole of it on its canvas, and its width over its height."""
+    (cropped, canvas), aspect = _decode_to_canvas(inputs, i, [inputs.target])
+    return cropped, canvas, aspect
+
+
+def _decode_to_canvas(inputs: EncodedImages, i: int, others: Sequence[ImageTarget]) -> tuple[list[np.ndarray], float]:
+    """One picture in other ways and, last, the whole of it on its canvas; and its width over its height."""
     assert inputs.size is not None
     canvas = ImageTarget(canvas_size(inputs.size), "stretch", interpolation=inputs.interpolation)
-    targets = [inputs.target, canvas]
-    found, aspect = decode_to_sizes(inputs.content(i), targets, channels=inputs.channels, name=inputs.name(i))
-    return found[0], found[1], aspect
+    # The canvas is the same whether the picture is decoded for evaluation beside it or not.
+    how: dict[str, Any] = {"channels": inputs.channels, "every_pixel": inputs.crop is not None}
+    return decode_to_sizes(inputs.content(i), [*others, canvas], name=inputs.name(i), **how)
 
 
 class InMemoryArray:
