@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from mettle.data.loader import Batch
+from mettle.losses import PairwiseLoss
+from mettle.pairs import iterate_parts
 from mettle.train.device_reads import StreamPoint
 from mettle.train.methods.base import Method, StepResult
 from mettle.train.methods.supervised import Supervised
@@ -49,7 +51,7 @@ def explain_unrecordable(method: Method) -> str | None:
         return "float16 scales losses on the host: use bfloat16 or float32"
     if not isinstance(method, Supervised):
         return f"{type(method).__name__} decides things on the host in every step"
-    if getattr(method.loss, "takes_progress", False):
+    if follows_progress(method.loss):
         return "the loss follows the progress of training"
     if (
         not method.statistics_stay_valid
@@ -58,6 +60,13 @@ def explain_unrecordable(method: Method) -> str | None:
     ):
         return "the loss, a neck, a queue or a distillation has a state of its own"
     return None
+
+
+def follows_progress(loss: Any) -> bool:
+    """Whether a loss does other things as training goes on, as far as can be told."""
+    if isinstance(loss, PairwiseLoss):
+        return any(hasattr(part, "at") for part in iterate_parts(getattr(loss, "difficulty", None)))
+    return getattr(loss, "takes_progress", False)
 
 
 class StepRecorder:
