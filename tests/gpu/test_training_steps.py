@@ -173,6 +173,35 @@ def test_replayed_training_steps_equal_launched_ones(name):
     assert groups[0] == groups[1]
 
 
+def test_a_loop_is_recorded_while_its_loader_copies_batches(tmp_path):
+    import numpy as np
+
+    from mettle.data import Augment, PKBatchSampler, Samples
+    from mettle.data.inputs import ImageArray
+    from mettle.data.loader import Loader
+    from mettle.train.callbacks.guards import CollapseGuard, DivergenceGuard
+    from mettle.train.callbacks.logs import JsonLog, read_log
+    from mettle.train.optim import Schedule
+    from mettle.train.step_graph import record_steps
+    from mettle.train.trainer import run_loop
+
+    labels = np.arange(160) // 4
+    images = np.random.default_rng(0).integers(0, 256, (160, 16, 16, 1)).astype(np.uint8)
+    samples, logs = Samples.of(ImageArray(images), labels), {}
+    for recorded in (False, True):
+        method, notes, folder = small_method(), [], tmp_path / str(recorded)
+        folder.mkdir()
+        loader = Loader(samples, PKBatchSampler(labels, 8, 4), Augment(flip=0.5), device="cuda")
+        callbacks = [DivergenceGuard(None, 5), JsonLog(folder, 5), CollapseGuard(0.0, 0.0)]
+        with record_steps(method, notes.append) if recorded else contextlib.nullcontext():
+            assert run_loop(method, loader, Schedule(40, 1e-3), callbacks)
+            assert notes == [] and (not recorded or len(method.recorder.graphs) == 1)
+        logs[recorded] = read_log(folder / "log.jsonl")
+    assert [line["step"] for line in logs[True]] == [line["step"] for line in logs[False]]
+    for replayed, launched in zip(logs[True][:3], logs[False][:3], strict=True):
+        assert replayed["loss"] == pytest.approx(launched["loss"], rel=1e-2)
+
+
 def test_what_cannot_be_recorded_is_told_and_trains():
     from mettle.train.step_graph import record_steps
 

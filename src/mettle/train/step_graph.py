@@ -113,7 +113,9 @@ class _RecordedStep:
         self.batch = replace(batch, inputs=batch.inputs.clone(), labels=batch.labels.clone(), ids=batch.ids.clone())
         self.lrs = {name: torch.zeros((), device=batch.inputs.device) for name in lrs}
         self.graph = torch.cuda.CUDAGraph()
-        with capturable_optimizers(method.optimizer.optimizers), torch.cuda.graph(self.graph):
+        # The thread of the loader copies batches meanwhile, which a capture of the whole process would forbid.
+        recording = torch.cuda.graph(self.graph, capture_error_mode="thread_local")
+        with capturable_optimizers(method.optimizer.optimizers), recording:
             self.result: StepResult = method.make_step([self.batch], self.lrs, fraction_done)
 
     def replay(self, batch: Batch, lrs: Mapping[str, float]) -> StepResult:

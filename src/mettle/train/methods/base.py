@@ -201,7 +201,8 @@ class Method(ABC):
             self._finish_step(found, fraction_done)
         else:
             before.restore()
-        stats, stay = partial(_read_statistics, last, numbers), self.statistics_stay_valid
+        # Not all of the terms: what waits to be logged would keep the graph of autograd alive.
+        stats, stay = partial(_read_statistics, last.statistics, numbers), self.statistics_stay_valid
         return StepResult(numbers, last.embeddings.detach(), stats, stay)
 
     @property
@@ -286,8 +287,10 @@ class Method(ABC):
             self.average.load_state_dict(state["average"])
 
 
-def _read_statistics(terms: LossTerms, numbers: StepNumbers) -> Mapping[str, Any]:
-    return terms.statistics(numbers.norms)
+def _read_statistics(
+    statistics: Callable[[Mapping[str, float]], Mapping[str, Any]], numbers: StepNumbers
+) -> Mapping[str, Any]:
+    return statistics(numbers.norms)
 
 
 def _mark(network: str) -> str:
