@@ -1,8 +1,9 @@
 """Stand-ins for packages that mettle needs and that a machine with a GPU may not have.
 
-Import this module before anything of mettle. Where pydantic is missing, recipes are read by `PlainModel`, which fills in
-defaults and checks little: the recipes that benchmarks read were checked where pydantic is installed. What is imported
-from any other missing package can be named and inherited from, but not called: a number never comes out of a stand-in.
+Import this module before anything of mettle. Where pydantic is missing, recipes are read by `PlainModel`, which fills
+in defaults and checks little: the recipes that benchmarks read were checked where pydantic is installed. What is
+imported from any other missing package can be named and inherited from, but not called: no number ever comes out of a
+stand-in.
 """
 
 import copy
@@ -28,6 +29,7 @@ class Missing(type):
         return make_stand_in(f"{cls.__name__}.{name}")
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
+        """Refuse."""
         raise ImportError(f"{cls.__name__} is needed, and {cls.__name__.partition('.')[0]} is not installed here")
 
 
@@ -114,7 +116,7 @@ class PlainModel:
 
     def __init_subclass__(cls) -> None:
         cls.model_fields = dict(cls.model_fields)
-        for name, annotation in cls.__dict__.get("__annotations__", {}).items():
+        for name, annotation in inspect.get_annotations(cls).items():
             default = cls.__dict__.get(name, ...)
             field = default if isinstance(default, PlainField) else PlainField(default)
             field.annotation = annotation

@@ -264,7 +264,7 @@ def measure(model: Any, held_out: Samples, by_camera: bool) -> dict[str, float]:
         if camera is not None:  # as in the official evaluation
             left_out |= same & (camera[rows, None] == camera)
         scores = (z[rows] @ z.T).masked_fill(left_out, -torch.inf)  # behind all others, and never a hit
-        hit = (same & ~left_out).gather(1, scores.argsort(1, descending=True, stable=True)).double()
+        hit = (same & ~left_out).gather(1, scores.argsort(dim=1, descending=True, stable=True)).double()
         counts = hit.sum(1)
         share = hit.cumsum(1) / torch.arange(1, len(z) + 1, device=device)
         first.append(hit[counts > 0, 0])

@@ -15,8 +15,9 @@ bfloat16 autocast, channels last, fused AdamW, no decay of biases and norms.
     CUDA graph          of the small network: forward, backward and optimizer replayed in one launch, inputs in place
 
 Rounds take turns; the first steps of a round are not timed. Of each loop the best round and the median are given, in
-milliseconds a step. The file is written anew after every round. After ``--seconds`` no loop is built and no round begins,
-and the script says which were left out. It runs where only torch, torchvision and NumPy are installed (`stand_ins`).
+milliseconds a step. The file is written anew after every round. After ``--seconds`` no loop is built and no round
+begins, and the script says which were left out. It runs where only torch, torchvision and NumPy are installed
+(`stand_ins`).
 """
 
 import argparse
