@@ -6,13 +6,16 @@
 FOLDER holds cub200_96.npz (CUB-200-2011, crops of 96 pixels), WEIGHTS is a file of torchvision's MobileNetV2. The
 standard split: species 0 to 99 train, 100 to 199 test; Recall@1 of every test image among all others. Settings were
 chosen on species 80 to 99 after training on 0 to 79 (``--choose``); test species were not looked at for that. Every
-finished run is a line of ``--output``; what is there is not run again.
+finished run is a line of ``--output``; what is there is not run again, so the command can be stopped at any time, or by
+``--seconds``, and goes on where it was. It runs where only torch, torchvision, NumPy and Pillow are installed
+(`stand_ins`): networks are trained and measured as `mettle train` does it, without a run folder.
 """
 
 import argparse
 import json
-import tempfile
 import time
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +23,25 @@ from typing import Any
 import numpy as np
 import torch
 from photo_folder import unpack_images
+from stand_ins import MISSING
+from strong_loop import read_lines
 
 from mettle.data import Samples
 from mettle.data.inputs import ImageArray
+from mettle.errors import NumericError
 from mettle.evaluate import retrieval
 from mettle.model import embed
 from mettle.start.backbone import build_frozen_backbone
-from mettle.train import load, train
-from mettle.train.auto_settings import resolve_device
+from mettle.train import Schedule, load, run_loop
+from mettle.train.callbacks.guards import CollapseGuard, DivergenceGuard
 from mettle.train.datamodule import fill_settings
-from mettle.train.from_recipe import GivenObjects
+from mettle.train.from_recipe import build_method_and_loader
+from mettle.train.methods.supervised import start_class_vectors
+from mettle.train.optim import build_shape
 from mettle.train.recipe import Recipe
+from mettle.train.starting_weights import follow_starting_weights
+from mettle.train.step_graph import record_steps
+from mettle.train.trainer import count_steps
 
 SIDE = 96
 RECIPE = "fine-tune"
@@ -54,17 +65,40 @@ def load_birds(folder: Path, choosing: bool) -> Samples:
     return replace(samples, split=split)
 
 
-def build_recipe(weights: Path, seed: int, changes: dict[str, Any]) -> Recipe:
-    """The shipped recipe with these weights at the size of the crops."""
+def build_recipe(weights: Path, samples: Samples, seed: int = 0, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """The shipped recipe with these weights, at the size of the crops and with mean and spread of ImageNet."""
     model = {"model.backbone": "torchvision/mobilenet_v2", "model.weights": str(weights)}
     data = {"data.size": SIDE, "data.crop": 1.0}
-    return load(RECIPE).with_values({**model, **data, "seed": seed, **changes})
+    recipe = load(RECIPE).with_values({**model, **data, "seed": seed, **(changes or {})})
+    return fill_settings(follow_starting_weights(recipe)[0], samples)[0]
 
 
 def recall(model: Any, samples: Samples) -> float:
     """Recall@1 of the held-out species, in percent."""
     test = samples.part("test")
-    return 100 * float(retrieval(embed(model, test), test.labels).recall[1])
+    return round(100 * float(retrieval(embed(model, test), test.labels).recall[1]), 2)
+
+
+def train_recipe(recipe: Recipe, samples: Samples, steps: int | None) -> tuple[Any, int]:
+    """The trained network of a recipe, and after how many steps; ``steps`` in place of its epochs is for a try."""
+    method, loader = build_method_and_loader(recipe, samples)
+    setup = recipe.train
+    steps = steps or (setup.steps if setup.epochs is None else count_steps(loader, setup.epochs))
+    start_class_vectors(method, samples.part("train"))
+    guards = [
+        DivergenceGuard(None, setup.log_every),
+        CollapseGuard(
+            setup.collapse_spread,
+            setup.collapse_gap,
+            setup.collapse_patience,
+            every=setup.log_every,
+            warmup=setup.warmup,
+        ),
+    ]
+    recording = record_steps(method, lambda note: print(note, flush=True)) if setup.cuda_graph else nullcontext()
+    with recording:
+        run_loop(method, loader, Schedule(steps, setup.rate, build_shape(setup.schedule, setup.warmup)), guards)
+    return method.final_module(), steps
 
 
 def main() -> None:
@@ -76,39 +110,50 @@ def main() -> None:
     parser.add_argument("--candidates", nargs="+", choices=list(CANDIDATES), help="only these")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--epochs", type=int)
+    parser.add_argument("--steps", type=int, help="optimization steps of every run, for a try")
+    parser.add_argument("--cuda-graph", action="store_true", help="as train.cuda_graph: record a step and replay it")
     parser.add_argument("--output", type=Path, default=Path("fine_tuning.jsonl"))
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other run after so long")
     options = parser.parse_args()
-    began, samples = time.perf_counter(), load_birds(options.folder, options.choose)
-    lines = [json.loads(line) for line in options.output.read_text().splitlines()] if options.output.exists() else []
+    began, lines = time.perf_counter(), read_lines(options.output)
+    if MISSING.missing:
+        print(f"without {', '.join(sorted(MISSING.missing))}", flush=True)
+    samples = load_birds(options.folder, options.choose)
+
+    def add(line: dict[str, Any]) -> None:
+        lines.append(line | {"torch": torch.__version__})
+        with options.output.open("a") as file:
+            file.write(json.dumps(lines[-1]) + "\n")
+        print(json.dumps(lines[-1]), flush=True)
+
+    trial = {"choosing": options.choose, "epochs": options.epochs, "steps": options.steps}
+    frozen_key = {"choosing": options.choose, "candidate": "frozen"}
+    if not any(frozen_key.items() <= line.items() for line in lines):
+        recipe = build_recipe(options.weights, samples)
+        add({**frozen_key, "recall@1": recall(build_frozen_backbone(recipe, samples), samples)})
     names = options.candidates or (list(CANDIDATES) if options.choose else ["as shipped"])
     for seed in range(options.seeds):
         for name in names:
-            key = {"choosing": options.choose, "candidate": name, "seed": seed}
+            key = {**trial, "candidate": name, "seed": seed}
             if any(key.items() <= line.items() for line in lines) or time.perf_counter() - began > options.seconds:
                 continue
-            changes = CANDIDATES[name] | ({} if options.epochs is None else {"train.epochs": options.epochs})
-            recipe = build_recipe(options.weights, seed, changes)
-            with tempfile.TemporaryDirectory() as scratch:
-                if not any("frozen" in line and line["choosing"] == options.choose for line in lines):
-                    filled = fill_settings(recipe, samples)[0]
-                    frozen = build_frozen_backbone(filled, samples).to(resolve_device("auto"))
-                    lines.append({"choosing": options.choose, "frozen": round(recall(frozen, samples), 2)})
-                    print(json.dumps(lines[-1]), flush=True)
-                since = time.perf_counter()
-                result = train(recipe, Path(scratch) / "run", tensorboard=False, given=GivenObjects(samples=samples))
-                seconds = round(time.perf_counter() - since, 1)
-                found = {"recall@1": round(recall(result.model, samples), 2), "seconds": seconds}
-            lines.append({**key, **found, "torch": torch.__version__})
-            print(json.dumps(lines[-1]), flush=True)
-    options.output.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    frozen = [line["frozen"] for line in lines if "frozen" in line and line["choosing"] == options.choose]
+            changes = CANDIDATES[name] | {"train.cuda_graph": options.cuda_graph}
+            changes |= {} if options.epochs is None else {"train.epochs": options.epochs}
+            recipe = build_recipe(options.weights, samples, seed, changes)
+            since = time.perf_counter()
+            try:
+                model, steps = train_recipe(recipe, samples, options.steps)
+            except NumericError as problem:  # a collapse, say; other candidates may do better
+                print(f"{name}, seed {seed}: {problem}", flush=True)
+                continue
+            spent = {"took": steps, "seconds": round(time.perf_counter() - since, 1)}
+            add({**key, "recall@1": recall(model, samples), **spent})
+    [frozen] = [line["recall@1"] for line in lines if frozen_key.items() <= line.items()][:1]
     for name in names:
-        own = [
-            line["recall@1"] for line in lines if line.get("candidate") == name and line["choosing"] == options.choose
-        ]
+        key = {**trial, "candidate": name}
+        own = [line["recall@1"] for line in lines if key.items() <= line.items()]
         if own:
-            print(f"{name}: {np.mean(own):.2f} (seeds {own}), the frozen network {frozen}")
+            print(f"{name}: {np.mean(own):.2f} (seeds {own}), {np.mean(own) - frozen:+.2f} of the frozen {frozen:.2f}")
 
 
 if __name__ == "__main__":

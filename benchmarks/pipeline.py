@@ -15,6 +15,7 @@ The goal is an end to end rate of at least 0.9 of the smaller of the other two. 
 batches, number of processes (14) and prefetching, and give 224 x 224 pixels; random changes are those of
 the preset that the part is named after. What decodes for the bare DataLoader is Pillow or torchvision.io, whichever is
 faster here. Workers start, and their queues settle, before a rate is timed. Rounds take turns; the table has medians.
+The file is written anew after every rate. After ``--seconds`` no other round begins.
 
 It runs where only torch, torchvision, NumPy and Pillow are installed. Our decoder needs Pillow.
 """
@@ -28,12 +29,14 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 
-from training_steps import DECAY, DIM, LR, stand_in, synchronize, usual_callbacks
+from stand_ins import MISSING
+from training_steps import DECAY, DIM, LR, synchronize, usual_callbacks
 
-if "PIL" in stand_in.missing:
+if "PIL" in MISSING.missing:
     sys.exit("pipeline.py: Pillow is not installed here, and mettle decodes with Pillow: nothing was measured")
 
 import numpy as np
@@ -182,7 +185,7 @@ class Bench:
     def __init__(self, asked: argparse.Namespace, paths: list[Path], preset: str):
         classes, each = (8, 2) if asked.quick else (asked.batch // 4, 4)
         self.asked, self.paths, self.side, self.batch = asked, paths, 64 if asked.quick else 224, classes * each
-        self.seconds = 1.0 if asked.quick else asked.seconds
+        self.seconds = 1.0 if asked.quick else asked.timed
         self.labels = np.arange(len(paths)) // 8
         self.sampler, self.augment = PKBatchSampler(self.labels, classes, each), find_preset(preset)
         self.change = torchvision_changes(self.augment, self.side)
@@ -235,10 +238,13 @@ class Bench:
         return self.batch * meter.rate
 
 
-def measure(bench: Bench, rounds: int, deadline: float) -> dict[str, list[float]]:
-    """Images a second of all three, rounds in turns."""
+Rates = dict[str, list[float]]  # images a second, of every kind
+
+
+def measure(bench: Bench, rounds: int, deadline: float, keep: Callable[[Rates], None]) -> Rates:
+    """Images a second of all three, rounds in turns; what was found by then is handed to ``keep`` after each rate."""
     kinds = {"steps": bench.measure_steps, "DataLoader": bench.measure_torch, "end to end": bench.measure_files}
-    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    rates: Rates = {kind: [] for kind in kinds}
     for turn in range(rounds):
         if turn and time.perf_counter() > deadline:
             print("  there is no time for another round")
@@ -246,12 +252,13 @@ def measure(bench: Bench, rounds: int, deadline: float) -> dict[str, list[float]
         for kind, measure_rate in kinds.items():
             began = time.perf_counter()
             rates[kind].append(measure_rate())
+            keep(rates)
             print(f"  {kind}: {rates[kind][-1]:.0f} images/s, {time.perf_counter() - began:.0f} s", flush=True)
     return rates
 
 
 def main() -> None:
-    """Measure the parts, one after the other; what was found by then is written after each."""
+    """Measure the parts, one after the other."""
     began = time.perf_counter()
     parser = argparse.ArgumentParser(description="Training from JPEG files beside a bare DataLoader.")
     parser.add_argument("out", nargs="?", help="where the numbers go, as JSON")
@@ -262,8 +269,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--files", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=4.0, help="how long each rate is timed")
-    parser.add_argument("--limit", type=float, default=130.0, help="seconds after which no second round begins")
+    parser.add_argument("--timed", type=float, default=4.0, help="seconds for which each rate is timed")
+    parser.add_argument("--seconds", type=float, default=130.0, help="after which no other round begins")
     parser.add_argument("--folder", help="where the files are written; the default is where temporary files go")
     parser.add_argument("--quick", action="store_true", help="64 pixels, batches of 16, one second each")
     asked = parser.parse_args()
@@ -272,7 +279,14 @@ def main() -> None:
     if Path("/dev/shm").is_dir() and (free := shutil.disk_usage("/dev/shm").free) < 4 << 30:
         print(f"  /dev/shm, which workers hand batches over in, has only {free >> 20} MiB: they may be killed")
     lines = [f"| changes | {asked.network} steps | DataLoader | end to end | of the smaller |", "|---|---|---|---|---|"]
-    found = {}
+    found: dict[str, dict] = {}
+
+    def keep(preset: str, rates: Rates, ratio: float | None = None) -> None:
+        found[preset] = {"images_per_second": rates, "ratio": None if ratio is None else round(ratio, 3)}
+        if asked.out:
+            record = {"torch": torch.__version__, "device": place, "network": asked.network, "rates": found}
+            Path(asked.out).write_text(json.dumps(record, indent=1) + "\n")
+
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         paths = write_files(Path(folder), 128 if asked.quick else asked.files)
         size = sum(path.stat().st_size for path in paths) / len(paths)
@@ -280,16 +294,13 @@ def main() -> None:
         for number, preset in enumerate(asked.parts):
             bench = Bench(asked, paths, preset)
             # Every part gets its share of the time that is left.
-            left = began + asked.limit - time.perf_counter()
+            left = began + asked.seconds - time.perf_counter()
             half = time.perf_counter() + left / (len(asked.parts) - number) / 2
-            rates = measure(bench, asked.rounds, half)
+            rates = measure(bench, asked.rounds, half, partial(keep, preset))
             steps, torch_rate, ours = (median(values) for values in rates.values())
             ratio = ours / min(steps, torch_rate)
             lines.append(f"| {preset} | {steps:.0f} | {torch_rate:.0f} | {ours:.0f} | {ratio:.2f} |")
-            found[preset] = {"images_per_second": rates, "ratio": round(ratio, 3)}
-            if asked.out:
-                record = {"torch": torch.__version__, "device": place, "network": asked.network, "rates": found}
-                Path(asked.out).write_text(json.dumps(record, indent=1) + "\n")
+            keep(preset, rates, ratio)
     print("\n".join(lines))
     print(f"images a second; the goal is {GOAL} of the smaller; {time.perf_counter() - began:.0f} s in all")
 

@@ -7,7 +7,8 @@
 Every finished run is one JSON line of ``--output``; what is there is not run again, so the command can be stopped at
 any time (or by ``--seconds``) and goes on where it was. Identities of the *training* split only are used: sorted, then
 permuted by ``default_rng(7)``; fold k holds out every fourth from k, the rest is trained on. Test identities are never
-looked at.
+looked at. ``--jobs`` trains several networks at once, each in a process of its own: a small step leaves a GPU idle.
+It runs where only torch, NumPy and Pillow are installed (`stand_ins`); the intervals of the table need SciPy.
 
 A number is the mean over folds and seeds. The effect of a piece is the mean of the paired differences (the same fold,
 seed, batches and start) to its baseline, with the 95 % interval of a t distribution over these pairs. They share
@@ -16,16 +17,18 @@ training data, so the interval says how steady the effect is from fold to fold, 
 
 import argparse
 import json
+import multiprocessing
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 import torch
 from photo_folder import unpack_images
-from scipy.stats import t as student
+from stand_ins import MISSING
 from torch import Tensor, nn
 
 from mettle.data import Samples, glyphs
@@ -34,6 +37,7 @@ from mettle.data.transforms import to_input_tensor
 from mettle.evaluate import verification
 from mettle.model import Embedder, EmbedderSpec, embed
 from mettle.model.backbones import remove_last_stride
+from mettle.model.embedder import find_device
 from mettle.train import Schedule, load, run_loop
 from mettle.train.from_recipe import GivenObjects, build_method_and_loader, evenly_spaced
 from mettle.train.methods.supervised import start_class_vectors
@@ -250,23 +254,24 @@ def build_network(recipe: Recipe, samples: Samples, is_market: bool) -> Embedder
 
 def measure(model: Any, held_out: Samples, by_camera: bool) -> dict[str, float]:
     """EER over all pairs, and Recall@1 and mean average precision of every sample among all others, in percent."""
-    z = torch.from_numpy(embed(model, held_out))
-    labels = torch.from_numpy(held_out.labels)
-    camera = torch.from_numpy(np.asarray(held_out.domain.codes)) if by_camera else None
+    found, device = embed(model, held_out), find_device(model)
+    z, labels = (torch.from_numpy(x).to(device) for x in (found, held_out.labels))
+    camera = torch.from_numpy(np.asarray(held_out.domain.codes)).to(device) if by_camera else None
     first, precision = [], []
-    for i in range(len(z)):
-        scores = z @ z[i]
-        candidate = torch.arange(len(z)) != i
+    for rows in torch.arange(len(z), device=device).split(512):
+        same = labels[rows, None] == labels
+        left_out = rows[:, None] == torch.arange(len(z), device=device)
         if camera is not None:  # as in the official evaluation
-            candidate &= ~((labels == labels[i]) & (camera == camera[i]))
-        hit = (labels == labels[i])[candidate][scores[candidate].argsort(descending=True, stable=True)]
-        if not hit.any():
-            continue
-        places = hit.nonzero().flatten()
-        precision.append(float((torch.arange(1, len(places) + 1) / (places + 1)).mean()))
-        first.append(float(hit[0]))
-    eer = verification(z.numpy(), held_out.labels).eer
-    return {"eer": 100 * float(eer), "recall@1": 100 * float(np.mean(first)), "map": 100 * float(np.mean(precision))}
+            left_out |= same & (camera[rows, None] == camera)
+        scores = (z[rows] @ z.T).masked_fill(left_out, -torch.inf)  # behind all others, and never a hit
+        hit = (same & ~left_out).gather(1, scores.argsort(dim=1, descending=True, stable=True)).double()
+        counts = hit.sum(1)
+        share = hit.cumsum(1) / torch.arange(1, len(z) + 1, device=device)
+        first.append(hit[counts > 0, 0])
+        precision.append(((hit * share).sum(1) / counts)[counts > 0])
+    means = {"recall@1": torch.cat(first), "map": torch.cat(precision)}
+    eer = verification(found, held_out.labels).eer
+    return {"eer": 100 * float(eer)} | {name: 100 * float(values.mean()) for name, values in means.items()}
 
 
 def run_once(setting: Setting, samples: Samples, piece: str, fold: int, seed: int, steps: int) -> dict[str, Any]:
@@ -340,8 +345,10 @@ def _without(setting: Setting) -> str:
 def describe_effect(differences: list[float]) -> str:
     """Mean and 95 % interval of paired differences."""
     mean, n = float(np.mean(differences)), len(differences)
-    if n < 2:
+    if n < 2 or "scipy" in MISSING.missing:
         return f"{mean:+.2f}"
+    from scipy.stats import t as student
+
     half = float(student.ppf(0.975, n - 1) * np.std(differences, ddof=1) / n**0.5)
     return f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]"
 
@@ -356,11 +363,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="how many seeds of every fold")
     parser.add_argument("--steps", type=int, help="optimization steps of every run")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other run after so long")
+    parser.add_argument("--jobs", type=int, default=1, help="networks that are trained at the same time")
     parser.add_argument("--table", action="store_true", help="print the table only")
     options = parser.parse_args()
     setting = MARKET if options.market else GLYPHS
     steps = options.steps or setting.plain["train.steps"]
-    begun, samples = time.perf_counter(), None
+    begun = time.perf_counter()
     names = ["plain", *(name for name in (*setting.pieces, "all") if options.pieces is None or name in options.pieces)]
     jobs = [
         (name, fold, seed)
@@ -369,18 +377,47 @@ def main() -> None:
         for name in names
     ]
     done = [tuple(line.get(key) for key in key_of("", "", 0, 0, 0)) for line in read_lines(options.output)]
-    for name, fold, seed in [] if options.table else jobs:
-        if tuple(key_of(setting.name, name, fold, seed, steps).values()) in done:
-            continue
-        if time.perf_counter() - begun > options.seconds:
-            break
-        if samples is None:
-            samples = load_market(options.market) if options.market else load_glyphs()
-        line = run_once(setting, samples, name, fold, seed, steps)
-        with options.output.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        print(json.dumps(line), flush=True)
+    jobs = [job for job in jobs if tuple(key_of(setting.name, *job, steps).values()) not in done]
+    if jobs and not options.table:
+        samples = load_market(options.market) if options.market else load_glyphs()
+        print(f"data after {time.perf_counter() - begun:.0f} s, {len(jobs)} runs to do", flush=True)
+
+        def work(waiting: Any) -> None:
+            while time.perf_counter() - begun < options.seconds:
+                try:
+                    name, fold, seed = waiting.get_nowait()
+                except Empty:
+                    return
+                line = run_once(setting, samples, name, fold, seed, steps)
+                with options.output.open("a") as file:  # a line is written at once: those of processes do not mix
+                    file.write(json.dumps(line) + "\n")
+                print(json.dumps(line), flush=True)
+
+        run_in_processes(work, jobs, options.jobs)
     print(write_table(read_lines(options.output), setting, steps))
+
+
+def run_in_processes(work: Callable[[Any], None], jobs: Sequence[Any], count: int) -> None:
+    """Call ``work`` with a queue of the jobs, in so many forks of this process; in this one where it is one.
+
+    Forks share the data in memory. Nothing here may have used a GPU before they are made.
+    """
+    if count == 1:
+        waiting: Any = SimpleQueue()
+        for job in jobs:
+            waiting.put(job)
+        return work(waiting)
+    context = multiprocessing.get_context("fork")
+    with context.Manager() as manager:
+        waiting = manager.Queue()
+        for job in jobs:
+            waiting.put(job)
+        workers = [context.Process(target=work, args=(waiting,)) for _ in range(count)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    return None
 
 
 if __name__ == "__main__":

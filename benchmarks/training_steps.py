@@ -15,78 +15,40 @@ bfloat16 autocast, channels last, fused AdamW, no decay of biases and norms.
     CUDA graph          of the small network: forward, backward and optimizer replayed in one launch, inputs in place
 
 Rounds take turns; the first steps of a round are not timed. Of each loop the best round and the median are given, in
-milliseconds a step. A loop that would be built past ``--limit`` seconds is left out, and said so. The script runs where
-only torch, torchvision and NumPy are installed: what else `mettle.train` imports is for recipes and files.
+milliseconds a step. The file is written anew after every round. After ``--seconds`` no loop is built and no round
+begins, and the script says which were left out. It runs where only torch, torchvision and NumPy are installed
+(`stand_ins`).
 """
 
 import argparse
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
-from unittest.mock import MagicMock
 
+import numpy as np
+import torch
+from stand_ins import MISSING
+from torch import Tensor, nn
 
-class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports of packages that are not there, and that nothing here calls, give objects that take anything."""
-
-    def __init__(self, *names: str):
-        self.missing = {name for name in names if importlib.util.find_spec(name) is None}
-
-    def find_spec(self, fullname, path=None, target=None):
-        """Only for these packages."""
-        if fullname.split(".")[0] in self.missing:
-            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        return None
-
-    def create_module(self, spec):
-        """An object that has all attributes."""
-        return MagicMock(__path__=[])
-
-    def exec_module(self, module):
-        """Nothing to do."""
-
-
-stand_in = StandIn("pydantic", "safetensors", "tomli_w", "PIL")
-sys.meta_path.append(stand_in)
-if "pydantic" in stand_in.missing:  # recipes cannot be read then, and nothing reads one
-    sys.modules["mettle.train.run_folder"] = MagicMock()
-
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-from mettle.data.dataset import Samples  # noqa: E402
-from mettle.data.inputs import ImageArray  # noqa: E402
-from mettle.data.loader import Loader  # noqa: E402
-from mettle.data.sampler import PKBatchSampler  # noqa: E402
-from mettle.data.transforms import Augment  # noqa: E402
-from mettle.losses import SupCon  # noqa: E402
-from mettle.model import Embedder, EmbedderSpec  # noqa: E402
-from mettle.train import optim  # noqa: E402
-from mettle.train.callbacks.base import Callback  # noqa: E402
-from mettle.train.callbacks.guards import CollapseGuard, DivergenceGuard  # noqa: E402
-from mettle.train.callbacks.logs import JsonLog  # noqa: E402
-from mettle.train.compilation import compile_networks  # noqa: E402
-from mettle.train.methods.supervised import Supervised  # noqa: E402
-from mettle.train.optim import Constant, Schedule, weight_decay_groups  # noqa: E402
-from mettle.train.step_graph import record_steps  # noqa: E402
-from mettle.train.trainer import run_loop  # noqa: E402
-
-if "pydantic" in stand_in.missing:  # which tables of recipes are checked with
-
-    def build_unchecked(kinds, table, where, more):
-        """An object from its table."""
-        return kinds[table["kind"]](**{k: v for k, v in table.items() if k != "kind"}, **more)
-
-    optim.build = build_unchecked
+from mettle.data.dataset import Samples
+from mettle.data.inputs import ImageArray
+from mettle.data.loader import Loader
+from mettle.data.sampler import PKBatchSampler
+from mettle.data.transforms import Augment
+from mettle.losses import SupCon
+from mettle.model import Embedder, EmbedderSpec
+from mettle.train.callbacks.base import Callback
+from mettle.train.callbacks.guards import CollapseGuard, DivergenceGuard
+from mettle.train.callbacks.logs import JsonLog
+from mettle.train.compilation import compile_networks
+from mettle.train.methods.supervised import Supervised
+from mettle.train.optim import Constant, Schedule, weight_decay_groups
+from mettle.train.step_graph import record_steps
+from mettle.train.trainer import run_loop
 
 LR, DECAY, DIM, EVERY = 1e-4, 0.01, 128, 10
 PARTS = {  # spec of the network, its input, classes and samples of a batch, timed steps of a round
@@ -265,10 +227,14 @@ def told(what: str) -> Iterator[None]:
         print(f"  {what} failed: {type(problem).__name__}: {' '.join(str(problem).split())[:300]}", flush=True)
 
 
-def measure(name: str, device: str, rounds: int, quick: bool, deadline: float) -> dict[str, dict[str, float]]:
-    """The times of all loops of a part, rounds in turns."""
+Times = dict[str, dict[str, float]]  # of every loop
+
+
+def measure(name: str, asked: argparse.Namespace, deadline: float, keep: Callable[[Times], None]) -> None:
+    """The times of all loops of a part, rounds in turns; what was found by then is handed to ``keep`` after each."""
     _, shape, batch, steps = PARTS[name]
-    steps, batch = (2, (8, 4)) if quick else (steps, batch)
+    device = asked.device
+    steps, batch = (2, (8, 4)) if asked.quick else (steps, batch)
     data = Data(shape, batch, device)
     kinds: dict[str, Callable[[], Callable[[], float]]] = {
         "eager": lambda: careful_round(name, data, steps, compiled=False),
@@ -291,13 +257,16 @@ def measure(name: str, device: str, rounds: int, quick: bool, deadline: float) -
             run()
             ready[kind] = run
     times: dict[str, list[float]] = {kind: [] for kind in ready}
-    for _ in range(rounds):
+    for turn in range(asked.rounds):
+        if turn and time.perf_counter() > deadline:
+            print(f"  {name}: {turn} of {asked.rounds} rounds, there is no time for more", flush=True)
+            break
         for kind, run in ready.items():
             times[kind].append(run())
-    return {kind: {"best": round(min(t), 3), "median": round(median(t), 3)} for kind, t in times.items()}
+        keep({kind: {"best": round(min(t), 3), "median": round(median(t), 3)} for kind, t in times.items()})
 
 
-def as_table(found: dict[str, dict[str, dict[str, float]]]) -> str:
+def as_table(found: dict[str, Times]) -> str:
     """Milliseconds a step, and the ratio to the careful loop of the same kind."""
     lines = ["| network | loop | best, ms | median, ms | of the careful loop |", "|---|---|---|---|---|"]
     for name, rows in found.items():
@@ -310,24 +279,31 @@ def as_table(found: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def main() -> None:
-    """Measure the parts, one after the other; what was found by then is written after each."""
+    """Measure the parts, one after the other."""
     began = time.perf_counter()
     parser = argparse.ArgumentParser(description="Training steps against careful loops.")
     parser.add_argument("out", nargs="?", help="where the numbers go, as JSON")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=130.0, help="seconds after which no loop is built")
+    parser.add_argument("--seconds", type=float, default=130.0, help="after which no loop is built, no round begins")
     parser.add_argument("--quick", action="store_true", help="two steps of small batches")
     asked = parser.parse_args()
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    found: dict[str, Times] = {}
     place = torch.cuda.get_device_name() if asked.device == "cuda" else asked.device
-    print(f"torch {torch.__version__}, {place}")
+    missing = f", without {', '.join(sorted(MISSING.missing))}" if MISSING.missing else ""
+    print(f"torch {torch.__version__}, {place}{missing}", flush=True)
     for name in asked.parts:
-        found[name] = measure(name, asked.device, asked.rounds, asked.quick, began + asked.limit)
-        if asked.out:
-            record = {"torch": torch.__version__, "device": place, "milliseconds": found}
-            Path(asked.out).write_text(json.dumps(record, indent=1) + "\n")
+
+        def keep(times: Times, name: str = name) -> None:
+            found[name] = times
+            if asked.out:
+                record = {"torch": torch.__version__, "device": place, "milliseconds": found}
+                Path(asked.out).write_text(json.dumps(record, indent=1) + "\n")
+
+        measure(name, asked, began + asked.seconds, keep)
+        if name in found:
+            print(as_table({name: found[name]}), flush=True)
     print(as_table(found))
     print(f"{time.perf_counter() - began:.0f} s in all")
 
