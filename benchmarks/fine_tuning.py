@@ -50,7 +50,9 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "crops of the larger part": {"batch.augment": "large"},
     "half the rate": {"train.rate": 1.5e-4},
     "twice the rate": {"train.rate": 6e-4},
-    "proxies": {"loss": {"kind": "ProxyAnchor", "margin": 0.1, "alpha": 32.0}, "train.loss_rate": 30.0},
+    "pairs": {"loss": {"kind": "MultiSimilarity"}, "train.loss_rate": 1.0},
+    "pairs, twice the rate": {"loss": {"kind": "MultiSimilarity"}, "train.loss_rate": 1.0, "train.rate": 6e-4},
+    "mean with the mirror image": {"model.flip": True},
     "20 epochs": {"train.epochs": 20},
 }
 

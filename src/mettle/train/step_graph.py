@@ -51,14 +51,14 @@ def explain_unrecordable(method: Method) -> str | None:
         return "float16 scales losses on the host: use bfloat16 or float32"
     if not isinstance(method, Supervised):
         return f"{type(method).__name__} decides things on the host in every step"
-    if follows_progress(method.loss):
-        return "the loss follows the progress of training"
     if (
         not method.statistics_stay_valid
         or method.distill is not None
         or getattr(method.model, "neck", None) is not None
     ):
         return "the loss, a neck, a queue or a distillation has a state of its own"
+    if follows_progress(method.loss):
+        return "the loss may follow the progress of training"
     return None
 
 
@@ -113,9 +113,9 @@ class _RecordedStep:
         self.batch = replace(batch, inputs=batch.inputs.clone(), labels=batch.labels.clone(), ids=batch.ids.clone())
         self.lrs = {name: torch.zeros((), device=batch.inputs.device) for name in lrs}
         self.graph = torch.cuda.CUDAGraph()
-        # The thread of the loader copies batches meanwhile, which a capture of the whole process would forbid.
-        recording = torch.cuda.graph(self.graph, capture_error_mode="thread_local")
-        with capturable_optimizers(method.optimizer.optimizers), recording:
+        # Of this thread alone: the loader's, which prepares the next batches, goes on while this step is recorded.
+        capture = torch.cuda.graph(self.graph, capture_error_mode="thread_local")
+        with capturable_optimizers(method.optimizer.optimizers), capture:
             self.result: StepResult = method.make_step([self.batch], self.lrs, fraction_done)
 
     def replay(self, batch: Batch, lrs: Mapping[str, float]) -> StepResult:
