@@ -106,7 +106,7 @@ WITH_COMMANDS = [page for page in APART if any(mettle_lines([block]) for block i
 def test_mettle_lines_run(page, few_glyphs, narrow_networks, tmp_path, monkeypatch):
     """`mettle` lines run in order in one folder; a page keeps them quick by itself, with --set train.steps=..."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mettle.cli.ranks.started", no_processes)  # real ones are in tests.cli.test_ranks
+    monkeypatch.setattr("mettle.cli.ranks.start_children", no_processes)  # real ones are in tests.cli.test_ranks
     run_mettle_lines(blocks(page))
 
 

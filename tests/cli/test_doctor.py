@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import mettle
-from mettle.cli.doctor import PARTS, loss_check, place
+from mettle.cli.doctor import PARTS, check_folder, check_loss
 from tests.command_line import mettle as run_command
 
 ROOT = Path(mettle.__file__).parents[2]
@@ -135,14 +135,14 @@ def test_every_package_that_the_project_names_is_looked_at():
     ],
 )
 def test_a_check_can_fail(engine, tolerance, state, said):
-    found = loss_check("x", engine, "cpu", tolerance)
+    found = check_loss("x", engine, "cpu", tolerance)
     assert (found.section, found.state) == ("self-check", state) and said in found.said
 
 
 def test_the_gpus_are_those_that_torch_sees():
-    from mettle.cli.doctor import machine
+    from mettle.cli.doctor import describe_machine
 
-    names = [one.name for one in machine() if one.name.startswith("GPU")]
+    names = [one.name for one in describe_machine() if one.name.startswith("GPU")]
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     assert names == ([f"GPU {k}" for k in range(count)] or ["GPU"])
 
@@ -151,5 +151,5 @@ def test_a_folder_that_is_gone_is_told(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     (tmp_path / "here").rmdir()
-    found = place("this folder", Path())
+    found = check_folder("this folder", Path())
     assert found.state == "note" and "No such file" in found.said

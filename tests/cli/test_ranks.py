@@ -21,13 +21,13 @@ def test_ranks_agree_with_one_process():
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2 processes with 5 + 9 rows against one") and done.stdout.endswith("parity holds\n")
     found = [line for line in done.stdout.splitlines() if re.search(r"\d\.\de[+-]\d\d", line)]
-    assert [line.split("  ")[1].split(" anchors")[0].strip() for line in found] == list(ranks.trials())
+    assert [line.split("  ")[1].split(" anchors")[0].strip() for line in found] == list(ranks.build_trials())
     differences = [float(x) for line in found for x in re.findall(r"\d\.\de[+-]\d\d", line)]
     assert len(differences) == 2 * 7 + 3 and max(differences) < 1e-12
 
 
 @contextmanager
-def no_processes(count: int, folder: Path, alone=ranks.alone):
+def no_processes(count: int, folder: Path, alone=ranks.compute_alone):
     """In place of the processes: each has found what one alone finds."""
     for rank in range(count):
         save_file(alone(count), folder / f"{rank}.safetensors")
@@ -36,8 +36,8 @@ def no_processes(count: int, folder: Path, alone=ranks.alone):
 
 def test_a_difference_is_told_and_is_status_1(monkeypatch):
     """What the processes are compared with is off in the last thing that is looked at."""
-    right = ranks.alone
-    monkeypatch.setattr(ranks, "started", no_processes)
+    right = ranks.compute_alone
+    monkeypatch.setattr(ranks, "start_children", no_processes)
     assert mettle("check-ranks").endswith("parity holds\n")
 
     def off(count: int):
@@ -46,7 +46,7 @@ def test_a_difference_is_told_and_is_status_1(monkeypatch):
         found["SupCon value"] += float("nan")
         return found
 
-    monkeypatch.setattr(ranks, "alone", off)
+    monkeypatch.setattr(ranks, "compute_alone", off)
     said = mettle("check-ranks", status=1)
     assert said.endswith("parity fails: SupCon, ArcFace\n")
     assert [line.split()[0] for line in said.splitlines() if line.endswith("differs")] == ["SupCon", "ArcFace"]
@@ -58,7 +58,7 @@ def test_a_number_that_makes_no_sense_is_refused(count):
 
 
 def test_processes_that_cannot_be_started_are_one_line(monkeypatch, tmp_path):
-    monkeypatch.setattr(ranks, "alone", lambda count: {})
+    monkeypatch.setattr(ranks, "compute_alone", lambda count: {})
     for path, words in (
         (tmp_path / "none", "cannot start 2 local processes of .*none: No such file"),
         (Path("/bin/false"), "process [01] of 2 ended with status 1: it did not say why"),

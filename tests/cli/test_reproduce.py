@@ -95,7 +95,7 @@ def test_networks_and_metrics_are_compared_for_every_seed(monkeypatch, drawn):
     [([1.0, 1.1, 0.9], "holds"), ([-1.0, -1.1, -0.9], "contradicted"), ([1.0, -0.5, 0.2], "not decided")],
 )
 def test_a_difference_counts_where_its_interval_leaves_out_zero(differences, verdict):
-    found = claims._decided([], differences, "x")
+    found = claims._judge_difference([], differences, "x")
     assert found.verdict == verdict
     assert found.numbers["mean"] == pytest.approx(np.mean(differences))
     assert found.numbers["half"] == pytest.approx(4.302653 * np.std(differences, ddof=1) / 3**0.5)  # t of 2 degrees
@@ -103,16 +103,16 @@ def test_a_difference_counts_where_its_interval_leaves_out_zero(differences, ver
 
 def test_measures_on_points_whose_answer_is_known():
     z, y = torch.tensor([[0.0, 1], [0, 3], [10, 1], [10, 3]]), torch.tensor([0, 0, 1, 1])
-    assert claims._spread(z, y, None) == pytest.approx(4 / 104)
-    assert claims._neighbours(z, y) == 100
-    assert claims._neighbours(z, torch.tensor([0, 1, 0, 1])) == 0
+    assert claims._within_class_share(z, y, None) == pytest.approx(4 / 104)
+    assert claims._nearest_accuracy(z, y) == 100
+    assert claims._nearest_accuracy(z, torch.tensor([0, 1, 0, 1])) == 0
     vectors = torch.nn.Linear(2, 2, bias=False)
     vectors.weight.data = torch.tensor([[0.0, 5], [1, 0]])
-    assert claims._hits(z, y, vectors) == 100
+    assert claims._class_accuracy(z, y, vectors) == 100
 
 
 def test_different_seeds_look_at_different_characters(drawn):
-    (x, y), (u, v) = (claims._pixels(seed, "train", drawn) for seed in (0, 1))
+    (x, y), (u, v) = (claims._glyph_pixels(seed, "train", drawn) for seed in (0, 1))
     assert x.shape[1] == 256 and len(np.unique(y)) == len(np.unique(v)) == 100
     assert 0 <= x.min() < x.max() <= 1
     assert x.shape != u.shape or not np.array_equal(x, u)

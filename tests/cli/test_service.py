@@ -16,7 +16,7 @@ import mettle as package
 from mettle.cli import app
 from mettle.data.image_decoding import MAX_PIXELS
 from mettle.match import Gallery
-from mettle.service import Limits, Trail
+from mettle.service import AuditLog, Limits
 from tests.command_line import mettle
 from tests.free_port import free_port
 from tests.processes import start_mettle
@@ -198,7 +198,7 @@ def test_the_service_takes_pictures_as_large_as_training_does():
 
 def test_a_trail_is_checked_and_searched(tmp_path):
     path = tmp_path / "trail.jsonl"
-    trail = Trail(path)
+    trail = AuditLog(path)
     trail.append("desk", "verify", "match", subject="Jos\u00e9")
     trail.append("desk", "verify", "no match", subject="ben")
     trail.close()

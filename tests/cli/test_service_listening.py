@@ -6,7 +6,7 @@ import signal
 import httpx
 import pytest
 
-from mettle.service.server import address
+from mettle.service.server import format_address
 from tests.covering import mark_slow_except
 from tests.processes import start_mettle
 from tests.small_runs import small_run
@@ -48,5 +48,5 @@ def test_the_address_that_is_told_can_be_asked(run, tmp_path, host, written):
     ],
 )
 def test_an_address_is_written_as_clients_write_it(host, told):
-    assert address(host, 80) == told
+    assert format_address(host, 80) == told
     assert httpx.URL(told).host == host.strip("[]")

@@ -15,7 +15,7 @@ from itertools import pairwise
 import pytest
 
 from mettle.errors import DataError, GalleryLocked, GalleryUnavailable, InputError
-from mettle.service.audit_log import Trail, uses, verify_trail
+from mettle.service.audit_log import AuditLog, entries_about, verify_audit_log
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def path(tmp_path):
 
 
 def filled(path, lines=5):
-    trail = Trail(path)
+    trail = AuditLog(path)
     for k in range(lines):
         trail.append("desk", "verify", "match" if k % 2 else "no match", subject=f"person {k % 3}")
     trail.close()
@@ -38,14 +38,14 @@ def test_lines_say_who_what_when_and_how_it_ended_but_not_about_whom(path):
     assert set(line) == {"n", "at", "who", "what", "outcome", "subject", "before", "mark"}
     assert line["before"] == "0" * 64 and [json.loads(r)["n"] for r in raw] == [1, 2, 3, 4, 5]
     assert all(json.loads(b)["before"] == json.loads(a)["mark"] for a, b in pairwise(raw))
-    found = verify_trail(path)
+    found = verify_audit_log(path)
     assert found.sound and found.lines == 5
-    assert [line["n"] for line in uses(path, "person 1")] == [2, 5]
-    assert list(uses(path, "person 9")) == []
+    assert [line["n"] for line in entries_about(path, "person 1")] == [2, 5]
+    assert list(entries_about(path, "person 9")) == []
 
 
 def test_subjects_of_two_trails_cannot_be_linked(tmp_path):
-    first, second = Trail(tmp_path / "a.jsonl"), Trail(tmp_path / "b.jsonl")
+    first, second = AuditLog(tmp_path / "a.jsonl"), AuditLog(tmp_path / "b.jsonl")
     assert first.subject("anna") != second.subject("anna")
     first.close()
     second.close()
@@ -57,18 +57,18 @@ def test_the_secret_is_for_its_owner_only(path):
     assert stat.S_IMODE(key.stat().st_mode) == 0o600 and stat.S_IMODE(path.stat().st_mode) == 0o600
     key.chmod(0o644)
     with pytest.raises(InputError, match="chmod 600"):
-        Trail(path)
+        AuditLog(path)
 
 
 def test_a_trail_goes_on_after_a_restart(path):
     filled(path)
     filled(path)
-    found = verify_trail(path)
+    found = verify_audit_log(path)
     assert found.sound and found.lines == 10
 
 
 def test_s12_log_injection_stays_inside_its_line(path):
-    trail = Trail(path)
+    trail = AuditLog(path)
     trail.append("a\nb", 'x", "outcome": "match', "=cmd|' /C calc'!A0\r\n\u2028\x1b[31m", subject="\n\0'\"")
     trail.close()
     assert path.read_bytes().count(b"\n") == 1 and path.read_bytes().isascii() and b"\x1b" not in path.read_bytes()
@@ -95,13 +95,13 @@ def test_every_kind_of_tampering_is_found(path):
     }
     for name, lines in cases.items():
         path.write_bytes(b"".join(lines))
-        assert not verify_trail(path).sound, name
+        assert not verify_audit_log(path).sound, name
     whole = b"".join(raw)
     for _ in range(300):
         at, bit = rng.randrange(len(whole)), 1 << rng.randrange(8)
         changed = whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :]
         path.write_bytes(changed)
-        found = verify_trail(path)
+        found = verify_audit_log(path)
         assert not found.sound or found.torn or _same(changed, whole), (at, bit)
 
 
@@ -117,25 +117,25 @@ def test_without_its_secret_a_trail_is_neither_checked_nor_continued(path):
     filled(path)
     path.with_name("trail.jsonl.key").unlink()
     with pytest.raises(InputError, match="missing"):
-        verify_trail(path)
+        verify_audit_log(path)
     with pytest.raises(DataError, match="cannot be continued"):
-        Trail(path)
+        AuditLog(path)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 17, 100, -1])
 def test_a_torn_last_line_is_cut_off_with_a_note(path, cut):
-    Trail(path).close()
+    AuditLog(path).close()
     head = path.with_name("trail.jsonl.head")
     early = head.read_bytes()
     raw = filled(path)
     torn = raw[-1][:cut]
     path.write_bytes(b"".join(raw[:-1]) + torn)
     head.write_bytes(early)  # a crash comes before the next head is written
-    assert verify_trail(path).torn == len(torn)
-    trail = Trail(path)
+    assert verify_audit_log(path).torn == len(torn)
+    trail = AuditLog(path)
     trail.append("desk", "verify", "match")
     trail.close()
-    found = verify_trail(path)
+    found = verify_audit_log(path)
     assert found.sound and found.lines == 6 and not found.torn
     assert f"cut {len(torn)} bytes" in path.read_text()
 
@@ -144,25 +144,25 @@ def test_a_changed_last_line_is_not_taken_for_a_torn_one(path):
     raw = filled(path)
     path.write_bytes(b"".join([*raw[:-1], raw[-1].replace(b"desk", b"door")]))
     with pytest.raises(DataError, match="evidence"):
-        Trail(path)
+        AuditLog(path)
     path.write_bytes(b"x" * 200_000)
     with pytest.raises(DataError, match="not an audit trail"):
-        Trail(path)
+        AuditLog(path)
 
 
 def test_one_process_writes_at_a_time(path):
-    trail = Trail(path)
+    trail = AuditLog(path)
     with pytest.raises(GalleryLocked):
-        Trail(path)
+        AuditLog(path)
     trail.close()
     trail.close()
-    Trail(path).close()
+    AuditLog(path).close()
     with pytest.raises(GalleryUnavailable):
         trail.append("desk", "verify", "match")
 
 
 def test_threads_share_one_chain(path):
-    trail = Trail(path)
+    trail = AuditLog(path)
     threads = [
         threading.Thread(target=lambda k=k: [trail.append(f"t{k}", "verify", "match") for _ in range(25)])
         for k in range(6)
@@ -172,7 +172,11 @@ def test_threads_share_one_chain(path):
     for thread in threads:
         thread.join()
     trail.close()
-    assert verify_trail(path) == verify_trail(path) and verify_trail(path).sound and verify_trail(path).lines == 150
+    assert (
+        verify_audit_log(path) == verify_audit_log(path)
+        and verify_audit_log(path).sound
+        and verify_audit_log(path).lines == 150
+    )
 
 
 WRITER = """
@@ -196,8 +200,8 @@ def test_a_killed_writer_loses_no_acknowledged_line(path):
         writer.send_signal(signal.SIGKILL)
         rest = writer.communicate()[0].split("\n")
         acknowledged += 1 + len(rest) - 1  # an answer without its newline was not given
-        Trail(path).close()
-        found = verify_trail(path)
+        AuditLog(path).close()
+        found = verify_audit_log(path)
         assert found.sound and found.lines >= acknowledged
         acknowledged = found.lines
 
@@ -223,7 +227,7 @@ trail.close()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = verify_trail(path)
+    found = verify_audit_log(path)
     assert found.sound and found.lines == 6
 
 
@@ -232,5 +236,5 @@ def test_a_trail_is_never_followed_through_a_link(path, tmp_path):
     other.write_text("")
     path.symlink_to(other)
     with pytest.raises(GalleryUnavailable):
-        Trail(path)
+        AuditLog(path)
     assert os.path.getsize(other) == 0

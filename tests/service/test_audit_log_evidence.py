@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mettle.errors import DataError, InputError
-from mettle.service.audit_log import Trail, uses, verify_trail
+from mettle.service.audit_log import AuditLog, entries_about, verify_audit_log
 
 
 def written(path, lines):
-    trail = Trail(path)
+    trail = AuditLog(path)
     for k in range(lines):
         trail.append("desk", "verify", "match", subject=f"person {k}")
     trail.close()
@@ -30,7 +30,7 @@ def refused(path):
     """It is not continued, in one line that says what to do, and nothing of the evidence is touched."""
     before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
     with pytest.raises(DataError, match="evidence, and start a new one under another name") as told:
-        Trail(path)
+        AuditLog(path)
     assert "\n" not in str(told.value)
     assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
     return str(told.value)
@@ -46,9 +46,9 @@ def test_a_trail_that_was_cut_off_is_never_continued(tmp_path_factory, data):
     torn = raw[kept][: data.draw(st.sampled_from([0, 1, 40]))]
     path.write_bytes(b"".join(raw[:kept]) + torn)
     wanted = f"line {lines}, which was written once, is missing: the end was cut off"
-    assert verify_trail(path).problems == (wanted,)
+    assert verify_audit_log(path).problems == (wanted,)
     assert wanted in refused(path)
-    assert verify_trail(path).problems == (wanted,), "nor does the try erase it"
+    assert verify_audit_log(path).problems == (wanted,), "nor does the try erase it"
 
 
 @pytest.mark.parametrize("kept", [0, 1, 50, 70, 100])
@@ -57,7 +57,9 @@ def test_taking_the_head_away_shows(tmp_path, kept):
     raw = written(path, 100)
     path.write_bytes(b"".join(raw[:kept]))
     beside(path)[1].unlink()
-    assert verify_trail(path).problems == ("trail.jsonl.head is missing: whether the end was cut off cannot be told",)
+    assert verify_audit_log(path).problems == (
+        "trail.jsonl.head is missing: whether the end was cut off cannot be told",
+    )
     assert "trail.jsonl.head is missing" in refused(path)
 
 
@@ -68,7 +70,9 @@ def test_a_head_that_somebody_else_wrote_shows(tmp_path, seal):
     path.write_bytes(b"".join(raw[:70]))
     head = {"n": 70, "mark": json.loads(raw[69])["mark"], "seal": seal}
     beside(path)[1].write_text(json.dumps(head if seal is not None else {k: v for k, v in head.items() if k != "seal"}))
-    assert verify_trail(path).problems == ("trail.jsonl.head was changed: whether the end was cut off cannot be told",)
+    assert verify_audit_log(path).problems == (
+        "trail.jsonl.head was changed: whether the end was cut off cannot be told",
+    )
     assert "was changed" in refused(path)
 
 
@@ -79,7 +83,9 @@ def test_a_damaged_head_shows(tmp_path, content):
     path = tmp_path / "trail.jsonl"
     written(path, 3)
     beside(path)[1].write_bytes(content)
-    assert verify_trail(path).problems == ("trail.jsonl.head is damaged: whether the end was cut off cannot be told",)
+    assert verify_audit_log(path).problems == (
+        "trail.jsonl.head is damaged: whether the end was cut off cannot be told",
+    )
     assert "is damaged" in refused(path)
 
 
@@ -88,7 +94,7 @@ def test_a_trail_of_the_same_length_with_another_end_is_not_continued(tmp_path):
     raw = written(path, 4)
     line = {"n": 4, "at": "t", "who": "x", "what": "verify", "outcome": "match", "before": json.loads(raw[2])["mark"]}
     path.write_bytes(b"".join(raw[:3]) + _marked(beside(path)[0].read_bytes(), line))
-    assert verify_trail(path).problems == ("line 4, which was written once, is missing: the end was cut off",)
+    assert verify_audit_log(path).problems == ("line 4, which was written once, is missing: the end was cut off",)
     assert "line 4, which was written once, is missing" in refused(path)
 
 
@@ -99,9 +105,9 @@ def test_a_line_that_is_none_is_a_problem_and_no_fault(tmp_path, line):
     path = tmp_path / "trail.jsonl"
     raw = written(path, 1)
     path.write_bytes(raw[0] + line)
-    assert not verify_trail(path).sound
+    assert not verify_audit_log(path).sound
     with pytest.raises(DataError, match="was changed"):
-        Trail(path)
+        AuditLog(path)
 
 
 # Crashes.
@@ -132,20 +138,20 @@ def test_a_crash_around_any_writing_of_head_and_secret_is_no_cut(tmp_path, at, l
     assert done.returncode == -9, done.stderr
     assert path.read_bytes().count(b"\n") == lines
     written(path, 3)
-    found = verify_trail(path)
+    found = verify_audit_log(path)
     assert found.sound and found.lines == lines + 3
-    assert len(list(uses(path, "person 1"))) == 1
+    assert len(list(entries_about(path, "person 1"))) == 1
 
 
 def test_after_a_crash_the_next_start_remembers_the_end(tmp_path):
     path = tmp_path / "trail.jsonl"
-    Trail(path).close()
+    AuditLog(path).close()
     early = beside(path)[1].read_bytes()
     raw = written(path, 40)
     beside(path)[1].write_bytes(early)
-    trail = Trail(path)  # killed before it writes anything
+    trail = AuditLog(path)  # killed before it writes anything
     path.write_bytes(b"".join(raw[:39]))
-    assert verify_trail(path).problems == ("line 40, which was written once, is missing: the end was cut off",)
+    assert verify_audit_log(path).problems == ("line 40, which was written once, is missing: the end was cut off",)
     trail._broken = True
     trail.close()
 
@@ -156,8 +162,8 @@ def test_after_a_crash_the_next_start_remembers_the_end(tmp_path):
 def test_trails_of_one_stem_have_nothing_in_common(tmp_path):
     first, second = tmp_path / "audit.1", tmp_path / "audit.2"
     written(first, 3), written(second, 9), written(first, 1)
-    assert [verify_trail(path).lines for path in (first, second)] == [4, 9]
-    assert verify_trail(first).sound and verify_trail(second).sound
+    assert [verify_audit_log(path).lines for path in (first, second)] == [4, 9]
+    assert verify_audit_log(first).sound and verify_audit_log(second).sound
     assert beside(first)[0].read_bytes() != beside(second)[0].read_bytes()
     assert {file.name for file in tmp_path.iterdir()} == {
         f"audit.{k}{end}" for k in (1, 2) for end in ("", ".key", ".head")
@@ -166,7 +172,7 @@ def test_trails_of_one_stem_have_nothing_in_common(tmp_path):
 
 @pytest.mark.parametrize("name", ["z.key", "z.head", "trail.jsonl.key"])
 def test_a_trail_is_not_named_like_what_lies_beside_one(tmp_path, name):
-    for act in (Trail, verify_trail, lambda path: list(uses(path, "anna"))):
+    for act in (AuditLog, verify_audit_log, lambda path: list(entries_about(path, "anna"))):
         with pytest.raises(InputError, match=r"cannot be an audit trail: \.key and \.head"):
             act(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
@@ -197,15 +203,15 @@ def old(path, lines, head=True):
 def test_an_old_trail_is_checked_searched_and_continued(tmp_path, lines, head):
     path = tmp_path / "trail.jsonl"
     old(path, lines, head)
-    assert verify_trail(path).sound and len(list(uses(path, "anna"))) == lines
-    trail = Trail(path)
+    assert verify_audit_log(path).sound and len(list(entries_about(path, "anna"))) == lines
+    trail = AuditLog(path)
     trail.append("desk", "verify", "match", subject="anna")
     trail.close()
-    found = verify_trail(path)
-    assert found.sound and found.lines == lines + 1 and len(list(uses(path, "anna"))) == lines + 1
+    found = verify_audit_log(path)
+    assert found.sound and found.lines == lines + 1 and len(list(entries_about(path, "anna"))) == lines + 1
     assert {file.name for file in tmp_path.iterdir()} == {"trail.jsonl", "trail.key", "trail.head"}
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    assert not verify_trail(path).sound
+    assert not verify_audit_log(path).sound
     refused(path)
 
 
@@ -218,14 +224,14 @@ def test_an_old_trail_that_was_cut_off_is_not_continued(tmp_path):
         assert "line 100" in refused(path)
     path.write_bytes(b"".join(whole))
     (tmp_path / "trail.head").unlink()
-    assert verify_trail(path).problems == ("trail.head is missing: whether the end was cut off cannot be told",)
+    assert verify_audit_log(path).problems == ("trail.head is missing: whether the end was cut off cannot be told",)
     assert "trail.head is missing" in refused(path)
 
 
 def test_a_new_trail_takes_nothing_from_an_old_one_of_its_stem(tmp_path):
     old(tmp_path / "audit.1", 9)
     written(tmp_path / "audit.2", 3)
-    assert [verify_trail(tmp_path / f"audit.{k}").problems for k in (1, 2)] == [(), ()]
+    assert [verify_audit_log(tmp_path / f"audit.{k}").problems for k in (1, 2)] == [(), ()]
     assert (tmp_path / "audit.2.key").read_bytes() != (tmp_path / "audit.key").read_bytes()
 
 
@@ -234,8 +240,8 @@ def test_a_trail_that_was_taken_away_leaves_its_name_taken(tmp_path):
     written(path, 5)
     path.unlink()
     with pytest.raises(DataError, match="line 5, which was written once"):
-        Trail(path)
+        AuditLog(path)
     for file in (path, beside(path)[0]):
         file.unlink()
     with pytest.raises(DataError, match="belongs to a trail that is gone"):
-        Trail(path)
+        AuditLog(path)

@@ -161,6 +161,6 @@ def test_many_writers_at_once_lose_no_key(path):
 def test_a_tenants_names_are_its_own(path):
     create_key(path, "a", ["verify"], tenant="acme")
     (key,) = list_keys(path)
-    assert key.full("anna") == "acme/anna" and key.own("acme/anna") == "anna"
-    assert key.own("acme2/anna") is None and key.own("anna") is None and key.own("acm") is None
-    assert key.own(key.full("../other/anna")) == "../other/anna"
+    assert key.qualified_name("anna") == "acme/anna" and key.local_name("acme/anna") == "anna"
+    assert key.local_name("acme2/anna") is None and key.local_name("anna") is None and key.local_name("acm") is None
+    assert key.local_name(key.qualified_name("../other/anna")) == "../other/anna"

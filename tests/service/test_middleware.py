@@ -21,9 +21,9 @@ from playwright.sync_api import Error as PlaywrightError
 
 from mettle.errors import InputError
 from mettle.match import Gallery
-from mettle.service import Limits, Rate, create_app, list_keys, revoke_key, serve, uses
+from mettle.service import Limits, Rate, create_app, entries_about, list_keys, revoke_key, serve
 from mettle.service.auth import SCOPES
-from mettle.service.routes import PLACES, PUBLIC
+from mettle.service.routes import POLICIES, PUBLIC
 from tests.http_service import DIM, NAMES, PATIENCE, directions, error, near, picture, send
 
 ANNA, BEN, *_ = directions(len(NAMES))
@@ -167,7 +167,7 @@ def test_s6_no_address_is_ever_followed(service, key):
 
 def routes():
     return [
-        (route, method, scope) for route, place in PLACES.items() for method, scope in place.scopes.items() if scope
+        (route, method, scope) for route, place in POLICIES.items() for method, scope in place.scopes.items() if scope
     ]
 
 
@@ -286,7 +286,7 @@ def test_s8_tenants_never_meet(service, key, people, tmp_path):
     assert [c["identity"] for c in mine["candidates"]] == ["zoe"] and mine["match"] is None
     assert acme.post("/v1/delete", json={"identity": "zoe"}).status_code == 200
     assert globex.post("/v1/verify", json={"identity": "zoe", "embedding": near(BEN)}).json()["match"] is True
-    assert [u["who"] for u in uses(tmp_path / "trail.jsonl", "globex/zoe")][:1] == ["globex"]
+    assert [u["who"] for u in entries_about(tmp_path / "trail.jsonl", "globex/zoe")][:1] == ["globex"]
 
 
 def test_s8_a_tenants_candidates_are_found_behind_many_of_others(service, key, people):
@@ -344,7 +344,7 @@ def test_s9_the_same_origin_is_served(service, key):
 def test_s9_no_get_changes_anything(service, key, people):
     asked = service(trail=None)(key(*SCOPES, name="all"))
     before = people.info().sequence
-    for route, place in PLACES.items():
+    for route, place in POLICIES.items():
         for method in ("GET", "HEAD", "OPTIONS", "PUT", "PATCH", "TRACE"):
             sent = call(asked, method, route, params={"identity": "anna"})
             if method not in place.scopes:
@@ -478,22 +478,22 @@ def test_s9_sign_in_gives_a_cookie_that_scripts_and_other_sites_cannot_use(servi
 def test_s11_a_template_that_matches_many_is_quarantined(service, key, people, tmp_path):
     """Five people within a cone: the mean of them matches all, so it is refused; each of them alone is welcome."""
     cone = [near(STRANGER, 0.9, seed=k) for k in range(5)]
-    wolf = np.mean(cone, axis=0)
+    max_wolf_matches = np.mean(cone, axis=0)
     asked = service()(key("enrol", "identify"))
     for k, vector in enumerate(cone[:4]):
         sent = asked.post("/v1/enrol", json={"identity": f"p{k}", "embeddings": [vector]})
         assert sent.status_code == 200, sent.text
-    assert sum(float(np.dot(wolf, v) / np.linalg.norm(wolf)) >= 0.6 for v in cone[:4]) == 4
-    sent = asked.post("/v1/enrol", json={"identity": "mallory", "embeddings": [wolf.tolist()]})
+    assert sum(float(np.dot(max_wolf_matches, v) / np.linalg.norm(max_wolf_matches)) >= 0.6 for v in cone[:4]) == 4
+    sent = asked.post("/v1/enrol", json={"identity": "mallory", "embeddings": [max_wolf_matches.tolist()]})
     assert (sent.status_code, error(sent)) == (409, "quarantined") and "mallory" not in people
-    mixed = [cone[4], wolf.tolist()]
+    mixed = [cone[4], max_wolf_matches.tolist()]
     assert asked.post("/v1/enrol", json={"identity": "mallory", "embeddings": mixed}).status_code == 409
     assert "mallory" not in people, "all or none"
-    assert [u["outcome"] for u in uses(tmp_path / "trail.jsonl", "mallory")] == ["refused: quarantined"] * 2
+    assert [u["outcome"] for u in entries_about(tmp_path / "trail.jsonl", "mallory")] == ["refused: quarantined"] * 2
 
 
 def test_s11_a_persons_own_templates_are_no_wolf(service, key):
-    asked = service(Limits(wolf=0))(key("enrol"))
+    asked = service(Limits(max_wolf_matches=0))(key("enrol"))
     for k in range(6):
         sent = asked.post("/v1/enrol", json={"identity": "anna", "embeddings": [near(ANNA, 0.1, seed=k)]})
         assert sent.status_code == 200
@@ -568,7 +568,7 @@ def test_s13_the_inventory_of_routes_is_exactly_this(service, people):
         ("POST", "/workbench/session"),
         ("DELETE", "/workbench/session"),
     }, "a route takes vectors or pictures: never an index file, a model, a path or an address"
-    public = {route for route, place in PLACES.items() if PUBLIC in place.scopes.values()}
+    public = {route for route, place in POLICIES.items() if PUBLIC in place.scopes.values()}
     assert public == {"/", "/health", "/docs", "/openapi.json", "/sign-in.js"}
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mettle.errors import InputError
 from mettle.service import Limits, Rate
 from mettle.service.auth import SCOPES
-from mettle.service.rate_limits import Buckets
+from mettle.service.rate_limits import RateLimiter
 from tests.free_port import free_port
 from tests.http_service import NAMES, PATIENCE, answer, directions, error, near, picture, send
 
@@ -35,10 +35,10 @@ ANNA = directions(1)[0]
 def test_a_rate_never_lets_more_through_than_it_says(count, seconds, steps):
     """Over any stretch of time: at most the full bucket and what refilled meanwhile."""
     now = 0.0
-    buckets, taken = Buckets(Rate(count, seconds), clock=lambda: now), []
+    buckets, taken = RateLimiter(Rate(count, seconds), clock=lambda: now), []
     for step in steps:
         now += step
-        wait = buckets.take("x")
+        wait = buckets.acquire("x")
         if wait == 0.0:
             taken.append(now)
         else:
@@ -50,25 +50,25 @@ def test_a_rate_never_lets_more_through_than_it_says(count, seconds, steps):
 
 def test_a_bucket_is_full_at_first_refills_and_tells_how_long_to_wait():
     now = 100.0
-    buckets = Buckets(Rate(3, 60), clock=lambda: now)
-    assert [buckets.take("a") for _ in range(3)] == [0.0] * 3
-    assert buckets.take("a") == pytest.approx(20)
-    assert buckets.take("b") == 0.0, "another name has its own"
+    buckets = RateLimiter(Rate(3, 60), clock=lambda: now)
+    assert [buckets.acquire("a") for _ in range(3)] == [0.0] * 3
+    assert buckets.acquire("a") == pytest.approx(20)
+    assert buckets.acquire("b") == 0.0, "another name has its own"
     now += 20.001
-    assert buckets.take("a") == 0.0 and buckets.take("a") > 19
+    assert buckets.acquire("a") == 0.0 and buckets.acquire("a") > 19
     now += 1000
-    assert [buckets.take("a") for _ in range(3)] == [0.0] * 3 and buckets.take("a") > 0
+    assert [buckets.acquire("a") for _ in range(3)] == [0.0] * 3 and buckets.acquire("a") > 0
 
 
 def test_buckets_do_not_grow_without_end():
     now = 0.0
-    buckets = Buckets(Rate(2, 60), most=100, clock=lambda: now)
+    buckets = RateLimiter(Rate(2, 60), most=100, clock=lambda: now)
     for k in range(10_000):
-        buckets.take(k)
+        buckets.acquire(k)
     assert len(buckets) <= 100
     now += 120
     for _ in range(200):
-        buckets.take("x")
+        buckets.acquire("x")
         now += 40
     assert len(buckets) <= 2, "full buckets are forgotten"
 

@@ -11,7 +11,7 @@ import pytest
 
 from mettle.errors import GalleryError, GalleryUnavailable, MissingExtra
 from mettle.match import Gallery
-from mettle.service import Limits, create_app, uses, verify_trail
+from mettle.service import Limits, create_app, entries_about, verify_audit_log
 from mettle.service.auth import SCOPES
 from tests.http_service import DIM, NAMES, PATIENCE, THRESHOLD, directions, error, near, picture
 from tests.match.proxy import Proxy
@@ -107,7 +107,7 @@ def test_enrol_then_identify_then_delete_then_never_again(service, key, people, 
     assert asked.post("/v1/identify", json={"embedding": near(STRANGER)}).json()["match"] is None
     assert asked.post("/v1/verify", json={"identity": "zoe", "embedding": near(STRANGER)}).json()["match"] is False
     assert error(asked.post("/v1/delete", json={"identity": "zoe"})) == "unknown-identity"
-    outcomes = [(line["what"], line["outcome"]) for line in uses(tmp_path / "trail.jsonl", "zoe")]
+    outcomes = [(line["what"], line["outcome"]) for line in entries_about(tmp_path / "trail.jsonl", "zoe")]
     assert outcomes[:2] == [("enrol", "begun"), ("enrol", "enrolled")]
     assert ("delete", "deleted") in outcomes and ("identify", "match") in outcomes
 
@@ -221,7 +221,7 @@ def test_an_error_accepts_nobody_and_tells_nothing(service, key, people, problem
         assert "secret" not in sent.text and "anna" not in sent.text
     assert asked.get("/health").status_code == 503 and asked.get("/health").json()["live"] is True
     assert "nan" in asked.get("/metrics").text
-    assert "match" not in [line["outcome"] for line in uses(tmp_path / "trail.jsonl", "anna")]
+    assert "match" not in [line["outcome"] for line in entries_about(tmp_path / "trail.jsonl", "anna")]
 
 
 def test_g14_a_slow_record_is_a_503_and_the_queue_stays_bounded(service, key, people):
@@ -337,7 +337,7 @@ def test_the_trail_of_a_service_is_sound_when_it_stops(service, key, tmp_path):
     for k in range(5):
         asked.post("/v1/verify", json={"identity": NAMES[k], "embedding": near(ANNA)})
     start.stop()
-    found = verify_trail(tmp_path / "trail.jsonl")
+    found = verify_audit_log(tmp_path / "trail.jsonl")
     assert found.sound and found.lines == 5
 
 

@@ -12,7 +12,7 @@ from mettle.evaluate.suspects import difficulty
 from mettle.train import RunFolder, train
 from mettle.train.recipe import parse_recipe
 from mettle.workbench import routes
-from mettle.workbench.run_data import Scene
+from mettle.workbench.run_data import RunData
 from tests.http_service import running
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -113,7 +113,7 @@ class Grey:
         return "grey"
 
 
-def drawn(mode: str, n: int = 60, labels: int = 8, seed: int = 0, run: RunFolder | None = None) -> Scene:
+def drawn(mode: str, n: int = 60, labels: int = 8, seed: int = 0, run: RunFolder | None = None) -> RunData:
     """A scene without a trained run: every pair ("all"), pairs of two domains ("across"), queries ("roles")."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, labels, n)
@@ -127,4 +127,4 @@ def drawn(mode: str, n: int = 60, labels: int = 8, seed: int = 0, run: RunFolder
     samples = Samples.of(Grey(n), y, domain=domain, groups=groups, role=role)
     columns = samples.columns()
     label = Column.of(y)
-    return Scene(run, "key", samples, z, label, columns, difficulty(z, label.codes))  # type: ignore[arg-type]
+    return RunData(run, "key", samples, z, label, columns, difficulty(z, label.codes))  # type: ignore[arg-type]

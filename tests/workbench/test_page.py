@@ -185,7 +185,7 @@ def test_lists_show_the_hardest_and_follow_the_filters(browser, url, run, source
         page.click("#filter-clear")
         settle(page)
         assert page.locator("#lists").inner_text() == before
-        page.select_option("#filter-band", label="hardest quarter")
+        page.select_option("#filter-quartile", label="hardest quarter")
         settle(page)
         assert page.locator("#filter-count").inner_text() == "16 of 64 samples"
         page.click("#list-negatives .more")
@@ -423,7 +423,7 @@ def test_everything_can_be_reached_and_used_from_the_keyboard(browser, url):
                 break
             order.append(at[0])
             rings.append(at[1])
-        wanted = ["Skip to the content", "run-a", "run-b", "Map", "filter-class", "filter-column-0", "filter-band"]
+        wanted = ["Skip to the content", "run-a", "run-b", "Map", "filter-class", "filter-column-0", "filter-quartile"]
         wanted += ["colour", "zoom-out", "zoom-in", "zoom-reset", "canvas-a", "Show more", "exact", "slider"]
         wanted += ["live-file", "live-claim"]
         found = [order.index(name) for name in wanted]

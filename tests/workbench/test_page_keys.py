@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mettle.match import Gallery
-from mettle.service import Limits, Rate, uses, verify_trail
+from mettle.service import Limits, Rate, entries_about, verify_audit_log
 from mettle.workbench import routes
 from tests.http_service import error, picture
 
@@ -66,7 +66,7 @@ def test_a_tenants_key_sees_nothing_of_the_page(start, key, keyfile, trained, tm
         assert (answer.status_code, error(answer)) == (403, "forbidden")
         assert "tenant" in answer.json()["error"]["message"] and "bob" not in answer.text and "zoe" not in answer.text
         assert "set-cookie" not in answer.headers
-    assert not list(uses(tmp_path / "trail.jsonl", "globex/bob"))
+    assert not list(entries_about(tmp_path / "trail.jsonl", "globex/bob"))
 
 
 def test_asking_on_the_page_needs_the_scope_of_the_page_and_that_of_the_question(start, key, trained):
@@ -134,9 +134,9 @@ def test_what_was_asked_on_the_page_is_in_the_trail_with_its_subject(start, key,
         ("lab", "/workbench/api/verify", "asked"),
         ("lab", "verify", "match"),
     ]
-    assert [line["what"] for line in uses(whole, "globex/bob")] == ["identify"]
-    assert [line["what"] for line in uses(whole, "zoe")] == ["verify"]
-    assert verify_trail(whole).sound
+    assert [line["what"] for line in entries_about(whole, "globex/bob")] == ["identify"]
+    assert [line["what"] for line in entries_about(whole, "zoe")] == ["verify"]
+    assert verify_audit_log(whole).sound
     numbers = begun().get("/metrics").text
     assert 'mettle_verdicts_total{route="/workbench/api/verify",verdict="match"} 1' in numbers
 

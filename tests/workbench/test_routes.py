@@ -14,7 +14,7 @@ from mettle.errors import InputError
 from mettle.match import Gallery
 from mettle.service.rate_limits import Limits
 from mettle.workbench import routes
-from mettle.workbench.lazy_run import Bench
+from mettle.workbench.lazy_run import LazyRun
 from tests.workbench.runs import HOSTILE, pictures, rows, trained
 
 
@@ -73,7 +73,7 @@ def test_a_picture_is_the_sample(client, folder):
 BAD = [
     "runs/2", "runs/-1", "runs/99999999999999999999", "runs/x", "runs/0/picture/64", "runs/0/picture/-1",
     "runs/0/picture/..%2f..%2fcontract.json", "runs/0/picture/1e3", "runs/0/pairs/everything",
-    "runs/0/pairs/negatives?label=8", "runs/0/pairs/negatives?label=-1", "runs/0/pairs/negatives?band=9",
+    "runs/0/pairs/negatives?label=8", "runs/0/pairs/negatives?label=-1", "runs/0/pairs/negatives?quartile=9",
     "runs/0/pairs/negatives?column=0", "runs/0/pairs/negatives?column=2&value=0", "runs/0/pairs/negatives?count=0",
     "runs/0/pairs/negatives?column=0&value=2", "runs/0/pairs/negatives?count=1000", "runs/0/at",
     "runs/0/at?threshold=nan", "runs/0/pairs/accepts?threshold=inf",
@@ -115,7 +115,7 @@ def test_filters_keep_pairs_of_which_one_side_passes(client):
     cases = [
         ({"label": 3}, arrays["label"] == 3),
         ({"text": "PERSON 1"}, np.asarray(["person 1" in facts["labels"][c] for c in arrays["label"]])),
-        ({"band": 3}, arrays["band"] == 3),
+        ({"quartile": 3}, arrays["quartile"] == 3),
         ({"column": [0, 1], "value": [1, 0]}, (arrays["column.0"] == 1) & (arrays["column.1"] == 0)),
         ({"text": "nobody of that name"}, np.zeros(64, bool)),
     ]
@@ -132,11 +132,11 @@ def test_what_was_computed_is_kept_and_follows_the_weights(folder, run):
     assert held
     weights = run.contract()["weights"][:16]
     assert all(weights in path.name for path in held)
-    again = Bench(run)
-    first = again.scene().embeddings
+    again = LazyRun(run)
+    first = again.data().embeddings
     path = next(p for p in held if "embeddings" in p.name)
     path.write_bytes(path.read_bytes()[:100])
-    assert np.array_equal(Bench(run).scene().embeddings, first)
+    assert np.array_equal(LazyRun(run).data().embeddings, first)
 
 
 def test_changed_data_and_missing_metrics_are_told(folder):
@@ -147,7 +147,7 @@ def test_changed_data_and_missing_metrics_are_told(folder):
         arrays = dict(file)
     arrays["images"] = arrays["images"] ^ 1
     np.savez(folder / "moved.npz", **arrays)
-    facts = Bench(one).scene().facts()
+    facts = LazyRun(one).data().facts()
     assert facts["numbers"] == [] and len(facts["warnings"]) == 2
     assert "changed" in facts["warnings"][0]
 

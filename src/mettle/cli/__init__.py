@@ -37,7 +37,7 @@ def options(
     """Options before any command."""
 
 
-def _standing() -> None:
+def _check_working_folder() -> None:
     """Told here, because numerical libraries end the process without a word when the folder they start in is gone."""
     try:
         os.getcwd()
@@ -48,7 +48,7 @@ def _standing() -> None:
 def main() -> None:
     """Run the command line; an error that a user can cause is one line and exit status 2."""
     try:
-        _standing()
+        _check_working_folder()
         status = app(standalone_mode=False, prog_name="mettle")  # else a usage error is four lines
     except UsageError as error:
         sys.exit(_explain_usage(error))

@@ -39,14 +39,14 @@ def allow_packages(names: list[str] | None) -> tuple[str, ...]:
     return tuple(names or ())
 
 
-def group(name: str, help: str) -> typer.Typer:
+def add_command_group(name: str, help: str) -> typer.Typer:
     """A command with commands of its own."""
     made = typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(made, name=name)
     return made
 
 
-def samples_of(
+def load_samples(
     run: Any,
     data: str | None,
     *,
@@ -59,29 +59,29 @@ def samples_of(
     from mettle.train import load_run_samples
 
     columns = {"label": label, "domain": domain, "image": image}
-    return load_run_samples(run, data, cache(), columns=columns, **reading)
+    return load_run_samples(run, data, cache_folder(), columns=columns, **reading)
 
 
-def in_folder(path: Path | None) -> Path | None:
+def check_output_folder(path: Path | None) -> Path | None:
     """A file to write, if there is a folder for it: told before the work, not after."""
     if path is not None and not path.parent.is_dir():
         raise InputError(f"cannot write {path}: there is no folder {path.parent}; make it, or choose another place")
     return path
 
 
-def writable(folder: Path) -> bool:
+def is_writable(folder: Path) -> bool:
     """Whether files can be made in a folder."""
     return os.access(folder, os.W_OK | os.X_OK)
 
 
-def cache() -> Path:
+def cache_folder() -> Path:
     """Where embedded data are kept between runs."""
     return Path(
         os.environ.get("METTLE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "mettle"
     ).expanduser()
 
 
-def typed() -> list[str]:
+def command_line() -> list[str]:
     """The command line as it was given."""
     return ["mettle", *sys.argv[1:]]
 
@@ -96,11 +96,11 @@ def print_scenario(name: str, v: dict[str, Any], r: dict[str, Any] | None) -> No
     near = r["metrics"] if r else {}
     shown = f"  Recall@1 {near['recall@1']['value']:.1%}" if "recall@1" in near else ""
     shown += f"  MAP@R {near['map_at_r']['value']:.1%}" if "map_at_r" in near else ""
-    eer, auc = share(v["eer"]["value"]), v["auc"]["value"]
-    print(f"  {name:<13} EER {eer}{extent}  AUC {auc:.4f}  TAR {accepted(v['tar'])}{shown}")
+    eer, auc = format_rate(v["eer"]["value"]), v["auc"]["value"]
+    print(f"  {name:<13} EER {eer}{extent}  AUC {auc:.4f}  TAR {format_true_accepts(v['tar'])}{shown}")
 
 
-def accepted(points: list[dict[str, Any]]) -> str:
+def format_true_accepts(points: list[dict[str, Any]]) -> str:
     """True accept rates; of those that rest on too few impostor pairs only which they are, and why."""
     told = [p for p in points if p["tar"] is not None and p["status"] != "refused as headline"]
     held = [f"{p['far']:g}" for p in points if p not in told]
@@ -111,6 +111,6 @@ def accepted(points: list[dict[str, Any]]) -> str:
     return f"{text}, {why}" if text else why
 
 
-def share(value: float | None) -> str:
+def format_rate(value: float | None) -> str:
     """A rate in per cent."""
     return "not measurable" if value is None else f"{value:.2%}"

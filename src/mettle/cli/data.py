@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from mettle.cli.common import app, cache, group, print_scenario, typed
+from mettle.cli.common import add_command_group, app, cache_folder, command_line, print_scenario
 
-data_app = group("data", "Look at data before training on them.")
+data_app = add_command_group("data", "Look at data before training on them.")
 PROTOCOLS = {
     "open-set": "train and test share none of them (open-set)",
     "closed-set": "train has all that test has (closed-set)",
@@ -64,7 +64,7 @@ def audit(
     table = read_embeddings(*files, where=where or (), **chosen)  # type: ignore[arg-type]
     print(f"{files[0]}: {len(table)} embeddings of dimension {table.values.shape[1]}", flush=True)
     found = run_audit(table, fars=far or FARS)
-    page = write_audit(found, output, typed())
+    page = write_audit(found, output, command_line())
     for name, way in found.summary()["scenarios"].items():
         print_scenario(name, way["verification"], way["retrieval"])
     if found.label_errors is not None:
@@ -96,7 +96,7 @@ def data_check(
     """Validate data: counts, problems with row numbers, leakage, duplicates. Exit status 1 when there are errors."""
     from mettle.data import check, read
 
-    samples = read(path, policy="trust", cache=cache(), label=label, domain=domain, image=image, missing=missing)
+    samples = read(path, policy="trust", cache=cache_folder(), label=label, domain=domain, image=image, missing=missing)
     found = check(samples, policy=policy, near=near)  # type: ignore[arg-type]
     print(f"{path}: {found.samples} samples, {len(found.labels)} labels; {PROTOCOLS[found.protocol]}")
     for title, counts in (("split", found.splits), ("domain", found.domains)):

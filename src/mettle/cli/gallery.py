@@ -9,9 +9,9 @@ from zipfile import BadZipFile
 
 import typer
 
-from mettle.cli.common import Domain, Image, Label, group, samples_of
+from mettle.cli.common import Domain, Image, Label, add_command_group, load_samples
 
-gallery_app = group("gallery", "Enrol people under a trained model and say who is who.")
+gallery_app = add_command_group("gallery", "Enrol people under a trained model and say who is who.")
 
 # Rates per person that a table is calibrated for by itself, as far as its people are enough. One in ten is not among
 # them: nobody means it without saying so.
@@ -81,15 +81,15 @@ def enrol(
         raise InputError(f"--where chooses rows of --table: not with IDENTITY or --data{rather}")
     if identity is None and (pictures or embeddings is not None):
         raise InputError("pictures and --embeddings are of one IDENTITY: not with --data or --table")
-    templates = None if identity is None else _given(pictures, embeddings)
-    run, new = _run(model), not exists(gallery)
-    rows = None if table is None else _rows(table, where or ())
+    templates = None if identity is None else _read_templates(pictures, embeddings)
+    run, new = _open_run(model), not exists(gallery)
+    rows = None if table is None else _table_rows(table, where or ())
     if new and run is None and dim is None:
-        dim = _length(templates, rows)
+        dim = _embedding_length(templates, rows)
     named: set[str] = set()
 
     def everybody(bound: Any, embeds: Any) -> Iterator[tuple[str, Any]]:
-        for name, theirs in _everybody(bound, embeds, data, columns, split, table, rows):
+        for name, theirs in _iterate_people(bound, embeds, data, columns, split, table, rows):
             named.add(name)
             yield name, theirs
 
@@ -100,24 +100,24 @@ def enrol(
         given = [(identity, templates)] if identity is not None else everybody(offered, lambda: embedding.run)
         ready = [(settled(name, lambda _: False), embedding.vectors(theirs)) for name, theirs in given]
     with Gallery.open(gallery, model=run, dim=dim, fusion=fusion) as opened:
-        say(before := opened.notes)
+        print_notes(before := opened.notes)
         if identity is None:
             people = everybody(opened.binding, lambda: opened.run) if ready is None else ready
             receipts = opened.enrol_many(people, replace=replace)
             added, skipped = sum(len(r.numbers) for r in receipts), sum(r.skipped for r in receipts)
             print(
-                f"{len(named)} people enrolled, {added} templates added{_skipped(skipped)}; "
+                f"{len(named)} people enrolled, {added} templates added{_describe_skipped(skipped)}; "
                 f"{len(opened)} people are enrolled in all"
             )
             if _lacks_threshold(opened):
                 # Data may be those that the model was trained on, who are further apart than strangers: not by itself.
                 print(f"not calibrated: {opened.operating().basis}" if table is None else _calibrate_enrolled(opened))
-            say([note for note in opened.notes if note not in before])  # a former calibration may be stale now
+            print_notes([note for note in opened.notes if note not in before])  # a former calibration may be stale now
             return
         receipt = opened.enrol(identity, templates if ready is None else ready[0][1], request=request, replace=replace)
         print(
-            f"enrolled {identity!r}: {len(receipt.numbers)} templates{_skipped(receipt.skipped)}, "
-            f"change {receipt.sequence}{_again(receipt)}"
+            f"enrolled {identity!r}: {len(receipt.numbers)} templates{_describe_skipped(receipt.skipped)}, "
+            f"change {receipt.sequence}{_describe_replay(receipt)}"
         )
 
 
@@ -136,11 +136,13 @@ def verify(
     from mettle.match import Gallery
 
     with Gallery.open(gallery, model=model, read_only=True, create=False) as opened:
-        found = opened.verify(identity, _given(picture and [picture], embeddings), far=far, threshold=threshold)
+        found = opened.verify(
+            identity, _read_templates(picture and [picture], embeddings), far=far, threshold=threshold
+        )
     if as_json:
         print(json.dumps(asdict(found) | {"verdict": found.verdict}))
     else:
-        point = _point(found, "accepted as this person", found.false_accepts)
+        point = _describe_threshold(found, "accepted as this person", found.false_accepts)
         print(f"{found.verdict}  score {found.score:.4f}  {point}")
     raise typer.Exit(3 if found.threshold is None else 0 if found.match else 1)
 
@@ -163,13 +165,13 @@ def identify(
     from mettle.match import Gallery
 
     with Gallery.open(gallery, model=model, read_only=True, create=False) as opened:
-        answers = opened.identify_many(_given(pictures, embeddings), k=k, far=far, threshold=threshold)
+        answers = opened.identify_many(_read_templates(pictures, embeddings), k=k, far=far, threshold=threshold)
     if as_json:
         print(json.dumps([asdict(found) | {"verdict": found.verdict} for found in answers]))
         return
     names = [str(p) for p in pictures] if pictures else [f"probe {i}" for i in range(len(answers))]
     for name, found in zip(names, answers, strict=True):
-        print(f"{name}: {found.verdict}  {_point(found, 'given a name', found.false_matches)}")
+        print(f"{name}: {found.verdict}  {_describe_threshold(found, 'given a name', found.false_matches)}")
         for candidate in found.candidates:
             below = "" if candidate.match or found.threshold is None else "  below"
             print(f"  {candidate.score:+.4f}  {candidate.identity!r}{below}")
@@ -186,10 +188,12 @@ def delete(
 
     with Gallery.open(gallery, create=False) as opened:
         receipt = opened.delete(identity, request=request)
-    print(f"deleted {identity!r}: {len(receipt.numbers)} templates, change {receipt.sequence}{_again(receipt)}")
+    print(
+        f"deleted {identity!r}: {len(receipt.numbers)} templates, change {receipt.sequence}{_describe_replay(receipt)}"
+    )
 
 
-def _run(model: Path | None) -> Any:
+def _open_run(model: Path | None) -> Any:
     if model is None:
         return None
     from mettle.train import open_run_folder
@@ -197,13 +201,13 @@ def _run(model: Path | None) -> Any:
     return open_run_folder(model)
 
 
-def _rows(table: Path, where: Sequence[str]) -> list[tuple[str, Any]]:
+def _table_rows(table: Path, where: Sequence[str]) -> list[tuple[str, Any]]:
     from mettle.match.bulk import people_of_table
 
     return list(people_of_table(table, where))
 
 
-def _length(templates: Any, rows: list[tuple[str, Any]] | None) -> int | None:
+def _embedding_length(templates: Any, rows: list[tuple[str, Any]] | None) -> int | None:
     """How long the embeddings are that were given; None where pictures or data were."""
     given = templates if rows is None else rows[0][1]
     return int(given.shape[-1]) if hasattr(given, "shape") and given.ndim in (1, 2) else None
@@ -249,7 +253,7 @@ def _calibrate_enrolled(opened: Any) -> str:
     )
 
 
-def _given(pictures: list[Path] | None, embeddings: Path | None) -> Any:
+def _read_templates(pictures: list[Path] | None, embeddings: Path | None) -> Any:
     """Pictures, or embeddings from a file."""
     from mettle.errors import InputError
 
@@ -258,10 +262,10 @@ def _given(pictures: list[Path] | None, embeddings: Path | None) -> Any:
     arrays = [path for path in pictures or [] if path.suffix.lower() in (".npy", ".npz")]
     if arrays:
         raise InputError(f"{arrays[0]} is a file of embeddings, not a picture: give it as --embeddings {arrays[0]}")
-    return pictures if embeddings is None else _array(embeddings)
+    return pictures if embeddings is None else _load_array(embeddings)
 
 
-def _array(path: Path) -> Any:
+def _load_array(path: Path) -> Any:
     import numpy as np
 
     from mettle.errors import DataError
@@ -285,7 +289,7 @@ def _array(path: Path) -> Any:
         raise DataError(f"{path} is not an .npy file of numbers: {problem}") from None
 
 
-def _everybody(
+def _iterate_people(
     bound: Any,
     embeds: Any,
     data: str | None,
@@ -304,18 +308,18 @@ def _everybody(
     run = embeds()
     if run is None:
         raise InputError("--data must be embedded by a model: give --model RUN, or a --table of embeddings")
-    return people_of_samples(run.model(), samples_of(run, data, **columns), split)
+    return people_of_samples(run.model(), load_samples(run, data, **columns), split)
 
 
-def _skipped(count: int) -> str:
+def _describe_skipped(count: int) -> str:
     return f", {count} skipped that were there already" if count else ""
 
 
-def _again(receipt: Any) -> str:
+def _describe_replay(receipt: Any) -> str:
     return " (this request was served before)" if receipt.repeated else ""
 
 
-def _point(found: Any, whom: str, most: float | None) -> str:
+def _describe_threshold(found: Any, whom: str, most: float | None) -> str:
     if found.threshold is None:
         return found.basis
     if found.far is None:
@@ -328,7 +332,7 @@ def _point(found: Any, whom: str, most: float | None) -> str:
     )
 
 
-def say(notes: Sequence[str]) -> None:
+def print_notes(notes: Sequence[str]) -> None:
     """What was found odd on opening."""
     for note in notes:
         print(f"note: {note}")
@@ -345,7 +349,7 @@ def info(gallery: Where, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(asdict(found) | {"notes": notes}, default=str))
         return
-    say(notes)
+    print_notes(notes)
     print(
         f"{found.where} ({found.kind}): {found.identities} people, {found.templates} templates of {found.dim} numbers"
     )
@@ -360,7 +364,7 @@ def info(gallery: Where, as_json: Json = False) -> None:
             f"came and {kept['gone']} went{': stale' if kept['stale'] else ''}"
         )
     for rate, entry in found.thresholds.items():
-        _threshold(rate, entry)
+        _print_threshold(rate, entry)
     if not notes and not any(entry.get("threshold") is not None for entry in found.thresholds.values()):
         print(f"  not calibrated: {NOT_CALIBRATED}")
 
@@ -393,7 +397,7 @@ def calibrate(
         print(json.dumps(found))
         return
     for rate, entry in found.items():
-        _threshold(rate, entry)
+        _print_threshold(rate, entry)
     if not keep:
         end = "not kept: answer at one of these by --threshold"
     elif point is None:
@@ -424,7 +428,7 @@ def check(gallery: Where) -> None:
     there = exists(gallery)
     try:
         with Gallery.open(gallery, read_only=True, create=False) as opened:
-            say(opened.notes)
+            print_notes(opened.notes)
             problems = opened.check()
     except (GalleryLocked, GalleryUnavailable):
         raise
@@ -454,7 +458,7 @@ def audit(
     if as_json:
         print(json.dumps(asdict(found)))
     else:
-        _audited(gallery, found)
+        _print_audit(gallery, found)
     raise typer.Exit(1 if found.problems else 0)
 
 
@@ -519,8 +523,8 @@ def _describe_missing_pairs(pairs: int) -> str:
     )
 
 
-def _audited(where: str, found: Any) -> None:
-    say(found.notes)
+def _print_audit(where: str, found: Any) -> None:
+    print_notes(found.notes)
     if not found.people:
         print(f"{where}: nobody is enrolled, there is nothing to compare")
     else:
@@ -530,15 +534,15 @@ def _audited(where: str, found: Any) -> None:
         else:
             rate = "rate unknown" if found.far is None else f"rate {found.far:g} a {found.per}"
             print(f"compared at threshold {found.threshold:.4f} (false-accept {rate}; {found.basis})")
-        _alike(found)
+        _print_confusable(found)
         if found.threshold is not None:
-            _strays(found)
+            _print_misfiled(found)
     for problem in found.problems:
         print(problem)
     print("record and index: sound" if not found.problems else f"record and index: {len(found.problems)} problems")
 
 
-def _alike(found: Any) -> None:
+def _print_confusable(found: Any) -> None:
     whole = found.pairs == found.people * (found.people - 1) // 2
     of = f"{found.pairs}" if whole else f"{found.pairs} that were compared, drawn at random,"
     if found.threshold is None:
@@ -546,15 +550,15 @@ def _alike(found: Any) -> None:
     else:
         alike = f"{found.alike_count} pairs of people of {of} would be taken for each other"
         said = f"{alike}, {found.same_count} of them by the same template"
-    print(f"{said}{_listed(found.alike, found.alike_count)}")
+    print(f"{said}{_list_heading(found.alike, found.alike_count)}")
     for pair in found.alike:
         print(f"  {pair.score:+.4f}  {pair.first!r}  {pair.second!r}{'  same template' if pair.same else ''}")
 
 
-def _strays(found: Any) -> None:
+def _print_misfiled(found: Any) -> None:
     print(
         f"{found.stray_count} templates do not match the others of their person"
-        f"{_listed(found.strays, found.stray_count)}"
+        f"{_list_heading(found.strays, found.stray_count)}"
     )
     for stray in found.strays:
         taken = stray.other_score is not None and stray.other_score >= found.threshold
@@ -562,11 +566,11 @@ def _strays(found: Any) -> None:
         print(f"  {stray.score:+.4f}  {stray.identity!r} template {stray.number}{rather}{': a match' if taken else ''}")
 
 
-def _listed(shown: Any, count: int) -> str:
+def _list_heading(shown: Any, count: int) -> str:
     return ":" if len(shown) == count > 0 else f"; the first {len(shown)}:" if shown else ""
 
 
-def _threshold(rate: str, entry: Any) -> None:
+def _print_threshold(rate: str, entry: Any) -> None:
     from mettle.match.operating import CONTRADICTED, doubt, remark
 
     value, per = entry.get("threshold"), entry.get("per", "comparison")

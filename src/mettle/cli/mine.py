@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mettle.cli.common import app, in_folder, samples_of, typed
+from mettle.cli.common import app, check_output_folder, command_line, load_samples
 from mettle.errors import DataError, InputError
 
 PARTS = ("train", "val", "test", "all")
@@ -68,7 +68,7 @@ def mine_command(
     from mettle.report.mining import write_mining_page
 
     check_table_path(output)
-    in_folder(output)
+    check_output_folder(output)
     if names not in (None, "id", "path"):
         raise InputError(f"--names takes id or path, got {names!r}")
     _check_split(split)
@@ -108,7 +108,7 @@ def mine_command(
             name=source.name,
             about=about,
             notes=notes,
-            command=typed(),
+            command=command_line(),
         )
         print(f"page: {made}")
 
@@ -217,7 +217,7 @@ def _embed_run(
     if second is not None and not second.is_dir():
         raise InputError(f"--second {second} must be a run folder too, where a run is mined")
     run = open_run_folder(folder)
-    samples = samples_of(run, data, **columns)
+    samples = load_samples(run, data, **columns)
     if names == "path" and samples.files is None:
         raise InputError("--names path: these samples come from no files; leave it out to call them by their ids")
     domain = None if across is None else samples.column(across).codes
@@ -225,7 +225,7 @@ def _embed_run(
     other = None
     if second is not None:
         opened = open_run_folder(second)
-        again = samples_of(opened, data, **columns)
+        again = load_samples(opened, data, **columns)
         if again.ids.tolist() != samples.ids.tolist() or (again.label.values() != samples.label.values()).any():
             raise InputError(f"--second {second} reads other samples than {folder}: name the data, as in mine RUN DATA")
         other = embed(opened.model(), again)

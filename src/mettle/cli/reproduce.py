@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from mettle.cli.common import app, cache
+from mettle.cli.common import app, cache_folder
 from mettle.errors import InputError
 
 Verdict = Literal["holds", "contradicted", "not decided", "withdrawn"]
@@ -51,7 +51,7 @@ class Claim:
         return replace(found, lines=[*found.lines, f"{WITHDRAWN}: {self.withdrawn}"], verdict="withdrawn")
 
 
-def literal(seeds: int, cache: Path | None) -> Outcome:
+def try_literal_beta(seeds: int, cache: Path | None) -> Outcome:
     """Gradients with and without beta, of the formula as first written and of the default."""
     import torch
 
@@ -69,7 +69,7 @@ def literal(seeds: int, cache: Path | None) -> Outcome:
     return Outcome(lines, "holds" if change["literal"] == 0 < change["default"] else "contradicted", change)
 
 
-def stall(seeds: int, cache: Path | None) -> Outcome:
+def try_stalled_push(seeds: int, cache: Path | None) -> Outcome:
     """How hard two strangers at a distance are pushed apart by each form of the contrastive loss."""
     import torch
 
@@ -88,7 +88,7 @@ def stall(seeds: int, cache: Path | None) -> Outcome:
     return Outcome(lines, "holds" if fades < 0.01 and stays >= 1 else "contradicted", push)
 
 
-def search(seeds: int, cache: Path | None) -> Outcome:
+def try_faiss_speed(seeds: int, cache: Path | None) -> Outcome:
     """Exact search by Faiss against the exact ways of NumPy, on one thread: a probe at a time, and all at once."""
     import faiss
     import numpy as np
@@ -120,7 +120,7 @@ def search(seeds: int, cache: Path | None) -> Outcome:
             spent = f"{statistics.median(times[way]):.3f} ms a probe, Faiss {statistics.median(own):.3f} ms"
             lines.append(f"{PEOPLE:,} people, {way}: {spent}: {ratio:.1f} times as fast")
     lines.append(f"the ten nearest of {PROBES} probes are {'the same' if alike else 'not the same'} in all ways")
-    verdict, said = _at_least(3.0, [min(pair) for pair in zip(*ratios, strict=True)])
+    verdict, said = _judge_ratio(3.0, [min(pair) for pair in zip(*ratios, strict=True)])
     numbers = {"milliseconds": times, "same": alike}
     return Outcome([*lines, f"against the fastest of NumPy: {said}"], verdict if alike else "contradicted", numbers)
 
@@ -169,30 +169,30 @@ def _time_search(way: Callable[[Any], Any], probes: Any) -> tuple[float, Any]:
     return 1000 * min(times) / len(probes), found
 
 
-def metric(seeds: int, cache: Path | None) -> Outcome:
+def try_learned_metric(seeds: int, cache: Path | None) -> Outcome:
     """Neighbours among characters never seen: raw pixels by Euclid and by a metric learned on other characters."""
     from mettle.metric import Mahalanobis
 
     differences, lines = [], []
     for seed in range(seeds):
-        (x, y), (u, v) = (_pixels(seed, split, cache) for split in ("train", "test"))
+        (x, y), (u, v) = (_glyph_pixels(seed, split, cache) for split in ("train", "test"))
         learned = Mahalanobis(n_components=32, random_state=seed).fit(x, y)
-        plain, better = (_neighbours(e, v) for e in (u, learned.transform(u)))
+        plain, better = (_nearest_accuracy(e, v) for e in (u, learned.transform(u)))
         differences.append(better - plain)
         lines.append(
             f"seed {seed}: the nearest is of the same kind for {plain:.1f} % by Euclid, {better:.1f} % learned"
         )
-    return _decided(lines, differences, "the same kind, learned − Euclid")
+    return _judge_difference(lines, differences, "the same kind, learned − Euclid")
 
 
-def center(seeds: int, cache: Path | None) -> Outcome:
+def try_center_weight(seeds: int, cache: Path | None) -> Outcome:
     """Spread inside classes, relative to that of all, as the weight of the distance to the centre grows."""
     from mettle.losses import Center
 
     weights, lines, falls = (0.0, 0.01, 0.1, 1.0), [], []
     for seed in range(seeds):
-        x, y = _pixels(seed, "train", cache)
-        spreads = [_spread(*_trained(Center, x, y, seed, weight=weight)) for weight in weights]
+        x, y = _glyph_pixels(seed, "train", cache)
+        spreads = [_within_class_share(*_train_small(Center, x, y, seed, weight=weight)) for weight in weights]
         falls.append(all(a > b for a, b in pairwise(spreads)))
         shown = ", ".join(f"{spread:.3f} at {weight:g}" for weight, spread in zip(weights, spreads, strict=True))
         lines.append(f"seed {seed}: spread inside classes {shown}")
@@ -200,38 +200,43 @@ def center(seeds: int, cache: Path | None) -> Outcome:
     return Outcome(lines, verdict, {"monotone": falls})
 
 
-def annealing(seeds: int, cache: Path | None) -> Outcome:
+def try_margin_annealing(seeds: int, cache: Path | None) -> Outcome:
     """Classes recognised after training by SphereFace, its margin full from the first step or growing."""
     from mettle.losses import SphereFace
 
     differences, lines = [], []
     for seed in range(seeds):
-        x, y = _pixels(seed, "train", cache)
-        at_once = _hits(*_trained(SphereFace, x, y, seed, start=0.0, floor=0.0))
-        slowly = _hits(*_trained(SphereFace, x, y, seed))
+        x, y = _glyph_pixels(seed, "train", cache)
+        at_once = _class_accuracy(*_train_small(SphereFace, x, y, seed, start=0.0, floor=0.0))
+        slowly = _class_accuracy(*_train_small(SphereFace, x, y, seed))
         differences.append(slowly - at_once)
         lines.append(f"seed {seed}: {at_once:.1f} % of the training set recognised at once, {slowly:.1f} % annealed")
-    return _decided(lines, differences, "recognised, annealed − at once")
+    return _judge_difference(lines, differences, "recognised, annealed − at once")
 
 
 CLAIMS = {
-    "literal": Claim("difficulty-aware SupCon as first written down: beta has no effect at all", literal),
+    "literal": Claim("difficulty-aware SupCon as first written down: beta has no effect at all", try_literal_beta),
     "stall": Claim(
-        "the push of margin² − d² fades for strangers that nearly coincide, that of (margin − d)² does not", stall
+        "the push of margin² − d² fades for strangers that nearly coincide, that of (margin − d)² does not",
+        try_stalled_push,
     ),
-    "search": Claim("Faiss finds the same people at least 3 times as fast as the fastest exact way in NumPy", search),
+    "search": Claim(
+        "Faiss finds the same people at least 3 times as fast as the fastest exact way in NumPy", try_faiss_speed
+    ),
     "metric": Claim(
         "a learned Mahalanobis metric beats Euclid on raw features (here pixels), for classes never seen",
-        metric,
+        try_learned_metric,
         "one estimator at its defaults, not tuned on validation data; the test typefaces were never trained on; "
         "whitening, LDA, NCA and a deep network are missing as controls",
     ),
-    "center": Claim("the larger the weight of center loss, the smaller the spread inside classes", center),
-    "annealing": Claim("SphereFace needs its margin annealed: with all of it at once it hardly trains", annealing),
+    "center": Claim("the larger the weight of center loss, the smaller the spread inside classes", try_center_weight),
+    "annealing": Claim(
+        "SphereFace needs its margin annealed: with all of it at once it hardly trains", try_margin_annealing
+    ),
 }
 
 
-def _at_least(wanted: float, ratios: list[float]) -> tuple[Verdict, str]:
+def _judge_ratio(wanted: float, ratios: list[float]) -> tuple[Verdict, str]:
     """Whether a ratio of times reaches what is wanted, by the 95 % interval of its geometric mean over draws."""
     from mettle.evaluate.intervals import mean_interval
 
@@ -241,7 +246,7 @@ def _at_least(wanted: float, ratios: list[float]) -> tuple[Verdict, str]:
     return verdict, f"{middle:.2f} times as fast [{low:.2f}, {high:.2f}], {wanted:g} wanted"
 
 
-def _decided(lines: list[str], differences: list[float], what: str) -> Outcome:
+def _judge_difference(lines: list[str], differences: list[float], what: str) -> Outcome:
     """Whether a difference is above 0, by its interval over seeds."""
     from mettle.evaluate.intervals import mean_interval
 
@@ -250,7 +255,7 @@ def _decided(lines: list[str], differences: list[float], what: str) -> Outcome:
     return Outcome([*lines, f"{what}: {mean:+.1f} ± {half:.1f}"], verdict, {"mean": mean, "half": half, "n": n})
 
 
-def _pixels(seed: int, split: str, cache: Path | None) -> tuple[Any, Any]:
+def _glyph_pixels(seed: int, split: str, cache: Path | None) -> tuple[Any, Any]:
     """A hundred characters of the embedded glyphs, 16 x 16 grey values, and which they are; others for each seed."""
     import numpy as np
 
@@ -265,7 +270,7 @@ def _pixels(seed: int, split: str, cache: Path | None) -> tuple[Any, Any]:
     return pictures.reshape(len(at), 256), np.unique(samples.labels[at], return_inverse=True)[1]
 
 
-def _trained(kind: Any, x: Any, y: Any, seed: int, **options: Any) -> tuple[Any, Any, Any]:
+def _train_small(kind: Any, x: Any, y: Any, seed: int, **options: Any) -> tuple[Any, Any, Any]:
     """Embeddings, labels and the loss, after a few steps of a small network."""
     import torch
 
@@ -283,7 +288,7 @@ def _trained(kind: Any, x: Any, y: Any, seed: int, **options: Any) -> tuple[Any,
         return net(x), y, loss
 
 
-def _neighbours(x: Any, y: Any) -> float:
+def _nearest_accuracy(x: Any, y: Any) -> float:
     """Percent whose nearest neighbour has their label."""
     import torch
 
@@ -292,7 +297,7 @@ def _neighbours(x: Any, y: Any) -> float:
     return 100 * float((y[apart.argmin(1)] == y).float().mean())
 
 
-def _spread(z: Any, y: Any, loss: Any) -> float:
+def _within_class_share(z: Any, y: Any, loss: Any) -> float:
     """Variance about the class means, as a part of all variance."""
     import torch
 
@@ -301,7 +306,7 @@ def _spread(z: Any, y: Any, loss: Any) -> float:
     return float((z - means[y]).square().sum() / (z - z.mean(0)).square().sum())
 
 
-def _hits(z: Any, y: Any, loss: Any) -> float:
+def _class_accuracy(z: Any, y: Any, loss: Any) -> float:
     """Percent whose nearest class vector, by angle, is their own."""
     import torch
 
@@ -334,7 +339,7 @@ def reproduce(
         raise InputError(f"no claim {unknown[0]!r}: one of {', '.join(CLAIMS)}, or all")
     found = {}
     for name in CLAIMS if "all" in claims else dict.fromkeys(claims):
-        outcome = CLAIMS[name].judge(seeds, cache())
+        outcome = CLAIMS[name].judge(seeds, cache_folder())
         found[name] = {**_describe_claim(CLAIMS[name]), **asdict(outcome)}
         if not as_json:
             print(f"{name}: {CLAIMS[name].says}", *(f"  {line}" for line in outcome.lines), sep="\n")

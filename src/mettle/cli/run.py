@@ -17,12 +17,12 @@ from mettle.cli.common import (
     Set,
     allow_packages,
     app,
-    cache,
-    in_folder,
+    cache_folder,
+    check_output_folder,
+    format_rate,
+    is_writable,
+    load_samples,
     print_scenario,
-    samples_of,
-    share,
-    writable,
 )
 from mettle.errors import InputError
 
@@ -71,7 +71,7 @@ def train(
         _train_seeds(recipe, folder, resume, overrides, given, seeds, again, allowed)
         return
     said: list[str] = []
-    plan = _plan(recipe, folder, resume, overrides, given, collect_notes(said))
+    plan = _load_recipe(recipe, folder, resume, overrides, given, collect_notes(said))
     train_run(plan, folder, resume, report, again, said, allowed)
 
 
@@ -100,7 +100,7 @@ def _train_seeds(
     known = json.loads(listed.read_text())["seeds"] if listed.is_file() else []
     said: list[str] = []
     first = folder / f"seed-{known[0]}" if known else folder
-    plan = _plan(recipe, first, resume, overrides, data, collect_notes(said))
+    plan = _load_recipe(recipe, first, resume, overrides, data, collect_notes(said))
     seeds = known or [plan.seed + k for k in range(count or 0)]
     if count not in (None, len(seeds)):
         raise RunError(f"{folder} has {len(seeds)} seeds, not {count}: resume it without --seeds")
@@ -156,12 +156,16 @@ def train_run(
     def print_folder(run: Any) -> None:
         print(f"run folder: {run.folder}", flush=True)
         if resumed:
-            print(_whence(run.folder), flush=True)
+            print(_describe_origin(run.folder), flush=True)
 
     print(plan.title(), flush=True)
-    options: dict[str, Any] = {"callbacks": [Progress(plan.train.log_every)], "on_note": say, "on_start": print_folder}
+    options: dict[str, Any] = {
+        "callbacks": [Progress(plan.train.log_every)],
+        "on_note": say,
+        "on_start": print_folder,
+    }
     options["allow_import"] = allowed
-    outcome = run_training(plan, folder, resume=resume, cache=cache(), score=ValidationScore(), **options)
+    outcome = run_training(plan, folder, resume=resume, cache=cache_folder(), score=ValidationScore(), **options)
     for note in (*outcome.notes, *write_pair_metrics(outcome)):
         if note not in said:
             say(note)
@@ -248,12 +252,12 @@ def evaluate(
     from mettle.train import open_run_folder
 
     opened = open_run_folder(run)
-    place = in_folder(output)
-    samples = samples_of(opened, data, label=label, domain=domain, image=image)
+    place = check_output_folder(output)
+    samples = load_samples(opened, data, label=label, domain=domain, image=image)
     # Its own, at another place; an adopted model takes any as its own.
     own = data is None or opened.is_adopted or opened.matches_data(samples.fingerprint())
     kept = own and _keeps(opened, output)
-    _say_measuring(samples)
+    _print_measuring(samples)
     found = evaluate_run(opened, samples, own_data=own, write=kept)
     _print_metrics(found.metrics)
     if kept:
@@ -281,7 +285,7 @@ def report(
     from mettle.train import open_run_folder
 
     opened = [open_run_folder(run) for run in runs]
-    in_folder(output)
+    check_output_folder(output)
     if len(opened) > 1:
         if [data, label, domain, image].count(None) < 4:
             which = "--data, --label, --domain and --image go with the report of one run"
@@ -289,7 +293,7 @@ def report(
         print(f"comparison: {write_comparison(opened, output or Path('comparison.html'))}")
         return
     kept = _keeps(opened[0], output)
-    samples = samples_of(opened[0], data, label=label, domain=domain, image=image)
+    samples = load_samples(opened[0], data, label=label, domain=domain, image=image)
     own = data is None or opened[0].matches_data(samples.fingerprint())
     if not own and output is None:
         raise InputError(f"{data} are not the data that {runs[0]} was trained on: a page of them needs -o FILE")
@@ -323,7 +327,7 @@ def embed(
     from mettle.start import is_backbone
     from mettle.train import open_run_folder
 
-    in_folder(output)
+    check_output_folder(output)
     choose_encoder(output, precision)  # type: ignore[arg-type]  # an ending that is not written is refused before the data are read
     if not run.is_dir() and is_backbone(str(run)):
         print(_embed_with_backbone(str(run), backbone, data, output, label, domain, image, dim, precision))
@@ -331,7 +335,7 @@ def embed(
     if backbone is not None:
         raise InputError(f"--backbone says which network a file of weights is of, {run} is none: leave it out")
     opened = open_run_folder(run)
-    samples = samples_of(opened, data, label=label, domain=domain, image=image, labeled=False)
+    samples = load_samples(opened, data, label=label, domain=domain, image=image, labeled=False)
     options: dict[str, Any] = {"dim": dim, "precision": precision, "weights": opened.contract()["weights"]}
     print(write_embeddings(opened.model(), samples, output, **options))
 
@@ -360,7 +364,7 @@ def _embed_with_backbone(
     )
     for note in notes:
         print(f"note: {note}", flush=True)
-    samples = prepare_samples(recipe, cache(), split=False, labeled=False)
+    samples = prepare_samples(recipe, cache_folder(), split=False, labeled=False)
     model = build_frozen_backbone(recipe, samples)
     options: dict[str, Any] = {"dim": dim, "precision": precision}
     return write_embeddings(model, samples, output, **options)
@@ -375,7 +379,7 @@ def export(
     from mettle.model.onnx import export_onnx
     from mettle.train import open_run_folder
 
-    in_folder(onnx)
+    check_output_folder(onnx)
     difference = export_onnx(open_run_folder(run).model(), onnx)
     print(f"{onnx}: largest difference from torch {difference:.1e}")
 
@@ -399,7 +403,7 @@ def check_run_name(name: str | None) -> None:
         raise InputError(f"--name takes a plain name of a folder, got {name!r}: say where run folders go with --runs")
 
 
-def _plan(
+def _load_recipe(
     recipe: str | None,
     folder: Path,
     resume: bool,
@@ -422,7 +426,7 @@ def _plan(
     return load(source, overrides, on_note=say, **({"data": data} if data else {}))
 
 
-def _whence(folder: Path) -> str:
+def _describe_origin(folder: Path) -> str:
     """Where a run is taken up again."""
     from mettle.train.checkpoint import list_checkpoints
 
@@ -436,7 +440,7 @@ def _keeps(run: Any, output: Path | None) -> bool:
     """Whether what is measured goes into the run's folder: not where nothing can be written, if it goes elsewhere."""
     from mettle.errors import RunError
 
-    if writable(run.folder):
+    if is_writable(run.folder):
         return True
     if output is None:
         raise RunError(f"cannot write into {run.folder}: name another place for the result with -o FILE")
@@ -458,7 +462,7 @@ def _evaluate_and_report(
     from mettle.evaluate.run import evaluate_run
     from mettle.report import write_report
 
-    _say_measuring(samples)
+    _print_measuring(samples)
     found = evaluate_run(run, samples, model=model, own_data=own, write=kept, untrained=untrained)
     _print_metrics(found.metrics, said)
     if own and not kept:  # a run that knows no data of its own gets no card: see write_report
@@ -466,7 +470,7 @@ def _evaluate_and_report(
     print(f"report: {write_report(run, found, output)}")
 
 
-def _say_measuring(samples: Any) -> None:
+def _print_measuring(samples: Any) -> None:
     """A sign of life before some seconds, or some tens of them, in which nothing is printed."""
     tested = len(samples.part("test")) or len(samples)
     print(f"measuring on {tested:,} test samples ...", flush=True)
@@ -485,7 +489,7 @@ def _print_metrics(metrics: dict[str, Any], said: Sequence[str] = ()) -> None:
         print_scenario(name, scenario["verification"], scenario["retrieval"])
         for other, values in metrics.get("baselines", {}).items():
             near = f"  Recall@1 {values[name]['recall@1']:.1%}" if "recall@1" in values[name] else ""
-            print(f"  {'':<13} EER {share(values[name]['eer'])}{near} with {other}")
+            print(f"  {'':<13} EER {format_rate(values[name]['eer'])}{near} with {other}")
     for line in lines(metrics.get("probe")):
         print(f"  {line}")
     for text in warnings(metrics):

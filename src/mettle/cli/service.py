@@ -9,11 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from mettle.cli.common import app, cache, group
-from mettle.cli.gallery import say
+from mettle.cli.common import add_command_group, app, cache_folder
+from mettle.cli.gallery import print_notes
 
-keys_app = group("keys", "Keys of the HTTP service: who may ask it what.")
-trail_app = group("trail", "The audit trail of the HTTP service: is it whole, and what does it say of a person?")
+keys_app = add_command_group("keys", "Keys of the HTTP service: who may ask it what.")
+trail_app = add_command_group(
+    "trail", "The audit trail of the HTTP service: is it whole, and what does it say of a person?"
+)
 
 KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="File of keys; readable by its owner alone.")]
 TrailFile = Annotated[Path, typer.Argument(metavar="FILE", help="File of the trail; its .key lies beside it.")]
@@ -55,13 +57,13 @@ def serve(
     if not runs and create:
         raise InputError("--create makes a gallery of a run: give the run, or make one with `mettle gallery enrol`")
     check_address(host, port, keys=keys is not None)  # before anything is made on disk
-    limits, known = _limits(megapixels, megabytes), None if keys is None else Keys(keys)
+    limits, known = _build_limits(megapixels, megabytes), None if keys is None else Keys(keys)
     opened = _open_runs(runs or ())
     first = opened[0] if opened else None
     place = opened[0].folder / "gallery.mettle" if gallery is None else gallery
     with Gallery.open(place, model=first, create=create or gallery is None) as people:
         point = {"far": far, "threshold": threshold, "limits": limits}
-        page = _workbench(opened, people, point) if workbench and opened else []
+        page = _workbench_router(opened, people, point) if workbench and opened else []
         service = create_app(
             people,
             runs=opened,
@@ -71,10 +73,10 @@ def serve(
             hosts=name or (),
             **point,
         )
-        say(people.notes)
+        print_notes(people.notes)
         answering = people.operating(far=far, threshold=threshold)
         if answering.threshold is None:
-            say([f"not calibrated, so no answer will be a match: {answering.basis}"])
+            print_notes([f"not calibrated, so no answer will be a match: {answering.basis}"])
         begin, page_at = f"{people.where}: {len(people)} people; ", "/workbench" if page else "/docs"
         listen(service, host, port, listening=lambda where: print(begin + where + page_at, flush=True))
 
@@ -87,13 +89,13 @@ def _open_runs(folders: Sequence[Path]) -> list[Any]:
     return [open_run_folder(folder) for folder in folders]
 
 
-def _workbench(runs: list[Any], people: Any, point: dict[str, Any]) -> list[Any]:
+def _workbench_router(runs: list[Any], people: Any, point: dict[str, Any]) -> list[Any]:
     from mettle.workbench import routes
 
-    return [routes(runs, people, cache=cache(), **point)]
+    return [routes(runs, people, cache=cache_folder(), **point)]
 
 
-def _limits(megapixels: float | None, megabytes: float | None) -> Any:
+def _build_limits(megapixels: float | None, megabytes: float | None) -> Any:
     from mettle.errors import InputError
     from mettle.service import Limits
 
@@ -111,9 +113,9 @@ def _limits(megapixels: float | None, megabytes: float | None) -> Any:
 @trail_app.command("check")
 def check_trail(file: TrailFile) -> None:
     """Look for lines that were changed, added, moved or taken out. Exit status 1 where there are any."""
-    from mettle.service import verify_trail
+    from mettle.service import verify_audit_log
 
-    found = verify_trail(file)
+    found = verify_audit_log(file)
     for problem in found.problems:
         print(problem)
     torn = f"; {found.torn} bytes at the end are unfinished, from a crash" if found.torn else ""
@@ -122,11 +124,11 @@ def check_trail(file: TrailFile) -> None:
 
 
 @trail_app.command("uses")
-def uses_of(file: TrailFile, identity: Annotated[str, typer.Argument(help="Name of the person.")]) -> None:
+def print_uses(file: TrailFile, identity: Annotated[str, typer.Argument(help="Name of the person.")]) -> None:
     """Every line about one person, as JSON: what they may ask to see."""
-    from mettle.service import uses
+    from mettle.service import entries_about
 
-    for line in uses(file, identity):
+    for line in entries_about(file, identity):
         print(json.dumps(line))
 
 
@@ -145,7 +147,7 @@ def create(
 
 
 @keys_app.command("list")
-def listing(file: KeyFile) -> None:
+def list_command(file: KeyFile) -> None:
     """Names, scopes and ends of all keys; never the keys themselves."""
     from mettle.service import list_keys
 

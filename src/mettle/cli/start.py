@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mettle.cli.common import app, cache, print_scenario
+from mettle.cli.common import app, cache_folder, print_scenario
 from mettle.cli.run import RUNS, check_run_name, collect_notes, free_name, train_run
 from mettle.errors import InputError, MettleError
 
@@ -72,7 +72,7 @@ def start(
         kind = "cuda" if resolve_device("auto").startswith("cuda") else "cpu"
         model = describe_weights(weights or DEFAULT[kind], backbone)
     print(f"looking at {folder} ...", flush=True)
-    account = look_at_data(folder, cache(), **columns)
+    account = look_at_data(folder, cache_folder(), **columns)
     for line in (*account.lines(), f"machine: {describe_machine()}"):
         print(f"  {line}", flush=True)
     planned = describe_recipe(folder, model, account, **columns)
@@ -113,7 +113,7 @@ def _prepare(recipe: Any, from_scratch: bool) -> tuple[Any, Any, Any, Mapping[st
     recipe, _, notes = follow_starting_weights(recipe)
     for note in notes:
         print(f"  {note}", flush=True)
-    samples = prepare_samples(recipe, cache())
+    samples = prepare_samples(recipe, cache_folder())
     if from_scratch:
         return recipe, samples, None, None
     network, test = build_frozen_backbone(recipe, samples), samples.part("test")

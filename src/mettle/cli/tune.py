@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mettle.cli.common import AllowImport, Set, allow_packages, app, cache
+from mettle.cli.common import AllowImport, Set, allow_packages, app, cache_folder
 from mettle.cli.run import RUNS, check_run_name
 from mettle.errors import InputError
 
@@ -51,7 +51,7 @@ def tune(
     plan = load(source, overrides or [], on_note=say, **({"data": given} if given else {}))
     print(f"searching {', '.join(plan.tune.ranges) or 'nothing'} of {plan.title()}: {folder}", flush=True)
     limits: dict[str, Any] = {"trials": trials, "seconds": seconds}
-    found = search(plan, folder, resume=resume, cache=cache(), allow_import=allowed, on_note=say, **limits)
+    found = search(plan, folder, resume=resume, cache=cache_folder(), allow_import=allowed, on_note=say, **limits)
     imports = [word for package in allowed for word in ("--allow-import", package)]
     if found.best is not None:
         print(f"best: trial {found.best.number}, {describe_trial(found.best, plan.tune.metric)}")

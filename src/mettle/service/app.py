@@ -1,4 +1,4 @@
-"""What all parts of one service share; `stand` puts it together around a gallery."""
+"""What all parts of one service share; `build_context` puts it together around a gallery."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mettle.errors import InputError, MissingExtra
-from mettle.service.audit_log import Trail
+from mettle.service.audit_log import AuditLog
 from mettle.service.auth import Keys, Sessions
-from mettle.service.handlers import Point
+from mettle.service.handlers import ConfiguredThreshold
 from mettle.service.metrics import Counters
-from mettle.service.rate_limits import Buckets, Limits
-from mettle.service.worker_pool import Pool
+from mettle.service.rate_limits import Limits, RateLimiter
+from mettle.service.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
@@ -23,51 +23,51 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class State:
+class ServiceContext:
     """One service."""
 
     gallery: "Gallery"
     runs: "Sequence[RunFolder]"
     keys: Keys | None  # None: whoever uses this machine may do everything, and nobody else anything
     limits: Limits
-    trail: Trail | None
+    trail: AuditLog | None
     hosts: frozenset[str]
-    point: Point  # where answers are given
+    threshold: ConfiguredThreshold  # where answers are given
     pictures: bool  # whether the gallery's model takes pictures
-    pool: Pool
-    per_key: Buckets
-    per_target: Buckets
-    identify_daily: Buckets
-    refusals: Buckets
+    pool: WorkerPool
+    per_key: RateLimiter
+    per_target: RateLimiter
+    identify_daily: RateLimiter
+    refusals: RateLimiter
     counters: Counters = field(default_factory=Counters)
     sessions: Sessions = field(default_factory=Sessions)
 
 
-def stand(
+def build_context(
     gallery: "Gallery",
     limits: Limits,
-    point: Point,
+    threshold: ConfiguredThreshold,
     *,
     runs: "Sequence[RunFolder]" = (),
     keys: Keys | None = None,
-    trail: Trail | None = None,
+    trail: AuditLog | None = None,
     hosts: Iterable[str] = (),
-) -> State:
+) -> ServiceContext:
     """A service at its start: nobody has asked for anything yet."""
-    return State(
+    return ServiceContext(
         gallery=gallery,
         runs=tuple(runs),
         keys=keys,
         limits=limits,
         trail=trail,
         hosts=frozenset(hosts),
-        point=point,
+        threshold=threshold,
         pictures=_takes_pictures(gallery),
-        pool=Pool(limits.workers, limits.queue, limits.work_seconds),
-        per_key=Buckets(limits.per_key),
-        per_target=Buckets(limits.per_target),
-        identify_daily=Buckets(limits.identify_daily),
-        refusals=Buckets(limits.refusals, most=1),
+        pool=WorkerPool(limits.workers, limits.queue, limits.work_seconds),
+        per_key=RateLimiter(limits.per_key),
+        per_target=RateLimiter(limits.per_target),
+        identify_daily=RateLimiter(limits.identify_daily),
+        refusals=RateLimiter(limits.refusals, most=1),
     )
 
 
@@ -92,7 +92,7 @@ def create_app(
     runs: "Sequence[RunFolder]" = (),
     keys: Keys | Path | str | None = None,
     limits: Limits | None = None,
-    trail: Trail | Path | str | None = None,
+    trail: AuditLog | Path | str | None = None,
     routers: "Sequence[APIRouter]" = (),
     hosts: Sequence[str] = (),
     far: float | None = None,
@@ -117,29 +117,29 @@ def create_app(
     except ImportError:
         raise MissingExtra("the service needs FastAPI: pip install fastapi uvicorn python-multipart") from None
     from mettle.service import routes as api
-    from mettle.service.handlers import Point
-    from mettle.service.middleware import Door, host_name
+    from mettle.service.handlers import ConfiguredThreshold
+    from mettle.service.middleware import GateMiddleware, host_name
 
     limits = limits or Limits()
     if "*" in hosts:
         raise InputError("hosts must be names that this service goes by, such as match.example.org: '*' is any name")
     gallery.operating(far=far, threshold=threshold)  # a point that it does not have is said now
-    state = stand(
+    context = build_context(
         gallery,
         limits,
-        Point(gallery, far, threshold),
+        ConfiguredThreshold(gallery, far, threshold),
         runs=runs,
         keys=Keys(keys) if isinstance(keys, Path | str) else keys,
-        trail=Trail(trail) if isinstance(trail, Path | str) else trail,
+        trail=AuditLog(trail) if isinstance(trail, Path | str) else trail,
         hosts=(host_name(name) for name in (*LOCAL, *hosts)),
     )
 
     @asynccontextmanager
     async def lifespan(_: Any):
         yield
-        await asyncio.to_thread(state.pool.close)
-        if state.trail is not None and state.trail is not trail:
-            state.trail.close()
+        await asyncio.to_thread(context.pool.close)
+        if context.trail is not None and context.trail is not trail:
+            context.trail.close()
 
     app = FastAPI(
         title="mettle",
@@ -151,11 +151,11 @@ def create_app(
         openapi_url=None,
         redirect_slashes=False,
     )
-    app.include_router(api.routes(state))
-    app.include_router(api.shell_routes(state, app, workbench=bool(routers)))
+    app.include_router(api.routes(context))
+    app.include_router(api.shell_routes(context, app, workbench=bool(routers)))
     for router in routers:
         app.include_router(router, include_in_schema=False)
-    api.refuse_alike(app)
-    app.add_middleware(Door, state=state)
-    app.state.mettle = state
+    api.install_error_handlers(app)
+    app.add_middleware(GateMiddleware, context=context)
+    app.state.mettle = context
     return app

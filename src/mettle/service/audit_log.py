@@ -33,7 +33,7 @@ from mettle.errors import DataError, GalleryLocked, GalleryUnavailable, InputErr
 from mettle.service.private_files import read_secret, write_secret
 
 START = "0" * 64  # the mark before the first line
-HEAD_EVERY = 64  # lines between two writings of the head
+CHECKPOINT_EVERY = 64  # lines between two writings of the head
 KEY, HEAD = ".key", ".head"
 _SECRET, _OLD_SECRET = 48, 32  # bytes
 
@@ -70,7 +70,7 @@ class Seal:
 
     def gone(self, count: int) -> str | None:
         """What is to be said of a head that is not there though a trail of so many lines must have one."""
-        if self.place.exists() or not (self._asks or count >= HEAD_EVERY):
+        if self.place.exists() or not (self._asks or count >= CHECKPOINT_EVERY):
             return None
         return f"{self.place.name} is missing: whether the end was cut off cannot be told"
 
@@ -156,7 +156,7 @@ _TAIL = 1 << 16  # no line is longer
 
 
 @dataclass(frozen=True)
-class Checked:
+class AuditLogCheck:
     """A trail that was read from end to end."""
 
     lines: int
@@ -169,7 +169,7 @@ class Checked:
         return not self.problems
 
 
-class Trail:
+class AuditLog:
     """A trail that is open for writing, by one process at a time; safe to use from many threads."""
 
     def __init__(self, path: Path | str):
@@ -223,7 +223,7 @@ class Trail:
                 self._undo(before)
                 raise GalleryUnavailable("the audit trail cannot be written: is its disk full?") from None
             self._count, self._mark = self._count + 1, mark
-            if self._count % HEAD_EVERY == 0:
+            if self._count % CHECKPOINT_EVERY == 0:
                 self._write_head()
 
     def subject(self, identity: str) -> str:
@@ -284,7 +284,7 @@ class Trail:
         return line["n"], line["mark"], len(rest)
 
 
-def verify_trail(path: Path | str) -> Checked:
+def verify_audit_log(path: Path | str) -> AuditLogCheck:
     """Read a whole trail and name every line that was changed, added, moved or taken out."""
     path = Path(path)
     seal, wanted = read_seal(path), None
@@ -314,10 +314,10 @@ def verify_trail(path: Path | str) -> Checked:
         problems.append(cut(wanted[0]))
     if gone := seal.gone(count):
         problems.append(gone)
-    return Checked(count, tuple(problems), torn)
+    return AuditLogCheck(count, tuple(problems), torn)
 
 
-def uses(path: Path | str, identity: str) -> Iterator[dict[str, Any]]:
+def entries_about(path: Path | str, identity: str) -> Iterator[dict[str, Any]]:
     """Every line about one identity: what a person may ask to see."""
     path = Path(path)
     seal = read_seal(path)

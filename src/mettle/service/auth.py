@@ -51,11 +51,11 @@ class Key:
         """Whether the key may do this."""
         return scope in self.scopes
 
-    def full(self, identity: str) -> str:
+    def qualified_name(self, identity: str) -> str:
         """What the gallery calls an identity of this key."""
         return identity if self.tenant is None else f"{self.tenant}/{identity}"
 
-    def own(self, identity: str) -> str | None:
+    def local_name(self, identity: str) -> str | None:
         """What this key calls an identity of the gallery; None where it is another tenant's."""
         if self.tenant is None:
             return identity
@@ -74,7 +74,7 @@ class Keys:
         self.path, self._clock = Path(path), clock
         self._seen: tuple[int, ...] | None = None
         self._keys: dict[str, Key] = {}
-        self._keys = _by_id(_read(self.path))  # a file that cannot be used is said at start
+        self._keys = _index_by_id(_read_keys(self.path))  # a file that cannot be used is said at start
 
     def find(self, token: str) -> Key | None:
         """The key of a token; None if it is unknown, wrong or expired, after the same work in each case."""
@@ -86,18 +86,18 @@ class Keys:
 
     def named(self, id: str) -> Key | None:
         """The key of this id, unless it has expired."""
-        key = self._now().get(id)
+        key = self._current().get(id)
         return key if key is not None and (key.expires is None or self._clock() < key.expires) else None
 
     def __len__(self) -> int:
-        return len(self._now())
+        return len(self._current())
 
-    def _now(self) -> dict[str, Key]:
+    def _current(self) -> dict[str, Key]:
         try:
             status = self.path.stat()
             seen = (status.st_mtime_ns, status.st_ino, status.st_size, status.st_mode)
             if seen != self._seen:
-                self._keys, self._seen = _by_id(_read(self.path)), seen
+                self._keys, self._seen = _index_by_id(_read_keys(self.path)), seen
         except (MettleError, OSError):
             if self._keys or self._seen is not None:
                 log.error("the file of keys cannot be used: every request is refused")
@@ -112,7 +112,7 @@ def create_key(
     path = Path(path)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InputError(f"name of a key: up to 64 letters, digits, spaces and ._@- wanted, got {repr(name)[:80]}")
-    wanted = _scopes(scopes)
+    wanted = _check_scopes(scopes)
     if tenant is not None and not (isinstance(tenant, str) and _TENANT.fullmatch(tenant)):
         raise InputError(f"tenant of a key: up to 32 small letters, digits and - wanted, got {repr(tenant)[:80]}")
     if tenant is not None and "workbench" in wanted:
@@ -121,32 +121,32 @@ def create_key(
         raise InputError(f"days until a key expires: a number between 0 and 36525 wanted, got {days!r}")
     id, secret, salt, now = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_hex(16), time.time()
     expires = None if days is None else now + 86_400 * days
-    with _writing(path):
+    with _lock_for_writing(path):
         known = list_keys(path) if path.exists() else ()
         if any(key.name == name for key in known):
             raise InputError(f"there is a key named {name!r} already: revoke it first, or choose another name")
-        _write(path, (*known, Key(id, name, wanted, now, expires, tenant, salt, _hash(salt, secret))))
+        _write_keys(path, (*known, Key(id, name, wanted, now, expires, tenant, salt, _hash(salt, secret))))
     return f"mettle_{id}_{secret}"
 
 
 def revoke_key(path: Path | str, name: str) -> Key:
     """Take a key out of the file; running services refuse it from their next request on."""
     path = Path(path)
-    with _writing(path):
+    with _lock_for_writing(path):
         known = list_keys(path)
         key = next((key for key in known if key.name == name), None)
         if key is None:
             raise InputError(f"no key is named {repr(name)[:80]}{nearest(str(name), [key.name for key in known])}")
-        _write(path, tuple(other for other in known if other is not key))
+        _write_keys(path, tuple(other for other in known if other is not key))
     return key
 
 
 def list_keys(path: Path | str) -> tuple[Key, ...]:
     """Every key of the file, in the order of creation."""
-    return _read(Path(path))
+    return _read_keys(Path(path))
 
 
-def _scopes(given: Iterable[str]) -> tuple[str, ...]:
+def _check_scopes(given: Iterable[str]) -> tuple[str, ...]:
     """Known scopes, each once, in order."""
     listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
     if not listed:
@@ -161,11 +161,11 @@ def _hash(salt: str, secret: str) -> str:
     return hashlib.sha256(bytes.fromhex(salt) + secret.encode()).hexdigest()
 
 
-def _by_id(keys: Iterable[Key]) -> dict[str, Key]:
+def _index_by_id(keys: Iterable[Key]) -> dict[str, Key]:
     return {key.id: key for key in keys}
 
 
-def _read(path: Path) -> tuple[Key, ...]:
+def _read_keys(path: Path) -> tuple[Key, ...]:
     try:
         content = read_secret(path)
     except FileNotFoundError:
@@ -179,12 +179,12 @@ def _read(path: Path) -> tuple[Key, ...]:
         table = json.loads(content)
         if table["format"] != _FORMAT:
             raise ValueError
-        return tuple(_key(entry) for entry in table["keys"])
+        return tuple(_parse_key(entry) for entry in table["keys"])
     except (ValueError, TypeError, KeyError, AttributeError):
         raise InputError(f"{path} is not a file of keys, or is damaged: restore it, or make it anew") from None
 
 
-def _key(entry: dict[str, Any]) -> Key:
+def _parse_key(entry: dict[str, Any]) -> Key:
     fields: dict[str, Any] = {**entry, "scopes": tuple(entry["scopes"])}
     key = Key(**fields)
     sound = len(bytes.fromhex(key.salt)) >= 16 and len(bytes.fromhex(key.hash)) == 32 and set(key.scopes) <= set(SCOPES)
@@ -195,13 +195,13 @@ def _key(entry: dict[str, Any]) -> Key:
     return key
 
 
-def _write(path: Path, keys: Iterable[Key]) -> None:
+def _write_keys(path: Path, keys: Iterable[Key]) -> None:
     table = {"format": _FORMAT, "keys": [asdict(key) for key in keys]}
     write_secret(path, json.dumps(table, indent=1).encode())
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _lock_for_writing(path: Path) -> Iterator[None]:
     """One writer at a time: the folder itself is locked, and freed by the kernel if the process dies."""
     try:
         handle = os.open(path.parent, os.O_RDONLY)

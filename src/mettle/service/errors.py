@@ -17,7 +17,7 @@ from mettle.errors import (
 )
 
 
-class Refusal(Exception):
+class ApiError(Exception):
     """An answer other than the one asked for; raised anywhere below the door, sent by it."""
 
     def __init__(self, status: int, code: str, message: str, *, retry_after: float | None = None):
@@ -25,28 +25,28 @@ class Refusal(Exception):
         self.status, self.code, self.message, self.retry_after = status, code, message, retry_after
 
 
-def translated(error: MettleError) -> Refusal:
+def to_api_error(error: MettleError) -> ApiError:
     """What a client may know about an error of the package."""
     if isinstance(error, UnknownIdentity):
-        return Refusal(404, "unknown-identity", "nobody of that name is enrolled")
+        return ApiError(404, "unknown-identity", "nobody of that name is enrolled")
     if isinstance(error, GalleryUnavailable | GalleryLocked):
-        return Refusal(503, "unavailable", "the gallery is not available; nothing was changed", retry_after=5)
+        return ApiError(503, "unavailable", "the gallery is not available; nothing was changed", retry_after=5)
     if isinstance(error, GalleryError):
-        return Refusal(503, "gallery", "the gallery cannot do this now; its operator must look at it", retry_after=60)
+        return ApiError(503, "gallery", "the gallery cannot do this now; its operator must look at it", retry_after=60)
     if isinstance(error, InputError | NumericError):
-        return Refusal(422, "bad-input", "what was sent does not fit this gallery; GET /v1/info says what does")
+        return ApiError(422, "bad-input", "what was sent does not fit this gallery; GET /v1/info says what does")
     if isinstance(error, DataError):
-        return Refusal(422, "bad-image", "a picture cannot be read")
+        return ApiError(422, "bad-image", "a picture cannot be read")
     if isinstance(error, RunError):
-        return Refusal(503, "model", "the model cannot be loaded; its operator must look at the run", retry_after=60)
-    return Refusal(503, "unavailable", "the service cannot do this now", retry_after=60)
+        return ApiError(503, "model", "the model cannot be loaded; its operator must look at the run", retry_after=60)
+    return ApiError(503, "unavailable", "the service cannot do this now", retry_after=60)
 
 
-def unknown_path() -> Refusal:
+def unknown_path_error() -> ApiError:
     """There is no such place."""
-    return Refusal(404, "not-found", "no such resource; GET /docs lists what there is")
+    return ApiError(404, "not-found", "no such resource; GET /docs lists what there is")
 
 
-def internal() -> Refusal:
+def internal_error() -> ApiError:
     """A fault of ours."""
-    return Refusal(500, "internal", "the service failed; nothing was accepted")
+    return ApiError(500, "internal", "the service failed; nothing was accepted")

@@ -18,71 +18,75 @@ from mettle.match.gallery import MOST
 from mettle.match.naming import spellings
 from mettle.match.operating import Operating
 from mettle.service.auth import Key
-from mettle.service.errors import Refusal
-from mettle.service.request_body import pixels
+from mettle.service.errors import ApiError
+from mettle.service.request_body import decode_upload
 from mettle.service.schemas import CandidateAnswer, ChangeAnswer, EmbedAnswer, IdentifyAnswer, InfoAnswer, VerifyAnswer
 
 if TYPE_CHECKING:
     from mettle.match.gallery import Gallery
-    from mettle.service.app import State
+    from mettle.service.app import ServiceContext
 
 
-def embedded(state: "State", pictures: Sequence[bytes]) -> np.ndarray:
+def embed_images(context: "ServiceContext", pictures: Sequence[bytes]) -> np.ndarray:
     """(n, dim) embeddings of encoded pictures."""
-    if not state.pictures:
+    if not context.pictures:
         why = "this gallery has no model for pictures: send embeddings to /v1, or serve a gallery of a run of pictures"
-        raise Refusal(422, "no-model", why)
+        raise ApiError(422, "no-model", why)
     # One by one: a decoded picture may take 200 MB, and a request may bring many.
-    return np.concatenate([_embedded(state, pixels(picture, state.limits)) for picture in pictures])
+    return np.concatenate([_embed_image(context, decode_upload(picture, context.limits)) for picture in pictures])
 
 
-def _embedded(state: "State", picture: np.ndarray) -> np.ndarray:
+def _embed_image(context: "ServiceContext", picture: np.ndarray) -> np.ndarray:
     try:
-        return state.gallery.embed([picture])
+        return context.gallery.embed([picture])
     except (InputError, NumericError):  # the picture is sound by now: what came out of the model is not
         why = "the model finds nothing in a picture (its embedding is zero, NaN or infinite): send another"
-        raise Refusal(422, "bad-image", why) from None
+        raise ApiError(422, "bad-image", why) from None
 
 
-def verify(state: "State", key: Key, identity: str, probe: np.ndarray, *, route: str = "/v1/verify") -> VerifyAnswer:
+def verify(
+    context: "ServiceContext", key: Key, identity: str, probe: np.ndarray, *, route: str = "/v1/verify"
+) -> VerifyAnswer:
     """Is it them? Nobody of that name answers like somebody else of that name."""
-    full = key.full(identity)
+    full = key.qualified_name(identity)
     try:
         # Without suggestions: looking for the nearest name takes time, which would tell whether this one is anybody's.
-        found = state.point.ask(state.gallery.verify, full, probe, suggest=False)
+        found = context.threshold.call(context.gallery.verify, full, probe, suggest=False)
     except UnknownIdentity:
-        found = nobody(full, state.point.now())
+        found = no_match_result(full, context.threshold.current())
     else:
         if not found.match:
-            state.point.now()  # takes a while on a server: a miss must not tell by it whether the name is anybody's
+            context.threshold.current()  # as long as for a name that is nobody's: the time must not tell
     match = found.match is True and math.isfinite(found.score)
-    _tell(state, key, "verify", _outcome(match, found.threshold), full, route)
+    _record_outcome(context, key, "verify", _verdict_kind(match, found.threshold), full, route)
     # A key that may only verify cannot learn from a failed try who is enrolled, or in which direction to improve.
     seen = math.isfinite(found.score) and (match or key.allows("identify"))
     return VerifyAnswer(
         identity=identity,
         match=match,
         verdict=verdict(identity if match else None, found.threshold),
-        score=_rounded(state, found.score) if seen else None,
+        score=_round_score(context, found.score) if seen else None,
         threshold=found.threshold,
         far=found.far,
         per=found.per,
         false_accepts=found.false_accepts if seen else None,
-        basis=_basis(key, found.per, found.basis),
+        basis=_describe_basis(key, found.per, found.basis),
     )
 
 
-def identify(state: "State", key: Key, probe: np.ndarray, k: int, *, route: str = "/v1/identify") -> IdentifyAnswer:
+def identify(
+    context: "ServiceContext", key: Key, probe: np.ndarray, k: int, *, route: str = "/v1/identify"
+) -> IdentifyAnswer:
     """Who is it, if anybody that this key may know of?"""
-    found, own = _candidates(state, key, probe, min(k, state.limits.k))
+    found, own = _own_candidates(context, key, probe, min(k, context.limits.k))
     best = next((c.identity for c in own if c.match is True and math.isfinite(c.score)), None)
-    whom = None if best is None else key.full(best)
-    _tell(state, key, "identify", _outcome(best is not None, found.threshold), whom, route)
+    whom = None if best is None else key.qualified_name(best)
+    _record_outcome(context, key, "identify", _verdict_kind(best is not None, found.threshold), whom, route)
     return IdentifyAnswer(
         match=best,
         verdict=verdict(best, found.threshold),
         candidates=[
-            CandidateAnswer(identity=c.identity, score=_rounded(state, c.score), match=c.match)
+            CandidateAnswer(identity=c.identity, score=_round_score(context, c.score), match=c.match)
             for c in own
             if math.isfinite(c.score)
         ],
@@ -90,19 +94,19 @@ def identify(state: "State", key: Key, probe: np.ndarray, k: int, *, route: str 
         far=found.far,
         per=found.per,
         false_matches=found.false_matches if key.tenant is None else None,
-        basis=_basis(key, found.per, found.basis),
+        basis=_describe_basis(key, found.per, found.basis),
     )
 
 
 def enrol(
-    state: "State", key: Key, identity: str, vectors: np.ndarray, request: str | None, replace: bool
+    context: "ServiceContext", key: Key, identity: str, vectors: np.ndarray, request: str | None, replace: bool
 ) -> ChangeAnswer:
     """Add templates, unless one of them is a wolf."""
-    full = key.full(identity)
-    _refuse_wolves(state, full, vectors)
-    _tell(state, key, "enrol", "begun", full)
-    receipt = state.gallery.enrol(full, vectors, request=_own_request(key, request), replace=replace)
-    _tell(state, key, "enrol", "repeated" if receipt.repeated else "enrolled", full)
+    full = key.qualified_name(identity)
+    _refuse_wolves(context, full, vectors)
+    _record_outcome(context, key, "enrol", "begun", full)
+    receipt = context.gallery.enrol(full, vectors, request=_qualified_request(key, request), replace=replace)
+    _record_outcome(context, key, "enrol", "repeated" if receipt.repeated else "enrolled", full)
     return ChangeAnswer(
         identity=identity,
         templates=len(receipt.numbers),
@@ -112,30 +116,35 @@ def enrol(
     )
 
 
-def delete(state: "State", key: Key, identity: str, request: str | None) -> ChangeAnswer:
+def delete(context: "ServiceContext", key: Key, identity: str, request: str | None) -> ChangeAnswer:
     """Forget an identity."""
-    full = key.full(identity)
-    _tell(state, key, "delete", "begun", full)
-    receipt = state.gallery.delete(full, request=_own_request(key, request), suggest=False)
-    _tell(state, key, "delete", "repeated" if receipt.repeated else "deleted", full)
+    full = key.qualified_name(identity)
+    _record_outcome(context, key, "delete", "begun", full)
+    receipt = context.gallery.delete(full, request=_qualified_request(key, request), suggest=False)
+    _record_outcome(context, key, "delete", "repeated" if receipt.repeated else "deleted", full)
     return ChangeAnswer(
         identity=identity, templates=len(receipt.numbers), sequence=receipt.sequence, repeated=bool(receipt.repeated)
     )
 
 
-def embed(state: "State", key: Key, pictures: Sequence[bytes]) -> EmbedAnswer:
+def embed(context: "ServiceContext", key: Key, pictures: Sequence[bytes]) -> EmbedAnswer:
     """Embeddings, for the few keys that may have them."""
-    vectors = embedded(state, pictures)
+    vectors = embed_images(context, pictures)
     if not np.isfinite(vectors).all():
-        raise Refusal(422, "bad-image", "the model has no embedding for a picture")
-    _tell(state, key, "embed", f"embedded {len(vectors)}", None)
-    binding = state.gallery.binding
+        raise ApiError(422, "bad-image", "the model has no embedding for a picture")
+    _record_outcome(context, key, "embed", f"embedded {len(vectors)}", None)
+    binding = context.gallery.binding
     return EmbedAnswer(embeddings=vectors.astype(float).tolist(), dim=binding.dim, model=binding.model)
 
 
-def info(state: "State", key: Key) -> InfoAnswer:
+def info(context: "ServiceContext", key: Key) -> InfoAnswer:
     """What this service takes; how much it holds is told to keys without a tenant only."""
-    facts, at, binding, limits = state.gallery.info(), state.point.now(), state.gallery.binding, state.limits
+    facts, at, binding, limits = (
+        context.gallery.info(),
+        context.threshold.current(),
+        context.gallery.binding,
+        context.limits,
+    )
     alone = key.tenant is None
     names = ("body", "pixels", "parts", "templates", "k", "body_seconds", "work_seconds")
     return InfoAnswer(
@@ -143,66 +152,74 @@ def info(state: "State", key: Key) -> InfoAnswer:
         metric=binding.metric,
         fusion=binding.fusion,
         model=binding.model,
-        images=state.pictures,
+        images=context.pictures,
         identities=facts.identities if alone else None,
         templates=facts.templates if alone else None,
         index=str(facts.index.get("kind")) if facts.index.get("kind") else None,
         threshold=at.threshold,
         far=at.far,
         per=at.counts,
-        basis=_basis(key, at.counts, at.basis),
-        runs=[run.name for run in state.runs],
+        basis=_describe_basis(key, at.counts, at.basis),
+        runs=[run.name for run in context.runs],
         scopes=list(key.scopes),
         limits={name: float(getattr(limits, name)) for name in names},
     )
 
 
-def _candidates(state: "State", key: Key, probe: np.ndarray, k: int) -> tuple[Identified, list[Candidate]]:
+def _own_candidates(
+    context: "ServiceContext", key: Key, probe: np.ndarray, k: int
+) -> tuple[Identified, list[Candidate]]:
     """The k best of this key's tenant: all tenants share one index, so look deeper until there are enough."""
     deep = min(MOST, k if key.tenant is None else max(4 * k, 64))
     while True:
-        found = state.point.ask(state.gallery.identify, probe, k=deep)
-        own = [Candidate(name, c.score, c.match) for c in found.candidates if (name := key.own(c.identity)) is not None]
+        found = context.threshold.call(context.gallery.identify, probe, k=deep)
+        own = [
+            Candidate(name, c.score, c.match)
+            for c in found.candidates
+            if (name := key.local_name(c.identity)) is not None
+        ]
         if key.tenant is None or len(own) >= k or len(found.candidates) < deep or deep == MOST:
             return found, own[:k]
         deep = min(MOST, 8 * deep)
 
 
-def _basis(key: Key, per: str | None, basis: str) -> str:
+def _describe_basis(key: Key, per: str | None, basis: str) -> str:
     """On what a threshold rests. A calibration tells how many are enrolled, and by going stale lets them be counted by
     whoever enrols until it does: no tenant's to know.
     """
     return "measured on the people enrolled" if key.tenant is not None and per == "person" else basis
 
 
-def _refuse_wolves(state: "State", full: str, vectors: np.ndarray) -> None:
+def _refuse_wolves(context: "ServiceContext", full: str, vectors: np.ndarray) -> None:
     """A template that looks like many people opens many doors: it is never enrolled."""
-    most, own = state.limits.wolf, spellings(full)
-    for found in state.point.ask(state.gallery.identify_many, vectors, k=most + 2):
+    most, own = context.limits.max_wolf_matches, spellings(full)
+    for found in context.threshold.call(context.gallery.identify_many, vectors, k=most + 2):
         if sum(c.match and c.identity not in own for c in found.candidates) > most:
-            raise Refusal(409, "quarantined", "a template matches too many other identities and was not enrolled")
+            raise ApiError(409, "quarantined", "a template matches too many other identities and was not enrolled")
 
 
-def _outcome(match: bool, threshold: float | None) -> str:
+def _verdict_kind(match: bool, threshold: float | None) -> str:
     """A verdict without a name, for the trail and the counters."""
     return "match" if match else verdict(None, threshold)
 
 
-def _own_request(key: Key, request: str | None) -> str | None:
+def _qualified_request(key: Key, request: str | None) -> str | None:
     """A request's name belongs to its key: two keys may use the same one without meeting."""
     return None if request is None else f"{key.id}:{request}"
 
 
-def _tell(state: "State", key: Key, what: str, outcome: str, full: str | None, route: str | None = None) -> None:
+def _record_outcome(
+    context: "ServiceContext", key: Key, what: str, outcome: str, full: str | None, route: str | None = None
+) -> None:
     """Into the trail, and where it is a verdict, which ``route`` gives, into the counters."""
-    if state.trail is not None:
-        state.trail.append(key.name, what, outcome, subject=full)
+    if context.trail is not None:
+        context.trail.append(key.name, what, outcome, subject=full)
     if route is not None:
-        state.counters.count("mettle_verdicts_total", route=route, verdict=outcome)
+        context.counters.count("mettle_verdicts_total", route=route, verdict=outcome)
 
 
-def _rounded(state: "State", score: float) -> float:
-    return round(float(score), state.limits.digits)
+def _round_score(context: "ServiceContext", score: float) -> float:
+    return round(float(score), context.limits.digits)
 
 
 T = TypeVar("T")
@@ -210,14 +227,14 @@ log = logging.getLogger("mettle.service")
 
 
 @dataclass(frozen=True)
-class Point:
+class ConfiguredThreshold:
     """The operator's choice; clients do not choose it."""
 
     gallery: "Gallery"
     far: float | None = None
     threshold: float | None = None
 
-    def now(self) -> Operating:
+    def current(self) -> Operating:
         """What it stands for at this moment."""
         try:
             return self.gallery.operating(far=self.far, threshold=self.threshold)
@@ -225,15 +242,15 @@ class Point:
             log.error("the gallery has lost what this service answers at: %s", error)
             raise GalleryError(str(error)) from None
 
-    def ask(self, question: Callable[..., T], *given: Any, **more: Any) -> T:
+    def call(self, question: Callable[..., T], *given: Any, **more: Any) -> T:
         """What the gallery answers there."""
         try:
             return question(*given, **more, far=self.far, threshold=self.threshold)
         except InputError:
-            self.now()  # raises where not the client is to blame
+            self.current()  # raises where not the client is to blame
             raise
 
 
-def nobody(identity: str, at: Operating) -> Verified:
+def no_match_result(identity: str, at: Operating) -> Verified:
     """The answer about a name that is nobody's."""
     return Verified(identity, math.nan, at.threshold, at.far, False, 0, at.basis, per=at.counts)

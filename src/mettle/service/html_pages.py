@@ -49,7 +49,7 @@ document.getElementById("sign-in").addEventListener("submit", async (event) => {
 """
 
 
-def sign_in() -> str:
+def sign_in_page() -> str:
     """Ask for a key, once per browser session."""
     body = """<h1>mettle workbench</h1>
 <form id="sign-in"><label for="key">A key with the scope <code>workbench</code></label><br>
@@ -59,14 +59,14 @@ def sign_in() -> str:
     return _PAGE.format(title="mettle: sign in", body=body)
 
 
-def reference(schema: dict[str, Any]) -> str:
+def reference_page(schema: dict[str, Any]) -> str:
     """The API on one page, from its OpenAPI schema."""
     parts = ["<h1>mettle service</h1>", f"<p>{html.escape(schema['info']['description'])}</p>"]
     parts.append('<p>For programs: <a href="/openapi.json">openapi.json</a></p>')
     for path, methods in schema["paths"].items():
         for method, route in methods.items():
             parts.append(f"<h2>{method.upper()} {html.escape(path)}</h2><p>{html.escape(route['description'])}</p>")
-            parts.append(_body(route.get("requestBody", {}).get("content", {})))
+            parts.append(_body_table(route.get("requestBody", {}).get("content", {})))
             rows = "".join(
                 f"<tr><td><code>{html.escape(status)}</code></td><td>{html.escape(answer['description'])}</td></tr>"
                 for status, answer in route["responses"].items()
@@ -75,7 +75,7 @@ def reference(schema: dict[str, Any]) -> str:
     return _PAGE.format(title="mettle service", body="\n".join(parts))
 
 
-def _body(content: dict[str, Any]) -> str:
+def _body_table(content: dict[str, Any]) -> str:
     rows = []
     for kind, told in content.items():
         shape = told["schema"]

@@ -21,10 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mettle.errors import MettleError
 from mettle.service import html_pages as pages
-from mettle.service.app import State
+from mettle.service.app import ServiceContext
 from mettle.service.auth import ANYBODY, COOKIE, TOKEN, Key
-from mettle.service.errors import Refusal, internal, translated, unknown_path
-from mettle.service.routes import ANY, PUBLIC, SIGN_IN, Place, locate
+from mettle.service.errors import ApiError, internal_error, to_api_error, unknown_path_error
+from mettle.service.routes import ANY, PUBLIC, SIGN_IN, RoutePolicy, find_policy
 from mettle.service.server import is_loopback
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ _HEADERS = {
 log = logging.getLogger("mettle.service")
 
 
-class Door:
+class GateMiddleware:
     """ASGI middleware around the routes."""
 
-    def __init__(self, app: ASGIApp, state: State):
-        self._app, self._state = app, state
+    def __init__(self, app: ASGIApp, context: ServiceContext):
+        self._app, self._context = app, context
         self._active = 0
         self._unwritten = 0  # refusals since the last one that the trail took
 
@@ -63,20 +63,20 @@ class Door:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await _Visit(self, scope, receive, send).serve()
+            await _RequestContext(self, scope, receive, send).serve()
         else:  # nothing here speaks WebSocket
             await send({"type": "websocket.close", "code": 1008})
 
 
-class _Visit:
+class _RequestContext:
     """One request and its answer."""
 
-    def __init__(self, door: Door, scope: Scope, receive: Receive, send: Send):
-        self.door, self.state, self.scope = door, door._state, scope
+    def __init__(self, gate: GateMiddleware, scope: Scope, receive: Receive, send: Send):
+        self.gate, self.context, self.scope = gate, gate._context, scope
         self._receive, self._send = receive, send
         self.headers = Headers(scope=scope)
         self.method, self.started = scope["method"], time.perf_counter()
-        self.place: Place | None = None
+        self.policy: RoutePolicy | None = None
         self.key: Key | None = None
         self.status, self.body_left = 0, bool(self.headers.get("content-length", "0") != "0")
         self.body_left = self.body_left or "transfer-encoding" in self.headers
@@ -84,121 +84,123 @@ class _Visit:
 
     @property
     def route(self) -> str:
-        return self.place.route if self.place else "other"
+        return self.policy.route if self.policy else "other"
 
     async def serve(self) -> None:
         try:
-            await self._enter()
-        except Refusal as refusal:
-            await self._refuse(refusal)
+            await self._admit()
+        except ApiError as refusal:
+            await self._send_error(refusal)
         except MettleError as error:
-            await self._refuse(translated(error))
+            await self._send_error(to_api_error(error))
         except Exception as error:
-            self._tell(error)
-            await self._refuse(internal())
+            self._log_unexpected(error)
+            await self._send_error(internal_error())
         finally:
-            self._account()
+            self._count_request()
 
-    async def _enter(self) -> None:
-        check_host(self.scope, self.headers, self.state.hosts)
+    async def _admit(self) -> None:
+        check_host(self.scope, self.headers, self.context.hosts)
         check_query(self.scope.get("query_string", b""))
-        self.place = place = locate(self.scope["path"])
-        if place is None:
-            raise unknown_path()
-        if place.route == "/v1/identities/{identity}":
-            self.scope["path"] = place.route  # the framework's patterns stop at line breaks; the route reads raw_path
-        if self.method not in place.scopes:
-            raise Refusal(405, "method", f"this resource takes {', '.join(place.scopes)}")
+        self.policy = policy = find_policy(self.scope["path"])
+        if policy is None:
+            raise unknown_path_error()
+        if policy.route == "/v1/identities/{identity}":
+            self.scope["path"] = policy.route  # the framework's patterns stop at line breaks; the route reads raw_path
+        if self.method not in policy.scopes:
+            raise ApiError(405, "method", f"this resource takes {', '.join(policy.scopes)}")
         if self.method not in SAFE:
             check_origin(self.headers)
-        self.key = self.scope["state"]["key"] = self._caller(place)
-        self.scope["state"]["mettle"] = self.state  # the page asks the gallery as part of this service
-        if self.key is not None and (place.route.startswith("/v1/") or self.method not in SAFE):
-            wait = self.state.per_key.take(self.key.id)
+        self.key = self.scope["state"]["key"] = self._authenticate(policy)
+        self.scope["state"]["mettle"] = self.context  # the page asks the gallery as part of this service
+        if self.key is not None and (policy.route.startswith("/v1/") or self.method not in SAFE):
+            wait = self.context.per_key.acquire(self.key.id)
             if wait:
-                raise Refusal(429, "rate", "this key asks too often", retry_after=wait)
-        if self.door._active >= self.state.limits.active:
-            raise Refusal(503, "busy", "too many requests at once; try again", retry_after=1)
-        self.door._active += 1
+                raise ApiError(429, "rate", "this key asks too often", retry_after=wait)
+        if self.gate._active >= self.context.limits.active:
+            raise ApiError(503, "busy", "too many requests at once; try again", retry_after=1)
+        self.gate._active += 1
         try:
-            body = await self._body()
-            await self._announce(place)
-            await self.door._app(self.scope, _replay(body, self._receive), self._answer)
+            body = await self._read_body()
+            await self._record_page_question(policy)
+            await self.gate._app(self.scope, _replay_body(body, self._receive), self._send_message)
         finally:
-            self.door._active -= 1
+            self.gate._active -= 1
 
-    def _caller(self, place: Place) -> Key | None:
-        scope = place.scopes[self.method]
+    def _authenticate(self, policy: RoutePolicy) -> Key | None:
+        scope = policy.scopes[self.method]
         if scope == PUBLIC:
             return None
         near = is_local(self.scope, self.headers)
-        if self.state.keys is None:
+        if self.context.keys is None:
             if not near:
-                raise Refusal(403, "forbidden", "this service has no keys, so it serves its own machine only")
+                raise ApiError(403, "forbidden", "this service has no keys, so it serves its own machine only")
             return ANYBODY
         given = self.headers.getlist("authorization")
         if scope == "metrics" and near and not given:
             return replace(ANYBODY, scopes=("metrics",))
-        key = self._by_cookie() if place.cookie and not given else self._by_header(given)
-        person = place.route == SIGN_IN  # what is refused there is read by whoever sits at the page, not by a program
+        key = self._key_from_cookie() if policy.cookie and not given else self._key_from_header(given)
+        person = policy.route == SIGN_IN  # what is refused there is read by whoever sits at the page, not by a program
         if key is None:
             why = pages.UNKNOWN_KEY if person else "a valid key is needed: Authorization: Bearer mettle_..."
-            raise Refusal(401, "unauthorized", why)
+            raise ApiError(401, "unauthorized", why)
         self.key = key
-        if place.whole and key.tenant is not None:
-            raise Refusal(403, "forbidden", "a key of a tenant cannot use the workbench, which shows the whole gallery")
-        for wanted in ("workbench", scope) if place.whole else (scope,):
+        if policy.whole and key.tenant is not None:
+            raise ApiError(
+                403, "forbidden", "a key of a tenant cannot use the workbench, which shows the whole gallery"
+            )
+        for wanted in ("workbench", scope) if policy.whole else (scope,):
             if wanted != ANY and not key.allows(wanted):
                 why = pages.OTHER_KEY if person else f"this key does not have the scope {wanted}"
-                raise Refusal(403, "forbidden", why)
+                raise ApiError(403, "forbidden", why)
         return key
 
-    def _by_header(self, given: list[str]) -> Key | None:
-        assert self.state.keys is not None
+    def _key_from_header(self, given: list[str]) -> Key | None:
+        assert self.context.keys is not None
         kind, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        return self.state.keys.find(token.strip() if kind.lower() == "bearer" else "")
+        return self.context.keys.find(token.strip() if kind.lower() == "bearer" else "")
 
-    def _by_cookie(self) -> Key | None:
+    def _key_from_cookie(self) -> Key | None:
         """The key of a browser session; what is not a plain reading must come from our own page."""
-        assert self.state.keys is not None
+        assert self.context.keys is not None
         if self.method not in SAFE and "origin" not in self.headers:
             return None
         with suppress(CookieError):
             morsel = SimpleCookie(self.headers.get("cookie", "")).get(COOKIE)
-            id = self.state.sessions.find(morsel.value) if morsel else None
-            return self.state.keys.named(id) if id else None
+            id = self.context.sessions.find(morsel.value) if morsel else None
+            return self.context.keys.named(id) if id else None
         return None
 
-    async def _body(self) -> bytes:
+    async def _read_body(self) -> bytes:
         """The whole body, no longer and no slower than allowed."""
-        most = self.state.limits.body if self.method == "POST" else 1 << 16
+        most = self.context.limits.body if self.method == "POST" else 1 << 16
         if self.headers.get("content-encoding", "identity").lower() != "identity":
-            raise Refusal(415, "encoding", "send the body as it is, not compressed")
+            raise ApiError(415, "encoding", "send the body as it is, not compressed")
         length = self.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit():
-            raise Refusal(400, "length", "the length of the body is not a number")
+            raise ApiError(400, "length", "the length of the body is not a number")
         why = f"a body has at most {most} bytes: send a smaller picture, or fewer at a time"
-        too_large = Refusal(413, "too-large", why)
+        too_large = ApiError(413, "too-large", why)
         if len(length) > 18 or int(length) > most:
             raise too_large
         body = bytearray()
         try:
-            async with asyncio.timeout(self.state.limits.body_seconds):
+            async with asyncio.timeout(self.context.limits.body_seconds):
                 more = True
                 while more:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
-                        raise Refusal(400, "gone", "the connection ended before the body did")
+                        raise ApiError(400, "gone", "the connection ended before the body did")
                     body += message.get("body", b"")
                     if len(body) > most:
                         raise too_large
                     more = message.get("more_body", False)
         except TimeoutError:
-            raise Refusal(408, "slow", "the body took too long to arrive") from None
+            raise ApiError(408, "slow", "the body took too long to arrive") from None
         self.body_left = False
         return bytes(body)
 
-    async def _answer(self, message: Message) -> None:
+    async def _send_message(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
@@ -206,56 +208,56 @@ class _Visit:
                 headers.setdefault(name, value)
         await self._send(message)
 
-    async def _refuse(self, refusal: Refusal) -> None:
+    async def _send_error(self, refusal: ApiError) -> None:
         if self.status:  # an answer has begun: it can only be broken off
             raise RuntimeError("an answer was broken off") from None
-        self.state.counters.count("mettle_refusals_total", route=self.route, reason=refusal.code)
-        await self._note(refusal)
-        content, kind = _content(refusal), b"application/json"
+        self.context.counters.count("mettle_refusals_total", route=self.route, reason=refusal.code)
+        await self._record_refusal(refusal)
+        content, kind = _error_body(refusal), b"application/json"
         if refusal.status == 401 and self.route.startswith("/workbench/") and _wants_page(self.method, self.headers):
-            content, kind = pages.sign_in().encode(), b"text/html; charset=utf-8"
+            content, kind = pages.sign_in_page().encode(), b"text/html; charset=utf-8"
         headers = [(b"content-type", kind), (b"content-length", str(len(content)).encode())]
         if refusal.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
-        if refusal.status == 405 and self.place:
-            headers.append((b"allow", ", ".join(self.place.scopes).encode()))
+        if refusal.status == 405 and self.policy:
+            headers.append((b"allow", ", ".join(self.policy.scopes).encode()))
         if refusal.retry_after is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(refusal.retry_after))).encode()))
         if self.body_left:
             headers.append((b"connection", b"close"))
-        await self._answer({"type": "http.response.start", "status": refusal.status, "headers": headers})
-        await self._answer({"type": "http.response.body", "body": content, "more_body": self.body_left})
+        await self._send_message({"type": "http.response.start", "status": refusal.status, "headers": headers})
+        await self._send_message({"type": "http.response.body", "body": content, "more_body": self.body_left})
         if self.body_left:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LINGER):
                     while (await self._receive()).get("more_body", False):
                         pass
-            await self._answer({"type": "http.response.body", "body": b""})
+            await self._send_message({"type": "http.response.body", "body": b""})
 
-    async def _note(self, refusal: Refusal) -> None:
+    async def _record_refusal(self, refusal: ApiError) -> None:
         """Into the trail, at a rate that no stranger can fill a disk with."""
-        scoped = self.place is not None and self.place.scopes.get(self.method) != PUBLIC
-        if self.state.trail is None or not scoped:
+        scoped = self.policy is not None and self.policy.scopes.get(self.method) != PUBLIC
+        if self.context.trail is None or not scoped:
             return
-        if self.state.refusals.take(""):
-            self.door._unwritten += 1
+        if self.context.refusals.acquire(""):
+            self.gate._unwritten += 1
             return
-        missed, self.door._unwritten = self.door._unwritten, 0
+        missed, self.gate._unwritten = self.gate._unwritten, 0
         more: dict[str, Any] = {"unwritten": missed} if missed else {}
         who, subject = self.key.name if self.key else "-", self.scope["state"].get("subject")
         try:
             await asyncio.to_thread(
-                self.state.trail.append, who, self.route, f"refused: {refusal.code}", subject=subject, **more
+                self.context.trail.append, who, self.route, f"refused: {refusal.code}", subject=subject, **more
             )
         except MettleError:
             log.error("a refusal could not be written to the audit trail")
 
-    async def _announce(self, place: Place) -> None:
+    async def _record_page_question(self, policy: RoutePolicy) -> None:
         """That a question comes from the page is in the trail before it is answered; the answer has its own line."""
-        if self.state.trail is not None and self.key is not None and place.route.startswith("/workbench/api/"):
-            await asyncio.to_thread(self.state.trail.append, self.key.name, place.route, "asked")
+        if self.context.trail is not None and self.key is not None and policy.route.startswith("/workbench/api/"):
+            await asyncio.to_thread(self.context.trail.append, self.key.name, policy.route, "asked")
 
-    def _tell(self, error: Exception) -> None:
+    def _log_unexpected(self, error: Exception) -> None:
         """Say where an unexpected error happened, but not its text, which may hold anything that was sent."""
         trace, places = error.__traceback__, []
         while trace is not None:
@@ -263,16 +265,16 @@ class _Visit:
             trace = trace.tb_next
         log.error("unexpected %s at %s", type(error).__name__, " > ".join(places[-4:]))
 
-    def _account(self) -> None:
+    def _count_request(self) -> None:
         seconds = time.perf_counter() - self.started
-        self.state.counters.count("mettle_requests_total", route=self.route, status=str(self.status or 499))
-        self.state.counters.took(self.route, seconds)
+        self.context.counters.count("mettle_requests_total", route=self.route, status=str(self.status or 499))
+        self.context.counters.took(self.route, seconds)
         who = self.key.name if self.key else "-"
         known = self.method if self.method in (*SAFE, "POST", "DELETE") else "OTHER"
         log.info("%s %s %d %.1f ms by %s", known, self.route, self.status or 499, 1000 * seconds, who)
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     sent = False
 
     async def again() -> Message:
@@ -285,7 +287,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-def _content(refusal: Refusal) -> bytes:
+def _error_body(refusal: ApiError) -> bytes:
     return json.dumps({"error": {"code": refusal.code, "message": refusal.message}, "match": None}).encode()
 
 
@@ -305,7 +307,7 @@ def check_host(scope: "Scope", headers: "Headers", hosts: frozenset[str]) -> Non
     address = (scope.get("server") or ("",))[0] or ""
     own = {f"[{address}]" if ":" in address else address} - {""}
     if len(given) != 1 or host_name(given[0]) not in hosts | own:
-        raise Refusal(421, "host", "this service does not go by that name")
+        raise ApiError(421, "host", "this service does not go by that name")
 
 
 def host_name(host: str) -> str:
@@ -319,18 +321,18 @@ def check_query(query: bytes) -> None:
     text = query.decode("latin-1").lower()
     names = {part.partition("=")[0] for part in text.split("&")}
     if names & set(_SECRET_NAMES) or TOKEN.search(query.decode("latin-1")):
-        raise Refusal(401, "key-in-url", "keys belong in the Authorization header; revoke one that was in an address")
+        raise ApiError(401, "key-in-url", "keys belong in the Authorization header; revoke one that was in an address")
 
 
 def check_origin(headers: "Headers") -> None:
     """Refuse what a browser sends from a page of another site."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if origin is not None:
-        scheme, _, place = origin.lower().partition("://")
-        if scheme not in ("http", "https") or place != headers.get("host", "").lower():
-            raise Refusal(403, "cross-site", "requests from other sites are refused")
+        scheme, _, policy = origin.lower().partition("://")
+        if scheme not in ("http", "https") or policy != headers.get("host", "").lower():
+            raise ApiError(403, "cross-site", "requests from other sites are refused")
     if site is not None and site not in ("same-origin", "none"):
-        raise Refusal(403, "cross-site", "requests from other sites are refused")
+        raise ApiError(403, "cross-site", "requests from other sites are refused")
 
 
 def is_local(scope: "Scope", headers: "Headers") -> bool:

@@ -11,22 +11,22 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from mettle.errors import InputError
-from mettle.service.errors import Refusal
+from mettle.service.errors import ApiError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from mettle.service.app import State
+    from mettle.service.app import ServiceContext
     from mettle.service.auth import Key
 
 _COUNT = 10**18  # the most that a rate may say
 
 
-def _whole(value: Any) -> bool:
+def _is_whole(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _number(value: Any) -> bool:
+def _is_finite_number(value: Any) -> bool:
     """Whether it is a number, and neither NaN nor infinite."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
@@ -39,7 +39,9 @@ class Rate:
     seconds: float = 60.0
 
     def __post_init__(self):
-        if not (_whole(self.count) and 1 <= self.count <= _COUNT and _number(self.seconds) and self.seconds > 0):
+        if not (
+            _is_whole(self.count) and 1 <= self.count <= _COUNT and _is_finite_number(self.seconds) and self.seconds > 0
+        ):
             raise InputError(
                 f"a rate is a whole number from 1 to 10**18 in a finite time above 0 seconds: got {str(self)[:99]}"
             )
@@ -64,7 +66,7 @@ class Limits:
     per_target: Rate = Rate(30, 60)  # tries at one identity, by all keys together
     identify_daily: Rate = Rate(20_000, 86_400)  # identifications by one key
     refusals: Rate = Rate(60, 60)  # lines of the trail about refused requests; the others are counted
-    wolf: int = 3  # other identities that a new template may match before it is quarantined
+    max_wolf_matches: int = 3  # other identities that a new template may match before it is quarantined
     digits: int = 3  # of a score that leaves the service
 
     def __post_init__(self):
@@ -73,15 +75,15 @@ class Limits:
             if isinstance(field.default, Rate):
                 fits, wanted = isinstance(value, Rate), "a Rate, such as Rate(30, 60)"
             elif field.name.endswith("seconds"):
-                fits, wanted = _number(value) and value > 0, "a finite number above 0"
+                fits, wanted = _is_finite_number(value) and value > 0, "a finite number above 0"
             else:
                 least = 0 if field.name in ("queue", "wolf", "digits") else 1
-                fits, wanted = _whole(value) and value >= least, f"a whole number of at least {least}"
+                fits, wanted = _is_whole(value) and value >= least, f"a whole number of at least {least}"
             if not fits:
                 raise InputError(f"limits.{field.name} must be {wanted}: got {repr(value)[:80]}")
 
 
-class Buckets:
+class RateLimiter:
     """One bucket of tokens per name; safe to use from many threads, and never more than ``most`` buckets."""
 
     def __init__(self, rate: Rate, *, most: int = 100_000, clock: Callable[[], float] = time.monotonic):
@@ -89,7 +91,7 @@ class Buckets:
         self._full: OrderedDict[Hashable, float] = OrderedDict()  # name -> when its bucket will be full again
         self._lock = threading.Lock()
 
-    def take(self, name: Hashable) -> float:
+    def acquire(self, name: Hashable) -> float:
         """Take a token: 0.0 if there was one, else the seconds until there will be."""
         step = self._rate.seconds / self._rate.count
         with self._lock:
@@ -100,13 +102,13 @@ class Buckets:
                 return wait
             self._full[name] = full
             self._full.move_to_end(name)
-            self._trim(now)
+            self._drop_full(now)
             return 0.0
 
     def __len__(self) -> int:
         return len(self._full)
 
-    def _trim(self, now: float) -> None:
+    def _drop_full(self, now: float) -> None:
         """Forget full buckets, which say nothing, a few at each call; beyond ``most`` the longest unused go too."""
         for _ in range(min(2, len(self._full))):  # a step below the clock's resolution leaves a bucket full
             name, full = next(iter(self._full.items()))
@@ -115,15 +117,15 @@ class Buckets:
             del self._full[name]
 
 
-def try_at(request: "Request", state: "State", key: "Key", what: str, identity: str) -> None:
+def limit_attempts(request: "Request", context: "ServiceContext", key: "Key", what: str, identity: str) -> None:
     """Name the subject for the trail, and let nobody be tried too often, whoever tries."""
-    full = unicodedata.normalize("NFC", key.full(identity))  # another spelling is no other person
+    full = unicodedata.normalize("NFC", key.qualified_name(identity))  # another spelling is no other person
     request.state.subject = full
-    if wait := state.per_target.take((what, full)):
-        raise Refusal(429, "target-rate", "too many tries at one identity", retry_after=wait)
+    if wait := context.per_target.acquire((what, full)):
+        raise ApiError(429, "target-rate", "too many tries at one identity", retry_after=wait)
 
 
-def one_identification(state: "State", key: "Key") -> None:
+def charge_identify_quota(context: "ServiceContext", key: "Key") -> None:
     """Count it, unless the key has had all of its day."""
-    if wait := state.identify_daily.take(key.id):
-        raise Refusal(429, "quota", "this key has used up its identifications", retry_after=wait)
+    if wait := context.identify_daily.acquire(key.id):
+        raise ApiError(429, "quota", "this key has used up its identifications", retry_after=wait)

@@ -11,12 +11,12 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from mettle.data.image_decoding import decode_image
 from mettle.errors import DataError
-from mettle.service.errors import Refusal
+from mettle.service.errors import ApiError
 from mettle.service.rate_limits import Limits
 
 M = TypeVar("M", bound=BaseModel)
-_TAKEN = (("JPEG", 0, b"\xff\xd8\xff"), ("PNG", 0, b"\x89PNG\r\n\x1a\n"), ("WebP", 8, b"WEBP"))
-_OTHERS = (  # that people have and send
+_ACCEPTED = (("JPEG", 0, b"\xff\xd8\xff"), ("PNG", 0, b"\x89PNG\r\n\x1a\n"), ("WebP", 8, b"WEBP"))
+_RECOGNIZED = (  # that people have and send
     ("HEIC or AVIF", 4, b"ftyp"),
     ("GIF", 0, b"GIF8"),
     ("BMP", 0, b"BM"),
@@ -34,14 +34,14 @@ class Form:
     pictures: tuple[bytes, ...]
 
 
-def kind(headers: Headers) -> str:
+def body_kind(headers: Headers) -> str:
     """Which of the two kinds a body is, "json" or "form"; anything else is refused."""
     said = headers.get("content-type", "").partition(";")[0].strip().lower()
     if said == "application/json":
         return "json"
     if said == "multipart/form-data":
         return "form"
-    raise Refusal(415, "media-type", "send application/json with embeddings, or multipart/form-data with pictures")
+    raise ApiError(415, "media-type", "send application/json with embeddings, or multipart/form-data with pictures")
 
 
 def read_json(model: type[M], body: bytes) -> M:
@@ -51,13 +51,13 @@ def read_json(model: type[M], body: bytes) -> M:
     except ValidationError as error:
         if any(one["loc"][:1] in (("image",), ("images",), ("picture",)) for one in error.errors()):
             how = "pictures are sent as multipart/form-data, in files named image"
-            raise Refusal(
+            raise ApiError(
                 422, "bad-fields", f"{how}; JSON takes embeddings, as does a gallery without a model"
             ) from None
-        raise _misfit(model, error) from None
+        raise _first_mismatch(model, error) from None
 
 
-async def _sorted(items: Iterable[tuple[str, Any]], known: set[str]) -> tuple[dict[str, str], list[bytes]]:
+async def _sort_parts(items: Iterable[tuple[str, Any]], known: set[str]) -> tuple[dict[str, str], list[bytes]]:
     """Texts by name and pictures in order."""
     found: dict[str, str] = {}
     files: list[bytes] = []
@@ -67,7 +67,9 @@ async def _sorted(items: Iterable[tuple[str, Any]], known: set[str]) -> tuple[di
         elif isinstance(value, str) and name in known and name not in found:
             found[name] = value
         else:
-            raise Refusal(422, "bad-fields", f"pictures are files named image; fields, once each: {_listed(known)}")
+            raise ApiError(
+                422, "bad-fields", f"pictures are files named image; fields, once each: {_join_names(known)}"
+            )
     return found, files
 
 
@@ -78,10 +80,10 @@ def read_texts(model: type[M], form: "Form") -> M:
     except ValidationError as error:
         if any(one["loc"][:1] in (("image",), ("images",), ("picture",)) for one in error.errors()):
             how = "pictures are sent as multipart/form-data, in files named image"
-            raise Refusal(
+            raise ApiError(
                 422, "bad-fields", f"{how}; JSON takes embeddings, as does a gallery without a model"
             ) from None
-        raise _misfit(model, error) from None
+        raise _first_mismatch(model, error) from None
 
 
 async def read_form(headers: Headers, body: bytes, limits: Limits, *, texts: Iterable[str], pictures: int) -> Form:
@@ -99,59 +101,62 @@ async def read_form(headers: Headers, body: bytes, limits: Limits, *, texts: Ite
         parsed = await parser.parse()
     except MultiPartException as error:
         if "Too many" in error.message or "exceeded" in error.message:
-            raise Refusal(413, "too-many-parts", "the body has too many parts or too long a field") from None
-        raise Refusal(400, "bad-form", "the body is not multipart/form-data as its header says") from None
+            raise ApiError(413, "too-many-parts", "the body has too many parts or too long a field") from None
+        raise ApiError(400, "bad-form", "the body is not multipart/form-data as its header says") from None
     except (ValueError, LookupError, AttributeError):
-        raise Refusal(400, "bad-form", "the body is not multipart/form-data as its header says") from None
+        raise ApiError(400, "bad-form", "the body is not multipart/form-data as its header says") from None
     try:
-        found, files = await _sorted(parsed.multi_items(), set(texts))
+        found, files = await _sort_parts(parsed.multi_items(), set(texts))
     finally:
         await parsed.close()
     if not 1 <= len(files) <= pictures:
-        raise Refusal(422, "bad-fields", f"send 1 to {pictures} pictures as files named image")
+        raise ApiError(422, "bad-fields", f"send 1 to {pictures} pictures as files named image")
     return Form(found, tuple(files))
 
 
-def pixels(picture: bytes, limits: Limits) -> np.ndarray:
+def decode_upload(picture: bytes, limits: Limits) -> np.ndarray:
     """A picture as (height, width, 3) uint8 and nothing else of it: no EXIF, no profile, no file name."""
-    if not _begins(picture, _TAKEN):
-        taken, found = ", ".join(kind for kind, _, _ in _TAKEN), _begins(picture, _OTHERS) or "none of them"
-        raise Refusal(415, "image-format", f"pictures are {taken}, and this is {found}: save it as one of them")
+    if not _match_signature(picture, _ACCEPTED):
+        taken, found = (
+            ", ".join(kind for kind, _, _ in _ACCEPTED),
+            _match_signature(picture, _RECOGNIZED) or "none of them",
+        )
+        raise ApiError(415, "image-format", f"pictures are {taken}, and this is {found}: save it as one of them")
     try:
         return decode_image(picture, pixels=limits.pixels)
     except DataError as error:
         if "more than the limit" in str(error):
             most = f"a picture has at most {limits.pixels} pixels, and this has more: make it smaller"
-            raise Refusal(413, "too-many-pixels", most) from None
+            raise ApiError(413, "too-many-pixels", most) from None
         # What is wrong with the client's own bytes is theirs to know; what Pillow says of it, in brackets, is not.
         why = str(error).removeprefix("cannot decode a picture: ").partition(" (")[0]
-        raise Refusal(
+        raise ApiError(
             422, "bad-image", f"a picture cannot be read: {why[:80]}; save it anew, or send another"
         ) from None
 
 
-def _begins(content: bytes, kinds: Iterable[tuple[str, int, bytes]]) -> str:
+def _match_signature(content: bytes, kinds: Iterable[tuple[str, int, bytes]]) -> str:
     """Which of these kinds begins so; empty: none."""
     return next((kind for kind, at, start in kinds if content[at : at + len(start)] == start), "")
 
 
-def vector(numbers: Iterable[float], dim: int) -> np.ndarray:
+def check_embedding(numbers: Iterable[float], dim: int) -> np.ndarray:
     """An embedding of this gallery's dimension, with a direction."""
     array = np.asarray(list(numbers), dtype=np.float64)
     if array.shape != (dim,) or not np.isfinite(array).all() or not np.abs(array).max() > 1e-30:
-        raise Refusal(422, "bad-embedding", f"an embedding is {dim} numbers, not all zero")
+        raise ApiError(422, "bad-embedding", f"an embedding is {dim} numbers, not all zero")
     return (array / np.abs(array).max()).astype(np.float32)
 
 
-def _misfit(model: type[BaseModel], error: ValidationError) -> Refusal:
+def _first_mismatch(model: type[BaseModel], error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid":
-        return Refusal(400, "bad-json", "the body is not JSON")
+        return ApiError(400, "bad-json", "the body is not JSON")
     known = model.model_fields
     place = next((str(part) for part in first["loc"][:1] if part in known), None)
     why = "a field is unknown" if place is None else f"{place}: {first['type'].replace('_', ' ')}"
-    return Refusal(422, "bad-fields", f"{why}; fields are {_listed(known)}")
+    return ApiError(422, "bad-fields", f"{why}; fields are {_join_names(known)}")
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"

@@ -7,16 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from mettle.service.errors import Refusal
+from mettle.service.errors import ApiError
 
 if TYPE_CHECKING:
-    from mettle.service.handlers import Point
+    from mettle.service.handlers import ConfiguredThreshold
+
+    pass
 
 
 T = TypeVar("T")
 
 
-class Pool:
+class WorkerPool:
     """Runs functions in threads; more than ``workers + queue`` at once, or longer than ``seconds``, is refused.
 
     A thread cannot be stopped, so a function that takes too long keeps its place until it ends: the queue stays
@@ -31,18 +33,18 @@ class Pool:
     async def run(self, work: Callable[[], T]) -> T:
         """The result of ``work``, made in a thread."""
         if self.pending >= self._most:
-            raise Refusal(503, "busy", "too many requests are waiting; try again", retry_after=1)
+            raise ApiError(503, "busy", "too many requests are waiting; try again", retry_after=1)
         loop = asyncio.get_running_loop()
         future = self._threads.submit(work)
         self.pending += 1
-        future.add_done_callback(lambda _: self._finished(loop))
+        future.add_done_callback(lambda _: self._schedule_release(loop))
         result = asyncio.wrap_future(future)
-        result.add_done_callback(_look)
+        result.add_done_callback(_retrieve_exception)
         try:
             return await asyncio.wait_for(asyncio.shield(result), self._seconds)
         except TimeoutError:
             future.cancel()
-            raise Refusal(
+            raise ApiError(
                 503, "timeout", "the answer took too long; whether a change was made is not known", retry_after=5
             ) from None
 
@@ -50,26 +52,26 @@ class Pool:
         """Finish what was begun, drop what was not."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _finished(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _schedule_release(self, loop: asyncio.AbstractEventLoop) -> None:
         with suppress(RuntimeError):  # the loop may be closed by now
-            loop.call_soon_threadsafe(self._leave)
+            loop.call_soon_threadsafe(self._release)
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         self.pending -= 1
 
 
-def _look(future: asyncio.Future) -> None:
+def _retrieve_exception(future: asyncio.Future) -> None:
     """See an error that nobody waits for any more, so that asyncio does not complain that it was never seen."""
     if not future.cancelled():
         future.exception()
 
 
-class Health:
+class ReadinessProbe:
     """A probe of the gallery that cannot pile up, however slow the disk or the server behind it is."""
 
-    def __init__(self, point: "Point", *, patience: float = 2.0, fresh: float = 1.0):
-        self._point, self._patience, self._fresh = point, patience, fresh
-        self._asked: asyncio.Task[bool] | None = None
+    def __init__(self, threshold: "ConfiguredThreshold", *, patience: float = 2.0, fresh: float = 1.0):
+        self._threshold, self._patience, self._fresh = threshold, patience, fresh
+        self._probing: asyncio.Task[bool] | None = None
         self._known: tuple[float, bool] = (-1.0, False)
 
     async def ready(self) -> bool:
@@ -77,18 +79,18 @@ class Health:
         when, known = self._known
         if when >= 0 and time.monotonic() - when < self._fresh:
             return known
-        if self._asked is None or self._asked.done():
-            self._asked = asyncio.create_task(asyncio.to_thread(self._ask))
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(asyncio.to_thread(self._probe))
         try:
-            known = await asyncio.wait_for(asyncio.shield(self._asked), self._patience)
+            known = await asyncio.wait_for(asyncio.shield(self._probing), self._patience)
         except TimeoutError:
             known = False
         self._known = (time.monotonic(), known)
         return known
 
-    def _ask(self) -> bool:
+    def _probe(self) -> bool:
         try:
-            self._point.now()
-            return len(self._point.gallery) >= 0
+            self._threshold.current()
+            return len(self._threshold.gallery) >= 0
         except Exception:  # whatever it is, it is not ready
             return False

@@ -12,14 +12,14 @@ import numpy as np
 from mettle.evaluate.retrieval import Retrieval
 from mettle.evaluate.verification import Verification
 from mettle.train import RunFolder
-from mettle.workbench.projection import Place, place, sketch, waits
-from mettle.workbench.run_data import Scene, load
-from mettle.workbench.threshold_counts import Tally, tally
+from mettle.workbench.projection import Layout, needs_layout, pca_layout, tsne_layout
+from mettle.workbench.run_data import RunData, load_run_data
+from mettle.workbench.threshold_counts import ThresholdCounts, count_at_thresholds
 
 Value = TypeVar("Value")
 
 
-class Once(Generic[Value]):
+class LazyValue(Generic[Value]):
     """A value that the first who asks makes, while the others wait; a failure is raised, and tried again later."""
 
     def __init__(self, make: Callable[[], Value]):
@@ -35,50 +35,52 @@ class Once(Generic[Value]):
             return self._value
 
 
-class Bench:
+class LazyRun:
     """One run, taken apart lazily."""
 
     def __init__(self, run: RunFolder, cache: Path | None = None):
         self.run = run
-        self.scene: Once[Scene] = Once(lambda: load(run, cache))
-        self.place: Once[Place] = Once(lambda: place(self.scene()))
-        self.sketch: Once[Place] = Once(lambda: sketch(self.scene()))
-        self.verification: Once[Verification] = Once(self._verified)
-        self.retrieval: Once[Retrieval] = Once(self._retrieved)
-        self.tally: Once[Tally] = Once(lambda: tally(self.scene(), self.verification()))
+        self.data: LazyValue[RunData] = LazyValue(lambda: load_run_data(run, cache))
+        self.tsne_layout: LazyValue[Layout] = LazyValue(lambda: tsne_layout(self.data()))
+        self.pca_layout: LazyValue[Layout] = LazyValue(lambda: pca_layout(self.data()))
+        self.verification: LazyValue[Verification] = LazyValue(self._verification)
+        self.retrieval: LazyValue[Retrieval] = LazyValue(self._retrieval)
+        self.threshold_counts: LazyValue[ThresholdCounts] = LazyValue(
+            lambda: count_at_thresholds(self.data(), self.verification())
+        )
 
     def points(self, *, final: bool = True) -> bytes:
         """Where every sample lies and what it is, for the map: numbers only, names are in the facts.
 
         Laying out neighbourhoods takes a while the first time; ``final=False`` does not wait for it.
         """
-        scene = self.scene()
-        found = self.sketch() if not (final or self.place.made) and waits(scene) else self.place()
-        columns: dict[str, Any] = {"label": scene.label, "band": scene.band}
-        columns |= {f"column.{k}": column for k, column in enumerate(scene.columns.values())}
-        arrays = {"x": found.at[:, 0], "y": found.at[:, 1], "hard": scene.hard.astype(np.float32)}
-        return packed(
+        data = self.data()
+        found = self.pca_layout() if not (final or self.tsne_layout.made) and needs_layout(data) else self.tsne_layout()
+        columns: dict[str, Any] = {"label": data.label, "quartile": data.quartile}
+        columns |= {f"column.{k}": column for k, column in enumerate(data.columns.values())}
+        arrays = {"x": found.at[:, 0], "y": found.at[:, 1], "difficulty": data.difficulty.astype(np.float32)}
+        return pack_arrays(
             arrays | {name: c.codes.astype(np.uint32) for name, c in columns.items()}, how=found.how, final=found.final
         )
 
     def counts(self) -> bytes:
         """Counts at every position of the slider, and the curve."""
-        found = self.tally()
-        return packed(found.arrays(), **found.facts())
+        found = self.threshold_counts()
+        return pack_arrays(found.arrays(), **found.facts())
 
-    def _verified(self) -> Verification:
-        scene = self.scene()
-        return scene.way.verification(scene.embeddings, scene.samples)
+    def _verification(self) -> Verification:
+        data = self.data()
+        return data.scenario.verification(data.embeddings, data.samples)
 
-    def _retrieved(self) -> Retrieval:
-        scene = self.scene()
-        return scene.way.retrieval(scene.embeddings, scene.samples, (1,))
+    def _retrieval(self) -> Retrieval:
+        data = self.data()
+        return data.scenario.retrieval(data.embeddings, data.samples, (1,))
 
 
 TYPES = {"f4": "<f4", "f8": "<f8", "u4": "<u4"}
 
 
-def packed(arrays: Mapping[str, np.ndarray], **facts: Any) -> bytes:
+def pack_arrays(arrays: Mapping[str, np.ndarray], **facts: Any) -> bytes:
     """Arrays of float32, float64 or uint32, and facts about them, as one body.
 
     Layout: uint32 length of the header, the header (JSON, padded with spaces), the arrays.

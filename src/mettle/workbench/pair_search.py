@@ -10,16 +10,16 @@ from typing import Literal
 import numpy as np
 
 from mettle.evaluate.suspects import HardPair
-from mettle.workbench.run_data import Scene
+from mettle.workbench.run_data import RunData
 
-CELLS = 1 << 20  # scores in one tile
-MOST = 1 << 26  # pairs looked at; of more, an even share of the rows
+TILE_CELLS = 1 << 20  # scores in one tile
+MOST_PAIRS = 1 << 26  # pairs looked at; of more, an even share of the rows
 
 Kind = Literal["genuine", "impostor"]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PairQuery:
     """Which pairs: of one kind, with a score in [low, high), the lowest or the highest of them first."""
 
     kind: Kind
@@ -29,7 +29,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Found:
+class PairList:
     """Pairs in order, and the share of all pairs that was looked at."""
 
     pairs: tuple[HardPair, ...]
@@ -37,7 +37,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Suspect:
+class LabelSuspect:
     """A sample, the nearest sample of the label that fits it better, their cosine, and by how much it fits better."""
 
     first: int
@@ -46,39 +46,39 @@ class Suspect:
     suspicion: float
 
 
-def hardest_positives() -> Wanted:
+def query_hardest_positives() -> PairQuery:
     """Genuine pairs that look different."""
-    return Wanted("genuine", lowest=True)
+    return PairQuery("genuine", lowest=True)
 
 
-def hardest_negatives() -> Wanted:
+def query_hardest_negatives() -> PairQuery:
     """Impostor pairs that look alike."""
-    return Wanted("impostor", lowest=False)
+    return PairQuery("impostor", lowest=False)
 
 
-def false_accepts(threshold: float) -> Wanted:
+def query_false_accepts(threshold: float) -> PairQuery:
     """Impostors just above a threshold, the closest first."""
-    return Wanted("impostor", lowest=True, low=float(np.float32(threshold)))
+    return PairQuery("impostor", lowest=True, low=float(np.float32(threshold)))
 
 
-def false_rejects(threshold: float) -> Wanted:
+def query_false_rejects(threshold: float) -> PairQuery:
     """Genuine pairs just below a threshold, the closest first."""
-    return Wanted("genuine", lowest=False, high=float(np.float32(threshold)))
+    return PairQuery("genuine", lowest=False, high=float(np.float32(threshold)))
 
 
-def search(scene: Scene, wanted: Wanted, passes: np.ndarray, count: int, each: int | None = None) -> Found:
+def find_pairs(data: RunData, wanted: PairQuery, passes: np.ndarray, count: int, each: int | None = None) -> PairList:
     """The first ``count`` pairs of the headline scenario, exactly, with at most ``each`` for the same two labels."""
-    blocks, looked = _thinned(_blocks(scene, passes))
+    blocks, looked = _thin_blocks(_blocks(data, passes))
     room = count if each is None else 64 * count
-    kept: list[tuple[float, int, int]] = []
+    best: list[tuple[float, int, int]] = []
     sign = -1 if wanted.lowest else 1
     for rows, cols in blocks:
-        for start in range(0, len(rows), step := max(1, CELLS // max(1, len(cols)))):
+        for start in range(0, len(rows), step := max(1, TILE_CELLS // max(1, len(cols)))):
             part = rows[start : start + step]
-            score = scene.unit.take(part).cosine(scene.unit.take(cols))
-            keep = _compared(scene, part, cols, passes, wanted.kind) & (score >= wanted.low) & (score < wanted.high)
-            if len(kept) == room:  # a full list: only what beats its last entry is of interest
-                keep &= sign * score > kept[-1][0]
+            score = data.unit.take(part).cosine(data.unit.take(cols))
+            keep = _pair_mask(data, part, cols, passes, wanted.kind) & (score >= wanted.low) & (score < wanted.high)
+            if len(best) == room:  # a full list: only what beats its last entry is of interest
+                keep &= sign * score > best[-1][0]
             i, j = np.nonzero(keep)
             value = sign * score[i, j]
             if len(value) > room:
@@ -86,62 +86,64 @@ def search(scene: Scene, wanted: Wanted, passes: np.ndarray, count: int, each: i
                 few = few[np.argsort(-value[few], kind="stable")[:room]]  # then cut in the order of positions
                 i, j, value = i[few], j[few], value[few]
             new = zip(value.tolist(), part[i].tolist(), cols[j].tolist(), strict=True)
-            kept = sorted([*kept, *new], key=lambda t: (-t[0], t[1], t[2]))[:room]
-    capped = _capped(kept, scene.label.codes, count if each is None else each)[:count]
-    return Found(tuple(HardPair(a, b, sign * value) for value, a, b in capped), looked)
+            best = sorted([*best, *new], key=lambda t: (-t[0], t[1], t[2]))[:room]
+    capped = _cap_per_label_pair(best, data.label.codes, count if each is None else each)[:count]
+    return PairList(tuple(HardPair(a, b, sign * value) for value, a, b in capped), looked)
 
 
-def suspects(scene: Scene, passes: np.ndarray, count: int) -> tuple[list[Suspect], int]:
+def find_label_suspects(data: RunData, passes: np.ndarray, count: int) -> tuple[list[LabelSuspect], int]:
     """Samples that pass and fit another label better than their own, and how many there are in all."""
-    found = scene.suspects
+    found = data.suspects
     better = passes[found.order] & (found.suspicion > 0)
     shown = []
     for at in np.flatnonzero(better)[:count].tolist():
         own, label = int(found.order[at]), int(found.suggested[at])
-        others = np.flatnonzero(scene.label.codes == label)
-        score = scene.unit.take(np.asarray([own])).cosine(scene.unit.take(others))[0]
+        others = np.flatnonzero(data.label.codes == label)
+        score = data.unit.take(np.asarray([own])).cosine(data.unit.take(others))[0]
         best = int(score.argmax())
-        shown.append(Suspect(own, int(others[best]), float(score[best]), float(found.suspicion[at])))
+        shown.append(LabelSuspect(own, int(others[best]), float(score[best]), float(found.suspicion[at])))
     return shown, int(np.count_nonzero(better))
 
 
 Block = tuple[np.ndarray, np.ndarray]  # positions: every row is compared with every column
 
 
-def _blocks(scene: Scene, passes: np.ndarray) -> list[Block]:
+def _blocks(data: RunData, passes: np.ndarray) -> list[Block]:
     """Rows and columns that hold every pair of which one side passes."""
-    probe, gallery = scene.way.probe, scene.way.gallery
+    probe, gallery = data.scenario.probe, data.scenario.gallery
     if gallery is None:
         return [(probe[passes[probe]], probe)]
     return [(probe[passes[probe]], gallery), (probe[~passes[probe]], gallery[passes[gallery]])]
 
 
-def _thinned(blocks: list[Block]) -> tuple[list[Block], float]:
-    """The same blocks with every k-th row, so that at most about ``MOST`` pairs remain; and the share that does."""
+def _thin_blocks(blocks: list[Block]) -> tuple[list[Block], float]:
+    """The blocks with every k-th row, so that at most about ``MOST_PAIRS`` pairs remain; and the share of them."""
     pairs = sum(len(rows) * len(cols) for rows, cols in blocks)
-    stride = max(1, -(-pairs // MOST))
+    stride = max(1, -(-pairs // MOST_PAIRS))
     thin = [(rows[::stride], cols) for rows, cols in blocks]
     return thin, sum(len(rows) * len(cols) for rows, cols in thin) / pairs if pairs else 1.0
 
 
-def _compared(scene: Scene, rows: np.ndarray, cols: np.ndarray, passes: np.ndarray, kind: Kind) -> np.ndarray:
+def _pair_mask(data: RunData, rows: np.ndarray, cols: np.ndarray, passes: np.ndarray, kind: Kind) -> np.ndarray:
     """Which cells are pairs of this kind in the headline scenario."""
-    label, samples, way = scene.label.codes, scene.samples, scene.way
+    label, samples, scenario = data.label.codes, data.samples, data.scenario
     keep = (label[rows, None] == label[cols]) == (kind == "genuine")
     keep &= samples.ids[rows, None] != samples.ids[cols]
-    if way.gallery is None:  # every unordered pair once: where both pass, by the earlier one
+    if scenario.gallery is None:  # every unordered pair once: where both pass, by the earlier one
         keep &= (rows[:, None] < cols) | ~passes[cols]
-    if way.trials != "all" and samples.domain is not None:
+    if scenario.trials != "all" and samples.domain is not None:
         same = samples.domain.codes[rows, None] == samples.domain.codes[cols]
-        keep &= same if way.trials == "within" else ~same
+        keep &= same if scenario.trials == "within" else ~same
     return keep
 
 
-def _capped(kept: list[tuple[float, int, int]], labels: np.ndarray, each: int) -> list[tuple[float, int, int]]:
+def _cap_per_label_pair(
+    best: list[tuple[float, int, int]], labels: np.ndarray, each: int
+) -> list[tuple[float, int, int]]:
     """The list with at most ``each`` entries for the same two labels."""
     seen: dict[tuple[int, ...], int] = {}
     found = []
-    for entry in kept:
+    for entry in best:
         two = tuple(sorted((int(labels[entry[1]]), int(labels[entry[2]]))))
         seen[two] = seen.get(two, 0) + 1
         if seen[two] <= each:

@@ -26,10 +26,10 @@ from mettle.service.rate_limits import Limits
 from mettle.train import RunFolder
 from mettle.train.callbacks import read_log
 from mettle.workbench import pair_search as search
-from mettle.workbench.lazy_run import Bench
+from mettle.workbench.lazy_run import LazyRun
 from mettle.workbench.live import live
-from mettle.workbench.run_comparison import versus
-from mettle.workbench.run_data import Scene
+from mettle.workbench.run_comparison import compare_runs
+from mettle.workbench.run_data import RunData
 
 if TYPE_CHECKING:
     from mettle.match.gallery import Gallery
@@ -43,15 +43,15 @@ POLICY = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-LASTING = POLICY | {"Cache-Control": "private, max-age=86400"}  # the address carries the key of weights and data
+CACHED_POLICY = POLICY | {"Cache-Control": "private, max-age=86400"}  # the address carries the key of weights and data
 MEDIA = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html"}
 BINARY = "application/octet-stream"
-EACH = 2  # pairs of the same two labels in a list of the hardest, unless a label is asked for
+MOST_PER_LABEL_PAIR = 2  # pairs of the same two labels in a list of the hardest, unless a label is asked for
 
 Kind = Literal["positives", "negatives", "labels", "accepts", "rejects"]
 
 
-class Answering(APIRoute):
+class ErrorAnsweringRoute(APIRoute):
     """A route that answers a user's mistake with its one line and status 422."""
 
     def get_route_handler(self) -> Callable:
@@ -73,26 +73,26 @@ class Filter:
 
     label: int | None = None
     text: str = ""
-    band: int | None = None
+    quartile: int | None = None
     column: tuple[int, ...] = ()
     value: tuple[int, ...] = ()
 
-    def passes(self, scene: Scene) -> np.ndarray:
+    def passes(self, data: RunData) -> np.ndarray:
         """Which samples pass."""
-        keep = np.ones(len(scene), bool)
+        keep = np.ones(len(data), bool)
         if self.label is not None:
-            keep &= scene.label.codes == _within(self.label, scene.label.names, "label")
+            keep &= data.label.codes == _check_position(self.label, data.label.names, "label")
         if self.text:
-            has = np.asarray([self.text.lower() in name.lower() for name in scene.label.names])
-            keep &= has[scene.label.codes]
-        if self.band is not None:
-            keep &= scene.band.codes == _within(self.band, scene.band.names, "band")
+            has = np.asarray([self.text.lower() in name.lower() for name in data.label.names])
+            keep &= has[data.label.codes]
+        if self.quartile is not None:
+            keep &= data.quartile.codes == _check_position(self.quartile, data.quartile.names, "band")
         if len(self.column) != len(self.value):
             raise InputError(f"column and value come in pairs: got {len(self.column)} and {len(self.value)}")
-        columns = list(scene.columns.values())
+        columns = list(data.columns.values())
         for at, value in zip(self.column, self.value, strict=True):
-            column = columns[_within(at, columns, "column")]
-            keep &= column.codes == _within(value, column.names, "value")
+            column = columns[_check_position(at, columns, "column")]
+            keep &= column.codes == _check_position(value, column.names, "value")
         return keep
 
 
@@ -118,18 +118,18 @@ def routes(
     """
     if not runs:
         raise InputError("the workbench needs at least one run: give a folder that `mettle train` wrote")
-    benches = [Bench(run, cache) for run in runs]
-    router = APIRouter(prefix="/workbench", route_class=Answering, include_in_schema=False)
-    _page(router)
-    _facts(router, benches, gallery is not None)
-    _looks(router, benches)
+    runs_ = [LazyRun(run, cache) for run in runs]
+    router = APIRouter(prefix="/workbench", route_class=ErrorAnsweringRoute, include_in_schema=False)
+    _add_page(router)
+    _add_run_routes(router, runs_, gallery is not None)
+    _add_pair_routes(router, runs_)
     if gallery is not None:
         router.include_router(live(gallery, POLICY, far, threshold, limits))
     return router
 
 
-def _page(router: APIRouter) -> None:
-    static = _static()
+def _add_page(router: APIRouter) -> None:
+    static = _static_files()
 
     @router.get("")
     def door() -> Response:  # relative, so that a service below a prefix needs no settings
@@ -146,29 +146,29 @@ def _page(router: APIRouter) -> None:
         return Response(static[name], media_type=MEDIA["." + name.rpartition(".")[2]], headers=POLICY)
 
 
-def _facts(router: APIRouter, benches: list[Bench], live: bool) -> None:
+def _add_run_routes(router: APIRouter, runs_: list[LazyRun], live: bool) -> None:
     @router.get("/api/runs")
     def listed(request: Request) -> Response:
-        named = [{"name": b.run.name, "title": b.run.recipe.title()} for b in benches]
+        named = [{"name": b.run.name, "title": b.run.recipe.title()} for b in runs_]
         key = getattr(request.state, "key", None)  # whose it is, where a service mounts the page
         may = {what: live and (key is None or key.allows(what)) for what in ("identify", "verify")}
         return JSONResponse({"runs": named, "live": live, "may": may}, headers=POLICY)
 
     @router.get("/api/runs/{run}")
     def facts(run: int) -> Response:
-        return JSONResponse(_bench(benches, run).scene().facts(), headers=POLICY)
+        return JSONResponse(_find_run(runs_, run).data().facts(), headers=POLICY)
 
     @router.get("/api/runs/{run}/points")
     def points(run: int, final: bool = True) -> Response:
-        return Response(_bench(benches, run).points(final=final), media_type=BINARY, headers=POLICY)
+        return Response(_find_run(runs_, run).points(final=final), media_type=BINARY, headers=POLICY)
 
     @router.get("/api/runs/{run}/counts")
     def counts(run: int) -> Response:
-        return Response(_bench(benches, run).counts(), media_type=BINARY, headers=POLICY)
+        return Response(_find_run(runs_, run).counts(), media_type=BINARY, headers=POLICY)
 
     @router.get("/api/runs/{run}/training")
     def curves(run: int) -> Response:
-        return JSONResponse(training(_bench(benches, run).run), headers=POLICY)
+        return JSONResponse(training_panels(_find_run(runs_, run).run), headers=POLICY)
 
     @router.get("/api/compare/{first}/{second}")
     def compared(first: int, second: int) -> Response:
@@ -176,13 +176,13 @@ def _facts(router: APIRouter, benches: list[Bench], live: bool) -> None:
 
     @lru_cache(maxsize=64)  # resampling two runs takes seconds, and they do not change
     def between(first: int, second: int) -> list[dict[str, Any]]:
-        return versus(_bench(benches, first), _bench(benches, second))
+        return compare_runs(_find_run(runs_, first), _find_run(runs_, second))
 
 
-def _looks(router: APIRouter, benches: list[Bench]) -> None:
+def _add_pair_routes(router: APIRouter, runs_: list[LazyRun]) -> None:
     @router.get("/api/runs/{run}/at")
     def at(run: int, threshold: Annotated[float, Query(allow_inf_nan=False)]) -> Response:
-        accepts, rejects = curve.counts(_bench(benches, run).verification().scores, threshold)
+        accepts, rejects = curve.counts(_find_run(runs_, run).verification().scores, threshold)
         return JSONResponse({"accepts": int(accepts), "rejects": int(rejects)}, headers=POLICY)
 
     @router.get("/api/runs/{run}/pairs/{kind}")
@@ -193,50 +193,50 @@ def _looks(router: APIRouter, benches: list[Bench]) -> None:
         threshold: Annotated[float, Query(allow_inf_nan=False)] = 0.0,
         label: Annotated[int | None, Query(ge=0)] = None,
         text: Annotated[str, Query(max_length=200)] = "",
-        band: Annotated[int | None, Query(ge=0)] = None,
+        quartile: Annotated[int | None, Query(ge=0)] = None,
         column: Annotated[list[int], Query(max_length=64)] = [],  # noqa: B006
         value: Annotated[list[int], Query(max_length=64)] = [],  # noqa: B006
     ) -> Response:
-        wanted = Filter(label, text, band, tuple(column), tuple(value))
-        return JSONResponse(_pairs(_bench(benches, run).scene(), kind, wanted, count, threshold), headers=POLICY)
+        wanted = Filter(label, text, quartile, tuple(column), tuple(value))
+        return JSONResponse(_pairs(_find_run(runs_, run).data(), kind, wanted, count, threshold), headers=POLICY)
 
     @router.get("/api/runs/{run}/picture/{sample}")
     def picture(run: int, sample: int) -> Response:
-        scene = _bench(benches, run).scene()
-        if scene.samples.inputs.kind != "image":
+        data = _find_run(runs_, run).data()
+        if data.samples.inputs.kind != "image":
             raise HTTPException(404, "these samples are rows of numbers")
-        content, media = thumbnail(scene.samples, _within(sample, range(len(scene)), "sample"))
-        return Response(content, media_type=media, headers=LASTING)
+        content, media = make_thumbnail(data.samples, _check_position(sample, range(len(data)), "sample"))
+        return Response(content, media_type=media, headers=CACHED_POLICY)
 
 
-def _pairs(scene: Scene, kind: Kind, wanted: Filter, count: int, threshold: float) -> dict[str, Any]:
-    passes = wanted.passes(scene)
+def _pairs(data: RunData, kind: Kind, wanted: Filter, count: int, threshold: float) -> dict[str, Any]:
+    passes = wanted.passes(data)
     if kind == "labels":
-        found, total = search.suspects(scene, passes, count)
+        found, total = search.find_label_suspects(data, passes, count)
         return {"pairs": [vars(s) for s in found], "total": total}
     which = {
-        "positives": search.hardest_positives(),
-        "negatives": search.hardest_negatives(),
-        "accepts": search.false_accepts(threshold),
-        "rejects": search.false_rejects(threshold),
+        "positives": search.query_hardest_positives(),
+        "negatives": search.query_hardest_negatives(),
+        "accepts": search.query_false_accepts(threshold),
+        "rejects": search.query_false_rejects(threshold),
     }[kind]
     capped = kind in ("positives", "negatives") and wanted.label is None
-    result = search.search(scene, which, passes, count, EACH if capped else None)
+    result = search.find_pairs(data, which, passes, count, MOST_PER_LABEL_PAIR if capped else None)
     return {"pairs": [vars(p) for p in result.pairs], "looked": result.looked}
 
 
-def _bench(benches: list[Bench], run: int) -> Bench:
-    return benches[_within(run, benches, "run")]
+def _find_run(runs_: list[LazyRun], run: int) -> LazyRun:
+    return runs_[_check_position(run, runs_, "run")]
 
 
-def _within(at: int, things: Sequence[Any], what: str) -> int:
+def _check_position(at: int, things: Sequence[Any], what: str) -> int:
     if not 0 <= at < len(things):
         raise HTTPException(404, f"no {what} {at}: there are {len(things)}, counted from 0")
     return at
 
 
 @lru_cache(maxsize=1)
-def _static() -> dict[str, bytes]:
+def _static_files() -> dict[str, bytes]:
     """Every file that may be sent, by name."""
     here = files("mettle.workbench") / "static"
     return {file.name: file.read_bytes() for file in here.iterdir() if Path(file.name).suffix in MEDIA}
@@ -245,7 +245,7 @@ def _static() -> dict[str, bytes]:
 SMALL, LARGE = 64, 192  # pictures up to SMALL are sent as they are; larger ones shrink to LARGE
 
 
-def thumbnail(samples: Samples, at: int) -> tuple[bytes, str]:
+def make_thumbnail(samples: Samples, at: int) -> tuple[bytes, str]:
     """One sample's picture and its media type: small ones exactly, large ones shrunk and compressed."""
     pixels = samples.read(np.asarray([at]))[0]
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
@@ -260,10 +260,10 @@ def thumbnail(samples: Samples, at: int) -> tuple[bytes, str]:
 Log = list[dict[str, Any]]
 
 
-def training(run: RunFolder) -> list[dict[str, Any]]:
+def training_panels(run: RunFolder) -> list[dict[str, Any]]:
     """Every panel for which the log of a run has something to tell."""
     log = read_log(run.folder / "log.jsonl")
-    return [_panel_facts(panel, log) for panel in (*validation_panels([log]), *PANELS) if _tells(panel, log)]
+    return [_panel_facts(panel, log) for panel in (*validation_panels([log]), *PANELS) if _has_content(panel, log)]
 
 
 def _panel_facts(panel: Panel, log: Log) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def _panel_facts(panel: Panel, log: Log) -> dict[str, Any]:
     return {"title": panel.title, "caption": panel.caption, "share": panel.share, "lines": lines}
 
 
-def _tells(panel: Panel, log: Log) -> bool:
+def _has_content(panel: Panel, log: Log) -> bool:
     """Whether there is a line that moves, and no other panel that says it better."""
     if panel.unless and len(series(log, panel.unless)) > 1:
         return False

@@ -5,18 +5,18 @@ from typing import Any
 from mettle.errors import InputError, MettleError
 from mettle.evaluate import compare
 from mettle.report.number import rate
-from mettle.workbench.lazy_run import Bench
+from mettle.workbench.lazy_run import LazyRun
 
 RETRIEVAL = (("recall@1", "Recall@1"), ("map_at_r", "MAP@R"))
 
 
-def versus(first: Bench, second: Bench) -> list[dict[str, Any]]:
+def compare_runs(first: LazyRun, second: LazyRun) -> list[dict[str, Any]]:
     """One row a number: both values, first − second, its interval, and whether it leaves out 0.
 
     Raises:
         InputError: the two were not measured on the same test samples.
     """
-    a, b = first.scene(), second.scene()
+    a, b = first.data(), second.data()
     if a.samples.fingerprint() != b.samples.fingerprint():
         raise InputError(
             f"{a.run.name} and {b.run.name} were tested on different samples, so their numbers cannot be compared: "

@@ -22,13 +22,13 @@ from mettle.model import embed
 from mettle.report.number import numbers
 from mettle.train import RunFolder, prepare_samples
 
-BANDS = 4  # of difficulty, as in the audit
-QUARTERS = ("easiest quarter", "second quarter", "third quarter", "hardest quarter")
+QUARTILES = 4  # of difficulty, as in the audit
+QUARTILE_NAMES = ("easiest quarter", "second quarter", "third quarter", "hardest quarter")
 SHOWN = ("EER", "AUC", "Recall@1", "MAP@R")  # beside TAR at every false-accept rate
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class RunData:
     """The test split of one run, embedded.
 
     Attributes:
@@ -38,7 +38,7 @@ class Scene:
         embeddings: (n, dim) float32.
         label: labels coded among those of the test split only.
         columns: domain and groups, coded likewise.
-        hard: difficulty of each sample, or NaN for all where there is only one label.
+        difficulty: difficulty of each sample, or NaN for all where there is only one label.
         changed: whether the data are not those that the run was trained on.
     """
 
@@ -48,7 +48,7 @@ class Scene:
     embeddings: np.ndarray
     label: Column
     columns: Mapping[str, Column]
-    hard: np.ndarray
+    difficulty: np.ndarray
     changed: bool = False
 
     def __len__(self) -> int:
@@ -60,15 +60,15 @@ class Scene:
         return Unit.of(self.embeddings)
 
     @cached_property
-    def band(self) -> Column:
+    def quartile(self) -> Column:
         """Quarters of difficulty."""
-        if not np.isfinite(self.hard).all():
+        if not np.isfinite(self.difficulty).all():
             return Column(np.zeros(len(self), np.int64), ("unknown",))
-        found = Column.of(bands(self.hard, BANDS))
-        return replace(found, names=QUARTERS) if len(found.names) == BANDS else found
+        found = Column.of(bands(self.difficulty, QUARTILES))
+        return replace(found, names=QUARTILE_NAMES) if len(found.names) == QUARTILES else found
 
     @cached_property
-    def way(self) -> Scenario:
+    def scenario(self) -> Scenario:
         """How samples are paired: the hardest scenario that the data allow, as in the metrics."""
         return scenarios(self.samples)[-1]
 
@@ -90,21 +90,21 @@ class Scene:
             "dimension": int(self.embeddings.shape[1]),
             "labels": list(self.label.names),
             "columns": [{"name": name, "names": list(c.names)} for name, c in self.columns.items()],
-            "bands": list(self.band.names),
-            "scenario": {"name": self.way.name, "title": self.way.title},
-            "numbers": self._numbers(),
+            "quartiles": list(self.quartile.names),
+            "scenario": {"name": self.scenario.name, "title": self.scenario.title},
+            "numbers": self._headline_numbers(),
             "warnings": self._warnings(),
         }
 
-    def _numbers(self) -> list[dict[str, Any]]:
+    def _headline_numbers(self) -> list[dict[str, Any]]:
         """Headline numbers with their intervals, where the run was evaluated with these weights."""
         try:
             found = self.run.metrics()
         except MettleError:
             return []
-        if found.get("weights") != self.run.contract()["weights"] or self.way.name not in found["scenarios"]:
+        if found.get("weights") != self.run.contract()["weights"] or self.scenario.name not in found["scenarios"]:
             return []
-        listed = numbers(found["scenarios"][self.way.name])
+        listed = numbers(found["scenarios"][self.scenario.name])
         return [
             {key: n[key] for key in ("name", "text", "interval", "meaning")}
             for n in listed
@@ -115,12 +115,12 @@ class Scene:
         found = []
         if self.changed:
             found.append("The data have changed since this run was trained: what is shown is the data as they are now.")
-        if not self._numbers():
+        if not self._headline_numbers():
             found.append("This run has no metrics of these weights; measure it: mettle evaluate RUN")
         return found
 
 
-def load(run: RunFolder, cache: Path | None = None) -> Scene:
+def load_run_data(run: RunFolder, cache: Path | None = None) -> RunData:
     """Read the run's data and embed its test split, or take the embeddings that were kept beside the run."""
     samples = prepare_samples(run.recipe_with_data_paths(), cache)
     test = samples.part("test")
@@ -129,32 +129,32 @@ def load(run: RunFolder, cache: Path | None = None) -> Scene:
             f"{samples.source_name} has {len(test)} test samples: the workbench shows a test split of two or more"
         )
     key = f"{run.contract()['weights'][:16]}-{test.fingerprint()}"
-    label = _own(test.label)
+    label = _recode_names(test.label)
 
     def make() -> dict[str, np.ndarray]:
         z = embed(run.model(), test)
         alone = len(label.names) < 2
-        return {"embeddings": z, "hard": np.full(len(test), np.nan) if alone else difficulty(z, label.codes)}
+        return {"embeddings": z, "difficulty": np.full(len(test), np.nan) if alone else difficulty(z, label.codes)}
 
-    wanted = {"embeddings": (len(test), run.contract()["dim"]), "hard": (len(test),)}
-    held = kept(run.folder / f"workbench-embeddings-{key}.npz", wanted, make)
+    wanted = {"embeddings": (len(test), run.contract()["dim"]), "difficulty": (len(test),)}
+    held = load_or_compute_arrays(run.folder / f"workbench-embeddings-{key}.npz", wanted, make)
     z = held["embeddings"].astype(np.float32)
     if not np.isfinite(z).all():
         raise DataError(
             f"{run.folder} gives embeddings that are not finite: look at its training curve, and train again"
         )
-    columns = {name: _own(column) for name, column in test.columns().items()}
+    columns = {name: _recode_names(column) for name, column in test.columns().items()}
     changed = str(run.state.get("data", "")).partition(" ")[0] != samples.fingerprint()
-    return Scene(run, key, test, z, label, columns, held["hard"], changed)
+    return RunData(run, key, test, z, label, columns, held["difficulty"], changed)
 
 
-def _own(column: Column) -> Column:
+def _recode_names(column: Column) -> Column:
     """The column with names of these samples only."""
     used, codes = np.unique(column.codes, return_inverse=True)
     return Column(codes.reshape(-1).astype(np.int64), tuple(str(column.names[code]) for code in used))
 
 
-def kept(
+def load_or_compute_arrays(
     path: Path, wanted: Mapping[str, tuple[int, ...]], make: Callable[[], Mapping[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
     """The arrays of a file if they are all there in these shapes, else new ones, which are then kept.

@@ -190,8 +190,8 @@ function hover(key, i, how) {
   const { facts, points } = view;
   const label = facts.labels[points.label[i]];
   const rest = facts.columns.map((column, k) => [column.name, column.names[points[`column.${k}`][i]]]);
-  const hard = points.hard[i];
-  if (Number.isFinite(hard)) rest.push(["difficulty", `${signed(hard)}, ${facts.bands[points.band[i]]}`]);
+  const hard = points.difficulty[i];
+  if (Number.isFinite(hard)) rest.push(["difficulty", `${signed(hard)}, ${facts.quartiles[points.quartile[i]]}`]);
   const shown =
     facts.kind === "image"
       ? el("img", { class: "picture", src: picture(view, i), alt: `sample ${i}`, width: 88, height: 88 })

@@ -39,7 +39,7 @@ export function coloured(facts, points, key) {
 }
 
 function byDifficulty(points) {
-  const hard = points.hard;
+  const hard = points.difficulty;
   const sorted = Float32Array.from(hard).sort();
   const low = sorted[Math.floor(0.02 * (sorted.length - 1))];
   const high = sorted[Math.ceil(0.98 * (sorted.length - 1))];

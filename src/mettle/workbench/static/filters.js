@@ -31,11 +31,11 @@ export class Filters {
       oninput: () => this.typed(),
     });
     this.columns = facts.columns.map((column, k) => this.select(`filter-column-${k}`, column.names));
-    this.band = this.select("filter-band", facts.bands);
+    this.quartile = this.select("filter-quartile", facts.quartiles);
     const fields = [
       ["Class", this.text],
       ...facts.columns.map((c, k) => [c.name, this.columns[k]]),
-      ["Difficulty", this.band],
+      ["Difficulty", this.quartile],
     ];
     byId("filter-fields").replaceChildren(
       names,
@@ -59,7 +59,7 @@ export class Filters {
     return this.label === undefined ? this.text.value.trim() : "";
   }
   get active() {
-    return this.text.value.trim() !== "" || this.band.value !== "" || this.columns.some((s) => s.value !== "");
+    return this.text.value.trim() !== "" || this.quartile.value !== "" || this.columns.some((s) => s.value !== "");
   }
 
   choose(label) {
@@ -70,7 +70,7 @@ export class Filters {
   clear() {
     this.typed.cancel();
     this.text.value = "";
-    for (const field of [this.band, ...this.columns]) field.value = "";
+    for (const field of [this.quartile, ...this.columns]) field.value = "";
     this.changed();
   }
 
@@ -79,7 +79,7 @@ export class Filters {
     const found = [];
     if (this.label !== undefined) found.push(["label", this.label]);
     else if (this.part) found.push(["text", this.part]);
-    if (this.band.value !== "") found.push(["band", this.band.value]);
+    if (this.quartile.value !== "") found.push(["quartile", this.quartile.value]);
     this.columns.forEach((field, k) => {
       if (field.value !== "") found.push(["column", k], ["value", field.value]);
     });
@@ -99,7 +99,7 @@ export class Filters {
       const has = this.lower.map((name) => name.includes(part));
       for (let i = 0; i < n; i += 1) if (!has[points.label[i]]) keep[i] = 0;
     }
-    if (this.band.value !== "") only(points.band, Number(this.band.value));
+    if (this.quartile.value !== "") only(points.quartile, Number(this.quartile.value));
     this.columns.forEach((field, k) => {
       if (field.value !== "") only(points[`column.${k}`], Number(field.value));
     });
