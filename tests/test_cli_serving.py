@@ -17,7 +17,7 @@ from command_line import mettle
 from free_port import free_port
 from mettle.cli import app
 from mettle.data.image_decoding import MAX_PIXELS
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service import Limits, Trail
 from processes import start_mettle
 from small_runs import small_run

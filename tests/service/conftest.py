@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from serving import DIM, NAMES, THRESHOLD, Told, client, directions, running
 
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service import Limits, Rate, create_app, create_key
 from mettle.train import train
 from mettle.train.recipe import parse_recipe

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving import DIM, NAMES, PATIENCE, THRESHOLD, directions, error, near, picture
-
 from match.proxy import Proxy
 from match.shelves import Server, memory
+from serving import DIM, NAMES, PATIENCE, THRESHOLD, directions, error, near, picture
+
 from mettle.errors import GalleryError, GalleryUnavailable, MissingExtra
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service import Limits, create_app, uses, verify_trail
 from mettle.service.keys import SCOPES
 

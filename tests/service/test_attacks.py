@@ -21,7 +21,7 @@ from playwright.sync_api import Error as PlaywrightError
 from serving import DIM, NAMES, PATIENCE, directions, error, near, picture, send
 
 from mettle.errors import InputError
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service import Limits, Rate, create_app, list_keys, revoke_key, serve, uses
 from mettle.service.keys import SCOPES
 from mettle.service.places import PLACES, PUBLIC

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from match.shelves import Server, memory
 from serving import DIM, PATIENCE, error, near
 
-from match.shelves import Server, memory
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service.keys import SCOPES
 from processes import run_mettle
 

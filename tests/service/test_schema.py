@@ -13,7 +13,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from serving import DIM, PATIENCE
 
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service.keys import SCOPES
 
 CHECKS = [

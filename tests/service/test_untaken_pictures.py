@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 from serving import error, picture
 
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service import Limits
 from mettle.service.workbench import routes
 from mettle.train import open_run_folder

@@ -24,7 +24,7 @@ from workbench_page import (
 )
 from workbench_runs import HOSTILE, pictures, raw_scores, rows, serving, trained
 
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service import create_app, create_key
 from mettle.service.workbench import routes
 

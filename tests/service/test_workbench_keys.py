@@ -5,7 +5,7 @@ import json
 import pytest
 from serving import error, picture
 
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service import Limits, Rate, uses, verify_trail
 from mettle.service.workbench import routes
 

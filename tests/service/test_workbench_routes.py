@@ -12,7 +12,7 @@ from PIL import Image
 from workbench_runs import HOSTILE, pictures, rows, trained
 
 from mettle.errors import InputError
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service.limits import Limits
 from mettle.service.workbench import routes
 from mettle.service.workbench.bench import Bench

@@ -174,7 +174,7 @@ def gallery_check() -> Finding:
     def enrol_and_identify() -> tuple[bool, str]:
         import numpy as np
 
-        from mettle.match import Gallery
+        from mettle.gallery import Gallery
 
         people = np.eye(8, dtype=np.float32)
         with tempfile.TemporaryDirectory() as folder, Gallery.open(Path(folder) / "gallery", dim=8) as gallery:

@@ -61,10 +61,11 @@ def enrol(
     Where no threshold is known yet, a --table with enough labels is also what thresholds are measured on.
     """
     from mettle.errors import InputError
-    from mettle.match import Gallery
-    from mettle.match.embedding import Embedding, offered_binding
-    from mettle.match.naming import settled
-    from mettle.match.place import exists
+    from mettle.gallery import Gallery
+    from mettle.gallery.binding import offered_binding
+    from mettle.gallery.enrolment import settled
+    from mettle.gallery.inputs import Embedding
+    from mettle.gallery.storage.location import exists
 
     if [identity, data, table].count(None) != 2:
         raise InputError("give IDENTITY and pictures, or --data, or --table: one of the three")
@@ -133,7 +134,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Is this that person? Exit status 0 for a match, 1 for none, 3 for a gallery without a threshold."""
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     with Gallery.open(gallery, model=model, read_only=True, create=False) as opened:
         found = opened.verify(identity, _given(picture and [picture], embeddings), far=far, threshold=threshold)
@@ -160,7 +161,7 @@ def identify(
 
     Without a threshold, measured or given, every verdict is "not calibrated".
     """
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     with Gallery.open(gallery, model=model, read_only=True, create=False) as opened:
         answers = opened.identify_many(_given(pictures, embeddings), k=k, far=far, threshold=threshold)
@@ -182,7 +183,7 @@ def delete(
     request: Annotated[str | None, typer.Option(help="Name of this request: repeating it changes nothing.")] = None,
 ) -> None:
     """Remove a person: never found again from now on; `compact` erases the templates from disk."""
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     with Gallery.open(gallery, create=False) as opened:
         receipt = opened.delete(identity, request=request)
@@ -198,7 +199,7 @@ def _run(model: Path | None) -> Any:
 
 
 def _rows(table: Path, where: Sequence[str]) -> list[tuple[str, Any]]:
-    from mettle.match.bulk import people_of_table
+    from mettle.gallery.enrolment import people_of_table
 
     return list(people_of_table(table, where))
 
@@ -220,8 +221,8 @@ def _lacks_threshold(opened: Any) -> bool:
 
 def _calibrate_enrolled(opened: Any) -> str:
     """Measure thresholds on whoever is enrolled, where they are enough; says on how many, or what is missing."""
-    from mettle.match.calibration import count_pairs, lowest_rate, pairs_needed, people_needed
-    from mettle.match.operating import most
+    from mettle.gallery.calibration import count_pairs, lowest_rate, pairs_needed, people_needed
+    from mettle.gallery.thresholds import most
 
     people, highest = len(opened), max(RATES)
     without = "until then answers have candidates and scores, and no match"
@@ -296,7 +297,7 @@ def _everybody(
 ) -> Iterator[tuple[str, Any]]:
     """(identity, templates) of every label; ``embeds`` gives the run whose model embeds the data."""
     from mettle.errors import InputError
-    from mettle.match.bulk import check_model_of_table, people_of_samples
+    from mettle.gallery.enrolment import check_model_of_table, people_of_samples
 
     if table is not None and rows is not None:
         check_model_of_table(table, bound.model)

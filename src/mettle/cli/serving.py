@@ -44,7 +44,7 @@ def serve(
 ) -> None:
     """Serve a run or a gallery: match over HTTP, and look at the run in a browser."""
     from mettle.errors import InputError
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
     from mettle.service import create_app
     from mettle.service import serve as listen
     from mettle.service.keys import Keys

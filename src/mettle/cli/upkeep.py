@@ -13,8 +13,8 @@ from mettle.cli.galleries import Far, Json, Threshold, Where, gallery_app, say
 @gallery_app.command()
 def info(gallery: Where, as_json: Json = False) -> None:
     """What a gallery holds, under which model, and how it searches."""
-    from mettle.match import Gallery
-    from mettle.match.operating import NOT_CALIBRATED
+    from mettle.gallery import Gallery
+    from mettle.gallery.thresholds import NOT_CALIBRATED
 
     with Gallery.open(gallery, read_only=True, create=False) as opened:
         notes, found = opened.notes, opened.info()
@@ -53,7 +53,7 @@ def calibrate(
 ) -> None:
     """Thresholds whose false-accept rate is per person, measured by trying everybody enrolled on the others."""
     from mettle.errors import InputError
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     if forget and (far or not keep):
         raise InputError("--forget measures nothing: give it alone, without --far and --no-keep")
@@ -83,7 +83,7 @@ def calibrate(
 @gallery_app.command()
 def ids(gallery: Where) -> None:
     """Everybody enrolled, one a line."""
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     with Gallery.open(gallery, read_only=True, create=False) as opened:
         for name in opened.ids():
@@ -94,8 +94,8 @@ def ids(gallery: Where) -> None:
 def check(gallery: Where) -> None:
     """Look for damage in record and index. Exit status 1 where there is any."""
     from mettle.errors import GalleryError, GalleryLocked, GalleryUnavailable
-    from mettle.match import Gallery
-    from mettle.match.place import exists
+    from mettle.gallery import Gallery
+    from mettle.gallery.storage.location import exists
 
     there = exists(gallery)
     try:
@@ -123,7 +123,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Who would be taken for whom, which templates may be under a wrong name. Exit status 1 where there is damage."""
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     with Gallery.open(gallery, read_only=True, create=False) as opened:
         found = opened.audit(far=far, threshold=threshold, count=count)
@@ -137,7 +137,7 @@ def audit(
 @gallery_app.command()
 def compact(gallery: Where) -> None:
     """Erase deleted templates from every file of the gallery."""
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     with Gallery.open(gallery, create=False) as opened:
         opened.compact()
@@ -153,7 +153,7 @@ def index(
     memory_mb: Annotated[float | None, typer.Option(help="Most memory for the index.")] = None,
 ) -> None:
     """Choose and build the index anew; prints what it loses against exact search."""
-    from mettle.match import Gallery, Wanted
+    from mettle.gallery import Gallery, Wanted
 
     wanted = Wanted(latency_ms=latency_ms, recall=recall, memory_mb=memory_mb, kind=kind)
     with Gallery.open(gallery, create=False) as opened:
@@ -167,7 +167,7 @@ def move(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder, or a new place on a server.")],
 ) -> None:
     """Copy a gallery to another kind of record, comparing counts and checksums; the source stays as it is."""
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     moved = Gallery.move(source, target)
     print(f"moved {moved.identities} people, {moved.templates} templates; checksum {moved.digest[:16]} on both sides")
@@ -179,7 +179,7 @@ def snapshot(
     output: Annotated[Path, typer.Argument(help="A new folder.")],
 ) -> None:
     """Write a consistent copy of a gallery while it is in use."""
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     with Gallery.open(gallery, read_only=True, create=False) as opened:
         print(opened.snapshot(output))
@@ -187,7 +187,7 @@ def snapshot(
 
 def _describe_missing_pairs(pairs: int) -> str:
     """What a calibration that measured nothing would have needed."""
-    from mettle.match.calibration import lowest_rate
+    from mettle.gallery.calibration import lowest_rate
 
     return (
         f"{pairs} impostor pairs of people are enough for rates from {lowest_rate(pairs):.2g}, unless people share "
@@ -243,7 +243,7 @@ def _listed(shown: Any, count: int) -> str:
 
 
 def _threshold(rate: str, entry: Any) -> None:
-    from mettle.match.operating import CONTRADICTED, doubt, remark
+    from mettle.gallery.thresholds import CONTRADICTED, doubt, remark
 
     value, per = entry.get("threshold"), entry.get("per", "comparison")
     if value is None:

@@ -14,7 +14,7 @@ from mettle.service.trail import Trail
 if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
 
-    from mettle.match.gallery import Gallery
+    from mettle.gallery.gallery import Gallery
     from mettle.train.run_folder import RunFolder
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")

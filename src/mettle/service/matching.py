@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from mettle.errors import InputError, NumericError, UnknownIdentity
-from mettle.match.answer import Candidate, Identified, verdict
-from mettle.match.gallery import MOST
-from mettle.match.naming import spellings
+from mettle.gallery.enrolment import spellings
+from mettle.gallery.gallery import MAX_RESULTS
+from mettle.gallery.results import Candidate, Identified, verdict
 from mettle.service.keys import Key
 from mettle.service.point import nobody
 from mettle.service.refusal import Refusal
@@ -153,13 +153,13 @@ def info(state: State, key: Key) -> InfoAnswer:
 
 def _candidates(state: State, key: Key, probe: np.ndarray, k: int) -> tuple[Identified, list[Candidate]]:
     """The k best of this key's tenant: all tenants share one index, so look deeper until there are enough."""
-    deep = min(MOST, k if key.tenant is None else max(4 * k, 64))
+    deep = min(MAX_RESULTS, k if key.tenant is None else max(4 * k, 64))
     while True:
         found = state.point.ask(state.gallery.identify, probe, k=deep)
         own = [Candidate(name, c.score, c.match) for c in found.candidates if (name := key.own(c.identity)) is not None]
-        if key.tenant is None or len(own) >= k or len(found.candidates) < deep or deep == MOST:
+        if key.tenant is None or len(own) >= k or len(found.candidates) < deep or deep == MAX_RESULTS:
             return found, own[:k]
-        deep = min(MOST, 8 * deep)
+        deep = min(MAX_RESULTS, 8 * deep)
 
 
 def _basis(key: Key, per: str | None, basis: str) -> str:

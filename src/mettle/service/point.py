@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mettle.errors import GalleryError, InputError
-from mettle.match.answer import Verified
-from mettle.match.operating import Operating
+from mettle.gallery.results import Verified
+from mettle.gallery.thresholds import Operating
 
 if TYPE_CHECKING:
-    from mettle.match.gallery import Gallery
+    from mettle.gallery.gallery import Gallery
 
 T = TypeVar("T")
 log = logging.getLogger("mettle.service")

@@ -14,7 +14,7 @@ from mettle.service.sessions import Sessions
 from mettle.service.trail import Trail
 
 if TYPE_CHECKING:
-    from mettle.match.gallery import Gallery
+    from mettle.gallery.gallery import Gallery
     from mettle.train.run_folder import RunFolder
 
 

@@ -23,7 +23,7 @@ from mettle.service.state import State, stand
 from mettle.service.turns import one_identification, try_at
 
 if TYPE_CHECKING:
-    from mettle.match.gallery import Gallery
+    from mettle.gallery.gallery import Gallery
 
 Ask = Callable[[State, Key, bytes], Awaitable[BaseModel]]
 
