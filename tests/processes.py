@@ -1,6 +1,7 @@
 """Processes forked from one that has loaded what commands need: starting Python and torch for each takes seconds.
 
-What a fresh interpreter does (its imports, its exit status) is tested with real ones, in `test_cli` and `test_imports`.
+What a fresh interpreter does (its imports, its exit status) is tested with real ones, in
+`tests.cli.test_main` and `test_imports`.
 """
 
 import multiprocessing

@@ -22,6 +22,7 @@ FLOW = [
     "tuning",
     "start",
     "service",
+    "workbench",
 ]
 ANYWHERE = {"pairs", "errors", "rng", "atomic_files", "unknown_names"}
 FILES = sorted(ROOT.rglob("*.py"))

@@ -398,5 +398,8 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_an_index_needs_no_torch():
-    code = "import sys, mettle.gallery.index.persistence, mettle.gallery.index.selection; assert 'torch' not in sys.modules"
+    code = (
+        "import sys, mettle.gallery.index.persistence, mettle.gallery.index.selection\n"
+        "assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

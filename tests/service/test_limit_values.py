@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mettle.errors import InputError
 from mettle.service import Limits, Rate, create_key, revoke_key
-from mettle.service.limits import Buckets
+from mettle.service.rate_limits import Buckets
 
 NAN, INF = float("nan"), float("inf")
 

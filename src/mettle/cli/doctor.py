@@ -1,26 +1,148 @@
-"""`mettle doctor`: what this machine can do, and whether what is installed works.
+"""One thing that `mettle doctor` looked at, and how to look without falling over what is found."""
 
-Everything that is looked at becomes a `Finding`; the functions below give findings and never raise, the command prints.
-"""
-
+import contextlib
+import io
 import os
 import platform
 import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from mettle import __version__
-from mettle.cli.finding import Finding, line, tried
-from mettle.cli.packages import PARTS, package
-from mettle.cli.shell import app, cache
+from mettle.cli.common import app, cache
+
+Section = Literal["machine", "needed", "optional", "self-check"]
+State = Literal["ok", "note", "missing", "broken"]
+
+LONGEST = 200  # characters of somebody else's error
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: its line, and the same as facts for programs.
+
+    ``broken`` is there and does not work, ``missing`` is optional and not there, ``note`` is worth knowing.
+    """
+
+    section: Section
+    name: str
+    state: State
+    said: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"  {self.state:<7}  {self.name:<24}  {self.said}"
+
+
+def tried(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """What this gives, or the error; what packages print and warn of on the way is not part of the report."""
+    unheard = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(unheard), contextlib.redirect_stderr(unheard):
+        warnings.simplefilter("ignore")
+        try:
+            return work(), None
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a package may raise anything when it is imported, SystemExit too
+            return None, error
+
+
+def line(error: object) -> str:
+    """An error of somebody else in one line."""
+    text = " ".join(str(error).split())
+    text = f"{text[:LONGEST]}…" if len(text) > LONGEST else text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@dataclass(frozen=True)
+class Part:
+    """A package that mettle uses: as pip calls it, what of it is imported, what for, and the extra that brings it."""
+
+    name: str
+    module: str
+    enables: str
+    extra: str = ""  # none: mettle needs it
+    requirement: str = ""  # what pip is asked for, where that is more than the name
+
+    @property
+    def remedy(self) -> str:
+        """What to type to get it."""
+        return f"pip install {self.requirement or self.name}"
+
+
+PARTS = (
+    Part("torch", "torch", "networks and losses"),
+    Part("numpy", "numpy", "arrays"),
+    Part("safetensors", "safetensors.torch", "weights on disk"),
+    Part("pillow", "PIL.Image", "pictures"),
+    Part("matplotlib", "matplotlib.figure", "figures, the embedded glyphs"),
+    Part("scikit-learn", "sklearn", "maps of embeddings, mettle.metric"),
+    Part("scipy", "scipy.stats", "intervals and thresholds"),
+    Part("jinja2", "jinja2", "reports"),
+    Part("pydantic", "pydantic", "recipes"),
+    Part("tomli-w", "tomli_w", "recipes on disk"),
+    Part("typer", "typer", "the command line"),
+    Part("rich", "rich", "the progress of training"),
+    Part("faiss-cpu", "faiss", "galleries", "gallery"),
+    Part("torchvision", "torchvision", "backbones of torchvision", "vision"),
+    Part("timm", "timm", "backbones of timm", "vision"),
+    Part("pillow-heif", "pillow_heif", "HEIC photographs", "heic"),
+    Part("pyarrow", "pyarrow.parquet", "Parquet tables", "parquet"),
+    Part("tensorboard", "torch.utils.tensorboard", "training curves in TensorBoard", "logging"),
+    Part("triton", "triton", "fused kernels on a GPU", "kernels"),
+    Part("onnx", "onnx", "mettle export --onnx", "onnx"),
+    Part("onnxruntime", "onnxruntime", "mettle export --onnx, its check", "onnx"),
+    Part("onnxscript", "onnxscript", "mettle export --onnx", "onnx"),
+    Part("fastapi", "fastapi", "mettle serve", "app"),
+    Part("starlette", "starlette", "mettle serve", "app"),
+    Part("uvicorn", "uvicorn", "mettle serve", "app"),
+    Part("python-multipart", "python_multipart", "mettle serve, uploads", "app"),
+    Part("psycopg", "psycopg", "galleries on PostgreSQL", "postgres", "'psycopg[binary]'"),
+    Part("optuna", "optuna", "mettle tune", "tune"),
+    Part("peft", "peft", "train.lora", "lora"),
+)
+
+
+def package(part: Part) -> Finding:
+    """Whether a package can be imported, which version it is, and what to do where it cannot."""
+    section: Section = "optional" if part.extra else "needed"
+    version = None
+    from importlib import metadata  # a tenth of what `mettle --help` takes
+
+    with contextlib.suppress(metadata.PackageNotFoundError):  # installed under another name, or not at all
+        version = metadata.version(part.name)
+    facts = {"version": version, "extra": part.extra or None, "enables": part.enables}
+    root = "tensorboard" if part.name == "tensorboard" else part.module.partition(".")[0]
+    found, error = tried(lambda: _imported(part, root))
+    if isinstance(error, ModuleNotFoundError) and error.name == root:
+        said = f"{part.enables}; not installed: {part.remedy}"
+        return Finding(section, part.name, "missing" if part.extra else "broken", said, facts)
+    if error:
+        said = f"{part.enables}; {line(error)}; try pip install --force-reinstall {part.name}"
+        return Finding(section, part.name, "broken", said, facts)
+    version = version or str(getattr(found, "__version__", "of unknown version"))
+    return Finding(section, part.name, "ok", f"{version}: {part.enables}", facts | {"version": version})
+
+
+def _imported(part: Part, root: str) -> Any:
+    """The package, imported as mettle imports it."""
+    if part.extra == "vision" and find_spec("torchvision") is not None:
+        from mettle.model.backbones import import_torchvision
+
+        import_torchvision()  # some builds need help, see there
+    found = import_module(root)
+    import_module(part.module)
+    return found
+
 
 ALIKE = 1e-5  # relative difference of two engines in float32
 FUSED_ALIKE = 1e-3  # the same where products are made of halves

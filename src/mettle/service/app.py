@@ -1,21 +1,82 @@
-"""One service: a gallery behind a door, with routes, and whatever else is mounted."""
+"""What all parts of one service share; `stand` puts it together around a gallery."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mettle.errors import InputError, MissingExtra
-from mettle.service.keys import Keys
-from mettle.service.limits import Limits
-from mettle.service.trail import Trail
+from mettle.service.audit_log import Trail
+from mettle.service.auth import Keys, Sessions
+from mettle.service.handlers import Point
+from mettle.service.metrics import Counters
+from mettle.service.rate_limits import Buckets, Limits
+from mettle.service.worker_pool import Pool
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
 
     from mettle.gallery.gallery import Gallery
     from mettle.train.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class State:
+    """One service."""
+
+    gallery: "Gallery"
+    runs: "Sequence[RunFolder]"
+    keys: Keys | None  # None: whoever uses this machine may do everything, and nobody else anything
+    limits: Limits
+    trail: Trail | None
+    hosts: frozenset[str]
+    point: Point  # where answers are given
+    pictures: bool  # whether the gallery's model takes pictures
+    pool: Pool
+    per_key: Buckets
+    per_target: Buckets
+    identify_daily: Buckets
+    refusals: Buckets
+    counters: Counters = field(default_factory=Counters)
+    sessions: Sessions = field(default_factory=Sessions)
+
+
+def stand(
+    gallery: "Gallery",
+    limits: Limits,
+    point: Point,
+    *,
+    runs: "Sequence[RunFolder]" = (),
+    keys: Keys | None = None,
+    trail: Trail | None = None,
+    hosts: Iterable[str] = (),
+) -> State:
+    """A service at its start: nobody has asked for anything yet."""
+    return State(
+        gallery=gallery,
+        runs=tuple(runs),
+        keys=keys,
+        limits=limits,
+        trail=trail,
+        hosts=frozenset(hosts),
+        point=point,
+        pictures=_takes_pictures(gallery),
+        pool=Pool(limits.workers, limits.queue, limits.work_seconds),
+        per_key=Buckets(limits.per_key),
+        per_target=Buckets(limits.per_target),
+        identify_daily=Buckets(limits.identify_daily),
+        refusals=Buckets(limits.refusals, most=1),
+    )
+
+
+def _takes_pictures(gallery: "Gallery") -> bool:
+    try:
+        return gallery.run.contract()["input"]["kind"] == "image"
+    except InputError:  # embeddings from elsewhere
+        return False
+
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 ABOUT = (
@@ -55,11 +116,9 @@ def create_app(
         from python_multipart import MultipartParser  # noqa: F401  (pictures come as multipart)
     except ImportError:
         raise MissingExtra("the service needs FastAPI: pip install fastapi uvicorn python-multipart") from None
-    from mettle.service import api, shell
-    from mettle.service.door import Door
-    from mettle.service.origin import host_name
-    from mettle.service.point import Point
-    from mettle.service.state import stand
+    from mettle.service import routes as api
+    from mettle.service.handlers import Point
+    from mettle.service.middleware import Door, host_name
 
     limits = limits or Limits()
     if "*" in hosts:
@@ -93,10 +152,10 @@ def create_app(
         redirect_slashes=False,
     )
     app.include_router(api.routes(state))
-    app.include_router(shell.routes(state, app, workbench=bool(routers)))
+    app.include_router(api.shell_routes(state, app, workbench=bool(routers)))
     for router in routers:
         app.include_router(router, include_in_schema=False)
-    shell.refuse_alike(app)
+    api.refuse_alike(app)
     app.add_middleware(Door, state=state)
     app.state.mettle = state
     return app

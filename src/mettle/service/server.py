@@ -1,6 +1,7 @@
 """Serving over HTTP: on this machine only, unless told otherwise, and to strangers only with keys."""
 
 import asyncio
+import ipaddress
 import signal
 import socket
 import threading
@@ -9,7 +10,6 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from mettle.errors import InputError, MissingExtra
-from mettle.service.origin import is_loopback
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -49,6 +49,18 @@ def check_address(host: str, port: int, *, keys: bool) -> None:
             "NAME --scope identify --scope verify --scope workbench` and serve with `--keys keys.json`, or listen on "
             "127.0.0.1"
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name means this machine."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def make_server(app: "FastAPI", host: str = "127.0.0.1", port: int = 8000) -> "Server":
