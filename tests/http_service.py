@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service import Limits, Rate, create_app, create_key
 from mettle.service.server import make_server
 from mettle.train import train

@@ -14,7 +14,7 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 LOADED = ["mettle.cli", "mettle.train.from_recipe", "mettle.evaluate.run", "mettle.evaluate.pair_tables"]
-LOADED += ["mettle.report.page", "mettle.report.audit", "mettle.service", "mettle.match", "uvicorn"]
+LOADED += ["mettle.report.page", "mettle.report.audit", "mettle.service", "mettle.gallery", "uvicorn"]
 LOADED += ["torch._dynamo", "torch.distributed", "torch.utils.tensorboard"]  # what a first training step loads
 
 

@@ -15,7 +15,7 @@ FLOW = [
     "metric",
     "train",
     "evaluate",
-    "match",
+    "gallery",
     "mining",
     "report",
     "api",

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import mettle as package
 from mettle.cli import app
 from mettle.data.image_decoding import MAX_PIXELS
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service import AuditLog, Limits
 from tests.command_line import mettle
 from tests.free_port import free_port

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service.auth import SCOPES
+from tests.gallery.storage_fixtures import Server, memory
 from tests.http_service import DIM, PATIENCE, error, near
-from tests.match.shelves import Server, memory
 from tests.processes import run_mettle
 
 PEOPLE = 40

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from playwright.sync_api import Error as PlaywrightError
 
 from mettle.errors import InputError
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service import Limits, Rate, create_app, entries_about, list_keys, revoke_key, serve
 from mettle.service.auth import SCOPES
 from mettle.service.routes import POLICIES, PUBLIC

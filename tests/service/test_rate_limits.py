@@ -150,7 +150,7 @@ def test_s7_strangers_are_refused_before_a_byte_of_their_body_is_read(service):
 
 SERVER = """
 import sys
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service import Limits, create_app, serve
 with Gallery.open(sys.argv[1], dim=16) as gallery:
     serve(create_app(gallery, keys=sys.argv[2], limits=Limits(body=1 << 20)), port=int(sys.argv[3]))
@@ -320,7 +320,7 @@ def png_header(width: int, height: int) -> bytes:
 @pytest.fixture
 def faces(service, key, trained, tmp_path):
     """A client of a service that takes pictures."""
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     with Gallery.open(tmp_path / "faces", model=trained[0]) as gallery:
         yield service(Limits(pixels=1_000_000), gallery=gallery)(key(*SCOPES, name="all"))

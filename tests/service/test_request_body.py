@@ -12,7 +12,7 @@ from fastapi import APIRouter, HTTPException
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service import Limits
 from mettle.train import open_run_folder
 from mettle.workbench import routes

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from mettle.errors import GalleryError, GalleryUnavailable, MissingExtra
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service import Limits, create_app, entries_about, verify_audit_log
 from mettle.service.auth import SCOPES
+from tests.gallery.proxy import Proxy
+from tests.gallery.storage_fixtures import Server, memory
 from tests.http_service import DIM, NAMES, PATIENCE, THRESHOLD, directions, error, near, picture
-from tests.match.proxy import Proxy
-from tests.match.shelves import Server, memory
 
 ANNA, BEN, CARL, *_ = directions(len(NAMES))
 STRANGER = directions(DIM)[10]

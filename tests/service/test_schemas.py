@@ -12,7 +12,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service.auth import SCOPES
 from tests.http_service import DIM, PATIENCE
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service import create_app, create_key
 from mettle.workbench import routes
 from tests.http_service import PATIENCE, running

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service import Limits, Rate, entries_about, verify_audit_log
 from mettle.workbench import routes
 from tests.http_service import error, picture

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from mettle.errors import InputError
-from mettle.match import Gallery
+from mettle.gallery import Gallery
 from mettle.service.rate_limits import Limits
 from mettle.workbench import routes
 from mettle.workbench.lazy_run import LazyRun

@@ -14,7 +14,7 @@ import typer
 
 from mettle import __version__
 from mettle.cli import start, run, tune, data, mine, gallery, service, doctor, ranks, reproduce
-from mettle.cli.common import app
+from mettle.cli.options import app
 from mettle.errors import MettleError, nearest
 
 UsageError: Any = typer.BadParameter.__base__  # of the click inside typer, or of click itself: versions differ

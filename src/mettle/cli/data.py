@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mettle.cli.common import add_command_group, app, cache_folder, command_line, print_scenario
+from mettle.cli.options import add_command_group, app, cache_folder, command_line, print_scenario
 
 data_app = add_command_group("data", "Look at data before training on them.")
 PROTOCOLS = {

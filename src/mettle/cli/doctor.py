@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from mettle import __version__
-from mettle.cli.common import app, cache_folder
+from mettle.cli.options import app, cache_folder
 
 Section = Literal["machine", "needed", "optional", "self-check"]
 State = Literal["ok", "note", "missing", "broken"]
@@ -298,7 +298,7 @@ def check_gallery() -> Finding:
     def enrol_and_identify() -> tuple[bool, str]:
         import numpy as np
 
-        from mettle.match import Gallery
+        from mettle.gallery import Gallery
 
         people = np.eye(8, dtype=np.float32)
         with tempfile.TemporaryDirectory() as folder, Gallery.open(Path(folder) / "gallery", dim=8) as gallery:

@@ -9,7 +9,7 @@ from zipfile import BadZipFile
 
 import typer
 
-from mettle.cli.common import Domain, Image, Label, add_command_group, load_samples
+from mettle.cli.options import Domain, Image, Label, add_command_group, load_samples
 
 gallery_app = add_command_group("gallery", "Enrol people under a trained model and say who is who.")
 
@@ -61,10 +61,11 @@ def enrol(
     Where no threshold is known yet, a --table with enough labels is also what thresholds are measured on.
     """
     from mettle.errors import InputError
-    from mettle.match import Gallery
-    from mettle.match.embedding import Embedding, offered_binding
-    from mettle.match.naming import settled
-    from mettle.match.place import exists
+    from mettle.gallery import Gallery
+    from mettle.gallery.binding import offered_binding
+    from mettle.gallery.enrolment import settled
+    from mettle.gallery.inputs import Embedding
+    from mettle.gallery.storage.location import exists
 
     if [identity, data, table].count(None) != 2:
         raise InputError("give IDENTITY and pictures, or --data, or --table: one of the three")
@@ -133,7 +134,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Is this that person? Exit status 0 for a match, 1 for none, 3 for a gallery without a threshold."""
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     with Gallery.open(gallery, model=model, read_only=True, create=False) as opened:
         found = opened.verify(
@@ -162,7 +163,7 @@ def identify(
 
     Without a threshold, measured or given, every verdict is "not calibrated".
     """
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     with Gallery.open(gallery, model=model, read_only=True, create=False) as opened:
         answers = opened.identify_many(_read_templates(pictures, embeddings), k=k, far=far, threshold=threshold)
@@ -184,7 +185,7 @@ def delete(
     request: Annotated[str | None, typer.Option(help="Name of this request: repeating it changes nothing.")] = None,
 ) -> None:
     """Remove a person: never found again from now on; `compact` erases the templates from disk."""
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     with Gallery.open(gallery, create=False) as opened:
         receipt = opened.delete(identity, request=request)
@@ -202,7 +203,7 @@ def _open_run(model: Path | None) -> Any:
 
 
 def _table_rows(table: Path, where: Sequence[str]) -> list[tuple[str, Any]]:
-    from mettle.match.bulk import people_of_table
+    from mettle.gallery.enrolment import people_of_table
 
     return list(people_of_table(table, where))
 
@@ -224,8 +225,8 @@ def _lacks_threshold(opened: Any) -> bool:
 
 def _calibrate_enrolled(opened: Any) -> str:
     """Measure thresholds on whoever is enrolled, where they are enough; says on how many, or what is missing."""
-    from mettle.match.calibration import count_pairs, lowest_rate, pairs_needed, people_needed
-    from mettle.match.operating import most
+    from mettle.gallery.calibration import count_pairs, lowest_rate, pairs_needed, people_needed
+    from mettle.gallery.thresholds import most
 
     people, highest = len(opened), max(RATES)
     without = "until then answers have candidates and scores, and no match"
@@ -300,7 +301,7 @@ def _iterate_people(
 ) -> Iterator[tuple[str, Any]]:
     """(identity, templates) of every label; ``embeds`` gives the run whose model embeds the data."""
     from mettle.errors import InputError
-    from mettle.match.bulk import check_model_of_table, people_of_samples
+    from mettle.gallery.enrolment import check_model_of_table, people_of_samples
 
     if table is not None and rows is not None:
         check_model_of_table(table, bound.model)
@@ -341,8 +342,8 @@ def print_notes(notes: Sequence[str]) -> None:
 @gallery_app.command()
 def info(gallery: Where, as_json: Json = False) -> None:
     """What a gallery holds, under which model, and how it searches."""
-    from mettle.match import Gallery
-    from mettle.match.operating import NOT_CALIBRATED
+    from mettle.gallery import Gallery
+    from mettle.gallery.thresholds import NOT_CALIBRATED
 
     with Gallery.open(gallery, read_only=True, create=False) as opened:
         notes, found = opened.notes, opened.info()
@@ -381,7 +382,7 @@ def calibrate(
 ) -> None:
     """Thresholds whose false-accept rate is per person, measured by trying everybody enrolled on the others."""
     from mettle.errors import InputError
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     if forget and (far or not keep):
         raise InputError("--forget measures nothing: give it alone, without --far and --no-keep")
@@ -411,7 +412,7 @@ def calibrate(
 @gallery_app.command()
 def ids(gallery: Where) -> None:
     """Everybody enrolled, one a line."""
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     with Gallery.open(gallery, read_only=True, create=False) as opened:
         for name in opened.ids():
@@ -422,8 +423,8 @@ def ids(gallery: Where) -> None:
 def check(gallery: Where) -> None:
     """Look for damage in record and index. Exit status 1 where there is any."""
     from mettle.errors import GalleryError, GalleryLocked, GalleryUnavailable
-    from mettle.match import Gallery
-    from mettle.match.place import exists
+    from mettle.gallery import Gallery
+    from mettle.gallery.storage.location import exists
 
     there = exists(gallery)
     try:
@@ -451,7 +452,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Who would be taken for whom, which templates may be under a wrong name. Exit status 1 where there is damage."""
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     with Gallery.open(gallery, read_only=True, create=False) as opened:
         found = opened.audit(far=far, threshold=threshold, count=count)
@@ -465,7 +466,7 @@ def audit(
 @gallery_app.command()
 def compact(gallery: Where) -> None:
     """Erase deleted templates from every file of the gallery."""
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     with Gallery.open(gallery, create=False) as opened:
         opened.compact()
@@ -481,7 +482,7 @@ def index(
     memory_mb: Annotated[float | None, typer.Option(help="Most memory for the index.")] = None,
 ) -> None:
     """Choose and build the index anew; prints what it loses against exact search."""
-    from mettle.match import Gallery, Wanted
+    from mettle.gallery import Gallery, Wanted
 
     wanted = Wanted(latency_ms=latency_ms, recall=recall, memory_mb=memory_mb, kind=kind)
     with Gallery.open(gallery, create=False) as opened:
@@ -495,7 +496,7 @@ def move(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder, or a new place on a server.")],
 ) -> None:
     """Copy a gallery to another kind of record, comparing counts and checksums; the source stays as it is."""
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     moved = Gallery.move(source, target)
     print(f"moved {moved.identities} people, {moved.templates} templates; checksum {moved.digest[:16]} on both sides")
@@ -507,7 +508,7 @@ def snapshot(
     output: Annotated[Path, typer.Argument(help="A new folder.")],
 ) -> None:
     """Write a consistent copy of a gallery while it is in use."""
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
 
     with Gallery.open(gallery, read_only=True, create=False) as opened:
         print(opened.snapshot(output))
@@ -515,7 +516,7 @@ def snapshot(
 
 def _describe_missing_pairs(pairs: int) -> str:
     """What a calibration that measured nothing would have needed."""
-    from mettle.match.calibration import lowest_rate
+    from mettle.gallery.calibration import lowest_rate
 
     return (
         f"{pairs} impostor pairs of people are enough for rates from {lowest_rate(pairs):.2g}, unless people share "
@@ -571,7 +572,7 @@ def _list_heading(shown: Any, count: int) -> str:
 
 
 def _print_threshold(rate: str, entry: Any) -> None:
-    from mettle.match.operating import CONTRADICTED, doubt, remark
+    from mettle.gallery.thresholds import CONTRADICTED, doubt, remark
 
     value, per = entry.get("threshold"), entry.get("per", "comparison")
     if value is None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mettle.cli.common import app, check_output_folder, command_line, load_samples
+from mettle.cli.options import app, check_output_folder, command_line, load_samples
 from mettle.errors import DataError, InputError
 
 PARTS = ("train", "val", "test", "all")

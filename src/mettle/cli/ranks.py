@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mettle.cli.common import app
+from mettle.cli.options import app
 from mettle.errors import InputError, MettleError
 
 WIDE, DIM, CLASSES = 6, 5, 4

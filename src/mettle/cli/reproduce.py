@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from mettle.cli.common import app, cache_folder
+from mettle.cli.options import app, cache_folder
 from mettle.errors import InputError
 
 Verdict = Literal["holds", "contradicted", "not decided", "withdrawn"]

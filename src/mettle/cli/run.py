@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mettle.cli.common import (
+from mettle.cli.options import (
     AllowImport,
     Domain,
     Image,

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mettle.cli.common import add_command_group, app, cache_folder
 from mettle.cli.gallery import print_notes
+from mettle.cli.options import add_command_group, app, cache_folder
 
 keys_app = add_command_group("keys", "Keys of the HTTP service: who may ask it what.")
 trail_app = add_command_group(
@@ -46,7 +46,7 @@ def serve(
 ) -> None:
     """Serve a run or a gallery: match over HTTP, and look at the run in a browser."""
     from mettle.errors import InputError
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
     from mettle.service import create_app
     from mettle.service import serve as listen
     from mettle.service.auth import Keys

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mettle.cli.common import app, cache_folder, print_scenario
+from mettle.cli.options import app, cache_folder, print_scenario
 from mettle.cli.run import RUNS, check_run_name, collect_notes, free_name, train_run
 from mettle.errors import InputError, MettleError
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mettle.cli.common import AllowImport, Set, allow_packages, app, cache_folder
+from mettle.cli.options import AllowImport, Set, allow_packages, app, cache_folder
 from mettle.cli.run import RUNS, check_run_name
 from mettle.errors import InputError
 

@@ -18,7 +18,7 @@ from mettle.service.worker_pool import WorkerPool
 if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
 
-    from mettle.match.gallery import Gallery
+    from mettle.gallery.gallery import Gallery
     from mettle.train.run_folder import RunFolder
 
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from mettle.errors import GalleryError, InputError, NumericError, UnknownIdentity
-from mettle.match.answer import Candidate, Identified, Verified, verdict
-from mettle.match.gallery import MOST
-from mettle.match.naming import spellings
-from mettle.match.operating import Operating
+from mettle.gallery.enrolment import spellings
+from mettle.gallery.gallery import MAX_RESULTS
+from mettle.gallery.results import Candidate, Identified, Verified, verdict
+from mettle.gallery.thresholds import Operating
 from mettle.service.auth import Key
 from mettle.service.errors import ApiError
 from mettle.service.request_body import decode_upload
 from mettle.service.schemas import CandidateAnswer, ChangeAnswer, EmbedAnswer, IdentifyAnswer, InfoAnswer, VerifyAnswer
 
 if TYPE_CHECKING:
-    from mettle.match.gallery import Gallery
+    from mettle.gallery.gallery import Gallery
     from mettle.service.app import ServiceContext
 
 
@@ -170,7 +170,7 @@ def _own_candidates(
     context: "ServiceContext", key: Key, probe: np.ndarray, k: int
 ) -> tuple[Identified, list[Candidate]]:
     """The k best of this key's tenant: all tenants share one index, so look deeper until there are enough."""
-    deep = min(MOST, k if key.tenant is None else max(4 * k, 64))
+    deep = min(MAX_RESULTS, k if key.tenant is None else max(4 * k, 64))
     while True:
         found = context.threshold.call(context.gallery.identify, probe, k=deep)
         own = [
@@ -178,9 +178,9 @@ def _own_candidates(
             for c in found.candidates
             if (name := key.local_name(c.identity)) is not None
         ]
-        if key.tenant is None or len(own) >= k or len(found.candidates) < deep or deep == MOST:
+        if key.tenant is None or len(own) >= k or len(found.candidates) < deep or deep == MAX_RESULTS:
             return found, own[:k]
-        deep = min(MOST, 8 * deep)
+        deep = min(MAX_RESULTS, 8 * deep)
 
 
 def _describe_basis(key: Key, per: str | None, basis: str) -> str:

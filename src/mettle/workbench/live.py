@@ -22,7 +22,7 @@ from mettle.service.handlers import ConfiguredThreshold
 from mettle.service.rate_limits import Limits, charge_identify_quota, limit_attempts
 
 if TYPE_CHECKING:
-    from mettle.match.gallery import Gallery
+    from mettle.gallery.gallery import Gallery
 
 Ask = Callable[[ServiceContext, Key, bytes], Awaitable[BaseModel]]
 

@@ -32,7 +32,7 @@ from mettle.workbench.run_comparison import compare_runs
 from mettle.workbench.run_data import RunData
 
 if TYPE_CHECKING:
-    from mettle.match.gallery import Gallery
+    from mettle.gallery.gallery import Gallery
 
 
 POLICY = {
