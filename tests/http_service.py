@@ -190,7 +190,7 @@ def service(people, keyfile, key, tmp_path, told):
 
     def start(limits: Limits = WIDE, **options):
         stack = ExitStack()
-        chosen = {"keys": keyfile, "trail": tmp_path / "trail.jsonl"} | options
+        chosen = {"keys": keyfile, "audit_log": tmp_path / "trail.jsonl"} | options
         app = create_app(chosen.pop("gallery", people), limits=limits, **chosen)
         url = stack.enter_context(running(app))
         opened.append(stack)

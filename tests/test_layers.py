@@ -21,8 +21,8 @@ FLOW = [
     "api",
     "tuning",
     "start",
-    "service",
     "workbench",
+    "service",
 ]
 ANYWHERE = {"pairs", "errors", "rng", "atomic_files", "unknown_names"}
 FILES = sorted(ROOT.rglob("*.py"))

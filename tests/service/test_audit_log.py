@@ -1,4 +1,4 @@
-"""The audit trail: durable, chained, and silent about who, what and how alike."""
+"""The audit log: durable, chained, and silent about who, what and how alike."""
 
 import json
 import os
@@ -35,9 +35,9 @@ def test_lines_say_who_what_when_and_how_it_ended_but_not_about_whom(path):
     raw = filled(path)
     assert "person" not in path.read_text()
     line = json.loads(raw[0])
-    assert set(line) == {"n", "at", "who", "what", "outcome", "subject", "before", "mark"}
-    assert line["before"] == "0" * 64 and [json.loads(r)["n"] for r in raw] == [1, 2, 3, 4, 5]
-    assert all(json.loads(b)["before"] == json.loads(a)["mark"] for a, b in pairwise(raw))
+    assert set(line) == {"n", "at", "who", "what", "outcome", "subject", "previous_mac", "mac"}
+    assert line["previous_mac"] == "0" * 64 and [json.loads(r)["n"] for r in raw] == [1, 2, 3, 4, 5]
+    assert all(json.loads(b)["previous_mac"] == json.loads(a)["mac"] for a, b in pairwise(raw))
     found = verify_audit_log(path)
     assert found.sound and found.lines == 5
     assert [line["n"] for line in entries_about(path, "person 1")] == [2, 5]
@@ -46,7 +46,7 @@ def test_lines_say_who_what_when_and_how_it_ended_but_not_about_whom(path):
 
 def test_subjects_of_two_trails_cannot_be_linked(tmp_path):
     first, second = AuditLog(tmp_path / "a.jsonl"), AuditLog(tmp_path / "b.jsonl")
-    assert first.subject("anna") != second.subject("anna")
+    assert first.subject_mac("anna") != second.subject_mac("anna")
     first.close()
     second.close()
 
@@ -79,7 +79,7 @@ def test_every_kind_of_tampering_is_found(path):
     raw = filled(path, 8)
     rng = random.Random(0)
     last = json.loads(raw[-1])
-    forged = json.dumps(last | {"n": 9, "before": last["mark"]})
+    forged = json.dumps(last | {"n": 9, "previous_mac": last["mac"]})
     cases = {
         "outcome": [*raw[:3], raw[3].replace(b'"match"', b'"no match"'), *raw[4:]],
         "removed": raw[:3] + raw[4:],
@@ -125,7 +125,7 @@ def test_without_its_secret_a_trail_is_neither_checked_nor_continued(path):
 @pytest.mark.parametrize("cut", [1, 2, 17, 100, -1])
 def test_a_torn_last_line_is_cut_off_with_a_note(path, cut):
     AuditLog(path).close()
-    head = path.with_name("trail.jsonl.head")
+    head = path.with_name("trail.jsonl.checkpoint")
     early = head.read_bytes()
     raw = filled(path)
     torn = raw[-1][:cut]
@@ -146,7 +146,7 @@ def test_a_changed_last_line_is_not_taken_for_a_torn_one(path):
     with pytest.raises(DataError, match="evidence"):
         AuditLog(path)
     path.write_bytes(b"x" * 200_000)
-    with pytest.raises(DataError, match="not an audit trail"):
+    with pytest.raises(DataError, match="not an audit log"):
         AuditLog(path)
 
 
@@ -181,8 +181,8 @@ def test_threads_share_one_chain(path):
 
 WRITER = """
 import sys
-from mettle.service.audit_log import Trail
-trail = Trail(sys.argv[1])
+from mettle.service.audit_log import AuditLog
+trail = AuditLog(sys.argv[1])
 n = 0
 while True:
     trail.append("desk", "verify", "match", subject="anna")
@@ -212,8 +212,8 @@ def test_a_full_disk_refuses_and_takes_half_a_line_back(path):
 import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 from mettle.errors import GalleryUnavailable
-from mettle.service.audit_log import Trail
-trail = Trail({str(path)!r})
+from mettle.service.audit_log import AuditLog
+trail = AuditLog({str(path)!r})
 resource.setrlimit(resource.RLIMIT_FSIZE, ({path.stat().st_size + 40}, {resource.RLIM_INFINITY}))
 try:
     trail.append("desk", "verify", "match")

@@ -23,7 +23,7 @@ def written(path, lines):
 
 
 def beside(path):
-    return path.with_name(path.name + ".key"), path.with_name(path.name + ".head")
+    return path.with_name(path.name + ".key"), path.with_name(path.name + ".checkpoint")
 
 
 def refused(path):
@@ -58,9 +58,9 @@ def test_taking_the_head_away_shows(tmp_path, kept):
     path.write_bytes(b"".join(raw[:kept]))
     beside(path)[1].unlink()
     assert verify_audit_log(path).problems == (
-        "trail.jsonl.head is missing: whether the end was cut off cannot be told",
+        "trail.jsonl.checkpoint is missing: whether the end was cut off cannot be told",
     )
-    assert "trail.jsonl.head is missing" in refused(path)
+    assert "trail.jsonl.checkpoint is missing" in refused(path)
 
 
 @pytest.mark.parametrize("seal", [None, "", "0" * 64, "\u00e9", 7, "\ud800"], ids=repr)
@@ -68,23 +68,23 @@ def test_a_head_that_somebody_else_wrote_shows(tmp_path, seal):
     path = tmp_path / "trail.jsonl"
     raw = written(path, 100)
     path.write_bytes(b"".join(raw[:70]))
-    head = {"n": 70, "mark": json.loads(raw[69])["mark"], "seal": seal}
+    head = {"n": 70, "mac": json.loads(raw[69])["mac"], "seal": seal}
     beside(path)[1].write_text(json.dumps(head if seal is not None else {k: v for k, v in head.items() if k != "seal"}))
     assert verify_audit_log(path).problems == (
-        "trail.jsonl.head was changed: whether the end was cut off cannot be told",
+        "trail.jsonl.checkpoint was changed: whether the end was cut off cannot be told",
     )
     assert "was changed" in refused(path)
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{}", b'{"n": 1}', b"\xff", b'{"n": 1e999, "mark": ""}', b"[" * 90_000]
+    "content", [b"", b"[]", b"{}", b'{"n": 1}', b"\xff", b'{"n": 1e999, "mac": ""}', b"[" * 90_000]
 )
 def test_a_damaged_head_shows(tmp_path, content):
     path = tmp_path / "trail.jsonl"
     written(path, 3)
     beside(path)[1].write_bytes(content)
     assert verify_audit_log(path).problems == (
-        "trail.jsonl.head is damaged: whether the end was cut off cannot be told",
+        "trail.jsonl.checkpoint is damaged: whether the end was cut off cannot be told",
     )
     assert "is damaged" in refused(path)
 
@@ -92,14 +92,21 @@ def test_a_damaged_head_shows(tmp_path, content):
 def test_a_trail_of_the_same_length_with_another_end_is_not_continued(tmp_path):
     path = tmp_path / "trail.jsonl"
     raw = written(path, 4)
-    line = {"n": 4, "at": "t", "who": "x", "what": "verify", "outcome": "match", "before": json.loads(raw[2])["mark"]}
+    line = {
+        "n": 4,
+        "at": "t",
+        "who": "x",
+        "what": "verify",
+        "outcome": "match",
+        "previous_mac": json.loads(raw[2])["mac"],
+    }
     path.write_bytes(b"".join(raw[:3]) + _marked(beside(path)[0].read_bytes(), line))
     assert verify_audit_log(path).problems == ("line 4, which was written once, is missing: the end was cut off",)
     assert "line 4, which was written once, is missing" in refused(path)
 
 
 @pytest.mark.parametrize(
-    "line", [b'{"n": 2, "before": "", "mark": "\xc3\xa9"}\n', b"[" * 60_000 + b"\n"], ids=["mark", "nested"]
+    "line", [b'{"n": 2, "previous_mac": "", "mac": "\xc3\xa9"}\n', b"[" * 60_000 + b"\n"], ids=["mac", "nested"]
 )
 def test_a_line_that_is_none_is_a_problem_and_no_fault(tmp_path, line):
     path = tmp_path / "trail.jsonl"
@@ -114,7 +121,7 @@ def test_a_line_that_is_none_is_a_problem_and_no_fault(tmp_path, line):
 
 KILLED = """
 import os, signal, sys
-from mettle.service.audit_log import Trail
+from mettle.service.audit_log import AuditLog
 at, path = int(sys.argv[1]), sys.argv[2]
 replace, calls = os.replace, 0
 def counted(*names):
@@ -124,7 +131,7 @@ def counted(*names):
     replace(*names)
     if calls == -at: os.kill(os.getpid(), signal.SIGKILL)
 os.replace = counted
-trail = Trail(path)
+trail = AuditLog(path)
 for k in range(70): trail.append("desk", "verify", "match")
 trail.close()
 """
@@ -156,7 +163,7 @@ def test_after_a_crash_the_next_start_remembers_the_end(tmp_path):
     trail.close()
 
 
-# Names, and trails of earlier versions, which are made here by hand.
+# Names.
 
 
 def test_trails_of_one_stem_have_nothing_in_common(tmp_path):
@@ -166,14 +173,14 @@ def test_trails_of_one_stem_have_nothing_in_common(tmp_path):
     assert verify_audit_log(first).sound and verify_audit_log(second).sound
     assert beside(first)[0].read_bytes() != beside(second)[0].read_bytes()
     assert {file.name for file in tmp_path.iterdir()} == {
-        f"audit.{k}{end}" for k in (1, 2) for end in ("", ".key", ".head")
+        f"audit.{k}{end}" for k in (1, 2) for end in ("", ".key", ".checkpoint")
     }
 
 
-@pytest.mark.parametrize("name", ["z.key", "z.head", "trail.jsonl.key"])
+@pytest.mark.parametrize("name", ["z.key", "z.checkpoint", "trail.jsonl.key"])
 def test_a_trail_is_not_named_like_what_lies_beside_one(tmp_path, name):
     for act in (AuditLog, verify_audit_log, lambda path: list(entries_about(path, "anna"))):
-        with pytest.raises(InputError, match=r"cannot be an audit trail: \.key and \.head"):
+        with pytest.raises(InputError, match=r"cannot be an audit log: \.key and \.checkpoint"):
             act(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
@@ -181,58 +188,7 @@ def test_a_trail_is_not_named_like_what_lies_beside_one(tmp_path, name):
 def _marked(secret, line):
     content = json.dumps(line, sort_keys=True)
     mark = hmac.new(secret, b"line\0" + content.encode(), hashlib.sha256).hexdigest()
-    return json.dumps(line | {"mark": mark}).encode() + b"\n"
-
-
-def old(path, lines, head=True):
-    """A trail as earlier versions left it: .key of 32 bytes and .head without a seal, named by the stem."""
-    secret, before, content = bytes(range(32)), "0" * 64, b""
-    subject = hmac.new(secret, b"subject\0anna", hashlib.sha256).hexdigest()[:32]
-    for n in range(1, lines + 1):
-        line = {"n": n, "at": "2031-05-04T10:20:30.123456Z", "who": "desk", "what": "verify", "outcome": "match"}
-        raw = _marked(secret, line | {"subject": subject, "before": before})
-        before, content = json.loads(raw)["mark"], content + raw
-    path.write_bytes(content)
-    (path.parent / f"{path.stem}.key").write_bytes(secret)
-    (path.parent / f"{path.stem}.key").chmod(0o600)
-    if head:
-        (path.parent / f"{path.stem}.head").write_text(json.dumps({"n": lines, "mark": before}))
-
-
-@pytest.mark.parametrize(("lines", "head"), [(5, True), (5, False), (63, False), (200, True)])
-def test_an_old_trail_is_checked_searched_and_continued(tmp_path, lines, head):
-    path = tmp_path / "trail.jsonl"
-    old(path, lines, head)
-    assert verify_audit_log(path).sound and len(list(entries_about(path, "anna"))) == lines
-    trail = AuditLog(path)
-    trail.append("desk", "verify", "match", subject="anna")
-    trail.close()
-    found = verify_audit_log(path)
-    assert found.sound and found.lines == lines + 1 and len(list(entries_about(path, "anna"))) == lines + 1
-    assert {file.name for file in tmp_path.iterdir()} == {"trail.jsonl", "trail.key", "trail.head"}
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    assert not verify_audit_log(path).sound
-    refused(path)
-
-
-def test_an_old_trail_that_was_cut_off_is_not_continued(tmp_path):
-    path = tmp_path / "trail.jsonl"
-    old(path, 100)
-    whole = path.read_bytes().splitlines(keepends=True)
-    for kept in (0, 1, 70, 99):
-        path.write_bytes(b"".join(whole[:kept]))
-        assert "line 100" in refused(path)
-    path.write_bytes(b"".join(whole))
-    (tmp_path / "trail.head").unlink()
-    assert verify_audit_log(path).problems == ("trail.head is missing: whether the end was cut off cannot be told",)
-    assert "trail.head is missing" in refused(path)
-
-
-def test_a_new_trail_takes_nothing_from_an_old_one_of_its_stem(tmp_path):
-    old(tmp_path / "audit.1", 9)
-    written(tmp_path / "audit.2", 3)
-    assert [verify_audit_log(tmp_path / f"audit.{k}").problems for k in (1, 2)] == [(), ()]
-    assert (tmp_path / "audit.2.key").read_bytes() != (tmp_path / "audit.key").read_bytes()
+    return json.dumps(line | {"mac": mark}).encode() + b"\n"
 
 
 def test_a_trail_that_was_taken_away_leaves_its_name_taken(tmp_path):
@@ -243,5 +199,5 @@ def test_a_trail_that_was_taken_away_leaves_its_name_taken(tmp_path):
         AuditLog(path)
     for file in (path, beside(path)[0]):
         file.unlink()
-    with pytest.raises(DataError, match="belongs to a trail that is gone"):
+    with pytest.raises(DataError, match="belongs to a log that is gone"):
         AuditLog(path)

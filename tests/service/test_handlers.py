@@ -188,7 +188,7 @@ def test_the_schema_says_what_a_rate_counts(service):
 
 def test_answers_on_a_connection_in_use_leave_at_once(service, key, people):
     """The body of an answer does not wait until the client has acknowledged its head, which takes 40 ms."""
-    asked, taken = service(trail=None)(key("verify")), []  # a trail waits for the disk
+    asked, taken = service(audit_log=None)(key("verify")), []  # a trail waits for the disk
     for turn in range(2000):
         began = time.perf_counter()
         assert asked.post("/v1/verify", json={"identity": "person 7", "embedding": near(crowd()[7])}).status_code == 200
@@ -202,7 +202,7 @@ def test_without_a_threshold_every_verdict_is_not_calibrated_and_nobody_is_named
     exact, trail = crowd()[7].tolist(), tmp_path / "trail.jsonl"
     with Gallery.open(tmp_path / "new.mettle", dim=DIM) as gallery:
         gallery.enrol_many((f"person {k}", row) for k, row in enumerate(crowd()))
-        start = service(gallery=gallery, trail=trail)
+        start = service(gallery=gallery, audit_log=trail)
         asked, shy = start(key(*SCOPES, name="all")), start(key("verify", name="shy"))
         found = answers(asked, probe=exact)
         assert points(found) == {(None, None, None)} and asked.get("/health").json()["ready"] is True

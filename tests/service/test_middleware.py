@@ -23,7 +23,7 @@ from mettle.errors import InputError
 from mettle.gallery import Gallery
 from mettle.service import Limits, Rate, create_app, entries_about, list_keys, revoke_key, serve
 from mettle.service.auth import SCOPES
-from mettle.service.routes import POLICIES, PUBLIC
+from mettle.service.routes import PUBLIC
 from tests.http_service import DIM, NAMES, PATIENCE, directions, error, near, picture, send
 
 ANNA, BEN, *_ = directions(len(NAMES))
@@ -134,7 +134,7 @@ def test_s5_any_text_is_an_id_or_is_refused(fuzzed, name):
 
 @pytest.fixture
 def fuzzed(service, key, people):
-    start, token = service(trail=None), key("enrol", "delete")
+    start, token = service(audit_log=None), key("enrol", "delete")
     start.client = start(token)
     return start, token, people
 
@@ -145,7 +145,7 @@ def fuzzed(service, key, people):
 def test_s6_no_address_is_ever_followed(service, key):
     with socket.create_server(("127.0.0.1", 0)) as trap:
         trap.settimeout(0.3)
-        asked = service(trail=None)(key(*SCOPES, name="all"))
+        asked = service(audit_log=None)(key(*SCOPES, name="all"))
         port = trap.getsockname()[1]
         addresses = [f"http://127.0.0.1:{port}/x.png", "file:///etc/passwd", "http://169.254.169.254/", "gopher://x"]
         for address, path in itertools.product(addresses, ("verify", "identify", "enrol", "embed")):
@@ -165,10 +165,9 @@ def test_s6_no_address_is_ever_followed(service, key):
 # S8: keys.
 
 
-def routes():
-    return [
-        (route, method, scope) for route, place in POLICIES.items() for method, scope in place.scopes.items() if scope
-    ]
+def routes(app):
+    known = app.state.policies.items()
+    return [(route, method, scope) for route, policy in known for method, scope in policy.scopes.items() if scope]
 
 
 def call(client, method, route, **more):
@@ -176,12 +175,12 @@ def call(client, method, route, **more):
 
 
 def test_s8_every_route_refuses_no_key_a_wrong_key_and_a_wrong_scope(service, key, people):
-    start = service(trail=None)
+    start = service(audit_log=None)
     outside = {"X-Forwarded-For": "203.0.113.9"}  # not this machine, which may read its own metrics
     valid = key("verify")
     changed = valid[:-1] + ("A" if valid[-1] != "A" else "E")
     shapes = set()
-    for route, method, scope in routes():
+    for route, method, scope in routes(start.app):
         for token, status in ((None, 401), ("nonsense", 401), (changed, 401), (valid[:-2], 401)):
             sent = call(start(token, **outside), method, route)
             assert sent.status_code == status, (route, method)
@@ -331,7 +330,7 @@ def test_s9_a_cross_site_post_is_refused_with_and_without_keys(service, key, peo
     body = {"identity": "zoe", "embeddings": [near(STRANGER)]}
     sent = service()(key("enrol"), **headers).post("/v1/enrol", json=body)
     assert (sent.status_code, error(sent)) == (403, "cross-site")
-    sent = service(keys=None, trail=None)(None, **headers).post("/v1/enrol", json=body)
+    sent = service(keys=None, audit_log=None)(None, **headers).post("/v1/enrol", json=body)
     assert (sent.status_code, error(sent)) == (403, "cross-site") and "zoe" not in people
 
 
@@ -342,9 +341,10 @@ def test_s9_the_same_origin_is_served(service, key):
 
 
 def test_s9_no_get_changes_anything(service, key, people):
-    asked = service(trail=None)(key(*SCOPES, name="all"))
+    start = service(audit_log=None)
+    asked = start(key(*SCOPES, name="all"))
     before = people.info().sequence
-    for route, place in POLICIES.items():
+    for route, place in start.app.state.policies.items():
         for method in ("GET", "HEAD", "OPTIONS", "PUT", "PATCH", "TRACE"):
             sent = call(asked, method, route, params={"identity": "anna"})
             if method not in place.scopes:
@@ -358,7 +358,7 @@ def test_s9_no_get_changes_anything(service, key, people):
     "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "0.0.0.0", "", "x:y:z"]
 )
 def test_s9_a_rebound_name_is_refused(service, key, host):
-    sent = service(keys=None, trail=None)(None, Host=host).get("/v1/info")
+    sent = service(keys=None, audit_log=None)(None, Host=host).get("/v1/info")
     assert sent.status_code in (400, 421)
     if sent.status_code == 421:
         assert error(sent) == "host"
@@ -402,7 +402,7 @@ def opened(browser):
 
 
 def test_s9_a_page_of_another_site_in_a_real_browser_changes_and_reads_nothing(service, people, browser):
-    start = service(keys=None, trail=None)
+    start = service(keys=None, audit_log=None)
     page = EVIL.format(url=start.url, vector=json.dumps(near(STRANGER))).encode()
 
     class Evil(http.server.BaseHTTPRequestHandler):
@@ -425,7 +425,7 @@ def test_s9_a_page_of_another_site_in_a_real_browser_changes_and_reads_nothing(s
         tab.wait_for_timeout(300)
         evil.shutdown()
     assert people.info().sequence == before and "zoe" not in people and "anna" in people
-    refused = start.app.state.mettle.counters.text()
+    refused = start.app.state.mettle.metrics.text()
     assert 'mettle_refusals_total{reason="cross-site",route="/v1/enrol"}' in refused, "they did arrive"
 
 
@@ -568,7 +568,7 @@ def test_s13_the_inventory_of_routes_is_exactly_this(service, people):
         ("POST", "/workbench/session"),
         ("DELETE", "/workbench/session"),
     }, "a route takes vectors or pictures: never an index file, a model, a path or an address"
-    public = {route for route, place in POLICIES.items() if PUBLIC in place.scopes.values()}
+    public = {route for route, place in app.state.policies.items() if PUBLIC in place.scopes.values()}
     assert public == {"/", "/health", "/docs", "/openapi.json", "/sign-in.js"}
 
 

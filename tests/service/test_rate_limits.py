@@ -289,7 +289,7 @@ MISFITS = [
 
 
 def test_s7_bodies_that_are_not_what_they_say_are_refused(service, key):
-    asked = service(trail=None)(key(*SCOPES, name="all"))
+    asked = service(audit_log=None)(key(*SCOPES, name="all"))
     for (kind, content), path in product(MISFITS, ("verify", "identify", "enrol", "embed", "delete")):
         sent = asked.post(f"/v1/{path}", content=content, headers={"Content-Type": kind})
         assert sent.status_code in (400, 413, 415, 422), (path, kind, content[:50], sent.text)

@@ -1,4 +1,4 @@
-"""A picture that is not taken: what is wrong with it and what to do is told, by the page as by the API, and no more."""
+"""A picture that is not taken: what is wrong with it and what to do is told, and no more."""
 
 import hashlib
 import io
@@ -56,14 +56,11 @@ UNTAKEN = {
 
 
 def begun(service, run, gallery, limits=None, more=()):
-    page = routes([run], gallery)
-    return service(limits, gallery=gallery, runs=[run], routers=[page, *more])
+    return service(limits, gallery=gallery, runs=[run], routers=[routes([run]), *more])
 
 
-def both(client, content: bytes):
-    """The same question by the page and by the API."""
-    yield client.post("/workbench/api/identify", content=content, headers={"Content-Type": "image/png"})
-    yield client.post("/v1/identify", files={"image": ("x.png", content, "image/png")})
+def sent(client, content: bytes):
+    return client.post("/v1/identify", files={"image": ("x.png", content, "image/png")})
 
 
 def told(answer, folder) -> tuple[int, str, str]:
@@ -84,11 +81,11 @@ def test_what_is_wrong_with_a_picture_and_what_to_do_is_told(service, key, peopl
     content, status, code, words = UNTAKEN[name]
     limits = Limits(pixels=1000) if name == "too many pixels" else Limits()
     client = begun(service, trained[0], people, limits)(key("workbench", "identify"))
-    for answer in both(client, content):
-        found = told(answer, tmp_path)
-        assert found[:2] == (status, code) and words in found[2], found
-    for answer in both(client, deep()):
-        assert answer.status_code == 200, "a sound one of an unusual kind is taken"
+    answer = sent(client, content)
+    found = told(answer, tmp_path)
+    assert found[:2] == (status, code) and words in found[2], found
+    answer = sent(client, deep())
+    assert answer.status_code == 200, "a sound one of an unusual kind is taken"
 
 
 def remade(run, folder, change):
@@ -109,12 +106,12 @@ def test_a_model_that_finds_nothing_is_told_and_nobody_is_accepted(service, key,
     with Gallery.open(tmp_path / "other", model=run) as gallery:
         gallery.enrol("anna", np.eye(8)[0])
         client = begun(service, run, gallery)(key("workbench", "identify"))
-        for answer in both(client, picture(trained[1][0, 0])):
-            assert told(answer, tmp_path) == (
-                422,
-                "bad-image",
-                "the model finds nothing in a picture (its embedding is zero, NaN or infinite): send another",
-            )
+        answer = sent(client, picture(trained[1][0, 0]))
+        assert told(answer, tmp_path) == (
+            422,
+            "bad-image",
+            "the model finds nothing in a picture (its embedding is zero, NaN or infinite): send another",
+        )
 
 
 def test_a_model_that_is_gone_is_for_the_operator(service, key, trained, tmp_path):
@@ -123,15 +120,15 @@ def test_a_model_that_is_gone_is_for_the_operator(service, key, trained, tmp_pat
         gallery.enrol("anna", np.eye(8)[0])
         client = begun(service, run, gallery)(key("workbench", "identify"))
         (run.folder / "model.safetensors").unlink()
-        for answer in both(client, picture(trained[1][0, 0])):
-            status, code, message = told(answer, tmp_path)
-            assert (status, code) == (503, "model") and "operator" in message and int(answer.headers["retry-after"])
+        answer = sent(client, picture(trained[1][0, 0]))
+        status, code, message = told(answer, tmp_path)
+        assert (status, code) == (503, "model") and "operator" in message and int(answer.headers["retry-after"])
 
 
 def test_a_gallery_without_a_model_says_what_it_takes(service, key, trained, tmp_path):
     with Gallery.open(tmp_path / "rows", dim=8) as gallery:
         client = begun(service, trained[0], gallery)(key("workbench", "identify"))
-        answer = client.post("/workbench/api/identify", content=saved("PNG"), headers={"Content-Type": "image/png"})
+        answer = sent(client, saved("PNG"))
     status, code, message = told(answer, tmp_path)
     assert (status, code) == (422, "no-model") and "send embeddings to /v1" in message
 

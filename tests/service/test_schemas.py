@@ -62,10 +62,10 @@ def fuzz_one(operation, mode, token, statuses) -> None:
 def test_no_input_of_the_schema_gives_a_500_or_an_undocumented_answer(service, key, trained, tmp_path, people, kind):
     token = key(*SCOPES, name="all")
     if kind == "embeddings":
-        given = fuzz(service(trail=None).url, token)
+        given = fuzz(service(audit_log=None).url, token)
     else:
         with Gallery.open(tmp_path / "faces", model=trained[0]) as gallery:
-            given = fuzz(service(gallery=gallery, trail=None).url, token)
+            given = fuzz(service(gallery=gallery, audit_log=None).url, token)
     assert sum(map(len, given.values())) > 120, given
     assert all(200 in given[f"POST /v1/{verb}"] and 422 in given[f"POST /v1/{verb}"] for verb in ("verify", "identify"))
     assert ("POST /v1/embed" in given) == (kind == "pictures")

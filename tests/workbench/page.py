@@ -11,7 +11,7 @@ from tests.http_service import PATIENCE
 
 
 @contextmanager
-def looking(browser, url, query="", width=1200, scheme="light", outside="/workbench/", routes=None):
+def looking(browser, url, query="", width=1200, scheme="light", outside="/v1/", routes=None):
     """An open page; at its end nothing was said on the console and nothing was asked of anybody else.
 
     `routes` maps a pattern of addresses to what answers it. They are set before the page is loaded: Chromium confirms a

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fastapi import FastAPI
 
 from mettle.data.dataset import Column, Samples
 from mettle.evaluate.run import evaluate_run
 from mettle.evaluate.suspects import difficulty
+from mettle.service import create_app
 from mettle.train import RunFolder, train
 from mettle.train.recipe import parse_recipe
 from mettle.workbench import routes
@@ -63,11 +63,9 @@ def trained(folder: Path, source: Path, name: str, seed: int = 0, **loss) -> Run
     return outcome.run
 
 
-def serving(runs, gallery=None):
-    """The workbench alone in an application of its own, on a free port."""
-    app = FastAPI()
-    app.include_router(routes(runs, gallery))
-    return running(app)
+def serving(runs, gallery):
+    """A service without keys that mounts the workbench, on a free port."""
+    return running(create_app(gallery, runs=runs, routers=[routes(runs)]))
 
 
 def raw_scores(run: RunFolder, source: Path) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int, float, bool]]]:

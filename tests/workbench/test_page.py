@@ -4,9 +4,9 @@ import io
 import json
 import re
 
-import httpx
 import numpy as np
 import pytest
+from fastapi import FastAPI
 from PIL import Image
 
 from mettle.gallery import Gallery
@@ -28,7 +28,6 @@ from tests.workbench.page import (
 )
 from tests.workbench.runs import HOSTILE, pictures, raw_scores, rows, serving, trained
 
-SCOPES = {"shy": (), "open": ("identify",)}
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -236,31 +235,11 @@ def test_a_dropped_picture_is_identified_and_a_claim_verified(browser, url, gall
         )
 
 
-def test_without_a_gallery_of_its_own_the_page_asks_the_service_with_the_key_that_was_typed(
-    browser, run, gallery, source
-):
-    with np.load(source) as file:
-        images = file["images"][file["split"] == 2, :, :, 0]
-    app = create_app(gallery, runs=[run], routers=[routes([run])])
-
-    def answer(route):
-        if "authorization" in route.request.headers:
-            route.fulfill(status=204)  # the service's refusal would be told aloud
-        else:
-            route.continue_()
-
-    answers = {"**/v1/identify": answer}
-    with running(app) as address, looking(browser, address, outside="/v1/identify", routes=answers) as page:
-        expected = gallery.identify(images[0])
-        dropped(page, png(images[0]))
-        page.wait_for_selector("#live-answer .verdict")
-        assert expected.candidates[0].identity in page.locator(".candidates li").first.inner_text()
-        assert (page.locator(".verdict.good").count() == 1) == (expected.match is not None)
-        page.fill("#live-key", "not a key")
-        with page.expect_request("**/v1/identify") as sent:
-            page.press("#live-key", "Enter")
-        assert sent.value.headers["authorization"] == "Bearer not a key"
-        assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
+def test_a_page_without_a_service_around_it_does_not_offer_to_ask(browser, run):
+    app = FastAPI()
+    app.include_router(routes([run]))
+    with running(app) as address, looking(browser, address) as page:
+        assert page.locator("#live").is_hidden() and page.locator("#drop").count() == 0
 
 
 @pytest.fixture
@@ -272,12 +251,11 @@ def everybody(source, run, tmp_path):
         yield opened
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own", "service"])
-def test_the_page_says_what_the_rate_of_its_threshold_counts(browser, run, everybody, source, own, monkeypatch):
+def test_the_page_says_what_the_rate_of_its_threshold_counts(browser, run, everybody, source, monkeypatch):
     with np.load(source) as file:
         image, name = file["images"][0, :, :, 0], str(file["label"][0])  # enrolled as it is: always a match
-    app = create_app(everybody, runs=[run], routers=[routes([run], everybody if own else None, far=0.1)], far=0.1)
-    with running(app) as address, looking(browser, address, outside="/v1/") as page:
+    app = create_app(everybody, runs=[run], routers=[routes([run])], far=0.1)
+    with running(app) as address, looking(browser, address) as page:
 
         def said(claim: str) -> str:
             page.fill("#live-claim", claim)
@@ -304,7 +282,7 @@ def test_the_page_says_what_the_rate_of_its_threshold_counts(browser, run, every
 @pytest.mark.parametrize("scopes", [(), ("identify",), ("verify",), ("identify", "verify")], ids="+".join)
 def test_the_page_offers_what_the_key_that_signed_in_may_ask(browser, run, gallery, source, tmp_path, scopes):
     token = create_key(tmp_path / "keys.json", "browser", ["workbench", *scopes])
-    app = create_app(gallery, runs=[run], routers=[routes([run], gallery)], keys=tmp_path / "keys.json")
+    app = create_app(gallery, runs=[run], routers=[routes([run])], keys=tmp_path / "keys.json")
     with np.load(source) as file:
         test = file["split"] == 2
         image, name = file["images"][test][0, :, :, 0], str(file["label"][test][0])
@@ -336,23 +314,14 @@ def test_the_page_offers_what_the_key_that_signed_in_may_ask(browser, run, galle
         page.close()
 
 
-def test_a_key_that_may_only_verify_learns_nothing_from_a_miss_on_the_page_either(run, gallery, source, tmp_path):
-    keys = tmp_path / "keys.json"
-    tokens = {name: create_key(keys, name, ["workbench", "verify", *more]) for name, more in SCOPES.items()}
-    app = create_app(gallery, runs=[run], routers=[routes([run], gallery, threshold=0.99999)], keys=keys)
-    blank = png(np.random.default_rng(5).integers(0, 256, (12, 12), np.uint8))
-    with running(app) as address, httpx.Client(base_url=address, verify=False, timeout=PATIENCE) as client:
-
-        def ask(who, identity):
-            head = {"Authorization": f"Bearer {tokens[who]}", "Content-Type": "image/png"}
-            return client.post("/workbench/api/verify", params={"identity": identity}, content=blank, headers=head)
-
-        wrong, nobody = (ask("shy", name).json() for name in (next(iter(gallery.ids())), "nobody at all"))
-        assert wrong | {"identity": ""} == nobody | {"identity": ""}
-        assert wrong["match"] is False and wrong["score"] is None and "templates" not in wrong
-        assert (wrong["threshold"], wrong["far"], wrong["per"]) == (0.99999, None, None)
-        assert ask("open", next(iter(gallery.ids()))).json()["score"] is not None
-        assert ask("open", "nobody at all").status_code == 404
+def test_a_name_that_is_nobodys_is_told_to_a_key_that_may_identify(browser, url, source):
+    with np.load(source) as file:
+        image = file["images"][0, :, :, 0]
+    with looking(browser, url) as page:
+        page.fill("#live-claim", "nobody at all")
+        dropped(page, png(image))
+        page.locator("#live-answer p", has_text="nobody of that name is enrolled").wait_for()
+        assert page.locator("#live-answer .good").count() == 0
 
 
 def test_what_is_no_picture_is_told_and_nobody_is_accepted(browser, url):

@@ -11,8 +11,6 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from mettle.errors import InputError
-from mettle.gallery import Gallery
-from mettle.service.rate_limits import Limits
 from mettle.workbench import routes
 from mettle.workbench.lazy_run import LazyRun
 from tests.workbench.runs import HOSTILE, pictures, rows, trained
@@ -160,50 +158,3 @@ def test_runs_on_other_data_are_not_compared(client):
 def test_a_workbench_without_runs_is_refused():
     with pytest.raises(InputError, match="at least one run"):
         routes([])
-
-
-def test_S_the_gallery_is_asked_with_a_picture_and_nothing_else(run, folder, tmp_path):
-    with np.load(folder / "pictures.npz") as file:
-        images, label = file["images"][file["split"] == 2], file["label"][file["split"] == 2]
-    with Gallery.open(tmp_path / "people.mettle", model=run) as gallery:
-        for name in np.unique(label):
-            gallery.enrol(str(name), [image for image in images[label == name][:4, :, :, 0]])
-        app = FastAPI()
-        app.include_router(routes([run], gallery))
-        with TestClient(app) as client:
-            assert client.get("/workbench/api/runs").json()["live"] is True
-            buffer = io.BytesIO()
-            Image.fromarray(images[0, :, :, 0]).save(buffer, "PNG")
-            picture, kind = buffer.getvalue(), {"Content-Type": "image/png"}
-            found = client.post("/workbench/api/identify", content=picture, headers=kind).json()
-            direct = gallery.identify(images[0, :, :, 0])
-            assert found["match"] == direct.match
-            assert [c["identity"] for c in found["candidates"]] == [c.identity for c in direct.candidates]
-            assert found["candidates"][0]["score"] == pytest.approx(direct.candidates[0].score, abs=6e-4)
-            assert (found["threshold"], found["far"]) == (direct.threshold, direct.far)
-            told = client.post("/workbench/api/verify", params={"identity": HOSTILE}, content=picture, headers=kind)
-            assert told.json()["identity"] == HOSTILE and told.json()["match"] in (True, False)
-            refused = [
-                (client.post("/workbench/api/verify", params={"identity": "x"}, content=picture, headers=kind), 404),
-                (client.post("/workbench/api/identify", content=b"no picture", headers=kind), 415),
-                (client.post("/workbench/api/identify", content=picture[:60], headers=kind), 422),
-                (client.post("/workbench/api/identify", content=picture, headers={"Content-Type": "text/plain"}), 415),
-                (client.post("/workbench/api/identify", data={"image": "x"}), 415),
-                (client.post("/workbench/api/identify", content=bytes((16 << 20) + 1), headers=kind), 413),
-                (client.get("/workbench/api/identify"), 405),
-            ]
-            for answer, status in refused:
-                assert answer.status_code == status, answer.text
-                assert str(folder) not in answer.text
-
-
-def test_S_pictures_to_try_are_held_to_the_limits_of_the_service(run, folder, tmp_path):
-    with Gallery.open(tmp_path / "people.mettle", model=run) as gallery:
-        app = FastAPI()
-        app.include_router(routes([run], gallery, limits=Limits(pixels=100, body=1 << 20)))
-        buffer = io.BytesIO()
-        Image.fromarray(np.zeros((20, 20), np.uint8)).save(buffer, "PNG")
-        with TestClient(app) as client:
-            kind = {"Content-Type": "image/png"}
-            for content in (buffer.getvalue(), buffer.getvalue() + bytes(1 << 20)):
-                assert client.post("/workbench/api/identify", content=content, headers=kind).status_code == 413

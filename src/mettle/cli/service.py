@@ -1,4 +1,4 @@
-"""Commands of the HTTP service: serve, its keys and its trail."""
+"""Commands of the HTTP service: serve, its keys and its audit log."""
 
 import json
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from mettle.cli.gallery import print_notes
 from mettle.cli.options import add_command_group, app, cache_folder
 
 keys_app = add_command_group("keys", "Keys of the HTTP service: who may ask it what.")
-trail_app = add_command_group(
-    "trail", "The audit trail of the HTTP service: is it whole, and what does it say of a person?"
+audit_log_app = add_command_group(
+    "audit-log", "The audit log of the HTTP service: is it whole, and what does it say of a person?"
 )
 
 KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="File of keys; readable by its owner alone.")]
-TrailFile = Annotated[Path, typer.Argument(metavar="FILE", help="File of the trail; its .key lies beside it.")]
+AuditLogFile = Annotated[Path, typer.Argument(metavar="FILE", help="File of the audit log; its .key lies beside it.")]
 
 
 @app.command()
@@ -36,7 +36,7 @@ def serve(
     ),
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any that is free.")] = 8000,
     keys: Annotated[Path | None, typer.Option(help="File of keys, see `mettle keys`; none: this machine only.")] = None,
-    trail: Annotated[Path | None, typer.Option(help="File of the audit trail.")] = None,
+    audit_log: Annotated[Path | None, typer.Option(help="File of the audit log.")] = None,
     name: Annotated[list[str] | None, typer.Option(help="Name that the service goes by. Repeatable.")] = None,
     far: Annotated[float | None, typer.Option(help="False-accept rate to answer at.")] = None,
     threshold: Annotated[float | None, typer.Option(help="Threshold to answer at instead.")] = None,
@@ -63,12 +63,12 @@ def serve(
     place = opened[0].folder / "gallery.mettle" if gallery is None else gallery
     with Gallery.open(place, model=first, create=create or gallery is None) as people:
         point = {"far": far, "threshold": threshold, "limits": limits}
-        page = _workbench_router(opened, people, point) if workbench and opened else []
+        page = _workbench_router(opened) if workbench and opened else []
         service = create_app(
             people,
             runs=opened,
             keys=known,
-            trail=trail,
+            audit_log=audit_log,
             routers=page,
             hosts=name or (),
             **point,
@@ -89,10 +89,10 @@ def _open_runs(folders: Sequence[Path]) -> list[Any]:
     return [open_run_folder(folder) for folder in folders]
 
 
-def _workbench_router(runs: list[Any], people: Any, point: dict[str, Any]) -> list[Any]:
+def _workbench_router(runs: list[Any]) -> list[Any]:
     from mettle.workbench import routes
 
-    return [routes(runs, people, cache=cache_folder(), **point)]
+    return [routes(runs, cache=cache_folder())]
 
 
 def _build_limits(megapixels: float | None, megabytes: float | None) -> Any:
@@ -110,8 +110,8 @@ def _build_limits(megapixels: float | None, megabytes: float | None) -> Any:
     )
 
 
-@trail_app.command("check")
-def check_trail(file: TrailFile) -> None:
+@audit_log_app.command("check")
+def check_audit_log(file: AuditLogFile) -> None:
     """Look for lines that were changed, added, moved or taken out. Exit status 1 where there are any."""
     from mettle.service import verify_audit_log
 
@@ -123,8 +123,8 @@ def check_trail(file: TrailFile) -> None:
     raise typer.Exit(0 if found.sound else 1)
 
 
-@trail_app.command("uses")
-def print_uses(file: TrailFile, identity: Annotated[str, typer.Argument(help="Name of the person.")]) -> None:
+@audit_log_app.command("uses")
+def print_uses(file: AuditLogFile, identity: Annotated[str, typer.Argument(help="Name of the person.")]) -> None:
     """Every line about one person, as JSON: what they may ask to see."""
     from mettle.service import entries_about
 

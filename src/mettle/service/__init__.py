@@ -1,4 +1,4 @@
-"""The HTTP service around a gallery: keys, limits, audit trail, counters; needs the extra ``app``."""
+"""The HTTP service around a gallery: keys, limits, audit log, counters; needs the extra ``app``."""
 
 from mettle.service.app import create_app
 from mettle.service.audit_log import AuditLog, entries_about, verify_audit_log

@@ -11,7 +11,7 @@ from mettle.errors import InputError, MissingExtra
 from mettle.service.audit_log import AuditLog
 from mettle.service.auth import Keys, Sessions
 from mettle.service.handlers import ConfiguredThreshold
-from mettle.service.metrics import Counters
+from mettle.service.metrics import ServiceMetrics
 from mettle.service.rate_limits import Limits, RateLimiter
 from mettle.service.worker_pool import WorkerPool
 
@@ -30,7 +30,7 @@ class ServiceContext:
     runs: "Sequence[RunFolder]"
     keys: Keys | None  # None: whoever uses this machine may do everything, and nobody else anything
     limits: Limits
-    trail: AuditLog | None
+    audit_log: AuditLog | None
     hosts: frozenset[str]
     threshold: ConfiguredThreshold  # where answers are given
     pictures: bool  # whether the gallery's model takes pictures
@@ -39,7 +39,7 @@ class ServiceContext:
     per_target: RateLimiter
     identify_daily: RateLimiter
     refusals: RateLimiter
-    counters: Counters = field(default_factory=Counters)
+    metrics: ServiceMetrics = field(default_factory=ServiceMetrics)
     sessions: Sessions = field(default_factory=Sessions)
 
 
@@ -50,7 +50,7 @@ def build_context(
     *,
     runs: "Sequence[RunFolder]" = (),
     keys: Keys | None = None,
-    trail: AuditLog | None = None,
+    audit_log: AuditLog | None = None,
     hosts: Iterable[str] = (),
 ) -> ServiceContext:
     """A service at its start: nobody has asked for anything yet."""
@@ -59,7 +59,7 @@ def build_context(
         runs=tuple(runs),
         keys=keys,
         limits=limits,
-        trail=trail,
+        audit_log=audit_log,
         hosts=frozenset(hosts),
         threshold=threshold,
         pictures=_takes_pictures(gallery),
@@ -92,7 +92,7 @@ def create_app(
     runs: "Sequence[RunFolder]" = (),
     keys: Keys | Path | str | None = None,
     limits: Limits | None = None,
-    trail: AuditLog | Path | str | None = None,
+    audit_log: AuditLog | Path | str | None = None,
     routers: "Sequence[APIRouter]" = (),
     hosts: Sequence[str] = (),
     far: float | None = None,
@@ -105,7 +105,7 @@ def create_app(
         runs: Runs whose names the service tells.
         keys: The file of keys; None serves the users of this machine, and nobody else.
         limits: How much a client may ask for.
-        trail: Where the audit trail is written; None keeps none.
+        audit_log: Where the audit audit_log is written; None keeps none.
         routers: More routes; those below /workbench can be reached, with the scope of that name.
         hosts: Names that the service goes by, besides those of this machine.
         far: False-accept rate to answer at; the gallery's default otherwise.
@@ -116,9 +116,9 @@ def create_app(
         from python_multipart import MultipartParser  # noqa: F401  (pictures come as multipart)
     except ImportError:
         raise MissingExtra("the service needs FastAPI: pip install fastapi uvicorn python-multipart") from None
-    from mettle.service import routes as api
     from mettle.service.handlers import ConfiguredThreshold
     from mettle.service.middleware import GateMiddleware, host_name
+    from mettle.service.routes import build_routes, install_error_handlers
 
     limits = limits or Limits()
     if "*" in hosts:
@@ -130,7 +130,7 @@ def create_app(
         ConfiguredThreshold(gallery, far, threshold),
         runs=runs,
         keys=Keys(keys) if isinstance(keys, Path | str) else keys,
-        trail=AuditLog(trail) if isinstance(trail, Path | str) else trail,
+        audit_log=AuditLog(audit_log) if isinstance(audit_log, Path | str) else audit_log,
         hosts=(host_name(name) for name in (*LOCAL, *hosts)),
     )
 
@@ -138,8 +138,8 @@ def create_app(
     async def lifespan(_: Any):
         yield
         await asyncio.to_thread(context.pool.close)
-        if context.trail is not None and context.trail is not trail:
-            context.trail.close()
+        if context.audit_log is not None and context.audit_log is not audit_log:
+            context.audit_log.close()
 
     app = FastAPI(
         title="mettle",
@@ -151,11 +151,11 @@ def create_app(
         openapi_url=None,
         redirect_slashes=False,
     )
-    app.include_router(api.routes(context))
-    app.include_router(api.shell_routes(context, app, workbench=bool(routers)))
+    table = build_routes(context, app, workbench=bool(routers))
+    app.include_router(table.router)
     for router in routers:
         app.include_router(router, include_in_schema=False)
-    api.install_error_handlers(app)
-    app.add_middleware(GateMiddleware, context=context)
-    app.state.mettle = context
+    install_error_handlers(app)
+    app.add_middleware(GateMiddleware, context=context, routes=table)
+    app.state.mettle, app.state.policies = context, table.policies
     return app

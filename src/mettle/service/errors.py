@@ -12,6 +12,7 @@ from mettle.errors import (
     InputError,
     MettleError,
     NumericError,
+    OutcomeUnknown,
     RunError,
     UnknownIdentity,
 )
@@ -29,6 +30,9 @@ def to_api_error(error: MettleError) -> ApiError:
     """What a client may know about an error of the package."""
     if isinstance(error, UnknownIdentity):
         return ApiError(404, "unknown-identity", "nobody of that name is enrolled")
+    if isinstance(error, OutcomeUnknown):
+        unsure = "whether the change was made is not known: send it again under the same request name to settle it"
+        return ApiError(503, "outcome-unknown", unsure, retry_after=5)
     if isinstance(error, GalleryUnavailable | GalleryLocked):
         return ApiError(503, "unavailable", "the gallery is not available; nothing was changed", retry_after=5)
     if isinstance(error, GalleryError):

@@ -1,7 +1,7 @@
-"""The work behind the routes: plain functions that run in a thread, ask the gallery and write the trail.
+"""The work behind the routes: plain functions that run in a thread, ask the gallery and write the audit log.
 
 They fail closed. Whatever goes wrong leaves as an error before an answer exists; a verdict is "match" only where the
-gallery said so and the trail has it on disk.
+gallery said so and the audit log has it on disk.
 """
 
 import logging
@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from mettle.errors import GalleryError, InputError, NumericError, UnknownIdentity
+from mettle.errors import (
+    GalleryError,
+    GalleryUnavailable,
+    InputError,
+    MettleError,
+    NumericError,
+    OutcomeUnknown,
+    UnknownIdentity,
+)
 from mettle.gallery.enrolment import spellings
 from mettle.gallery.gallery import MAX_RESULTS
-from mettle.gallery.results import Candidate, Identified, Verified, verdict
+from mettle.gallery.results import Candidate, Identified, Receipt, Verified, verdict
 from mettle.gallery.thresholds import Operating
 from mettle.service.auth import Key
 from mettle.service.errors import ApiError
@@ -44,9 +52,7 @@ def _embed_image(context: "ServiceContext", picture: np.ndarray) -> np.ndarray:
         raise ApiError(422, "bad-image", why) from None
 
 
-def verify(
-    context: "ServiceContext", key: Key, identity: str, probe: np.ndarray, *, route: str = "/v1/verify"
-) -> VerifyAnswer:
+def verify(context: "ServiceContext", key: Key, identity: str, probe: np.ndarray) -> VerifyAnswer:
     """Is it them? Nobody of that name answers like somebody else of that name."""
     full = key.qualified_name(identity)
     try:
@@ -58,7 +64,7 @@ def verify(
         if not found.match:
             context.threshold.current()  # as long as for a name that is nobody's: the time must not tell
     match = found.match is True and math.isfinite(found.score)
-    _record_outcome(context, key, "verify", _verdict_kind(match, found.threshold), full, route)
+    _record_verdict(context, key, "verify", match, found.threshold, full)
     # A key that may only verify cannot learn from a failed try who is enrolled, or in which direction to improve.
     seen = math.isfinite(found.score) and (match or key.allows("identify"))
     return VerifyAnswer(
@@ -74,14 +80,12 @@ def verify(
     )
 
 
-def identify(
-    context: "ServiceContext", key: Key, probe: np.ndarray, k: int, *, route: str = "/v1/identify"
-) -> IdentifyAnswer:
+def identify(context: "ServiceContext", key: Key, probe: np.ndarray, k: int) -> IdentifyAnswer:
     """Who is it, if anybody that this key may know of?"""
     found, own = _own_candidates(context, key, probe, min(k, context.limits.k))
     best = next((c.identity for c in own if c.match is True and math.isfinite(c.score)), None)
     whom = None if best is None else key.qualified_name(best)
-    _record_outcome(context, key, "identify", _verdict_kind(best is not None, found.threshold), whom, route)
+    _record_verdict(context, key, "identify", best is not None, found.threshold, whom)
     return IdentifyAnswer(
         match=best,
         verdict=verdict(best, found.threshold),
@@ -104,9 +108,11 @@ def enrol(
     """Add templates, unless one of them is a wolf."""
     full = key.qualified_name(identity)
     _refuse_wolves(context, full, vectors)
-    _record_outcome(context, key, "enrol", "begun", full)
-    receipt = context.gallery.enrol(full, vectors, request=_qualified_request(key, request), replace=replace)
-    _record_outcome(context, key, "enrol", "repeated" if receipt.repeated else "enrolled", full)
+    name = _qualified_request(key, request)
+    receipt = _change(
+        *(context, key, "enrol", full, "enrolled"),
+        lambda: context.gallery.enrol(full, vectors, request=name, replace=replace),
+    )
     return ChangeAnswer(
         identity=identity,
         templates=len(receipt.numbers),
@@ -119,9 +125,11 @@ def enrol(
 def delete(context: "ServiceContext", key: Key, identity: str, request: str | None) -> ChangeAnswer:
     """Forget an identity."""
     full = key.qualified_name(identity)
-    _record_outcome(context, key, "delete", "begun", full)
-    receipt = context.gallery.delete(full, request=_qualified_request(key, request), suggest=False)
-    _record_outcome(context, key, "delete", "repeated" if receipt.repeated else "deleted", full)
+    name = _qualified_request(key, request)
+    receipt = _change(
+        *(context, key, "delete", full, "deleted"),
+        lambda: context.gallery.delete(full, request=name, suggest=False),
+    )
     return ChangeAnswer(
         identity=identity, templates=len(receipt.numbers), sequence=receipt.sequence, repeated=bool(receipt.repeated)
     )
@@ -132,7 +140,7 @@ def embed(context: "ServiceContext", key: Key, pictures: Sequence[bytes]) -> Emb
     vectors = embed_images(context, pictures)
     if not np.isfinite(vectors).all():
         raise ApiError(422, "bad-image", "the model has no embedding for a picture")
-    _record_outcome(context, key, "embed", f"embedded {len(vectors)}", None)
+    _record(context, key, "embed", f"embedded {len(vectors)}", None)
     binding = context.gallery.binding
     return EmbedAnswer(embeddings=vectors.astype(float).tolist(), dim=binding.dim, model=binding.model)
 
@@ -198,24 +206,48 @@ def _refuse_wolves(context: "ServiceContext", full: str, vectors: np.ndarray) ->
             raise ApiError(409, "quarantined", "a template matches too many other identities and was not enrolled")
 
 
-def _verdict_kind(match: bool, threshold: float | None) -> str:
-    """A verdict without a name, for the trail and the counters."""
-    return "match" if match else verdict(None, threshold)
-
-
 def _qualified_request(key: Key, request: str | None) -> str | None:
     """A request's name belongs to its key: two keys may use the same one without meeting."""
     return None if request is None else f"{key.id}:{request}"
 
 
-def _record_outcome(
-    context: "ServiceContext", key: Key, what: str, outcome: str, full: str | None, route: str | None = None
+def _record_verdict(
+    context: "ServiceContext", key: Key, what: str, match: bool, threshold: float | None, full: str | None
 ) -> None:
-    """Into the trail, and where it is a verdict, which ``route`` gives, into the counters."""
-    if context.trail is not None:
-        context.trail.append(key.name, what, outcome, subject=full)
-    if route is not None:
-        context.counters.count("mettle_verdicts_total", route=route, verdict=outcome)
+    """Into the audit log and the metrics: a verdict without a name."""
+    outcome = "match" if match else verdict(None, threshold)
+    _record(context, key, what, outcome, full)
+    context.metrics.verdicts.labels(f"/v1/{what}", outcome).inc()
+
+
+def _record(context: "ServiceContext", key: Key, what: str, outcome: str, full: str | None) -> None:
+    if context.audit_log is not None:
+        context.audit_log.append(key.name, what, outcome, subject=full)
+
+
+def _change(
+    context: "ServiceContext", key: Key, what: str, full: str, done: str, change: Callable[[], Receipt]
+) -> Receipt:
+    """Make a change that the audit log knows of before it is made, and after it how it ended.
+
+    Where the second line cannot be written the change is made all the same, and so it is answered: the first line says
+    that it was begun, and the next line that can be written says how many are missing.
+    """
+
+    def record_end(outcome: str) -> None:
+        try:
+            _record(context, key, what, outcome, full)
+        except GalleryUnavailable:
+            log.error("the audit log could not take how a change ended that it knows was begun: %s", what)
+
+    _record(context, key, what, "begun", full)
+    try:
+        receipt = change()
+    except MettleError as error:
+        record_end("unknown" if isinstance(error, OutcomeUnknown) else "failed")
+        raise
+    record_end("repeated" if receipt.repeated else done)
+    return receipt
 
 
 def _round_score(context: "ServiceContext", score: float) -> float:

@@ -24,7 +24,7 @@ from mettle.service import html_pages as pages
 from mettle.service.app import ServiceContext
 from mettle.service.auth import ANYBODY, COOKIE, TOKEN, Key
 from mettle.service.errors import ApiError, internal_error, to_api_error, unknown_path_error
-from mettle.service.routes import ANY, PUBLIC, SIGN_IN, RoutePolicy, find_policy
+from mettle.service.routes import ANY, PUBLIC, SIGN_IN, RoutePolicy, RouteTable
 from mettle.service.server import is_loopback
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ log = logging.getLogger("mettle.service")
 class GateMiddleware:
     """ASGI middleware around the routes."""
 
-    def __init__(self, app: ASGIApp, context: ServiceContext):
-        self._app, self._context = app, context
+    def __init__(self, app: ASGIApp, context: ServiceContext, routes: RouteTable):
+        self._app, self._context, self._routes = app, context, routes
         self._active = 0
-        self._unwritten = 0  # refusals since the last one that the trail took
+        self._unwritten = 0  # refusals since the last one that the audit log took
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -102,7 +102,7 @@ class _RequestContext:
     async def _admit(self) -> None:
         check_host(self.scope, self.headers, self.context.hosts)
         check_query(self.scope.get("query_string", b""))
-        self.policy = policy = find_policy(self.scope["path"])
+        self.policy = policy = self.gate._routes.find_policy(self.scope["path"])
         if policy is None:
             raise unknown_path_error()
         if policy.route == "/v1/identities/{identity}":
@@ -112,7 +112,6 @@ class _RequestContext:
         if self.method not in SAFE:
             check_origin(self.headers)
         self.key = self.scope["state"]["key"] = self._authenticate(policy)
-        self.scope["state"]["mettle"] = self.context  # the page asks the gallery as part of this service
         if self.key is not None and (policy.route.startswith("/v1/") or self.method not in SAFE):
             wait = self.context.per_key.acquire(self.key.id)
             if wait:
@@ -122,7 +121,6 @@ class _RequestContext:
         self.gate._active += 1
         try:
             body = await self._read_body()
-            await self._record_page_question(policy)
             await self.gate._app(self.scope, _replay_body(body, self._receive), self._send_message)
         finally:
             self.gate._active -= 1
@@ -211,7 +209,7 @@ class _RequestContext:
     async def _send_error(self, refusal: ApiError) -> None:
         if self.status:  # an answer has begun: it can only be broken off
             raise RuntimeError("an answer was broken off") from None
-        self.context.counters.count("mettle_refusals_total", route=self.route, reason=refusal.code)
+        self.context.metrics.refusals.labels(self.route, refusal.code).inc()
         await self._record_refusal(refusal)
         content, kind = _error_body(refusal), b"application/json"
         if refusal.status == 401 and self.route.startswith("/workbench/") and _wants_page(self.method, self.headers):
@@ -235,9 +233,9 @@ class _RequestContext:
             await self._send_message({"type": "http.response.body", "body": b""})
 
     async def _record_refusal(self, refusal: ApiError) -> None:
-        """Into the trail, at a rate that no stranger can fill a disk with."""
+        """Into the audit log, at a rate that no stranger can fill a disk with."""
         scoped = self.policy is not None and self.policy.scopes.get(self.method) != PUBLIC
-        if self.context.trail is None or not scoped:
+        if self.context.audit_log is None or not scoped:
             return
         if self.context.refusals.acquire(""):
             self.gate._unwritten += 1
@@ -247,15 +245,10 @@ class _RequestContext:
         who, subject = self.key.name if self.key else "-", self.scope["state"].get("subject")
         try:
             await asyncio.to_thread(
-                self.context.trail.append, who, self.route, f"refused: {refusal.code}", subject=subject, **more
+                self.context.audit_log.append, who, self.route, f"refused: {refusal.code}", subject=subject, **more
             )
         except MettleError:
-            log.error("a refusal could not be written to the audit trail")
-
-    async def _record_page_question(self, policy: RoutePolicy) -> None:
-        """That a question comes from the page is in the trail before it is answered; the answer has its own line."""
-        if self.context.trail is not None and self.key is not None and policy.route.startswith("/workbench/api/"):
-            await asyncio.to_thread(self.context.trail.append, self.key.name, policy.route, "asked")
+            log.error("a refusal could not be written to the audit log")
 
     def _log_unexpected(self, error: Exception) -> None:
         """Say where an unexpected error happened, but not its text, which may hold anything that was sent."""
@@ -267,8 +260,8 @@ class _RequestContext:
 
     def _count_request(self) -> None:
         seconds = time.perf_counter() - self.started
-        self.context.counters.count("mettle_requests_total", route=self.route, status=str(self.status or 499))
-        self.context.counters.took(self.route, seconds)
+        self.context.metrics.requests.labels(self.route, str(self.status or 499)).inc()
+        self.context.metrics.seconds.labels(self.route).observe(seconds)
         who = self.key.name if self.key else "-"
         known = self.method if self.method in (*SAFE, "POST", "DELETE") else "OTHER"
         log.info("%s %s %d %.1f ms by %s", known, self.route, self.status or 499, 1000 * seconds, who)

@@ -65,7 +65,7 @@ class Limits:
     per_key: Rate = Rate(600, 60)
     per_target: Rate = Rate(30, 60)  # tries at one identity, by all keys together
     identify_daily: Rate = Rate(20_000, 86_400)  # identifications by one key
-    refusals: Rate = Rate(60, 60)  # lines of the trail about refused requests; the others are counted
+    refusals: Rate = Rate(60, 60)  # lines of the audit log about refused requests; the others are counted
     max_wolf_matches: int = 3  # other identities that a new template may match before it is quarantined
     digits: int = 3  # of a score that leaves the service
 
@@ -118,7 +118,7 @@ class RateLimiter:
 
 
 def limit_attempts(request: "Request", context: "ServiceContext", key: "Key", what: str, identity: str) -> None:
-    """Name the subject for the trail, and let nobody be tried too often, whoever tries."""
+    """Name the subject for the audit log, and let nobody be tried too often, whoever tries."""
     full = unicodedata.normalize("NFC", key.qualified_name(identity))  # another spelling is no other person
     request.state.subject = full
     if wait := context.per_target.acquire((what, full)):

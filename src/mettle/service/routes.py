@@ -1,4 +1,4 @@
-"""Every place of the service, who may go there, and how; what is not listed here does not exist."""
+"""The routes of the service and who may call each of them: read the body within limits, work in a thread, answer."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -30,6 +30,8 @@ from mettle.service.worker_pool import ReadinessProbe
 ANY = "any"  # any key will do
 PUBLIC = ""  # none is needed
 SIGN_IN = "/workbench/session"
+MOUNTED = "/workbench/{page}"  # what other routers answer, all under one policy
+_READING = ("GET", "HEAD")
 
 
 @dataclass(frozen=True)
@@ -46,39 +48,39 @@ class RoutePolicy:
         return self.route.startswith("/workbench/")
 
 
-_VERBS = ("GET", "HEAD", "POST")
-POLICIES = {
-    policy.route: policy
-    for policy in (
-        RoutePolicy("/", {"GET": PUBLIC}),
-        RoutePolicy("/health", {"GET": PUBLIC}),
-        RoutePolicy("/docs", {"GET": PUBLIC}),
-        RoutePolicy("/openapi.json", {"GET": PUBLIC}),
-        RoutePolicy("/sign-in.js", {"GET": PUBLIC}),
-        RoutePolicy("/metrics", {"GET": "metrics"}),
-        RoutePolicy("/v1/info", {"GET": ANY}, cookie=True),
-        RoutePolicy("/v1/verify", {"POST": "verify"}, cookie=True),
-        RoutePolicy("/v1/identify", {"POST": "identify"}, cookie=True),
-        RoutePolicy("/v1/enrol", {"POST": "enrol"}),
-        RoutePolicy("/v1/delete", {"POST": "delete"}),
-        RoutePolicy("/v1/identities/{identity}", {"DELETE": "delete"}),
-        RoutePolicy("/v1/embed", {"POST": "embed"}),
-        RoutePolicy(SIGN_IN, {"POST": "workbench", "DELETE": "workbench"}, cookie=True),
-        RoutePolicy("/workbench/api/identify", {"POST": "identify"}, cookie=True),
-        RoutePolicy("/workbench/api/verify", {"POST": "verify"}, cookie=True),
-        RoutePolicy("/workbench/{page}", dict.fromkeys(_VERBS, "workbench"), cookie=True),
-    )
-}
-_BELOW = {"/v1/identities/": "/v1/identities/{identity}", "/workbench/": "/workbench/{page}"}
+class RouteTable:
+    """The routes of the service, each with who may call it: the gate lets nobody to any other."""
+
+    def __init__(self):
+        self.router = APIRouter()
+        self.policies: dict[str, RoutePolicy] = {}
+
+    def add(self, method: str, path: str, scope: str, *, cookie: bool = False, **options: Any) -> Callable:
+        """Decorate the function that answers, and say who may call it."""
+        self.allow(path, {method: scope}, cookie=cookie)
+        return self.router.api_route(path, methods=[method], **options)
+
+    def allow(self, path: str, scopes: Mapping[str, str], *, cookie: bool = False) -> None:
+        """Say who may call a route that is answered elsewhere."""
+        known = self.policies.get(path)
+        self.policies[path] = RoutePolicy(path, {**(known.scopes if known else {}), **scopes}, cookie)
+
+    def find_policy(self, path: str) -> RoutePolicy | None:
+        """The policy of the route that a path leads to; None where there is no such route."""
+        if path in self.policies and "{" not in path:
+            return self.policies[path]
+        if path == "/workbench":
+            return self.policies[MOUNTED]
+        starts = {route.partition("{")[0]: route for route in self.policies if "{" in route}
+        return next((self.policies[route] for start, route in starts.items() if path.startswith(start)), None)
 
 
-def find_policy(path: str) -> RoutePolicy | None:
-    """The place that a path leads to."""
-    if path in POLICIES and "{" not in path:
-        return POLICIES[path]
-    if path == "/workbench":
-        return POLICIES["/workbench/{page}"]
-    return next((POLICIES[route] for start, route in _BELOW.items() if path.startswith(start)), None)
+def build_routes(context: ServiceContext, app: FastAPI, *, workbench: bool) -> RouteTable:
+    """Everything that the service answers."""
+    table = RouteTable()
+    _add_api_routes(table, context)
+    _add_page_routes(table, context, app, workbench=workbench)
+    return table
 
 
 Shape = type[BaseModel] | None
@@ -99,18 +101,23 @@ ERRORS = {
 _BODY = (400, 401, 403, 408, 413, 415, 421, 422, 429, 503)
 
 
-def routes(context: ServiceContext) -> APIRouter:
-    """All routes of the API."""
-    router = APIRouter(prefix="/v1")
+def _add_api_routes(table: RouteTable, context: ServiceContext) -> None:
     dim = context.gallery.binding.dim
 
-    def post(path: str, answer: type[BaseModel], question: Shape, form: Shape, *also: int, **more: Any):
+    def post(
+        name: str,
+        answer: type[BaseModel],
+        question: Shape,
+        form: Shape,
+        *also: int,
+        cookie: bool = False,
+        **options: Any,
+    ):
         extra = {"requestBody": _request_body(context, question, form if context.pictures else None)}
-        return router.post(
-            path, response_model=answer, openapi_extra=extra, responses=error_responses(*_BODY, *also), **more
-        )
+        options |= {"openapi_extra": extra, "responses": error_responses(*_BODY, *also), "response_model": answer}
+        return table.add("POST", f"/v1/{name}", name, cookie=cookie, **options)
 
-    @post("/verify", schemas.VerifyAnswer, schemas.VerifyQuestion, schemas.VerifyForm)
+    @post("verify", schemas.VerifyAnswer, schemas.VerifyQuestion, schemas.VerifyForm, cookie=True)
     async def verify(request: Request):
         """Is this probe who it claims to be? Give an identity and one picture or one embedding."""
         asked, probe = await _read_question(
@@ -120,7 +127,7 @@ def routes(context: ServiceContext) -> APIRouter:
         limit_attempts(request, context, key, "verify", asked.identity)
         return await context.pool.run(lambda: matching.verify(context, key, asked.identity, probe()[0]))
 
-    @post("/identify", schemas.IdentifyAnswer, schemas.IdentifyQuestion, schemas.IdentifyForm)
+    @post("identify", schemas.IdentifyAnswer, schemas.IdentifyQuestion, schemas.IdentifyForm, cookie=True)
     async def identify(request: Request):
         """Who is this? The best candidates, and "no match" where none reaches the threshold."""
         asked, probe = await _read_question(
@@ -130,7 +137,7 @@ def routes(context: ServiceContext) -> APIRouter:
         charge_identify_quota(context, key)
         return await context.pool.run(lambda: matching.identify(context, key, probe()[0], asked.k))
 
-    @post("/enrol", schemas.ChangeAnswer, schemas.Enrolment, schemas.EnrolForm, 409)
+    @post("enrol", schemas.ChangeAnswer, schemas.Enrolment, schemas.EnrolForm, 409)
     async def enrol(request: Request):
         """Add templates to an identity, or replace its former ones. Acknowledged means on disk."""
         most = context.limits.templates
@@ -142,7 +149,7 @@ def routes(context: ServiceContext) -> APIRouter:
             lambda: matching.enrol(context, key, asked.identity, templates(), asked.request, asked.replace)
         )
 
-    @post("/delete", schemas.ChangeAnswer, schemas.Deletion, None, 404)
+    @post("delete", schemas.ChangeAnswer, schemas.Deletion, None, 404)
     async def delete(request: Request):
         """Forget an identity: no answer names it from now on."""
         if body_kind(request.headers) != "json":
@@ -150,8 +157,10 @@ def routes(context: ServiceContext) -> APIRouter:
         asked = read_json(schemas.Deletion, await request.body())
         return await _delete(request, context, asked.identity, asked.request)
 
-    @router.delete(
-        "/identities/{identity}",
+    @table.add(
+        "DELETE",
+        "/v1/identities/{identity}",
+        "delete",
         response_model=schemas.ChangeAnswer,
         responses=error_responses(401, 403, 404, 421, 422, 429, 503),
     )
@@ -166,7 +175,7 @@ def routes(context: ServiceContext) -> APIRouter:
             raise ApiError(422, "bad-fields", f"identity: 1 to {schemas.IDENTITY} characters")
         return await _delete(request, context, name, None)
 
-    @post("/embed", schemas.EmbedAnswer, None, schemas.EmbedForm, include_in_schema=context.pictures)
+    @post("embed", schemas.EmbedAnswer, None, schemas.EmbedForm, include_in_schema=context.pictures)
     async def embed(request: Request):
         """Embeddings of pictures: whoever has them can compare people elsewhere, so few keys may ask."""
         if body_kind(request.headers) != "form":
@@ -177,13 +186,18 @@ def routes(context: ServiceContext) -> APIRouter:
         key = _caller_key(request)
         return await context.pool.run(lambda: matching.embed(context, key, form.pictures))
 
-    @router.get("/info", response_model=schemas.InfoAnswer, responses=error_responses(401, 403, 421, 429, 503))
+    @table.add(
+        "GET",
+        "/v1/info",
+        ANY,
+        cookie=True,
+        response_model=schemas.InfoAnswer,
+        responses=error_responses(401, 403, 421, 429, 503),
+    )
     async def info(request: Request):
         """What this service takes, at which threshold it answers, and what the key may do."""
         key = _caller_key(request)
         return await context.pool.run(lambda: matching.info(context, key))
-
-    return router
 
 
 async def _read_question(
@@ -256,43 +270,44 @@ def _request_body(
     return {"required": True, "content": content}
 
 
-def shell_routes(context: ServiceContext, app: FastAPI, *, workbench: bool) -> APIRouter:
-    """Everything but /v1."""
-    router, health = APIRouter(), ReadinessProbe(context.threshold)
+def _add_page_routes(table: RouteTable, context: ServiceContext, app: FastAPI, *, workbench: bool) -> None:
+    """Health, metrics, the reference page, sign-in, and what is mounted below /workbench."""
+    health = ReadinessProbe(context.threshold)
+    table.allow(MOUNTED, dict.fromkeys((*_READING, "POST"), "workbench"), cookie=True)
     unready = error_responses(421) | {
         503: {"model": schemas.HealthAnswer, "description": "The gallery does not answer."}
     }
     _register_gauges(context)
 
-    @router.get("/health", response_model=schemas.HealthAnswer, responses=unready)
+    @table.add("GET", "/health", PUBLIC, response_model=schemas.HealthAnswer, responses=unready)
     async def read_health() -> Response:
         """Live: the process answers. Ready: the gallery does."""
         ready = await health.ready()
         return JSONResponse({"live": True, "ready": ready}, status_code=200 if ready else 503)
 
-    @router.get("/metrics", response_class=PlainTextResponse, responses=error_responses(401, 403, 421))
+    @table.add("GET", "/metrics", "metrics", response_class=PlainTextResponse, responses=error_responses(401, 403, 421))
     async def read_metrics() -> Response:
         """Counters in the text format of Prometheus, for keys with the scope and for this machine."""
-        text = await asyncio.to_thread(context.counters.text)
+        text = await asyncio.to_thread(context.metrics.text)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @router.get("/openapi.json", include_in_schema=False)
+    @table.add("GET", "/openapi.json", PUBLIC, include_in_schema=False)
     async def read_schema() -> Response:
         return JSONResponse(_openapi_schema(app))
 
-    @router.get("/docs", include_in_schema=False)
+    @table.add("GET", "/docs", PUBLIC, include_in_schema=False)
     async def read_reference() -> Response:
         return HTMLResponse(pages.reference_page(_openapi_schema(app)))
 
-    @router.get("/sign-in.js", include_in_schema=False)
+    @table.add("GET", "/sign-in.js", PUBLIC, include_in_schema=False)
     async def read_script() -> Response:
         return Response(pages.SIGN_IN_SCRIPT, media_type="text/javascript")
 
-    @router.get("/", include_in_schema=False)
+    @table.add("GET", "/", PUBLIC, include_in_schema=False)
     async def start() -> Response:
         return RedirectResponse("/workbench/" if workbench else "/docs", status_code=303)
 
-    @router.post("/workbench/session", include_in_schema=False)
+    @table.add("POST", SIGN_IN, "workbench", cookie=True, include_in_schema=False)
     async def sign_in(request: Request) -> Response:
         answer = JSONResponse({"seconds": SESSION_SECONDS})
         key = request.scope["state"]["key"]
@@ -309,14 +324,12 @@ def shell_routes(context: ServiceContext, app: FastAPI, *, workbench: bool) -> A
             )
         return answer
 
-    @router.delete("/workbench/session", include_in_schema=False)
+    @table.add("DELETE", SIGN_IN, "workbench", cookie=True, include_in_schema=False)
     async def sign_out(request: Request) -> Response:
         context.sessions.drop(request.cookies.get(COOKIE, ""))
         answer = JSONResponse({"seconds": 0})
         answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
         return answer
-
-    return router
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -353,8 +366,8 @@ def _register_gauges(context: ServiceContext) -> None:
         except Exception:  # a gallery that is away has no size now; the other numbers are still wanted
             return float("nan")
 
-    context.counters.gauge("mettle_identities", "Identities that are enrolled.", identities)
-    context.counters.gauge(
+    context.metrics.add_gauge("mettle_identities", "Identities that are enrolled.", identities)
+    context.metrics.add_gauge(
         "mettle_pending", "Requests in threads or waiting for one.", lambda: float(context.pool.pending)
     )
 

@@ -22,17 +22,15 @@ from mettle.data.dataset import Samples
 from mettle.errors import InputError, MettleError
 from mettle.evaluate import curve
 from mettle.report.curves import PANELS, Panel, series, validation_panels
-from mettle.service.rate_limits import Limits
 from mettle.train import RunFolder
 from mettle.train.callbacks import read_log
 from mettle.workbench import pair_search as search
 from mettle.workbench.lazy_run import LazyRun
-from mettle.workbench.live import live
 from mettle.workbench.run_comparison import compare_runs
 from mettle.workbench.run_data import RunData
 
 if TYPE_CHECKING:
-    from mettle.gallery.gallery import Gallery
+    pass
 
 
 POLICY = {
@@ -96,35 +94,23 @@ class Filter:
         return keep
 
 
-def routes(
-    runs: Sequence[RunFolder],
-    gallery: "Gallery | None" = None,
-    *,
-    cache: Path | None = None,
-    far: float | None = None,
-    threshold: float | None = None,
-    limits: Limits | None = None,
-) -> APIRouter:
-    """The workbench of some runs, and of a gallery to try pictures on.
+def routes(runs: Sequence[RunFolder], *, cache: Path | None = None) -> APIRouter:
+    """The workbench of some runs.
+
+    In a service of ``create_app`` the page also asks the gallery, through the service's API and as the key that signed
+    in. In any other application whoever mounts the router decides who may come in.
 
     Args:
         runs: finished runs, the first is shown first; they are read when somebody looks at them.
-        gallery: adds ``POST /workbench/api/identify`` and ``verify``. In a service of ``create_app`` they answer as its
-            API does, by its keys, limits and trail; elsewhere whoever mounts the router decides who may ask.
         cache: where embedded data are kept.
-        far: false-accept rate at which the gallery answers; that of the service, or the gallery's default otherwise.
-        threshold: threshold at which it answers, whatever rate that is.
-        limits: how much may be asked; those of the service where there is one.
     """
     if not runs:
         raise InputError("the workbench needs at least one run: give a folder that `mettle train` wrote")
     runs_ = [LazyRun(run, cache) for run in runs]
     router = APIRouter(prefix="/workbench", route_class=ErrorAnsweringRoute, include_in_schema=False)
     _add_page(router)
-    _add_run_routes(router, runs_, gallery is not None)
+    _add_run_routes(router, runs_)
     _add_pair_routes(router, runs_)
-    if gallery is not None:
-        router.include_router(live(gallery, POLICY, far, threshold, limits))
     return router
 
 
@@ -146,13 +132,13 @@ def _add_page(router: APIRouter) -> None:
         return Response(static[name], media_type=MEDIA["." + name.rpartition(".")[2]], headers=POLICY)
 
 
-def _add_run_routes(router: APIRouter, runs_: list[LazyRun], live: bool) -> None:
+def _add_run_routes(router: APIRouter, runs_: list[LazyRun]) -> None:
     @router.get("/api/runs")
     def listed(request: Request) -> Response:
         named = [{"name": b.run.name, "title": b.run.recipe.title()} for b in runs_]
         key = getattr(request.state, "key", None)  # whose it is, where a service mounts the page
-        may = {what: live and (key is None or key.allows(what)) for what in ("identify", "verify")}
-        return JSONResponse({"runs": named, "live": live, "may": may}, headers=POLICY)
+        may = None if key is None else {what: key.allows(what) for what in ("identify", "verify")}
+        return JSONResponse({"runs": named, "may": may}, headers=POLICY)
 
     @router.get("/api/runs/{run}")
     def facts(run: int) -> Response:

@@ -19,7 +19,7 @@ const threshold = new Threshold(filters);
 let [first, second] = [null, null];
 
 async function start() {
-  const { runs, live, may } = await ask("runs");
+  const { runs, may } = await ask("runs");
   const chosen = new URLSearchParams(location.search);
   const known = (key, other) =>
     /^\d+$/.test(chosen.get(key) ?? "") && runs[chosen.get(key)] ? chosen.get(key) : other;
@@ -38,7 +38,7 @@ async function start() {
   byId("zoom-out").addEventListener("click", () => eachMap((map) => map.zoom(1 / 1.5)));
   byId("zoom-reset").addEventListener("click", () => eachMap((map) => map.fit()));
   dark.addEventListener("change", () => paint());
-  new Live(live, may, () => first);
+  new Live(may, () => first);
   await open();
 }
 

@@ -1,18 +1,18 @@
 // A picture dropped or chosen is shown to the gallery: who is it, or is it who it claims to be?
 
-import { address, picture, Refused, told } from "./api.js";
+import { picture, Refused, told } from "./api.js";
 import { byId, el, percent } from "./dom.js";
 
 // What is said of a probe that matches nobody.
 const refusal = ({ threshold }) => (threshold === null ? "Not calibrated" : "No match");
 
 export class Live {
-  // own: whether this page may ask the gallery itself; otherwise the service's API is asked, with a key.
-  // may: which questions the key of this session has the scope for.
-  constructor(own, may, view) {
-    this.own = own;
+  // may: which questions the key of this session has the scope for; null where there is no service around the page.
+  constructor(may, view) {
+    byId("live").hidden = may === null;
+    if (may === null) return;
     this.may = may;
-    if (own && !may.identify && !may.verify) {
+    if (!may.identify && !may.verify) {
       const text = "The key that signed in here may look but not ask: it needs the scope identify, or verify.";
       byId("live-body").replaceChildren(el("p", { class: "note", text }));
       return;
@@ -29,16 +29,9 @@ export class Live {
       type: "text",
       autocomplete: "off",
       maxlength: 1000,
-      placeholder: own && !may.identify ? "a name is needed: this key may only verify" : "nobody: identify",
-      required: own && !may.identify,
-      disabled: own && !may.verify,
-    });
-    this.key = el("input", {
-      id: "live-key",
-      type: "password",
-      autocomplete: "off",
-      maxlength: 500,
-      placeholder: "kept in memory only",
+      placeholder: !may.identify ? "a name is needed: this key may only verify" : "nobody: identify",
+      required: !may.identify,
+      disabled: !may.verify,
     });
     this.again = el("button", { type: "submit", class: "quiet", text: "Ask again", hidden: true });
     this.preview = el("img", { class: "preview", alt: "the picture that was given", hidden: true });
@@ -80,7 +73,6 @@ export class Live {
             "div",
             { class: "fields" },
             el("div", { class: "field" }, el("label", { for: "live-claim", text: "Claimed identity" }), this.claim),
-            el("div", { class: "field", hidden: own }, el("label", { for: "live-key", text: "API key" }), this.key),
           ),
           this.again,
         ),
@@ -118,7 +110,7 @@ export class Live {
 
   async send() {
     const claim = this.claim.value.trim();
-    if (this.own && !claim && !this.may.identify) {
+    if (!claim && !this.may.identify) {
       const text = "Say who it claims to be, then ask again: this key may verify but not identify.";
       this.answer.replaceChildren(el("p", { class: "note", text }));
       return;
@@ -126,7 +118,7 @@ export class Live {
     this.answer.replaceChildren(el("p", { class: "note", text: "Asking …" }));
     this.answer.setAttribute("aria-busy", "true");
     try {
-      const found = await (this.own ? this.direct(claim) : this.service(claim));
+      const found = await this.ask(claim);
       this.answer.replaceChildren(...(claim ? this.verified(found) : this.identified(found)));
     } catch (error) {
       const text = error instanceof Refused ? error.message : "The service cannot be reached.";
@@ -135,24 +127,15 @@ export class Live {
     this.answer.removeAttribute("aria-busy");
   }
 
-  async direct(claim) {
-    const url = address(claim ? "verify" : "identify", claim ? [["identity", claim]] : []);
-    const headers = { "Content-Type": this.picture.type || "application/octet-stream" };
-    return told(await fetch(url, { method: "POST", body: this.picture, headers }));
-  }
-
-  async service(claim) {
+  // The same route that programs use; the cookie of this session says who asks.
+  async ask(claim) {
     const body = new FormData();
     body.append("image", this.picture);
     if (claim) body.append("identity", claim);
     const url = new URL(`../../v1/${claim ? "verify" : "identify"}`, import.meta.url);
-    return told(
-      await fetch(url, {
-        method: "POST",
-        body,
-        headers: this.key.value ? { Authorization: `Bearer ${this.key.value}` } : {},
-      }),
-    );
+    const found = await told(await fetch(url, { method: "POST", body }));
+    if (claim && found.score === null && this.may.identify) throw new Refused("nobody of that name is enrolled");
+    return found;
   }
 
   identified(found) {
