@@ -26,9 +26,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")
 
 import numpy as np
 
-from mettle.match.approximate import KINDS, Approximate
-from mettle.match.choose import Wanted, build
-from mettle.match.index import Exact
+from mettle.gallery.index.approximate import KINDS, Approximate
+from mettle.gallery.index.exact import Exact
+from mettle.gallery.index.selection import Wanted, build_index
 
 HERE = Path(__file__).parent
 K, BATCH = 10, 64
@@ -125,7 +125,7 @@ def at_size(identities, each, dim, rounds, probes=1000):
     exact = Exact(dim)
     exact.add(numbers, x)
     began = time.perf_counter()
-    built = build(x, numbers, Wanted(kind="auto" if size >= 100_000 else "scan"), labels=labels)
+    built = build_index(x, numbers, Wanted(kind="auto" if size >= 100_000 else "scan"), labels=labels)
     built_s = time.perf_counter() - began
     index = built.index
     block = p[:BATCH]
@@ -209,7 +209,7 @@ def measure_large(size, dim=128):
     x, labels, p, _ = people(size // 2, 2, dim, 500)
     Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak so far
     began = time.perf_counter()
-    built = build(x, np.arange(size), Wanted(memory_mb=1000, latency_ms=1), labels=labels)
+    built = build_index(x, np.arange(size), Wanted(memory_mb=1000, latency_ms=1), labels=labels)
     spent, built_peak = time.perf_counter() - began, memory("VmHWM")
     scores, truth = exact_best(x, p)
     del x, labels

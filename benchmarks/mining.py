@@ -23,9 +23,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")
 
 import numpy as np
 import torch
-from gallery import people
 from record import status
 
+from gallery import people
 from mettle.mining import Guards, mine
 
 KEPT = Path(__file__).with_suffix(".json")

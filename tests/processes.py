@@ -1,6 +1,7 @@
 """Processes forked from one that has loaded what commands need: starting Python and torch for each takes seconds.
 
-What a fresh interpreter does (its imports, its exit status) is tested with real ones, in `test_cli` and `test_imports`.
+What a fresh interpreter does (its imports, its exit status) is tested with real ones, in
+`tests.cli.test_main` and `test_imports`.
 """
 
 import multiprocessing
@@ -13,7 +14,7 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 LOADED = ["mettle.cli", "mettle.train.from_recipe", "mettle.evaluate.run", "mettle.evaluate.pair_tables"]
-LOADED += ["mettle.report.page", "mettle.report.audit", "mettle.service", "mettle.match", "uvicorn"]
+LOADED += ["mettle.report.page", "mettle.report.audit", "mettle.service", "mettle.gallery", "uvicorn"]
 LOADED += ["torch._dynamo", "torch.distributed", "torch.utils.tensorboard"]  # what a first training step loads
 
 

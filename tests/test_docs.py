@@ -17,7 +17,7 @@ import mettle.train
 from command_line import mettle as run_command
 from mettle.data import glyphs
 from mettle.model.backbones import import_torchvision
-from test_cli_ranks import no_processes
+from tests.cli.test_ranks import no_processes
 
 REPOSITORY = Path(mettle.__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -106,7 +106,7 @@ WITH_COMMANDS = [page for page in APART if any(mettle_lines([block]) for block i
 def test_mettle_lines_run(page, few_glyphs, narrow_networks, tmp_path, monkeypatch):
     """`mettle` lines run in order in one folder; a page keeps them quick by itself, with --set train.steps=..."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mettle.cli.ranks.started", no_processes)  # real ones are in test_cli_ranks
+    monkeypatch.setattr("mettle.cli.ranks.start_children", no_processes)  # real ones are in tests.cli.test_ranks
     run_mettle_lines(blocks(page))
 
 

@@ -15,12 +15,13 @@ FLOW = [
     "metric",
     "train",
     "evaluate",
-    "match",
+    "gallery",
     "mining",
     "report",
     "api",
     "tuning",
     "start",
+    "workbench",
     "service",
 ]
 ANYWHERE = {"pairs", "errors", "rng", "atomic_files", "unknown_names"}

@@ -21,7 +21,7 @@ def test_the_package_lists_its_rooms_and_loads_each():
     assert mettle.__all__ == sorted(mettle.__all__)
     for name in set(mettle.__all__) - THINGS:
         assert getattr(mettle, name).__name__ == f"mettle.{name}"
-    assert mettle.Gallery is importlib.import_module("mettle.match").Gallery
+    assert mettle.Gallery is importlib.import_module("mettle.gallery").Gallery
     assert set(dir(mettle)) >= set(mettle.__all__)
 
 

@@ -1,6 +1,6 @@
 r"""Difficulty-aware metric learning.
 
-    data -> model -> difficulty -> losses -> train -> evaluate -> match -> mining -> report
+    data -> model -> difficulty -> losses -> train -> evaluate -> gallery -> mining -> report
                           \____ pairs: the one engine for everything quadratic ____/
 
 Each word above is a module: ``from mettle import losses``, ``from mettle import evaluate``. `fit` trains your model on
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
         difficulty,
         errors,
         evaluate,
+        gallery,
         losses,
-        match,
         metric,
         mining,
         model,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         tuning,
     )
     from mettle.api import Run, adopt, fit, open_run
-    from mettle.match import Gallery
+    from mettle.gallery import Gallery
     from mettle.mining import mine
 
 __all__ = [
@@ -41,8 +41,8 @@ __all__ = [
     "errors",
     "evaluate",
     "fit",
+    "gallery",
     "losses",
-    "match",
     "metric",
     "mine",
     "mining",
@@ -59,7 +59,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str):
     if name == "Gallery":
-        return import_module("mettle.match.gallery").Gallery
+        return import_module("mettle.gallery.gallery").Gallery
     if name == "mine":
         return import_module("mettle.mining").mine
     if name in ("Run", "adopt", "fit", "open_run"):

@@ -14,6 +14,7 @@
         ├── UnknownIdentity   nobody of that name is enrolled
         ├── GalleryLocked     another process is writing to it
         └── GalleryUnavailable  disk full, read-only, server down or slow: nothing was changed; try again later
+            └── OutcomeUnknown  it failed while it committed: the whole change was made, or nothing of it
 
 A message names what came, what was wanted and what to do, in one line. The command line prints that line and
 exits with status 2; a traceback that reaches a user is a bug in mettle.
@@ -80,6 +81,10 @@ class GalleryLocked(GalleryError):
 
 class GalleryUnavailable(GalleryError):
     """The disk or the server did not do its part; nothing was changed and a later try may succeed."""
+
+
+class OutcomeUnknown(GalleryUnavailable):
+    """It failed while it committed: all of the change was made or nothing; the same request again settles which."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mettle.errors import InputError
 from mettle.service import Limits, Rate, create_key, revoke_key
-from mettle.service.limits import Buckets
+from mettle.service.rate_limits import RateLimiter
 
 NAN, INF = float("nan"), float("inf")
 
@@ -61,8 +61,8 @@ def test_a_limit_of_another_kind_is_refused(name, value):
     start=st.floats(0, 1e9),
 )
 def test_any_rate_serves_and_no_rate_serves_more_than_its_count_at_once(count, seconds, names, start):
-    buckets = Buckets(Rate(count, seconds), clock=lambda: start)
-    taken = [name for name in names if buckets.take(name) == 0.0]
+    buckets = RateLimiter(Rate(count, seconds), clock=lambda: start)
+    taken = [name for name in names if buckets.acquire(name) == 0.0]
     assert set(taken) == set(names), "the first of each name is let through"
     if seconds / count > 1e-3 and seconds < 1e6:  # as far as a clock can tell
         assert all(taken.count(name) <= count for name in set(names))
@@ -70,8 +70,8 @@ def test_any_rate_serves_and_no_rate_serves_more_than_its_count_at_once(count, s
 
 @pytest.mark.parametrize("count", [10**12, 10**15, 10**18])
 def test_a_rate_beyond_the_clock_lets_everybody_through(count):
-    buckets = Buckets(Rate(count))
-    assert [buckets.take("k") for _ in range(1000)] == [0.0] * 1000 and len(buckets) <= 1
+    buckets = RateLimiter(Rate(count))
+    assert [buckets.acquire("k") for _ in range(1000)] == [0.0] * 1000 and len(buckets) <= 1
 
 
 @pytest.mark.parametrize(

@@ -13,27 +13,13 @@ from typing import Annotated, Any
 import typer
 
 from mettle import __version__
-from mettle.cli import starting, runs, tuning, files, mining, galleries, upkeep, serving, doctor, ranks, reproduce
-from mettle.cli.shell import app
+from mettle.cli import start, run, tune, data, mine, gallery, service, doctor, ranks, reproduce
+from mettle.cli.options import app
 from mettle.errors import MettleError, nearest
 
 UsageError: Any = typer.BadParameter.__base__  # of the click inside typer, or of click itself: versions differ
 # Each module registers its commands.
-__all__ = [
-    "app",
-    "doctor",
-    "files",
-    "galleries",
-    "main",
-    "mining",
-    "ranks",
-    "reproduce",
-    "runs",
-    "serving",
-    "starting",
-    "tuning",
-    "upkeep",
-]
+__all__ = ["app", "data", "doctor", "gallery", "main", "mine", "ranks", "reproduce", "run", "service", "start", "tune"]
 
 
 def _version(wanted: bool) -> None:
@@ -51,7 +37,7 @@ def options(
     """Options before any command."""
 
 
-def _standing() -> None:
+def _check_working_folder() -> None:
     """Told here, because numerical libraries end the process without a word when the folder they start in is gone."""
     try:
         os.getcwd()
@@ -62,7 +48,7 @@ def _standing() -> None:
 def main() -> None:
     """Run the command line; an error that a user can cause is one line and exit status 2."""
     try:
-        _standing()
+        _check_working_folder()
         status = app(standalone_mode=False, prog_name="mettle")  # else a usage error is four lines
     except UsageError as error:
         sys.exit(_explain_usage(error))

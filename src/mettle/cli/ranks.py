@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mettle.cli.shell import app
+from mettle.cli.options import app
 from mettle.errors import InputError, MettleError
 
 WIDE, DIM, CLASSES = 6, 5, 4
@@ -30,14 +30,14 @@ def check_ranks(ranks: Annotated[int, typer.Option(help="How many processes to s
     """Compare losses and gradients of several local processes with those of one. Exit status 1 where they differ."""
     if not 2 <= ranks <= MOST:
         raise InputError(f"--ranks must be between 2 and {MOST}, got {ranks}")
-    with tempfile.TemporaryDirectory(prefix="mettle-ranks-") as folder, started(ranks, Path(folder)) as children:
-        wanted = alone(ranks)  # while they start
-        finish(children)
+    with tempfile.TemporaryDirectory(prefix="mettle-ranks-") as folder, start_children(ranks, Path(folder)) as children:
+        wanted = compute_alone(ranks)  # while they start
+        finish_children(children)
         found = [_read(Path(folder) / f"{rank}.safetensors") for rank in range(ranks)]
-    sizes = " + ".join(str(part.stop - part.start) for part in parts(ranks))
+    sizes = " + ".join(str(part.stop - part.start) for part in split_on_ranks(ranks))
     print(f"{ranks} processes with {sizes} rows against one with all of them; largest difference of")
     print(f"  {'loss':<24}{'how':<12}{'value':>10}{'gradient':>10}{'parameters':>12}")
-    bad = [name for name in trials() if not _line(name, wanted, found)]
+    bad = [name for name in build_trials() if not _line(name, wanted, found)]
     if bad:
         print(f"parity fails: {', '.join(bad)}")
         raise typer.Exit(1)
@@ -56,12 +56,12 @@ def _line(name: str, wanted: dict[str, Any], found: list[dict[str, Any]]) -> boo
             worst[what] = max(apart, key=lambda x: float("inf") if x != x else x)
     shown = [f"{worst[what]:.1e}" if what in worst else "" for what in ("value", "gradient", "parameters")]
     fine = all(x < CLOSE for x in worst.values())
-    how = across_ranks(trials()[name]()).how
+    how = across_ranks(build_trials()[name]()).how
     print(f"  {name:<24}{how:<12}{shown[0]:>10}{shown[1]:>10}{shown[2]:>12}{'' if fine else '  differs'}")
     return fine
 
 
-def trials() -> dict[str, Callable[[], Any]]:
+def build_trials() -> dict[str, Callable[[], Any]]:
     """A few losses of every kind: pairs, mining, weights, both ends of a pair, class vectors, running state."""
     from mettle.difficulty import Importance
     from mettle.losses import AdaCos, ArcFace, Center, InfoNCE, LiftedStructure, SupCon, Triplet
@@ -77,7 +77,7 @@ def trials() -> dict[str, Callable[[], Any]]:
     }
 
 
-def parts(ranks: int) -> list[slice]:
+def split_on_ranks(ranks: int) -> list[slice]:
     """Which rows of the batch each rank has: never equally many."""
     ends = [0]
     for rank in range(ranks):
@@ -85,21 +85,21 @@ def parts(ranks: int) -> list[slice]:
     return [slice(ends[rank], ends[rank + 1]) for rank in range(ranks)]
 
 
-def alone(ranks: int) -> dict[str, Any]:
+def compute_alone(ranks: int) -> dict[str, Any]:
     """What one process gets with the whole batch."""
-    return _tried(slice(0, parts(ranks)[-1].stop), ranks, lambda loss: loss, lambda gradient: gradient)
+    return _try_part(slice(0, split_on_ranks(ranks)[-1].stop), ranks, lambda loss: loss, lambda gradient: gradient)
 
 
-def _tried(part: slice, ranks: int, wrap: Callable, average: Callable) -> dict[str, Any]:
+def _try_part(part: slice, ranks: int, wrap: Callable, average: Callable) -> dict[str, Any]:
     """Value and gradients of every loss on these rows, by a small encoder."""
     import torch
 
     torch.manual_seed(0)
     encoder = torch.nn.Sequential(torch.nn.Linear(WIDE, 8), torch.nn.Tanh(), torch.nn.Linear(8, DIM)).double()
-    rows = parts(ranks)[-1].stop
+    rows = split_on_ranks(ranks)[-1].stop
     x, y = torch.randn(rows, WIDE, dtype=torch.float64)[part], (torch.arange(rows) * 7 % CLASSES)[part]
     found = {}
-    for k, (name, make) in enumerate(trials().items()):
+    for k, (name, make) in enumerate(build_trials().items()):
         torch.manual_seed(k)
         loss = make()
         own = list(loss.parameters()) if isinstance(loss, torch.nn.Module) else []
@@ -134,7 +134,7 @@ def work(rank: str, ranks: str, folder: str) -> None:
         dist.all_reduce(gradient)
         return gradient / size
 
-    found = _tried(parts(size)[at], size, across_ranks, average)
+    found = _try_part(split_on_ranks(size)[at], size, across_ranks, average)
     save_file({name: x.contiguous() for name, x in found.items()}, where / f"{at}.safetensors")
     dist.destroy_process_group()
 
@@ -156,13 +156,13 @@ class Child:
 
 
 @contextmanager
-def started(ranks: int, folder: Path) -> Iterator[list[Child]]:
+def start_children(ranks: int, folder: Path) -> Iterator[list[Child]]:
     """The processes; none of them is left, however this ends."""
     import mettle
 
     root = str(Path(mettle.__file__).parents[1])
     children: list[Child] = []
-    with _ended_by_a_signal():
+    with _stop_on_signal():
         try:
             for rank in range(ranks):
                 children.append(_start(rank, ranks, folder, root))
@@ -188,7 +188,7 @@ def _start(rank: int, ranks: int, folder: Path, root: str) -> Child:
 
 
 @contextmanager
-def _ended_by_a_signal() -> Iterator[None]:
+def _stop_on_signal() -> Iterator[None]:
     """Let SIGTERM end this like Ctrl-C does: by the way out that ends the children too."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -204,7 +204,7 @@ def _ended_by_a_signal() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def finish(children: list[Child]) -> None:
+def finish_children(children: list[Child]) -> None:
     """Wait for all of them; the first that fails ends it."""
     deadline = time.monotonic() + SECONDS
     while any(child.process.poll() is None for child in children):

@@ -95,14 +95,14 @@ class NegativeSearch:
             self.kind = "exact"
             return
         try:
-            from mettle.match import engine
+            from mettle.gallery.index import faiss_index
         except MissingExtra:
             raise MissingExtra(
                 f"mining among {n:,} rows looks for neighbours with Faiss, which is not installed: "
                 "pip install 'mettle-ml[gallery]', or ask for exact search, which takes longer"
             ) from None
-        self._score_rows = engine.score_rows
-        self._cells = engine.cells(self.unit)
+        self._score_rows = faiss_index.score_rows
+        self._cells = faiss_index.cells(self.unit)
         self._cells.append(self.unit)
         self._reach, self._length = CELLS[0], max(SHORTLIST[0], SHORTLIST[1] * depth) + min(int(sizes.max()), OWN)
         self._choose_effort(recall)

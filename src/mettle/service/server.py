@@ -1,6 +1,7 @@
 """Serving over HTTP: on this machine only, unless told otherwise, and to strangers only with keys."""
 
 import asyncio
+import ipaddress
 import signal
 import socket
 import threading
@@ -9,7 +10,6 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from mettle.errors import InputError, MissingExtra
-from mettle.service.origin import is_loopback
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -28,13 +28,13 @@ def serve(
     """
     check_address(host, port, keys=app.state.mettle.keys is not None)
     server = make_server(app, host, port)
-    with _listening(host, port) as listener, _surviving(signal.SIGTERM):
+    with _open_listener(host, port) as listener, _survive_signal(signal.SIGTERM):
         if listening is not None:
-            listening(address(host, listener.getsockname()[1]))
+            listening(format_address(host, listener.getsockname()[1]))
         server.run(sockets=[listener])
 
 
-def address(host: str, port: int) -> str:
+def format_address(host: str, port: int) -> str:
     """How a client writes it."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -51,6 +51,18 @@ def check_address(host: str, port: int, *, keys: bool) -> None:
         )
 
 
+def is_loopback(host: str) -> bool:
+    """Whether an address or name means this machine."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        format_address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    mapped = getattr(format_address, "ipv4_mapped", None)
+    return (mapped or format_address).is_loopback
+
+
 def make_server(app: "FastAPI", host: str = "127.0.0.1", port: int = 8000) -> "Server":
     """A uvicorn server with our limits: no access log (paths name people), nobody is slow for ever."""
     try:
@@ -59,7 +71,7 @@ def make_server(app: "FastAPI", host: str = "127.0.0.1", port: int = 8000) -> "S
     except ImportError:
         raise MissingExtra("the service needs uvicorn: pip install fastapi uvicorn python-multipart") from None
 
-    class Impatient(H11Protocol):
+    class HeadTimeoutProtocol(H11Protocol):
         """Closes a connection whose next request has begun but whose head does not end; sends answers at once."""
 
         waiting: asyncio.TimerHandle | None = None
@@ -70,27 +82,27 @@ def make_server(app: "FastAPI", host: str = "127.0.0.1", port: int = 8000) -> "S
             # the client has acknowledged the head: some 40 ms for each but the first on a connection.
             with suppress(OSError):  # gone already
                 transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._wait()
+            self._update_timer()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            self._wait()
+            self._update_timer()
 
         def connection_lost(self, exc: Exception | None) -> None:
             if self.waiting is not None:
                 self.waiting.cancel()
             super().connection_lost(exc)
 
-        def _wait(self) -> None:
+        def _update_timer(self) -> None:
             """Start the clock when there is no request in hand, once; a request in hand stops it."""
             idle = self.cycle is None or self.cycle.response_complete
             if idle and self.waiting is None:
-                self.waiting = self.loop.call_later(HEAD_SECONDS, self._too_late)
+                self.waiting = self.loop.call_later(HEAD_SECONDS, self._close_if_idle)
             elif not idle and self.waiting is not None:
                 self.waiting.cancel()
                 self.waiting = None
 
-        def _too_late(self) -> None:
+        def _close_if_idle(self) -> None:
             self.waiting = None
             if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
                 self.transport.close()
@@ -100,7 +112,7 @@ def make_server(app: "FastAPI", host: str = "127.0.0.1", port: int = 8000) -> "S
             app,
             host=host,
             port=port,
-            http=Impatient,
+            http=HeadTimeoutProtocol,
             ws="none",
             access_log=False,
             proxy_headers=False,
@@ -114,7 +126,7 @@ def make_server(app: "FastAPI", host: str = "127.0.0.1", port: int = 8000) -> "S
 
 
 @contextmanager
-def _surviving(stop: signal.Signals) -> Iterator[None]:
+def _survive_signal(stop: signal.Signals) -> Iterator[None]:
     """Come back after a signal to stop: uvicorn obeys it, then raises it anew; the caller has a gallery to close."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -126,7 +138,7 @@ def _surviving(stop: signal.Signals) -> Iterator[None]:
         signal.signal(stop, before)
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _open_listener(host: str, port: int) -> socket.socket:
     """A listening socket; an address that cannot be had is one clear line, not a log of uvicorn's."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

@@ -1,0 +1,150 @@
+"""From what a user holds (vectors, pictures, files) to unit vectors of the gallery's model."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mettle.errors import GalleryError, InputError, RunError
+from mettle.gallery.scoring import check_rule
+from mettle.gallery.thresholds import as_thresholds
+
+if TYPE_CHECKING:
+    from mettle.train.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What the templates of a gallery are; a gallery is bound once and refuses templates of anything else."""
+
+    dim: int
+    model: str | None = None  # sha256 of the weights; None: embeddings from elsewhere
+    preprocessing: str | None = None  # the contract's input, as sorted JSON
+    fusion: str = "best"
+    thresholds: Mapping[str, Any] = field(default_factory=dict)  # as in contract.json, by false-accept rate
+    metric: str = "cosine"
+
+
+FILES = ("run.json", "recipe.toml", "contract.json")  # what embeds a picture, beside the network itself
+
+
+NETWORKS = ("graph.onnx", "model.safetensors")  # the first that the contract names
+
+
+def contract_of(model: Any) -> dict[str, Any]:
+    """What an embedding of a model is: of a run, or of any object with ``embed`` and a ``contract``."""
+    found: Any = model.contract
+    contract: Any = found() if callable(found) else found
+    return contract
+
+
+def binding_of(contract: dict[str, Any], fusion: str, thresholds: dict[str, Any]) -> Binding:
+    """What a gallery of this model is bound to."""
+    try:
+        # What a table's columns are called was not always kept; the weights say which model it is.
+        way = {key: value for key, value in contract["input"].items() if key != "columns"}
+        return Binding(
+            dim=int(contract["dim"]),
+            model=str(contract["weights"]),
+            preprocessing=json.dumps(way, sort_keys=True),
+            fusion=fusion,
+            thresholds=thresholds or as_thresholds(contract.get("thresholds")),
+            metric=str(contract["metric"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise RunError(f"the model's contract.json is damaged ({problem}): train or copy the run again") from None
+
+
+def offered_binding(
+    run: "RunFolder | None", dim: int | None, fusion: str | None, thresholds: Mapping[Any, Any] | None
+) -> Binding | None:
+    """What a new gallery would be bound to; None where nothing says how long its embeddings are."""
+    rule, given = check_rule("best" if fusion is None else fusion), as_thresholds(thresholds)
+    if run is not None:
+        return binding_of(contract_of(run), rule, given)
+    if dim is None:
+        return None
+    if not isinstance(dim, int | np.integer) or isinstance(dim, bool) or not 1 <= dim <= 65536:
+        raise InputError(f"dim must be a whole number between 1 and 65536, got {dim!r}")
+    return Binding(int(dim), fusion=rule, thresholds=given)
+
+
+def check_same(bound: Binding, offered: Binding, where: str) -> None:
+    """Refuse a model whose embeddings are not those of the gallery."""
+    if bound.model is None:
+        raise GalleryError(f"{where} holds embeddings from elsewhere: open it without a model, and give embeddings")
+    for name, what in (("dim", "dimension"), ("model", "weights"), ("preprocessing", "input"), ("metric", "metric")):
+        mine, other = getattr(bound, name), getattr(offered, name)
+        if mine != other:
+            raise GalleryError(
+                f"{where} is bound to a model with another {what} ({_short(mine)}, not {_short(other)}): scores of two "
+                "models cannot be compared. Open it with its own model, or enrol everybody anew in a new gallery"
+            )
+
+
+def copy_model(run: "RunFolder", folder: Path) -> None:
+    """Keep what embeds a picture beside the templates, so that the gallery opens alone."""
+    from mettle.atomic_files import write_bytes
+
+    if not hasattr(run, "folder"):
+        return  # an object of somebody else: whoever opens the gallery brings it along
+    run.model()  # refuses weights that are not those of the contract
+    folder.mkdir(exist_ok=True)
+    network = next(name for name in NETWORKS if name in run.contract()["files"])
+    for name in (*FILES, network):
+        write_bytes(folder / name, (run.folder / name).read_bytes())
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 24 else f"{text[:12]}…"
+
+
+def binding_to_json(binding: Binding) -> str:
+    """The binding as text to be kept in the record."""
+    if not isinstance(binding.dim, int) or binding.dim < 1:
+        raise InputError(f"dim of a gallery must be a whole number above 0, got {binding.dim!r}")
+    try:
+        return json.dumps({**asdict(binding), "thresholds": dict(binding.thresholds)}, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"thresholds of a gallery must be plain numbers and texts: {error}") from None
+
+
+def binding_from_json(text: str) -> Binding:
+    """The binding that `to_json` wrote."""
+    try:
+        found = json.loads(text)
+        known = {field.name for field in fields(Binding)}
+        return Binding(**{key: value for key, value in found.items() if key in known})
+    except (ValueError, TypeError, AttributeError):
+        raise GalleryError(
+            "the record does not say what its templates are: it is damaged, restore a snapshot"
+        ) from None
+
+
+def _kept_contract(folder: Path) -> dict[str, Any]:
+    """What the run says of its model that a gallery keeps beside its templates, without importing torch."""
+    try:
+        return json.loads((folder / "contract.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return _open_run(folder).contract()  # which says what is wrong with it
+
+
+def _run(model: "str | Path | RunFolder | None") -> "RunFolder | None":
+    if model is None or (hasattr(model, "contract") and hasattr(model, "embed")):
+        return model  # type: ignore[return-value]
+    if not isinstance(model, str | PathLike):
+        raise InputError(
+            f"model must be a run, its folder, or an object with embed and contract: got {type(model).__name__}"
+        )
+    return _open_run(model)
+
+
+def _open_run(folder: str | Path) -> "RunFolder":
+    from mettle.train.run_folder import open_run_folder
+
+    return open_run_folder(folder)

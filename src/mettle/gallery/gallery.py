@@ -1,0 +1,441 @@
+"""A gallery: people enrolled under one model, and answers in milliseconds.
+
+    enrol, delete ──> record (SQL, the truth) ──> search (a view that follows it) ──> identify
+    verify <───────── record
+
+Verification reads the person's templates from the record and is exact always. Identification finds candidates by
+the index and says how many it lost when that index was built. Scores become verdicts at a threshold that was measured
+(on the people enrolled, or with the model) or given; without one the verdict is "not calibrated".
+
+What opens a gallery: the place is looked at, its record opened or made, and what belongs to it put around it.
+
+A gallery at a glance: what its record, its index and its thresholds say of themselves.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mettle.errors import GalleryError, InputError, UnknownIdentity
+from mettle.gallery.audit import Audited, audit
+from mettle.gallery.binding import (
+    Binding,
+    _kept_contract,
+    _open_run,
+    _run,
+    binding_of,
+    check_same,
+    contract_of,
+    offered_binding,
+)
+from mettle.gallery.calibration import calibrated, summary
+from mettle.gallery.enrolment import enrol_crowd, settled, spellings, suggest_name
+from mettle.gallery.index.searchers import Candidates, Local, Remote, Search
+from mettle.gallery.index.selection import Measured, Wanted, as_wanted
+from mettle.gallery.inputs import Embedding
+from mettle.gallery.results import Identified, Info, Receipt, Templates, Verified, identified, verified
+from mettle.gallery.scoring import fused_score
+from mettle.gallery.storage.base import Record
+from mettle.gallery.storage.location import (
+    INDEX,
+    MODEL,
+    bytes_of,
+    check_place,
+    exists,
+    is_server,
+    made,
+    reopened,
+    shown,
+)
+from mettle.gallery.storage.postgres import PostgresRecord
+from mettle.gallery.storage.transfer import Moved, copy_storage, snapshot
+from mettle.gallery.thresholds import Operating, Thresholds, as_thresholds, check_fusion, most
+
+if TYPE_CHECKING:
+    from mettle.gallery.audit import Audited
+    from mettle.train.run_folder import RunFolder
+
+MAX_RESULTS = 1000  # candidates of one answer, or lines of a list
+
+
+class Gallery:
+    """People and their templates. Open it with :meth:`open`; every method may be called from several threads."""
+
+    def __init__(self, where: str, record: Record, embedding: Embedding, search: Search, thresholds: Thresholds):
+        self.where, self._record, self._embedding, self._search = where, record, embedding, search
+        self._thresholds, self._candidates = thresholds, Candidates(record, search)
+        self.closed = False
+
+    @classmethod
+    def open(
+        cls,
+        where: str | Path,
+        *,
+        model: "str | Path | RunFolder | None" = None,
+        dim: int | None = None,
+        fusion: str | None = None,
+        thresholds: Mapping[Any, Any] | None = None,
+        wanted: Wanted | None = None,
+        read_only: bool = False,
+        create: bool = True,
+    ) -> "Gallery":
+        """Open a gallery, or make a new one.
+
+        Args:
+            where: a folder (SQLite inside), or ``postgresql://user@host/database?gallery=name``.
+            model: the run whose embeddings it holds; needed once, when it is made (for pictures on PostgreSQL: always).
+            dim: instead of a model, the length of embeddings that come from elsewhere.
+            fusion: how several templates of a person become one score: ``best`` (default), ``mean`` or ``centroid``.
+            thresholds: ``{false-accept rate: threshold}``. A new gallery keeps them; for one that exists they are
+                used while it is open, instead of its own: those that :meth:`calibrate` keeps, then those that it was
+                made with or of the model's contract. Rates are per comparison with one template, in a table that
+                :meth:`calibrate` gave per person.
+            wanted: how fast, how exact and how small the index should be.
+            read_only: beside the one writer of a folder there may be many readers.
+            create: whether to make it where there is none.
+
+        Raises:
+            GalleryError: no gallery there, a damaged one, or one that is bound to another model.
+            GalleryLocked: another process is writing to it.
+        """
+        found = opened(where, model, dim, fusion, thresholds, wanted, read_only, create)
+        return cls(found.where, found.record, found.embedding, found.search, found.thresholds)
+
+    @property
+    def binding(self) -> Binding:
+        """What its templates are."""
+        return self._open().binding
+
+    @property
+    def notes(self) -> list[str]:
+        """What is odd: an index that was damaged and built again on opening, a calibration that is stale."""
+        self._open()
+        return [*self._search.notes, *self._thresholds.notes()]
+
+    @property
+    def run(self) -> "RunFolder":
+        """The run whose model embeds pictures for this gallery."""
+        if self._embedding.run is None:
+            raise InputError(f"{self.where} holds embeddings from elsewhere: it has no model of its own")
+        return self._embedding.run
+
+    @staticmethod
+    def move(source: str | Path, target: str | Path) -> Moved:
+        """Copy a gallery into a new one of either kind; counts and checksums of both are compared."""
+        with Gallery.open(source, read_only=True, create=False) as old:
+            bound, run = old.binding, old._embedding.run
+            # One that exists must be empty and of the same binding, or `move` refuses it: a second try after a failure.
+            place = reopened(target, False) if exists(target) else made(target, bound, run)
+            try:
+                return copy_storage(old._open(), place)
+            finally:
+                place.close()
+
+    def snapshot(self, folder: str | Path) -> Path:
+        """Write a consistent copy into a new folder, while the gallery is in use."""
+        return snapshot(self._open(), self._embedding.run, folder, self.where)
+
+    def enrol(self, identity: str, templates: Any, *, request: str | None = None, replace: bool = False) -> Receipt:
+        """Add templates of a person: pictures, or embeddings (dim,) or (n, dim). Durable when this returns.
+
+        Args:
+            identity: who; somebody already enrolled gets further templates.
+            templates: what is kept: unit vectors, never pictures. What the person has already is not added again;
+                the receipt says how many were skipped.
+            request: a name for this request; repeating it changes nothing and returns the first receipt.
+            replace: remove the person's former templates in the same change.
+        """
+        record, vectors = self._open(), self._embedding.vectors(templates)
+        name, alike = settled(identity, record.has), spellings(identity)
+        return record.enrol(name, vectors, request=request, replace=replace, distinct=True, former=alike)
+
+    def enrol_many(self, people: Iterable[tuple[str, Any]], *, replace: bool = False) -> list[Receipt]:
+        """Enrol (identity, templates) of many people: some hundreds at a time become one durable change."""
+        return enrol_crowd(self._open(), people, self._embedding.vectors, replace=replace)
+
+    def delete(self, identity: str, *, request: str | None = None, suggest: bool = True) -> Receipt:
+        """Remove a person: never found again once this returns, erased from disk by :meth:`compact`.
+
+        Args:
+            identity: who.
+            request: a name for this request; repeating it changes nothing and returns the first receipt.
+            suggest: whether the error about a name that nobody has tells the nearest one; not for callers who may not
+                know who is enrolled.
+        """
+        *former, name = spellings(identity)
+        try:
+            return self._open().delete(name, request=request, former=former)
+        except UnknownIdentity as unknown:
+            raise UnknownIdentity(f"{unknown}{self._suggest(identity) if suggest else ''}") from None
+
+    def verify(
+        self,
+        identity: str,
+        probe: Any,
+        *,
+        far: float | None = None,
+        threshold: float | None = None,
+        suggest: bool = True,
+    ) -> Verified:
+        """Whether the probe is this person.
+
+        Where no threshold was measured and none is given, the answer has the score, and its verdict is "not
+        calibrated": see :meth:`calibrate`.
+
+        Args:
+            identity: who it claims to be.
+            probe: a picture, or an embedding (dim,).
+            far: the false-accept rate to answer at; by default 1e-3, or the lowest that was measured.
+            threshold: a threshold by hand instead.
+            suggest: as for :meth:`delete`.
+        """
+        point = self.operating(far=far, threshold=threshold)
+        vector = self._embedding.one(probe)
+        theirs = self._templates(identity)
+        if not len(theirs.numbers):
+            near = self._suggest(identity) if suggest else ""
+            raise UnknownIdentity(f"nobody called {identity!r} is enrolled in {self.where}{near}")
+        score = fused_score(self.binding.fusion, vector, theirs.vectors)
+        count = len(theirs.numbers)
+        return verified(identity, score, point, count, most(point, self.binding.fusion, 1, count))
+
+    def identify(
+        self, probe: Any, *, k: int = 5, far: float | None = None, threshold: float | None = None
+    ) -> Identified:
+        """Who the probe is: the best ``k`` people, and a match only where the best reaches the threshold.
+
+        Where no threshold was measured and none is given, nobody is a match, and the verdict is "not calibrated": see
+        :meth:`calibrate`.
+        """
+        point = self._asked(k, far, threshold)
+        return self._identify(self._embedding.one(probe)[None], k, point)[0]
+
+    def identify_many(
+        self, probes: Any, *, k: int = 5, far: float | None = None, threshold: float | None = None
+    ) -> list[Identified]:
+        """The same for several probes at once, faster than one by one."""
+        point = self._asked(k, far, threshold)
+        if isinstance(probes, Sequence) and not len(probes):
+            return []
+        return self._identify(self._embedding.vectors(probes), k, point)
+
+    def operating(self, *, far: float | None = None, threshold: float | None = None) -> Operating:
+        """The threshold that an answer is given at now, what its rate counts and where it comes from.
+
+        It is None where none was measured and none is given.
+        """
+        self._open()
+        return self._thresholds.point(far, threshold)
+
+    def embed(self, inputs: Any) -> np.ndarray:
+        """(n, dim) embeddings of pictures by the gallery's model, of unit length."""
+        self._open()
+        return self._embedding.vectors(inputs)
+
+    def ids(self) -> Iterator[str]:
+        """Everybody enrolled, sorted."""
+        return self._open().ids()
+
+    def __contains__(self, identity: object) -> bool:
+        try:
+            return isinstance(identity, str) and len(self._templates(identity).numbers) > 0
+        except InputError:  # what cannot be a name is nobody's
+            return False
+
+    def __len__(self) -> int:
+        return self._open().size().identities
+
+    def info(self) -> Info:
+        """The gallery at a glance; of a damaged calibration, :attr:`notes` tell."""
+        return glance(self.where, self._open(), self._search, self._thresholds)
+
+    def calibrate(self, fars: Sequence[float] | float = (0.1, 0.01, 0.001), *, keep: bool = True) -> dict[str, Any]:
+        """Thresholds whose false-accept rate is per person, for the rule and the templates of this gallery.
+
+        Everybody's templates are tried on everybody else: a rate of 0.01 takes 25 people, one of 0.001 takes 78. They
+        stand for strangers, so they should be people whom the model was not trained on. The record keeps what could be
+        measured, durably, in the place of an earlier calibration; answers at these rates go by it from then on, here
+        and wherever the gallery is open. Where too much has changed since, answers and :attr:`notes` say so: calibrate
+        again.
+
+        Args:
+            fars: false-accept rates per person.
+            keep: False only measures: give the table to :meth:`open` as ``thresholds=``, or one of its thresholds
+                with the question.
+        """
+        record = self._open()
+        if keep:
+            record.for_writing()  # before minutes are spent on it
+        found = calibrated(record, fars)
+        if keep and found.rates:
+            record.calibrate(found)
+        return dict(found.table)
+
+    def forget_calibration(self) -> bool:
+        """Answer by the thresholds of the model again; whether a calibration was kept until now."""
+        return not self._open().calibrate(None).repeated
+
+    def reindex(self, wanted: Wanted | None = None) -> Measured | None:
+        """Choose and build the index anew for the present size; returns what was measured against exact search."""
+        self._open()
+        return self._search.reindex(wanted)
+
+    def compact(self) -> None:
+        """Erase what was deleted from every file of the gallery."""
+        self._open().compact()
+        self._search.erase()
+
+    def check(self) -> list[str]:
+        """What is wrong with record or index, in words; an empty list is a sound gallery."""
+        return self._open().check() + self._search.check()
+
+    def audit(self, *, far: float | None = None, threshold: float | None = None, count: int = 20) -> "Audited":
+        """Look at who is enrolled: people who would be taken for each other, templates that may be under a wrong name.
+
+        Everybody's templates are tried on everybody else, and on the others of their own person, at the threshold that
+        answers are given at. Whether record and index are sound is told, too.
+
+        Args:
+            far: the false-accept rate to look at it for.
+            threshold: a threshold by hand instead.
+            count: the length of each list; the counts beside them are of all.
+        """
+        point, found = self._asked(count, far, threshold, "count"), self.check()
+        return audit(self._open(), point, count=count, problems=tuple(found), notes=tuple(self.notes))
+
+    def close(self) -> None:
+        """Keep the index and let go of files and locks; closing twice is allowed."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            self._search.save()
+        finally:
+            self._record.close()
+
+    def __enter__(self) -> "Gallery":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Gallery({self.where!r}{', closed' if self.closed else ''})"
+
+    def _open(self) -> Record:
+        if self.closed:
+            raise GalleryError(f"{self.where} is closed: open it again with Gallery.open")
+        return self._record
+
+    def _templates(self, identity: str) -> Templates:
+        """Templates of whoever is called so; none: empty."""
+        record = self._open()
+        *former, name = spellings(identity)
+        found = (record.templates(old) for old in former)
+        return next((theirs for theirs in found if len(theirs.numbers)), None) or record.templates(name)
+
+    def _suggest(self, identity: str) -> str:
+        return suggest_name(identity, self.ids())
+
+    def _asked(self, k: int, far: float | None, threshold: float | None, called: str = "k") -> Operating:
+        """The operating point of an answer that lists up to k, before anything is looked at."""
+        if not isinstance(k, int | np.integer) or isinstance(k, bool) or not 1 <= k <= MAX_RESULTS:
+            raise InputError(f"{called} must be between 1 and {MAX_RESULTS}, got {k!r}")
+        return self.operating(far=far, threshold=threshold)
+
+    def _identify(self, probes: np.ndarray, k: int, point: Operating) -> list[Identified]:
+        self._open()
+        found, size = self._candidates.best(probes, k), self._candidates.size()
+        bound = most(point, self.binding.fusion, size.identities, size.templates)
+        return [identified(best, point, size, bound) for best in found]
+
+
+WHOSE = "say whose embeddings it will hold, by model=RUN or dim=N (on the command line --model RUN or --dim N)"
+
+
+MAKE = "look at the path, or make one: `mettle gallery enrol`, or Gallery.open with model=RUN or dim=N"
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """The parts of a gallery that is open."""
+
+    where: str  # without a password
+    record: Record
+    embedding: Embedding
+    search: Search
+    thresholds: Thresholds
+
+
+def opened(
+    where: str | Path,
+    model: "str | Path | RunFolder | None",
+    dim: int | None,
+    fusion: str | None,
+    thresholds: Mapping[Any, Any] | None,
+    wanted: Wanted | None,
+    read_only: bool,
+    create: bool,
+) -> Opened:
+    """Open a gallery, or make a new one; the arguments are those of `Gallery.open`."""
+    check_place(where)
+    run, wanted = _run(model), as_wanted(wanted)
+    if dim is not None and run is not None:
+        raise InputError("give a model or a dim, not both: a model says how long its embeddings are")
+    offered, known = offered_binding(run, dim, fusion, thresholds), as_thresholds(thresholds)
+    there, place = exists(where), shown(str(where))
+    if there:
+        record = reopened(where, read_only)
+    elif read_only or not create:
+        raise GalleryError(f"there is no gallery at {place}: {MAKE}")
+    elif offered is None:
+        raise GalleryError(f"{place} is new: {WHOSE}")
+    else:
+        record, known = made(where, offered, run), {}  # it is made with them: they are its own
+    try:
+        bound, folder = record.binding, None if is_server(where) else Path(where)
+        contract, load = None if run is None else contract_of(run), None
+        if run is None and folder is not None and bound.model and (folder / MODEL / "run.json").is_file():
+            contract, load = _kept_contract(folder / MODEL), partial(_open_run, folder / MODEL)
+        if contract is not None:
+            check_same(bound, binding_of(contract, bound.fusion, {}), place)
+        if dim is not None and dim != bound.dim:
+            raise GalleryError(f"{place} holds embeddings of length {bound.dim}, not {dim}: give no dim")
+        if fusion is not None and fusion != bound.fusion:
+            raise GalleryError(f"{place} was made with fusion={bound.fusion!r}, not {fusion!r}: give no fusion")
+        own = bound.thresholds
+        check_fusion(known or own, bound.fusion)
+        if not own and contract is not None:  # evaluated only after the gallery was made
+            own = as_thresholds(contract.get("thresholds"))
+        if isinstance(record, PostgresRecord) and bound.fusion == "best" and wanted.kind == "auto":
+            search: Search = Remote(record)
+        else:
+            search = Local(record, None if folder is None else folder / INDEX, wanted, write=not read_only)
+        return Opened(place, record, Embedding(bound.dim, run, load), search, Thresholds(record, known, own))
+    except BaseException:
+        record.close()
+        raise
+
+
+def glance(where: str, record: Record, search: Search, thresholds: Thresholds) -> Info:
+    """What is there, under which model, found how, and answered at which thresholds."""
+    size, bound, server = record.size(), record.binding, is_server(where)
+    table, kept = thresholds.shown()
+    return Info(
+        where=where,
+        kind="postgresql" if server else "sqlite",
+        identities=size.identities,
+        templates=size.templates,
+        dim=bound.dim,
+        model=bound.model,
+        fusion=bound.fusion,
+        sequence=record.sequence(),
+        index=search.facts(),
+        thresholds=table,
+        calibration=None if kept is None else summary(kept),
+        bytes=None if server else bytes_of(Path(where)),
+    )

@@ -1,0 +1,430 @@
+"""Finding rows near a probe: in an index that follows the record, or on the record's own server.
+
+    record ── changes ──> Local: rows in an index in memory, kept on disk as a checksummed view
+    record.search ──────> Remote: PostgreSQL does it
+
+An index is never trusted over the record: it is brought up to date before every search, names come from the record
+afterwards, so what has been deleted cannot be found, by whomever it was deleted.
+
+A lock for one writer or many readers: searches run side by side, a change waits for them and they for it.
+
+The best people of each probe: rows that a search finds, under the names that the record gives.
+
+Search in an index in memory, which follows the record and is kept on disk for the next opening.
+
+Search on the record's own server.
+"""
+
+import shutil
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from mettle.atomic_files import sync_folder
+from mettle.errors import GalleryError
+from mettle.gallery.index.base import Index
+from mettle.gallery.index.exact import Exact
+from mettle.gallery.index.persistence import MANIFEST, PRIVATE, Stale, ViewFacts, load_index, save_index, tighten
+from mettle.gallery.index.selection import Measured, Wanted, as_wanted, build_index, outgrown
+from mettle.gallery.results import Changes, Size, Templates
+from mettle.gallery.scoring import fused_rows
+from mettle.gallery.storage.base import Record
+from mettle.gallery.storage.location import RECORD
+from mettle.gallery.storage.postgres import PostgresRecord
+
+
+class Search(Protocol):
+    """Where the rows of people are looked for."""
+
+    def find(self, probes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+        """(p, m) scores and row numbers, best first, padded by -inf and -1."""
+        ...
+
+    def rows(self) -> int:
+        """How many rows there are to find."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of it."""
+        ...
+
+    @property
+    def sequence(self) -> int:
+        """Up to which change of the record it has come."""
+        ...
+
+    @property
+    def notes(self) -> list[str]:
+        """What was found odd on opening."""
+        ...
+
+    def reindex(self, wanted: Wanted | None = None) -> Measured | None:
+        """Choose and build the index anew; what was measured, where it is measured."""
+        ...
+
+    def erase(self) -> None:
+        """Drop what the index still holds of deleted templates from disk."""
+        ...
+
+    def save(self) -> None:
+        """Keep the index for the next opening."""
+        ...
+
+    def check(self) -> list[str]:
+        """What is wrong with it, in words."""
+        ...
+
+
+class Shared:
+    """Readers share, writers exclude; a waiting writer goes before new readers, so that changes are never starved."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._readers = self._waiting = 0
+        self._writing = False
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """Beside other readers."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._writing and not self._waiting)
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._readers -= 1
+                self._condition.notify_all()
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        """Alone."""
+        with self._condition:
+            self._waiting += 1
+            try:
+                self._condition.wait_for(lambda: not self._writing and not self._readers)
+            finally:
+                self._waiting -= 1
+            self._writing = True
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._writing = False
+                self._condition.notify_all()
+
+
+TRIES = 5  # searches of one answer, where the people found are being changed
+
+
+class Candidates:
+    """Who comes near a probe, and among how many."""
+
+    def __init__(self, record: Record, search: Search):
+        self._record, self._search = record, search
+        self._size: tuple[int, Size] = (-1, Size(0, 0))  # as of a change of the record
+
+    def best(self, probes: np.ndarray, k: int) -> list[list[tuple[str, float]]]:
+        """The best k people of each probe, with scores: as many rows as it takes to see k different ones."""
+        m, tries = k, 0
+        found: list[list[tuple[str, float]]] = [[] for _ in probes]
+        pending = np.arange(len(probes))
+        while len(pending):
+            scores, numbers = self._search.find(probes[pending], m)
+            known = np.unique(numbers[numbers >= 0])
+            names = dict(zip(known.tolist(), self._record.names(known), strict=True))
+            if None in names.values() and tries < TRIES:  # changed since the search, which follows when asked again
+                tries += 1
+                continue
+            short = []
+            for row, probe in enumerate(pending.tolist()):
+                found[probe] = distinct(numbers[row], scores[row], names)[:k]
+                if len(found[probe]) < k:
+                    short.append(probe)
+            if m >= self._search.rows():
+                break
+            pending, m = np.asarray(short, np.int64), min(4 * m, max(self._search.rows(), 1))
+        return found
+
+    def size(self) -> Size:
+        """Numbers of people and templates, counted once per change."""
+        # A search has just asked how far the record has come: asking again would cost as much as the answer is worth.
+        sequence = self._search.sequence
+        if self._size[0] != sequence:
+            self._size = (sequence, self._record.size())
+        return self._size[1]
+
+
+def distinct(numbers: np.ndarray, scores: np.ndarray, names: Mapping[int, str | None]) -> list[tuple[str, float]]:
+    """People in the order of their best row; rows of people deleted meanwhile have no name and are left out."""
+    best: dict[str, float] = {}
+    for number, score in zip(numbers.tolist(), scores.tolist(), strict=True):
+        name = names.get(number) if number >= 0 else None
+        if name is not None and name not in best:
+            best[name] = min(1.0, max(-1.0, score))
+    return list(best.items())
+
+
+LOOKS = 5  # at a record that others are changing
+
+
+QUICK = 20_000  # rows: up to here a gallery measures and chooses its index whenever it opens without one
+
+
+class Local:
+    """An index in memory that follows the record.
+
+    With the rule ``best`` its rows are the templates, and it is kept on disk. With any other it has one row per person,
+    made when the gallery is opened and numbered by the newest template of that person.
+    """
+
+    def __init__(self, record: Record, folder: Path | None, wanted: Wanted, write: bool = True):
+        self.record, self.folder, self.wanted, self.write = record, folder, wanted, write
+        self.rule = record.binding.fusion
+        self.lock = Shared()
+        self.measured: Measured | None = None
+        self.notes: list[str] = []
+        self.sequence = self.saved = -1
+        self.owner: dict[int, str] = {}  # of templates, and
+        self.row: dict[str, int] = {}  # row of a person: both for fused rules only
+        self.index: Index = Exact(record.binding.dim)
+        self._open()
+
+    def find(self, probes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+        """By the index, once it is up to date."""
+        self.follow()
+        with self.lock.read():
+            return self.index.search(probes, m)
+
+    def rows(self) -> int:
+        """Rows of the index as it is."""
+        return len(self.index)
+
+    def facts(self) -> dict[str, Any]:
+        """Kind, size, and what was measured when it was built."""
+        found: dict[str, Any] = {"kind": self.index.kind, "rows": len(self.index)}
+        if self.measured is not None:
+            found["measured"] = str(self.measured)
+        if outgrown(len(self.index), self.measured) if self.measured else len(self.index) > QUICK:
+            found["advice"] = "no index was chosen for this size: `mettle gallery index` measures and chooses one"
+        return found
+
+    def follow(self) -> None:
+        """Take in what has happened to the record."""
+        if self.record.sequence() == self.sequence:
+            return
+        with self.lock.write():
+            news = self.record.changes(self.sequence)
+            if news is None:
+                self._anew()
+            else:
+                self._apply(news)
+
+    def reindex(self, wanted: Wanted | None = None) -> Measured | None:
+        """Choose and build the index again, measured against exact search, and keep it on disk."""
+        with self.lock.write():
+            former, self.wanted = self.wanted, self.wanted if wanted is None else as_wanted(wanted)
+            try:
+                self._anew(choose=True)
+            except BaseException:
+                self.wanted = former
+                raise
+            self.saved = -1  # another index, though of the same content
+        self.save()
+        return self.measured
+
+    def save(self) -> None:
+        """Keep the index on disk, unless what is there is as new."""
+        if self.folder is None or not self.write or self.rule != "best" or self.saved == self.sequence:
+            return
+        with self.lock.read():
+            save_index(self.folder, self.index, self._about(), self._mode(self.folder))
+            self.saved = self.sequence
+
+    def erase(self) -> None:
+        """Build the index on disk anew: deleted templates may be in the old one."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.reindex()
+
+    def check(self) -> list[str]:
+        """Whether the index holds exactly the rows that the record says; a writer beside us may need a second look."""
+        for _ in range(LOOKS):
+            self.follow()
+            with self.lock.read():
+                sequence, wanted, missing = self.sequence, 0, 0
+                for part in self.record.scan():
+                    numbers = part.numbers
+                    if self.rule != "best":
+                        numbers = _as_ids(n for n in numbers.tolist() if self.row.get(self.owner.get(n, "")) == n)
+                    wanted += len(numbers)
+                    missing += int((~self.index.holds(numbers)).sum())
+                wrong = missing or len(self.index) != wanted
+                if not wrong:
+                    return []
+            if self.record.sequence() == sequence:
+                return [
+                    f"the index holds {len(self.index)} rows and lacks {missing} of {wanted}: build it anew (reindex)"
+                ]
+        return []
+
+    def _mode(self, folder: Path) -> int:
+        """Who may read the index: whoever may read the record, which holds the same templates."""
+        try:
+            return (folder.parent / RECORD).stat().st_mode & 0o066 | PRIVATE
+        except OSError:
+            return PRIVATE
+
+    def _open(self) -> None:
+        if self.folder is not None and self.write:
+            self.notes += tighten(self.folder, self._mode(self.folder))
+        if self.folder is not None and self.folder.is_dir() and self.rule == "best":
+            try:
+                loaded = load_index(self.folder, self._about(self.record.sequence()))
+                self.index, self.measured = loaded.index, loaded.measured
+                self.sequence = self.saved = loaded.sequence
+                self.follow()
+                return
+            except Stale as problem:
+                self.notes.append(f"the index on disk was not used ({problem}); built again from the record")
+                if self.write:  # it must not look valid once the record has come as far as it did
+                    (self.folder / MANIFEST).unlink(missing_ok=True)
+                    sync_folder(self.folder)
+        self._anew(choose=self.record.size().templates <= QUICK)
+
+    def _about(self, sequence: int | None = None) -> ViewFacts:
+        """What a view of this record is: as it stands, or as the record says that it should be."""
+        bound = self.record.binding
+        return ViewFacts(
+            sequence=self.sequence if sequence is None else sequence,
+            count=len(self.index) if sequence is None else self.record.size().templates,
+            dim=bound.dim,
+            metric=bound.metric,
+            model=bound.model,
+            fusion=bound.fusion,
+            kind=self.index.kind,
+            measured=self.measured,
+            record=self.record.identity,
+        )
+
+    def _anew(self, choose: bool = False) -> None:
+        """Everything from the record; without ``choose`` into an exact index, which takes no time to build."""
+        sequence = self.record.sequence()  # before the scan: what comes in between is taken in once more
+        numbers, vectors, people = [], [], []
+        for part in self.record.scan():
+            numbers.append(part.numbers)
+            vectors.append(part.vectors)
+            people.extend(part.identities)
+        dim = self.record.binding.dim
+        at = np.concatenate(numbers) if numbers else np.empty(0, np.int64)
+        table = np.concatenate(vectors) if vectors else np.empty((0, dim), np.float32)
+        owner: dict[int, str] = {}
+        row: dict[str, int] = {}
+        if self.rule != "best":
+            owner = dict(zip(at.tolist(), people, strict=True))
+            row, table = fused(self.rule, at, table, people)
+            at, people = _as_ids(row.values()), list(row)
+        index, measured = Exact(dim), None
+        if choose and len(at):
+            whose = np.unique(np.asarray(people, dtype=object), return_inverse=True)[1]  # as text, all would be as long
+            built = build_index(table, at, self.wanted, labels=whose)
+            index, measured = built.index, built.measured
+        else:
+            index.add(at, table)
+        # All at once: an index that could not be built leaves the former one, and what it knows, as they were.
+        self.index, self.measured, self.owner, self.row, self.sequence = index, measured, owner, row, sequence
+
+    def _apply(self, news: Changes) -> None:
+        if self.rule == "best":
+            self.index.remove(news.removed)
+            fresh = _unknown(news.added, self.index)
+            self.index.add(fresh.numbers, fresh.vectors)
+        else:
+            self._fuse_again(news)
+        self.sequence = news.sequence
+
+    def _fuse_again(self, news: Changes) -> None:
+        """The rows of everybody whose templates changed, made anew from the record."""
+        gone = news.removed.tolist()
+        touched = {self.owner[n] for n in gone if n in self.owner} | set(news.added.identities)
+        # The record is read before anything changes: where it fails, the index is as it was and follows the next time.
+        now = {name: self.record.templates(name) for name in sorted(touched)}
+        now = {name: theirs for name, theirs in now.items() if len(theirs.numbers)}
+        self.index.remove(_as_ids(self.row.pop(name) for name in touched if name in self.row))
+        for n in gone:
+            self.owner.pop(n, None)
+        for name, theirs in now.items():
+            self.owner |= dict.fromkeys(theirs.numbers.tolist(), name)
+            self.row[name] = int(theirs.numbers.max())
+        if now:  # all at once: each addition looks through the numbers of the whole index
+            made = np.concatenate([fused_rows(self.rule, theirs.vectors) for theirs in now.values()])
+            self.index.add(_as_ids(self.row[name] for name in now), made)
+
+
+def fused(rule: str, at: np.ndarray, table: np.ndarray, people: list[str]) -> tuple[dict[str, int], np.ndarray]:
+    """Everybody's row number (that of the newest template), and the rows in the same order."""
+    order: dict[str, list[int]] = {}
+    for position, name in enumerate(people):
+        order.setdefault(name, []).append(position)
+    made = [fused_rows(rule, table[positions]) for positions in order.values()]
+    rows = np.concatenate(made) if made else np.empty((0, table.shape[1]), np.float32)
+    return {name: int(at[positions].max()) for name, positions in order.items()}, rows
+
+
+def _as_ids(values: Iterable[int]) -> np.ndarray:
+    return np.fromiter(values, np.int64)
+
+
+def _unknown(added: Templates, index: Index) -> Templates:
+    """Additions that the index does not hold yet: a scan may have seen them before the change was told."""
+    new = ~index.holds(added.numbers)
+    if new.all():
+        return added
+    kept = tuple(name for name, keep in zip(added.identities, new, strict=True) if keep)
+    return Templates(added.numbers[new], kept, added.vectors[new])
+
+
+class Remote:
+    """The record's own server searches its templates, and looks after its index itself."""
+
+    def __init__(self, record: PostgresRecord):
+        self.record = record
+        self.notes: list[str] = []
+
+    @property
+    def sequence(self) -> int:
+        """The server is never behind."""
+        return self.record.sequence()
+
+    def reindex(self, wanted: Wanted | None = None) -> None:
+        """Let the server search exactly, or by its own graph."""
+        kind = as_wanted(wanted).kind
+        if kind not in ("auto", "exact", "hnsw"):
+            raise GalleryError("a gallery on a server has the indexes exact and hnsw: ask for one of these")
+        self.record.index("exact" if kind == "exact" else "hnsw")
+
+    def erase(self) -> None:
+        """The record has done so."""
+
+    def save(self) -> None:
+        """Nothing is kept here."""
+
+    def check(self) -> list[str]:
+        """There is nothing beside the record."""
+        return []
+
+    def find(self, probes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+        """By pgvector."""
+        return self.record.search(probes, m)
+
+    def rows(self) -> int:
+        """All templates."""
+        return self.record.size().templates
+
+    def facts(self) -> dict[str, Any]:
+        """Where it is."""
+        return {"kind": "pgvector, on the server"}

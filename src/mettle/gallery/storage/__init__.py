@@ -1,0 +1,1 @@
+"""Where templates are kept: one set of verbs over SQLite and PostgreSQL."""

@@ -1,0 +1,615 @@
+"""A watch over connections to a server: whoever waits for one that has gone silent is told in time.
+
+Connections to a PostgreSQL server: made when needed, kept when idle, cut when the server does not answer.
+
+Whatever goes wrong comes out as an error of ours, in one line and without the password.
+
+A gallery's record on a PostgreSQL server with pgvector: when one machine is too small, or several must write.
+
+One schema per gallery, any number of writers: a change holds the row of the counter until it is committed, so that
+sequence numbers follow each other without a gap in the order of the commits.
+"""
+
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+import numpy as np
+
+from mettle.errors import GalleryError, GalleryUnavailable, InputError, MettleError, MissingExtra
+from mettle.gallery.binding import Binding, binding_to_json
+from mettle.gallery.results import Receipt
+from mettle.gallery.storage.base import Ledger, Result
+from mettle.gallery.storage.integrity import FLOATS, check_vectors
+from mettle.gallery.storage.sql import POSTGRES_TABLES, Session, forget_history, read_facts, write_first_rows
+
+GRACE = 1.0  # seconds after the server should have given up by itself
+
+
+class Watch:
+    """Cuts connections whose server has gone silent; its own timeouts do not help when it is frozen or unreachable."""
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._due: dict[int, tuple[Any, float]] = {}
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    @contextmanager
+    def over(self, connection: Any, limit: float) -> Iterator[None]:
+        """Cut ``connection`` if the block takes longer than ``limit`` and some grace."""
+        with self._change:
+            self._due[id(connection)] = (connection, time.monotonic() + limit + GRACE)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="mettle-watch", daemon=True)
+                self._thread.start()
+            elif len(self._due) == 1:
+                self._change.notify()
+        try:
+            yield
+        finally:
+            with self._change:
+                self._due.pop(id(connection), None)
+
+    def stop(self) -> None:
+        """End the thread."""
+        with self._change:
+            self._stopped = True
+            self._change.notify()
+
+    def _run(self) -> None:
+        with self._change:
+            while not self._stopped:
+                now = time.monotonic()
+                for key, (connection, due) in list(self._due.items()):
+                    if now > due:
+                        _cut(connection)
+                        del self._due[key]
+                self._change.wait(0.2 if self._due else None)
+
+
+def _cut(connection: Any) -> None:
+    """Shut the line down under the waiting driver, which then reports a lost connection."""
+    with suppress(OSError, ValueError, AttributeError):
+        handle = os.dup(connection.fileno())
+        with socket.socket(fileno=handle) as line:
+            line.shutdown(socket.SHUT_RDWR)
+
+
+DEFAULT_NAME = "mettle"  # name of a gallery where the URL gives none
+
+
+NAME = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_-]{0,62}")
+
+
+RESERVED = {"public", "information_schema"}
+
+
+UNREADABLE = "the URL of the PostgreSQL gallery cannot be read: look at its special characters and its options"
+
+
+class Lost(Exception):
+    """The connection broke; ``committing`` when nobody knows whether the change was made."""
+
+    def __init__(self, error: MettleError, committing: bool = False):
+        super().__init__(str(error))
+        self.error, self.committing = error, committing
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A vector in the server's own byte layout."""
+
+    data: bytes
+
+
+def driver() -> Any:
+    """The psycopg module."""
+    try:
+        import psycopg
+    except ImportError:
+        raise MissingExtra("a gallery on PostgreSQL needs psycopg: pip install 'psycopg[binary]'") from None
+    return psycopg
+
+
+def address(url: str, name: str | None = None) -> tuple[str, str]:
+    """A URL as the driver takes it, and the gallery's name, which ``?gallery=NAME`` may give."""
+    if not isinstance(url, str) or not url.startswith(("postgresql://", "postgres://")):
+        raise InputError("a PostgreSQL gallery is named by a URL like postgresql://user@host/database?gallery=people")
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise InputError(UNREADABLE) from None
+    query = parse_qsl(parts.query, keep_blank_values=True)
+    name = name or dict(query).get("gallery") or DEFAULT_NAME
+    if not NAME.fullmatch(name) or name in RESERVED:
+        raise InputError(f"a gallery on a server is named by up to 63 letters, digits, - and _, got {name!r:.80}")
+    rest = urlencode([(key, value) for key, value in query if key != "gallery"], quote_via=quote)
+    return urlunsplit(parts._replace(query=rest)), name
+
+
+class Server:
+    """A database on a server, and the connections to it."""
+
+    def __init__(self, url: str, schema: str, *, write: bool, timeout: float):
+        self._driver = driver()
+        self.schema, self._write, self._timeout = schema, write, float(timeout)
+        if not 0 < self._timeout < float("inf"):
+            raise InputError(f"timeout must be a number of seconds above 0, got {timeout!r}")
+        try:
+            self._conninfo = self._driver.conninfo.conninfo_to_dict(url)
+        except Exception:  # the driver's message repeats the URL, password and all
+            raise InputError(
+                "the URL of the PostgreSQL gallery cannot be read: look at its special characters"
+            ) from None
+        self._watch = Watch()
+        self._mutex = threading.Lock()
+        self._idle: list[Any] = []
+        self._closed = False
+
+    @contextmanager
+    def connection(self) -> Iterator[Any]:
+        """A connection for one transaction; a broken one is not kept. Raises `Lost` where it broke."""
+        with self._mutex:
+            if self._closed:
+                raise GalleryError(f"the gallery {self.schema!r} is closed: open it again")
+            connection = self._idle.pop() if self._idle else None
+        connection = connection or self._connect()
+        try:
+            yield connection
+        except self._driver.Error as error:
+            broken = self._give_back(connection)
+            told = self.told(error)
+            raise (Lost(told) if broken and isinstance(told, GalleryUnavailable) else told) from None
+        except BaseException:
+            self._give_back(connection)
+            raise
+        self._give_back(connection)
+
+    def session(self, connection: Any, limit: float | None = None) -> "ServerSession":
+        """Statements on a connection, each of which may take ``limit`` seconds."""
+        return ServerSession(connection, self._watch, self._timeout if limit is None else limit)
+
+    def forget(self) -> None:
+        """Drop idle connections: after a restart none of them is good."""
+        with self._mutex:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            self._discard(connection)
+
+    def close(self) -> None:
+        """Close all connections; may be called twice."""
+        with self._mutex:
+            self._closed = True
+        self.forget()
+        self._watch.stop()
+
+    def told(self, error: Exception) -> MettleError:
+        """An error of the driver in our words."""
+        state = getattr(error, "sqlstate", None) or ""
+        text = self._clean(str(error))
+        where = f"the gallery {self.schema!r}"
+        if state.startswith(("08", "53", "57", "58")) or state in ("", "55P03", "25006", "40001", "40P01"):
+            return GalleryUnavailable(
+                f"the server did not serve {where} ({text}): nothing was changed, try again later"
+            )
+        if state in ("42P01", "3F000", "42703"):
+            return GalleryError(
+                f"{where} is not in this database, or is damaged ({text}): look at the URL and its name"
+            )
+        if state == "42501":
+            return GalleryError(f"the server does not allow this on {where} ({text}): ask for the rights")
+        return GalleryError(f"the server refused to work on {where} ({text}): restore a backup if this stays")
+
+    def _connect(self) -> Any:
+        settings = {**self._conninfo, "connect_timeout": max(2, round(self._timeout))}
+        settings.setdefault("application_name", "mettle")
+        try:
+            connection = self._driver.connect(**settings, autocommit=True)
+        except self._driver.Error as error:
+            raise self._refused(str(error)) from None
+        except UnicodeError:
+            raise InputError("the URL of the PostgreSQL gallery holds characters that no server takes") from None
+        try:
+            self._prepare(connection)
+        except self._driver.Error as error:
+            self._discard(connection)
+            raise self.told(error) from None
+        except BaseException:
+            self._discard(connection)
+            raise
+        return connection
+
+    def _prepare(self, connection: Any) -> None:
+        session = self.session(connection)
+        milliseconds = str(max(1, round(1000 * self._timeout)))
+        found = session.rows(
+            "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace "
+            "WHERE e.extname = 'vector'"
+        )
+        path = ", ".join(f'"{name}"' for name in [self.schema, found[0][0] if found else "public"])
+        session.rows(
+            "SELECT set_config('search_path', ?, false), set_config('statement_timeout', ?, false), "
+            "set_config('lock_timeout', ?, false), set_config('client_encoding', 'UTF8', false)",
+            *(path, milliseconds, milliseconds),
+        )
+        session.rows(  # an owner's stronger setting stays
+            "SELECT set_config('synchronous_commit', 'on', false) "
+            "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+        )
+        if not self._write:
+            session.rows("SET default_transaction_read_only = on")
+        if found:
+            oid = session.rows("SELECT oid::int8 FROM pg_type WHERE oid = to_regtype('vector')")[0][0]
+            kind = {"oid": oid, "format": self._driver.pq.Format.BINARY, "dump": lambda _, packed: packed.data}
+            connection.adapters.register_dumper(Packed, type("PackedDumper", (self._driver.adapt.Dumper,), kind))
+
+    def _refused(self, text: str) -> MettleError:
+        """Why there is no connection."""
+        user, database = self._conninfo.get("user", "you"), self._conninfo.get("dbname", "")
+        if "password" in text or "authentication" in text or "pg_hba" in text or ("role" in text and "exist" in text):
+            return GalleryError(
+                f"the PostgreSQL server does not let {user!r} in: look at user and password in the URL "
+                f"({self._clean(text)})"
+            )
+        if "database" in text and "does not exist" in text:
+            return GalleryError(f"the PostgreSQL server has no database {database!r}: create it, or look at the URL")
+        return GalleryUnavailable(
+            f"no PostgreSQL server answers there: start it, or look at host and port in the URL ({self._clean(text)})"
+        )
+
+    def _clean(self, text: str) -> str:
+        """One line, without secrets."""
+        line = " ".join(text.split())
+        for key, secret in self._conninfo.items():
+            if "password" in key and secret:
+                line = line.replace(str(secret), "***").replace(quote(str(secret), safe=""), "***")
+        return line if len(line) <= 300 else line[:300] + "..."
+
+    def _give_back(self, connection: Any) -> bool:
+        """Keep a connection for the next, its transaction ended; returns whether it was broken."""
+        broken = bool(connection.closed)
+        with suppress(self._driver.Error):
+            if not broken and connection.info.transaction_status != self._driver.pq.TransactionStatus.IDLE:
+                self.session(connection).rows("ROLLBACK")
+        with self._mutex:
+            if not self._closed and not connection.closed:
+                self._idle.append(connection)
+                return broken
+        self._discard(connection)
+        return broken
+
+    def _discard(self, connection: Any) -> None:
+        with suppress(Exception):
+            connection.close()
+
+
+class ServerSession:
+    """One transaction on one connection."""
+
+    def __init__(self, connection: Any, watch: Watch, limit: float):
+        self._connection, self._watch, self._limit = connection, watch, limit
+
+    def rows(self, sql: str, *values: Any) -> list[tuple]:
+        """Run a statement and return what it gives."""
+        with self._watch.over(self._connection, self._limit):
+            cursor = self._connection.execute(_marks(sql), values or None, binary=True)
+            return cursor.fetchall() if cursor.description else []
+
+    def many(self, sql: str, values: Sequence[tuple]) -> None:
+        """Run a statement once for each tuple of values."""
+        with self._connection.cursor() as cursor:
+            for start in range(0, len(values), 1000):
+                with self._watch.over(self._connection, self._limit):
+                    cursor.executemany(_marks(sql), values[start : start + 1000])
+
+    def each(self, sql: str, batch: int) -> Iterator[list[tuple]]:
+        """What a query gives, a part at a time."""
+        with self._connection.cursor("mettle_each", binary=True) as cursor:
+            with self._watch.over(self._connection, self._limit):
+                cursor.execute(sql)
+            while True:
+                with self._watch.over(self._connection, self._limit):
+                    rows = cursor.fetchmany(batch)
+                if not rows:
+                    return
+                yield rows
+
+    def pack(self, row: np.ndarray) -> Packed:
+        """A vector as pgvector sends it: count, zero, big-endian numbers."""
+        return Packed(len(row).to_bytes(2, "big") + b"\0\0" + row.astype(">f4").tobytes())
+
+    def unpack(self, blob: bytes) -> bytes:
+        """A vector as pgvector sends it, as little-endian bytes."""
+        return np.frombuffer(blob, ">f4", offset=4).astype(FLOATS).tobytes()
+
+
+def _marks(sql: str) -> str:
+    return sql.replace("%", "%%").replace("?", "%s") if "?" in sql else sql
+
+
+MAX_DIM, MAX_INDEXED_DIM, INLINE = 16000, 2000, 1900  # numbers in a vector: at all, under an index, inside its row
+
+
+PATIENT = 24 * 3600.0  # seconds for what rewrites or checks everything
+
+
+POSTGRES_INDEXES = ("exact", "hnsw")
+
+
+LACKING = (
+    "the PostgreSQL server lacks pgvector ({why}): install it there and let the database's owner run "
+    "CREATE EXTENSION vector"
+)
+
+
+class PostgresRecord(Ledger):
+    """Templates on a server; made by `create` and opened by `open`. ``?gallery=NAME`` in the URL names the gallery."""
+
+    kind = "postgresql"
+
+    def __init__(self, server: Server, write: bool):
+        self._server, self._writes = server, write
+        try:
+            if not _is_there(server):
+                raise GalleryError(
+                    f"there is no gallery {server.schema!r} in this database: create it, or look at the URL"
+                )
+            self._binding, self._salt = self._read(read_facts)
+        except BaseException:
+            server.close()
+            raise
+
+    @classmethod
+    def create(cls, url: str, binding: Binding, *, name: str | None = None, timeout: float = 5.0) -> "PostgresRecord":
+        """Make a new record and open it for writing; refuses an existing one."""
+        url, name = address(url, name)
+        binding_to_json(binding)
+        if binding.dim > MAX_DIM:
+            raise InputError(f"dim of a gallery on PostgreSQL must be at most {MAX_DIM}, got {binding.dim}")
+        server = Server(url, name, write=True, timeout=timeout)
+        try:
+            _extend(server)
+            _create_tables(server, binding)
+        except Lost as lost:
+            raise lost.error from None
+        finally:
+            server.close()
+        return cls.open(url, name=name, timeout=timeout)
+
+    @classmethod
+    def open(cls, url: str, *, name: str | None = None, write: bool = True, timeout: float = 5.0) -> "PostgresRecord":
+        """Open a record; no statement may take longer than ``timeout`` seconds."""
+        url, name = address(url, name)
+        return cls(Server(url, name, write=write, timeout=timeout), write)
+
+    @classmethod
+    def exists(cls, url: str, *, name: str | None = None, timeout: float = 5.0) -> bool:
+        """Whether there is a gallery of that name."""
+        url, name = address(url, name)
+        server = Server(url, name, write=False, timeout=timeout)
+        try:
+            return _is_there(server)
+        finally:
+            server.close()
+
+    def search(self, probes: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k templates nearest to each probe, found by the server: cosines and numbers, padded by -inf and -1."""
+        rows = check_vectors(probes, self._binding.dim, "probes")
+        if not isinstance(k, int | np.integer) or k < 1:
+            raise InputError(f"k must be a whole number above 0, got {k!r}")
+        k = int(k)
+
+        def work(session: Session) -> list[list[tuple]]:
+            if self._indexed(session):
+                session.rows("SELECT set_config('hnsw.ef_search', ?, true)", str(min(1000, max(100, 2 * k))))
+                session.rows("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
+            sql = f"SELECT -(vector <#> ?) AS score, number FROM templates ORDER BY vector <#> ?, number LIMIT {k}"
+            packed = [session.pack(row) for row in rows]
+            return [session.rows(sql, probe, probe) for probe in packed]
+
+        scores = np.full((len(rows), k), -np.inf, np.float32)
+        numbers = np.full((len(rows), k), -1, np.int64)
+        for i, found in enumerate(self._read(work)):
+            if found:
+                scores[i, : len(found)], numbers[i, : len(found)] = zip(*found, strict=True)
+        return scores, numbers
+
+    def index(self, kind: str = "hnsw") -> None:
+        """Let `search` go through an approximate index ("hnsw"), or through all templates ("exact")."""
+        if kind not in POSTGRES_INDEXES:
+            raise InputError(f"kind must be one of {', '.join(POSTGRES_INDEXES)}, got {kind!r}")
+        if kind == "hnsw" and self._binding.dim > MAX_INDEXED_DIM:
+            raise InputError(
+                f"hnsw takes at most {MAX_INDEXED_DIM} numbers a template, got {self._binding.dim}: use exact"
+            )
+        statements = ["DROP INDEX IF EXISTS templates_hnsw"]
+        if kind == "hnsw":
+            statements.append("CREATE INDEX templates_hnsw ON templates USING hnsw (vector vector_ip_ops)")
+        self._maintain(*statements)
+
+    def compact(self) -> None:
+        """Rewrite the tables without what was deleted.
+
+        The server's own log and backups keep changes for as long as the server is told to: that is its owner's part.
+        """
+        self._write(lambda session: (forget_history(session), Receipt(0, ()))[1], named=True)
+        kept = self._maintain(*(f"VACUUM (FULL, VERBOSE) {table}" for table in ("templates", "identities", "requests")))
+        if any(" dead row versions cannot be removed yet" in line and " 0 dead" not in line for line in kept):
+            raise GalleryUnavailable(
+                "a transaction somewhere on the server still sees deleted templates: compact again when it ends"
+            )
+
+    def bytes(self) -> int:
+        """Size of its tables and indexes."""
+        sql = (
+            "SELECT sum(pg_total_relation_size(c.oid))::int8 FROM pg_class c JOIN pg_namespace n "
+            "ON n.oid = c.relnamespace WHERE c.relkind = 'r' AND n.nspname = ?"
+        )
+        return self._read(lambda session: int(session.rows(sql, self._server.schema)[0][0]))
+
+    def for_writing(self) -> None:
+        """Refuse, where it was opened for reading."""
+        if not self._writes:
+            raise GalleryError(f"the gallery {self._server.schema!r} was opened for reading: open it for writing")
+
+    def close(self) -> None:
+        """Close the connections; may be called twice."""
+        self._server.close()
+
+    def _nameless(self) -> str:
+        # A name for every change: after a lost connection it tells whether the change was made.
+        return f"unnamed {secrets.token_hex(16)}"
+
+    def _indexed(self, session: Session) -> bool:
+        sql = "SELECT 1 FROM pg_indexes WHERE schemaname = ? AND indexname = 'templates_hnsw'"
+        return bool(session.rows(sql, self._server.schema))
+
+    def _read(self, work: Callable[[Session], Result]) -> Result:
+        def attempt() -> Result:
+            with self._transaction() as session:
+                return work(session)
+
+        return self._twice(attempt, named=True)
+
+    @contextmanager
+    def _reading(self) -> Iterator[ServerSession]:
+        try:
+            with self._transaction() as session:
+                yield session
+        except Lost as lost:
+            raise lost.error from None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[ServerSession]:
+        with self._server.connection() as connection:
+            session = self._server.session(connection)
+            session.rows("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            yield session
+            session.rows("COMMIT")
+
+    def _write(self, work: Callable[[Session], Receipt], *, named: bool = False) -> Receipt:
+        self.for_writing()
+
+        def attempt() -> Receipt:
+            committing = False
+            try:
+                with self._server.connection() as connection:
+                    session = self._server.session(connection)
+                    session.rows("BEGIN")
+                    session.rows("SELECT 1 FROM counter FOR UPDATE")  # one writer at a time, until the commit
+                    receipt = work(session)
+                    committing = True
+                    session.rows("COMMIT")
+                    return receipt
+            except Lost as lost:
+                raise Lost(lost.error, committing) from None
+
+        return self._twice(attempt, named=named)
+
+    def _twice(self, attempt: Callable[[], Result], *, named: bool) -> Result:
+        """Try again once where the connection was lost: after a restart of the server all old ones are dead."""
+        unsure = False
+        try:
+            return attempt()
+        except Lost as lost:
+            unsure = lost.committing
+            if unsure and not named:
+                raise self._unsure() from None
+            self._server.forget()
+        try:
+            return attempt()
+        except Lost as lost:
+            if unsure or lost.committing:
+                raise self._unsure() from None
+            raise lost.error from None
+        except GalleryUnavailable:
+            if unsure:
+                raise self._unsure() from None
+            raise
+
+    def _unsure(self) -> GalleryUnavailable:
+        return GalleryUnavailable(
+            f"the server of the gallery {self._server.schema!r} went away while it committed: it has made the whole "
+            "change or nothing of it; ask again under the same request name"
+        )
+
+    def _maintain(self, *statements: str) -> list[str]:
+        """Run statements outside transactions, with all the time they need; returns what the server remarked."""
+        self.for_writing()
+        remarks: list[str] = []
+
+        def attempt() -> None:
+            with self._server.connection() as connection:
+                session = self._server.session(connection, PATIENT)
+
+                def heard(remark: Any) -> None:
+                    remarks.append(" ".join(f"{remark.message_primary} {remark.message_detail}".split()))
+
+                connection.add_notice_handler(heard)
+                session.rows("SET statement_timeout = 0")
+                try:
+                    for statement in statements:
+                        session.rows(statement)
+                finally:
+                    connection.close()  # its settings are not for others
+
+        self._twice(attempt, named=True)
+        return remarks
+
+
+def _is_there(server: Server) -> bool:
+    sql = "SELECT count(*) FROM pg_tables WHERE schemaname = ? AND tablename IN ('facts', 'counter', 'templates')"
+    try:
+        with server.connection() as connection:
+            return server.session(connection).rows(sql, server.schema)[0][0] == 3
+    except Lost as lost:
+        raise lost.error from None
+
+
+def _extend(server: Server) -> None:
+    """See that the database has pgvector and speaks UTF-8."""
+    from psycopg import errors
+
+    with server.connection() as connection:
+        session = server.session(connection)
+        encoding = session.rows("SELECT current_setting('server_encoding')")[0][0]
+        if encoding != "UTF8":
+            raise GalleryError(f"the database is encoded as {encoding}, names need UTF8: create another database")
+        if session.rows("SELECT 1 FROM pg_extension WHERE extname = 'vector'"):
+            return
+        try:
+            session.rows("CREATE EXTENSION IF NOT EXISTS vector")
+        except errors.InsufficientPrivilege:
+            raise GalleryError(LACKING.format(why="and this user may not add it")) from None
+        except (errors.FeatureNotSupported, errors.UndefinedFile, errors.UndefinedObject):
+            raise GalleryError(LACKING.format(why="no such extension")) from None
+    server.forget()  # connections made before know nothing of vectors
+
+
+def _create_tables(server: Server, binding: Binding) -> None:
+    from psycopg import errors
+
+    storage = "PLAIN" if binding.dim <= INLINE else "EXTERNAL"  # a vector outside its row is slow to scan
+    with server.connection() as connection:
+        session = server.session(connection)
+        session.rows("BEGIN")
+        try:
+            session.rows(f'CREATE SCHEMA "{server.schema}"')
+        except (errors.DuplicateSchema, errors.UniqueViolation):
+            raise GalleryError(
+                f"the database has a gallery or schema {server.schema!r} already: open it, or choose another name"
+            ) from None
+        for statement in POSTGRES_TABLES.format(dim=binding.dim, storage=storage).split(";"):
+            if statement.strip():
+                session.rows(statement)
+        write_first_rows(session, binding)
+        session.rows("COMMIT")

@@ -1,0 +1,91 @@
+"""Moving a gallery from one kind of record to another, with proof that everything came through."""
+
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mettle.atomic_files import write_folder
+from mettle.errors import GalleryError, InputError
+from mettle.gallery.binding import copy_model
+from mettle.gallery.calibration import Calibration
+from mettle.gallery.storage.base import Ledger, Record
+from mettle.gallery.storage.integrity import Content
+from mettle.gallery.storage.location import MODEL, RECORD
+from mettle.gallery.storage.sqlite import SqliteRecord, translate_errors
+
+if TYPE_CHECKING:
+    from mettle.train.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What was moved; `digest` is the same on both sides."""
+
+    identities: int
+    templates: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"moved {self.identities} identities, {self.templates} templates; digest {self.digest[:16]} on both"
+
+
+def copy_storage(source: Record, target: Ledger) -> Moved:
+    """Copy all live templates into an empty record of the same binding, in one change.
+
+    Counts and digests of the source, of what came and of what the target holds are compared before the target commits:
+    where they differ, or anything fails, it stays empty. Numbers, requests and tombstones are the target's own. A
+    calibration goes along, and remembers what had changed since it was measured.
+    """
+    if source is target:
+        raise GalleryError("source and target are the same gallery: move into a new one")
+    if source.binding != target.binding:
+        raise GalleryError("the target is bound to something else than the source: create it with the source's binding")
+    size = target.size()
+    if size.templates:
+        raise GalleryError(f"the target holds {size.templates} templates already: move into a new gallery")
+    promised = Content(source.size().identities, source.size().templates, source.digest())
+    target.load(source.scan, lambda came, here: _agree(promised, came, here), _carried(source))
+    return Moved(promised.identities, promised.templates, promised.digest)
+
+
+def _carried(source: Record) -> Calibration | None:
+    standing = source.standing()
+    return None if standing is None else replace(standing.calibration, came=standing.came)
+
+
+def _agree(promised: Content, came: Content, here: Content) -> None:
+    if came != promised:
+        raise GalleryError(
+            f"the source changed while it was read ({_differs(promised, came)}): stop its writers, try again"
+        )
+    if here != came:
+        raise GalleryError(f"the target did not keep what came ({_differs(came, here)}): it was left empty")
+
+
+def _differs(wanted: Content, got: Content) -> str:
+    return (
+        f"{wanted.identities} identities, {wanted.templates} templates, {wanted.digest[:16]} against "
+        f"{got.identities}, {got.templates}, {got.digest[:16]}"
+    )
+
+
+def snapshot(record: Record, run: "RunFolder | None", folder: str | Path, where: str) -> Path:
+    """Write a consistent copy of a record, and what embeds pictures for it, into a new folder."""
+    if not isinstance(folder, str | PathLike):
+        raise InputError(f"a snapshot needs the path of a new folder, got {folder!r:.80}")
+    folder = Path(folder)
+    if not isinstance(record, SqliteRecord):
+        raise GalleryError(f"{where} is on a server: back it up with pg_dump, or move it into a folder")
+    if folder.exists():
+        raise GalleryError(f"{folder} is there already: give the snapshot a new folder")
+
+    def fill(place: Path) -> None:
+        record.snapshot(place / RECORD)
+        if run is not None:
+            copy_model(run, place / MODEL)
+
+    with translate_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        write_folder(folder, fill)
+    return folder

@@ -1,0 +1,52 @@
+"""Records of both kinds: a file in a fresh folder, and a schema on a real PostgreSQL, one for each test process."""
+
+import shutil
+import tempfile
+from itertools import count
+from pathlib import Path
+
+import old_gallery
+import pytest
+from storage_fixtures import FileShelf, Server, ServerShelf, memory
+
+DATABASES = count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    folder = Path(tempfile.mkdtemp(prefix="mettle-pg-", dir=memory()))
+    server = Server(folder)
+    yield server
+    server.control("-m", "immediate", "stop")  # nothing of it is needed any more
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def folder():
+    """An empty folder, in memory where there is room: most of these tests would only wait for the disk."""
+    with tempfile.TemporaryDirectory(prefix="mettle-", dir=memory()) as place:
+        yield Path(place)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def shelf(request, folder):
+    """A place for a record of either kind."""
+    if request.param == "sqlite":
+        return FileShelf(folder / "people.mettle")
+    return ServerShelf(request.getfixturevalue("postgres"))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def older(request, folder) -> str:
+    """A gallery that the version before calibrations were kept has made."""
+    if request.param == "sqlite":
+        return str(old_gallery.restored_file(folder / "old"))
+    return old_gallery.restored_server(request.getfixturevalue("postgres"), f"old{next(DATABASES)}")
+
+
+@pytest.fixture
+def record(shelf):
+    """A new record of either kind."""
+    made = shelf.create()
+    yield made
+    made.close()

@@ -1,0 +1,112 @@
+"""A repeated request gives the first receipt, whole: what was skipped is kept, in a form that older versions take."""
+
+import json
+import sqlite3
+
+import numpy as np
+import pytest
+from old_gallery import DIGEST
+from storage_fixtures import units
+
+from mettle.errors import InputError
+from mettle.gallery import Gallery
+from mettle.gallery.storage import sql
+
+LONGEST = "ü" * 256  # 512 bytes
+
+
+@pytest.mark.parametrize("request_name", ["r", LONGEST, "a {brace} and ' ? % quotes", "skipped"])
+def test_what_was_skipped_is_in_the_receipt_of_a_repeated_request(shelf, record, request_name):
+    rows = units(1, 4)
+    record.enrol("anna", rows[:3])
+    first = record.enrol("anna", rows, distinct=True, request=request_name)
+    assert (len(first.numbers), first.skipped, first.repeated) == (1, 3, False)
+    record.enrol("anna", units(2, 2), replace=True)
+    again = record.enrol("anna", rows, distinct=True, request=request_name)
+    assert again.repeated and (again.sequence, again.numbers, again.skipped) == (first.sequence, first.numbers, 3)
+    record.close()
+    reopened = shelf.open()
+    # Also for a retry that sends other templates: it is the receipt of what was done then.
+    late = reopened.enrol("anna", rows[:1], distinct=True, request=request_name)
+    assert (late.repeated, late.numbers, late.skipped) == (True, first.numbers, 3)
+    assert reopened.size().templates == 2 and reopened.check() == []
+    reopened.close()
+
+
+def test_each_request_has_its_own_count(record):
+    rows = units(1, 4)
+    record.enrol("anna", rows)
+    for count in range(4):
+        record.enrol("anna", rows[: count + 1], distinct=True, request=f"r{count}")
+    record.enrol("anna", units(5, 2), distinct=True, request="none")
+    assert [record.enrol("anna", rows, distinct=True, request=f"r{i}").skipped for i in range(4)] == [1, 2, 3, 4]
+    assert record.enrol("anna", rows, distinct=True, request="none").skipped == 0
+    assert record.delete("anna", request="gone").skipped == record.delete("anna", request="gone").skipped == 0
+
+
+def test_nobody_can_ask_under_the_name_that_the_count_is_kept_by(shelf, record):
+    record.enrol("anna", units(1, 1))
+    record.enrol("anna", units(1, 1), distinct=True, request="r")
+    names = [row[0] for row in requests(shelf)]
+    (kept,) = [name for name in names if name != "r" and not name.startswith("unnamed")]
+    assert len(kept.encode()) > 512
+    with pytest.raises(InputError, match="512"):
+        record.enrol("anna", units(1, 1), distinct=True, request=kept)
+
+
+def requests(shelf) -> list[tuple]:
+    """All rows of the table, read around the package."""
+    sql = "SELECT name, asked, sequence, numbers FROM {}requests ORDER BY sequence, length(name)"
+    if shelf.kind == "postgresql":
+        return shelf.server.sql(sql.format(f"{shelf.name}."))
+    connection = sqlite3.connect(shelf.path)
+    try:
+        return connection.execute(sql.format("")).fetchall()
+    finally:
+        connection.close()
+
+
+def test_a_version_that_knows_nothing_of_it_reads_and_writes_the_same_table(shelf, record):
+    """It takes four columns, a row by its name, and a list of numbers in it."""
+    record.enrol("anna", units(1, 2))
+    first = record.enrol("anna", units(1, 3), distinct=True, request="r")
+    rows = {name: row for name, *row in requests(shelf)}
+    asked, sequence, numbers = rows["r"]
+    assert (sequence, tuple(json.loads(numbers))) == (first.sequence, first.numbers)
+    assert all(isinstance(json.loads(row[2]), list) for row in rows.values())
+    # What that version writes: no count.
+    shelf.sql(f"INSERT INTO requests VALUES ('old', '{asked}', {sequence}, '[7, 8]')")
+    old = record.enrol("anna", units(1, 3), distinct=True, request="old")
+    assert (old.repeated, old.numbers, old.skipped) == (True, (7, 8), 0)
+
+
+def test_requests_of_an_older_gallery_are_known_and_its_format_stays(older):
+    with Gallery.open(older) as gallery:
+        assert gallery.delete("Zoe\u0308", request="delete zoe").repeated
+        name = next(gallery.ids())
+        rows = gallery._record.templates(name).vectors
+        first = gallery.enrol(name, rows, request="again")
+        assert gallery.enrol(name, rows, request="again").skipped == first.skipped == len(rows)
+        facts = gallery._record._read(lambda session: dict(session.rows("SELECT key, value FROM facts")))
+        assert facts["format"] == "1" and gallery._record.digest() == DIGEST and gallery.check() == []
+
+
+def test_what_is_forgotten_is_forgotten_whole(shelf, record, monkeypatch):
+    record.enrol("anna", units(1, 1))
+    record.enrol("anna", units(1, 1), distinct=True, request="r")
+    monkeypatch.setattr(sql, "REMEMBERED", 2)
+    for seed in range(4):
+        record.enrol("ben", units(10 + seed, 1))
+    record.compact()
+    assert [row[0] for row in requests(shelf) if not row[0].startswith("unnamed")] == []
+    again = record.enrol("anna", units(1, 1), distinct=True, request="r")
+    assert not again.repeated and again.skipped == 1
+
+
+def test_a_gallery_says_again_what_it_skipped(folder):
+    rows = np.eye(8, dtype=np.float32)
+    with Gallery.open(folder / "g", dim=8) as gallery:
+        gallery.enrol("anna", rows[0])
+        first = gallery.enrol("anna", rows[:2], request="r")
+        again = gallery.enrol("anna", rows[:2], request="r")
+    assert (first.skipped, again.skipped, again.numbers) == (1, 1, first.numbers)
