@@ -6,8 +6,8 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier, NeighborhoodComponentsAnalysis
 
 from mettle.difficulty import AdaptiveThreshold, Threshold
-from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
-from mettle.metric import MCML, Mahalanobis
+from mettle.losses import MCML, Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
+from mettle.metric import Mahalanobis
 
 LOSSES = {
     "Contrastive": Contrastive(normalise=False),
@@ -47,7 +47,7 @@ def test_learning_finds_the_directions_that_tell_where_euclid_and_covariance_do_
     for seed in range(3):
         x, y, x2, y2 = noisy(seed, 200, noise=30)
         found = accuracy(Mahalanobis().fit(x, y), x, y, x2, y2)
-        for other in (euclid(x), Mahalanobis("covariance").fit(x), Mahalanobis("within").fit(x, y)):
+        for other in (euclid(x), Mahalanobis("covariance").fit(x), Mahalanobis("within_class").fit(x, y)):
             assert found > accuracy(other, x, y, x2, y2) + 0.35
 
 
@@ -151,7 +151,7 @@ def test_the_search_ends_at_a_minimum():
     for size in (1e-1, 1e-2, 1e-3):  # the loss is convex in M: nothing nearby is lower, nothing at all is
         step = torch.from_numpy(metric.components_ * (1 + size * rng.normal(size=metric.components_.shape)))
         assert float(MCML()(z @ step.T, labels)) > best
-    for start in ("within", "covariance"):
+    for start in ("within_class", "covariance"):
         other = torch.from_numpy(Mahalanobis(start).fit(x, y).components_)
         assert float(MCML()(z @ other.T, labels)) > best
 
@@ -159,7 +159,7 @@ def test_the_search_ends_at_a_minimum():
 def test_a_strong_penalty_leaves_the_metric_of_within():
     x, y, *_ = noisy(0, 100)
     held, free = Mahalanobis(penalty=1e6).fit(x, y), Mahalanobis().fit(x, y)
-    within = Mahalanobis("within").fit(x, y)
+    within = Mahalanobis("within_class").fit(x, y)
     np.testing.assert_allclose(held.components_, within.components_, atol=1e-4)
     assert np.abs(free.components_ - within.components_).max() > 0.01
 

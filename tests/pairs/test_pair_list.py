@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from mettle.difficulty import Hardest
-from mettle.losses import Contrastive, InfoNCE, LiftedStructure, SelfTriplet, SupCon, Triplet
-from mettle.metric import MCML, Mahalanobis
+from mettle.losses import MCML, Contrastive, InfoNCE, LiftedStructure, SelfTriplet, SupCon, Triplet
+from mettle.metric import Mahalanobis
 from mettle.pairs.pair_list import as_pair_list_loss
 
 LOSSES = {
@@ -77,7 +77,7 @@ def test_every_loss_learns_from_pairs(name):
     unseen, truth = drawn(rng, 400)
     euclid = auc(-np.linalg.norm(unseen[:, 0] - unseen[:, 1], axis=1), truth)
     # Losses on cosines shape angles, so distances gain less.
-    assert auc(metric.score_pairs(unseen), truth) > (0.88 if metric.loss.measure == "cosine" else 0.95) and euclid < 0.7
+    assert auc(metric.pair_score(unseen), truth) > (0.88 if metric.loss.measure == "cosine" else 0.95) and euclid < 0.7
 
 
 def test_a_loss_of_two_sides_and_a_target_is_taken_as_it_is():
@@ -91,7 +91,7 @@ def test_a_loss_of_two_sides_and_a_target_is_taken_as_it_is():
     rng = np.random.default_rng(0)
     pairs, alike = drawn(rng, 150)
     metric = Mahalanobis(loss=logistic).fit(pairs, np.where(alike, 1, -1))  # −1 and 1 are as good as 0 and 1
-    assert auc(metric.score_pairs(pairs), alike) > 0.95
+    assert auc(metric.pair_score(pairs), alike) > 0.95
     assert seen[0] == ((150, 6), torch.float64)
 
 

@@ -1,7 +1,6 @@
 """A linear metric for features that stay as they are: d²(x, y) = (x − y)ᵀ M (x − y), in the manner of scikit-learn."""
 
-from mettle.losses import MCML
-from mettle.metric.form import squared_form
+from mettle.metric.linear import squared_form
 from mettle.metric.mahalanobis import Mahalanobis
 
-__all__ = ["MCML", "Mahalanobis", "squared_form"]
+__all__ = ["Mahalanobis", "squared_form"]

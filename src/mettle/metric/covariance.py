@@ -10,13 +10,13 @@ import numpy as np
 from sklearn.covariance import ledoit_wolf, shrunk_covariance
 
 from mettle.errors import InputError
-from mettle.metric.form import upright
+from mettle.metric.linear import fix_signs
 
 NOTHING = 1e-24  # a variance, where all points have 1: rounding leaves this much
 
 
 @dataclass(frozen=True)
-class Spread:
+class Scatter:
     """Deviations that should count as small: from the mean, from class means, or between alike points."""
 
     deviations: np.ndarray  # (k, d)
@@ -33,25 +33,25 @@ class Whitening:
     shrinkage: float
 
 
-def about_mean(x: np.ndarray) -> Spread:
+def total_scatter(x: np.ndarray) -> Scatter:
     """Of all points about their mean."""
-    return Spread(x - x.mean(0), len(x) - 1, "the points", fisher=False)
+    return Scatter(x - x.mean(0), len(x) - 1, "the points", fisher=False)
 
 
-def about_classes(x: np.ndarray, labels: np.ndarray) -> Spread:
+def within_class_scatter(x: np.ndarray, labels: np.ndarray) -> Scatter:
     """Of points about the mean of their class (labels 0 .. C − 1)."""
     x, counts = x - x.mean(0), np.bincount(labels)
     means = np.zeros((len(counts), x.shape[1]))
     np.add.at(means, labels, x)
-    return Spread(x - (means / counts[:, None])[labels], len(x) - len(counts), "the points of every class")
+    return Scatter(x - (means / counts[:, None])[labels], len(x) - len(counts), "the points of every class")
 
 
-def between_alike(first: np.ndarray, second: np.ndarray) -> Spread:
+def similar_pair_scatter(first: np.ndarray, second: np.ndarray) -> Scatter:
     """Of the two ends of alike pairs about their middle: (x − y)/√2 has the covariance of a class."""
-    return Spread((first - second) / np.sqrt(2), len(first), "the two ends of every alike pair")
+    return Scatter((first - second) / np.sqrt(2), len(first), "the two ends of every alike pair")
 
 
-def whitening(x: np.ndarray, spread: Spread, shrinkage: float | None) -> Whitening:
+def fit_whitening(x: np.ndarray, spread: Scatter, shrinkage: float | None) -> Whitening:
     """The inverse of the spread's covariance, shrunk.
 
     Directions come widest first: by how much farther all points lie apart than the spread explains, in its units
@@ -68,7 +68,7 @@ def whitening(x: np.ndarray, spread: Spread, shrinkage: float | None) -> Whiteni
         raise InputError(f"all {len(x)} points of X are the same: a metric needs points that differ")
     scale = x.std(0)[varies]
     u = spread.deviations[:, varies] / scale
-    covariance, used = _shrunk(u, spread, shrinkage)
+    covariance, used = _shrink_covariance(u, spread, shrinkage)
     values, vectors = np.linalg.eigh(covariance)
     if values[0] <= max(len(values) * np.finfo(np.float64).eps * values[-1], NOTHING):
         raise InputError(
@@ -84,10 +84,10 @@ def whitening(x: np.ndarray, spread: Spread, shrinkage: float | None) -> Whiteni
         white = np.linalg.eigh(between)[1].T @ white
     factor = np.zeros((len(white), x.shape[1]))
     factor[:, varies] = white[::-1] / scale
-    return Whitening(upright(factor), used)
+    return Whitening(fix_signs(factor), used)
 
 
-def _shrunk(u: np.ndarray, spread: Spread, shrinkage: float | None) -> tuple[np.ndarray, float]:
+def _shrink_covariance(u: np.ndarray, spread: Scatter, shrinkage: float | None) -> tuple[np.ndarray, float]:
     if spread.freedom < 1:
         raise InputError(f"no spread to measure in {spread.of}: at least two samples of some class are needed")
     unbiased = len(u) / spread.freedom

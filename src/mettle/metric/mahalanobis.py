@@ -13,10 +13,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from mettle.errors import InputError
 from mettle.losses import MCML, Contrastive
-from mettle.metric import checks
-from mettle.metric.covariance import Whitening, about_classes, about_mean, between_alike, whitening
-from mettle.metric.form import factor_of, squared_form
-from mettle.metric.learn import Examples, learn
+from mettle.metric import validation
+from mettle.metric.covariance import Whitening, fit_whitening, similar_pair_scatter, total_scatter, within_class_scatter
+from mettle.metric.linear import factor_matrix, squared_form
+from mettle.metric.optimize import Examples, learn_factor
 
 
 class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -25,9 +25,9 @@ class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     Formula:
         d(x, y) = √( (x − y)ᵀ M (x − y) ) = ‖Lx − Ly‖,  M = LᵀL, positive semi-definite by construction
         covariance  M = inverse covariance of all points, shrunk; labels are ignored
-        within      M = inverse covariance of points about their class means, shrunk: directions in which a class
+        within_class  M = inverse covariance of points about their class means, shrunk: directions in which a class
                     varies count less
-        learned     M minimises  loss(LX, y) + penalty · ‖A − A₀‖²  over L = A W, W the factor of ``within``, A₀ = I
+        learned     M minimises  loss(LX, y) + penalty · ‖A − A₀‖²  over L = A W; W: ``within_class``; A₀ = I
     Needs:
         ``fit(X, y)`` with X (n, d) and one label per row; or pairs, X (n, 2, d) and y 1 for alike, 0 (or −1) for not.
     Use when:
@@ -39,12 +39,12 @@ class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         the points 0, 1, 2 on a line have 4 > 1 + 1.
 
     Args:
-        method: ``learned``, ``within`` or ``covariance``.
+        method: ``learned``, ``within_class`` or ``covariance``.
         n_components: rows of L; None for as many as features that vary. Fewer keep the most telling directions.
         loss: any pairwise loss of `mettle.losses`, or a callable (embeddings, labels) -> scalar; on pairs also
             (embeddings, embeddings, alike) -> scalar. None: `MCML` for labels, `Contrastive` for pairs.
         shrinkage: ``auto`` (Ledoit and Wolf) or a number from 0, the plain covariance, to 1, independent features.
-        penalty: how strongly a learned metric is held to the one of ``within``.
+        penalty: how strongly a learned metric is held to the one of ``within_class``.
         max_iter: steps of L-BFGS, or epochs when learning in batches.
         tol: learning stops when no entry of the gradient is above this, or the loss no longer moves.
         batch: (classes, samples) of a batch; None for everything at once; ``auto`` decides by the number of points.
@@ -60,7 +60,7 @@ class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     def __init__(
         self,
-        method: Literal["learned", "within", "covariance"] = "learned",
+        method: Literal["learned", "within_class", "covariance"] = "learned",
         *,
         n_components: int | None = None,
         loss: Any = None,
@@ -95,13 +95,13 @@ class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     @classmethod
     def from_matrix(cls, matrix: ArrayLike) -> Self:
         """A fitted metric with this M (d, d), symmetric and positive semi-definite."""
-        return cls.from_components(factor_of(matrix))
+        return cls.from_components(factor_matrix(matrix))
 
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Find L. X (n, d) with labels, or (n, 2, d) with y 1 where the two are alike and 0 or −1 where not."""
-        checks.parameters(self.get_params(deep=False))
+        validation.check_parameters(self.get_params(deep=False))
         points, examples = self._examples(X, y)
-        checks.extent(points)
+        validation.check_range(points)
         found = self._whitening(points, examples)
         r = len(found.factor) if self.n_components is None else min(self.n_components, len(found.factor))
         self.shrinkage_, self.n_iter_, self.loss_ = found.shrinkage, 1, float("nan")
@@ -123,7 +123,7 @@ class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         found = squared_form(first - second, self.components_)
         return found if squared else np.sqrt(found)
 
-    def score_pairs(self, X: ArrayLike, Y: ArrayLike | None = None) -> np.ndarray:
+    def pair_score(self, X: ArrayLike, Y: ArrayLike | None = None) -> np.ndarray:
         """(n,) −d of pairs, higher = more alike: ready for a ROC curve. Arguments as for `pair_distance`."""
         return -self.pair_distance(X, Y)
 
@@ -147,7 +147,7 @@ class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         if loss is None:
             loss = MCML() if examples.second is None else Contrastive(normalise=False)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        found = learn(
+        found = learn_factor(
             loss, examples, prior, r,
             penalty=self.penalty, batch=self.batch, max_iter=self.max_iter, tol=self.tol, seed=seed,
         )  # fmt: skip
@@ -164,13 +164,13 @@ class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     def _whitening(self, points: np.ndarray, examples: Examples | None) -> Whitening:
         shrinkage = None if isinstance(self.shrinkage, str) else float(self.shrinkage)
         if self.method == "covariance" or examples is None:
-            spread = about_mean(points)
+            spread = total_scatter(points)
         elif examples.second is None:
-            spread = about_classes(points, examples.target)
+            spread = within_class_scatter(points, examples.target)
         else:
             alike = examples.target == 1
-            spread = between_alike(examples.first[alike], examples.second[alike])
-        return whitening(points, spread, shrinkage)
+            spread = similar_pair_scatter(examples.first[alike], examples.second[alike])
+        return fit_whitening(points, spread, shrinkage)
 
     def _examples(self, X: Any, y: Any) -> tuple[np.ndarray, Examples | None]:
         """All points, and what is known of them."""
@@ -180,24 +180,28 @@ class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             points = np.concatenate([first, second])
         else:
             points = first = self._valid(X, reset=True, ensure_min_samples=2)
-        checks.need(
+        validation.require(
             self.n_components is None or self.n_components <= points.shape[1],
             f"n_components={self.n_components} is more than the {points.shape[1]} features of X",
         )
         if self.method == "covariance":
             return points, None
-        y = checks.target(y, len(first), self.method)
-        return points, Examples(first, checks.labels(y, self.method) if second is None else checks.alike(y), second)
+        y = validation.check_target(y, len(first), self.method)
+        return points, Examples(
+            first,
+            validation.encode_labels(y, self.method) if second is None else validation.encode_pair_labels(y),
+            second,
+        )
 
     def _pairs(self, X: Any, Y: Any, *, reset: bool = False) -> tuple[np.ndarray, np.ndarray]:
         if Y is not None:
             first, second = self._valid(X), self._valid(Y)
             rows = len(first), len(second)
-            checks.need(rows[0] == rows[1], f"pairs go row by row: X has {rows[0]} rows, Y has {rows[1]}")
+            validation.require(rows[0] == rows[1], f"pairs go row by row: X has {rows[0]} rows, Y has {rows[1]}")
             return first, second
-        with checks.as_input_error():
+        with validation.as_input_error():
             pairs: Any = check_array(X, allow_nd=True, dtype=np.float64)  # type: ignore[arg-type]
-        checks.need(
+        validation.require(
             pairs.ndim == 3 and pairs.shape[1] == 2,
             f"pairs have shape (n, 2, d), got {pairs.shape}; or pass two arrays (n, d) to compare row by row",
         )
@@ -205,14 +209,14 @@ class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             self._valid(pairs.reshape(-1, pairs.shape[2]), reset=True)
         wanted = self.n_features_in_  # type: ignore[attr-defined]
         # Checked by hand: three axes have no column names, and scikit-learn would warn of their absence.
-        checks.need(
+        validation.require(
             pairs.shape[2] == wanted,
             f"X has {pairs.shape[2]} features, but Mahalanobis is expecting {wanted} features as input",
         )
         return pairs[:, 0], pairs[:, 1]
 
     def _valid(self, X: Any, *, reset: bool = False, ensure_min_samples: int = 1) -> np.ndarray:
-        with checks.as_input_error():
+        with validation.as_input_error():
             found: Any = validate_data(self, X, reset=reset, dtype=np.float64, ensure_min_samples=ensure_min_samples)
         return found
 

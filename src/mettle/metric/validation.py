@@ -12,7 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from mettle.errors import InputError, nearest
 
-METHODS = ("learned", "within", "covariance")
+METHODS = ("learned", "within_class", "covariance")
 REACH = 1e150  # its square is a float64, and so is that of its inverse
 
 
@@ -31,40 +31,40 @@ def as_input_error() -> Iterator[None]:
         raise WrongType(str(e)) from e
 
 
-def need(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
     """Refuse an argument."""
     if not condition:
         raise InputError(message)
 
 
-def parameters(given: dict[str, Any]) -> None:
+def check_parameters(given: dict[str, Any]) -> None:
     """Refuse what the constructor of `Mahalanobis` stored, when it comes to fitting."""
     method, loss, batch = given["method"], given["loss"], given["batch"]
-    need(method in METHODS, f"no method {method!r}{nearest(str(method), METHODS)}")
+    require(method in METHODS, f"no method {method!r}{nearest(str(method), METHODS)}")
     for name, lowest in (("n_components", 1), ("max_iter", 1)):
         whole = isinstance(given[name], Integral) and given[name] >= lowest
-        need(
+        require(
             whole or (name == "n_components" and given[name] is None), f"{name} must be at least 1, got {given[name]!r}"
         )
     shrinkage = given["shrinkage"]
     auto = isinstance(shrinkage, str) and shrinkage == "auto"
-    need(auto or _within(shrinkage, 0, 1), f"shrinkage must be 'auto' or from 0 to 1, got {shrinkage!r}")
+    require(auto or _is_between(shrinkage, 0, 1), f"shrinkage must be 'auto' or from 0 to 1, got {shrinkage!r}")
     for name in ("penalty", "tol"):
-        need(_within(given[name], 0, np.finfo(float).max), f"{name} must be at least 0, got {given[name]!r}")
+        require(_is_between(given[name], 0, np.finfo(float).max), f"{name} must be at least 0, got {given[name]!r}")
     sizes = isinstance(batch, (tuple, list)) and len(batch) == 2
     sizes = sizes and all(isinstance(v, Integral) and int(v) >= 2 for v in batch)
-    need(
+    require(
         batch is None or sizes or (isinstance(batch, str) and batch == "auto"),
         f"batch must be 'auto', None or (classes, samples), each at least 2, got {batch!r}",
     )
-    need(loss is None or callable(loss), f"loss must be a pairwise loss, a callable or None, got {loss!r}")
-    need(
+    require(loss is None or callable(loss), f"loss must be a pairwise loss, a callable or None, got {loss!r}")
+    require(
         not (isinstance(loss, torch.nn.Module) and any(True for _ in loss.parameters())),
         f"{type(loss).__name__} has parameters of its own, which would never be trained: use a pairwise loss",
     )
 
 
-def extent(points: np.ndarray) -> None:
+def check_range(points: np.ndarray) -> None:
     """Refuse features whose variance, or its inverse, no float64 can hold; those that never vary have none."""
     with np.errstate(over="ignore"):
         reach = points.max(0) - points.min(0)
@@ -77,7 +77,7 @@ def extent(points: np.ndarray) -> None:
         )
 
 
-def target(y: Any, n: int, method: str) -> np.ndarray:
+def check_target(y: Any, n: int, method: str) -> np.ndarray:
     """(n,) what is known of n examples."""
     if y is None:
         raise InputError(
@@ -86,33 +86,35 @@ def target(y: Any, n: int, method: str) -> np.ndarray:
         )
     with as_input_error():
         y = column_or_1d(y, warn=True)
-    need(len(y) == n, f"X and y have inconsistent numbers of samples: {n} and {len(y)}")
+    require(len(y) == n, f"X and y have inconsistent numbers of samples: {n} and {len(y)}")
     return y
 
 
-def labels(y: np.ndarray, method: str) -> np.ndarray:
+def encode_labels(y: np.ndarray, method: str) -> np.ndarray:
     """Labels of any kind as 0 .. C − 1."""
     with as_input_error():
         check_classification_targets(y)
     found = np.unique(y, return_inverse=True)[1].astype(np.int64)
     counts = np.bincount(found)
-    need(int(counts.max()) >= 2, f"every label in y occurs once among {len(y)}: some class needs two or more samples")
-    need(
+    require(
+        int(counts.max()) >= 2, f"every label in y occurs once among {len(y)}: some class needs two or more samples"
+    )
+    require(
         method != "learned" or len(counts) >= 2,
         f"y holds one class only ({y[0]!r}): learning needs two or more, to tell apart",
     )
     return found
 
 
-def alike(y: np.ndarray) -> np.ndarray:
+def encode_pair_labels(y: np.ndarray) -> np.ndarray:
     """1 for alike and 0 for not, from {0, 1}, {−1, 1} or booleans."""
     kinds = set(np.unique(y).tolist())
-    need(
+    require(
         kinds in ({0, 1}, {-1, 1}),
         f"y of pairs must hold 1 for alike and 0 (or -1) for not, both of them; got {sorted(kinds, key=str)[:5]}",
     )
     return (y == 1).astype(np.int64)
 
 
-def _within(value: Any, low: float, high: float) -> bool:
+def _is_between(value: Any, low: float, high: float) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and low <= float(value) <= high

@@ -17,7 +17,7 @@ def squared_form(delta: Any, factor: Any) -> Any:
     return (z * z).sum(-1)
 
 
-def factor_of(matrix: Any) -> np.ndarray:
+def factor_matrix(matrix: Any) -> np.ndarray:
     """L (r, d) with LᵀL = M for a symmetric positive semi-definite M, r its rank, the heaviest direction first."""
     m = np.asarray(matrix, dtype=np.float64)
     if m.ndim != 2 or m.shape[0] != m.shape[1] or not m.size:
@@ -38,10 +38,10 @@ def factor_of(matrix: Any) -> np.ndarray:
     kept = np.flatnonzero(values > len(m) * np.finfo(np.float64).eps * size)[::-1]
     if not len(kept):
         raise InputError("a Mahalanobis matrix of zeros puts all points at distance 0: give one that tells some apart")
-    return upright(np.sqrt(values[kept])[:, None] * vectors[:, kept].T)
+    return fix_signs(np.sqrt(values[kept])[:, None] * vectors[:, kept].T)
 
 
-def upright(factor: np.ndarray) -> np.ndarray:
+def fix_signs(factor: np.ndarray) -> np.ndarray:
     """Rows turned so that their largest entry is positive: a sign that no library version can flip."""
     largest = np.take_along_axis(factor, np.abs(factor).argmax(1)[:, None], 1)
     return factor * np.where(largest < 0, -1.0, 1.0)
