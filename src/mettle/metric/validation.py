@@ -12,7 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from mettle.errors import InputError, nearest
 
-METHODS = ("learned", "within_class", "covariance")
+METHODS = ("learned", "likelihood_ratio", "within_class", "covariance")
 REACH = 1e150  # its square is a float64, and so is that of its inverse
 
 
@@ -37,20 +37,42 @@ def require(condition: bool, message: str) -> None:
         raise InputError(message)
 
 
-def check_parameters(given: dict[str, Any]) -> None:
+def check_numbers(given: dict[str, Any]) -> None:
+    """Refuse ``n_components``, ``max_iter``, ``penalty`` and ``tol`` that no metric can be fitted with."""
+    for name, lowest in (("n_components", 1), ("max_iter", 1)):
+        whole = isinstance(given.get(name, 1), Integral) and given.get(name, 1) >= lowest
+        free = name == "n_components" and given[name] is None
+        require(whole or free, f"{name} must be at least 1, got {given.get(name)!r}")
+    for name in ("penalty", "tol"):
+        value = given.get(name, 0)
+        require(_is_between(value, 0, np.finfo(float).max), f"{name} must be at least 0, got {value!r}")
+
+
+def check_components(n_components: int | None, n_features: int) -> None:
+    """Refuse more rows than features."""
+    require(
+        n_components is None or n_components <= n_features,
+        f"n_components={n_components} is more than the {n_features} features of X",
+    )
+
+
+def check_mahalanobis(given: dict[str, Any]) -> None:
     """Refuse what the constructor of `Mahalanobis` stored, when it comes to fitting."""
     method, loss, batch = given["method"], given["loss"], given["batch"]
     require(method in METHODS, f"no method {method!r}{nearest(str(method), METHODS)}")
-    for name, lowest in (("n_components", 1), ("max_iter", 1)):
-        whole = isinstance(given[name], Integral) and given[name] >= lowest
-        require(
-            whole or (name == "n_components" and given[name] is None), f"{name} must be at least 1, got {given[name]!r}"
-        )
+    check_numbers(given)
     shrinkage = given["shrinkage"]
     auto = isinstance(shrinkage, str) and shrinkage == "auto"
-    require(auto or _is_between(shrinkage, 0, 1), f"shrinkage must be 'auto' or from 0 to 1, got {shrinkage!r}")
-    for name in ("penalty", "tol"):
-        require(_is_between(given[name], 0, np.finfo(float).max), f"{name} must be at least 0, got {given[name]!r}")
+    two = isinstance(shrinkage, (tuple, list)) and len(shrinkage) == 2 and method in ("learned", "likelihood_ratio")
+    amounts = list(shrinkage) if two else [shrinkage]
+    require(
+        auto or all(_is_between(amount, 0, 1) for amount in amounts),
+        f"shrinkage must be 'auto' or from 0 to 1 (two numbers for a likelihood ratio), got {shrinkage!r}",
+    )
+    for name, words in (("standardize", True), ("early_stopping", False)):
+        value = given[name]
+        known = isinstance(value, (bool, np.bool_)) or (words and isinstance(value, str) and value == "auto")
+        require(known, f"{name} must be True or False{' or auto' if words else ''}, got {value!r}")
     sizes = isinstance(batch, (tuple, list)) and len(batch) == 2
     sizes = sizes and all(isinstance(v, Integral) and int(v) >= 2 for v in batch)
     require(
@@ -77,20 +99,18 @@ def check_range(points: np.ndarray) -> None:
         )
 
 
-def check_target(y: Any, n: int, method: str) -> np.ndarray:
+def check_target(y: Any, n: int, estimator: str, instead: str = "") -> np.ndarray:
     """(n,) what is known of n examples."""
     if y is None:
-        raise InputError(
-            f"Mahalanobis(method={method!r}) requires y to be passed, but the target y is None: give labels, or use "
-            "method='covariance'"
-        )
+        remedy = f"give labels, or {instead}" if instead else "give labels"
+        raise InputError(f"{estimator} requires y to be passed, but the target y is None: {remedy}")
     with as_input_error():
         y = column_or_1d(y, warn=True)
     require(len(y) == n, f"X and y have inconsistent numbers of samples: {n} and {len(y)}")
     return y
 
 
-def encode_labels(y: np.ndarray, method: str) -> np.ndarray:
+def encode_labels(y: np.ndarray, *, least_classes: int) -> np.ndarray:
     """Labels of any kind as 0 .. C − 1."""
     with as_input_error():
         check_classification_targets(y)
@@ -100,7 +120,7 @@ def encode_labels(y: np.ndarray, method: str) -> np.ndarray:
         int(counts.max()) >= 2, f"every label in y occurs once among {len(y)}: some class needs two or more samples"
     )
     require(
-        method != "learned" or len(counts) >= 2,
+        len(counts) >= least_classes,
         f"y holds one class only ({y[0]!r}): learning needs two or more, to tell apart",
     )
     return found
