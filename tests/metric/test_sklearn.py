@@ -133,7 +133,7 @@ if importlib.util.find_spec("pandas"):
 
 def test_a_search_cut_short_says_so(iris):
     with pytest.warns(ConvergenceWarning, match="raise max_iter"):
-        fitted = Mahalanobis(max_iter=2).fit(*iris)
+        fitted = Mahalanobis(max_iter=2, early_stopping=False).fit(*iris)
     assert fitted.n_iter_ == 2
 
 

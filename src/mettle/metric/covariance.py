@@ -182,7 +182,10 @@ def two_covariances(x: np.ndarray, scatter: Scatter, contrast: Scatter, *, stand
             f"the covariance of {scatter.of} has no inverse: they do not vary in any direction. Give more of them"
         )
     values, vectors = np.linalg.eigh(total.T @ total / max(contrast.freedom, 1) - within)
-    return TwoCovariances(within, (vectors * np.maximum(values, 0)) @ vectors.T, scale, varies)
+    between = (vectors * np.maximum(values, 0)) @ vectors.T
+    if values[-1] <= 0:  # classes differ by less than their points let expect: nothing prefers one direction
+        between = np.trace(within) / len(within) * np.eye(len(within))
+    return TwoCovariances(within, between, scale, varies)
 
 
 def likelihood_ratio(model: TwoCovariances, shrinkage: Shrinkage) -> LikelihoodRatio:
@@ -201,8 +204,6 @@ def likelihood_ratio(model: TwoCovariances, shrinkage: Shrinkage) -> LikelihoodR
     white = (vectors / np.sqrt(values)).T
     ratio, turn = np.linalg.eigh(white @ between @ white.T)
     ratio = np.maximum(ratio[::-1], 0)
-    if ratio[0] <= NOTHING:
-        raise InputError("classes do not differ by more than their points do: no direction tells them apart")
     directions = np.zeros((len(white), len(model.varies)))
     directions[:, model.varies] = (turn.T @ white)[::-1] / model.scale
     return LikelihoodRatio(fix_signs(directions), np.sqrt(ratio / (1 + ratio)))

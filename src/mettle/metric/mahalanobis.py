@@ -22,7 +22,7 @@ from mettle.metric.covariance import (
 )
 from mettle.metric.held_out import Fold, label_folds, pair_folds
 from mettle.metric.linear import LinearMetric
-from mettle.metric.optimize import Examples, Search, check_batch, learn_factor
+from mettle.metric.optimize import Examples, Search, check_batch, check_factor, learn_factor
 from mettle.metric.selection import choose_shrinkage, choose_steps, fit_likelihood_ratio
 
 SUPERVISED = ("learned", "likelihood_ratio")
@@ -142,7 +142,7 @@ class Mahalanobis(LinearMetric):
         if self.early_stopping:
             steps = choose_steps(search, examples, folds, shrinkage, r)
         found = learn_factor(search, examples, ratio.directions, ratio.weights[:r], max_iter=steps)
-        self.components_ = found.factor
+        self.components_ = check_factor(found.factor, self.components_)
         self.n_iter_, self.loss_ = max(found.iterations, 1), found.value
         if not found.converged and steps in (None, self.max_iter):
             warnings.warn(

@@ -21,7 +21,7 @@ from mettle.pairs import as_pair_list_loss
 AT_ONCE = 1024  # points up to which every step sees all pairs
 BATCH = 256  # points of a batch beyond that
 RATE = 0.02  # of Adam; the factor's entries are about 1 where it starts
-COLLAPSED = 1e-3  # entries all below this; they start at about 1, where a class is about 1 wide
+COLLAPSED = 1e-4  # of where it started: what is left of a factor when all points fall onto one
 PATIENCE = 5  # epochs without progress before Adam stops
 FLOOR = 1e-3  # of the largest weight, where a search begins
 SCALES = tuple(2.0**k for k in (0, -1, 1, -2, 2, -3, 3, -4, 4, -5, 5, -6, 6))
@@ -87,7 +87,7 @@ def learn_factor(
         directions: W (k, d).
         weights: (r,) diagonal of A₀, but for a factor: the power of two at which the loss is least.
         on_step: sees L after every step of L-BFGS or epoch of Adam.
-        max_iter: in place of the one in ``search``.
+        max_iter: in place of the one in ``search``; 0 only finds the loss of the closed form.
     """
     loss, w = search.loss, torch.from_numpy(directions)
     on_pairs = examples.second is not None
@@ -101,6 +101,9 @@ def learn_factor(
         # At a weight of 0 the gradient is 0 too: a direction that the closed form leaves out could never come back.
         start.diagonal().copy_(torch.from_numpy(np.maximum(weights, FLOOR * weights.max()) if steps else weights))
         rows = None if sampler is None else torch.from_numpy(next(iter(sampler.epoch_batches(0))))
+        if steps == 0:
+            value_at_start = check_finite(value(start, rows))
+            return FitResult(start.numpy() @ directions, float(value_at_start), 0, True)
         start = start * _best_scale(lambda a: value(a, rows), start, search.seed)
 
         def objective(a: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -109,15 +112,12 @@ def learn_factor(
         def see(a: np.ndarray) -> bool:
             return on_step is not None and on_step(a @ directions)
 
-        if steps == 0:
-            with torch.no_grad():
-                found = FitResult(start.numpy(), float(check_finite(objective(start, rows))), 0, True)
-        elif sampler is None:
+        if sampler is None:
             evaluate = _value_and_gradient(objective, start.shape, search.seed)
             found = fit_lbfgs(evaluate, start.numpy(), max_iter=steps, tol=search.tol, on_step=see)
         else:
             found = fit_adam(objective, start, sampler, max_iter=steps, tol=search.tol, seed=search.seed, on_step=see)
-    return FitResult(check_factor(found.factor) @ directions, found.value, found.iterations, found.converged)
+    return FitResult(found.factor @ directions, found.value, found.iterations, found.converged)
 
 
 def fit_lbfgs(
@@ -198,9 +198,9 @@ def check_finite(value: Tensor) -> Tensor:
     return value
 
 
-def check_factor(factor: np.ndarray) -> np.ndarray:
+def check_factor(factor: np.ndarray, start: np.ndarray) -> np.ndarray:
     """Refuse a factor that holds no metric."""
-    if not np.isfinite(factor).all() or np.abs(factor).max() < COLLAPSED:
+    if not np.isfinite(factor).all() or np.abs(factor).max() < COLLAPSED * np.abs(start).max():
         raise NumericError(
             "learning collapsed all points onto one: nothing in the loss pushes points apart, or not far. Give it "
             "negatives, a larger margin, or a larger penalty"

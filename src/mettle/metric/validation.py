@@ -39,13 +39,22 @@ def require(condition: bool, message: str) -> None:
 
 def check_numbers(given: dict[str, Any]) -> None:
     """Refuse ``n_components``, ``max_iter``, ``penalty`` and ``tol`` that no metric can be fitted with."""
-    for name, lowest in (("n_components", 1), ("max_iter", 1)):
-        whole = isinstance(given.get(name, 1), Integral) and given.get(name, 1) >= lowest
-        free = name == "n_components" and given[name] is None
-        require(whole or free, f"{name} must be at least 1, got {given.get(name)!r}")
+    if given.get("n_components") is not None:
+        check_count("n_components", given["n_components"])
+    check_count("max_iter", given.get("max_iter", 1))
     for name in ("penalty", "tol"):
         value = given.get(name, 0)
         require(_is_between(value, 0, np.finfo(float).max), f"{name} must be at least 0, got {value!r}")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Refuse what is no whole number from 1 on."""
+    require(isinstance(value, Integral) and value >= 1, f"{name} must be at least 1, got {value!r}")
+
+
+def check_share(name: str, value: Any) -> None:
+    """Refuse what is no number from 0 to 1."""
+    require(_is_between(value, 0, 1), f"{name} must be from 0 to 1, got {value!r}")
 
 
 def check_components(n_components: int | None, n_features: int) -> None:
