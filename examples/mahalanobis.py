@@ -28,8 +28,8 @@ def main() -> None:
     metrics = {
         "Euclid": None,
         "covariance": Mahalanobis("covariance"),
-        "within classes": Mahalanobis("within"),
-        "within, rank 9": Mahalanobis("within", n_components=9),
+        "within classes": Mahalanobis("within_class"),
+        "within, rank 9": Mahalanobis("within_class", n_components=9),
         "learned": Mahalanobis(batch=(10, 20), tol=1e-2, random_state=SEED),
         "learned, rank 9": Mahalanobis(n_components=9, batch=(10, 20), tol=1e-2, random_state=SEED),
         "SupCon, rank 32": Mahalanobis(loss=SupCon(0.1), n_components=32, batch=(10, 20), tol=1e-2, random_state=SEED),

@@ -7,7 +7,7 @@ import torch
 
 from mettle.difficulty import Threshold
 from mettle.errors import InputError
-from mettle.metric import MCML
+from mettle.losses import MCML
 
 
 def looped(z, y):

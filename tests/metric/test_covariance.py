@@ -48,13 +48,13 @@ def test_full_shrinkage_leaves_independent_features(data):
 
 def test_within_is_the_pooled_covariance_of_the_classes(data):
     x, y = data
-    m = Mahalanobis("within", shrinkage=0).fit(x, y).get_mahalanobis_matrix()
+    m = Mahalanobis("within_class", shrinkage=0).fit(x, y).get_mahalanobis_matrix()
     np.testing.assert_allclose(m @ within(x, y), np.eye(6), atol=1e-8)
 
 
 def test_few_directions_of_within_are_fishers(data):
     x, y = data
-    ours = Mahalanobis("within", shrinkage=0, n_components=3).fit(x, y).transform(x)
+    ours = Mahalanobis("within_class", shrinkage=0, n_components=3).fit(x, y).transform(x)
     theirs = LinearDiscriminantAnalysis(solver="eigen").fit(x, y).transform(x)  # three: four classes
     theirs = theirs * np.sqrt((120 - 4) / 120)  # scikit-learn divides by n
     np.testing.assert_allclose(cdist(ours, ours), cdist(theirs, theirs), rtol=1e-6)
@@ -70,7 +70,7 @@ def test_few_directions_of_covariance_are_the_widest(data):
     assert values[1] > values[2]
 
 
-@pytest.mark.parametrize("method", ["covariance", "within", "learned"])
+@pytest.mark.parametrize("method", ["covariance", "within_class", "learned"])
 def test_units_do_not_matter(data, method):
     x, y = data
     units = np.array([1e-6, 1.0, 1e3, 1e6, 2.0, 1e-3])
@@ -80,14 +80,14 @@ def test_units_do_not_matter(data, method):
     np.testing.assert_allclose(scaled.pair_distance(first * units, second * units), wanted, rtol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["covariance", "within", "learned"])
+@pytest.mark.parametrize("method", ["covariance", "within_class", "learned"])
 def test_where_the_origin_lies_does_not_matter(data, method):
     x, y = data
     plain, moved = Mahalanobis(method).fit(x, y), Mahalanobis(method).fit(x + 1e5, y)
     np.testing.assert_allclose(moved.components_, plain.components_, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["covariance", "within", "learned"])
+@pytest.mark.parametrize("method", ["covariance", "within_class", "learned"])
 def test_a_feature_that_never_varies_has_no_weight(data, method):
     x, y = data
     wide = np.insert(x, 2, 7.0, axis=1)
@@ -96,7 +96,7 @@ def test_a_feature_that_never_varies_has_no_weight(data, method):
     np.testing.assert_allclose(np.delete(metric.components_, 2, 1), Mahalanobis(method).fit(x, y).components_)
 
 
-@pytest.mark.parametrize("method", ["covariance", "within", "learned"])
+@pytest.mark.parametrize("method", ["covariance", "within_class", "learned"])
 def test_more_features_than_samples(method):
     rng = np.random.default_rng(1)
     y = np.arange(20) % 2
@@ -110,7 +110,7 @@ def test_pairs_of_one_class_show_its_covariance():
     centres = 10 * rng.normal(size=(4000, 3))
     pairs = centres[:, None] + rng.normal(size=(4000, 2, 3)) @ mix
     pairs[1::2, 1] = 10 * rng.normal(size=(2000, 3))  # every second pair is unalike
-    metric = Mahalanobis("within").fit(pairs, np.arange(4000) % 2 == 0)
+    metric = Mahalanobis("within_class").fit(pairs, np.arange(4000) % 2 == 0)
     np.testing.assert_allclose(metric.get_mahalanobis_matrix() @ (mix.T @ mix), np.eye(3), atol=0.15)
 
 

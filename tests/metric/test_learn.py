@@ -6,8 +6,8 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier, NeighborhoodComponentsAnalysis
 
 from mettle.difficulty import AdaptiveThreshold, Threshold
-from mettle.losses import Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
-from mettle.metric import MCML, Mahalanobis
+from mettle.losses import MCML, Contrastive, DASupCon, InfoNCE, LiftedStructure, NPair, SelfTriplet, SupCon, Triplet
+from mettle.metric import Mahalanobis
 
 LOSSES = {
     "Contrastive": Contrastive(normalise=False),
@@ -21,6 +21,9 @@ LOSSES = {
     "Triplet, hardest": Triplet(1.0, normalise=False, squared=True, mining="hardest", soft=True),
     "Triplet, random": Triplet(1.0, normalise=False, mining="random"),
 }
+
+# Nothing is learned but by the loss: the search begins at plain Euclid and ends at the minimum.
+FROM_EUCLID = {"shrinkage": 1.0, "early_stopping": False}
 
 
 def noisy(seed, n, classes=5, told=4, noise=12):
@@ -47,7 +50,7 @@ def test_learning_finds_the_directions_that_tell_where_euclid_and_covariance_do_
     for seed in range(3):
         x, y, x2, y2 = noisy(seed, 200, noise=30)
         found = accuracy(Mahalanobis().fit(x, y), x, y, x2, y2)
-        for other in (euclid(x), Mahalanobis("covariance").fit(x), Mahalanobis("within").fit(x, y)):
+        for other in (euclid(x), Mahalanobis("covariance").fit(x), Mahalanobis("within_class").fit(x, y)):
             assert found > accuracy(other, x, y, x2, y2) + 0.35
 
 
@@ -81,14 +84,14 @@ def test_it_is_no_worse_than_a_neighbour_of_its_kind():
 @pytest.mark.parametrize("name", LOSSES)
 def test_any_pairwise_loss_teaches(name):
     x, y, x2, y2 = noisy(0, 150)
-    metric = Mahalanobis(loss=LOSSES[name], tol=1e-3, random_state=0, n_components=4).fit(x, y)
+    metric = Mahalanobis(loss=LOSSES[name], tol=1e-3, random_state=0, **FROM_EUCLID).fit(x, y)
     assert accuracy(metric, x, y, x2, y2) > accuracy(euclid(x), x, y, x2, y2) + 0.2
 
 
 def test_n_pair_teaches_in_batches_of_two():
     x, y, x2, y2 = noisy(0, 150)
     x = x - x.mean(0)
-    metric = Mahalanobis(loss=NPair(), batch=(5, 2), tol=1e-3, random_state=0).fit(x, y)
+    metric = Mahalanobis(loss=NPair(), batch=(5, 2), tol=1e-3, random_state=0, **FROM_EUCLID).fit(x, y)
     assert accuracy(metric, x, y, x2, y2) > accuracy(euclid(x), x, y, x2, y2) + 0.2
 
 
@@ -136,13 +139,15 @@ def test_a_loss_with_a_memory_forgets_between_fits():
 
 def test_another_seed_gives_other_batches():
     x, y, *_ = noisy(0, 80)
-    one, two = (Mahalanobis(batch=(5, 8), tol=1e-2, random_state=seed).fit(x, y) for seed in (0, 1))
+    one, two = (
+        Mahalanobis(batch=(5, 8), tol=1e-2, early_stopping=False, random_state=seed).fit(x, y) for seed in (0, 1)
+    )
     assert np.abs(one.components_ - two.components_).max() > 1e-6
 
 
 def test_the_search_ends_at_a_minimum():
     x, y, *_ = noisy(0, 100)
-    metric = Mahalanobis(penalty=0, tol=1e-6, max_iter=500).fit(x, y)
+    metric = Mahalanobis(penalty=0, tol=1e-6, max_iter=500, early_stopping=False).fit(x, y)
     z = torch.from_numpy(x - x.mean(0))
     labels = torch.from_numpy(y)
     best = float(MCML()(z @ torch.from_numpy(metric.components_).T, labels))
@@ -151,21 +156,23 @@ def test_the_search_ends_at_a_minimum():
     for size in (1e-1, 1e-2, 1e-3):  # the loss is convex in M: nothing nearby is lower, nothing at all is
         step = torch.from_numpy(metric.components_ * (1 + size * rng.normal(size=metric.components_.shape)))
         assert float(MCML()(z @ step.T, labels)) > best
-    for start in ("within", "covariance"):
+    for start in ("likelihood_ratio", "within_class", "covariance"):
         other = torch.from_numpy(Mahalanobis(start).fit(x, y).components_)
         assert float(MCML()(z @ other.T, labels)) > best
 
 
-def test_a_strong_penalty_leaves_the_metric_of_within():
+def test_a_strong_penalty_leaves_the_metric_where_it_started():
     x, y, *_ = noisy(0, 100)
-    held, free = Mahalanobis(penalty=1e6).fit(x, y), Mahalanobis().fit(x, y)
-    within = Mahalanobis("within").fit(x, y)
-    np.testing.assert_allclose(held.components_, within.components_, atol=1e-4)
-    assert np.abs(free.components_ - within.components_).max() > 0.01
+    held, free = (Mahalanobis(penalty=penalty, early_stopping=False).fit(x, y) for penalty in (1e6, 0.01))
+    start = Mahalanobis("likelihood_ratio").fit(x, y).components_
+    scale = (held.components_ * start).sum() / (start**2).sum()
+    assert np.log2(scale) == pytest.approx(round(np.log2(scale)), abs=1e-2)  # the size of distances is the loss's
+    np.testing.assert_allclose(held.components_ / scale, start, atol=3e-3)
+    assert np.abs(free.components_ / scale - start).max() > 0.01
 
 
 def test_everything_is_float64_whatever_came_in():
     x, y, *_ = noisy(0, 60)
-    metric = Mahalanobis(n_components=3).fit(x.astype(np.float32), y)
+    metric = Mahalanobis(n_components=3, early_stopping=False).fit(x.astype(np.float32), y)
     assert metric.components_.dtype == metric.transform(x.astype(np.float32)).dtype == np.float64
     assert metric.components_.shape == (3, 16) and metric.n_iter_ > 1 and np.isfinite(metric.loss_)

@@ -59,7 +59,7 @@ def test_axiom_4_no_detour_is_shorter(factor, x, y, z):
     assert distance(metric, x, z) <= distance(metric, x, y) + distance(metric, y, z) + slack(metric, x, y, z)
 
 
-@pytest.mark.parametrize("method", ["learned", "within", "covariance"])
+@pytest.mark.parametrize("method", ["learned", "within_class", "covariance"])
 @settings(max_examples=25)
 @given(arrays(np.float64, (3, D), elements=numbers))
 def test_the_axioms_hold_for_what_was_fitted(method, fitted, points):
@@ -79,7 +79,7 @@ def cloud():
 
 @pytest.fixture(scope="module")
 def fitted(cloud):
-    return {method: Mahalanobis(method).fit(*cloud) for method in ("learned", "within", "covariance")}
+    return {method: Mahalanobis(method).fit(*cloud) for method in ("learned", "within_class", "covariance")}
 
 
 def test_a_rank_deficient_metric_is_a_pseudo_metric():
@@ -131,7 +131,7 @@ def test_the_gradient_of_the_square_is_twice_the_factor_times_the_outer_product(
     assert bool((zero == 0).all())  # coincident points: no gradient, and no NaN
 
 
-@pytest.mark.parametrize("method", ["learned", "within", "covariance"])
+@pytest.mark.parametrize("method", ["learned", "within_class", "covariance"])
 @pytest.mark.parametrize("r", [2, None])
 def test_plain_l2_search_of_transformed_points_is_mahalanobis_search(cloud, method, r):
     x, y = cloud
@@ -148,11 +148,11 @@ def test_plain_l2_search_of_transformed_points_is_mahalanobis_search(cloud, meth
 
 def test_pairs_are_one_array_or_two(cloud, fitted):
     x, _ = cloud
-    metric = fitted["within"]
+    metric = fitted["within_class"]
     first, second = x[:40], x[40:80]
     two = metric.pair_distance(first, second)
     np.testing.assert_array_equal(metric.pair_distance(np.stack([first, second], axis=1)), two)
-    np.testing.assert_array_equal(metric.score_pairs(first, second), -two)
+    np.testing.assert_array_equal(metric.pair_score(first, second), -two)
     np.testing.assert_allclose(two, np.diag(cdist(first, second, "mahalanobis", VI=metric.get_mahalanobis_matrix())))
     np.testing.assert_array_equal(metric.pair_distance(torch.from_numpy(first), second.tolist()), two)
 
@@ -184,7 +184,7 @@ BAD = {
     "singletons": (lambda: Mahalanobis().fit(X, np.arange(12)), "two or more samples"),
     "one point": (lambda: Mahalanobis("covariance").fit(np.ones((5, 3))), "the same"),
     "classes without spread": (
-        lambda: Mahalanobis("within").fit(np.repeat(X[:4], 3, 0), np.arange(12) // 3),
+        lambda: Mahalanobis("within_class").fit(np.repeat(X[:4], 3, 0), np.arange(12) // 3),
         "inverse",
     ),
     "no inverse": (lambda: Mahalanobis("covariance", shrinkage=0).fit(X[:3]), "shrinkage='auto'"),
@@ -194,10 +194,13 @@ BAD = {
     "one alike pair": (lambda: Mahalanobis().fit(X.reshape(6, 2, 3), [1, 0, 0, 0, 0, 0]), "at least two"),
     "batches of pairs": (lambda: Mahalanobis(batch=(2, 2)).fit(X.reshape(6, 2, 3), [1, 0] * 3), "pairs have none"),
     "N-pair of pairs": (lambda: Mahalanobis(loss=NPair()).fit(X.reshape(6, 2, 3), [1, 0] * 3), "NPair"),
-    "other width": (lambda: Mahalanobis("within").fit(X, Y).pair_distance(X[:, :2], X[:, :2]), "3 features"),
-    "other width of pairs": (lambda: Mahalanobis("within").fit(X, Y).pair_distance(np.ones((4, 2, 5))), "5 features"),
-    "other length": (lambda: Mahalanobis("within").fit(X, Y).pair_distance(X, X[:4]), "row by row"),
-    "no pairs": (lambda: Mahalanobis("within").fit(X, Y).pair_distance(X), "(n, 2, d)"),
+    "other width": (lambda: Mahalanobis("within_class").fit(X, Y).pair_distance(X[:, :2], X[:, :2]), "3 features"),
+    "other width of pairs": (
+        lambda: Mahalanobis("within_class").fit(X, Y).pair_distance(np.ones((4, 2, 5))),
+        "5 features",
+    ),
+    "other length": (lambda: Mahalanobis("within_class").fit(X, Y).pair_distance(X, X[:4]), "row by row"),
+    "no pairs": (lambda: Mahalanobis("within_class").fit(X, Y).pair_distance(X), "(n, 2, d)"),
     "not square": (lambda: Mahalanobis.from_matrix(np.ones((2, 3))), "square"),
     "asymmetric": (lambda: Mahalanobis.from_matrix([[1.0, 1.0], [0.0, 1.0]]), "symmetric"),
     "indefinite": (lambda: Mahalanobis.from_matrix(np.diag([1.0, -1.0])), "negative eigenvalue"),
@@ -220,7 +223,7 @@ def test_no_metric_gives_a_finite_number_for_nan(fitted):
         with pytest.raises(InputError):
             fitted["learned"].transform([[0.0, bad, 0.0, 0.0]])
         with pytest.raises(InputError):
-            fitted["learned"].score_pairs(np.full((1, 2, D), bad))
+            fitted["learned"].pair_score(np.full((1, 2, D), bad))
 
 
 def test_a_loss_that_is_no_number_stops_the_search():
@@ -233,7 +236,7 @@ def test_a_loss_that_is_no_number_stops_the_search():
 
 def test_a_loss_that_only_pulls_is_caught_collapsing():
     with pytest.raises(MettleError, match="collapsed"):
-        Mahalanobis(loss=lambda z, y: z.square().sum(), penalty=0).fit(X, Y)
+        Mahalanobis(loss=lambda z, y: z.square().sum(), penalty=0, early_stopping=False).fit(X, Y)
 
 
 def test_the_loss_is_not_a_stranger_to_l1():

@@ -1,7 +1,9 @@
-"""A linear metric for features that stay as they are: d²(x, y) = (x − y)ᵀ M (x − y), in the manner of scikit-learn."""
+"""Linear metrics for features that stay as they are: d²(x, y) = (x − y)ᵀ M (x − y), in the manner of scikit-learn."""
 
-from mettle.losses import MCML
-from mettle.metric.form import squared_form
+from mettle.metric.axioms import AxiomCheck, Counterexample, check_axioms
+from mettle.metric.lfda import LFDA
+from mettle.metric.linear import squared_form
 from mettle.metric.mahalanobis import Mahalanobis
+from mettle.metric.nca import NCA
 
-__all__ = ["MCML", "Mahalanobis", "squared_form"]
+__all__ = ["LFDA", "NCA", "AxiomCheck", "Counterexample", "Mahalanobis", "check_axioms", "squared_form"]

@@ -1,4 +1,4 @@
-"""The estimator: fit a metric, then map points to where it is plain Euclidean distance."""
+"""The Mahalanobis distance: four ways to find its matrix, and how far to trust the data chosen by held-out classes."""
 
 import warnings
 from copy import deepcopy
@@ -6,28 +6,41 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_array, check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils import check_random_state
 
-from mettle.errors import InputError
 from mettle.losses import MCML, Contrastive
-from mettle.metric import checks
-from mettle.metric.covariance import Whitening, about_classes, about_mean, between_alike, whitening
-from mettle.metric.form import factor_of, squared_form
-from mettle.metric.learn import Examples, learn
+from mettle.metric import validation
+from mettle.metric.covariance import (
+    PATH,
+    Shrinkage,
+    Whitening,
+    fit_whitening,
+    pair_scatter,
+    total_scatter,
+    within_class_scatter,
+)
+from mettle.metric.held_out import Fold, label_folds, pair_folds
+from mettle.metric.linear import LinearMetric
+from mettle.metric.optimize import Examples, Search, check_batch, check_factor, learn_factor
+from mettle.metric.selection import choose_shrinkage, choose_steps, fit_likelihood_ratio
+
+SUPERVISED = ("learned", "likelihood_ratio")
 
 
-class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+class Mahalanobis(LinearMetric):
     r"""A Mahalanobis distance, estimated or learned, as a scikit-learn transformer.
 
     Formula:
         d(x, y) = √( (x − y)ᵀ M (x − y) ) = ‖Lx − Ly‖,  M = LᵀL, positive semi-definite by construction
-        covariance  M = inverse covariance of all points, shrunk; labels are ignored
-        within      M = inverse covariance of points about their class means, shrunk: directions in which a class
-                    varies count less
-        learned     M minimises  loss(LX, y) + penalty · ‖A − A₀‖²  over L = A W, W the factor of ``within``, A₀ = I
+        covariance        M = inverse covariance of all points, shrunk; labels are ignored
+        within_class      M = W⁻¹, the inverse covariance of points about their class means, shrunk: directions in
+                          which a class varies count less
+        likelihood_ratio  M = W⁻¹ − (W + B)⁻¹ with B the covariance between classes: directions in which classes do
+                          not differ count less too. W and B are shrunk to multiples of the identity; with both
+                          shrunk all the way M is Euclid
+        learned           M minimizes  loss(LX, y) + penalty · ‖A − A₀‖²  over L = A W, started at A₀, the likelihood
+                          ratio, for as many steps as held-out classes gain from
     Needs:
         ``fit(X, y)`` with X (n, d) and one label per row; or pairs, X (n, 2, d) and y 1 for alike, 0 (or −1) for not.
     Use when:
@@ -36,15 +49,20 @@ class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     Relations:
         M = I is Euclid. ``transform`` gives Lx, so plain L2 search there is Mahalanobis search here. The square root
         is a metric when M is of full rank, else a pseudo-metric (distinct points at distance 0). d² is no metric:
-        the points 0, 1, 2 on a line have 4 > 1 + 1.
+        the points 0, 1, 2 on a line have 4 > 1 + 1. On pairs and without shrinkage the likelihood ratio is KISSME.
 
     Args:
-        method: ``learned``, ``within`` or ``covariance``.
+        method: ``learned``, ``likelihood_ratio``, ``within_class`` or ``covariance``.
         n_components: rows of L; None for as many as features that vary. Fewer keep the most telling directions.
         loss: any pairwise loss of `mettle.losses`, or a callable (embeddings, labels) -> scalar; on pairs also
             (embeddings, embeddings, alike) -> scalar. None: `MCML` for labels, `Contrastive` for pairs.
-        shrinkage: ``auto`` (Ledoit and Wolf) or a number from 0, the plain covariance, to 1, independent features.
-        penalty: how strongly a learned metric is held to the one of ``within``.
+        shrinkage: ``auto`` or a number from 0, nothing, to 1. For ``covariance`` and ``within_class`` towards
+            independent features, ``auto`` as Ledoit and Wolf estimate. For the others towards Euclid, one number or
+            two for (W, B); ``auto`` is what is best for held-out classes, by cross-validation over the classes.
+        standardize: whether Euclid there is that of features divided by their standard deviations. ``auto`` chooses
+            with the shrinkage; where ``shrinkage`` is a number it means no.
+        penalty: how strongly a learned metric is held to where it starts.
+        early_stopping: whether learning stops where held-out classes stop gaining; else it goes on to the minimum.
         max_iter: steps of L-BFGS, or epochs when learning in batches.
         tol: learning stops when no entry of the gradient is above this, or the loss no longer moves.
         batch: (classes, samples) of a batch; None for everything at once; ``auto`` decides by the number of points.
@@ -52,20 +70,23 @@ class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     Attributes:
         components_: (r, d) L.
-        n_iter_: iterations, 1 where nothing is searched.
+        n_iter_: iterations; 1 where nothing is searched, or held-out classes gained nothing.
         loss_: the objective at the end, NaN where nothing is searched.
-        shrinkage_: the shrinkage used.
+        shrinkage_: the shrinkage used: a number, or (W, B).
+        standardize_: whether features were divided by their standard deviations first.
         n_features_in_, feature_names_in_: as for every scikit-learn estimator.
     """
 
     def __init__(
         self,
-        method: Literal["learned", "within", "covariance"] = "learned",
+        method: Literal["learned", "likelihood_ratio", "within_class", "covariance"] = "learned",
         *,
         n_components: int | None = None,
         loss: Any = None,
-        shrinkage: float | Literal["auto"] = "auto",
+        shrinkage: float | tuple[float, float] | Literal["auto"] = "auto",
+        standardize: bool | Literal["auto"] = "auto",
         penalty: float = 0.01,
+        early_stopping: bool = True,
         max_iter: int = 200,
         tol: float = 1e-4,
         batch: tuple[int, int] | Literal["auto"] | None = "auto",
@@ -75,66 +96,28 @@ class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         self.n_components = n_components
         self.loss = loss
         self.shrinkage = shrinkage
+        self.standardize = standardize
         self.penalty = penalty
+        self.early_stopping = early_stopping
         self.max_iter = max_iter
         self.tol = tol
         self.batch = batch
         self.random_state = random_state
 
-    @classmethod
-    def from_components(cls, components: ArrayLike) -> Self:
-        """A fitted metric with this L (r, d): one kept from ``components_``, say."""
-        factor = np.array(components, dtype=np.float64)
-        if factor.ndim != 2 or not factor.size or not np.isfinite(factor).all():
-            raise InputError(f"components must be a finite (r, d) array, got shape {factor.shape}")
-        found = cls(method="covariance")
-        found.components_ = factor
-        found.n_features_in_ = factor.shape[1]  # type: ignore[attr-defined]
-        return found
-
-    @classmethod
-    def from_matrix(cls, matrix: ArrayLike) -> Self:
-        """A fitted metric with this M (d, d), symmetric and positive semi-definite."""
-        return cls.from_components(factor_of(matrix))
-
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Find L. X (n, d) with labels, or (n, 2, d) with y 1 where the two are alike and 0 or −1 where not."""
-        checks.parameters(self.get_params(deep=False))
+        validation.check_mahalanobis(self.get_params(deep=False))
         points, examples = self._examples(X, y)
-        checks.extent(points)
-        found = self._whitening(points, examples)
-        r = len(found.factor) if self.n_components is None else min(self.n_components, len(found.factor))
-        self.shrinkage_, self.n_iter_, self.loss_ = found.shrinkage, 1, float("nan")
-        self.components_ = found.factor[:r]
-        if self.method == "learned":
+        validation.check_range(points)
+        self.n_iter_, self.loss_ = 1, float("nan")
+        if self.method in SUPERVISED:
             assert examples is not None
-            self._learn(examples, found.factor, r)
+            self._fit_to_classes(examples)
+        else:
+            found = self._whitening(points, examples)
+            self.shrinkage_, self.standardize_ = found.shrinkage, True
+            self.components_ = found.factor[: self.n_components]
         return self
-
-    def transform(self, X: ArrayLike) -> np.ndarray:
-        """(n, r) Lx: where plain L2 distance is this metric. Faiss and k-d trees need nothing else."""
-        check_is_fitted(self)
-        return self._valid(X) @ self.components_.T
-
-    def pair_distance(self, X: ArrayLike, Y: ArrayLike | None = None, *, squared: bool = False) -> np.ndarray:
-        """(n,) distances of pairs: X (n, 2, d), or X and Y (n, d) row by row. The squared form is no metric."""
-        check_is_fitted(self)
-        first, second = self._pairs(X, Y)
-        found = squared_form(first - second, self.components_)
-        return found if squared else np.sqrt(found)
-
-    def score_pairs(self, X: ArrayLike, Y: ArrayLike | None = None) -> np.ndarray:
-        """(n,) −d of pairs, higher = more alike: ready for a ROC curve. Arguments as for `pair_distance`."""
-        return -self.pair_distance(X, Y)
-
-    def get_mahalanobis_matrix(self) -> np.ndarray:
-        """M (d, d) = LᵀL."""
-        check_is_fitted(self)
-        return self.components_.T @ self.components_
-
-    @property
-    def _n_features_out(self) -> int:
-        return len(self.components_)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -142,18 +125,26 @@ class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         tags.input_tags.three_d_array = True
         return tags
 
-    def _learn(self, examples: Examples, prior: np.ndarray, r: int) -> None:
-        loss = deepcopy(self.loss)  # one that keeps a memory of batches must not bring it to the next fit
-        if loss is None:
-            loss = MCML() if examples.second is None else Contrastive(normalise=False)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        found = learn(
-            loss, examples, prior, r,
-            penalty=self.penalty, batch=self.batch, max_iter=self.max_iter, tol=self.tol, seed=seed,
-        )  # fmt: skip
-        self.components_ = found.factor.numpy()
-        self.n_iter_, self.loss_ = found.iterations, found.value
-        if not found.converged:
+    def _fit_to_classes(self, examples: Examples) -> None:
+        learn = self.method == "learned"
+        choose = isinstance(self.shrinkage, str)
+        folds: list[Fold] = []
+        if choose or (learn and self.early_stopping):
+            folds = label_folds(examples.target) if examples.second is None else pair_folds(examples.target)
+        shrinkage = choose_shrinkage(examples, folds, self._path())
+        ratio = fit_likelihood_ratio(examples, shrinkage)
+        self.shrinkage_, self.standardize_ = (shrinkage.within, shrinkage.between), shrinkage.standardize
+        self.components_ = ratio.factor[: self.n_components]
+        if not learn:
+            return
+        search, steps, r = self._search(examples), None, len(self.components_)
+        check_batch(search, examples)
+        if self.early_stopping:
+            steps = choose_steps(search, examples, folds, shrinkage, r)
+        found = learn_factor(search, examples, ratio.directions, ratio.weights[:r], max_iter=steps)
+        self.components_ = check_factor(found.factor, self.components_)
+        self.n_iter_, self.loss_ = max(found.iterations, 1), found.value
+        if not found.converged and steps in (None, self.max_iter):
             warnings.warn(
                 f"Mahalanobis stopped after max_iter={self.max_iter} iterations before it settled: raise max_iter, "
                 "or tol",
@@ -161,60 +152,54 @@ class Mahalanobis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
                 stacklevel=3,
             )
 
+    def _path(self) -> list[Shrinkage]:
+        """Where to look for the best shrinkage: one place, if the user names it."""
+        if isinstance(self.shrinkage, str):
+            auto = isinstance(self.standardize, str)
+            return [place for place in PATH if auto or place.standardize == self.standardize]
+        pair = isinstance(self.shrinkage, (tuple, list))
+        within, between = self.shrinkage if pair else (self.shrinkage, self.shrinkage)  # type: ignore[misc]
+        return [Shrinkage(self.standardize is True, float(within), float(between))]
+
+    def _search(self, examples: Examples) -> Search:
+        loss = deepcopy(self.loss)  # one that keeps a memory of batches must not bring it to the next fit
+        if loss is None:
+            loss = MCML() if examples.second is None else Contrastive(normalise=False)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        return Search(loss, self.penalty, self.batch, self.max_iter, self.tol, seed)
+
     def _whitening(self, points: np.ndarray, examples: Examples | None) -> Whitening:
-        shrinkage = None if isinstance(self.shrinkage, str) else float(self.shrinkage)
+        shrinkage = None if isinstance(self.shrinkage, str) else float(self.shrinkage)  # type: ignore[arg-type]
         if self.method == "covariance" or examples is None:
-            spread = about_mean(points)
+            scatter = total_scatter(points)
         elif examples.second is None:
-            spread = about_classes(points, examples.target)
+            scatter = within_class_scatter(points, examples.target)
         else:
-            alike = examples.target == 1
-            spread = between_alike(examples.first[alike], examples.second[alike])
-        return whitening(points, spread, shrinkage)
+            similar = examples.target == 1
+            scatter = pair_scatter(examples.first[similar], examples.second[similar])
+        return fit_whitening(points, scatter, shrinkage)
 
     def _examples(self, X: Any, y: Any) -> tuple[np.ndarray, Examples | None]:
         """All points, and what is known of them."""
         second = None
         if _is_pairs(X):
-            first, second = self._pairs(X, None, reset=True)
+            first, second = self._validate_pairs(X, None, reset=True)
             points = np.concatenate([first, second])
         else:
-            points = first = self._valid(X, reset=True, ensure_min_samples=2)
-        checks.need(
-            self.n_components is None or self.n_components <= points.shape[1],
-            f"n_components={self.n_components} is more than the {points.shape[1]} features of X",
-        )
+            points = first = self._validate_points(X, reset=True, ensure_min_samples=2)
+        validation.check_components(self.n_components, points.shape[1])
         if self.method == "covariance":
             return points, None
-        y = checks.target(y, len(first), self.method)
-        return points, Examples(first, checks.labels(y, self.method) if second is None else checks.alike(y), second)
-
-    def _pairs(self, X: Any, Y: Any, *, reset: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        if Y is not None:
-            first, second = self._valid(X), self._valid(Y)
-            rows = len(first), len(second)
-            checks.need(rows[0] == rows[1], f"pairs go row by row: X has {rows[0]} rows, Y has {rows[1]}")
-            return first, second
-        with checks.as_input_error():
-            pairs: Any = check_array(X, allow_nd=True, dtype=np.float64)  # type: ignore[arg-type]
-        checks.need(
-            pairs.ndim == 3 and pairs.shape[1] == 2,
-            f"pairs have shape (n, 2, d), got {pairs.shape}; or pass two arrays (n, d) to compare row by row",
-        )
-        if reset:
-            self._valid(pairs.reshape(-1, pairs.shape[2]), reset=True)
-        wanted = self.n_features_in_  # type: ignore[attr-defined]
-        # Checked by hand: three axes have no column names, and scikit-learn would warn of their absence.
-        checks.need(
-            pairs.shape[2] == wanted,
-            f"X has {pairs.shape[2]} features, but Mahalanobis is expecting {wanted} features as input",
-        )
-        return pairs[:, 0], pairs[:, 1]
-
-    def _valid(self, X: Any, *, reset: bool = False, ensure_min_samples: int = 1) -> np.ndarray:
-        with checks.as_input_error():
-            found: Any = validate_data(self, X, reset=reset, dtype=np.float64, ensure_min_samples=ensure_min_samples)
-        return found
+        y = validation.check_target(y, len(first), f"Mahalanobis(method={self.method!r})", "use method='covariance'")
+        if second is None:
+            target = validation.encode_labels(y, least_classes=2 if self.method in SUPERVISED else 1)
+        else:
+            target = validation.encode_pair_labels(y)
+            validation.require(
+                self.method not in SUPERVISED or int(target.sum()) >= 2,
+                "one alike pair does not show a spread: give at least two",
+            )
+        return points, Examples(first, target, second)
 
 
 def _is_pairs(X: Any) -> bool:
