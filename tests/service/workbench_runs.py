@@ -8,8 +8,8 @@ from fastapi import FastAPI
 from serving import running
 
 from mettle.data.dataset import Column, Samples
+from mettle.evaluate.diagnostics.label_errors import difficulty
 from mettle.evaluate.run import evaluate_run
-from mettle.evaluate.suspects import difficulty
 from mettle.service.workbench import routes
 from mettle.service.workbench.scene import Scene
 from mettle.train import RunFolder, train

@@ -7,8 +7,8 @@ from zipfile import BadZipFile
 import numpy as np
 
 from mettle.data.dataset import Column, Samples
+from mettle.data.embeddings import read_embeddings
 from mettle.errors import DataError, GalleryError
-from mettle.evaluate.table import read_embeddings
 from mettle.model import EmbeddingModel
 from mettle.model.inference import embed
 

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import betainc
 
 from mettle.errors import GalleryError
-from mettle.evaluate import point, several
+from mettle.evaluate import inputs, roc
 from mettle.match.calibration import CONFIDENCE, Calibration, count_pairs
 from mettle.match.everybody import Everybody, everybody
 from mettle.match.record import Record
@@ -26,7 +26,7 @@ PAIRS = 10_000_000  # scores of a probe with a person, at most: 40 MB
 
 def calibrated(record: Record, fars: Sequence[float] | float, seed: int = 0) -> Calibration:
     """A table of thresholds in the form of a contract's, with ``per`` "person"; above `PAIRS`, from a sample."""
-    fars = several.rates(fars, below_one=True)
+    fars = inputs.rates(fars, below_one=True)
     sequence = record.sequence()  # before they are read: what comes in between counts as having come since
     found = everybody(record)
     vectors, people = found.vectors, len(found.names)
@@ -50,13 +50,13 @@ def calibrated(record: Record, fars: Sequence[float] | float, seed: int = 0) -> 
 
 
 def _entry(scores: np.ndarray, far: float, pairs: int) -> dict[str, Any]:
-    budget = point.rate(far) * pairs
+    budget = roc.rate(far) * pairs
     allowed = _allowed(far, pairs, math.floor(budget))
     if allowed >= 0:
         at = len(scores) - 1 - allowed * len(scores) // pairs
         threshold = float(np.nextafter(np.partition(scores, at)[at], np.float32(np.inf)))
         if threshold <= 1:
-            return {"threshold": max(-1.0, threshold), "status": point.status(float(budget))}
+            return {"threshold": max(-1.0, threshold), "status": roc.status(float(budget))}
     return {"threshold": None, "status": "not measurable"}  # too few, or too many are enrolled under two names
 
 

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from mettle.errors import InputError, MettleError
-from mettle.evaluate import curve
+from mettle.evaluate import roc
 from mettle.service.limits import Limits
 from mettle.service.workbench import search
 from mettle.service.workbench.bench import Bench
@@ -178,7 +178,7 @@ def _facts(router: APIRouter, benches: list[Bench], live: bool) -> None:
 def _looks(router: APIRouter, benches: list[Bench]) -> None:
     @router.get("/api/runs/{run}/at")
     def at(run: int, threshold: Annotated[float, Query(allow_inf_nan=False)]) -> Response:
-        accepts, rejects = curve.counts(_bench(benches, run).verification().scores, threshold)
+        accepts, rejects = roc.counts(_bench(benches, run).verification().scores, threshold)
         return JSONResponse({"accepts": int(accepts), "rejects": int(rejects)}, headers=POLICY)
 
     @router.get("/api/runs/{run}/pairs/{kind}")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mettle.report.curves import PANELS, Panel, series, validation_panels
+from mettle.report.training_plots import PANELS, Panel, series, validation_panels
 from mettle.train import RunFolder
 from mettle.train.callbacks import read_log
 
