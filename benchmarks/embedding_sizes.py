@@ -11,9 +11,9 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
+from mettle.data.quantization import Precision
 from mettle.evaluate import read_embeddings, retrieval, verification
 from mettle.model import cut_embeddings, quantize_embeddings
-from mettle.model.quantization import Precision
 
 
 def print_sizes(path: Path, where: list[str], dims: list[int]) -> None:

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from mettle.evaluate import audit
-from mettle.report.audit import write_audit
+from mettle.report.audit_page import write_audit
 
 # What another model left behind: 80 parts, 8 embeddings of each from two cameras, the second of which is out of focus;
 # five rows carry the label of another part.

@@ -11,7 +11,7 @@ import sys
 import torch
 
 from mettle.losses import ArcFace, CosFace, SphereFace
-from mettle.report.figures import BLUE, INK, VERMILION, sheet
+from mettle.report.plots import BLUE, INK, VERMILION, sheet
 
 SIDE = torch.linspace(0, 90, 721, dtype=torch.float64)
 FIRST, SECOND = (torch.cos(torch.deg2rad(angle)) for angle in torch.meshgrid(SIDE, SIDE, indexing="xy"))

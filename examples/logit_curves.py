@@ -11,7 +11,7 @@ import sys
 import torch
 
 from mettle.losses import ArcFace, CosFace, SphereFace
-from mettle.report.figures import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, sheet
+from mettle.report.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, sheet
 
 ANGLE = torch.linspace(0, 180, 3601, dtype=torch.float64)
 COSINE = torch.cos(torch.deg2rad(ANGLE))

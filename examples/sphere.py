@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from mettle.losses import ArcFace, Center, CosFace, Softmax, SphereFace
-from mettle.report.figures import BLUE, SKY, VERMILION, sheet
+from mettle.report.plots import BLUE, SKY, VERMILION, sheet
 
 SEED, STEPS, BATCH, CLASSES = 0, 1500, 128, 10
 # Tol's "muted" colours, told apart by every kind of colour vision; the digits are written as well.

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 import mettle
 from mettle.evaluate import audit
 from mettle.losses import SupCon
-from mettle.report.audit import write_audit
+from mettle.report.audit_page import write_audit
 
 WHO = ["dog hound pup", "cat kitten mouser", "horse pony mare", "hen rooster chick", "ship boat ferry", "car truck van"]
 DOES = ["sleeps rests dozes", "runs races hurries", "waits stays lingers", "turns spins rolls", "sings hums whistles"]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-LOADED = ["mettle.cli", "mettle.train.from_recipe", "mettle.evaluate.run", "mettle.evaluate.pair_tables"]
-LOADED += ["mettle.report.page", "mettle.report.audit", "mettle.service", "mettle.gallery", "uvicorn"]
+LOADED = ["mettle.cli", "mettle.train.from_recipe", "mettle.evaluate.run", "mettle.evaluate.run.pair_tables"]
+LOADED += ["mettle.report.run_page", "mettle.report.audit_page", "mettle.service", "mettle.gallery", "uvicorn"]
 LOADED += ["torch._dynamo", "torch.distributed", "torch.utils.tensorboard"]  # what a first training step loads
 
 

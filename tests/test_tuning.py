@@ -19,7 +19,7 @@ from mettle.data import Samples
 from mettle.data.inputs import ImageArray
 from mettle.errors import MettleError, MissingExtra, RunError
 from mettle.evaluate import ValidationScore
-from mettle.report import search as page
+from mettle.report import search_page as page
 from mettle.train import load, train
 from mettle.train.recipe import Range, parse_recipe
 from mettle.train.search import FoldResult, Trial, best_trial, describe_edges, read_trials

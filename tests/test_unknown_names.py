@@ -72,7 +72,7 @@ def test_what_is_named_in_an_answer_is_there(room):
 
 
 def test_modules_and_private_names_are_looked_for_as_ever():
-    code = "from mettle.evaluate import run, closed; from mettle.losses import given_pairs; print(run.__name__)"
+    code = "from mettle.evaluate import run, protocol; from mettle.losses import given_pairs; print(run.__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "mettle.evaluate.run\n", done.stderr
     with pytest.raises(AttributeError, match="module 'mettle.losses' has no attribute '__nothing__'"):

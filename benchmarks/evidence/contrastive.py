@@ -22,7 +22,7 @@ from mettle.data import Samples
 from mettle.data.sampler import ShuffledBatchSampler
 from mettle.data.transforms import Augment
 from mettle.difficulty import Importance, Relative
-from mettle.evaluate.probe import Accuracy
+from mettle.evaluate.linear_probe import Accuracy
 from mettle.losses import InfoNCE, SelfTriplet
 from mettle.model import Embedder
 from mettle.pairs import Reduction, RowValues, Tile, Traits

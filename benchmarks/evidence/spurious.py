@@ -25,7 +25,7 @@ from mettle.data import Samples
 from mettle.data.loader import Batch, Loader
 from mettle.data.sampler import ShuffledBatchSampler
 from mettle.data.transforms import Augment
-from mettle.evaluate.probe import Accuracy
+from mettle.evaluate.linear_probe import Accuracy
 from mettle.losses import NormFace
 from mettle.model import Embedder, EmbedderSpec
 from mettle.pairs import pair_weights

@@ -17,7 +17,7 @@ from mettle.data.sampler import EpochBatchSampler
 from mettle.data.sources.npz import read_npz
 from mettle.data.transforms import Augment, to_input_tensor
 from mettle.evaluate import probe
-from mettle.evaluate.probe import Probe
+from mettle.evaluate.linear_probe import Probe
 from mettle.model import Embedder, EmbedderSpec, embed
 from mettle.train import Callback, Method, Schedule, TrainingState, run_loop
 from mettle.train.callbacks import DivergenceGuard

@@ -33,8 +33,8 @@ from mettle.data.splits import identity_folds
 from mettle.data.tuples import Tuples
 from mettle.errors import DataError, MettleError, MissingExtra, RecipeError, RunError
 from mettle.evaluate import ValidationScore
-from mettle.evaluate.checks import NotMeasurable
-from mettle.report.search import describe_trial, write_search_page
+from mettle.evaluate.inputs import NotMeasurable
+from mettle.report.search_page import describe_trial, write_search_page
 from mettle.rng import hash_bits
 from mettle.train.callbacks import Callback, Direction, Validation, read_log
 from mettle.train.datamodule import fill_settings, keep_parts, prepare_training_data, split_tuples

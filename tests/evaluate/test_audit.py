@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from command_line import mettle
+from mettle.data.embeddings import read_embeddings
 from mettle.errors import DataError, InputError, MettleError
 from mettle.evaluate import probe
 from mettle.evaluate.audit import audit, sampled
-from mettle.evaluate.table import read_embeddings
 from processes import run_mettle
 
 PEOPLE, EACH, DIM = 24, 6, 12

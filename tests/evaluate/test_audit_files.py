@@ -7,7 +7,7 @@ import torch
 from mettle.errors import DataError, InputError
 from mettle.evaluate import audit, read_embeddings, same_subject, verification
 from mettle.evaluate.verification import from_scores
-from mettle.report.audit import write_audit
+from mettle.report.audit_page import write_audit
 
 
 def people(count=8, each=5, seed=0):

@@ -7,7 +7,7 @@ import pytest
 
 from mettle.errors import InputError
 from mettle.evaluate import compare, from_scores, retrieval, verification
-from mettle.evaluate.intervals import draw
+from mettle.evaluate.bootstrap import draw
 
 
 def two_models(seed, subjects=60, each=4, d=16, noise=(1.0, 1.1), shared=0.9):

@@ -19,8 +19,8 @@ from mettle.data.dataset import Samples
 from mettle.data.inputs import FeatureArray
 from mettle.errors import InputError
 from mettle.evaluate import NotMeasurable, from_scores, verification
-from mettle.evaluate.protocol import thresholds
-from mettle.report import audit_tables
+from mettle.evaluate.run.scenarios import thresholds
+from mettle.report import audit_page
 
 _spec = importlib.util.spec_from_file_location("oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py")
 assert _spec is not None
@@ -248,7 +248,7 @@ def test_where_equal_scores_leave_no_threshold_the_point_says_so_and_everybody_r
         "1e-07": {"threshold": None, "status": "not measurable", "impostors": v.impostor},
     }
     facts = {"scenarios": {"all": {"verification": v.summary((0.01, 1e-7))}}}
-    assert [p["status"] for p in audit_tables.points(facts, "all")] == [point.verdict, "not measurable"]
+    assert [p["status"] for p in audit_page.points(facts, "all")] == [point.verdict, "not measurable"]
     usual = judged(np.linspace(0.5, 1, 50), np.linspace(0, 0.6, 2000)).operating_point(0.05)
     assert (usual.usable, usual.verdict) == (usual.threshold, usual.status) and usual.status == "ok"
 

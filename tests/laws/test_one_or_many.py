@@ -17,7 +17,7 @@ from mettle import evaluate
 from mettle.data.dataset import Samples
 from mettle.data.inputs import FeatureArray
 from mettle.errors import InputError
-from mettle.evaluate import protocol
+from mettle.evaluate.run import scenarios
 
 RNG = np.random.default_rng(0)
 Y = np.repeat(np.arange(12), 4)
@@ -39,15 +39,18 @@ def _looked(**options):
 
 
 MEMBERS = {
-    "verified.Verification.summary fars": (lambda n: evaluate.verification(X, Y).summary(n), 0.1),
-    "verified.Verification.look_at fars": (lambda n: _looked(fars=n), 0.1),
-    "verified.Verification.look_at thresholds": (lambda n: _looked(thresholds=n), 0.3),
-    "verified.Verification.resample_at thresholds": (_at, 0.3),
+    "verification.Verification.summary fars": (lambda n: evaluate.verification(X, Y).summary(n), 0.1),
+    "verification.Verification.look_at fars": (lambda n: _looked(fars=n), 0.1),
+    "verification.Verification.look_at thresholds": (lambda n: _looked(thresholds=n), 0.3),
+    "verification.Verification.resample_at thresholds": (_at, 0.3),
     "identification.Identification.summary fpirs": (IDENTIFIED.summary, 0.5),
-    "protocol.judge ks": (lambda n: protocol.summary(protocol.judge(X, SAMPLES, n), [0.1]), 2),
-    "protocol.Scenario.retrieval ks": (lambda n: protocol.scenarios(SAMPLES)[0].retrieval(X, SAMPLES, n).summary(), 2),
-    "protocol.summary fars": (lambda n: protocol.summary(protocol.judge(X, SAMPLES), n), 0.1),
-    "protocol.thresholds fars": (lambda n: protocol.thresholds(X, SAMPLES, n, "these"), 0.1),
+    "run.scenarios.judge ks": (lambda n: scenarios.summary(scenarios.judge(X, SAMPLES, n), [0.1]), 2),
+    "run.scenarios.Scenario.retrieval ks": (
+        lambda n: scenarios.scenarios(SAMPLES)[0].retrieval(X, SAMPLES, n).summary(),
+        2,
+    ),
+    "run.scenarios.summary fars": (lambda n: scenarios.summary(scenarios.judge(X, SAMPLES), n), 0.1),
+    "run.scenarios.thresholds fars": (lambda n: scenarios.thresholds(X, SAMPLES, n, "these"), 0.1),
     "audit.audit fars": (lambda n: evaluate.audit(X, Y, fars=n, most=40).summary(), 0.1),
     "retrieval.retrieval k": (lambda n: evaluate.retrieval(X, Y, k=n).summary(), 3),
     "groups.class_size edges": (lambda n: evaluate.class_size(Y, n).tolist(), 4),
@@ -93,25 +96,25 @@ def test_a_rate_in_an_array_has_its_interval():
 
 
 INNER = {  # behind one of those doors
-    "ranking.judge ks",
-    "intervals.mean_interval values",  # the mean of one value has no interval
-    "intervals.at_thresholds thresholds",
-    "design.Design.absent shape",
-    "by_id.Known.at ids",
-    "by_id.Known.side ids",
-    "by_id.Known.part ids",
+    "retrieval.judge ks",
+    "bootstrap.mean_interval values",  # the mean of one value has no interval
+    "bootstrap.at_thresholds thresholds",
+    "scoring.pair_tiles.Design.absent shape",
+    "protocol.Known.at ids",
+    "protocol.Known.side ids",
+    "protocol.Known.part ids",
 }
 
 
 def test_every_function_of_the_room_that_takes_several_is_a_member():
     several = re.compile(r"(Sequence|Iterable|tuple|list)\[(int|float)\b(?!, (int|float))")
     found = set()
-    for part in pkgutil.iter_modules(evaluate.__path__):
-        module = importlib.import_module(f"mettle.evaluate.{part.name}")
+    for part in pkgutil.walk_packages(evaluate.__path__, "mettle.evaluate."):
+        module = importlib.import_module(part.name)
         for path, call in _calls(module):
             for argument in inspect.signature(call).parameters.values():
                 if several.search(str(argument.annotation)):
-                    found.add(f"{part.name}.{path} {argument.name}")
+                    found.add(f"{part.name.removeprefix('mettle.evaluate.')}.{path} {argument.name}")
     assert found == set(MEMBERS) | INNER
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from mettle import evaluate
 from mettle.errors import DataError, InputError
-from mettle.evaluate import plan
+from mettle.evaluate import protocol
 
 WHO = np.repeat(np.arange(10), 6)
 RNG = np.random.default_rng(0)
@@ -83,7 +83,7 @@ MEASURES = {
     "confusion": lambda x, y, d: [[(c.error, c.share) for c in evaluate.confusion(x, y)]],
     "difficulty": lambda x, y, d: [evaluate.difficulty(x, y).tolist()],
     "class size": lambda x, y, d: [evaluate.class_size(y).tolist()],
-    "plan": lambda x, y, d: [plan.class_disjoint(np.arange(60), y), plan.known_unknown(np.arange(60), y)],
+    "plan": lambda x, y, d: [protocol.class_disjoint(np.arange(60), y), protocol.known_unknown(np.arange(60), y)],
 }
 
 

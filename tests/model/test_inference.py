@@ -11,9 +11,9 @@ from PIL import Image
 
 from mettle.data import identity_disjoint_split, read
 from mettle.data.dataset import Samples
+from mettle.data.embeddings import read_embeddings
 from mettle.data.inputs import ImageArray
 from mettle.errors import InputError, MissingExtra
-from mettle.evaluate.table import read_embeddings
 from mettle.model import Embedder, EmbedderSpec
 from mettle.model.inference import write_embeddings
 from mettle.model.onnx import export_onnx

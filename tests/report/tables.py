@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from mettle.data.dataset import Samples
-from mettle.evaluate.protocol import Judged, judge
 from mettle.evaluate.run import Evaluation, evaluate_run
+from mettle.evaluate.run.scenarios import Judged, judge
 from mettle.train import RunFolder, train
 from mettle.train.recipe import parse_recipe
 

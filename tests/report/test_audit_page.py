@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 from tables import HOSTILE
 
+from mettle.data.embeddings import read_embeddings
 from mettle.errors import RunError
 from mettle.evaluate.audit import audit
-from mettle.evaluate.table import read_embeddings
-from mettle.report.audit import write_audit
+from mettle.report.audit_page import write_audit
 
 
 class Reader(HTMLParser):

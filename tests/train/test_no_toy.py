@@ -5,8 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from mettle.evaluate import closed
-from mettle.evaluate.run import evaluate_run
+from mettle.evaluate.run import evaluate_run, probes
 from mettle.report import write_report
 from mettle.train import callbacks as logs
 from mettle.train import load, train
@@ -18,8 +17,8 @@ def test_on_glyphs_weights_spread_and_the_encoders_differ_on_typefaces(tmp_path,
     outcome = train(load("wcl"), tmp_path / "run", cache=cache, tensorboard=False)
     lines = logs.read_log(tmp_path / "run" / "log.jsonl")
     spread = [line["weight_std"] for line in lines]
-    encoders = {closed.MODEL: outcome.model, closed.BIASED: outcome.run.biased_model()}
-    found = closed.probes(outcome.run.recipe.evaluate, outcome.samples, encoders)["attribute"]
+    encoders = {probes.MODEL: outcome.model, probes.BIASED: outcome.run.biased_model()}
+    found = probes.probes(outcome.run.recipe.evaluate, outcome.samples, encoders)["attribute"]
     reads = {name: one["linear"]["accuracy"] for name, one in found["encoders"].items()}
     gap, band = found["gap"]["value"], found["gap"]["interval"]
     better = max(reads, key=reads.get)

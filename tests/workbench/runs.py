@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from mettle.data.dataset import Column, Samples
+from mettle.evaluate.diagnostics.label_errors import difficulty
 from mettle.evaluate.run import evaluate_run
-from mettle.evaluate.suspects import difficulty
 from mettle.service import create_app
 from mettle.train import RunFolder, train
 from mettle.train.recipe import parse_recipe

@@ -54,7 +54,7 @@ def audit(
     from mettle.evaluate import audit as run_audit
     from mettle.evaluate import read_embeddings
     from mettle.evaluate.audit import FARS
-    from mettle.report.audit import audit_page_path, write_audit
+    from mettle.report.audit_page import audit_page_path, write_audit
 
     if len(files) > 2:
         raise InputError(f"audit reads one file, or a .npy file and one of labels: got {len(files)}")

@@ -278,7 +278,7 @@ def _load_array(path: Path) -> Any:
         with found:  # several arrays, as `mettle embed` writes them
             if "embeddings" in found:
                 return found["embeddings"]
-            from mettle.model.quantization import from_arrays  # imports torch, which other files do not need
+            from mettle.data.quantization import from_arrays  # imports torch, which other files do not need
 
             decoded = from_arrays({name: found[name] for name in found.files})
             if decoded is not None:

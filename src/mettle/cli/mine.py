@@ -65,7 +65,7 @@ def mine_command(
 ) -> None:
     """Mine hard positives and negatives over a whole set: a table that `mettle train` takes, and what was left out."""
     from mettle.mining import Guards, check_options, check_table_path, mine, write_pairs, write_triplets
-    from mettle.report.mining import write_mining_page
+    from mettle.report.mining_page import write_mining_page
 
     check_table_path(output)
     check_output_folder(output)
@@ -155,7 +155,7 @@ def _read_file(
 
     from mettle.data.sources.text_table import is_integer_text
     from mettle.evaluate import read_embeddings
-    from mettle.report.audit import describe_row
+    from mettle.report.audit_page import describe_row
 
     try:
         table = read_embeddings(path, labels, domain="" if across is None else across, groups=[], **options)
@@ -211,7 +211,7 @@ def _embed_run(
     import numpy as np
 
     from mettle.model.inference import embed
-    from mettle.report.pairs import side
+    from mettle.report.pair_cards import side
     from mettle.train import open_run_folder
 
     if second is not None and not second.is_dir():

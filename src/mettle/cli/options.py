@@ -88,7 +88,7 @@ def command_line() -> list[str]:
 
 def print_scenario(name: str, v: dict[str, Any], r: dict[str, Any] | None) -> None:
     """The numbers of one way of pairing, in one line."""
-    from mettle.evaluate.intervals import TOO_FEW
+    from mettle.evaluate.bootstrap import TOO_FEW
 
     band = v["eer"]["interval"]
     why = "" if v["eer"]["value"] is None else f" ({TOO_FEW})"

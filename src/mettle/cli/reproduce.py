@@ -238,7 +238,7 @@ CLAIMS = {
 
 def _judge_ratio(wanted: float, ratios: list[float]) -> tuple[Verdict, str]:
     """Whether a ratio of times reaches what is wanted, by the 95 % interval of its geometric mean over draws."""
-    from mettle.evaluate.intervals import mean_interval
+    from mettle.evaluate.bootstrap import mean_interval
 
     mean, half = mean_interval([math.log(ratio) for ratio in ratios])
     low, middle, high = (math.exp(x) for x in (mean - half, mean, mean + half))
@@ -248,7 +248,7 @@ def _judge_ratio(wanted: float, ratios: list[float]) -> tuple[Verdict, str]:
 
 def _judge_difference(lines: list[str], differences: list[float], what: str) -> Outcome:
     """Whether a difference is above 0, by its interval over seeds."""
-    from mettle.evaluate.intervals import mean_interval
+    from mettle.evaluate.bootstrap import mean_interval
 
     (mean, half), n = mean_interval(differences), len(differences)
     verdict: Verdict = "holds" if mean - half > 0 else "contradicted" if mean + half < 0 else "not decided"

@@ -146,7 +146,7 @@ def train_run(
 ) -> None:
     """Train one run; ``again`` is the command that continues it."""
     from mettle.evaluate import ValidationScore
-    from mettle.evaluate.pair_tables import write_pair_metrics
+    from mettle.evaluate.run.pair_tables import write_pair_metrics
     from mettle.train.callbacks import Progress
     from mettle.train.from_recipe import build_model
     from mettle.train.from_recipe import train as run_training
@@ -478,8 +478,8 @@ def _print_measuring(samples: Any) -> None:
 
 def _print_metrics(metrics: dict[str, Any], said: Sequence[str] = ()) -> None:
     """The headline numbers, a line per scenario, and what to know before trusting them."""
-    from mettle.evaluate.closed import lines
-    from mettle.report.card import training_verdict, warnings
+    from mettle.evaluate.run.probes import lines
+    from mettle.report.caveats import training_verdict, warnings
 
     facts, verdict = metrics["data"], training_verdict(metrics)
     print(f"{facts['protocol']}; {facts['test_samples']} test samples of {facts['test_identities']} identities")

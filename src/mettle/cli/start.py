@@ -104,7 +104,7 @@ def start(
 
 def _prepare(recipe: Any, from_scratch: bool) -> tuple[Any, Any, Any, Mapping[str, float] | None]:
     """The recipe with what follows from its weights, the data, the network without a head, and what it is worth."""
-    from mettle.evaluate.protocol import judge, summary
+    from mettle.evaluate.run.scenarios import judge, summary
     from mettle.model import embed
     from mettle.start import build_frozen_backbone
     from mettle.train import prepare_samples

@@ -32,7 +32,7 @@ def tune(
     overrides: Set = None,
 ) -> None:
     """Search for the values of recipe keys that do best on validation identities; needs the extra `tune`."""
-    from mettle.report.search import describe_trial
+    from mettle.report.search_page import describe_trial
     from mettle.train import load
     from mettle.tuning import RECIPE
     from mettle.tuning import tune as search

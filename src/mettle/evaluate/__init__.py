@@ -10,40 +10,37 @@
     groups      any of these by any attribute, the worst group, errors at the global threshold
     compare     two models on the same people: interval of the difference
     calibrate   a threshold set on some people, carried to others
-    Plan, gate  protocols as files that name ids (made by :mod:`mettle.evaluate.plan`); what leaks fails
+    Plan, gate  protocols as files that name ids (made by :mod:`mettle.evaluate.protocol`); what leaks fails
     audit       all of it for a file of embeddings (read_embeddings), from any model
     label_errors, same_subject, hardest, confusion, difficulty, geometry    what is hard, and why
 
 Every function takes NumPy arrays or tensors and returns a frozen result. Scores are exact (see
-:mod:`mettle.evaluate.scores`), so no exact number depends on chunking, order or device; equal scores are ties and
-are treated as ties.
+:mod:`mettle.evaluate.scoring.scores`), so no exact number depends on chunking, order or device; equal scores are ties
+and are treated as ties.
 """
 
 from typing import TYPE_CHECKING
 
+from mettle.data.embeddings import Embedded, read_embeddings
 from mettle.evaluate.audit import Audit, audit
-from mettle.evaluate.calibrate import Calibration, Carried, calibrate
-from mettle.evaluate.checks import NotMeasurable
+from mettle.evaluate.bootstrap import Interval
+from mettle.evaluate.calibration import Calibration, Carried, calibrate
 from mettle.evaluate.clustering import Clustering, clustering
 from mettle.evaluate.compare import Comparison, compare
-from mettle.evaluate.failures import SystemRates
-from mettle.evaluate.geometry import Geometry, geometry
-from mettle.evaluate.group import Group, Groups
-from mettle.evaluate.groups import bands, class_size, groups
+from mettle.evaluate.diagnostics.geometry import Geometry, geometry
+from mettle.evaluate.diagnostics.hard_pairs import hardest
+from mettle.evaluate.diagnostics.label_errors import confusion, difficulty, label_errors, same_subject
+from mettle.evaluate.diagnostics.leakage import Leak, Part, file_hashes, gate, leaks, picture_looks
+from mettle.evaluate.groups import Group, Groups, Matrix, bands, class_size, domain_matrix, groups
 from mettle.evaluate.identification import Identification, identification
-from mettle.evaluate.intervals import Interval
-from mettle.evaluate.leakage import Leak, Part, file_hashes, gate, leaks, picture_looks
+from mettle.evaluate.inputs import NotMeasurable
+from mettle.evaluate.linear_probe import Accuracy, Probe, probe
 from mettle.evaluate.peer_names import PEERS, PLANNED
-from mettle.evaluate.plan import Plan
-from mettle.evaluate.point import OperatingPoint
-from mettle.evaluate.probe import Accuracy, Probe, probe
+from mettle.evaluate.protocol import Plan, read_trials
 from mettle.evaluate.retrieval import Retrieval, retrieval
-from mettle.evaluate.suspects import confusion, difficulty, hardest, label_errors, same_subject
-from mettle.evaluate.table import Embedded, read_embeddings
-from mettle.evaluate.trials import Matrix, domain_matrix, read_trials
+from mettle.evaluate.roc import OperatingPoint
 from mettle.evaluate.validation import ValidationScore
-from mettle.evaluate.verification import from_scores, verification
-from mettle.evaluate.verified import Verification
+from mettle.evaluate.verification import SystemRates, Verification, from_scores, verification
 from mettle.unknown_names import explain_missing_name
 
 __all__ = [

@@ -8,30 +8,42 @@
 
 What grows with the square of the rows and is not streamed runs on whole identities drawn at random, at most ``MOST``
 rows; ``limits`` says so. What the data cannot support is named in ``missing`` with the reason, and is no number.
+
+What an audit found: one frozen result with its warnings, and all of it as plain numbers.
+
+What an audit says of embeddings in use: strangers at the door, clusters, simple classifiers.
+
+What an audit leaves out: parts that cannot be measured, with the reason, and rows that would take too long.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from mettle.errors import InputError
-from mettle.evaluate import copies, plan, use
-from mettle.evaluate.audited import Audit, Way
-from mettle.evaluate.calibrate import Carried, calibrate
-from mettle.evaluate.checks import whole
-from mettle.evaluate.geometry import geometry
-from mettle.evaluate.groups import Groups, bands, class_size
+from mettle.data.embeddings import Embedded
+from mettle.errors import InputError, MettleError
+from mettle.evaluate import protocol
+from mettle.evaluate.bootstrap import LEAST
+from mettle.evaluate.calibration import Carried, calibrate
+from mettle.evaluate.clustering import Clustering, clustering
+from mettle.evaluate.diagnostics import duplicates
+from mettle.evaluate.diagnostics.duplicates import Copies
+from mettle.evaluate.diagnostics.geometry import Geometry, geometry
+from mettle.evaluate.diagnostics.hard_pairs import HardPair, hardest
+from mettle.evaluate.diagnostics.label_errors import Confused, Suspects, Twins, confusion, difficulty
+from mettle.evaluate.diagnostics.label_errors import label_errors as find_label_errors
+from mettle.evaluate.diagnostics.label_errors import same_subject as find_same_subject
+from mettle.evaluate.groups import Groups, Matrix, bands, class_size, domain_matrix, paired
 from mettle.evaluate.groups import groups as slice_by
-from mettle.evaluate.partial import Parts, sampled
+from mettle.evaluate.identification import Identification
+from mettle.evaluate.inputs import Numbers, rates, whole
+from mettle.evaluate.linear_probe import Probe, probe
 from mettle.evaluate.retrieval import Retrieval, retrieval
-from mettle.evaluate.several import Numbers, rates
-from mettle.evaluate.suspects import HardPair, confusion, difficulty, hardest
-from mettle.evaluate.suspects import label_errors as find_label_errors
-from mettle.evaluate.suspects import same_subject as find_same_subject
-from mettle.evaluate.table import Embedded
-from mettle.evaluate.trials import Matrix, domain_matrix
 from mettle.evaluate.verification import Verification, verification
 from mettle.unknown_names import explain_arguments
 
@@ -39,6 +51,237 @@ FARS = (1e-1, 1e-2, 1e-3)
 KS = (1, 2, 4, 8)
 MOST = 12_000  # rows of what is not streamed
 LISTED = 24  # domains in the matrix
+KEPT = 1000  # suspects in the summary, at most
+FIRST = 50  # and that many whatever the cut, if they fit another label better
+FORMAT = 1
+PAIRED = 10_000_000  # rows x clusters of one k-means, and of all its seeds together
+FITTED = 200_000_000  # rows x labels x dimension of a linear probe
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """One way of pairing the rows: in words, and what was found."""
+
+    title: str
+    verification: Verification
+    retrieval: Retrieval | None
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """What an audit found. Parts that the data cannot support are None, and ``missing`` says why.
+
+    Attributes:
+        table: what was audited.
+        fars: false-accept rates that were asked for.
+        ways: ``"all"``, and ``"in-domain"``, ``"cross-domain"`` where there are domains; the hardest is the last.
+        domains: enrol domain x probe domain.
+        groups: by attribute, the domain among them, at the global threshold over all pairs.
+        slices: by ``"difficulty"`` and ``"class size"``, among the sampled rows.
+        recalls: the same slices of retrieval.
+        carried: for each rate, a threshold set on half of the people and judged on the other half.
+        identification: half of the people enrolled with one sample, the others strangers.
+        clustering: k-means against the labels.
+        probe: classifiers fitted on the training rows and judged on the test rows, where both have the same labels.
+        label_errors: samples that may carry the wrong label.
+        same_subject: labels that may be one subject.
+        hardest: ``"genuine"`` and ``"impostor"`` pairs, by position.
+        confusion: labels by how often their nearest neighbour is of another.
+        geometry: hubness, alignment, uniformity, effective rank.
+        sample: positions of the rows behind ``slices``, ``hardest``, ``confusion`` and ``geometry``.
+        copies: rows that equal a row of another sample, number for number.
+        missing: by part, why it is None.
+        limits: what was not measured on everything.
+    """
+
+    table: Embedded
+    fars: tuple[float, ...]
+    ways: Mapping[str, Way]
+    domains: Matrix | None
+    groups: Mapping[str, Groups]
+    slices: Mapping[str, Groups]
+    recalls: Mapping[str, Groups]
+    carried: tuple[Carried, ...]
+    identification: Identification | None
+    clustering: Clustering | None
+    probe: Probe | None
+    label_errors: Suspects | None
+    same_subject: tuple[Twins, ...]
+    hardest: Mapping[str, tuple[HardPair, ...]]
+    confusion: tuple[Confused, ...]
+    geometry: Geometry | None
+    sample: np.ndarray
+    copies: Copies
+    missing: Mapping[str, str] = field(default_factory=dict)
+    limits: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        v = self.headline.verification
+        return (
+            f"Audit(eer={v.eer:.4g}, auc={v.auc:.6g}, trials={v.trials!r}, samples={len(self.table)}, "
+            f"identities={len(np.unique(self.table.label.codes))}, missing={sorted(self.missing)})"
+        )
+
+    @property
+    def headline(self) -> Way:
+        """The hardest way of pairing there is: across domains before all pairs."""
+        return list(self.ways.values())[-1]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader should know before trusting the numbers, most serious first."""
+        found = []
+        if self.geometry is not None and self.geometry.collapsed:
+            found.append(f"{self.geometry.verdict[0].upper()}{self.geometry.verdict[1:]}.")
+        v = self.ways["all"].verification
+        found += [f"{text}." for text in v.warnings if text not in v.notes]  # copies are told below, by name
+        found += self._copied()
+        if self.table.split is not None and (self.table.split == 0).any():
+            found.append(
+                "The file holds a training split: numbers on people who were trained on flatter. Audit the others "
+                "alone with --where split=test."
+            )
+        people, _ = paired(v)  # who has one sample only makes impostor pairs, and no miss
+        who = f"{people} identities" + ("" if people == v.subjects else f" with two samples, of {v.subjects:,} in all")
+        if people < LEAST:
+            found.append(
+                f"Only {who}: too few for any interval, which needs {LEAST}; the numbers may be far from "
+                "those of other people or things."
+            )
+        elif people < 30:
+            found.append(f"Only {who}: intervals are rough, and probably too short.")
+        for name, way in self.ways.items():
+            for far in self.fars:
+                point = way.verification.operating_point(far)
+                if point.status != "ok":
+                    found.append(
+                        f"{'All pairs' if name == 'all' else name}: TAR at FAR {far:g} is {point.status}: "
+                        f"{point.impostors:,} impostor pairs allow {far * point.impostors:.3g} false accepts, "
+                        "30 are wanted."
+                    )
+        if self.table.domain is None:
+            found.append("No domains: nothing here says how the model does across devices, cameras or sessions.")
+        return tuple(found)
+
+    def summary(self) -> dict[str, Any]:
+        """Everything as plain numbers and names, ready for JSON; what does not exist is None."""
+        return self._summary
+
+    @cached_property
+    def _summary(self) -> dict[str, Any]:
+        t, name = self.table, self.table.label.names
+        suspects = self.label_errors
+        listed = [] if suspects is None else range(min(suspects.count, max(FIRST, 2 * suspects.noise.listed), KEPT))
+        found = {
+            "format": FORMAT,
+            "file": t.origin,
+            "columns": dict(t.columns),
+            "samples": len(t),
+            "identities": len(np.unique(t.label.codes)),
+            "dimension": int(t.values.shape[1]),
+            "dtype": str(t.values.dtype),
+            "fars": list(self.fars),
+            "scenarios": {
+                key: {
+                    "title": way.title,
+                    "verification": way.verification.summary(self.fars),
+                    "retrieval": None if way.retrieval is None else way.retrieval.summary(),
+                }
+                for key, way in self.ways.items()
+            },
+            "domains": None if self.domains is None else self.domains.summary(),
+            "groups": {key: g.summary() for key, g in self.groups.items()},
+            "slices": {
+                key: {"verification": g.summary(), "retrieval": self.recalls[key].summary()}
+                for key, g in self.slices.items()
+            },
+            "thresholds": [c.summary() for c in self.carried],
+            "identification": None if self.identification is None else self.identification.summary(),
+            "clustering": None if self.clustering is None else self.clustering.summary(),
+            "probe": None if self.probe is None else self._probe(self.probe),
+            "label_errors": {
+                "better_elsewhere": None if suspects is None else suspects.count,
+                "estimate": None if suspects is None else {**vars(suspects.noise), "said": str(suspects.noise)},
+                "ranked": [
+                    {
+                        **self._named(int(suspects.order[k])),
+                        "suggested": name[suspects.suggested[k]],
+                        "suspicion": float(suspects.suspicion[k]),
+                        "above_cut": k < suspects.noise.listed,
+                    }
+                    for k in listed
+                    if suspects is not None
+                ],
+            },
+            "same_subject": [
+                {"first": name[int(s.first)], "second": name[int(s.second)], "suspicion": s.suspicion}
+                for s in self.same_subject
+            ],
+            "hardest": {
+                kind: [
+                    {"score": p.score, "first": self._named(p.first), "second": self._named(p.second)} for p in pairs
+                ]
+                for kind, pairs in self.hardest.items()
+            },
+            "copies": {
+                "rows": self.copies.rows,
+                "vectors": self.copies.vectors,
+                "contradictions": self.copies.contradictions,
+                "examples": [[self._named(at) for at in group] for group in self.copies.examples],
+            },
+            "confusion": [
+                {
+                    "label": name[int(c.label)],  # an audit is made of codes
+                    "error": c.error,
+                    "most": None if c.most is None else name[int(c.most)],
+                    "share": c.share,
+                }
+                for c in self.confusion
+            ],
+            "geometry": None if self.geometry is None else self._geometry(self.geometry),
+            "sampled": len(self.sample),
+            "warnings": list(self.warnings),
+            "limits": list(self.limits),
+            "missing": dict(self.missing),
+        }
+        return _plain(found)
+
+    def _copied(self) -> list[str]:
+        """What a reader should know of copies, the first of them by name."""
+        c = self.copies
+        if not c.rows:
+            return []
+        two = " and ".join(self.table.called(at) for at in c.examples[0][:2])
+        text = (
+            f"{c.rows:,} of {len(self.table):,} rows are exact copies of another row ({c.vectors:,} vectors occur more "
+            f"than once, first {two}): copies find each other, so errors look rarer than they are. Leave one of each, "
+            "or give copies one id."
+        )
+        if c.contradictions:
+            text += f" {c.contradictions:,} of these vectors carry several labels."
+        return [text]
+
+    def _named(self, at: int) -> dict[str, Any]:
+        """A row as people know it."""
+        t = self.table
+        found: dict[str, Any] = {"row": at, "id": str(t.names[at]), "label": t.label.names[t.label.codes[at]]}
+        if t.domain is not None:
+            found["domain"] = t.domain.names[t.domain.codes[at]]
+        if t.images is not None:
+            found["image"] = str(t.images[at])
+        return found
+
+    def _probe(self, p: Probe) -> dict[str, Any]:
+        found = p.summary()
+        for name in ("linear", "knn"):
+            worst = found[name]["worst_class"]
+            worst["label"] = self.table.label.names[worst["label"]]
+        return {**found, "samples": len(p.linear.labels), "labels": len(np.unique(p.linear.labels))}
+
+    def _geometry(self, g: Geometry) -> dict[str, Any]:
+        order = np.argsort(-g.occurrence, kind="stable")[:10]
+        hubs = [{**self._named(int(self.sample[g.rows[k]])), "times": float(g.occurrence[k])} for k in order]
+        return {**g.summary(), "collapsed": g.collapsed, "hubs": hubs}
 
 
 @explain_arguments
@@ -118,16 +361,16 @@ def audit(
         sliced,
         recalled,
         _carried(x[single], y[single], chosen, seed, part),
-        part.attempt("identification", lambda: use.identified(x[single], y[single], seed)),
-        part.attempt("clustering", lambda: use.clustered(x, y, seed, part)),
-        part.attempt("probe", lambda: use.probed(table, seed, part)),
+        part.attempt("identification", lambda: identified(x[single], y[single], seed)),
+        part.attempt("clustering", lambda: clustered(x, y, seed, part)),
+        part.attempt("probe", lambda: probed(table, seed, part)),
         part.attempt("label errors", lambda: find_label_errors(x, y)),
         tuple(part.attempt("same subject", lambda: find_same_subject(x, y, count)) or ()),
         {kind: _hardest(x, y, ids, cut, kind, count, part) for kind in ("genuine", "impostor")},
         tuple(part.attempt("confusion", lambda: confusion(x[cut], y[cut])) or ()),
         part.attempt("geometry", lambda: geometry(x[cut], y[cut], seed=seed)),
         cut,
-        copies.within(x, y, ids),
+        duplicates.within(x, y, ids),
         part.missing,
         tuple(part.limits),
     )
@@ -150,6 +393,22 @@ def _table(given: Any, labels: Any, others: Mapping[str, Any]) -> Embedded:
     if labels is None:
         raise InputError("labels are missing: audit(embeddings, labels), one integer or text per row")
     return Embedded.of(given, labels, **others)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What could not be measured, and what was measured on some rows only, as it is found out."""
+
+    missing: dict[str, str] = field(default_factory=dict)
+    limits: list[str] = field(default_factory=list)
+
+    def attempt(self, name: str, make: Callable[[], Any]) -> Any:
+        """The part, or None with the reason kept."""
+        try:
+            return make()
+        except MettleError as error:
+            self.missing[name] = str(error)
+            return None
 
 
 def _ways(
@@ -237,7 +496,7 @@ def _singles(y: np.ndarray) -> tuple[np.ndarray]:
 def _carried(x: np.ndarray, y: np.ndarray, fars: Sequence[float], seed: int, part: Parts) -> tuple[Carried, ...]:
     """Thresholds set on half of the people and judged on the other half."""
     ids = np.arange(len(y))
-    halves = part.attempt("thresholds", lambda: plan.class_disjoint(ids, y, test=0.5, calibration=0.5, seed=seed))
+    halves = part.attempt("thresholds", lambda: protocol.class_disjoint(ids, y, test=0.5, calibration=0.5, seed=seed))
     if halves is None:
         return ()
     sides = [np.isin(ids, side) for side in (halves.calibration, halves.probes)]
@@ -264,3 +523,81 @@ def _hardest(
     at = cut[first]
     found = part.attempt(f"hardest {kind}", lambda: hardest(x[at], y[at], kind, count=count))
     return tuple(HardPair(int(at[p.first]), int(at[p.second]), p.score) for p in found or ())
+
+
+def _plain(value: Any) -> Any:
+    """Numbers that JSON knows: NumPy scalars as Python's, what is not finite as None."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def identified(x: np.ndarray, y: np.ndarray, seed: int) -> Identification:
+    """Half of the people enrolled with one sample each, the others strangers."""
+    ids = np.arange(len(y))
+    found = protocol.known_unknown(ids, y, known=0.5, k=1, seed=seed).run(x, y, ids)
+    assert isinstance(found, Identification)
+    return found
+
+
+def clustered(x: np.ndarray, y: np.ndarray, seed: int, part: Parts) -> Clustering:
+    """k-means, on fewer identities and from fewer seeds where rows x clusters would take minutes."""
+    at = affordable(y, PAIRED, seed)
+    seeds = int(np.clip(PAIRED // (len(at) * len(np.unique(y[at]))), 1, 5))
+    if len(at) < len(y):
+        part.limits.append(f"Clustering rests on {len(at):,} rows of {len(np.unique(y[at])):,} identities.")
+    return clustering(x[at], y[at], seeds=seeds, seed=seed)
+
+
+def probed(table: Embedded, seed: int, part: Parts) -> Probe:
+    """A linear and a kNN probe, fitted on the rows of the training split and judged on those of the test split."""
+    if table.split is None or not {0, 2} <= set(np.unique(table.split).tolist()):
+        raise InputError(
+            "the file has no column split with train and test: a probe is fitted on some samples of every label and "
+            "judged on others, and only you know which were trained on"
+        )
+    y = table.label.codes
+    train, test = table.split == 0, table.split == 2
+    both = np.intersect1d(y[train], y[test])
+    if len(both) < 2:
+        raise InputError(
+            f"{len(both)} labels are in train and in test: a probe is a closed-set task, and people never seen in "
+            "training are judged by verification"
+        )
+    keep = np.isin(y, both) & (train | test)
+    at = np.flatnonzero(keep)[affordable(y[keep], FITTED // table.values.shape[1], seed)]
+    if not keep[test].all() or len(at) < keep.sum():
+        rows, of = np.count_nonzero(test[at]), np.count_nonzero(test)
+        part.limits.append(f"Probes are judged on {rows:,} of {of:,} test rows, of {len(np.unique(y[at])):,} labels.")
+    one, two = (at[table.split[at] == code] for code in (0, 2))
+    return probe(*((table.values[at], y[at], None, table.ids[at]) for at in (one, two)))
+
+
+def sampled(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
+    """Positions of whole identities drawn at random, at most ``most`` of them; rows at random if two do not fit."""
+    if len(labels) <= most:
+        return np.arange(len(labels))
+    drawn = np.random.default_rng(seed)
+    values, counts = np.unique(labels, return_counts=True)
+    order = drawn.permutation(len(values))
+    fits = order[np.cumsum(counts[order]) <= most]
+    if len(fits) < 2:
+        return np.sort(drawn.permutation(len(labels))[:most])
+    return np.flatnonzero(np.isin(labels, values[fits]))
+
+
+def affordable(y: np.ndarray, budget: int, seed: int) -> np.ndarray:
+    """Positions of whole identities, so few that rows x identities stay within a budget."""
+    rows = len(y)
+    while True:
+        at = sampled(y, rows, seed)
+        cost = len(at) * len(np.unique(y[at]))
+        if cost <= budget or rows < 1000:
+            return at
+        rows = min(rows - 1, int(rows * math.sqrt(budget / cost)))

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import InputError
-from mettle.evaluate.checks import check_embeddings, whole
-from mettle.evaluate.unit import Unit
+from mettle.evaluate.inputs import check_embeddings, whole
+from mettle.evaluate.scoring.cosine import Unit
 from mettle.unknown_names import explain_arguments
 
 

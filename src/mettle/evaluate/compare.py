@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from mettle.data.arrays import names
 from mettle.errors import InputError, nearest
-from mettle.evaluate import basis, intervals
-from mettle.evaluate.checks import names
+from mettle.evaluate import bootstrap
+from mettle.evaluate.bootstrap import Interval
 from mettle.evaluate.groups import resampled_worst
-from mettle.evaluate.intervals import Interval
-from mettle.evaluate.named import named
+from mettle.evaluate.metrics import named
 from mettle.evaluate.retrieval import Retrieval
-from mettle.evaluate.verified import METRICS, Verification
+from mettle.evaluate.scoring import pair_fingerprint
+from mettle.evaluate.verification import METRICS, Verification
 from mettle.unknown_names import explain_arguments
 
 
@@ -113,7 +114,7 @@ def _verifications(
     weights = drawn[0].weights[np.searchsorted(drawn[0].rows, both)]
     difference, method = values[0] - values[1], f"paired {drawn[0].method}"
     among = drawn[0].among(metric)
-    found = intervals.percentile(shifted[0] - shifted[1], difference, weights, level, seed, method, among=among)
+    found = bootstrap.percentile(shifted[0] - shifted[1], difference, weights, level, seed, method, among=among)
     title = name if isinstance(name, str) else f"{name[0]}@{name[1]:g}"
     return Comparison(title, values[0], values[1], difference, found)
 
@@ -121,7 +122,7 @@ def _verifications(
 def _same(a: Verification, b: Verification) -> None:
     if a.subjects == 0 or b.subjects == 0:
         raise InputError("compare resamples subjects: give from_scores() the subjects of every pair")
-    of = basis.of_subjects if a.source is None or b.source is None else basis.of_pairs
+    of = pair_fingerprint.of_subjects if a.source is None or b.source is None else pair_fingerprint.of_pairs
     other = of(a).difference(of(b))
     if other is not None:
         raise InputError(
@@ -145,19 +146,19 @@ def _retrievals(
             "models on one protocol"
         )
     count = 1 + int(a.subjects.max())
-    weights = intervals.draw(count, replicates, seed)
+    weights = bootstrap.draw(count, replicates, seed)
     if groups is None:
         group = np.zeros(len(a.queries), np.int64)
     else:
         group = names(groups, "groups", len(a.queries) + a.excluded)[a.queries]
         for one in np.unique(group):
             people = len(np.unique(a.subjects[group == one]))
-            intervals.check_subjects(people, f"subjects in group {str(one)!r}")
+            bootstrap.check_subjects(people, f"subjects in group {str(one)!r}")
     ones = np.ones((1, count), np.int64)
     points = [float(resampled_worst(r.per_query[name], r.subjects, group, ones)[0]) for r in (a, b)]
     drawn = [resampled_worst(r.per_query[name], r.subjects, group, weights) for r in (a, b)]
-    method = f"paired query-{intervals.METHOD}, gallery fixed" + ("" if groups is None else ", worst group")
+    method = f"paired query-{bootstrap.METHOD}, gallery fixed" + ("" if groups is None else ", worst group")
     difference = points[0] - points[1]
-    found = intervals.percentile(drawn[0] - drawn[1], difference, weights, level, seed, method)
+    found = bootstrap.percentile(drawn[0] - drawn[1], difference, weights, level, seed, method)
     title = name if groups is None else f"worst group {name}"
     return Comparison(title, points[0], points[1], difference, found)

@@ -8,28 +8,174 @@ Groups with few subjects are listed, but a minimum over noisy estimates is biase
 ``minimum`` subjects may be the worst. Who could make no error does not count: for EER, AUC and FNMR a group has as many
 subjects as have genuine pairs in it (for EER and AUC impostor pairs, if those are fewer), for FMR as many as have
 impostor pairs, and for a probe as many as it has test samples, which is what its interval resamples.
+
+One group and all groups of an attribute: what slicing finds, who is worst off, and as plain numbers.
+
+Trials files and matrices of domains: verification that somebody else laid out.
+
+A trials file has one trial a line, two sample ids and 1 for the same subject or 0, separated by commas, tabs or spaces;
+a first line of words is a header, a line that starts with # is a remark.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from mettle.errors import InputError, MettleError, nearest
-from mettle.evaluate.checks import NotMeasurable, Rows, as_names, codes, names, to_numpy, whole
-from mettle.evaluate.group import Group, Groups
+from mettle.data.arrays import as_names, names, to_numpy
+from mettle.errors import InputError, MettleError, UnknownArgument, nearest
+from mettle.evaluate.bootstrap import Interval, stated, sums
 from mettle.evaluate.identification import Identification
-from mettle.evaluate.listing import check_trials
-from mettle.evaluate.probe import Probe
-from mettle.evaluate.resamples import sums
+from mettle.evaluate.inputs import (
+    NotMeasurable,
+    Rows,
+    Wholes,
+    check_embeddings,
+    check_trials,
+    codes,
+    thresholds,
+    whole,
+    wholes,
+)
+from mettle.evaluate.linear_probe import Probe
 from mettle.evaluate.retrieval import Retrieval
-from mettle.evaluate.several import Wholes, thresholds, wholes
 from mettle.evaluate.verification import Verification, verification
 from mettle.unknown_names import explain_arguments
 
 MINIMUM = 50
 RATES = ("eer", "auc", "fmr", "fnmr")  # of a verification
+LOWER_IS_BETTER = ("eer", "fmr", "fnmr")
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """One group.
+
+    Attributes:
+        name: the attribute's value.
+        samples: rows in it.
+        subjects: subjects in it that the metric rests on; test samples for a probe.
+        values: by metric; None where the group cannot support it.
+        verification: the group's own result, for curves and intervals; None for per-item metrics.
+        why_not: why a value is missing, or why the group is not ranked.
+        people: by metric, subjects that it rests on, where that is not ``subjects`` for all of them.
+    """
+
+    name: str
+    samples: int
+    subjects: int
+    values: Mapping[str, float | None]
+    verification: Verification | None = None
+    why_not: str = ""
+    people: Mapping[str, int] = field(default_factory=dict)
+
+    def interval(self, metric: str = "eer", level: float = 0.95, *, replicates: int = 1000, seed: int = 0) -> Interval:
+        """The interval of the group's own number; see :meth:`Verification.interval`."""
+        if self.verification is None:
+            raise NotMeasurable(
+                f"group {self.name!r} has no interval: {self.why_not or 'its metric is a mean by item'}"
+            )
+        return self.verification.interval(metric, level, replicates=replicates, seed=seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """All groups of an attribute.
+
+    Attributes:
+        groups: by name.
+        metric: what groups are ranked by.
+        minimum: subjects that a group needs to be called the worst.
+        threshold: the global threshold, for verification.
+        far: the rate it was set for, or None.
+    """
+
+    groups: Mapping[str, Group]
+    metric: str
+    minimum: int
+    threshold: float | None = None
+    far: float | None = None
+
+    def __repr__(self) -> str:
+        ranked = self.ranked()
+        worst = f"worst={ranked[0].name!r} {ranked[0].values[self.metric]:.4g}, " if ranked else ""
+        return f"Groups({self.metric}: {worst}groups={len(self.groups)}, ranked={len(ranked)})"
+
+    def __getitem__(self, name: Any) -> Group:
+        return self.groups[str(name)]
+
+    def __iter__(self) -> Any:
+        return iter(self.groups.values())
+
+    @property
+    def small(self) -> tuple[str, ...]:
+        """Groups too small to be ranked."""
+        return tuple(g.name for g in self if g.subjects < self.minimum)
+
+    def ranked(self, metric: str | None = None) -> tuple[Group, ...]:
+        """Groups that have the number and enough subjects that it rests on, worst first."""
+        metric = metric or self.metric
+        known = {m for g in self for m in g.values}
+        if metric not in known:
+            raise InputError(f"no metric named {metric!r}{nearest(metric, known)}")
+        sign = -1 if metric in LOWER_IS_BETTER else 1
+        able = [
+            g for g in self if g.people.get(metric, g.subjects) >= self.minimum and g.values.get(metric) is not None
+        ]
+        return tuple(sorted(able, key=lambda g: (sign * g.values[metric], g.name)))  # type: ignore[operator]
+
+    @property
+    def worst(self) -> Group:
+        """The worst group by the metric.
+
+        Raises:
+            NotMeasurable: no group has enough subjects.
+        """
+        found = self.ranked()
+        if not found:
+            sizes = ", ".join(f"{g.name}: {g.subjects}" for g in self)
+            raise NotMeasurable(
+                f"no group has {self.minimum} subjects, so none can be called the worst ({sizes}); lower minimum= to "
+                "rank them all the same"
+            )
+        return found[0]
+
+    @property
+    def gap(self) -> float:
+        """Difference between the worst and the best ranked group."""
+        found = self.ranked()
+        values = [float(g.values[self.metric]) for g in found]  # type: ignore[arg-type]
+        return abs(values[0] - values[-1]) if values else 0.0
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader should know before comparing groups."""
+        found = []
+        if self.small:
+            found.append(f"groups with fewer than {self.minimum} subjects are not ranked: {', '.join(self.small)}")
+        found += [f"group {g.name}: {g.why_not}" for g in self if g.why_not]
+        return tuple(found)
+
+    def summary(self) -> dict[str, Any]:
+        """Everything as plain numbers, ready for JSON."""
+        ranked = self.ranked()
+        rows = []
+        for g in self:
+            known = {"name": g.name, "samples": g.samples, "subjects": g.subjects, **g.values}
+            rows.append({**known, "interval": _stated(g, self.metric)})
+        return {
+            "metric": self.metric,
+            "minimum": self.minimum,
+            "threshold": self.threshold,
+            "far": self.far,
+            "groups": rows,
+            "worst": ranked[0].name if ranked else None,
+            "gap": self.gap,
+            "warnings": list(self.warnings),
+        }
 
 
 @explain_arguments
@@ -281,3 +427,93 @@ def resampled_worst(values: np.ndarray, subjects: np.ndarray, group: np.ndarray,
         counts = sums(weights, np.bincount(subjects[inside], minlength=weights.shape[1]))
         found.append(np.where(counts > 0, sums(weights, totals) / np.maximum(counts, 1), np.inf))
     return np.min(found, axis=0)
+
+
+def _stated(group: Group, metric: str) -> dict[str, Any] | None:
+    if group.verification is None or metric not in ("eer", "auc"):
+        return None
+    return stated(lambda: group.interval(metric))
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """Verification of every enrol domain against every probe domain.
+
+    Attributes:
+        domains: names, in the order of rows (enrol) and columns (probe).
+        cells: by (enrol, probe); None where a cell lacks genuine or impostor pairs.
+        why_not: why a cell is None.
+    """
+
+    domains: tuple[str, ...]
+    cells: Mapping[tuple[str, str], Verification | None]
+    why_not: Mapping[tuple[str, str], str]
+
+    def __repr__(self) -> str:
+        known = {key: v.eer for key, v in self.cells.items() if v is not None}
+        worst = max(known, key=lambda key: known[key], default=None)
+        said = "" if worst is None else f", highest eer {known[worst]:.4g} from {worst[0]!r} to {worst[1]!r}"
+        return f"Matrix(domains={len(self.domains)}, measured={len(known)} of {len(self.cells)}{said})"
+
+    def __getitem__(self, key: tuple[Any, Any]) -> Verification | None:
+        return self.cells[str(key[0]), str(key[1])]
+
+    def values(self, metric: str = "eer") -> list[list[float | None]]:
+        """One number per cell, rows are enrol domains."""
+        found = []
+        for enrol in self.domains:
+            row = [self.cells[enrol, probe] for probe in self.domains]
+            found.append([None if v is None else v.value(metric) for v in row])
+        return found
+
+    def summary(self, metric: str = "eer") -> dict[str, Any]:
+        """Everything as plain numbers, ready for JSON."""
+        why = {f"{a} to {b}": text for (a, b), text in self.why_not.items()}
+        return {"metric": metric, "domains": list(self.domains), "values": self.values(metric), "not measurable": why}
+
+
+@explain_arguments
+def domain_matrix(embeddings: Any, labels: Any, domains: Any, *, ids: Any = None, **options: Any) -> Matrix:
+    """Compare every domain with every domain: the diagonal within, all else across.
+
+    Args:
+        embeddings: (n, d) array or tensor.
+        labels: (n,) integers or text.
+        domains: (n,) integers or text.
+        ids: (n,) integer sample ids.
+        options: of :func:`mettle.evaluate.verification`, such as ``mode``.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.repeat(np.eye(3), 4, axis=0)
+        >>> m = domain_matrix(x, np.repeat([0, 1, 2], 4), np.tile(["left", "left", "right", "right"], 3))
+        >>> m.values("eer")
+        [[0.0, 0.0], [0.0, 0.0]]
+    """
+    rows = check_embeddings(embeddings, labels, ids=ids, domains=domains)
+    if rows.domains is None:
+        raise InputError("domain_matrix compares domains: pass one for each row")
+    names = np.unique(rows.domains)
+    if rows.ids is None:  # rows of one table are samples of their own, whatever their numbers
+        rows = replace(rows, ids=np.arange(len(rows)))
+    cells: dict[tuple[str, str], Verification | None] = {}
+    why: dict[tuple[str, str], str] = {}
+    for enrol in names:
+        for probe in names:
+            key = str(enrol), str(probe)
+            try:
+                cells[key] = _cell(rows, rows.domains == enrol, rows.domains == probe, enrol == probe, options)
+            except UnknownArgument:  # of the options: no cell could be measured
+                raise
+            except MettleError as e:
+                cells[key], why[key] = None, str(e)
+    return Matrix(tuple(str(n) for n in names), MappingProxyType(cells), MappingProxyType(why))
+
+
+def _cell(rows: Any, enrol: np.ndarray, probe: np.ndarray, same: bool, options: dict[str, Any]) -> Verification:
+    def side(mask: np.ndarray) -> tuple[Any, ...]:
+        some = rows.take(mask)
+        return some.given, some.given_labels, None, some.ids
+
+    values, y, _, known = side(probe)
+    return verification(values, y, ids=known, gallery=None if same else side(enrol), **options)

@@ -19,14 +19,12 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import InputError, nearest
-from mettle.evaluate import intervals, point, several
-from mettle.evaluate.checks import NotMeasurable, check_apart, check_tuple, codes, share_label_codes, whole
-from mettle.evaluate.copies import across
-from mettle.evaluate.intervals import Interval
-from mettle.evaluate.named import named
-from mettle.evaluate.resamples import parts, some
-from mettle.evaluate.several import Numbers
-from mettle.evaluate.unit import Unit
+from mettle.evaluate import bootstrap, inputs, roc
+from mettle.evaluate.bootstrap import Interval, parts, some
+from mettle.evaluate.diagnostics.duplicates import across
+from mettle.evaluate.inputs import NotMeasurable, Numbers, check_apart, check_tuple, codes, share_label_codes, whole
+from mettle.evaluate.metrics import named
+from mettle.evaluate.scoring.cosine import Unit
 from mettle.unknown_names import explain_arguments
 
 FUSIONS = ("max", "mean")
@@ -122,14 +120,14 @@ class Identification:
         """The smallest threshold that keeps FPIR at or below a rate, and TPIR there."""
         counts = self.enrolled, len(self.mated), len(self.unknown)
         found = self.found(rank)
-        budget = point.budget(fpir, len(self.unknown), "fpir")
+        budget = roc.budget(fpir, len(self.unknown), "fpir")
         if budget < 1:
             return Identified(fpir, None, None, None, rank, *counts, "not measurable")
         alarms = len(self.best) - np.searchsorted(np.sort(self.best), self._thresholds, side="left")
         at = int(np.argmax(alarms <= math.floor(budget)))
         tau = float(self._thresholds[at])
         tpir = float((found * (self.own >= tau)).mean())
-        status = point.status(float(budget))
+        status = roc.status(float(budget))
         return Identified(fpir, int(alarms[at]) / len(self.best), tpir, tau, rank, *counts, status)
 
     def tpir(self, fpir: float, rank: int = 1) -> float:
@@ -162,18 +160,18 @@ class Identification:
         _, kept = named(name, ("rank_1", "tpir@0.01"))
         point = self.rank_1 if kept is None else self.tpir(kept)
         count = 1 + int(self.subjects.max())
-        intervals.check_subjects(len(np.unique(self.subjects[self.mated])), "subjects with mated probes")
+        bootstrap.check_subjects(len(np.unique(self.subjects[self.mated])), "subjects with mated probes")
         if kept is not None:
-            intervals.check_subjects(len(np.unique(self.subjects[self.unknown])), "subjects with unknown probes")
-        weights = intervals.draw(count, replicates, seed)
+            bootstrap.check_subjects(len(np.unique(self.subjects[self.unknown])), "subjects with unknown probes")
+        weights = bootstrap.draw(count, replicates, seed)
         walk = parts(replicates, len(self.subjects))
         hits, total = (np.concatenate(c) for c in zip(*(self._drawn(weights[p], kept) for p in walk), strict=True))
         able = total > 0
         values = hits[able] / total[able]
-        method = f"probe-{intervals.METHOD}, gallery fixed"
+        method = f"probe-{bootstrap.METHOD}, gallery fixed"
         among = np.isin(np.arange(count), self.subjects[self.mated])  # a stranger cannot be missed
         drawn, probes = some(weights, able), len(self.mated)
-        return intervals.of_rate(values, point, drawn, level, seed, method, rate=probes, among=among)
+        return bootstrap.of_rate(values, point, drawn, level, seed, method, rate=probes, among=among)
 
     def _drawn(self, weights: np.ndarray, fpir: float | None) -> tuple[np.ndarray, np.ndarray]:
         """How many mated probes each replicate finds, and how many it has."""
@@ -208,18 +206,18 @@ class Identification:
     def summary(self, fpirs: Numbers = (0.1, 0.01)) -> dict[str, Any]:
         """Everything as plain numbers, ready for JSON; interval None where subjects are too few."""
         points = []
-        for fpir in several.rates(fpirs, "fpirs", least=0):
+        for fpir in inputs.rates(fpirs, "fpirs", least=0):
             entry = dict(vars(self.operating_point(fpir)))
             tau = entry["threshold"]
             entry["threshold"] = tau if tau is not None and np.isfinite(tau) else None
-            entry["interval"] = intervals.stated(lambda rate=fpir: self.interval(f"tpir@{rate!r}"))
+            entry["interval"] = bootstrap.stated(lambda rate=fpir: self.interval(f"tpir@{rate!r}"))
             points.append(entry)
         return {
             "enrolled": self.enrolled,
             "mated": len(self.mated),
             "unknown": len(self.unknown),
             "fusion": self.fusion,
-            "rank_1": {"value": self.rank_1, "interval": intervals.stated(lambda: self.interval("rank_1"))},
+            "rank_1": {"value": self.rank_1, "interval": bootstrap.stated(lambda: self.interval("rank_1"))},
             "cmc": self.cmc.tolist(),
             "tpir": points,
             "warnings": list(self.warnings),

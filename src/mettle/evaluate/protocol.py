@@ -1,214 +1,375 @@
-"""Judging a trained model on the test split of its data: which pairs are compared, and against which baselines.
+"""Protocols as data: a small JSON file that names sample ids, so that everybody measures the same thing.
 
-| test split has | scenarios |
+    {"format": 1, "name": "left to right", "kind": "verification",
+     "gallery": [ids], "probes": [ids], "calibration": [ids], "training": [ids], "trials": [[id, id, 0 or 1]]}
+
+| kind | what is done |
 |---|---|
-| queries and a gallery | ``in-domain``: the gallery with itself; ``cross-domain``: queries against the gallery |
-| domains | ``in-domain``: pairs of one domain; ``cross-domain``: pairs of two domains |
-| neither | ``all``: every pair |
+| verification | probes with each other, with the gallery where there is one, or the listed trials |
+| identification | probes searched in the gallery; probes whose subject is not enrolled are the unknown ones |
+| retrieval | probes ranked in the gallery, or in themselves |
 
-Identities of the test split were never trained on where the split is class-disjoint; the metrics say which it is.
+Makers: :func:`class_disjoint`, :func:`cross_domain`, :func:`k_shot`, :func:`known_unknown`. They are pure functions of
+what they are given and a seed. A plan is checked for leaks before anything is measured.
+
+Embeddings and what is known about them, found by sample id, as protocols name them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from mettle.data.dataset import Samples
-from mettle.data.transforms import to_input_tensor
-from mettle.errors import DataError, MettleError
-from mettle.evaluate import curve, several
+from mettle.atomic_files import write_text
+from mettle.data.arrays import integers, names
+from mettle.errors import DataError, InputError, nearest
+from mettle.evaluate.calibration import Carried, calibrate
+from mettle.evaluate.diagnostics.leakage import Part, gate
+from mettle.evaluate.identification import Identification, identification
+from mettle.evaluate.inputs import NotMeasurable, whole
 from mettle.evaluate.retrieval import Retrieval, retrieval
-from mettle.evaluate.several import Numbers, Wholes
 from mettle.evaluate.verification import Verification, verification
+from mettle.unknown_names import explain_arguments
 
-UNTRAINED, PRETRAINED, RAW = "untrained network", "pretrained backbone", "raw inputs"  # names of baselines
-PIXELS = 32  # side to which pictures are shrunk for the raw-input baseline
+KINDS = ("verification", "identification", "retrieval")
+FORMAT = 1
+_LISTS = ("gallery", "probes", "calibration", "training")
 
 
 @dataclass(frozen=True, eq=False)
-class Scenario:
-    """One way of pairing the test split."""
+class Known:
+    """Embeddings and what is known about them, found by id."""
+
+    embeddings: Any
+    labels: np.ndarray
+    ids: np.ndarray
+    domains: np.ndarray | None
+    hashes: np.ndarray | None
+    looks: Any
+    order: np.ndarray
+
+    @classmethod
+    def of(cls, embeddings: Any, labels: Any, ids: Any, domains: Any, hashes: Any = None, looks: Any = None) -> "Known":
+        """Check the columns; the rest are found by id.
+
+        Raises:
+            InputError: an id occurs twice, or a column does not fit.
+        """
+        n = len(embeddings)
+        known = integers(ids, "ids", n)
+        order = np.argsort(known, kind="stable")
+        if (np.diff(known[order]) == 0).any():
+            raise InputError("ids must be unique: a protocol names samples by them")
+        return cls(
+            embeddings,
+            names(labels, "labels", n),
+            known,
+            None if domains is None else names(domains, "domains", n),
+            None if hashes is None else names(hashes, "hashes", n),
+            looks,
+            order,
+        )
+
+    def at(self, ids: tuple[int, ...]) -> np.ndarray:
+        """Where these samples are.
+
+        Raises:
+            DataError: one is not there.
+        """
+        wanted = np.asarray(ids, np.int64)
+        place = np.minimum(np.searchsorted(self.ids[self.order], wanted), len(self.ids) - 1)
+        rows = self.order[place]
+        missing = self.ids[rows] != wanted
+        if missing.any():
+            raise DataError(
+                f"the protocol names id {wanted[missing][0]}, one of {missing.sum()} that have no embedding: embed "
+                "all of its samples, and count failures as failed templates"
+            )
+        return rows
+
+    def side(self, ids: tuple[int, ...]) -> tuple[Any, ...]:
+        """These samples as metrics take them: embeddings, labels, domains, ids."""
+        at = self.at(ids)
+        domains = None if self.domains is None else self.domains[at]
+        return self.embeddings[at], self.labels[at], domains, self.ids[at]
+
+    def part(self, ids: tuple[int, ...]) -> Part:
+        """These samples as the search for leaks takes them."""
+        at = self.at(ids)
+        hashes, looks = (None if column is None else column[at] for column in (self.hashes, self.looks))
+        return Part(self.ids[at], self.labels[at], hashes, looks=looks)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who is compared with whom, by sample id.
+
+    Attributes:
+        name: for people.
+        kind: "verification", "identification" or "retrieval".
+        probes: ids.
+        gallery: ids, or none to compare probes with each other.
+        calibration: ids of people that thresholds are set on.
+        training: ids that were trained on; none of their subjects may be tested.
+        trials: (id, id, target), or none for all pairs.
+    """
 
     name: str
-    title: str
-    probe: np.ndarray  # positions in the test split
-    gallery: np.ndarray | None = None
-    trials: str = "all"
+    kind: str
+    probes: tuple[int, ...]
+    gallery: tuple[int, ...] = ()
+    calibration: tuple[int, ...] = ()
+    training: tuple[int, ...] = ()
+    trials: tuple[tuple[int, int, int], ...] = ()
 
-    def verification(self, z: np.ndarray, samples: Samples) -> Verification:
-        """Genuine against impostor pairs of this scenario."""
-        return verification(**self._arguments(z, samples), trials=self.trials)
-
-    def retrieval(self, z: np.ndarray, samples: Samples, ks: Wholes) -> Retrieval:
-        """Nearest neighbours of this scenario, among the candidates that its pairs are made with."""
-        given = self._arguments(z, samples)
-        apart, together = self.trials == "across", self.trials == "within"
-        return retrieval(**given, k=ks, exclude_same_domain=apart, only_same_domain=together)
-
-    def fewest(self, samples: Samples) -> int:
-        """Candidates of the query that has fewest among those with a right one."""
-        if self.gallery is not None or self.trials == "all" or samples.domain is None:
-            return len(self.probe) - 1 if self.gallery is None else len(self.gallery)
-        people, domains = samples.labels[self.probe], samples.domain.codes[self.probe]
-        size, shots = np.bincount(domains), np.bincount(people)
-        cells, own = np.unique(np.stack([people, domains], 1), axis=0, return_counts=True)
-        if self.trials == "within":
-            there, right = size[cells[:, 1]] - 1, own > 1
-        else:
-            there, right = len(people) - size[cells[:, 1]], shots[cells[:, 0]] > own
-        return int(there[right].min(initial=len(people)))
-
-    def _arguments(self, z: np.ndarray, samples: Samples) -> dict[str, Any]:
-        domains = None if samples.domain is None else samples.domain.codes
-
-        def rows(at: np.ndarray) -> tuple:
-            return z[at], samples.labels[at], None if domains is None else domains[at], samples.ids[at]
-
-        a, b, c, d = rows(self.probe)
-        found = {"embeddings": a, "labels": b, "domains": c, "ids": d}
-        if self.gallery is not None:
-            found["gallery"] = rows(self.gallery)
-        return found
-
-
-@dataclass(frozen=True, eq=False)
-class Judged:
-    """Everything measured on one set of embeddings."""
-
-    samples: Samples
-    embeddings: np.ndarray
-    scenarios: tuple[Scenario, ...]
-    verifications: Mapping[str, Verification] = field(default_factory=dict)
-    retrievals: Mapping[str, Retrieval] = field(default_factory=dict)
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(f"no kind of protocol named {self.kind!r}{nearest(self.kind, KINDS)}")
+        if not self.probes:
+            raise InputError(f"protocol {self.name!r} names no probes")
+        if self.kind == "identification" and not self.gallery:
+            raise InputError(f"protocol {self.name!r} identifies nobody: it needs a gallery")
+        for column in _LISTS:
+            ids = getattr(self, column)
+            if len(set(ids)) != len(ids):
+                raise InputError(f"protocol {self.name!r} names an id twice in {column}")
 
     @property
-    def headline(self) -> Scenario:
-        """The hardest scenario there is: cross-domain before in-domain."""
-        return self.scenarios[-1]
+    def fingerprint(self) -> str:
+        """A short hash that changes when the protocol does, to be written beside every number."""
+        text = json.dumps({**asdict(self), "name": ""}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def write(self, path: Path | str) -> Path:
+        """Write the file, whole or not at all."""
+        write_text(Path(path), json.dumps({"format": FORMAT, **asdict(self)}))
+        return Path(path)
 
-def scenarios(samples: Samples) -> tuple[Scenario, ...]:
-    """How the samples of a test split can be paired; the hardest way comes last."""
-    query, gallery = np.flatnonzero(samples.role == 1), np.flatnonzero(samples.role == 2)
-    everything = np.arange(len(samples))
-    if len(query) and len(gallery):
-        return (
-            Scenario("in-domain", "gallery samples with each other", gallery),
-            Scenario("cross-domain", "queries against the gallery", query, gallery),
-        )
-    if samples.domain is not None and len(np.unique(samples.domain.codes)) > 1:
-        return (
-            Scenario("in-domain", "pairs of one domain", everything, trials="within"),
-            Scenario("cross-domain", "pairs of two domains", everything, trials="across"),
-        )
-    return (Scenario("all", "every pair", everything),)
+    @classmethod
+    def read(cls, path: Path | str) -> "Plan":
+        """Read a file.
 
+        Raises:
+            DataError: not there, no JSON, another format, unknown keys, ids that are no whole numbers.
+        """
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as e:
+            raise DataError(f"cannot read the protocol {path}: {e.strerror}") from e
+        except ValueError as e:
+            raise DataError(f"the protocol {path} is no JSON: {e}") from e
+        if not isinstance(content, Mapping) or content.get("format") != FORMAT:
+            raise DataError(f"the protocol {path} must be an object with format {FORMAT}")
+        fields = {k: v for k, v in content.items() if k != "format"}
+        unknown = sorted(set(fields) - set(cls.__dataclass_fields__))
+        if unknown:
+            raise DataError(f"the protocol {path} has an unknown key {unknown[0]!r}{_close(unknown[0], cls)}")
+        for column in _LISTS:
+            fields[column] = tuple(_whole(v, path, column) for v in fields.get(column, ()))
+        fields["trials"] = tuple(tuple(_whole(v, path, "trials") for v in t) for t in fields.get("trials", ()))
+        if any(len(t) != 3 for t in fields["trials"]):
+            raise DataError(f"trials of the protocol {path} must be [id, id, target]")
+        try:
+            return cls(**fields)
+        except (TypeError, InputError) as e:
+            raise DataError(f"the protocol {path} is not usable: {e}") from e
 
-def judge(z: np.ndarray, samples: Samples, ks: Wholes = (1, 2, 4, 8)) -> Judged:
-    """Verification and retrieval in every scenario that the samples allow."""
-    if len(samples) == 0:
-        raise DataError("the test split is empty: give the data a test split, or let data.test hold out identities")
-    ways, chosen = scenarios(samples), several.wholes(ks, "ks")
-    return Judged(
-        samples,
-        z,
-        ways,
-        {way.name: way.verification(z, samples) for way in ways},
-        {way.name: way.retrieval(z, samples, _possible(chosen, way.fewest(samples))) for way in ways},
-    )
+    def run(
+        self,
+        embeddings: Any,
+        labels: Any,
+        ids: Any,
+        *,
+        domains: Any = None,
+        hashes: Any = None,
+        looks: Any = None,
+        looks_fail: bool = False,
+        **options: Any,
+    ) -> Verification | Identification | Retrieval:
+        """Check the protocol against the data and measure.
 
+        Args:
+            embeddings: (n, d), of at least every sample that the protocol names.
+            labels: (n,) integers or text.
+            ids: (n,) integers.
+            domains: (n,), optional.
+            hashes: (n,) hash of each sample's file, optional; the same file on both sides is then a leak.
+            looks: (n, 143) look of each sample's picture, optional (see :func:`mettle.evaluate.picture_looks`);
+                pictures of both sides that look alike are then warned about.
+            looks_fail: whether such pictures are leaks.
+            options: for the metric, such as ``k`` of retrieval or ``fusion`` of identification.
 
-def summary(judged: Judged, fars: Numbers) -> dict[str, Any]:
-    """All numbers of all scenarios, with intervals, ready for JSON."""
-    rates = several.rates(fars)
-    return {
-        way.name: {
-            "title": way.title,
-            "verification": judged.verifications[way.name].summary(rates),
-            "retrieval": judged.retrievals[way.name].summary(),
-        }
-        for way in judged.scenarios
-    }
+        Raises:
+            DataError: an id that is not there, or a leak.
+        """
+        table = Known.of(embeddings, labels, ids, domains, hashes, looks)
+        self._check(table, looks_fail)
+        probe, shelf = table.side(self.probes), table.side(self.gallery) if self.gallery else None
+        if self.kind == "identification":
+            assert shelf is not None
+            return identification(shelf, probe, **options)
+        values, y, d, known = probe
+        if self.kind == "retrieval":
+            return retrieval(values, y, domains=d, ids=known, gallery=shelf, **options)
+        if self.trials:
+            options["trials"] = np.asarray(self.trials, np.int64)
+        return verification(values, y, domains=d, ids=known, gallery=shelf, **options)
 
+    def carry(
+        self, embeddings: Any, labels: Any, ids: Any, far: float, *, domains: Any = None, conservative: bool = False
+    ) -> Carried:
+        """Set the threshold for a rate on the calibration people and judge it on the test pairs."""
+        if self.kind != "verification" or not self.calibration:
+            raise NotMeasurable(f"protocol {self.name!r} has no calibration people to set a threshold on")
+        table = Known.of(embeddings, labels, ids, domains)
+        values, y, d, known = table.side(self.calibration)
+        set_on = calibrate(verification(values, y, domains=d, ids=known), far, conservative=conservative)
+        test = self.run(embeddings, labels, ids, domains=domains)
+        assert isinstance(test, Verification)
+        return set_on.carry(test)
 
-def baseline(z: np.ndarray, samples: Samples, *, neighbors: bool = False) -> dict[str, Any]:
-    """EER and AUC of other embeddings of the same samples, and Recall@1 with ``neighbors``; without intervals."""
-    found: dict[str, Any] = {}
-    for way in scenarios(samples):
-        v = way.verification(z, samples)
-        found[way.name] = {"eer": v.eer, "auc": v.auc}
-        if neighbors:
-            found[way.name]["recall@1"] = float(way.retrieval(z, samples, (1,)).per_query["recall@1"].mean())
-    return found
-
-
-def raw(samples: Samples) -> np.ndarray:
-    """The inputs themselves as embeddings, centred; pictures shrunk to at most 32 pixels a side."""
-    parts = []
-    for start in range(0, len(samples), 1024):
-        x = to_input_tensor(samples.read(np.arange(start, min(start + 1024, len(samples)))), "cpu")
-        if x.ndim == 4:
-            size = (min(x.shape[2], PIXELS), min(x.shape[3], PIXELS))
-            x = torch.nn.functional.adaptive_avg_pool2d(x, size)
-        parts.append(x.float().flatten(1).numpy())
-    z = np.concatenate(parts)
-    return z - z.mean(0)
-
-
-def thresholds(z: np.ndarray, samples: Samples, fars: Numbers, measured_on: str) -> dict[str, Any]:
-    """Operating thresholds for wanted false-accept rates, from samples kept apart for that.
-
-    Each entry says how many impostor pairs it rests on and how it fares on the very pairs it was set on; an interval
-    of the true accept rate goes with it.
-    """
-    v = verification(z, samples.labels, ids=samples.ids)
-    found = {}
-    for far in several.rates(fars):
-        point = v.operating_point(far)
-        if point.usable is None:
-            found[f"{far:g}"] = {"threshold": None, "status": point.verdict, "impostors": v.impostor}
-            continue
-        found[f"{far:g}"] = {
-            "threshold": point.usable,
-            "status": point.status,
-            "far": point.fmr,
-            "tar": point.tar,
-            "tar_interval": _interval(lambda far=far: v.interval(f"tar@{far!r}")),
-            "impostors": v.impostor,
-            "measured_on": measured_on,
-        }
-    return found
-
-
-def transfer(judged: Judged, set_thresholds: Mapping[str, Any]) -> dict[str, Any]:
-    """What thresholds that were set elsewhere really do on the test split, per scenario."""
-    found: dict[str, Any] = {}
-    for way in judged.scenarios:
-        v = judged.verifications[way.name]
-        found[way.name] = {}
-        for far, entry in set_thresholds.items():
-            if entry["threshold"] is None:
+    def _check(self, table: Known, looks_fail: bool) -> None:
+        test = tuple(dict.fromkeys((*self.probes, *self.gallery)))
+        sides = [(name, getattr(self, name), "test", test, True) for name in ("training", "calibration")]
+        if self.kind == "identification":
+            sides.append(("gallery", self.gallery, "probes", self.probes, False))
+        for one, first, two, second, disjoint in sides:
+            if not first:
                 continue
-            accepts, rejects = curve.counts(v.scores, entry["threshold"])
-            found[way.name][far] = {
-                "threshold": entry["threshold"],
-                "far": float(accepts) / v.impostor,
-                "tar": 1 - float(rejects) / v.genuine,
-            }
-    return found
+            parts = table.part(first), table.part(second)
+            similar = gate(*parts, names=(one, two), disjoint_subjects=disjoint, looks_fail=looks_fail)
+            if similar:
+                i, j = similar[0].what
+                warnings.warn(
+                    f"{len(similar)} pictures of {two} look like one of {one}: id {parts[1].ids[j]} like "
+                    f"{parts[0].ids[i]}, say; look at them, or pass looks_fail=True",
+                    stacklevel=3,
+                )
 
 
-def _possible(ks: Sequence[int], candidates: int) -> tuple[int, ...]:
-    """The K that are not larger than the number of candidates."""
-    return tuple(k for k in ks if k <= candidates) or (1,)
+def class_disjoint(
+    ids: Any, labels: Any, *, test: float = 0.3, calibration: float = 0.0, seed: int = 0, name: str = "class-disjoint"
+) -> Plan:
+    """Verification among people who were never trained on; a further share of the people for calibration."""
+    known, y = _columns(ids, labels)
+    people = np.random.default_rng(seed).permutation(np.unique(y))
+    n_test, n_cal = round(test * len(people)), round(calibration * len(people))
+    if n_test < 2 or n_test + n_cal > len(people) or (calibration and n_cal < 2):
+        raise InputError(f"{len(people)} subjects are too few for shares of {test:g} and {calibration:g}")
+    parts = people[:n_test], people[n_test : n_test + n_cal], people[n_test + n_cal :]
+    chosen, cal, train = (tuple(known[np.isin(y, p)].tolist()) for p in parts)
+    return Plan(name, "verification", chosen, (), cal, train)
 
 
-def _interval(make: Callable[[], Any]) -> list[float] | None:
+def cross_domain(
+    ids: Any, labels: Any, domains: Any, *, enrol: Any, probe: Any, kind: str = "verification", name: str = ""
+) -> Plan:
+    """Samples of one domain against those of another."""
+    known, y = _columns(ids, labels)
+    d = names(domains, "domains", len(y))
+    sides = []
+    for wanted in (enrol, probe):
+        at = d == wanted
+        if not at.any():
+            raise InputError(f"no domain {wanted!r}{nearest(str(wanted), map(str, np.unique(d)))}")
+        sides.append(tuple(known[at].tolist()))
+    return Plan(name or f"{enrol} to {probe}", kind, sides[1], sides[0])
+
+
+def k_shot(ids: Any, labels: Any, *, k: int = 1, seed: int = 0, kind: str = "identification", name: str = "") -> Plan:
+    """K samples of everybody enrolled, the rest are probes; who has no sample to spare is left out."""
+    known, y = _columns(ids, labels)
+    gallery, probes = _enrol(known, y, np.unique(y), k, seed)
+    return Plan(name or f"{k}-shot", kind, probes, gallery)
+
+
+def known_unknown(
+    ids: Any, labels: Any, *, known: float = 0.5, k: int = 1, seed: int = 0, name: str = "open set"
+) -> Plan:
+    """K samples of some people enrolled; their other samples, and all of the other people's, are probes."""
+    every, y = _columns(ids, labels)
+    people = np.random.default_rng(seed).permutation(np.unique(y))
+    count = round(known * len(people))
+    if not 0 < count < len(people):
+        raise InputError(f"a share of {known:g} of {len(people)} people leaves nobody on one side")
+    gallery, probes = _enrol(every, y, people[:count], k, seed)
+    strangers = every[np.isin(y, people[count:])].tolist()
+    return Plan(name, "identification", (*probes, *strangers), gallery)
+
+
+def _enrol(
+    ids: np.ndarray, labels: np.ndarray, people: np.ndarray, k: int, seed: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    whole(k, "k", 1)
+    order = np.lexsort((ids, labels))
+    ids, labels = ids[order], labels[order]
+    people = np.sort(people)
+    starts, stops = (np.searchsorted(labels, people, side=side).tolist() for side in ("left", "right"))
+    rng = np.random.default_rng((seed, 1))
+    gallery: list[int] = []
+    probes: list[int] = []
+    for start, stop in zip(starts, stops, strict=True):
+        own = rng.permutation(ids[start:stop])
+        if len(own) > k:
+            gallery += own[:k].tolist()
+            probes += own[k:].tolist()
+    if not gallery:
+        raise InputError(f"nobody has more than {k} samples: enrol fewer")
+    return tuple(gallery), tuple(probes)
+
+
+def _columns(ids: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    n = len(ids)
+    return integers(ids, "ids", n), names(labels, "labels", n)
+
+
+def _whole(value: Any, path: Any, column: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise DataError(f"the protocol {path} must name whole numbers in {column}: got {value!r}")
+    return value
+
+
+def _close(name: str, cls: type) -> str:
+    return nearest(name, cls.__dataclass_fields__)  # type: ignore[attr-defined]
+
+
+@explain_arguments
+def read_trials(path: Path | str) -> np.ndarray:
+    """Integers (m, 3) of (id, id, target) from a file.
+
+    Raises:
+        DataError: names the line that is wrong.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"path must be that of a trials file, got {type(path).__name__}")
     try:
-        found = make()
-    except MettleError:  # too few subjects or impostors
-        return None
-    return [found.low, found.high]
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as e:
+        raise DataError(f"cannot read the trials {path}: {e}") from e
+    found: list[tuple[int, int, int]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.replace(",", " ").replace(";", " ").split()
+        if not words or words[0].startswith("#"):
+            continue
+        try:
+            first, second, target = (int(w) for w in words)
+        except ValueError:
+            if not found and not any(w.lstrip("-").isdigit() for w in words):
+                continue  # a header
+            raise DataError(
+                f"{path} line {number}: a trial is two whole numbers and 0 or 1, got {line[:60]!r}"
+            ) from None
+        if target not in (0, 1):
+            raise DataError(f"{path} line {number}: the target must be 0 or 1, got {target}")
+        if not all(-(2**63) <= v < 2**63 for v in (first, second)):
+            raise DataError(f"{path} line {number}: ids must fit in int64")
+        found.append((first, second, target))
+    if not found:
+        raise DataError(f"{path} holds no trials")
+    return np.asarray(found, np.int64)

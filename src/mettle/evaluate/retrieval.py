@@ -18,7 +18,7 @@ that starts after a items with h relevant ones:
     MAP@R       E[P(i)·rel(i)] = ((h + 1)·p/t + (j − 1)·p(p−1)/(t(t−1))) / i   at the j-th place of the group
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -26,14 +26,12 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import InputError, nearest
-from mettle.evaluate import intervals
-from mettle.evaluate.basis import Basis, of_ranking
-from mettle.evaluate.checks import check_embeddings, check_gallery, whole
-from mettle.evaluate.copies import across, inside
-from mettle.evaluate.intervals import Interval
-from mettle.evaluate.ranking import judge, ranked
-from mettle.evaluate.resamples import sums
-from mettle.evaluate.several import Wholes, wholes
+from mettle.evaluate import bootstrap
+from mettle.evaluate.bootstrap import Interval, sums
+from mettle.evaluate.diagnostics.duplicates import across, inside
+from mettle.evaluate.inputs import Wholes, check_embeddings, check_gallery, whole, wholes
+from mettle.evaluate.scoring.nearest import Ranked, ranked
+from mettle.evaluate.scoring.pair_fingerprint import Basis, of_ranking
 from mettle.unknown_names import explain_arguments
 
 
@@ -124,10 +122,10 @@ class Retrieval:
         values = self.per_query[name]
         totals = np.bincount(self.subjects, weights=values)
         counts = np.bincount(self.subjects)
-        weights = intervals.draw(len(counts), replicates, seed)
+        weights = bootstrap.draw(len(counts), replicates, seed)
         drawn = sums(weights, totals) / sums(weights, counts)
-        point, method = float(values.mean()), f"query-{intervals.METHOD}, gallery fixed"
-        return intervals.of_rate(drawn, point, weights, level, seed, method, rate=len(values))
+        point, method = float(values.mean()), f"query-{bootstrap.METHOD}, gallery fixed"
+        return bootstrap.of_rate(drawn, point, weights, level, seed, method, rate=len(values))
 
     def summary(self) -> dict[str, Any]:
         """Everything as plain numbers, ready for JSON; interval None where subjects are too few."""
@@ -138,7 +136,7 @@ class Retrieval:
             "metrics": {
                 name: {
                     "value": float(values.mean()),
-                    "interval": intervals.stated(lambda n=name: self.interval(n)),
+                    "interval": bootstrap.stated(lambda n=name: self.interval(n)),
                 }
                 for name, values in self.per_query.items()
             },
@@ -228,3 +226,66 @@ def retrieval(
         notes,
         of_ranking(query, other, named=ids is not None, trials=trials),
     )
+
+
+def judge(lists: Ranked, ks: Sequence[int]) -> dict[str, np.ndarray]:
+    """Every metric of every query, in expectation over the order inside tie groups.
+
+    Returns:
+        ``recall@K``, ``least@K`` and ``most@K`` (the worst and the best order) for each K,
+        ``precision_at_1``, ``r_precision`` and ``map_at_r``.
+    """
+    groups = _groups(lists.scores, lists.relevant)
+    found: dict[str, np.ndarray] = {}
+    for k in ks:
+        a, t, p, h = (g[:, k - 1] for g in groups)
+        r, sure = k - a, h > 0
+        found[f"recall@{k}"] = np.where(sure, 1.0, 1 - _none(t, p, r))
+        found[f"least@{k}"] = (sure | (r > t - p)).astype(float)
+        found[f"most@{k}"] = (sure | (p > 0)).astype(float)
+    found["precision_at_1"] = 1 - _none(groups[1][:, 0], groups[2][:, 0], np.ones(len(lists.total), int))
+    total = lists.total
+    a, t, p, h = (np.take_along_axis(g, total[:, None] - 1, 1)[:, 0] for g in groups)
+    found["r_precision"] = (h + p * (total - a) / t) / total
+    found["map_at_r"] = _average_precision(groups, total)
+    return found
+
+
+def _average_precision(groups: tuple[np.ndarray, ...], total: np.ndarray) -> np.ndarray:
+    """(1/R) Σ_{i≤R} E[P(i)·rel(i)], where E = ((h + 1)·p/t + (j − 1)·p(p−1)/(t(t−1))) / i."""
+    width = int(total.max())
+    a, t, p, h = (g[:, :width] for g in groups)
+    place = np.arange(width)
+    expected = (h + 1) * (p / t)
+    if (t > 1).any():
+        expected += (place - a) * (p * (p - 1) / np.maximum(t * (t - 1), 1))
+    # Summed in the order of places, so that the width of the list does not show in the last bit.
+    running = np.cumsum(expected / (place + 1), axis=1)
+    return np.take_along_axis(running, total[:, None] - 1, 1)[:, 0] / total
+
+
+def _groups(scores: np.ndarray, relevant: np.ndarray) -> tuple[np.ndarray, ...]:
+    """At each place: where its tie group starts (a), its size t, the relevant in it p and before it h."""
+    n, width = scores.shape
+    place = np.broadcast_to(np.arange(width), scores.shape)
+    before = np.cumsum(relevant, axis=1) - relevant
+    fresh = np.ones((n, width), bool)
+    fresh[:, 1:] = scores[:, 1:] != scores[:, :-1]
+    if fresh.all():  # no ties: every item is its own group
+        return place, np.ones_like(before), relevant.astype(np.int64), before
+    start = np.maximum.accumulate(np.where(fresh, place, 0), axis=1)
+    final = np.ones((n, width), bool)
+    final[:, :-1] = fresh[:, 1:]
+    end = np.minimum.accumulate(np.where(final, place, width)[:, ::-1], axis=1)[:, ::-1]
+    h = np.take_along_axis(before, start, 1)
+    p = np.take_along_axis(before + relevant, end, 1) - h
+    return start, end - start + 1, p, h
+
+
+def _none(t: np.ndarray, p: np.ndarray, r: np.ndarray) -> np.ndarray:
+    """C(t−p, r) / C(t, r): the chance that r of t items, p of them relevant, hold no relevant one."""
+    chance = np.ones(len(t))
+    for j in range(int(np.minimum(r, t).max())):
+        factor = np.maximum(t - p - j, 0) / np.maximum(t - j, 1)
+        chance *= np.where(j < r, factor, 1.0)
+    return chance

@@ -18,14 +18,12 @@ import torch
 
 from mettle.data.dataset import Samples
 from mettle.errors import InputError, MettleError, nearest
-from mettle.evaluate.checks import NotMeasurable
+from mettle.evaluate.bootstrap import LEAST
 from mettle.evaluate.groups import again, groups, paired
-from mettle.evaluate.intervals import LEAST
-from mettle.evaluate.named import named
+from mettle.evaluate.inputs import NotMeasurable, rates, wholes
+from mettle.evaluate.metrics import named
 from mettle.evaluate.retrieval import Retrieval, retrieval
-from mettle.evaluate.several import rates, wholes
-from mettle.evaluate.verification import verification
-from mettle.evaluate.verified import METRICS, Verification
+from mettle.evaluate.verification import METRICS, Verification, verification
 from mettle.model import embed
 from mettle.model.embedder import find_device
 

@@ -157,9 +157,9 @@ PAIRS = 10_000_000  # scores of a probe with a person, at most: 40 MB
 
 def calibrated(record: "Record", fars: Sequence[float] | float, seed: int = 0) -> Calibration:
     """A table of thresholds in the form of a contract's, with ``per`` "person"; above `PAIRS`, from a sample."""
-    from mettle.evaluate import several
+    from mettle.evaluate import inputs
 
-    fars = several.rates(fars, below_one=True)
+    fars = inputs.rates(fars, below_one=True)
     sequence = record.sequence()  # before they are read: what comes in between counts as having come since
     found = read_everybody(record)
     vectors, people = found.vectors, len(found.names)
@@ -183,15 +183,15 @@ def calibrated(record: "Record", fars: Sequence[float] | float, seed: int = 0) -
 
 
 def _entry(scores: np.ndarray, far: float, pairs: int) -> dict[str, Any]:
-    from mettle.evaluate import point
+    from mettle.evaluate import roc
 
-    budget = point.rate(far) * pairs
+    budget = roc.rate(far) * pairs
     allowed = _allowed(far, pairs, math.floor(budget))
     if allowed >= 0:
         at = len(scores) - 1 - allowed * len(scores) // pairs
         threshold = float(np.nextafter(np.partition(scores, at)[at], np.float32(np.inf)))
         if threshold <= 1:
-            return {"threshold": max(-1.0, threshold), "status": point.status(float(budget))}
+            return {"threshold": max(-1.0, threshold), "status": roc.status(float(budget))}
     return {"threshold": None, "status": "not measurable"}  # too few, or too many are enrolled under two names
 
 

@@ -180,7 +180,7 @@ def _pairs(people: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 
 def people_of_table(path: Path, where: Sequence[str] = ()) -> Iterator[tuple[str, np.ndarray]]:
     """(name, (m, dim) embeddings) of every label of a file of embeddings, as `mettle audit` reads them."""
-    from mettle.evaluate.table import read_embeddings
+    from mettle.data.embeddings import read_embeddings
 
     table = read_embeddings(path, where=where)
     return by_name(table.label, table.values)

@@ -20,9 +20,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from mettle.data.arrays import check_matrix, names
 from mettle.errors import InputError
-from mettle.evaluate.checks import Rows, check_matrix, code_labels, names, one_label_per_id
-from mettle.evaluate.copies import hashes
+from mettle.evaluate.diagnostics.duplicates import hashes
+from mettle.evaluate.inputs import Rows, code_labels, one_label_per_id
 from mettle.mining.neighbors import Nearest, NegativeSearch, Search, SearchFacts, combine_facts, score_pairs
 from mettle.mining.positives import PositivePairs, Positives, choose_positives
 from mettle.rng import hash_bits

@@ -1,5 +1,12 @@
 """From an input to an embedding: preprocessing, backbone, pool, head; anybody's module or graph; smaller embeddings."""
 
+from mettle.data.quantization import (
+    QuantizedEmbeddings,
+    cut_embeddings,
+    measure_ranges,
+    quantize_embeddings,
+    quantized_similarity,
+)
 from mettle.model.embedder import Embedder, EmbedderSpec, EmbeddingModel
 from mettle.model.inference import embed, embed_items
 from mettle.model.module_embedder import ModuleEmbedder
@@ -7,13 +14,6 @@ from mettle.model.neck import BatchNormNeck
 from mettle.model.onnx import OnnxEmbedder, encode_onnx, export_onnx
 from mettle.model.preprocess import Preprocess
 from mettle.model.pretrained import LoadedWeights, StartPlan, plan_start
-from mettle.model.quantization import (
-    QuantizedEmbeddings,
-    cut_embeddings,
-    measure_ranges,
-    quantize_embeddings,
-    quantized_similarity,
-)
 from mettle.model.siamese import SiameseNet, TripletNet
 
 __all__ = [

@@ -29,11 +29,11 @@ import torch
 
 from mettle.atomic_files import write_bytes
 from mettle.data.dataset import NO_SPLIT, ROLES, SPLITS, Samples
+from mettle.data.quantization import Precision, check_precision, cut_embeddings, quantize_embeddings, to_arrays
 from mettle.data.transforms import to_input_tensor
 from mettle.errors import InputError, MissingExtra
 from mettle.model.embedder import EmbeddingModel, eval_mode, find_device
 from mettle.model.preprocess import Preprocess
-from mettle.model.quantization import Precision, check_precision, cut_embeddings, quantize_embeddings, to_arrays
 from mettle.model.weights import hash_state_dict
 
 

@@ -1,96 +1,12 @@
-"""The report of a run: one HTML file that needs nothing else, and the card beside it."""
+"""Pages: templates that are filled with escaped text, and where a page goes."""
 
-from collections.abc import Mapping, Sequence
 from functools import cache
-from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from mettle.atomic_files import write_text
 from mettle.errors import RunError
-from mettle.evaluate.curve import Curve
-from mettle.evaluate.protocol import PIXELS, Judged, raw
-from mettle.evaluate.run import Evaluation
-from mettle.report import curves, figures, pairs, two_networks
-from mettle.report.card import card, markdown
-from mettle.report.map import Located, drawn
-from mettle.report.number import called, rate
-from mettle.train.callbacks import read_log
-from mettle.train.run_folder import RunFolder, is_builtin_source
-
-CHEAP = 3e10  # multiplications that the curve of the raw inputs may cost; it is left out above
-BINS = 80
-
-
-def write_report(run: RunFolder, evaluation: Evaluation, path: Path | str | None = None) -> Path:
-    """Write the report of a run.
-
-    Args:
-        run: the run.
-        evaluation: what `evaluate_run` returned for it.
-        path: where the page goes; ``report.html`` in the run folder by default.
-
-    Returns:
-        The path of the page. ``card.md`` and ``map.json`` go into the run folder, unless a page of other data
-        goes elsewhere.
-    """
-    page = place(path if path is not None else run.folder / "report.html")
-    facts = card(run, evaluation.metrics, _notes(evaluation.judged))
-    maps = two_networks.maps(run, evaluation.judged)
-    write_text(page, render("report.html.j2", card=facts, **pictures(run, evaluation, maps)))
-    if path is None or run.matches_data(evaluation.metrics["data"]["fingerprint"]):
-        write_text(run.folder / "card.md", markdown(facts))
-        two_networks.keep_maps(run, maps, evaluation.judged, evaluation.metrics)
-    return page
-
-
-def pictures(run: RunFolder, evaluation: Evaluation, maps: Mapping[str, Located]) -> dict[str, Any]:
-    """Everything on the page that is drawn rather than written."""
-    metrics, judged = evaluation.metrics, evaluation.judged
-    log = read_log(run.folder / "log.jsonl")
-    decided = pairs.decision(metrics)
-    way = metrics["scenarios"][judged.headline.name]
-    found = metrics.get("thresholds", {}).get("set", {})
-    lines = {rate(float(f)): e["threshold"] for f, e in found.items() if e["threshold"] is not None}
-    return {
-        "roc": figures.roc(
-            {called(name): v.roc.thinned(256) for name, v in judged.verifications.items()},
-            way["verification"]["tar"],
-            _baseline(judged) if "baselines" in metrics else None,
-        ),
-        "histograms": figures.histograms(
-            {called(name): v.histogram(BINS) for name, v in judged.verifications.items()}, lines
-        ),
-        "decision": decided,
-        "images": judged.samples.inputs.kind == "image",
-        "sees": describe_view(run, judged),
-        "negatives": pairs.shown(pairs.hardest(judged, "impostor"), judged.samples, decided, "impostor"),
-        "positives": pairs.shown(pairs.hardest(judged, "genuine"), judged.samples, decided, "genuine"),
-        "map": _map(judged, maps),
-        "training": curves.training([log], metrics.get("selection")),
-        **_two(run, evaluation, log),
-    }
-
-
-def describe_view(run: RunFolder, judged: Judged) -> str:
-    """What the pictures on the page show of the files: exactly what the network sees. Empty for rows of numbers."""
-    if judged.samples.inputs.kind != "image":
-        return ""
-    height, width = judged.samples.inputs.shape[:2]
-    how = {
-        "crop": "scaled with their proportions kept and cropped from the centre",
-        "pad": "scaled with their proportions kept and padded with grey",
-        "stretch": "stretched, so that proportions may be lost,",
-    }
-    if is_builtin_source(run.recipe.data.source):
-        return f"Pictures are shown as the network sees them, {height} x {width} pixels."
-    resize = how[run.recipe.data.resize or "crop"]
-    return (
-        f"Pictures are shown as the network sees them: {resize} to {height} x {width} pixels (data.size, data.resize)."
-    )
 
 
 def render(template: str, **facts: Any) -> str:
@@ -115,44 +31,3 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-def _map(judged: Judged, maps: Mapping[str, Located]) -> dict[str, Any] | None:
-    """The map, those of both encoders where there are two, and the identities they mark."""
-    if not maps:
-        return None
-    first = next(iter(maps.values()))
-    rows = [int(first.rows[np.flatnonzero(first.labels == label)[0]]) for label in first.marked]
-    return {
-        "image": drawn(first).image if len(maps) == 1 else "",
-        "several": two_networks.side_by_side(maps) if len(maps) > 1 else [],
-        "legend": first.legend(),
-        "marked": [pairs.side(judged.samples, at) for at in rows],
-        "points": len(first.rows),
-        "identities": len(np.unique(first.labels)),
-    }
-
-
-def _two(run: RunFolder, evaluation: Evaluation, log: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What only a run with a second encoder has; None for all others."""
-    if not two_networks.has_two(run) or evaluation.samples is None:
-        return {"weighed": None, "weights": None}
-    return {
-        "weighed": two_networks.negatives(run, evaluation.samples),
-        "weights": two_networks.weights_by_group(run, evaluation.samples, log),
-    }
-
-
-def _baseline(judged: Judged) -> Curve | None:
-    """The curve of the raw inputs in the headline scenario, where it costs little."""
-    way, inputs = judged.headline, judged.samples.inputs
-    width = prod(min(side, PIXELS) if inputs.kind == "image" else side for side in inputs.shape)
-    other = len(way.probe) if way.gallery is None else len(way.gallery)
-    if len(way.probe) * other * width > CHEAP:
-        return None
-    return way.verification(raw(judged.samples), judged.samples).roc.thinned(256)
-
-
-def _notes(judged: Judged) -> list[str]:
-    left_out = len(judged.samples.skipped)
-    return [f"{left_out:,} unreadable files were left out of the data."] if left_out else []

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from mettle.atomic_files import write_text
-from mettle.evaluate.intervals import mean_interval
-from mettle.report.comparison import write_comparison
-from mettle.report.number import numbers
+from mettle.evaluate.bootstrap import mean_interval
+from mettle.report.comparison_page import write_comparison
+from mettle.report.metric_tables import numbers
 from mettle.train.run_folder import RunFolder
 
 HEADLINE = ("EER", "AUC", "Recall@1")  # beside TAR at every false-accept rate

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from mettle.evaluate.suspects import HardPair
+from mettle.evaluate.diagnostics.hard_pairs import HardPair
 from mettle.workbench.run_data import RunData
 
 TILE_CELLS = 1 << 20  # scores in one tile

@@ -20,8 +20,8 @@ from PIL import Image
 
 from mettle.data.dataset import Samples
 from mettle.errors import InputError, MettleError
-from mettle.evaluate import curve
-from mettle.report.curves import PANELS, Panel, series, validation_panels
+from mettle.evaluate import roc
+from mettle.report.training_plots import PANELS, Panel, series, validation_panels
 from mettle.train import RunFolder
 from mettle.train.callbacks import read_log
 from mettle.workbench import pair_search as search
@@ -168,7 +168,7 @@ def _add_run_routes(router: APIRouter, runs_: list[LazyRun]) -> None:
 def _add_pair_routes(router: APIRouter, runs_: list[LazyRun]) -> None:
     @router.get("/api/runs/{run}/at")
     def at(run: int, threshold: Annotated[float, Query(allow_inf_nan=False)]) -> Response:
-        accepts, rejects = curve.counts(_find_run(runs_, run).verification().scores, threshold)
+        accepts, rejects = roc.counts(_find_run(runs_, run).verification().scores, threshold)
         return JSONResponse({"accepts": int(accepts), "rejects": int(rejects)}, headers=POLICY)
 
     @router.get("/api/runs/{run}/pairs/{kind}")

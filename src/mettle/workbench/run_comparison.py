@@ -4,7 +4,7 @@ from typing import Any
 
 from mettle.errors import InputError, MettleError
 from mettle.evaluate import compare
-from mettle.report.number import rate
+from mettle.report.format import rate
 from mettle.workbench.lazy_run import LazyRun
 
 RETRIEVAL = (("recall@1", "Recall@1"), ("map_at_r", "MAP@R"))

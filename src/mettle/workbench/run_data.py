@@ -14,12 +14,12 @@ import numpy as np
 from mettle.atomic_files import write_bytes
 from mettle.data.dataset import Column, Samples
 from mettle.errors import DataError, MettleError
+from mettle.evaluate.diagnostics.label_errors import Suspects, difficulty, label_errors
 from mettle.evaluate.groups import bands
-from mettle.evaluate.protocol import Scenario, scenarios
-from mettle.evaluate.suspects import Suspects, difficulty, label_errors
-from mettle.evaluate.unit import Unit
+from mettle.evaluate.run.scenarios import Scenario, scenarios
+from mettle.evaluate.scoring.cosine import Unit
 from mettle.model import embed
-from mettle.report.number import numbers
+from mettle.report.metric_tables import numbers
 from mettle.train import RunFolder, prepare_samples
 
 QUARTILES = 4  # of difficulty, as in the audit

@@ -9,10 +9,10 @@ import numpy as np
 from scipy.special import ndtri
 
 from mettle.errors import MettleError
-from mettle.evaluate import curve
-from mettle.evaluate.scores import Scores
+from mettle.evaluate import roc
+from mettle.evaluate.scoring.scores import Scores
 from mettle.evaluate.verification import Verification
-from mettle.report.number import rate
+from mettle.report.format import rate
 from mettle.workbench.run_data import RunData, load_or_compute_arrays
 
 FEWEST = 400  # positions of the slider, at least; steps are powers of ten
@@ -39,7 +39,7 @@ class ThresholdCounts:
     rejects: np.ndarray
     genuine: int
     impostor: int
-    drawn: curve.Curve
+    drawn: roc.Curve
     marks: tuple[dict[str, Any], ...]
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -91,7 +91,7 @@ def count_errors(found: Verification, thresholds: np.ndarray) -> tuple[np.ndarra
     """#impostor ≥ τ and #genuine < τ for every threshold, exactly, whether scores are in memory or not."""
     scores = found.scores
     if isinstance(scores, Scores):
-        return curve.counts(scores, thresholds)
+        return roc.counts(scores, thresholds)
     t = thresholds.astype(scores.dtype)
     reached = np.zeros(len(t) + 1, np.int64)
     for block in scores.stream(False):
@@ -129,7 +129,7 @@ def _named_thresholds(data: RunData, found: Verification) -> list[dict[str, Any]
     marks = []
     for name, title, threshold in named:
         if math.isfinite(threshold):
-            accepts, rejects = curve.counts(found.scores, threshold)
+            accepts, rejects = roc.counts(found.scores, threshold)
             marks.append(
                 {"name": name, "title": title, "threshold": threshold, "accepts": int(accepts), "rejects": int(rejects)}
             )

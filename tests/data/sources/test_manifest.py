@@ -14,12 +14,12 @@ from command_line import mettle, refused
 from mettle import data
 from mettle.data.check import class_size_problems
 from mettle.data.dataset import Column, Samples
+from mettle.data.embeddings import read_vectors
 from mettle.data.inputs import FeatureArray
 from mettle.data.sources.manifest import read_manifest
 from mettle.data.sources.npz import column_with_names
 from mettle.data.sources.text_table import is_integer_text, read_table, read_table_header
 from mettle.errors import DataError, InputError, MissingExtra
-from mettle.evaluate.vectors import read_vectors
 from tests.data import corpus
 
 PNG = corpus.encoded(corpus.BASE, "PNG")
@@ -473,7 +473,7 @@ def test_text_that_says_nan_is_text():
 
 
 def test_rows_with_nan_may_be_left_out_by_another_column(tmp_path):
-    from mettle.evaluate.table import read_embeddings
+    from mettle.data.embeddings import read_embeddings
 
     path = tmp_path / "e.npz"
     np.savez(path, embeddings=np.eye(4), label=[0, 0, 1, 1], score=np.array([0.5, NAN, 0.5, 0.5]))

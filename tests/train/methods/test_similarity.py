@@ -14,8 +14,14 @@ from typer.testing import CliRunner
 from mettle.cli import app
 from mettle.data import Pairs, Triplets, read
 from mettle.errors import DataError, RecipeError, RunError
-from mettle.evaluate.pair_tables import measure_tuples, rank_auc, rank_correlation, tuple_metrics, write_pair_metrics
 from mettle.evaluate.run import evaluate_run
+from mettle.evaluate.run.pair_tables import (
+    measure_tuples,
+    rank_auc,
+    rank_correlation,
+    tuple_metrics,
+    write_pair_metrics,
+)
 from mettle.losses import SimilarityClassification, SimilarityRanking, SimilarityRegression
 from mettle.model import Embedder, EmbedderSpec
 from mettle.train import Similarity, checkpoint, load, open_run_folder

@@ -1,0 +1,1 @@
+"""What is wrong with data or embeddings: label errors, hardest pairs, duplicates, leakage, geometry."""

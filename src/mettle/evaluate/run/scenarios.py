@@ -1,0 +1,214 @@
+"""Judging a trained model on the test split of its data: which pairs are compared, and against which baselines.
+
+| test split has | scenarios |
+|---|---|
+| queries and a gallery | ``in-domain``: the gallery with itself; ``cross-domain``: queries against the gallery |
+| domains | ``in-domain``: pairs of one domain; ``cross-domain``: pairs of two domains |
+| neither | ``all``: every pair |
+
+Identities of the test split were never trained on where the split is class-disjoint; the metrics say which it is.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from mettle.data.dataset import Samples
+from mettle.data.transforms import to_input_tensor
+from mettle.errors import DataError, MettleError
+from mettle.evaluate import inputs, roc
+from mettle.evaluate.inputs import Numbers, Wholes
+from mettle.evaluate.retrieval import Retrieval, retrieval
+from mettle.evaluate.verification import Verification, verification
+
+UNTRAINED, PRETRAINED, RAW = "untrained network", "pretrained backbone", "raw inputs"  # names of baselines
+PIXELS = 32  # side to which pictures are shrunk for the raw-input baseline
+
+
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    """One way of pairing the test split."""
+
+    name: str
+    title: str
+    probe: np.ndarray  # positions in the test split
+    gallery: np.ndarray | None = None
+    trials: str = "all"
+
+    def verification(self, z: np.ndarray, samples: Samples) -> Verification:
+        """Genuine against impostor pairs of this scenario."""
+        return verification(**self._arguments(z, samples), trials=self.trials)
+
+    def retrieval(self, z: np.ndarray, samples: Samples, ks: Wholes) -> Retrieval:
+        """Nearest neighbours of this scenario, among the candidates that its pairs are made with."""
+        given = self._arguments(z, samples)
+        apart, together = self.trials == "across", self.trials == "within"
+        return retrieval(**given, k=ks, exclude_same_domain=apart, only_same_domain=together)
+
+    def fewest(self, samples: Samples) -> int:
+        """Candidates of the query that has fewest among those with a right one."""
+        if self.gallery is not None or self.trials == "all" or samples.domain is None:
+            return len(self.probe) - 1 if self.gallery is None else len(self.gallery)
+        people, domains = samples.labels[self.probe], samples.domain.codes[self.probe]
+        size, shots = np.bincount(domains), np.bincount(people)
+        cells, own = np.unique(np.stack([people, domains], 1), axis=0, return_counts=True)
+        if self.trials == "within":
+            there, right = size[cells[:, 1]] - 1, own > 1
+        else:
+            there, right = len(people) - size[cells[:, 1]], shots[cells[:, 0]] > own
+        return int(there[right].min(initial=len(people)))
+
+    def _arguments(self, z: np.ndarray, samples: Samples) -> dict[str, Any]:
+        domains = None if samples.domain is None else samples.domain.codes
+
+        def rows(at: np.ndarray) -> tuple:
+            return z[at], samples.labels[at], None if domains is None else domains[at], samples.ids[at]
+
+        a, b, c, d = rows(self.probe)
+        found = {"embeddings": a, "labels": b, "domains": c, "ids": d}
+        if self.gallery is not None:
+            found["gallery"] = rows(self.gallery)
+        return found
+
+
+def scenarios(samples: Samples) -> tuple[Scenario, ...]:
+    """How the samples of a test split can be paired; the hardest way comes last."""
+    query, gallery = np.flatnonzero(samples.role == 1), np.flatnonzero(samples.role == 2)
+    everything = np.arange(len(samples))
+    if len(query) and len(gallery):
+        return (
+            Scenario("in-domain", "gallery samples with each other", gallery),
+            Scenario("cross-domain", "queries against the gallery", query, gallery),
+        )
+    if samples.domain is not None and len(np.unique(samples.domain.codes)) > 1:
+        return (
+            Scenario("in-domain", "pairs of one domain", everything, trials="within"),
+            Scenario("cross-domain", "pairs of two domains", everything, trials="across"),
+        )
+    return (Scenario("all", "every pair", everything),)
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Everything measured on one set of embeddings."""
+
+    samples: Samples
+    embeddings: np.ndarray
+    scenarios: tuple[Scenario, ...]
+    verifications: Mapping[str, Verification] = field(default_factory=dict)
+    retrievals: Mapping[str, Retrieval] = field(default_factory=dict)
+
+    @property
+    def headline(self) -> Scenario:
+        """The hardest scenario there is: cross-domain before in-domain."""
+        return self.scenarios[-1]
+
+
+def judge(z: np.ndarray, samples: Samples, ks: Wholes = (1, 2, 4, 8)) -> Judged:
+    """Verification and retrieval in every scenario that the samples allow."""
+    if len(samples) == 0:
+        raise DataError("the test split is empty: give the data a test split, or let data.test hold out identities")
+    ways, chosen = scenarios(samples), inputs.wholes(ks, "ks")
+    return Judged(
+        samples,
+        z,
+        ways,
+        {way.name: way.verification(z, samples) for way in ways},
+        {way.name: way.retrieval(z, samples, _possible(chosen, way.fewest(samples))) for way in ways},
+    )
+
+
+def summary(judged: Judged, fars: Numbers) -> dict[str, Any]:
+    """All numbers of all scenarios, with intervals, ready for JSON."""
+    rates = inputs.rates(fars)
+    return {
+        way.name: {
+            "title": way.title,
+            "verification": judged.verifications[way.name].summary(rates),
+            "retrieval": judged.retrievals[way.name].summary(),
+        }
+        for way in judged.scenarios
+    }
+
+
+def baseline(z: np.ndarray, samples: Samples, *, neighbors: bool = False) -> dict[str, Any]:
+    """EER and AUC of other embeddings of the same samples, and Recall@1 with ``neighbors``; without intervals."""
+    found: dict[str, Any] = {}
+    for way in scenarios(samples):
+        v = way.verification(z, samples)
+        found[way.name] = {"eer": v.eer, "auc": v.auc}
+        if neighbors:
+            found[way.name]["recall@1"] = float(way.retrieval(z, samples, (1,)).per_query["recall@1"].mean())
+    return found
+
+
+def raw(samples: Samples) -> np.ndarray:
+    """The inputs themselves as embeddings, centred; pictures shrunk to at most 32 pixels a side."""
+    parts = []
+    for start in range(0, len(samples), 1024):
+        x = to_input_tensor(samples.read(np.arange(start, min(start + 1024, len(samples)))), "cpu")
+        if x.ndim == 4:
+            size = (min(x.shape[2], PIXELS), min(x.shape[3], PIXELS))
+            x = torch.nn.functional.adaptive_avg_pool2d(x, size)
+        parts.append(x.float().flatten(1).numpy())
+    z = np.concatenate(parts)
+    return z - z.mean(0)
+
+
+def thresholds(z: np.ndarray, samples: Samples, fars: Numbers, measured_on: str) -> dict[str, Any]:
+    """Operating thresholds for wanted false-accept rates, from samples kept apart for that.
+
+    Each entry says how many impostor pairs it rests on and how it fares on the very pairs it was set on; an interval
+    of the true accept rate goes with it.
+    """
+    v = verification(z, samples.labels, ids=samples.ids)
+    found = {}
+    for far in inputs.rates(fars):
+        point = v.operating_point(far)
+        if point.usable is None:
+            found[f"{far:g}"] = {"threshold": None, "status": point.verdict, "impostors": v.impostor}
+            continue
+        found[f"{far:g}"] = {
+            "threshold": point.usable,
+            "status": point.status,
+            "far": point.fmr,
+            "tar": point.tar,
+            "tar_interval": _interval(lambda far=far: v.interval(f"tar@{far!r}")),
+            "impostors": v.impostor,
+            "measured_on": measured_on,
+        }
+    return found
+
+
+def transfer(judged: Judged, set_thresholds: Mapping[str, Any]) -> dict[str, Any]:
+    """What thresholds that were set elsewhere really do on the test split, per scenario."""
+    found: dict[str, Any] = {}
+    for way in judged.scenarios:
+        v = judged.verifications[way.name]
+        found[way.name] = {}
+        for far, entry in set_thresholds.items():
+            if entry["threshold"] is None:
+                continue
+            accepts, rejects = roc.counts(v.scores, entry["threshold"])
+            found[way.name][far] = {
+                "threshold": entry["threshold"],
+                "far": float(accepts) / v.impostor,
+                "tar": 1 - float(rejects) / v.genuine,
+            }
+    return found
+
+
+def _possible(ks: Sequence[int], candidates: int) -> tuple[int, ...]:
+    """The K that are not larger than the number of candidates."""
+    return tuple(k for k in ks if k <= candidates) or (1,)
+
+
+def _interval(make: Callable[[], Any]) -> list[float] | None:
+    try:
+        found = make()
+    except MettleError:  # too few subjects or impostors
+        return None
+    return [found.low, found.high]

@@ -1,0 +1,145 @@
+"""Both passes of the histogram store on the CPU: over exact scores, or over fast ones with a known error.
+
+A fast score is a product in the precision of the input: d products and as many sums of unit vectors, each rounded once,
+and the rounding of its bin, so it is off by at most δ = (d + 16)·2⁻²⁴ in float32.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mettle.evaluate.scoring.bins import Bins, Even, Sieve, Window
+from mettle.evaluate.scoring.pair_tiles import Design
+from mettle.evaluate.scoring.scores import Block
+
+ABSENT = -1.5  # what a masked cell of a tile is set to where bins do not matter: below every cosine
+LEAST = -1.00005  # a little below every cosine, and above what is absent
+DEAR = 16  # scoring a listed pair costs about as much as so many in a tile
+
+
+@dataclass(frozen=True, eq=False)
+class Plain:
+    """Both passes over exact scores."""
+
+    design: Design
+    bins: Bins
+
+    def count(self) -> np.ndarray:
+        """Pass 1."""
+        tally = np.zeros(len(self.bins.edges) - 1, np.int64)
+        for block in self.design.stream(False):
+            tally += np.bincount(self.bins(block.impostor), minlength=len(tally))
+        return tally
+
+    def walk(self, windows: Sequence[tuple[float, float]]) -> list[Window]:
+        """Pass 2."""
+        sieves = [Sieve(*w, np.dtype(self.design.dtype)) for w in windows]
+        for block in self.design.stream(False):
+            for sieve in sieves:
+                sieve.pour(block.impostor)
+        return [sieve.window() for sieve in sieves]
+
+
+@dataclass(frozen=True, eq=False)
+class Fast:
+    """Both passes over products in the precision of the input, decided by exact scores in pass 2."""
+
+    design: Design
+
+    @property
+    def type(self) -> np.dtype:
+        """Of the fast scores."""
+        return np.dtype(np.float64 if self.design.double else np.float32)
+
+    @property
+    def slack(self) -> float:
+        """δ: how far a fast score can be from the exact one."""
+        if self.type == np.float32:
+            return (self.design.dim + 16) * 2.0**-24
+        return (self.design.dim + 16) * 2.0**-53 + 1e-12  # float64 scores have 12 decimals
+
+    def genuine(self) -> np.ndarray:
+        """Every genuine score, exactly, ascending."""
+        parts = [block.genuine for block in self.genuine_blocks()]
+        return np.sort(np.concatenate(parts)) if parts else np.empty(0, self.design.dtype)
+
+    def genuine_blocks(self) -> Iterator[Block]:
+        """Every genuine score, exactly, with its subject."""
+        i, j = self.design.genuine_pairs()
+        none = np.empty(0, np.int32)
+        for at in range(0, len(i), step := 1 << 14):
+            first, second = i[at : at + step], j[at : at + step]
+            score = self.design.paired(first, second)
+            yield Block(score, self.design.subject[0][first], score[:0], (none, none))
+
+    def stream(self, with_subjects: bool) -> Iterator[Block]:
+        """Genuine scores, exactly, and fast scores of every impostor pair: what resampling is content with."""
+        yield from self.genuine_blocks()
+        for rows, cols, mixed, tile in self._products():
+            block = self.design.block(rows, cols, tile, mixed, with_subjects)
+            yield block._replace(genuine=block.genuine[:0], genuine_subject=block.genuine_subject[:0])
+
+    def tiles(self, absent: float = ABSENT) -> Iterator[tuple[slice, slice, np.ndarray]]:
+        """Fast scores, tile by tile, in one buffer that is used again; ``absent`` marks what is no impostor pair."""
+        for rows, cols, mixed, tile in self._products():
+            out = self.design.absent(rows, cols, tile.shape, mixed)
+            if out is not None:
+                tile[out] = absent
+            yield rows, cols, tile
+
+    def _products(self) -> Iterator[tuple[slice, slice, bool, np.ndarray]]:
+        design = self.design
+        first = design.probe.vectors().astype(self.type)
+        second = first if design.own else design.gallery.vectors().astype(self.type)
+        room = np.empty(design.room(), self.type)
+        for rows, cols, mixed in design.tiles():
+            shape = (rows.stop - rows.start, cols.stop - cols.start)
+            yield (
+                rows,
+                cols,
+                mixed,
+                np.matmul(first[rows], second[cols].T, out=room[: shape[0] * shape[1]].reshape(shape)),
+            )
+
+    def count(self, bins: Even) -> np.ndarray:
+        """Pass 1."""
+        tally = torch.zeros(bins.count, dtype=torch.int64)
+        scale, shift = self.type.type(bins.scale), self.type.type(bins.shift)
+        index = np.empty(self.design.room(), np.int32)
+        for _, _, tile in self.tiles(bins.nowhere):
+            flat = tile.reshape(-1)
+            flat *= scale
+            flat += shift
+            np.copyto(index[: len(flat)], flat, casting="unsafe")
+            tally += torch.bincount(torch.from_numpy(index[: len(flat)]), minlength=bins.count)
+        found = tally.numpy()
+        found[0] = 0  # what was absent
+        return found
+
+    def walk(self, windows: Sequence[tuple[float, float]]) -> list[Window]:
+        """Pass 2."""
+        sieves = [Sieve(*w, np.dtype(self.design.dtype)) for w in windows]
+        room, flag = np.empty(self.design.room(), self.type), np.empty(self.design.room(), bool)
+        for rows, cols, tile in self.tiles():
+            flat = tile.reshape(-1)
+            away, inside = room[: len(flat)], flag[: len(flat)]
+            for sieve in sieves:
+                low, high = (max(end, LEAST) for end in sieve.ends)
+                top = self.type.type(np.nextafter(self.type.type(high + self.slack), self.type.type(4)))
+                sieve.above += int(np.count_nonzero(np.greater(flat, top, out=inside)))
+                np.subtract(flat, self.type.type((low + high) / 2), out=away)
+                np.abs(away, out=away)
+                half = (high - low) / 2 + self.slack * 1.01 + 4 * float(np.finfo(self.type).eps)
+                at = np.flatnonzero(np.less_equal(away, self.type.type(half), out=inside))
+                sieve.pour(self.exactly(rows, cols, at[flat[at] <= top]))
+        return [sieve.window() for sieve in sieves]
+
+    def exactly(self, rows: slice, cols: slice, at: np.ndarray) -> np.ndarray:
+        """The exact scores at some places of a tile."""
+        width = cols.stop - cols.start
+        if len(at) * DEAR > (rows.stop - rows.start) * width:
+            return self.design.score(rows, cols).reshape(-1)[at]
+        i, j = np.divmod(at, width)
+        return self.design.paired(rows.start + i, cols.start + j)

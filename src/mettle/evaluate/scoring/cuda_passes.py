@@ -1,0 +1,213 @@
+"""Both passes of :mod:`mettle.evaluate.scoring.histogram` on an accelerator.
+
+Exact scores are sums of multiples of 2⁻⁵², so they are the same bits in any order of summation and on any device. Fast
+scores of float32 embeddings compared with each other come from fused kernels (how far they can be
+off is said below); others from tiles of float32 products, or float64 where a setting lets float32 be of lower
+precision (TF32).
+
+Impostor pairs of a set whose fast score falls into a window, listed by one kernel: pass 2 on a CUDA device.
+
+The kernel is :func:`mettle.pairs.kernels.histograms.list_impostor_pairs`. It splits rows into two bfloat16 halves,
+x = h + l with errors of 2⁻⁹ and 2⁻¹⁸ of x, and takes three of four products, so a score is off by
+
+    δ = 3·2⁻¹⁸ + (13/4·d + 64)·2⁻²⁴       halves kept and dropped; 3d products, sixteen to a sum that cuts off 17 bits
+
+where the last term holds normalisation and bins too.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mettle.evaluate.inputs import Rows
+from mettle.evaluate.scoring.bins import Even, Sieve, Window
+from mettle.evaluate.scoring.cosine import UnitTensor
+from mettle.evaluate.scoring.cpu_passes import ABSENT, LEAST, Fast
+from mettle.evaluate.scoring.pair_tiles import Design
+from mettle.pairs.kernels import available
+
+ROWS = 4096  # of a tile
+AT_ONCE = 1 << 26  # components of exactly scored pairs
+ROOM = 1 << 24  # rows of tiles that are listed; windows that reach more are a matter for torch's products
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """Pass 1 and pass 2 on one device."""
+
+    design: Design
+    device: Any
+
+    @property
+    def quick(self) -> bool:
+        """Whether fused kernels do the quadratic part."""
+        design = self.design
+        plain = design.own and design.domain is None and not design.double
+        device = torch.device(self.device)
+        if not plain or device.type != "cuda":
+            return False
+        return available(torch.cuda.current_device() if device.index is None else device.index)
+
+    @property
+    def slack(self) -> float:
+        """δ: how far a fast score can be from the exact one."""
+        if not self.quick:
+            return Fast(self.design).slack
+        return slack(self.design.dim)
+
+    def genuine(self) -> np.ndarray:
+        """Every genuine score, exactly, ascending."""
+        row, col = self.subject
+        first, last = torch.searchsorted(col, row), torch.searchsorted(col, row, right=True)
+        if self.design.own:
+            first = torch.arange(1, len(row) + 1, device=self.device)
+        count = last - first
+        i = torch.repeat_interleave(count)
+        j = torch.arange(len(i), device=self.device) - (count.cumsum(0) - count - first)[i]
+        keep = torch.ones_like(i, dtype=torch.bool)
+        if self.design.ids is not None:
+            ids = [self._moved(side) for side in self.design.ids]
+            keep &= ids[0][i] != ids[1][j]
+        if self.domain is not None:
+            keep &= (self.domain[0][i] == self.domain[1][j]) == (self.design.keep == "within")
+        return self._exactly(i[keep], j[keep]).sort().values.cpu().numpy()
+
+    def count(self, bins: Even) -> np.ndarray:
+        """Pass 1."""
+        if self.quick:
+            from mettle.pairs.kernels.histograms import score_histogram
+
+            ends = bins.edges[[0, -1]].tolist()
+            return score_histogram(self.rows[0].float(), self.subject[0].long(), bins.count, *ends)[1].cpu().numpy()
+        tally = torch.zeros(bins.count, dtype=torch.int64, device=self.device)
+        for _, _, tile in self._tiles(bins.nowhere, bins.scale, bins.shift):
+            tally += torch.bincount(tile.reshape(-1).to(torch.int32), minlength=bins.count)
+        found = tally.cpu().numpy()
+        found[0] = 0  # what was absent
+        return found
+
+    def walk(self, windows: Sequence[tuple[float, float]]) -> list[Window]:
+        """Pass 2."""
+        sieves = [Sieve(*w, np.dtype(self.design.dtype)) for w in windows]
+        if not (self.quick and self._listed(sieves)):
+            self._sifted(sieves)
+        return [sieve.window() for sieve in sieves]
+
+    def _listed(self, sieves: Sequence[Sieve]) -> bool:
+        """Fill the sieves from the kernel's lists; False where those have no room for all."""
+        found = candidates(self.rows[0].float(), self.subject[0].long(), [self._ends(sieve) for sieve in sieves])
+        for sieve, pairs in zip(sieves, found or (), strict=found is not None):
+            sieve.above += pairs.above
+            sieve.pour(self._exactly(pairs.first, pairs.second).cpu().numpy())
+        return found is not None
+
+    def _sifted(self, sieves: Sequence[Sieve]) -> None:
+        """Fill the sieves tile by tile."""
+        above = torch.zeros(len(sieves), dtype=torch.int64, device=self.device)
+        for rows, cols, tile in self._tiles():
+            flat, width = tile.reshape(-1), cols.stop - cols.start
+            for k, sieve in enumerate(sieves):
+                low, high = self._ends(sieve)
+                above[k] += torch.count_nonzero(flat > high)
+                at = ((flat >= low) & (flat <= high)).nonzero()[:, 0]
+                sieve.pour(self._exactly(rows.start + at // width, cols.start + at % width).cpu().numpy())
+        for sieve, over in zip(sieves, above.tolist(), strict=True):
+            sieve.above += over
+
+    def _ends(self, sieve: Sieve) -> tuple[float, float]:
+        """Between what fast scores the exact ones inside a window can be."""
+        tiny = 4 * float(torch.finfo(torch.float64 if self.design.double else torch.float32).eps)
+        low, high = (max(end, LEAST) for end in sieve.ends)
+        return low - self.slack - tiny, high + self.slack + tiny
+
+    @cached_property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The embeddings in the order of the design."""
+        one, two = (self._ordered(*side) for side in zip(self.design.rows, self.design.order, strict=True))
+        return one, one if self.design.own else two
+
+    def _ordered(self, rows: Rows, order: np.ndarray) -> Tensor:
+        given = rows.given if isinstance(rows.given, Tensor) else torch.from_numpy(np.ascontiguousarray(rows.given))
+        return given.to(self.device)[self._moved(order)]
+
+    @cached_property
+    def subject(self) -> tuple[Tensor, Tensor]:
+        """Subject codes of both sides."""
+        return self._moved(self.design.subject[0]), self._moved(self.design.subject[1])
+
+    @cached_property
+    def domain(self) -> tuple[Tensor, Tensor] | None:
+        """Domain codes of both sides, where they matter."""
+        sides = self.design.domain
+        return None if sides is None else (self._moved(sides[0]), self._moved(sides[1]))
+
+    @cached_property
+    def exact(self) -> tuple[UnitTensor, UnitTensor]:
+        """Both sides on the integer grid."""
+        one = UnitTensor.of(self.rows[0], self.design.double)
+        return one, one if self.design.own else UnitTensor.of(self.rows[1], self.design.double)
+
+    @cached_property
+    def vectors(self) -> tuple[Tensor, Tensor]:
+        """Both sides for products."""
+        single = not self.design.double and torch.get_float32_matmul_precision() == "highest"
+        one, two = (side.vectors().to(torch.float32 if single else torch.float64) for side in self.exact)
+        return one, one if self.design.own else two
+
+    def _tiles(
+        self, absent: float = ABSENT, scale: float = 1.0, shift: float = 0.0
+    ) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Tiles of s·scale + shift, in one product each; ``absent`` stands for the s of what is no impostor pair."""
+        first, second = self.vectors
+        offset = torch.full((1,), shift, dtype=first.dtype, device=self.device)
+        absent = absent * scale + shift
+        for rows, cols, mixed in self.design.tiles(ROWS):
+            tile = torch.addmm(offset, first[rows], second[cols].T, alpha=scale)
+            if mixed:
+                out = self.subject[0][rows, None] == self.subject[1][None, cols]
+                if self.design.own:
+                    at = torch.arange(len(first), device=self.device)
+                    out |= at[rows, None] >= at[None, cols]
+                tile.masked_fill_(out, absent)
+            if self.domain is not None:
+                same = self.domain[0][rows, None] == self.domain[1][None, cols]
+                tile.masked_fill_(~same if self.design.keep == "within" else same, absent)
+            yield rows, cols, tile
+
+    def _exactly(self, i: Tensor, j: Tensor) -> Tensor:
+        """The exact scores of some pairs."""
+        one, two = self.exact
+        step = max(1, AT_ONCE // self.design.dim)
+        parts = [one.paired(two, i[at : at + step], j[at : at + step]) for at in range(0, len(i), step)]
+        none = torch.empty(0, dtype=torch.float64 if self.design.double else torch.float32, device=self.device)
+        return torch.cat([none, *parts])
+
+    def _moved(self, a: np.ndarray) -> Tensor:
+        return torch.from_numpy(a).to(self.device)
+
+
+def slack(d: int) -> float:
+    """δ: how far a fast score of either pass can be from the exact one."""
+    return 3 * 2.0**-18 + (3.25 * d + 64) * 2.0**-24
+
+
+def candidates(z: Tensor, labels: Tensor, windows: Sequence[tuple[float, float]], room: int = ROOM) -> list[Any] | None:
+    """The impostor pairs i < j with a fast score between two ends, for every window, in no order.
+
+    Args:
+        z: (n, d) embeddings, float32.
+        labels: (n,) int64, ascending.
+        windows: ends, both included.
+        room: rows of tiles with such a pair that are listed at most.
+
+    Returns:
+        One list for each window, or None where there is no room for all.
+    """
+    from mettle.pairs.kernels.histograms import list_impostor_pairs  # needs triton
+
+    return list_impostor_pairs(z, labels, windows, room // len(windows))

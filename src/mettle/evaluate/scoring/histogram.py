@@ -1,0 +1,175 @@
+"""Billions of pairs in bounded memory: genuine scores exactly, impostors counted in bins, looked up where it matters.
+
+    pass 1   every impostor score falls into one of 64k bins           -> where the EER or a threshold must lie
+    pass 2   the few scores inside that window, scored exactly, and     -> the exact EER, TAR and threshold
+             how many impostors lie above it, counted exactly
+
+Pass 1 may score fast: such a score is off by at most δ (:mod:`mettle.evaluate.scoring.cpu_passes` says by how
+much), so pass 2 looks δ beyond its window on both sides and decides there by the exact score. What rests on pass 2
+(EER, operating points) is therefore exact; what rests on pass 1 alone (AUC, curves) carries a bound that is stated:
+
+    AUC bound = ½ Σ_g #{impostors in the bins within δ of g} / (N_g·N_i)
+
+With ``bins`` at the genuine scores themselves, and exact scores in pass 1, the bound is 0: that is the exact mode
+above what fits into memory.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mettle.evaluate.inputs import both_kinds
+from mettle.evaluate.scoring.bins import Bins, Even, Gaps, Points, Window
+from mettle.evaluate.scoring.cpu_passes import Fast, Plain
+from mettle.evaluate.scoring.pair_tiles import Design
+from mettle.evaluate.scoring.scores import Stream, acting
+
+Walk = Callable[[Sequence[tuple[float, float]]], list[Window]]
+
+
+@dataclass(frozen=True, eq=False)
+class Counted:
+    """Genuine scores, sorted; impostor scores in bins, with a way to look into a window.
+
+    Attributes:
+        genuine: genuine scores, ascending, exact.
+        counts: int64 impostors in each bin.
+        bins: score to bin.
+        slack: how far a score may have been off when it was put into a bin.
+        sharp: whether a bin that holds a genuine score holds nothing but scores equal to it.
+        walk: pass 2.
+        subjects: how many subjects take part.
+        stream: replays the pairs, exactly, with subject codes.
+        design: which pairs, where pass 1 scored them fast; None where it scored exactly.
+    """
+
+    genuine: np.ndarray
+    counts: np.ndarray
+    bins: Bins
+    slack: float
+    sharp: bool
+    walk: Walk
+    subjects: int
+    stream: Stream
+    design: Design | None = None
+    failed: tuple[int, int] = 0, 0  # embeddings always have templates
+    _seen: list[Window] = field(default_factory=list, repr=False)
+
+    @cached_property
+    def impostors(self) -> int:
+        """Number of impostor pairs."""
+        return int(self.counts.sum())
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the scores."""
+        return self.genuine.dtype
+
+    @cached_property
+    def before(self) -> np.ndarray:
+        """Impostors in earlier bins, one more than there are bins."""
+        return np.append(0, np.cumsum(self.counts))
+
+    @cached_property
+    def lower(self) -> tuple[np.ndarray, np.ndarray]:
+        """False accepts and false rejects where each bin begins."""
+        edges = self.bins.edges.astype(self.dtype)
+        return self.impostors - self.before, np.searchsorted(self.genuine, edges, side="left")
+
+    def below(self, thresholds: np.ndarray) -> np.ndarray:
+        """About #impostor < τ: whole bins, and an equal share of the bin that τ falls into."""
+        t = acting(thresholds, self.dtype)
+        finite = np.clip(t, self.bins.edges[0], self.bins.edges[-1]).astype(self.dtype)
+        at = self.bins(finite)
+        low, high = self.bins.edges[at], self.bins.edges[at + 1]
+        share = np.clip((finite - low) / np.where(high > low, high - low, 1), 0, 1)
+        found = self.before[at] + np.rint(share * self.counts[at]).astype(np.int64)
+        return np.where(np.isposinf(t), self.impostors, found)
+
+    def quantiles(self, ranks: np.ndarray) -> np.ndarray:
+        """About the impostor scores at these ascending ranks: where their bins begin."""
+        at = np.searchsorted(self.before, np.clip(np.rint(ranks), 0, self.impostors - 1), side="right") - 1
+        return self.bins.edges[at].astype(self.dtype)
+
+    @property
+    def looked(self) -> bool:
+        """Whether any window was looked into."""
+        return bool(self._seen)
+
+    def window(self, low: float, high: float) -> Window:
+        """Pass 2 for one window, kept for further questions inside it."""
+        for seen in self._seen:
+            if seen.low <= low and high <= seen.high:
+                return seen
+        return self.look([(low, high)])[0]
+
+    def look(self, windows: Sequence[tuple[float, float]]) -> list[Window]:
+        """Pass 2 for several windows at once."""
+        found = self.walk(windows)
+        self._seen.extend(found)
+        return found
+
+    def around(self, first: int, last: int) -> tuple[float, float]:
+        """The scores between the beginnings of two bins."""
+        edges = self.bins.edges
+        ends = edges[np.clip([first, last], 0, len(edges) - 1)].astype(self.dtype)
+        return float(ends[0]), float(ends[1])
+
+    def points(self, low: float, high: float) -> Points:
+        """The exact operating points inside a window."""
+        w = self.window(low, high)
+        ends = np.asarray([w.low, w.high], self.dtype)
+        a, b = np.searchsorted(self.genuine, ends[0], side="left"), np.searchsorted(self.genuine, ends[1], side="right")
+        thresholds = np.union1d(self.genuine[a:b], w.values)
+        return Points(thresholds, w.reach(thresholds), np.searchsorted(self.genuine, thresholds, side="left"))
+
+    def exactly(self, threshold: float) -> tuple[int, int]:
+        """False accepts and false rejects at one threshold, exactly."""
+        t = self.dtype.type(threshold)
+        rejects = int(np.searchsorted(self.genuine, t, side="left"))
+        if np.isposinf(t):
+            return 0, rejects
+        return int(self.window(float(t), float(t)).reach(t)), rejects
+
+    def auc(self) -> tuple[float, float]:
+        """AUC and how far it can be from the exact one."""
+        before, n = self.before, len(self.genuine) * self.impostors
+        if self.sharp:
+            at = self.bins(self.genuine)
+            return (int(before[at].sum()) + int(before[at + 1].sum())) / (2 * n), 0.0
+        low = before[self.bins(self.genuine - self.dtype.type(self.slack))]
+        high = before[self.bins(self.genuine + self.dtype.type(self.slack)) + 1]
+        return (int(low.sum()) + int(high.sum())) / (2 * n), (int(high.sum()) - int(low.sum())) / (2 * n)
+
+
+def counted(design: Design, subjects: int, *, exact: bool, device: Any = None) -> Counted:
+    """Pass 1.
+
+    Args:
+        design: which pairs.
+        subjects: how many subjects.
+        exact: bins at the genuine scores and exact scores, instead of equal bins and fast ones.
+        device: where to score fast; None for the CPU.
+    """
+    if exact or design.norm is not None:
+        genuine = Fast(design).genuine()
+        bins: Bins = Gaps.of(genuine) if exact else Even(*(design.norm.span() if design.norm else (-1.0, 1.0)))
+        plain = Plain(design, bins)
+        tally, slack, walk = plain.count(), 0.0, plain.walk
+    else:
+        bins = even = Even(-1.0, 1.0)
+        fast = Fast(design) if device is None else _on(device, design)
+        genuine = fast.genuine()
+        tally, slack, walk = fast.count(even), fast.slack, fast.walk
+    both_kinds(len(genuine), int(tally.sum()))
+    again = None if exact or design.norm is not None else design
+    return Counted(genuine, tally, bins, slack, exact, walk, subjects, design.stream, again)
+
+
+def _on(device: Any, design: Design) -> Any:
+    from mettle.evaluate.scoring.cuda_passes import Passes
+
+    return Passes(design, device)

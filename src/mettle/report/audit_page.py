@@ -1,0 +1,435 @@
+"""The audit of a file of embeddings: one page that needs nothing else, and one JSON with every number on it.
+
+The tables of an audit's page: numbers of ``audit.json`` as a reader sees them, "–" where there is none.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mettle import __version__
+from mettle.atomic_files import write_text
+from mettle.data.dataset import Samples
+from mettle.data.embeddings import Embedded
+from mettle.data.image_decoding import decode_image
+from mettle.data.inputs import FeatureArray
+from mettle.errors import DataError, InputError, RunError
+from mettle.evaluate.audit import Audit
+from mettle.evaluate.groups import Groups
+from mettle.evaluate.run.scenarios import Judged
+from mettle.report import plots
+from mettle.report.embedding_map import POINTS, embedding_map
+from mettle.report.format import NONE, called, ends, percent, rate, realised
+from mettle.report.metric_tables import rows, tiles
+from mettle.report.page import render
+from mettle.report.pair_cards import thumbnail
+from mettle.report.plots import det, group_curves
+
+SHOWN = 12  # pairs, suspects and classes on the page; the JSON has more
+PAGES = (".html", ".htm")
+FILES = (".json", ".md", ".pdf", ".txt", ".csv", ".npz", ".xml")  # what is no name of a folder
+
+
+def write_audit(found: Audit, output: Path | str, command: Sequence[str] = ()) -> Path:
+    """Write a page and its numbers: ``audit.html`` and ``audit.json`` in a folder, or ``x.html`` and ``x.json``.
+
+    Args:
+        found: the audit.
+        output: a folder, which is made if it is not there, or the page itself where the name ends in ``.html``.
+        command: the command line that made it, to be shown on the page.
+
+    Raises:
+        InputError: the name is that of another kind of file.
+        RunError: the folder cannot be made.
+    """
+    page = audit_page_path(output)
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RunError(f"cannot make the folder {page.parent}: {problem.strerror}; choose another --output") from None
+    facts, numbers = found.summary(), page.with_suffix(".json")
+    text = render("audit.html.j2", **contents(found, facts, command, numbers.name))
+    write_text(numbers, json.dumps(facts, indent=1, allow_nan=False, ensure_ascii=False))
+    write_text(page, text)
+    return page
+
+
+def audit_page_path(output: Path | str) -> Path:
+    """Where the page of an audit goes: the output itself where it is named ``.html``, else into that folder."""
+    output = Path(output)
+    if output.is_dir():
+        return output / "audit.html"
+    if output.suffix.lower() in PAGES:
+        return output
+    if output.is_file() or output.suffix.lower() in FILES:
+        raise InputError(
+            f"an audit is written to a folder, or to a page named .html with its numbers in .json beside it: got "
+            f"{output}; name {output.with_suffix('.html')}, say"
+        )
+    return output / "audit.html"
+
+
+def contents(
+    found: Audit, facts: Mapping[str, Any], command: Sequence[str] = (), numbers: str = "audit.json"
+) -> dict[str, Any]:
+    """Everything on the page, as text and pictures; ``numbers`` is the file that has more."""
+    metrics = {"scenarios": {k: _complete(way) for k, way in facts["scenarios"].items()}}
+    headline = list(found.ways)[-1]
+    return {
+        "name": Path(found.table.origin).name,
+        "about": _about(found, facts),
+        "warnings": facts["warnings"],
+        "headline": called(headline),
+        "tiles": [{**t, "name": t["name"].replace("EER, all", "EER, all pairs")} for t in tiles(metrics)],
+        "scenarios": [{"name": called(k), "title": way.title} for k, way in found.ways.items()],
+        "rows": rows(metrics),
+        **_curves(found, facts["scenarios"][headline]["verification"]["tar"]),
+        "matrix": matrix(facts["domains"]),
+        "points": points(facts, headline),
+        "carried": carried(facts),
+        "groups": [group(key, g, facts["groups"][key]) for key, g in found.groups.items()],
+        "slices": [sliced(key, facts["slices"][key]) for key in found.slices],
+        "identification": identification(facts["identification"]),
+        "clustering": clustering(facts["clustering"]),
+        "probe": probe(facts["probe"]),
+        "geometry": geometry(facts["geometry"]),
+        "labels": _labels(found, facts),
+        "twins": [{**t, "suspicion": f"{t['suspicion']:+.3f}"} for t in facts["same_subject"][:SHOWN]],
+        "positives": _pairs(found, "genuine"),
+        "negatives": _pairs(found, "impostor"),
+        "decision": _decision(found),
+        "confusion": [
+            {**c, "error": percent(c["error"], 1), "share": percent(c["share"], 1)}
+            for c in facts["confusion"][:SHOWN]
+            if c["error"] > 0
+        ],
+        "map": _map(found),
+        "limits": [*facts["limits"], *_memory(found, numbers)],
+        "missing": facts["missing"],
+        "command": shlex.join(command),
+        "version": __version__,
+    }
+
+
+def _complete(way: Mapping[str, Any]) -> dict[str, Any]:
+    """A scenario that was not ranked has no retrieval numbers."""
+    return {**way, "retrieval": way["retrieval"] or {"metrics": {}, "queries": 0, "warnings": []}}
+
+
+def _about(found: Audit, facts: Mapping[str, Any]) -> str:
+    t = found.table
+    text = (
+        f"{facts['samples']:,} embeddings of dimension {facts['dimension']} with {facts['identities']:,} labels "
+        f"(column “{t.columns.get('label') or 'label'}”)."
+    )
+    if t.domain is not None:
+        text += (
+            f" {len(np.unique(t.domain.codes)):,} domains (“{t.columns.get('domain') or 'domain'}”); headline "
+            "numbers compare pairs of two domains."
+        )
+    v = found.ways["all"].verification
+    how = "" if v.mode == "exact" else ", impostors counted in bins and looked into where it matters"
+    return f"{text} Similarity is the cosine; {v.genuine + v.impostor:,} pairs were compared{how}."
+
+
+def _curves(found: Audit, points: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    drawn = {called(k): way.verification.roc.thinned(256) for k, way in found.ways.items()}
+    v = found.headline.verification
+    known = {rate(p["far"]): p["threshold"] for p in points if p["threshold"] is not None}
+    return {
+        "roc": plots.roc(drawn, points),
+        "det": det(drawn),
+        "histograms": plots.histograms({called(list(found.ways)[-1]): v.histogram(80)}, known),
+    }
+
+
+def _map(found: Audit) -> dict[str, Any] | None:
+    t = found.table
+    unseen = FeatureArray(np.zeros((len(t), 1), np.float32))  # a map needs labels and embeddings, no inputs
+    samples = Samples.of(unseen, t.label, domain=t.domain)
+    drawn = embedding_map(Judged(samples, t.values, ()))
+    if drawn is None:
+        return None
+    return {**vars(drawn), "marked": [describe_row(found.table, at) for at in drawn.marked], "all": len(t)}
+
+
+def _labels(found: Audit, facts: Mapping[str, Any]) -> dict[str, Any]:
+    ranked = facts["label_errors"]["ranked"][:SHOWN]
+    estimate = facts["label_errors"]["estimate"]
+    return {
+        "count": facts["label_errors"]["better_elsewhere"],
+        "said": "" if estimate is None else f"{estimate['said'][0].upper()}{estimate['said'][1:]}",
+        "rows": [
+            {
+                **describe_row(found.table, r["row"]),
+                "suggested": r["suggested"],
+                "suspicion": f"{r['suspicion']:+.3f}",
+                "above_cut": r["above_cut"],
+            }
+            for r in ranked
+        ],
+    }
+
+
+def _decision(found: Audit) -> dict[str, str] | None:
+    """The threshold that the hardest pairs are shown against: the lowest rate that can be relied on."""
+    v = found.ways["all"].verification
+    points = [v.operating_point(far) for far in found.fars]
+    good = [p for p in points if p.usable is not None and p.status != "not measurable"]
+    if not good:
+        return None
+    point = min(good, key=lambda p: p.far)
+    return {"value": repr(point.threshold), "threshold": f"{point.threshold:.3f}", "far": rate(point.far)}
+
+
+def _pairs(found: Audit, kind: str) -> list[dict[str, Any]]:
+    decided = _decision(found)
+    shown = []
+    for pair in found.hardest[kind][:SHOWN]:
+        accepted = None if decided is None else pair.score >= float(decided["value"])
+        verdict = {None: "", True: "accepted", False: "rejected"}[accepted]
+        wrong = accepted is not None and accepted == (kind == "impostor")
+        sides = [describe_row(found.table, at) for at in (pair.first, pair.second)]
+        shown.append({"score": f"{pair.score:.3f}", "verdict": verdict, "wrong": wrong, "sides": sides})
+    return shown
+
+
+def describe_row(table: Embedded, at: int) -> dict[str, Any]:
+    """One row: what to call it, its names, its picture if there is one that can be read."""
+    domain = "" if table.domain is None else table.domain.names[table.domain.codes[at]]
+    return {
+        "name": table.called(at),
+        "label": table.label.names[table.label.codes[at]],
+        "domain": domain,
+        "picture": _make_thumbnail(table, at),
+    }
+
+
+def _make_thumbnail(table: Embedded, at: int) -> str | None:
+    if table.images is None or not table.images[at] or "://" in table.images[at]:
+        return None
+    try:
+        return thumbnail(decode_image(table.folder / str(table.images[at])))
+    except DataError:
+        return None
+
+
+def _memory(found: Audit, numbers: str) -> list[str]:
+    """What the page itself leaves out."""
+    said = [
+        f"The map shows at most {POINTS:,} samples, whole identities drawn at random.",
+        f"Lists on this page stop at {SHOWN} entries; {numbers} has more.",
+        "Scores of at most 256 MiB are kept; more pairs are counted, with EER, TAR and thresholds exact all the same.",
+    ]
+    v = found.ways["all"].verification
+    if v.mode != "exact":
+        said.append(f"AUC rests on bins: it is within {v.bounds['auc']:.1e} of the exact one.")
+    return said
+
+
+def matrix(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Cells as text, with a shade from 0 for the smallest error to 40 per cent for the largest."""
+    if facts is None:
+        return None
+    known = [v for row in facts["values"] for v in row if v is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    step = 40 / (high - low) if high > low else 0.0
+    cells = [
+        [{"text": percent(v), "shade": 0 if v is None else round(step * (v - low))} for v in row]
+        for row in facts["values"]
+    ]
+    worst = max(
+        ((v, a, b) for a, row in zip(facts["domains"], facts["values"], strict=True)
+         for b, v in zip(facts["domains"], row, strict=True) if v is not None),
+        default=None,
+    )  # fmt: skip
+    said = None if worst is None else {"enrol": worst[1], "probe": worst[2], "text": percent(worst[0])}
+    return {"domains": facts["domains"], "cells": cells, "worst": said, "missing": facts["not measurable"]}
+
+
+def points(facts: Mapping[str, Any], headline: str) -> list[dict[str, str]]:
+    """Operating points of the headline."""
+    found = []
+    for p in sorted(facts["scenarios"][headline]["verification"]["tar"], key=lambda p: -p["far"]):
+        found.append(
+            {
+                "far": rate(p["far"]),
+                "threshold": NONE if p["threshold"] is None else f"{p['threshold']:.4f}",
+                "fmr": realised(p["fmr"]) if p["fmr"] is not None else NONE,
+                "accepts": NONE if p["false_accepts"] is None else f"{p['false_accepts']:,} of {p['impostors']:,}",
+                "tar": percent(p["tar"], 1),
+                "interval": "" if p["tar"] is None else ends(p["interval"], "{:.1f}"),
+                "status": p["verdict"],
+            }
+        )
+    return found
+
+
+def carried(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Thresholds set on half of the people, as the other half sees them."""
+    return [
+        {
+            "far": rate(c["far"]),
+            "threshold": NONE if c["threshold"] is None else f"{c['threshold']:.4f}",
+            "fmr": realised(c["fmr"]),
+            "interval": _ends(c["fmr_interval"]),
+            "ratio": f"{c['ratio']:.2f} x",
+            "above": c["fmr"] > c["far"],
+            "tar": percent(c["tar"], 1),
+            "tar_interval": _ends(c["fnmr_interval"], complement=True),
+        }
+        for c in facts["thresholds"]
+    ]
+
+
+def _ends(interval: Mapping[str, Any] | None, *, complement: bool = False) -> str:
+    if interval and complement:
+        return ends({"low": 1 - interval["high"], "high": 1 - interval["low"]}, "{:.1f}")
+    return ends(interval, "{:.3g}")
+
+
+def group(name: str, g: Groups, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """One attribute: its table, its curves, and its worst group in words."""
+    image, colours = group_curves(g)
+    table = []
+    for row in sorted(facts["groups"], key=lambda r: (-(r["eer"] if r["eer"] is not None else -1), r["name"])):
+        table.append(
+            {
+                "name": row["name"] or "(empty)",
+                "colour": colours.get(row["name"]),
+                "samples": f"{row['samples']:,}",
+                "subjects": f"{row['subjects']:,}",
+                "eer": percent(row["eer"]),
+                "interval": "" if row["eer"] is None else ends(row["interval"], "{:.2f}"),
+                "fmr": NONE if row["fmr"] is None else realised(row["fmr"]),
+                "fnmr": NONE if row["fnmr"] is None else percent(row["fnmr"], 1),
+                "worst": row["name"] == facts["worst"],
+                "small": row["subjects"] < facts["minimum"],
+            }
+        )
+    return {
+        "name": name,
+        "image": image,
+        "rows": table,
+        "worst": facts["worst"],
+        "gap": f"{100 * facts['gap']:.2f} points",
+        "ranked": len(g.ranked()),
+        "minimum": facts["minimum"],
+        "at": _at(g),
+        "notes": [g.why_not for g in g if g.why_not][:3],
+    }
+
+
+def _at(g: Groups) -> str:
+    if g.threshold is None:
+        return ""
+    said = "where both errors are equal over all pairs" if g.far is None else f"FAR {rate(g.far)} over all pairs"
+    return f"{g.threshold:.3f} ({said})"
+
+
+def sliced(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Samples by how hard they are, or by how many their class has."""
+    recall = {r["name"]: r for r in facts["retrieval"]["groups"]}
+    table = [
+        {
+            "name": r["name"],
+            "samples": f"{r['samples']:,}",
+            "subjects": f"{r['subjects']:,}",
+            "eer": percent(r["eer"]),
+            "fmr": NONE if r["fmr"] is None else realised(r["fmr"]),
+            "fnmr": NONE if r["fnmr"] is None else percent(r["fnmr"], 1),
+            "recall": percent(recall.get(r["name"], {}).get("recall@1"), 1),
+        }
+        for r in sorted(facts["verification"]["groups"], key=_size_order)
+    ]
+    return {"name": name, "rows": table}
+
+
+def _size_order(row: Mapping[str, Any]) -> tuple[int, str]:
+    """Class sizes by number, "fewer than" first."""
+    words = [w for w in row["name"].split() if w.isdigit()]
+    first = int(words[0]) if words else 0
+    return (0 if row["name"].startswith("fewer") else first), row["name"]
+
+
+def identification(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Who is found, and how many strangers are let in for that."""
+    if facts is None:
+        return None
+    return {
+        "enrolled": f"{facts['enrolled']:,}",
+        "unknown": f"{facts['unknown']:,}",
+        "rank_1": percent(facts["rank_1"]["value"], 1),
+        "interval": _ends(facts["rank_1"]["interval"]),
+        "tpir": [
+            {
+                "fpir": rate(p["fpir"]),
+                "text": percent(p["tpir"], 1),
+                "interval": "" if p["tpir"] is None else _ends(p["interval"]),
+                **_flag(p),
+            }
+            for p in facts["tpir"]
+        ],
+    }
+
+
+def _flag(point: Mapping[str, Any]) -> dict[str, str]:
+    return {"status": "" if point["status"] == "ok" else point["status"]}
+
+
+def clustering(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """How far clusters are the labels."""
+    if facts is None:
+        return None
+    metrics = [
+        {
+            "name": name.upper(),
+            "text": f"{m['value']:.3f}",
+            "range": f"{m['range'][0]:.3f}–{m['range'][1]:.3f}" if len(facts["seeds"]) > 1 else "",
+        }
+        for name, m in facts["metrics"].items()
+    ]
+    return {"clusters": f"{facts['clusters']:,}", "seeds": len(facts["seeds"]), "metrics": metrics}
+
+
+def probe(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What simple classifiers read from the embeddings."""
+    if facts is None:
+        return None
+    table = [
+        {
+            "name": name,
+            "text": percent(facts[key]["accuracy"], 1),
+            "interval": _ends(facts[key]["interval"]),
+            "worst": facts[key]["worst_class"]["label"],
+            "lowest": percent(facts[key]["worst_class"]["accuracy"], 1),
+        }
+        for name, key in (("linear", "linear"), ("nearest neighbours", "knn"))
+    ]
+    return {"samples": f"{facts['samples']:,}", "labels": f"{facts['labels']:,}", "rows": table}
+
+
+def geometry(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """How the embeddings lie, each number with what it means."""
+    if facts is None:
+        return None
+    k, most = facts["k"], facts["largest_hub"]
+    hubs = [{"image": "", **h} for h in facts["hubs"]]
+    skew = facts["hubness"]
+    said = (
+        "no hubs to speak of" if skew < 1 else "some hubs" if skew < 3 else "strong hubs: a few samples are near to all"
+    )
+    table = [
+        ("effective rank", f"{facts['effective_rank']:.1f} of {facts['dimension']}", "directions that are really used"),
+        ("mean cosine of strangers", f"{facts['strangers']:+.3f}", "near 0 is even, near 1 is collapse"),
+        ("alignment", f"{facts['alignment']:.3f}", "mean squared distance of relatives; 0 is closest"),
+        ("uniformity", f"{facts['uniformity']:.3f}", "log mean potential of all pairs; lower is more even"),
+        ("hubness", f"{skew:.2f}", f"skewness of how often a sample is among {k} nearest: {said}"),
+        ("largest hub", f"{most:,.0f}", f"times among the {k} nearest of others; {k} on average"),
+        ("orphans", percent(facts["orphans"], 1), "samples that are nobody's near neighbour"),
+    ]
+    return {"verdict": facts["verdict"], "collapsed": facts["collapsed"], "rows": table, "hubs": hubs[:5]}

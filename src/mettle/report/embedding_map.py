@@ -1,0 +1,236 @@
+"""A map of test embeddings: t-SNE of whole identities, coloured by domain, a few identities marked.
+
+    judged ─ located ─ Located ─┬─ drawn ─ Map, for a page
+                                └─ map.json of a run, for maps of several runs side by side
+
+A marked identity has one number, near most of its samples, and thin lines from there to all of them: a number beside
+every sample, or every clump, hides the map of a few large identities.
+
+The samples of a map follow from the labels of the test split alone, so maps of two encoders show the same ones.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+
+from mettle.evaluate.run.scenarios import Judged
+from mettle.report.plots import BLACK, COLOURS, GREY, INK, address, sheet
+
+SHAPES = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"), ("X", "✖"), ("*", "★"))
+POINTS = 1000  # of the map
+MARKED = 3  # identities marked on the map: so many scattered ones, so many compact ones
+NUMBER, DISC = 11, 21  # points: the type of a number, and what two of their discs keep apart
+ROOM = 0.05  # of the map's side, around it
+STEPS = np.array(  # points: where a number may stand, seen from the middle of its samples
+    [(r * np.cos(t), r * np.sin(t)) for r in (0, 16, 22, 30, 40, 55, 75) for t in np.arange(12) * np.pi / 6]
+)
+WIDE, NARROW = (6.4, 5.2), (5.0, 4.4)  # inches: a map by itself, one of several side by side
+
+
+@dataclass(frozen=True)
+class Map:
+    """A map of embeddings and what its reader needs beside it."""
+
+    image: str
+    legend: tuple[tuple[str, str, str], ...]  # (colour, shape, domain)
+    marked: tuple[int, ...]  # for each number on the map, the test position of one of its samples
+    points: int
+    identities: int
+
+
+@dataclass(frozen=True, eq=False)
+class Located:
+    """Some test samples and where they lie on a map."""
+
+    place: np.ndarray  # (n, 2)
+    rows: np.ndarray  # (n,) test positions
+    labels: np.ndarray  # (n,)
+    codes: np.ndarray  # (n,) of the domain, into ``names``
+    names: tuple[str, ...]
+    marked: tuple[int, ...]  # labels
+
+    def moved(self, place: np.ndarray) -> "Located":
+        """The same samples elsewhere, the same identities marked: the map of another encoder."""
+        return Located(place, self.rows, self.labels, self.codes, self.names, self.marked)
+
+    def legend(self) -> tuple[tuple[str, str, str], ...]:
+        """(colour, shape, domain) of all domains."""
+        return tuple((_colour(c), _shape(c)[1], name) for c, name in enumerate(self.names) if name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, places to a thousandth of the map."""
+        return {
+            "place": rounded(self.place),
+            "rows": self.rows.tolist(),
+            "labels": self.labels.tolist(),
+            "codes": self.codes.tolist(),
+            "names": list(self.names),
+            "marked": list(self.marked),
+        }
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Any]) -> "Located":
+        """The inverse of :meth:`as_dict`."""
+        rows, labels, codes = (np.asarray(kept[name], np.int64) for name in ("rows", "labels", "codes"))
+        place = np.asarray(kept["place"], float).reshape(-1, 2)
+        return cls(place, rows, labels, codes, tuple(kept["names"]), tuple(kept["marked"]))
+
+
+def embedding_map(judged: Judged, points: int = POINTS, seed: int = 0) -> Map | None:
+    """t-SNE of some test identities, coloured by domain; None where there is too little to draw."""
+    found = located(judged, points, seed)
+    return None if found is None else drawn(found)
+
+
+def located(judged: Judged, points: int = POINTS, seed: int = 0) -> Located | None:
+    """Where some test identities lie; None where there is too little to draw."""
+    chosen = sampled(judged.samples.labels, points, seed)
+    unit = _unit(judged.embeddings[chosen])
+    labels = judged.samples.labels[chosen]
+    if len(chosen) < 10 or not spread(unit):
+        return None
+    codes, names = _domains(judged, chosen)
+    return Located(tsne(unit, seed), chosen, labels, codes, tuple(names), tuple(_marked(unit, labels)))
+
+
+def again(first: Located, embeddings: np.ndarray, seed: int = 0) -> Located | None:
+    """The map of another encoder's embeddings of the same samples, ``first.rows``, with the same marks."""
+    unit = _unit(embeddings)
+    return first.moved(tsne(unit, seed)) if spread(unit) else None
+
+
+def drawn(found: Located, size: tuple[float, float] = WIDE, marked: Sequence[int] | None = None) -> Map:
+    """The picture of a map."""
+    place, labels, codes = found.place, found.labels, found.codes
+    marked = found.marked if marked is None else marked
+    ringed = np.isin(labels, marked)
+    line = 0 if ringed.all() else 1  # rings around everything tell nothing apart
+    hubs = _hubs([_middle(place[labels == label]) for label in marked], place, size)
+    with sheet(*size) as figure:
+        axes = figure.add_subplot()
+        for label, hub in zip(marked, hubs, strict=True):
+            _spokes(axes, hub, place[labels == label])
+        for code in range(len(found.names)):
+            look = {"c": _colour(code), "marker": _shape(code)[0]}
+            others, own = (place[(codes == code) & part] for part in (~ringed, ringed))
+            axes.scatter(*others.T, s=16, lw=0, alpha=0.75, zorder=2, **look)
+            axes.scatter(*own.T, s=30, lw=line, ec=INK, zorder=3, **look)
+        for number, (x, y) in enumerate(hubs.tolist(), 1):
+            disc = {"boxstyle": "circle,pad=0.25", "fc": "white", "ec": INK, "lw": 1.2}
+            where = {"ha": "center", "va": "center", "zorder": 4}
+            axes.text(x, y, str(number), fontsize=NUMBER, fontweight="bold", bbox=disc, **where)
+        axes.margins(ROOM)
+        axes.set(xticks=[], yticks=[])
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        image = address(figure)
+    first = tuple(int(found.rows[np.flatnonzero(labels == label)[0]]) for label in marked)
+    return Map(image, found.legend(), first, len(labels), len(np.unique(labels)))
+
+
+def rounded(place: np.ndarray) -> list[list[float]]:
+    """Places to a thousandth of the map's side."""
+    digits = int(np.ceil(3 - np.log10(max(float(np.ptp(place)), 1e-9))))
+    return np.round(place.astype(float), digits).tolist()
+
+
+def spread(unit: np.ndarray) -> bool:
+    """Whether there is more than one point."""
+    return bool(np.ptp(unit, axis=0).max() >= 1e-6)
+
+
+def sampled(labels: np.ndarray, points: int, seed: int) -> np.ndarray:
+    """Positions of whole identities, drawn at random, at most ``points`` of them in all."""
+    drawn = np.random.default_rng(seed)
+    values, counts = np.unique(labels, return_counts=True)
+    order = drawn.permutation(len(values))
+    fits = order[np.cumsum(counts[order]) <= points]
+    if len(fits) < min(2, len(values)):  # identities larger than the map: some samples of all
+        return np.sort(drawn.permutation(len(labels))[:points])
+    return np.flatnonzero(np.isin(labels, values[fits]))
+
+
+def tsne(unit: np.ndarray, seed: int) -> np.ndarray:
+    """(n, 2) places, the same on every machine."""
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    # On so few points threads cost more than they bring, and one thread gives the same map everywhere.
+    with threadpool_limits(1):
+        perplexity = min(30.0, (len(unit) - 1) / 3)
+        return TSNE(perplexity=perplexity, init="pca", random_state=seed, max_iter=500).fit_transform(unit)
+
+
+def _middle(place: np.ndarray) -> np.ndarray:
+    """The one of these points that is nearest to all of them: in the largest clump, whatever strays."""
+    return place[_distances(place, place).sum(1).argmin()]
+
+
+def _hubs(middles: Sequence[np.ndarray], place: np.ndarray, size: tuple[float, float]) -> np.ndarray:
+    """Where numbers stand: near their middles, off each other, and off the samples where there is room."""
+    low, span = place.min(0), np.maximum(np.ptp(place, axis=0), 1e-9)
+    sides = np.asarray(size) * 72 * (1 - 2 * ROOM)  # in points, as discs are
+    points, found = (place - low) / span * sides, np.empty((0, 2))
+    for middle in middles:
+        tried = (middle - low) / span * sides + STEPS
+        touched = (_distances(tried, found) < DISC).sum(1)
+        outside = ((tried < 0) | (tried > sides)).any(1)
+        hidden = (_distances(tried, points) < DISC / 2 + 3).sum(1)
+        cost = 1e4 * touched + 1e3 * outside + hidden + np.linalg.norm(STEPS, axis=1) / 20
+        found = np.vstack([found, tried[cost.argmin()]])
+    return low + found / sides * span
+
+
+def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(a[:, None] - b, axis=2)
+
+
+def _spokes(axes: Axes, hub: np.ndarray, place: np.ndarray) -> None:
+    """Thin lines from a number to all samples of its identity; the more there are, the fainter."""
+    lines = np.stack([np.broadcast_to(hub, place.shape), place], axis=1)
+    alpha = max(0.15, 0.5 - len(place) / 150)
+    axes.add_collection(LineCollection(list(lines), colors=INK, lw=0.6, alpha=alpha, zorder=1))
+
+
+def _domains(judged: Judged, chosen: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """A colour code per point and the name of each code: the largest domains, then the rest."""
+    domain = judged.samples.domain
+    if domain is None:
+        return np.zeros(len(chosen), np.int64), [""]
+    values, counts = np.unique(domain.codes[chosen], return_counts=True)
+    top = np.sort(values if len(values) <= len(SHAPES) else values[np.argsort(-counts, kind="stable")][:7])
+    codes = np.full(len(chosen), len(top))
+    for code, value in enumerate(top):
+        codes[domain.codes[chosen] == value] = code
+    rest = [] if len(top) == len(values) else [f"{len(values) - len(top)} other domains"]
+    return codes, [str(domain.names[value]) for value in top] + rest
+
+
+def _marked(unit: np.ndarray, labels: np.ndarray) -> list[int]:
+    """The most scattered and the most compact identities, by mean cosine among their own samples."""
+    spread = {}
+    for label in np.unique(labels):
+        own = unit[labels == label]
+        if len(own) > 1:
+            spread[int(label)] = (float(np.square(own.sum(0)).sum()) - len(own)) / (len(own) * (len(own) - 1))
+    order = sorted(spread, key=lambda label: (spread[label], label))
+    return order if len(order) <= 2 * MARKED else order[:MARKED] + order[-MARKED:]
+
+
+def _unit(z: np.ndarray) -> np.ndarray:
+    z = z.astype(np.float64)
+    largest = np.abs(z).max(axis=1, keepdims=True)  # first: squares of huge or tiny numbers are none
+    z = z / np.where(largest > 0, largest, 1)
+    return (z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+
+
+def _colour(code: int) -> str:
+    return (*COLOURS[:6], GREY, BLACK)[code % 8]
+
+
+def _shape(code: int) -> tuple[str, str]:
+    return SHAPES[code % len(SHAPES)]

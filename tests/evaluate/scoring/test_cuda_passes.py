@@ -1,0 +1,72 @@
+"""The kernels of a CUDA device in triton's interpreter: counts and lists equal those of sorted scores."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed: the fused kernels cannot run", allow_module_level=True)
+if torch.cuda.is_available():
+    pytest.skip("a GPU is here: tests/gpu runs the same kernels on it", allow_module_level=True)
+
+from evaluate.scoring.test_histogram import clusters, same
+from mettle.evaluate import verification
+from mettle.evaluate.scoring.cuda_passes import Passes, candidates, slack
+from mettle.evaluate.scoring.histogram import counted
+from mettle.evaluate.scoring.pair_tiles import Design
+
+# The interpreter computes with NumPy, which warns where a masked entry divides by zero.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.mark.parametrize(("n", "subjects"), [(2, 2), (37, 5), (50, 50)])
+def test_lists_hold_the_impostor_pairs_inside_each_window(n, subjects):
+    x, y = clusters(1, n=n, subjects=subjects, d=7)
+    x, y = torch.from_numpy(x), torch.from_numpy(y).sort().values
+    windows = [(-0.1, 0.2), (-2.0, 2.0), (0.9, 0.95)]
+    unit = torch.nn.functional.normalize(x.double())
+    score = unit @ unit.T
+    found = candidates(x, y, windows)
+    for (low, high), pairs in zip(windows, found, strict=True):
+        strangers = (y[:, None] != y[None]).triu(1)
+        wanted = (strangers & (score >= low) & (score <= high)).nonzero().tolist()
+        assert sorted(torch.stack([pairs.first, pairs.second], 1).tolist()) == wanted
+        assert pairs.above == int((strangers & (score > high)).sum())
+    assert candidates(x, y, windows, room=0) is None or n == 2
+
+
+def test_the_slack_covers_three_products_of_bfloat16_halves():
+    """What a tensor core is fed, summed in float64: the split itself must leave room for the summation."""
+    rng = np.random.default_rng(0)
+    for d in (16, 128, 512):
+        x = torch.nn.functional.normalize(torch.from_numpy(rng.normal(size=(200, d)).astype(np.float32)))
+        high = x.bfloat16().float()
+        low = (x - high).bfloat16().double()
+        high, exact = high.double(), x.double() @ x.double().T
+        error = (high @ high.T + high @ low.T + low @ high.T - exact).abs().max()
+        assert float(error) < 3 * 2.0**-18 < slack(d) < 1.3e-4
+
+
+@pytest.mark.parametrize(("n", "subjects", "d"), [(70, 9, 5), (130, 60, 20), (65, 2, 16)])
+def test_fused_kernels_count_alike(monkeypatch, n, subjects, d):
+    """Both passes of a CUDA device in triton's interpreter, in odd sizes; ids take out genuine pairs only."""
+    x, y = clusters(n, n=n, subjects=subjects, d=d)
+    a = verification(x, y, ids=np.arange(n))
+    design = Design.of(a.source.probe, None, "all", 64)
+    monkeypatch.setattr(Passes, "quick", property(lambda self: True))
+    same(a, type(a)(counted(design, subjects, exact=False, device=torch.device("cpu")), "all", "histogram"))
+
+
+def test_windows_too_full_for_a_list_are_read_from_tiles(monkeypatch):
+    """A collapsed model: every score is in every window."""
+    x, y = np.ones((40, 3), np.float32), np.arange(40) % 10
+    x[:5, 0] = 1.5
+    a = verification(x, y)
+    monkeypatch.setattr(Passes, "quick", property(lambda self: True))
+    monkeypatch.setattr("mettle.evaluate.scoring.cuda_passes.candidates.__defaults__", (100,))
+    design = Design.of(a.source.probe, None, "all", 64)
+    b = type(a)(counted(design, 10, exact=False, device=torch.device("cpu")), "all", "histogram")
+    same(a, b)
+    assert len(b.scores.window(0.5, 1.0).values) <= 3
