@@ -12,9 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, ndcg_score
 
 from mettle.errors import InputError
 from mettle.evaluate import retrieval
+from mettle.evaluate.inputs import codes
+from mettle.evaluate.ranking_metrics import TieGroups, reciprocal_rank, trapezoid_precision
+from mettle.evaluate.scoring.cosine import Unit
+from mettle.evaluate.scoring.relevant_ranks import FastCosine, Relevance, RelevantRanks, rank_relevant
 
 _spec = importlib.util.spec_from_file_location("oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py")
 assert _spec is not None
@@ -22,7 +27,7 @@ assert _spec.loader is not None
 oracle = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(oracle)
 
-NAMES = ("precision_at_1", "r_precision", "map_at_r")
+NAMES = ("r_precision", "map_at_r", "map", "mrr", "ndcg")
 
 
 def clusters(seed, n=120, subjects=15, d=16, noise=1.0, dtype=np.float32):
@@ -77,13 +82,35 @@ def test_E5_equals_the_mean_over_all_orders_of_ties_on_1200_sets(block):
                 wanted = oracle.recall(candidates, k)
                 assert wanted == oracle.recall_by_formula(candidates, k)
                 assert r.recall_at[k][at] == pytest.approx(float(wanted), abs=1e-12)
-            for name, value in [("r_precision", oracle.r_precision), ("map_at_r", oracle.map_at_r)]:
-                assert r.per_query[name][at] == pytest.approx(float(value(candidates)), abs=1e-12)
-            assert r.per_query["precision_at_1"][at] == r.recall_at[1][at]
+            for name, value in [
+                ("r_precision", oracle.r_precision),
+                ("map_at_r", oracle.map_at_r),
+                ("map", oracle.average_precision),
+                ("mrr", oracle.reciprocal_rank),
+                ("precision@2", lambda c: oracle.precision(c, 2)),
+                ("ndcg", lambda c: oracle.ndcg(c, n)),
+                ("ndcg@2", lambda c: oracle.ndcg(c, 2)),
+            ]:
+                assert r.per_query[name][at] == pytest.approx(float(value(candidates)), abs=1e-12), name
+            assert r.per_query["precision@1"][at] == pytest.approx(r.recall_at[1][at], abs=1e-12)
         for k in ks:
             bounds = [oracle.recall_bounds(c, k) for c in lists.values()]
             assert r.pessimistic[k] == pytest.approx(np.mean([low for low, _ in bounds]))
             assert r.optimistic[k] == pytest.approx(np.mean([high for _, high in bounds]))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=7).filter(lambda c: any(r for _, r in c))
+)
+@settings(max_examples=150, deadline=None)
+def test_trapezoid_and_reciprocal_rank_equal_the_mean_over_all_orders(candidates):
+    relevant = [s for s, rel in candidates if rel]
+    above = np.array([sum(s > one for s, _ in candidates) for one in relevant])
+    tied = np.array([sum(s == one for s, _ in candidates) for one in relevant])
+    n = np.array([len(candidates)])
+    g = TieGroups.of(RelevantRanks(np.zeros(1, int), n, np.zeros(len(relevant), int), above, tied))
+    assert trapezoid_precision(g)[0] == pytest.approx(float(oracle.trapezoid_precision(candidates)), abs=1e-12)
+    assert reciprocal_rank(g)[0] == pytest.approx(float(oracle.reciprocal_rank(candidates)), abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -96,15 +123,40 @@ def test_pytorch_metric_learning_agrees_where_there_are_no_ties(seed):
 
         x, y = clusters(seed, n=200 + seed, subjects=20)
         wanted = AccuracyCalculator(
-            include=("precision_at_1", "r_precision", "mean_average_precision_at_r"),
-            k="max_bin_count",
+            include=(
+                "precision_at_1",
+                "r_precision",
+                "mean_average_precision_at_r",
+                "mean_average_precision",
+                "mean_reciprocal_rank",
+            ),
+            k=len(y) - 1,
             device=torch.device("cpu"),
             knn_func=CustomKNN(CosineSimilarity()),
         ).get_accuracy(torch.from_numpy(x), torch.from_numpy(y))
     r = retrieval(x, y)
-    assert r.precision_at_1 == pytest.approx(wanted["precision_at_1"], abs=1e-6)
+    assert r.recall[1] == pytest.approx(wanted["precision_at_1"], abs=1e-6)
     assert r.r_precision == pytest.approx(wanted["r_precision"], abs=1e-6)
     assert r.map_at_r == pytest.approx(wanted["mean_average_precision_at_r"], abs=1e-6)
+    assert r.map == pytest.approx(wanted["mean_average_precision"], abs=1e-6)
+    assert r.mrr == pytest.approx(wanted["mean_reciprocal_rank"], abs=1e-6)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_scikit_learn_agrees_on_ndcg_ties_included_and_on_average_precision_without_ties(tied):
+    rng = np.random.default_rng(7)
+    x = rng.choice([-1.0, 1.0], size=(60, 4)) if tied else rng.normal(size=(60, 4))
+    y = np.arange(60) % 7
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    scores = np.round(unit @ unit.T, 12)
+    r = retrieval(x, y, k=(1, 3, 59))
+    for q in range(60):
+        others = np.arange(60) != q
+        target, s = (y[others] == y[q])[None].astype(float), scores[q, others][None]
+        for name, k in [("ndcg", None), ("ndcg@3", 3), ("ndcg@59", 59)]:
+            assert r.per_query[name][q] == pytest.approx(ndcg_score(target, s, k=k), abs=1e-12)
+        if not tied:
+            assert r.per_query["map"][q] == pytest.approx(average_precision_score(target[0], s[0]), abs=1e-12)
 
 
 @given(st.integers(0, 10**6), st.booleans())
@@ -136,6 +188,8 @@ def test_metrics_keep_their_order(seed):
     rising = [r.recall_at[k] for k in (1, 2, 4, 8)]
     assert all((a <= b + 1e-12).all() for a, b in pairwise(rising))
     assert (r.per_query["map_at_r"] <= r.per_query["r_precision"] + 1e-12).all()
+    assert (r.per_query["map_at_r"] <= r.per_query["map"] + 1e-12).all()
+    assert (r.recall_at[1] <= r.per_query["mrr"] + 1e-12).all()
     for k in (1, 2, 4, 8):
         assert r.pessimistic[k] - 1e-12 <= r.recall[k] <= r.optimistic[k] + 1e-12
     for values in r.per_query.values():
@@ -148,7 +202,7 @@ def test_E3_constant_embeddings_give_chance_not_perfection():
     for k in (1, 2, 5):
         chance = 1 - np.prod([(n - per - j) / (n - 1 - j) for j in range(k)])
         assert r.recall[k] == pytest.approx(chance, abs=1e-12)
-    assert r.precision_at_1 == pytest.approx((per - 1) / (n - 1))
+    assert r.recall[1] == pytest.approx((per - 1) / (n - 1))
     assert r.r_precision == pytest.approx((per - 1) / (n - 1))
     assert r.map_at_r < r.r_precision
     assert (r.pessimistic[5], r.optimistic[5]) == (0, 1)
@@ -159,7 +213,7 @@ def test_E4_perfect_and_worst_rankings():
     directions = np.repeat(np.eye(4), 3, axis=0)
     good = retrieval(directions, np.repeat(np.arange(4), 3), k=(1, 2))
     assert good.recall == {1: 1, 2: 1}
-    assert [getattr(good, name) for name in NAMES] == [1, 1, 1]
+    assert [getattr(good, name) for name in NAMES] == [1] * len(NAMES)
     assert [text for text in good.warnings if "exact copies" not in text] == []
     bad = retrieval(directions, np.tile(np.arange(3), 4), k=(1, 2))
     assert bad.recall == {1: 0, 2: 0}
@@ -175,15 +229,15 @@ def test_E6_the_query_is_known_by_its_id_not_by_place_or_distance():
         assert np.array_equal(moved.per_query[name], values)
     # Twins: the same picture under another id is a fair candidate, under the same id it is the query itself.
     doubled, labels = np.vstack([x, x]), np.append(y, y)
-    assert retrieval(doubled, labels).precision_at_1 == 1
+    assert retrieval(doubled, labels).recall[1] == 1
     twice = retrieval(doubled, labels, ids=np.append(ids, ids))
-    assert twice.precision_at_1 == pytest.approx(plain.precision_at_1)
+    assert twice.recall[1] == pytest.approx(plain.recall[1])
 
 
 def test_copies_under_ids_of_their_own_are_taken_as_they_are():
     x, y = clusters(1)
     ids = np.arange(len(y))
-    assert retrieval(x, y, ids=ids, gallery=(x, y, None, ids + len(y))).precision_at_1 == 1
+    assert retrieval(x, y, ids=ids, gallery=(x, y, None, ids + len(y))).recall[1] == 1
 
 
 def test_E7_lone_queries_are_left_out_counted_and_optionally_missed():
@@ -225,6 +279,30 @@ def test_duplicates_far_down_the_list_are_ranked_over_the_whole_gallery():
     assert r.recall[2] == pytest.approx(9 / 99)
     none = np.prod([(90 - j) / (99 - j) for j in range(4)])
     assert r.recall[5] == pytest.approx(1 - none)
+
+
+def test_fast_scores_count_what_exact_ones_do():
+    """Galleries with near ties everywhere: most queries are in doubt, some are scored exactly as a whole."""
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        n = 1500
+        y = rng.integers(0, 300 if seed % 2 else 60, size=n)
+        noise = (1e-6, 1e-4, 0.3)[seed % 3]
+        x = (rng.normal(size=(8, 24))[rng.integers(0, 8, n)] + noise * rng.normal(size=(n, 24))).astype(np.float32)
+        ids = np.arange(n)
+        relevance = Relevance(tuple(codes(y, y)), None, (ids, ids))
+        fast = FastCosine.of(*[Unit.of(x, double=False)] * 2)
+        found, plain = (list(rank_relevant(relevance, fast.score, way, chunk=700)) for way in (fast, None))
+        for one, two in zip(found, plain, strict=True):
+            assert all(np.array_equal(getattr(one, name), getattr(two, name)) for name in vars(one))
+        for part in plain[:1]:
+            s = fast.score(part.queries)
+            for row in range(0, len(s), 97):
+                others = ids != part.queries[row]
+                own = s[row][others & (y == y[part.queries[row]])]
+                mine = part.row == row
+                assert part.above[mine].tolist() == [(s[row][others] > v).sum() for v in own]
+                assert part.tied[mine].tolist() == [(s[row][others] == v).sum() for v in own]
 
 
 def test_interval_resamples_query_subjects_and_says_so():

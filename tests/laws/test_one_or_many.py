@@ -96,7 +96,7 @@ def test_a_rate_in_an_array_has_its_interval():
 
 
 INNER = {  # behind one of those doors
-    "retrieval.judge ks",
+    "ranking_metrics.all_metrics ks",
     "bootstrap.mean_interval values",  # the mean of one value has no interval
     "bootstrap.at_thresholds thresholds",
     "scoring.pair_tiles.Design.absent shape",

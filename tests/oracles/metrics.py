@@ -6,7 +6,7 @@ impostor. A ranked list is a list of (score, relevant) candidates without any or
 
 from fractions import Fraction
 from itertools import pairwise, permutations
-from math import comb, inf
+from math import comb, inf, log2
 
 
 def operating_points(genuine, impostor):
@@ -80,6 +80,48 @@ def recall_by_formula(candidates, k):
 def r_precision(candidates):
     r = sum(rel for _, rel in candidates)
     return _mean_over_orders(candidates, lambda order: Fraction(sum(order[:r]), r))
+
+
+def precision(candidates, k):
+    return _mean_over_orders(candidates, lambda order: Fraction(sum(order[:k]), k))
+
+
+def average_precision(candidates):
+    def value(order):
+        places = [i for i, relevant in enumerate(order) if relevant]
+        return sum((Fraction(sum(order[: i + 1]), i + 1) for i in places), Fraction(0)) / len(places)
+
+    return _mean_over_orders(candidates, value)
+
+
+def trapezoid_precision(candidates):
+    """Area under the steps of recall, each with the mean of precision before and after it; at first precision is 1."""
+
+    def value(order):
+        area, hits, before = Fraction(0), 0, Fraction(1)
+        for i, relevant in enumerate(order):
+            hits += relevant
+            after = Fraction(hits, i + 1)
+            area += Fraction(int(relevant), sum(order)) * (before + after) / 2
+            before = after
+        return area
+
+    return _mean_over_orders(candidates, value)
+
+
+def reciprocal_rank(candidates):
+    return _mean_over_orders(candidates, lambda order: Fraction(1, 1 + order.index(True)))
+
+
+def ndcg(candidates, k):
+    """In floats: logarithms are no fractions."""
+
+    def gain(order):
+        return sum(1 / log2(i + 2) for i, relevant in enumerate(order[:k]) if relevant)
+
+    best = gain(sorted((relevant for _, relevant in candidates), reverse=True))
+    found = [gain(order) / best for order in orders(candidates)]
+    return sum(found) / len(found)
 
 
 def map_at_r(candidates):

@@ -1,24 +1,11 @@
 """Retrieval: who is nearest? One value per query, then means.
 
-Candidates of a query are the gallery less the items with its own sample id (and, on request, its own domain).
-R is how many candidates are relevant (have its label). Queries without any are left out of the means and
-counted.
-
-    Recall@K    1 if one of the K nearest is relevant (hit rate; not the recall of information retrieval)
-    P@1         the same for K = 1
-    R-precision relevant among the R nearest / R
-    MAP@R       (1/R) Σ_{i≤R} P(i)·rel(i),   P(i) = relevant among the i nearest / i
-
-**Ties.** Candidates with equal scores have no order; each metric is its exact expectation over a random order
-of every tie group, so no number depends on the order of rows. For a group of t items, p of them relevant,
-that starts after a items with h relevant ones:
-
-    Recall@K    1 if h > 0, else 1 − C(t−p, r) / C(t, r),   r = K − a
-    R-precision (h + p·(R − a)/t) / R
-    MAP@R       E[P(i)·rel(i)] = ((h + 1)·p/t + (j − 1)·p(p−1)/(t(t−1))) / i   at the j-th place of the group
+Candidates of a query are the gallery less the items with its own sample id (and, on request, its own domain). Those
+with its label are relevant. Queries without any are left out of the means and counted. What each metric is, and its
+exact expectation where scores tie, stands in :mod:`mettle.evaluate.ranking_metrics`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -30,8 +17,10 @@ from mettle.evaluate import bootstrap
 from mettle.evaluate.bootstrap import Interval, sums
 from mettle.evaluate.diagnostics.duplicates import across, inside
 from mettle.evaluate.inputs import Wholes, check_embeddings, check_gallery, whole, wholes
-from mettle.evaluate.scoring.nearest import Ranked, ranked
+from mettle.evaluate.ranking_metrics import TieGroups, all_metrics
+from mettle.evaluate.scoring.cosine import Unit
 from mettle.evaluate.scoring.pair_fingerprint import Basis, of_ranking
+from mettle.evaluate.scoring.relevant_ranks import FastCosine, Relevance, rank_relevant
 from mettle.unknown_names import explain_arguments
 
 
@@ -40,8 +29,8 @@ class Retrieval:
     """What retrieval found: one value per query that has a relevant candidate, and their means.
 
     Attributes:
-        per_query: by name (``"recall@1"``, ``"map_at_r"``, ``"r_precision"``, ``"precision_at_1"``), one
-            value for each entry of ``queries``.
+        per_query: by name (``"recall@1"``, ``"precision@1"``, ``"ndcg@1"``, ``"map"``, ``"mrr"``, ``"ndcg"``, ``"map_at_r"``,
+            ``"r_precision"``), one value for each entry of ``queries``.
         queries: positions of the judged queries.
         subjects: subject code of each judged query.
         excluded: how many queries have no relevant candidate.
@@ -91,9 +80,24 @@ class Retrieval:
         return float(self.per_query["r_precision"].mean())
 
     @property
-    def precision_at_1(self) -> float:
-        """Share of queries whose nearest candidate is relevant."""
-        return float(self.per_query["precision_at_1"].mean())
+    def map(self) -> float:
+        """Mean average precision over the whole ranking."""
+        return float(self.per_query["map"].mean())
+
+    @property
+    def mrr(self) -> float:
+        """Mean reciprocal rank of the first relevant candidate."""
+        return float(self.per_query["mrr"].mean())
+
+    @property
+    def ndcg(self) -> float:
+        """Mean normalised discounted cumulative gain over the whole ranking."""
+        return float(self.per_query["ndcg"].mean())
+
+    @property
+    def precision(self) -> Mapping[int, float]:
+        """Mean share of relevant ones among the K nearest, by K."""
+        return {k: float(self.per_query[f"precision@{k}"].mean()) for k in self.pessimistic}
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -198,10 +202,13 @@ def retrieval(
     if trials != "all" and (query.domains is None or other.domains is None):
         asked = "exclude_same_domain" if exclude_same_domain else "only_same_domain"
         raise InputError(f"{asked} needs domains, one per row on every side")
+    double = query.double or other.double
+    units = Unit.of(query.values, double)
+    fast = FastCosine.of(units, units if other is query else Unit.of(other.values, double))
     parts, kept = [], []
-    for lists in ranked(query, other, trials, max(ks), chunk):
-        parts.append(judge(lists, ks))
-        kept.append(lists.queries)
+    for ranks in rank_relevant(Relevance.of(query, other, trials), fast.score, fast, most=max(ks), chunk=chunk):
+        parts.append(all_metrics(TieGroups.of(ranks), ks))
+        kept.append(ranks.queries)
     if not kept:
         raise InputError(
             f"no query has a relevant candidate: none of the {len(query)} labels occurs among its candidates"
@@ -212,9 +219,7 @@ def retrieval(
             f"{other.given_labels[0]}, so every neighbour would be right"
         )
     queries = np.concatenate(kept)
-    order = np.argsort(queries)  # queries with ties were ranked after the others
-    queries = queries[order]
-    merged = {name: np.concatenate([p[name] for p in parts])[order] for name in parts[0]}
+    merged = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
     subjects = np.unique(query.labels[queries], return_inverse=True)[1].reshape(-1)
     return Retrieval(
         MappingProxyType({n: v for n, v in merged.items() if not n.startswith(("least", "most"))}),
@@ -226,66 +231,3 @@ def retrieval(
         notes,
         of_ranking(query, other, named=ids is not None, trials=trials),
     )
-
-
-def judge(lists: Ranked, ks: Sequence[int]) -> dict[str, np.ndarray]:
-    """Every metric of every query, in expectation over the order inside tie groups.
-
-    Returns:
-        ``recall@K``, ``least@K`` and ``most@K`` (the worst and the best order) for each K,
-        ``precision_at_1``, ``r_precision`` and ``map_at_r``.
-    """
-    groups = _groups(lists.scores, lists.relevant)
-    found: dict[str, np.ndarray] = {}
-    for k in ks:
-        a, t, p, h = (g[:, k - 1] for g in groups)
-        r, sure = k - a, h > 0
-        found[f"recall@{k}"] = np.where(sure, 1.0, 1 - _none(t, p, r))
-        found[f"least@{k}"] = (sure | (r > t - p)).astype(float)
-        found[f"most@{k}"] = (sure | (p > 0)).astype(float)
-    found["precision_at_1"] = 1 - _none(groups[1][:, 0], groups[2][:, 0], np.ones(len(lists.total), int))
-    total = lists.total
-    a, t, p, h = (np.take_along_axis(g, total[:, None] - 1, 1)[:, 0] for g in groups)
-    found["r_precision"] = (h + p * (total - a) / t) / total
-    found["map_at_r"] = _average_precision(groups, total)
-    return found
-
-
-def _average_precision(groups: tuple[np.ndarray, ...], total: np.ndarray) -> np.ndarray:
-    """(1/R) Σ_{i≤R} E[P(i)·rel(i)], where E = ((h + 1)·p/t + (j − 1)·p(p−1)/(t(t−1))) / i."""
-    width = int(total.max())
-    a, t, p, h = (g[:, :width] for g in groups)
-    place = np.arange(width)
-    expected = (h + 1) * (p / t)
-    if (t > 1).any():
-        expected += (place - a) * (p * (p - 1) / np.maximum(t * (t - 1), 1))
-    # Summed in the order of places, so that the width of the list does not show in the last bit.
-    running = np.cumsum(expected / (place + 1), axis=1)
-    return np.take_along_axis(running, total[:, None] - 1, 1)[:, 0] / total
-
-
-def _groups(scores: np.ndarray, relevant: np.ndarray) -> tuple[np.ndarray, ...]:
-    """At each place: where its tie group starts (a), its size t, the relevant in it p and before it h."""
-    n, width = scores.shape
-    place = np.broadcast_to(np.arange(width), scores.shape)
-    before = np.cumsum(relevant, axis=1) - relevant
-    fresh = np.ones((n, width), bool)
-    fresh[:, 1:] = scores[:, 1:] != scores[:, :-1]
-    if fresh.all():  # no ties: every item is its own group
-        return place, np.ones_like(before), relevant.astype(np.int64), before
-    start = np.maximum.accumulate(np.where(fresh, place, 0), axis=1)
-    final = np.ones((n, width), bool)
-    final[:, :-1] = fresh[:, 1:]
-    end = np.minimum.accumulate(np.where(final, place, width)[:, ::-1], axis=1)[:, ::-1]
-    h = np.take_along_axis(before, start, 1)
-    p = np.take_along_axis(before + relevant, end, 1) - h
-    return start, end - start + 1, p, h
-
-
-def _none(t: np.ndarray, p: np.ndarray, r: np.ndarray) -> np.ndarray:
-    """C(t−p, r) / C(t, r): the chance that r of t items, p of them relevant, hold no relevant one."""
-    chance = np.ones(len(t))
-    for j in range(int(np.minimum(r, t).max())):
-        factor = np.maximum(t - p - j, 0) / np.maximum(t - j, 1)
-        chance *= np.where(j < r, factor, 1.0)
-    return chance

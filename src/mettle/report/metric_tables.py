@@ -27,9 +27,9 @@ def numbers(scenario: Mapping[str, Any]) -> list[dict[str, Any]]:
         meaning = f"genuine pairs accepted when {rate(point['far'])} of impostor pairs are"
         entry = _number(name, point["tar"], point["interval"], digits=1)
         found.append(entry | {"far": point["far"], "status": point["status"], "meaning": meaning})
-    named = {"r_precision": "R-precision", "map_at_r": "MAP@R"}
+    named = {"map": "MAP", "mrr": "MRR", "ndcg": "nDCG", "r_precision": "R-precision", "map_at_r": "MAP@R"}
     for key, entry in r["metrics"].items():
-        if key != "precision_at_1":  # the same as Recall@1
+        if key in named or key.startswith("recall@"):  # the others stand in the JSON
             name = named[key] if key in named else key.replace("recall@", "Recall@")
             found.append(_number(name, entry["value"], entry["interval"], digits=1))
     return found

@@ -62,7 +62,7 @@ def test_ids_say_what_numbers_cannot():
     x, y = crowd()
     ids = np.arange(60)
     apart = retrieval(x, y, ids=ids, gallery=(x, y, None, ids), k=(1,))
-    assert apart.precision_at_1 == retrieval(x, y, k=(1,)).precision_at_1
+    assert apart.recall[1] == retrieval(x, y, k=(1,)).recall[1]
     assert probe((x, y, None, ids), (x, y, None, ids + 60), k=1).knn.accuracy == 1
 
 

@@ -137,7 +137,7 @@ def test_confusion_adds_up_to_the_nearest_neighbour_error():
     x, y, _ = crowd(3, noise=1.5)
     found = confusion(x, y)
     assert [f.error for f in found] == sorted((f.error for f in found), reverse=True)
-    assert np.mean([f.error for f in found]) == pytest.approx(1 - retrieval(x, y).precision_at_1)
+    assert np.mean([f.error for f in found]) == pytest.approx(1 - retrieval(x, y).recall[1])
     twins = np.vstack([x, x])
     same = confusion(twins, np.append(y, y + 100))  # every nearest neighbour is the twin under another label
     assert all(f.error == 1 and f.most == (f.label + 100 if f.label < 100 else f.label - 100) for f in same)
