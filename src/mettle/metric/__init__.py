@@ -6,4 +6,4 @@ from mettle.metric.linear import squared_form
 from mettle.metric.mahalanobis import Mahalanobis
 from mettle.metric.nca import NCA
 
-__all__ = ["LFDA", "NCA", "AxiomCheck", "Counterexample", "Mahalanobis", "check_axioms", "squared_form"]
+__all__ = ["AxiomCheck", "Counterexample", "LFDA", "Mahalanobis", "NCA", "check_axioms", "squared_form"]
