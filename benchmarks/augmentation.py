@@ -6,9 +6,9 @@
 
 Both start from a batch of uint8 pictures (b, h, w, 3) in memory and end with (b, 3, h, w) float32 in [0, 1]. Ours
 changes the whole batch; torchvision changes one picture after the other as uint8, which its pages recommend, converts
-it, and the pictures are stacked. It draws new random numbers for every picture as ours does. Rounds take turns; a
-number is the median of the processor time of a round in milliseconds for a hundred pictures, which other processes
-disturb less than the time on the clock. The goal is a ratio of at most 1.1.
+it, and the pictures are stacked. It draws new random numbers for every picture as ours does. Rounds take
+turns; a number is the median of the processor time of a round in milliseconds for a hundred pictures, which other
+processes disturb less than the time on the clock. The goal is a ratio of at most 1.1.
 """
 
 import argparse
