@@ -4,11 +4,11 @@
     python benchmarks/augmentation.py --presets large --sides 224 --rounds 9
     python benchmarks/augmentation.py --quick                 a try: one size, one round
 
-Both start from a batch of uint8 pictures (b, h, w, 3) in memory and end with (b, 3, h, w) float32 in [0, 1]. Ours changes
-the whole batch; torchvision changes one picture after the other as uint8, which its pages recommend, converts it, and
-the pictures are stacked. It draws new random numbers for every picture as ours does. Rounds take turns; a number is the
-median of the processor time of a round in milliseconds for a hundred pictures, which other processes disturb less than
-the time on the clock. The goal is a ratio of at most 1.1.
+Both start from a batch of uint8 pictures (b, h, w, 3) in memory and end with (b, 3, h, w) float32 in [0, 1]. Ours
+changes the whole batch; torchvision changes one picture after the other as uint8, which its pages recommend, converts
+it, and the pictures are stacked. It draws new random numbers for every picture as ours does. Rounds take
+turns; a number is the median of the processor time of a round in milliseconds for a hundred pictures, which other
+processes disturb less than the time on the clock. The goal is a ratio of at most 1.1.
 """
 
 import argparse
@@ -82,7 +82,8 @@ def measure(preset: str, side: int, rounds: int) -> dict[str, float]:
             began = time.process_time()
             found = run(turn)
             spent = time.process_time() - began
-            assert found.shape == (count, 3, side, side) and found.dtype == torch.float32
+            assert found.shape == (count, 3, side, side)
+            assert found.dtype == torch.float32
             if turn:  # the first one warms up
                 times[name].append(1e5 * spent / count)
     return {name: median(values) for name, values in times.items()}

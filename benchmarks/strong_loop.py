@@ -186,10 +186,10 @@ def load_market(folder: Path) -> Samples:
     )
 
 
-def hold_out_fold(samples: Samples, fold: int) -> Samples:
-    """Every fourth identity of a fixed permutation is measured on, the others are trained on."""
+def hold_out_fold(samples: Samples, fold: int, every: int = FOLDS) -> Samples:
+    """One identity of so many of a fixed permutation is measured on, the others are trained on."""
     order = np.random.default_rng(7).permutation(np.unique(samples.labels))
-    held_out = np.isin(samples.labels, order[fold::FOLDS])
+    held_out = np.isin(samples.labels, order[fold::every])
     return replace(samples, split=np.where(held_out, 2, 0).astype(np.int8))
 
 

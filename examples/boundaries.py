@@ -11,7 +11,7 @@ import sys
 import torch
 
 from mettle.losses import ArcFace, CosFace, SphereFace
-from mettle.report.plots import BLUE, INK, VERMILION, sheet
+from mettle.report.plots import BLUE, INK, VERMILION, new_figure
 
 SIDE = torch.linspace(0, 90, 721, dtype=torch.float64)
 FIRST, SECOND = (torch.cos(torch.deg2rad(angle)) for angle in torch.meshgrid(SIDE, SIDE, indexing="xy"))
@@ -46,7 +46,7 @@ def draw(axes, name, detail, loss):
 
 def main(path="boundaries.png"):
     """Write the picture."""
-    with sheet(14, 3.3) as figure:
+    with new_figure(14, 3.3) as figure:
         panels = figure.subplots(1, len(MARGINS), sharey=True)
         for axes, (name, (detail, loss)) in zip(panels, MARGINS.items(), strict=True):
             draw(axes, name, detail, loss)

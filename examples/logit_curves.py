@@ -11,7 +11,7 @@ import sys
 import torch
 
 from mettle.losses import ArcFace, CosFace, SphereFace
-from mettle.report.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, sheet
+from mettle.report.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, new_figure
 
 ANGLE = torch.linspace(0, 180, 3601, dtype=torch.float64)
 COSINE = torch.cos(torch.deg2rad(ANGLE))
@@ -73,7 +73,7 @@ def modes(axes):
 
 def main(path="logit_curves.png"):
     """Write the picture."""
-    with sheet(11, 4.3) as figure:
+    with new_figure(11, 4.3) as figure:
         left, right = figure.subplots(1, 2)
         margins(left)
         modes(right)

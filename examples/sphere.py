@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from mettle.losses import ArcFace, Center, CosFace, Softmax, SphereFace
-from mettle.report.plots import BLUE, SKY, VERMILION, sheet
+from mettle.report.plots import BLUE, SKY, VERMILION, new_figure
 
 SEED, STEPS, BATCH, CLASSES = 0, 1500, 128, 10
 # Tol's "muted" colours, told apart by every kind of colour vision; the digits are written as well.
@@ -75,7 +75,7 @@ def main(path="sphere.png"):
     x, y = load_digits(return_X_y=True)
     parts = train_test_split(x.astype(np.float32) / 16, y, test_size=0.3, stratify=y, random_state=SEED)
     x_train, x_test, y_train, y_test = (torch.from_numpy(part) for part in parts)
-    with sheet(12.2, 8.8) as figure:
+    with new_figure(12.2, 8.8) as figure:
         figure.get_layout_engine().set(h_pad=0.12, w_pad=0.08)
         *panels, last = figure.subplots(2, 3).flat
         for row, (axes, (name, build)) in enumerate(zip(panels, LOSSES.items(), strict=True)):

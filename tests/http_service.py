@@ -184,13 +184,13 @@ def key(keyfile, told):
 
 @pytest.fixture
 def service(people, keyfile, key, tmp_path, told):
-    """Starts a service over the five people, with keys and a trail, and returns a function that makes clients."""
+    """Starts a service over the five people, with keys and an audit log, and returns a function that makes clients."""
     opened = []
     key("metrics", name="first")
 
     def start(limits: Limits = WIDE, **options):
         stack = ExitStack()
-        chosen = {"keys": keyfile, "audit_log": tmp_path / "trail.jsonl"} | options
+        chosen = {"keys": keyfile, "audit_log": tmp_path / "audit.jsonl"} | options
         app = create_app(chosen.pop("gallery", people), limits=limits, **chosen)
         url = stack.enter_context(running(app))
         opened.append(stack)

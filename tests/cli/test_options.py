@@ -99,8 +99,11 @@ def test_lines_of_training_say_what_the_difficulty_did_and_nothing_without_one(p
 
 
 def told(capsys, busy: float) -> str:
-    line = {"loss": 1.5, "seconds_per_step": 0.1, "share_in_model_and_loss": busy, "hard_positives": 0.0}
-    state, show = TrainingState(SimpleNamespace(loss=None), Schedule(10, 1e-3), step=10, line=line), Progress(2)
+    line = {"step": 10, "loss": 1.5, "seconds_per_step": 0.1, "share_in_model_and_loss": busy, "hard_positives": 0.0}
+    state, show = (
+        TrainingState(SimpleNamespace(loss=None), Schedule(10, 1e-3), step=10, line=line, logged=(line,)),
+        Progress(2),
+    )
     show.on_start(state)
     show.on_step(state)
     show.on_end(state)

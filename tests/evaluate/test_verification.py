@@ -248,7 +248,7 @@ def test_where_equal_scores_leave_no_threshold_the_point_says_so_and_everybody_r
         "1e-07": {"threshold": None, "status": "not measurable", "impostors": v.impostor},
     }
     facts = {"scenarios": {"all": {"verification": v.summary((0.01, 1e-7))}}}
-    assert [p["status"] for p in audit_page.points(facts, "all")] == [point.verdict, "not measurable"]
+    assert [p["status"] for p in audit_page.operating_point_rows(facts, "all")] == [point.verdict, "not measurable"]
     usual = judged(np.linspace(0.5, 1, 50), np.linspace(0, 0.6, 2000)).operating_point(0.05)
     assert (usual.usable, usual.verdict) == (usual.threshold, usual.status) and usual.status == "ok"
 

@@ -7,7 +7,7 @@ import pytest
 
 from mettle.errors import InputError, RunError
 from mettle.report import write_comparison, write_report
-from mettle.report.comparison_page import comparison, differences, table, verdict
+from mettle.report.comparison_page import describe_comparison, describe_difference, recipe_differences, scenario_table
 from mettle.train import open_run_folder
 
 
@@ -48,24 +48,28 @@ def test_page_has_every_run_and_number(made, other, tmp_path):
 
 
 def test_only_the_keys_that_differ(made, other):
-    found = {row["key"]: row["values"] for row in differences([made.run, other.run])}
+    found = {row["key"]: row["values"] for row in recipe_differences([made.run, other.run])}
     assert found == {"seed": ["0", "1"], "loss.temperature": ["", "0.2"]}
-    assert differences([made.run, made.run]) == []
+    assert recipe_differences([made.run, made.run]) == []
 
 
 def test_verdict():
     apart = [with_eer(0.2, 0.15, 0.25), with_eer(0.05, 0.04, 0.06)]
-    assert verdict(["a", "b"], apart) == "b has the lowest EER, all pairs. It does not overlap with that of a."
+    assert (
+        describe_difference(["a", "b"], apart) == "b has the lowest EER, all pairs. It does not overlap with that of a."
+    )
     touching = [with_eer(0.05, 0.04, 0.06), with_eer(0.06, 0.06, 0.08), with_eer(0.2, 0.15, 0.25)]
-    text = verdict(["a", "b", "c"], touching)
+    text = describe_difference(["a", "b", "c"], touching)
     assert "overlaps with that of b, so the intervals do not separate them" in text
     assert "not overlap with that of c" in text
-    assert "nothing can be said" in verdict(["a", "b"], [with_eer(0.1, 0.05, 0.2), with_eer(0.1, None, None)])
+    assert "nothing can be said" in describe_difference(
+        ["a", "b"], [with_eer(0.1, 0.05, 0.2), with_eer(0.1, None, None)]
+    )
 
 
 def test_different_data_are_not_comparable(made, altered, tmp_path):
     moved = altered(lambda m: m["data"].update(fingerprint="elsewhere"))
-    facts = comparison([made.run, moved])
+    facts = describe_comparison([made.run, moved])
     assert facts["warnings"][0].startswith("Not comparable")
     assert "elsewhere" in facts["warnings"][0]
     assert "cannot be compared" in facts["verdict"]
@@ -78,7 +82,7 @@ def test_best_of_each_column(made):
     way = second["scenarios"]["cross-domain"]
     way["verification"]["eer"]["value"] += 0.01
     way["verification"]["auc"]["value"] += 0.001
-    found = table("cross-domain", [first, second])
+    found = scenario_table("cross-domain", [first, second])
     best = {name: [row[k]["best"] for row in found["rows"]] for k, name in enumerate(found["columns"])}
     assert best["EER"] == [True, False]  # lower is better
     assert best["AUC"] == [False, True]
@@ -117,7 +121,7 @@ def test_errors_name_the_remedy(made, other, altered, tmp_path):
 def test_one_map_per_encoder_of_the_same_samples(made, other, two, tmp_path):
     for one in (made, other, two):
         write_report(one.run, one.evaluation)
-    found = comparison([made.run, other.run, two.run])["maps"]
+    found = describe_comparison([made.run, other.run, two.run])["maps"]
     assert [d["name"] for d in found["drawings"]] == ["one", "two", "both", "both, E_b"]
     assert len({d["image"] for d in found["drawings"]}) == 4
     assert found["missing"] == [] and found["points"] == 40 and found["identities"] == 5
@@ -131,13 +135,13 @@ def test_maps_of_other_weights_or_damaged_ones_are_not_drawn(made, altered, tmp_
     stale = altered(lambda m: m.update(weights="others"), "stale")
     broken = altered(lambda m: None, "broken")
     (broken.folder / "map.json").write_text("{", encoding="utf-8")
-    found = comparison([made.run, stale, broken])["maps"]
+    found = describe_comparison([made.run, stale, broken])["maps"]
     assert [d["name"] for d in found["drawings"]] == ["one"] and found["missing"] == ["stale", "broken"]
     (made.run.folder / "map.json").unlink()
-    assert comparison([made.run, stale])["maps"] is None
+    assert describe_comparison([made.run, stale])["maps"] is None
     assert "Maps of the" not in write_comparison([made.run, stale], tmp_path / "c.html").read_text(encoding="utf-8")
 
 
 def test_probes_of_all_runs_are_in_one_table(made, two):
-    (table,) = comparison([made.run, two.run])["probes"]
+    (table,) = describe_comparison([made.run, two.run])["probes"]
     assert [row["name"] for row in table["rows"]] == ["both: E_d, the model", "both: E_b, the biased encoder"]

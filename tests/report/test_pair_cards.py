@@ -40,49 +40,51 @@ def obvious(found, kind: str, count: int, each: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("cells", [1, 97, 1 << 20])
 def test_search_equals_sorting_all_pairs(mode, kind, cells):
     found = judged(mode)
-    got = pair_cards.hardest(found, kind, cells=cells)
+    got = pair_cards.hardest_pairs(found, kind, cells=cells)
     assert [(p.first, p.second) for p in got] == obvious(found, kind, 12, 2)
 
 
 def test_scores_are_those_of_the_evaluation(made):
     v = made.evaluation.judged.verifications["cross-domain"].scores
-    assert pair_cards.hardest(made.evaluation.judged, "genuine")[0].score == v.genuine[0]
-    assert pair_cards.hardest(made.evaluation.judged, "impostor")[0].score == v.impostor[-1]
+    assert pair_cards.hardest_pairs(made.evaluation.judged, "genuine")[0].score == v.genuine[0]
+    assert pair_cards.hardest_pairs(made.evaluation.judged, "impostor")[0].score == v.impostor[-1]
 
 
 def test_few_identities_give_a_short_list():
     found = judged("all", n=40, labels=2)
-    assert len(pair_cards.hardest(found, "impostor", cells=50)) == 2  # one pair of identities, two pictures of it
-    assert len(pair_cards.hardest(found, "genuine", cells=50)) == 4
+    assert len(pair_cards.hardest_pairs(found, "impostor", cells=50)) == 2  # one pair of identities, two pictures of it
+    assert len(pair_cards.hardest_pairs(found, "genuine", cells=50)) == 4
 
 
 def test_ties_do_not_depend_on_the_tiles():
     y = np.tile(np.arange(4), 10)
     found = judge(np.eye(4, dtype=np.float32)[y], Samples.of(Grey(40), y), (1,))
-    once = pair_cards.hardest(found, "impostor")
+    once = pair_cards.hardest_pairs(found, "impostor")
     assert len(once) == 12
-    assert once == pair_cards.hardest(found, "impostor", cells=1)
+    assert once == pair_cards.hardest_pairs(found, "impostor", cells=1)
 
 
 def test_decision_takes_the_threshold_that_was_set(made):
     metrics = made.evaluation.metrics
     usable = [f for f, e in metrics["thresholds"]["set"].items() if e["threshold"] is not None]
     smallest = min(usable, key=float)
-    decided = pair_cards.decision(metrics)
+    decided = pair_cards.choose_threshold(metrics)
     assert decided.threshold == metrics["thresholds"]["set"][smallest]["threshold"]
     assert "validation identities" in decided.title
     bare = {k: v for k, v in metrics.items() if k != "thresholds"}
-    assert "cross-domain test pairs" in pair_cards.decision(bare).title
-    assert pair_cards.decision(bare, far=0.5) is None
+    assert "cross-domain test pairs" in pair_cards.choose_threshold(bare).title
+    assert pair_cards.choose_threshold(bare, far=0.5) is None
 
 
 def test_verdicts(made):
     s = made.evaluation.judged.samples
     one = [pair_cards.HardPair(0, 9, 0.5)]
-    at = pair_cards.Decision(0.5, "")
-    above = pair_cards.Decision(0.51, "")
+    at = pair_cards.DecisionThreshold(0.5, "")
+    above = pair_cards.DecisionThreshold(0.51, "")
     told = {
-        (kind, d): pair_cards.shown(one, s, d, kind)[0] for kind in ("genuine", "impostor") for d in (at, above, None)
+        (kind, d): pair_cards.pair_rows(one, s, d, kind)[0]
+        for kind in ("genuine", "impostor")
+        for d in (at, above, None)
     }
     assert told["impostor", at]["verdict"] == "accepted"
     assert told["impostor", at]["wrong"]
@@ -97,7 +99,7 @@ def test_verdicts(made):
 @pytest.mark.parametrize(("size", "channels", "kind"), [(32, 1, "PNG"), (64, 3, "PNG"), (300, 3, "JPEG")])
 def test_thumbnails(size, channels, kind):
     pixels = np.random.default_rng(0).integers(0, 256, (size, size // 2, channels), np.uint8)
-    head, _, body = pair_cards.thumbnail(pixels).partition(";base64,")
+    head, _, body = pair_cards.encode_thumbnail(pixels).partition(";base64,")
     image = Image.open(io.BytesIO(base64.b64decode(body)))
     assert image.format == kind
     assert head == f"data:image/{kind.lower()}"
@@ -108,6 +110,6 @@ def test_thumbnails(size, channels, kind):
 
 def test_rows_have_no_pictures(table):
     found = table.evaluation.judged
-    shown = pair_cards.shown(pair_cards.hardest(found, "genuine"), found.samples, None, "genuine")
+    shown = pair_cards.pair_rows(pair_cards.hardest_pairs(found, "genuine"), found.samples, None, "genuine")
     assert shown
     assert all(side["picture"] is None for pair in shown for side in pair["sides"])

@@ -30,37 +30,37 @@ def drawn(seed: int = 0):
 def test_figures_are_the_same_bytes_every_time():
     v = drawn()
     curves = {"in-domain": v.roc.thinned(64), "cross-domain": v.roc.thinned(64)}
-    first, second = plots.roc(curves), plots.roc(curves)
+    first, second = plots.plot_roc(curves), plots.plot_roc(curves)
     assert first == second
-    assert first != plots.roc(curves, baseline=drawn(1).roc.thinned(64))
+    assert first != plots.plot_roc(curves, baseline=drawn(1).roc.thinned(64))
 
 
 def test_users_style_neither_enters_nor_is_touched():
     curves = {"all": drawn().roc.thinned(64)}
-    plain = plots.roc(curves)
+    plain = plots.plot_roc(curves)
     with matplotlib.rc_context({"text.usetex": True, "font.size": 30, "axes.facecolor": "black"}):
-        assert plots.roc(curves) == plain
+        assert plots.plot_roc(curves) == plain
         assert matplotlib.rcParams["font.size"] == 30
 
 
 def test_operating_points_and_intervals_are_drawn():
     curves = {"all": drawn().roc.thinned(64)}
     point = {"fmr": 0.01, "tar": 0.9, "interval": None}
-    plain, dots = plots.roc(curves), plots.roc(curves, [point])
-    whiskers = plots.roc(curves, [point | {"interval": {"low": 0.8, "high": 0.95}}])
+    plain, dots = plots.plot_roc(curves), plots.plot_roc(curves, [point])
+    whiskers = plots.plot_roc(curves, [point | {"interval": {"low": 0.8, "high": 0.95}}])
     assert len({plain, dots, whiskers}) == 3
-    assert plots.roc(curves, [point | {"tar": None, "fmr": None}]) == plain
+    assert plots.plot_roc(curves, [point | {"tar": None, "fmr": None}]) == plain
 
 
 def test_perfect_scores_can_be_drawn():
     v = from_scores([0.9, 0.9, 0.1, 0.1], [1, 1, 0, 0])
-    svg(plots.roc({"all": v.roc.thinned(64)}))
-    svg(plots.histograms({"all": v.histogram(20)}, {}))
+    svg(plots.plot_roc({"all": v.roc.thinned(64)}))
+    svg(plots.plot_histograms({"all": v.histogram(20)}, {}))
 
 
 def test_histograms_draw_every_threshold():
     h = {"in-domain": drawn().histogram(40), "cross-domain": drawn(1).histogram(40)}
-    none, one, two = (svg(plots.histograms(h, t)) for t in ({}, {"1 %": 0.4}, {"1 %": 0.4, "10 %": 0.399}))
+    none, one, two = (svg(plots.plot_histograms(h, t)) for t in ({}, {"1 %": 0.4}, {"1 %": 0.4, "10 %": 0.399}))
     assert none.count("stroke-dasharray") == 0
     assert one.count("stroke-dasharray") == 2  # one in each panel
     assert two.count("stroke-dasharray") == 4
@@ -68,12 +68,12 @@ def test_histograms_draw_every_threshold():
 
 def test_map_takes_whole_identities():
     labels = np.repeat(np.arange(50), 30)
-    chosen = embedding_map.sampled(labels, 1000, 0)
+    chosen = embedding_map.sample_identities(labels, 1000, 0)
     values, counts = np.unique(labels[chosen], return_counts=True)
     assert 900 < len(chosen) <= 1000
     assert (counts == 30).all()
     assert not np.array_equal(values, np.arange(len(values)))  # drawn, not the first ones
-    assert len(embedding_map.sampled(np.repeat([0, 1], 5000), 1000, 0)) == 1000
+    assert len(embedding_map.sample_identities(np.repeat([0, 1], 5000), 1000, 0)) == 1000
 
 
 def test_map_marks_scattered_before_compact_identities():
@@ -82,7 +82,7 @@ def test_map_marks_scattered_before_compact_identities():
     centre = np.eye(10)[labels]
     unit = centre + rng.normal(0, 0.02 * 1.5 ** labels[:, None], (200, 10))
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
-    assert embedding_map._marked(unit, labels) == [9, 8, 7, 2, 1, 0]
+    assert embedding_map._marked_identities(unit, labels) == [9, 8, 7, 2, 1, 0]
 
 
 def test_map_tells_domains_and_is_reproducible():
@@ -95,7 +95,7 @@ def test_map_tells_domains_and_is_reproducible():
     assert len(set(found.samples.labels[list(first.marked)])) == 6
 
 
-def clouds(identities: int, each: int, noise: float, domains: int, seed: int = 0) -> embedding_map.Located:
+def clouds(identities: int, each: int, noise: float, domains: int, seed: int = 0) -> embedding_map.MapLayout:
     """Some identities on a map, by hand: the first two lie in one place."""
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(identities), each)
@@ -103,7 +103,9 @@ def clouds(identities: int, each: int, noise: float, domains: int, seed: int = 0
     centres[1] = centres[0]
     place = centres[labels] + rng.normal(0, noise, (len(labels), 2))
     codes, names = rng.integers(0, domains, len(labels)), tuple(f"d{k}" for k in range(domains))
-    return embedding_map.Located(place, np.arange(len(labels)), labels, codes, names, tuple(range(min(6, identities))))
+    return embedding_map.MapLayout(
+        place, np.arange(len(labels)), labels, codes, names, tuple(range(min(6, identities)))
+    )
 
 
 def discs_and_samples(image: str) -> tuple[np.ndarray, np.ndarray]:
@@ -125,7 +127,7 @@ def discs_and_samples(image: str) -> tuple[np.ndarray, np.ndarray]:
 def test_a_marked_identity_has_one_number_and_no_two_touch(identities, each, noise, domains, size):
     for seed in range(2):
         found = clouds(identities, each, noise, domains, seed)
-        discs, samples = discs_and_samples(embedding_map.drawn(found, size).image)
+        discs, samples = discs_and_samples(embedding_map.plot_map(found, size).image)
         assert len(discs) == len(found.marked) and len(samples) == identities * each
         apart = np.linalg.norm(discs[:, None, :2] - discs[:, :2], axis=2) + 1e9 * np.eye(len(discs))
         assert apart.min() > 2 * discs[:, 2].max() + 1
@@ -134,7 +136,7 @@ def test_a_marked_identity_has_one_number_and_no_two_touch(identities, each, noi
 
 
 def test_numbers_hide_no_sample_where_there_is_room():
-    discs, samples = discs_and_samples(embedding_map.drawn(clouds(5, 6, 4, 1)).image)
+    discs, samples = discs_and_samples(embedding_map.plot_map(clouds(5, 6, 4, 1)).image)
     away = np.linalg.norm(discs[:, None, :2] - samples, axis=2) - discs[:, 2:]
     assert away.min() > 0
 
@@ -158,23 +160,23 @@ LINES = [{"step": s, "loss": 2.0 / s, "hard_positives": 0.5, "hard_negatives": 0
 
 
 def test_training_draws_what_the_log_has():
-    assert [f["title"] for f in training_plots.training([LINES])] == ["Loss", "Hard pairs"]
-    assert training_plots.training([[]]) == []
-    assert training_plots.training([LINES[:1]]) == []  # one point is no curve
+    assert [f["title"] for f in training_plots.plot_training([LINES])] == ["Loss", "Hard pairs"]
+    assert training_plots.plot_training([[]]) == []
+    assert training_plots.plot_training([LINES[:1]]) == []  # one point is no curve
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "text"])
 def test_training_leaves_out_what_is_no_number(value):
     broken = [*LINES, {"step": 6, "loss": value}]
-    assert training_plots.training([broken])[0] == training_plots.training([LINES])[0]
+    assert training_plots.plot_training([broken])[0] == training_plots.plot_training([LINES])[0]
 
 
 def test_runs_are_laid_over_each_other():
     other = [line | {"loss": line["loss"] + 1} for line in LINES]
-    both = svg(training_plots.training([LINES, other])[0]["image"])
-    assert plots.run_colour(0).lower() in both.lower()
-    assert plots.run_colour(1).lower() in both.lower()
-    assert plots.run_colour(1).lower() not in svg(training_plots.training([LINES])[0]["image"]).lower()
+    both = svg(training_plots.plot_training([LINES, other])[0]["image"])
+    assert plots.run_color(0).lower() in both.lower()
+    assert plots.run_color(1).lower() in both.lower()
+    assert plots.run_color(1).lower() not in svg(training_plots.plot_training([LINES])[0]["image"]).lower()
 
 
 WCL = [
@@ -189,27 +191,27 @@ HDML = [
 
 
 def test_what_difficulty_did_is_drawn_and_what_tells_nothing_is_not():
-    titles = [f["title"] for f in training_plots.training([WCL])]
+    titles = [f["title"] for f in training_plots.plot_training([WCL])]
     assert titles == ["Loss of the biased encoder", "Weight of negatives"]
     held = [line | {"clamp_fraction": 0.2} for line in WCL]
-    assert "Held up by the floor" in [f["title"] for f in training_plots.training([held])]
+    assert "Held up by the floor" in [f["title"] for f in training_plots.plot_training([held])]
     steady = [line | {"effective_negatives": 39.0} for line in HDML]
-    titles = [f["title"] for f in training_plots.training([steady])]
+    titles = [f["title"] for f in training_plots.plot_training([steady])]
     assert titles == ["Pull of negatives (λ)", "Real and synthetic tuples", "Error of the generator"]
     moving = [line | {"effective_negatives": 39.0 + line["step"]} for line in HDML]
-    assert training_plots.training([moving])[-1]["title"] == "Effective negatives"
+    assert training_plots.plot_training([moving])[-1]["title"] == "Effective negatives"
 
 
 def test_the_band_is_one_standard_deviation_either_way():
-    (with_band,) = [f["image"] for f in training_plots.training([WCL]) if f["title"] == "Weight of negatives"]
+    (with_band,) = [f["image"] for f in training_plots.plot_training([WCL]) if f["title"] == "Weight of negatives"]
     thin = [{**line, "weight_std": 0.0} for line in WCL]
-    (without,) = [f["image"] for f in training_plots.training([thin]) if f["title"] == "Weight of negatives"]
+    (without,) = [f["image"] for f in training_plots.plot_training([thin]) if f["title"] == "Weight of negatives"]
     assert with_band != without
-    assert np.array_equal(training_plots.series(WCL, "weight_mean", "weight_std")[0], [1, 1.5, 0.1])
+    assert np.array_equal(training_plots.log_series(WCL, "weight_mean", "weight_std")[0], [1, 1.5, 0.1])
 
 
 def test_long_logs_stay_light():
     lines = [{"step": s, "loss": float(np.sin(s))} for s in range(1, 50_001)]
-    found = training_plots.series(lines, "loss")
+    found = training_plots.log_series(lines, "loss")
     assert len(found) == training_plots.POINTS and found[0, 0] == 1 and found[-1, 0] == 50_000
-    assert len(training_plots.training([lines])[0]["image"]) < 60_000
+    assert len(training_plots.plot_training([lines])[0]["image"]) < 60_000

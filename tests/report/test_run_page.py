@@ -7,7 +7,7 @@ from tables import HOSTILE
 
 from mettle.errors import RunError
 from mettle.report import write_report
-from mettle.report.format import percent
+from mettle.report.format import format_percent
 
 
 class Reader(HTMLParser):
@@ -69,10 +69,10 @@ def test_page_shows_the_numbers_that_were_measured(made, page):
     text = Reader(page[1]).text
     for name, v in made.evaluation.judged.verifications.items():
         assert name in text
-        assert " ".join(percent(v.eer).split()) in text
+        assert " ".join(format_percent(v.eer).split()) in text
         assert f"{v.auc:.4f}" in text
     for baseline in made.evaluation.metrics["baselines"].values():
-        assert " ".join(percent(baseline["cross-domain"]["eer"]).split()) in text
+        assert " ".join(format_percent(baseline["cross-domain"]["eer"]).split()) in text
     assert "Only 5 test identities" in text
     assert made.run.contract()["weights"] in text
 

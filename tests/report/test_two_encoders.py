@@ -9,9 +9,16 @@ import torch
 from tables import make_two
 
 from mettle.report import write_report
-from mettle.report.embedding_map import Located, located, tsne
-from mettle.report.run_card import card, markdown
-from mettle.report.two_encoders import anchors, keep_maps, kept_maps, maps, negatives, weights_by_group
+from mettle.report.embedding_map import MapLayout, compute_layout, tsne
+from mettle.report.run_card import build_card, card_to_markdown
+from mettle.report.two_encoders import (
+    choose_anchors,
+    encoder_maps,
+    negatives_by_difficulty,
+    read_maps,
+    weights_by_group,
+    write_maps,
+)
 from mettle.train import callbacks as logs
 
 
@@ -34,7 +41,7 @@ def weights_by_hand(run, samples, temperature=0.1):
 
 
 def test_negatives_are_ordered_by_w(two):
-    found = negatives(two.run, two.samples)
+    found = negatives_by_difficulty(two.run, two.samples)
     part = two.samples.part("train")  # validation has too few samples
     assert (found["split"], found["count"]) == ("training", len(part))
     temperature = two.run.recipe.build_loss().temperature
@@ -58,15 +65,15 @@ def test_negatives_are_ordered_by_w(two):
 
 
 def test_the_same_run_shows_the_same_negatives(two):
-    assert negatives(two.run, two.samples) == negatives(two.run, two.samples)
+    assert negatives_by_difficulty(two.run, two.samples) == negatives_by_difficulty(two.run, two.samples)
 
 
 def test_anchors_have_different_labels_and_groups_in_turn():
     labels, groups = np.repeat(np.arange(10), 6), np.tile([0, 0, 0, 0, 0, 1], 10)
-    found = anchors(labels, groups)
+    found = choose_anchors(labels, groups)
     assert len(set(labels[found].tolist())) == 4
     assert sorted(groups[found].tolist()) == [0, 0, 1, 1]
-    assert len(anchors(np.zeros(9, int), None)) == 1
+    assert len(choose_anchors(np.zeros(9, int), None)) == 1
 
 
 def test_the_log_has_means_by_group_and_the_table_shows_late_ones(two):
@@ -82,7 +89,7 @@ def test_the_log_has_means_by_group_and_the_table_shows_late_ones(two):
 
 
 def test_maps_of_both_encoders_show_the_same_samples(two):
-    found = maps(two.run, two.evaluation.judged)
+    found = encoder_maps(two.run, two.evaluation.judged)
     assert list(found) == ["E_d", "E_b"]
     d, b = found.values()
     assert np.array_equal(d.rows, b.rows) and d.marked == b.marked
@@ -95,22 +102,22 @@ def test_maps_of_both_encoders_show_the_same_samples(two):
 
 
 def test_maps_are_kept_and_read_back(two):
-    found = maps(two.run, two.evaluation.judged)
-    keep_maps(two.run, found, two.evaluation.judged, two.evaluation.metrics)
-    again, names = kept_maps(two.run, two.evaluation.metrics)
+    found = encoder_maps(two.run, two.evaluation.judged)
+    write_maps(two.run, found, two.evaluation.judged, two.evaluation.metrics)
+    again, names = read_maps(two.run, two.evaluation.metrics)
     for name, one in found.items():
         np.testing.assert_allclose(again[name].place, one.place, atol=1e-3 * np.ptp(one.place))
         assert np.array_equal(again[name].rows, one.rows) and again[name].names == one.names
     assert names == [two.samples.label.names[k] for k in found["E_d"].marked]
     assert (two.run.folder / "map.json").stat().st_size < 60_000
-    assert kept_maps(two.run, {**two.evaluation.metrics, "weights": "others"}) is None
-    keep_maps(two.run, {}, two.evaluation.judged, two.evaluation.metrics)
-    assert kept_maps(two.run, two.evaluation.metrics) is None
+    assert read_maps(two.run, {**two.evaluation.metrics, "weights": "others"}) is None
+    write_maps(two.run, {}, two.evaluation.judged, two.evaluation.metrics)
+    assert read_maps(two.run, two.evaluation.metrics) is None
 
 
 def test_located_reads_back_itself(made):
-    one = located(made.evaluation.judged)
-    back = Located.of(json.loads(json.dumps(one.as_dict())))
+    one = compute_layout(made.evaluation.judged)
+    back = MapLayout.of(json.loads(json.dumps(one.as_dict())))
     assert np.array_equal(back.codes, one.codes) and back.marked == one.marked
 
 
@@ -137,7 +144,7 @@ def test_a_run_of_one_encoder_has_none_of_it(made):
 
 
 def test_card_and_page_tell_the_probes(page, two):
-    facts = card(two.run, two.evaluation.metrics)
+    facts = build_card(two.run, two.evaluation.metrics)
     labels, attribute = facts["probe"]["targets"]
     assert labels["status"].startswith("not applicable (open set)") and labels["rows"] == []
     measured = two.evaluation.metrics["probe"]["attribute"]["encoders"]
@@ -146,7 +153,7 @@ def test_card_and_page_tell_the_probes(page, two):
         assert row["cells"][0]["text"] == f"{100 * value:.1f}\N{NO-BREAK SPACE}%"
         assert row["cells"][0]["text"] in page
     assert any("than from E_b" in note for note in attribute["notes"])
-    text = markdown(facts)
+    text = card_to_markdown(facts)
     assert "## Probes" in text and "**Who or what it is**: not applicable (open set)" in text
     for block in re.findall(r"(?:^\|.*\n)+", text, re.M):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
@@ -167,7 +174,7 @@ def test_a_closed_set_shows_worst_class_and_groups(folder, made):
     one = make_two(folder, folder / "shut-pictures.npz", "shut")
     labels = one.evaluation.metrics["probe"]["labels"]
     assert labels["status"] == "ok" and labels["tested_on"] == 80
-    found = card(one.run, one.evaluation.metrics)["probe"]
+    found = build_card(one.run, one.evaluation.metrics)["probe"]
     assert found["targets"][0]["columns"][-2:] == ["worst (class, group)", "adjusted"]
     assert [group["title"] for group in found["groups"]] == ["domain"]
     assert any("partly chance" in note for note in found["targets"][0]["notes"])

@@ -20,14 +20,14 @@ from mettle.service.audit_log import AuditLog, entries_about, verify_audit_log
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "trail.jsonl"
+    return tmp_path / "audit.jsonl"
 
 
 def filled(path, lines=5):
-    trail = AuditLog(path)
+    log = AuditLog(path)
     for k in range(lines):
-        trail.append("desk", "verify", "match" if k % 2 else "no match", subject=f"person {k % 3}")
-    trail.close()
+        log.append("desk", "verify", "match" if k % 2 else "no match", subject=f"person {k % 3}")
+    log.close()
     return path.read_bytes().splitlines(keepends=True)
 
 
@@ -44,7 +44,7 @@ def test_lines_say_who_what_when_and_how_it_ended_but_not_about_whom(path):
     assert list(entries_about(path, "person 9")) == []
 
 
-def test_subjects_of_two_trails_cannot_be_linked(tmp_path):
+def test_subjects_of_two_audit_logs_cannot_be_linked(tmp_path):
     first, second = AuditLog(tmp_path / "a.jsonl"), AuditLog(tmp_path / "b.jsonl")
     assert first.subject_mac("anna") != second.subject_mac("anna")
     first.close()
@@ -53,14 +53,14 @@ def test_subjects_of_two_trails_cannot_be_linked(tmp_path):
 
 def test_the_secret_is_for_its_owner_only(path):
     filled(path)
-    key = path.with_name("trail.jsonl.key")
+    key = path.with_name("audit.jsonl.key")
     assert stat.S_IMODE(key.stat().st_mode) == 0o600 and stat.S_IMODE(path.stat().st_mode) == 0o600
     key.chmod(0o644)
     with pytest.raises(InputError, match="chmod 600"):
         AuditLog(path)
 
 
-def test_a_trail_goes_on_after_a_restart(path):
+def test_an_audit_log_goes_on_after_a_restart(path):
     filled(path)
     filled(path)
     found = verify_audit_log(path)
@@ -68,9 +68,9 @@ def test_a_trail_goes_on_after_a_restart(path):
 
 
 def test_s12_log_injection_stays_inside_its_line(path):
-    trail = AuditLog(path)
-    trail.append("a\nb", 'x", "outcome": "match', "=cmd|' /C calc'!A0\r\n\u2028\x1b[31m", subject="\n\0'\"")
-    trail.close()
+    log = AuditLog(path)
+    log.append("a\nb", 'x", "outcome": "match', "=cmd|' /C calc'!A0\r\n\u2028\x1b[31m", subject="\n\0'\"")
+    log.close()
     assert path.read_bytes().count(b"\n") == 1 and path.read_bytes().isascii() and b"\x1b" not in path.read_bytes()
     assert json.loads(path.read_text())["outcome"].startswith("=cmd")
 
@@ -113,9 +113,9 @@ def _same(changed, whole):
         return False
 
 
-def test_without_its_secret_a_trail_is_neither_checked_nor_continued(path):
+def test_without_its_secret_an_audit_log_is_neither_checked_nor_continued(path):
     filled(path)
-    path.with_name("trail.jsonl.key").unlink()
+    path.with_name("audit.jsonl.key").unlink()
     with pytest.raises(InputError, match="missing"):
         verify_audit_log(path)
     with pytest.raises(DataError, match="cannot be continued"):
@@ -125,16 +125,16 @@ def test_without_its_secret_a_trail_is_neither_checked_nor_continued(path):
 @pytest.mark.parametrize("cut", [1, 2, 17, 100, -1])
 def test_a_torn_last_line_is_cut_off_with_a_note(path, cut):
     AuditLog(path).close()
-    head = path.with_name("trail.jsonl.checkpoint")
+    head = path.with_name("audit.jsonl.checkpoint")
     early = head.read_bytes()
     raw = filled(path)
     torn = raw[-1][:cut]
     path.write_bytes(b"".join(raw[:-1]) + torn)
     head.write_bytes(early)  # a crash comes before the next head is written
     assert verify_audit_log(path).torn == len(torn)
-    trail = AuditLog(path)
-    trail.append("desk", "verify", "match")
-    trail.close()
+    log = AuditLog(path)
+    log.append("desk", "verify", "match")
+    log.close()
     found = verify_audit_log(path)
     assert found.sound and found.lines == 6 and not found.torn
     assert f"cut {len(torn)} bytes" in path.read_text()
@@ -151,27 +151,27 @@ def test_a_changed_last_line_is_not_taken_for_a_torn_one(path):
 
 
 def test_one_process_writes_at_a_time(path):
-    trail = AuditLog(path)
+    log = AuditLog(path)
     with pytest.raises(GalleryLocked):
         AuditLog(path)
-    trail.close()
-    trail.close()
+    log.close()
+    log.close()
     AuditLog(path).close()
     with pytest.raises(GalleryUnavailable):
-        trail.append("desk", "verify", "match")
+        log.append("desk", "verify", "match")
 
 
 def test_threads_share_one_chain(path):
-    trail = AuditLog(path)
+    log = AuditLog(path)
     threads = [
-        threading.Thread(target=lambda k=k: [trail.append(f"t{k}", "verify", "match") for _ in range(25)])
+        threading.Thread(target=lambda k=k: [log.append(f"t{k}", "verify", "match") for _ in range(25)])
         for k in range(6)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    trail.close()
+    log.close()
     assert (
         verify_audit_log(path) == verify_audit_log(path)
         and verify_audit_log(path).sound
@@ -182,10 +182,10 @@ def test_threads_share_one_chain(path):
 WRITER = """
 import sys
 from mettle.service.audit_log import AuditLog
-trail = AuditLog(sys.argv[1])
+log = AuditLog(sys.argv[1])
 n = 0
 while True:
-    trail.append("desk", "verify", "match", subject="anna")
+    log.append("desk", "verify", "match", subject="anna")
     n += 1
     sys.stdout.write(f"{n}\\n"); sys.stdout.flush()
 """
@@ -213,17 +213,17 @@ import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 from mettle.errors import GalleryUnavailable
 from mettle.service.audit_log import AuditLog
-trail = AuditLog({str(path)!r})
+log = AuditLog({str(path)!r})
 resource.setrlimit(resource.RLIMIT_FSIZE, ({path.stat().st_size + 40}, {resource.RLIM_INFINITY}))
 try:
-    trail.append("desk", "verify", "match")
+    log.append("desk", "verify", "match")
 except GalleryUnavailable as error:
     assert "disk full" in str(error)
 else:
     raise SystemExit("no error")
 resource.setrlimit(resource.RLIMIT_FSIZE, ({resource.RLIM_INFINITY}, {resource.RLIM_INFINITY}))
-trail.append("desk", "verify", "match")
-trail.close()
+log.append("desk", "verify", "match")
+log.close()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -231,7 +231,7 @@ trail.close()
     assert found.sound and found.lines == 6
 
 
-def test_a_trail_is_never_followed_through_a_link(path, tmp_path):
+def test_an_audit_log_is_never_followed_through_a_link(path, tmp_path):
     other = tmp_path / "other"
     other.write_text("")
     path.symlink_to(other)

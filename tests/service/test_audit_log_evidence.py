@@ -1,4 +1,4 @@
-"""A trail that was cut off stays one that was cut off: no restart, and no file that is taken away, makes it whole."""
+"""A log that was cut off stays one that was cut off: no restart, and no file that is taken away, makes it whole."""
 
 import hashlib
 import hmac
@@ -15,10 +15,10 @@ from mettle.service.audit_log import AuditLog, entries_about, verify_audit_log
 
 
 def written(path, lines):
-    trail = AuditLog(path)
+    log = AuditLog(path)
     for k in range(lines):
-        trail.append("desk", "verify", "match", subject=f"person {k}")
-    trail.close()
+        log.append("desk", "verify", "match", subject=f"person {k}")
+    log.close()
     return path.read_bytes().splitlines(keepends=True)
 
 
@@ -38,8 +38,8 @@ def refused(path):
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_a_trail_that_was_cut_off_is_never_continued(tmp_path_factory, data):
-    path = tmp_path_factory.mktemp("cut") / "trail.jsonl"
+def test_an_audit_log_that_was_cut_off_is_never_continued(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("cut") / "audit.jsonl"
     lines = data.draw(st.integers(1, 140))
     raw = written(path, lines)
     kept = data.draw(st.integers(0, lines - 1))
@@ -53,25 +53,25 @@ def test_a_trail_that_was_cut_off_is_never_continued(tmp_path_factory, data):
 
 @pytest.mark.parametrize("kept", [0, 1, 50, 70, 100])
 def test_taking_the_head_away_shows(tmp_path, kept):
-    path = tmp_path / "trail.jsonl"
+    path = tmp_path / "audit.jsonl"
     raw = written(path, 100)
     path.write_bytes(b"".join(raw[:kept]))
     beside(path)[1].unlink()
     assert verify_audit_log(path).problems == (
-        "trail.jsonl.checkpoint is missing: whether the end was cut off cannot be told",
+        "audit.jsonl.checkpoint is missing: whether the end was cut off cannot be told",
     )
-    assert "trail.jsonl.checkpoint is missing" in refused(path)
+    assert "audit.jsonl.checkpoint is missing" in refused(path)
 
 
 @pytest.mark.parametrize("seal", [None, "", "0" * 64, "\u00e9", 7, "\ud800"], ids=repr)
 def test_a_head_that_somebody_else_wrote_shows(tmp_path, seal):
-    path = tmp_path / "trail.jsonl"
+    path = tmp_path / "audit.jsonl"
     raw = written(path, 100)
     path.write_bytes(b"".join(raw[:70]))
     head = {"n": 70, "mac": json.loads(raw[69])["mac"], "seal": seal}
     beside(path)[1].write_text(json.dumps(head if seal is not None else {k: v for k, v in head.items() if k != "seal"}))
     assert verify_audit_log(path).problems == (
-        "trail.jsonl.checkpoint was changed: whether the end was cut off cannot be told",
+        "audit.jsonl.checkpoint was changed: whether the end was cut off cannot be told",
     )
     assert "was changed" in refused(path)
 
@@ -80,17 +80,17 @@ def test_a_head_that_somebody_else_wrote_shows(tmp_path, seal):
     "content", [b"", b"[]", b"{}", b'{"n": 1}', b"\xff", b'{"n": 1e999, "mac": ""}', b"[" * 90_000]
 )
 def test_a_damaged_head_shows(tmp_path, content):
-    path = tmp_path / "trail.jsonl"
+    path = tmp_path / "audit.jsonl"
     written(path, 3)
     beside(path)[1].write_bytes(content)
     assert verify_audit_log(path).problems == (
-        "trail.jsonl.checkpoint is damaged: whether the end was cut off cannot be told",
+        "audit.jsonl.checkpoint is damaged: whether the end was cut off cannot be told",
     )
     assert "is damaged" in refused(path)
 
 
-def test_a_trail_of_the_same_length_with_another_end_is_not_continued(tmp_path):
-    path = tmp_path / "trail.jsonl"
+def test_an_audit_log_of_the_same_length_with_another_end_is_not_continued(tmp_path):
+    path = tmp_path / "audit.jsonl"
     raw = written(path, 4)
     line = {
         "n": 4,
@@ -109,7 +109,7 @@ def test_a_trail_of_the_same_length_with_another_end_is_not_continued(tmp_path):
     "line", [b'{"n": 2, "previous_mac": "", "mac": "\xc3\xa9"}\n', b"[" * 60_000 + b"\n"], ids=["mac", "nested"]
 )
 def test_a_line_that_is_none_is_a_problem_and_no_fault(tmp_path, line):
-    path = tmp_path / "trail.jsonl"
+    path = tmp_path / "audit.jsonl"
     raw = written(path, 1)
     path.write_bytes(raw[0] + line)
     assert not verify_audit_log(path).sound
@@ -131,16 +131,16 @@ def counted(*names):
     replace(*names)
     if calls == -at: os.kill(os.getpid(), signal.SIGKILL)
 os.replace = counted
-trail = AuditLog(path)
-for k in range(70): trail.append("desk", "verify", "match")
-trail.close()
+log = AuditLog(path)
+for k in range(70): log.append("desk", "verify", "match")
+log.close()
 """
 
 
 @pytest.mark.parametrize(("at", "lines"), [(1, 0), (-1, 0), (2, 0), (-2, 0), (3, 64), (-3, 64), (4, 70), (-4, 70)])
 def test_a_crash_around_any_writing_of_head_and_secret_is_no_cut(tmp_path, at, lines):
     """A real kill just before (at) or after (-at) a file takes its name: head, secret, head of line 64, last head."""
-    path = tmp_path / "trail.jsonl"
+    path = tmp_path / "audit.jsonl"
     done = subprocess.run([sys.executable, "-c", KILLED, str(at), str(path)], capture_output=True, text=True)
     assert done.returncode == -9, done.stderr
     assert path.read_bytes().count(b"\n") == lines
@@ -151,16 +151,16 @@ def test_a_crash_around_any_writing_of_head_and_secret_is_no_cut(tmp_path, at, l
 
 
 def test_after_a_crash_the_next_start_remembers_the_end(tmp_path):
-    path = tmp_path / "trail.jsonl"
+    path = tmp_path / "audit.jsonl"
     AuditLog(path).close()
     early = beside(path)[1].read_bytes()
     raw = written(path, 40)
     beside(path)[1].write_bytes(early)
-    trail = AuditLog(path)  # killed before it writes anything
+    log = AuditLog(path)  # killed before it writes anything
     path.write_bytes(b"".join(raw[:39]))
     assert verify_audit_log(path).problems == ("line 40, which was written once, is missing: the end was cut off",)
-    trail._broken = True
-    trail.close()
+    log._broken = True
+    log.close()
 
 
 # Names.
@@ -177,8 +177,8 @@ def test_trails_of_one_stem_have_nothing_in_common(tmp_path):
     }
 
 
-@pytest.mark.parametrize("name", ["z.key", "z.checkpoint", "trail.jsonl.key"])
-def test_a_trail_is_not_named_like_what_lies_beside_one(tmp_path, name):
+@pytest.mark.parametrize("name", ["z.key", "z.checkpoint", "audit.jsonl.key"])
+def test_an_audit_log_is_not_named_like_what_lies_beside_one(tmp_path, name):
     for act in (AuditLog, verify_audit_log, lambda path: list(entries_about(path, "anna"))):
         with pytest.raises(InputError, match=r"cannot be an audit log: \.key and \.checkpoint"):
             act(tmp_path / name)
@@ -191,8 +191,8 @@ def _marked(secret, line):
     return json.dumps(line | {"mac": mark}).encode() + b"\n"
 
 
-def test_a_trail_that_was_taken_away_leaves_its_name_taken(tmp_path):
-    path = tmp_path / "trail.jsonl"
+def test_an_audit_log_that_was_taken_away_leaves_its_name_taken(tmp_path):
+    path = tmp_path / "audit.jsonl"
     written(path, 5)
     path.unlink()
     with pytest.raises(DataError, match="line 5, which was written once"):

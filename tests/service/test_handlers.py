@@ -188,7 +188,7 @@ def test_the_schema_says_what_a_rate_counts(service):
 
 def test_answers_on_a_connection_in_use_leave_at_once(service, key, people):
     """The body of an answer does not wait until the client has acknowledged its head, which takes 40 ms."""
-    asked, taken = service(audit_log=None)(key("verify")), []  # a trail waits for the disk
+    asked, taken = service(audit_log=None)(key("verify")), []  # a log waits for the disk
     for turn in range(2000):
         began = time.perf_counter()
         assert asked.post("/v1/verify", json={"identity": "person 7", "embedding": near(crowd()[7])}).status_code == 200
@@ -199,10 +199,10 @@ def test_answers_on_a_connection_in_use_leave_at_once(service, key, people):
 
 
 def test_without_a_threshold_every_verdict_is_not_calibrated_and_nobody_is_named(service, key, tmp_path):
-    exact, trail = crowd()[7].tolist(), tmp_path / "trail.jsonl"
+    exact, log = crowd()[7].tolist(), tmp_path / "audit.jsonl"
     with Gallery.open(tmp_path / "new.mettle", dim=DIM) as gallery:
         gallery.enrol_many((f"person {k}", row) for k, row in enumerate(crowd()))
-        start = service(gallery=gallery, audit_log=trail)
+        start = service(gallery=gallery, audit_log=log)
         asked, shy = start(key(*SCOPES, name="all")), start(key("verify", name="shy"))
         found = answers(asked, probe=exact)
         assert points(found) == {(None, None, None)} and asked.get("/health").json()["ready"] is True
@@ -219,7 +219,7 @@ def test_without_a_threshold_every_verdict_is_not_calibrated_and_nobody_is_named
         sent = asked.post("/v1/identify", files={"image": ("a.png", b"no matter what", "image/png")})
         assert (sent.status_code, error(sent)) == (422, "no-model")
         assert asked.post("/v1/enrol", json={"identity": "zoe", "embeddings": [exact]}).status_code == 200
-    assert '"outcome": "not calibrated"' in trail.read_text() and '"outcome": "match"' not in trail.read_text()
+    assert '"outcome": "not calibrated"' in log.read_text() and '"outcome": "match"' not in log.read_text()
 
 
 def test_a_misspelt_name_is_not_put_right_over_http(service, key, people):

@@ -67,7 +67,7 @@ def encoded(name: str) -> str:
 def test_s5_hostile_ids_are_stored_as_data_and_never_as_paths(service, key, people, tmp_path):
     start, token = service(), key("enrol", "verify", "identify", "delete")
     asked = start(token)
-    names = {path.name for path in tmp_path.iterdir()} | {"trail.jsonl.head"}
+    names = {path.name for path in tmp_path.iterdir()} | {"audit.jsonl.checkpoint"}
     refused = []
     for k, name in enumerate(HOSTILE):
         vector = near(STRANGER, 0.3, seed=k)
@@ -89,7 +89,7 @@ def test_s5_hostile_ids_are_stored_as_data_and_never_as_paths(service, key, peop
         name for name in HOSTILE if any(ord(c) < 32 for c in name)
     ]
     assert {path.name for path in tmp_path.iterdir()} <= names
-    log = (tmp_path / "trail.jsonl").read_bytes()
+    log = (tmp_path / "audit.jsonl").read_bytes()
     assert log.isascii() and b"passwd" not in log and b"\x1b" not in log and b"script" not in log
 
 
@@ -245,13 +245,13 @@ def test_s8_refusals_take_alike_long_whatever_is_wrong(service, key):
     assert max(medians) < 3 * min(medians), medians
 
 
-def test_s8_refusals_are_in_the_trail_and_cannot_flood_it(service, key, tmp_path):
+def test_s8_refusals_are_in_the_audit_log_and_cannot_flood_it(service, key, tmp_path):
     start = service(Limits(refusals=Rate(5, 3600)))
     valid = start(key("verify", name="desk"))
     valid.post("/v1/delete", json={"identity": "anna"})
     for _ in range(50):
         start("nonsense").get("/v1/info")
-    lines = [json.loads(line) for line in (tmp_path / "trail.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert len(lines) == 5
     assert (lines[0]["who"], lines[0]["what"], lines[0]["outcome"]) == ("desk", "/v1/delete", "refused: forbidden")
     assert (lines[1]["who"], lines[1]["outcome"]) == ("-", "refused: unauthorized")
@@ -285,7 +285,7 @@ def test_s8_tenants_never_meet(service, key, people, tmp_path):
     assert [c["identity"] for c in mine["candidates"]] == ["zoe"] and mine["match"] is None
     assert acme.post("/v1/delete", json={"identity": "zoe"}).status_code == 200
     assert globex.post("/v1/verify", json={"identity": "zoe", "embedding": near(BEN)}).json()["match"] is True
-    assert [u["who"] for u in entries_about(tmp_path / "trail.jsonl", "globex/zoe")][:1] == ["globex"]
+    assert [u["who"] for u in entries_about(tmp_path / "audit.jsonl", "globex/zoe")][:1] == ["globex"]
 
 
 def test_s8_a_tenants_candidates_are_found_behind_many_of_others(service, key, people):
@@ -489,7 +489,7 @@ def test_s11_a_template_that_matches_many_is_quarantined(service, key, people, t
     mixed = [cone[4], max_wolf_matches.tolist()]
     assert asked.post("/v1/enrol", json={"identity": "mallory", "embeddings": mixed}).status_code == 409
     assert "mallory" not in people, "all or none"
-    assert [u["outcome"] for u in entries_about(tmp_path / "trail.jsonl", "mallory")] == ["refused: quarantined"] * 2
+    assert [u["outcome"] for u in entries_about(tmp_path / "audit.jsonl", "mallory")] == ["refused: quarantined"] * 2
 
 
 def test_s11_a_persons_own_templates_are_no_wolf(service, key):
@@ -525,9 +525,9 @@ def test_s12_no_output_holds_a_secret_a_template_or_a_name(service, key, people,
     texts.append(start(None).get(f"/v1/info?key={token}").text)
     texts.append(asked.post("/v1/embed", files={"image": picture(np.zeros((4, 4), np.uint8))}).text)
     texts.append(asked.get("/metrics").text)
-    trail = (tmp_path / "trail.jsonl").read_text()
+    log = (tmp_path / "audit.jsonl").read_text()
     said = "\n".join(r.getMessage() for r in caplog.records if r.name.split(".")[0] in ("mettle", "uvicorn", "asyncio"))
-    everything = "\n".join([*texts, trail, said])
+    everything = "\n".join([*texts, log, said])
     assert len(texts) > 6 and said.count("/v1/") > 8, "there is something to search"
     secret = token.split("_", 2)[2]
     entry = next(k for k in list_keys(keyfile) if k.name == "all")
@@ -539,8 +539,8 @@ def test_s12_no_output_holds_a_secret_a_template_or_a_name(service, key, people,
     assert times > 12 and not re.search(r"\d\.\d{4}", timeless), "no other number has as many digits"
     for number in template:
         assert f"{number:.5f}"[:7] not in timeless and f"{abs(number):.4f}" not in timeless
-    assert (tmp_path / "trail.jsonl.key").read_bytes().hex() not in everything
-    assert "score" not in trail and "Traceback" not in everything
+    assert (tmp_path / "audit.jsonl.key").read_bytes().hex() not in everything
+    assert "score" not in log and "Traceback" not in everything
 
 
 # S13: what the service is.

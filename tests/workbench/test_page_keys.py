@@ -53,7 +53,7 @@ def test_a_tenants_key_sees_nothing_of_the_page(start, key, keyfile, trained, tm
         assert (answer.status_code, error(answer)) == (403, "forbidden")
         assert "tenant" in answer.json()["error"]["message"] and "bob" not in answer.text and "zoe" not in answer.text
         assert "set-cookie" not in answer.headers
-    assert not list(entries_about(tmp_path / "trail.jsonl", "globex/bob"))
+    assert not list(entries_about(tmp_path / "audit.jsonl", "globex/bob"))
 
 
 def test_a_session_may_ask_what_its_key_may_ask(start, key, trained, tmp_path):
@@ -71,7 +71,7 @@ def test_a_session_may_ask_what_its_key_may_ask(start, key, trained, tmp_path):
         assert client.get("/v1/info").json()["scopes"] == sorted(scopes)
         del client.headers["origin"]
         assert asked(client, content).status_code == 401, "a form of another site may come with the cookie"
-    assert [line["what"] for line in entries_about(tmp_path / "trail.jsonl", "zoe")][:1] == ["/v1/verify"]
+    assert [line["what"] for line in entries_about(tmp_path / "audit.jsonl", "zoe")][:1] == ["verify"]
 
 
 def test_there_is_no_other_way_to_ask(start, key, trained):

@@ -1,4 +1,4 @@
-"""Commands that judge files: audit, data check."""
+"""Commands around data files: audit, data check, data import."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 from mettle.cli.options import add_command_group, app, cache_folder, command_line, print_scenario
 
-data_app = add_command_group("data", "Look at data before training on them.")
+data_app = add_command_group("data", "Look at data before training on them; turn public sets into tables.")
 PROTOCOLS = {
     "open-set": "train and test share none of them (open-set)",
     "closed-set": "train has all that test has (closed-set)",
@@ -111,3 +111,39 @@ def data_check(
     print(f"  {found.count('error')} errors, {found.count('warning')} warnings")
     if found.errors:
         raise typer.Exit(1)
+
+
+@data_app.command("import")
+def data_import(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="cub200, cars196, sop, cifar10, cifar100, celeba, waterbirds, tongji or market1501.",
+        ),
+    ],
+    folder: Annotated[Path, typer.Argument(help="What the archive of the set unpacks to.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The table to write: .csv, of CIFAR .npz with the pictures in it.")
+    ],
+    val: Annotated[
+        float, typer.Option(help="Share of the training identities that becomes the validation split.")
+    ] = 0.0,
+) -> None:
+    """Turn a public set in its official layout into a table for `mettle train --data`, with splits and groups."""
+    from collections import Counter
+
+    from mettle.data.sources import import_public_set
+
+    found = import_public_set(name, folder, output, val=val)
+    columns = found.columns
+    print(f"{output}: {len(found)} pictures, {len(set(columns['label']))} labels")
+    for title in ("split", "role", "domain"):
+        if title in columns:
+            counts = Counter(value or "neither" for value in columns[title])
+            print(f"  {title}: " + ", ".join(f"{value} {counts[value]}" for value in sorted(counts)))
+    others = [column for column in columns if column not in ("path", "label", "split", "role", "domain")]
+    if others:
+        more = f" and {len(others) - 8} more" if len(others) > 8 else ""
+        print(f"  further columns: {', '.join(others[:8])}{more}")
+    for note in found.notes:
+        print(f"  note: {note}")

@@ -106,6 +106,7 @@ PARTS = (
     Part("starlette", "starlette", "mettle serve", "app"),
     Part("uvicorn", "uvicorn", "mettle serve", "app"),
     Part("python-multipart", "python_multipart", "mettle serve, uploads", "app"),
+    Part("prometheus-client", "prometheus_client", "mettle serve, metrics", "app"),
     Part("psycopg", "psycopg", "galleries on PostgreSQL", "postgres", "'psycopg[binary]'"),
     Part("optuna", "optuna", "mettle tune", "tune"),
     Part("peft", "peft", "train.lora", "lora"),

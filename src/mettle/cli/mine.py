@@ -211,7 +211,7 @@ def _embed_run(
     import numpy as np
 
     from mettle.model.inference import embed
-    from mettle.report.pair_cards import side
+    from mettle.report.pair_cards import describe_sample
     from mettle.train import open_run_folder
 
     if second is not None and not second.is_dir():
@@ -237,7 +237,7 @@ def _embed_run(
         samples.split,
         domain,
         other,
-        lambda at: side(samples, at),
+        lambda at: describe_sample(samples, at),
     )
 
 

@@ -479,7 +479,7 @@ def _print_measuring(samples: Any) -> None:
 def _print_metrics(metrics: dict[str, Any], said: Sequence[str] = ()) -> None:
     """The headline numbers, a line per scenario, and what to know before trusting them."""
     from mettle.evaluate.run.probes import lines
-    from mettle.report.caveats import training_verdict, warnings
+    from mettle.report.caveats import list_caveats, training_verdict
 
     facts, verdict = metrics["data"], training_verdict(metrics)
     print(f"{facts['protocol']}; {facts['test_samples']} test samples of {facts['test_identities']} identities")
@@ -492,7 +492,7 @@ def _print_metrics(metrics: dict[str, Any], said: Sequence[str] = ()) -> None:
             print(f"  {'':<13} EER {format_rate(values[name]['eer'])}{near} with {other}")
     for line in lines(metrics.get("probe")):
         print(f"  {line}")
-    for text in warnings(metrics):
+    for text in list_caveats(metrics):
         if text != verdict and not any(note.startswith(text) for note in said):
             print(f"warning: {' '.join(text.split())}")  # no-break spaces are for pages
 

@@ -91,7 +91,7 @@ class AdaptiveThreshold(WriteOnceModule):
     r"""`Threshold` with running thresholds: positives are hard below their own mean, negatives above a high quantile.
 
     Formula, before every training batch is weighed, m the momentum:
-        positive ← m·positive + (1 − m)·mean similarity of positives
+        positive ← m·positive + (1 − m)·mean similarity of positives, or their ``positive_quantile`` (0.5: the median)
         negative ← m·negative + (1 − m)·``quantile`` of the similarities of negatives
     kept in [0.05, 1] and [−1, 0.999], where they leave room for what is hard. Momentum 0 takes them from each batch
     alone, whatever they were.
@@ -112,13 +112,21 @@ class AdaptiveThreshold(WriteOnceModule):
         negative: float = 0.3,
         momentum: float = 0.99,
         quantile: float = 0.9,
+        positive_quantile: float | None = None,
     ):
         super().__init__()
         Threshold(alpha, beta, positive, negative)  # the same bounds apply
         validate_numbers(momentum=momentum, quantile=quantile)
         if not (0 <= momentum < 1 and 0 < quantile < 1):
             raise InputError(f"momentum lies in [0, 1), quantile in (0, 1), got {momentum} and {quantile}")
+        if positive_quantile is not None:
+            validate_numbers(positive_quantile=positive_quantile)
+            if not 0 < positive_quantile < 1:
+                raise InputError(
+                    f"positive_quantile lies in (0, 1), or is None for the mean of positives, got {positive_quantile}"
+                )
         self.alpha, self.beta, self.momentum, self.quantile = alpha, beta, momentum, quantile
+        self.positive_quantile = positive_quantile
         self.start = {"positive": positive, "negative": negative}
         self.register_buffer("positive", torch.tensor(float(positive)))
         self.register_buffer("negative", torch.tensor(float(negative)))
@@ -129,9 +137,10 @@ class AdaptiveThreshold(WriteOnceModule):
             float(str(x.to(x.dtype if x.dtype == torch.float64 else torch.float32).cpu().numpy()[()]))
             for x in (self.positive, self.negative)
         ]
+        shown = "" if self.positive_quantile is None else f", positive_quantile={self.positive_quantile}"
         return (
             f"alpha={self.alpha}, beta={self.beta}, positive={at[0]}, negative={at[1]}, momentum={self.momentum}, "
-            f"quantile={self.quantile}"
+            f"quantile={self.quantile}{shown}"
         )
 
     def current_threshold(self) -> Threshold:
@@ -148,9 +157,12 @@ class AdaptiveThreshold(WriteOnceModule):
         s = z[anchors] @ z.T
         same = labels[anchors, None] == labels[None, :]
         positive = same & (anchors[:, None] != torch.arange(len(z), device=z.device)[None, :])
-        count = positive.sum()
-        mean = s.masked_fill(~positive, 0).sum() / count.clamp(min=1)
-        self._update(self.positive, mean, count, 0.05, 1.0)
+        if self.positive_quantile is None:
+            count = positive.sum()
+            middle = s.masked_fill(~positive, 0).sum() / count.clamp(min=1)
+        else:
+            middle, count = masked_quantile(s, positive, self.positive_quantile)
+        self._update(self.positive, middle, count, 0.05, 1.0)
         high, count = masked_quantile(s[:, ::step], ~same[:, ::step], self.quantile)
         self._update(self.negative, high, count, -1.0, MAX_NEGATIVE_THRESHOLD)
 

@@ -6,4 +6,12 @@ from mettle.metric.linear import squared_form
 from mettle.metric.mahalanobis import Mahalanobis
 from mettle.metric.nca import NCA
 
-__all__ = ["LFDA", "NCA", "AxiomCheck", "Counterexample", "Mahalanobis", "check_axioms", "squared_form"]
+__all__ = [  # noqa: RUF022 - LFDA and NCA are classes, no constants
+    "AxiomCheck",
+    "Counterexample",
+    "LFDA",
+    "Mahalanobis",
+    "NCA",
+    "check_axioms",
+    "squared_form",
+]

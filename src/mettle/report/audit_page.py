@@ -23,11 +23,18 @@ from mettle.evaluate.groups import Groups
 from mettle.evaluate.run.scenarios import Judged
 from mettle.report import plots
 from mettle.report.embedding_map import POINTS, embedding_map
-from mettle.report.format import NONE, called, ends, percent, rate, realised
-from mettle.report.metric_tables import rows, tiles
-from mettle.report.page import render
-from mettle.report.pair_cards import thumbnail
-from mettle.report.plots import det, group_curves
+from mettle.report.format import (
+    NONE,
+    format_interval,
+    format_measured_rate,
+    format_percent,
+    format_rate,
+    scenario_title,
+)
+from mettle.report.metric_tables import headline_tiles, scenario_rows
+from mettle.report.page import render_page
+from mettle.report.pair_cards import encode_thumbnail
+from mettle.report.plots import plot_det, plot_group_curves
 
 SHOWN = 12  # pairs, suspects and classes on the page; the JSON has more
 PAGES = (".html", ".htm")
@@ -52,7 +59,7 @@ def write_audit(found: Audit, output: Path | str, command: Sequence[str] = ()) -
     except OSError as problem:
         raise RunError(f"cannot make the folder {page.parent}: {problem.strerror}; choose another --output") from None
     facts, numbers = found.summary(), page.with_suffix(".json")
-    text = render("audit.html.j2", **contents(found, facts, command, numbers.name))
+    text = render_page("audit.html.j2", **describe_audit(found, facts, command, numbers.name))
     write_text(numbers, json.dumps(facts, indent=1, allow_nan=False, ensure_ascii=False))
     write_text(page, text)
     return page
@@ -73,54 +80,54 @@ def audit_page_path(output: Path | str) -> Path:
     return output / "audit.html"
 
 
-def contents(
+def describe_audit(
     found: Audit, facts: Mapping[str, Any], command: Sequence[str] = (), numbers: str = "audit.json"
 ) -> dict[str, Any]:
     """Everything on the page, as text and pictures; ``numbers`` is the file that has more."""
-    metrics = {"scenarios": {k: _complete(way) for k, way in facts["scenarios"].items()}}
+    metrics = {"scenarios": {k: _fill_retrieval(scenario) for k, scenario in facts["scenarios"].items()}}
     headline = list(found.ways)[-1]
     return {
         "name": Path(found.table.origin).name,
-        "about": _about(found, facts),
+        "about": _describe_data(found, facts),
         "warnings": facts["warnings"],
-        "headline": called(headline),
-        "tiles": [{**t, "name": t["name"].replace("EER, all", "EER, all pairs")} for t in tiles(metrics)],
-        "scenarios": [{"name": called(k), "title": way.title} for k, way in found.ways.items()],
-        "rows": rows(metrics),
-        **_curves(found, facts["scenarios"][headline]["verification"]["tar"]),
-        "matrix": matrix(facts["domains"]),
-        "points": points(facts, headline),
-        "carried": carried(facts),
-        "groups": [group(key, g, facts["groups"][key]) for key, g in found.groups.items()],
-        "slices": [sliced(key, facts["slices"][key]) for key in found.slices],
-        "identification": identification(facts["identification"]),
-        "clustering": clustering(facts["clustering"]),
-        "probe": probe(facts["probe"]),
-        "geometry": geometry(facts["geometry"]),
-        "labels": _labels(found, facts),
+        "headline": scenario_title(headline),
+        "tiles": [{**t, "name": t["name"].replace("EER, all", "EER, all pairs")} for t in headline_tiles(metrics)],
+        "scenarios": [{"name": scenario_title(k), "title": scenario.title} for k, scenario in found.ways.items()],
+        "rows": scenario_rows(metrics),
+        **_plot_curves(found, facts["scenarios"][headline]["verification"]["tar"]),
+        "matrix": domain_table(facts["domains"]),
+        "points": operating_point_rows(facts, headline),
+        "carried": transfer_rows(facts),
+        "groups": [group_table(key, g, facts["groups"][key]) for key, g in found.groups.items()],
+        "slices": [slice_table(key, facts["slices"][key]) for key in found.slices],
+        "identification": identification_table(facts["identification"]),
+        "clustering": clustering_table(facts["clustering"]),
+        "probe": probe_table(facts["probe"]),
+        "geometry": geometry_table(facts["geometry"]),
+        "labels": _label_errors(found, facts),
         "twins": [{**t, "suspicion": f"{t['suspicion']:+.3f}"} for t in facts["same_subject"][:SHOWN]],
-        "positives": _pairs(found, "genuine"),
-        "negatives": _pairs(found, "impostor"),
-        "decision": _decision(found),
+        "positives": _pair_rows(found, "genuine"),
+        "negatives": _pair_rows(found, "impostor"),
+        "decision": _decision_threshold(found),
         "confusion": [
-            {**c, "error": percent(c["error"], 1), "share": percent(c["share"], 1)}
+            {**c, "error": format_percent(c["error"], 1), "share": format_percent(c["share"], 1)}
             for c in facts["confusion"][:SHOWN]
             if c["error"] > 0
         ],
-        "map": _map(found),
-        "limits": [*facts["limits"], *_memory(found, numbers)],
+        "map": _map_section(found),
+        "limits": [*facts["limits"], *_describe_limits(found, numbers)],
         "missing": facts["missing"],
         "command": shlex.join(command),
         "version": __version__,
     }
 
 
-def _complete(way: Mapping[str, Any]) -> dict[str, Any]:
+def _fill_retrieval(scenario: Mapping[str, Any]) -> dict[str, Any]:
     """A scenario that was not ranked has no retrieval numbers."""
-    return {**way, "retrieval": way["retrieval"] or {"metrics": {}, "queries": 0, "warnings": []}}
+    return {**scenario, "retrieval": scenario["retrieval"] or {"metrics": {}, "queries": 0, "warnings": []}}
 
 
-def _about(found: Audit, facts: Mapping[str, Any]) -> str:
+def _describe_data(found: Audit, facts: Mapping[str, Any]) -> str:
     t = found.table
     text = (
         f"{facts['samples']:,} embeddings of dimension {facts['dimension']} with {facts['identities']:,} labels "
@@ -136,18 +143,18 @@ def _about(found: Audit, facts: Mapping[str, Any]) -> str:
     return f"{text} Similarity is the cosine; {v.genuine + v.impostor:,} pairs were compared{how}."
 
 
-def _curves(found: Audit, points: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    drawn = {called(k): way.verification.roc.thinned(256) for k, way in found.ways.items()}
+def _plot_curves(found: Audit, points: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    drawn = {scenario_title(k): scenario.verification.roc.thinned(256) for k, scenario in found.ways.items()}
     v = found.headline.verification
-    known = {rate(p["far"]): p["threshold"] for p in points if p["threshold"] is not None}
+    known = {format_rate(p["far"]): p["threshold"] for p in points if p["threshold"] is not None}
     return {
-        "roc": plots.roc(drawn, points),
-        "det": det(drawn),
-        "histograms": plots.histograms({called(list(found.ways)[-1]): v.histogram(80)}, known),
+        "roc": plots.plot_roc(drawn, points),
+        "det": plot_det(drawn),
+        "histograms": plots.plot_histograms({scenario_title(list(found.ways)[-1]): v.histogram(80)}, known),
     }
 
 
-def _map(found: Audit) -> dict[str, Any] | None:
+def _map_section(found: Audit) -> dict[str, Any] | None:
     t = found.table
     unseen = FeatureArray(np.zeros((len(t), 1), np.float32))  # a map needs labels and embeddings, no inputs
     samples = Samples.of(unseen, t.label, domain=t.domain)
@@ -157,7 +164,7 @@ def _map(found: Audit) -> dict[str, Any] | None:
     return {**vars(drawn), "marked": [describe_row(found.table, at) for at in drawn.marked], "all": len(t)}
 
 
-def _labels(found: Audit, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _label_errors(found: Audit, facts: Mapping[str, Any]) -> dict[str, Any]:
     ranked = facts["label_errors"]["ranked"][:SHOWN]
     estimate = facts["label_errors"]["estimate"]
     return {
@@ -175,7 +182,7 @@ def _labels(found: Audit, facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _decision(found: Audit) -> dict[str, str] | None:
+def _decision_threshold(found: Audit) -> dict[str, str] | None:
     """The threshold that the hardest pairs are shown against: the lowest rate that can be relied on."""
     v = found.ways["all"].verification
     points = [v.operating_point(far) for far in found.fars]
@@ -183,11 +190,11 @@ def _decision(found: Audit) -> dict[str, str] | None:
     if not good:
         return None
     point = min(good, key=lambda p: p.far)
-    return {"value": repr(point.threshold), "threshold": f"{point.threshold:.3f}", "far": rate(point.far)}
+    return {"value": repr(point.threshold), "threshold": f"{point.threshold:.3f}", "far": format_rate(point.far)}
 
 
-def _pairs(found: Audit, kind: str) -> list[dict[str, Any]]:
-    decided = _decision(found)
+def _pair_rows(found: Audit, kind: str) -> list[dict[str, Any]]:
+    decided = _decision_threshold(found)
     shown = []
     for pair in found.hardest[kind][:SHOWN]:
         accepted = None if decided is None else pair.score >= float(decided["value"])
@@ -213,12 +220,12 @@ def _make_thumbnail(table: Embedded, at: int) -> str | None:
     if table.images is None or not table.images[at] or "://" in table.images[at]:
         return None
     try:
-        return thumbnail(decode_image(table.folder / str(table.images[at])))
+        return encode_thumbnail(decode_image(table.folder / str(table.images[at])))
     except DataError:
         return None
 
 
-def _memory(found: Audit, numbers: str) -> list[str]:
+def _describe_limits(found: Audit, numbers: str) -> list[str]:
     """What the page itself leaves out."""
     said = [
         f"The map shows at most {POINTS:,} samples, whole identities drawn at random.",
@@ -231,7 +238,7 @@ def _memory(found: Audit, numbers: str) -> list[str]:
     return said
 
 
-def matrix(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def domain_table(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Cells as text, with a shade from 0 for the smallest error to 40 per cent for the largest."""
     if facts is None:
         return None
@@ -239,7 +246,7 @@ def matrix(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
     low, high = min(known, default=0.0), max(known, default=0.0)
     step = 40 / (high - low) if high > low else 0.0
     cells = [
-        [{"text": percent(v), "shade": 0 if v is None else round(step * (v - low))} for v in row]
+        [{"text": format_percent(v), "shade": 0 if v is None else round(step * (v - low))} for v in row]
         for row in facts["values"]
     ]
     worst = max(
@@ -247,66 +254,66 @@ def matrix(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
          for b, v in zip(facts["domains"], row, strict=True) if v is not None),
         default=None,
     )  # fmt: skip
-    said = None if worst is None else {"enrol": worst[1], "probe": worst[2], "text": percent(worst[0])}
+    said = None if worst is None else {"enrol": worst[1], "probe": worst[2], "text": format_percent(worst[0])}
     return {"domains": facts["domains"], "cells": cells, "worst": said, "missing": facts["not measurable"]}
 
 
-def points(facts: Mapping[str, Any], headline: str) -> list[dict[str, str]]:
+def operating_point_rows(facts: Mapping[str, Any], headline: str) -> list[dict[str, str]]:
     """Operating points of the headline."""
     found = []
     for p in sorted(facts["scenarios"][headline]["verification"]["tar"], key=lambda p: -p["far"]):
         found.append(
             {
-                "far": rate(p["far"]),
+                "far": format_rate(p["far"]),
                 "threshold": NONE if p["threshold"] is None else f"{p['threshold']:.4f}",
-                "fmr": realised(p["fmr"]) if p["fmr"] is not None else NONE,
+                "fmr": format_measured_rate(p["fmr"]) if p["fmr"] is not None else NONE,
                 "accepts": NONE if p["false_accepts"] is None else f"{p['false_accepts']:,} of {p['impostors']:,}",
-                "tar": percent(p["tar"], 1),
-                "interval": "" if p["tar"] is None else ends(p["interval"], "{:.1f}"),
+                "tar": format_percent(p["tar"], 1),
+                "interval": "" if p["tar"] is None else format_interval(p["interval"], "{:.1f}"),
                 "status": p["verdict"],
             }
         )
     return found
 
 
-def carried(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+def transfer_rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Thresholds set on half of the people, as the other half sees them."""
     return [
         {
-            "far": rate(c["far"]),
+            "far": format_rate(c["far"]),
             "threshold": NONE if c["threshold"] is None else f"{c['threshold']:.4f}",
-            "fmr": realised(c["fmr"]),
-            "interval": _ends(c["fmr_interval"]),
+            "fmr": format_measured_rate(c["fmr"]),
+            "interval": _format_ends(c["fmr_interval"]),
             "ratio": f"{c['ratio']:.2f} x",
             "above": c["fmr"] > c["far"],
-            "tar": percent(c["tar"], 1),
-            "tar_interval": _ends(c["fnmr_interval"], complement=True),
+            "tar": format_percent(c["tar"], 1),
+            "tar_interval": _format_ends(c["fnmr_interval"], complement=True),
         }
         for c in facts["thresholds"]
     ]
 
 
-def _ends(interval: Mapping[str, Any] | None, *, complement: bool = False) -> str:
+def _format_ends(interval: Mapping[str, Any] | None, *, complement: bool = False) -> str:
     if interval and complement:
-        return ends({"low": 1 - interval["high"], "high": 1 - interval["low"]}, "{:.1f}")
-    return ends(interval, "{:.3g}")
+        return format_interval({"low": 1 - interval["high"], "high": 1 - interval["low"]}, "{:.1f}")
+    return format_interval(interval, "{:.3g}")
 
 
-def group(name: str, g: Groups, facts: Mapping[str, Any]) -> dict[str, Any]:
+def group_table(name: str, g: Groups, facts: Mapping[str, Any]) -> dict[str, Any]:
     """One attribute: its table, its curves, and its worst group in words."""
-    image, colours = group_curves(g)
+    image, colors = plot_group_curves(g)
     table = []
     for row in sorted(facts["groups"], key=lambda r: (-(r["eer"] if r["eer"] is not None else -1), r["name"])):
         table.append(
             {
                 "name": row["name"] or "(empty)",
-                "colour": colours.get(row["name"]),
+                "color": colors.get(row["name"]),
                 "samples": f"{row['samples']:,}",
                 "subjects": f"{row['subjects']:,}",
-                "eer": percent(row["eer"]),
-                "interval": "" if row["eer"] is None else ends(row["interval"], "{:.2f}"),
-                "fmr": NONE if row["fmr"] is None else realised(row["fmr"]),
-                "fnmr": NONE if row["fnmr"] is None else percent(row["fnmr"], 1),
+                "eer": format_percent(row["eer"]),
+                "interval": "" if row["eer"] is None else format_interval(row["interval"], "{:.2f}"),
+                "fmr": NONE if row["fmr"] is None else format_measured_rate(row["fmr"]),
+                "fnmr": NONE if row["fnmr"] is None else format_percent(row["fnmr"], 1),
                 "worst": row["name"] == facts["worst"],
                 "small": row["subjects"] < facts["minimum"],
             }
@@ -319,19 +326,19 @@ def group(name: str, g: Groups, facts: Mapping[str, Any]) -> dict[str, Any]:
         "gap": f"{100 * facts['gap']:.2f} points",
         "ranked": len(g.ranked()),
         "minimum": facts["minimum"],
-        "at": _at(g),
+        "at": _describe_threshold(g),
         "notes": [g.why_not for g in g if g.why_not][:3],
     }
 
 
-def _at(g: Groups) -> str:
+def _describe_threshold(g: Groups) -> str:
     if g.threshold is None:
         return ""
-    said = "where both errors are equal over all pairs" if g.far is None else f"FAR {rate(g.far)} over all pairs"
+    said = "where both errors are equal over all pairs" if g.far is None else f"FAR {format_rate(g.far)} over all pairs"
     return f"{g.threshold:.3f} ({said})"
 
 
-def sliced(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def slice_table(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Samples by how hard they are, or by how many their class has."""
     recall = {r["name"]: r for r in facts["retrieval"]["groups"]}
     table = [
@@ -339,10 +346,10 @@ def sliced(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
             "name": r["name"],
             "samples": f"{r['samples']:,}",
             "subjects": f"{r['subjects']:,}",
-            "eer": percent(r["eer"]),
-            "fmr": NONE if r["fmr"] is None else realised(r["fmr"]),
-            "fnmr": NONE if r["fnmr"] is None else percent(r["fnmr"], 1),
-            "recall": percent(recall.get(r["name"], {}).get("recall@1"), 1),
+            "eer": format_percent(r["eer"]),
+            "fmr": NONE if r["fmr"] is None else format_measured_rate(r["fmr"]),
+            "fnmr": NONE if r["fnmr"] is None else format_percent(r["fnmr"], 1),
+            "recall": format_percent(recall.get(r["name"], {}).get("recall@1"), 1),
         }
         for r in sorted(facts["verification"]["groups"], key=_size_order)
     ]
@@ -356,32 +363,32 @@ def _size_order(row: Mapping[str, Any]) -> tuple[int, str]:
     return (0 if row["name"].startswith("fewer") else first), row["name"]
 
 
-def identification(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def identification_table(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Who is found, and how many strangers are let in for that."""
     if facts is None:
         return None
     return {
         "enrolled": f"{facts['enrolled']:,}",
         "unknown": f"{facts['unknown']:,}",
-        "rank_1": percent(facts["rank_1"]["value"], 1),
-        "interval": _ends(facts["rank_1"]["interval"]),
+        "rank_1": format_percent(facts["rank_1"]["value"], 1),
+        "interval": _format_ends(facts["rank_1"]["interval"]),
         "tpir": [
             {
-                "fpir": rate(p["fpir"]),
-                "text": percent(p["tpir"], 1),
-                "interval": "" if p["tpir"] is None else _ends(p["interval"]),
-                **_flag(p),
+                "fpir": format_rate(p["fpir"]),
+                "text": format_percent(p["tpir"], 1),
+                "interval": "" if p["tpir"] is None else _format_ends(p["interval"]),
+                **_status_flag(p),
             }
             for p in facts["tpir"]
         ],
     }
 
 
-def _flag(point: Mapping[str, Any]) -> dict[str, str]:
+def _status_flag(point: Mapping[str, Any]) -> dict[str, str]:
     return {"status": "" if point["status"] == "ok" else point["status"]}
 
 
-def clustering(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def clustering_table(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """How far clusters are the labels."""
     if facts is None:
         return None
@@ -396,24 +403,24 @@ def clustering(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"clusters": f"{facts['clusters']:,}", "seeds": len(facts["seeds"]), "metrics": metrics}
 
 
-def probe(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def probe_table(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What simple classifiers read from the embeddings."""
     if facts is None:
         return None
     table = [
         {
             "name": name,
-            "text": percent(facts[key]["accuracy"], 1),
-            "interval": _ends(facts[key]["interval"]),
+            "text": format_percent(facts[key]["accuracy"], 1),
+            "interval": _format_ends(facts[key]["interval"]),
             "worst": facts[key]["worst_class"]["label"],
-            "lowest": percent(facts[key]["worst_class"]["accuracy"], 1),
+            "lowest": format_percent(facts[key]["worst_class"]["accuracy"], 1),
         }
         for name, key in (("linear", "linear"), ("nearest neighbours", "knn"))
     ]
     return {"samples": f"{facts['samples']:,}", "labels": f"{facts['labels']:,}", "rows": table}
 
 
-def geometry(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def geometry_table(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """How the embeddings lie, each number with what it means."""
     if facts is None:
         return None
@@ -430,6 +437,6 @@ def geometry(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
         ("uniformity", f"{facts['uniformity']:.3f}", "log mean potential of all pairs; lower is more even"),
         ("hubness", f"{skew:.2f}", f"skewness of how often a sample is among {k} nearest: {said}"),
         ("largest hub", f"{most:,.0f}", f"times among the {k} nearest of others; {k} on average"),
-        ("orphans", percent(facts["orphans"], 1), "samples that are nobody's near neighbour"),
+        ("orphans", format_percent(facts["orphans"], 1), "samples that are nobody's near neighbour"),
     ]
     return {"verdict": facts["verdict"], "collapsed": facts["collapsed"], "rows": table, "hubs": hubs[:5]}

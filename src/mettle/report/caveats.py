@@ -5,14 +5,14 @@ from typing import Any
 
 from mettle.evaluate.bootstrap import LEAST
 from mettle.evaluate.run.scenarios import PRETRAINED, RAW, UNTRAINED
-from mettle.report.format import called, percent, rate
+from mettle.report.format import format_percent, format_rate, scenario_title
 from mettle.train.run_folder import RunFolder
 
 FEW_IDENTITIES = 30  # below, a bootstrap over identities is too coarse for its nominal level
 COARSE_EER = 0.005  # half the gap between the operating points around the EER; above, a warning
 
 
-def warnings(metrics: Mapping[str, Any]) -> list[str]:
+def list_caveats(metrics: Mapping[str, Any]) -> list[str]:
     """What a reader should know before trusting the numbers, most serious first: that training has not helped leads."""
     data, verdict = metrics["data"], training_verdict(metrics)
     raw = _compare_baseline(metrics, RAW, "Raw inputs do as well")
@@ -26,10 +26,10 @@ def warnings(metrics: Mapping[str, Any]) -> list[str]:
         kind, told = "Mixed", "mix known and new"
         if data["shared_identities"] == data["test_identities"]:
             kind, told = "Closed", "say nothing about new"
-        chance = " Equal names may be chance." if going_by_names(data) else ""
+        chance = " Equal names may be chance." if names_only_note(data) else ""
         found.append(
             f"{kind} set: {data['shared_identities']:,} of {data['test_identities']:,} test identities were "
-            f"also trained on{going_by_names(data)}. The numbers {told} identities.{chance}"
+            f"also trained on{names_only_note(data)}. The numbers {told} identities.{chance}"
         )
     copied = data.get("copied_samples") or {"count": 0}
     if copied["count"]:
@@ -50,27 +50,27 @@ def warnings(metrics: Mapping[str, Any]) -> list[str]:
     entries = metrics.get("thresholds", {}).get("set", {}).values()
     if any("optimistic" in entry.get("measured_on", "") for entry in entries):
         found.append("Thresholds were set on the test identities themselves, so what they do on test is optimistic.")
-    found += describe_choice(metrics)
-    for key, way in metrics["scenarios"].items():
-        name, v = called(key), way["verification"]
+    found += describe_selection(metrics)
+    for key, scenario in metrics["scenarios"].items():
+        name, v = scenario_title(key), scenario["verification"]
         if v["eer"]["value"] is None:
             found.append(f"{name}: EER is not measurable.")
         elif v["eer"]["half_gap"] > COARSE_EER:
-            found.append(f"{name}: EER is known to ±{percent(v['eer']['half_gap'])} only: few distinct scores.")
+            found.append(f"{name}: EER is known to ±{format_percent(v['eer']['half_gap'])} only: few distinct scores.")
         for point in v["tar"]:
             if point["status"] != "ok":
                 allowed = point["far"] * point["impostors"]
                 found.append(
-                    f"{name}: TAR at FAR {rate(point['far'])} is {point['status']}: {point['impostors']:,} "
+                    f"{name}: TAR at FAR {format_rate(point['far'])} is {point['status']}: {point['impostors']:,} "
                     f"impostor pairs allow {allowed:.3g} false accepts, 30 are wanted."
                 )
-        found += [f"{name}: {text}." for text in dict.fromkeys(v["warnings"] + way["retrieval"]["warnings"])]
+        found += [f"{name}: {text}." for text in dict.fromkeys(v["warnings"] + scenario["retrieval"]["warnings"])]
     if len(metrics["scenarios"]) == 1:
         found.append("The data name no domains, so nothing here says how the model does across devices or sessions.")
     return found
 
 
-def describe_choice(metrics: Mapping[str, Any]) -> list[str]:
+def describe_selection(metrics: Mapping[str, Any]) -> list[str]:
     """What selection on the validation identities means for the numbers; nothing where nothing was selected."""
     chosen = metrics.get("selection")
     if not chosen:
@@ -92,11 +92,12 @@ def training_verdict(metrics: Mapping[str, Any]) -> str:
 def _compare_baseline(metrics: Mapping[str, Any], baseline: str, said: str) -> str:
     """That a baseline does at least as well as the model, and where; empty where it does not, or no error is left."""
     found = []
-    for name, way in metrics["scenarios"].items():
-        own = way["verification"]["eer"]["value"]
+    for name, scenario in metrics["scenarios"].items():
+        own = scenario["verification"]["eer"]["value"]
         other = metrics.get("baselines", {}).get(baseline, {}).get(name, {}).get("eer")
         if own and _is_beaten(own, other):
-            found.append(f"{called(name)}, EER {percent(own)} of this model against {percent(other)} of the {baseline}")
+            text = f"EER {format_percent(own)} of this model against {format_percent(other)} of the {baseline}"
+            found.append(f"{scenario_title(name)}, {text}")
     return f"{said}: {'; '.join(found)}." if found else ""
 
 
@@ -104,7 +105,7 @@ def _is_beaten(own: float | None, other: float | None) -> bool:
     return own is not None and other is not None and other <= own
 
 
-def going_by_names(data: Mapping[str, Any]) -> str:
+def names_only_note(data: Mapping[str, Any]) -> str:
     """What to add to "trained on" where only names tell it: of data that the run was not trained on."""
     return ", going by names" if data.get("by_names") else ""
 

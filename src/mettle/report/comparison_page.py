@@ -10,13 +10,13 @@ from mettle.atomic_files import write_text
 from mettle.errors import InputError, RunError
 from mettle.evaluate.run.probes import MODEL
 from mettle.report import plots, training_plots
-from mettle.report.caveats import warnings
-from mettle.report.embedding_map import NARROW, drawn
-from mettle.report.format import NONE, called
-from mettle.report.metric_tables import numbers, told_once
-from mettle.report.page import place, render
-from mettle.report.run_card import about, probe_card
-from mettle.report.two_encoders import kept_maps
+from mettle.report.caveats import list_caveats
+from mettle.report.embedding_map import NARROW, plot_map
+from mettle.report.format import NONE, scenario_title
+from mettle.report.metric_tables import metric_cells, without_repeated_note
+from mettle.report.page import check_page_path, render_page
+from mettle.report.run_card import describe_test, probe_card
+from mettle.report.two_encoders import read_maps
 from mettle.train.callbacks import read_log
 from mettle.train.run_folder import RunFolder
 
@@ -37,37 +37,41 @@ def write_comparison(runs: Sequence[RunFolder], path: Path | str, over_seeds: Se
     """
     if len(runs) < 2:
         raise InputError(f"a comparison needs at least two runs, got {len(runs)}")
-    path = place(path)
-    write_text(path, render("comparison.html.j2", over_seeds=over_seeds, **comparison(runs)))
+    path = check_page_path(path)
+    write_text(path, render_page("comparison.html.j2", over_seeds=over_seeds, **describe_comparison(runs)))
     return path
 
 
-def comparison(runs: Sequence[RunFolder]) -> dict[str, Any]:
+def describe_comparison(runs: Sequence[RunFolder]) -> dict[str, Any]:
     """Everything on the page, as plain values."""
-    measured = [_metrics(run) for run in runs]
-    names = _names(runs)
+    measured = [_read_metrics(run) for run in runs]
+    names = _run_names(runs)
     logs = [read_log(run.folder / "log.jsonl") for run in runs]
     return {
         "runs": [
-            {"name": name, "title": m["title"], "colour": plots.run_colour(k), "folder": str(run.folder)}
+            {"name": name, "title": m["title"], "color": plots.run_color(k), "folder": str(run.folder)}
             for k, (name, m, run) in enumerate(zip(names, measured, runs, strict=True))
         ],
-        "about": about(measured[0]) if _same_data(measured) else "",
-        "warnings": _warnings(names, measured),
-        "verdict": verdict(names, measured),
-        "tables": [table(way, measured) for way in reversed(_ways(measured))],
-        "maps": maps(runs, names, measured),
+        "about": describe_test(measured[0]) if _is_same_data(measured) else "",
+        "warnings": _collect_caveats(names, measured),
+        "verdict": describe_difference(names, measured),
+        "tables": [scenario_table(scenario, measured) for scenario in reversed(_scenario_names(measured))],
+        "maps": map_section(runs, names, measured),
         "probes": probe_rows(names, measured),
-        "keys": differences(runs),
-        "training": training_plots.training(logs),
+        "keys": recipe_differences(runs),
+        "training": training_plots.plot_training(logs),
     }
 
 
-def table(way: str, measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def scenario_table(scenario: str, measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One scenario: a row per run, a column per number, the best of each marked, EER drawn to scale."""
     found = [
-        {n["name"]: told_once(n) for n in numbers(m["scenarios"][way]) if n["name"] in SHOWN or "far" in n}
-        if way in m["scenarios"]
+        {
+            n["name"]: without_repeated_note(n)
+            for n in metric_cells(m["scenarios"][scenario])
+            if n["name"] in SHOWN or "far" in n
+        }
+        if scenario in m["scenarios"]
         else {}
         for m in measured
     ]
@@ -79,18 +83,24 @@ def table(way: str, measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         best = (min if known and known[0][1] == "low" else max)((v for v, _ in known), default=None)
         for row in cells:
             row[at]["best"] = row[at]["value"] == best and len(set(known)) > 1
-    title = next(m["scenarios"][way]["title"] for m in measured if way in m["scenarios"])
-    return {"name": called(way), "title": title, "columns": columns, "rows": cells, "ranges": _ranges(found)}
+    title = next(m["scenarios"][scenario]["title"] for m in measured if scenario in m["scenarios"])
+    return {
+        "name": scenario_title(scenario),
+        "title": title,
+        "columns": columns,
+        "rows": cells,
+        "ranges": _interval_bars(found),
+    }
 
 
-def verdict(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> str:
+def describe_difference(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> str:
     """Whether the intervals of the best run's EER overlap with those of the others, in plain words."""
-    if not _same_data(measured):
+    if not _is_same_data(measured):
         return "The runs were measured on different data, so their numbers cannot be compared."
-    way = _ways(measured)[-1]
+    scenario = _scenario_names(measured)[-1]
     found = []
     for name, m in zip(names, measured, strict=True):
-        eer = m["scenarios"].get(way, {}).get("verification", {}).get("eer", {})
+        eer = m["scenarios"].get(scenario, {}).get("verification", {}).get("eer", {})
         if eer.get("value") is not None and eer.get("interval"):
             found.append((eer["value"], name, eer["interval"]))
     if len(found) < 2:
@@ -102,17 +112,17 @@ def verdict(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> str:
     _, first, own = found[0]
     touching = [name for _, name, band in found[1:] if band["low"] <= own["high"] and own["low"] <= band["high"]]
     apart = [name for _, name, _ in found[1:] if name not in touching]
-    text = f"{first} has the lowest EER, {called(way)}."
+    text = f"{first} has the lowest EER, {scenario_title(scenario)}."
     if touching:
-        text += f" Its interval overlaps with {_and('that', touching)}, so the intervals do not separate them."
+        text += f" Its interval overlaps with {_join_names('that', touching)}, so the intervals do not separate them."
     if apart:
-        text += f" It does not overlap with {_and('that', apart)}."
+        text += f" It does not overlap with {_join_names('that', apart)}."
     return text
 
 
-def differences(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
+def recipe_differences(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
     """Recipe keys that are not the same in all runs, with the value of each run."""
-    flat = [_flat(run.recipe.model_dump(mode="json")) for run in runs]
+    flat = [_flatten_keys(run.recipe.model_dump(mode="json")) for run in runs]
     keys = sorted({key for values in flat for key in values})
     return [
         {"key": key, "values": ["" if values.get(key) is None else str(values[key]) for values in flat]}
@@ -121,14 +131,14 @@ def differences(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
     ]
 
 
-def maps(
+def map_section(
     runs: Sequence[RunFolder], names: Sequence[str], measured: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any] | None:
     """One t-SNE map per encoder, of the same samples, marked as for the first run that has one.
 
     Maps come from ``map.json``, which a run's own report leaves behind; runs without one are named.
     """
-    kept = [kept_maps(run, m) for run, m in zip(runs, measured, strict=True)]
+    kept = [read_maps(run, m) for run, m in zip(runs, measured, strict=True)]
     shown = [found for found in kept if found is not None]
     if not shown:
         return None
@@ -141,8 +151,8 @@ def maps(
             continue
         for encoder, one in found[0].items():
             title = name if encoder in ("model", MODEL) else f"{name}, {encoder}"
-            image = drawn(one, NARROW, first.marked).image
-            drawings.append({"name": title, "colour": plots.run_colour(k), "image": image})
+            image = plot_map(one, NARROW, first.marked).image
+            drawings.append({"name": title, "color": plots.run_color(k), "image": image})
     return {
         "drawings": drawings,
         "missing": missing,
@@ -169,7 +179,7 @@ def probe_rows(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> l
     return list(tables.values())
 
 
-def _metrics(run: RunFolder) -> dict[str, Any]:
+def _read_metrics(run: RunFolder) -> dict[str, Any]:
     found = run.metrics()
     if found.get("format") != FORMAT:
         raise RunError(
@@ -179,35 +189,35 @@ def _metrics(run: RunFolder) -> dict[str, Any]:
     return found
 
 
-def _same_data(measured: Sequence[Mapping[str, Any]]) -> bool:
+def _is_same_data(measured: Sequence[Mapping[str, Any]]) -> bool:
     return len({m["data"]["fingerprint"] for m in measured}) == 1
 
 
-def _names(runs: Sequence[RunFolder]) -> list[str]:
+def _run_names(runs: Sequence[RunFolder]) -> list[str]:
     """The folders' names, or their paths where two are called the same."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 
 
-def _ways(measured: Sequence[Mapping[str, Any]]) -> list[str]:
+def _scenario_names(measured: Sequence[Mapping[str, Any]]) -> list[str]:
     """All scenarios of all runs, the hardest last."""
     order = ["all", "in-domain", "cross-domain"]
-    known = dict.fromkeys(way for m in measured for way in m["scenarios"])
-    return sorted(known, key=lambda way: order.index(way) if way in order else len(order))
+    known = dict.fromkeys(scenario for m in measured for scenario in m["scenarios"])
+    return sorted(known, key=lambda scenario: order.index(scenario) if scenario in order else len(order))
 
 
-def _warnings(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> list[str]:
+def _collect_caveats(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> list[str]:
     prints = [m["data"]["fingerprint"] for m in measured]
     found = []
-    if not _same_data(measured):
+    if not _is_same_data(measured):
         told = ", ".join(f"{name}: {value}" for name, value in zip(names, prints, strict=True))
         found.append(f"Not comparable: the runs were measured on different data or splits (fingerprints {told}).")
     for name, m in zip(names, measured, strict=True):
-        found += [f"{name}: {text}" for text in warnings(m)]
+        found += [f"{name}: {text}" for text in list_caveats(m)]
     return found
 
 
-def _ranges(found: Sequence[Mapping[str, Any]]) -> list[dict[str, float] | None]:
+def _interval_bars(found: Sequence[Mapping[str, Any]]) -> list[dict[str, float] | None]:
     """Positions in per cent of a common axis for each run's EER and its interval."""
     entries = [row.get("EER", {"value": None}) for row in found]
     ends = [e[end] for e in entries for end in ("low", "value", "high") if e.get(end) is not None]
@@ -229,13 +239,13 @@ def _ranges(found: Sequence[Mapping[str, Any]]) -> list[dict[str, float] | None]
     ]
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten_keys(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, item in value.items():
-        found |= _flat(item, f"{prefix}{key}.") if isinstance(item, Mapping) else {prefix + key: item}
+        found |= _flatten_keys(item, f"{prefix}{key}.") if isinstance(item, Mapping) else {prefix + key: item}
     return found
 
 
-def _and(word: str, names: Sequence[str]) -> str:
+def _join_names(word: str, names: Sequence[str]) -> str:
     joined = names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
     return f"{word if len(names) == 1 else 'those'} of {joined}"

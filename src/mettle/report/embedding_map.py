@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
 from mettle.evaluate.run.scenarios import Judged
-from mettle.report.plots import BLACK, COLOURS, GREY, INK, address, sheet
+from mettle.report.plots import BLACK, COLORS, GREY, INK, new_figure, svg_data_url
 
 SHAPES = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"), ("X", "✖"), ("*", "★"))
 POINTS = 1000  # of the map
@@ -32,7 +32,7 @@ WIDE, NARROW = (6.4, 5.2), (5.0, 4.4)  # inches: a map by itself, one of several
 
 
 @dataclass(frozen=True)
-class Map:
+class MapFigure:
     """A map of embeddings and what its reader needs beside it."""
 
     image: str
@@ -43,7 +43,7 @@ class Map:
 
 
 @dataclass(frozen=True, eq=False)
-class Located:
+class MapLayout:
     """Some test samples and where they lie on a map."""
 
     place: np.ndarray  # (n, 2)
@@ -53,18 +53,18 @@ class Located:
     names: tuple[str, ...]
     marked: tuple[int, ...]  # labels
 
-    def moved(self, place: np.ndarray) -> "Located":
+    def moved(self, place: np.ndarray) -> "MapLayout":
         """The same samples elsewhere, the same identities marked: the map of another encoder."""
-        return Located(place, self.rows, self.labels, self.codes, self.names, self.marked)
+        return MapLayout(place, self.rows, self.labels, self.codes, self.names, self.marked)
 
     def legend(self) -> tuple[tuple[str, str, str], ...]:
         """(colour, shape, domain) of all domains."""
-        return tuple((_colour(c), _shape(c)[1], name) for c, name in enumerate(self.names) if name)
+        return tuple((_color_of(c), _marker_of(c)[1], name) for c, name in enumerate(self.names) if name)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, places to a thousandth of the map."""
         return {
-            "place": rounded(self.place),
+            "place": round_positions(self.place),
             "rows": self.rows.tolist(),
             "labels": self.labels.tolist(),
             "codes": self.codes.tolist(),
@@ -73,49 +73,49 @@ class Located:
         }
 
     @classmethod
-    def of(cls, kept: Mapping[str, Any]) -> "Located":
+    def of(cls, kept: Mapping[str, Any]) -> "MapLayout":
         """The inverse of :meth:`as_dict`."""
         rows, labels, codes = (np.asarray(kept[name], np.int64) for name in ("rows", "labels", "codes"))
         place = np.asarray(kept["place"], float).reshape(-1, 2)
         return cls(place, rows, labels, codes, tuple(kept["names"]), tuple(kept["marked"]))
 
 
-def embedding_map(judged: Judged, points: int = POINTS, seed: int = 0) -> Map | None:
+def embedding_map(judged: Judged, points: int = POINTS, seed: int = 0) -> MapFigure | None:
     """t-SNE of some test identities, coloured by domain; None where there is too little to draw."""
-    found = located(judged, points, seed)
-    return None if found is None else drawn(found)
+    found = compute_layout(judged, points, seed)
+    return None if found is None else plot_map(found)
 
 
-def located(judged: Judged, points: int = POINTS, seed: int = 0) -> Located | None:
+def compute_layout(judged: Judged, points: int = POINTS, seed: int = 0) -> MapLayout | None:
     """Where some test identities lie; None where there is too little to draw."""
-    chosen = sampled(judged.samples.labels, points, seed)
-    unit = _unit(judged.embeddings[chosen])
+    chosen = sample_identities(judged.samples.labels, points, seed)
+    unit = _normalize_rows(judged.embeddings[chosen])
     labels = judged.samples.labels[chosen]
-    if len(chosen) < 10 or not spread(unit):
+    if len(chosen) < 10 or not has_spread(unit):
         return None
-    codes, names = _domains(judged, chosen)
-    return Located(tsne(unit, seed), chosen, labels, codes, tuple(names), tuple(_marked(unit, labels)))
+    codes, names = _domain_colors(judged, chosen)
+    return MapLayout(tsne(unit, seed), chosen, labels, codes, tuple(names), tuple(_marked_identities(unit, labels)))
 
 
-def again(first: Located, embeddings: np.ndarray, seed: int = 0) -> Located | None:
+def layout_of_same_samples(first: MapLayout, embeddings: np.ndarray, seed: int = 0) -> MapLayout | None:
     """The map of another encoder's embeddings of the same samples, ``first.rows``, with the same marks."""
-    unit = _unit(embeddings)
-    return first.moved(tsne(unit, seed)) if spread(unit) else None
+    unit = _normalize_rows(embeddings)
+    return first.moved(tsne(unit, seed)) if has_spread(unit) else None
 
 
-def drawn(found: Located, size: tuple[float, float] = WIDE, marked: Sequence[int] | None = None) -> Map:
+def plot_map(found: MapLayout, size: tuple[float, float] = WIDE, marked: Sequence[int] | None = None) -> MapFigure:
     """The picture of a map."""
     place, labels, codes = found.place, found.labels, found.codes
     marked = found.marked if marked is None else marked
     ringed = np.isin(labels, marked)
     line = 0 if ringed.all() else 1  # rings around everything tell nothing apart
-    hubs = _hubs([_middle(place[labels == label]) for label in marked], place, size)
-    with sheet(*size) as figure:
+    hubs = _place_numbers([_find_medoid(place[labels == label]) for label in marked], place, size)
+    with new_figure(*size) as figure:
         axes = figure.add_subplot()
         for label, hub in zip(marked, hubs, strict=True):
-            _spokes(axes, hub, place[labels == label])
+            _draw_spokes(axes, hub, place[labels == label])
         for code in range(len(found.names)):
-            look = {"c": _colour(code), "marker": _shape(code)[0]}
+            look = {"c": _color_of(code), "marker": _marker_of(code)[0]}
             others, own = (place[(codes == code) & part] for part in (~ringed, ringed))
             axes.scatter(*others.T, s=16, lw=0, alpha=0.75, zorder=2, **look)
             axes.scatter(*own.T, s=30, lw=line, ec=INK, zorder=3, **look)
@@ -127,23 +127,23 @@ def drawn(found: Located, size: tuple[float, float] = WIDE, marked: Sequence[int
         axes.set(xticks=[], yticks=[])
         for spine in axes.spines.values():
             spine.set_visible(False)
-        image = address(figure)
+        image = svg_data_url(figure)
     first = tuple(int(found.rows[np.flatnonzero(labels == label)[0]]) for label in marked)
-    return Map(image, found.legend(), first, len(labels), len(np.unique(labels)))
+    return MapFigure(image, found.legend(), first, len(labels), len(np.unique(labels)))
 
 
-def rounded(place: np.ndarray) -> list[list[float]]:
+def round_positions(place: np.ndarray) -> list[list[float]]:
     """Places to a thousandth of the map's side."""
     digits = int(np.ceil(3 - np.log10(max(float(np.ptp(place)), 1e-9))))
     return np.round(place.astype(float), digits).tolist()
 
 
-def spread(unit: np.ndarray) -> bool:
+def has_spread(unit: np.ndarray) -> bool:
     """Whether there is more than one point."""
     return bool(np.ptp(unit, axis=0).max() >= 1e-6)
 
 
-def sampled(labels: np.ndarray, points: int, seed: int) -> np.ndarray:
+def sample_identities(labels: np.ndarray, points: int, seed: int) -> np.ndarray:
     """Positions of whole identities, drawn at random, at most ``points`` of them in all."""
     drawn = np.random.default_rng(seed)
     values, counts = np.unique(labels, return_counts=True)
@@ -165,38 +165,38 @@ def tsne(unit: np.ndarray, seed: int) -> np.ndarray:
         return TSNE(perplexity=perplexity, init="pca", random_state=seed, max_iter=500).fit_transform(unit)
 
 
-def _middle(place: np.ndarray) -> np.ndarray:
+def _find_medoid(place: np.ndarray) -> np.ndarray:
     """The one of these points that is nearest to all of them: in the largest clump, whatever strays."""
-    return place[_distances(place, place).sum(1).argmin()]
+    return place[_pairwise_distances(place, place).sum(1).argmin()]
 
 
-def _hubs(middles: Sequence[np.ndarray], place: np.ndarray, size: tuple[float, float]) -> np.ndarray:
+def _place_numbers(middles: Sequence[np.ndarray], place: np.ndarray, size: tuple[float, float]) -> np.ndarray:
     """Where numbers stand: near their middles, off each other, and off the samples where there is room."""
     low, span = place.min(0), np.maximum(np.ptp(place, axis=0), 1e-9)
     sides = np.asarray(size) * 72 * (1 - 2 * ROOM)  # in points, as discs are
     points, found = (place - low) / span * sides, np.empty((0, 2))
     for middle in middles:
         tried = (middle - low) / span * sides + STEPS
-        touched = (_distances(tried, found) < DISC).sum(1)
+        touched = (_pairwise_distances(tried, found) < DISC).sum(1)
         outside = ((tried < 0) | (tried > sides)).any(1)
-        hidden = (_distances(tried, points) < DISC / 2 + 3).sum(1)
+        hidden = (_pairwise_distances(tried, points) < DISC / 2 + 3).sum(1)
         cost = 1e4 * touched + 1e3 * outside + hidden + np.linalg.norm(STEPS, axis=1) / 20
         found = np.vstack([found, tried[cost.argmin()]])
     return low + found / sides * span
 
 
-def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _pairwise_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.linalg.norm(a[:, None] - b, axis=2)
 
 
-def _spokes(axes: Axes, hub: np.ndarray, place: np.ndarray) -> None:
+def _draw_spokes(axes: Axes, hub: np.ndarray, place: np.ndarray) -> None:
     """Thin lines from a number to all samples of its identity; the more there are, the fainter."""
     lines = np.stack([np.broadcast_to(hub, place.shape), place], axis=1)
     alpha = max(0.15, 0.5 - len(place) / 150)
     axes.add_collection(LineCollection(list(lines), colors=INK, lw=0.6, alpha=alpha, zorder=1))
 
 
-def _domains(judged: Judged, chosen: np.ndarray) -> tuple[np.ndarray, list[str]]:
+def _domain_colors(judged: Judged, chosen: np.ndarray) -> tuple[np.ndarray, list[str]]:
     """A colour code per point and the name of each code: the largest domains, then the rest."""
     domain = judged.samples.domain
     if domain is None:
@@ -210,7 +210,7 @@ def _domains(judged: Judged, chosen: np.ndarray) -> tuple[np.ndarray, list[str]]
     return codes, [str(domain.names[value]) for value in top] + rest
 
 
-def _marked(unit: np.ndarray, labels: np.ndarray) -> list[int]:
+def _marked_identities(unit: np.ndarray, labels: np.ndarray) -> list[int]:
     """The most scattered and the most compact identities, by mean cosine among their own samples."""
     spread = {}
     for label in np.unique(labels):
@@ -221,16 +221,16 @@ def _marked(unit: np.ndarray, labels: np.ndarray) -> list[int]:
     return order if len(order) <= 2 * MARKED else order[:MARKED] + order[-MARKED:]
 
 
-def _unit(z: np.ndarray) -> np.ndarray:
+def _normalize_rows(z: np.ndarray) -> np.ndarray:
     z = z.astype(np.float64)
     largest = np.abs(z).max(axis=1, keepdims=True)  # first: squares of huge or tiny numbers are none
     z = z / np.where(largest > 0, largest, 1)
     return (z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)).astype(np.float32)
 
 
-def _colour(code: int) -> str:
-    return (*COLOURS[:6], GREY, BLACK)[code % 8]
+def _color_of(code: int) -> str:
+    return (*COLORS[:6], GREY, BLACK)[code % 8]
 
 
-def _shape(code: int) -> tuple[str, str]:
+def _marker_of(code: int) -> tuple[str, str]:
     return SHAPES[code % len(SHAPES)]

@@ -10,8 +10,8 @@ import numpy as np
 from mettle import __version__
 from mettle.atomic_files import write_text
 from mettle.mining import Account, MinedTriplets
-from mettle.report.format import percent
-from mettle.report.page import place, render
+from mettle.report.format import format_percent
+from mettle.report.page import check_page_path, render_page
 
 SHOWN = 24  # pairs in a list
 MEANINGS = {
@@ -45,14 +45,14 @@ def write_mining_page(
         notes: what to know before the examples are used.
         command: the command line that made it, to be shown on the page.
     """
-    page = place(path)
+    page = check_page_path(path)
     lists = {"negatives": mined.hardest_negatives(SHOWN), "positives": mined.hardest_positives(SHOWN)}
     shown = {
         kind: [_describe_pair(row, describe) for row in zip(found.first, found.second, found.scores, strict=True)]
         for kind, found in lists.items()
     }
     copies = [_describe_pair((a, b, 1.0), describe) for a, b in mined.copies[:SHOWN]]
-    text = render(
+    text = render_page(
         "mining.html.j2",
         name=name,
         about=about,
@@ -77,7 +77,7 @@ def _describe_candidates(account: Account) -> list[dict[str, str]]:
     rows += [("taken", account.mined, "the negatives of the table"), ("spare", account.spare, "would do as well")]
     of = max(account.candidates, 1)
     return [
-        {"name": name, "count": f"{count:,}", "share": percent(count / of, 1), "meaning": meaning}
+        {"name": name, "count": f"{count:,}", "share": format_percent(count / of, 1), "meaning": meaning}
         for name, count, meaning in rows
     ]
 

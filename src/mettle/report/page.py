@@ -9,12 +9,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from mettle.errors import RunError
 
 
-def render(template: str, **facts: Any) -> str:
+def render_page(template: str, **facts: Any) -> str:
     """Fill a template; whatever is inserted is escaped."""
-    return _environment().get_template(template).render(**facts)
+    return _template_environment().get_template(template).render(**facts)
 
 
-def place(path: Path | str) -> Path:
+def check_page_path(path: Path | str) -> Path:
     """Where a page goes; a folder that is not there is an error now, not after everything is drawn."""
     path = Path(path)
     if not path.parent.is_dir():
@@ -23,7 +23,7 @@ def place(path: Path | str) -> Path:
 
 
 @cache
-def _environment() -> Environment:
+def _template_environment() -> Environment:
     return Environment(
         loader=PackageLoader("mettle.report"),
         autoescape=True,

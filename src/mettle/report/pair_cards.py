@@ -17,7 +17,7 @@ from mettle.data.dataset import Samples
 from mettle.evaluate.diagnostics.hard_pairs import HardPair
 from mettle.evaluate.run.scenarios import Judged
 from mettle.evaluate.scoring.cosine import Unit
-from mettle.report.format import rate
+from mettle.report.format import format_rate
 
 COUNT = 12  # pairs in a list
 EACH = 2  # of them for one pair of identities
@@ -30,14 +30,16 @@ Kind = Literal["genuine", "impostor"]
 
 
 @dataclass(frozen=True)
-class Decision:
+class DecisionThreshold:
     """The threshold that pairs are shown against."""
 
     threshold: float
     title: str
 
 
-def hardest(judged: Judged, kind: Kind, *, count: int = COUNT, each: int = EACH, cells: int = CELLS) -> list[HardPair]:
+def hardest_pairs(
+    judged: Judged, kind: Kind, *, count: int = COUNT, each: int = EACH, cells: int = CELLS
+) -> list[HardPair]:
     """The hardest pairs of the headline scenario, hardest first.
 
     Args:
@@ -47,27 +49,27 @@ def hardest(judged: Judged, kind: Kind, *, count: int = COUNT, each: int = EACH,
         each: how many of them may show the same two identities.
         cells: scores held at a time; it changes memory, never the result.
     """
-    way, z, labels = judged.headline, judged.embeddings, judged.samples.labels
-    probe, other = way.probe, way.probe if way.gallery is None else way.gallery
+    scenario, z, labels = judged.headline, judged.embeddings, judged.samples.labels
+    probe, other = scenario.probe, scenario.probe if scenario.gallery is None else scenario.gallery
     units = Unit.of(z[probe]), Unit.of(z[other])
-    capacity = min(count, each * _groups(labels[probe], labels[other], kind))
+    capacity = min(count, each * _count_identity_pairs(labels[probe], labels[other], kind))
     step = max(1, cells // len(other))
     kept = np.empty((0, 2), np.int64), np.empty(0)
     for start in range(0, len(probe), step):
         rows = np.arange(start, min(start + step, len(probe)))
         cosine = units[0].take(rows).cosine(units[1]).astype(np.float64)
         hardness = cosine if kind == "impostor" else -cosine
-        mask = _compared(judged, rows) & ((labels[probe[rows], None] == labels[other]) == (kind == "genuine"))
+        mask = _pair_mask(judged, rows) & ((labels[probe[rows], None] == labels[other]) == (kind == "genuine"))
         if len(kept[1]) == capacity:  # a full list: only what beats its last entry is of interest
             mask &= hardness > kept[1][-1]
         i, j = np.nonzero(mask)
         at = np.column_stack([probe[rows[i]], other[j]])
-        kept = _merge(kept, (at, hardness[i, j]), labels, count, each)
+        kept = _merge_pairs(kept, (at, hardness[i, j]), labels, count, each)
     sign = 1 if kind == "impostor" else -1
     return [HardPair(int(a), int(b), float(sign * h)) for (a, b), h in zip(*kept, strict=True)]
 
 
-def decision(metrics: Mapping[str, Any], far: float = FAR) -> Decision | None:
+def choose_threshold(metrics: Mapping[str, Any], far: float = FAR) -> DecisionThreshold | None:
     """The threshold for a false-accept rate: as it was set for use, otherwise as measured on the test pairs.
 
     A rate that could not be measured is replaced by the next larger one.
@@ -75,8 +77,8 @@ def decision(metrics: Mapping[str, Any], far: float = FAR) -> Decision | None:
     chosen = metrics.get("thresholds", {}).get("set", {})
     usable = [(float(f), e["threshold"], e["measured_on"]) for f, e in chosen.items() if e["threshold"] is not None]
     if not usable:
-        name, way = list(metrics["scenarios"].items())[-1]
-        points = way["verification"]["tar"]
+        name, scenario = list(metrics["scenarios"].items())[-1]
+        points = scenario["verification"]["tar"]
         usable = [
             (p["far"], p["threshold"], "test pairs" if name == "all" else f"{name} test pairs")
             for p in points
@@ -86,32 +88,34 @@ def decision(metrics: Mapping[str, Any], far: float = FAR) -> Decision | None:
     if not usable:
         return None
     found, threshold, where = usable[0]
-    return Decision(threshold, f"FAR {rate(found)}, set on {where.partition(':')[0]}")
+    return DecisionThreshold(threshold, f"FAR {format_rate(found)}, set on {where.partition(':')[0]}")
 
 
-def shown(pairs: list[HardPair], samples: Samples, decided: Decision | None, kind: Kind) -> list[dict[str, Any]]:
+def pair_rows(
+    pairs: list[HardPair], samples: Samples, decided: DecisionThreshold | None, kind: Kind
+) -> list[dict[str, Any]]:
     """Pairs as the page shows them: names, domains, pictures, and what the threshold makes of them."""
     found = []
     for pair in pairs:
         accepted = None if decided is None else pair.score >= decided.threshold
         verdict = {None: "", True: "accepted", False: "rejected"}[accepted]
         wrong = accepted is not None and accepted == (kind == "impostor")
-        sides = [side(samples, at) for at in (pair.first, pair.second)]
+        sides = [describe_sample(samples, at) for at in (pair.first, pair.second)]
         found.append({"score": f"{pair.score:.3f}", "verdict": verdict, "wrong": wrong, "sides": sides})
     return found
 
 
-def side(samples: Samples, at: int) -> dict[str, Any]:
+def describe_sample(samples: Samples, at: int) -> dict[str, Any]:
     """One sample: what to call it (its file where it has one), its names, its picture if it is one."""
     picture = None
     if samples.inputs.kind == "image":
-        picture = thumbnail(samples.read(np.asarray([at]))[0])
+        picture = encode_thumbnail(samples.read(np.asarray([at]))[0])
     domain = "" if samples.domain is None else str(samples.domain.names[samples.domain.codes[at]])
     label = str(samples.label.names[samples.labels[at]])
     return {"id": int(samples.ids[at]), "name": samples.name(at), "label": label, "domain": domain, "picture": picture}
 
 
-def thumbnail(pixels: np.ndarray) -> str:
+def encode_thumbnail(pixels: np.ndarray) -> str:
     """A picture (h, w, c) as a data address: small ones exactly, large ones shrunk and compressed."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     small = max(image.size) <= SMALL
@@ -123,21 +127,21 @@ def thumbnail(pixels: np.ndarray) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _compared(judged: Judged, rows: np.ndarray) -> np.ndarray:
+def _pair_mask(judged: Judged, rows: np.ndarray) -> np.ndarray:
     """Which cells of these probe rows the headline scenario compares."""
-    way, samples = judged.headline, judged.samples
-    other = way.probe if way.gallery is None else way.gallery
-    mine = way.probe[rows]
+    scenario, samples = judged.headline, judged.samples
+    other = scenario.probe if scenario.gallery is None else scenario.gallery
+    mine = scenario.probe[rows]
     mask = samples.ids[mine, None] != samples.ids[other]
-    if way.gallery is None:
+    if scenario.gallery is None:
         mask &= rows[:, None] < np.arange(len(other))  # every unordered pair once
-    if way.trials != "all" and samples.domain is not None:
+    if scenario.trials != "all" and samples.domain is not None:
         same = samples.domain.codes[mine, None] == samples.domain.codes[other]
-        mask &= same if way.trials == "within" else ~same
+        mask &= same if scenario.trials == "within" else ~same
     return mask
 
 
-def _groups(first: np.ndarray, second: np.ndarray, kind: Kind) -> int:
+def _count_identity_pairs(first: np.ndarray, second: np.ndarray, kind: Kind) -> int:
     """At most how many different pairs of identities there are."""
     if kind == "genuine":
         return len(np.intersect1d(first, second))
@@ -145,10 +149,10 @@ def _groups(first: np.ndarray, second: np.ndarray, kind: Kind) -> int:
     return everybody * (everybody - 1) // 2
 
 
-Ranked = tuple[np.ndarray, np.ndarray]  # (n, 2) positions and (n,) hardness
+RankedPairs = tuple[np.ndarray, np.ndarray]  # (n, 2) positions and (n,) hardness
 
 
-def _merge(kept: Ranked, new: Ranked, labels: np.ndarray, count: int, each: int) -> Ranked:
+def _merge_pairs(kept: RankedPairs, new: RankedPairs, labels: np.ndarray, count: int, each: int) -> RankedPairs:
     """The best of both lists: at most ``count``, at most ``each`` for one pair of identities."""
     at, hardness = np.concatenate([kept[0], new[0]]), np.concatenate([kept[1], new[1]])
     size = 64 * count
@@ -160,13 +164,13 @@ def _merge(kept: Ranked, new: Ranked, labels: np.ndarray, count: int, each: int)
         a, h = a[order], h[order]
         two = np.sort(labels[a], axis=1)
         _, group = np.unique(two, axis=0, return_inverse=True)
-        picked = np.flatnonzero(_place(group.reshape(-1)) < each)[:count]
+        picked = np.flatnonzero(_rank_in_group(group.reshape(-1)) < each)[:count]
         if len(picked) == count or size >= len(hardness):
             return a[picked], h[picked]
         size *= 8
 
 
-def _place(group: np.ndarray) -> np.ndarray:
+def _rank_in_group(group: np.ndarray) -> np.ndarray:
     """How many entries of the same group stand before each one."""
     order = np.argsort(group, kind="stable")
     ordered = group[order]

@@ -17,16 +17,25 @@ from typing import Any
 from mettle import __version__
 from mettle.atomic_files import sha256
 from mettle.evaluate.bootstrap import TOO_FEW
-from mettle.report.caveats import describe_changed_data, going_by_names, training_verdict, warnings
-from mettle.report.format import GAP, NONE, band, called, ends, percent, rate, realised
-from mettle.report.metric_tables import bars, rows, tiles
+from mettle.report.caveats import describe_changed_data, list_caveats, names_only_note, training_verdict
+from mettle.report.format import (
+    GAP,
+    NONE,
+    format_interval,
+    format_measured_rate,
+    format_percent,
+    format_range,
+    format_rate,
+    scenario_title,
+)
+from mettle.report.metric_tables import baseline_bars, headline_tiles, scenario_rows
 from mettle.train.run_folder import RunFolder
 
 NAMES = {"E_d": "E_d, the model", "E_b": "E_b, the biased encoder", "model": "this model"}
 FEW = 10  # samples; a (class, group) with fewer says little
 
 
-def card(run: RunFolder, metrics: Mapping[str, Any], notes: Sequence[str] = ()) -> dict[str, Any]:
+def build_card(run: RunFolder, metrics: Mapping[str, Any], notes: Sequence[str] = ()) -> dict[str, Any]:
     """Everything the report says in words and numbers.
 
     Args:
@@ -34,31 +43,33 @@ def card(run: RunFolder, metrics: Mapping[str, Any], notes: Sequence[str] = ()) 
         metrics: what `evaluate_run` measured, or the content of ``metrics.json``.
         notes: further warnings, such as files that were left out.
     """
-    ways = metrics["scenarios"]
-    headline = called(list(ways)[-1])
+    scenarios = metrics["scenarios"]
+    headline = scenario_title(list(scenarios)[-1])
     return {
         "run": run.name,
         "title": metrics["title"],
-        "about": about(metrics),
+        "about": describe_test(metrics),
         "headline": headline,
-        "tiles": tiles(metrics),
-        "bars": bars(metrics),
-        "scenarios": [{"name": called(name), "title": way["title"]} for name, way in ways.items()],
-        "rows": rows(metrics),
-        "thresholds": thresholds(metrics),
+        "tiles": headline_tiles(metrics),
+        "bars": baseline_bars(metrics),
+        "scenarios": [
+            {"name": scenario_title(name), "title": scenario["title"]} for name, scenario in scenarios.items()
+        ],
+        "rows": scenario_rows(metrics),
+        "thresholds": threshold_rows(metrics),
         "probe": probe_card(metrics),
         "verdict": training_verdict(metrics),
-        "warnings": [*warnings(metrics), *describe_changed_data(run, metrics), *notes],
+        "warnings": [*list_caveats(metrics), *describe_changed_data(run, metrics), *notes],
         "recipe": run.recipe.to_toml(),
-        "commands": commands(run),
-        "provenance": provenance(run, metrics),
+        "commands": reproduction_commands(run),
+        "provenance": list_provenance(run, metrics),
     }
 
 
-def about(metrics: Mapping[str, Any]) -> str:
+def describe_test(metrics: Mapping[str, Any]) -> str:
     """What the test was, in one or two sentences."""
-    data, ways = metrics["data"], metrics["scenarios"]
-    known, trained, how = data["shared_identities"], data["training_identities"], going_by_names(data)
+    data, scenarios = metrics["data"], metrics["scenarios"]
+    known, trained, how = data["shared_identities"], data["training_identities"], names_only_note(data)
     if known is None:
         who = "whether they were trained on is not known"
     elif known == 0:
@@ -70,12 +81,12 @@ def about(metrics: Mapping[str, Any]) -> str:
     text = f"{start} on {data['test_samples']:,} samples of {data['test_identities']:,} identities: {who}."
     new = data.get("unseen_domains") or []
     if new:
-        text += f" The test also has {_listed(new)}, which {_are(new)} not in the training data{how}."
-    name, way = list(ways.items())[-1]
-    return f"{text} Headline numbers are {name}: {way['title']}." if name != "all" else text
+        text += f" The test also has {_quote_names(new)}, which {_is_or_are(new)} not in the training data{how}."
+    name, scenario = list(scenarios.items())[-1]
+    return f"{text} Headline numbers are {name}: {scenario['title']}." if name != "all" else text
 
 
-def thresholds(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+def threshold_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What each threshold was set for and what it does on the test split."""
     found = metrics.get("thresholds")
     if not found:
@@ -86,17 +97,17 @@ def thresholds(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
         for name, points in found["on test"].items():
             point = points.get(far, {"far": None, "tar": None})
             above = point["far"] is not None and point["far"] > float(far)
-            text = {"far": realised(point["far"]), "tar": percent(point["tar"], 1)}
-            done.append({"scenario": called(name), "above": above, **text})
+            text = {"far": format_measured_rate(point["far"]), "tar": format_percent(point["tar"], 1)}
+            done.append({"scenario": scenario_title(name), "above": above, **text})
         value, ends = entry["threshold"], entry.get("tar_interval")
-        extent = band(ends[0], ends[1], "{:.1f}", 100, "%") if ends else TOO_FEW
+        extent = format_range(ends[0], ends[1], "{:.1f}", 100, "%") if ends else TOO_FEW
         table.append(
             {
-                "far": rate(float(far)),
+                "far": format_rate(float(far)),
                 "threshold": f"{value:.4f}" if value is not None else entry["status"],
                 "measured_on": entry.get("measured_on", NONE),
                 "impostors": f"{entry['impostors']:,}",
-                "tar": percent(entry.get("tar"), 1),
+                "tar": format_percent(entry.get("tar"), 1),
                 "interval": extent if entry.get("tar") is not None else "",
                 "test": done,
             }
@@ -104,7 +115,7 @@ def thresholds(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     return table
 
 
-def commands(run: RunFolder) -> list[dict[str, str]]:
+def reproduction_commands(run: RunFolder) -> list[dict[str, str]]:
     """The command lines that make this run and its report again."""
     folder, again = run.folder, f"{run.name}-again"
     recipe = ["mettle", "train", str(folder / "recipe.toml"), "--runs", str(folder.parent), "--name", again]
@@ -119,7 +130,7 @@ def commands(run: RunFolder) -> list[dict[str, str]]:
     ]
 
 
-def provenance(run: RunFolder, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+def list_provenance(run: RunFolder, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Versions and hashes."""
     found = [
         ("data", str(metrics["data"]["source"])),
@@ -132,27 +143,27 @@ def provenance(run: RunFolder, metrics: Mapping[str, Any]) -> list[tuple[str, st
     return [*found, ("mettle, for this report", __version__)]
 
 
-def _listed(names: Sequence[str]) -> str:
+def _quote_names(names: Sequence[str]) -> str:
     quoted = [f"“{name}”" for name in names[:4]] + ([f"{len(names) - 4} more"] if len(names) > 4 else [])
     word = "the domain " if len(names) == 1 else "the domains "
     return word + (quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + " and " + quoted[-1])
 
 
-def _are(names: Sequence[str]) -> str:
+def _is_or_are(names: Sequence[str]) -> str:
     return "is" if len(names) == 1 else "are"
 
 
-def markdown(facts: Mapping[str, Any]) -> str:
+def card_to_markdown(facts: Mapping[str, Any]) -> str:
     """The card as Markdown."""
-    names = [way["name"] for way in facts["scenarios"]]
-    lines = [f"# {_plain(facts['title'])}", "", _plain(facts["about"]), ""]
+    names = [scenario["name"] for scenario in facts["scenarios"]]
+    lines = [f"# {_escape_text(facts['title'])}", "", _escape_text(facts["about"]), ""]
     if facts["warnings"]:
-        lines += [*(_warning(text, text == facts["verdict"]) for text in facts["warnings"]), ""]
+        lines += [*(_quote_warning(text, text == facts["verdict"]) for text in facts["warnings"]), ""]
     lines += ["## Headline", "", f"95 % intervals over test identities; {facts['headline']}.", ""]
-    lines += _table(["", "value", "interval"], [[t["name"], t["text"], t["interval"]] for t in facts["tiles"]])
+    lines += _table_lines(["", "value", "interval"], [[t["name"], t["text"], t["interval"]] for t in facts["tiles"]])
     lines += ["## All numbers", ""]
-    shown = [[row["name"], *(_joined(cell) for cell in row["cells"])] for row in facts["rows"]]
-    lines += _table(["", *names], shown)
+    shown = [[row["name"], *(_join_cell(cell) for cell in row["cells"])] for row in facts["rows"]]
+    lines += _table_lines(["", *names], shown)
     if facts["thresholds"]:
         lines += ["## Thresholds", "", "Accept a pair when its cosine is at least the threshold.", ""]
         head = ["FAR wanted", "threshold", "measured on", *(f"{name}: FAR, TAR on test" for name in names)]
@@ -160,45 +171,45 @@ def markdown(facts: Mapping[str, Any]) -> str:
             [t["far"], t["threshold"], t["measured_on"], *(f"{p['far']}, {p['tar']}" for p in t["test"])]
             for t in facts["thresholds"]
         ]
-        lines += _table(head, body)
-    lines += _probes(facts["probe"])
+        lines += _table_lines(head, body)
+    lines += _probe_lines(facts["probe"])
     lines += ["## Again", "", "```sh", *(f"{c['line']}  # {c['what']}" for c in facts["commands"]), "```", ""]
     lines += ["## Recipe", "", "```toml", facts["recipe"].rstrip(), "```", "", "## Provenance", ""]
     lines += [f"- {name}: `{value}`" for name, value in facts["provenance"]]
     return "\n".join(lines) + "\n"
 
 
-def _warning(text: str, decisive: bool) -> str:
+def _quote_warning(text: str, decisive: bool) -> str:
     """A warning as a quotation; one that decides about all the rest is bold."""
-    return f"> **{_plain(text)}**\n>" if decisive else f"> **Warning.** {_plain(text)}\n>"
+    return f"> **{_escape_text(text)}**\n>" if decisive else f"> **Warning.** {_escape_text(text)}\n>"
 
 
-def _probes(found: Mapping[str, Any] | None) -> list[str]:
+def _probe_lines(found: Mapping[str, Any] | None) -> list[str]:
     """What probes read from frozen features, as Markdown."""
     if found is None:
         return []
-    lines = ["## Probes", "", _plain(found["about"]), ""]
+    lines = ["## Probes", "", _escape_text(found["about"]), ""]
     for target in [*found["targets"], *found["groups"]]:
-        status = "" if target["rows"] else f": {_plain(target['status'])}"
-        lines += [f"**{_plain(target['title'])}**{status}", ""]
+        status = "" if target["rows"] else f": {_escape_text(target['status'])}"
+        lines += [f"**{_escape_text(target['title'])}**{status}", ""]
         if target["rows"]:
-            body = [[row["name"], *map(_joined, row["cells"])] for row in target["rows"]]
-            lines += _table(["", *target["columns"]], body)
-        lines += [*(f"- {_plain(text)}" for text in target.get("notes", [])), ""]
+            body = [[row["name"], *map(_join_cell, row["cells"])] for row in target["rows"]]
+            lines += _table_lines(["", *target["columns"]], body)
+        lines += [*(f"- {_escape_text(text)}" for text in target.get("notes", [])), ""]
     return lines
 
 
-def _joined(cell: Mapping[str, Any]) -> str:
+def _join_cell(cell: Mapping[str, Any]) -> str:
     return f"{cell['text']} ({cell['interval']})" if cell["interval"] else cell["text"]
 
 
-def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+def _table_lines(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     """A Markdown table and an empty line."""
     marks = ["---"] + ["---:"] * (len(head) - 1)
-    return [f"| {' | '.join(_plain(cell) for cell in row)} |" for row in (head, marks, *body)] + [""]
+    return [f"| {' | '.join(_escape_text(cell) for cell in row)} |" for row in (head, marks, *body)] + [""]
 
 
-def _plain(text: str) -> str:
+def _escape_text(text: str) -> str:
     """Text that cannot break out of a Markdown line or cell."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
@@ -208,10 +219,10 @@ def probe_card(metrics: Mapping[str, Any]) -> dict[str, Any] | None:
     found = metrics.get("probe")
     if not found:
         return None
-    targets = [_labels(found["labels"])]
+    targets = [_label_probe(found["labels"])]
     if "attribute" in found:
-        targets.append(_attribute(found["attribute"]))
-    return {"about": describe_probes(found), "targets": targets, "groups": _groups(found["labels"])}
+        targets.append(_attribute_probe(found["attribute"]))
+    return {"about": describe_probes(found), "targets": targets, "groups": _group_tables(found["labels"])}
 
 
 def describe_probes(found: Mapping[str, Any]) -> str:
@@ -225,7 +236,7 @@ def describe_probes(found: Mapping[str, Any]) -> str:
     return text + (f" Strength of the linear one chosen on {' and '.join(chosen)}, never on test." if chosen else "")
 
 
-def _labels(target: Mapping[str, Any]) -> dict[str, Any]:
+def _label_probe(target: Mapping[str, Any]) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "title": "Who or what it is",
         "head": "",
@@ -238,14 +249,22 @@ def _labels(target: Mapping[str, Any]) -> dict[str, Any]:
     encoders = target["encoders"]
     grouped = any("worst_group" in one for one in encoders.values())
     shown["columns"] = ["top-1, linear", "top-1, kNN", "worst class"] + (["worst (class, group)", "adjusted"] * grouped)
-    notes = _tested(target)
+    notes = _tested_note(target)
     for name, one in encoders.items():
         worst = one["linear"]["worst_class"]
-        cells = [_top(one["linear"]), _top(one["knn"]), _cell(percent(worst["accuracy"], 1), worst["name"])]
+        cells = [
+            _accuracy_cell(one["linear"]),
+            _accuracy_cell(one["knn"]),
+            _text_cell(format_percent(worst["accuracy"], 1), worst["name"]),
+        ]
         if "worst_group" in one:
             cell = one["worst_group"]
-            cells.append(_cell(percent(cell["linear"], 1), f"{cell['class']} / {cell['group']}, n = {cell['samples']}"))
-            cells.append(_cell(percent(cell["adjusted"], 1)))
+            cells.append(
+                _text_cell(
+                    format_percent(cell["linear"], 1), f"{cell['class']} / {cell['group']}, n = {cell['samples']}"
+                )
+            )
+            cells.append(_text_cell(format_percent(cell["adjusted"], 1)))
         shown["rows"].append({"name": NAMES.get(name, name), "cells": cells})
         notes += [f"{NAMES.get(name, name)}: {text}." for text in one["warnings"]]
     if grouped:
@@ -253,27 +272,31 @@ def _labels(target: Mapping[str, Any]) -> dict[str, Any]:
         notes.append(f"Groups: {cell['groups']:,} of (class, {cell['by']}). Adjusted: as common as in training.")
         if cell["smallest"] < FEW:
             notes.append(f"The smallest of them has {cell['smallest']} test samples: the worst group is partly chance.")
-    return shown | {"notes": notes + _gap(target)}
+    return shown | {"notes": notes + _gap_note(target)}
 
 
-def _attribute(target: Mapping[str, Any]) -> dict[str, Any]:
+def _attribute_probe(target: Mapping[str, Any]) -> dict[str, Any]:
     shown: dict[str, Any] = {"title": f"The attribute “{target['name']}”", "head": "", "status": target["status"]}
     if target["status"] != "ok":
         return shown | {"columns": [], "rows": [], "notes": []}
     shown["columns"] = ["top-1, linear", "top-1, kNN", "worst group"]
     shown["rows"] = []
-    notes = _tested(target)
+    notes = _tested_note(target)
     for name, one in target["encoders"].items():
         worst = one["linear"]["worst_class"]
-        cells = [_top(one["linear"]), _top(one["knn"]), _cell(percent(worst["accuracy"], 1), worst["name"])]
+        cells = [
+            _accuracy_cell(one["linear"]),
+            _accuracy_cell(one["knn"]),
+            _text_cell(format_percent(worst["accuracy"], 1), worst["name"]),
+        ]
         shown["rows"].append({"name": NAMES.get(name, name), "cells": cells})
         notes += [f"{NAMES.get(name, name)}: {text}." for text in one["warnings"]]
-    guess = percent(target["largest_group"], 1)
+    guess = format_percent(target["largest_group"], 1)
     notes.append(f"Guessing the largest of {len(target['groups'])} groups would be right {guess} of the time.")
-    return shown | {"notes": notes + _gap(target)}
+    return shown | {"notes": notes + _gap_note(target)}
 
 
-def _groups(target: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _group_tables(target: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Accuracy of the linear probe by every column with few values, an encoder a column."""
     if target["status"] != "ok":
         return []
@@ -289,8 +312,11 @@ def _groups(target: Mapping[str, Any]) -> list[dict[str, Any]]:
                 {
                     "name": row["name"],
                     "cells": [
-                        _cell(f"{row['samples']:,}"),
-                        *(_cell(percent(one["groups"][column][k]["linear"], 1)) for one in encoders.values()),
+                        _text_cell(f"{row['samples']:,}"),
+                        *(
+                            _text_cell(format_percent(one["groups"][column][k]["linear"], 1))
+                            for one in encoders.values()
+                        ),
                     ],
                 }
                 for k, row in enumerate(rows)
@@ -300,14 +326,14 @@ def _groups(target: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _tested(target: Mapping[str, Any]) -> list[str]:
+def _tested_note(target: Mapping[str, Any]) -> list[str]:
     text = f"Tested on {target['tested_on']:,} samples"
     if target["left_out"]:
         return [f"{text}; {target['left_out']:,} have a value that training never saw and are left out."]
     return [text + "."]
 
 
-def _gap(target: Mapping[str, Any]) -> list[str]:
+def _gap_note(target: Mapping[str, Any]) -> list[str]:
     gap = target.get("gap")
     if gap is None:
         return []
@@ -321,9 +347,9 @@ def _gap(target: Mapping[str, Any]) -> list[str]:
     return [f"The linear probe reads {points} {more} from {first} than from {second}{extent}."]
 
 
-def _top(one: Mapping[str, Any]) -> dict[str, str]:
-    return _cell(percent(one["accuracy"], 1), ends(one["interval"], "{:.1f}"))
+def _accuracy_cell(one: Mapping[str, Any]) -> dict[str, str]:
+    return _text_cell(format_percent(one["accuracy"], 1), format_interval(one["interval"], "{:.1f}"))
 
 
-def _cell(text: str, small: str = "") -> dict[str, str]:
+def _text_cell(text: str, small: str = "") -> dict[str, str]:
     return {"text": text or NONE, "interval": small, "status": "ok"}

@@ -12,10 +12,10 @@ from mettle.evaluate.roc import Curve
 from mettle.evaluate.run import Evaluation
 from mettle.evaluate.run.scenarios import PIXELS, Judged, raw
 from mettle.report import pair_cards, plots, training_plots, two_encoders
-from mettle.report.embedding_map import Located, drawn
-from mettle.report.format import called, rate
-from mettle.report.page import place, render
-from mettle.report.run_card import card, markdown
+from mettle.report.embedding_map import MapLayout, plot_map
+from mettle.report.format import format_rate, scenario_title
+from mettle.report.page import check_page_path, render_page
+from mettle.report.run_card import build_card, card_to_markdown
 from mettle.train.callbacks import read_log
 from mettle.train.run_folder import RunFolder, is_builtin_source
 
@@ -35,41 +35,45 @@ def write_report(run: RunFolder, evaluation: Evaluation, path: Path | str | None
         The path of the page. ``card.md`` and ``map.json`` go into the run folder, unless a page of other data
         goes elsewhere.
     """
-    page = place(path if path is not None else run.folder / "report.html")
-    facts = card(run, evaluation.metrics, _notes(evaluation.judged))
-    maps = two_encoders.maps(run, evaluation.judged)
-    write_text(page, render("report.html.j2", card=facts, **pictures(run, evaluation, maps)))
+    page = check_page_path(path if path is not None else run.folder / "report.html")
+    facts = build_card(run, evaluation.metrics, _skipped_note(evaluation.judged))
+    maps = two_encoders.encoder_maps(run, evaluation.judged)
+    write_text(page, render_page("report.html.j2", card=facts, **page_figures(run, evaluation, maps)))
     if path is None or run.matches_data(evaluation.metrics["data"]["fingerprint"]):
-        write_text(run.folder / "card.md", markdown(facts))
-        two_encoders.keep_maps(run, maps, evaluation.judged, evaluation.metrics)
+        write_text(run.folder / "card.md", card_to_markdown(facts))
+        two_encoders.write_maps(run, maps, evaluation.judged, evaluation.metrics)
     return page
 
 
-def pictures(run: RunFolder, evaluation: Evaluation, maps: Mapping[str, Located]) -> dict[str, Any]:
+def page_figures(run: RunFolder, evaluation: Evaluation, maps: Mapping[str, MapLayout]) -> dict[str, Any]:
     """Everything on the page that is drawn rather than written."""
     metrics, judged = evaluation.metrics, evaluation.judged
     log = read_log(run.folder / "log.jsonl")
-    decided = pair_cards.decision(metrics)
-    way = metrics["scenarios"][judged.headline.name]
+    decided = pair_cards.choose_threshold(metrics)
+    scenario = metrics["scenarios"][judged.headline.name]
     found = metrics.get("thresholds", {}).get("set", {})
-    lines = {rate(float(f)): e["threshold"] for f, e in found.items() if e["threshold"] is not None}
+    lines = {format_rate(float(f)): e["threshold"] for f, e in found.items() if e["threshold"] is not None}
     return {
-        "roc": plots.roc(
-            {called(name): v.roc.thinned(256) for name, v in judged.verifications.items()},
-            way["verification"]["tar"],
-            _baseline(judged) if "baselines" in metrics else None,
+        "roc": plots.plot_roc(
+            {scenario_title(name): v.roc.thinned(256) for name, v in judged.verifications.items()},
+            scenario["verification"]["tar"],
+            _baseline_curve(judged) if "baselines" in metrics else None,
         ),
-        "histograms": plots.histograms(
-            {called(name): v.histogram(BINS) for name, v in judged.verifications.items()}, lines
+        "histograms": plots.plot_histograms(
+            {scenario_title(name): v.histogram(BINS) for name, v in judged.verifications.items()}, lines
         ),
         "decision": decided,
         "images": judged.samples.inputs.kind == "image",
         "sees": describe_view(run, judged),
-        "negatives": pair_cards.shown(pair_cards.hardest(judged, "impostor"), judged.samples, decided, "impostor"),
-        "positives": pair_cards.shown(pair_cards.hardest(judged, "genuine"), judged.samples, decided, "genuine"),
-        "map": _map(judged, maps),
-        "training": training_plots.training([log], metrics.get("selection")),
-        **_two(run, evaluation, log),
+        "negatives": pair_cards.pair_rows(
+            pair_cards.hardest_pairs(judged, "impostor"), judged.samples, decided, "impostor"
+        ),
+        "positives": pair_cards.pair_rows(
+            pair_cards.hardest_pairs(judged, "genuine"), judged.samples, decided, "genuine"
+        ),
+        "map": _map_section(judged, maps),
+        "training": training_plots.plot_training([log], metrics.get("selection")),
+        **_two_encoder_sections(run, evaluation, log),
     }
 
 
@@ -91,42 +95,42 @@ def describe_view(run: RunFolder, judged: Judged) -> str:
     )
 
 
-def _map(judged: Judged, maps: Mapping[str, Located]) -> dict[str, Any] | None:
+def _map_section(judged: Judged, maps: Mapping[str, MapLayout]) -> dict[str, Any] | None:
     """The map, those of both encoders where there are two, and the identities they mark."""
     if not maps:
         return None
     first = next(iter(maps.values()))
     rows = [int(first.rows[np.flatnonzero(first.labels == label)[0]]) for label in first.marked]
     return {
-        "image": drawn(first).image if len(maps) == 1 else "",
-        "several": two_encoders.side_by_side(maps) if len(maps) > 1 else [],
+        "image": plot_map(first).image if len(maps) == 1 else "",
+        "several": two_encoders.plot_side_by_side(maps) if len(maps) > 1 else [],
         "legend": first.legend(),
-        "marked": [pair_cards.side(judged.samples, at) for at in rows],
+        "marked": [pair_cards.describe_sample(judged.samples, at) for at in rows],
         "points": len(first.rows),
         "identities": len(np.unique(first.labels)),
     }
 
 
-def _two(run: RunFolder, evaluation: Evaluation, log: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _two_encoder_sections(run: RunFolder, evaluation: Evaluation, log: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What only a run with a second encoder has; None for all others."""
-    if not two_encoders.has_two(run) or evaluation.samples is None:
+    if not two_encoders.has_second_encoder(run) or evaluation.samples is None:
         return {"weighed": None, "weights": None}
     return {
-        "weighed": two_encoders.negatives(run, evaluation.samples),
+        "weighed": two_encoders.negatives_by_difficulty(run, evaluation.samples),
         "weights": two_encoders.weights_by_group(run, evaluation.samples, log),
     }
 
 
-def _baseline(judged: Judged) -> Curve | None:
+def _baseline_curve(judged: Judged) -> Curve | None:
     """The curve of the raw inputs in the headline scenario, where it costs little."""
-    way, inputs = judged.headline, judged.samples.inputs
+    scenario, inputs = judged.headline, judged.samples.inputs
     width = prod(min(side, PIXELS) if inputs.kind == "image" else side for side in inputs.shape)
-    other = len(way.probe) if way.gallery is None else len(way.gallery)
-    if len(way.probe) * other * width > CHEAP:
+    other = len(scenario.probe) if scenario.gallery is None else len(scenario.gallery)
+    if len(scenario.probe) * other * width > CHEAP:
         return None
-    return way.verification(raw(judged.samples), judged.samples).roc.thinned(256)
+    return scenario.verification(raw(judged.samples), judged.samples).roc.thinned(256)
 
 
-def _notes(judged: Judged) -> list[str]:
+def _skipped_note(judged: Judged) -> list[str]:
     left_out = len(judged.samples.skipped)
     return [f"{left_out:,} unreadable files were left out of the data."] if left_out else []

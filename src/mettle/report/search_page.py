@@ -11,8 +11,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from mettle.atomic_files import write_text
 from mettle.evaluate.bootstrap import mean_interval
 from mettle.report.format import NONE
-from mettle.report.page import place, render
-from mettle.report.plots import BLUE, GREY, ORANGE, VERMILION, address, sheet
+from mettle.report.page import check_page_path, render_page
+from mettle.report.plots import BLUE, GREY, ORANGE, VERMILION, new_figure, svg_data_url
 from mettle.train.callbacks import Direction
 from mettle.train.recipe import Range, Recipe
 from mettle.train.recipe_files import format_call
@@ -65,7 +65,7 @@ def write_search_page(recipe: Recipe, trials: Sequence[Trial], path: Path, *, di
         path: where the page goes.
         direction: whether low or high values of the metric are better.
     """
-    page, settings, best = place(path), recipe.tune, best_trial(trials, direction)
+    page, settings, best = check_page_path(path), recipe.tune, best_trial(trials, direction)
     counts = {state: sum(trial.state == state for trial in trials) for state in ("finished", "pruned", "failed")}
     ranked = sorted(
         (trial for trial in trials if trial.metric is not None),
@@ -81,14 +81,14 @@ def write_search_page(recipe: Recipe, trials: Sequence[Trial], path: Path, *, di
         "seconds": sum(trial.seconds for trial in trials),
         "direction": direction,
         "seed": recipe.seed,
-        "best": None if best is None else _row(best, settings.ranges),
-        "warnings": _warnings(recipe, trials, best),
+        "best": None if best is None else _trial_row(best, settings.ranges),
+        "warnings": _collect_warnings(recipe, trials, best),
         "keys": list(settings.ranges),
         "ranges": {key: _describe_range(one) for key, one in settings.ranges.items()},
-        "rows": [_row(trial, settings.ranges) for trial in ranked[:SHOWN]],
+        "rows": [_trial_row(trial, settings.ranges) for trial in ranked[:SHOWN]],
         "progress": _draw_progress(trials, settings.metric, direction) if ranked else "",
         "figures": [
-            {"key": key, "image": _draw_range(key, one, trials, best), "legend": _legend(one)}
+            {"key": key, "image": _draw_range(key, one, trials, best), "legend": _choice_names(one)}
             for key, one in settings.ranges.items()
             if any(_shown_value(trial) is not None and key in trial.values for trial in trials)
         ],
@@ -97,11 +97,11 @@ def write_search_page(recipe: Recipe, trials: Sequence[Trial], path: Path, *, di
             for trial in [trial for trial in trials if trial.state == "failed"][:REASONS]
         ],
     }
-    write_text(page, render("search.html.j2", **facts))
+    write_text(page, render_page("search.html.j2", **facts))
     return page
 
 
-def _warnings(recipe: Recipe, trials: Sequence[Trial], best: Trial | None) -> list[str]:
+def _collect_warnings(recipe: Recipe, trials: Sequence[Trial], best: Trial | None) -> list[str]:
     found = [] if best is None else describe_edges(recipe.tune.ranges, best.values)
     missing, failed = recipe.tune.trials - len(trials), sum(trial.state == "failed" for trial in trials)
     if missing > 0:
@@ -113,7 +113,7 @@ def _warnings(recipe: Recipe, trials: Sequence[Trial], best: Trial | None) -> li
     return [text[0].upper() + text[1:] for text in found]
 
 
-def _row(trial: Trial, ranges: Mapping[str, Range]) -> dict[str, Any]:
+def _trial_row(trial: Trial, ranges: Mapping[str, Range]) -> dict[str, Any]:
     """A trial as a row of the table."""
     band = fold_interval(trial)
     steps = sorted({fold.step for fold in trial.folds if fold.step is not None})
@@ -134,7 +134,7 @@ def _describe_range(one: Range) -> str:
     return f"{one.low:g} to {one.high:g}{step}{', logarithmic' if one.log else ''}"
 
 
-def _legend(one: Range) -> list[str]:
+def _choice_names(one: Range) -> list[str]:
     """The names of choices that are no numbers, which stand beside a figure and not in it."""
     names = [format_value(choice) for choice in one.choices or ()]
     return [] if all(type(choice) in (int, float) for choice in one.choices or ()) else names
@@ -149,7 +149,7 @@ def _shown_value(trial: Trial) -> float | None:
 
 def _draw_progress(trials: Sequence[Trial], metric: str, direction: Direction) -> str:
     """Every trial in its order, and the best value so far."""
-    with sheet(5.4, 3.2) as figure:
+    with new_figure(5.4, 3.2) as figure:
         axes = figure.add_subplot()
         finished = [(trial.number, trial.metric) for trial in trials if trial.metric is not None]
         x, y = np.asarray(finished, float).T
@@ -164,20 +164,22 @@ def _draw_progress(trials: Sequence[Trial], metric: str, direction: Direction) -
         axes.set(xlabel="trial", ylabel=metric.partition(" by ")[0])
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.legend(fontsize=9)
-        return address(figure)
+        return svg_data_url(figure)
 
 
 def _draw_range(key: str, one: Range, trials: Sequence[Trial], best: Trial | None) -> str:
     """The metric against the values of one key."""
-    with sheet(4.2, 2.9) as figure:
+    with new_figure(4.2, 2.9) as figure:
         axes = figure.add_subplot()
-        shown = [(_abscissa(one, trial.values[key]), trial) for trial in trials if key in trial.values]
+        shown = [(_axis_position(one, trial.values[key]), trial) for trial in trials if key in trial.values]
         finished = [(x, trial.metric) for x, trial in shown if trial.metric is not None]
         if finished:
             axes.plot(*np.asarray(finished, float).T, "o", color=BLUE, ms=5, mec="white", mew=0.6)
         _draw_pruned(axes, shown)
         if best is not None and best.metric is not None and key in best.values:
-            axes.plot(_abscissa(one, best.values[key]), best.metric, "o", color=ORANGE, mec="white", ms=9, zorder=3)
+            axes.plot(
+                _axis_position(one, best.values[key]), best.metric, "o", color=ORANGE, mec="white", ms=9, zorder=3
+            )
         if one.choices is not None:
             names = [f"{c:g}" for c in one.choices if type(c) in (int, float)]
             at = range(1, len(one.choices) + 1)
@@ -192,7 +194,7 @@ def _draw_range(key: str, one: Range, trials: Sequence[Trial], best: Trial | Non
                 axes.xaxis.set_minor_formatter(NullFormatter())
             for end in one.ends:
                 axes.axvline(end, color=GREY, lw=1.0, ls=":")
-        return address(figure)
+        return svg_data_url(figure)
 
 
 def _draw_pruned(axes: Any, shown: Sequence[tuple[float, Trial]]) -> None:
@@ -202,5 +204,5 @@ def _draw_pruned(axes: Any, shown: Sequence[tuple[float, Trial]]) -> None:
         axes.plot(*np.asarray(points, float).T, "x", color=GREY, ms=5, label="pruned")
 
 
-def _abscissa(one: Range, value: Any) -> float:
+def _axis_position(one: Range, value: Any) -> float:
     return float(value) if one.choices is None else one.choices.index(value) + 1

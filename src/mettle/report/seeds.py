@@ -8,7 +8,7 @@ from typing import Any
 from mettle.atomic_files import write_text
 from mettle.evaluate.bootstrap import mean_interval
 from mettle.report.comparison_page import write_comparison
-from mettle.report.metric_tables import numbers
+from mettle.report.metric_tables import metric_cells
 from mettle.train.run_folder import RunFolder
 
 HEADLINE = ("EER", "AUC", "Recall@1")  # beside TAR at every false-accept rate
@@ -23,7 +23,7 @@ def summarize_seeds(runs: Sequence[RunFolder]) -> dict[str, Any]:
     measured = [run.metrics() for run in runs]
     scenarios: dict[str, Any] = {}
     for name in measured[0]["scenarios"]:
-        tables = [{entry["name"]: entry for entry in numbers(m["scenarios"][name])} for m in measured]
+        tables = [{entry["name"]: entry for entry in metric_cells(m["scenarios"][name])} for m in measured]
         rows = {}
         for title, entry in tables[0].items():
             if title not in HEADLINE and "far" not in entry:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from mettle.report.plots import BLUE, DASHES, GREY, ORANGE, address, percent_tick, run_colour, sheet
+from mettle.report.plots import BLUE, DASHES, GREY, ORANGE, new_figure, percent_tick, run_color, svg_data_url
 
 POINTS = 300  # of one line: more cannot be told apart, and weigh on the page
 
@@ -134,23 +134,23 @@ def validation_panels(logs: Sequence[Log], selection: Mapping[str, Any] | None =
     return found
 
 
-def training(logs: Sequence[Log], selection: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
+def plot_training(logs: Sequence[Log], selection: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
     """Training curves of one run, or of several laid over each other (colour = run, dashes = second line).
 
     ``selection`` says which step of the one run was chosen, and by what.
     """
     return [
-        {"title": panel.title, "caption": panel.caption, "image": _draw(panel, logs)}
+        {"title": panel.title, "caption": panel.caption, "image": _draw_panel(panel, logs)}
         for panel in (*validation_panels(logs, selection), *PANELS)
-        if _tells(panel, logs)
+        if _is_informative(panel, logs)
     ]
 
 
-def _tells(panel: Panel, logs: Sequence[Log]) -> bool:
+def _is_informative(panel: Panel, logs: Sequence[Log]) -> bool:
     """Whether there is a curve, and one that moves."""
-    drawn = [series(lines, key) for lines in logs for key, _ in panel.lines]
+    drawn = [log_series(lines, key) for lines in logs for key, _ in panel.lines]
     drawn = [found for found in drawn if len(found) > 1]
-    if panel.unless and any(len(series(lines, panel.unless)) > 1 for lines in logs):
+    if panel.unless and any(len(log_series(lines, panel.unless)) > 1 for lines in logs):
         return False
     return any(
         panel.still is None or (found[:, 1] != (found[0, 1] if panel.still == "any" else panel.still)).any()
@@ -158,21 +158,21 @@ def _tells(panel: Panel, logs: Sequence[Log]) -> bool:
     )
 
 
-def _draw(panel: Panel, logs: Sequence[Log]) -> str:
+def _draw_panel(panel: Panel, logs: Sequence[Log]) -> str:
     several = len(logs) > 1
     named = len(panel.lines) > 1 or panel.level is not None
-    with sheet(4.2, 2.9) as figure:
+    with new_figure(4.2, 2.9) as figure:
         axes = figure.add_subplot()
         for k, lines in enumerate(logs):
             for n, (key, _) in enumerate(panel.lines):
-                found = series(lines, key)
-                colour = run_colour(k) if several else (BLUE, ORANGE)[n]
+                found = log_series(lines, key)
+                color = run_color(k) if several else (BLUE, ORANGE)[n]
                 if len(found) > 1:
-                    axes.plot(*found.T, color=colour, ls=DASHES[n], lw=1.7)
+                    axes.plot(*found.T, color=color, ls=DASHES[n], lw=1.7)
                 if panel.spread and n == 0:
-                    band = series(lines, key, panel.spread)
+                    band = log_series(lines, key, panel.spread)
                     axes.fill_between(
-                        band[:, 0], band[:, 1] - band[:, 2], band[:, 1] + band[:, 2], color=colour, alpha=0.2, lw=0
+                        band[:, 0], band[:, 1] - band[:, 2], band[:, 1] + band[:, 2], color=color, alpha=0.2, lw=0
                     )
                 if panel.mark is not None and panel.mark in found[:, 0]:
                     at = found[found[:, 0] == panel.mark][0]
@@ -190,18 +190,18 @@ def _draw(panel: Panel, logs: Sequence[Log]) -> str:
         if panel.share:
             axes.set_ylim(0, None)
             axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
-        return address(figure)
+        return svg_data_url(figure)
 
 
-def series(lines: Log, *keys: str) -> np.ndarray:
+def log_series(lines: Log, *keys: str) -> np.ndarray:
     """(n, 1 + keys) steps and finite values of entries of the log, thinned where there are many."""
     rows = ([line["step"], *(line.get(key) for key in keys)] for line in lines)
-    kept = [row for row in rows if all(map(_number, row))]
+    kept = [row for row in rows if all(map(_is_finite, row))]
     found = np.asarray(kept, dtype=float).reshape(-1, 1 + len(keys))
     if len(found) > POINTS:
         found = found[np.unique(np.linspace(0, len(found) - 1, POINTS).round().astype(int))]
     return found
 
 
-def _number(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)

@@ -13,9 +13,16 @@ from mettle.evaluate.run.probes import BIASED, MODEL
 from mettle.evaluate.run.scenarios import Judged
 from mettle.model import embed
 from mettle.pairs import pair_weights
-from mettle.report.embedding_map import NARROW, Located, again, drawn, located, rounded
-from mettle.report.format import GAP, percent
-from mettle.report.pair_cards import side
+from mettle.report.embedding_map import (
+    NARROW,
+    MapLayout,
+    compute_layout,
+    layout_of_same_samples,
+    plot_map,
+    round_positions,
+)
+from mettle.report.format import GAP, format_percent
+from mettle.report.pair_cards import describe_sample
 from mettle.rng import permutation
 from mettle.train.run_folder import RunFolder
 
@@ -26,19 +33,19 @@ LATE = 3  # means over the last third of the log
 FORMAT = 1  # of map.json
 
 
-def has_two(run: RunFolder) -> bool:
+def has_second_encoder(run: RunFolder) -> bool:
     """Whether the run has a second encoder."""
     return run.has_biased_model
 
 
-def attribute(run: RunFolder, samples: Samples) -> tuple[str, Column] | None:
+def watched_column(run: RunFolder, samples: Samples) -> tuple[str, Column] | None:
     """The column that the run watches: as its recipe says, else the domain."""
     name = run.recipe.evaluate.spurious or "domain"
     found = samples.columns().get(name)
     return None if found is None else (name, found)
 
 
-def negatives(run: RunFolder, samples: Samples) -> dict[str, Any] | None:
+def negatives_by_difficulty(run: RunFolder, samples: Samples) -> dict[str, Any] | None:
     """The easiest and the hardest negatives of a few anchors by w, and what the hardest of all anchors have in common.
 
     Samples are drawn from the validation split, or from the training split where that is small; they are compared as
@@ -56,11 +63,14 @@ def negatives(run: RunFolder, samples: Samples) -> dict[str, Any] | None:
     np.fill_diagonal(w, np.nan)
     order = np.argsort(w, axis=1, kind="stable")[:, : len(part) - 1]  # NaN, the anchor itself, comes last
     easy, hard = order[:, :EACH], order[:, ::-1][:, :EACH]
-    watched = attribute(run, part)
+    watched = watched_column(run, part)
     found = [
-        {"anchor": side(part, at)}
-        | {kind: [_shown(part, at, j, w[at, j]) for j in rows[at]] for kind, rows in (("easy", easy), ("hard", hard))}
-        for at in anchors(part.labels, None if watched is None else watched[1].codes)
+        {"anchor": describe_sample(part, at)}
+        | {
+            kind: [_negative_card(part, at, j, w[at, j]) for j in rows[at]]
+            for kind, rows in (("easy", easy), ("hard", hard))
+        }
+        for at in choose_anchors(part.labels, None if watched is None else watched[1].codes)
     ]
     columns = [("label", part.label), *([] if watched is None else [watched])]
     return {
@@ -70,11 +80,11 @@ def negatives(run: RunFolder, samples: Samples) -> dict[str, Any] | None:
         "mean": f"{np.nanmean(w):.3f}",
         "spread": f"{np.nanstd(w, ddof=1):.3f}",
         "control": run.recipe.biased.weights,
-        "alike": [_alike(title, column.codes, easy, hard) for title, column in columns],
+        "alike": [_shared_attribute_row(title, column.codes, easy, hard) for title, column in columns],
     }
 
 
-def anchors(labels: np.ndarray, groups: np.ndarray | None, count: int = ANCHORS) -> list[int]:
+def choose_anchors(labels: np.ndarray, groups: np.ndarray | None, count: int = ANCHORS) -> list[int]:
     """Positions of a few samples: different labels, and groups in turn."""
     found: list[int] = []
     for at in permutation(len(labels), 0, 0, stream=41).tolist():
@@ -87,23 +97,27 @@ def anchors(labels: np.ndarray, groups: np.ndarray | None, count: int = ANCHORS)
     return found
 
 
-def _shown(part: Samples, anchor: int, other: int, w: float) -> dict[str, Any]:
-    return {**side(part, int(other)), "w": f"{w:.2f}", "same": bool(part.labels[anchor] == part.labels[other])}
+def _negative_card(part: Samples, anchor: int, other: int, w: float) -> dict[str, Any]:
+    return {
+        **describe_sample(part, int(other)),
+        "w": f"{w:.2f}",
+        "same": bool(part.labels[anchor] == part.labels[other]),
+    }
 
 
-def _alike(title: str, codes: np.ndarray, easy: np.ndarray, hard: np.ndarray) -> dict[str, Any]:
+def _shared_attribute_row(title: str, codes: np.ndarray, easy: np.ndarray, hard: np.ndarray) -> dict[str, Any]:
     """How many negatives share something with their anchor: of all, of the easiest, of the hardest."""
     same = codes[:, None] == codes[None, :]
     n = len(codes)
     shares = [(same.sum() - n) / (n * (n - 1))]
     shares += [np.take_along_axis(same, rows, axis=1).mean() for rows in (easy, hard)]
-    return {"name": f"same {title}", "shares": [percent(float(x), 1) for x in shares]}
+    return {"name": f"same {title}", "shares": [format_percent(float(x), 1) for x in shares]}
 
 
 def weights_by_group(run: RunFolder, samples: Samples, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Mean w by the groups of anchor and negative, over the last third of the log lines that have them."""
     known = [line["weight_by_group"] for line in lines if line.get("weight_by_group")]
-    watched = attribute(run, samples)
+    watched = watched_column(run, samples)
     if not known or watched is None:
         return None
     late = known[-max(1, len(known) // LATE) :]
@@ -121,24 +135,24 @@ def weights_by_group(run: RunFolder, samples: Samples, lines: Sequence[Mapping[s
     return {"column": name, "names": names, "rows": rows, "lines": len(late)} if names else None
 
 
-def maps(run: RunFolder, judged: Judged) -> dict[str, Located]:
+def encoder_maps(run: RunFolder, judged: Judged) -> dict[str, MapLayout]:
     """Where test samples lie for the model, and for its second encoder where it has one; empty: too little to draw."""
-    first = located(judged)
+    first = compute_layout(judged)
     if first is None:
         return {}
-    if not has_two(run):
+    if not has_second_encoder(run):
         return {"model": first}
-    second = again(first, embed(run.biased_model(), judged.samples.take(first.rows)))
+    second = layout_of_same_samples(first, embed(run.biased_model(), judged.samples.take(first.rows)))
     return {MODEL: first} | ({} if second is None else {BIASED: second})
 
 
-def side_by_side(found: Mapping[str, Located]) -> list[dict[str, str]]:
+def plot_side_by_side(found: Mapping[str, MapLayout]) -> list[dict[str, str]]:
     """Maps of several encoders with the same samples and marks."""
     titles = {MODEL: f"E_d,{GAP}the model", BIASED: f"E_b,{GAP}the biased encoder"}
-    return [{"name": titles.get(name, name), "image": drawn(one, NARROW).image} for name, one in found.items()]
+    return [{"name": titles.get(name, name), "image": plot_map(one, NARROW).image} for name, one in found.items()]
 
 
-def keep_maps(run: RunFolder, found: Mapping[str, Located], judged: Judged, metrics: Mapping[str, Any]) -> None:
+def write_maps(run: RunFolder, found: Mapping[str, MapLayout], judged: Judged, metrics: Mapping[str, Any]) -> None:
     """Write ``map.json``: places on the maps, so that runs can be laid side by side without their data."""
     path = run.folder / "map.json"
     if not found:
@@ -153,19 +167,19 @@ def keep_maps(run: RunFolder, found: Mapping[str, Located], judged: Judged, metr
         "first": first[0],
         **first[1].as_dict(),
         "marked_names": marked,
-        "others": {name: rounded(one.place) for name, one in others},
+        "others": {name: round_positions(one.place) for name, one in others},
     }
     write_text(path, json.dumps(content, separators=(",", ":")))
 
 
-def kept_maps(run: RunFolder, metrics: Mapping[str, Any]) -> tuple[dict[str, Located], list[str]] | None:
+def read_maps(run: RunFolder, metrics: Mapping[str, Any]) -> tuple[dict[str, MapLayout], list[str]] | None:
     """The maps in ``map.json`` and the names of the marked identities, if they are of these weights and these data."""
     try:
         kept = json.loads((run.folder / "map.json").read_text(encoding="utf-8"))
         current = (FORMAT, metrics["weights"], metrics["data"]["fingerprint"])
         if (kept["format"], kept["weights"], kept["data"]) != current:
             return None
-        first = Located.of(kept)
+        first = MapLayout.of(kept)
         places = {name: np.asarray(place, float).reshape(-1, 2) for name, place in kept["others"].items()}
         if any(len(place) != len(first.rows) for place in (first.place, *places.values())):
             return None

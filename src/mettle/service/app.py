@@ -11,7 +11,6 @@ from mettle.errors import InputError, MissingExtra
 from mettle.service.audit_log import AuditLog
 from mettle.service.auth import Keys, Sessions
 from mettle.service.handlers import ConfiguredThreshold
-from mettle.service.metrics import ServiceMetrics
 from mettle.service.rate_limits import Limits, RateLimiter
 from mettle.service.worker_pool import WorkerPool
 
@@ -19,7 +18,14 @@ if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
 
     from mettle.gallery.gallery import Gallery
+    from mettle.service.metrics import ServiceMetrics
     from mettle.train.run_folder import RunFolder
+
+
+def _create_metrics() -> "ServiceMetrics":
+    from mettle.service.metrics import ServiceMetrics  # its library comes with the extra ``app``
+
+    return ServiceMetrics()
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class ServiceContext:
     per_target: RateLimiter
     identify_daily: RateLimiter
     refusals: RateLimiter
-    metrics: ServiceMetrics = field(default_factory=ServiceMetrics)
+    metrics: "ServiceMetrics" = field(default_factory=_create_metrics)
     sessions: Sessions = field(default_factory=Sessions)
 
 
@@ -112,10 +118,11 @@ def create_app(
         threshold: Threshold to answer at, whatever rate that is.
     """
     try:
+        import prometheus_client  # noqa: F401
         from fastapi import FastAPI
         from python_multipart import MultipartParser  # noqa: F401  (pictures come as multipart)
     except ImportError:
-        raise MissingExtra("the service needs FastAPI: pip install fastapi uvicorn python-multipart") from None
+        raise MissingExtra("the service needs FastAPI: pip install 'mettle-ml[app]'") from None
     from mettle.service.handlers import ConfiguredThreshold
     from mettle.service.middleware import GateMiddleware, host_name
     from mettle.service.routes import build_routes, install_error_handlers

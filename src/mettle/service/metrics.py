@@ -3,10 +3,13 @@
 Labels are routes, statuses and reasons: never an identity, a key or an address.
 """
 
+import re
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+# Since when each series exists: the client library adds it, as a gauge that nobody here asks for.
+_CREATED = re.compile(r"(?:# (?:HELP|TYPE) )?\w+_created[ {]")
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -32,7 +35,8 @@ class ServiceMetrics:
 
     def text(self) -> str:
         """All of it, in the text format of Prometheus."""
-        return generate_latest(self._registry).decode()
+        lines = generate_latest(self._registry).decode().splitlines(keepends=True)
+        return "".join(line for line in lines if not _CREATED.match(line))
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(name, help, labels, registry=self._registry)

@@ -77,7 +77,7 @@ class Limits:
             elif field.name.endswith("seconds"):
                 fits, wanted = _is_finite_number(value) and value > 0, "a finite number above 0"
             else:
-                least = 0 if field.name in ("queue", "wolf", "digits") else 1
+                least = 0 if field.name in ("queue", "max_wolf_matches", "digits") else 1
                 fits, wanted = _is_whole(value) and value >= least, f"a whole number of at least {least}"
             if not fits:
                 raise InputError(f"limits.{field.name} must be {wanted}: got {repr(value)[:80]}")

@@ -69,7 +69,7 @@ def make_server(app: "FastAPI", host: str = "127.0.0.1", port: int = 8000) -> "S
         import uvicorn
         from uvicorn.protocols.http.h11_impl import H11Protocol
     except ImportError:
-        raise MissingExtra("the service needs uvicorn: pip install fastapi uvicorn python-multipart") from None
+        raise MissingExtra("the service needs uvicorn: pip install 'mettle-ml[app]'") from None
 
     class HeadTimeoutProtocol(H11Protocol):
         """Closes a connection whose next request has begun but whose head does not end; sends answers at once."""

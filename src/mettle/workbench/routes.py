@@ -21,7 +21,7 @@ from PIL import Image
 from mettle.data.dataset import Samples
 from mettle.errors import InputError, MettleError
 from mettle.evaluate import roc
-from mettle.report.training_plots import PANELS, Panel, series, validation_panels
+from mettle.report.training_plots import PANELS, Panel, log_series, validation_panels
 from mettle.train import RunFolder
 from mettle.train.callbacks import read_log
 from mettle.workbench import pair_search as search
@@ -253,13 +253,13 @@ def training_panels(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def _panel_facts(panel: Panel, log: Log) -> dict[str, Any]:
-    lines = [{"name": name, "points": series(log, key).tolist()} for key, name in panel.lines]
+    lines = [{"name": name, "points": log_series(log, key).tolist()} for key, name in panel.lines]
     return {"title": panel.title, "caption": panel.caption, "share": panel.share, "lines": lines}
 
 
 def _has_content(panel: Panel, log: Log) -> bool:
     """Whether there is a line that moves, and no other panel that says it better."""
-    if panel.unless and len(series(log, panel.unless)) > 1:
+    if panel.unless and len(log_series(log, panel.unless)) > 1:
         return False
-    found = [series(log, key) for key, _ in panel.lines]
+    found = [log_series(log, key) for key, _ in panel.lines]
     return any(len(line) > 1 and (panel.still is None or (line[:, 1] != panel.still).any()) for line in found)

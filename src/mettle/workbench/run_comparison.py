@@ -4,7 +4,7 @@ from typing import Any
 
 from mettle.errors import InputError, MettleError
 from mettle.evaluate import compare
-from mettle.report.format import rate
+from mettle.report.format import format_rate
 from mettle.workbench.lazy_run import LazyRun
 
 RETRIEVAL = (("recall@1", "Recall@1"), ("map_at_r", "MAP@R"))
@@ -25,7 +25,7 @@ def compare_runs(first: LazyRun, second: LazyRun) -> list[dict[str, Any]]:
     verified, retrieved = (first.verification(), second.verification()), (first.retrieval(), second.retrieval())
     fars = sorted(set(a.run.recipe.evaluate.fars) & set(b.run.recipe.evaluate.fars), reverse=True)
     wanted = [("eer", "EER", True), ("auc", "AUC", False)]
-    wanted += [(f"tar@{far!r}", f"TAR at FAR {rate(far)}", False) for far in fars]
+    wanted += [(f"tar@{far!r}", f"TAR at FAR {format_rate(far)}", False) for far in fars]
     rows = [_row(*verified, name, title, lower) for name, title, lower in wanted]
     rows += [_row(*retrieved, name, title, False) for name, title in RETRIEVAL]
     told = [row for row in rows if row is not None]

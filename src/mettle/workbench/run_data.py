@@ -19,7 +19,7 @@ from mettle.evaluate.groups import bands
 from mettle.evaluate.run.scenarios import Scenario, scenarios
 from mettle.evaluate.scoring.cosine import Unit
 from mettle.model import embed
-from mettle.report.metric_tables import numbers
+from mettle.report.metric_tables import metric_cells
 from mettle.train import RunFolder, prepare_samples
 
 QUARTILES = 4  # of difficulty, as in the audit
@@ -104,7 +104,7 @@ class RunData:
             return []
         if found.get("weights") != self.run.contract()["weights"] or self.scenario.name not in found["scenarios"]:
             return []
-        listed = numbers(found["scenarios"][self.scenario.name])
+        listed = metric_cells(found["scenarios"][self.scenario.name])
         return [
             {key: n[key] for key in ("name", "text", "interval", "meaning")}
             for n in listed

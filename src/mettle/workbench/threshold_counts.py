@@ -12,7 +12,7 @@ from mettle.errors import MettleError
 from mettle.evaluate import roc
 from mettle.evaluate.scoring.scores import Scores
 from mettle.evaluate.verification import Verification
-from mettle.report.format import rate
+from mettle.report.format import format_rate
 from mettle.workbench.run_data import RunData, load_or_compute_arrays
 
 FEWEST = 400  # positions of the slider, at least; steps are powers of ten
@@ -124,8 +124,10 @@ def _named_thresholds(data: RunData, found: Verification) -> list[dict[str, Any]
         )
     for far, entry in sorted(data.run.contract().get("thresholds", {}).items(), key=lambda item: -float(item[0])):
         if entry.get("threshold") is not None:
-            where = f"set for a false-accept rate of {rate(float(far))} on {entry.get('measured_on', 'other samples')}"
-            named.append((f"FAR {rate(float(far))}", where, float(entry["threshold"])))
+            rate, source = format_rate(float(far)), entry.get("measured_on", "other samples")
+            named.append(
+                (f"FAR {rate}", f"set for a false-accept rate of {rate} on {source}", float(entry["threshold"]))
+            )
     marks = []
     for name, title, threshold in named:
         if math.isfinite(threshold):

@@ -11,11 +11,12 @@ if importlib.util.find_spec("triton") is None:
 if torch.cuda.is_available():
     pytest.skip("a GPU is here: tests/gpu runs the same kernels on it", allow_module_level=True)
 
-from evaluate.scoring.test_histogram import clusters, same
 from mettle.evaluate import verification
 from mettle.evaluate.scoring.cuda_passes import Passes, candidates, slack
 from mettle.evaluate.scoring.histogram import counted
 from mettle.evaluate.scoring.pair_tiles import Design
+
+from .test_histogram import clusters, same
 
 # The interpreter computes with NumPy, which warns where a masked entry divides by zero.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

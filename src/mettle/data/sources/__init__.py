@@ -13,6 +13,7 @@ from mettle.data.sources.glyphs import glyphs
 from mettle.data.sources.image_folder import read_image, read_image_folder
 from mettle.data.sources.manifest import read_manifest
 from mettle.data.sources.npz import read_npz
+from mettle.data.sources.public_sets import import_public_set as import_public_set
 from mettle.data.sources.text_table import SUFFIXES as TABLES
 from mettle.data.sources.torch_dataset import PYTHON
 from mettle.errors import DataError, InputError, nearest
