@@ -2,7 +2,7 @@
 
     checks ─► scores ─┬─► point ─┬─► verification   same or different? eer, auc, tar(far), threshold(far), roc, det
        │      counted ┘ intervals┘                  interval(name): subjects resampled, never pairs
-       │         ├──► ranking ───► retrieval        who is nearest? recall[k], map_at_r, r_precision, per query
+       │         ├──► ranking ───► retrieval        who is nearest? recall[k], map, map_at_r, mrr, ndcg, per query
        │         └──► identification                who is it, if anybody? rank, tpir(fpir)
        │              clustering, probe             do clusters find the labels? can a simple classifier read them?
        └ one door for arguments: finite, both kinds of pairs, integer labels, no zero vectors, or an error

@@ -29,8 +29,8 @@ class Retrieval:
     """What retrieval found: one value per query that has a relevant candidate, and their means.
 
     Attributes:
-        per_query: by name (``"recall@1"``, ``"precision@1"``, ``"ndcg@1"``, ``"map"``, ``"mrr"``, ``"ndcg"``, ``"map_at_r"``,
-            ``"r_precision"``), one value for each entry of ``queries``.
+        per_query: by name (``"recall@1"``, ``"precision@1"``, ``"ndcg@1"``, ``"map"``, ``"mrr"``, ``"ndcg"``,
+            ``"map_at_r"``, ``"r_precision"``), one value for each entry of ``queries``.
         queries: positions of the judged queries.
         subjects: subject code of each judged query.
         excluded: how many queries have no relevant candidate.
