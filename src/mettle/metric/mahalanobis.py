@@ -157,8 +157,8 @@ class Mahalanobis(LinearMetric):
         if isinstance(self.shrinkage, str):
             auto = isinstance(self.standardize, str)
             return [place for place in PATH if auto or place.standardize == self.standardize]
-        pair = isinstance(self.shrinkage, (tuple, list))
-        within, between = self.shrinkage if pair else (self.shrinkage, self.shrinkage)  # type: ignore[misc]
+        pair: Any = self.shrinkage if isinstance(self.shrinkage, tuple | list) else (self.shrinkage, self.shrinkage)
+        within, between = pair
         return [Shrinkage(self.standardize is True, float(within), float(between))]
 
     def _search(self, examples: Examples) -> Search:

@@ -49,7 +49,7 @@ def check_numbers(given: dict[str, Any]) -> None:
 
 def check_count(name: str, value: Any) -> None:
     """Refuse what is no whole number from 1 on."""
-    require(isinstance(value, Integral) and value >= 1, f"{name} must be at least 1, got {value!r}")
+    require(isinstance(value, Integral) and int(value) >= 1, f"{name} must be at least 1, got {value!r}")
 
 
 def check_share(name: str, value: Any) -> None:
