@@ -451,5 +451,6 @@ def _as_npz(found: PublicSet) -> bytes:
     """Pictures and columns, with nothing pickled."""
     content = io.BytesIO()
     columns: dict[str, Any] = {name: np.array(values) for name, values in found.columns.items()}
-    np.savez_compressed(content, **columns | {"images": found.images})
+    columns["images"] = found.images
+    np.savez_compressed(content, **columns)
     return content.getvalue()
