@@ -66,10 +66,10 @@ def test_the_embeddings_share_their_directions(data):
 
 
 def test_where_all_of_a_class_is_near_it_is_fishers(data, monkeypatch):
-    x, y = data
+    x, y = (values[data[1] < 3] for values in data)  # scikit-learn warns of a class of one sample
     monkeypatch.setattr(lfda, "local_affinity", lambda members, k: np.ones((len(members),) * 2))
-    ours = LFDA(3, shrinkage=0).fit(x, y).components_
-    theirs = LinearDiscriminantAnalysis(solver="eigen").fit(x, y).scalings_[:, :3]
+    ours = LFDA(2, shrinkage=0).fit(x, y).components_
+    theirs = LinearDiscriminantAnalysis(solver="eigen").fit(x, y).scalings_[:, :2]
     assert subspace_angles(ours.T, theirs).max() < 1e-6
 
 

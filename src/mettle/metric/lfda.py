@@ -73,12 +73,14 @@ class LFDA(LinearMetric):
         unit = np.abs(x).max()  # squares of the largest numbers that are allowed would add up to infinity
         within, between = local_scatters(x / unit, labels, self.k)
         values, rows = self._solve(within, between)
-        if self.embedding == "weighted":
-            rows = rows * np.sqrt(np.maximum(values, 0))[:, None]
-        elif self.embedding == "orthonormal":
-            rows = np.linalg.qr(rows.T)[0].T
+        if self.embedding == "orthonormal":
+            rows = np.linalg.qr(rows.T)[0].T  # a basis has no unit
+        else:
+            rows = rows / unit
+            if self.embedding == "weighted":
+                rows = rows * np.sqrt(np.maximum(values, 0))[:, None]
         self.components_ = np.zeros((len(rows), len(varies)))
-        self.components_[:, varies] = rows / unit
+        self.components_[:, varies] = rows
         self.components_, self.eigenvalues_ = fix_signs(self.components_), values
         return self
 
