@@ -26,6 +26,7 @@ from mettle.train.fine_tuning import (
     freeze_layers,
     layer_rates,
 )
+from mettle.train.gradient_caching import cached_forward, describe_batch_norm, has_batch_norm
 from mettle.train.lora import add_lora, describe_lora, frozen_norms
 from mettle.train.methods.past_embeddings import PastEmbeddings, QueuedBatch, QueueSettings
 from mettle.train.optim import (
@@ -152,7 +153,7 @@ class Method(ABC):
         self.max_skipped_steps = self.optimizer.max_skipped_steps
         averaged = {name: module for name, module in self.modules.items() if any(True for _ in module.parameters())}
         self.average = WeightAverage(averaged, settings.ema) if settings.ema else None
-        self.past = None if queue is None else PastEmbeddings(self.model, queue)
+        self.past = None if queue is None else PastEmbeddings(self.model, queue, settings.cached)
         if self.past is not None:
             self.modules["past"] = self.past
         self.recorder: StepSource | None = None  # `step_graph.record_steps` puts one here
@@ -252,9 +253,15 @@ class Method(ABC):
         """For the forward passes of the networks; losses are computed outside."""
         return self.optimizer.autocast()
 
+    def run_network(self, network: Any, inputs: Any, forward: Callable[[Any], Tensor] | None = None) -> Tensor:
+        """What a network, or one of its methods, gives for a batch: in micro-batches, where gradients are cached."""
+        return cached_forward(network, inputs, self.settings.cached, forward)
+
     def describe_training(self) -> tuple[str, ...]:
-        """Lines: what is frozen, and the groups of each optimizer, where a backbone trains in its own way."""
+        """Lines: micro-batches, what is frozen, the groups of optimizers where a backbone trains in its own way."""
         settings, lines = self.settings, []
+        if settings.cached and any(has_batch_norm(self.modules[name]) for name in self.optimizer.optimizers):
+            lines.append(describe_batch_norm(settings.cached))
         for name, layers in self.adapted.items():
             assert settings.lora is not None
             lines.append(describe_lora(self.modules[name], layers, settings.lora))

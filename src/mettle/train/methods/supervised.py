@@ -73,7 +73,8 @@ class Supervised(Method):
         """The loss of a batch."""
         neck, queued = getattr(self.model, "neck", None), None
         with self.autocast():
-            embeddings = self.model(batch.inputs) if neck is None else self.model.before_neck(batch.inputs)
+            forward = self.model if neck is None else self.model.before_neck
+            embeddings = self.run_network(self.model, batch.inputs, forward)
             if self.past is not None:
                 queued = self.past.compare(batch.inputs, embeddings, self.class_indices(batch.labels), fraction_done)
         after = None if neck is None else neck(embeddings)  # also where no loss asks: its statistics are of training
@@ -107,7 +108,7 @@ class Supervised(Method):
         if self.distill is None or self.average is None or not self.average.has_begun:
             return None
         with self.autocast():
-            teacher = embed_with_teacher(self.average.averages["model"].module, batch.inputs)
+            teacher = embed_with_teacher(self.average.averages["model"].module, batch.inputs, self.settings.cached)
         return similarity_distillation(embeddings, teacher, self.distill.temperature)
 
     def compute_loss(self, embeddings: Tensor, batch: Batch, options: Mapping[str, Any]) -> Tensor:

@@ -112,8 +112,8 @@ class TwoEncoder(Method):
         """Both losses of a batch of two views, each with gradient on its own network only."""
         check_views(batch)
         with self.autocast():
-            z = self.model(batch.inputs)
-            b = None if self.biased is None else self.biased(batch.inputs)
+            z = self.run_network(self.model, batch.inputs)
+            b = None if self.biased is None else self.run_network(self.biased, batch.inputs)
             queued = None if self.past is None else self.past.compare(batch.inputs, z, batch.ids, fraction_done)
         options: dict[str, Any] = progress_option(self.loss, fraction_done)
         if queued is not None:  # there is no second encoder then
