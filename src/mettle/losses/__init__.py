@@ -30,6 +30,9 @@ from mettle.losses.peer_names import PEERS, PLANNED
 from mettle.losses.proxy_anchor import ProxyAnchor
 from mettle.losses.proxy_nca import ProxyNCA
 from mettle.losses.self_triplet import SelfTriplet
+from mettle.losses.sharded_classes import load_class_shards as load_class_shards
+from mettle.losses.sharded_classes import save_class_shards as save_class_shards
+from mettle.losses.sharded_classes import shard_classes as shard_classes
 from mettle.losses.similarity_classification import SimilarityClassification
 from mettle.losses.similarity_ranking import SimilarityRanking
 from mettle.losses.similarity_regression import SimilarityRegression

@@ -8,8 +8,6 @@ from torch import distributed as dist
 
 from mettle.losses.base import require
 from mettle.losses.class_vectors import ClassVectors
-from mettle.pairs.class_softmax import class_reductions
-from mettle.pairs.similarity import at_least_float32
 
 MIN_SCALE = 0.1  # a scale of 0 or below would turn attraction around; only tiny, badly placed problems get there
 
@@ -60,9 +58,7 @@ class AdaCos(ClassVectors):
     @torch.no_grad()
     def adapt(self, embeddings: Tensor, labels: Tensor) -> None:
         """Move the scale by what this batch looks like, over all ranks."""
-        target, others = class_reductions(
-            at_least_float32(embeddings), self.weight, labels, self._logit_scale(), unit_features=True
-        )
+        target, others = self.all_class_values(embeddings, labels)
         target, others = _gather_over_ranks(target), _gather_over_ranks(others)
         average = torch.logsumexp(others.double(), 0) - math.log(len(others))
         angle = target.double().clamp(-1, 1).acos().median()

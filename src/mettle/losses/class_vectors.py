@@ -90,6 +90,7 @@ class ClassVectors(WriteOnceModule):
     takes_progress = True
     modulates_negatives = False  # whether `modulate` changes similarities to wrong classes
     anchors_are_classes = False  # whether values belong to classes instead of samples
+    regularizes_vectors = False  # whether `regularizer` looks at the vectors of all classes
     scale: float | Tensor
     draw: Tensor
 
@@ -131,8 +132,12 @@ class ClassVectors(WriteOnceModule):
         self.difficulty, self.sample, self.sparse, self.seed = difficulty, sample, sparse, seed
         self.vectors_per_class = vectors_per_class
         self.reduction: LossReduction = reduction
-        self.weight = nn.Parameter(torch.randn(num_classes * vectors_per_class, dim) / dim**0.5)
+        self.weight = nn.Parameter(self._random_vectors(num_classes * vectors_per_class, dim))
         self.register_buffer("draw", torch.zeros((), dtype=torch.long))  # training steps that have drawn classes
+
+    def _random_vectors(self, rows: int, dim: int) -> Tensor:
+        """Where the vectors start."""
+        return torch.randn(rows, dim) / dim**0.5
 
     def _check_label_smoothing(self, difficulty: Difficulty | None, vectors_per_class: int) -> None:
         """Refuse smoothing where the logits of a sample do not sum to one product with the sum of all vectors."""
@@ -295,7 +300,10 @@ class ClassVectors(WriteOnceModule):
 
     def _evaluate(self, z: Tensor, vectors: Tensor, labels: Tensor, half: bool) -> tuple[Tensor, Tensor | None]:
         """Values, and how much each counts; of features and class vectors as they are compared."""
-        row_values = self._class_values(z, vectors, labels, half=half)
+        return self._sample_values(self._class_values(z, vectors, labels, half=half), z, vectors)
+
+    def _sample_values(self, row_values: RowValues, z: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Values, and how much each counts; of what every sample accumulated over the classes."""
         others = row_values["others_lse"]
         if len(vectors) == self.vectors_per_class or self.difficulty is not None:  # no other class: nothing to lose
             others = others.masked_fill(others == -torch.inf, torch.finfo(others.dtype).min)
@@ -329,24 +337,35 @@ class ClassVectors(WriteOnceModule):
         return size * self.target(own / torch.where(size == 0, 1, size))
 
     def _class_values(self, z: Tensor, vectors: Tensor, labels: Tensor, half: bool = False) -> RowValues:
-        sphere, steepness = self.unit_features, self._logit_scale()
         if self.difficulty is not None:
             pairs, z, labels, ref = self._class_pairs(z, vectors, labels)
             if self.vectors_per_class == 1:
                 return reduce_rows(pairs, z, labels, ref=ref, difficulty=self.difficulty)[0]
             return reduce_classes(pairs, z, vectors, labels, self.difficulty, self._similarity())
+        target, others = self._reduce_classes(z, vectors, labels, half)
+        return {"target": target, "others_lse": others}
+
+    def all_class_values(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) similarity to the own class, and (B,) log-sum-exp of scaled similarities to all others."""
+        return self._reduce_classes(self._features(at_least_float32(embeddings)), self._vectors(), labels)
+
+    def own_similarity(self, z: Tensor, labels: Tensor) -> Tensor:
+        """(B,) of every sample to the class of its label, ``z`` as it is compared."""
+        return self._similarity().to_own(z, self.weight, labels)
+
+    def _reduce_classes(self, z: Tensor, vectors: Tensor, labels: Tensor, half: bool = False) -> tuple[Tensor, Tensor]:
+        """Similarity to the own class, and log-sum-exp of the others, without a difficulty."""
+        sphere, steepness = self.unit_features, self._logit_scale()
         if self.vectors_per_class > 1 or self.modulates_negatives:
             modulate = self.modulate if self.modulates_negatives else None
-            target, others = general_class_reductions(
+            return general_class_reductions(
                 z, vectors, labels, steepness,
                 similarity=self._similarity(), modulate=modulate, unit_features=sphere, half=half and sphere,
             )  # fmt: skip
-        else:
-            half = half and sphere  # features that keep their length may be too long for float16
-            target, others = class_reductions(
-                z, vectors, labels, steepness, unit_vectors=self.unit_vectors, unit_features=sphere, half=half
-            )
-        return {"target": target, "others_lse": others}
+        half = half and sphere  # features that keep their length may be too long for float16
+        return class_reductions(
+            z, vectors, labels, steepness, unit_vectors=self.unit_vectors, unit_features=sphere, half=half
+        )
 
     def _class_pairs(self, z: Tensor, vectors: Tensor, labels: Tensor) -> ClassPairs:
         """Samples against class vectors."""
@@ -419,14 +438,7 @@ class ClassVectors(WriteOnceModule):
 
     def sample_classes(self, labels: Tensor) -> Tensor:
         """The classes of the batch and a random rest, ``sample`` x C together (or the batch's alone), in order."""
-        own = labels.unique()
-        rest = int(self.sample * self.num_classes) - len(own)
-        if rest <= 0:
-            return own
-        generator = torch.Generator(labels.device).manual_seed(int(hash_bits(self.seed, int(self.draw))[0] >> 1))
-        luck = torch.rand(self.num_classes, generator=generator, device=labels.device)
-        luck[own] = 2
-        return luck.topk(len(own) + rest).indices.sort().values
+        return draw_classes(labels.unique(), self.num_classes, self.sample, hash_bits(self.seed, int(self.draw))[0])
 
     def _check(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """One line that says what is wrong, before any work; else the labels as int64. A GPU is waited for."""
@@ -509,6 +521,17 @@ def reduce_samples(values: Tensor, weight: Tensor | None, reduction: LossReducti
     """What is made of one value per sample; a sample of weight 0 is absent."""
     present = torch.ones_like(values, dtype=torch.bool) if weight is None else weight != 0
     return PairOutput(values, present, weight, "classes", positives=present).reduce(reduction)
+
+
+def draw_classes(own: Tensor, known: int, share: float, seed: Any) -> Tensor:
+    """These classes and a random rest of those that are known, so large a share of them together, in order."""
+    rest = int(share * known) - len(own)
+    if rest <= 0:
+        return own
+    generator = torch.Generator(own.device).manual_seed(int(seed >> 1))
+    luck = torch.rand(known, generator=generator, device=own.device)
+    luck[own] = 2
+    return luck.topk(len(own) + rest).indices.sort().values
 
 
 def sum_vectors(vectors: Tensor, unit: bool) -> Tensor:

@@ -68,7 +68,7 @@ class CurricularFace(ClassVectors):
     def adapt(self, embeddings: Tensor, labels: Tensor) -> None:
         """Move t towards the mean cosine to the own class; a broken batch leaves it where it is."""
         z = normalize_rows(at_least_float32(embeddings))
-        mean = self._similarity().to_own(z, self.weight, labels).mean().double()
+        mean = self.own_similarity(z, labels).mean().double()
         moved = self.momentum * self.t + (1 - self.momentum) * mean
         self.t.copy_(torch.where(torch.isfinite(moved), moved, self.t))
 

@@ -25,6 +25,7 @@ class SoftTriple(ClassVectors):
     """
 
     self_contained = True
+    regularizes_vectors = True
 
     def __init__(
         self,

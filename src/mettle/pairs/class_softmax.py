@@ -151,6 +151,24 @@ def general_class_reductions(
     z = normalize_rows(z) if unit_features else z
     target = similarity.to_own(z, vectors, labels)
 
+    return target, log_sum_of_others(z, vectors, labels, scale, target, similarity, modulate, chunk)
+
+
+def log_sum_of_others(
+    z: Tensor,
+    vectors: Tensor,
+    labels: Tensor,
+    scale: float | Tensor,
+    target: Tensor,
+    similarity: "ClassSimilarity",
+    modulate: Callable[[Tensor, Tensor], Tensor] | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """(B,) log-sum-exp over all classes but the own one, whose similarity is ``target``, chunk by chunk.
+
+    A label that numbers none of these classes leaves none out.
+    """
+
     def others(z: Tensor, part: Tensor, start: int, target: Tensor) -> Tensor:
         s = similarity.to_all(z, part)
         x = (s if modulate is None else modulate(s, target[:, None])) * scale
@@ -159,13 +177,13 @@ def general_class_reductions(
 
     traced = transforms_active() or torch.compiler.is_compiling()
     if traced or (chunk is None and len(z) * len(vectors) <= CHUNK):
-        return target, others(z, vectors, 0, target)
+        return others(z, vectors, 0, target)
     size = chunk or max(CHUNK // (len(z) * similarity.per_class), 64)
     parts = [  # of a part only its sums are kept; it is computed again on the way back
         checkpoint(others, z, part, k * size, target, use_reentrant=False, preserve_rng_state=False)
         for k, part in enumerate(vectors.split(size * similarity.per_class))
     ]
-    return target, torch.stack(parts).logsumexp(0)  # pyright: ignore[reportArgumentType]
+    return torch.stack(parts).logsumexp(0)  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True)
@@ -230,6 +248,18 @@ def reduce_classes(
             similarity=similarity,
         )
     )  # fmt: skip
+
+
+def shard_reductions(
+    z: Tensor, vectors: Tensor, labels: Tensor, scale: float | Tensor, unit_vectors: bool
+) -> tuple[Tensor, Tensor]:
+    """The same as `class_reductions` where the vectors are those of some of the classes.
+
+    A label that is the number of vectors is that of a class elsewhere: its sample has 0 as similarity to its own class,
+    and all of these classes are others. Without any other class the log-sum-exp is -inf.
+    """
+    size = max(CHUNK // max(len(z), 1), 64)
+    return _ClassSoftmaxFunction.apply(z, vectors, labels, scale, unit_vectors, size)  # type: ignore[return-value]
 
 
 class _ClassSoftmaxFunction(torch.autograd.Function):

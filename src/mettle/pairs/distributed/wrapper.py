@@ -52,6 +52,8 @@ def across_ranks(loss: Callable[..., Tensor], how: How = "auto") -> "AcrossRanks
         raise InputError(f"loss must be a callable loss(embeddings, labels), got {came}")
     if isinstance(loss, AcrossRanks):
         raise InputError("this loss is across ranks already: wrap it once")
+    if getattr(loss, "is_sharded", False) is True:
+        raise InputError("a loss of shard_classes is across ranks already: call it as it is")
     known = ("auto", "anchors", "rows", "replicated")
     if how not in known:
         raise InputError(f"how must be one of {', '.join(known)}, got {how!r}{nearest(str(how), known)}")
