@@ -35,6 +35,7 @@ from mettle.losses import (
     shard_classes,
 )
 from mettle.pairs import across_ranks, class_softmax
+from mettle.pairs.distributed.handshake import HEAD, PLACES, SLOT
 from processes import Forked
 
 pytestmark = pytest.mark.timeout(600)
@@ -107,7 +108,8 @@ def train(loss, own, ranks, sampled=None):
             dist.all_reduce(p.grad)
             p.grad /= ranks
         found[f"value {step}"] = value.detach()
-        found |= {f"gradient {step} {k}": p.grad.clone() for k, p in enumerate(network.parameters())}
+        gradients: list[Any] = [p.grad for p in network.parameters()]
+        found |= {f"gradient {step} {k}": g.clone() for k, g in enumerate(gradients)}
         optimizer.step()
     found |= {f"state {name}": value.clone() for name, value in loss.state_dict().items()}
     with torch.no_grad():
@@ -142,9 +144,24 @@ def work(rank: int, ranks: int, folder: str) -> None:
             found[f"loaded {name}"] = {key: x.clone() for key, x in loss.state_dict().items()} | {
                 f"moment {key}": optimizer.state[p]["exp_avg"] for key, p in loss.named_parameters()
             }
+    found["sent"] = [bytes_sent(classes, own) for classes in (C, 10 * C)]
     found["refused"] = refusals(rank, folder, ranks)
     torch.save(found, Path(folder) / f"found {rank} of {ranks}.pt")
     dist.destroy_process_group()
+
+
+def bytes_sent(classes, own):
+    """What this rank hands over in a step."""
+    loss, (x, y) = shard_classes(CosFace, classes, DIM).double(), batch(0)
+    sent = []
+    kept = dist.all_gather, dist.all_reduce
+    dist.all_gather = lambda out, given, *rest: sent.append(given.nbytes) or kept[0](out, given, *rest)
+    dist.all_reduce = lambda given, *rest: sent.append(given.nbytes) or kept[1](given, *rest)
+    try:
+        loss(encoder()(x[own]), y[own]).backward()
+    finally:
+        dist.all_gather, dist.all_reduce = kept
+    return sum(sent)
 
 
 def refusals(rank, folder, ranks):
@@ -289,6 +306,16 @@ def test_a_checkpoint_is_read_by_another_number_of_ranks(folder, name):
         for key in dict(whole.named_parameters()):
             close(torch.cat([part[key] for part in parts]), wanted[f"state {key}"], f"{ranks} of {ranks - 1}, {key}")
         close(torch.cat([part["moment weight"] for part in parts]), moments[0], f"{ranks} of {ranks - 1}, moment")
+
+
+@pytest.mark.parametrize("ranks", SPLITS)
+def test_what_a_step_sends_does_not_grow_with_the_classes(folder, ranks):
+    most = max(SPLITS[ranks])  # all ranks pad to it
+    described = 8 * (len(HEAD) + len(PLACES) * len(SLOT))  # what ranks tell each other of a call
+    expected = 8 * (most * DIM + most + 2 * N + N * DIM)  # embeddings, labels, row sums, the gradient of all embeddings
+    for part in found_by(folder, ranks):
+        few, many = part["sent"]
+        assert few == many == expected + described
 
 
 WORDS = {

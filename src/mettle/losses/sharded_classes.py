@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -271,6 +269,8 @@ def save_class_shards(folder: Path | str, loss: ClassVectors, optimizer: torch.o
         loss: made by `shard_classes`.
         optimizer: that moves its parameters; settings of its groups, such as learning rates, are not written.
     """
+    from safetensors.torch import save_file
+
     folder, sharded = Path(folder), _check_sharded(loss)
     classes = sharded.class_range
     name = FILE.format(rank=classes.rank, ranks=classes.ranks)
@@ -362,6 +362,8 @@ def _load_rows(folder: Path, loss: ShardedClasses, optimizer: torch.optim.Optimi
 
 def _read_own_rows(folder: Path, content: dict[str, Any], classes: ClassRange) -> dict[str, Tensor]:
     """All tensors, of those that have rows of classes the rows of these."""
+    from safetensors import safe_open
+
     parts: dict[str, list[Tensor]] = {}
     count = len(content["files"])
     for rank, name in enumerate(content["files"]):

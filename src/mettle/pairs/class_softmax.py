@@ -33,6 +33,7 @@ from mettle.pairs.similarity import (
 )
 
 CHUNK = 1 << 19  # similarities held at once, 2 MB in float32: about what a core's cache holds
+GPU_CHUNK = 1 << 26  # likewise on a GPU where no kernel takes them, 256 MB: large products keep it busy
 
 
 def class_reductions(
@@ -258,7 +259,7 @@ def shard_reductions(
     A label that is the number of vectors is that of a class elsewhere: its sample has 0 as similarity to its own class,
     and all of these classes are others. Without any other class the log-sum-exp is -inf.
     """
-    size = max(CHUNK // max(len(z), 1), 64)
+    size = max((GPU_CHUNK if z.is_cuda else CHUNK) // max(len(z), 1), 64)
     return _ClassSoftmaxFunction.apply(z, vectors, labels, scale, unit_vectors, size)  # type: ignore[return-value]
 
 
