@@ -6,7 +6,7 @@ from dataclasses import replace
 import matplotlib
 import numpy as np
 import pytest
-from tables import judged
+from tables import make_results
 
 from mettle.data.dataset import Column
 from mettle.evaluate.verification import from_scores
@@ -86,7 +86,7 @@ def test_map_marks_scattered_before_compact_identities():
 
 
 def test_map_tells_domains_and_is_reproducible():
-    found = judged("domains")
+    found = make_results("domains")
     first = embedding_map.embedding_map(found)
     assert first == embedding_map.embedding_map(found)
     assert [name for *_, name in first.legend] == ["0", "1", "2"]
@@ -142,7 +142,7 @@ def test_numbers_hide_no_sample_where_there_is_room():
 
 
 def test_many_domains_are_folded_into_the_rest():
-    found = judged("domains")
+    found = make_results("domains")
     domain = Column.of(np.arange(90) % 11)
     many = replace(found, samples=replace(found.samples, domain=domain))
     legend = embedding_map.embedding_map(many).legend
@@ -151,8 +151,8 @@ def test_many_domains_are_folded_into_the_rest():
 
 
 def test_nothing_to_map():
-    assert embedding_map.embedding_map(judged("all", n=8, labels=4)) is None
-    found = judged("all")
+    assert embedding_map.embedding_map(make_results("all", n=8, labels=4)) is None
+    found = make_results("all")
     assert embedding_map.embedding_map(replace(found, embeddings=np.ones_like(found.embeddings))) is None
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tables import judged
+from tables import make_results
 from typer.testing import CliRunner
 
 from mettle.cli import app
-from mettle.evaluate.run.scenarios import summary
+from mettle.evaluate.run.scenarios import summarize_scenarios
 from mettle.report.caveats import list_caveats, training_verdict
 from mettle.report.format import format_measured_rate, format_percent, format_rate
 from mettle.report.metric_tables import headline_tiles, metric_cells
@@ -31,9 +31,9 @@ def test_numbers_as_text():
 
 
 def test_every_number_comes_with_its_interval():
-    found = judged("all")
+    found = make_results("all")
     v = found.verifications["all"]
-    eer = metric_cells(summary(found, (0.1,))["all"])[0]
+    eer = metric_cells(summarize_scenarios(found, (0.1,))["all"])[0]
     band = v.interval("eer")
     assert band.low < band.high
     assert eer["text"] == format_percent(v.eer)

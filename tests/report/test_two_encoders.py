@@ -89,7 +89,7 @@ def test_the_log_has_means_by_group_and_the_table_shows_late_ones(two):
 
 
 def test_maps_of_both_encoders_show_the_same_samples(two):
-    found = encoder_maps(two.run, two.evaluation.judged)
+    found = encoder_maps(two.run, two.evaluation.results)
     assert list(found) == ["E_d", "E_b"]
     d, b = found.values()
     assert np.array_equal(d.rows, b.rows) and d.marked == b.marked
@@ -102,8 +102,8 @@ def test_maps_of_both_encoders_show_the_same_samples(two):
 
 
 def test_maps_are_kept_and_read_back(two):
-    found = encoder_maps(two.run, two.evaluation.judged)
-    write_maps(two.run, found, two.evaluation.judged, two.evaluation.metrics)
+    found = encoder_maps(two.run, two.evaluation.results)
+    write_maps(two.run, found, two.evaluation.results, two.evaluation.metrics)
     again, names = read_maps(two.run, two.evaluation.metrics)
     for name, one in found.items():
         np.testing.assert_allclose(again[name].place, one.place, atol=1e-3 * np.ptp(one.place))
@@ -111,12 +111,12 @@ def test_maps_are_kept_and_read_back(two):
     assert names == [two.samples.label.names[k] for k in found["E_d"].marked]
     assert (two.run.folder / "map.json").stat().st_size < 60_000
     assert read_maps(two.run, {**two.evaluation.metrics, "weights": "others"}) is None
-    write_maps(two.run, {}, two.evaluation.judged, two.evaluation.metrics)
+    write_maps(two.run, {}, two.evaluation.results, two.evaluation.metrics)
     assert read_maps(two.run, two.evaluation.metrics) is None
 
 
 def test_located_reads_back_itself(made):
-    one = compute_layout(made.evaluation.judged)
+    one = compute_layout(made.evaluation.results)
     back = MapLayout.of(json.loads(json.dumps(one.as_dict())))
     assert np.array_equal(back.codes, one.codes) and back.marked == one.marked
 

@@ -478,7 +478,7 @@ def _print_measuring(samples: Any) -> None:
 
 def _print_metrics(metrics: dict[str, Any], said: Sequence[str] = ()) -> None:
     """The headline numbers, a line per scenario, and what to know before trusting them."""
-    from mettle.evaluate.run.probes import lines
+    from mettle.evaluate.run.probes import describe_probes
     from mettle.report.caveats import list_caveats, training_verdict
 
     facts, verdict = metrics["data"], training_verdict(metrics)
@@ -490,7 +490,7 @@ def _print_metrics(metrics: dict[str, Any], said: Sequence[str] = ()) -> None:
         for other, values in metrics.get("baselines", {}).items():
             near = f"  Recall@1 {values[name]['recall@1']:.1%}" if "recall@1" in values[name] else ""
             print(f"  {'':<13} EER {format_rate(values[name]['eer'])}{near} with {other}")
-    for line in lines(metrics.get("probe")):
+    for line in describe_probes(metrics.get("probe")):
         print(f"  {line}")
     for text in list_caveats(metrics):
         if text != verdict and not any(note.startswith(text) for note in said):

@@ -20,7 +20,7 @@ from mettle.data.inputs import FeatureArray
 from mettle.errors import DataError, InputError, RunError
 from mettle.evaluate.audit import Audit
 from mettle.evaluate.groups import Groups
-from mettle.evaluate.run.scenarios import Judged
+from mettle.evaluate.run.scenarios import ScenarioResults
 from mettle.report import plots
 from mettle.report.embedding_map import POINTS, embedding_map
 from mettle.report.format import (
@@ -158,7 +158,7 @@ def _map_section(found: Audit) -> dict[str, Any] | None:
     t = found.table
     unseen = FeatureArray(np.zeros((len(t), 1), np.float32))  # a map needs labels and embeddings, no inputs
     samples = Samples.of(unseen, t.label, domain=t.domain)
-    drawn = embedding_map(Judged(samples, t.values, ()))
+    drawn = embedding_map(ScenarioResults(samples, t.values, ()))
     if drawn is None:
         return None
     return {**vars(drawn), "marked": [describe_row(found.table, at) for at in drawn.marked], "all": len(t)}

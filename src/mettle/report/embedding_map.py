@@ -1,6 +1,6 @@
 """A map of test embeddings: t-SNE of whole identities, coloured by domain, a few identities marked.
 
-    judged ─ located ─ Located ─┬─ drawn ─ Map, for a page
+    results ─ located ─ Located ─┬─ drawn ─ Map, for a page
                                 └─ map.json of a run, for maps of several runs side by side
 
 A marked identity has one number, near most of its samples, and thin lines from there to all of them: a number beside
@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from mettle.evaluate.run.scenarios import Judged
+from mettle.evaluate.run.scenarios import ScenarioResults
 from mettle.report.plots import BLACK, COLORS, GREY, INK, new_figure, svg_data_url
 
 SHAPES = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"), ("X", "✖"), ("*", "★"))
@@ -80,20 +80,20 @@ class MapLayout:
         return cls(place, rows, labels, codes, tuple(kept["names"]), tuple(kept["marked"]))
 
 
-def embedding_map(judged: Judged, points: int = POINTS, seed: int = 0) -> MapFigure | None:
+def embedding_map(results: ScenarioResults, points: int = POINTS, seed: int = 0) -> MapFigure | None:
     """t-SNE of some test identities, coloured by domain; None where there is too little to draw."""
-    found = compute_layout(judged, points, seed)
+    found = compute_layout(results, points, seed)
     return None if found is None else plot_map(found)
 
 
-def compute_layout(judged: Judged, points: int = POINTS, seed: int = 0) -> MapLayout | None:
+def compute_layout(results: ScenarioResults, points: int = POINTS, seed: int = 0) -> MapLayout | None:
     """Where some test identities lie; None where there is too little to draw."""
-    chosen = sample_identities(judged.samples.labels, points, seed)
-    unit = _normalize_rows(judged.embeddings[chosen])
-    labels = judged.samples.labels[chosen]
+    chosen = sample_identities(results.samples.labels, points, seed)
+    unit = _normalize_rows(results.embeddings[chosen])
+    labels = results.samples.labels[chosen]
     if len(chosen) < 10 or not has_spread(unit):
         return None
-    codes, names = _domain_colors(judged, chosen)
+    codes, names = _domain_colors(results, chosen)
     return MapLayout(tsne(unit, seed), chosen, labels, codes, tuple(names), tuple(_marked_identities(unit, labels)))
 
 
@@ -196,9 +196,9 @@ def _draw_spokes(axes: Axes, hub: np.ndarray, place: np.ndarray) -> None:
     axes.add_collection(LineCollection(list(lines), colors=INK, lw=0.6, alpha=alpha, zorder=1))
 
 
-def _domain_colors(judged: Judged, chosen: np.ndarray) -> tuple[np.ndarray, list[str]]:
+def _domain_colors(results: ScenarioResults, chosen: np.ndarray) -> tuple[np.ndarray, list[str]]:
     """A colour code per point and the name of each code: the largest domains, then the rest."""
-    domain = judged.samples.domain
+    domain = results.samples.domain
     if domain is None:
         return np.zeros(len(chosen), np.int64), [""]
     values, counts = np.unique(domain.codes[chosen], return_counts=True)

@@ -10,7 +10,7 @@ import torch
 from mettle.atomic_files import write_text
 from mettle.data.dataset import Column, Samples
 from mettle.evaluate.run.probes import BIASED, MODEL
-from mettle.evaluate.run.scenarios import Judged
+from mettle.evaluate.run.scenarios import ScenarioResults
 from mettle.model import embed
 from mettle.pairs import pair_weights
 from mettle.report.embedding_map import (
@@ -135,14 +135,14 @@ def weights_by_group(run: RunFolder, samples: Samples, lines: Sequence[Mapping[s
     return {"column": name, "names": names, "rows": rows, "lines": len(late)} if names else None
 
 
-def encoder_maps(run: RunFolder, judged: Judged) -> dict[str, MapLayout]:
+def encoder_maps(run: RunFolder, results: ScenarioResults) -> dict[str, MapLayout]:
     """Where test samples lie for the model, and for its second encoder where it has one; empty: too little to draw."""
-    first = compute_layout(judged)
+    first = compute_layout(results)
     if first is None:
         return {}
     if not has_second_encoder(run):
         return {"model": first}
-    second = layout_of_same_samples(first, embed(run.biased_model(), judged.samples.take(first.rows)))
+    second = layout_of_same_samples(first, embed(run.biased_model(), results.samples.take(first.rows)))
     return {MODEL: first} | ({} if second is None else {BIASED: second})
 
 
@@ -152,14 +152,16 @@ def plot_side_by_side(found: Mapping[str, MapLayout]) -> list[dict[str, str]]:
     return [{"name": titles.get(name, name), "image": plot_map(one, NARROW).image} for name, one in found.items()]
 
 
-def write_maps(run: RunFolder, found: Mapping[str, MapLayout], judged: Judged, metrics: Mapping[str, Any]) -> None:
+def write_maps(
+    run: RunFolder, found: Mapping[str, MapLayout], results: ScenarioResults, metrics: Mapping[str, Any]
+) -> None:
     """Write ``map.json``: places on the maps, so that runs can be laid side by side without their data."""
     path = run.folder / "map.json"
     if not found:
         path.unlink(missing_ok=True)
         return
     first, *others = found.items()
-    marked = [judged.samples.label.names[label] for label in first[1].marked]
+    marked = [results.samples.label.names[label] for label in first[1].marked]
     content = {
         "format": FORMAT,
         "weights": metrics["weights"],

@@ -28,7 +28,7 @@ OPEN_SET = "not applicable (open set)"
 MODEL, BIASED = "E_d", "E_b"
 
 
-def wanted(recipe: Recipe, samples: Samples) -> bool:
+def wants_probes(recipe: Recipe, samples: Samples) -> bool:
     """Whether probes belong to the evaluation: as the recipe says, else by its method and its data."""
     setup = recipe.evaluate
     if setup.probe is not None:
@@ -37,7 +37,7 @@ def wanted(recipe: Recipe, samples: Samples) -> bool:
     return recipe.train.method in BY_DEFAULT or setup.spurious is not None or len(shared) > 0
 
 
-def probes(setup: EvaluateConfig, samples: Samples, encoders: Mapping[str, EmbeddingModel]) -> dict[str, Any]:
+def evaluate_probes(setup: EvaluateConfig, samples: Samples, encoders: Mapping[str, EmbeddingModel]) -> dict[str, Any]:
     """All probes of all encoders, ready for JSON.
 
     Args:
@@ -58,21 +58,21 @@ def probes(setup: EvaluateConfig, samples: Samples, encoders: Mapping[str, Embed
         column = samples.column(setup.spurious)
     elif samples.domain is not None:
         column = samples.domain
-    parts["train"] = parts["train"].take(thinned(parts["train"].labels, setup.probe_samples))
+    parts["train"] = parts["train"].take(subsample_per_class(parts["train"].labels, setup.probe_samples))
     seen = {
         name: {part: embed(model, table, features=True) for part, table in parts.items()}
         for name, model in encoders.items()
     }
     found: dict[str, Any] = {"fitted_on": len(parts["train"]), "features": "what the head sees, eval mode"}
-    found["labels"] = _labels(parts, seen, setup.spurious or "domain", column)
+    found["labels"] = _probe_labels(parts, seen, setup.spurious or "domain", column)
     if column is not None:
-        found["attribute"] = _attribute(
+        found["attribute"] = _probe_attribute(
             parts, seen, setup.spurious or "domain", column.names, setup.spurious is not None
         )
     return found
 
 
-def thinned(labels: np.ndarray, most: int) -> np.ndarray:
+def subsample_per_class(labels: np.ndarray, most: int) -> np.ndarray:
     """At most so many positions: some of every class, and as large a share of each as of the others."""
     if len(labels) <= most:
         return np.arange(len(labels))
@@ -84,7 +84,7 @@ def thinned(labels: np.ndarray, most: int) -> np.ndarray:
     return np.sort(mixed[np.lexsort((place[mixed], share))[:most]])
 
 
-def _labels(parts: Mapping[str, Samples], seen: Mapping, name: str, column: Column | None) -> dict[str, Any]:
+def _probe_labels(parts: Mapping[str, Samples], seen: Mapping, name: str, column: Column | None) -> dict[str, Any]:
     """Top-1, worst class and groups of every encoder, on test samples of trained identities."""
     codes = {part: table.labels for part, table in parts.items()}
     known = np.isin(codes["test"], codes["train"])
@@ -93,21 +93,21 @@ def _labels(parts: Mapping[str, Samples], seen: Mapping, name: str, column: Colu
     if len(np.unique(codes["train"])) < 2:
         return {"status": "not measurable: one class only"}
     found: dict[str, Any] = {"status": "ok", "tested_on": int(known.sum()), "left_out": int((~known).sum())}
-    readings, refused = _readings(seen, codes)
+    readings, refused = _fit_all(seen, codes)
     if refused:
         return {"status": refused}
     label_names = parts["test"].label.names
     found["encoders"] = {}
     for encoder, one in readings.items():
-        told = _told(one, label_names)
-        told["groups"] = by_group(one, parts["test"])
+        told = _summarize_fit(one, label_names)
+        told["groups"] = accuracy_by_group(one, parts["test"])
         if column is not None:
-            told["worst_group"] = cells(one, parts, name)
+            told["worst_group"] = worst_class_group(one, parts, name)
         found["encoders"][encoder] = told
-    return found | _gap(readings, parts["test"])
+    return found | _paired_gap(readings, parts["test"])
 
 
-def _attribute(
+def _probe_attribute(
     parts: Mapping[str, Samples], seen: Mapping, name: str, names: tuple[str, ...], asked: bool
 ) -> dict[str, Any]:
     """How well an attribute can be read, on test samples with a value that training has."""
@@ -121,7 +121,7 @@ def _attribute(
             if asked and where == "training":
                 raise DataError(f"{why}. Leave evaluate.spurious out, or name another column")
             return {"name": name, "status": f"not measurable: {why}"}
-    readings, refused = _readings(seen, codes)
+    readings, refused = _fit_all(seen, codes)
     if refused:
         return {"name": name, "status": refused}
     _, counts = np.unique(codes["test"][known], return_counts=True)
@@ -132,12 +132,12 @@ def _attribute(
         "left_out": int((~known).sum()),
         "groups": [names[code] for code in np.unique(codes["test"][known])],
         "largest_group": float(counts.max() / counts.sum()),
-        "encoders": {encoder: _told(one, names) for encoder, one in readings.items()},
-        **_gap(readings, parts["test"]),
+        "encoders": {encoder: _summarize_fit(one, names) for encoder, one in readings.items()},
+        **_paired_gap(readings, parts["test"]),
     }
 
 
-def _readings(seen: Mapping, codes: Mapping[str, np.ndarray]) -> tuple[dict[str, Reading], str]:
+def _fit_all(seen: Mapping, codes: Mapping[str, np.ndarray]) -> tuple[dict[str, Reading], str]:
     """What the probe of every encoder reads, or why one of them cannot be trusted: encoders are compared."""
     found = {}
     for encoder, z in seen.items():
@@ -148,18 +148,18 @@ def _readings(seen: Mapping, codes: Mapping[str, np.ndarray]) -> tuple[dict[str,
     return found, ""
 
 
-def by_group(one: Reading, test: Samples) -> dict[str, list[dict[str, Any]]]:
+def accuracy_by_group(one: Reading, test: Samples) -> dict[str, list[dict[str, Any]]]:
     """Accuracy by every column with few values."""
     found = {}
     for name, column in test.columns().items():
         codes = column.codes[one.rows]
         values = np.unique(codes)
         if 2 <= len(values) <= SLICES:
-            found[name] = [{"name": column.names[value], **_means(one, codes == value)} for value in values]
+            found[name] = [{"name": column.names[value], **_mean_accuracies(one, codes == value)} for value in values]
     return found
 
 
-def cells(one: Reading, parts: Mapping[str, Samples], name: str) -> dict[str, Any]:
+def worst_class_group(one: Reading, parts: Mapping[str, Samples], name: str) -> dict[str, Any]:
     """The worst (class, group), and the mean over all of them as common as they are in training."""
     test, column = parts["test"], parts["test"].column(name)
     pair = np.column_stack([test.labels[one.rows], column.codes[one.rows]])
@@ -179,12 +179,12 @@ def cells(one: Reading, parts: Mapping[str, Samples], name: str) -> dict[str, An
     return found | ({"cells": rows} if len(rows) <= CELLS else {})
 
 
-def _means(one: Reading, inside: np.ndarray) -> dict[str, Any]:
+def _mean_accuracies(one: Reading, inside: np.ndarray) -> dict[str, Any]:
     linear, knn = (getattr(one.probe, kind).correct[inside] for kind in ("linear", "knn"))
     return {"samples": int(inside.sum()), "linear": float(linear.mean()), "knn": float(knn.mean())}
 
 
-def _told(one: Reading, names: tuple[str, ...]) -> dict[str, Any]:
+def _summarize_fit(one: Reading, names: tuple[str, ...]) -> dict[str, Any]:
     """The numbers of a probe, its worst class by name."""
     found = one.probe.summary()
     for kind in ("linear", "knn"):
@@ -193,7 +193,7 @@ def _told(one: Reading, names: tuple[str, ...]) -> dict[str, Any]:
     return {**found, "strength": one.strength, "chosen_on": one.chosen_on}
 
 
-def _gap(readings: Mapping[str, Reading], test: Samples) -> dict[str, Any]:
+def _paired_gap(readings: Mapping[str, Reading], test: Samples) -> dict[str, Any]:
     """How much more the linear probe reads from the first encoder than from the second, identities resampled."""
     if len(readings) < 2:
         return {}
@@ -211,7 +211,7 @@ def _gap(readings: Mapping[str, Reading], test: Samples) -> dict[str, Any]:
     return {"gap": {"value": point, "interval": bootstrap.stated(interval)}}
 
 
-def lines(found: Mapping[str, Any] | None) -> list[str]:
+def describe_probes(found: Mapping[str, Any] | None) -> list[str]:
     """The probes in words, a line each, for a terminal."""
     if not found:
         return []
@@ -224,9 +224,8 @@ def lines(found: Mapping[str, Any] | None) -> list[str]:
             told.append(f"probe for {title}: {target['status']}")
             continue
         for encoder, one in target["encoders"].items():
-            text = (
-                f"probe for {title}, {encoder}: top-1 {one['linear']['accuracy']:.1%}{_ends(one['linear']['interval'])}"
-            )
+            extent = _format_interval(one["linear"]["interval"])
+            text = f"probe for {title}, {encoder}: top-1 {one['linear']['accuracy']:.1%}{extent}"
             text += f", kNN {one['knn']['accuracy']:.1%}"
             if title == "labels":
                 worst = one["linear"]["worst_class"]
@@ -240,11 +239,14 @@ def lines(found: Mapping[str, Any] | None) -> list[str]:
         if "gap" in target:
             gap = target["gap"]
             a, b = list(target["encoders"])[:2]
-            told.append(f"probe for {title}, {a} − {b}: {100 * gap['value']:+.1f} points{_ends(gap['interval'], 100)}")
+            told.append(
+                f"probe for {title}, {a} − {b}: {100 * gap['value']:+.1f} points"
+                f"{_format_interval(gap['interval'], 100)}"
+            )
     return told
 
 
-def _ends(interval: Mapping[str, Any] | None, points: int = 0) -> str:
+def _format_interval(interval: Mapping[str, Any] | None, points: int = 0) -> str:
     if not interval:
         return f" ({bootstrap.TOO_FEW})"
     low, high = interval["low"], interval["high"]
