@@ -113,7 +113,9 @@ def test_what_decides_is_marked_on_the_card_and_the_page(made, tmp_path):
     assert page.index('<p class="decisive">Training has not helped') < page.index("Before you trust these numbers")
     quoted = [line for line in card_to_markdown(facts).splitlines() if line.startswith("> **")]
     assert quoted[0].startswith("> **Training has not helped: ") and quoted[0].endswith(".**")
-    assert len(quoted) > 1 and all(line.startswith("> **Warning.** ") for line in quoted[1:])
+    count = len(facts["decisive"])
+    assert len(quoted) == len(facts["warnings"]) > count and facts["warnings"][:count] == facts["decisive"]
+    assert [line.startswith("> **Warning.** ") for line in quoted] == [False] * count + [True] * (len(quoted) - count)
 
 
 def test_unmeasurable_rate_is_no_headline(made):

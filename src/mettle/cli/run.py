@@ -480,11 +480,14 @@ def _print_metrics(metrics: dict[str, Any], said: Sequence[str] = ()) -> None:
     """The headline numbers, a line per scenario, and what to know before trusting them."""
     from mettle.evaluate.run.probes import describe_probes
     from mettle.report.caveats import list_caveats, training_verdict
+    from mettle.report.headline import headline_lines
 
     facts, verdict = metrics["data"], training_verdict(metrics)
     print(f"{facts['protocol']}; {facts['test_samples']} test samples of {facts['test_identities']} identities")
     if verdict:  # before all numbers: it decides what they are worth
         typer.secho(f"WARNING: {' '.join(verdict.split())}", fg="red", bold=True)  # in color on a terminal only
+    for line in headline_lines(metrics):
+        print(f"  {line}")
     for name, scenario in metrics["scenarios"].items():
         print_scenario(name, scenario["verification"], scenario["retrieval"])
         for other, values in metrics.get("baselines", {}).items():

@@ -63,7 +63,9 @@ def test_every_number_is_that_of_an_own_fit():
     assert one["linear"]["accuracy"] == pytest.approx(right.mean())
     by_class = {name: right[y["test"] == name].mean() for name in np.unique(y["test"])}
     worst = min(by_class, key=by_class.get)
-    assert one["linear"]["worst_class"] == {"name": worst, "accuracy": pytest.approx(by_class[worst])}
+    told = one["linear"]["worst_class"]
+    assert (told["name"], told["accuracy"]) == (worst, pytest.approx(by_class[worst]))
+    assert told["interval"]["low"] <= told["accuracy"] <= told["interval"]["high"]
     place = parts["test"].groups["place"].values()
     for row in one["groups"]["place"]:
         inside = place == row["name"]

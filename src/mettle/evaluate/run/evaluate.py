@@ -13,11 +13,13 @@ from mettle.data.duplicates import train_test_duplicates
 from mettle.errors import DataError, RunError
 from mettle.evaluate.retrieval import Retrieval
 from mettle.evaluate.run import probes
+from mettle.evaluate.run.question import choose_question
 from mettle.evaluate.run.scenarios import (
     PRETRAINED,
     RAW,
     UNTRAINED,
     ScenarioResults,
+    cluster_test_split,
     embed_raw_inputs,
     evaluate_baseline,
     evaluate_scenarios,
@@ -112,27 +114,32 @@ def evaluate_run(
         **({"selection": run.contract()["selection"]} if "selection" in run.contract() else {}),
         "scenarios": summarize_scenarios(results, setup.fars),
     }
-    if setup.baselines:
-        metrics["baselines"] = {RAW: evaluate_baseline(embed_raw_inputs(test), test)}
-        if untrained is None and own_data and run.recipe.foreign_model is None:
-            untrained = build_model(run.recipe, samples)
-        if own_data and untrained is not None:
-            if getattr(untrained, "pretrained", None) is None:
-                metrics["baselines"][UNTRAINED] = evaluate_baseline(embed(untrained, test), test)
-            else:  # its head is new: what there was before training are the features
-                metrics["baselines"][PRETRAINED] = evaluate_baseline(
-                    embed(untrained, test, features=True), test, neighbors=True
-                )
-        if biased is not None:
-            metrics["baselines"]["biased encoder (E_b)"] = evaluate_baseline(embed(biased, test), test)
+    if setup.baselines and untrained is None and own_data and run.recipe.foreign_model is None:
+        untrained = build_model(run.recipe, samples)
+    before: dict[str, EmbeddingModel] = {}  # the network before training, by the name of that baseline
+    if setup.baselines and own_data and untrained is not None:
+        before = {UNTRAINED if getattr(untrained, "pretrained", None) is None else PRETRAINED: untrained}
     if probes.wants_probes(run.recipe, samples):
         encoders = {"model": model} if biased is None else {probes.MODEL: model, probes.BIASED: biased}
         try:
-            metrics["probe"] = probes.evaluate_probes(setup, samples, encoders)
+            metrics["probe"] = probes.evaluate_probes(setup, samples, encoders, before)
         except DataError as error:  # other data may lack what the run's own had: a training split, a column
             if own_data:
                 raise
             metrics["probe"] = {"labels": {"status": f"not measurable: {error}"}}
+    question = choose_question(run.recipe, metrics)
+    metrics["question"] = vars(question)
+    if setup.baselines:
+        near = question.name == "retrieval"
+        metrics["baselines"] = {RAW: evaluate_baseline(embed_raw_inputs(test), test, neighbors=near)}
+        for name, network in before.items():  # of a pretrained one the head is new: there were features only
+            z = embed(network, test, features=name == PRETRAINED)
+            metrics["baselines"][name] = evaluate_baseline(z, test, neighbors=near or name == PRETRAINED)
+        if biased is not None:
+            z = embed(biased, test)
+            metrics["baselines"]["biased encoder (E_b)"] = evaluate_baseline(z, test, neighbors=near)
+    if question.name == "retrieval":
+        metrics["clustering"] = cluster_test_split(results)
     if own_data:
         found = _choose_thresholds(model, samples, results, setup.fars, is_selected="selection" in metrics)
         metrics["thresholds"] = {"set": found, "on test": transfer_thresholds(results, found)}

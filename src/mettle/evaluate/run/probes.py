@@ -26,6 +26,8 @@ CELLS = 24  # (class, group) cells that are all listed; of more, the worst only
 BY_DEFAULT = ("two-encoder", "jtt")  # methods whose claim is about what probes read
 OPEN_SET = "not applicable (open set)"
 MODEL, BIASED = "E_d", "E_b"
+BLOCK = 100  # replicates in memory at a time
+OVER_SAMPLES = f"{bootstrap.METHOD.replace('subject', 'test-sample')}, training side fixed"
 
 
 def wants_probes(recipe: Recipe, samples: Samples) -> bool:
@@ -37,13 +39,19 @@ def wants_probes(recipe: Recipe, samples: Samples) -> bool:
     return recipe.train.method in BY_DEFAULT or setup.spurious is not None or len(shared) > 0
 
 
-def evaluate_probes(setup: EvaluateConfig, samples: Samples, encoders: Mapping[str, EmbeddingModel]) -> dict[str, Any]:
+def evaluate_probes(
+    setup: EvaluateConfig,
+    samples: Samples,
+    encoders: Mapping[str, EmbeddingModel],
+    baselines: Mapping[str, EmbeddingModel] | None = None,
+) -> dict[str, Any]:
     """All probes of all encoders, ready for JSON.
 
     Args:
         setup: how to evaluate: ``spurious`` names the attribute; without, it is the domain where there is one.
         samples: all splits.
         encoders: by name; the first is the model, a second one is what it is compared with.
+        baselines: by name, what there was before training: only labels are read from these.
 
     Raises:
         DataError: no training samples, no such column, or one group only in a column that was asked for.
@@ -64,7 +72,11 @@ def evaluate_probes(setup: EvaluateConfig, samples: Samples, encoders: Mapping[s
         for name, model in encoders.items()
     }
     found: dict[str, Any] = {"fitted_on": len(parts["train"]), "features": "what the head sees, eval mode"}
-    found["labels"] = _probe_labels(parts, seen, setup.spurious or "domain", column)
+    before = {
+        name: {part: embed(model, table, features=True) for part, table in parts.items()}
+        for name, model in (baselines or {}).items()
+    }
+    found["labels"] = _probe_labels(parts, seen, before, setup.spurious or "domain", column)
     if column is not None:
         found["attribute"] = _probe_attribute(
             parts, seen, setup.spurious or "domain", column.names, setup.spurious is not None
@@ -84,8 +96,13 @@ def subsample_per_class(labels: np.ndarray, most: int) -> np.ndarray:
     return np.sort(mixed[np.lexsort((place[mixed], share))[:most]])
 
 
-def _probe_labels(parts: Mapping[str, Samples], seen: Mapping, name: str, column: Column | None) -> dict[str, Any]:
-    """Top-1, worst class and groups of every encoder, on test samples of trained identities."""
+def _probe_labels(
+    parts: Mapping[str, Samples], seen: Mapping, before: Mapping, name: str, column: Column | None
+) -> dict[str, Any]:
+    """Top-1, worst class and groups of every encoder, on test samples of trained identities.
+
+    The classes are given, so what another test would change are its samples: those are resampled for all intervals.
+    """
     codes = {part: table.labels for part, table in parts.items()}
     known = np.isin(codes["test"], codes["train"])
     if not known.any():
@@ -100,11 +117,21 @@ def _probe_labels(parts: Mapping[str, Samples], seen: Mapping, name: str, column
     found["encoders"] = {}
     for encoder, one in readings.items():
         told = _summarize_fit(one, label_names)
+        told["linear"]["worst_class"]["interval"] = interval_over_samples(one.correct, one.labels)
         told["groups"] = accuracy_by_group(one, parts["test"])
         if column is not None:
             told["worst_group"] = worst_class_group(one, parts, name)
         found["encoders"][encoder] = told
-    return found | _paired_gap(readings, parts["test"])
+    model = next(iter(readings.values()))
+    group = None if column is None else class_group_codes(model, parts, name)
+    found |= _paired_gap(readings, None)
+    if before:
+        fitted, _ = _fit_all(before, codes)  # one that cannot be fitted is no baseline
+        found["baselines"] = {
+            other: {"accuracy": float(one.correct.mean()), "gain": compare_probes(model, one, group)}
+            for other, one in fitted.items()
+        }
+    return found
 
 
 def _probe_attribute(
@@ -133,7 +160,7 @@ def _probe_attribute(
         "groups": [names[code] for code in np.unique(codes["test"][known])],
         "largest_group": float(counts.max() / counts.sum()),
         "encoders": {encoder: _summarize_fit(one, names) for encoder, one in readings.items()},
-        **_paired_gap(readings, parts["test"]),
+        **_paired_gap(readings, parts["test"].labels),
     }
 
 
@@ -159,13 +186,19 @@ def accuracy_by_group(one: Reading, test: Samples) -> dict[str, list[dict[str, A
     return found
 
 
+def class_group_codes(one: Reading, parts: Mapping[str, Samples], name: str) -> np.ndarray:
+    """Which (class, group) each tested sample belongs to, numbered in order."""
+    test = parts["test"]
+    pair = np.column_stack([test.labels[one.rows], test.column(name).codes[one.rows]])
+    return np.unique(pair, axis=0, return_inverse=True)[1].reshape(-1)
+
+
 def worst_class_group(one: Reading, parts: Mapping[str, Samples], name: str) -> dict[str, Any]:
     """The worst (class, group), and the mean over all of them as common as they are in training."""
     test, column = parts["test"], parts["test"].column(name)
-    pair = np.column_stack([test.labels[one.rows], column.codes[one.rows]])
-    kinds, at = np.unique(pair, axis=0, return_inverse=True)
-    at = at.reshape(-1)
-    means = np.bincount(at, weights=one.probe.linear.correct) / np.bincount(at)
+    at = class_group_codes(one, parts, name)
+    kinds = np.unique(np.column_stack([test.labels[one.rows], column.codes[one.rows]]), axis=0)
+    means = np.bincount(at, weights=one.correct) / np.bincount(at)
     sizes = np.bincount(at)
     rows = [
         {"class": test.label.names[y], "group": column.names[g], "samples": int(n), "linear": float(m)}
@@ -176,7 +209,73 @@ def worst_class_group(one: Reading, parts: Mapping[str, Samples], name: str) -> 
     common = np.array([(train == kind).all(axis=1).sum() for kind in kinds], float)
     adjusted = float(common @ means / common.sum()) if common.sum() else None
     found = {"by": name, **rows[worst], "smallest": int(sizes.min()), "groups": len(rows), "adjusted": adjusted}
+    found["interval"] = interval_over_samples(one.correct, at)
     return found | ({"cells": rows} if len(rows) <= CELLS else {})
+
+
+def lowest_means(correct: np.ndarray, groups: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """(b,) the mean of the worst group in every replicate, whichever group that is there.
+
+    Args:
+        correct: (n,) 1 or 0 for each sample.
+        groups: (n,) which group each sample belongs to.
+        weights: (b, n) how often each sample is in a replicate.
+    """
+    order = np.argsort(groups, kind="stable")
+    starts = np.unique(groups[order], return_index=True)[1]
+    found = np.empty(len(weights))
+    for start in range(0, len(weights), BLOCK):
+        part = weights[start : start + BLOCK].T[order].astype(np.float64)
+        counts = np.add.reduceat(part, starts)
+        right = np.add.reduceat(part * correct[order, None], starts)
+        found[start : start + BLOCK] = np.where(counts > 0, right / np.maximum(counts, 1), np.inf).min(axis=0)
+    return found
+
+
+def interval_over_samples(correct: np.ndarray, groups: np.ndarray) -> dict[str, Any] | None:
+    """The interval of the worst group's mean, test samples resampled and the worst group found anew; None: too few."""
+
+    def interval() -> bootstrap.Interval:
+        weights = bootstrap.draw(len(correct), bootstrap.REPLICATES, 0)
+        drawn = lowest_means(correct, groups, weights)
+        point = float(lowest_means(correct, groups, np.ones((1, len(correct)), np.int8))[0])
+        _, sizes = np.unique(groups, return_counts=True)
+        return bootstrap.of_rate(drawn, point, weights, 0.95, 0, OVER_SAMPLES, rate=int(sizes.min()))
+
+    return bootstrap.stated(interval)
+
+
+def compare_probes(first: Reading, second: Reading, group: np.ndarray | None = None) -> dict[str, Any]:
+    """What one encoder's probe reads more than another's, on the same test samples, with paired intervals over samples.
+
+    Returns:
+        ``top_1`` and ``worst_class``, and ``worst_group`` where groups are given; each has ``first``, ``second``,
+        ``difference`` and its ``interval``, None where there are too few samples.
+    """
+    if not np.array_equal(first.rows, second.rows):
+        raise DataError("two probes are compared on the same test samples: these were tested on others")
+    return compare_correct(first.correct, second.correct, first.labels, group)
+
+
+def compare_correct(
+    first: np.ndarray, second: np.ndarray, labels: np.ndarray, group: np.ndarray | None = None
+) -> dict[str, Any]:
+    """The same of two classifiers, given which of the same test samples each gets right: (n,) 1 or 0."""
+    slices = {"top_1": np.zeros(len(labels), np.int64), "worst_class": labels}
+    if group is not None:
+        slices["worst_group"] = group
+    found = {}
+    for name, kinds in slices.items():
+        whole = np.ones((1, len(labels)), np.int8)
+        a, b = (float(lowest_means(one, kinds, whole)[0]) for one in (first, second))
+
+        def interval(kinds: np.ndarray = kinds, difference: float = a - b) -> bootstrap.Interval:
+            weights = bootstrap.draw(len(labels), bootstrap.REPLICATES, 0)
+            drawn = lowest_means(first, kinds, weights) - lowest_means(second, kinds, weights)
+            return bootstrap.percentile(drawn, difference, weights, 0.95, 0, f"paired {OVER_SAMPLES}")
+
+        found[name] = {"first": a, "second": b, "difference": a - b, "interval": bootstrap.stated(interval)}
+    return found
 
 
 def _mean_accuracies(one: Reading, inside: np.ndarray) -> dict[str, Any]:
@@ -193,20 +292,25 @@ def _summarize_fit(one: Reading, names: tuple[str, ...]) -> dict[str, Any]:
     return {**found, "strength": one.strength, "chosen_on": one.chosen_on}
 
 
-def _paired_gap(readings: Mapping[str, Reading], test: Samples) -> dict[str, Any]:
-    """How much more the linear probe reads from the first encoder than from the second, identities resampled."""
+def _paired_gap(readings: Mapping[str, Reading], subjects: np.ndarray | None) -> dict[str, Any]:
+    """How much more the linear probe reads from the first encoder than from the second.
+
+    ``subjects`` are the identities of the test split, which are resampled; None resamples test samples.
+    """
     if len(readings) < 2:
         return {}
     first, second = list(readings.values())[:2]
-    gains = first.probe.linear.correct - second.probe.linear.correct
-    who, at = np.unique(test.labels[first.rows], return_inverse=True)
+    gains = first.correct - second.correct
+    units = np.arange(len(gains)) if subjects is None else subjects[first.rows]
+    who, at = np.unique(units, return_inverse=True)
+    method = OVER_SAMPLES if subjects is None else f"{bootstrap.METHOD}, training side fixed"
     point = float(gains.mean())
 
     def interval() -> bootstrap.Interval:
         weights = bootstrap.draw(len(who), bootstrap.REPLICATES, 0)
         totals, counts = np.bincount(at.reshape(-1), weights=gains), np.bincount(at.reshape(-1))
         drawn = bootstrap.sums(weights, totals) / bootstrap.sums(weights, counts)
-        return bootstrap.percentile(drawn, point, weights, 0.95, 0, bootstrap.METHOD + ", training side fixed")
+        return bootstrap.percentile(drawn, point, weights, 0.95, 0, f"paired {method}")
 
     return {"gap": {"value": point, "interval": bootstrap.stated(interval)}}
 
