@@ -115,12 +115,12 @@ def describe_sample(samples: Samples, at: int) -> dict[str, Any]:
     return {"id": int(samples.ids[at]), "name": samples.name(at), "label": label, "domain": domain, "picture": picture}
 
 
-def encode_thumbnail(pixels: np.ndarray) -> str:
-    """A picture (h, w, c) as a data address: small ones exactly, large ones shrunk and compressed."""
+def encode_thumbnail(pixels: np.ndarray, largest: int = LARGE) -> str:
+    """A picture (h, w, c) as a data address: small ones exactly, those beyond ``largest`` shrunk and compressed."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     small = max(image.size) <= SMALL
     if not small:
-        image.thumbnail((LARGE, LARGE), Image.Resampling.LANCZOS)
+        image.thumbnail((largest, largest), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, **({"format": "PNG", "optimize": True} if small else {"format": "JPEG", "quality": 85}))
     kind = "png" if small else "jpeg"

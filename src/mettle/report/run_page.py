@@ -11,9 +11,11 @@ from mettle.atomic_files import write_text
 from mettle.evaluate.roc import Curve
 from mettle.evaluate.run import Evaluation
 from mettle.evaluate.run.scenarios import PIXELS, ScenarioResults, embed_raw_inputs
+from mettle.evaluate.run.synthetic_points import synthesize_test_negatives
 from mettle.report import pair_cards, plots, training_plots, two_encoders
-from mettle.report.embedding_map import MapLayout, plot_map
+from mettle.report.embedding_map import NARROW, POINTS, WIDE, MapLayout, map_panes, sample_identities
 from mettle.report.format import format_rate, scenario_title
+from mettle.report.headline import question_name
 from mettle.report.page import check_page_path, render_page
 from mettle.report.run_card import build_card, card_to_markdown
 from mettle.train.callbacks import read_log
@@ -37,15 +39,19 @@ def write_report(run: RunFolder, evaluation: Evaluation, path: Path | str | None
     """
     page = check_page_path(path if path is not None else run.folder / "report.html")
     facts = build_card(run, evaluation.metrics, _skipped_note(evaluation.results))
-    maps = two_encoders.encoder_maps(run, evaluation.results)
-    write_text(page, render_page("report.html.j2", card=facts, **page_figures(run, evaluation, maps)))
+    made, why_not = _synthesize(run, evaluation)
+    by_class = question_name(evaluation.metrics) == "closed-set"
+    maps = two_encoders.encoder_maps(run, evaluation.results, by_class=by_class, synthetic=made)
+    write_text(page, render_page("report.html.j2", card=facts, **page_figures(run, evaluation, maps, why_not)))
     if path is None or run.matches_data(evaluation.metrics["data"]["fingerprint"]):
         write_text(run.folder / "card.md", card_to_markdown(facts))
         two_encoders.write_maps(run, maps, evaluation.results, evaluation.metrics)
     return page
 
 
-def page_figures(run: RunFolder, evaluation: Evaluation, maps: Mapping[str, MapLayout]) -> dict[str, Any]:
+def page_figures(
+    run: RunFolder, evaluation: Evaluation, maps: Mapping[str, MapLayout], why_no_synthetic: str = ""
+) -> dict[str, Any]:
     """Everything on the page that is drawn rather than written."""
     metrics, results = evaluation.metrics, evaluation.results
     log = read_log(run.folder / "log.jsonl")
@@ -71,7 +77,7 @@ def page_figures(run: RunFolder, evaluation: Evaluation, maps: Mapping[str, MapL
         "positives": pair_cards.pair_rows(
             pair_cards.hardest_pairs(results, "genuine"), results.samples, decided, "genuine"
         ),
-        "map": _map_section(results, maps),
+        "map": _map_section(results, maps, why_no_synthetic),
         "training": training_plots.plot_training([log], metrics.get("selection")),
         **_two_encoder_sections(run, evaluation, log),
     }
@@ -95,16 +101,28 @@ def describe_view(run: RunFolder, results: ScenarioResults) -> str:
     )
 
 
-def _map_section(results: ScenarioResults, maps: Mapping[str, MapLayout]) -> dict[str, Any] | None:
+def _synthesize(run: RunFolder, evaluation: Evaluation) -> tuple[np.ndarray | None, str]:
+    """Synthetic negatives for the map of a hardness-aware run, and why there are none."""
+    if evaluation.samples is None or run.recipe.train.method != "hardness-aware":
+        return None, ""
+    labels = evaluation.results.samples.labels
+    return synthesize_test_negatives(run, evaluation.samples, sample_identities(labels, POINTS, 0))
+
+
+def _map_section(
+    results: ScenarioResults, maps: Mapping[str, MapLayout], why_no_synthetic: str
+) -> dict[str, Any] | None:
     """The map, those of both encoders where there are two, and the identities they mark."""
     if not maps:
         return None
     first = next(iter(maps.values()))
     rows = [int(first.rows[np.flatnonzero(first.labels == label)[0]]) for label in first.marked]
+    titled = {two_encoders.encoder_title(name): one for name, one in maps.items()}
     return {
-        "image": plot_map(first).image if len(maps) == 1 else "",
-        "several": two_encoders.plot_side_by_side(maps) if len(maps) > 1 else [],
-        "legend": first.legend(),
+        "panes": map_panes(titled, WIDE if len(maps) == 1 else NARROW),
+        "several": len(maps) > 1,
+        "synthetic": 0 if first.synthetic is None else len(first.synthetic),
+        "why_no_synthetic": why_no_synthetic,
         "marked": [pair_cards.describe_sample(results.samples, at) for at in rows],
         "points": len(first.rows),
         "identities": len(np.unique(first.labels)),
