@@ -478,19 +478,22 @@ def _print_measuring(samples: Any) -> None:
 
 def _print_metrics(metrics: dict[str, Any], said: Sequence[str] = ()) -> None:
     """The headline numbers, a line per scenario, and what to know before trusting them."""
-    from mettle.evaluate.run.probes import lines
+    from mettle.evaluate.run.probes import describe_probes
     from mettle.report.caveats import list_caveats, training_verdict
+    from mettle.report.headline import headline_lines
 
     facts, verdict = metrics["data"], training_verdict(metrics)
     print(f"{facts['protocol']}; {facts['test_samples']} test samples of {facts['test_identities']} identities")
     if verdict:  # before all numbers: it decides what they are worth
         typer.secho(f"WARNING: {' '.join(verdict.split())}", fg="red", bold=True)  # in color on a terminal only
+    for line in headline_lines(metrics):
+        print(f"  {line}")
     for name, scenario in metrics["scenarios"].items():
         print_scenario(name, scenario["verification"], scenario["retrieval"])
         for other, values in metrics.get("baselines", {}).items():
             near = f"  Recall@1 {values[name]['recall@1']:.1%}" if "recall@1" in values[name] else ""
             print(f"  {'':<13} EER {format_rate(values[name]['eer'])}{near} with {other}")
-    for line in lines(metrics.get("probe")):
+    for line in describe_probes(metrics.get("probe")):
         print(f"  {line}")
     for text in list_caveats(metrics):
         if text != verdict and not any(note.startswith(text) for note in said):

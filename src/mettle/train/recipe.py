@@ -206,6 +206,9 @@ class EvaluateConfig(Section):
     ks: list[Annotated[int, Field(ge=1)]] = Field([1, 2, 4, 8], min_length=1)
     baselines: bool = True  # also raw inputs and the untrained network
     spurious: str | None = None  # a column that a model may fall for: background, color, device
+    question: Literal["auto", "closed-set", "retrieval", "verification"] = (
+        "auto"  # what leads, see evaluate.run.question
+    )
     probe: bool | None = None  # probes of frozen features; None: of closed sets, of two-encoder and jtt, with spurious
     probe_samples: int = Field(5000, ge=10)  # of the training split, that probes are fitted on at most
 
