@@ -265,6 +265,8 @@ class Loader:
         request, raw, aspect = read
         if self._item_transform is not None and raw.dtype == torch.uint8:  # channels are first already
             x = raw.to(self.device, non_blocking=True).float().div_(255)
+        elif self.augment != UNCHANGED and self.device == "cpu" and raw.dtype == torch.uint8 and raw.ndim == 4:
+            x = raw  # the augmentation takes bytes
         else:
             x = to_input_tensor(raw, self.device)
         one_for_all = not self._draws_per_item and self.tuples is None  # of an unchanged sample all views are made here

@@ -467,7 +467,8 @@ def build_method(
     loss: Any = given.loss
     if loss is None:
         loss = recipe.build_loss(len(classes), model.dim, allow_import)
-    loss = loss.to(device) if isinstance(loss, nn.Module) else loss
+    if isinstance(loss, nn.Module):
+        loss = loss.to(device, torch.float32) if device == "mps" else loss.to(device)  # which has no float64
     keys = ("optimizer", "weight_decay", "backbone_rate", "loss_rate", "clip", "ema", "ema_start")
     keys += ("freeze", "layer_decay", "sync_batchnorm")
     options: dict[str, Any] = {key: getattr(setup, key) for key in keys}
