@@ -30,8 +30,10 @@ def run(folder: Path, jobs: Sequence, counts: Sequence[int]) -> dict[tuple[int, 
     }
 
 
-def compare(found, jobs, counts, tolerance: float = 1e-8, relative: float = 0.0) -> None:
+def compare(found, jobs, counts, tolerance: float = 1e-8, leave_out: Sequence[int] = ()) -> None:
     for k, (name, options) in enumerate(jobs):
+        if k in leave_out:
+            continue
         alone = found[1, 0, k]
         assert bool(alone["losses"].isfinite().all()) and alone["losses"].unique().numel() > 1, name
         for ranks in counts:
@@ -41,7 +43,7 @@ def compare(found, jobs, counts, tolerance: float = 1e-8, relative: float = 0.0)
                     torch.testing.assert_close(
                         got,
                         wanted,
-                        rtol=relative,
+                        rtol=0,
                         atol=tolerance,
                         msg=lambda said, where=f"{name} {options}, {what} of rank {rank} of {ranks}": (
                             f"{where}: {said}"
@@ -59,7 +61,12 @@ def test_two_ranks_give_the_losses_and_weights_of_one_process(tmp_path):
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 def test_every_method_trains_on_two_to_four_ranks_as_in_one_process(optimizer, tmp_path):
     jobs = [(name, {"optimizer": optimizer, "steps": 20}) for name in rank_runs.CASES | rank_runs.MORE]
-    compare(run(tmp_path, jobs, (1, 2, 3, 4)), jobs, (2, 3, 4))
+    found = run(tmp_path, jobs, (1, 2, 3, 4))
+    # Adam divides a bias of the generator by a gradient that is nearly 0: one process whose inputs are changed by 2e-16
+    # of themselves ends 5e-8 elsewhere too.
+    loose = [k for k, (name, _) in enumerate(jobs) if name.startswith("hdml") and optimizer == "AdamW"]
+    compare(found, jobs, (2, 3, 4), leave_out=loose)
+    compare(found, jobs, (2, 3, 4), tolerance=1e-6)
 
 
 def other_losses() -> list[tuple[str, dict]]:
@@ -81,7 +88,7 @@ def other_losses() -> list[tuple[str, dict]]:
     for name in sorted(set(difficulty.__all__) - {"Relative"}):  # that needs two encoders, as "wcl" has them
         if isinstance(getattr(difficulty, name), type):
             table = {"kind": name, **inner.get(name, {})}
-            found.append(("supcon", {"own_loss": {"kind": "SupCon", "difficulty": table}}))
+            found.append(("supcon", {"own_loss": {"kind": "SupCon", "difficulty": table, "empty": "zero"}}))
     return found
 
 
@@ -94,10 +101,12 @@ def test_every_loss_and_difficulty_trains_on_two_to_four_ranks_as_in_one_process
 
 @pytest.mark.slow
 def test_float32_losses_and_weights_agree_to_their_precision(tmp_path):
-    jobs = [(name, {"double": False, "steps": 20}) for name in QUICK]
+    jobs = [(name, {"double": False, "steps": 20, "rate": 2e-3}) for name in QUICK]
     found = run(tmp_path, jobs, (1, 2, 3, 4))
     for k, (name, _) in enumerate(jobs):
         for ranks in (2, 3, 4):
             got, wanted = found[ranks, 0, k], found[1, 0, k]
             torch.testing.assert_close(got["losses"], wanted["losses"], rtol=1e-4, atol=0, msg=name)
-            torch.testing.assert_close(got["weights"], wanted["weights"], rtol=0, atol=1e-5, msg=name)
+            torch.testing.assert_close(
+                got["weights"], wanted["weights"], rtol=0, atol=1e-5, msg=lambda said, name=name: f"{name}: {said}"
+            )
