@@ -1,7 +1,9 @@
 """Commands around a run: train, evaluate, report, embed, export, recipes."""
 
+import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,23 +58,38 @@ def train(
     overrides: Set = None,
 ) -> None:
     """Train a recipe, evaluate it on what it never saw, and write a report."""
+    from mettle.train.ranks.session import join_ranks
+
     check_run_name(name)
-    folder = runs / (name or free_name(runs, Path(recipe or DEFAULT).stem, resume))
     columns = {"source": data, "label": label, "domain": domain, "image": image}
     given = {key: value for key, value in columns.items() if value is not None}
-    again = ["mettle", "train", *([] if runs == RUNS else ["--runs", str(runs)]), "--name", folder.name, "--resume"]
-    again += [] if report else ["--no-report"]
-    allowed = allow_packages(allow_import)
-    again += [word for package in allowed for word in ("--allow-import", package)]
-    overrides = [*_model_overrides(start), *(overrides or [])]
-    if seeds is not None or (resume and (folder / "seeds.json").is_file()):
-        if not report:
-            raise InputError("--seeds tells the mean of what is measured: leave out --no-report")
-        _train_seeds(recipe, folder, resume, overrides, given, seeds, again, allowed)
-        return
-    said: list[str] = []
-    plan = _load_recipe(recipe, folder, resume, overrides, given, collect_notes(said))
-    train_run(plan, folder, resume, report, again, said, allowed)
+    with join_ranks() as ranks, print_on_first(ranks):
+        folder = runs / ranks.broadcast(name or free_name(runs, Path(recipe or DEFAULT).stem, resume))
+        again = ["mettle", "train", *([] if runs == RUNS else ["--runs", str(runs)]), "--name", folder.name, "--resume"]
+        again += [] if report else ["--no-report"]
+        allowed = allow_packages(allow_import)
+        again += [word for package in allowed for word in ("--allow-import", package)]
+        overrides = [*_model_overrides(start), *(overrides or [])]
+        if seeds is not None or (resume and (folder / "seeds.json").is_file()):
+            if not report:
+                raise InputError("--seeds tells the mean of what is measured: leave out --no-report")
+            if ranks.size > 1:
+                raise InputError("--seeds trains one run after the other in one process: start it without torchrun")
+            _train_seeds(recipe, folder, resume, overrides, given, seeds, again, allowed)
+            return
+        said: list[str] = []
+        plan = _load_recipe(recipe, folder, resume, overrides, given, collect_notes(said))
+        ranks.wait()  # the folder was looked at, and may be made
+        train_run(plan, folder, resume, report, again, said, allowed)
+
+
+@contextmanager
+def print_on_first(ranks: Any) -> Iterator[None]:
+    """Inside, only the first of several ranks prints; errors are told by all."""
+    with ExitStack() as stack:
+        if not ranks.is_first:
+            stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w", encoding="utf-8"))))
+        yield
 
 
 def _train_seeds(
@@ -150,6 +167,7 @@ def train_run(
     from mettle.train.callbacks import Progress
     from mettle.train.from_recipe import build_model
     from mettle.train.from_recipe import train as run_training
+    from mettle.train.ranks.session import current_ranks
 
     resumed, say = resume and folder.exists(), collect_notes(said)
 
@@ -166,13 +184,14 @@ def train_run(
     }
     options["allow_import"] = allowed
     outcome = run_training(plan, folder, resume=resume, cache=cache_folder(), score=ValidationScore(), **options)
-    for note in (*outcome.notes, *write_pair_metrics(outcome)):
+    measured = write_pair_metrics(outcome) if current_ranks().is_first else ()
+    for note in (*outcome.notes, *measured):
         if note not in said:
             say(note)
     if not outcome.finished:
         print(f"stopped on request; continue with: {shlex.join(again)}")
         raise typer.Exit(1)
-    if report:
+    if report and current_ranks().is_first:
         untrained = None
         if plan.foreign_model is not None:  # only here it may be built again: its code was allowed for this command
             untrained = build_model(outcome.run.recipe, outcome.samples, allow_import=options["allow_import"])

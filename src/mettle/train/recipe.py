@@ -152,6 +152,7 @@ class TrainConfig(Section):
     distill_temperature: float = Field(0.1, gt=0)  # of both similarities
     compile: bool = False  # what networks compute in training, by torch.compile
     cuda_graph: bool = False  # whether like steps are recorded once, and replayed in one launch
+    sync_batchnorm: bool = True  # over ranks, where several train; else each normalizes its own rows
     accumulate: int = Field(1, ge=1)  # batches in a step; their gradients are averaged
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
