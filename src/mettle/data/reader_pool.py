@@ -316,7 +316,7 @@ class _ReaderProcess:
 
 
 def _round(seconds: float) -> str:
-    return f"{seconds:.0f}" if seconds >= 1 else f"{seconds:.2g}"
+    return f"{seconds:.0f}" if seconds >= 1 else f"{seconds:.1f}"
 
 
 def _put_arrays_in(value: Any, arrays: list[np.ndarray]) -> Any:

@@ -1,5 +1,6 @@
 """Bodies of requests: JSON with embeddings, or multipart with pictures, within limits and only in memory."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -103,6 +104,7 @@ async def read_form(headers: Headers, body: bytes, limits: Limits, *, texts: Ite
 
     async def stream() -> AsyncGenerator[bytes, None]:
         for start in range(0, len(body), 1 << 16):
+            await asyncio.sleep(0)  # other requests have their turn: the parser itself waits for nothing
             yield body[start : start + (1 << 16)]
 
     parser = MultiPartParser(
