@@ -689,7 +689,7 @@ class TestWithModel:
         opened.close()
         shutil.rmtree(tmp_path / "people.mettle" / "model")
         shutil.copytree(other_trained.run.folder, tmp_path / "people.mettle" / "model")
-        with pytest.raises(GalleryError, match="another weights"):
+        with pytest.raises(GalleryError, match="not as it was written"):
             Gallery.open(tmp_path / "people.mettle")
 
     def test_g10_another_model_is_refused(self, opened, other_trained, tmp_path):

@@ -57,6 +57,7 @@ class ViewFacts:
     kind: str
     measured: Measured | None = None
     record: str | None = None  # which record, where records have an identity of their own
+    template_sum: int = 0  # of the checksums of its templates in the record
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +67,7 @@ class Loaded:
     index: Index
     sequence: int
     measured: Measured | None
+    template_sum: int = 0  # of the checksums of its templates in the record
 
 
 def save_index(folder: Path, index: Index, facts: ViewFacts, mode: int = PRIVATE) -> None:
@@ -114,7 +116,7 @@ def load_index(folder: Path, expected: ViewFacts) -> Loaded:
         files = {name: _read(folder, name, entry) for name, entry in content["files"].items()}
         index = _index(facts, content["effort"], files)
         measured = None if facts["measured"] is None else Measured.from_dict(facts["measured"])
-        return Loaded(index, int(facts["sequence"]), measured)
+        return Loaded(index, int(facts["sequence"]), measured, int(facts["template_sum"]))
     except Stale:
         raise
     except OSError as error:
@@ -194,6 +196,8 @@ def _compare(facts: dict[str, Any], expected: ViewFacts) -> None:
         raise Stale(f"the index on disk is newer ({facts['sequence']}) than the record ({expected.sequence})")
     if facts["sequence"] == expected.sequence and facts["count"] != expected.count:
         raise Stale(f"the index on disk holds {facts['count']} templates, the record {expected.count}")
+    if facts["sequence"] == expected.sequence and facts["template_sum"] != expected.template_sum:
+        raise Stale("the index on disk holds other templates than the record")
 
 
 def _read(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:

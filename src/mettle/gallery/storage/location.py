@@ -93,9 +93,8 @@ def made(where: str | Path, binding: Binding, run: "RunFolder | None") -> Postgr
     folder = Path(where)
     with translate_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        if run is not None:
-            copy_model(run, folder / MODEL)
-    return SqliteRecord.create(folder / RECORD, binding)
+        digests = {} if run is None else copy_model(run, folder / MODEL)
+    return SqliteRecord.create(folder / RECORD, binding, digests)
 
 
 def shown(where: str) -> str:

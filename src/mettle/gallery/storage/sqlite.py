@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,12 @@ from mettle.gallery.storage.base import Ledger, Result
 from mettle.gallery.storage.sql import (
     FINDINGS,
     FORMAT,
-    PLAIN,
     SQLITE_TABLES,
+    IndexProof,
     Session,
     forget_history,
-    read_facts,
+    list_damage,
+    read_fixed_metadata,
     write_first_rows,
 )
 
@@ -50,9 +51,12 @@ def open_connection(path: Path, mode: str, extra: str = "") -> sqlite3.Connectio
         connection.execute("PRAGMA trusted_schema = OFF")  # a file from elsewhere runs no code of its own
         connection.execute("PRAGMA cell_size_check = ON")
         connection.execute("PRAGMA foreign_keys = ON")
-        strange = connection.execute("SELECT count(*) FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchone()
-        if strange[0]:
+        kinds = [row[0] for row in connection.execute("SELECT type FROM sqlite_master")]
+        if "trigger" in kinds or "view" in kinds:
             raise GalleryError(f"{path} holds triggers or views, which no gallery has: do not trust it")
+        tables = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+        if {row[0] for row in tables} != set(SQLITE_TABLES) or len(tables) != len(SQLITE_TABLES):
+            raise GalleryError(f"{path} does not have the tables of a gallery: it is damaged, restore a snapshot")
         return connection
     except BaseException:
         connection.close()
@@ -254,20 +258,24 @@ class SqliteRecord(Ledger):
         self._idle: list[sqlite3.Connection] = []  # readers, one per thread that reads at the same time
         self._writer: sqlite3.Connection | None = None
         self._closed = False
+        self._proof = IndexProof()
         try:
             if lock is not None:
                 sweep_temporaries(path)
                 with translate_errors(path):
                     self._writer = open_connection(path, "rw")
                     prepare_writer(self._writer)
-            self._binding, self._salt = self._read(read_facts)
+            self._fixed = self._read(read_fixed_metadata)
         except BaseException:
             self.close()
             raise
 
     @classmethod
-    def create(cls, path: Path, binding: Binding) -> "SqliteRecord":
-        """Make a new record and open it for writing; refuses an existing one."""
+    def create(cls, path: Path, binding: Binding, model_files: Mapping[str, str] | None = None) -> "SqliteRecord":
+        """Make a new record and open it for writing; refuses an existing one.
+
+        ``model_files``: SHA-256 of the copy of the model that lies beside it.
+        """
         path = Path(path)
         refuse_existing(path)
         with translate_errors(path):
@@ -279,7 +287,7 @@ class SqliteRecord(Ledger):
             with translate_errors(path):
                 for leftover in (sibling(path, "-wal"), sibling(path, "-shm")):
                     leftover.unlink(missing_ok=True)  # of a removed record: must not be played into this one
-                build_file(path, lambda temporary: _fill(temporary, binding))
+                build_file(path, lambda temporary: _fill(temporary, binding, model_files or {}))
         except BaseException:
             lock.release()
             raise
@@ -323,14 +331,20 @@ class SqliteRecord(Ledger):
 
     def check(self) -> list[str]:
         """What is wrong with the file or its rows, in words."""
-        try:
-            pragmas = self._read(lambda s: s.rows("PRAGMA integrity_check") + s.rows("PRAGMA foreign_key_check"))
-            found = [f"{self.path.name}: {row[0]}" for row in pragmas if row[0] != "ok"]
-            return (found + super().check())[:FINDINGS]
-        except GalleryUnavailable:
-            raise
-        except GalleryError as error:
-            return [str(error)]
+        found: list[str] = []
+        for pragma in ("integrity_check", "foreign_key_check"):
+            with list_damage(found):
+                rows = self._read(lambda session, pragma=pragma: session.rows(f"PRAGMA {pragma}"))
+                found += [f"{self.path.name}: {row[0]}" for row in rows if row[0] != "ok"]
+        with list_damage(found):
+            found += super().check()
+        return found[:FINDINGS]
+
+    def forget_pages(self) -> None:
+        """Close the connections that read: each keeps pages."""
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     def bytes(self) -> int:
         """Size of its files."""
@@ -408,13 +422,14 @@ def _transact(connection: sqlite3.Connection, work: Callable[[Session], Result])
         raise
 
 
-def _fill(temporary: Path, binding: Binding) -> None:
+def _fill(temporary: Path, binding: Binding, model_files: Mapping[str, str]) -> None:
     connection = sqlite3.connect(temporary.absolute(), isolation_level=None)  # "file:..." would be an address
     try:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        connection.execute(f"PRAGMA user_version = {PLAIN}")
-        connection.executescript(SQLITE_TABLES)
-        _transact(connection, lambda session: write_first_rows(session, binding))
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+        for statement in SQLITE_TABLES:
+            connection.execute(statement)
+        _transact(connection, lambda session: write_first_rows(session, binding, model_files))
     finally:
         connection.close()
