@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mettle.atomic_files import sha256, write_bytes
+from mettle.atomic_files import open_unlinked, write_bytes
 from mettle.errors import GalleryError, InputError, RunError
 from mettle.gallery.scoring import check_rule
 from mettle.gallery.thresholds import as_thresholds
@@ -116,7 +116,8 @@ def find_damaged_files(folder: Path, digests: Mapping[str, str], names: Iterable
     found = []
     for name in names:
         try:
-            same = sha256(folder / name) == digests[name]
+            with open_unlinked(folder / name) as file:
+                same = hashlib.file_digest(file, "sha256").hexdigest() == digests[name]
         except OSError as error:
             found.append(f"{folder / name} cannot be read ({error.strerror or error}): restore a snapshot")
             continue

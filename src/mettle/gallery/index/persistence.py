@@ -10,8 +10,10 @@ A file is read once into memory, its checksum is taken there, and only then does
 not fit is `Stale`: the gallery then builds the index again from its record. Removed templates are never written.
 """
 
+import errno
 import hashlib
 import json
+import os
 import re
 import stat
 from dataclasses import asdict, dataclass
@@ -20,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from mettle.atomic_files import remove_leftovers, write_bytes, write_text
+from mettle.atomic_files import open_unlinked, remove_leftovers, write_bytes, write_text
 from mettle.errors import GalleryError, GalleryUnavailable
 from mettle.gallery.index.approximate import KINDS, Approximate, Effort
 from mettle.gallery.index.base import Index
@@ -80,6 +82,8 @@ def save_index(folder: Path, index: Index, facts: ViewFacts, mode: int = PRIVATE
         raise GalleryError(f"an index of type {type(index).__name__} cannot be kept on disk")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if folder.is_symlink():
+            raise OSError(errno.ELOOP, "it is a link, and none is followed in a gallery")
         remove_leftovers(folder)
         files = {name: _written(folder, name, array, mode) for name, array in _arrays(index)}
         content = {
@@ -170,12 +174,15 @@ def _digest(content: dict[str, Any]) -> str:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
-    if not path.is_file():
-        raise Stale(f"{folder} holds no {MANIFEST}")
-    if path.stat().st_size > LONGEST:
+    try:
+        with open_unlinked(path) as file:
+            text = file.read(LONGEST + 1)
+    except FileNotFoundError:
+        raise Stale(f"{folder} holds no {MANIFEST}") from None
+    if len(text) > LONGEST:
         raise Stale(f"{path} is too long to be one of ours")
     try:
-        content = json.loads(path.read_bytes().decode())
+        content = json.loads(text.decode())
         sha = content.pop("sha256")
     except (ValueError, AttributeError, KeyError, RecursionError) as error:
         raise Stale(f"{path} is damaged") from error
@@ -205,13 +212,14 @@ def _read(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
     if not _NAME.fullmatch(entry["name"]) or not entry["name"].startswith(name + "-"):
         raise Stale(f"{folder / MANIFEST} names a file that is not ours")
     path = folder / entry["name"]
-    if not path.is_file():
-        raise Stale(f"{path} is not there")
-    if path.stat().st_size != entry["bytes"]:
-        raise Stale(f"{path} has {path.stat().st_size} bytes instead of {entry['bytes']}")
-    raw = np.empty(entry["bytes"], np.uint8)
-    with path.open("rb") as file:
-        got = file.readinto(raw.data)
+    try:
+        with open_unlinked(path) as file:
+            if (size := os.fstat(file.fileno()).st_size) != entry["bytes"]:
+                raise Stale(f"{path} has {size} bytes instead of {entry['bytes']}")
+            raw = np.empty(size, np.uint8)
+            got = file.readinto(raw.data)  # type: ignore[attr-defined]
+    except FileNotFoundError:
+        raise Stale(f"{path} is not there") from None
     if got != len(raw) or hashlib.sha256(raw.data).hexdigest() != entry["sha256"]:
         raise Stale(f"{path} does not have its checksum")
     return raw.view(np.dtype(entry["dtype"]).newbyteorder("<")).reshape(entry["shape"])

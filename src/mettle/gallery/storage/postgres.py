@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import numpy as np
 
-from mettle.errors import GalleryError, GalleryUnavailable, InputError, MettleError, MissingExtra
+from mettle.errors import GalleryError, GalleryUnavailable, InputError, MettleError, MissingExtra, OutcomeUnknown
 from mettle.gallery.binding import Binding, binding_to_json
 from mettle.gallery.results import Receipt
 from mettle.gallery.storage.base import Ledger, Result
@@ -554,8 +554,8 @@ class PostgresRecord(Ledger):
                 raise self._unsure() from None
             raise
 
-    def _unsure(self) -> GalleryUnavailable:
-        return GalleryUnavailable(
+    def _unsure(self) -> OutcomeUnknown:
+        return OutcomeUnknown(
             f"the server of the gallery {self._server.schema!r} went away while it committed: it has made the whole "
             "change or nothing of it; ask again under the same request name"
         )
