@@ -52,7 +52,6 @@ def test_the_worst_class_is_named():
     assert p.linear.worst_class == (2, 0.0)
     assert p.knn.worst_class == (2, 0.0)
     assert p.linear.balanced == pytest.approx(0.75)
-    assert p.worst_class[0] == 2
     assert p.interval("linear").low < p.linear.accuracy < p.interval("linear").high
     json.dumps(p.summary(), allow_nan=False)
 
