@@ -15,6 +15,7 @@ A metric is asked for by name, with what it takes after an ``@``: ``"eer"``, ``"
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -164,6 +165,16 @@ def register(metric: M) -> M:
     return metric
 
 
+@contextmanager
+def registered(metric: Metric) -> Iterator[None]:
+    """A metric of somebody else's is known for as long as the block lasts; results keep what they measured."""
+    register(metric)
+    try:
+        yield
+    finally:
+        del METRICS[metric.result, metric.key]
+
+
 def metrics_of(result: str, kind: type = Metric) -> tuple[Any, ...]:
     """The metrics of a result, in reading order."""
     return tuple(metric for (of, _), metric in METRICS.items() if of == result and isinstance(metric, kind))
@@ -209,13 +220,13 @@ def _parse_number(base: str, text: str, known: Iterable[Metric]) -> float:
         ) from None
 
 
-def markdown_table() -> Iterator[str]:
-    """The lines of the table in ``docs/evaluation.md``: every metric, and what its interval is over."""
-    yield "| result | name | number | definition | better | interval over |"
-    yield "|---|---|---|---|---|---|"
-    for result in RESULTS:
-        for metric in metrics_of(result):
-            title = metric.title.replace("{}", metric.takes.upper() if metric.takes in ("far", "fpir") else "K")
-            better = "low" if metric.lower_is_better else "high"
-            over = metric.resampled or f"none; range over {getattr(metric, 'items', 'repetitions')}"
-            yield f"| {result} | `{metric.key}` | {title} | {metric.definition} | {better} | {over} |"
+def markdown_table() -> str:
+    """The table in ``docs/evaluation.md``: every metric, and what its interval is over."""
+    lines = ["| result | name | number | definition | better | interval over |", "|---|---|---|---|---|---|"]
+    for metric in (metric for result in RESULTS for metric in metrics_of(result)):
+        title = metric.title.format("K" if metric.takes == "k" else "").rstrip()
+        better = "low" if metric.lower_is_better else "high"
+        over = metric.resampled or f"none; range over {getattr(metric, 'items', 'repetitions')}"
+        cells = (metric.result, f"`{metric.key}`", title, metric.definition, better, over)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

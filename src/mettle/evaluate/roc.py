@@ -16,6 +16,7 @@ resampled subjects, where many of them are computed at once.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -229,16 +230,25 @@ def min_dcf(scores: ScoreStore, prior: float = PRIOR, miss: float = 1.0, false_a
     where bins begin; inside a bin the cost cannot be less than with the rejects of its beginning and the fewest false
     accepts that may belong to it.
     """
-    n_g, n_i = len(scores.genuine), scores.impostors
     a, b = miss * prior, false_accept * (1 - prior)
+    return least_cost(scores, lambda fmr, fnmr: (a * fnmr + b * fmr) / min(a, b))
+
+
+def least_cost(scores: ScoreStore, cost: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Cost:
+    """The least of a cost of (FMR, FNMR) over all thresholds; it may fall with neither of the two.
+
+    Genuine scores are thresholds enough. Of a histogram, the bound is what the fewest false accepts of every bin leave
+    open.
+    """
+    n_g, n_i = len(scores.genuine), scores.impostors
     corner = scores.corners()
     accepts, rejects = np.append(corner.accepts, 0) / n_i, np.append(corner.rejects, n_g) / n_g
-    cost = (a * rejects + b * accepts) / min(a, b)
-    at, bound = int(cost.argmin()), 0.0
+    found = cost(accepts, rejects)
+    at, bound = int(found.argmin()), 0.0
     if corner.blur:
         fewest = np.append(corner.accepts[1 + corner.blur :], np.zeros(1 + corner.blur, np.int64)) / n_i
-        bound = float(cost[at] - ((a * rejects[:-1] + b * fewest) / min(a, b)).min())
-    return Cost(float(cost[at]), float(np.append(corner.thresholds, np.inf)[at]), max(0.0, bound))
+        bound = float(found[at] - cost(fewest, rejects[:-1]).min())
+    return Cost(float(found[at]), float(np.append(corner.thresholds, np.inf)[at]), max(0.0, bound))
 
 
 def resampled_min_dcf(curves: WeightedCurves, at: None = None) -> np.ndarray:
