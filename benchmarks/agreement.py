@@ -2,8 +2,8 @@
 
     python benchmarks/agreement.py            prints two tables: scores that all differ, and scores with many ties
 
-scikit-learn comes with mettle, pytorch-metric-learning with its tests; torchmetrics is asked where it is installed. A row
-whose library is not installed says so. The exit status is 1 where a number that should be equal is not.
+scikit-learn comes with mettle, pytorch-metric-learning with its tests, torchmetrics is asked where it is installed; a
+row whose library is not installed says so. The exit status is 1 where a number that should be equal is not.
 
 Where scores tie, the order of rows decides in torchmetrics and pytorch-metric-learning. Then the row shows the range of
 their numbers over shuffles of the rows; ours, the mean over all orders, must lie inside.

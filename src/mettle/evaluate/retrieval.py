@@ -35,11 +35,15 @@ from mettle.evaluate.inputs import (
 from mettle.evaluate.metrics import parse_metric
 from mettle.evaluate.ranking_metrics import TieGroups, all_metrics, hit_rate
 from mettle.evaluate.scoring.pair_fingerprint import Basis, of_ranking
+from mettle.evaluate.scoring.rank_parts import require_same_call
 from mettle.evaluate.scoring.relevant_ranks import FastCosine, Relevance, ScoreRows, rank_relevant
 from mettle.evaluate.scoring.reranking import KReciprocal, QueryExpansion
 from mettle.evaluate.scoring.similarity import SIMILARITIES, score_rows
+from mettle.pairs.distributed import ALONE, Ranks
 from mettle.unknown_names import explain_arguments
 
+QUERIES = "queries"  # beside the metrics of these queries, their positions
+ENDS = ("least", "most")  # Recall@K of each in the worst order of ties, and in the best
 AVERAGES = ("micro", "macro")
 RULES = {
     "all": "all candidates",
@@ -227,6 +231,7 @@ def retrieval(
     similarity: str = "cosine",
     rerank: KReciprocal | QueryExpansion | None = None,
     chunk: int | None = None,
+    across_ranks: bool = False,
 ) -> Retrieval:
     """Rank a gallery for every query.
 
@@ -245,6 +250,8 @@ def retrieval(
         rerank: change the ranking afterwards, by :class:`KReciprocal` or :class:`QueryExpansion` on cosines; the
             result says so.
         chunk: queries scored at a time; it changes memory, never the result.
+        across_ranks: share the queries with the other ranks of `torch.distributed`: every rank makes this call with the
+            same rows and has the result of all of them.
 
     Raises:
         DataError: one set was given as queries and as gallery, without ids.
@@ -268,10 +275,9 @@ def retrieval(
     if rule != "all" and (query.domains is None or other.domains is None):
         asked = "exclude_same_domain" if exclude_same_domain else "only_same_domain"
         raise InputError(f"{asked} needs domains, one per row on every side")
-    score, fast, ranking = _scoring(query, other, similarity, rerank)
-    found = _rank(query, other, score, fast, wholes(k, "k"), rule, chunk, related)
-    basis = of_ranking(query, other, named=ids is not None, trials=rule)
-    return replace(found, notes=notes, basis=basis, ranking=ranking)
+    scoring, ranks = _scoring(query, other, similarity, rerank), Ranks.current() if across_ranks else ALONE
+    found = _rank(query, other, scoring, wholes(k, "k"), rule, chunk, related, ranks)
+    return replace(found, notes=notes, basis=of_ranking(query, other, named=ids is not None, trials=rule))
 
 
 @explain_arguments
@@ -313,10 +319,8 @@ def reidentification(
     first, second = share_label_codes(first, second, "the queries", "the gallery")
     if (first.ids is None) != (second.ids is None):
         raise InputError("sample ids must be given on both sides or on none")
-    score, fast, ranking = _scoring(first, second, similarity, rerank)
-    found = _rank(first, second, score, fast, wholes(k, "k"), "other_views", chunk)
-    basis = of_ranking(first, second, named=first.ids is not None, trials="other_views")
-    return replace(found, basis=basis, ranking=ranking)
+    found = _rank(first, second, _scoring(first, second, similarity, rerank), wholes(k, "k"), "other_views", chunk)
+    return replace(found, basis=of_ranking(first, second, named=first.ids is not None, trials="other_views"))
 
 
 @explain_arguments
@@ -368,9 +372,8 @@ def retrieval_from_scores(
     def score(rows: np.ndarray) -> np.ndarray:
         return s[rows].copy()
 
-    found = _rank(query, other, score, None, wholes(k, "k"), "all", chunk, related)
-    basis = of_ranking(query, other, named=ids is not None, trials="all")
-    return replace(found, basis=basis, ranking="given scores")
+    found = _rank(query, other, (score, None, "given scores"), wholes(k, "k"), "all", chunk, related)
+    return replace(found, basis=of_ranking(query, other, named=ids is not None, trials="all"))
 
 
 def _code_label_sets(labels: Any, gallery: tuple[Any, ...] | None) -> tuple[Any, tuple[Any, ...] | None, Any]:
@@ -401,23 +404,33 @@ def _scoring(query: Rows, other: Rows, similarity: str, rerank: Any) -> tuple[Sc
 def _rank(
     query: Rows,
     other: Rows,
-    score: ScoreRows,
-    fast: FastCosine | None,
+    scoring: tuple[ScoreRows, FastCosine | None, str],
     ks: Sequence[int],
     rule: str,
     chunk: int | None,
     related: Any = None,
+    ranks: Ranks = ALONE,
 ) -> Retrieval:
     """Every metric of every query that has a relevant candidate."""
     if chunk is not None:
         whole(chunk, "chunk", 1)
-    parts, ends, kept = [], [], []
-    for ranks in rank_relevant(Relevance.of(query, other, rule, related), score, fast, most=max(ks), chunk=chunk):
-        ties = TieGroups.of(ranks)
-        parts.append(all_metrics(ties, ks))
-        ends.append([hit_rate(ties, k)[1:] for k in ks])
-        kept.append(ranks.queries)
-    if not kept:
+    score, fast, ranking = scoring
+    relevance = Relevance.of(query, other, rule, related)
+    sides = [query] if other is query else [query, other]
+    require_same_call(ranks, "what they rank", *sides, rule=rule, k=ks, chunk=chunk, ranking=ranking)
+
+    def measure() -> dict[str, np.ndarray]:
+        """The metrics of this rank's queries, in the order of the queries."""
+        parts = []
+        for found in rank_relevant(relevance, score, fast, most=max(ks), chunk=chunk, ranks=ranks):
+            ties = TieGroups.of(found)
+            ends = {k: hit_rate(ties, k)[1:] for k in ks}
+            bounds = {f"{end}@{k}": ends[k][at] for at, end in enumerate(ENDS) for k in ks}
+            parts.append(all_metrics(ties, ks) | bounds | {QUERIES: found.queries})
+        return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]} if parts else {}
+
+    found = [part for part in ranks.compute(measure) if part]
+    if not found:
         raise InputError(
             f"no query has a relevant candidate: none of the {len(query)} labels occurs among its candidates"
         )
@@ -426,12 +439,13 @@ def _rank(
             f"retrieval needs at least two labels among the candidates: all {len(other)} have label "
             f"{other.given_labels[0]}, so every neighbour would be right"
         )
-    queries = np.concatenate(kept)
-    merged = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-    worst, best = (
-        MappingProxyType({k: float(np.concatenate([e[at][end] for e in ends]).mean()) for at, k in enumerate(ks)})
-        for end in (0, 1)
-    )
+    merged = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+    if ranks.size > 1:
+        order = np.argsort(merged[QUERIES], kind="stable")
+        merged = {name: values[order] for name, values in merged.items()}
+    queries = merged.pop(QUERIES)
+    worst, best = (MappingProxyType({k: float(merged.pop(f"{end}@{k}").mean()) for k in ks}) for end in ENDS)
     subjects = np.unique(query.labels[queries], return_inverse=True)[1].reshape(-1)
     left_out = len(query) - len(queries)
-    return Retrieval(MappingProxyType(merged), queries, subjects, left_out, worst, best, rule=RULES[rule])
+    per_query = MappingProxyType(merged)
+    return Retrieval(per_query, queries, subjects, left_out, worst, best, ranking=ranking, rule=RULES[rule])

@@ -17,7 +17,7 @@ above what fits into memory.
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -27,7 +27,9 @@ from mettle.evaluate.inputs import both_kinds
 from mettle.evaluate.scoring.bins import Bins, Even, Gaps, Points, Window
 from mettle.evaluate.scoring.cpu_passes import Fast, Plain
 from mettle.evaluate.scoring.pair_tiles import Design
+from mettle.evaluate.scoring.rank_parts import gather_sorted, merge_windows, pack_windows, sum_counts
 from mettle.evaluate.scoring.scores import Corners, ErrorCounts, ScoreStore, Stream, acting
+from mettle.pairs.distributed import ALONE, Ranks
 
 Walk = Callable[[Sequence[tuple[float, float]]], list[Window]]
 
@@ -46,6 +48,7 @@ class HistogramScores(ScoreStore):
         subjects: how many subjects take part.
         stream: replays the pairs, exactly, with subject codes.
         design: which pairs, where pass 1 scored them fast; None where it scored exactly.
+        joint: pass 2 by all ranks together; ``walk`` is that of this rank alone.
     """
 
     genuine: np.ndarray
@@ -58,6 +61,7 @@ class HistogramScores(ScoreStore):
     stream: Stream
     design: Design | None = None
     failed: tuple[int, int] = 0, 0  # embeddings always have templates
+    joint: Walk | None = None  # pass 2 by all ranks together, each of which must ask for it
     _seen: list[Window] = field(default_factory=list, repr=False)
     is_in_memory = False
 
@@ -102,6 +106,10 @@ class HistogramScores(ScoreStore):
         """Whether any window was looked into."""
         return bool(self._seen)
 
+    def has_seen(self, low: float, high: float) -> bool:
+        """Whether a window was looked into, or one around it."""
+        return any(seen.low <= low and high <= seen.high for seen in self._seen)
+
     def window(self, low: float, high: float) -> Window:
         """Pass 2 for one window, kept for further questions inside it."""
         for seen in self._seen:
@@ -109,9 +117,9 @@ class HistogramScores(ScoreStore):
                 return seen
         return self.look_into([(low, high)])[0]
 
-    def look_into(self, windows: Sequence[tuple[float, float]]) -> list[Window]:
-        """Pass 2 for several windows at once."""
-        found = self.walk(windows)
+    def look_into(self, windows: Sequence[tuple[float, float]], *, together: bool = False) -> list[Window]:
+        """Pass 2 for several windows at once; ``together``: by all ranks, where pass 1 was."""
+        found = (self.joint if together and self.joint else self.walk)(windows)
         self._seen.extend(found)
         return found
 
@@ -209,13 +217,13 @@ class HistogramScores(ScoreStore):
         low, high = float(edges[filled[0]]), float(edges[filled[-1] + 1])
         return min(low, float(self.genuine[0])), max(high, float(self.genuine[-1]))
 
-    def refine(self, accepts: Sequence[int], thresholds: Sequence[float]) -> None:
-        """One second pass for all that is asked, unless there was one before."""
-        if self.is_refined:
-            return
+    def refine(self, accepts: Sequence[int], thresholds: Sequence[float], *, together: bool = False) -> None:
+        """One second pass for all that is asked and was not looked into before."""
         bins = [self._crossing_bins(), *(self._budget_bins(count) for count in accepts)]
         typed = [float(acting(t, self.dtype)) for t in thresholds if math.isfinite(t)]
-        self.look_into([self.around(*ends) for ends in bins] + [(t, t) for t in typed])
+        windows = [self.around(*ends) for ends in bins] + [(t, t) for t in typed]
+        if new := [window for window in windows if not self.has_seen(*window)]:
+            self.look_into(new, together=together)
 
     def _crossing_bins(self) -> tuple[int, int]:
         """Bins around the EER: the last beginning where FMR ≥ FNMR, and its neighbours."""
@@ -253,7 +261,9 @@ def _error_counts(p: Points, k: int) -> ErrorCounts:
     return ErrorCounts(float(p.thresholds[k]), int(p.accepts[k]), int(p.rejects[k]))
 
 
-def count_scores(design: Design, subjects: int, *, exact: bool, device: Any = None) -> HistogramScores:
+def count_scores(
+    design: Design, subjects: int, *, exact: bool, device: Any = None, ranks: Ranks = ALONE
+) -> HistogramScores:
     """Pass 1.
 
     Args:
@@ -261,23 +271,32 @@ def count_scores(design: Design, subjects: int, *, exact: bool, device: Any = No
         subjects: how many subjects.
         exact: bins at the genuine scores and exact scores, instead of equal bins and fast ones.
         device: where to score fast; None for the CPU.
+        ranks: who shares the tiles; every rank gets the counts of all.
     """
-    if exact or design.norm is not None:
-        genuine = Fast(design).genuine()
-        bins: Bins = Gaps.of(genuine) if exact else Even(*(design.norm.span() if design.norm else (-1.0, 1.0)))
-        plain = Plain(design, bins)
-        tally, slack, walk = plain.count(), 0.0, plain.walk
+    fast = Fast(design, ranks) if device is None else _on(device, design, ranks)
+    by_fast = not exact and design.norm is None
+    genuine = gather_sorted((fast if by_fast else Fast(design, ranks)).genuine, ranks)
+    if by_fast:
+        bins: Bins = Even(-1.0, 1.0)
+        passes, slack = fast, fast.slack
+        parts = ranks.compute(lambda: {"counts": fast.count(bins)})
     else:
-        bins = even = Even(-1.0, 1.0)
-        fast = Fast(design) if device is None else _on(device, design)
-        genuine = fast.genuine()
-        tally, slack, walk = fast.count(even), fast.slack, fast.walk
+        bins = Gaps.of(genuine) if exact else Even(*(design.norm.span() if design.norm else (-1.0, 1.0)))
+        passes, slack = Plain(design, bins, ranks), 0.0
+        parts = ranks.compute(lambda: {"counts": passes.count()})
+    tally = sum_counts(parts)
     both_kinds(len(genuine), int(tally.sum()))
-    again = None if exact or design.norm is not None else design
-    return HistogramScores(genuine, tally, bins, slack, exact, walk, subjects, design.stream, again)
+    alone = passes if ranks.size == 1 else replace(passes, ranks=ALONE)
+    again = design if by_fast else None
+
+    def walk_together(windows: Sequence[tuple[float, float]]) -> list[Window]:
+        return merge_windows(windows, ranks.compute(lambda: pack_windows(passes.walk(windows))))
+
+    joint = walk_together if ranks.size > 1 else None
+    return HistogramScores(genuine, tally, bins, slack, exact, alone.walk, subjects, design.stream, again, joint=joint)
 
 
-def _on(device: Any, design: Design) -> Any:
+def _on(device: Any, design: Design, ranks: Ranks) -> Any:
     from mettle.evaluate.scoring.cuda_passes import Passes
 
-    return Passes(design, device)
+    return Passes(design, device, ranks)

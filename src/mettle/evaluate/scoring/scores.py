@@ -157,8 +157,11 @@ class ScoreStore(ABC):
         """The lowest and the highest finite score."""
 
     @abstractmethod
-    def refine(self, accepts: Sequence[int], thresholds: Sequence[float]) -> None:
-        """Look up, in one walk, what the EER, thresholds with so many false accepts, and these thresholds ask for."""
+    def refine(self, accepts: Sequence[int], thresholds: Sequence[float], *, together: bool = False) -> None:
+        """Look up, in one walk, what the EER, thresholds with so many false accepts, and these thresholds ask for.
+
+        ``together``: by all ranks that share the pairs, each of which makes this call.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,7 +302,7 @@ class SortedScores(ScoreStore):
             raise NotMeasurable("no finite scores to draw: every template failed")
         return low, max(float(self.genuine[-1]), float(self.impostor[-1]))
 
-    def refine(self, accepts: Sequence[int], thresholds: Sequence[float]) -> None:
+    def refine(self, accepts: Sequence[int], thresholds: Sequence[float], *, together: bool = False) -> None:
         """Nothing is left open."""
 
     def next_above(self, value: float) -> float:
