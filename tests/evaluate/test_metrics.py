@@ -146,7 +146,7 @@ def test_a_page_shows_what_says_it_is_shown(metric):
     if metric.result not in ("verification", "retrieval"):
         return
     scenario = {"verification": _summary("verification"), "retrieval": _summary("retrieval")}
-    title = {cell["metric"].key: cell["name"] for cell in metric_cells(scenario)}.get(metric.key)
+    title = {cell["key"]: cell["name"] for cell in metric_cells(scenario)}.get(metric.key)
     assert (title is not None) == ("table" in metric.shown)
     table = scenario_table("all", [{"scenarios": {"all": {**scenario, "title": "every pair"}}}] * 2)
     assert (title in table["columns"]) == ("comparison" in metric.shown)

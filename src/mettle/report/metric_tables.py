@@ -32,10 +32,7 @@ def metric_cells(scenario: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def is_shown(entry: Mapping[str, Any], place: str) -> bool:
     """Whether a number of :func:`metric_cells` is shown in a place beside the table."""
-    metric: Metric = entry["metric"]
-    if place not in metric.shown:
-        return False
-    return metric.headline is None or entry["at"] in {f"{one:g}" for one in metric.headline}
+    return place in entry["shown"]
 
 
 def _metric_cell(
@@ -56,7 +53,8 @@ def _metric_cell(
         "better": "low" if metric.lower_is_better else "high",
         "meaning": metric.meaning.format(at),
     }
-    return known | {"metric": metric, "at": at}
+    everywhere = metric.headline is None or at in {f"{one:g}" for one in metric.headline}
+    return known | {"key": metric.key, "shown": sorted(metric.shown) if everywhere else ["table"]}
 
 
 def without_repeated_note(entry: Mapping[str, Any]) -> dict[str, Any]:
