@@ -1,6 +1,7 @@
 """Do hard positives matter? Difficulty-aware SupCon that acts on positives, beside controls, on held-out identities.
 
     python benchmarks/hard_positives.py                       glyphs, 6 arms x 8 runs
+    python benchmarks/hard_positives.py --arms supcon alpha4-below25 alpha16-below25    other strengths
     python benchmarks/hard_positives.py --market FOLDER       Market-1501 at 64 x 32; FOLDER holds market1501.npz
     python benchmarks/hard_positives.py --table               the tables of the runs that are there, without any run
     python benchmarks/hard_positives.py --table --json OUT    and the numbers behind them, for other programs
@@ -147,6 +148,15 @@ ARMS = {
         f"control: a constant margin of {MARGIN} on every negative",
         lambda seed: SupCon(TEMPERATURE, difficulty=ConstantMargin(float(np.exp(MARGIN / TEMPERATURE)))),
     ),
+}
+
+SWEEP = {(4.0, 0.1), (4.0, 0.25), (16.0, 0.1), (16.0, 0.25), (16.0, 0.5)}  # alpha, quantile of the batch's positives
+ARMS |= {
+    f"alpha{alpha:g}-below{100 * share:g}": Arm(
+        f"alpha {alpha:g} below the lowest {100 * share:g} % of positives, beta 0",
+        lambda seed, alpha=alpha, share=share: SupCon(TEMPERATURE, difficulty=follow_batch(alpha, 0.0, share)),
+    )
+    for alpha, share in sorted(SWEEP)
 }
 
 
@@ -330,7 +340,8 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("hard_positives.jsonl"), help="a line for every finished run"
     )
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="only these")
+    usual = [arm for arm in ARMS if "-" not in arm]
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=usual, help="only these")
     parser.add_argument("--runs", type=int, help="the first so many of every arm")
     parser.add_argument("--steps", type=int, help="optimization steps of every run")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other run after so long")
