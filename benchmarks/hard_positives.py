@@ -66,7 +66,7 @@ class ConstantMargin:
 
     def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
-        return 1 + (self.weight - 1) * tile.negative.to(tile.similarity)
+        return 1 + (self.weight - 1) * torch.as_tensor(tile.negative).to(tile.similarity)
 
 
 class ShuffledPositives(nn.Module):
@@ -232,6 +232,7 @@ def run_once(setting: Setting, samples: Samples, arm: str, k: int, steps: int) -
 def measure(model: Any, held_out: Samples) -> dict[str, float]:
     """Verification of the held-out identities in percent, pairs of different domains first."""
     z = embed(model, held_out)
+    assert held_out.domain is not None
     domains = held_out.domain.codes
     across = verification(z, held_out.labels, domains=domains, trials="across")
     every = verification(z, held_out.labels)
@@ -356,7 +357,7 @@ def main() -> None:
         done = [tuple(line.get(key) for key in key_of("", "", 0, 0)) for line in read_lines(options.output)]
         jobs = [(arm, k) for k in range(count) for arm in options.arms]
         jobs = [job for job in jobs if tuple(key_of(setting.name, *job, steps).values()) not in done]
-        samples = (load_small_market(options.market) if options.market else load_glyphs()) if jobs else None
+        samples = load_small_market(options.market) if options.market else load_glyphs()
         for arm, k in jobs:
             if time.perf_counter() - begun > options.seconds:
                 break

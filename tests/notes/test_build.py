@@ -66,5 +66,5 @@ def test_within_and_between_by_loops():
     means = [m / np.linalg.norm(m) for m in means]
     within, between = within_and_between(z, labels)
     for k in range(3):
-        assert abs(within[k] - np.mean([row @ means[k] for row in unit[labels == k]])) < 1e-12
-        assert abs(between[k] - max(means[k] @ means[j] for j in range(3) if j != k)) < 1e-12
+        assert abs(within[k] - np.mean([np.dot(row, means[k]) for row in unit[labels == k]])) < 1e-12
+        assert abs(between[k] - max(float(np.dot(means[k], means[j])) for j in range(3) if j != k)) < 1e-12

@@ -251,7 +251,8 @@ def synthesize(
     points = torch.from_numpy(z)
     pulled = pull_negatives(points[anchors], points[positives], points[negatives], level)
     method = run.method
-    method.generator.eval(), method.model.eval()
+    method.generator.eval()
+    method.model.eval()
     return method.embedding(method.generator(pulled)).numpy(), labels[negatives]
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,6 +26,11 @@ from mettle.report.format import format_percent
 from mettle.report.plots import BLUE, INK, ORANGE, VERMILION, new_figure, run_color
 
 TITLE = "Similarity learning and metric learning"
+FORMS: tuple[tuple[Literal["squared", "hadsell", "linear"], str], ...] = (
+    ("squared", BLUE),
+    ("hadsell", ORANGE),
+    ("linear", VERMILION),
+)
 CHARACTERS = 120  # of the small set that this chapter trains on
 LOSSES = {
     "regression": "similarity-regression",
@@ -204,7 +210,7 @@ def _plot_hinges() -> Figure:
     distance = torch.linspace(0.001, 1.6, 161, dtype=torch.float64)
     with new_figure(6.4, 3.4) as drawing:
         axes = drawing.subplots(1, 2, sharey=True)
-        for form, color in (("squared", BLUE), ("hadsell", ORANGE), ("linear", VERMILION)):
+        for form, color in FORMS:
             for margin, style in ((0.0, "-"), (0.4, "--")):
                 loss = Contrastive(margin, 1.0, form, normalise=False)
                 axes[0].plot(

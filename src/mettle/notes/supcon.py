@@ -1,6 +1,7 @@
 """Chapter 1: supervised contrastive learning and its difficulty-aware form (note 000)."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from mettle.report.plots import BLUE, GREY, INK, ORANGE, new_figure, run_color
 TITLE = "SupCon and difficulty-aware SupCon"
 MARGIN = 0.1  # of a cosine, on every negative of the control
 TEMPERATURE = 0.05  # of the recipes
+FORMS: tuple[tuple[Literal["hinge", "literal"], str, str], ...] = (("hinge", BLUE, "-"), ("literal", ORANGE, "--"))
 
 CLAIMS = (
     Claim(
@@ -94,7 +96,7 @@ class ConstantMargin:
 
     def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
-        return 1 + (self.weight - 1) * tile.negative.to(tile.similarity)
+        return 1 + (self.weight - 1) * torch.as_tensor(tile.negative).to(tile.similarity)
 
 
 def build(settings: BuildSettings) -> Chapter:
@@ -152,7 +154,7 @@ def _plot_weights() -> Figure:
     with new_figure(9.0, 3.4) as drawing:
         axes = drawing.subplots(1, 2)
         for panel, positive, title in ((axes[0], ones, "positives, s+ = 0.7"), (axes[1], ~ones, "negatives, s- = 0.3")):
-            for form, color, style in (("hinge", BLUE, "-"), ("literal", ORANGE, "--")):
+            for form, color, style in FORMS:
                 tile = Tile(cosine, positive, ~positive, *rows)
                 weight = Threshold(1.0, 2.0, 0.7, 0.3, form=form).weights(tile, {})
                 panel.plot(cosine[0], weight[0], color=color, ls=style, lw=2, label=form)
