@@ -19,7 +19,7 @@ from mettle.data.dataset import Samples
 from mettle.data.inputs import FeatureArray
 from mettle.errors import InputError
 from mettle.evaluate import NotMeasurable, from_scores, verification
-from mettle.evaluate.run.scenarios import thresholds
+from mettle.evaluate.run.scenarios import measure_thresholds
 from mettle.report import audit_page
 
 _spec = importlib.util.spec_from_file_location("oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py")
@@ -243,7 +243,7 @@ def test_where_equal_scores_leave_no_threshold_the_point_says_so_and_everybody_r
     assert point.verdict == "no threshold: equal scores"
     (entry,) = v.summary(0.01)["tar"]
     assert (entry["threshold"], entry["tar"], entry["verdict"]) == (None, 0, point.verdict)
-    assert thresholds(x, Samples.of(FeatureArray(x), y), (0.01, 1e-7), "val") == {
+    assert measure_thresholds(x, Samples.of(FeatureArray(x), y), (0.01, 1e-7), "val") == {
         "0.01": {"threshold": None, "status": point.verdict, "impostors": v.impostor},
         "1e-07": {"threshold": None, "status": "not measurable", "impostors": v.impostor},
     }
@@ -378,9 +378,9 @@ def test_an_interval_can_be_named_by_a_pair():
     v = verification(x, y)
     assert v.interval(("tar", 0.1)) == v.interval("tar@0.1")
     for bad in (("tar",), ("eer",), ("eer", 0.1), ("tar", 0.1, 3), ("tar", None), "tar@", "eer@0.1", "tr@0.1", None):
-        with pytest.raises(InputError, match="no interval named"):
+        with pytest.raises(InputError, match="no metric named"):
             v.interval(bad)
-    with pytest.raises(InputError, match="a rate must be a number, as in 'tar@1e-3': got 'x'"):
+    with pytest.raises(InputError, match="what follows the @ must be a number, as in 'tar@1e-3': got 'x'"):
         v.interval("tar@x")
 
 

@@ -8,6 +8,7 @@ from torch import distributed as dist
 
 from mettle.losses.base import require
 from mettle.losses.class_vectors import ClassVectors
+from mettle.pairs.similarity import widest_dtype
 
 MIN_SCALE = 0.1  # a scale of 0 or below would turn attraction around; only tiny, badly placed problems get there
 
@@ -60,8 +61,9 @@ class AdaCos(ClassVectors):
         """Move the scale by what this batch looks like, over all ranks."""
         target, others = self.all_class_values(embeddings, labels)
         target, others = _gather_over_ranks(target), _gather_over_ranks(others)
-        average = torch.logsumexp(others.double(), 0) - math.log(len(others))
-        angle = target.double().clamp(-1, 1).acos().median()
+        dtype = widest_dtype(target.device)
+        average = torch.logsumexp(others.to(dtype), 0) - math.log(len(others))
+        angle = target.to(dtype).clamp(-1, 1).acos().median()
         scale = average / angle.clamp(max=math.pi / 4).cos()
         # A broken batch gives a broken loss, not a broken state.
         self.scale.copy_(torch.where(torch.isfinite(scale), scale.clamp(min=MIN_SCALE), self.scale))

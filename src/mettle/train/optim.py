@@ -53,6 +53,8 @@ class OptimSettings:
         freeze_share: of training, from its beginning, for which it is frozen; None for all of it.
         layer_decay: times the learning rate, for each layer of the backbone from its end on, see `fine_tuning`.
         lora: additions of low rank to the backbone, which trains in no other way then; None for none.
+        sync_batchnorm: whether batch norms take the statistics of the rows of all ranks, where there are several; else
+            each rank takes those of its own rows, and rank 0 says what is kept.
         cached: inputs of a micro-batch, in which networks run by gradient caching; 0 for the whole batch at once.
     """
 
@@ -68,6 +70,7 @@ class OptimSettings:
     freeze_share: float | None = None
     layer_decay: float = 1.0
     lora: LoraSettings | None = None
+    sync_batchnorm: bool = True
     cached: int = 0
 
     def __post_init__(self) -> None:

@@ -89,6 +89,9 @@ class StepRecorder:
         """One optimization step; None where it has to be made as ever."""
         if self.is_off or len(batches) != 1 or self.method.must_read(fraction_done):
             return None
+        if batches[0].rank_rows is not None:
+            self._give_up("several ranks share a batch")
+            return None
         batch, stage = batches[0], self.method.find_stage(fraction_done)
         if batch.target is not None or batch.weight is not None:
             return None

@@ -68,12 +68,11 @@ class PastEmbeddings(nn.Module):
         self.queue = Queue(settings.size, model.dim).to(like.device, like.dtype)
         self.encoder = copy.deepcopy(model).requires_grad_(False) if settings.encoder == "momentum" else None
 
-    def compare(self, inputs: Any, embeddings: Tensor, labels: Tensor, fraction_done: float) -> QueuedBatch:
-        """A batch against its own rows and the queue; inside the autocast of the forward pass."""
+    def compare(self, keys: Tensor | None, embeddings: Tensor, labels: Tensor, fraction_done: float) -> QueuedBatch:
+        """A batch against its own rows, or its keys of `embed_keys`, and the queue."""
         last = None if fraction_done >= self.settings.start else 0
-        if self.encoder is None:
+        if keys is None:
             return QueuedBatch(embeddings.detach(), labels, self.queue.against(embeddings, labels, last=last))
-        keys = self.embed_keys(inputs)
         return QueuedBatch(keys, labels, self.queue.against(embeddings, labels, keys=keys, last=last))
 
     @torch.no_grad()
