@@ -21,6 +21,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -96,17 +97,22 @@ class Steps:
         """The loss of all images."""
         return self.loss(GradientCaching(self.network, rows)(self.images), self.labels(len(self.images)))
 
+    @cached_property
+    def sentence_model(self) -> Any:
+        """The network as that package has it."""
+        from sentence_transformers import SentenceTransformer
+
+        return SentenceTransformer(modules=[Sentences(self.network)], device=self.device)
+
     def sentence_transformers(self, rows: int) -> Tensor:
         """The cached loss of that package: each image of the first half against all of the second one."""
-        from sentence_transformers import SentenceTransformer
         from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
 
-        model = SentenceTransformer(modules=[Sentences(self.network)], device=self.device)
         images = self.images.to(self.device)  # it moves nothing by itself
         halves: list[dict[str, Any]] = [
             {"input_ids": torch.zeros(len(part), 1, device=self.device), "images": part} for part in images.chunk(2)
         ]
-        return CachedMultipleNegativesRankingLoss(model, mini_batch_size=rows)(halves, None)
+        return CachedMultipleNegativesRankingLoss(self.sentence_model, mini_batch_size=rows)(halves, None)
 
     def run(self, loss: Callable[[], Tensor]) -> float:
         """One step; seconds."""

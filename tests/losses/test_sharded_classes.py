@@ -131,6 +131,7 @@ def work(rank: int, ranks: int, folder: str) -> None:
     found: dict[str, Any] = {}
     for name, (kind, options) in CASES.items():
         loss = build(kind, options)
+        assert all(vars(p)["is_sharded"] for p in loss.parameters())
         found[name], optimizer = train(loss, own, ranks)
         if name in ("arcface", "subcenter", "softmax"):
             save_class_shards(Path(folder) / f"{name} {ranks}", loss, optimizer)
@@ -361,5 +362,6 @@ def test_alone_it_is_the_loss_itself():
         for key, value in found.items():
             close(value, wanted[key], f"{name}, {key}")
     z, y = drawn(4, DIM, seed=1), torch.arange(4)
+    assert not any(vars(p)["is_sharded"] for p in build(Softmax, {}).parameters())
     assert build(ArcFace, {}).predict(z).shape == (4,)
     assert "target_cosine" in build(ArcFace, {}).start_from(z, y).statistics(z, y)

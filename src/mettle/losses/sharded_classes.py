@@ -96,6 +96,13 @@ class ShardedClasses(ClassVectors):
         require(num_classes >= ranks, f"{num_classes} classes do not reach for {ranks} ranks: use across_ranks")
         self.__dict__["_class_range"] = ClassRange(rank, ranks, num_classes)  # constructors ask for it
         super().__init__(num_classes, dim, **options)
+        for p in self.class_parameters().values():  # what averages over ranks leaves them as they are
+            p.is_sharded = ranks > 1  # type: ignore[attr-defined]
+
+    def class_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that have rows of this rank's classes, by name."""
+        rows = len(self.weight)
+        return {name: p for name, p in self.named_parameters() if p.ndim and len(p) == rows}
 
     @property
     def class_range(self) -> ClassRange:
@@ -323,14 +330,14 @@ def _collect_tensors(
     """All tensors by name; ``rows`` then says how many a class has in those that are of this rank's classes."""
     parameters = dict(loss.named_parameters())
     found = {f"loss {name}": tensor for name, tensor in loss.state_dict().items()}
-    rows |= {f"loss {name}": len(p) // len(loss.class_range) for name, p in parameters.items()}
+    rows |= {f"loss {name}": len(p) // len(loss.class_range) for name, p in loss.class_parameters().items()}
     state: Any = {} if optimizer is None else optimizer.state
     for name, p in parameters.items():
         for key, value in state.get(p, {}).items():
             if not isinstance(value, Tensor):
                 raise InputError(f"the optimizer keeps {key} as a {type(value).__name__}: only tensors can be saved")
             found[f"optimizer {name} {key}"] = value
-            if value.shape == p.shape:
+            if value.shape == p.shape and f"loss {name}" in rows:
                 rows[f"optimizer {name} {key}"] = rows[f"loss {name}"]
     return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
 
