@@ -53,7 +53,7 @@ def across_ranks(loss: Callable[..., Tensor], how: How = "auto") -> "AcrossRanks
     if isinstance(loss, AcrossRanks):
         raise InputError("this loss is across ranks already: wrap it once")
     if getattr(loss, "is_sharded", False) is True:
-        raise InputError("a loss of shard_classes is across ranks already: call it as it is")
+        raise InputError("a loss of shard_classes is across ranks already: call it as it is, in a loop of your own")
     known = ("auto", "anchors", "rows", "replicated")
     if how not in known:
         raise InputError(f"how must be one of {', '.join(known)}, got {how!r}{nearest(str(how), known)}")
