@@ -99,18 +99,14 @@ def on_paper(classes: int, ranks: int, dim: int, batch: int, sample: float = 1.0
 
 def as_table(rows: list[dict[str, Any]]) -> str:
     """Measured, and in brackets as expected."""
-    lines = [
-        "| classes | sample | s a step | of a processor | vectors, MB | after a step, MB | at most, MB | GFLOP a rank | sent, MB |"
-    ]
-    lines.append("|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    head = ("classes", "sample", "s a step", "of a processor", "vectors, MB", "after a step, MB", "at most, MB")
+    head += ("GFLOP a rank", "sent, MB")
+    lines = [f"| {' | '.join(head)} |", "|---:" * len(head) + "|"]
     for row in rows:
-        pairs = " | ".join(
-            f"{row[f'{name}_mb']:.0f} ({row[f'paper_{name}_mb']:.0f})" for name in ("vectors", "after", "peak")
-        )
-        lines.append(
-            f"| {row['classes']:,} | {row['sample']} | {row['seconds']:.2f} | {row['processor_seconds']:.2f} | {pairs} | {row['gflop']} | "
-            f"{row['paper_sent_mb']} |"
-        )
+        measured = (f"{row[f'{name}_mb']:.0f} ({row[f'paper_{name}_mb']:.0f})" for name in ("vectors", "after", "peak"))
+        times = (f"{row[name]:.2f}" for name in ("seconds", "processor_seconds"))
+        cells = (f"{row['classes']:,}", row["sample"], *times, *measured, row["gflop"], row["paper_sent_mb"])
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 
