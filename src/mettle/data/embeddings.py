@@ -4,6 +4,7 @@
 |---|---|---|
 | ``.npz`` | a 2-D array ``embeddings``, ``features``, ``x``, … | every 1-D array with one entry a row |
 | ``.parquet`` | a column of lists, or numbered columns ``e0, e1, …`` | all others |
+| a folder of them | as one table: what ``torchrun … -m mettle embed`` writes | all others |
 | ``.csv``, ``.csv.gz`` | numbered columns, or one column of lists: ``"[0.1, 0.2]"`` or ``"0.1 0.2"`` | all others |
 | ``.npy`` | the array | other ``.npy`` files of the folder, by their names: ``labels.npy``, ``domain.npy``, … |
 
@@ -26,6 +27,7 @@ import numpy as np
 from mettle.data.arrays import check_matrix, check_one_label_per_id, names
 from mettle.data.column_names import DOMAINS, IDS, LABELS, PICTURES, SPLIT, find_column, find_columns
 from mettle.data.dataset import SPLIT_WORDS, SPLITS, Column
+from mettle.data.embedding_shards import read_shards
 from mettle.data.image_decoding import quote_name
 from mettle.data.quantization import from_arrays
 from mettle.data.sources.npz import column_with_names, decode_text, load_arrays
@@ -129,7 +131,8 @@ def read_embeddings(
     """Read embeddings from a file.
 
     Args:
-        path: ``.npz``, ``.parquet`` (needs pyarrow), ``.csv``, ``.csv.gz`` or ``.npy``.
+        path: ``.npz``, ``.parquet`` (needs pyarrow), ``.csv``, ``.csv.gz`` or ``.npy``; or a folder of Parquet
+            files that several processes wrote.
         labels: with ``.npy``: the file of the labels, by default ``labels.npy`` or the like beside it.
         embeddings: the array, column, or prefix of numbered columns that holds the vectors.
         label: the column of labels; by default ``label``, ``labels``, ``y`` or ``identity``.
@@ -312,6 +315,8 @@ def read_vectors(path: Path, wanted: str | None, labels: Path | str | None) -> R
         labels: with ``.npy``: the file of the labels.
     """
     kind = path.name.lower()
+    if path.is_dir() and labels is None:
+        return _parquet(path, wanted)
     if not path.is_file():
         raise DataError(f"no file {quote_name(path)}")
     if labels is not None and not kind.endswith(".npy"):
@@ -405,7 +410,13 @@ def _parquet(path: Path, wanted: str | None) -> Read:
     except ImportError:
         raise MissingExtra("Parquet needs pyarrow: pip install pyarrow") from None
     try:
-        table = parquet.read_table(path)
+        if path.is_dir():
+            parts = [parquet.read_table(arrow.BufferReader(content)) for _, content in read_shards(path)]
+            table = arrow.concat_tables(parts)
+        else:
+            table = parquet.read_table(path)
+    except DataError:
+        raise
     except Exception as problem:  # its errors have several unrelated bases
         raise DataError(f"cannot read {quote_name(path)}: {' '.join(str(problem).split())[:200]}") from None
     types = arrow.types
