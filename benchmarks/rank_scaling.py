@@ -27,7 +27,7 @@ STEPS, WARM, CLASSES = 8, 2, 512
 
 def build_method(loss: str) -> Method:
     torch.manual_seed(0)
-    model = Embedder(EmbedderSpec("mlp", width=512, depth=3, dim=128), (512,))
+    model = Embedder(EmbedderSpec("mlp", width=64, depth=3, dim=128), (512,))
     classes = torch.arange(CLASSES) if loss == "ArcFace" else None
     return Supervised(model, ArcFace(CLASSES, 128) if loss == "ArcFace" else SupCon(), classes=classes)
 

@@ -34,6 +34,7 @@ class Watch(Callback):
         self.ids = []
 
     def on_step(self, state):
+        assert state.result is not None
         self.ids.append([state.step, state.batch.ids.tolist(), len(state.batch.inputs), state.result.loss])
         state.stop_requested = state.stop_requested or (state.step == self.stop and current_ranks().rank == 1)
         if self.kill == (state.step, current_ranks().rank):
