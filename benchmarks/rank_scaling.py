@@ -1,6 +1,7 @@
 """How training steps scale with ranks on CPUs: ``python benchmarks/rank_scaling.py [--ranks 1 2] [--rounds 3]``.
 
-Strong: one batch of 256 for all ranks together. Weak: 128 samples for each rank. Each rank has one thread; numbers of
+Strong: one batch of 256 for all ranks together. Weak: 128 samples for each rank. The network is
+a convolutional one for images of 32 x 32. Each rank has one thread; numbers of
 ranks take turns, and the table gives the best round of each. On a machine that others use too, the time that a step
 takes says little; the processor time of a rank, which leaves out waiting, says how much work it has. Efficiency is the
 processor time of one sample on the fewest ranks over that on these, all ranks together.
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from mettle.data import Augment, Loader, PKBatchSampler, Samples
-from mettle.data.inputs import FeatureArray
+from mettle.data.inputs import ImageArray
 from mettle.data.rank_share import RankShare
 from mettle.losses import ArcFace, SupCon
 from mettle.model import Embedder, EmbedderSpec
@@ -27,7 +28,7 @@ STEPS, WARM, CLASSES = 8, 2, 512
 
 def build_method(loss: str) -> Method:
     torch.manual_seed(0)
-    model = Embedder(EmbedderSpec("mlp", width=64, depth=3, dim=128), (512,))
+    model = Embedder(EmbedderSpec("convnet", width=32, depth=3, dim=128), (3, 32, 32))
     classes = torch.arange(CLASSES) if loss == "ArcFace" else None
     return Supervised(model, ArcFace(CLASSES, 128) if loss == "ArcFace" else SupCon(), classes=classes)
 
@@ -38,8 +39,8 @@ def measure(rank: int, ranks: int, folder: str, jobs: list[tuple[str, int]], que
     if ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-{ranks}", rank=rank, world_size=ranks)
     labels = np.arange(16 * CLASSES) // 16
-    rows = np.random.default_rng(0).normal(size=(len(labels), 512)).astype(np.float32)
-    samples, found = Samples.of(FeatureArray(rows), labels), []
+    images = np.random.default_rng(0).integers(0, 256, (len(labels), 32, 32, 3), np.uint8)
+    samples, found = Samples.of(ImageArray(images), labels), []
     for loss, batch in jobs:
         method = build_method(loss)
         order = PKBatchSampler(labels, batch // 4, 4)
