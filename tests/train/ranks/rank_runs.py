@@ -27,8 +27,13 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "hdml-npair": ("hardness-aware", {"kind": "NPair"}, PK, {"synthesis": {**SLOW, "alpha": 7.0, "l2": 0.01}}),
 }
 MORE: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "hdml-triplet": ("hardness-aware", {"kind": "Triplet", "squared": True}, PK, {"synthesis": SLOW}),
-    "hdml-supcon": ("hardness-aware", {"kind": "SupCon"}, PK, {"synthesis": SLOW}),
+    "hdml-triplet": (
+        "hardness-aware",
+        {"kind": "Triplet", "squared": True},
+        PK,
+        {"synthesis": SLOW, "train": {"rate": 1e-3}},
+    ),
+    "hdml-supcon": ("hardness-aware", {"kind": "SupCon"}, PK, {"synthesis": SLOW, "train": {"rate": 1e-3}}),
     "queue": ("supervised", {"kind": "SupCon"}, {**PK, "queue": 20, "queue_start": 0.2}, {}),
     "momentum queue": (
         "two-encoder",
