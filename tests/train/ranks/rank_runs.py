@@ -27,8 +27,13 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "hdml-npair": ("hardness-aware", {"kind": "NPair"}, PK, {"synthesis": {**SLOW, "alpha": 7.0, "l2": 0.01}}),
 }
 MORE: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "hdml-triplet": ("hardness-aware", {"kind": "Triplet", "squared": True}, PK, {"synthesis": SLOW}),
-    "hdml-supcon": ("hardness-aware", {"kind": "SupCon"}, PK, {"synthesis": SLOW}),
+    "hdml-triplet": (
+        "hardness-aware",
+        {"kind": "Triplet", "squared": True},
+        PK,
+        {"synthesis": SLOW, "train": {"rate": 1e-3}},
+    ),
+    "hdml-supcon": ("hardness-aware", {"kind": "SupCon"}, PK, {"synthesis": SLOW, "train": {"rate": 1e-3}}),
     "queue": ("supervised", {"kind": "SupCon"}, {**PK, "queue": 20, "queue_start": 0.2}, {}),
     "momentum queue": (
         "two-encoder",
@@ -65,14 +70,19 @@ MORE: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 def make_recipe(
-    folder: Path, name: str, optimizer: str = "SGD", own_loss: dict[str, Any] | None = None, **train: Any
+    folder: Path,
+    name: str,
+    optimizer: str = "SGD",
+    own_loss: dict[str, Any] | None = None,
+    cached: int = 0,
+    **train: Any,
 ) -> Recipe:
     """The recipe of a case on the pictures in this folder, perhaps with another loss."""
     method, loss, batch, more = (CASES | MORE)[name]
     rate = 0.02 if optimizer == "SGD" else 1e-3
     table: dict[str, Any] = {
         "data": {"source": str(folder / "patterns.npz")},
-        "batch": {**batch, "augment": "mild"},
+        "batch": {**batch, "augment": "mild", "cached": cached},
         "model": {"width": 4, "depth": 2, "dim": 8},
         "loss": own_loss or loss,
         "train": {"method": method, "steps": 20, "rate": rate, "optimizer": optimizer, "device": "cpu", **train},
@@ -95,6 +105,7 @@ def train_case(
     optimizer: str = "SGD",
     steps: int = 12,
     double: bool = True,
+    norms: bool = True,
     **more: Any,
 ) -> dict[str, torch.Tensor]:
     """The losses of every step and all weights at the end."""
@@ -102,6 +113,8 @@ def train_case(
     samples, tuples, _ = prepare_training_data(recipe)
     method, loader = build_method_and_loader(recipe, samples, tuples)
     loader = replace(loader, share=share)
+    if not norms:
+        leave_out_batch_norms(method)
     if double:
         averages = [] if method.average is None else method.average.averages.values()
         for module in (*method.modules.values(), *averages):
@@ -119,6 +132,15 @@ def train_case(
         x.detach().double().flatten() for module in method.modules.values() for x in module.state_dict().values()
     ]
     return {"losses": torch.tensor(losses, dtype=torch.float64), "weights": torch.cat(tensors)}
+
+
+def leave_out_batch_norms(method: Any) -> None:
+    """Networks whose rows do not see each other."""
+    for network in (method.model, getattr(method, "biased", None)):
+        for part in [] if network is None else list(network.backbone.modules()):
+            for name, child in part.named_children():
+                if isinstance(child, torch.nn.BatchNorm2d):
+                    setattr(part, name, torch.nn.Identity())
 
 
 def work(rank: int, ranks: int, folder: Path, jobs: Iterable[tuple[str, dict[str, Any]]]) -> None:

@@ -254,7 +254,7 @@ class Method(ABC):
     def _join_ranks(self) -> None:
         """After the backward passes of all ranks: the gradient of the whole batch, and one set of statistics."""
         average_gradients(p for own in self.optimizer.parameters.values() for p in own)
-        if not self.settings.sync_batchnorm:
+        if not self.settings.sync_batchnorm or self.settings.cached:
             broadcast_tensors(buffer for module in self.modules.values() for buffer in module.buffers())
 
     @property

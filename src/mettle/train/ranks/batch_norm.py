@@ -46,43 +46,56 @@ def synchronized_batch_norm(
         zeros = torch.zeros_like(ones) if bias is None else bias
         group, size = dist.group.WORLD, dist.get_world_size()
         return SyncBatchNorm.apply(x, ones, zeros, running_mean, running_var, eps, momentum, group, size)
-    wide = x if x.dtype == torch.float64 else x.float()
-    dims = [0, *range(2, x.ndim)]
-    own = wide.new_tensor([x.numel() // x.shape[1]])
-    parts: Any = _GatherStatistics.apply(torch.cat([wide.mean(dims), wide.var(dims, unbiased=False), own]))
-    means, variances, counts = parts.split([x.shape[1], x.shape[1], 1], 1)
-    total = float(counts.detach().sum())
-    if total <= 1:
-        raise InputError(
-            "batch norm needs more than one value of each channel in the batch of all ranks: raise its size"
-        )
-    share = counts / total
-    mean = (share * means).sum(0)
-    variance = (share * (variances + (means - mean).square())).sum(0)
-    with torch.no_grad():
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    found: Any = _BatchNormFunction.apply(wide, weight, bias, running_mean, running_var, momentum, eps)
+    return found.to(x.dtype)
+
+
+class _BatchNormFunction(torch.autograd.Function):
+    """On CPUs: the kernels of torch, with statistics and their gradients summed over ranks.
+
+    With x̂ = (x - μ) / σ over the N values of a channel on all ranks, ∂L/∂x = γ/σ (g - Σg/N - x̂ Σ(g x̂)/N).
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight, bias, running_mean, running_var, momentum: float, eps: float):  # type: ignore[override]
+        variance, mean = torch.var_mean(x, [0, *range(2, x.ndim)], unbiased=False)
+        own = torch.cat([mean, variance, x.new_tensor([x.numel() // x.shape[1]])])
+        table = own.new_zeros(dist.get_world_size(), len(own))
+        table[dist.get_rank()] = own
+        dist.all_reduce(table)
+        means, variances, counts = table.split([x.shape[1], x.shape[1], 1], 1)
+        total = float(counts.sum())
+        if total <= 1:
+            raise InputError(
+                "batch norm needs more than one value of each channel in the batch of all ranks: raise its size"
+            )
+        share = counts / total
+        mean = (share * means).sum(0)
+        variance = (share * (variances + (means - mean).square())).sum(0)
         if running_mean is not None:
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         if running_var is not None:
             running_var.lerp_((variance * (total / (total - 1))).to(running_var.dtype), momentum)
-    shape = [1, -1, *[1] * (x.ndim - 2)]
-    scale = (variance + eps).rsqrt()
-    found = (wide - mean.view(shape)) * (scale if weight is None else scale * weight).view(shape)
-    found = found if bias is None else found + bias.view(shape)
-    return found.to(x.dtype)
-
-
-class _GatherStatistics(torch.autograd.Function):
-    """(k,) numbers of each rank to (ranks, k); a rank's numbers count in the outputs of all ranks."""
-
-    @staticmethod
-    def forward(ctx, own: Tensor):  # type: ignore[override]
-        found = own.new_zeros(dist.get_world_size(), len(own))
-        found[dist.get_rank()] = own
-        dist.all_reduce(found)
-        return found
+        ctx.save_for_backward(x, weight, mean, (variance + eps).rsqrt())
+        ctx.total, ctx.eps, ctx.has_bias = total, eps, bias is not None
+        # The kernel of evaluation: by a mean and a variance that are given.
+        return functional.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
 
     @staticmethod
     def backward(ctx, g: Tensor):  # type: ignore[override]
-        g = g.contiguous().clone()
-        dist.all_reduce(g)
-        return g[dist.get_rank()]
+        x, weight, mean, inverse = ctx.saved_tensors
+        sums = torch.ops.aten.native_batch_norm_backward(
+            g, x, weight, None, None, mean, inverse, True, ctx.eps, [False, True, True]
+        )
+        with_x, plain = sums[1], sums[2]  # Σ g x̂ and Σ g of this rank
+        over_ranks = torch.cat([with_x, plain])
+        dist.all_reduce(over_ranks)
+        all_with_x, all_plain = (over_ranks / ctx.total).split(len(mean))
+        factor = inverse if weight is None else inverse * weight
+        slope = -factor * inverse * all_with_x
+        shape = [1, -1, *[1] * (x.ndim - 2)]
+        found = g * factor.view(shape)
+        found.addcmul_(x, slope.view(shape)).sub_((factor * all_plain + slope * mean).view(shape))
+        own = (None if weight is None else with_x, plain if ctx.has_bias else None)
+        return found, *own, None, None, None, None

@@ -23,11 +23,11 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from mettle.data.rank_share import RankShare
 from mettle.errors import InputError, MettleError, RunError
-from mettle.pairs.distributed import broadcast_text, has_other_ranks
+from mettle.pairs.distributed import broadcast_text, has_other_ranks, is_any_rank
 
 Found = TypeVar("Found")
 PERIOD = 1.0  # seconds between two signs of life
-SILENCE = 15.0  # without one before a rank counts as lost
+SILENCE = 22.0  # without one before a rank counts as lost
 GRACE = 5.0  # that its main thread then has to notice it by itself
 DONE, PROBLEM = "done", "mettle/problem"
 CONNECTION_SIGNS = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
@@ -66,7 +66,8 @@ class Ranks:
 
     def wait(self) -> None:
         """Until all ranks have come here."""
-        self.broadcast(None)
+        if self.size > 1:
+            is_any_rank(False)
 
     def choose_device(self, device: str) -> str:
         """The device of this rank where the recipe says ``device``: each rank of a machine has a GPU of its own."""
