@@ -28,6 +28,7 @@ from mettle.evaluate import bootstrap
 from mettle.evaluate.bootstrap import Interval, sums
 from mettle.evaluate.diagnostics.duplicates import across
 from mettle.evaluate.inputs import Rows, check_apart, check_tuple, share_label_codes, whole
+from mettle.evaluate.notebook import html_table
 from mettle.evaluate.scoring.cosine import Unit
 from mettle.rng import hash_bits
 from mettle.unknown_names import explain_arguments
@@ -88,6 +89,15 @@ class Probe:
     linear: Accuracy
     knn: Accuracy
     warnings: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        label, worst = self.worst_class
+        rows = [
+            ("top-1, linear", self.linear.accuracy),
+            ("top-1, kNN", self.knn.accuracy),
+            (f"worst class, {label}", worst),
+        ]
+        return html_table(f"Probe, {len(self.linear.labels):,} test samples", rows, self.warnings)
 
     @property
     def worst_class(self) -> tuple[int | str, float]:

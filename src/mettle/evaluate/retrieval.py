@@ -17,6 +17,7 @@ from mettle.evaluate import bootstrap
 from mettle.evaluate.bootstrap import Interval, sums
 from mettle.evaluate.diagnostics.duplicates import across, inside
 from mettle.evaluate.inputs import Wholes, check_embeddings, check_gallery, whole, wholes
+from mettle.evaluate.notebook import html_table
 from mettle.evaluate.ranking_metrics import TieGroups, all_metrics
 from mettle.evaluate.scoring.cosine import Unit
 from mettle.evaluate.scoring.pair_fingerprint import Basis, of_ranking
@@ -52,6 +53,12 @@ class Retrieval:
     def __repr__(self) -> str:
         recall = ", ".join(f"{k}: {v:.4f}" for k, v in self.recall.items())
         return f"Retrieval(recall={{{recall}}}, map_at_r={self.map_at_r:.4f}, queries={len(self.queries)})"
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[str, object]] = [(f"Recall@{k}", value) for k, value in self.recall.items()]
+        rows += [("MAP@R", self.map_at_r), ("MAP", self.map), ("R-precision", self.r_precision), ("MRR", self.mrr)]
+        rows += [("nDCG", self.ndcg), ("queries", len(self.queries))]
+        return html_table("Retrieval", rows, self.warnings)
 
     @property
     def recall_at(self) -> Mapping[int, np.ndarray]:

@@ -8,8 +8,9 @@ import numpy as np
 
 from mettle.atomic_files import write_text
 from mettle.errors import InputError, RunError
+from mettle.evaluate import plots
 from mettle.evaluate.run.probes import MODEL
-from mettle.report import plots, training_plots
+from mettle.report import training_plots
 from mettle.report.caveats import list_caveats
 from mettle.report.embedding_map import NARROW, map_panes
 from mettle.report.format import NONE, scenario_title

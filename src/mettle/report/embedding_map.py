@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
 from mettle.data.dataset import Column, Samples
+from mettle.evaluate.plots import BLACK, COLORS, GREY, INK, new_figure, svg_data_url
 from mettle.evaluate.run.scenarios import ScenarioResults
-from mettle.report.plots import BLACK, COLORS, GREY, INK, new_figure, svg_data_url
 
 SHAPES = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"), ("X", "✖"), ("*", "★"))
 OTHERS = "others"

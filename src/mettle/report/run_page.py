@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from mettle.atomic_files import write_text
+from mettle.evaluate import plots
 from mettle.evaluate.roc import Curve
 from mettle.evaluate.run import Evaluation
 from mettle.evaluate.run.scenarios import PIXELS, ScenarioResults, embed_raw_inputs
 from mettle.evaluate.run.synthetic_points import synthesize_test_negatives
-from mettle.report import pair_cards, plots, training_plots, two_encoders
+from mettle.report import pair_cards, training_plots, two_encoders
 from mettle.report.embedding_map import NARROW, POINTS, WIDE, MapLayout, map_panes, sample_identities
 from mettle.report.format import format_rate, scenario_title
 from mettle.report.headline import question_name
