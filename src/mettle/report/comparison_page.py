@@ -138,8 +138,8 @@ def describe_paired(tables: Sequence[Mapping[str, Any]]) -> str:
         what = f"{name} of {table['second']} is {row['difference'].lstrip('+' + MINUS)} "
         what += ("higher" if row["difference"].startswith("+") else "lower") + f" than that of {table['first']}"
         ends = f"95 % interval of the difference {row['interval']}"
-        said = ("better" if row["better"] else "worse") if row["decided"] else "which may be chance"
-        told.append(f"{what[0].upper()}{what[1:]} ({ends}): {said}.")
+        said = (": better" if row["better"] else ": worse") if row["decided"] else ", which may be chance"
+        told.append(f"{what[0].upper()}{what[1:]} ({ends}){said}.")
     return " ".join(told)
 
 
@@ -212,7 +212,7 @@ def map_section(
     return {
         "panes": map_panes(maps, NARROW, first.marked),
         "several": True,
-        "synthetic": 0,
+        "synthetic": sum(0 if one.synthetic is None else len(one.synthetic) for one in maps.values()),
         "missing": missing,
         "marked": marked_names,
         "points": len(first.rows),
