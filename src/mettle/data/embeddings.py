@@ -4,6 +4,7 @@
 |---|---|---|
 | ``.npz`` | a 2-D array ``embeddings``, ``features``, ``x``, … | every 1-D array with one entry a row |
 | ``.parquet`` | a column of lists, or numbered columns ``e0, e1, …`` | all others |
+| a folder of them | as one table: what ``torchrun … -m mettle embed`` writes | all others |
 | ``.csv``, ``.csv.gz`` | numbered columns, or one column of lists: ``"[0.1, 0.2]"`` or ``"0.1 0.2"`` | all others |
 | ``.npy`` | the array | other ``.npy`` files of the folder, by their names: ``labels.npy``, ``domain.npy``, … |
 
@@ -12,7 +13,6 @@ Labels, domains and groups are whole numbers or text. What cannot be read is ref
 Vectors and columns of a file, as they come: ``.npz``, ``.npy``, ``.parquet`` or ``.csv``; nothing is unpickled.
 """
 
-import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +26,13 @@ import numpy as np
 from mettle.data.arrays import check_matrix, check_one_label_per_id, names
 from mettle.data.column_names import DOMAINS, IDS, LABELS, PICTURES, SPLIT, find_column, find_columns
 from mettle.data.dataset import SPLIT_WORDS, SPLITS, Column
+from mettle.data.embedding_shards import check_shards
 from mettle.data.image_decoding import quote_name
+from mettle.data.parquet import read_parquet_arrays, read_parquet_schema
 from mettle.data.quantization import from_arrays
 from mettle.data.sources.npz import column_with_names, decode_text, load_arrays
 from mettle.data.sources.text_table import is_integer_text, read_delimited
-from mettle.errors import DataError, InputError, MissingExtra, nearest
+from mettle.errors import DataError, InputError, nearest
 from mettle.unknown_names import explain_arguments
 
 MOST_GROUPS = 32  # distinct values from which a column is no group unless it is named
@@ -129,7 +131,8 @@ def read_embeddings(
     """Read embeddings from a file.
 
     Args:
-        path: ``.npz``, ``.parquet`` (needs pyarrow), ``.csv``, ``.csv.gz`` or ``.npy``.
+        path: ``.npz``, ``.parquet`` (needs pyarrow), ``.csv``, ``.csv.gz`` or ``.npy``; or a folder of Parquet
+            files that several processes wrote.
         labels: with ``.npy``: the file of the labels, by default ``labels.npy`` or the like beside it.
         embeddings: the array, column, or prefix of numbered columns that holds the vectors.
         label: the column of labels; by default ``label``, ``labels``, ``y`` or ``identity``.
@@ -312,6 +315,8 @@ def read_vectors(path: Path, wanted: str | None, labels: Path | str | None) -> R
         labels: with ``.npy``: the file of the labels.
     """
     kind = path.name.lower()
+    if path.is_dir() and labels is None:
+        return _parquet(path, wanted)
     if not path.is_file():
         raise DataError(f"no file {quote_name(path)}")
     if labels is not None and not kind.endswith(".npy"):
@@ -399,64 +404,14 @@ def _array(path: Path, lazy: bool = False) -> np.ndarray:
 
 
 def _parquet(path: Path, wanted: str | None) -> Read:
-    try:
-        arrow: Any = importlib.import_module("pyarrow")
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise MissingExtra("Parquet needs pyarrow: pip install pyarrow") from None
-    try:
-        table = parquet.read_table(path)
-    except Exception as problem:  # its errors have several unrelated bases
-        raise DataError(f"cannot read {quote_name(path)}: {' '.join(str(problem).split())[:200]}") from None
-    types = arrow.types
-    lists = [n for n in table.column_names if _listed(types, table.schema.field(n).type)]
-    used = _which(table.column_names, lists, wanted, path)
-    if used[0] in lists:
-        values = _lists(table[used[0]].combine_chunks(), used[0], path)
-    else:
-        values = np.column_stack([_numeric(types, table[name], name, path) for name in used])
-    columns = {}
-    for name in table.column_names:
-        column = table[name]
-        if name in used or name in lists:
-            continue
-        if (types.is_integer(column.type) and not column.null_count) or types.is_floating(column.type):
-            columns[name] = column.to_numpy()
-        else:
-            columns[name] = np.asarray(column.cast("string").fill_null("").to_pylist())
-    return Read(values, columns, {})
-
-
-def _listed(types: Any, kind: Any) -> bool:
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-
-
-def _lists(column: Any, name: str, path: Path) -> np.ndarray:
-    """A column of lists as a matrix."""
-    if column.null_count:
-        first = next(i for i, value in enumerate(column) if not value.is_valid)
-        raise DataError(
-            f"{quote_name(path)} column {quote_name(name)}: {column.null_count} rows are empty, the first is {first}"
-        )
-    flat, n = column.flatten(), len(column)
-    width = len(flat) // max(n, 1)
-    lengths = np.asarray(column.value_lengths()) if hasattr(column, "value_lengths") else np.full(n, width)
-    odd = np.flatnonzero(lengths != lengths[0]) if n else np.empty(0, np.int64)
-    if len(odd):
-        raise DataError(
-            f"{quote_name(path)} column {quote_name(name)}: vectors must be of one length, but row 0 has {lengths[0]} "
-            f"numbers and row {odd[0]} has {lengths[odd[0]]}"
-        )
-    try:
-        return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(n, -1)
-    except (ValueError, TypeError) as problem:
-        raise DataError(f"{quote_name(path)} column {quote_name(name)} is no list of numbers: {problem}") from None
-
-
-def _numeric(types: Any, column: Any, name: str, path: Path) -> np.ndarray:
-    if not (types.is_integer(column.type) or types.is_floating(column.type)):
-        raise DataError(f"{quote_name(path)} column {quote_name(name)} must hold numbers: got {column.type}")
-    return column.to_numpy()
+    files = check_shards(path) if path.is_dir() else [path]
+    schema = read_parquet_schema(files[0])
+    used = _which(schema.names, schema.lists, wanted, path)
+    values, columns = zip(*(read_parquet_arrays(file, used) for file in files), strict=True)
+    if any(set(other) != set(columns[0]) for other in columns):
+        raise DataError(f"{quote_name(path)}: its files have different columns; write the embeddings again")
+    joined = {name: np.concatenate([other[name] for other in columns]) for name in columns[0]}
+    return Read(np.concatenate(values), joined, {})
 
 
 def _csv(path: Path, wanted: str | None) -> Read:
