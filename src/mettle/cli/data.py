@@ -1,7 +1,7 @@
 """Commands around data files: audit, data check, data import."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
