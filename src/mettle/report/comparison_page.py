@@ -14,13 +14,12 @@ from mettle.evaluate.run.compare_runs import compare_runs
 from mettle.evaluate.run.probes import MODEL
 from mettle.report import training_plots
 from mettle.report.caveats import Caveats, rank_caveats
-from mettle.report.embedding_map import NARROW, map_panes
+from mettle.report.embedding_map import NARROW, map_panes, read_maps
 from mettle.report.format import NONE, format_percent, format_rate, scenario_title
 from mettle.report.headline import MINUS, format_points, format_points_interval
 from mettle.report.metric_tables import is_shown, metric_cells, without_repeated_note
 from mettle.report.page import check_page_path, render_page
 from mettle.report.run_card import describe_test, probe_card
-from mettle.report.two_encoders import read_maps
 from mettle.train.callbacks import read_log
 from mettle.train.run_folder import RunFolder
 

@@ -137,7 +137,7 @@ def compare_runs(
     found = []
     for name, (x, y) in zip(names, values, strict=True):
         try:
-            band = compare(*two, name).interval
+            band = compare(two[0], two[1], name).interval
             found.append(PairedDifference(name, x, y, x - y, band.low, band.high))
         except MettleError:  # too few subjects
             found.append(PairedDifference(name, x, y, x - y, None, None))
