@@ -150,7 +150,7 @@ class TestPictures:
             ["export", of_pictures, "--onnx"],
         ):
             text = refused(*command, output)
-            assert str(output.parent) in text and ".tmp-" not in text
+            assert str(output.parent) in text and ".mettle-tmp-" not in text
 
 
 def named(found: dict[str, np.ndarray], column: str) -> list[str]:
