@@ -44,6 +44,7 @@ def scenario_numbers(ks, fars):
 
 MEMBERS = {
     "verification.Verification.summary fars": (lambda n: evaluate.verification(X, Y).summary(n), 0.1),
+    "verification.Verification.plot fars": (lambda n: evaluate.verification(X, Y).plot("roc", fars=n).svg, 0.1),
     "verification.Verification.refine_at fars": (lambda n: _looked(fars=n), 0.1),
     "verification.Verification.refine_at thresholds": (lambda n: _looked(thresholds=n), 0.3),
     "verification.Verification.resample_at thresholds": (_at, 0.3),

@@ -51,7 +51,15 @@ def birds(path: Path) -> None:
     np.savez(path, x=x.astype(np.float32), label=names, place=np.asarray(["land", "water"])[place], split=split)
 
 
-def make(folder: Path, source: Path, name: str, seed: int = 0, evaluate: dict | None = None, **loss) -> Made:
+def make(
+    folder: Path,
+    source: Path,
+    name: str,
+    seed: int = 0,
+    evaluate: dict | None = None,
+    method: str = "supervised",
+    **loss,
+) -> Made:
     backbone = "convnet" if "pictures" in source.name else "mlp"
     recipe = parse_recipe(
         {
@@ -60,7 +68,7 @@ def make(folder: Path, source: Path, name: str, seed: int = 0, evaluate: dict | 
             "batch": {"classes": 2 if evaluate else 4, "samples": 2, "augment": "none"},
             "model": {"backbone": backbone, "width": 4, "depth": 2, "dim": 8, "pool": "flatten"},
             "loss": {"kind": "SupCon", "difficulty": {"kind": "Threshold"}} | loss,
-            "train": {"steps": 6, "log_every": 1, "device": "cpu"},
+            "train": {"method": method, "steps": 6, "log_every": 1, "device": "cpu"},
             "evaluate": {"ks": [1, 2]} | (evaluate or {}),
         }
     )

@@ -7,7 +7,13 @@ import pytest
 
 from mettle.errors import InputError, RunError
 from mettle.report import write_comparison, write_report
-from mettle.report.comparison_page import describe_comparison, describe_difference, recipe_differences, scenario_table
+from mettle.report.comparison_page import (
+    describe_comparison,
+    describe_difference,
+    describe_paired,
+    recipe_differences,
+    scenario_table,
+)
 from mettle.train import open_run_folder
 
 
@@ -76,6 +82,34 @@ def test_different_data_are_not_comparable(made, altered, tmp_path):
     assert facts["about"] == ""
 
 
+def test_the_verdict_is_a_paired_test_where_there_is_one(closed, made, other, tmp_path):
+    rows = [
+        {
+            "name": "EER",
+            "difference": "−2.0\N{NO-BREAK SPACE}points",
+            "interval": "−3.0 to −1.0",
+            "decided": True,
+            "better": True,
+        },
+        {
+            "name": "AUC",
+            "difference": "+1.0\N{NO-BREAK SPACE}points",
+            "interval": "+0.1 to +2.0",
+            "decided": True,
+            "better": True,
+        },
+    ]
+    text = " ".join(describe_paired([{"first": "a", "second": "b", "rows": rows, "why_not": ""}]).split())
+    assert text == "EER of b is 2.0 points lower than that of a (95 % interval of the difference −3.0 to −1.0): better."
+    rows[0] |= {"decided": False}
+    assert "which may be chance" in describe_paired([{"first": "a", "second": "b", "rows": rows, "why_not": ""}])
+    (table,) = describe_comparison([made.run, other.run])["paired"]
+    assert table["rows"][0]["interval"] == "no interval: too few subjects"  # five identities
+    (same,) = describe_comparison([closed.run, closed.run])["paired"]
+    assert [row["name"] for row in same["rows"]] == ["Top-1", "Worst class", "Worst group"]
+    assert not any(row["decided"] for row in same["rows"])
+
+
 def test_best_of_each_column(made):
     first = made.run.metrics()
     second = copy.deepcopy(first)
@@ -122,12 +156,14 @@ def test_one_map_per_encoder_of_the_same_samples(made, other, two, tmp_path):
     for one in (made, other, two):
         write_report(one.run, one.evaluation)
     found = describe_comparison([made.run, other.run, two.run])["maps"]
-    assert [d["name"] for d in found["drawings"]] == ["one", "two", "both", "both, E_b"]
-    assert len({d["image"] for d in found["drawings"]}) == 4
+    domain, by_class = found["panes"]
+    assert (domain["name"], by_class["name"]) == ("domain", "class")
+    assert list(domain["images"]) == list(by_class["images"]) == ["one", "two", "both", "both, E_b"]
+    assert len({*domain["images"].values(), *by_class["images"].values()}) == 8
     assert found["missing"] == [] and found["points"] == 40 and found["identities"] == 5
-    assert len(found["marked"]) == 5 and [name for *_, name in found["legend"]] == ["indoors", "out & about"]
+    assert len(found["marked"]) == 5 and [name for *_, name in domain["legend"]] == ["indoors", "out & about"]
     text = write_comparison([made.run, two.run], tmp_path / "c.html").read_text(encoding="utf-8")
-    assert text.count('alt="t-SNE map') == 3 and "<h2>Maps of the embeddings</h2>" in text
+    assert text.count('alt="t-SNE map') == 2 * 3 and "<h2>Maps of the embeddings</h2>" in text
 
 
 def test_maps_of_other_weights_or_damaged_ones_are_not_drawn(made, altered, tmp_path):
@@ -136,7 +172,7 @@ def test_maps_of_other_weights_or_damaged_ones_are_not_drawn(made, altered, tmp_
     broken = altered(lambda m: None, "broken")
     (broken.folder / "map.json").write_text("{", encoding="utf-8")
     found = describe_comparison([made.run, stale, broken])["maps"]
-    assert [d["name"] for d in found["drawings"]] == ["one"] and found["missing"] == ["stale", "broken"]
+    assert list(found["panes"][0]["images"]) == ["one"] and found["missing"] == ["stale", "broken"]
     (made.run.folder / "map.json").unlink()
     assert describe_comparison([made.run, stale])["maps"] is None
     assert "Maps of the" not in write_comparison([made.run, stale], tmp_path / "c.html").read_text(encoding="utf-8")

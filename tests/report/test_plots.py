@@ -9,8 +9,9 @@ import pytest
 from tables import make_results
 
 from mettle.data.dataset import Column
+from mettle.evaluate import plots
 from mettle.evaluate.verification import from_scores
-from mettle.report import embedding_map, plots, training_plots
+from mettle.report import embedding_map, training_plots
 
 
 def svg(address: str) -> str:

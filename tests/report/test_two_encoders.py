@@ -9,15 +9,13 @@ import torch
 from tables import make_two
 
 from mettle.report import write_report
-from mettle.report.embedding_map import MapLayout, compute_layout, tsne
+from mettle.report.embedding_map import MapLayout, compute_layout, read_maps, tsne, write_maps
 from mettle.report.run_card import build_card, card_to_markdown
 from mettle.report.two_encoders import (
     choose_anchors,
     encoder_maps,
     negatives_by_difficulty,
-    read_maps,
     weights_by_group,
-    write_maps,
 )
 from mettle.train import callbacks as logs
 

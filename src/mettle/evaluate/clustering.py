@@ -20,6 +20,7 @@ import numpy as np
 from mettle.errors import InputError, nearest
 from mettle.evaluate.inputs import check_embeddings, whole
 from mettle.evaluate.metrics import ItemMetric, metrics_of, register
+from mettle.evaluate.notebook import html_table
 from mettle.evaluate.scoring.cosine import Unit
 from mettle.unknown_names import explain_arguments
 
@@ -42,6 +43,10 @@ class Clustering:
 
     def __repr__(self) -> str:
         return f"Clustering(nmi={self.nmi:.4f}, ami={self.ami:.4f}, f1={self.f1:.4f}, clusters={self.clusters})"
+
+    def _repr_html_(self) -> str:
+        rows = [("NMI", self.nmi), ("AMI", self.ami), ("F1 of pairs", self.f1), ("clusters", self.clusters)]
+        return html_table(f"Clustering, mean of {len(self.seeds)} starts", rows, self.warnings)
 
     @property
     def nmi(self) -> float:

@@ -16,6 +16,7 @@ from mettle.evaluate.bootstrap import Interval
 from mettle.evaluate.groups import resampled_worst
 from mettle.evaluate.linear_probe import Probe
 from mettle.evaluate.metrics import PairMetric, parse_metric
+from mettle.evaluate.notebook import html_table
 from mettle.evaluate.retrieval import Retrieval
 from mettle.evaluate.scoring import pair_fingerprint
 from mettle.evaluate.verification import Verification
@@ -39,6 +40,12 @@ class Comparison:
     second: float
     difference: float
     interval: Interval
+
+    def _repr_html_(self) -> str:
+        ends = f"{self.interval.low:+.4f} to {self.interval.high:+.4f}"
+        rows: list[tuple[str, object]] = [("first", self.first), ("second", self.second)]
+        rows += [("first − second", self.difference), (f"{100 * self.interval.level:g} % interval", ends)]
+        return html_table(f"Comparison, {self.name}", rows)
 
     @property
     def decided(self) -> bool:

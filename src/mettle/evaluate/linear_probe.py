@@ -29,6 +29,7 @@ from mettle.evaluate.bootstrap import ResultPerItem
 from mettle.evaluate.diagnostics.duplicates import across
 from mettle.evaluate.inputs import Rows, check_apart, check_tuple, share_label_codes, whole
 from mettle.evaluate.metrics import ItemMetric, metrics_of, parse_metric, register
+from mettle.evaluate.notebook import html_table
 from mettle.evaluate.scoring.cosine import Unit
 from mettle.rng import hash_bits
 from mettle.unknown_names import explain_arguments
@@ -99,6 +100,15 @@ class Probe(ResultPerItem):
     warnings: tuple[str, ...] = ()
 
     result = "probe"
+
+    def _repr_html_(self) -> str:
+        label, worst = self.linear.worst_class
+        rows = [
+            ("top-1, linear", self.linear.accuracy),
+            ("top-1, kNN", self.knn.accuracy),
+            (f"worst class, {label}", worst),
+        ]
+        return html_table(f"Probe, {len(self.linear.labels):,} test samples", rows, self.warnings)
 
     def items(self, name: str | tuple[str, float]) -> tuple[np.ndarray, np.ndarray]:
         """1 or 0 for each test sample, each a subject of its own: a closed set has its classes, samples are drawn."""

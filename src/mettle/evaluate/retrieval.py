@@ -33,6 +33,7 @@ from mettle.evaluate.inputs import (
     wholes,
 )
 from mettle.evaluate.metrics import parse_metric
+from mettle.evaluate.notebook import html_table
 from mettle.evaluate.ranking_metrics import TieGroups, all_metrics, hit_rate
 from mettle.evaluate.scoring.pair_fingerprint import Basis, of_ranking
 from mettle.evaluate.scoring.rank_parts import require_same_call
@@ -93,6 +94,12 @@ class Retrieval(ResultPerItem):
         """What must not be mistaken for the plain numbers: another similarity, re-ranking, another rule."""
         found = {"ranking": self.ranking, "rule": self.rule}
         return {name: text for name, text in found.items() if text not in ("cosine", RULES["all"])}
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[str, object]] = [(f"Recall@{k}", value) for k, value in self.recall.items()]
+        rows += [("MAP@R", self.map_at_r), ("MAP", self.map), ("R-precision", self.r_precision), ("MRR", self.mrr)]
+        rows += [("nDCG", self.ndcg), ("queries", len(self.queries))]
+        return html_table("Retrieval", rows, self.warnings)
 
     @property
     def recall_at(self) -> Mapping[int, np.ndarray]:

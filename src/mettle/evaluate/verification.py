@@ -24,7 +24,7 @@ from fractions import Fraction
 from functools import cached_property
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -49,6 +49,7 @@ from mettle.evaluate.inputs import (
     whole,
 )
 from mettle.evaluate.metrics import PairMetric, metrics_of, parse_metric
+from mettle.evaluate.notebook import html_table
 from mettle.evaluate.roc import (
     Bracket,
     Cost,
@@ -71,6 +72,9 @@ from mettle.evaluate.scoring.score_norm import Norm, normalisers
 from mettle.evaluate.scoring.scores import Listed, ScoreStore, SortedScores
 from mettle.pairs.distributed import ALONE, Ranks
 from mettle.unknown_names import explain_arguments
+
+if TYPE_CHECKING:
+    from mettle.evaluate.plots import Plot
 
 TRIALS = ("all", "within", "across")
 MODES = ("exact", "histogram")
@@ -122,6 +126,15 @@ class Verification:
             f"Verification(eer={self.eer:.4g}, auc={self.auc:.6g}, genuine={self.genuine}, impostor={self.impostor}, "
             f"subjects={self.subjects}, trials={self.trials!r})"
         )
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[str, object]] = [("EER", self.eer), ("AUC", self.auc)]
+        for far in (0.1, 0.01, 0.001):
+            point = self.operating_point(far)
+            known = point.tar is not None and point.status == "ok"
+            rows.append((f"TAR at FAR {far:g}", point.tar if known else point.status))
+        rows += [("genuine pairs", self.genuine), ("impostor pairs", self.impostor), ("subjects", self.subjects)]
+        return html_table(f"Verification, {self.trials} pairs", rows, self.warnings)
 
     @property
     def genuine(self) -> int:
@@ -246,6 +259,28 @@ class Verification:
         """The operating point for a wanted false-accept rate, with the status it deserves."""
         return operating_point(self.scores, far)
 
+    def plot(self, kind: str = "all", *, fars: Numbers = (0.1, 0.01, 0.001), intervals: bool = False) -> "Plot":
+        """ROC curve, DET curve and score histograms, for a notebook or a file: ``v.plot().save("plot.svg")``.
+
+        Args:
+            kind: ``"roc"``, ``"det"`` or ``"scores"`` alone, or ``"all"`` side by side.
+            fars: operating points to mark; those that cannot be measured are left out.
+            intervals: whether to draw the interval of TAR at each, which resamples subjects.
+
+        Raises:
+            InputError: another kind of plot.
+        """
+        from mettle.evaluate.plots import plot_verification  # matplotlib, for those who draw
+
+        points = []
+        for far in inputs.rates(fars):
+            point = self.operating_point(far)
+            if point.tar is not None and point.usable is not None:
+                band = bootstrap.stated(lambda far=far: self.interval(("tar", far))) if intervals else None
+                shown = {"far": far, "fmr": point.fmr, "tar": point.tar, "threshold": point.usable, "interval": band}
+                points.append(shown)
+        return plot_verification(self.roc.thinned(256), self.histogram(80), points, kind)
+
     def histogram(self, bins: int = 100) -> Histogram:
         """Both score distributions in equal bins over the finite scores, the last bin closed."""
         return histogram(self.scores, bins)
@@ -369,7 +404,7 @@ class Verification:
 
     def _describe_value(self, metric: PairMetric) -> dict[str, Any]:
         """A number with its interval; None where too many templates failed."""
-        extra = {} if metric.bound is None else {"bound": None}
+        extra: dict[str, float | None] = {} if metric.bound is None else {"bound": None}
         extra |= {"half_gap": None} if metric.key == "eer" else {}
         try:
             value = self.value(metric.key)

@@ -18,10 +18,11 @@ from mettle.data.embeddings import Embedded
 from mettle.data.image_decoding import decode_image
 from mettle.data.inputs import FeatureArray
 from mettle.errors import DataError, InputError, RunError
+from mettle.evaluate import plots
 from mettle.evaluate.audit import Audit
 from mettle.evaluate.groups import Groups
+from mettle.evaluate.plots import plot_det, plot_group_curves
 from mettle.evaluate.run.scenarios import ScenarioResults
-from mettle.report import plots
 from mettle.report.caveats import rank_audit_caveats
 from mettle.report.embedding_map import POINTS, compute_layout, map_panes
 from mettle.report.format import (
@@ -35,7 +36,6 @@ from mettle.report.format import (
 from mettle.report.metric_tables import headline_tiles, scenario_rows
 from mettle.report.page import render_page
 from mettle.report.pair_cards import LARGE, encode_thumbnail
-from mettle.report.plots import plot_det, plot_group_curves
 
 SHOWN = 12  # pairs, suspects and classes on the page; the JSON has more
 LARGE_PICTURE = 224  # pixels a side of what is looked at one by one

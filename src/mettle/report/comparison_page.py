@@ -8,15 +8,18 @@ import numpy as np
 
 from mettle.atomic_files import write_text
 from mettle.errors import InputError, RunError
+from mettle.evaluate import plots
+from mettle.evaluate.bootstrap import TOO_FEW
+from mettle.evaluate.run.compare_runs import compare_runs
 from mettle.evaluate.run.probes import MODEL
-from mettle.report import plots, training_plots
-from mettle.report.caveats import list_caveats
-from mettle.report.embedding_map import NARROW, map_panes
-from mettle.report.format import NONE, scenario_title
+from mettle.report import training_plots
+from mettle.report.caveats import Caveats, rank_caveats
+from mettle.report.embedding_map import NARROW, map_panes, read_maps
+from mettle.report.format import NONE, format_percent, format_rate, scenario_title
+from mettle.report.headline import MINUS, format_points, format_points_interval
 from mettle.report.metric_tables import is_shown, metric_cells, without_repeated_note
 from mettle.report.page import check_page_path, render_page
 from mettle.report.run_card import describe_test, probe_card
-from mettle.report.two_encoders import read_maps
 from mettle.train.callbacks import read_log
 from mettle.train.run_folder import RunFolder
 
@@ -46,14 +49,18 @@ def describe_comparison(runs: Sequence[RunFolder]) -> dict[str, Any]:
     measured = [_read_metrics(run) for run in runs]
     names = _run_names(runs)
     logs = [read_log(run.folder / "log.jsonl") for run in runs]
+    caveats = _collect_caveats(names, measured)
+    paired = paired_tables(runs, names, measured)
     return {
         "runs": [
             {"name": name, "title": m["title"], "color": plots.run_color(k), "folder": str(run.folder)}
             for k, (name, m, run) in enumerate(zip(names, measured, runs, strict=True))
         ],
         "about": describe_test(measured[0]) if _is_same_data(measured) else "",
-        "warnings": _collect_caveats(names, measured),
-        "verdict": describe_difference(names, measured),
+        "warnings": list(caveats),
+        "decisive": list(caveats.decisive),
+        "paired": paired,
+        "verdict": describe_paired(paired) or describe_difference(names, measured),
         "tables": [scenario_table(scenario, measured) for scenario in reversed(_scenario_names(measured))],
         "maps": map_section(runs, names, measured),
         "probes": probe_rows(names, measured),
@@ -90,6 +97,56 @@ def scenario_table(scenario: str, measured: Sequence[Mapping[str, Any]]) -> dict
         "rows": cells,
         "ranges": _interval_bars(found),
     }
+
+
+def paired_tables(
+    runs: Sequence[RunFolder], names: Sequence[str], measured: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Every run against the first: each number of the question with the paired interval of its difference."""
+    tables = []
+    for k in range(1, len(runs)):
+        found, why_not = compare_runs(runs[0], runs[k], (measured[0], measured[k]))
+        rows = [
+            {
+                "name": _metric_title(one.metric),
+                "first": format_percent(one.first),
+                "second": format_percent(one.second),
+                "difference": format_points(one.second - one.first),
+                "interval": TOO_FEW
+                if one.low is None or one.high is None
+                else format_points_interval({"low": -one.high, "high": -one.low}),
+                "decided": one.excludes_zero,
+                "better": (one.second < one.first) == (one.metric == "eer"),
+            }
+            for one in found
+        ]
+        tables.append({"first": names[0], "second": names[k], "rows": rows, "why_not": why_not})
+    return tables
+
+
+def describe_paired(tables: Sequence[Mapping[str, Any]]) -> str:
+    """What the paired differences decide, in plain words; empty where there is none with an interval."""
+    told = []
+    for table in tables:
+        known = [row for row in table["rows"] if row["interval"] != TOO_FEW]
+        if not known:
+            continue
+        row = known[0]
+        name = row["name"] if row["name"][:2].isupper() else row["name"][0].lower() + row["name"][1:]
+        what = f"{name} of {table['second']} is {row['difference'].lstrip('+' + MINUS)} "
+        what += ("higher" if row["difference"].startswith("+") else "lower") + f" than that of {table['first']}"
+        ends = f"95 % interval of the difference {row['interval']}"
+        said = (": better" if row["better"] else ": worse") if row["decided"] else ", which may be chance"
+        told.append(f"{what[0].upper()}{what[1:]} ({ends}){said}.")
+    return " ".join(told)
+
+
+def _metric_title(name: str) -> str:
+    """The name of a number as a page calls it."""
+    base, _, at = name.partition("@")
+    titles = {"eer": "EER", "auc": "AUC", "map_at_r": "MAP@R", "map": "MAP", "recall": f"Recall@{at}"}
+    titles |= {"top_1": "Top-1", "worst_class": "Worst class", "worst_group": "Worst group"}
+    return f"TAR at FAR {format_rate(float(at))}" if base == "tar" else titles[base]
 
 
 def describe_difference(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> str:
@@ -153,7 +210,7 @@ def map_section(
     return {
         "panes": map_panes(maps, NARROW, first.marked),
         "several": True,
-        "synthetic": 0,
+        "synthetic": sum(0 if one.synthetic is None else len(one.synthetic) for one in maps.values()),
         "missing": missing,
         "marked": marked_names,
         "points": len(first.rows),
@@ -204,15 +261,18 @@ def _scenario_names(measured: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted(known, key=lambda scenario: order.index(scenario) if scenario in order else len(order))
 
 
-def _collect_caveats(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> list[str]:
+def _collect_caveats(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> Caveats:
+    """What to know of all runs: what decides first, each sentence with the name of its run."""
     prints = [m["data"]["fingerprint"] for m in measured]
-    found = []
+    decisive, others = [], []
     if not _is_same_data(measured):
         told = ", ".join(f"{name}: {value}" for name, value in zip(names, prints, strict=True))
-        found.append(f"Not comparable: the runs were measured on different data or splits (fingerprints {told}).")
+        decisive.append(f"Not comparable: the runs were measured on different data or splits (fingerprints {told}).")
     for name, m in zip(names, measured, strict=True):
-        found += [f"{name}: {text}" for text in list_caveats(m)]
-    return found
+        caveats = rank_caveats(m)
+        decisive += [f"{name}: {text}" for text in caveats.decisive]
+        others += [f"{name}: {text}" for text in caveats.others]
+    return Caveats(tuple(decisive), tuple(others))
 
 
 def _interval_bars(found: Sequence[Mapping[str, Any]]) -> list[dict[str, float] | None]:

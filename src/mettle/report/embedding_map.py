@@ -9,6 +9,7 @@ every sample, or every clump, hides the map of a few large identities.
 The samples of a map follow from the labels of the test split alone, so maps of two encoders show the same ones.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +18,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
+from mettle.atomic_files import write_text
 from mettle.data.dataset import Column, Samples
+from mettle.evaluate.plots import BLACK, COLORS, GREY, INK, new_figure, svg_data_url
 from mettle.evaluate.run.scenarios import ScenarioResults
-from mettle.report.plots import BLACK, COLORS, GREY, INK, new_figure, svg_data_url
+from mettle.train.run_folder import RunFolder
 
 SHAPES = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"), ("X", "✖"), ("*", "★"))
+FORMAT = 1  # of map.json
 OTHERS = "others"
 VIOLET, MAGENTA = "#7a4fb5", "#c2006b"
 COLUMNS = 6  # that a reader may pick from
@@ -229,6 +233,44 @@ def plot_map(
         image = svg_data_url(figure)
     first = tuple(int(found.rows[np.flatnonzero(labels == label)[0]]) for label in marked)
     return MapFigure(image, coloring.legend(), first, len(labels), len(np.unique(labels)))
+
+
+def write_maps(
+    run: RunFolder, found: Mapping[str, MapLayout], results: ScenarioResults, metrics: Mapping[str, Any]
+) -> None:
+    """Write ``map.json``: places on the maps, so that runs can be laid side by side without their data."""
+    path = run.folder / "map.json"
+    if not found:
+        path.unlink(missing_ok=True)
+        return
+    first, *others = found.items()
+    marked = [results.samples.label.names[label] for label in first[1].marked]
+    content = {
+        "format": FORMAT,
+        "weights": metrics["weights"],
+        "data": metrics["data"]["fingerprint"],
+        "first": first[0],
+        **first[1].as_dict(),
+        "marked_names": marked,
+        "others": {name: round_positions(one.place) for name, one in others},
+    }
+    write_text(path, json.dumps(content, separators=(",", ":")))
+
+
+def read_maps(run: RunFolder, metrics: Mapping[str, Any]) -> tuple[dict[str, MapLayout], list[str]] | None:
+    """The maps in ``map.json`` and the names of the marked identities, if they are of these weights and these data."""
+    try:
+        kept = json.loads((run.folder / "map.json").read_text(encoding="utf-8"))
+        current = (FORMAT, metrics["weights"], metrics["data"]["fingerprint"])
+        if (kept["format"], kept["weights"], kept["data"]) != current:
+            return None
+        first = MapLayout.of(kept)
+        places = {name: np.asarray(place, float).reshape(-1, 2) for name, place in kept["others"].items()}
+        if any(len(place) != len(first.rows) for place in (first.place, *places.values())):
+            return None
+    except (OSError, KeyError, TypeError, ValueError):
+        return None
+    return {kept["first"]: first} | {name: first.moved(place) for name, place in places.items()}, kept["marked_names"]
 
 
 def round_positions(place: np.ndarray) -> list[list[float]]:

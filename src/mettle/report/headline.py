@@ -108,9 +108,9 @@ def gain_rows(labels: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-def format_points(value: float) -> str:
+def format_points(value: float, unit: str = f"{GAP}points") -> str:
     """A difference of shares as text: ``+3.4 points``."""
-    return f"{100 * value:+.1f}{GAP}points".replace("-", MINUS)
+    return f"{100 * value:+.1f}{unit}".replace("-", MINUS)
 
 
 def format_points_interval(interval: Mapping[str, Any] | None) -> str:
@@ -181,8 +181,8 @@ def _closed_set_tiles(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
         for key in ("top_1", "worst_group" if "worst_group" in before["gain"] else "worst_class"):
             gain = before["gain"][key]
             meaning = f"against the {other}, the same test samples in both"
-            text, extent = format_points(gain["difference"]), format_points_interval(gain["interval"])
-            found.append(_tile(f"Gain, {GAINS[key]}", text, extent, meaning))
+            text, extent = format_points(gain["difference"], ""), format_points_interval(gain["interval"])
+            found.append(_tile(f"Gain in points, {GAINS[key]}", text, extent, meaning))
     return found
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from mettle.atomic_files import write_text
+from mettle.evaluate import plots
 from mettle.evaluate.roc import Curve
 from mettle.evaluate.run import Evaluation
 from mettle.evaluate.run.scenarios import PIXELS, ScenarioResults, embed_raw_inputs
 from mettle.evaluate.run.synthetic_points import synthesize_test_negatives
-from mettle.report import pair_cards, plots, training_plots, two_encoders
-from mettle.report.embedding_map import NARROW, POINTS, WIDE, MapLayout, map_panes, sample_identities
+from mettle.report import pair_cards, training_plots, two_encoders
+from mettle.report.embedding_map import NARROW, POINTS, WIDE, MapLayout, map_panes, sample_identities, write_maps
 from mettle.report.format import format_rate, scenario_title
 from mettle.report.headline import question_name
 from mettle.report.page import check_page_path, render_page
@@ -45,7 +46,7 @@ def write_report(run: RunFolder, evaluation: Evaluation, path: Path | str | None
     write_text(page, render_page("report.html.j2", card=facts, **page_figures(run, evaluation, maps, why_not)))
     if path is None or run.matches_data(evaluation.metrics["data"]["fingerprint"]):
         write_text(run.folder / "card.md", card_to_markdown(facts))
-        two_encoders.write_maps(run, maps, evaluation.results, evaluation.metrics)
+        write_maps(run, maps, evaluation.results, evaluation.metrics)
     return page
 
 

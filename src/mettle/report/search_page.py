@@ -10,9 +10,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from mettle.atomic_files import write_text
 from mettle.evaluate.bootstrap import mean_interval
+from mettle.evaluate.plots import BLUE, GREY, ORANGE, VERMILION, new_figure, svg_data_url
 from mettle.report.format import NONE
 from mettle.report.page import check_page_path, render_page
-from mettle.report.plots import BLUE, GREY, ORANGE, VERMILION, new_figure, svg_data_url
 from mettle.train.callbacks import Direction
 from mettle.train.recipe import Range, Recipe
 from mettle.train.recipe_files import format_call

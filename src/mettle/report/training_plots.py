@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from mettle.report.plots import BLUE, DASHES, GREY, ORANGE, new_figure, percent_tick, run_color, svg_data_url
+from mettle.evaluate.plots import BLUE, DASHES, GREY, ORANGE, new_figure, percent_tick, run_color, svg_data_url
 
 POINTS = 300  # of one line: more cannot be told apart, and weigh on the page
 

@@ -1,13 +1,11 @@
 """What two encoders make of the same samples: negatives by relative difficulty, its means by group, maps of both."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from mettle.atomic_files import write_text
 from mettle.data.dataset import Column, Samples
 from mettle.evaluate.run.probes import BIASED, MODEL
 from mettle.evaluate.run.scenarios import ScenarioResults
@@ -17,7 +15,6 @@ from mettle.report.embedding_map import (
     MapLayout,
     compute_layout,
     layout_of_same_samples,
-    round_positions,
 )
 from mettle.report.format import GAP, format_percent
 from mettle.report.pair_cards import describe_sample
@@ -28,7 +25,6 @@ SOME = 256  # samples that are compared with each other
 ANCHORS = 4
 EACH = 5  # easiest and hardest negatives of an anchor
 LATE = 3  # means over the last third of the log
-FORMAT = 1  # of map.json
 
 
 def has_second_encoder(run: RunFolder) -> bool:
@@ -152,41 +148,3 @@ def encoder_maps(
 def encoder_title(name: str) -> str:
     """What to call an encoder on a page."""
     return {MODEL: f"E_d,{GAP}the model", BIASED: f"E_b,{GAP}the biased encoder"}.get(name, name)
-
-
-def write_maps(
-    run: RunFolder, found: Mapping[str, MapLayout], results: ScenarioResults, metrics: Mapping[str, Any]
-) -> None:
-    """Write ``map.json``: places on the maps, so that runs can be laid side by side without their data."""
-    path = run.folder / "map.json"
-    if not found:
-        path.unlink(missing_ok=True)
-        return
-    first, *others = found.items()
-    marked = [results.samples.label.names[label] for label in first[1].marked]
-    content = {
-        "format": FORMAT,
-        "weights": metrics["weights"],
-        "data": metrics["data"]["fingerprint"],
-        "first": first[0],
-        **first[1].as_dict(),
-        "marked_names": marked,
-        "others": {name: round_positions(one.place) for name, one in others},
-    }
-    write_text(path, json.dumps(content, separators=(",", ":")))
-
-
-def read_maps(run: RunFolder, metrics: Mapping[str, Any]) -> tuple[dict[str, MapLayout], list[str]] | None:
-    """The maps in ``map.json`` and the names of the marked identities, if they are of these weights and these data."""
-    try:
-        kept = json.loads((run.folder / "map.json").read_text(encoding="utf-8"))
-        current = (FORMAT, metrics["weights"], metrics["data"]["fingerprint"])
-        if (kept["format"], kept["weights"], kept["data"]) != current:
-            return None
-        first = MapLayout.of(kept)
-        places = {name: np.asarray(place, float).reshape(-1, 2) for name, place in kept["others"].items()}
-        if any(len(place) != len(first.rows) for place in (first.place, *places.values())):
-            return None
-    except (OSError, KeyError, TypeError, ValueError):
-        return None
-    return {kept["first"]: first} | {name: first.moved(place) for name, place in places.items()}, kept["marked_names"]

@@ -13,6 +13,7 @@ from mettle.data.duplicates import train_test_duplicates
 from mettle.errors import DataError, RunError
 from mettle.evaluate.retrieval import Retrieval
 from mettle.evaluate.run import probes
+from mettle.evaluate.run.compare_runs import save_test_split
 from mettle.evaluate.run.question import choose_question
 from mettle.evaluate.run.scenarios import (
     PRETRAINED,
@@ -147,6 +148,7 @@ def evaluate_run(
             set_thresholds(run, found)
     if write:
         write_text(run.folder / "metrics.json", json.dumps(metrics, indent=1))
+        save_test_split(run, results, metrics, setup.spurious or "domain")
     return Evaluation(metrics, results, samples)
 
 

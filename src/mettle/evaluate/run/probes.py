@@ -118,6 +118,7 @@ def _probe_labels(
     for encoder, one in readings.items():
         told = _summarize_fit(one, label_names)
         told["linear"]["worst_class"]["interval"] = interval_over_samples(one.correct, one.labels)
+        told["correct"] = _mark_correct(one, len(codes["test"]))
         told["groups"] = accuracy_by_group(one, parts["test"])
         if column is not None:
             told["worst_group"] = worst_class_group(one, parts, name)
@@ -132,6 +133,13 @@ def _probe_labels(
             for other, one in fitted.items()
         }
     return found
+
+
+def _mark_correct(one: Reading, count: int) -> str:
+    """A letter for each test sample: 1 where the linear probe is right, 0 where it is wrong, - where left out."""
+    marks = np.full(count, "-")
+    marks[one.rows] = np.where(one.correct > 0.5, "1", "0")
+    return "".join(marks)
 
 
 def _probe_attribute(
