@@ -4,8 +4,8 @@ Every durable write of the package goes through these few functions: temporary n
 fsync of the folder. A process killed at any point leaves at most one ``NAME.mettle-tmp-NUMBER`` beside what it was
 writing: the next write of the same file or folder removes it, and `remove_leftovers` whatever is left in a folder. A
 writer locks its temporary file and the kernel takes the lock back when it dies, so what another process is still
-writing is never removed. Where files cannot be locked (some network disks, systems without ``flock``), leftovers stay until
-`remove_leftovers` takes them.
+writing is never removed. Where files cannot be locked (some network disks, systems without ``flock``), leftovers stay
+until `remove_leftovers` takes them.
 """
 
 import errno
@@ -106,6 +106,15 @@ def find_link(folder: Path, names: Iterable[str]) -> Path | None:
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 return folder / name
     return None
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it where they are missing, durably: each name is synchronized in its folder."""
+    path = Path(path)
+    missing = [part for part in (path, *path.parents) if not part.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for part in reversed(missing):
+        sync_folder(part.parent)
 
 
 def sync_folder(folder: Path) -> None:
