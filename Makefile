@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo notes test test-slow test-gpu test-integrations test-weights lint types clean
+.PHONY: demo notes test test-slow test-faults test-gpu test-integrations test-weights lint types clean
 
 demo: $(READY)
 	@if [ -f runs/demo/report.html ]; then echo "the demo has run already; remove runs/demo to run it again"; \
@@ -20,6 +20,9 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow --ignore tests/gpu --ignore tests/integrations --ignore tests/pretrained $(PYTEST)
+
+test-faults: $(READY)
+	$(BIN)/python tests/faults/run.py $(FAULTS)
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu $(PYTEST)

@@ -108,6 +108,15 @@ def find_link(folder: Path, names: Iterable[str]) -> Path | None:
     return None
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it where they are missing, durably: each name is synchronized in its folder."""
+    path = Path(path)
+    missing = [part for part in (path, *path.parents) if not part.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for part in reversed(missing):
+        sync_folder(part.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames inside ``folder`` durable (a no-op where folders cannot be opened)."""
     try:

@@ -54,6 +54,7 @@ from mettle.gallery.storage.sql import (
     IdentityRow,
     IndexProof,
     Session,
+    check_identity,
     decode_owned,
     decode_templates,
     find_damage,
@@ -61,6 +62,7 @@ from mettle.gallery.storage.sql import (
     find_receipt,
     insert_identities,
     insert_templates,
+    name_owners,
     read_calibration,
     read_deleted,
     read_identities,
@@ -497,8 +499,7 @@ class Ledger(ABC):
                 page = wanted[start : start + PAGE]
                 marks = ", ".join("?" * len(page))
                 rows = session.rows(f"{OWNED_TEMPLATES} WHERE t.number IN ({marks})", *page)
-                part = decode_owned(session, rows, self.binding.dim)
-                found |= zip(part.numbers.tolist(), part.identities, strict=True)
+                found |= name_owners(session, rows, self.binding.dim)
             return read_state(session), found
 
         state, found = self._read(work)
@@ -526,7 +527,7 @@ class Ledger(ABC):
             state, page = self._read(lambda session, last=last: (read_state(session), session.rows(sql, last)))
             begun = begun or state
             for row in page:
-                name = IdentityRow.from_row(row).name
+                name = check_identity(row)
                 if name <= last:
                     raise damaged("the names in the index of identities are not in order")
                 total.add(row[4])

@@ -9,6 +9,7 @@ import hashlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,7 @@ class RevisionState:
     added: int = 0  # templates there now that came since
 
     @classmethod
+    @lru_cache(maxsize=64)  # it is read for every question, and changes only with the record
     def from_row(cls, row: tuple) -> "RevisionState":
         """The state that a row holds: its fields in order, then the checksum."""
         *values, checksum = row

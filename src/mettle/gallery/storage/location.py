@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
-from mettle.atomic_files import TEMPORARY
+from mettle.atomic_files import TEMPORARY, make_folder
 from mettle.errors import GalleryError, InputError
 from mettle.gallery.binding import Binding, copy_model
 from mettle.gallery.storage.postgres import PostgresRecord
@@ -93,7 +93,7 @@ def made(where: str | Path, binding: Binding, run: "RunFolder | None") -> Postgr
         return PostgresRecord.create(_url(where), binding)
     folder = Path(where)
     with translate_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         digests = {} if run is None else copy_model(run, folder / MODEL)
     return SqliteRecord.create(folder / RECORD, binding, digests)
 

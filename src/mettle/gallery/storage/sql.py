@@ -17,6 +17,7 @@ Every function works inside a transaction that its caller has opened.
 
 import json
 import secrets
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -117,15 +118,22 @@ class IdentityRow:
     @classmethod
     def from_row(cls, row: tuple) -> "IdentityRow":
         """What a row of `IDENTITY_COLUMNS` says."""
-        number, name, templates, total, checksum = row
-        if not isinstance(name, str) or row_checksum("identities", number, templates, total, name) != checksum:
-            raise damaged(f"identity {number} fails its checksum")
-        return cls(number, name, templates, total)
+        check_identity(row)
+        return cls(*row[:4])
 
     @property
     def checksum(self) -> int:
         """Of the row."""
         return row_checksum("identities", self.id, self.templates, self.template_sum, self.name)
+
+
+def check_identity(row: Sequence[Any]) -> str:
+    """The name in a row of `IDENTITY_COLUMNS`, if the row is as it was written."""
+    number, name, templates, total, checksum = row
+    text = f"identities {number} {templates} {total} {name}"
+    if type(name) is not str or zlib.crc32(text.encode(errors="surrogatepass")) != checksum:
+        raise damaged(f"identity {number} fails its checksum")
+    return name
 
 
 @dataclass
@@ -313,8 +321,7 @@ def read_identities(session: Session, state: RevisionState) -> dict[int, str]:
     names, total = {}, RowSum()
     for part in session.each(f"SELECT {IDENTITY_COLUMNS} FROM identities i", 8192):
         for row in part:
-            found = IdentityRow.from_row(row)
-            names[found.id] = found.name
+            names[row[0]] = check_identity(row)
             total.add(row[4])
     total.compare(state.identities, state.identity_sum, "identities")
     return names
@@ -409,6 +416,23 @@ def read_deleted(session: Session, after: int) -> tuple[list[int], list[int]]:
     return [row[0] for row in gone], [row[2] for row in gone]
 
 
+def name_owners(session: Session, rows: Sequence[tuple], dim: int) -> dict[int, str]:
+    """Whose templates rows of `OWNED_TEMPLATES` are, by number, if both the template and the owner are as written."""
+    found, size = {}, dim * FLOATS.itemsize
+    for number, identity, sequence, checksum, blob, *owner in rows:
+        vector = session.unpack(blob)
+        if owner[0] is None:
+            raise damaged(f"template {number} is nobody's")
+        try:
+            sound = len(vector) == size and template_checksum(number, identity, sequence, vector) == checksum
+        except TypeError:
+            sound = False
+        if not sound:
+            raise damaged(f"template {number} fails its checksum")
+        found[number] = check_identity(owner)
+    return found
+
+
 def decode_owned(session: Session, rows: Sequence[tuple], dim: int) -> Templates:
     """Rows of `OWNED_TEMPLATES` as arrays; a row, or an owner, that fails its checksum is never given out."""
     names: dict[int, str] = {}
@@ -416,26 +440,25 @@ def decode_owned(session: Session, rows: Sequence[tuple], dim: int) -> Templates
         if row[1] not in names:
             if row[5] is None:
                 raise damaged(f"template {row[0]} is nobody's")
-            owner = IdentityRow.from_row(row[5:])
-            names[owner.id] = owner.name
-    return decode_templates(session, rows, dim, names)
+            names[row[5]] = check_identity(row[5:])
+    return decode_templates(session, [row[:5] for row in rows], dim, names)
 
 
-def decode_templates(session: Session, rows: Sequence[tuple], dim: int, names: dict[int, str]) -> Templates:
-    """Rows that begin with `TEMPLATE_COLUMNS` as arrays; a row that fails its checksum is never given out."""
-    blobs, size, unpack = [], dim * FLOATS.itemsize, session.unpack
-    for row in rows:
-        number, identity, sequence, checksum, blob = row[:5]
+def decode_templates(session: Session, rows: Sequence[tuple], dim: int, names: Mapping[int, str]) -> Templates:
+    """Rows of `TEMPLATE_COLUMNS` as arrays; a row that fails its checksum is never given out."""
+    blobs, whose, size, unpack, crc32 = [], [], dim * FLOATS.itemsize, session.unpack, zlib.crc32
+    for number, identity, sequence, checksum, blob in rows:
         vector = unpack(blob)
-        try:
-            sound = len(vector) == size and template_checksum(number, identity, sequence, vector) == checksum
+        try:  # `template_checksum`, in place: this is done for every template of a gallery
+            sound = crc32(vector, crc32(b"templates %d %d %d " % (number, identity, sequence))) == checksum
         except TypeError:
             sound = False
-        if not sound:
+        if not sound or len(vector) != size:
             raise damaged(f"template {number} fails its checksum")
-        if identity not in names:
+        if (name := names.get(identity)) is None:
             raise damaged(f"template {number} is nobody's")
         blobs.append(vector)
+        whose.append(name)
     vectors = np.frombuffer(b"".join(blobs), FLOATS).reshape(-1, dim).astype(np.float32)
     length = np.einsum("nd,nd->n", vectors, vectors)
     wrong = np.flatnonzero(~(np.abs(length - 1) <= 2 * UNIT))  # written so that NaN is wrong too
@@ -443,7 +466,7 @@ def decode_templates(session: Session, rows: Sequence[tuple], dim: int, names: d
         raise damaged(f"template {rows[wrong[0]][0]} is not of unit length")
     numbers = np.fromiter((row[0] for row in rows), np.int64, len(rows))
     checksums = np.fromiter((row[3] for row in rows), np.int64, len(rows))
-    return Templates(numbers, tuple(names[row[1]] for row in rows), vectors, checksums)
+    return Templates(numbers, tuple(whose), vectors, checksums)
 
 
 def find_damage(session: Session, dim: int) -> list[str]:

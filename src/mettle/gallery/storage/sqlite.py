@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mettle.atomic_files import find_link, open_unlinked, remove_leftovers, write_file
+from mettle.atomic_files import find_link, make_folder, open_unlinked, remove_leftovers, write_file
 from mettle.errors import GalleryError, GalleryLocked, GalleryUnavailable, OutcomeUnknown
 from mettle.gallery.binding import Binding
 from mettle.gallery.results import Receipt
@@ -325,7 +325,7 @@ class SqliteRecord(Ledger):
         path = Path(path)
         refuse_existing(path)
         with translate_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
         refuse_links(path.parent, _names_of(path))
         lock = Lock.take(path.parent / LOCK)
         try:
@@ -533,10 +533,14 @@ def _fill(temporary: Path, binding: Binding, model_files: Mapping[str, str]) -> 
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.execute(f"PRAGMA user_version = {FORMAT}")
-        for statement in SQLITE_TABLES:
-            connection.execute(statement)
+
+        def make_tables(session: Session) -> None:
+            for statement in SQLITE_TABLES:
+                session.rows(statement)
+            write_first_rows(session, binding, model_files)
+
         try:
-            _transact(connection, lambda session: write_first_rows(session, binding, model_files))
+            _transact(connection, make_tables)
         except _CommitFailed as failed:  # nobody knows this file yet
             raise failed.error from None
     finally:
