@@ -4,7 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-gpu test-integrations test-weights lint types clean
+RUNS ?= 2000
+
+.PHONY: demo test fuzz test-slow test-gpu test-integrations test-weights lint types clean
 
 demo: $(READY)
 	@if [ -f runs/demo/report.html ]; then echo "the demo has run already; remove runs/demo to run it again"; \
@@ -16,6 +18,9 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow --ignore tests/gpu --ignore tests/integrations --ignore tests/pretrained $(PYTEST)
+
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --runs $(RUNS) $(FUZZ)
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu $(PYTEST)

@@ -28,7 +28,7 @@ from mettle.data.dataset import SPLIT_WORDS, SPLITS, Column
 from mettle.data.image_decoding import quote_name
 from mettle.data.parquet import read_parquet_arrays, read_parquet_schema
 from mettle.data.quantization import from_arrays
-from mettle.data.sources.npz import column_with_names, decode_text, load_arrays
+from mettle.data.sources.npz import column_with_names, decode_text, holds_text, load_arrays
 from mettle.data.sources.text_table import is_integer_text, read_delimited
 from mettle.errors import DataError, InputError, nearest
 from mettle.unknown_names import explain_arguments
@@ -390,9 +390,12 @@ def _npy(path: Path, labels: Path | str | None) -> Read:
 
 def _array(path: Path, lazy: bool = False) -> np.ndarray:
     try:
-        return np.load(path, allow_pickle=False, mmap_mode="r" if lazy else None)
-    except (OSError, ValueError, EOFError) as problem:
-        reason = " ".join(str(problem).split())
+        array = np.load(path, allow_pickle=False, mmap_mode="r" if lazy else None)
+        if not isinstance(array, np.ndarray) or not holds_text(array):
+            raise ValueError("it is no NPY file of numbers or text")
+        return array
+    except Exception as problem:  # a header is read by Python's own parser, which has errors of its own
+        reason = " ".join(str(problem).split())[:200] or type(problem).__name__
         if "Object arrays" in reason or "pickle" in reason or "memory-mapped" in reason:
             reason = "it holds Python objects or is no NPY file; save numbers or text"
         raise DataError(f"cannot read {quote_name(path)}: {reason}") from None
