@@ -4,6 +4,7 @@
 |---|---|---|
 | ``.npz`` | a 2-D array ``embeddings``, ``features``, ``x``, … | every 1-D array with one entry a row |
 | ``.parquet`` | a column of lists, or numbered columns ``e0, e1, …`` | all others |
+| a folder of them | as one table: what ``torchrun … -m mettle embed`` writes | all others |
 | ``.csv``, ``.csv.gz`` | numbered columns, or one column of lists: ``"[0.1, 0.2]"`` or ``"0.1 0.2"`` | all others |
 | ``.npy`` | the array | other ``.npy`` files of the folder, by their names: ``labels.npy``, ``domain.npy``, … |
 
@@ -129,7 +130,8 @@ def read_embeddings(
     """Read embeddings from a file.
 
     Args:
-        path: ``.npz``, ``.parquet`` (needs pyarrow), ``.csv``, ``.csv.gz`` or ``.npy``.
+        path: ``.npz``, ``.parquet`` (needs pyarrow), ``.csv``, ``.csv.gz`` or ``.npy``; or a folder of Parquet
+            files that several processes wrote.
         labels: with ``.npy``: the file of the labels, by default ``labels.npy`` or the like beside it.
         embeddings: the array, column, or prefix of numbered columns that holds the vectors.
         label: the column of labels; by default ``label``, ``labels``, ``y`` or ``identity``.
@@ -312,6 +314,8 @@ def read_vectors(path: Path, wanted: str | None, labels: Path | str | None) -> R
         labels: with ``.npy``: the file of the labels.
     """
     kind = path.name.lower()
+    if path.is_dir() and labels is None:
+        return _parquet(path, wanted)
     if not path.is_file():
         raise DataError(f"no file {quote_name(path)}")
     if labels is not None and not kind.endswith(".npy"):

@@ -44,7 +44,7 @@ from mettle.data.image_decoding import (
     decode_to_sizes,
     quote_name,
     read_image_bytes,
-    resize_image,
+    resize_to_array,
 )
 from mettle.data.reader_pool import activate_in_thread, active_pool
 from mettle.errors import DataError
@@ -555,8 +555,7 @@ def _resize_all(array: np.ndarray, target: ImageTarget) -> np.ndarray:
     def fill(at: range) -> None:
         for i in at:
             image = Image.fromarray(array[i] if array.shape[3] == 3 else array[i, :, :, 0])
-            found = resize_image(image, size, target.resize, target.crop, target.interpolation)
-            result[i] = np.asarray(found).reshape(result.shape[1:])
+            result[i] = resize_to_array(image, size, target).reshape(result.shape[1:])
 
     for _ in map_ranges_in_threads(fill, len(array)):
         pass

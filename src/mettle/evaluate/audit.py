@@ -296,6 +296,7 @@ def audit(
     count: int = 24,
     most: int = MOST,
     seed: int = 0,
+    across_ranks: bool = False,
 ) -> Audit:
     """Judge embeddings in every way that their columns allow.
 
@@ -310,6 +311,8 @@ def audit(
         count: pairs and twins in each list.
         most: rows of what is not streamed.
         seed: of every draw.
+        across_ranks: share the comparisons of all rows with each other with the other ranks of `torch.distributed`:
+            every rank makes this call with the same table and has the whole audit.
 
     Raises:
         InputError: no genuine or no impostor pair, a rate outside (0, 1).
@@ -330,7 +333,7 @@ def audit(
     x, y, ids = table.values, table.label.codes, table.ids
     domain = None if table.domain is None else table.domain.codes
     part = Parts()
-    ways = _ways(x, y, ids, domain, chosen, part)
+    ways = _ways(x, y, ids, domain, chosen, part, across_ranks)
     everything = ways["all"].verification
     entire = len(y) <= most and ways["all"].retrieval is not None
     at = _threshold(everything, chosen)
@@ -360,7 +363,7 @@ def audit(
         },
         sliced,
         recalled,
-        _carried(x[single], y[single], chosen, seed, part),
+        _carried(x[single], y[single], chosen, seed, part, across_ranks),
         part.attempt("identification", lambda: identified(x[single], y[single], seed)),
         part.attempt("clustering", lambda: clustered(x, y, seed, part)),
         part.attempt("probe", lambda: probed(table, seed, part)),
@@ -412,9 +415,15 @@ class Parts:
 
 
 def _ways(
-    x: np.ndarray, y: np.ndarray, ids: np.ndarray, domain: np.ndarray | None, fars: Sequence[float], part: Parts
+    x: np.ndarray,
+    y: np.ndarray,
+    ids: np.ndarray,
+    domain: np.ndarray | None,
+    fars: Sequence[float],
+    part: Parts,
+    across_ranks: bool,
 ) -> dict[str, Way]:
-    rows: dict[str, Any] = {"ids": ids, "domains": domain}
+    rows: dict[str, Any] = {"ids": ids, "domains": domain, "across_ranks": across_ranks}
     ks = tuple(k for k in KS if k < len(y)) or (1,)
 
     def way(name: str, title: str, trials: str) -> Way:
@@ -493,14 +502,18 @@ def _singles(y: np.ndarray) -> tuple[np.ndarray]:
     return (values[counts == 1],)
 
 
-def _carried(x: np.ndarray, y: np.ndarray, fars: Sequence[float], seed: int, part: Parts) -> tuple[Carried, ...]:
+def _carried(
+    x: np.ndarray, y: np.ndarray, fars: Sequence[float], seed: int, part: Parts, across_ranks: bool
+) -> tuple[Carried, ...]:
     """Thresholds set on half of the people and judged on the other half."""
     ids = np.arange(len(y))
     halves = part.attempt("thresholds", lambda: protocol.class_disjoint(ids, y, test=0.5, calibration=0.5, seed=seed))
     if halves is None:
         return ()
     sides = [np.isin(ids, side) for side in (halves.calibration, halves.probes)]
-    pair = part.attempt("thresholds", lambda: [verification(x[side], y[side]) for side in sides])
+    pair = part.attempt(
+        "thresholds", lambda: [verification(x[side], y[side], across_ranks=across_ranks) for side in sides]
+    )
     if pair is None:
         return ()
     pair[0].look_at(fars)

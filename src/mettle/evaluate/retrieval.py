@@ -20,8 +20,12 @@ from mettle.evaluate.inputs import Wholes, check_embeddings, check_gallery, whol
 from mettle.evaluate.ranking_metrics import TieGroups, all_metrics
 from mettle.evaluate.scoring.cosine import Unit
 from mettle.evaluate.scoring.pair_fingerprint import Basis, of_ranking
+from mettle.evaluate.scoring.rank_parts import require_same_call
 from mettle.evaluate.scoring.relevant_ranks import FastCosine, Relevance, rank_relevant
+from mettle.pairs.distributed import ALONE, Ranks
 from mettle.unknown_names import explain_arguments
+
+QUERIES = "queries"  # beside the metrics of these queries, their positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +167,7 @@ def retrieval(
     exclude_same_domain: bool = False,
     only_same_domain: bool = False,
     chunk: int | None = None,
+    across_ranks: bool = False,
 ) -> Retrieval:
     """Rank a gallery for every query by cosine.
 
@@ -177,6 +182,8 @@ def retrieval(
         exclude_same_domain: leave out candidates of the query's own domain (same camera, same session).
         only_same_domain: leave out all others.
         chunk: queries scored at a time; it changes memory, never the result.
+        across_ranks: share the queries with the other ranks of `torch.distributed`: every rank makes this call with the
+            same rows and has the result of all of them.
 
     Raises:
         DataError: one set was given as queries and as gallery, without ids.
@@ -205,11 +212,20 @@ def retrieval(
     double = query.double or other.double
     units = Unit.of(query.values, double)
     fast = FastCosine.of(units, units if other is query else Unit.of(other.values, double))
-    parts, kept = [], []
-    for ranks in rank_relevant(Relevance.of(query, other, trials), fast.score, fast, most=max(ks), chunk=chunk):
-        parts.append(all_metrics(TieGroups.of(ranks), ks))
-        kept.append(ranks.queries)
-    if not kept:
+    relevance, shared = Relevance.of(query, other, trials), Ranks.current() if across_ranks else ALONE
+    sides = [query] if other is query else [query, other]
+    require_same_call(shared, "what they rank", *sides, trials=trials, k=ks, chunk=chunk)
+
+    def judge() -> dict[str, np.ndarray]:
+        """The metrics of this rank's queries, in the order of the queries."""
+        parts = [
+            all_metrics(TieGroups.of(ranks), ks) | {QUERIES: ranks.queries}
+            for ranks in rank_relevant(relevance, fast.score, fast, most=max(ks), chunk=chunk, ranks=shared)
+        ]
+        return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]} if parts else {}
+
+    found = [part for part in shared.compute(judge) if part]
+    if not found:
         raise InputError(
             f"no query has a relevant candidate: none of the {len(query)} labels occurs among its candidates"
         )
@@ -218,8 +234,11 @@ def retrieval(
             f"retrieval needs at least two labels among the candidates: all {len(other)} have label "
             f"{other.given_labels[0]}, so every neighbour would be right"
         )
-    queries = np.concatenate(kept)
-    merged = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+    merged = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+    if shared.size > 1:
+        order = np.argsort(merged[QUERIES], kind="stable")
+        merged = {name: values[order] for name, values in merged.items()}
+    queries = merged.pop(QUERIES)
     subjects = np.unique(query.labels[queries], return_inverse=True)[1].reshape(-1)
     return Retrieval(
         MappingProxyType({n: v for n, v in merged.items() if not n.startswith(("least", "most"))}),

@@ -71,14 +71,17 @@ from mettle.evaluate.roc import (
 from mettle.evaluate.scoring.cosine import Unit
 from mettle.evaluate.scoring.histogram import Counted, counted
 from mettle.evaluate.scoring.pair_tiles import WIDEST, Design
+from mettle.evaluate.scoring.rank_parts import require_same_call
 from mettle.evaluate.scoring.score_norm import Norm, normalisers
 from mettle.evaluate.scoring.scores import Listed, Scores, acting
+from mettle.pairs.distributed import ALONE, Ranks
 from mettle.unknown_names import explain_arguments
 
 TRIALS = ("all", "within", "across")
 MODES = ("exact", "histogram")
 MEMORY = 1 << 28
 EXACT_PAIRS = 1 << 25  # 8192 rows with each other
+LOOKED_UP = (1e-1, 1e-2, 1e-3)  # rates whose operating points all ranks find together
 METRICS = "eer", "auc", "tar@1e-3"  # what has an interval; TAR at a rate
 
 
@@ -342,20 +345,28 @@ class Verification:
         return self._kept[key]
 
     def look_at(self, fars: Numbers, thresholds: Numbers = ()) -> None:
-        """In histogram mode: look into the windows of the EER, of rates and of thresholds, all in one pass."""
+        """In histogram mode: look into the windows of the EER, of rates and of thresholds, all in one pass.
+
+        After ``across_ranks=True`` all ranks look together: every rank makes this call.
+        """
+        self._look_at(fars, thresholds, together=True)
+
+    def _look_at(self, fars: Numbers, thresholds: Numbers = (), *, together: bool = False) -> None:
         rates, levels = inputs.rates(fars, least=0), inputs.thresholds(thresholds, least=0)
-        if not isinstance(self.scores, Counted) or self.scores.looked:
+        if not isinstance(self.scores, Counted):
             return
         wanted = [crossing_bins(self.scores)]
         budgets = [budget(far, self.impostor) for far in rates]
         wanted += [budget_bins(self.scores, math.floor(b)) for b in budgets if b >= 1]
         typed = [float(acting(t, self.scores.dtype)) for t in levels if math.isfinite(t)]
-        self.scores.look([self.scores.around(*w) for w in wanted] + [(t, t) for t in typed])
+        windows = [self.scores.around(*w) for w in wanted] + [(t, t) for t in typed]
+        if new := [w for w in windows if not self.scores.has_seen(*w)]:
+            self.scores.look(new, together=together)
 
     def summary(self, fars: Numbers = (1e-1, 1e-2, 1e-3)) -> dict[str, Any]:
         """Everything as plain numbers, ready for JSON; what does not exist is None (EER, an infinite threshold)."""
         rates = inputs.rates(fars, least=0)
-        self.look_at(rates)
+        self._look_at(rates)
         points = []
         for far in rates:
             at = self.operating_point(far)
@@ -400,6 +411,7 @@ def verification(
     mode: str | None = None,
     memory: int = MEMORY,
     chunk: int | None = None,
+    across_ranks: bool = False,
 ) -> Verification:
     """Compare pairs of embeddings by cosine and count errors.
 
@@ -422,6 +434,10 @@ def verification(
             :mod:`mettle.evaluate.scoring.histogram`); by default exact up to 2²⁵ pairs, which is 8192 rows.
         memory: bytes that scores and tiles may take, about.
         chunk: rows scored at a time; it changes memory, never the result.
+        across_ranks: where scores do not fit into memory, share the pairs with the other ranks of
+            `torch.distributed`: every rank makes this call with the same rows and has the result of all of them. The
+            EER and the operating points at 0.1, 0.01 and 0.001 are looked up together; further ones by
+            :meth:`Verification.look_at` on every rank, else by the rank that reads them, alone.
 
     Raises:
         DataError: one set was given as probes and as gallery, without ids.
@@ -460,7 +476,13 @@ def verification(
         found: Pairs = Scores.of(design.stream, design.bound(), design.dtype, subjects)
     else:
         both_kinds(*design.bound())
-        found = counted(design, subjects, exact=mode == "exact", device=_device(embeddings))
+        ranks = Ranks.current() if across_ranks else ALONE
+        sides = [probe] if other is None else [probe, other]
+        require_same_call(ranks, "what they compare", *sides, trials=keep, mode=mode, chunk=design.chunk)
+        found = counted(design, subjects, exact=mode == "exact", device=_device(embeddings), ranks=ranks)
+        if ranks.size > 1:
+            (result := Verification(found, keep, mode, source, notes)).look_at(LOOKED_UP)
+            return result
     return Verification(found, keep, mode, source, notes)
 
 

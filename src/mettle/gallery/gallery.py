@@ -34,6 +34,7 @@ from mettle.gallery.binding import (
 )
 from mettle.gallery.calibration import calibrated, summary
 from mettle.gallery.enrolment import enrol_crowd, settled, spellings, suggest_name
+from mettle.gallery.index.milvus import MilvusSearch, check_address
 from mettle.gallery.index.searchers import Candidates, Local, Remote, Search
 from mettle.gallery.index.selection import Measured, Wanted, as_wanted
 from mettle.gallery.inputs import Embedding
@@ -82,6 +83,7 @@ class Gallery:
         wanted: Wanted | None = None,
         read_only: bool = False,
         create: bool = True,
+        milvus: str | None = None,
     ) -> "Gallery":
         """Open a gallery, or make a new one.
 
@@ -97,12 +99,14 @@ class Gallery:
             wanted: how fast, how exact and how small the index should be.
             read_only: beside the one writer of a folder there may be many readers.
             create: whether to make it where there is none.
+            milvus: the address of a Milvus server that searches its templates, ``http://user:password@host:19530``: for
+                more of them than one machine holds. Nothing is kept of it: give it whenever the gallery is opened.
 
         Raises:
             GalleryError: no gallery there, a damaged one, or one that is bound to another model.
             GalleryLocked: another process is writing to it.
         """
-        found = opened(where, model, dim, fusion, thresholds, wanted, read_only, create)
+        found = opened(where, model, dim, fusion, thresholds, wanted, read_only, create, milvus)
         return cls(found.where, found.record, found.embedding, found.search, found.thresholds)
 
     @property
@@ -315,6 +319,7 @@ class Gallery:
         try:
             self._search.save()
         finally:
+            self._search.close()
             self._record.close()
 
     def __enter__(self) -> "Gallery":
@@ -380,9 +385,12 @@ def opened(
     wanted: Wanted | None,
     read_only: bool,
     create: bool,
+    milvus: str | None = None,
 ) -> Opened:
     """Open a gallery, or make a new one; the arguments are those of `Gallery.open`."""
     check_place(where)
+    if milvus is not None:
+        check_address(milvus)
     run, wanted = _run(model), as_wanted(wanted)
     if dim is not None and run is not None:
         raise InputError("give a model or a dim, not both: a model says how long its embeddings are")
@@ -411,8 +419,11 @@ def opened(
         check_fusion(known or own, bound.fusion)
         if not own and contract is not None:  # evaluated only after the gallery was made
             own = as_thresholds(contract.get("thresholds"))
-        if isinstance(record, PostgresRecord) and bound.fusion == "best" and wanted.kind == "auto":
-            search: Search = Remote(record)
+        search: Search
+        if milvus is not None:
+            search = MilvusSearch(record, milvus, wanted)
+        elif isinstance(record, PostgresRecord) and bound.fusion == "best" and wanted.kind == "auto":
+            search = Remote(record)
         else:
             search = Local(record, None if folder is None else folder / INDEX, wanted, write=not read_only)
         return Opened(place, record, Embedding(bound.dim, run, load), search, Thresholds(record, known, own))

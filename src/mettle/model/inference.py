@@ -36,13 +36,15 @@ from mettle.model.embedder import EmbeddingModel, eval_mode, find_device
 from mettle.model.preprocess import Preprocess
 from mettle.model.weights import hash_state_dict
 
+BATCH = 512  # rows that are embedded at a time
+
 
 @torch.inference_mode()
 def embed(
     model: EmbeddingModel,
     samples: Samples,
     *,
-    batch: int = 512,
+    batch: int = BATCH,
     features: bool = False,
     before_neck: bool = False,
 ) -> np.ndarray:
@@ -130,29 +132,39 @@ def write_embeddings(
     """
     check_output_path(path)
     encode = choose_encoder(path, precision)
-    if dim is not None and not 1 <= dim <= model.dim:
-        raise InputError(f"dim must be from 1 to {model.dim}, the length of the embeddings, got {dim}")
+    check_dim(dim, model)
     z = embed(model, samples)
     z = z if dim is None else cut_embeddings(z, dim)
     quantized = None if precision == "float32" else quantize_embeddings(z, precision)
+    arrays = {"embeddings": z} if quantized is None else to_arrays(quantized)
+    write_bytes(path, encode(arrays | describe_rows(samples, weights or hash_state_dict(model))))
+    size = "" if quantized is None else f", {precision}: {quantized.bytes_per_vector} bytes each"
+    return f"{path}: {len(z)} embeddings of dimension {z.shape[1]}{size}"
+
+
+def check_dim(dim: int | None, model: EmbeddingModel) -> None:
+    """Refuse to cut embeddings to a length that they do not have."""
+    if dim is not None and not 1 <= dim <= model.dim:
+        raise InputError(f"dim must be from 1 to {model.dim}, the length of the embeddings, got {dim}")
+
+
+def describe_rows(samples: Samples, weights: str) -> dict[str, np.ndarray]:
+    """What a file of embeddings says of every row, see above; ``weights`` is the hash of the model's."""
     arrays: dict[str, np.ndarray] = {
-        **({"embeddings": z} if quantized is None else to_arrays(quantized)),
         "ids": samples.ids,
-        "role": np.asarray([ROLES[code] for code in samples.role]),
-        "model": np.asarray(weights or hash_state_dict(model)),
+        "role": np.asarray([ROLES[code] for code in samples.role], str),
+        "model": np.asarray(weights),
     }
     if any(samples.label.names):
         arrays |= {"label": samples.labels, "label_names": np.asarray(samples.label.names)}
     if (samples.split != NO_SPLIT).any():
-        arrays["split"] = np.asarray([SPLITS[code] if code >= 0 else "" for code in samples.split])
+        arrays["split"] = np.asarray([SPLITS[code] if code >= 0 else "" for code in samples.split], str)
     paths = samples.paths()
     if paths is not None:  # a name that is no text is written so that it can at least be read
-        arrays["path"] = np.asarray([str(p).encode("utf-8", "backslashreplace").decode() for p in paths])
+        arrays["path"] = np.asarray([str(p).encode("utf-8", "backslashreplace").decode() for p in paths], str)
     for name, column in samples.columns().items():
         arrays[f"{name}_" if name in OWN else name] = column.values().astype(str)
-    write_bytes(path, encode(arrays))
-    size = "" if quantized is None else f", {precision}: {quantized.bytes_per_vector} bytes each"
-    return f"{path}: {len(z)} embeddings of dimension {z.shape[1]}{size}"
+    return arrays
 
 
 def choose_encoder(path: Path, precision: Precision = "float32") -> Callable[[Mapping[str, np.ndarray]], bytes]:

@@ -13,6 +13,7 @@ import torch
 from mettle.evaluate.scoring.bins import Bins, Even, Sieve, Window
 from mettle.evaluate.scoring.pair_tiles import Design
 from mettle.evaluate.scoring.scores import Block
+from mettle.pairs.distributed import ALONE, Ranks
 
 ABSENT = -1.5  # what a masked cell of a tile is set to where bins do not matter: below every cosine
 LEAST = -1.00005  # a little below every cosine, and above what is absent
@@ -25,18 +26,19 @@ class Plain:
 
     design: Design
     bins: Bins
+    ranks: Ranks = ALONE  # of all tiles, those of this rank
 
     def count(self) -> np.ndarray:
         """Pass 1."""
         tally = np.zeros(len(self.bins.edges) - 1, np.int64)
-        for block in self.design.stream(False):
+        for block in self.design.stream(False, self.ranks):
             tally += np.bincount(self.bins(block.impostor), minlength=len(tally))
         return tally
 
     def walk(self, windows: Sequence[tuple[float, float]]) -> list[Window]:
         """Pass 2."""
         sieves = [Sieve(*w, np.dtype(self.design.dtype)) for w in windows]
-        for block in self.design.stream(False):
+        for block in self.design.stream(False, self.ranks):
             for sieve in sieves:
                 sieve.pour(block.impostor)
         return [sieve.window() for sieve in sieves]
@@ -47,6 +49,7 @@ class Fast:
     """Both passes over products in the precision of the input, decided by exact scores in pass 2."""
 
     design: Design
+    ranks: Ranks = ALONE  # of all tiles and genuine pairs, those of this rank
 
     @property
     def type(self) -> np.dtype:
@@ -69,7 +72,7 @@ class Fast:
         """Every genuine score, exactly, with its subject."""
         i, j = self.design.genuine_pairs()
         none = np.empty(0, np.int32)
-        for at in range(0, len(i), step := 1 << 14):
+        for at in self.ranks.share(range(0, len(i), step := 1 << 14)):
             first, second = i[at : at + step], j[at : at + step]
             score = self.design.paired(first, second)
             yield Block(score, self.design.subject[0][first], score[:0], (none, none))
@@ -94,7 +97,7 @@ class Fast:
         first = design.probe.vectors().astype(self.type)
         second = first if design.own else design.gallery.vectors().astype(self.type)
         room = np.empty(design.room(), self.type)
-        for rows, cols, mixed in design.tiles():
+        for rows, cols, mixed in self.ranks.share(design.tiles()):
             shape = (rows.stop - rows.start, cols.stop - cols.start)
             yield (
                 rows,

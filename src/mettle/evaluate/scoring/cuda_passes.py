@@ -29,9 +29,12 @@ from mettle.evaluate.scoring.bins import Even, Sieve, Window
 from mettle.evaluate.scoring.cosine import UnitTensor
 from mettle.evaluate.scoring.cpu_passes import ABSENT, LEAST, Fast
 from mettle.evaluate.scoring.pair_tiles import Design
+from mettle.evaluate.scoring.rank_parts import split_rows
+from mettle.pairs.distributed import ALONE, Ranks
 from mettle.pairs.kernels import available
 
 ROWS = 4096  # of a tile
+ALIGNED = 512  # rows: a multiple of the row blocks of all kernels
 AT_ONCE = 1 << 26  # components of exactly scored pairs
 ROOM = 1 << 24  # rows of tiles that are listed; windows that reach more are a matter for torch's products
 
@@ -42,6 +45,7 @@ class Passes:
 
     design: Design
     device: Any
+    ranks: Ranks = ALONE  # of all rows and genuine pairs, those of this rank
 
     @property
     def quick(self) -> bool:
@@ -75,7 +79,10 @@ class Passes:
             keep &= ids[0][i] != ids[1][j]
         if self.domain is not None:
             keep &= (self.domain[0][i] == self.domain[1][j]) == (self.design.keep == "within")
-        return self._exactly(i[keep], j[keep]).sort().values.cpu().numpy()
+        i, j = i[keep], j[keep]
+        if self.ranks.size > 1:
+            i, j = (side[self.ranks.rank :: self.ranks.size] for side in (i, j))
+        return self._exactly(i, j).sort().values.cpu().numpy()
 
     def count(self, bins: Even) -> np.ndarray:
         """Pass 1."""
@@ -83,7 +90,11 @@ class Passes:
             from mettle.pairs.kernels.histograms import score_histogram
 
             ends = bins.edges[[0, -1]].tolist()
-            return score_histogram(self.rows[0].float(), self.subject[0].long(), bins.count, *ends)[1].cpu().numpy()
+            return (
+                score_histogram(self.rows[0].float(), self.subject[0].long(), bins.count, *ends, rows=self._own_rows)[1]
+                .cpu()
+                .numpy()
+            )
         tally = torch.zeros(bins.count, dtype=torch.int64, device=self.device)
         for _, _, tile in self._tiles(bins.nowhere, bins.scale, bins.shift):
             tally += torch.bincount(tile.reshape(-1).to(torch.int32), minlength=bins.count)
@@ -100,7 +111,8 @@ class Passes:
 
     def _listed(self, sieves: Sequence[Sieve]) -> bool:
         """Fill the sieves from the kernel's lists; False where those have no room for all."""
-        found = candidates(self.rows[0].float(), self.subject[0].long(), [self._ends(sieve) for sieve in sieves])
+        windows = [self._ends(sieve) for sieve in sieves]
+        found = candidates(self.rows[0].float(), self.subject[0].long(), windows, rows=self._own_rows)
         for sieve, pairs in zip(sieves, found or (), strict=found is not None):
             sieve.above += pairs.above
             sieve.pour(self._exactly(pairs.first, pairs.second).cpu().numpy())
@@ -118,6 +130,12 @@ class Passes:
                 sieve.pour(self._exactly(rows.start + at // width, cols.start + at % width).cpu().numpy())
         for sieve, over in zip(sieves, above.tolist(), strict=True):
             sieve.above += over
+
+    @cached_property
+    def _own_rows(self) -> slice:
+        """The rows whose pairs this rank looks at; both passes of the kernels and the tiles agree on them."""
+        size = len(self.design.subject[0])
+        return split_rows(size, self.ranks, ALIGNED if self.quick else ROWS, triangle=self.design.own)
 
     def _ends(self, sieve: Sieve) -> tuple[float, float]:
         """Between what fast scores the exact ones inside a window can be."""
@@ -166,7 +184,7 @@ class Passes:
         first, second = self.vectors
         offset = torch.full((1,), shift, dtype=first.dtype, device=self.device)
         absent = absent * scale + shift
-        for rows, cols, mixed in self.design.tiles(ROWS):
+        for rows, cols, mixed in self.design.tiles(ROWS, self._own_rows):
             tile = torch.addmm(offset, first[rows], second[cols].T, alpha=scale)
             if mixed:
                 out = self.subject[0][rows, None] == self.subject[1][None, cols]
@@ -196,7 +214,14 @@ def slack(d: int) -> float:
     return 3 * 2.0**-18 + (3.25 * d + 64) * 2.0**-24
 
 
-def candidates(z: Tensor, labels: Tensor, windows: Sequence[tuple[float, float]], room: int = ROOM) -> list[Any] | None:
+def candidates(
+    z: Tensor,
+    labels: Tensor,
+    windows: Sequence[tuple[float, float]],
+    room: int = ROOM,
+    *,
+    rows: slice | None = None,
+) -> list[Any] | None:
     """The impostor pairs i < j with a fast score between two ends, for every window, in no order.
 
     Args:
@@ -204,10 +229,11 @@ def candidates(z: Tensor, labels: Tensor, windows: Sequence[tuple[float, float]]
         labels: (n,) int64, ascending.
         windows: ends, both included.
         room: rows of tiles with such a pair that are listed at most.
+        rows: i is among these; by default all.
 
     Returns:
         One list for each window, or None where there is no room for all.
     """
     from mettle.pairs.kernels.histograms import list_impostor_pairs  # needs triton
 
-    return list_impostor_pairs(z, labels, windows, room // len(windows))
+    return list_impostor_pairs(z, labels, windows, room // len(windows), rows)

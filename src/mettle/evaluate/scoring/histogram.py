@@ -15,7 +15,7 @@ above what fits into memory.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,9 @@ from mettle.evaluate.inputs import both_kinds
 from mettle.evaluate.scoring.bins import Bins, Even, Gaps, Points, Window
 from mettle.evaluate.scoring.cpu_passes import Fast, Plain
 from mettle.evaluate.scoring.pair_tiles import Design
+from mettle.evaluate.scoring.rank_parts import gather_sorted, merge_windows, pack_windows, sum_counts
 from mettle.evaluate.scoring.scores import Stream, acting
+from mettle.pairs.distributed import ALONE, Ranks
 
 Walk = Callable[[Sequence[tuple[float, float]]], list[Window]]
 
@@ -44,6 +46,7 @@ class Counted:
         subjects: how many subjects take part.
         stream: replays the pairs, exactly, with subject codes.
         design: which pairs, where pass 1 scored them fast; None where it scored exactly.
+        joint: pass 2 by all ranks together; ``walk`` is that of this rank alone.
     """
 
     genuine: np.ndarray
@@ -56,6 +59,7 @@ class Counted:
     stream: Stream
     design: Design | None = None
     failed: tuple[int, int] = 0, 0  # embeddings always have templates
+    joint: Walk | None = None  # pass 2 by all ranks together, each of which must ask for it
     _seen: list[Window] = field(default_factory=list, repr=False)
 
     @cached_property
@@ -99,6 +103,10 @@ class Counted:
         """Whether any window was looked into."""
         return bool(self._seen)
 
+    def has_seen(self, low: float, high: float) -> bool:
+        """Whether a window was looked into, or one around it."""
+        return any(seen.low <= low and high <= seen.high for seen in self._seen)
+
     def window(self, low: float, high: float) -> Window:
         """Pass 2 for one window, kept for further questions inside it."""
         for seen in self._seen:
@@ -106,9 +114,9 @@ class Counted:
                 return seen
         return self.look([(low, high)])[0]
 
-    def look(self, windows: Sequence[tuple[float, float]]) -> list[Window]:
-        """Pass 2 for several windows at once."""
-        found = self.walk(windows)
+    def look(self, windows: Sequence[tuple[float, float]], *, together: bool = False) -> list[Window]:
+        """Pass 2 for several windows at once; ``together``: by all ranks, where pass 1 was."""
+        found = (self.joint if together and self.joint else self.walk)(windows)
         self._seen.extend(found)
         return found
 
@@ -145,7 +153,7 @@ class Counted:
         return (int(low.sum()) + int(high.sum())) / (2 * n), (int(high.sum()) - int(low.sum())) / (2 * n)
 
 
-def counted(design: Design, subjects: int, *, exact: bool, device: Any = None) -> Counted:
+def counted(design: Design, subjects: int, *, exact: bool, device: Any = None, ranks: Ranks = ALONE) -> Counted:
     """Pass 1.
 
     Args:
@@ -153,23 +161,32 @@ def counted(design: Design, subjects: int, *, exact: bool, device: Any = None) -
         subjects: how many subjects.
         exact: bins at the genuine scores and exact scores, instead of equal bins and fast ones.
         device: where to score fast; None for the CPU.
+        ranks: who shares the tiles; every rank gets the counts of all.
     """
-    if exact or design.norm is not None:
-        genuine = Fast(design).genuine()
-        bins: Bins = Gaps.of(genuine) if exact else Even(*(design.norm.span() if design.norm else (-1.0, 1.0)))
-        plain = Plain(design, bins)
-        tally, slack, walk = plain.count(), 0.0, plain.walk
+    fast = Fast(design, ranks) if device is None else _on(device, design, ranks)
+    by_fast = not exact and design.norm is None
+    genuine = gather_sorted((fast if by_fast else Fast(design, ranks)).genuine, ranks)
+    if by_fast:
+        bins: Bins = Even(-1.0, 1.0)
+        passes, slack = fast, fast.slack
+        parts = ranks.compute(lambda: {"counts": fast.count(bins)})
     else:
-        bins = even = Even(-1.0, 1.0)
-        fast = Fast(design) if device is None else _on(device, design)
-        genuine = fast.genuine()
-        tally, slack, walk = fast.count(even), fast.slack, fast.walk
+        bins = Gaps.of(genuine) if exact else Even(*(design.norm.span() if design.norm else (-1.0, 1.0)))
+        passes, slack = Plain(design, bins, ranks), 0.0
+        parts = ranks.compute(lambda: {"counts": passes.count()})
+    tally = sum_counts(parts)
     both_kinds(len(genuine), int(tally.sum()))
-    again = None if exact or design.norm is not None else design
-    return Counted(genuine, tally, bins, slack, exact, walk, subjects, design.stream, again)
+    alone = passes if ranks.size == 1 else replace(passes, ranks=ALONE)
+    again = design if by_fast else None
+
+    def walk_together(windows: Sequence[tuple[float, float]]) -> list[Window]:
+        return merge_windows(windows, ranks.compute(lambda: pack_windows(passes.walk(windows))))
+
+    joint = walk_together if ranks.size > 1 else None
+    return Counted(genuine, tally, bins, slack, exact, alone.walk, subjects, design.stream, again, joint=joint)
 
 
-def _on(device: Any, design: Design) -> Any:
+def _on(device: Any, design: Design, ranks: Ranks) -> Any:
     from mettle.evaluate.scoring.cuda_passes import Passes
 
-    return Passes(design, device)
+    return Passes(design, device, ranks)

@@ -10,6 +10,7 @@ from mettle.evaluate.inputs import Rows, codes
 from mettle.evaluate.scoring.cosine import Unit
 from mettle.evaluate.scoring.score_norm import Norm, Side
 from mettle.evaluate.scoring.scores import Block
+from mettle.pairs.distributed import ALONE, Ranks
 
 WIDEST = 1 << 14  # columns of one tile
 
@@ -118,15 +119,16 @@ class Design:
             genuine, every = (genuine - len(a)) // 2, len(a) * (len(a) - 1) // 2
         return genuine, every - genuine
 
-    def tiles(self, chunk: int | None = None) -> Iterator[tuple[slice, slice, bool]]:
-        """Rows and columns of each tile, and whether it may hold genuine pairs.
+    def tiles(self, chunk: int | None = None, some: slice = slice(None)) -> Iterator[tuple[slice, slice, bool]]:
+        """Rows and columns of each tile, and whether it may hold genuine pairs; of all rows or of ``some``.
 
         Both sides are sorted by subject, so the subjects of some rows fill one range of columns. Only there can a
         pair be genuine, be a sample with itself or stand below the diagonal: all other tiles need no mask for that.
         """
         (row, col), step = self.subject, chunk or self.chunk
-        for start in range(0, len(row), step):
-            rows = slice(start, min(start + step, len(row)))
+        begin, end, _ = some.indices(len(row))
+        for start in range(begin, end, step):
+            rows = slice(start, min(start + step, end))
             first = start if self.own else int(np.searchsorted(col, row[rows.start], side="left"))
             last = int(np.searchsorted(col, row[rows.stop - 1], side="right"))
             parts = [(first, last, True), (last, len(col), False)]
@@ -136,10 +138,10 @@ class Design:
                 for at in range(low, high, WIDEST):
                     yield rows, slice(at, min(at + WIDEST, high)), mixed
 
-    def stream(self, with_subjects: bool) -> Iterator[Block]:
-        """Score every kept pair, tile by tile."""
+    def stream(self, with_subjects: bool, ranks: Ranks = ALONE) -> Iterator[Block]:
+        """Score every kept pair, tile by tile; of several ranks each its own tiles."""
         room = np.empty(self.room())
-        for rows, cols, mixed in self.tiles():
+        for rows, cols, mixed in ranks.share(self.tiles()):
             yield self.block(rows, cols, self.score(rows, cols, room), mixed, with_subjects)
 
     def block(self, rows: slice, cols: slice, tile: np.ndarray, mixed: bool, with_subjects: bool) -> Block:

@@ -18,6 +18,7 @@ import numpy as np
 from mettle.errors import InputError
 from mettle.evaluate.inputs import Rows, codes
 from mettle.evaluate.scoring.cosine import Unit
+from mettle.pairs.distributed import ALONE, Ranks
 
 _TILE = 1 << 22  # scores held at a time
 _DEAR = 16  # scoring a listed pair costs about as much as so many in a tile
@@ -153,6 +154,7 @@ def rank_relevant(
     *,
     most: int = 0,
     chunk: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[RelevantRanks]:
     """Rank every query that has a relevant candidate.
 
@@ -162,6 +164,7 @@ def rank_relevant(
         fast: the same scores, fast and almost exact, and one by one; None where ``score`` is all there is.
         most: candidates that each of these queries must have.
         chunk: queries in one tile, by default what fits.
+        ranks: of several processes each has its own tiles.
 
     Raises:
         InputError: a query has fewer than ``most`` candidates.
@@ -169,7 +172,7 @@ def rank_relevant(
     count, size = (len(side) for side in relevance.code)
     shelf, own = _Shelf.of(relevance), _Own.of(relevance)
     step = min(chunk or max(1, _TILE // size), count)
-    for start in range(0, count, step):
+    for start in ranks.share(range(0, count, step)):
         rows = np.arange(start, min(start + step, count))
         place, col = relevance.pairs(rows, shelf)
         mask, single = relevance.absent(rows, shelf, own)

@@ -78,6 +78,10 @@ class Search(Protocol):
         """What is wrong with it, in words."""
         ...
 
+    def close(self) -> None:
+        """Let go of connections."""
+        ...
+
 
 class Shared:
     """Readers share, writers exclude; a waiting writer goes before new readers, so that changes are never starved."""
@@ -245,6 +249,9 @@ class Local:
             save_index(self.folder, self.index, self._about(), self._mode(self.folder))
             self.saved = self.sequence
 
+    def close(self) -> None:
+        """Nothing is held: the index is in memory."""
+
     def erase(self) -> None:
         """Build the index on disk anew: deleted templates may be in the old one."""
         if self.folder is not None:
@@ -409,6 +416,9 @@ class Remote:
 
     def erase(self) -> None:
         """The record has done so."""
+
+    def close(self) -> None:
+        """The connections are the record's."""
 
     def save(self) -> None:
         """Nothing is kept here."""

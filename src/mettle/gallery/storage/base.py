@@ -134,6 +134,10 @@ class Record(Protocol):
         """Whose templates these are; None for those that are not (or no longer) there."""
         ...
 
+    def templates_at(self, numbers: np.ndarray) -> Templates:
+        """The templates with these numbers, in the order of their numbers; those that are not there are left out."""
+        ...
+
     def ids(self) -> Iterator[str]:
         """All identities, sorted."""
         ...
@@ -394,6 +398,20 @@ class Ledger(ABC):
 
         found = self._read(work)
         return [found.get(number) for number in wanted]
+
+    def templates_at(self, numbers: np.ndarray) -> Templates:
+        """The templates with these numbers, in the order of their numbers; those that are not there are left out."""
+        wanted = sorted({int(number) for number in numbers})
+
+        def work(session: Session) -> list[tuple]:
+            found: list[tuple] = []
+            for start in range(0, len(wanted), PAGE):
+                page = wanted[start : start + PAGE]
+                marks = ", ".join("?" * len(page))
+                found += session.rows(f"{TEMPLATE_ROWS} WHERE t.number IN ({marks}) ORDER BY t.number", *page)
+            return found
+
+        return self._read(lambda session: decode_templates(session, work(session), self._binding.dim))
 
     def ids(self) -> Iterator[str]:
         """All identities, sorted by code point; read in pages, so that nothing is held while the caller works."""

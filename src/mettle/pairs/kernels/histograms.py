@@ -39,35 +39,46 @@ WORD = 64  # columns whose hits are the bits of one number
 
 
 def score_histogram(
-    z: Tensor, labels: Tensor, bins: int = BINS, low: float = -1.0, high: float = 1.0
+    z: Tensor, labels: Tensor, bins: int = BINS, low: float = -1.0, high: float = 1.0, rows: slice | None = None
 ) -> tuple[Tensor, Tensor]:
     """Histograms of the cosines of all pairs i < j: (genuine, impostor), int64 (bins,) each.
 
     Bin b counts the scores in [low + b·w, low + (b+1)·w), w = (high − low) / bins; scores beyond either end are
-    counted in the first or last bin. Counts are whole numbers: they do not depend on the order of the work.
+    counted in the first or last bin. Counts are whole numbers: they do not depend on the order of the work. With
+    ``rows``, which begin at a multiple of the row blocks, i is among them: what ranks count adds up to the whole.
     """
     with torch.no_grad(), torch.cuda.device_of(z):
-        return _score_histogram(z, labels, bins, float(low), float(high))
+        return _score_histogram(z, labels, bins, float(low), float(high), rows)
 
 
-def _score_histogram(z: Tensor, labels: Tensor, bins: int, low: float, high: float) -> tuple[Tensor, Tensor]:
+def _score_histogram(
+    z: Tensor, labels: Tensor, bins: int, low: float, high: float, some: slice | None
+) -> tuple[Tensor, Tensor]:
     precision = "bf16x3" if z.is_cuda else "ieee"
     rows = prepare_operands(z.detach().float(), labels.contiguous(), None, precision, True)
     tile = select_config(precision, rows.head_dim).forward
+    start, blocks = _row_blocks(rows.n, tile.block_m, some)
     total = torch.zeros(2, bins, dtype=torch.int64, device=z.device)
     copies = HISTOGRAM_COPIES if z.is_cuda else 1
     most = max(PAIRS_PER_LAUNCH // max(rows.n, 1) // tile.block_m, 1)
-    blocks = cdiv(rows.n, tile.block_m)
-    for first in range(0, blocks, most):
+    for first in range(start, blocks, most):
         counts = torch.zeros(copies, 2, bins, dtype=torch.int32, device=z.device)
-        some = min(most, blocks - first)
-        splits = min(8, max(1, LEAST_PROGRAMS // some)) if z.is_cuda else 1
+        grid = min(most, blocks - first)
+        splits = min(8, max(1, LEAST_PROGRAMS // grid)) if z.is_cuda else 1
         operands = (rows.hi, rows.lo, rows.positive_begin, rows.positive_end)
         numbers = (first, rows.n, splits, copies, bins, low, bins / (high - low))
         constexprs = tile.constexprs(precision, rows.head_dim) | tile.launch_options
-        launch_kernel(score_histogram_kernel, (some, splits), *operands, counts, *numbers, **constexprs)
+        launch_kernel(score_histogram_kernel, (grid, splits), *operands, counts, *numbers, **constexprs)
         total += counts.sum(0, dtype=torch.int64)
     return total[1], total[0]
+
+
+def _row_blocks(n: int, block: int, some: slice | None) -> tuple[int, int]:
+    """The first block of some of n rows, and the one after the last."""
+    begin, end, _ = (some or slice(None)).indices(n)
+    if begin % block or (end % block and end < n):
+        raise ValueError(f"rows must be whole blocks of {block}, got {begin} to {end} of {n}")
+    return begin // block, cdiv(end, block)
 
 
 class ImpostorPairs(NamedTuple):
@@ -79,7 +90,7 @@ class ImpostorPairs(NamedTuple):
 
 
 def list_impostor_pairs(
-    z: Tensor, labels: Tensor, windows: Sequence[tuple[float, float]], capacity: int
+    z: Tensor, labels: Tensor, windows: Sequence[tuple[float, float]], capacity: int, rows: slice | None = None
 ) -> list[ImpostorPairs] | None:
     """The impostor pairs i < j with a score between two ends, both included, for every window, in no order.
 
@@ -88,16 +99,17 @@ def list_impostor_pairs(
         labels: (n,) int64, ascending.
         windows: ends.
         capacity: rows of tiles with such a pair that are listed at most, for each window.
+        rows: i is among these, which begin at a multiple of the row blocks; by default all.
 
     Returns:
         One list for each window, or None where there is no room for all.
     """
     with torch.no_grad(), torch.cuda.device_of(z):
-        return _list_impostor_pairs(z, labels, windows, capacity)
+        return _list_impostor_pairs(z, labels, windows, capacity, rows)
 
 
 def _list_impostor_pairs(
-    z: Tensor, labels: Tensor, windows: Sequence[tuple[float, float]], capacity: int
+    z: Tensor, labels: Tensor, windows: Sequence[tuple[float, float]], capacity: int, some: slice | None
 ) -> list[ImpostorPairs] | None:
     precision = "bf16x3" if z.is_cuda else "ieee"
     rows = prepare_operands(z, labels, None, precision, True)
@@ -108,13 +120,15 @@ def _list_impostor_pairs(
     words = cdiv(tile.block_n, WORD)
     bits = torch.empty(len(windows), capacity, words, dtype=torch.int64, device=z.device)
     count = torch.zeros(len(windows), dtype=torch.int32, device=z.device)
-    blocks = cdiv(rows.n, tile.block_m)
-    splits = min(8, max(1, LEAST_PROGRAMS // blocks)) if z.is_cuda else 1
+    start, end = _row_blocks(rows.n, tile.block_m, some)
+    blocks = end - start
+    splits = min(8, max(1, LEAST_PROGRAMS // max(blocks, 1))) if z.is_cuda else 1
     operands = (rows.hi, rows.lo, rows.positive_begin, rows.positive_end)
     constexprs = tile.constexprs(precision, rows.head_dim) | tile.launch_options
     constexprs |= {"WINDOWS": len(windows), "WORDS": words, "WORD": WORD}
-    numbers = (rows.n, rows.padded, splits, capacity)
-    list_impostor_pairs_kernel[(blocks, splits)](*operands, ends, above, where, bits, count, *numbers, **constexprs)
+    numbers = (start, rows.n, rows.padded, splits, capacity)
+    if blocks:
+        list_impostor_pairs_kernel[(blocks, splits)](*operands, ends, above, where, bits, count, *numbers, **constexprs)
     found, over = torch.stack([count, above.sum(1)]).tolist()  # one wait for the device
     if max(found) > capacity:
         return None
@@ -182,18 +196,19 @@ def find_bin(s, low, per_unit, bins):
 
 @triton.jit
 def list_impostor_pairs_kernel(
-    Q, Q_LO, POS_BEGIN, POS_END, ENDS, ABOVE, WHERE, BITS, COUNT, n, padded, splits, capacity,
+    Q, Q_LO, POS_BEGIN, POS_END, ENDS, ABOVE, WHERE, BITS, COUNT, first_block, n, padded, splits, capacity,
     HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr, WINDOWS: tl.constexpr, WORDS: tl.constexpr, WORD: tl.constexpr,
 ):  # fmt: skip
     """Each impostor pair above the diagonal once: rows of tiles with a score inside a window are listed.
 
-    Grid: (row blocks, splits). All programs add to ABOVE (windows, padded) int32, scores above each window by row, and
-    to COUNT (windows,) int32, rows of tiles with hits, by atomics; what COUNT gave a program it owns: WHERE (windows,
-    capacity) int64, which row and tile, and BITS (windows, capacity, words) int64, which columns of it.
+    Grid: (row blocks, splits), from row block ``first_block`` on. All programs add to ABOVE (windows, padded) int32,
+    scores above each window by row, and to COUNT (windows,) int32, rows of tiles with hits, by atomics; what COUNT gave
+    a program it owns: WHERE (windows, capacity) int64, which row and tile, and BITS (windows, capacity, words) int64,
+    which columns of it.
     Cost: n·n·HEAD_DIM FLOPs (× 3 for bf16x3); 8 · (1 + words) bytes a row of a tile with hits.
     """
-    row = tl.program_id(0) * BLOCK_M
+    row = (first_block + tl.program_id(0)) * BLOCK_M
     split = tl.program_id(1)
     offs_m = row + tl.arange(0, BLOCK_M)
     pos_begin = tl.load(POS_BEGIN + offs_m)
