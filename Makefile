@@ -6,7 +6,9 @@ READY  := $(VENV)/.ready
 
 RUNS ?= 2000
 
-.PHONY: demo test fuzz test-slow test-gpu test-integrations test-weights lint types clean
+JS := tests/workbench/javascript
+
+.PHONY: demo test fuzz check-js test-slow test-gpu test-integrations test-weights lint types clean
 
 demo: $(READY)
 	@if [ -f runs/demo/report.html ]; then echo "the demo has run already; remove runs/demo to run it again"; \
@@ -40,6 +42,13 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/pyright
+
+check-js:
+	@command -v npm >/dev/null || { echo "npm is not installed: the JavaScript of the workbench is not checked"; exit 1; }
+	npm install --prefix $(JS) --no-package-lock --no-audit --no-fund --silent
+	$(JS)/node_modules/.bin/tsc --project $(JS)
+	$(JS)/node_modules/.bin/tsc --project $(JS)/tsconfig.strict.json
+	$(JS)/node_modules/.bin/eslint --config $(JS)/eslint.config.js src/mettle/workbench/static
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
