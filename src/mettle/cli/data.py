@@ -1,7 +1,7 @@
 """Commands around data files: audit, data check, data import."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -113,7 +113,7 @@ def data_check(
     """Validate data: counts, problems with row numbers, leakage, duplicates. Exit status 1 when there are errors."""
     from mettle.data import check, read
 
-    columns = {"label": label, "domain": domain, "image": image}
+    columns: dict[str, Any] = {"label": label, "domain": domain, "image": image}
     with read_within_limits(read_seconds, read_megabytes):
         samples = read(path, policy="trust", cache=cache_folder(), missing=missing, **columns)
         found = check(samples, policy=policy, near=near)  # type: ignore[arg-type]
