@@ -4,7 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo notes test test-slow test-faults test-gpu test-integrations test-weights lint types clean
+RUNS ?= 2000
+
+JS := tests/workbench/javascript
+
+.PHONY: demo notes test fuzz check-js test-slow test-faults test-gpu test-integrations test-weights lint types clean
 
 demo: $(READY)
 	@if [ -f runs/demo/report.html ]; then echo "the demo has run already; remove runs/demo to run it again"; \
@@ -24,6 +28,9 @@ test-slow: $(READY)
 test-faults: $(READY)
 	$(BIN)/python tests/faults/run.py $(FAULTS)
 
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --runs $(RUNS) $(FUZZ)
+
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu $(PYTEST)
 
@@ -42,6 +49,13 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/pyright
+
+check-js:
+	@command -v npm >/dev/null || { echo "npm is not installed: the JavaScript of the workbench is not checked"; exit 1; }
+	npm install --prefix $(JS) --no-package-lock --no-audit --no-fund --silent
+	$(JS)/node_modules/.bin/tsc --project $(JS)
+	$(JS)/node_modules/.bin/tsc --project $(JS)/tsconfig.strict.json
+	$(JS)/node_modules/.bin/eslint --config $(JS)/eslint.config.js src/mettle/workbench/static
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -102,11 +102,11 @@ def test_other_requests_have_their_turn_while_a_large_form_is_parsed():
 
 @pytest.fixture
 def pictured(service, key, trained, tmp_path):
-    """A service that takes pictures and gives each half a second and 100 MB."""
+    """A service that takes pictures and gives each 1.5 seconds and 100 MB."""
     run, pictures = trained
     with Gallery.open(tmp_path / "pictured.mettle", model=run, create=True, thresholds={0.001: 0.5}) as gallery:
         gallery.enrol("anna", [pictures[0, 0]])
-        start = service(replace(WIDE, read_seconds=0.5, read_megabytes=100), gallery=gallery)
+        start = service(replace(WIDE, read_seconds=1.5, read_megabytes=100), gallery=gallery)
         start.token = key("verify", "enrol", name="asker")
         yield start
 

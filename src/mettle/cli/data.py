@@ -77,9 +77,9 @@ def audit(
         table = read_embeddings(*files, where=where or (), **chosen)  # type: ignore[arg-type]
         print(f"{files[0]}: {len(table)} embeddings of dimension {table.values.shape[1]}", flush=True)
         found = run_audit(table, fars=far or FARS, across_ranks=ranks.size > 1)
-        if not ranks.writes:
-            return
-        page = write_audit(found, output, command_line())
+        page = write_audit(found, output, command_line()) if ranks.writes else None
+    if page is None:
+        return
     for name, way in found.summary()["scenarios"].items():
         print_scenario(name, way["verification"], way["retrieval"])
     if found.label_errors is not None:

@@ -26,11 +26,10 @@ import numpy as np
 from mettle.data.arrays import check_matrix, check_one_label_per_id, names
 from mettle.data.column_names import DOMAINS, IDS, LABELS, PICTURES, SPLIT, find_column, find_columns
 from mettle.data.dataset import SPLIT_WORDS, SPLITS, Column
-from mettle.data.embedding_shards import check_shards
 from mettle.data.image_decoding import quote_name
 from mettle.data.parquet import read_parquet_arrays, read_parquet_schema
 from mettle.data.quantization import from_arrays
-from mettle.data.sources.npz import column_with_names, decode_text, load_arrays
+from mettle.data.sources.npz import column_with_names, decode_text, holds_text, load_arrays
 from mettle.data.sources.text_table import is_integer_text, read_delimited
 from mettle.errors import DataError, InputError, nearest
 from mettle.unknown_names import explain_arguments
@@ -395,23 +394,21 @@ def _npy(path: Path, labels: Path | str | None) -> Read:
 
 def _array(path: Path, lazy: bool = False) -> np.ndarray:
     try:
-        return np.load(path, allow_pickle=False, mmap_mode="r" if lazy else None)
-    except (OSError, ValueError, EOFError) as problem:
-        reason = " ".join(str(problem).split())
+        array = np.load(path, allow_pickle=False, mmap_mode="r" if lazy else None)
+        if not isinstance(array, np.ndarray) or not holds_text(array):
+            raise ValueError("it is no NPY file of numbers or text")
+        return array
+    except Exception as problem:  # a header is read by Python's own parser, which has errors of its own
+        reason = " ".join(str(problem).split())[:200] or type(problem).__name__
         if "Object arrays" in reason or "pickle" in reason or "memory-mapped" in reason:
             reason = "it holds Python objects or is no NPY file; save numbers or text"
         raise DataError(f"cannot read {quote_name(path)}: {reason}") from None
 
 
 def _parquet(path: Path, wanted: str | None) -> Read:
-    files = check_shards(path) if path.is_dir() else [path]
-    schema = read_parquet_schema(files[0])
-    used = _which(schema.names, schema.lists, wanted, path)
-    values, columns = zip(*(read_parquet_arrays(file, used) for file in files), strict=True)
-    if any(set(other) != set(columns[0]) for other in columns):
-        raise DataError(f"{quote_name(path)}: its files have different columns; write the embeddings again")
-    joined = {name: np.concatenate([other[name] for other in columns]) for name in columns[0]}
-    return Read(np.concatenate(values), joined, {})
+    schema = read_parquet_schema(path)
+    values, columns = read_parquet_arrays(path, _which(schema.names, schema.lists, wanted, path))
+    return Read(values, columns, {})
 
 
 def _csv(path: Path, wanted: str | None) -> Read:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mettle.data.embedding_shards import read_shards
 from mettle.data.image_decoding import quote_name
 from mettle.data.reader_pool import call_reader
 from mettle.errors import DataError, MettleError, MissingExtra
@@ -46,7 +47,7 @@ def read_parquet_arrays(path: Path, vectors: Sequence[str]) -> tuple[np.ndarray,
 
 def _call(function: Callable, path: Path, *more: Any) -> Any:
     try:
-        size = path.stat().st_size
+        size = sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else [path]))
         return call_reader(function, path, *more, size=size, modules=_MODULES)
     except (OSError, MemoryError) as problem:
         raise _unreadable(path, problem) from None
@@ -56,21 +57,40 @@ def _call(function: Callable, path: Path, *more: Any) -> Any:
         raise type(problem)(f"cannot read {quote_name(path)}: {problem}") from None
 
 
-def _open(path: Path) -> tuple[Any, Any]:
-    """pyarrow, and the file; nothing but its schema is read."""
+class _Table(NamedTuple):
+    """A file that is open, or the files of a folder that several processes wrote, which are one table."""
+
+    arrow: Any
+    path: Path
+    files: list[Any]
+
+    @property
+    def schema(self) -> Any:
+        return self.files[0].schema_arrow
+
+    def read(self) -> Any:
+        """All rows."""
+        parts = [_read(self.path, lambda file=file: file.read(use_threads=False)) for file in self.files]
+        return _read(self.path, lambda: self.arrow.concat_tables(parts)) if len(parts) > 1 else parts[0]
+
+
+def _open(path: Path) -> _Table:
+    """pyarrow, and the table; nothing but its schema is read."""
     try:
         arrow: Any = importlib.import_module("pyarrow")
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise MissingExtra("Parquet needs pyarrow: pip install pyarrow") from None
-    file = _read(path, lambda: parquet.ParquetFile(path))
-    names = [str(name) for name in file.schema_arrow.names]
+    sources = [arrow.BufferReader(content) for _, content in read_shards(path)] if path.is_dir() else [path]
+    files = [_read(path, lambda source=source: parquet.ParquetFile(source)) for source in sources]
+    names = [str(name) for name in files[0].schema_arrow.names]
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twice is not None:
         raise DataError(f"{quote_name(path)}: two columns are called {quote_name(twice)}")
-    if file.metadata.num_rows * max(1, len(names)) > _MOST_CELLS:
-        raise DataError(f"{quote_name(path)} says that it has {file.metadata.num_rows} rows: more than are read")
-    return arrow, file
+    rows = sum(file.metadata.num_rows for file in files)
+    if rows * max(1, len(names)) > _MOST_CELLS:
+        raise DataError(f"{quote_name(path)} says that it has {rows} rows: more than are read")
+    return _Table(arrow, path, files)
 
 
 def _read(path: Path, read: Callable[[], Any]) -> Any:
@@ -89,21 +109,22 @@ def _unreadable(path: Path, problem: Exception) -> DataError:
 
 
 def _read_schema(path: Path) -> tuple[list[str], list[str]]:
-    arrow, file = _open(path)
-    schema = file.schema_arrow
-    return list(schema.names), [name for name in schema.names if _is_list(arrow.types, schema.field(name).type)]
+    return _list_columns(_open(path))
+
+
+def _list_columns(table: _Table) -> tuple[list[str], list[str]]:
+    schema = table.schema
+    return list(schema.names), [name for name in schema.names if _is_list(table.arrow.types, schema.field(name).type)]
 
 
 def _read_texts(path: Path) -> tuple[dict[str, list[str]], int]:
-    _, file = _open(path)
-    table = _read(path, lambda: file.read(use_threads=False))
+    table = _open(path).read()
     return {name: _as_texts(path, table[name], name) for name in table.column_names}, table.num_rows
 
 
 def _read_arrays(path: Path, vectors: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    arrow, file = _open(path)
-    types, lists = arrow.types, _read_schema(path)[1]
-    table = _read(path, lambda: file.read(use_threads=False))
+    opened = _open(path)
+    types, lists, table = opened.arrow.types, _list_columns(opened)[1], opened.read()
     if vectors[0] in lists:
         values = _as_matrix(_read(path, lambda: table[vectors[0]].combine_chunks()), vectors[0], path)
     else:

@@ -91,7 +91,7 @@ ERRORS = {
     404: "Nobody of that name is enrolled.",
     408: "The body arrived too slowly.",
     409: "Quarantined: a template matches too many other identities.",
-    413: "The body, a picture or the number of parts is too large.",
+    413: "The body, a picture or the number of parts is too large, or a picture costs too much to decode.",
     415: "Not JSON or multipart, or a picture that is not JPEG, PNG or WebP.",
     421: "The service does not go by that name.",
     422: "A field, an embedding or a picture does not fit.",

@@ -112,8 +112,9 @@ def make_server(app: "FastAPI", host: str = "127.0.0.1", port: int = 8000) -> "S
         """Does not wait for pictures that take long to decode once it is to stop."""
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            readers = app.state.mettle.readers
-            asyncio.get_running_loop().call_later(STOP_SECONDS, readers.close)
+            context = getattr(app.state, "mettle", None)  # None: an application that only mounts the workbench
+            if context is not None:
+                asyncio.get_running_loop().call_later(STOP_SECONDS, context.readers.close)
             await super().shutdown(sockets)
 
     return ReaderClosingServer(

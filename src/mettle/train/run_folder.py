@@ -192,15 +192,18 @@ class RunFolder:
     def _load_embedder(self, name: str, device: str) -> Embedder:
         """An embedder as the contract describes it, with the weights of a file that it names."""
         contract, path = self.contract(), self.folder / name
+        where = self.folder / "contract.json"
+        if name not in contract["files"]:
+            raise RunError(f"{where} describes no model of mettle: it names no {name}")
+        file = contract["files"][name]
+        digest = contract["weights"] if name == MODEL else file["sha256"]
+        state = load_state_dict(path, digest, file["size"])  # first: a contract can describe any size, a file has one
         try:
-            shape = tuple(int(side) for side in contract["input"]["shape"])
-            model = _build_described(EmbedderSpec(**contract["model"]), shape, path)
-            digest = str(contract["weights"] if name == MODEL else contract["files"][name]["sha256"])
-            size = int(contract["files"][name]["size"])
+            spec, shape = EmbedderSpec(**contract["model"]), tuple(contract["input"]["shape"])
+            model = _build_described(spec, shape, file["size"])
         except _NO_MODEL as problem:
-            where = self.folder / "contract.json"
             raise RunError(f"{where} describes no model of mettle: {_one_line(problem)}") from None
-        _load_weights(model, path, digest, size)
+        _put_weights(model, state, path)
         return model.to(device).eval()
 
     def training_identities(self) -> "TrainingIdentities | None":
@@ -226,8 +229,8 @@ def _find_contract_problem(contract: Mapping[str, Any]) -> str:
     return ""
 
 
-def _build_described(spec: EmbedderSpec, shape: tuple[int, ...], path: Path) -> Embedder:
-    """The embedder that a contract describes, if the file of its weights can hold so many.
+def _build_described(spec: EmbedderSpec, shape: tuple[int, ...], size: int) -> Embedder:
+    """The embedder that a contract describes, if a file of so many bytes can hold its weights.
 
     A few bytes of a contract can describe any size, so the model is first made without memory, on torch's device
     "meta".
@@ -239,15 +242,17 @@ def _build_described(spec: EmbedderSpec, shape: tuple[int, ...], path: Path) -> 
             wanted = state_bytes(Embedder(spec, shape, load_pretrained=False))
     except (RuntimeError, NotImplementedError):  # a network of another library that computes while it is built
         wanted = 0
-    found = path.stat().st_size if path.is_file() else None
-    if found is not None and wanted > found:
-        raise InputError(f"it takes {wanted} bytes, and {path.name} has {found}")
+    if wanted > size:
+        raise InputError(f"it takes {wanted} bytes, and the file of its weights has {size}")
     return Embedder(spec, shape, load_pretrained=False)
 
 
 def _load_weights(model: nn.Module, path: Path, digest: str, size: int) -> None:
     """Put the tensors of a file into a network, if it is the file that is wanted and they fit."""
-    state = load_state_dict(path, digest, size)
+    _put_weights(model, load_state_dict(path, digest, size), path)
+
+
+def _put_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     try:
         model.load_state_dict(state)
     except (RuntimeError, ValueError) as problem:

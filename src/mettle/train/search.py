@@ -105,12 +105,15 @@ def append_trial(file: BinaryIO, trial: Trial) -> None:
 def read_trials(folder: Path) -> list[Trial]:
     """The finished, pruned and failed trials of a search, in their order."""
     path = folder / TRIALS
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as problem:
+        raise RunError(f"{path} cannot be read: {' '.join(str(problem).split())[:200]}") from None
     found = []
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
         try:
             trial = Trial.from_json(json.loads(line))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             raise RunError(f"{path}:{number} is no line of a search: the file is damaged") from None
         if trial.number != number:
             raise RunError(f"{path}:{number} is of trial {trial.number}, not {number}: the file is damaged")

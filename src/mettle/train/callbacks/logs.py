@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mettle.atomic_files import write_text
+from mettle.errors import RunError
 from mettle.train.callbacks.base import Callback
 from mettle.train.run_folder import explain_write_errors
 
@@ -72,12 +73,19 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """The lines of a log; a last line that a killed process left unfinished is dropped."""
     if not path.exists():
         return []
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    lines: list[dict[str, Any]] = []
+    try:
+        texts = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise RunError(f"{path} cannot be read: {' '.join(str(problem).split())[:200]}") from None
+    for text in texts:
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+            break
+        lines.append(line)
     return lines
 
 

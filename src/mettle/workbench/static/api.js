@@ -5,16 +5,21 @@ const TYPES = { f4: Float32Array, f8: Float64Array, u4: Uint32Array };
 
 export class Refused extends Error {}
 
+/** @typedef {Iterable<[string, any]> | null} Query pairs of a name and a value */
+
+/** @param {string} path @param {Query} [query] */
 export function address(path, query) {
   const url = new URL(path, BASE);
   for (const [key, value] of query || []) url.searchParams.append(key, value);
   return url;
 }
 
+/** @param {string} path @param {Query} [query] */
 export async function ask(path, query) {
   return told(await fetch(address(path, query)));
 }
 
+/** The JSON of an answer, or its reason as an error. @param {Response} response */
 export async function told(response) {
   if (response.ok) return response.json();
   let text = `the service answered ${response.status}`;
@@ -29,18 +34,22 @@ export async function told(response) {
 }
 
 // uint32 length of the header, the header as JSON, then each array from a multiple of eight bytes.
+/** @param {string} path @param {Query} [query] */
 export async function arrays(path, query) {
   const response = await fetch(address(path, query));
   if (!response.ok) return told(response);
   const body = await response.arrayBuffer();
   const size = new DataView(body).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(body, 4, size)));
+  /** @type {Record<string, Float32Array | Float64Array | Uint32Array>} */
   const found = {};
   for (const { name, type, length, offset } of header.arrays) {
-    found[name] = new TYPES[type](body, 4 + size + offset, length);
+    const kind = TYPES[/** @type {keyof typeof TYPES} */ (type)];
+    found[name] = new kind(body, 4 + size + offset, length);
   }
   return { ...header, arrays: found };
 }
 
+/** @param {{index: number, facts: {key: string}}} view @param {number} sample */
 export const picture = (view, sample) =>
   address(`runs/${view.index}/picture/${sample}`, [["v", view.facts.key]]).href;

@@ -184,17 +184,17 @@ function frame(key) {
 }
 
 function hover(key, i, how) {
-  const { card_: card, view_: view } = maps[key];
+  const { card_: card, view_: own } = maps[key];
   card.hidden = i < 0;
   if (i < 0) return;
-  const { facts, points } = view;
+  const { facts, points } = own;
   const label = facts.labels[points.label[i]];
   const rest = facts.columns.map((column, k) => [column.name, column.names[points[`column.${k}`][i]]]);
   const hard = points.difficulty[i];
   if (Number.isFinite(hard)) rest.push(["difficulty", `${signed(hard)}, ${facts.quartiles[points.quartile[i]]}`]);
   const shown =
     facts.kind === "image"
-      ? el("img", { class: "picture", src: picture(view, i), alt: `sample ${i}`, width: 88, height: 88 })
+      ? el("img", { class: "picture", src: picture(own, i), alt: `sample ${i}`, width: 88, height: 88 })
       : null;
   card.replaceChildren(
     ...[

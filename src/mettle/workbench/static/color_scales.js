@@ -11,7 +11,11 @@ const MANY = Array.from(
 );
 const RAMP = ["#2166ac", "#3f86bd", "#6aa7cd", "#93bcc9", "#c9b48c", "#e39a4f", "#d9702a", "#b93c0c"];
 
+/** @typedef {{labels: string[], columns: {name: string, names: string[]}[]}} Facts */
+/** @typedef {Record<string, Uint32Array | Float32Array>} Points `label`, `difficulty`, `column.0`, ... of every sample */
+
 // [{key, text}] of everything that a run can be coloured by.
+/** @param {Facts} facts */
 export function choices(facts) {
   const found = [{ key: "class", text: "class" }];
   facts.columns.forEach((column, k) => found.push({ key: `column.${k}`, text: column.name }));
@@ -19,9 +23,11 @@ export function choices(facts) {
   return found;
 }
 
+/** @param {Facts} facts */
 export const usual = (facts) => (facts.columns.length ? "column.0" : "class");
 
 // One palette entry per point, and the legend: {palette, code, legend: [{colour, text}], note}
+/** @param {Facts} facts @param {Points} points @param {string} key */
 export function coloured(facts, points, key) {
   if (key === "difficulty") return byDifficulty(points);
   const own = key === "class";
@@ -38,6 +44,7 @@ export function coloured(facts, points, key) {
   return { palette: MANY, code: codes.map((c) => c % MANY.length), legend: [], note };
 }
 
+/** @param {Points} points */
 function byDifficulty(points) {
   const hard = points.difficulty;
   const sorted = Float32Array.from(hard).sort();

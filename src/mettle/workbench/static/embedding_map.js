@@ -9,6 +9,8 @@ const STEP = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDo
 export class PointMap {
   // heard: {point(i), enter(i), clear()} — what the page does when a point becomes the current one.
   constructor(canvas, heard) {
+    /** @type {Cells | null} */
+    this.cells = null;
     this.canvas = canvas;
     this.context = canvas.getContext("2d");
     this.heard = heard;

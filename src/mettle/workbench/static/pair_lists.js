@@ -77,7 +77,7 @@ export class Lists {
       const items = el("ul", { class: "pair-list" });
       const note = el("p", { class: "note", role: "status" });
       const more = el("button", { type: "button", class: "quiet more", text: "Show more", hidden: true });
-      const part = { ...list, items, note, more, count: FIRST, turn: newest() };
+      const part = { ...list, items, note, more, count: FIRST, turn: newest(), box: null };
       more.addEventListener("click", () => {
         part.count = Math.min(MOST, part.count * 2);
         this.fetch(part);

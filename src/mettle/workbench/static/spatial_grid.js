@@ -1,6 +1,7 @@
 // Points in square cells, so that the one under the pointer is found without looking at all of them.
 
 export class Cells {
+  /** Coordinates are from -1 to 1. @param {ArrayLike<number>} x @param {ArrayLike<number>} y */
   constructor(x, y) {
     this.x = x;
     this.y = y;
@@ -17,11 +18,13 @@ export class Cells {
     this.start = start;
   }
 
+  /** @param {number} value */
   cell(value) {
     return Math.max(0, Math.min(this.side - 1, Math.floor(((value + 1) / 2) * this.side)));
   }
 
   // The nearest point within a distance that passes, or -1.
+  /** @param {number} px @param {number} py @param {number} reach @param {ArrayLike<number>} passes */
   nearest(px, py, reach, passes) {
     let best = -1;
     let least = reach * reach;
