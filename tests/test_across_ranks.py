@@ -22,7 +22,7 @@ from mettle.data.inputs import FeatureArray
 from mettle.errors import DataError, InputError, MettleError
 from mettle.evaluate import retrieval, verification
 from mettle.evaluate.scoring import cuda_passes
-from mettle.evaluate.scoring.histogram import counted
+from mettle.evaluate.scoring.histogram import count_scores
 from mettle.evaluate.scoring.pair_tiles import Design
 from mettle.evaluate.scoring.rank_parts import split_rows
 from mettle.model import Embedder, EmbedderSpec
@@ -60,7 +60,7 @@ def evaluate(across_ranks: bool) -> dict[str, Any]:
         some = cases | {"gallery": {"mode": "histogram", "domains": domain, "ids": ids, **shelf}}
         for name, options in some.items():
             v = verification(x, y, chunk=50, across_ranks=across_ranks, **options)
-            v.look_at(RATES)
+            v.refine_at(RATES)
             counts = getattr(v.scores, "counts", v.scores.genuine)
             found[f"{name} {dtype.__name__}"] = [
                 hashlib.sha256(counts.tobytes()).hexdigest(),
@@ -79,8 +79,8 @@ def evaluate(across_ranks: bool) -> dict[str, Any]:
     cuda_passes.ROWS = 64  # of a tile, so that there are some for every rank
     ranks = Ranks.current() if across_ranks else Ranks()
     design = Design.of(verification(x, y).source.probe, None, "all", 50)
-    c = counted(design, 90, exact=False, device=torch.device("cpu"), ranks=ranks)
-    windows = c.look([(0.5, 0.9), (0.99, 1.0)], together=True)
+    c = count_scores(design, 90, exact=False, device=torch.device("cpu"), ranks=ranks)
+    windows = c.look_into([(0.5, 0.9), (0.99, 1.0)], together=True)
     told = [[w.values.tolist(), w.counts.tolist(), w.above] for w in windows]
     found["device"] = [hashlib.sha256(c.counts.tobytes()).hexdigest(), told]
     return json.loads(json.dumps(found))

@@ -14,7 +14,14 @@ from mettle.errors import InputError
 from mettle.evaluate import NotMeasurable, from_scores, verification
 from mettle.evaluate import bootstrap as counting
 from mettle.evaluate.bootstrap import METHOD, draw, percentile, resample, tally
-from mettle.evaluate.roc import grid
+from mettle.evaluate.roc import (
+    grid,
+    resampled_auc,
+    resampled_eer,
+    resampled_eer_rocch,
+    resampled_min_dcf,
+    resampled_tar,
+)
 from mettle.evaluate.scoring.bins import Binning
 
 _spec = importlib.util.spec_from_file_location("oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py")
@@ -48,24 +55,27 @@ def test_replicates_equal_scores_repeated_by_weight(seed):
     scores = np.round(rng.normal(size=150) + (s == t), 1)
     v = from_scores(scores, s == t, np.stack([s, t], axis=1))
     drawn = resample(v.scores, replicates=25, seed=seed)
-    assert drawn.exact
+    assert drawn.is_exact
     weights = [w for w in draw(v.subjects, 25, seed)]
     pairs = pairs_of(v)
     expected = [oracle.resampled(*pairs, w) for w in weights]
     expected = [(g, i) for g, i in expected if g and i]
-    assert len(drawn.eer()) == 1 + len(expected)
+    assert len(resampled_eer(drawn)) == 1 + len(expected)
     for row, (g, i) in enumerate(expected, start=1):
-        assert drawn.eer()[row] == pytest.approx(float(oracle.eer(g, i)), abs=1e-9)
-        assert drawn.auc()[row] == pytest.approx(float(oracle.auc(g, i)), abs=1e-9)
-        assert drawn.tar(0.1)[row] == pytest.approx(float(oracle.tar(g, i, Fraction("0.1"))[1]), abs=1e-9)
-    assert (drawn.eer()[0], drawn.auc()[0]) == pytest.approx((v.eer, v.auc))
+        assert resampled_eer(drawn)[row] == pytest.approx(float(oracle.eer(g, i)), abs=1e-9)
+        assert resampled_auc(drawn)[row] == pytest.approx(float(oracle.auc(g, i)), abs=1e-9)
+        one = from_scores(g + i, [1] * len(g) + [0] * len(i))
+        assert resampled_eer_rocch(drawn)[row] == pytest.approx(one.eer_rocch, abs=1e-9)
+        assert resampled_min_dcf(drawn)[row] == pytest.approx(float(oracle.min_dcf(g, i, 0.01, 1, 1)), abs=1e-9)
+        assert resampled_tar(drawn, 0.1)[row] == pytest.approx(float(oracle.tar(g, i, Fraction("0.1"))[1]), abs=1e-9)
+    assert (resampled_eer(drawn)[0], resampled_auc(drawn)[0]) == pytest.approx((v.eer, v.auc))
 
 
 def test_a_grid_follows_the_exact_replicates_closely():
     x, y = clusters(0, n=300, subjects=100)
     v = verification(x, y)
     drawn = resample(v.scores, replicates=30, seed=1)
-    assert not drawn.exact
+    assert not drawn.is_exact
     genuine, impostor = (np.array(p) for p in pairs_of(v))
     exact = []
     for w in draw(v.subjects, 30, 1):
@@ -73,7 +83,10 @@ def test_a_grid_follows_the_exact_replicates_closely():
         i = np.repeat(impostor[:, 0], w[impostor[:, 1].astype(int)] * w[impostor[:, 2].astype(int)])
         one = from_scores(np.append(g, i), np.repeat([1, 0], [len(g), len(i)]))
         exact.append((one.eer, one.auc, one.tar(0.01)))
-    on_grid, points = (drawn.eer(), drawn.auc(), drawn.tar(0.01)), (v.eer, v.auc, v.tar(0.01))
+    on_grid, points = (
+        (resampled_eer(drawn), resampled_auc(drawn), resampled_tar(drawn, 0.01)),
+        (v.eer, v.auc, v.tar(0.01)),
+    )
     for wanted, got, point in zip(np.transpose(exact), on_grid, points, strict=True):
         error = got[1:] + (point - got[0]) - wanted
         assert np.std(error) < 0.08 * np.std(wanted)
@@ -85,10 +98,12 @@ def test_expansion_and_products_agree_at_400_subjects():
     v = verification(x, y)
     dense, sparse = (resample(v.scores, replicates=400, seed=0, dense=d) for d in (True, False))
     for a, b, slack in [
-        (dense.eer(), sparse.eer(), 0.03),
-        (dense.auc(), sparse.auc(), 0.03),
-        (dense.tar(1e-2), sparse.tar(1e-2), 0.05),
-        (dense.tar(1e-3), sparse.tar(1e-3), 0.08),
+        (resampled_eer(dense), resampled_eer(sparse), 0.03),
+        (resampled_auc(dense), resampled_auc(sparse), 0.03),
+        (resampled_tar(dense, 1e-2), resampled_tar(sparse, 1e-2), 0.05),
+        (resampled_tar(dense, 1e-3), resampled_tar(sparse, 1e-3), 0.08),
+        (resampled_eer_rocch(dense), resampled_eer_rocch(sparse), 0.03),
+        (resampled_min_dcf(dense), resampled_min_dcf(sparse), 0.08),
     ]:
         width = np.subtract(*np.quantile(a[1:], (0.975, 0.025)))
         assert np.subtract(*np.quantile(b[1:], (0.975, 0.025))) == pytest.approx(width, rel=slack)

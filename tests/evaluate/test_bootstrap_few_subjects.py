@@ -88,10 +88,10 @@ def test_identification_needs_enough_people_of_each_kind():
     first = np.arange(len(y)) % 5 == 0
     few = identification((x[first & (y < 4)], y[first & (y < 4)]), (x[~first], y[~first]))
     with pytest.raises(NotMeasurable, match="4 subjects with mated probes"):
-        few.interval("rank_1")
-    assert few.summary()["rank_1"]["interval"] is None
+        few.interval("rank@1")
+    assert few.summary()["metrics"]["rank@1"]["interval"] is None
     strange = identification((x[first & (y < 9)], y[first & (y < 9)]), (x[~first], y[~first]))
-    assert strange.interval("rank_1").low < strange.interval("rank_1").high
+    assert strange.interval("rank@1").low < strange.interval("rank@1").high
     with pytest.raises(NotMeasurable, match="3 subjects with unknown probes"):
         strange.interval("tpir@0.5")
     assert strange.summary((0.5,))["tpir"][0]["interval"] is None

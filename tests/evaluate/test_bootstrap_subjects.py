@@ -76,9 +76,9 @@ def test_strangers_say_nothing_about_who_is_found(strangers):
     probes = c + 0.1 * rng.normal(size=c.shape)
     i = identification((c[:8], np.arange(8)), (probes, np.arange(8 + strangers)))
     assert (i.rank_1, i.tpir(0.1)) == (1, 1)
-    assert bounds(i.interval("rank_1")) == bounds(i.interval("tpir@0.1")) == pytest.approx((1 - 3 / 8, 1))
+    assert bounds(i.interval("rank@1")) == bounds(i.interval("tpir@0.1")) == pytest.approx((1 - 3 / 8, 1))
     alone = identification((c[:8], np.arange(8)), (probes[:8], np.arange(8)))
-    assert bounds(alone.interval("rank_1")) == bounds(i.interval("rank_1"))
+    assert bounds(alone.interval("rank@1")) == bounds(i.interval("rank@1"))
 
 
 def test_bystanders_make_no_interval_shorter():

@@ -79,9 +79,9 @@ def test_only_the_same_people_and_pairs_can_be_compared():
     for other in (verification(b[:-1], y[:-1]), verification(b, y + 1), verification(b, y, gallery=(a, y))):
         with pytest.raises(InputError, match="same labels and the same pairs"):
             compare(v, other)
-    with pytest.raises(InputError, match="two verifications or two retrievals"):
+    with pytest.raises(InputError, match="two verifications, two retrievals or two probes"):
         compare(v, retrieval(b, y))
-    with pytest.raises(InputError, match="no interval named"):
+    with pytest.raises(InputError, match="no metric named"):
         compare(v, v, "err")
     loose = from_scores([0.9, 0.1], [1, 0])
     with pytest.raises(InputError, match="subjects"):

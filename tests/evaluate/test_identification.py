@@ -100,14 +100,14 @@ def test_intervals_resample_probe_subjects():
     x, y = crowd(2, people=80, noise=1.2)
     shelf = np.arange(0, 120, 3)
     i = identification((x[shelf], y[shelf]), (np.delete(x, shelf, 0), np.delete(y, shelf)))
-    for name, value in (("rank_1", i.rank_1), ("tpir@0.1", i.tpir(0.1))):
+    for name, value in (("rank@1", i.rank_1), ("tpir@0.1", i.tpir(0.1))):
         found = i.interval(name)
         assert found.low < value < found.high
         assert "gallery fixed" in found.method
         assert i.interval(name) == found
     assert i.interval(("tpir", 0.1)) == i.interval("tpir@0.1")
-    for bad in ("rank1", "rank_1@0.1", "tpir", ("rank_1", 0.1)):
-        with pytest.raises(InputError, match="no interval named"):
+    for bad in ("rank1", "rank", "tpir", ("rank_1", 0.1)):
+        with pytest.raises(InputError, match="no metric named"):
             i.interval(bad)
     with pytest.raises(InputError, match="as in 'tpir@0.01': got 'x'"):
         i.interval("tpir@x")

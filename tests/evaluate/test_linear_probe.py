@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 from mettle.errors import DataError, InputError, NumericError
-from mettle.evaluate import probe
+from mettle.evaluate import knn_accuracy, probe
 from oracles import metrics as oracle
 
 
@@ -52,7 +52,6 @@ def test_the_worst_class_is_named():
     assert p.linear.worst_class == (2, 0.0)
     assert p.knn.worst_class == (2, 0.0)
     assert p.linear.balanced == pytest.approx(0.75)
-    assert p.worst_class[0] == 2
     assert p.interval("linear").low < p.linear.accuracy < p.interval("linear").high
     json.dumps(p.summary(), allow_nan=False)
 
@@ -95,3 +94,19 @@ def test_a_fit_that_is_accepted_is_at_the_optimum(classes, strength):
     units = [x / np.linalg.norm(x, axis=1, keepdims=True) for x, _ in (train, test)]
     exact = LogisticRegression(C=strength, tol=1e-10, max_iter=100_000, solver="newton-cg").fit(units[0], train[1])
     assert np.mean(found.linear.correct != (exact.predict(units[1]) == test[1])) <= 0.01
+
+
+@pytest.mark.parametrize("k", [1, 5])
+def test_plain_knn_is_that_of_scikit_learn_where_votes_differ(k):
+    from sklearn.neighbors import KNeighborsClassifier
+
+    train, test = halves(3, noise=1.2)
+    found = knn_accuracy(train, test, k=k)
+    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (train[0], test[0])]
+    rival = KNeighborsClassifier(k, algorithm="brute").fit(unit[0], train[1])
+    votes = rival.predict_proba(unit[1])
+    clear = (votes == votes.max(axis=1, keepdims=True)).sum(axis=1) == 1
+    assert np.array_equal(found.correct[clear], (rival.predict(unit[1]) == test[1])[clear])
+    assert probe(train, test, k=k).uniform.accuracy == found.accuracy
+    shared = found.correct[~clear]
+    assert ((shared == 0) | (shared <= 0.5)).all()

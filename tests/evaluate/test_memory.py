@@ -199,7 +199,7 @@ def tied():
     return identification((gallery, np.arange(150)), (probes, who))
 
 
-@pytest.mark.parametrize("name", ["rank_1", "tpir@0.1"])
+@pytest.mark.parametrize("name", ["rank@1", "tpir@0.1"])
 @pytest.mark.parametrize("replicates", [257, 321])
 def test_an_interval_of_identification_does_not_see_how_it_is_cut(monkeypatch, tied, name, replicates):
     assert len(np.unique(tied.tied)) > 2  # fractions, whose sums round

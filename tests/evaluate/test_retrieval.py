@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, ndcg_score
 
 from mettle.errors import InputError
-from mettle.evaluate import retrieval
+from mettle.evaluate import retrieval, retrieval_from_scores
 from mettle.evaluate.inputs import codes
 from mettle.evaluate.ranking_metrics import TieGroups, reciprocal_rank, trapezoid_precision
 from mettle.evaluate.scoring.cosine import Unit
@@ -240,12 +240,11 @@ def test_copies_under_ids_of_their_own_are_taken_as_they_are():
     assert retrieval(x, y, ids=ids, gallery=(x, y, None, ids + len(y))).recall[1] == 1
 
 
-def test_E7_lone_queries_are_left_out_counted_and_optionally_missed():
+def test_E7_lone_queries_are_left_out_and_counted():
     x, y = clusters(2)
     lonely = np.append(y, [900, 901, 902])
     r = retrieval(np.vstack([x, x[:3] + 1]), lonely)
     assert (r.excluded, len(r.queries)) == (3, len(y))
-    assert r.recall_counting_excluded[1] == pytest.approx(r.recall[1] * len(y) / (len(y) + 3))
     assert "3 queries" in r.warnings[-1]
 
 
@@ -341,3 +340,95 @@ def test_summary_is_plain_json_and_results_are_frozen():
         r.excluded = 3  # type: ignore[misc]
     with pytest.raises(TypeError):
         r.per_query["recall@1"] = None  # type: ignore[index]
+
+
+def shared_labels(seed, n=50, labels=6):
+    rng = np.random.default_rng(seed)
+    has = rng.random((n, labels)) < 0.3
+    return rng.normal(size=(n, 4)), has, [set(np.flatnonzero(row).tolist()) for row in has]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_candidates_that_share_a_label_are_relevant(seed):
+    x, has, sets = shared_labels(seed)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    s = np.round(unit @ unit.T, 12)
+    found = retrieval(x, sets, k=(1, 3))
+    for at, q in enumerate(found.queries):
+        others = [(s[q, c], bool(sets[q] & sets[c])) for c in range(50) if c != q]
+        ranked = [right for _, right in sorted(others, key=lambda item: -item[0])]
+        hits = np.cumsum(ranked)
+        wanted = sum(hits[k] / (k + 1) for k in range(49) if ranked[k]) / hits[-1]
+        assert found.per_query["map"][at] == pytest.approx(wanted, abs=1e-12)
+        assert found.per_query["precision@3"][at] == pytest.approx(np.mean(ranked[:3]))
+    lonely = [q for q in range(50) if not any(sets[q] & sets[c] for c in range(50) if c != q)]
+    assert sorted(set(range(50)) - set(found.queries.tolist())) == lonely
+    for same in (has, [tuple(one) for one in sets], [[f"label {k}" for k in one] for one in sets]):
+        assert np.array_equal(retrieval(x, same, k=(1, 3)).per_query["map"], found.per_query["map"])
+
+
+def test_one_label_in_every_collection_is_a_plain_label_and_kinds_do_not_mix():
+    x, y = clusters(8)
+    plain, sets = retrieval(x, y), retrieval(x, [[one] for one in y.tolist()])
+    for name, values in plain.per_query.items():
+        assert np.array_equal(sets.per_query[name], values)
+    moved = retrieval(x[:20], [[one] for one in y[:20].tolist()], gallery=(x[20:], [{one} for one in y[20:].tolist()]))
+    assert moved.map == retrieval(x[:20], y[:20], gallery=(x[20:], y[20:])).map
+    with pytest.raises(InputError, match="of one kind on both sides"):
+        retrieval(x[:20], [[one] for one in y[:20].tolist()], gallery=(x[20:], y[20:]))
+    with pytest.raises(InputError, match="integers or text"):
+        retrieval(x, [[0.5]] * len(x))
+    with pytest.raises(InputError, match="empty collections"):
+        retrieval(x, [[]] * len(x))
+
+
+def test_a_matrix_of_scores_is_ranked_as_it_is():
+    x, y = clusters(9)
+    unit = Unit.of(x, double=False)
+    scores, plain = unit.cosine(unit), retrieval(x, y)
+    found = retrieval_from_scores(scores, y)
+    for name, values in plain.per_query.items():
+        assert np.array_equal(found.per_query[name], values)
+    assert found.ranking == "given scores"
+    other = retrieval_from_scores(scores[:30, 30:], y[:30], y[30:], chunk=7)
+    assert np.array_equal(other.per_query["map"], retrieval(x[:30], y[:30], gallery=(x[30:], y[30:])).per_query["map"])
+    for bad, problem in [
+        (np.where(np.eye(120) > 0, np.nan, scores), "finite"),
+        (scores[0], "matrix"),
+        (scores[:, 1:], "gallery_labels are missing"),
+    ]:
+        with pytest.raises(InputError, match=problem):
+            retrieval_from_scores(bad, y)
+
+
+@pytest.mark.parametrize("name", ["dot", "l2", "l1"])
+def test_other_similarities_equal_fractions_ties_included(name):
+    rng = np.random.default_rng(3)
+    x, y = rng.integers(-3, 4, size=(40, 3)), np.arange(40) % 5
+    x[~x.any(axis=1)] = 1
+    measure = {
+        "dot": lambda a, b: a @ b,
+        "l2": lambda a, b: -((a - b) ** 2).sum(),
+        "l1": lambda a, b: -np.abs(a - b).sum(),
+    }[name]
+    for kind in (np.float32, np.float64):
+        found = retrieval(x.astype(kind), y, k=(1, 4), similarity=name, chunk=9)
+        assert found.ranking == name
+        for q in range(40):
+            candidates = [(int(measure(x[q], x[c])), y[c] == y[q]) for c in range(40) if c != q]
+            assert found.per_query["recall@4"][q] == pytest.approx(float(oracle.recall_by_formula(candidates, 4)))
+    with pytest.raises(InputError, match="no similarity named .l3.; known are cosine, dot, l1, l2"):
+        retrieval(x.astype(float), y, similarity="l3")
+
+
+def test_macro_is_the_mean_of_classes_and_its_interval_draws_classes():
+    x, y = clusters(10, n=90, noise=1.5)
+    y[:40] = 0
+    found = retrieval(x, y)
+    means = [found.per_query["map"][found.subjects == s].mean() for s in range(len(np.unique(y)))]
+    assert found.value("map", average="macro") == pytest.approx(np.mean(means))
+    assert found.value("map") == found.map != found.value("map", average="macro")
+    i = found.interval("map", average="macro")
+    assert i.low < np.mean(means) < i.high
+    with pytest.raises(InputError, match="did you mean 'macro'"):
+        found.value("map", average="macor")

@@ -378,9 +378,9 @@ def test_an_interval_can_be_named_by_a_pair():
     v = verification(x, y)
     assert v.interval(("tar", 0.1)) == v.interval("tar@0.1")
     for bad in (("tar",), ("eer",), ("eer", 0.1), ("tar", 0.1, 3), ("tar", None), "tar@", "eer@0.1", "tr@0.1", None):
-        with pytest.raises(InputError, match="no interval named"):
+        with pytest.raises(InputError, match="no metric named"):
             v.interval(bad)
-    with pytest.raises(InputError, match="a rate must be a number, as in 'tar@1e-3': got 'x'"):
+    with pytest.raises(InputError, match="what follows the @ must be a number, as in 'tar@1e-3': got 'x'"):
         v.interval("tar@x")
 
 

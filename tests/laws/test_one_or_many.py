@@ -34,8 +34,8 @@ def _at(thresholds):
 
 def _looked(**options):
     v = evaluate.verification(X, Y, mode="histogram")
-    v.look_at(**{"fars": (), **options})
-    return [v.scores.looked, v.rates(0.3), v.operating_point(0.1).threshold]
+    v.refine_at(**{"fars": (), **options})
+    return [v.scores.is_refined, v.rates(0.3), v.operating_point(0.1).threshold]
 
 
 def scenario_numbers(ks, fars):
@@ -44,8 +44,8 @@ def scenario_numbers(ks, fars):
 
 MEMBERS = {
     "verification.Verification.summary fars": (lambda n: evaluate.verification(X, Y).summary(n), 0.1),
-    "verification.Verification.look_at fars": (lambda n: _looked(fars=n), 0.1),
-    "verification.Verification.look_at thresholds": (lambda n: _looked(thresholds=n), 0.3),
+    "verification.Verification.refine_at fars": (lambda n: _looked(fars=n), 0.1),
+    "verification.Verification.refine_at thresholds": (lambda n: _looked(thresholds=n), 0.3),
     "verification.Verification.resample_at thresholds": (_at, 0.3),
     "identification.Identification.summary fpirs": (IDENTIFIED.summary, 0.5),
     "run.scenarios.evaluate_scenarios ks": (lambda n: scenario_numbers(n, [0.1]), 2),
@@ -57,6 +57,14 @@ MEMBERS = {
     "run.scenarios.measure_thresholds fars": (lambda n: scenarios.measure_thresholds(X, SAMPLES, n, "these"), 0.1),
     "audit.audit fars": (lambda n: evaluate.audit(X, Y, fars=n, most=40).summary(), 0.1),
     "retrieval.retrieval k": (lambda n: evaluate.retrieval(X, Y, k=n).summary(), 3),
+    "retrieval.retrieval_from_scores k": (
+        lambda n: evaluate.retrieval_from_scores(X @ X.T, Y, k=n).summary(),
+        3,
+    ),
+    "retrieval.reidentification k": (
+        lambda n: evaluate.reidentification((X, Y, Y * 0), (X, Y, Y * 0 + 1), k=n).summary(),
+        3,
+    ),
     "groups.class_size edges": (lambda n: evaluate.class_size(Y, n).tolist(), 4),
 }
 HUGE = pytest.param(10**400, id="beyond floats")
@@ -103,6 +111,12 @@ INNER = {  # behind one of those doors
     "ranking_metrics.all_metrics ks",
     "bootstrap.mean_interval values",  # the mean of one value has no interval
     "bootstrap.at_thresholds thresholds",
+    "scoring.scores.ScoreStore.refine accepts",
+    "scoring.scores.ScoreStore.refine thresholds",
+    "scoring.scores.SortedScores.refine accepts",
+    "scoring.scores.SortedScores.refine thresholds",
+    "scoring.histogram.HistogramScores.refine accepts",
+    "scoring.histogram.HistogramScores.refine thresholds",
     "scoring.pair_tiles.Design.absent shape",
     "protocol.Known.at ids",
     "protocol.Known.side ids",

@@ -28,7 +28,7 @@ def _two_sides(x, y, d):
     y = np.asarray(y)
     enrolled = np.flatnonzero(WHO[EVEN] < 7) * 2  # three people are unknown
     found = evaluate.identification((x[enrolled], y[enrolled]), (x[ODD], y[ODD]))
-    return [found.rank_1, found.tpir(0.5), found.interval("rank_1")]
+    return [found.rank_1, found.tpir(0.5), found.interval("rank@1")]
 
 
 def _probe(x, y, d):

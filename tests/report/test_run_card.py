@@ -62,8 +62,8 @@ def test_thresholds_show_what_they_do_on_test(made):
             if entry["threshold"] is not None:
                 assert cell["scenario"] in metrics["scenarios"]
                 point = metrics["thresholds"]["on test"][cell["scenario"]][far]
-                assert cell["far"] == format_measured_rate(point["far"])
-                assert cell["above"] == (point["far"] > float(far))
+                assert cell["far"] == format_measured_rate(point["fmr"])
+                assert cell["above"] == (point["fmr"] > float(far))
 
 
 def test_warnings_say_what_is_weak(made, table):

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,8 +26,8 @@ Domain = Annotated[str | None, typer.Option(help="Column of domains of other dat
 Image = Annotated[
     str | None, typer.Option(help="Column of picture files of other data, in a table; default: as in the recipe.")
 ]
-
-
+ReadSeconds = Annotated[float, typer.Option(help="Seconds that reading one picture or table may take.")]
+ReadMegabytes = Annotated[int, typer.Option(help="Megabytes of memory that reading one picture or table may take.")]
 AllowImport = Annotated[
     list[str] | None,
     typer.Option("--allow-import", help="A package of yours that a recipe may import from. Repeatable."),
@@ -62,6 +64,15 @@ def load_samples(
     return load_run_samples(run, data, cache_folder(), columns=columns, **reading)
 
 
+@contextmanager
+def read_within_limits(seconds: float, megabytes: int) -> Iterator[None]:
+    """Read files in processes that can be killed: data that one wants to look at first may come from anywhere."""
+    from mettle.data.reader_pool import ReaderLimits, ReaderPool
+
+    with ReaderPool(limits=ReaderLimits(seconds, megabytes), only_costly=True) as pool, pool.active():
+        yield
+
+
 def check_output_folder(path: Path | None) -> Path | None:
     """A file to write, if there is a folder for it: told before the work, not after."""
     if path is not None and not path.parent.is_dir():
@@ -89,15 +100,16 @@ def command_line() -> list[str]:
 def print_scenario(name: str, v: dict[str, Any], r: dict[str, Any] | None) -> None:
     """The numbers of one way of pairing, in one line."""
     from mettle.evaluate.bootstrap import TOO_FEW
+    from mettle.report.format import GAP, NONE
+    from mettle.report.metric_tables import is_shown, metric_cells
 
-    band = v["eer"]["interval"]
-    why = "" if v["eer"]["value"] is None else f" ({TOO_FEW})"
-    extent = f" [{band['low']:.2%}, {band['high']:.2%}]" if band else why
-    near = r["metrics"] if r else {}
-    shown = f"  Recall@1 {near['recall@1']['value']:.1%}" if "recall@1" in near else ""
-    shown += f"  MAP@R {near['map_at_r']['value']:.1%}" if "map_at_r" in near else ""
-    eer, auc = format_rate(v["eer"]["value"]), v["auc"]["value"]
-    print(f"  {name:<13} EER {eer}{extent}  AUC {auc:.4f}  TAR {format_true_accepts(v['tar'])}{shown}")
+    cells = [cell for cell in metric_cells({"verification": v, "retrieval": r}) if is_shown(cell, "terminal")]
+    told = [f"{c['name']} {c['text']}" for c in cells if ("far" not in c and c["value"] is not None) or c is cells[0]]
+    told[0] = told[0].replace(NONE, "not measurable")
+    if cells[0]["interval"]:
+        told[0] += f" ({TOO_FEW})" if cells[0]["interval"] == TOO_FEW else f" [{cells[0]['interval']}]"
+    told.insert(2, f"TAR {format_true_accepts(v['tar'])}")
+    print(f"  {name:<13} {'  '.join(told).replace(GAP, '')}")
 
 
 def format_true_accepts(points: list[dict[str, Any]]) -> str:

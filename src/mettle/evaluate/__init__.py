@@ -1,11 +1,14 @@
 """Evaluation that refuses rather than flatters.
 
-    checks ─► scores ─┬─► point ─┬─► verification   same or different? eer, auc, tar(far), threshold(far), roc, det
-       │      counted ┘ intervals┘                  interval(name): subjects resampled, never pairs
-       │         ├──► ranking ───► retrieval        who is nearest? recall[k], map, map_at_r, mrr, ndcg, per query
-       │         └──► identification                who is it, if anybody? rank, tpir(fpir)
-       │              clustering, probe             do clusters find the labels? can a simple classifier read them?
+    inputs ─► scoring ─┬─► roc ─────► verification     same or different? eer, auc, tar(far), threshold(far), roc
+       │               │   bootstrap                   interval(name): subjects resampled, never pairs
+       │               ├─► ranking ─► retrieval        who is nearest? recall[k], map, map_at_r, mrr, ndcg, per query
+       │               │              reidentification  the same by the rule of Market-1501
+       │               └─► identification              who is it, if anybody? rank, tpir(fpir)
+       │                   clustering, probe, few_shot do clusters find the labels? can a simple classifier read them?
        └ one door for arguments: finite, both kinds of pairs, integer labels, no zero vectors, or an error
+
+    metrics     every number of these is one entry: value, interval, rows of pages and docs follow from it
 
     groups      any of these by any attribute, the worst group, errors at the global threshold
     compare     two models on the same people: interval of the difference
@@ -31,14 +34,16 @@ from mettle.evaluate.diagnostics.geometry import Geometry, geometry
 from mettle.evaluate.diagnostics.hard_pairs import hardest
 from mettle.evaluate.diagnostics.label_errors import confusion, difficulty, label_errors, same_subject
 from mettle.evaluate.diagnostics.leakage import Leak, Part, file_hashes, gate, leaks, picture_looks
+from mettle.evaluate.few_shot import FewShot, few_shot
 from mettle.evaluate.groups import Group, Groups, Matrix, bands, class_size, domain_matrix, groups
 from mettle.evaluate.identification import Identification, identification
 from mettle.evaluate.inputs import NotMeasurable
-from mettle.evaluate.linear_probe import Accuracy, Probe, probe
+from mettle.evaluate.linear_probe import Accuracy, Probe, knn_accuracy, probe
 from mettle.evaluate.peer_names import PEERS, PLANNED
 from mettle.evaluate.protocol import Plan, read_trials
-from mettle.evaluate.retrieval import Retrieval, retrieval
+from mettle.evaluate.retrieval import Retrieval, reidentification, retrieval, retrieval_from_scores
 from mettle.evaluate.roc import OperatingPoint
+from mettle.evaluate.scoring.reranking import KReciprocal, QueryExpansion
 from mettle.evaluate.validation import ValidationScore
 from mettle.evaluate.verification import SystemRates, Verification, from_scores, verification
 from mettle.unknown_names import explain_missing_name
@@ -51,11 +56,13 @@ __all__ = [
     "Clustering",
     "Comparison",
     "Embedded",
+    "FewShot",
     "Geometry",
     "Group",
     "Groups",
     "Identification",
     "Interval",
+    "KReciprocal",
     "Leak",
     "Matrix",
     "NotMeasurable",
@@ -63,6 +70,7 @@ __all__ = [
     "Part",
     "Plan",
     "Probe",
+    "QueryExpansion",
     "Retrieval",
     "SystemRates",
     "ValidationScore",
@@ -76,6 +84,7 @@ __all__ = [
     "confusion",
     "difficulty",
     "domain_matrix",
+    "few_shot",
     "file_hashes",
     "from_scores",
     "gate",
@@ -83,13 +92,16 @@ __all__ = [
     "groups",
     "hardest",
     "identification",
+    "knn_accuracy",
     "label_errors",
     "leaks",
     "picture_looks",
     "probe",
     "read_embeddings",
     "read_trials",
+    "reidentification",
     "retrieval",
+    "retrieval_from_scores",
     "same_subject",
     "verification",
 ]

@@ -428,7 +428,7 @@ def _ways(
 
     def way(name: str, title: str, trials: str) -> Way:
         v = verification(x, y, trials=trials, **rows)
-        v.look_at(fars)
+        v.refine_at(fars)
         apart = trials == "across"
         near = None
         if trials != "within":  # the nearest of one's own domain is what "all" mostly finds anyway
@@ -516,11 +516,11 @@ def _carried(
     )
     if pair is None:
         return ()
-    pair[0].look_at(fars)
+    pair[0].refine_at(fars)
     sets = {far: part.attempt(f"threshold for FAR {far:g}", lambda f=far: calibrate(pair[0], f)) for far in fars}
     chosen = {far: one for far, one in sets.items() if one is not None}
     levels = [one.threshold for one in chosen.values()]
-    pair[1].look_at((), levels)
+    pair[1].refine_at((), levels)
     part.attempt("intervals of thresholds", lambda: pair[1].resample_at(levels) if levels else None)
     carried = [
         part.attempt(f"threshold for FAR {far:g}", lambda o=one: o.carry(pair[1])) for far, one in chosen.items()

@@ -39,10 +39,11 @@ impostor pairs from the scores of everybody against 8192 rows drawn at random.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -50,12 +51,12 @@ from scipy.special import logit, ndtr, ndtri, stdtrit
 
 from mettle.errors import InputError
 from mettle.evaluate.inputs import NotMeasurable, whole
-from mettle.evaluate.roc import Pairs, grid
+from mettle.evaluate.metrics import PairMetric, parse_metric
+from mettle.evaluate.roc import WeightedCurves, grid
 from mettle.evaluate.scoring.bins import Binning
 from mettle.evaluate.scoring.cpu_passes import Fast
-from mettle.evaluate.scoring.histogram import Counted
 from mettle.evaluate.scoring.pair_tiles import Design
-from mettle.evaluate.scoring.scores import acting
+from mettle.evaluate.scoring.scores import ScoreStore, acting
 
 REPLICATES = 1000
 LEAST = 6  # subjects of each kind that an interval needs, see above
@@ -249,73 +250,103 @@ def draw(subjects: int, replicates: int, seed: int) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Replicates:
+class BootstrapCurves(WeightedCurves):
     """Error curves of every resample: the first row has all weights one, the rest are the replicates.
 
     Attributes:
-        impostor: (1 + b, bins) weighted impostor scores in each bin of the grid.
-        genuine: (1 + b, bins) weighted genuine scores in each bin.
-        exact: whether the grid holds every distinct score, so that nothing is interpolated.
-        seed: of the weights.
         method: in words.
         rows: (b,) which of the draws were usable, ascending.
         weights: (b, S) how often each subject was drawn.
-        paired: (S,) masks of the subjects with genuine pairs, and of those with impostor pairs.
+        has_pairs: (S,) masks of the subjects with genuine pairs, and of those with impostor pairs.
     """
 
-    impostor: np.ndarray
-    genuine: np.ndarray
-    exact: bool
-    seed: int
     method: str
     rows: np.ndarray
     weights: np.ndarray
-    paired: tuple[np.ndarray, np.ndarray]
+    has_pairs: tuple[np.ndarray, np.ndarray]
 
-    def among(self, metric: str) -> np.ndarray:
-        """Mask of the subjects that a metric rests on: who has genuine pairs for TAR, else the rarer kind of pairs."""
-        genuine, impostor = self.paired
-        return genuine if metric == "tar" or genuine.sum() <= impostor.sum() else impostor
+    def subjects_of(self, metric: PairMetric) -> np.ndarray:
+        """Mask of the subjects that a metric rests on."""
+        genuine, impostor = self.has_pairs
+        if metric.rests_on == "fewer":
+            return genuine if genuine.sum() <= impostor.sum() else impostor
+        return genuine if metric.rests_on == "genuine" else impostor
 
-    def curves(self) -> tuple[np.ndarray, np.ndarray]:
-        """FMR and FNMR at each grid threshold and at +∞, one row per resample."""
-        accepts = np.cumsum(self.impostor[:, ::-1], axis=1)  # from the top, where counts are small and exact
-        # The expansion can make a sparse tail negative; rates stay within bounds and never rise with τ.
-        rising = np.maximum.accumulate(np.maximum(accepts, 0), axis=1)[:, ::-1]
-        fmr = np.append(rising[:, 1:], np.zeros((len(rising), 1)), axis=1) / rising[:, :1]
-        rejects = np.cumsum(self.genuine, axis=1)
-        return fmr, rejects / rejects[:, -1:]
-
-    def eer(self) -> np.ndarray:
-        """EER of each resample, where the path of grid points meets FMR = FNMR."""
-        fmr, fnmr = self.curves()
-        gap = fmr - fnmr
-        at = np.clip((gap >= 0).sum(axis=1) - 1, 0, gap.shape[1] - 2)[:, None]
-        x0, g0 = np.take_along_axis(fmr, at, 1)[:, 0], np.take_along_axis(gap, at, 1)[:, 0]
-        x1, g1 = np.take_along_axis(fmr, at + 1, 1)[:, 0], np.take_along_axis(gap, at + 1, 1)[:, 0]
-        return x0 + np.clip(g0 / np.maximum(g0 - g1, 1e-300), 0, 1) * (x1 - x0)
-
-    def auc(self) -> np.ndarray:
-        """AUC of each resample: a bin counts the impostors below it and half of its own."""
-        below = np.cumsum(self.impostor, axis=1) - self.impostor / 2
-        pairs = self.genuine.sum(axis=1) * self.impostor.sum(axis=1)
-        return (self.genuine * below).sum(axis=1) / pairs
-
-    def tar(self, far: float) -> np.ndarray:
-        """TAR of each resample at its own threshold: no line between points when the grid is complete."""
-        fmr, fnmr = self.curves()
-        at = np.argmax(fmr <= far * (1 + 1e-9), axis=1)[:, None]  # +∞ always qualifies
-        tar = 1 - np.take_along_axis(fnmr, at, 1)[:, 0]
-        if self.exact:
-            return tar
-        before = np.maximum(at - 1, 0)
-        x0, x1 = np.take_along_axis(fmr, before, 1)[:, 0], np.take_along_axis(fmr, at, 1)[:, 0]
-        share = np.clip((x0 - far) / np.where(x0 > x1, x0 - x1, 1), 0, 1)
-        above = 1 - np.take_along_axis(fnmr, before, 1)[:, 0]
-        return np.where(x0 > far, above + share * (tar - above), tar)
+    def values(self, metric: PairMetric, at: float | None, point: float) -> np.ndarray:
+        """(b,) the metric of every resample, shifted so that no weights give the exact value."""
+        assert metric.replicates is not None
+        found = metric.replicates(self, at)
+        return np.clip(found[1:] + (point - found[0]), *metric.limits)
 
 
-def resample(scores: Pairs, *, replicates: int = REPLICATES, seed: int = 0, dense: bool | None = None) -> Replicates:
+class ResultPerItem(ABC):
+    """A result that has one number per item: a query, a test sample. Its values are their means.
+
+    Attributes:
+        result: which metrics it has.
+    """
+
+    result: ClassVar[str]
+
+    @abstractmethod
+    def items(self, name: str | tuple[str, float]) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers by the name of a metric, and the code of the subject that each rests on."""
+
+    @property
+    @abstractmethod
+    def method(self) -> str:
+        """What an interval draws anew and what stays, in words."""
+
+    def value(self, name: str | tuple[str, float]) -> float:
+        """The mean over the items, by the name that :meth:`interval` knows."""
+        return float(self.items(name)[0].mean())
+
+    def interval(
+        self, name: str | tuple[str, float], level: float = 0.95, *, replicates: int = REPLICATES, seed: int = 0
+    ) -> Interval:
+        """Interval of a mean over the items: their subjects are resampled.
+
+        Raises:
+            NotMeasurable: fewer than six subjects.
+        """
+        parse_metric(name, self.result)
+        return interval_of_mean(*self.items(name), self.method, level, replicates=replicates, seed=seed)
+
+
+def interval_of_mean(
+    values: np.ndarray,
+    subjects: np.ndarray,
+    method: str,
+    level: float = 0.95,
+    *,
+    replicates: int = REPLICATES,
+    seed: int = 0,
+) -> Interval:
+    """Interval of the mean of a rate over items: their subjects are resampled.
+
+    mean_b = Σ_s w_s·(sum over the items of s) / Σ_s w_s·(items of s).
+
+    Args:
+        values: (n,) one number per item, in [0, 1].
+        subjects: (n,) code of the subject of each item.
+        method: in words.
+        level: nominal coverage.
+        replicates: how many resamples.
+        seed: of the resampling.
+
+    Raises:
+        NotMeasurable: fewer than ``LEAST`` subjects.
+    """
+    code = np.unique(subjects, return_inverse=True)[1].reshape(-1)
+    totals, counts = np.bincount(code, weights=values), np.bincount(code)
+    weights = draw(len(counts), replicates, seed)
+    drawn = sums(weights, totals) / sums(weights, counts)
+    return of_rate(drawn, float(np.mean(values)), weights, level, seed, method, rate=len(values))
+
+
+def resample(
+    scores: ScoreStore, *, replicates: int = REPLICATES, seed: int = 0, dense: bool | None = None
+) -> BootstrapCurves:
     """Walk through the pairs once and weigh them for every resample of the subjects.
 
     Args:
@@ -342,11 +373,11 @@ def resample(scores: Pairs, *, replicates: int = REPLICATES, seed: int = 0, dens
     method += f", impostors among {PARTNERS} rows" if not dense and sampled(scores) is not None else ""
     rows = np.flatnonzero(usable[1:])
     drawn = some(weights, usable[1:])
-    return Replicates(negative[usable], positive[usable], complete, seed, method, rows, drawn, paired)
+    return BootstrapCurves(negative[usable], positive[usable], complete, method, rows, drawn, paired)
 
 
 def at_thresholds(
-    scores: Pairs, thresholds: Sequence[float], *, replicates: int = REPLICATES, seed: int = 0
+    scores: ScoreStore, thresholds: Sequence[float], *, replicates: int = REPLICATES, seed: int = 0
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]]:
     """FMR and FNMR of every usable resample at each fixed threshold, the weights in it, and who has pairs of a kind."""
     count = scores.subjects
@@ -365,7 +396,7 @@ def at_thresholds(
 
 
 def _weighed(
-    scores: Pairs, thresholds: np.ndarray, weights: np.ndarray, dense: bool
+    scores: ScoreStore, thresholds: np.ndarray, weights: np.ndarray, dense: bool
 ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
     """Genuine and impostor scores in each bin for every row of weights, and who has pairs of either kind: enough do."""
     genuine, impostor = tally(scores, thresholds, dense)
@@ -418,7 +449,7 @@ def some(weights: np.ndarray, able: np.ndarray) -> np.ndarray:
     return weights if able.all() else weights[able]
 
 
-def is_dense(scores: Pairs) -> bool:
+def is_dense(scores: ScoreStore) -> bool:
     """Whether subjects are few enough to count by pairs of them."""
     return scores.subjects <= DENSE_SUBJECTS
 
@@ -429,7 +460,7 @@ def weighed(genuine: np.ndarray, impostor: np.ndarray, weights: np.ndarray) -> t
     return positive, _products(weights, impostor) if impostor.ndim == 3 else _expansion(weights, impostor)
 
 
-def tally(scores: Pairs, thresholds: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
+def tally(scores: ScoreStore, thresholds: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
     """Count scores by subject and bin; bin k holds the scores that thresholds 0 … k-1 accept.
 
     Returns:
@@ -445,8 +476,7 @@ def tally(scores: Pairs, thresholds: np.ndarray, dense: bool) -> tuple[np.ndarra
     impostor = np.zeros(subjects**2 * bins, np.float32) if dense else np.zeros(subjects * bins, np.int64)
     narrow = np.int32 if subjects * bins < 1 << 31 else np.int64
     # A score that is off by 1e-5 leaves an interval what it is; where all scores are kept there may be ties to respect.
-    fast = scores.design if isinstance(scores, Counted) else None
-    for block in (scores.stream if fast is None else Fast(fast).stream)(True):
+    for block in (scores.stream if scores.design is None else Fast(scores.design).stream)(True):
         at = block.genuine_subject.astype(np.int64) * bins + place(block.genuine)
         genuine += np.bincount(at, minlength=len(genuine))
         column = place(block.impostor)
@@ -462,9 +492,9 @@ def tally(scores: Pairs, thresholds: np.ndarray, dense: bool) -> tuple[np.ndarra
     return genuine.reshape(subjects, bins), impostor.reshape(shape)
 
 
-def sampled(scores: Pairs) -> Design | None:
+def sampled(scores: ScoreStore) -> Design | None:
     """Which pairs there are, where they are so many that a sample of them is resampled."""
-    return scores.design if isinstance(scores, Counted) and scores.impostors > MANY else None
+    return scores.design if scores.impostors > MANY else None
 
 
 def _tally_of_some(design: Design, place: Binning, subjects: int, bins: int) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,6 @@ from mettle.evaluate import roc
 from mettle.evaluate.bootstrap import Interval
 from mettle.evaluate.inputs import NotMeasurable
 from mettle.evaluate.scoring.pair_fingerprint import people
-from mettle.evaluate.scoring.scores import Scores
 from mettle.evaluate.verification import Verification
 from mettle.unknown_names import explain_arguments
 
@@ -165,23 +164,8 @@ def calibrate(v: Verification, far: float, *, conservative: bool = False) -> Cal
         )
     if allowed >= n:
         raise InputError(f"far={far:g} accepts everybody: ask for a rate below 1")
-    tau = _just_above(v, allowed)
+    tau = v.scores.threshold_above_impostor(allowed)
     likely = tuple(float(betaincinv(allowed + 1, n - allowed, q)) for q in (0.05, 0.95))
     status = roc.status(float(budget))
     expected = (allowed + 1) / (n + 1)
     return Calibration(far, tau, allowed, n, status, expected, likely, conservative, people(v))  # type: ignore[arg-type]
-
-
-def _just_above(v: Verification, allowed: int) -> float:
-    """The next number above the (allowed + 1)-th highest impostor score: ties with it are rejected."""
-    scores = v.scores
-    if isinstance(scores, Scores):
-        level = scores.impostor[len(scores.impostor) - allowed - 1]
-    else:
-        tau = roc.threshold_for(scores, allowed)  # the next score of either kind: the impostor below is near it
-        points = scores.window(tau, tau) if math.isfinite(tau) else None
-        below = np.empty(0) if points is None else points.values[points.values < scores.dtype.type(tau)]
-        if not len(below):
-            return tau
-        level = below[-1]
-    return float(np.nextafter(level, np.asarray(np.inf, level.dtype)))

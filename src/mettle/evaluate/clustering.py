@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from mettle.errors import InputError
+from mettle.errors import InputError, nearest
 from mettle.evaluate.inputs import check_embeddings, whole
+from mettle.evaluate.metrics import ItemMetric, metrics_of, register
 from mettle.evaluate.scoring.cosine import Unit
 from mettle.unknown_names import explain_arguments
 
@@ -57,6 +58,12 @@ class Clustering:
         """F1 of pairs, mean over the seeds."""
         return float(self.per_seed["f1"].mean())
 
+    def value(self, name: str) -> float:
+        """The mean over the seeds."""
+        if name not in self.per_seed:
+            raise InputError(f"clustering has no metric named {name!r}{nearest(str(name), self.per_seed)}")
+        return float(self.per_seed[name].mean())
+
     def range(self, name: str) -> tuple[float, float]:
         """The lowest and the highest value over the seeds."""
         return float(self.per_seed[name].min()), float(self.per_seed[name].max())
@@ -92,7 +99,6 @@ def clustering(
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
-    from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
     rows = check_embeddings(embeddings, labels)
     count = len(np.unique(rows.labels))
@@ -111,15 +117,15 @@ def clustering(
     unit = Unit.of(rows.values)
     unit = unit.vectors() if rows.double else unit.rounded()
     chosen = tuple(range(seed, seed + seeds))
-    values: dict[str, list[float]] = {"nmi": [], "ami": [], "f1": []}
+    known = metrics_of("clustering", ItemMetric)
+    values: dict[str, list[float]] = {metric.key: [] for metric in known}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct vectors than clusters: said below
         for s in chosen:
             start = KMeans(k, n_init=1, random_state=s)  # type: ignore[arg-type]
             found = start.fit_predict(unit)
-            values["nmi"].append(normalized_mutual_info_score(rows.labels, found, average_method="arithmetic"))
-            values["ami"].append(adjusted_mutual_info_score(rows.labels, found))
-            values["f1"].append(pair_f1(rows.labels, found))
+            for metric in known:
+                values[metric.key].append(float(metric.per_item((rows.labels, found), None)))
     distinct = len(np.unique(unit, axis=0))
     notes = (f"{distinct} distinct vectors cannot fill {k} clusters: collapse?",) if distinct < k else ()
     return Clustering(MappingProxyType({n: np.asarray(v) for n, v in values.items()}), k, chosen, notes)
@@ -134,3 +140,49 @@ def pair_f1(labels: np.ndarray, clusters: np.ndarray) -> float:
         sum(n * (n - 1) // 2 for n in counts) for counts in (table, np.bincount(a).tolist(), np.bincount(b).tolist())
     )
     return float(2 * both / (first + second)) if first + second else 0.0
+
+
+def _nmi(labels: np.ndarray, clusters: np.ndarray) -> float:
+    from sklearn.metrics import normalized_mutual_info_score
+
+    return normalized_mutual_info_score(labels, clusters, average_method="arithmetic")
+
+
+def _ami(labels: np.ndarray, clusters: np.ndarray) -> float:
+    from sklearn.metrics import adjusted_mutual_info_score
+
+    return adjusted_mutual_info_score(labels, clusters)
+
+
+NMI = register(
+    ItemMetric(
+        "nmi",
+        "NMI",
+        "mutual information of k-means clusters and labels / arithmetic mean of the two entropies; grows with k",
+        "clustering",
+        "how well clusters tell the labels; not adjusted for chance",
+        per_item=lambda found, at: _nmi(*found),
+        items="seeds",
+    )
+)
+AMI = register(
+    ItemMetric(
+        "ami",
+        "AMI",
+        "the same, adjusted: 0 for random clusters",
+        "clustering",
+        limits=(-1.0, 1.0),
+        per_item=lambda found, at: _ami(*found),
+        items="seeds",
+    )
+)
+F1 = register(
+    ItemMetric(
+        "f1",
+        "F1 of pairs",
+        "2·precision·recall / (precision + recall) of pairs of samples that share their cluster and should",
+        "clustering",
+        per_item=lambda found, at: pair_f1(*found),
+        items="seeds",
+    )
+)

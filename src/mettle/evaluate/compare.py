@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from mettle.data.arrays import names
-from mettle.errors import InputError, nearest
+from mettle.errors import InputError
 from mettle.evaluate import bootstrap
 from mettle.evaluate.bootstrap import Interval
 from mettle.evaluate.groups import resampled_worst
-from mettle.evaluate.metrics import named
+from mettle.evaluate.linear_probe import Probe
+from mettle.evaluate.metrics import PairMetric, parse_metric
 from mettle.evaluate.retrieval import Retrieval
 from mettle.evaluate.scoring import pair_fingerprint
-from mettle.evaluate.verification import METRICS, Verification
+from mettle.evaluate.verification import Verification
 from mettle.unknown_names import explain_arguments
 
 
@@ -51,8 +52,8 @@ class Comparison:
 
 @explain_arguments
 def compare(
-    first: Verification | Retrieval,
-    second: Verification | Retrieval,
+    first: Verification | Retrieval | Probe,
+    second: Verification | Retrieval | Probe,
     name: str | tuple[str, float] | None = None,
     level: float = 0.95,
     *,
@@ -64,8 +65,10 @@ def compare(
 
     Args:
         first: of one model.
-        second: of another, same kind, same labels, same pairs; for retrieval, same queries and gallery.
-        name: ``"eer"`` (default), ``"auc"``, ``"tar@1e-3"``; for retrieval a name of ``per_query`` (``"recall@1"``).
+        second: of another, same kind, same labels, same pairs; for retrieval, same queries and gallery; for probes, the
+            same test samples in one order.
+        name: ``"eer"`` (default), ``"auc"``, ``"tar@1e-3"``; for retrieval a name of ``per_query`` (by default
+            ``"recall@1"``), for probes ``"linear"`` (default), ``"knn"``.
         level: nominal coverage.
         replicates: how many resamples.
         seed: of the resampling.
@@ -93,30 +96,33 @@ def compare(
             )
         return _verifications(first, second, name or "eer", level, replicates, seed)
     if isinstance(first, Retrieval) and isinstance(second, Retrieval):
-        return _retrievals(first, second, str(name or "recall@1"), level, replicates, seed, groups)
-    raise InputError(
-        f"compare takes two verifications or two retrievals: got {type(first).__name__} and {type(second).__name__}"
-    )
+        return _retrievals(first, second, name or "recall@1", level, replicates, seed, groups)
+    if isinstance(first, Probe) and isinstance(second, Probe):
+        if groups is not None:
+            raise InputError("groups is for two retrievals: got two probes")
+        return _probes(first, second, name or "linear", level, replicates, seed)
+    kinds = f"{type(first).__name__} and {type(second).__name__}"
+    raise InputError(f"compare takes two verifications, two retrievals or two probes: got {kinds}")
 
 
 def _verifications(
     a: Verification, b: Verification, name: str | tuple[str, float], level: float, replicates: int, seed: int
 ) -> Comparison:
     _same(a, b)
-    metric, far = named(name, METRICS)
+    metric, at = parse_metric(name, "verification")
+    assert isinstance(metric, PairMetric)
+    if metric.replicates is None:
+        raise InputError(f"compare takes no {metric.key!r}: thresholds of two models mean different things")
     values, drawn = [a.value(name), b.value(name)], [v.replicates(replicates, seed) for v in (a, b)]
     both = np.intersect1d(drawn[0].rows, drawn[1].rows)
     shifted = []
     for d, point in zip(drawn, values, strict=True):
-        all_ = d.tar(far) if far is not None else getattr(d, metric)()
-        kept = all_[1:][np.searchsorted(d.rows, both)]
-        shifted.append(np.clip(kept + (point - all_[0]), 0, 1))
+        shifted.append(d.values(metric, at, point)[np.searchsorted(d.rows, both)])
     weights = drawn[0].weights[np.searchsorted(drawn[0].rows, both)]
     difference, method = values[0] - values[1], f"paired {drawn[0].method}"
-    among = drawn[0].among(metric)
+    among = drawn[0].subjects_of(metric)
     found = bootstrap.percentile(shifted[0] - shifted[1], difference, weights, level, seed, method, among=among)
-    title = name if isinstance(name, str) else f"{name[0]}@{name[1]:g}"
-    return Comparison(title, values[0], values[1], difference, found)
+    return Comparison(_title(name), values[0], values[1], difference, found)
 
 
 def _same(a: Verification, b: Verification) -> None:
@@ -132,10 +138,9 @@ def _same(a: Verification, b: Verification) -> None:
 
 
 def _retrievals(
-    a: Retrieval, b: Retrieval, name: str, level: float, replicates: int, seed: int, groups: Any
+    a: Retrieval, b: Retrieval, name: str | tuple[str, float], level: float, replicates: int, seed: int, groups: Any
 ) -> Comparison:
-    if name not in a.per_query or name not in b.per_query:
-        raise InputError(f"no metric named {name!r}{nearest(name, a.per_query)}")
+    both_values = [r.items(name)[0] for r in (a, b)]
     alike = np.array_equal(a.queries, b.queries) and np.array_equal(a.subjects, b.subjects)
     other = None if alike else "queries"
     if alike and a.basis is not None and b.basis is not None:  # a result made by hand has none
@@ -155,10 +160,25 @@ def _retrievals(
             people = len(np.unique(a.subjects[group == one]))
             bootstrap.check_subjects(people, f"subjects in group {str(one)!r}")
     ones = np.ones((1, count), np.int64)
-    points = [float(resampled_worst(r.per_query[name], r.subjects, group, ones)[0]) for r in (a, b)]
-    drawn = [resampled_worst(r.per_query[name], r.subjects, group, weights) for r in (a, b)]
+    points = [float(resampled_worst(values, a.subjects, group, ones)[0]) for values in both_values]
+    drawn = [resampled_worst(values, a.subjects, group, weights) for values in both_values]
     method = f"paired query-{bootstrap.METHOD}, gallery fixed" + ("" if groups is None else ", worst group")
     difference = points[0] - points[1]
     found = bootstrap.percentile(drawn[0] - drawn[1], difference, weights, level, seed, method)
-    title = name if groups is None else f"worst group {name}"
+    title = _title(name) if groups is None else f"worst group {_title(name)}"
     return Comparison(title, points[0], points[1], difference, found)
+
+
+def _probes(a: Probe, b: Probe, name: str | tuple[str, float], level: float, replicates: int, seed: int) -> Comparison:
+    if not np.array_equal(a.linear.labels, b.linear.labels):
+        raise InputError("compare needs the same test samples in one order in both results: their labels differ")
+    values = [one.items(name)[0] for one in (a, b)]
+    weights = bootstrap.draw(len(values[0]), replicates, seed)
+    first, second = (float(v.mean()) for v in values)
+    drawn = bootstrap.sums(weights, values[0] - values[1]) / len(values[0])
+    found = bootstrap.percentile(drawn, first - second, weights, level, seed, f"paired {a.method}")
+    return Comparison(_title(name), first, second, first - second, found)
+
+
+def _title(name: str | tuple[str, float]) -> str:
+    return name if isinstance(name, str) else f"{name[0]}@{name[1]:g}"

@@ -27,7 +27,7 @@ import numpy as np
 
 from mettle.data.arrays import as_names, names, to_numpy
 from mettle.errors import InputError, MettleError, UnknownArgument, nearest
-from mettle.evaluate.bootstrap import Interval, stated, sums
+from mettle.evaluate.bootstrap import METHOD, Interval, interval_of_mean, stated, sums
 from mettle.evaluate.identification import Identification
 from mettle.evaluate.inputs import (
     NotMeasurable,
@@ -41,13 +41,12 @@ from mettle.evaluate.inputs import (
     wholes,
 )
 from mettle.evaluate.linear_probe import Probe
+from mettle.evaluate.metrics import ItemMetric, PairMetric, find_metric, metrics_of, parse_metric
 from mettle.evaluate.retrieval import Retrieval
 from mettle.evaluate.verification import Verification, verification
 from mettle.unknown_names import explain_arguments
 
 MINIMUM = 50
-RATES = ("eer", "auc", "fmr", "fnmr")  # of a verification
-LOWER_IS_BETTER = ("eer", "fmr", "fnmr")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +59,9 @@ class Group:
         subjects: subjects in it that the metric rests on; test samples for a probe.
         values: by metric; None where the group cannot support it.
         verification: the group's own result, for curves and intervals; None for per-item metrics.
+        items: by metric, the numbers of its items, for intervals; empty for verifications.
+        item_subjects: the subject of each item.
+        threshold: the global threshold, which FMR and FNMR are read at.
         why_not: why a value is missing, or why the group is not ranked.
         people: by metric, subjects that it rests on, where that is not ``subjects`` for all of them.
     """
@@ -71,14 +73,22 @@ class Group:
     verification: Verification | None = None
     why_not: str = ""
     people: Mapping[str, int] = field(default_factory=dict)
+    items: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
+    item_subjects: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
+    threshold: float | None = None
 
     def interval(self, metric: str = "eer", level: float = 0.95, *, replicates: int = 1000, seed: int = 0) -> Interval:
-        """The interval of the group's own number; see :meth:`Verification.interval`."""
-        if self.verification is None:
-            raise NotMeasurable(
-                f"group {self.name!r} has no interval: {self.why_not or 'its metric is a mean by item'}"
-            )
-        return self.verification.interval(metric, level, replicates=replicates, seed=seed)
+        """The interval of the group's own number, over the subjects in it."""
+        sampling = {"level": level, "replicates": replicates, "seed": seed}
+        if self.verification is not None:
+            at_threshold = {m.base for m in _known() if m.takes}
+            name = (metric, self.threshold) if metric in at_threshold else metric
+            return self.verification.interval(name, **sampling)  # type: ignore[arg-type]
+        if metric not in self.items or not len(self.items[metric]):
+            why = self.why_not or "no such metric"
+            raise NotMeasurable(f"group {self.name!r} has no interval of {metric!r}: {why}")
+        method = f"{METHOD} of a group"
+        return interval_of_mean(self.items[metric], self.item_subjects, method, **sampling)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +101,7 @@ class Groups:
         minimum: subjects that a group needs to be called the worst.
         threshold: the global threshold, for verification.
         far: the rate it was set for, or None.
+        result: the kind of result that was sliced.
     """
 
     groups: Mapping[str, Group]
@@ -98,6 +109,7 @@ class Groups:
     minimum: int
     threshold: float | None = None
     far: float | None = None
+    result: str = "verification"
 
     def __repr__(self) -> str:
         ranked = self.ranked()
@@ -121,7 +133,7 @@ class Groups:
         known = {m for g in self for m in g.values}
         if metric not in known:
             raise InputError(f"no metric named {metric!r}{nearest(metric, known)}")
-        sign = -1 if metric in LOWER_IS_BETTER else 1
+        sign = -1 if _is_lower_better(metric, self.result) else 1
         able = [
             g for g in self if g.people.get(metric, g.subjects) >= self.minimum and g.values.get(metric) is not None
         ]
@@ -165,7 +177,7 @@ class Groups:
         rows = []
         for g in self:
             known = {"name": g.name, "samples": g.samples, "subjects": g.subjects, **g.values}
-            rows.append({**known, "interval": _stated(g, self.metric)})
+            rows.append({**known, "interval": stated(lambda g=g: g.interval(self.metric)) if g.values else None})
         return {
             "metric": self.metric,
             "minimum": self.minimum,
@@ -195,7 +207,7 @@ def groups(
         result: of verification, retrieval, identification or probe.
         attribute: one integer or text for each row that was judged (embeddings, queries, probes, test samples), or a
             mapping of group names to masks over them, which may overlap.
-        metric: what to rank groups by; by default ``"eer"``, ``"recall@1"``, ``"rank_1"`` or ``"linear"``.
+        metric: what to rank groups by; by default ``"eer"``, ``"recall@1"``, ``"rank@1"`` or ``"linear"``.
         far: verification: the false-accept rate that the global threshold is set for, over all pairs.
         threshold: verification: a threshold that was set elsewhere, in place of ``far``.
         minimum: subjects that a group needs to be called the worst: those that the metric rests on (see above).
@@ -222,8 +234,12 @@ def groups(
         inside = mask[positions]
         means = {m: float(v[inside].mean()) if inside.any() else None for m, v in values.items()}
         why = "" if inside.any() else "none of its samples was judged"
-        found[name] = Group(name, int(mask.sum()), len(np.unique(subjects[inside])), means, None, why)
-    return Groups(found, chosen, minimum)
+        items = {m: v[inside] for m, v in values.items()}
+        people = len(np.unique(subjects[inside]))
+        found[name] = Group(
+            name, int(mask.sum()), people, means, None, why, items=items, item_subjects=subjects[inside]
+        )
+    return Groups(found, chosen, minimum, result=_result_of(result))
 
 
 def _items(
@@ -234,14 +250,41 @@ def _items(
         first = dict(sorted(result.per_query.items(), key=lambda item: not item[0].startswith("recall@")))
         return first, result.queries, result.subjects, len(result.queries) + result.excluded
     if isinstance(result, Identification):
-        return {"rank_1": result.found(1)}, result.mated, result.subjects[result.mated], len(result.subjects)
+        values = {name: _per_item(result, name) for name in result.names()}
+        return values, result.mated, result.subjects[result.mated], len(result.subjects)
     if isinstance(result, Probe):
         n = len(result.linear.labels)
-        values = {"linear": result.linear.correct, "knn": result.knn.correct}
+        values = {m.key: m.per_item(result, None) for m in metrics_of("probe")}
         return values, np.arange(n), np.arange(n), n  # a closed set: classes are given, its samples are drawn
     raise InputError(
         f"groups slices a result of verification, retrieval, identification or probe: got {type(result).__name__}"
     )
+
+
+def _per_item(result: Identification, name: str) -> np.ndarray:
+    metric, at = parse_metric(name, "identification")
+    assert isinstance(metric, ItemMetric)
+    return metric.per_item(result, at)
+
+
+def _result_of(result: Any) -> str:
+    """The kind of a result, as metrics know it."""
+    kinds = {Verification: "verification", Retrieval: "retrieval", Identification: "identification", Probe: "probe"}
+    return next(name for kind, name in kinds.items() if isinstance(result, kind))
+
+
+def _is_lower_better(metric: str, result: str) -> bool:
+    """Of a metric by the name that groups have for it, where FMR and FNMR are those at the global threshold."""
+    found = next((m for m in _known() if m.base == metric), None) if result == "verification" else None
+    if found is not None:
+        return found.lower_is_better
+    other = find_metric(result, metric)
+    return other is not None and other[0].lower_is_better
+
+
+def _known() -> list[PairMetric]:
+    """The metrics of pairs that a group is told by: all that need no rate, and error rates at the global threshold."""
+    return [m for m in metrics_of("verification", PairMetric) if m.takes in ("", "threshold")]
 
 
 def _masks(attribute: Any, n: int, name: str) -> dict[str, np.ndarray]:
@@ -268,8 +311,9 @@ def _pairs(
 ) -> Groups:
     if v.source is None:
         raise InputError("groups needs the embeddings: slice a result of verification(), not of from_scores()")
-    if metric not in RATES:
-        raise InputError(f"no metric named {metric!r}{nearest(metric, RATES)}")
+    names = [m.base for m in _known()]
+    if metric not in names:
+        raise InputError(f"no metric named {metric!r}{nearest(metric, names)}")
     probe, gallery = v.source.probe, v.source.gallery
     masks = _masks(attribute, len(probe), "attribute")
     if gallery is not None and other is None:
@@ -288,21 +332,24 @@ def _group(
 ) -> Group:
     assert v.source is not None
     people, rows = len(np.unique(v.source.probe.labels[mask])), int(mask.sum())
-    missing: dict[str, float | None] = dict.fromkeys(RATES)
+    missing: dict[str, float | None] = dict.fromkeys(m.base for m in _known())
     try:
         whole = mask.all() and (among is None or among.all())  # one group of all: nothing to count again
         own = v if whole else again(v, mask, among)
-        own.look_at((), (threshold,))
-        fmr, fnmr = own.rates(threshold)
-        values: dict[str, float | None] = {"eer": own.eer, "auc": own.auc, "fmr": fmr, "fnmr": fnmr}
+        own.refine_at((), (threshold,))
+        values: dict[str, float | None] = {
+            m.base: own.value((m.base, threshold) if m.takes else m.key) for m in _known()
+        }
     except MettleError as e:
         return Group(name, rows, people, missing, None, str(e))
     genuine, impostor = paired(own)
-    fewer = min(genuine, impostor)
-    rests = {"eer": fewer, "auc": fewer, "fmr": impostor, "fnmr": genuine}
-    kind = "impostor" if metric == "fmr" or rests[metric] < genuine else "genuine"
+    counts = {"genuine": genuine, "impostor": impostor, "fewer": min(genuine, impostor)}
+    rests = {m.base: counts[m.rests_on] for m in _known()}
+    on = next(m.rests_on for m in _known() if m.base == metric)
+    kind = "impostor" if on == "impostor" or rests[metric] < genuine else "genuine"
     few = f"{metric} rests on the {rests[metric]} of its {people} subjects that have {kind} pairs"
-    return Group(name, rows, rests[metric], values, own, few if rests[metric] < minimum <= people else "", rests)
+    why = few if rests[metric] < minimum <= people else ""
+    return Group(name, rows, rests[metric], values, own, why, rests, threshold=threshold)
 
 
 def paired(v: Verification) -> tuple[int, int]:
@@ -427,12 +474,6 @@ def resampled_worst(values: np.ndarray, subjects: np.ndarray, group: np.ndarray,
         counts = sums(weights, np.bincount(subjects[inside], minlength=weights.shape[1]))
         found.append(np.where(counts > 0, sums(weights, totals) / np.maximum(counts, 1), np.inf))
     return np.min(found, axis=0)
-
-
-def _stated(group: Group, metric: str) -> dict[str, Any] | None:
-    if group.verification is None or metric not in ("eer", "auc"):
-        return None
-    return stated(lambda: group.interval(metric))
 
 
 @dataclass(frozen=True, eq=False)

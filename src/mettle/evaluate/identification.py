@@ -23,7 +23,7 @@ from mettle.evaluate import bootstrap, inputs, roc
 from mettle.evaluate.bootstrap import Interval, parts, some
 from mettle.evaluate.diagnostics.duplicates import across
 from mettle.evaluate.inputs import NotMeasurable, Numbers, check_apart, check_tuple, codes, share_label_codes, whole
-from mettle.evaluate.metrics import named
+from mettle.evaluate.metrics import ItemMetric, metrics_of, parse_metric, register
 from mettle.evaluate.scoring.cosine import Unit
 from mettle.unknown_names import explain_arguments
 
@@ -152,34 +152,47 @@ class Identification:
     def interval(
         self, name: str | tuple[str, float], level: float = 0.95, *, replicates: int = 1000, seed: int = 0
     ) -> Interval:
-        """Interval of ``"rank_1"`` or, say, ``"tpir@0.01"``: probe subjects are resampled, the gallery stays fixed.
+        """Interval of ``"rank@1"`` or, say, ``"tpir@0.01"``: probe subjects are resampled, the gallery stays fixed.
 
         Raises:
             NotMeasurable: fewer than six subjects have mated probes, or, where a rate is kept, unknown ones.
         """
-        _, kept = named(name, ("rank_1", "tpir@0.01"))
-        point = self.rank_1 if kept is None else self.tpir(kept)
+        metric, at = parse_metric(name, "identification")
+        kept = at if metric.takes == "fpir" else None
+        point = self.value(name)
         count = 1 + int(self.subjects.max())
         bootstrap.check_subjects(len(np.unique(self.subjects[self.mated])), "subjects with mated probes")
         if kept is not None:
             bootstrap.check_subjects(len(np.unique(self.subjects[self.unknown])), "subjects with unknown probes")
         weights = bootstrap.draw(count, replicates, seed)
         walk = parts(replicates, len(self.subjects))
-        hits, total = (np.concatenate(c) for c in zip(*(self._drawn(weights[p], kept) for p in walk), strict=True))
+        drawn = [self._drawn(weights[part], metric, at) for part in walk]
+        hits, total = (np.concatenate(column) for column in zip(*drawn, strict=True))
         able = total > 0
         values = hits[able] / total[able]
         method = f"probe-{bootstrap.METHOD}, gallery fixed"
         among = np.isin(np.arange(count), self.subjects[self.mated])  # a stranger cannot be missed
-        drawn, probes = some(weights, able), len(self.mated)
-        return bootstrap.of_rate(values, point, drawn, level, seed, method, rate=probes, among=among)
+        weights, probes = some(weights, able), len(self.mated)
+        return bootstrap.of_rate(values, point, weights, level, seed, method, rate=probes, among=among)
 
-    def _drawn(self, weights: np.ndarray, fpir: float | None) -> tuple[np.ndarray, np.ndarray]:
+    def names(self) -> list[str]:
+        """What the summary tells beside rates of false alarms."""
+        known = [metric for metric in metrics_of("identification") if metric.takes != "fpir"]
+        return [metric.name_at(1) if metric.takes else metric.key for metric in known]
+
+    def value(self, name: str | tuple[str, float]) -> float:
+        """A number by the name that :meth:`interval` knows."""
+        metric, at = parse_metric(name, "identification")
+        assert isinstance(metric, ItemMetric)
+        return float(metric.per_item(self, at).mean())
+
+    def _drawn(self, weights: np.ndarray, metric: Any, at: float | None) -> tuple[np.ndarray, np.ndarray]:
         """How many mated probes each replicate finds, and how many it has."""
         w, u = weights[:, self.subjects[self.mated]], weights[:, self.subjects[self.unknown]]
-        if fpir is None:
-            hits = np.broadcast_to(self.found(1), w.shape)
+        if metric.takes != "fpir" or at is None:
+            hits = np.broadcast_to(metric.per_item(self, at), w.shape)
         else:
-            hits = self.found(1) * (self.own >= self._resampled(u, fpir)[:, None])
+            hits = self.found(1) * (self.own >= self._resampled(u, at)[:, None])
         return (w * hits).sum(axis=1), w.sum(axis=1)
 
     def _resampled(self, weights: np.ndarray, fpir: float) -> np.ndarray:
@@ -217,7 +230,10 @@ class Identification:
             "mated": len(self.mated),
             "unknown": len(self.unknown),
             "fusion": self.fusion,
-            "rank_1": {"value": self.rank_1, "interval": bootstrap.stated(lambda: self.interval("rank_1"))},
+            "metrics": {
+                name: {"value": self.value(name), "interval": bootstrap.stated(lambda n=name: self.interval(n))}
+                for name in self.names()
+            },
             "cmc": self.cmc.tolist(),
             "tpir": points,
             "warnings": list(self.warnings),
@@ -281,3 +297,30 @@ def _fuse(tile: np.ndarray, starts: np.ndarray, sizes: np.ndarray, fusion: str) 
     if fusion == "max":
         return np.maximum.reduceat(tile, starts, axis=1)
     return np.round(np.add.reduceat(tile.astype(np.float64), starts, axis=1) / sizes, 12)
+
+
+RANK = register(
+    ItemMetric(
+        "rank@k",
+        "rank {}",
+        "share of enrolled people's probes whose identity is among the R best, whatever its score",
+        "identification",
+        "probes of enrolled identities whose identity scores best",
+        per_item=lambda found, rank: found.found(int(rank)),
+        items="mated probes",
+        resample="subjects of probes",
+        headline=(1,),
+    )
+)
+TPIR = register(
+    ItemMetric(
+        "tpir@fpir",
+        "TPIR at FPIR {}",
+        "share of enrolled people's probes found best, and scoring above the threshold that at most a share FPIR of "
+        "the strangers reach",
+        "identification",
+        per_item=lambda found, fpir: found.found(1) * (found.own >= found.threshold(fpir)),
+        items="mated probes",
+        resample="subjects of probes",
+    )
+)

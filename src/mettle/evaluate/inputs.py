@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mettle.data.arrays import as_int64, check_matrix, check_one_label_per_id, integers, names, to_numpy
+from mettle.data.arrays import as_int64, as_names, check_matrix, check_one_label_per_id, integers, names, to_numpy
 from mettle.errors import DataError, InputError, MettleError
 
 
@@ -247,6 +247,52 @@ def code_labels(values: Any, name: str, n: int) -> tuple[np.ndarray, np.ndarray 
         return as_int64(found, name), None
     texts, coded = np.unique(found, return_inverse=True)
     return coded.reshape(-1).astype(np.int64), texts
+
+
+def is_label_sets(labels: Any) -> bool:
+    """Whether rows have several labels each: collections, or an (n, c) array of truth values."""
+    if isinstance(labels, np.ndarray | torch.Tensor):
+        return labels.ndim == 2 and labels.dtype in (bool, torch.bool)
+    if not isinstance(labels, Iterable) or isinstance(labels, str | bytes | Mapping):
+        return False
+    return isinstance(next(iter(labels), None), list | tuple | set | frozenset | np.ndarray)
+
+
+def check_label_sets(*sides: Any) -> tuple[list[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """One code per row for each side, equal for equal sets of labels, and which codes have a label in common.
+
+    Args:
+        sides: collections of integers or text, one per row, or arrays (n, c) of truth values over c labels.
+
+    Returns:
+        The codes, and those that share a label with each code: starts and codes of a CSR matrix.
+    """
+    from scipy.sparse import csr_matrix
+
+    rows = [[frozenset(one) for one in _read_label_sets(side)] for side in sides]
+    distinct = {labels: code for code, labels in enumerate(dict.fromkeys(s for side in rows for s in side))}
+    known = {label: at for at, label in enumerate(dict.fromkeys(x for labels in distinct for x in labels))}
+    if len({isinstance(label, str) for label in known}) > 1:
+        raise InputError("labels must be of one kind: got integers and text in the same collections")
+    members = [(code, known[label]) for labels, code in distinct.items() for label in labels]
+    if not members:
+        raise InputError("labels are empty collections: no candidate is relevant to anybody")
+    at, label = np.array(members).T
+    has = csr_matrix((np.ones(len(members), np.int64), (at, label)), shape=(len(distinct), len(known)))
+    shared = (has @ has.T).tocsr()
+    coded = [np.array([distinct[s] for s in side], np.int64) for side in rows]
+    return coded, (shared.indptr.astype(np.int64), shared.indices.astype(np.int64))
+
+
+def _read_label_sets(labels: Any) -> list[list[int | str]]:
+    if isinstance(labels, np.ndarray | torch.Tensor):
+        return [np.flatnonzero(row).tolist() for row in to_numpy(labels, "labels")]
+    found = []
+    for at, one in enumerate(labels):
+        if not isinstance(one, list | tuple | set | frozenset | np.ndarray):
+            raise InputError(f"labels must be collections in every row: got {one!r} at position {at}")
+        found.append(as_names(np.asarray(list(one), object), f"labels of row {at}").tolist() if len(one) else [])
+    return found
 
 
 def codes(*columns: np.ndarray) -> list[np.ndarray]:

@@ -1,8 +1,8 @@
 """Probes: how much of the labels can a simple classifier read from frozen embeddings?
 
     linear   logistic regression on unit vectors, fitted until its gradient is 1e-4 of that at the start, or refused
-    kNN      each of the k nearest training samples votes with e^{s/T}; equal scores at the k-th place share the votes
-             that are left, equal votes share the credit
+    kNN      each of the k nearest training samples votes with e^{s/T}, or with one vote each; equal scores at the k-th
+             place share the votes that are left, equal votes share the credit
 
 Labels are those of the training side (closed set). The worst class is reported beside the mean: a probe can be good on
 average and blind to one class.
@@ -23,11 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from mettle.errors import InputError, NumericError, nearest
+from mettle.errors import InputError, NumericError
 from mettle.evaluate import bootstrap
-from mettle.evaluate.bootstrap import Interval, sums
+from mettle.evaluate.bootstrap import ResultPerItem
 from mettle.evaluate.diagnostics.duplicates import across
 from mettle.evaluate.inputs import Rows, check_apart, check_tuple, share_label_codes, whole
+from mettle.evaluate.metrics import ItemMetric, metrics_of, parse_metric, register
 from mettle.evaluate.scoring.cosine import Unit
 from mettle.rng import hash_bits
 from mettle.unknown_names import explain_arguments
@@ -82,48 +83,89 @@ class Accuracy:
 
 
 @dataclass(frozen=True, eq=False)
-class Probe:
-    """What the two probes found."""
+class Probe(ResultPerItem):
+    """What the probes found.
+
+    Attributes:
+        linear: of the logistic regression.
+        knn: of the nearest training samples, whose votes weigh more the nearer they are.
+        uniform: of the same neighbours with one vote each.
+        warnings: what a reader should know.
+    """
 
     linear: Accuracy
     knn: Accuracy
+    uniform: Accuracy
     warnings: tuple[str, ...] = ()
 
+    result = "probe"
+
+    def items(self, name: str | tuple[str, float]) -> tuple[np.ndarray, np.ndarray]:
+        """1 or 0 for each test sample, each a subject of its own: a closed set has its classes, samples are drawn."""
+        metric, at = parse_metric(name, self.result)
+        assert isinstance(metric, ItemMetric)
+        values = metric.per_item(self, at)
+        return values, np.arange(len(values))
+
     @property
-    def worst_class(self) -> tuple[int | str, float]:
-        """The worst class of the linear probe."""
-        return self.linear.worst_class
+    def method(self) -> str:
+        """Test samples are drawn."""
+        return f"{bootstrap.METHOD.replace('subject', 'test-sample')}, training side fixed"
 
-    def interval(self, name: str, level: float = 0.95, *, replicates: int = 1000, seed: int = 0) -> Interval:
-        """Interval of ``"linear"`` or ``"knn"`` accuracy: test samples are resampled, training ones stay.
-
-        Raises:
-            NotMeasurable: fewer than six test samples.
-        """
-        if name not in ("linear", "knn"):
-            raise InputError(f"no interval named {name!r}{nearest(name, ('linear', 'knn'))}")
-        values = getattr(self, name).correct
-        weights = bootstrap.draw(len(values), replicates, seed)
-        point, method = (
-            float(values.mean()),
-            f"{bootstrap.METHOD.replace('subject', 'test-sample')}, training side fixed",
-        )
-        drawn = sums(weights, values) / len(values)
-        return bootstrap.of_rate(drawn, point, weights, level, seed, method, rate=len(values))
+    def accuracy(self, name: str) -> Accuracy:
+        """One of them, by the name of its metric."""
+        parse_metric(name, self.result)
+        return Accuracy(self.items(name)[0], self.linear.labels)
 
     def summary(self) -> dict[str, Any]:
         """Everything as plain numbers, ready for JSON."""
         found: dict[str, Any] = {"warnings": list(self.warnings)}
-        for name in ("linear", "knn"):
-            one: Accuracy = getattr(self, name)
+        for metric in metrics_of(self.result):
+            one = self.accuracy(metric.key)
             label, worst = one.worst_class
-            found[name] = {
+            found[metric.key] = {
                 "accuracy": one.accuracy,
-                "interval": bootstrap.stated(lambda n=name: self.interval(n)),
+                "interval": bootstrap.stated(lambda n=metric.key: self.interval(n)),
                 "balanced": one.balanced,
                 "worst_class": {"label": label, "accuracy": worst},
             }
         return found
+
+
+LINEAR = register(
+    ItemMetric(
+        "linear",
+        "linear probe",
+        "share of test samples that a logistic regression on frozen embeddings gets right; one that has not converged "
+        "after `iterations` steps (10,000) raises a `NumericError`",
+        "probe",
+        per_item=lambda found, at: found.linear.correct,
+        items="test samples",
+        resample="test samples",
+    )
+)
+KNN = register(
+    ItemMetric(
+        "knn",
+        "kNN, weighted",
+        "the same of the k nearest training samples, each voting with e^{cosine/T}; equal votes share the credit",
+        "probe",
+        per_item=lambda found, at: found.knn.correct,
+        items="test samples",
+        resample="test samples",
+    )
+)
+KNN_UNIFORM = register(
+    ItemMetric(
+        "knn_uniform",
+        "kNN",
+        "the same with one vote each; equal scores at the k-th place share the votes that are left",
+        "probe",
+        per_item=lambda found, at: found.uniform.correct,
+        items="test samples",
+        resample="test samples",
+    )
+)
 
 
 @explain_arguments
@@ -158,6 +200,43 @@ def probe(
         >>> p.linear.accuracy, p.knn.worst_class
         (1.0, (0, 1.0))
     """
+    a, b, copied = _check_sides(train, test)
+    whole(k, "k", 1)
+    whole(iterations, "iterations", 1)
+    if not all(isinstance(value, Real) and 0 < value < np.inf for value in (temperature, strength)):
+        raise InputError(f"temperature and strength must be finite and above 0: got {temperature!r}, {strength!r}")
+    double = any(r.double for r in (a, b))
+    first, second = Unit.of(a.values, double), Unit.of(b.values, double)
+    linear = _linear(first, a, second, b, strength, iterations)
+    votes = [Accuracy(v, b.given_labels) for v in _knn(first, a, second, b, min(k, len(a)), temperature)]
+    return Probe(Accuracy(linear, b.given_labels), *votes, copied)
+
+
+@explain_arguments
+def knn_accuracy(train: tuple[Any, ...], test: tuple[Any, ...], *, k: int = 1) -> Accuracy:
+    """Share of test samples that most of their k nearest training samples name, one vote each, by cosine.
+
+    Equal votes share the credit, and so do equal scores at the k-th place, whatever the order of rows.
+
+    Args:
+        train: ``(embeddings, labels[, domains[, ids]])``.
+        test: the same; its labels must occur in ``train``.
+        k: neighbours that vote, at most as many as there are.
+
+    Example:
+        >>> import numpy as np
+        >>> knn_accuracy((np.eye(2)[[0, 0, 1]], [0, 0, 1]), ([[9.0, 1.0], [1.0, 9.0]], [0, 1]), k=1).accuracy
+        1.0
+    """
+    a, b, _ = _check_sides(train, test)
+    whole(k, "k", 1)
+    double = any(r.double for r in (a, b))
+    first, second = Unit.of(a.values, double), Unit.of(b.values, double)
+    return Accuracy(_knn(first, a, second, b, min(k, len(a)), 1.0)[1], b.given_labels)
+
+
+def _check_sides(train: tuple[Any, ...], test: tuple[Any, ...]) -> tuple[Rows, Rows, tuple[str, ...]]:
+    """Both sides of a closed-set task, and what is copied from one to the other."""
     a, b = share_label_codes(check_tuple(train, "train"), check_tuple(test, "test"), "train", "test")
     check_apart(a, b, "train", "test")
     copied = across(a, b, "train", "test")
@@ -166,15 +245,7 @@ def probe(
         raise InputError(f"test label {strangers[0]} never occurs in train: a probe is a closed-set task")
     if len(np.unique(a.labels)) < 2:
         raise InputError("train must hold at least two labels: got one, which any probe would guess")
-    whole(k, "k", 1)
-    whole(iterations, "iterations", 1)
-    if not all(isinstance(value, Real) and 0 < value < np.inf for value in (temperature, strength)):
-        raise InputError(f"temperature and strength must be finite and above 0: got {temperature!r}, {strength!r}")
-    double = any(r.double for r in (a, b))
-    first, second = Unit.of(a.values, double), Unit.of(b.values, double)
-    linear = _linear(first, a, second, b, strength, iterations)
-    knn = _knn(first, a, second, b, min(k, len(a)), temperature)
-    return Probe(Accuracy(linear, b.given_labels), Accuracy(knn, b.given_labels), copied)
+    return a, b, copied
 
 
 def _linear(first: Unit, train: Rows, second: Unit, test: Rows, strength: float, iterations: int) -> np.ndarray:
@@ -212,25 +283,29 @@ def _first_gradient(x: np.ndarray, labels: np.ndarray) -> float:
     return float(max(weights, np.abs(counts - len(x) / len(names)).max())) / len(x)
 
 
-def _knn(first: Unit, train: Rows, second: Unit, test: Rows, k: int, temperature: float) -> np.ndarray:
+def _knn(
+    first: Unit, train: Rows, second: Unit, test: Rows, k: int, temperature: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Right or wrong for each test sample, by votes that weigh e^{s/T}, and by one vote each."""
     order = np.argsort(train.labels, kind="stable")
     names, starts = np.unique(train.labels[order], return_index=True)
     sorted_, truth = first.take(order), np.searchsorted(names, test.labels)
-    correct = np.empty(len(test))
+    correct = np.empty((2, len(test)))
     step = max(1, _CELLS // len(order))
     for start in range(0, len(test), step):
         part = slice(start, start + step)
         s = second.take(part).cosine(sorted_).astype(np.float64)
         edge = np.partition(s, -k, axis=1)[:, -k, None]
         inside, tied = s > edge, s == edge
-        share = (k - inside.sum(axis=1, keepdims=True)) / tied.sum(axis=1, keepdims=True)
-        votes = np.exp((s - s.max(axis=1, keepdims=True)) / temperature) * (inside + share * tied)
-        total = np.add.reduceat(votes, starts, axis=1)
-        total = np.round(total / total.max(axis=1, keepdims=True), 12)  # sums in another order are equal votes
-        winners = total == 1
-        right = winners[np.arange(len(total)), truth[part]]
-        correct[part] = right / winners.sum(axis=1)
-    return correct
+        votes = inside + (k - inside.sum(axis=1, keepdims=True)) / tied.sum(axis=1, keepdims=True) * tied
+        weights = np.exp((s - s.max(axis=1, keepdims=True)) / temperature)
+        for way, weighed in enumerate((votes * weights, votes)):
+            total = np.add.reduceat(weighed, starts, axis=1)
+            total = np.round(total / total.max(axis=1, keepdims=True), 12)  # sums in another order are equal votes
+            winners = total == 1
+            right = winners[np.arange(len(total)), truth[part]]
+            correct[way, part] = right / winners.sum(axis=1)
+    return correct[0], correct[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,7 +392,8 @@ def reading(z: Mapping[str, np.ndarray], codes: Mapping[str, np.ndarray]) -> Rea
         correct[live] = one.correct[n:]
         return Accuracy(correct, codes["test"][test])
 
-    return Reading(Probe(on_test(chosen.linear), on_test(chosen.knn), notes), test, best, chosen_on)
+    found = Probe(on_test(chosen.linear), on_test(chosen.knn), on_test(chosen.uniform), notes)
+    return Reading(found, test, best, chosen_on)
 
 
 def _rising(right: Mapping[float, float], targets: np.ndarray) -> bool:

@@ -22,9 +22,11 @@ a candidates with h relevant ones, at the j-th place of the group:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from mettle.evaluate.metrics import ItemMetric, metrics_of, register
 from mettle.evaluate.scoring.relevant_ranks import RelevantRanks
 
 
@@ -134,14 +136,12 @@ def ndcg(g: TieGroups, k: int | None = None) -> np.ndarray:
 
 
 def all_metrics(g: TieGroups, ks: Sequence[int]) -> dict[str, np.ndarray]:
-    """Every metric of every ranking, and ``least@K`` and ``most@K``: the hit rate in the worst and the best order."""
+    """Every registered metric of every ranking, by name."""
     found: dict[str, np.ndarray] = {}
-    for k in ks:
-        found[f"recall@{k}"], found[f"least@{k}"], found[f"most@{k}"] = hit_rate(g, k)
-    found |= {f"precision@{k}": precision(g, k) for k in ks}
-    found |= {f"ndcg@{k}": ndcg(g, k) for k in ks}
-    found |= {"map": average_precision(g), "mrr": reciprocal_rank(g), "ndcg": ndcg(g)}
-    return found | {"r_precision": precision(g, g.total), "map_at_r": average_precision(g, g.total)}
+    for metric in metrics_of("retrieval", ItemMetric):
+        for k in ks if metric.takes else (None,):
+            found[metric.name_at(k)] = metric.per_item(g, k)
+    return found
 
 
 def _both(g: TieGroups) -> np.ndarray:
@@ -169,3 +169,61 @@ def _first_place(a: int, t: int, p: int) -> float:
     still = np.append(1.0, np.cumprod((t - p - j) / (t - j)))  # none among the first j
     here = still * p / (t - np.arange(t - p + 1))
     return float((here / (a + 1 + np.arange(t - p + 1))).sum())
+
+
+EVERYWHERE = frozenset({"table", "tile", "comparison", "terminal"})
+
+
+def _register(key: str, title: str, definition: str, per_item: Any, meaning: str = "", **options: Any) -> ItemMetric:
+    """A metric of the rankings of queries, whose subjects are resampled."""
+    known = {"meaning": meaning, "per_item": per_item, "items": "queries", "resample": "subjects of queries"}
+    return register(ItemMetric(key, title, definition, "retrieval", **known, **options))
+
+
+RECALL = _register(
+    "recall@k",
+    "Recall@{}",
+    "share of queries with a relevant candidate among the K nearest (a hit rate)",
+    lambda g, k: hit_rate(g, k)[0],
+    "samples whose nearest neighbour is the right identity",
+    shown=EVERYWHERE,
+    headline=(1,),
+)
+MAP_AT_R = _register(
+    "map_at_r",
+    "MAP@R",
+    "mean over queries of (1/R) Σ P(i)·rel(i) over the R nearest; R = number of relevant candidates, "
+    "P(i) = relevant among the i nearest / i",
+    lambda g, at: average_precision(g, g.total),
+    "how purely the nearest neighbours are the right identity",
+    shown=EVERYWHERE,
+)
+MAP = _register(
+    "map",
+    "MAP",
+    "mean over queries of AP = (1/R) Σ P(i)·rel(i) over the whole ranking",
+    lambda g, at: average_precision(g),
+    "how early relevant candidates come in the whole ranking",
+    shown=frozenset({"table", "comparison"}),
+)
+MRR = _register("mrr", "MRR", "mean of 1 / place of the first relevant candidate", lambda g, at: reciprocal_rank(g))
+NDCG = _register(
+    "ndcg",
+    "nDCG",
+    "Σ rel(i)/log₂(i + 1) over the whole ranking, divided by its value with all relevant candidates first",
+    lambda g, at: ndcg(g),
+)
+R_PRECISION = _register(
+    "r_precision", "R-precision", "relevant among the R nearest / R", lambda g, at: precision(g, g.total)
+)
+PRECISION = _register(
+    "precision@k", "Precision@{}", "relevant candidates among the K nearest / K", precision, shown=frozenset()
+)
+NDCG_AT_K = _register("ndcg@k", "nDCG@{}", "nDCG of the K nearest", ndcg, shown=frozenset())
+TRAPEZOID_MAP = _register(
+    "map_trapezoid",
+    "MAP, trapezoids",
+    "mean of (1/R) Σ rel(i)·(P(i) + P(i − 1))/2 with P(0) = 1, which the evaluation code of Market-1501 computes",
+    lambda g, at: trapezoid_precision(g),
+    shown=frozenset(),
+)

@@ -11,32 +11,29 @@ A system may choose between two thresholds at random, and so reach every point b
 left edge of the hull of all operating points is the best that can be had this way; ``eer_rocch`` is where it meets
 FMR = FNMR. It is never above the EER, and flatters where scores are few: hence never one for the other.
 
-Genuine scores are thresholds enough: between two of them a higher threshold rejects no more genuine pairs and accepts
-fewer impostors. The lowest score joins them, because failed templates (−∞) may leave no genuine score so low.
+The metrics of verification are declared here, each beside its formula: from scores, and from the weighted curves of
+resampled subjects, where many of them are computed at once.
 """
 
 import math
-from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 from scipy.special import ndtri
 
 from mettle.errors import InputError
 from mettle.evaluate.inputs import NotMeasurable, whole
-from mettle.evaluate.scoring.bins import Points
-from mettle.evaluate.scoring.histogram import Counted
-from mettle.evaluate.scoring.scores import Scores, acting
+from mettle.evaluate.metrics import DECIMAL_4, PERCENT_2, PairMetric, register
+from mettle.evaluate.scoring.scores import ErrorCounts, ScoreStore, acting
 
 NO_EER = (
     "EER is not measurable: FNMR exceeds FMR at every threshold because of failed templates (−inf); "
     "report FTA and FRR (system_rates), or TAR at a false-accept rate"
 )
-
-
-Pairs = Scores | Counted  # sorted scores, or counts with a way to look closer
+PRIOR = 0.01  # share of targets of the detection cost that is reported
 
 
 def status(budget: float) -> str:
@@ -103,24 +100,41 @@ class Cost:
     bound: float
 
 
-def counts(scores: Pairs, threshold: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+@dataclass(frozen=True, eq=False)
+class WeightedCurves:
+    """Scores of some resamples of the subjects, weighted and counted in the bins of a grid.
+
+    Attributes:
+        impostor: (1 + b, bins) weighted impostor scores in each bin of the grid.
+        genuine: (1 + b, bins) weighted genuine scores in each bin.
+        is_exact: whether the grid holds every distinct score, so that nothing is interpolated.
+    """
+
+    impostor: np.ndarray
+    genuine: np.ndarray
+    is_exact: bool
+
+    @cached_property
+    def error_rates(self) -> tuple[np.ndarray, np.ndarray]:
+        """FMR and FNMR at each grid threshold and at +∞, one row per resample."""
+        accepts = np.cumsum(self.impostor[:, ::-1], axis=1)  # from the top, where counts are small and exact
+        # The expansion can make a sparse tail negative; rates stay within bounds and never rise with τ.
+        rising = np.maximum.accumulate(np.maximum(accepts, 0), axis=1)[:, ::-1]
+        fmr = np.append(rising[:, 1:], np.zeros((len(rising), 1)), axis=1) / rising[:, :1]
+        rejects = np.cumsum(self.genuine, axis=1)
+        return fmr, rejects / rejects[:, -1:]
+
+
+def counts(scores: ScoreStore, threshold: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """False accepts #impostor ≥ τ and false rejects #genuine < τ, as int64; one threshold exactly, many as drawn."""
     t = acting(threshold, scores.dtype)
-    if isinstance(scores, Counted) and t.ndim == 0:
-        accepts, rejects = scores.exactly(float(t))
+    if t.ndim == 0:
+        accepts, rejects = scores.count_errors(float(t))
         return np.asarray(accepts), np.asarray(rejects)
     return scores.impostors - scores.below(t), np.searchsorted(scores.genuine, t, side="left")
 
 
-def auc(scores: Scores) -> Fraction:
-    """AUC = (Σ over genuine of #impostor below + ½·#equal) / (N_g·N_i), exactly."""
-    left = np.searchsorted(scores.impostor, scores.genuine, side="left")
-    right = np.searchsorted(scores.impostor, scores.genuine, side="right")
-    twice = int(left.sum()) + int(right.sum())
-    return Fraction(twice, 2 * len(scores.genuine) * len(scores.impostor))
-
-
-def eer(scores: Pairs) -> tuple[Fraction, Bracket]:
+def eer(scores: ScoreStore) -> tuple[Fraction, Bracket]:
     """The value where the path through the operating points (FMR, FNMR) meets FMR = FNMR, exactly.
 
     With (x₀, y₀) the last point where x ≥ y and (x₁, y₁) the next: EER = x₀ + t·(x₁ − x₀), where
@@ -129,135 +143,118 @@ def eer(scores: Pairs) -> tuple[Fraction, Bracket]:
     Raises:
         NotMeasurable: so many failed templates that FNMR > FMR even at the lowest score.
     """
-    if isinstance(scores, Counted):
-        low, high, (x0, y0), (x1, y1) = _crossing(scores)
-        return _interpolate_eer(low, high, (x0, y0), (x1, y1))
-    low = max((t for t in (_last_not_below(scores, side) for side in (0, 1)) if t is not None), default=None)
-    if low is None:
+    found = scores.eer_bracket()
+    if found is None:
         raise NotMeasurable(NO_EER)
-    high = next_above(scores, low)
-    return _interpolate_eer(low, high, _rates(scores, low), _rates(scores, high))
-
-
-def _interpolate_eer(
-    low: float, high: float, first: tuple[Fraction, Fraction], second: tuple[Fraction, Fraction]
-) -> tuple[Fraction, Bracket]:
-    (x0, y0), (x1, y1) = first, second
+    (x0, y0), (x1, y1) = (_error_rates(scores, point) for point in found)
+    below, above = found[0].threshold, found[1].threshold
     if x0 == y0:
-        point = (low, float(x0), float(y0))
+        point = (below, float(x0), float(y0))
         return x0, Bracket(point, point, 0.0)
     t = (x0 - y0) / ((x0 - y0) - (x1 - y1))
     gap = (min(x0, y1) - max(x1, y0)) / 2
-    bracket = Bracket((low, float(x0), float(y0)), (high, float(x1), float(y1)), float(gap))
+    bracket = Bracket((below, float(x0), float(y0)), (above, float(x1), float(y1)), float(gap))
     return x0 + t * (x1 - x0), bracket
 
 
-def _crossing(scores: Counted) -> tuple[float, float, tuple[Fraction, Fraction], tuple[Fraction, Fraction]]:
-    """The two operating points around FMR = FNMR: bins say where to look, wider where that was not enough."""
-    n_g, n_i = len(scores.genuine), scores.impostors
-    first, last = crossing_bins(scores)
-    while True:
-        p = scores.points(*scores.around(first, last))
-        # FMR − FNMR only falls, so bisect; the products of counts may be beyond int64.
-        low = bisect_left(range(len(p.thresholds)), True, key=partial(_behind, p, n_g, n_i)) - 1
-        if 0 <= low < len(p.thresholds) - 1:
-            break
-        if low >= 0 and last >= len(scores.counts):  # nothing above: +∞ accepts nobody
-            a, r = int(p.accepts[low]), int(p.rejects[low])
-            return float(p.thresholds[low]), math.inf, (Fraction(a, n_i), Fraction(r, n_g)), (Fraction(0), Fraction(1))
-        first, last = max(0, 2 * first - last), min(len(scores.counts), 2 * last - first)
-    pairs = [(Fraction(int(p.accepts[k]), n_i), Fraction(int(p.rejects[k]), n_g)) for k in (low, low + 1)]
-    return float(p.thresholds[low]), float(p.thresholds[low + 1]), pairs[0], pairs[1]
+def _error_rates(scores: ScoreStore, point: ErrorCounts) -> tuple[Fraction, Fraction]:
+    return Fraction(point.accepts, scores.impostors), Fraction(point.rejects, len(scores.genuine))
 
 
-def _behind(p: Points, n_g: int, n_i: int, k: int) -> bool:
-    """Whether FMR < FNMR at the k-th point, in whole numbers."""
-    return int(p.accepts[k]) * n_g < int(p.rejects[k]) * n_i
+def resampled_eer(curves: WeightedCurves, at: None = None) -> np.ndarray:
+    """EER of each resample, where the path of grid points meets FMR = FNMR."""
+    fmr, fnmr = curves.error_rates
+    gap = fmr - fnmr
+    low = np.clip((gap >= 0).sum(axis=1) - 1, 0, gap.shape[1] - 2)[:, None]
+    x0, g0 = np.take_along_axis(fmr, low, 1)[:, 0], np.take_along_axis(gap, low, 1)[:, 0]
+    x1, g1 = np.take_along_axis(fmr, low + 1, 1)[:, 0], np.take_along_axis(gap, low + 1, 1)[:, 0]
+    return x0 + np.clip(g0 / np.maximum(g0 - g1, 1e-300), 0, 1) * (x1 - x0)
 
 
-def crossing_bins(scores: Counted) -> tuple[int, int]:
-    """Bins around the EER: the last beginning where FMR ≥ FNMR, and its neighbours."""
-    accepts, rejects = scores.lower
-    return _surrounding(scores, int(np.count_nonzero(accepts / scores.impostors >= rejects / len(scores.genuine))) - 1)
+def resampled_auc(curves: WeightedCurves, at: None = None) -> np.ndarray:
+    """AUC of each resample: a bin counts the impostors below it and half of its own."""
+    below = np.cumsum(curves.impostor, axis=1) - curves.impostor / 2
+    pairs = curves.genuine.sum(axis=1) * curves.impostor.sum(axis=1)
+    return (curves.genuine * below).sum(axis=1) / pairs
 
 
-def budget_bins(scores: Counted, accepts: int) -> tuple[int, int]:
-    """Bins around the smallest threshold with at most so many false accepts."""
-    return _surrounding(scores, int(np.count_nonzero(scores.lower[0] > accepts)) - 1)
-
-
-def _surrounding(scores: Counted, at: int) -> tuple[int, int]:
-    """From the last bin before that holds any score to the next one behind, and one more on either side."""
-    accepts, rejects = scores.lower
-    filled = np.flatnonzero((np.diff(accepts) != 0) | (np.diff(rejects) != 0))
-    before, behind = filled[filled < at], filled[filled > at]
-    first = int(before[-1]) if len(before) else 0
-    last = int(behind[0]) + 1 if len(behind) else len(scores.counts)
-    return max(0, first - 1), min(len(scores.counts), last + 1)
-
-
-def operating_point(scores: Pairs, far: float) -> OperatingPoint:
+def operating_point(scores: ScoreStore, far: float) -> OperatingPoint:
     """The smallest threshold with FMR ≤ far: no interpolation, never the nearest rate."""
     n_i, n_g = scores.impostors, len(scores.genuine)
     errors = budget(far, n_i)
     if errors < 1:
         return OperatingPoint(far, None, None, None, None, n_i, "not measurable")
-    threshold = threshold_for(scores, math.floor(errors))
+    threshold = scores.threshold_for(math.floor(errors))
     accepts, rejects = (int(c) for c in counts(scores, threshold))
     return OperatingPoint(far, accepts / n_i, (n_g - rejects) / n_g, threshold, accepts, n_i, status(float(errors)))
 
 
-def threshold_for(scores: Pairs, accepts: int) -> float:
-    """The smallest operating threshold with at most ``accepts`` false accepts."""
-    n = scores.impostors
-    if isinstance(scores, Counted):
-        return _counted_threshold(scores, accepts)
-    if accepts >= n:
-        return next_above(scores, -np.inf)
-    return next_above(scores, float(scores.impostor[n - accepts - 1]))
+def _tar(scores: ScoreStore, far: float) -> float:
+    """TAR, where the rate can be measured.
+
+    Raises:
+        NotMeasurable: fewer than 1/far impostor pairs.
+    """
+    found = operating_point(scores, far)
+    if found.tar is None:
+        raise not_measurable("tar", far, found.impostors)
+    return found.tar
 
 
-def _counted_threshold(scores: Counted, accepts: int) -> float:
-    first, last = budget_bins(scores, accepts)
-    while True:
-        p = scores.points(*scores.around(first, last))
-        good = np.flatnonzero(p.accepts <= accepts)
-        at = int(good[0]) if len(good) else len(p.thresholds)
-        if len(good) and (at > 0 or first == 0):
-            return float(p.thresholds[at])
-        if not len(good) and last >= len(scores.counts):
-            return math.inf
-        first, last = max(0, 2 * first - last), min(len(scores.counts), 2 * last - first)
+def not_measurable(what: str, far: float, impostors: int) -> NotMeasurable:
+    """Why nothing is told at a rate."""
+    return NotMeasurable(
+        f"{what} at far={far:g} is not measurable with {impostors} impostor pairs: "
+        f"at least {least(far)} are needed, ten times as many for a headline"
+    )
 
 
-def min_dcf(scores: Pairs, prior: float, miss: float, false_accept: float) -> Cost:
+def resampled_tar(curves: WeightedCurves, far: float) -> np.ndarray:
+    """TAR of each resample at its own threshold: no line between points when the grid is complete."""
+    fmr, fnmr = curves.error_rates
+    at = np.argmax(fmr <= far * (1 + 1e-9), axis=1)[:, None]  # +∞ always qualifies
+    tar = 1 - np.take_along_axis(fnmr, at, 1)[:, 0]
+    if curves.is_exact:
+        return tar
+    before = np.maximum(at - 1, 0)
+    x0, x1 = np.take_along_axis(fmr, before, 1)[:, 0], np.take_along_axis(fmr, at, 1)[:, 0]
+    share = np.clip((x0 - far) / np.where(x0 > x1, x0 - x1, 1), 0, 1)
+    above = 1 - np.take_along_axis(fnmr, before, 1)[:, 0]
+    return np.where(x0 > far, above + share * (tar - above), tar)
+
+
+def min_dcf(scores: ScoreStore, prior: float = PRIOR, miss: float = 1.0, false_accept: float = 1.0) -> Cost:
     """The least detection cost over all thresholds.
 
     DCF(τ) = (miss·p·FNMR + false_accept·(1−p)·FMR) / min(miss·p, false_accept·(1−p)). On counts the minimum is taken
-    where bins begin; inside a bin the cost cannot be less than with the rejects of its beginning and the accepts of
-    its end. On sorted scores nothing is left open, and genuine scores are thresholds enough: between two of them a
-    higher threshold rejects no more genuine pairs and accepts fewer impostors.
+    where bins begin; inside a bin the cost cannot be less than with the rejects of its beginning and the fewest false
+    accepts that may belong to it.
+    """
+    a, b = miss * prior, false_accept * (1 - prior)
+    return least_cost(scores, lambda fmr, fnmr: (a * fnmr + b * fmr) / min(a, b))
+
+
+def least_cost(scores: ScoreStore, cost: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Cost:
+    """The least of a cost of (FMR, FNMR) over all thresholds; it may fall with neither of the two.
+
+    Genuine scores are thresholds enough. Of a histogram, the bound is what the fewest false accepts of every bin leave
+    open.
     """
     n_g, n_i = len(scores.genuine), scores.impostors
-    a, b = miss * prior, false_accept * (1 - prior)
-    counted = isinstance(scores, Counted)
-    thresholds = scores.bins.edges if counted else np.unique(scores.genuine[np.isfinite(scores.genuine)])
-    accepts, rejects = scores.lower if counted else counts(scores, thresholds)
-    accepts, rejects = np.append(accepts, 0) / n_i, np.append(rejects, n_g) / n_g
-    cost = (a * rejects + b * accepts) / min(a, b)
-    at = int(cost.argmin())
-    open_ = float(cost[at] - ((a * rejects[:-1] + b * accepts[1:]) / min(a, b)).min()) if counted else 0.0
-    return Cost(float(cost[at]), float(np.append(thresholds, np.inf)[at]), max(0.0, open_))
+    corner = scores.corners()
+    accepts, rejects = np.append(corner.accepts, 0) / n_i, np.append(corner.rejects, n_g) / n_g
+    found = cost(accepts, rejects)
+    at, bound = int(found.argmin()), 0.0
+    if corner.blur:
+        fewest = np.append(corner.accepts[1 + corner.blur :], np.zeros(1 + corner.blur, np.int64)) / n_i
+        bound = float(found[at] - cost(fewest, rejects[:-1]).min())
+    return Cost(float(found[at]), float(np.append(corner.thresholds, np.inf)[at]), max(0.0, bound))
 
 
-def next_above(scores: Scores, value: float) -> float:
-    """The next operating threshold above a value: a distinct finite score, or +∞."""
-    found = np.inf
-    for side in (scores.genuine, scores.impostor):
-        at = np.searchsorted(side, np.asarray(value, side.dtype), side="right")
-        if at < len(side):
-            found = min(found, float(side[at]))
-    return found
+def resampled_min_dcf(curves: WeightedCurves, at: None = None) -> np.ndarray:
+    """The least detection cost of each resample, at the reported prior and equal costs."""
+    fmr, fnmr = curves.error_rates
+    return (fnmr + (1 - PRIOR) / PRIOR * fmr).min(axis=1)
 
 
 def rate(far: float, name: str = "far") -> Fraction:
@@ -278,23 +275,6 @@ def least(far: float) -> int:
     """How many impostor pairs a rate needs to be measurable."""
     n = math.ceil(1 / rate(far))
     return n - 1 if n > 1 and budget(far, n - 1) >= 1 else n
-
-
-def _rates(scores: Scores, threshold: float) -> tuple[Fraction, Fraction]:
-    accepts, rejects = counts(scores, threshold)
-    return Fraction(int(accepts), len(scores.impostor)), Fraction(int(rejects), len(scores.genuine))
-
-
-def _last_not_below(scores: Scores, which: int) -> float | None:
-    """The largest finite score of one kind at which FMR ≥ FNMR: FMR − FNMR only falls, so bisect."""
-    side = scores.impostor if which else scores.genuine
-    low = int(np.searchsorted(side, side.dtype.type(-np.inf), side="right"))  # of the same type, or it is copied
-    good, bad = low - 1, len(side)  # side[good] holds, side[bad] does not
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        fmr, fnmr = _rates(scores, float(side[middle]))
-        good, bad = (middle, bad) if fmr >= fnmr else (good, middle)
-    return float(side[good]) if good >= low else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,12 +300,12 @@ class Curve:
 class Roc:
     """All operating points, computed when first read; :meth:`thinned` is for drawing."""
 
-    scores: Pairs
+    scores: ScoreStore
 
     @cached_property
     def full(self) -> Curve:
         """Every distinct finite score and +∞."""
-        return curve_at(self.scores, distinct(self.scores))
+        return curve_at(self.scores, self.scores.distinct())
 
     @property
     def thresholds(self) -> np.ndarray:
@@ -365,35 +345,22 @@ class Histogram:
     impostor: np.ndarray
 
 
-def curve_at(scores: Pairs, thresholds: np.ndarray) -> Curve:
+def curve_at(scores: ScoreStore, thresholds: np.ndarray) -> Curve:
     """The operating points at these finite thresholds, and +∞."""
     thresholds = np.append(thresholds, np.asarray(np.inf, thresholds.dtype))
     accepts, rejects = counts(scores, thresholds)
     return Curve(thresholds, accepts / scores.impostors, rejects / len(scores.genuine))
 
 
-def distinct(scores: Pairs) -> np.ndarray:
-    """Every distinct finite score, ascending; of counts, where each bin that is not empty begins."""
-    if isinstance(scores, Counted):
-        accepts, rejects = scores.lower
-        moved = (np.diff(accepts) != 0) | (np.diff(rejects) != 0)
-        return np.unique(scores.bins.edges[:-1][moved].astype(scores.dtype))
-    values = np.union1d(_unique(scores.genuine), _unique(scores.impostor))
-    return values[np.isfinite(values)]
-
-
-def grid(scores: Pairs, k: int) -> tuple[np.ndarray, bool]:
+def grid(scores: ScoreStore, k: int) -> tuple[np.ndarray, bool]:
     """About k operating thresholds, dense where decisions are made, and whether they are all there are.
 
     A quarter each: false-accept counts in equal ratios from 1 to N_i; false-reject counts likewise; ranks
     around the EER, within a factor of three; equal steps of both ranks. The lowest score is always there.
     """
-    if isinstance(scores, Counted):
-        few = min(scores.genuine[:1], scores.quantiles(np.zeros(1)))
-    else:
-        few = _unique_up_to(scores, k)
-        if len(few) <= k:
-            return few, True
+    few, complete = scores.lowest(k)
+    if complete:
+        return few, True
     n_g, n_i, quarter = len(scores.genuine), scores.impostors, max(4, k // 4)
     try:
         centre = float(eer(scores)[0])
@@ -408,10 +375,10 @@ def grid(scores: Pairs, k: int) -> tuple[np.ndarray, bool]:
     return values[np.isfinite(values)], False
 
 
-def histogram(scores: Pairs, bins: int) -> Histogram:
+def histogram(scores: ScoreStore, bins: int) -> Histogram:
     """Equal bins over the finite scores, the last one closed; failed templates are not drawn."""
     whole(bins, "bins", 1)
-    low, high = _range(scores)
+    low, high = scores.score_range()
     edges = np.linspace(low, high if high > low else low + 1, bins + 1)
     drawn = []
     starts = edges[:-1].astype(scores.dtype)
@@ -423,35 +390,7 @@ def histogram(scores: Pairs, bins: int) -> Histogram:
     return Histogram(edges, drawn[0], drawn[1])
 
 
-def _range(scores: Pairs) -> tuple[float, float]:
-    """The lowest and the highest finite score."""
-    if isinstance(scores, Counted):
-        filled = np.flatnonzero(scores.counts)
-        edges = scores.bins.edges
-        low, high = float(edges[filled[0]]), float(edges[filled[-1] + 1])
-        return min(low, float(scores.genuine[0])), max(high, float(scores.genuine[-1]))
-    low = next_above(scores, -np.inf)
-    if low == np.inf:
-        raise NotMeasurable("no finite scores to draw: every template failed")
-    return low, max(float(scores.genuine[-1]), float(scores.impostor[-1]))
-
-
-def _unique(ascending: np.ndarray) -> np.ndarray:
-    """Distinct values of a sorted array, without sorting it again."""
-    return ascending[np.append(True, ascending[1:] != ascending[:-1])]
-
-
-def _unique_up_to(scores: Scores, k: int) -> np.ndarray:
-    """The lowest k + 1 distinct finite scores: jump from one to the next by bisection, whatever N is."""
-    found: list[float] = []
-    value = next_above(scores, -np.inf)
-    while value < np.inf and len(found) <= k:
-        found.append(value)
-        value = next_above(scores, value)
-    return np.asarray(found, scores.impostor.dtype)
-
-
-def eer_rocch(scores: Pairs) -> tuple[float, float]:
+def eer_rocch(scores: ScoreStore) -> tuple[float, float]:
     """EER on the convex hull, and how far it can be from the exact one: 0 unless it rests on bins.
 
     On counts the operating points are those where bins begin. Impostors there were counted by scores that are off by
@@ -462,22 +401,13 @@ def eer_rocch(scores: Pairs) -> tuple[float, float]:
         NotMeasurable: so many failed templates that FNMR > FMR even at the lowest score.
     """
     n_i, n_g = scores.impostors, len(scores.genuine)
-    if not isinstance(scores, Counted):
-        return float(_intersect_hull(*counts(scores, _thresholds(scores)), n_i, n_g)), 0.0
-    accepts, rejects = scores.lower
+    _, accepts, rejects, off = scores.corners()
     value = _intersect_hull(accepts, rejects, n_i, n_g)
-    if scores.sharp:
+    if not off:
         return float(value), 0.0
-    off = 1 + int(np.ceil(scores.slack / np.diff(scores.bins.edges).min()))
     worst = _intersect_hull(np.append(np.full(off, n_i), accepts[:-off]), rejects, n_i, n_g)
     best = _intersect_hull(np.append(accepts[1 + off :], np.zeros(1 + off, np.int64)), rejects, n_i, n_g)
     return float(value), float(max(worst - value, value - best))
-
-
-def _thresholds(scores: Scores) -> np.ndarray:
-    """Where a corner of the hull can be, ascending; +∞ is one in any case."""
-    lowest = scores.dtype.type(next_above(scores, -np.inf))
-    return np.unique(np.append(scores.genuine[np.isfinite(scores.genuine)], lowest))
 
 
 def _intersect_hull(accepts: np.ndarray, rejects: np.ndarray, n_i: int, n_g: int) -> Fraction:
@@ -501,3 +431,132 @@ def _intersect_hull(accepts: np.ndarray, rejects: np.ndarray, n_i: int, n_g: int
         first, last = (at, last) if int(a[at]) * n_g >= int(r[at]) * n_i else (first, at)
     (x0, y0), (x1, y1) = ((Fraction(int(a[k]), n_i), Fraction(int(r[k]), n_g)) for k in (first, last))
     return x0 + (x0 - y0) / ((x0 - y0) - (x1 - y1)) * (x1 - x0)
+
+
+def resampled_eer_rocch(curves: WeightedCurves, at: None = None) -> np.ndarray:
+    """EER on the convex hull of each resample, all of them at once: the steps of the exact one."""
+    fmr, fnmr = curves.error_rates
+    rows = np.arange(len(fmr))
+    first, last = np.zeros(len(fmr), np.int64), np.full(len(fmr), fmr.shape[1] - 1)
+    while True:
+        dx, dy = (side[rows, last] - side[rows, first] for side in (fmr, fnmr))
+        below = (fmr - fmr[rows, first, None]) * dy[:, None] - (fnmr - fnmr[rows, first, None]) * dx[:, None]
+        at_ = below.argmin(axis=1)
+        moves = (below[rows, at_] < -1e-12) & (at_ > first) & (at_ < last)
+        if not moves.any():
+            break
+        left = fmr[rows, at_] >= fnmr[rows, at_]
+        first, last = np.where(moves & left, at_, first), np.where(moves & ~left, at_, last)
+    g0, g1 = ((fmr - fnmr)[rows, side] for side in (first, last))
+    share = np.clip(g0 / np.maximum(g0 - g1, 1e-300), 0, 1)
+    return fmr[rows, first] + share * (fmr[rows, last] - fmr[rows, first])
+
+
+def _fmr(scores: ScoreStore, threshold: float) -> float:
+    return scores.count_errors(threshold)[0] / scores.impostors
+
+
+def _fnmr(scores: ScoreStore, threshold: float) -> float:
+    return scores.count_errors(threshold)[1] / len(scores.genuine)
+
+
+EVERYWHERE = frozenset({"table", "tile", "comparison", "terminal"})
+
+EER = register(
+    PairMetric(
+        "eer",
+        "EER",
+        "where the straight path through consecutive operating points meets FMR = FNMR",
+        "verification",
+        "error rate where false accepts equal false rejects; lower is better",
+        lower_is_better=True,
+        format=PERCENT_2,
+        shown=EVERYWHERE,
+        value=lambda scores, at: float(eer(scores)[0]),
+        replicates=resampled_eer,
+    )
+)
+AUC = register(
+    PairMetric(
+        "auc",
+        "AUC",
+        "chance that a genuine pair scores above an impostor pair, ties counting one half; integer counts",
+        "verification",
+        "chance that a genuine pair scores above an impostor pair",
+        format=DECIMAL_4,
+        shown=EVERYWHERE,
+        value=lambda scores, at: scores.auc()[0],
+        bound=lambda scores, at: scores.auc()[1],
+        replicates=resampled_auc,
+    )
+)
+TAR = register(
+    PairMetric(
+        "tar@far",
+        "TAR at FAR {}",
+        "share of genuine pairs accepted at the smallest threshold with FMR at most FAR; never the nearest rate, "
+        "never interpolated",
+        "verification",
+        "genuine pairs accepted when {} of impostor pairs are",
+        shown=EVERYWHERE,
+        value=_tar,
+        replicates=resampled_tar,
+        rests_on="genuine",
+    )
+)
+EER_ROCCH = register(
+    PairMetric(
+        "eer_rocch",
+        "EER on the hull",
+        "the EER on the convex hull of the operating points, what choosing between two thresholds at random could "
+        "reach; never above the EER, and never shown in its place",
+        "verification",
+        "error rate that choosing between two thresholds at random could reach; never above the EER",
+        lower_is_better=True,
+        format=PERCENT_2,
+        value=lambda scores, at: eer_rocch(scores)[0],
+        bound=lambda scores, at: eer_rocch(scores)[1],
+        replicates=resampled_eer_rocch,
+    )
+)
+MIN_DCF = register(
+    PairMetric(
+        "min_dcf",
+        "min DCF",
+        "least (p·FNMR + (1−p)·FMR) / min(p, 1−p), p = 0.01; other priors and costs: `v.detection_cost`",
+        "verification",
+        "least detection cost with one target in a hundred; 1 is a useless system",
+        lower_is_better=True,
+        format=DECIMAL_4,
+        shown=frozenset({"table", "comparison"}),
+        value=lambda scores, at: min_dcf(scores).value,
+        bound=lambda scores, at: min_dcf(scores).bound,
+        replicates=resampled_min_dcf,
+    )
+)
+FMR = register(
+    PairMetric(
+        "fmr@threshold",
+        "FMR",
+        "impostor pairs accepted at a threshold / all impostor pairs; FAR where none failed to be acquired",
+        "verification",
+        lower_is_better=True,
+        format=PERCENT_2,
+        shown=frozenset(),
+        value=_fmr,
+        rests_on="impostor",
+    )
+)
+FNMR = register(
+    PairMetric(
+        "fnmr@threshold",
+        "FNMR",
+        "genuine pairs rejected at a threshold / all genuine pairs; TAR = 1 − FNMR",
+        "verification",
+        lower_is_better=True,
+        format=PERCENT_2,
+        shown=frozenset(),
+        value=_fnmr,
+        rests_on="genuine",
+    )
+)

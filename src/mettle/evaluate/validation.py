@@ -2,9 +2,9 @@
 
 | name | better | what it is |
 |---|---|---|
-| ``eer``, ``min_dcf`` | low | of :func:`verification` over all pairs |
+| ``eer``, ``min_dcf``, ``eer_rocch`` | low | of :func:`verification` over all pairs |
 | ``auc``, ``tar@1e-3`` | high | the same; TAR at any false-accept rate |
-| ``recall@1``, ``map@r``, ``r_precision`` | high | of :func:`retrieval` among all samples; Recall at any K |
+| ``recall@1``, ``map@r``, ``map``, ``r_precision`` … | high | of :func:`retrieval` among all samples; Recall at any K |
 | ``worst eer by domain`` | as ``eer`` | the worst group of any of these by any column; pairs lie inside a group |
 """
 
@@ -21,16 +21,13 @@ from mettle.errors import InputError, MettleError, nearest
 from mettle.evaluate.bootstrap import LEAST
 from mettle.evaluate.groups import again, groups, paired
 from mettle.evaluate.inputs import NotMeasurable, rates, wholes
-from mettle.evaluate.metrics import named
+from mettle.evaluate.metrics import Metric, metrics_of, parse_metric
 from mettle.evaluate.retrieval import Retrieval, retrieval
-from mettle.evaluate.verification import METRICS, Verification, verification
+from mettle.evaluate.verification import Verification, verification
 from mettle.model import embed
 from mettle.model.embedder import find_device
 
-LOWER_IS_BETTER = ("eer", "min_dcf")
-OF_PAIRS = (*METRICS, "min_dcf")
-OF_NEIGHBORS = {"map@r": "map_at_r", "r_precision": "r_precision"}  # by their names in `Retrieval.per_query`
-KNOWN = (*OF_PAIRS, "recall@1", *OF_NEIGHBORS)
+SHORT = {"map@r": "map_at_r"}  # how recipes write it
 CURVES = ("eer", "recall@1")  # measured along with what is asked for, where they can be
 
 
@@ -38,7 +35,8 @@ CURVES = ("eer", "recall@1")  # measured along with what is asked for, where the
 class MetricName:
     """A metric that was asked for by its name, and the column whose worst group it is of, if any."""
 
-    metric: str
+    entry: Metric
+    at: float | None = None
     column: str | None = None
 
     @classmethod
@@ -49,21 +47,33 @@ class MetricName:
             InputError: no metric has that name; the nearest one is named.
         """
         worst = re.fullmatch(r"worst (\S+) by (.+)", str(name))
-        metric = worst.group(1) if worst else str(name)
-        kind, _, at = metric.partition("@")
-        if kind == "recall" and at.isdecimal() and int(at) > 0:
-            metric = f"recall@{wholes(int(at), 'k')[0]}"
-        elif kind == "tar" and at:
-            rates(named(metric, METRICS)[1], name)
-        elif metric not in KNOWN:
-            examples = (*KNOWN, *(f"worst {one} by domain" for one in KNOWN if "worst" in str(name)))
-            raise InputError(f"no validation metric named {name!r}{nearest(str(name), examples)}")
-        return cls(metric, worst.group(2) if worst else None)
+        text = worst.group(1) if worst else str(name)
+        for result in ("verification", "retrieval"):
+            try:
+                entry, at = parse_metric(SHORT.get(text, text), result)
+            except InputError:
+                continue
+            if entry.takes == "far" and at is not None:
+                rates(at, name)
+            if entry.takes == "k" and at is not None:
+                if not at.is_integer():
+                    break
+                at = wholes(int(at), "k")[0]
+            if entry.takes != "threshold":
+                return cls(entry, at, worst.group(2) if worst else None)
+        known = [*SHORT, *(m.example for kind in ("verification", "retrieval") for m in metrics_of(kind))]
+        examples = (*known, *(f"worst {one} by domain" for one in known if "worst" in str(name)))
+        raise InputError(f"no validation metric named {name!r}{nearest(str(name), examples)}")
+
+    @property
+    def metric(self) -> str:
+        """The name that results know it by."""
+        return self.entry.name_at(self.at)
 
     @property
     def is_of_pairs(self) -> bool:
         """Whether pairs are told apart, not neighbors ranked."""
-        return self.metric in OF_PAIRS or self.metric.startswith("tar@")
+        return self.entry.result == "verification"
 
 
 @dataclass(frozen=True)
@@ -101,7 +111,7 @@ class ValidationScore:
 
     def direction(self, name: str) -> Literal["min", "max"]:
         """Whether low or high values of a metric are better."""
-        return "min" if MetricName.parse(name).metric in LOWER_IS_BETTER else "max"
+        return "min" if MetricName.parse(name).entry.lower_is_better else "max"
 
 
 class _ValidationPairs:
@@ -116,15 +126,15 @@ class _ValidationPairs:
 
     def value(self, name: MetricName) -> float:
         if name.column is None:
-            return _value(self.pairs, name.metric) if name.is_of_pairs else self._mean_by_query(name.metric)
+            if name.is_of_pairs:
+                return self.pairs.value(name.metric)
+            return self._find_neighbors(name).value(name.metric)
         column = self.samples.column(name.column).values()
         if not name.is_of_pairs:
-            ranked = groups(
-                self._find_neighbors(name.metric), column, metric=_query_key(name.metric), minimum=self.minimum
-            )
-            return float(ranked.worst.values[_query_key(name.metric)])  # type: ignore[arg-type]
-        sign = -1 if name.metric in LOWER_IS_BETTER else 1
-        return sign * min(sign * value for value in self._by_group(name.metric, column).values())
+            ranked = groups(self._find_neighbors(name), column, metric=name.metric, minimum=self.minimum)
+            return float(ranked.worst.values[name.metric])  # type: ignore[arg-type]
+        worst = max if name.entry.lower_is_better else min
+        return worst(self._by_group(name.metric, column).values())
 
     @property
     def pairs(self) -> Verification:
@@ -142,26 +152,15 @@ class _ValidationPairs:
                 if subjects < self.minimum:
                     why[group] = f"{subjects} subjects with genuine and impostor pairs, {self.minimum} are needed"
                 else:
-                    found[group] = _value(own, metric)
+                    found[group] = own.value(metric)
             except MettleError as error:
                 why[group] = str(error)
         if not found:
             raise NotMeasurable("no group allows it: " + "; ".join(f"{group}: {text}" for group, text in why.items()))
         return found
 
-    def _mean_by_query(self, metric: str) -> float:
-        return float(self._find_neighbors(metric).per_query[_query_key(metric)].mean())
-
-    def _find_neighbors(self, metric: str) -> Retrieval:
-        k = int(metric.partition("@")[2]) if metric.startswith("recall@") else 1
+    def _find_neighbors(self, name: MetricName) -> Retrieval:
+        k = 1 if name.at is None else int(name.at)
         if k not in self._neighbors:
             self._neighbors[k] = retrieval(self.z, self.samples.labels, ids=self.samples.ids, k=k)
         return self._neighbors[k]
-
-
-def _value(v: Verification, metric: str) -> float:
-    return v.min_dcf if metric == "min_dcf" else v.value(metric)
-
-
-def _query_key(metric: str) -> str:
-    return OF_NEIGHBORS.get(metric, metric)

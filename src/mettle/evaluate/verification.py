@@ -1,7 +1,7 @@
 """Verification: is this pair the same? Error rates over all pairs, with their exact counts.
 
-    embeddings, labels ─ check ─ Design (which pairs) ─┬─ Scores (sorted) ──┬─ eer, auc, tar(far), roc, det, min_dcf
-    scores, target ───── check ─ Listed ───────────────┴─ Counted (binned) ─┴─ interval(name)
+    embeddings, labels ─ check ─ Design (which pairs) ─┬─ SortedScores ────┬─ value(name), eer, auc, tar(far), roc
+    scores, target ───── check ─ Listed ───────────────┴─ HistogramScores ─┴─ interval(name), summary()
 
 Similarity is the cosine; accept iff s ≥ τ. Definitions are in :mod:`mettle.evaluate.roc`.
 
@@ -48,32 +48,27 @@ from mettle.evaluate.inputs import (
     numbers,
     whole,
 )
-from mettle.evaluate.metrics import named
+from mettle.evaluate.metrics import PairMetric, metrics_of, parse_metric
 from mettle.evaluate.roc import (
     Bracket,
     Cost,
     Histogram,
     OperatingPoint,
-    Pairs,
     Roc,
-    auc,
     budget,
-    budget_bins,
     counts,
-    crossing_bins,
     eer,
-    eer_rocch,
     histogram,
-    least,
     min_dcf,
+    not_measurable,
     operating_point,
 )
 from mettle.evaluate.scoring.cosine import Unit
-from mettle.evaluate.scoring.histogram import Counted, counted
+from mettle.evaluate.scoring.histogram import count_scores
 from mettle.evaluate.scoring.pair_tiles import WIDEST, Design
 from mettle.evaluate.scoring.rank_parts import require_same_call
 from mettle.evaluate.scoring.score_norm import Norm, normalisers
-from mettle.evaluate.scoring.scores import Listed, Scores, acting
+from mettle.evaluate.scoring.scores import Listed, ScoreStore, SortedScores
 from mettle.pairs.distributed import ALONE, Ranks
 from mettle.unknown_names import explain_arguments
 
@@ -82,7 +77,6 @@ MODES = ("exact", "histogram")
 MEMORY = 1 << 28
 EXACT_PAIRS = 1 << 25  # 8192 rows with each other
 LOOKED_UP = (1e-1, 1e-2, 1e-3)  # rates whose operating points all ranks find together
-METRICS = "eer", "auc", "tar@1e-3"  # what has an interval; TAR at a rate
 
 
 @dataclass(frozen=True)
@@ -114,12 +108,13 @@ class SystemRates:
 class Verification:
     """What verification found. Numbers are computed from exact counts when read, and kept."""
 
-    scores: Pairs = field(repr=False)
+    scores: ScoreStore = field(repr=False)
     trials: str = "all"
     mode: str = "exact"
     source: Source | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _values: dict[Any, float] = field(default_factory=dict, repr=False)
     people: np.ndarray | None = field(default=None, repr=False)  # label of each subject, where pairs were listed
 
     def __repr__(self) -> str:
@@ -159,23 +154,13 @@ class Verification:
 
     @property
     def eer_rocch(self) -> float:
-        """EER on the convex hull of the operating points: never above the EER, and another number; see ``hull``."""
-        return self._hull[0]
-
-    @cached_property
-    def _hull(self) -> tuple[float, float]:
-        return eer_rocch(self.scores)
-
-    @cached_property
-    def _auc(self) -> tuple[float, float]:
-        if isinstance(self.scores, Counted):
-            return self.scores.auc()
-        return float(auc(self.scores)), 0.0
+        """EER on the convex hull of the operating points: never above the EER, and another number."""
+        return self.value("eer_rocch")
 
     @property
     def auc(self) -> float:
         """Chance that a genuine pair scores above an impostor pair, ties counting one half."""
-        return self._auc[0]
+        return self.value("auc")
 
     @cached_property
     def bounds(self) -> dict[str, float]:
@@ -184,8 +169,8 @@ class Verification:
         In histogram mode EER and operating points are exact too (the window around them is scored again); AUC, the
         detection cost and the EER on the convex hull rest on bins.
         """
-        hulled = self._hull[1] if isinstance(self.scores, Counted) else 0.0  # sorted scores may have none at all
-        return {"eer": 0.0, "tar": 0.0, "auc": self._auc[1], "min_dcf": self._cost.bound, "eer_rocch": hulled}
+        known = metrics_of("verification", PairMetric)
+        return {m.base: m.bound(self.scores, None) if m.bound and not m.takes else 0.0 for m in known}
 
     @cached_property
     def roc(self) -> Roc:
@@ -200,11 +185,7 @@ class Verification:
     @property
     def min_dcf(self) -> float:
         """The least normalised detection cost with one target in a hundred and equal costs; 1 is a useless system."""
-        return self._cost.value
-
-    @cached_property
-    def _cost(self) -> Cost:
-        return self.detection_cost()
+        return self.value("min_dcf")
 
     def detection_cost(self, prior: float = 0.01, *, miss: float = 1.0, false_accept: float = 1.0) -> Cost:
         """The least normalised detection cost over all thresholds, for a share of targets and two costs."""
@@ -258,10 +239,7 @@ class Verification:
     def _measured(self, far: float, what: str) -> float:
         value = getattr(self.operating_point(far), what)
         if value is None:
-            raise NotMeasurable(
-                f"{what} at far={far:g} is not measurable with {self.impostor} impostor pairs: "
-                f"at least {least(far)} are needed, ten times as many for a headline"
-            )
+            raise not_measurable(what, far, self.impostor)
         return value
 
     def operating_point(self, far: float) -> OperatingPoint:
@@ -292,22 +270,29 @@ class Verification:
     def interval(
         self, name: str | tuple[str, float], level: float = 0.95, *, replicates: int = 1000, seed: int = 0
     ) -> Interval:
-        """Interval of ``"eer"``, ``"auc"`` or, say, ``"tar@1e-3"`` (or ``("tar", 1e-3)``), over resampled subjects.
+        """Interval of ``"eer"``, ``"min_dcf"`` or, say, ``"tar@1e-3"`` or ``("tar", 1e-3)``: subjects are resampled.
 
-        Thresholds are found anew in every replicate. The first call walks through the pairs once; further
-        names and levels are then nearly free. Subjects that count are those with genuine pairs for TAR, and for EER
-        and AUC the fewer of those with genuine and those with impostor pairs. See :mod:`mettle.evaluate.bootstrap`.
+        Thresholds are found anew in every replicate, but for ``"fmr@0.4"`` and ``"fnmr@0.4"``, which have one. The
+        first call walks through the pairs once; further names and levels are then nearly free. Subjects that count are
+        those with genuine pairs for TAR and FNMR, with impostor pairs for FMR, else the fewer of those with genuine and
+        those with impostor pairs. See :mod:`mettle.evaluate.bootstrap`.
 
         Raises:
             NotMeasurable: the value itself is not measurable, or fewer than six subjects have pairs of either kind.
         """
-        metric, far = named(name, METRICS)
+        metric, at = parse_metric(name, "verification")
+        assert isinstance(metric, PairMetric)
+        if metric.takes == "threshold":
+            assert at is not None
+            both = self.intervals_at(at, level, replicates=replicates, seed=seed)
+            return both[metric.rests_on == "genuine"]
         value = self.value(name)
         drawn = self.replicates(replicates, seed)
-        values = drawn.tar(far) if far is not None else getattr(drawn, metric)()
-        shifted = np.clip(values[1:] + (value - values[0]), 0, 1)
-        rests = {"rate": self.genuine, "among": drawn.among(metric)}
-        return bootstrap.of_rate(shifted, value, drawn.weights, level, seed, drawn.method, **rests)
+        among = drawn.subjects_of(metric)
+        values = drawn.values(metric, at, value)
+        return bootstrap.of_rate(
+            values, value, drawn.weights, level, seed, drawn.method, rate=self.genuine, among=among
+        )
 
     def intervals_at(
         self, threshold: float, level: float = 0.95, *, replicates: int = 1000, seed: int = 0
@@ -334,49 +319,42 @@ class Verification:
 
     def value(self, name: str | tuple[str, float]) -> float:
         """A number by the name that :meth:`interval` knows."""
-        metric, far = named(name, METRICS)
-        return self.tar(far) if far is not None else getattr(self, metric)
+        metric, at = parse_metric(name, "verification")
+        assert isinstance(metric, PairMetric)
+        if metric.key == "eer":
+            return self.eer
+        if metric.takes == "threshold":
+            assert at is not None
+            inputs.thresholds(at, "threshold")
+        key = metric.key, at
+        if key not in self._values:
+            self._values[key] = metric.value(self.scores, at)
+        return self._values[key]
 
-    def replicates(self, replicates: int = 1000, seed: int = 0) -> bootstrap.Replicates:
+    def replicates(self, replicates: int = 1000, seed: int = 0) -> bootstrap.BootstrapCurves:
         """The error curves of every resample of the subjects, drawn once and kept."""
         key = (replicates, seed)
         if key not in self._kept:
             self._kept[key] = bootstrap.resample(self.scores, replicates=replicates, seed=seed)
         return self._kept[key]
 
-    def look_at(self, fars: Numbers, thresholds: Numbers = ()) -> None:
+    def refine_at(self, fars: Numbers, thresholds: Numbers = ()) -> None:
         """In histogram mode: look into the windows of the EER, of rates and of thresholds, all in one pass.
 
         After ``across_ranks=True`` all ranks look together: every rank makes this call.
         """
-        self._look_at(fars, thresholds, together=True)
+        self._refine_at(fars, thresholds, together=True)
 
-    def _look_at(self, fars: Numbers, thresholds: Numbers = (), *, together: bool = False) -> None:
+    def _refine_at(self, fars: Numbers, thresholds: Numbers = (), *, together: bool = False) -> None:
         rates, levels = inputs.rates(fars, least=0), inputs.thresholds(thresholds, least=0)
-        if not isinstance(self.scores, Counted):
-            return
-        wanted = [crossing_bins(self.scores)]
         budgets = [budget(far, self.impostor) for far in rates]
-        wanted += [budget_bins(self.scores, math.floor(b)) for b in budgets if b >= 1]
-        typed = [float(acting(t, self.scores.dtype)) for t in levels if math.isfinite(t)]
-        windows = [self.scores.around(*w) for w in wanted] + [(t, t) for t in typed]
-        if new := [w for w in windows if not self.scores.has_seen(*w)]:
-            self.scores.look(new, together=together)
+        self.scores.refine([math.floor(errors) for errors in budgets if errors >= 1], levels, together=together)
 
     def summary(self, fars: Numbers = (1e-1, 1e-2, 1e-3)) -> dict[str, Any]:
         """Everything as plain numbers, ready for JSON; what does not exist is None (EER, an infinite threshold)."""
         rates = inputs.rates(fars, least=0)
-        self._look_at(rates)
-        points = []
-        for far in rates:
-            at = self.operating_point(far)
-            entry = {**vars(at), "threshold": at.usable, "verdict": at.verdict}
-            entry["interval"] = self._stated(f"tar@{far!r}") if at.tar is not None else None
-            points.append(entry)
-        try:
-            eer, half_gap, hulled = self.eer, self.eer_bracket.half_gap, self.eer_rocch
-        except NotMeasurable:  # too many failed templates
-            eer, half_gap, hulled = None, None, None
+        self._refine_at(rates)
+        known = metrics_of("verification", PairMetric)
         return {
             "trials": self.trials,
             "mode": self.mode,
@@ -384,15 +362,35 @@ class Verification:
             "impostor": self.impostor,
             "subjects": self.subjects,
             "failed": dict(zip(("genuine", "impostor"), self.scores.failed, strict=True)),
-            "eer": {"value": eer, "half_gap": half_gap, "interval": None if eer is None else self._stated("eer")},
-            "eer_rocch": hulled,
-            "auc": {"value": self.auc, "bound": self.bounds["auc"], "interval": self._stated("auc")},
-            "min_dcf": self.min_dcf,
-            "tar": points,
+            **{metric.key: self._describe_value(metric) for metric in known if not metric.takes},
+            **{m.base: [self._describe_rate(m, far) for far in rates] for m in known if m.takes == "far"},
             "warnings": list(self.warnings),
         }
 
-    def _stated(self, name: str) -> dict[str, Any] | None:
+    def _describe_value(self, metric: PairMetric) -> dict[str, Any]:
+        """A number with its interval; None where too many templates failed."""
+        extra = {} if metric.bound is None else {"bound": None}
+        extra |= {"half_gap": None} if metric.key == "eer" else {}
+        try:
+            value = self.value(metric.key)
+        except NotMeasurable:
+            return {"value": None, "interval": None, **extra}
+        if metric.key == "eer":
+            extra["half_gap"] = self.eer_bracket.half_gap
+        if metric.bound is not None:
+            extra["bound"] = metric.bound(self.scores, None)
+        return {"value": value, "interval": self._stated(metric.key), **extra}
+
+    def _describe_rate(self, metric: PairMetric, far: float) -> dict[str, Any]:
+        """A number at a wanted false-accept rate, with what was attained and the status that it deserves."""
+        at = self.operating_point(far)
+        entry = {**vars(at), "threshold": at.usable, "verdict": at.verdict}
+        if at.tar is None:
+            return entry | {metric.base: None, "interval": None}
+        name = metric.base, far
+        return entry | {metric.base: self.value(name), "interval": self._stated(name)}
+
+    def _stated(self, name: str | tuple[str, float]) -> dict[str, Any] | None:
         """An interval as plain numbers, or None where subjects are unknown or too few."""
         return bootstrap.stated(lambda: self.interval(name)) if self.subjects else None
 
@@ -437,7 +435,7 @@ def verification(
         across_ranks: where scores do not fit into memory, share the pairs with the other ranks of
             `torch.distributed`: every rank makes this call with the same rows and has the result of all of them. The
             EER and the operating points at 0.1, 0.01 and 0.001 are looked up together; further ones by
-            :meth:`Verification.look_at` on every rank, else by the rank that reads them, alone.
+            :meth:`Verification.refine_at` on every rank, else by the rank that reads them, alone.
 
     Raises:
         DataError: one set was given as probes and as gallery, without ids.
@@ -473,15 +471,15 @@ def verification(
     pairs = sum(design.bound())
     mode = mode or ("exact" if pairs <= EXACT_PAIRS else "histogram")
     if mode == "exact" and pairs * np.dtype(design.dtype).itemsize <= memory:
-        found: Pairs = Scores.of(design.stream, design.bound(), design.dtype, subjects)
+        found: ScoreStore = SortedScores.of(design.stream, design.bound(), design.dtype, subjects)
     else:
         both_kinds(*design.bound())
         ranks = Ranks.current() if across_ranks else ALONE
         sides = [probe] if other is None else [probe, other]
         require_same_call(ranks, "what they compare", *sides, trials=keep, mode=mode, chunk=design.chunk)
-        found = counted(design, subjects, exact=mode == "exact", device=_device(embeddings), ranks=ranks)
+        found = count_scores(design, subjects, exact=mode == "exact", device=_device(embeddings), ranks=ranks)
         if ranks.size > 1:
-            (result := Verification(found, keep, mode, source, notes)).look_at(LOOKED_UP)
+            (result := Verification(found, keep, mode, source, notes)).refine_at(LOOKED_UP)
             return result
     return Verification(found, keep, mode, source, notes)
 
@@ -549,7 +547,7 @@ def _from_list(
         people = np.empty(subjects, np.int64)
         people[subject[0]], people[subject[1]] = pairs
         people = people if texts is None else texts[people]
-    found = Scores.of(listed.stream, (genuine, len(target) - genuine), dtype, subjects)
+    found = SortedScores.of(listed.stream, (genuine, len(target) - genuine), dtype, subjects)
     return Verification(found, "listed", people=people)
 
 

@@ -443,8 +443,8 @@ def identification_table(facts: Mapping[str, Any] | None) -> dict[str, Any] | No
     return {
         "enrolled": f"{facts['enrolled']:,}",
         "unknown": f"{facts['unknown']:,}",
-        "rank_1": format_percent(facts["rank_1"]["value"], 1),
-        "interval": _format_ends(facts["rank_1"]["interval"]),
+        "rank_1": format_percent(facts["metrics"]["rank@1"]["value"], 1),
+        "interval": _format_ends(facts["metrics"]["rank@1"]["interval"]),
         "tpir": [
             {
                 "fpir": format_rate(p["fpir"]),

@@ -13,7 +13,7 @@ from mettle.report import plots, training_plots
 from mettle.report.caveats import list_caveats
 from mettle.report.embedding_map import NARROW, map_panes
 from mettle.report.format import NONE, scenario_title
-from mettle.report.metric_tables import metric_cells, without_repeated_note
+from mettle.report.metric_tables import is_shown, metric_cells, without_repeated_note
 from mettle.report.page import check_page_path, render_page
 from mettle.report.run_card import describe_test, probe_card
 from mettle.report.two_encoders import read_maps
@@ -21,7 +21,6 @@ from mettle.train.callbacks import read_log
 from mettle.train.run_folder import RunFolder
 
 FORMAT = 1  # of metrics.json
-SHOWN = ("EER", "AUC", "Recall@1", "MAP@R")  # beside TAR at every false-accept rate
 
 
 def write_comparison(runs: Sequence[RunFolder], path: Path | str, over_seeds: Sequence[str] = ()) -> Path:
@@ -69,7 +68,7 @@ def scenario_table(scenario: str, measured: Sequence[Mapping[str, Any]]) -> dict
         {
             n["name"]: without_repeated_note(n)
             for n in metric_cells(m["scenarios"][scenario])
-            if n["name"] in SHOWN or "far" in n
+            if is_shown(n, "comparison")
         }
         if scenario in m["scenarios"]
         else {}

@@ -4,53 +4,57 @@ from collections.abc import Mapping
 from typing import Any
 
 from mettle.evaluate.bootstrap import TOO_FEW
+from mettle.evaluate.metrics import Metric, NumberFormat, PairMetric, find_metric, metrics_of
 from mettle.report.format import GAP, NONE, format_interval, format_percent, format_rate
 
-MEANING = {
-    "EER": "error rate where false accepts equal false rejects; lower is better",
-    "AUC": "chance that a genuine pair scores above an impostor pair",
-    "Recall@1": "samples whose nearest neighbour is the right identity",
-    "MAP@R": "how purely the nearest neighbours are the right identity",
-}
 HEADLINE_FARS = (1e-2, 1e-3)
 
 
 def metric_cells(scenario: Mapping[str, Any]) -> list[dict[str, Any]]:
     """All numbers of a scenario in reading order, each with its text, its interval and its meaning."""
     v, r = scenario["verification"], scenario["retrieval"]
-    found = [
-        _metric_cell("EER", v["eer"]["value"], v["eer"]["interval"], better="low"),
-        _metric_cell("AUC", v["auc"]["value"], v["auc"]["interval"], form="{:.4f}"),
-    ]
-    for point in sorted(v["tar"], key=lambda p: -p["far"]):
-        name = f"TAR at FAR {format_rate(point['far'])}"
-        meaning = f"genuine pairs accepted when {format_rate(point['far'])} of impostor pairs are"
-        entry = _metric_cell(name, point["tar"], point["interval"], digits=1)
-        found.append(entry | {"far": point["far"], "status": point["status"], "meaning": meaning})
-    named = {"map": "MAP", "mrr": "MRR", "ndcg": "nDCG", "r_precision": "R-precision", "map_at_r": "MAP@R"}
-    for key, entry in r["metrics"].items():
-        if key in named or key.startswith("recall@"):  # the others stand in the JSON
-            name = named[key] if key in named else key.replace("recall@", "Recall@")
-            found.append(_metric_cell(name, entry["value"], entry["interval"], digits=1))
+    found = []
+    for metric in metrics_of("verification", PairMetric):
+        if "table" not in metric.shown:
+            continue
+        for point in sorted(v.get(metric.base) or (), key=lambda p: -p["far"]) if metric.takes == "far" else ():
+            entry = _metric_cell(metric, point[metric.base], point["interval"], at=format_rate(point["far"]))
+            found.append(entry | {"far": point["far"], "status": point["status"]})
+        if not metric.takes and metric.key in v:
+            found.append(_metric_cell(metric, v[metric.key]["value"], v[metric.key]["interval"]))
+    for key, entry in (r["metrics"] if r else {}).items():
+        known = find_metric("retrieval", key)
+        if known is not None and "table" in known[0].shown:
+            metric, at = known
+            found.append(_metric_cell(metric, entry["value"], entry["interval"], at=None if at is None else f"{at:g}"))
     return found
 
 
+def is_shown(entry: Mapping[str, Any], place: str) -> bool:
+    """Whether a number of :func:`metric_cells` is shown in a place beside the table."""
+    return place in entry["shown"]
+
+
 def _metric_cell(
-    name: str,
-    value: float | None,
-    interval: Mapping[str, Any] | None,
-    *,
-    better: str = "high",
-    form: str = "",
-    digits: int = 2,
+    metric: Metric, value: float | None, interval: Mapping[str, Any] | None, at: str | None = None
 ) -> dict[str, Any]:
-    """One number: as it is, and as text; shares in per cent unless a form is given."""
-    factor, unit, form = (1, "", form) if form else (100, "%", f"{{:.{digits}f}}")
-    text = NONE if value is None else form.format(factor * value) + (GAP + unit if unit else "")
-    low, high = (interval["low"], interval["high"]) if interval else (None, None)
-    extent = "" if value is None else format_interval(interval, form, factor, unit)
-    known = {"value": value, "low": low, "high": high, "better": better, "meaning": MEANING.get(name, "")}
-    return {"name": name, "text": text, "interval": extent, "status": "ok", **known}
+    """One number: as it is, and as text, in the format of its metric."""
+    style: NumberFormat = metric.format
+    ends = style.template, style.factor, style.unit
+    unit = GAP + style.unit if style.unit else ""
+    known = {
+        "name": metric.title.format(at),
+        "text": NONE if value is None else style.template.format(style.factor * value) + unit,
+        "interval": "" if value is None else format_interval(interval, *ends),
+        "status": "ok",
+        "value": value,
+        "low": interval["low"] if interval else None,
+        "high": interval["high"] if interval else None,
+        "better": "low" if metric.lower_is_better else "high",
+        "meaning": metric.meaning.format(at),
+    }
+    everywhere = metric.headline is None or at in {f"{one:g}" for one in metric.headline}
+    return known | {"key": metric.key, "shown": sorted(metric.shown) if everywhere else ["table"]}
 
 
 def without_repeated_note(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,10 +65,10 @@ def without_repeated_note(entry: Mapping[str, Any]) -> dict[str, Any]:
 def headline_tiles(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The headline numbers; where there is a second scenario, its EER beside them."""
     (*others, (_, scenario)) = metrics["scenarios"].items()
-    known = metric_cells(scenario)
+    known = [entry for entry in metric_cells(scenario) if is_shown(entry, "tile")]
     fars = [n["far"] for n in known if "far" in n]
     wanted = [far for far in HEADLINE_FARS if far in fars] or fars[-2:]
-    chosen = [n for n in known if n["name"] in MEANING or n.get("far") in wanted]
+    chosen = [n for n in known if "far" not in n or n["far"] in wanted]
     for entry in chosen:
         if entry.get("status") in ("not measurable", "refused as headline"):
             entry |= {"text": NONE, "interval": "", "meaning": "too few impostor pairs for this rate"}

@@ -112,9 +112,9 @@ def threshold_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     for far, entry in found["set"].items():
         done = []
         for name, points in found["on test"].items():
-            point = points.get(far, {"far": None, "tar": None})
-            above = point["far"] is not None and point["far"] > float(far)
-            text = {"far": format_measured_rate(point["far"]), "tar": format_percent(point["tar"], 1)}
+            point = points.get(far, {"fmr": None, "tar": None})
+            above = point["fmr"] is not None and point["fmr"] > float(far)
+            text = {"far": format_measured_rate(point["fmr"]), "tar": format_percent(point["tar"], 1)}
             done.append({"scenario": scenario_title(name), "above": above, **text})
         value, ends = entry["threshold"], entry.get("tar_interval")
         extent = format_range(ends[0], ends[1], "{:.1f}", 100, "%") if ends else TOO_FEW

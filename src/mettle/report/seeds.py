@@ -8,10 +8,9 @@ from typing import Any
 from mettle.atomic_files import write_text
 from mettle.evaluate.bootstrap import mean_interval
 from mettle.report.comparison_page import write_comparison
-from mettle.report.metric_tables import metric_cells
+from mettle.report.metric_tables import is_shown, metric_cells
 from mettle.train.run_folder import RunFolder
 
-HEADLINE = ("EER", "AUC", "Recall@1")  # beside TAR at every false-accept rate
 ENOUGH = 5  # seeds below which an interval says little
 
 
@@ -26,7 +25,7 @@ def summarize_seeds(runs: Sequence[RunFolder]) -> dict[str, Any]:
         tables = [{entry["name"]: entry for entry in metric_cells(m["scenarios"][name])} for m in measured]
         rows = {}
         for title, entry in tables[0].items():
-            if title not in HEADLINE and "far" not in entry:
+            if not is_shown(entry, "tile"):
                 continue
             found = [table.get(title, {"value": None, "status": ""}) for table in tables]
             if any(one["value"] is None or one["status"] == "refused as headline" for one in found):

@@ -4,10 +4,9 @@ from typing import Any
 
 from mettle.errors import InputError, MettleError
 from mettle.evaluate import compare
+from mettle.evaluate.metrics import Metric, PairMetric, metrics_of
 from mettle.report.format import format_rate
 from mettle.workbench.lazy_run import LazyRun
-
-RETRIEVAL = (("recall@1", "Recall@1"), ("map_at_r", "MAP@R"))
 
 
 def compare_runs(first: LazyRun, second: LazyRun) -> list[dict[str, Any]]:
@@ -24,26 +23,31 @@ def compare_runs(first: LazyRun, second: LazyRun) -> list[dict[str, Any]]:
         )
     verified, retrieved = (first.verification(), second.verification()), (first.retrieval(), second.retrieval())
     fars = sorted(set(a.run.recipe.evaluate.fars) & set(b.run.recipe.evaluate.fars), reverse=True)
-    wanted = [("eer", "EER", True), ("auc", "AUC", False)]
-    wanted += [(f"tar@{far!r}", f"TAR at FAR {format_rate(far)}", False) for far in fars]
-    rows = [_row(*verified, name, title, lower) for name, title, lower in wanted]
-    rows += [_row(*retrieved, name, title, False) for name, title in RETRIEVAL]
+    wanted: list[tuple[Any, Metric, float | None]] = []
+    for metric in metrics_of("verification", PairMetric):
+        if "tile" in metric.shown:
+            wanted += [(verified, metric, far) for far in (fars if metric.takes == "far" else [None])]
+    for metric in metrics_of("retrieval"):
+        if "tile" in metric.shown:
+            wanted += [(retrieved, metric, at) for at in metric.headline or [None]]
+    rows = [_row(*results, metric, at) for results, metric, at in wanted]
     told = [row for row in rows if row is not None]
     if not told:
         raise InputError("too few test identities for the interval of a difference: at least 6 are needed")
     return told
 
 
-def _row(a: Any, b: Any, name: str, title: str, lower: bool) -> dict[str, Any] | None:
+def _row(a: Any, b: Any, metric: Metric, at: float | None) -> dict[str, Any] | None:
     """One number, or None where it cannot be measured on so few samples."""
+    lower = metric.lower_is_better
     try:
-        found = compare(a, b, name)
+        found = compare(a, b, metric.key if at is None else (metric.base, at))
     except MettleError:
         return None
     better = "" if not found.decided else "first" if (found.difference < 0) == lower else "second"
     return {
-        "name": title,
-        "share": name != "auc",
+        "name": metric.title.format(format_rate(at) if metric.takes == "far" else at),
+        "share": metric.format.unit == "%",
         "lower": lower,
         "first": found.first,
         "second": found.second,

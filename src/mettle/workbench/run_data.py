@@ -19,12 +19,11 @@ from mettle.evaluate.groups import bands
 from mettle.evaluate.run.scenarios import Scenario, list_scenarios
 from mettle.evaluate.scoring.cosine import Unit
 from mettle.model import embed
-from mettle.report.metric_tables import metric_cells
+from mettle.report.metric_tables import is_shown, metric_cells
 from mettle.train import RunFolder, prepare_samples
 
 QUARTILES = 4  # of difficulty, as in the audit
 QUARTILE_NAMES = ("easiest quarter", "second quarter", "third quarter", "hardest quarter")
-SHOWN = ("EER", "AUC", "Recall@1", "MAP@R")  # beside TAR at every false-accept rate
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,11 +104,7 @@ class RunData:
         if found.get("weights") != self.run.contract()["weights"] or self.scenario.name not in found["scenarios"]:
             return []
         listed = metric_cells(found["scenarios"][self.scenario.name])
-        return [
-            {key: n[key] for key in ("name", "text", "interval", "meaning")}
-            for n in listed
-            if n["name"] in SHOWN or "far" in n
-        ]
+        return [{key: n[key] for key in ("name", "text", "interval", "meaning")} for n in listed if is_shown(n, "tile")]
 
     def _warnings(self) -> list[str]:
         found = []

@@ -10,7 +10,6 @@ from scipy.special import ndtri
 
 from mettle.errors import MettleError
 from mettle.evaluate import roc
-from mettle.evaluate.scoring.scores import Scores
 from mettle.evaluate.verification import Verification
 from mettle.report.format import format_rate
 from mettle.workbench.run_data import RunData, load_or_compute_arrays
@@ -66,7 +65,7 @@ def count_at_thresholds(data: RunData, found: Verification) -> ThresholdCounts:
         accepts, rejects = count_errors(found, thresholds)
         return {"accepts": accepts.astype(np.float64), "rejects": rejects.astype(np.float64)}  # whole up to 2⁵³
 
-    if isinstance(found.scores, Scores):
+    if found.scores.is_in_memory:
         held = make()
     else:  # one more walk through all pairs
         path = data.run.folder / f"workbench-counts-{data.key}.npz"
@@ -89,15 +88,7 @@ def slider_positions(low: float, high: float) -> np.ndarray:
 
 def count_errors(found: Verification, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """#impostor ≥ τ and #genuine < τ for every threshold, exactly, whether scores are in memory or not."""
-    scores = found.scores
-    if isinstance(scores, Scores):
-        return roc.counts(scores, thresholds)
-    t = thresholds.astype(scores.dtype)
-    reached = np.zeros(len(t) + 1, np.int64)
-    for block in scores.stream(False):
-        reached += np.bincount(np.searchsorted(t, block.impostor, side="right"), minlength=len(t) + 1)
-    accepts = reached[::-1].cumsum()[::-1][1:]  # a score counts at every threshold that it reaches
-    return accepts, np.searchsorted(scores.genuine, t, side="left")
+    return found.scores.count_many_errors(thresholds)
 
 
 def probit(rates: np.ndarray) -> np.ndarray:

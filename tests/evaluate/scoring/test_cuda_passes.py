@@ -13,7 +13,7 @@ if torch.cuda.is_available():
 
 from mettle.evaluate import verification
 from mettle.evaluate.scoring.cuda_passes import Passes, candidates, slack
-from mettle.evaluate.scoring.histogram import counted
+from mettle.evaluate.scoring.histogram import count_scores
 from mettle.evaluate.scoring.pair_tiles import Design
 
 from .test_histogram import clusters, same
@@ -57,7 +57,7 @@ def test_fused_kernels_count_alike(monkeypatch, n, subjects, d):
     a = verification(x, y, ids=np.arange(n))
     design = Design.of(a.source.probe, None, "all", 64)
     monkeypatch.setattr(Passes, "quick", property(lambda self: True))
-    same(a, type(a)(counted(design, subjects, exact=False, device=torch.device("cpu")), "all", "histogram"))
+    same(a, type(a)(count_scores(design, subjects, exact=False, device=torch.device("cpu")), "all", "histogram"))
 
 
 def test_windows_too_full_for_a_list_are_read_from_tiles(monkeypatch):
@@ -68,6 +68,6 @@ def test_windows_too_full_for_a_list_are_read_from_tiles(monkeypatch):
     monkeypatch.setattr(Passes, "quick", property(lambda self: True))
     monkeypatch.setattr("mettle.evaluate.scoring.cuda_passes.candidates.__defaults__", (100,))
     design = Design.of(a.source.probe, None, "all", 64)
-    b = type(a)(counted(design, 10, exact=False, device=torch.device("cpu")), "all", "histogram")
+    b = type(a)(count_scores(design, 10, exact=False, device=torch.device("cpu")), "all", "histogram")
     same(a, b)
     assert len(b.scores.window(0.5, 1.0).values) <= 3

@@ -12,9 +12,9 @@ from mettle.errors import InputError
 from mettle.evaluate import verification
 from mettle.evaluate.scoring.bins import Even, Gaps
 from mettle.evaluate.scoring.cpu_passes import Fast
-from mettle.evaluate.scoring.histogram import Counted, counted
+from mettle.evaluate.scoring.histogram import HistogramScores, count_scores
 from mettle.evaluate.scoring.pair_tiles import Design
-from mettle.evaluate.scoring.scores import Scores
+from mettle.evaluate.scoring.scores import SortedScores
 
 
 def clusters(seed, n=240, subjects=40, d=16, noise=1.0, dtype=np.float32):
@@ -52,8 +52,8 @@ def test_counts_find_what_sorted_scores_find(dtype, trials, shelf, mode):
         given = {"domains": np.tile(domain, 4), "trials": trials}
         sorted_ = verification(x, y, **given)
     other = verification(x, y, mode=mode, memory=memory, chunk=77, **given)
-    assert isinstance(sorted_.scores, Scores)
-    assert isinstance(other.scores, Counted)
+    assert isinstance(sorted_.scores, SortedScores)
+    assert isinstance(other.scores, HistogramScores)
     same(sorted_, other)
     assert (other.bounds["auc"] == 0) == (mode == "exact")
 
@@ -67,7 +67,7 @@ def test_ties_and_few_scores_are_counted_alike(seed, dtype, mode):
     y = np.arange(n) % int(rng.integers(2, 4))
     a = verification(x, y)
     design = Design.of(a.source.probe, None, "all", int(rng.integers(1, 20)))
-    counts = counted(design, int(y.max()) + 1, exact=mode == "exact")
+    counts = count_scores(design, int(y.max()) + 1, exact=mode == "exact")
     same(a, type(a)(counts, "all", mode))
 
 
@@ -81,7 +81,7 @@ def test_an_accelerator_counts_alike(dtype, how):
         among = {"gallery": (x[50:] + 0.1, y[50:])}
     a = verification(x, y, **among)
     design = Design.of(a.source.probe, a.source.gallery, a.trials, 64)
-    same(a, type(a)(counted(design, 40, exact=False, device=torch.device("cpu")), a.trials, "histogram"))
+    same(a, type(a)(count_scores(design, 40, exact=False, device=torch.device("cpu")), a.trials, "histogram"))
 
 
 def test_perfect_and_inverted_scores_are_exact_in_bins():
@@ -167,12 +167,14 @@ def test_the_bound_of_auc_is_not_idle():
     x, y = clusters(7, n=300, subjects=60)
     v = verification(x, y)
     design = Design.of(v.source.probe, None, "all", 64)
-    found = counted(design, 60, exact=False)
+    found = count_scores(design, 60, exact=False)
     coarse = Even(-1.0, 1.0, 64)
-    rough = Counted(found.genuine, Fast(design).count(coarse), coarse, found.slack, False, found.walk, 60, found.stream)
+    rough = HistogramScores(
+        found.genuine, Fast(design).count(coarse), coarse, found.slack, False, found.walk, 60, found.stream
+    )
     value, bound = rough.auc()
     assert 1e-9 < abs(value - v.auc) <= bound
-    assert rough.exactly(0.1) == found.exactly(0.1)
-    assert Fraction(*map(int, (rough.exactly(0.1)[0], rough.impostors))) == Fraction(
+    assert rough.count_errors(0.1) == found.count_errors(0.1)
+    assert Fraction(*map(int, (rough.count_errors(0.1)[0], rough.impostors))) == Fraction(
         int(np.count_nonzero(v.scores.impostor >= np.float32(0.1))), v.impostor
     )

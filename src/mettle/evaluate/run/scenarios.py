@@ -194,7 +194,7 @@ def measure_thresholds(z: np.ndarray, samples: Samples, fars: Numbers, measured_
         found[f"{far:g}"] = {
             "threshold": point.usable,
             "status": point.status,
-            "far": point.fmr,
+            "fmr": point.fmr,
             "tar": point.tar,
             "tar_interval": _interval(lambda far=far: v.interval(f"tar@{far!r}")),
             "impostors": v.impostor,
@@ -215,7 +215,7 @@ def transfer_thresholds(results: ScenarioResults, set_thresholds: Mapping[str, A
             accepts, rejects = roc.counts(v.scores, entry["threshold"])
             found[scenario.name][far] = {
                 "threshold": entry["threshold"],
-                "far": float(accepts) / v.impostor,
+                "fmr": float(accepts) / v.impostor,
                 "tar": 1 - float(rejects) / v.genuine,
             }
     return found

@@ -14,9 +14,11 @@ With ``bins`` at the genuine scores themselves, and exact scores in pass 1, the 
 above what fits into memory.
 """
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -26,14 +28,14 @@ from mettle.evaluate.scoring.bins import Bins, Even, Gaps, Points, Window
 from mettle.evaluate.scoring.cpu_passes import Fast, Plain
 from mettle.evaluate.scoring.pair_tiles import Design
 from mettle.evaluate.scoring.rank_parts import gather_sorted, merge_windows, pack_windows, sum_counts
-from mettle.evaluate.scoring.scores import Stream, acting
+from mettle.evaluate.scoring.scores import Corners, ErrorCounts, ScoreStore, Stream, acting
 from mettle.pairs.distributed import ALONE, Ranks
 
 Walk = Callable[[Sequence[tuple[float, float]]], list[Window]]
 
 
 @dataclass(frozen=True, eq=False)
-class Counted:
+class HistogramScores(ScoreStore):
     """Genuine scores, sorted; impostor scores in bins, with a way to look into a window.
 
     Attributes:
@@ -61,11 +63,12 @@ class Counted:
     failed: tuple[int, int] = 0, 0  # embeddings always have templates
     joint: Walk | None = None  # pass 2 by all ranks together, each of which must ask for it
     _seen: list[Window] = field(default_factory=list, repr=False)
+    is_in_memory = False
 
-    @cached_property
+    @property
     def impostors(self) -> int:
         """Number of impostor pairs."""
-        return int(self.counts.sum())
+        return int(self.before[-1])
 
     @property
     def dtype(self) -> np.dtype:
@@ -99,7 +102,7 @@ class Counted:
         return self.bins.edges[at].astype(self.dtype)
 
     @property
-    def looked(self) -> bool:
+    def is_refined(self) -> bool:
         """Whether any window was looked into."""
         return bool(self._seen)
 
@@ -112,9 +115,9 @@ class Counted:
         for seen in self._seen:
             if seen.low <= low and high <= seen.high:
                 return seen
-        return self.look([(low, high)])[0]
+        return self.look_into([(low, high)])[0]
 
-    def look(self, windows: Sequence[tuple[float, float]], *, together: bool = False) -> list[Window]:
+    def look_into(self, windows: Sequence[tuple[float, float]], *, together: bool = False) -> list[Window]:
         """Pass 2 for several windows at once; ``together``: by all ranks, where pass 1 was."""
         found = (self.joint if together and self.joint else self.walk)(windows)
         self._seen.extend(found)
@@ -134,9 +137,9 @@ class Counted:
         thresholds = np.union1d(self.genuine[a:b], w.values)
         return Points(thresholds, w.reach(thresholds), np.searchsorted(self.genuine, thresholds, side="left"))
 
-    def exactly(self, threshold: float) -> tuple[int, int]:
+    def count_errors(self, threshold: float) -> tuple[int, int]:
         """False accepts and false rejects at one threshold, exactly."""
-        t = self.dtype.type(threshold)
+        t = self.dtype.type(acting(threshold, self.dtype))
         rejects = int(np.searchsorted(self.genuine, t, side="left"))
         if np.isposinf(t):
             return 0, rejects
@@ -152,8 +155,115 @@ class Counted:
         high = before[self.bins(self.genuine + self.dtype.type(self.slack)) + 1]
         return (int(low.sum()) + int(high.sum())) / (2 * n), (int(high.sum()) - int(low.sum())) / (2 * n)
 
+    def count_many_errors(self, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """One more walk through all pairs; a score counts at every threshold that it reaches."""
+        t = acting(thresholds, self.dtype)
+        reached = np.zeros(len(t) + 1, np.int64)
+        for block in self.stream(False):
+            reached += np.bincount(np.searchsorted(t, block.impostor, side="right"), minlength=len(t) + 1)
+        return reached[::-1].cumsum()[::-1][1:], np.searchsorted(self.genuine, t, side="left")
 
-def counted(design: Design, subjects: int, *, exact: bool, device: Any = None, ranks: Ranks = ALONE) -> Counted:
+    def eer_bracket(self) -> tuple[ErrorCounts, ErrorCounts] | None:
+        """The two operating points around FMR = FNMR: bins say where to look, wider where that was not enough."""
+        n_g, n_i = len(self.genuine), self.impostors
+        first, last = self._crossing_bins()
+        while True:
+            p = self.points(*self.around(first, last))
+            # FMR − FNMR only falls, so bisect; the products of counts may be beyond int64.
+            low = bisect_left(range(len(p.thresholds)), True, key=partial(_is_behind, p, n_g, n_i)) - 1
+            if 0 <= low < len(p.thresholds) - 1:
+                break
+            if low >= 0 and last >= len(self.counts):  # nothing above: +∞ accepts nobody
+                return _error_counts(p, low), ErrorCounts(math.inf, 0, n_g)
+            first, last = self._widen(first, last)
+        return _error_counts(p, low), _error_counts(p, low + 1)
+
+    def threshold_for(self, accepts: int) -> float:
+        """Bins say where to look, wider where that was not enough."""
+        first, last = self._budget_bins(accepts)
+        while True:
+            p = self.points(*self.around(first, last))
+            good = np.flatnonzero(p.accepts <= accepts)
+            at = int(good[0]) if len(good) else len(p.thresholds)
+            if len(good) and (at > 0 or first == 0):
+                return float(p.thresholds[at])
+            if not len(good) and last >= len(self.counts):
+                return math.inf
+            first, last = self._widen(first, last)
+
+    def threshold_above_impostor(self, accepts: int) -> float:
+        """Above the impostor score next to the threshold for so many false accepts, or that threshold itself."""
+        tau = self.threshold_for(accepts)  # the next score of either kind: the impostor below is near it
+        window = self.window(tau, tau) if math.isfinite(tau) else None
+        below = np.empty(0) if window is None else window.values[window.values < self.dtype.type(tau)]
+        return float(np.nextafter(below[-1], np.asarray(np.inf, below.dtype))) if len(below) else tau
+
+    def corners(self) -> Corners:
+        """Where bins begin."""
+        width = float(np.diff(self.bins.edges).min())
+        return Corners(self.bins.edges, *self.lower, 0 if self.sharp else 1 + math.ceil(self.slack / width))
+
+    def distinct(self) -> np.ndarray:
+        """Where each bin that is not empty begins."""
+        return np.unique(self.bins.edges[:-1][self._filled()].astype(self.dtype))
+
+    def lowest(self, count: int) -> tuple[np.ndarray, bool]:
+        """The lowest score, or where its bin begins."""
+        return min(self.genuine[:1], self.quantiles(np.zeros(1))), False
+
+    def score_range(self) -> tuple[float, float]:
+        """The lowest and the highest score, or the ends of their bins."""
+        filled, edges = np.flatnonzero(self.counts), self.bins.edges
+        low, high = float(edges[filled[0]]), float(edges[filled[-1] + 1])
+        return min(low, float(self.genuine[0])), max(high, float(self.genuine[-1]))
+
+    def refine(self, accepts: Sequence[int], thresholds: Sequence[float], *, together: bool = False) -> None:
+        """One second pass for all that is asked and was not looked into before."""
+        bins = [self._crossing_bins(), *(self._budget_bins(count) for count in accepts)]
+        typed = [float(acting(t, self.dtype)) for t in thresholds if math.isfinite(t)]
+        windows = [self.around(*ends) for ends in bins] + [(t, t) for t in typed]
+        if new := [window for window in windows if not self.has_seen(*window)]:
+            self.look_into(new, together=together)
+
+    def _crossing_bins(self) -> tuple[int, int]:
+        """Bins around the EER: the last beginning where FMR ≥ FNMR, and its neighbours."""
+        accepts, rejects = self.lower
+        return self._surrounding(int(np.count_nonzero(accepts / self.impostors >= rejects / len(self.genuine))) - 1)
+
+    def _budget_bins(self, accepts: int) -> tuple[int, int]:
+        """Bins around the smallest threshold with at most so many false accepts."""
+        return self._surrounding(int(np.count_nonzero(self.lower[0] > accepts)) - 1)
+
+    def _surrounding(self, at: int) -> tuple[int, int]:
+        """From the last bin before that holds any score to the next one behind, and one more on either side."""
+        filled = np.flatnonzero(self._filled())
+        before, behind = filled[filled < at], filled[filled > at]
+        first = int(before[-1]) if len(before) else 0
+        last = int(behind[0]) + 1 if len(behind) else len(self.counts)
+        return max(0, first - 1), min(len(self.counts), last + 1)
+
+    def _widen(self, first: int, last: int) -> tuple[int, int]:
+        """Three times as many bins."""
+        return max(0, 2 * first - last), min(len(self.counts), 2 * last - first)
+
+    def _filled(self) -> np.ndarray:
+        """Which bins hold a score of either kind."""
+        accepts, rejects = self.lower
+        return (np.diff(accepts) != 0) | (np.diff(rejects) != 0)
+
+
+def _is_behind(p: Points, n_g: int, n_i: int, k: int) -> bool:
+    """Whether FMR < FNMR at the k-th point, in whole numbers."""
+    return int(p.accepts[k]) * n_g < int(p.rejects[k]) * n_i
+
+
+def _error_counts(p: Points, k: int) -> ErrorCounts:
+    return ErrorCounts(float(p.thresholds[k]), int(p.accepts[k]), int(p.rejects[k]))
+
+
+def count_scores(
+    design: Design, subjects: int, *, exact: bool, device: Any = None, ranks: Ranks = ALONE
+) -> HistogramScores:
     """Pass 1.
 
     Args:
@@ -183,7 +293,7 @@ def counted(design: Design, subjects: int, *, exact: bool, device: Any = None, r
         return merge_windows(windows, ranks.compute(lambda: pack_windows(passes.walk(windows))))
 
     joint = walk_together if ranks.size > 1 else None
-    return Counted(genuine, tally, bins, slack, exact, alone.walk, subjects, design.stream, again, joint=joint)
+    return HistogramScores(genuine, tally, bins, slack, exact, alone.walk, subjects, design.stream, again, joint=joint)
 
 
 def _on(device: Any, design: Design, ranks: Ranks) -> Any:

@@ -99,6 +99,7 @@ def of_ranking(query: Rows, gallery: Rows, *, named: bool, trials: str) -> Basis
         "gallery labels": _any_order(_who(gallery)),
         "exclude_same_domain": trials == "across",
         "only_same_domain": trials == "within",
+        "rules of who is a candidate": trials,
         "numbers of candidates that are the query itself": _shared(query.ids, gallery.ids) if both else 0,
     }
     ids: dict[str, Any] | None = None
