@@ -9,7 +9,6 @@ from command_line import mettle, refused
 from mettle.errors import InputError
 from mettle.notes import TITLES, build_chapter
 from mettle.notes.chapter import BuildSettings
-from mettle.notes.hardness_aware import episode_accuracy
 from mettle.notes.runs import within_and_between
 
 SHORTEST = 3
@@ -47,15 +46,6 @@ def test_a_chapter_that_is_not_there_is_one_line(tmp_path):
     assert "no chapter 7: they are 1 to 5" in refused("notes", "7", "-o", tmp_path / "notes")
     with pytest.raises(InputError, match="no chapter 7: the notes are chapters 1 to 5"):
         build_chapter(7, BuildSettings(tmp_path))
-
-
-def test_episodes_of_classes_that_are_told_apart_are_all_right_and_those_of_noise_are_guessed():
-    labels = np.arange(120) // 12
-    apart = np.eye(10)[labels]
-    assert episode_accuracy(apart, labels, ways=5, shots=1, episodes=20).min() == 1
-    noise = np.random.default_rng(0).normal(size=(120, 30))
-    found = episode_accuracy(noise, labels, ways=5, shots=1, episodes=400)
-    assert abs(found.mean() - 0.2) < 0.05
 
 
 def test_within_and_between_by_loops():

@@ -8,7 +8,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.ticker import FuncFormatter
 
 from mettle.data import Samples
-from mettle.evaluate import clustering, retrieval
+from mettle.evaluate import clustering, few_shot, retrieval
 from mettle.model import embed
 from mettle.notes.chapter import BuildSettings, Chapter, Claim, Figure, Section, Table, finish_figure
 from mettle.notes.runs import ChapterRun, train_recipe, untrained_model
@@ -132,7 +132,8 @@ def build(settings: BuildSettings) -> Chapter:
             ),
             Section(
                 "Few samples of a class",
-                f"{EPISODES} episodes of {WAYS} unseen characters: share of queries whose nearest class mean is right.",
+                f"{EPISODES} episodes of {WAYS} unseen characters: share of queries whose nearest class mean is "
+                "right. Intervals resample characters.",
                 tables=[_episode_table(embedded, part)],
             ),
             Section("What the note says, and what is known", "Verdicts are those of the records.", claims=CLAIMS),
@@ -290,41 +291,14 @@ def _metric_table(embedded: Mapping[str, np.ndarray], part: Samples) -> Table:
     return Table(["", "NMI, %", "R@1, %", "R@2, %", "R@4, %", "R@8, %"], rows)
 
 
-def episode_accuracy(
-    z: np.ndarray, labels: np.ndarray, *, ways: int, shots: int, queries: int = 5, episodes: int = 200, seed: int = 0
-) -> np.ndarray:
-    """(episodes,) share of queries whose nearest class mean, by cosine, is that of their class.
-
-    Args:
-        z: (n, d) embeddings.
-        labels: (n,) classes, with at least ``shots + queries`` rows of each of at least ``ways``.
-        ways: classes in an episode.
-        shots: rows of a class that its mean is taken of.
-        queries: further rows of a class that are classified.
-        episodes: how many are drawn.
-        seed: of the draws.
-    """
-    rng = np.random.default_rng(seed)
-    unit = z / np.linalg.norm(z, axis=1, keepdims=True)
-    rows = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    rows = [own for own in rows if len(own) >= shots + queries]
-    found = np.empty(episodes)
-    for k in range(episodes):
-        drawn = [rng.permutation(rows[c])[: shots + queries] for c in rng.permutation(len(rows))[:ways]]
-        means = np.stack([unit[own[:shots]].mean(0) for own in drawn])
-        means /= np.linalg.norm(means, axis=1, keepdims=True)
-        asked = np.stack([unit[own[shots:]] for own in drawn])
-        found[k] = ((asked @ means.T).argmax(2) == np.arange(ways)[:, None]).mean()
-    return found
-
-
 def _episode_table(embedded: Mapping[str, np.ndarray], part: Samples) -> Table:
     rows = []
     for name, z in embedded.items():
         if name.startswith(("untrained", "HDML", "triplet", "N-pair")):
             cells = []
             for shots in SHOTS:
-                found = 100 * episode_accuracy(z, part.labels, ways=WAYS, shots=shots, episodes=EPISODES)
-                cells.append(f"{found.mean():.1f} ± {1.96 * found.std(ddof=1) / len(found) ** 0.5:.1f}")
+                found = few_shot(z, part.labels, ways=WAYS, shots=shots, queries=5, episodes=EPISODES)
+                band = found.interval("accuracy", replicates=300)
+                cells.append(f"{100 * found.accuracy:.1f} [{100 * band.low:.1f}, {100 * band.high:.1f}]")
             rows.append([name, *cells])
     return Table(["accuracy, %", *(f"{WAYS}-way {shots}-shot" for shots in SHOTS)], rows)

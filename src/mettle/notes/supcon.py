@@ -75,8 +75,9 @@ CLAIMS = (
     ),
     Claim(
         "Search with Faiss is at least three times as fast",
-        "not yet decided",
-        "It depends on what it is compared with; the command measures it against the fastest exact way in NumPy.",
+        "contradicted",
+        "Among 10,000 people, on one thread: 1.6 [1.4, 1.8] times as fast as the fastest exact way in NumPy. A loop in "
+        "Python is far slower than both.",
         "mettle reproduce search",
     ),
 )
