@@ -248,17 +248,21 @@ def evaluate(
     import json
 
     from mettle.atomic_files import write_text
+    from mettle.cli.torchrun import join_ranks
     from mettle.evaluate.run import evaluate_run
     from mettle.train import open_run_folder
 
-    opened = open_run_folder(run)
-    place = check_output_folder(output)
-    samples = load_samples(opened, data, label=label, domain=domain, image=image)
-    # Its own, at another place; an adopted model takes any as its own.
-    own = data is None or opened.is_adopted or opened.matches_data(samples.fingerprint())
-    kept = own and _keeps(opened, output)
-    _print_measuring(samples)
-    found = evaluate_run(opened, samples, own_data=own, write=kept)
+    with join_ranks() as ranks:
+        opened = open_run_folder(run)
+        place = check_output_folder(output)
+        samples = load_samples(opened, data, label=label, domain=domain, image=image)
+        # Its own, at another place; an adopted model takes any as its own.
+        own = data is None or opened.is_adopted or opened.matches_data(samples.fingerprint())
+        kept = own and _keeps(opened, output)
+        _print_measuring(samples)
+        found = evaluate_run(opened, samples, own_data=own, write=kept, across_ranks=ranks.size > 1)
+    if not ranks.writes:
+        return
     _print_metrics(found.metrics)
     if kept:
         print(f"metrics: {opened.folder / 'metrics.json'}")

@@ -84,6 +84,22 @@ def write_embedding_shards(
     return f"{path}: {sum(s.rows for s in written)} embeddings of dimension {width} in {len(written)} files"
 
 
+def embed_across_ranks(model: EmbeddingModel, samples: Samples, ranks: Ranks, *, features: bool = False) -> np.ndarray:
+    """`embed` by several processes: (n, dim) on every rank, of which each has embedded a part."""
+    if ranks.size == 1:
+        return embed(model, samples, features=features)
+    own = samples.take(np.arange(len(samples))[_own_rows(len(samples), ranks)])
+    parts = ranks.compute(lambda: {"embeddings": embed(model, own, features=features)})
+    return np.concatenate([part["embeddings"] for part in parts if len(part["embeddings"])])
+
+
+def _own_rows(n: int, ranks: Ranks) -> slice:
+    """This rank's part of n rows, in whole batches, so that each is embedded beside the same others."""
+    batches = -(-n // BATCH)
+    begin, end = (min(batches * rank // ranks.size * BATCH, n) for rank in (ranks.rank, ranks.rank + 1))
+    return slice(begin, end)
+
+
 def check_shards_path(path: Path) -> None:
     """Refuse a folder that cannot be made, before the work that would fill it."""
     if path.suffix.lower() not in (".parquet", ".pq"):
@@ -102,13 +118,12 @@ def _write_part(
     """Embed this rank's batches into its file; what the manifest says of it."""
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder} on this machine: all ranks must write into one shared folder")
-    batches = -(-len(samples) // BATCH)
-    begin, end = (min(batches * rank // ranks.size * BATCH, len(samples)) for rank in (ranks.rank, ranks.rank + 1))
-    part, name = samples.take(np.arange(begin, end)), shard_name(ranks.rank, ranks.size)
+    own = _own_rows(len(samples), ranks)
+    part, name = samples.take(np.arange(len(samples))[own]), shard_name(ranks.rank, ranks.size)
     z = embed(model, part)
     # Of all rows, then cut: which columns there are, and of what type, must not depend on the part.
     columns = describe_rows(samples, weights)
-    columns = {key: a if key in ("model", "label_names") else a[begin:end] for key, a in columns.items()}
+    columns = {key: a if key in ("model", "label_names") else a[own] for key, a in columns.items()}
     arrays = {"embeddings": z if dim is None else cut_embeddings(z, dim), **columns}
     content = choose_encoder(folder / name)(arrays)
     (folder / name).write_bytes(content)

@@ -28,6 +28,8 @@ from mettle.evaluate.run.scenarios import (
 from mettle.evaluate.verification import Verification
 from mettle.model import EmbeddingModel, embed
 from mettle.model.embedder import find_device
+from mettle.model.embedding_shards import embed_across_ranks
+from mettle.pairs.distributed import ALONE, Ranks
 from mettle.rng import permutation
 from mettle.train.from_recipe import build_model
 from mettle.train.run_folder import RunFolder, TrainingIdentities, set_thresholds
@@ -65,6 +67,7 @@ def evaluate_run(
     own_data: bool = True,
     write: bool = True,
     untrained: EmbeddingModel | None = None,
+    across_ranks: bool = False,
 ) -> Evaluation:
     """Measure a run on the test split of ``samples``.
 
@@ -77,6 +80,8 @@ def evaluate_run(
             some of the identities of whatever it is measured on, and tested on the others.
         write: whether to write ``metrics.json`` (and the thresholds).
         untrained: the network before training, as a baseline, where no recipe can build it.
+        across_ranks: share embedding the test split and comparing it with the other ranks of `torch.distributed`: every
+            rank makes this call on the same samples and has the result; rank 0 alone writes.
 
     Raises:
         RunError: ``own_data``, but the data have changed since the run was trained.
@@ -102,7 +107,9 @@ def evaluate_run(
     if len(test) == 0:
         raise DataError(f"{samples.source_name} has no test split: nothing to evaluate on")
     source = run.recipe.data.source if own_data else samples.source_name  # as it was typed, wherever it was found
-    judged = judge(embed(model, test), test, setup.ks)
+    ranks = Ranks.current() if across_ranks else ALONE
+    shared = {"across_ranks": ranks.size > 1}
+    judged = judge(embed_across_ranks(model, test, ranks), test, setup.ks, fars=setup.fars, **shared)
     metrics: dict[str, Any] = {
         "format": 1,
         "run": run.name,
@@ -113,16 +120,19 @@ def evaluate_run(
         "scenarios": summary(judged, setup.fars),
     }
     if setup.baselines:
-        metrics["baselines"] = {RAW: baseline(raw(test), test)}
+        metrics["baselines"] = {RAW: baseline(raw(test), test, **shared)}
         if untrained is None and own_data and run.recipe.foreign_model is None:
             untrained = build_model(run.recipe, samples)
         if own_data and untrained is not None:
             if getattr(untrained, "pretrained", None) is None:
-                metrics["baselines"][UNTRAINED] = baseline(embed(untrained, test), test)
+                z = embed_across_ranks(untrained, test, ranks)
+                metrics["baselines"][UNTRAINED] = baseline(z, test, **shared)
             else:  # its head is new: what there was before training are the features
-                metrics["baselines"][PRETRAINED] = baseline(embed(untrained, test, features=True), test, neighbors=True)
+                z = embed_across_ranks(untrained, test, ranks, features=True)
+                metrics["baselines"][PRETRAINED] = baseline(z, test, neighbors=True, **shared)
         if biased is not None:
-            metrics["baselines"]["biased encoder (E_b)"] = baseline(embed(biased, test), test)
+            z = embed_across_ranks(biased, test, ranks)
+            metrics["baselines"]["biased encoder (E_b)"] = baseline(z, test, **shared)
     if probes.wanted(run.recipe, samples):
         encoders = {"model": model} if biased is None else {probes.MODEL: model, probes.BIASED: biased}
         try:
@@ -135,9 +145,9 @@ def evaluate_run(
         found = _thresholds(model, samples, judged, setup.fars, is_selected="selection" in metrics)
         metrics["thresholds"] = {"set": found, "on test": transfer(judged, found)}
         if write:
-            set_thresholds(run, found)
+            ranks.compute_on_first(lambda: set_thresholds(run, found))
     if write:
-        write_text(run.folder / "metrics.json", json.dumps(metrics, indent=1))
+        ranks.compute_on_first(lambda: write_text(run.folder / "metrics.json", json.dumps(metrics, indent=1)))
     return Evaluation(metrics, judged, samples)
 
 

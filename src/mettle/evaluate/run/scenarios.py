@@ -38,15 +38,16 @@ class Scenario:
     gallery: np.ndarray | None = None
     trials: str = "all"
 
-    def verification(self, z: np.ndarray, samples: Samples) -> Verification:
+    def verification(self, z: np.ndarray, samples: Samples, across_ranks: bool = False) -> Verification:
         """Genuine against impostor pairs of this scenario."""
-        return verification(**self._arguments(z, samples), trials=self.trials)
+        return verification(**self._arguments(z, samples), trials=self.trials, across_ranks=across_ranks)
 
-    def retrieval(self, z: np.ndarray, samples: Samples, ks: Wholes) -> Retrieval:
+    def retrieval(self, z: np.ndarray, samples: Samples, ks: Wholes, across_ranks: bool = False) -> Retrieval:
         """Nearest neighbours of this scenario, among the candidates that its pairs are made with."""
         given = self._arguments(z, samples)
         apart, together = self.trials == "across", self.trials == "within"
-        return retrieval(**given, k=ks, exclude_same_domain=apart, only_same_domain=together)
+        given |= {"exclude_same_domain": apart, "only_same_domain": together, "across_ranks": across_ranks}
+        return retrieval(**given, k=ks)
 
     def fewest(self, samples: Samples) -> int:
         """Candidates of the query that has fewest among those with a right one."""
@@ -107,18 +108,24 @@ class Judged:
         return self.scenarios[-1]
 
 
-def judge(z: np.ndarray, samples: Samples, ks: Wholes = (1, 2, 4, 8)) -> Judged:
-    """Verification and retrieval in every scenario that the samples allow."""
+def judge(
+    z: np.ndarray, samples: Samples, ks: Wholes = (1, 2, 4, 8), *, fars: Numbers = (), across_ranks: bool = False
+) -> Judged:
+    """Verification and retrieval in every scenario that the samples allow.
+
+    ``across_ranks``: all ranks make this call and share the pairs; ``fars`` are rates that are then looked up together.
+    """
     if len(samples) == 0:
         raise DataError("the test split is empty: give the data a test split, or let data.test hold out identities")
     ways, chosen = scenarios(samples), inputs.wholes(ks, "ks")
-    return Judged(
-        samples,
-        z,
-        ways,
-        {way.name: way.verification(z, samples) for way in ways},
-        {way.name: way.retrieval(z, samples, _possible(chosen, way.fewest(samples))) for way in ways},
-    )
+    verifications = {way.name: way.verification(z, samples, across_ranks) for way in ways}
+    if across_ranks:
+        for v in verifications.values():
+            v.look_at(fars)
+    retrievals = {
+        way.name: way.retrieval(z, samples, _possible(chosen, way.fewest(samples)), across_ranks) for way in ways
+    }
+    return Judged(samples, z, ways, verifications, retrievals)
 
 
 def summary(judged: Judged, fars: Numbers) -> dict[str, Any]:
@@ -134,14 +141,15 @@ def summary(judged: Judged, fars: Numbers) -> dict[str, Any]:
     }
 
 
-def baseline(z: np.ndarray, samples: Samples, *, neighbors: bool = False) -> dict[str, Any]:
+def baseline(z: np.ndarray, samples: Samples, *, neighbors: bool = False, across_ranks: bool = False) -> dict[str, Any]:
     """EER and AUC of other embeddings of the same samples, and Recall@1 with ``neighbors``; without intervals."""
     found: dict[str, Any] = {}
     for way in scenarios(samples):
-        v = way.verification(z, samples)
+        v = way.verification(z, samples, across_ranks)
         found[way.name] = {"eer": v.eer, "auc": v.auc}
         if neighbors:
-            found[way.name]["recall@1"] = float(way.retrieval(z, samples, (1,)).per_query["recall@1"].mean())
+            near = way.retrieval(z, samples, (1,), across_ranks)
+            found[way.name]["recall@1"] = float(near.per_query["recall@1"].mean())
     return found
 
 

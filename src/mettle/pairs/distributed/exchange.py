@@ -70,6 +70,16 @@ class Ranks:
                 "Nothing was completed: look at what the other process said, and start all of them again"
             ) from lost
 
+    def compute_on_first(self, work: Callable[[], Any]) -> None:
+        """Let rank 0 do what all ranks would do alike, such as writing a file; the others wait, and hear of errors."""
+
+        def run() -> Arrays:
+            if self.writes:
+                work()
+            return {}
+
+        self.compute(run)
+
     def require_equal(self, what: str, text: str) -> None:
         """Refuse ranks that do not bring the same, which ``text`` describes."""
         found = self.compute(lambda: {"text": np.frombuffer(text.encode(), np.uint8)})
