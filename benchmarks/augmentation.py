@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from record import keep
 
-from mettle.data.transforms import Augment, find_preset, to_input_tensor
+from mettle.data.transforms import Augment, find_preset
 from mettle.model.backbones import import_torchvision
 
 SIDES = {32: 256, 64: 256, 128: 128, 224: 64}  # of pictures, and how many a batch has
@@ -70,7 +70,7 @@ def measure(preset: str, side: int, rounds: int) -> dict[str, float]:
     change, ids = torchvision_changes(augment, side), np.arange(count)
 
     def ours(turn: int) -> torch.Tensor:
-        return augment(to_input_tensor(pictures, "cpu"), ids, seed=0, epoch=turn)
+        return augment(torch.from_numpy(pictures), ids, seed=0, epoch=turn)
 
     def theirs(turn: int) -> torch.Tensor:
         torch.manual_seed(turn)

@@ -89,7 +89,7 @@ if len(sys.argv) > 2:
 else:
     data = Clips(*synthesize_tones(instruments=40))
 run = mettle.fit(SoundNet(data.spectrograms.shape[2]), data, SupCon(0.1), **options)
-judged = run.evaluate().judged
+judged = run.evaluate().results
 for name, verification in judged.verifications.items():  # in-domain: the same content; cross-domain: another one
     low, high = (getattr(verification.interval("eer"), end) for end in ("low", "high"))
     recall = judged.retrievals[name].recall[1]

@@ -192,7 +192,7 @@ def test_columns_by_name_are_read_from_splits_given_apart_too(tmp_path, no_graph
     run = fit(tmp_path / "a", data=Shots(range(8)), labels="who", domains="camera", **parts)
     evaluation = run.evaluate()
     assert list(evaluation.metrics["scenarios"])[-1] == "cross-domain"
-    assert evaluation.verification is evaluation.judged.verifications["cross-domain"]
+    assert evaluation.verification is evaluation.results.verifications["cross-domain"]
 
 
 def test_a_share_of_the_training_identities_is_kept_apart_where_splits_are_given(tmp_path, no_graph):

@@ -54,6 +54,7 @@ from mettle.train.from_recipe import GivenObjects, build_model, evenly_spaced, t
 from mettle.train.methods.base import takes_after
 from mettle.train.methods.supervised import check_spaces
 from mettle.train.optim import SCHEDULES, TORCH_SCHEDULES
+from mettle.train.ranks.session import current_ranks, join_ranks
 from mettle.train.recipe import parse_recipe
 from mettle.train.recipe_files import ADOPTED
 from mettle.train.run_folder import RunFolder, create_run, open_run_folder, save_artifact, software_versions
@@ -212,6 +213,7 @@ def adopt(
     return Run(run, True, (*why, *_describe_inputs(run)), embedder)
 
 
+@join_ranks()
 def fit(
     model: Any,
     data: Any,
@@ -249,6 +251,8 @@ def fit(
     quiet: bool = False,
 ) -> Run:
     """Train any network on any data with any loss, into a run folder.
+
+    In a script under ``torchrun`` all its processes train together, and the first one writes the folder and prints.
 
     Args:
         model: an ``nn.Module`` from inputs to (n, d) embeddings; the name of a timm network (``"timm/resnet18"``) or of
@@ -299,6 +303,7 @@ def fit(
         the run; ``run.evaluate()`` and ``run.report()`` measure it.
     """
     notes: list[str] = []
+    quiet = quiet or not current_ranks().is_first
 
     def say(note: str) -> None:
         notes.append(note)

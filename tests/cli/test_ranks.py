@@ -27,10 +27,10 @@ def test_ranks_agree_with_one_process():
 
 
 @contextmanager
-def no_processes(count: int, folder: Path, alone=ranks.compute_alone):
+def no_processes(count: int, folder: Path, given=None, alone=ranks.compute_alone):
     """In place of the processes: each has found what one alone finds."""
     for rank in range(count):
-        save_file(alone(count), folder / f"{rank}.safetensors")
+        save_file(alone(count, given), folder / f"{rank}.safetensors")
     yield []
 
 
@@ -40,8 +40,8 @@ def test_a_difference_is_told_and_is_status_1(monkeypatch):
     monkeypatch.setattr(ranks, "start_children", no_processes)
     assert mettle("check-ranks").endswith("parity holds\n")
 
-    def off(count: int):
-        found = right(count)
+    def off(count: int, given=None):
+        found = right(count, given)
         found["ArcFace parameters"][3] += 1e-6
         found["SupCon value"] += float("nan")
         return found
@@ -58,7 +58,7 @@ def test_a_number_that_makes_no_sense_is_refused(count):
 
 
 def test_processes_that_cannot_be_started_are_one_line(monkeypatch, tmp_path):
-    monkeypatch.setattr(ranks, "compute_alone", lambda count: {})
+    monkeypatch.setattr(ranks, "compute_alone", lambda count, given=None: {})
     for path, words in (
         (tmp_path / "none", "cannot start 2 local processes of .*none: No such file"),
         (Path("/bin/false"), "process [01] of 2 ended with status 1: it did not say why"),
@@ -66,6 +66,34 @@ def test_processes_that_cannot_be_started_are_one_line(monkeypatch, tmp_path):
     ):
         monkeypatch.setattr(sys, "executable", str(path))
         assert re.search(words, mettle("check-ranks", status=2))
+
+
+LOSSES = """
+import torch
+from mettle.losses import SupCon
+
+def make(num_classes):
+    return lambda z, y: (z - z.mean(0)).square().sum() / num_classes + y.double().mean() * z.norm()
+
+class OfOneRank(SupCon):
+    def row_loss(self, row_values):
+        ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        return super().row_loss(row_values) * ranks
+"""
+
+
+def test_a_loss_of_the_user_is_checked_with_leave_to_import_it(monkeypatch, tmp_path):
+    (tmp_path / "own_ranks.py").write_text(LOSSES)
+    monkeypatch.chdir(tmp_path)
+    refused = mettle("check-ranks", "--loss", "own_ranks:make", status=2)
+    assert "would run code of 'own_ranks': allow it with --allow-import own_ranks" in refused
+    words = ("check-ranks", "--allow-import", "own_ranks", "--loss")
+    assert "has no 'mak'" in mettle(*words, "own_ranks:mak", status=2)
+    assert "takes an import path such as shop.losses:make, got 'SupCon'" in mettle(*words, "SupCon", status=2)
+    done = run_mettle(*words, "own_ranks:make")
+    assert done.returncode == 0 and "own_ranks:make" in done.stdout and done.stdout.endswith("parity holds\n"), done
+    done = run_mettle(*words, "own_ranks:OfOneRank")
+    assert done.returncode == 1 and done.stdout.endswith("parity fails: own_ranks:OfOneRank\n"), done
 
 
 def script(folder: Path, lines: str) -> Path:

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from mettle.data.dataset import Samples
-from mettle.data.image_decoding import ImageTarget, decode_image, decode_to_sizes, read_image_header
+from mettle.data.image_decoding import ImageTarget, decode_image, decode_to_sizes, read_image_header, resize_to_array
 from mettle.data.inputs import FeatureArray, ImageArray, ImageFiles, PackedImages, load_into_memory
 from mettle.data.loader import Loader
 from mettle.data.sampler import ShuffledBatchSampler
@@ -334,6 +334,19 @@ def test_crops_are_the_same_from_memory_from_files_and_from_workers(photographs)
     assert wanted.shape == (12, 3, 32, 32)
     assert torch.equal(crops_of(photographs, augment), wanted)
     assert torch.equal(crops_of(photographs, augment, workers=1), wanted)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(48, 40), (25, 90), (200, 300)])
+def test_stretched_pictures_are_those_of_pillow_but_for_rounding(size, interpolation, channels):
+    pixels = np.random.default_rng(0).integers(0, 256, (96, 130, 3)).astype(np.uint8)
+    picture = Image.fromarray(pixels).convert("L" if channels == 1 else "RGB")
+    found = np.asarray(resize_to_array(picture, size, ImageTarget(size, "stretch", None, interpolation)), int)
+    wanted = picture.resize((size[1], size[0]), Image.Resampling[interpolation.upper()])
+    assert found.shape[:2] == size
+    difference = np.abs(found - np.asarray(wanted, int))
+    assert difference.max() <= (1 if interpolation == "bilinear" else 2) and difference.mean() < 0.05
 
 
 @pytest.mark.parametrize("crop", [None, 0.875])

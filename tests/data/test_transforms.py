@@ -163,3 +163,60 @@ def test_how_many_pictures_are_changed_at_a_time_changes_no_pixel(preset, monkey
             monkeypatch.setattr(transforms, "CACHED", some * x[0].nbytes)
             assert torch.equal(augment(x, ids, seed=1, epoch=2, **more), whole)
         monkeypatch.undo()
+
+
+UPRIGHT = ("none", "mirror", "shift", "erase", "reid", "large", "photo", "small")
+
+
+def smooth_bytes(n=7, side=64):
+    """(n, side, side + 8, 3) uint8 pictures whose pixels differ little from their neighbors."""
+    places = torch.linspace(0, 3, side)[:, None, None] + torch.linspace(0, 2, side + 8)[None, :, None]
+    waves = (places + torch.arange(n)[:, None, None, None] + torch.arange(3)).sin()
+    return (waves * 100 + 128).to(torch.uint8)
+
+
+@pytest.mark.parametrize("preset", UPRIGHT)
+def test_bytes_are_changed_as_floats_are(preset):
+    x, ids, change = smooth_bytes(), np.arange(7), find_preset(preset)
+    assert change.moves_bytes(x) and not change.moves_bytes(smooth_bytes(side=16))
+    found = change(x, ids, seed=1, epoch=2)
+    wanted = change(transforms.to_input_tensor(x, "cpu"), ids, seed=1, epoch=2)
+    assert found.dtype == torch.float32 and found.shape == (7, 3, 64, 72)
+    if not change.takes_crops():
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    else:  # windows end at whole pixels
+        assert (found - wanted).abs().mean() < 0.02
+    given = x.clone()
+    change(x, ids, seed=1, epoch=2)
+    assert torch.equal(x, given)
+
+
+@pytest.mark.parametrize("preset", UPRIGHT)
+def test_how_many_pictures_of_bytes_are_changed_at_a_time_changes_no_pixel(preset, monkeypatch):
+    x, ids, augment = smooth_bytes(), np.arange(7), find_preset(preset)
+    for more in ({}, {"aspect": torch.linspace(0.5, 2, 7), "size": (40, 48)}):
+        whole = augment(x, ids, seed=1, epoch=2, **more)
+        monkeypatch.setattr(transforms, "CACHED", 2 * 4 * x[0].numel())
+        assert torch.equal(augment(x, ids, seed=1, epoch=2, **more), whole)
+        monkeypatch.undo()
+
+
+def test_a_crop_of_bytes_keeps_the_proportions_of_the_picture():
+    """A picture twice as wide as high, stretched to a square canvas: crops of its whole area show it unstretched."""
+    ramp = torch.linspace(0, 255, 96).to(torch.uint8)[None, None, :, None].expand(40, 96, 96, 3).contiguous()
+    augment = Augment(crop=(0.3, 0.3 + 1e-9))
+    found = augment(ramp, np.arange(40), seed=0, epoch=0, aspect=torch.full((40,), 2.0), size=(64, 64))
+    width = found[:, 0, 0, -1] - found[:, 0, 0, 0]  # of the picture
+    expected = (0.3 / 2) ** 0.5  # a square window of 0.3 of its area is narrower than high on the canvas
+    torch.testing.assert_close(width, torch.full_like(width, expected), rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("erase", ["erase", "photo"])
+def test_erasing_in_place_is_erasing_together(erase):
+    x, ids = torch.rand(30, 3, 20, 24, generator=torch.Generator().manual_seed(0)), np.arange(30)
+    change = find_preset(erase)
+    u = torch.from_numpy(transforms.uniform_per_id(3, 1, ids, 26, stream=0)).float()
+    before = x.clone()
+    assert torch.equal(change._erase_in_place(x.clone(), u), change._erase_together(x, u))
+    change(x, ids, seed=3, epoch=1)
+    assert torch.equal(x, before), "the pictures that were given are left alone"

@@ -90,4 +90,4 @@ def test_a_strength_that_does_not_converge_is_never_chosen(monkeypatch):
     with pytest.raises(NumericError, match="no linear probe converged: the linear probe of strength 0.0001 has not"):
         linear_probe.reading(z, codes)
     seen = {"E_d": z, "E_b": z}
-    assert probes._readings(seen, codes)[1].startswith("not measurable: E_d: no linear probe converged")
+    assert probes._fit_all(seen, codes)[1].startswith("not measurable: E_d: no linear probe converged")

@@ -19,7 +19,7 @@ from mettle.data.dataset import Samples
 from mettle.data.inputs import FeatureArray
 from mettle.errors import InputError
 from mettle.evaluate import NotMeasurable, from_scores, verification
-from mettle.evaluate.run.scenarios import thresholds
+from mettle.evaluate.run.scenarios import measure_thresholds
 from mettle.report import audit_page
 
 _spec = importlib.util.spec_from_file_location("oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py")
@@ -243,7 +243,7 @@ def test_where_equal_scores_leave_no_threshold_the_point_says_so_and_everybody_r
     assert point.verdict == "no threshold: equal scores"
     (entry,) = v.summary(0.01)["tar"]
     assert (entry["threshold"], entry["tar"], entry["verdict"]) == (None, 0, point.verdict)
-    assert thresholds(x, Samples.of(FeatureArray(x), y), (0.01, 1e-7), "val") == {
+    assert measure_thresholds(x, Samples.of(FeatureArray(x), y), (0.01, 1e-7), "val") == {
         "0.01": {"threshold": None, "status": point.verdict, "impostors": v.impostor},
         "1e-07": {"threshold": None, "status": "not measurable", "impostors": v.impostor},
     }

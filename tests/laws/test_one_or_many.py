@@ -38,19 +38,23 @@ def _looked(**options):
     return [v.scores.looked, v.rates(0.3), v.operating_point(0.1).threshold]
 
 
+def scenario_numbers(ks, fars):
+    return scenarios.summarize_scenarios(scenarios.evaluate_scenarios(X, SAMPLES, ks), fars)
+
+
 MEMBERS = {
     "verification.Verification.summary fars": (lambda n: evaluate.verification(X, Y).summary(n), 0.1),
     "verification.Verification.look_at fars": (lambda n: _looked(fars=n), 0.1),
     "verification.Verification.look_at thresholds": (lambda n: _looked(thresholds=n), 0.3),
     "verification.Verification.resample_at thresholds": (_at, 0.3),
     "identification.Identification.summary fpirs": (IDENTIFIED.summary, 0.5),
-    "run.scenarios.judge ks": (lambda n: scenarios.summary(scenarios.judge(X, SAMPLES, n), [0.1]), 2),
+    "run.scenarios.evaluate_scenarios ks": (lambda n: scenario_numbers(n, [0.1]), 2),
     "run.scenarios.Scenario.retrieval ks": (
-        lambda n: scenarios.scenarios(SAMPLES)[0].retrieval(X, SAMPLES, n).summary(),
+        lambda n: scenarios.list_scenarios(SAMPLES)[0].retrieval(X, SAMPLES, n).summary(),
         2,
     ),
-    "run.scenarios.summary fars": (lambda n: scenarios.summary(scenarios.judge(X, SAMPLES), n), 0.1),
-    "run.scenarios.thresholds fars": (lambda n: scenarios.thresholds(X, SAMPLES, n, "these"), 0.1),
+    "run.scenarios.summarize_scenarios fars": (lambda n: scenario_numbers((1, 2, 4, 8), n), 0.1),
+    "run.scenarios.measure_thresholds fars": (lambda n: scenarios.measure_thresholds(X, SAMPLES, n, "these"), 0.1),
     "audit.audit fars": (lambda n: evaluate.audit(X, Y, fars=n, most=40).summary(), 0.1),
     "retrieval.retrieval k": (lambda n: evaluate.retrieval(X, Y, k=n).summary(), 3),
     "groups.class_size edges": (lambda n: evaluate.class_size(Y, n).tolist(), 4),

@@ -41,17 +41,27 @@ def rows(path: Path) -> None:
     np.savez(path, x=x.astype(np.float32), label=identity)
 
 
-def make(folder: Path, source: Path, name: str, seed: int = 0, **loss) -> Made:
+def birds(path: Path) -> None:
+    """Two classes in two places, all of them in training and in test: a closed set. One class carries markup."""
+    rng = np.random.default_rng(2)
+    y, place = rng.integers(0, 2, 240), rng.integers(0, 2, 240)
+    x = rng.normal(size=(2, 8))[y] + rng.normal(size=(2, 8))[place] + rng.normal(size=(240, 8))
+    names = np.asarray(["duck", HOSTILE])[y]
+    split = np.tile([0, 0, 1, 2, 2, 2], 40)
+    np.savez(path, x=x.astype(np.float32), label=names, place=np.asarray(["land", "water"])[place], split=split)
+
+
+def make(folder: Path, source: Path, name: str, seed: int = 0, evaluate: dict | None = None, **loss) -> Made:
     backbone = "convnet" if "pictures" in source.name else "mlp"
     recipe = parse_recipe(
         {
             "seed": seed,
             "data": {"source": str(source)},
-            "batch": {"classes": 4, "samples": 2, "augment": "none"},
+            "batch": {"classes": 2 if evaluate else 4, "samples": 2, "augment": "none"},
             "model": {"backbone": backbone, "width": 4, "depth": 2, "dim": 8, "pool": "flatten"},
             "loss": {"kind": "SupCon", "difficulty": {"kind": "Threshold"}} | loss,
             "train": {"steps": 6, "log_every": 1, "device": "cpu"},
-            "evaluate": {"ks": [1, 2]},
+            "evaluate": {"ks": [1, 2]} | (evaluate or {}),
         }
     )
     outcome = train(recipe, folder / name, tensorboard=False)
@@ -87,3 +97,17 @@ def table(folder) -> Made:
     """A run on rows of numbers."""
     rows(folder / "rows.npz")
     return make(folder, folder / "rows.npz", "rows")
+
+
+@pytest.fixture(scope="session")
+def closed(folder) -> Made:
+    """A run on two classes that are all trained on, with a place that a model may fall for."""
+    birds(folder / "birds.npz")
+    return make(folder, folder / "birds.npz", "birds", evaluate={"spurious": "place"})
+
+
+@pytest.fixture(scope="session")
+def ranked(folder, made) -> Made:
+    """A run whose loss is measured by retrieval, on the pictures in two domains."""
+    loss = {"kind": "MultiSimilarity", "difficulty": None}
+    return make(folder, folder / "pictures.npz", "ranked", **loss)

@@ -1,4 +1,4 @@
-"""Judged embeddings without a run, runs of two encoders, and the name that must never become markup."""
+"""ScenarioResults embeddings without a run, runs of two encoders, and the name that must never become markup."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 
 from mettle.data.dataset import Samples
 from mettle.evaluate.run import Evaluation, evaluate_run
-from mettle.evaluate.run.scenarios import Judged, judge
+from mettle.evaluate.run.scenarios import ScenarioResults, evaluate_scenarios
 from mettle.train import RunFolder, train
 from mettle.train.recipe import parse_recipe
 
@@ -41,13 +41,13 @@ class Grey:
         return "grey"
 
 
-def judged(mode: str, n: int = 90, labels: int = 15, seed: int = 0) -> Judged:
+def make_results(mode: str, n: int = 90, labels: int = 15, seed: int = 0) -> ScenarioResults:
     rng = np.random.default_rng(seed)
     y = np.tile(np.arange(labels), n // labels)
     domain = rng.integers(0, 3, n) if mode != "all" else None
     role = np.where(np.arange(n) < n // 2, "query", "gallery") if mode == "roles" else None
     z = rng.normal(size=(labels, 6))[y] + rng.normal(size=(n, 6))
-    return judge(z.astype(np.float32), Samples.of(Grey(n), y, domain=domain, role=role), (1,))
+    return evaluate_scenarios(z.astype(np.float32), Samples.of(Grey(n), y, domain=domain, role=role), (1,))
 
 
 def make_two(folder: Path, source: Path, name: str, weights: str = "pairs") -> Made:

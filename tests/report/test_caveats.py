@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
-from tables import judged
+from tables import make_results
 
 from mettle.data.dataset import NO_SPLIT, Samples
 from mettle.evaluate import audit, read_embeddings
 from mettle.evaluate.run import evaluate_run
-from mettle.evaluate.run.scenarios import summary
+from mettle.evaluate.run.scenarios import summarize_scenarios
 from mettle.report.audit_page import write_audit
 from mettle.report.caveats import list_caveats, training_verdict
 from mettle.report.comparison_page import describe_comparison, describe_difference
@@ -41,7 +41,7 @@ def test_a_page_of_five_identities_says_so_too(made, tmp_path):
 
 
 def test_enough_identities_have_intervals_everywhere():
-    found = {"scenarios": summary(judged("all"), (0.1, 0.01))}
+    found = {"scenarios": summarize_scenarios(make_results("all"), (0.1, 0.01))}
     assert WORDS not in json.dumps(
         [metric_cells(found["scenarios"]["all"]), scenario_rows(found), headline_tiles(found)]
     )

@@ -40,7 +40,7 @@ def test_page_has_every_run_and_number(made, other, tmp_path):
     text = path.read_text(encoding="utf-8")
     for run in (made, other):
         assert f"</span>{run.run.name}</th>" in text
-        for v in run.evaluation.judged.verifications.values():
+        for v in run.evaluation.results.verifications.values():
             assert f"{v.auc:.4f}" in text
     assert "not a paired test" in text
     assert "Not comparable" not in text

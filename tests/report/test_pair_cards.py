@@ -6,10 +6,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 from PIL import Image
-from tables import Grey, judged
+from tables import Grey, make_results
 
 from mettle.data.dataset import Samples
-from mettle.evaluate.run.scenarios import judge
+from mettle.evaluate.run.scenarios import evaluate_scenarios
 from mettle.report import pair_cards
 
 
@@ -39,26 +39,26 @@ def obvious(found, kind: str, count: int, each: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("kind", ["genuine", "impostor"])
 @pytest.mark.parametrize("cells", [1, 97, 1 << 20])
 def test_search_equals_sorting_all_pairs(mode, kind, cells):
-    found = judged(mode)
+    found = make_results(mode)
     got = pair_cards.hardest_pairs(found, kind, cells=cells)
     assert [(p.first, p.second) for p in got] == obvious(found, kind, 12, 2)
 
 
 def test_scores_are_those_of_the_evaluation(made):
-    v = made.evaluation.judged.verifications["cross-domain"].scores
-    assert pair_cards.hardest_pairs(made.evaluation.judged, "genuine")[0].score == v.genuine[0]
-    assert pair_cards.hardest_pairs(made.evaluation.judged, "impostor")[0].score == v.impostor[-1]
+    v = made.evaluation.results.verifications["cross-domain"].scores
+    assert pair_cards.hardest_pairs(made.evaluation.results, "genuine")[0].score == v.genuine[0]
+    assert pair_cards.hardest_pairs(made.evaluation.results, "impostor")[0].score == v.impostor[-1]
 
 
 def test_few_identities_give_a_short_list():
-    found = judged("all", n=40, labels=2)
+    found = make_results("all", n=40, labels=2)
     assert len(pair_cards.hardest_pairs(found, "impostor", cells=50)) == 2  # one pair of identities, two pictures of it
     assert len(pair_cards.hardest_pairs(found, "genuine", cells=50)) == 4
 
 
 def test_ties_do_not_depend_on_the_tiles():
     y = np.tile(np.arange(4), 10)
-    found = judge(np.eye(4, dtype=np.float32)[y], Samples.of(Grey(40), y), (1,))
+    found = evaluate_scenarios(np.eye(4, dtype=np.float32)[y], Samples.of(Grey(40), y), (1,))
     once = pair_cards.hardest_pairs(found, "impostor")
     assert len(once) == 12
     assert once == pair_cards.hardest_pairs(found, "impostor", cells=1)
@@ -77,7 +77,7 @@ def test_decision_takes_the_threshold_that_was_set(made):
 
 
 def test_verdicts(made):
-    s = made.evaluation.judged.samples
+    s = made.evaluation.results.samples
     one = [pair_cards.HardPair(0, 9, 0.5)]
     at = pair_cards.DecisionThreshold(0.5, "")
     above = pair_cards.DecisionThreshold(0.51, "")
@@ -109,7 +109,7 @@ def test_thumbnails(size, channels, kind):
 
 
 def test_rows_have_no_pictures(table):
-    found = table.evaluation.judged
+    found = table.evaluation.results
     shown = pair_cards.pair_rows(pair_cards.hardest_pairs(found, "genuine"), found.samples, None, "genuine")
     assert shown
     assert all(side["picture"] is None for pair in shown for side in pair["sides"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import matplotlib
 import numpy as np
 import pytest
-from tables import judged
+from tables import make_results
 
 from mettle.data.dataset import Column
 from mettle.evaluate.verification import from_scores
@@ -86,9 +86,11 @@ def test_map_marks_scattered_before_compact_identities():
 
 
 def test_map_tells_domains_and_is_reproducible():
-    found = judged("domains")
-    first = embedding_map.embedding_map(found)
-    assert first == embedding_map.embedding_map(found)
+    found = make_results("domains")
+    layout = embedding_map.compute_layout(found)
+    first = embedding_map.plot_map(layout)
+    assert first == embedding_map.plot_map(embedding_map.compute_layout(found))
+    assert [one.name for one in layout.colorings] == ["domain", "class"]
     assert [name for *_, name in first.legend] == ["0", "1", "2"]
     assert len({(colour, shape) for colour, shape, _ in first.legend}) == 3
     assert (first.points, first.identities, len(first.marked)) == (90, 15, 6)
@@ -103,9 +105,8 @@ def clouds(identities: int, each: int, noise: float, domains: int, seed: int = 0
     centres[1] = centres[0]
     place = centres[labels] + rng.normal(0, noise, (len(labels), 2))
     codes, names = rng.integers(0, domains, len(labels)), tuple(f"d{k}" for k in range(domains))
-    return embedding_map.MapLayout(
-        place, np.arange(len(labels)), labels, codes, names, tuple(range(min(6, identities)))
-    )
+    colorings = (embedding_map.Coloring("domain", codes, names),)
+    return embedding_map.MapLayout(place, np.arange(len(labels)), labels, colorings, tuple(range(min(6, identities))))
 
 
 def discs_and_samples(image: str) -> tuple[np.ndarray, np.ndarray]:
@@ -142,18 +143,32 @@ def test_numbers_hide_no_sample_where_there_is_room():
 
 
 def test_many_domains_are_folded_into_the_rest():
-    found = judged("domains")
+    found = make_results("domains")
     domain = Column.of(np.arange(90) % 11)
     many = replace(found, samples=replace(found.samples, domain=domain))
-    legend = embedding_map.embedding_map(many).legend
-    assert len(legend) == 8
-    assert legend[-1][2] == "4 other domains"
+    domain, own = embedding_map.compute_layout(many).colorings
+    legend = domain.legend()
+    assert len(legend) == 8 and len({color for color, *_ in legend}) == 8
+    assert legend[-1][2] == "4 others" and legend[-1][0] == plots.GREY
+    assert own.names[-1] == "9 others" and own.color(6) == plots.GREY  # of 15 classes, six are marked
+
+
+def test_synthetic_points_share_the_map_and_are_no_samples():
+    found = make_results("domains")
+    made = found.embeddings[:7] + 0.01
+    layout = embedding_map.compute_layout(found, synthetic=made)
+    assert layout.synthetic.shape == (7, 2) and len(layout.place) == 90
+    near = np.linalg.norm(layout.place[:, None] - layout.synthetic, axis=2).argmin(0)
+    assert (near == np.arange(7)).mean() > 0.5  # each lies where the sample lies that it was made of
+    back = embedding_map.MapLayout.of(layout.as_dict())
+    np.testing.assert_allclose(back.synthetic, layout.synthetic, atol=1e-3 * np.ptp(layout.place))
+    assert embedding_map.plot_map(layout).image != embedding_map.plot_map(replace(layout, synthetic=None)).image
 
 
 def test_nothing_to_map():
-    assert embedding_map.embedding_map(judged("all", n=8, labels=4)) is None
-    found = judged("all")
-    assert embedding_map.embedding_map(replace(found, embeddings=np.ones_like(found.embeddings))) is None
+    assert embedding_map.compute_layout(make_results("all", n=8, labels=4)) is None
+    found = make_results("all")
+    assert embedding_map.compute_layout(replace(found, embeddings=np.ones_like(found.embeddings))) is None
 
 
 LINES = [{"step": s, "loss": 2.0 / s, "hard_positives": 0.5, "hard_negatives": 0.1 * s} for s in range(1, 6)]

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tables import judged
+from tables import make_results
 from typer.testing import CliRunner
 
 from mettle.cli import app
-from mettle.evaluate.run.scenarios import summary
+from mettle.evaluate.run.scenarios import summarize_scenarios
 from mettle.report.caveats import list_caveats, training_verdict
 from mettle.report.format import format_measured_rate, format_percent, format_rate
 from mettle.report.metric_tables import headline_tiles, metric_cells
@@ -31,9 +31,9 @@ def test_numbers_as_text():
 
 
 def test_every_number_comes_with_its_interval():
-    found = judged("all")
+    found = make_results("all")
     v = found.verifications["all"]
-    eer = metric_cells(summary(found, (0.1,))["all"])[0]
+    eer = metric_cells(summarize_scenarios(found, (0.1,))["all"])[0]
     band = v.interval("eer")
     assert band.low < band.high
     assert eer["text"] == format_percent(v.eer)
@@ -113,7 +113,9 @@ def test_what_decides_is_marked_on_the_card_and_the_page(made, tmp_path):
     assert page.index('<p class="decisive">Training has not helped') < page.index("Before you trust these numbers")
     quoted = [line for line in card_to_markdown(facts).splitlines() if line.startswith("> **")]
     assert quoted[0].startswith("> **Training has not helped: ") and quoted[0].endswith(".**")
-    assert len(quoted) > 1 and all(line.startswith("> **Warning.** ") for line in quoted[1:])
+    count = len(facts["decisive"])
+    assert len(quoted) == len(facts["warnings"]) > count and facts["warnings"][:count] == facts["decisive"]
+    assert [line.startswith("> **Warning.** ") for line in quoted] == [False] * count + [True] * (len(quoted) - count)
 
 
 def test_unmeasurable_rate_is_no_headline(made):

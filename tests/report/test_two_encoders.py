@@ -89,7 +89,7 @@ def test_the_log_has_means_by_group_and_the_table_shows_late_ones(two):
 
 
 def test_maps_of_both_encoders_show_the_same_samples(two):
-    found = encoder_maps(two.run, two.evaluation.judged)
+    found = encoder_maps(two.run, two.evaluation.results)
     assert list(found) == ["E_d", "E_b"]
     d, b = found.values()
     assert np.array_equal(d.rows, b.rows) and d.marked == b.marked
@@ -102,23 +102,23 @@ def test_maps_of_both_encoders_show_the_same_samples(two):
 
 
 def test_maps_are_kept_and_read_back(two):
-    found = encoder_maps(two.run, two.evaluation.judged)
-    write_maps(two.run, found, two.evaluation.judged, two.evaluation.metrics)
+    found = encoder_maps(two.run, two.evaluation.results)
+    write_maps(two.run, found, two.evaluation.results, two.evaluation.metrics)
     again, names = read_maps(two.run, two.evaluation.metrics)
     for name, one in found.items():
         np.testing.assert_allclose(again[name].place, one.place, atol=1e-3 * np.ptp(one.place))
-        assert np.array_equal(again[name].rows, one.rows) and again[name].names == one.names
+        assert np.array_equal(again[name].rows, one.rows) and again[name].colorings[0].names == one.colorings[0].names
     assert names == [two.samples.label.names[k] for k in found["E_d"].marked]
     assert (two.run.folder / "map.json").stat().st_size < 60_000
     assert read_maps(two.run, {**two.evaluation.metrics, "weights": "others"}) is None
-    write_maps(two.run, {}, two.evaluation.judged, two.evaluation.metrics)
+    write_maps(two.run, {}, two.evaluation.results, two.evaluation.metrics)
     assert read_maps(two.run, two.evaluation.metrics) is None
 
 
 def test_located_reads_back_itself(made):
-    one = compute_layout(made.evaluation.judged)
+    one = compute_layout(made.evaluation.results)
     back = MapLayout.of(json.loads(json.dumps(one.as_dict())))
-    assert np.array_equal(back.codes, one.codes) and back.marked == one.marked
+    assert np.array_equal(back.colorings[0].codes, one.colorings[0].codes) and back.marked == one.marked
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_the_page_has_what_two_encoders_have(page, two):
     assert "What can be read from frozen features" in heads and "Negatives by relative difficulty" in heads
     assert page.count('class="anchor card"') == 4
     assert "Mean w by group, in training" in page
-    assert page.count('alt="t-SNE map') == 2
+    assert page.count('alt="t-SNE map') == 2 * 2  # of both encoders, coloured by domain and by class
     for title in ("Weight of negatives", "Weight by group", "Loss of the biased encoder"):
         assert f'alt="{title} over training steps"' in page
     assert write_report(two.run, two.evaluation).read_text(encoding="utf-8") == page
@@ -140,7 +140,7 @@ def test_the_page_has_what_two_encoders_have(page, two):
 
 def test_a_run_of_one_encoder_has_none_of_it(made):
     text = write_report(made.run, made.evaluation).read_text(encoding="utf-8")
-    assert "Negatives by relative difficulty" not in text and text.count('alt="t-SNE map') == 1
+    assert "Negatives by relative difficulty" not in text and text.count('alt="t-SNE map') == 2
 
 
 def test_card_and_page_tell_the_probes(page, two):

@@ -18,7 +18,7 @@ def test_on_glyphs_weights_spread_and_the_encoders_differ_on_typefaces(tmp_path,
     lines = logs.read_log(tmp_path / "run" / "log.jsonl")
     spread = [line["weight_std"] for line in lines]
     encoders = {probes.MODEL: outcome.model, probes.BIASED: outcome.run.biased_model()}
-    found = probes.probes(outcome.run.recipe.evaluate, outcome.samples, encoders)["attribute"]
+    found = probes.evaluate_probes(outcome.run.recipe.evaluate, outcome.samples, encoders)["attribute"]
     reads = {name: one["linear"]["accuracy"] for name, one in found["encoders"].items()}
     gap, band = found["gap"]["value"], found["gap"]["interval"]
     better = max(reads, key=reads.get)

@@ -36,7 +36,10 @@ def test_devices_on_machines_with_and_without_gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     machine(0)
+    assert resolve_device("mps") == "mps" and resolve_device("auto") == "cpu"  # untested, so never chosen
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert resolve_device("auto") == resolve_device("cpu") == "cpu"
     with pytest.raises(RecipeError, match="no CUDA device"):
         resolve_device("cuda")

@@ -1,7 +1,9 @@
 """Commands around a run: train, evaluate, report, embed, export, recipes."""
 
+import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +15,8 @@ from mettle.cli.options import (
     Domain,
     Image,
     Label,
+    ReadMegabytes,
+    ReadSeconds,
     RunPath,
     Set,
     allow_packages,
@@ -23,6 +27,7 @@ from mettle.cli.options import (
     is_writable,
     load_samples,
     print_scenario,
+    read_within_limits,
 )
 from mettle.errors import InputError
 
@@ -56,23 +61,38 @@ def train(
     overrides: Set = None,
 ) -> None:
     """Train a recipe, evaluate it on what it never saw, and write a report."""
+    from mettle.train.ranks.session import join_ranks
+
     check_run_name(name)
-    folder = runs / (name or free_name(runs, Path(recipe or DEFAULT).stem, resume))
     columns = {"source": data, "label": label, "domain": domain, "image": image}
     given = {key: value for key, value in columns.items() if value is not None}
-    again = ["mettle", "train", *([] if runs == RUNS else ["--runs", str(runs)]), "--name", folder.name, "--resume"]
-    again += [] if report else ["--no-report"]
-    allowed = allow_packages(allow_import)
-    again += [word for package in allowed for word in ("--allow-import", package)]
-    overrides = [*_model_overrides(start), *(overrides or [])]
-    if seeds is not None or (resume and (folder / "seeds.json").is_file()):
-        if not report:
-            raise InputError("--seeds tells the mean of what is measured: leave out --no-report")
-        _train_seeds(recipe, folder, resume, overrides, given, seeds, again, allowed)
-        return
-    said: list[str] = []
-    plan = _load_recipe(recipe, folder, resume, overrides, given, collect_notes(said))
-    train_run(plan, folder, resume, report, again, said, allowed)
+    with join_ranks() as ranks, print_on_first(ranks):
+        folder = runs / ranks.broadcast(name or free_name(runs, Path(recipe or DEFAULT).stem, resume))
+        again = ["mettle", "train", *([] if runs == RUNS else ["--runs", str(runs)]), "--name", folder.name, "--resume"]
+        again += [] if report else ["--no-report"]
+        allowed = allow_packages(allow_import)
+        again += [word for package in allowed for word in ("--allow-import", package)]
+        overrides = [*_model_overrides(start), *(overrides or [])]
+        if seeds is not None or (resume and (folder / "seeds.json").is_file()):
+            if not report:
+                raise InputError("--seeds tells the mean of what is measured: leave out --no-report")
+            if ranks.size > 1:
+                raise InputError("--seeds trains one run after the other in one process: start it without torchrun")
+            _train_seeds(recipe, folder, resume, overrides, given, seeds, again, allowed)
+            return
+        said: list[str] = []
+        plan = _load_recipe(recipe, folder, resume, overrides, given, collect_notes(said))
+        ranks.wait()  # the folder was looked at, and may be made
+        train_run(plan, folder, resume, report, again, said, allowed)
+
+
+@contextmanager
+def print_on_first(ranks: Any) -> Iterator[None]:
+    """Inside, only the first of several ranks prints; errors are told by all."""
+    with ExitStack() as stack:
+        if not ranks.is_first:
+            stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w", encoding="utf-8"))))
+        yield
 
 
 def _train_seeds(
@@ -150,6 +170,7 @@ def train_run(
     from mettle.train.callbacks import Progress
     from mettle.train.from_recipe import build_model
     from mettle.train.from_recipe import train as run_training
+    from mettle.train.ranks.session import current_ranks
 
     resumed, say = resume and folder.exists(), collect_notes(said)
 
@@ -166,13 +187,14 @@ def train_run(
     }
     options["allow_import"] = allowed
     outcome = run_training(plan, folder, resume=resume, cache=cache_folder(), score=ValidationScore(), **options)
-    for note in (*outcome.notes, *write_pair_metrics(outcome)):
+    measured = write_pair_metrics(outcome) if current_ranks().is_first else ()
+    for note in (*outcome.notes, *measured):
         if note not in said:
             say(note)
     if not outcome.finished:
         print(f"stopped on request; continue with: {shlex.join(again)}")
         raise typer.Exit(1)
-    if report:
+    if report and current_ranks().is_first:
         untrained = None
         if plan.foreign_model is not None:  # only here it may be built again: its code was allowed for this command
             untrained = build_model(outcome.run.recipe, outcome.samples, allow_import=options["allow_import"])
@@ -261,7 +283,7 @@ def evaluate(
         kept = own and _keeps(opened, output)
         _print_measuring(samples)
         found = evaluate_run(opened, samples, own_data=own, write=kept, across_ranks=ranks.size > 1)
-    if not ranks.writes:
+    if not ranks.is_first:
         return
     _print_metrics(found.metrics)
     if kept:
@@ -330,6 +352,8 @@ def embed(
     backbone: Annotated[
         str | None, typer.Option(help="The network that a file of weights is of, where its name does not say it.")
     ] = None,
+    read_seconds: ReadSeconds = 5.0,
+    read_megabytes: ReadMegabytes = 1024,
 ) -> None:
     """Embed a data set with a trained run or a pretrained network: embeddings, ids, labels and all other columns."""
     from mettle.cli.torchrun import join_ranks
@@ -340,13 +364,13 @@ def embed(
     check_output_folder(output)
     choose_encoder(output, precision)  # type: ignore[arg-type]  # an ending that is not written is refused before the data are read
     if not run.is_dir() and is_backbone(str(run)):
-        with join_ranks() as ranks:
+        with join_ranks() as ranks, read_within_limits(read_seconds, read_megabytes):
             columns = {"source": data, "label": label, "domain": domain, "image": image}
             print(_embed_with_backbone(str(run), backbone, columns, output, dim, precision, ranks))
         return
     if backbone is not None:
         raise InputError(f"--backbone says which network a file of weights is of, {run} is none: leave it out")
-    with join_ranks() as ranks:
+    with join_ranks() as ranks, read_within_limits(read_seconds, read_megabytes):
         opened = open_run_folder(run)
         samples = load_samples(opened, data, label=label, domain=domain, image=image, labeled=False)
         weights = opened.contract()["weights"]
@@ -498,19 +522,22 @@ def _print_measuring(samples: Any) -> None:
 
 def _print_metrics(metrics: dict[str, Any], said: Sequence[str] = ()) -> None:
     """The headline numbers, a line per scenario, and what to know before trusting them."""
-    from mettle.evaluate.run.probes import lines
+    from mettle.evaluate.run.probes import describe_probes
     from mettle.report.caveats import list_caveats, training_verdict
+    from mettle.report.headline import headline_lines
 
     facts, verdict = metrics["data"], training_verdict(metrics)
     print(f"{facts['protocol']}; {facts['test_samples']} test samples of {facts['test_identities']} identities")
     if verdict:  # before all numbers: it decides what they are worth
         typer.secho(f"WARNING: {' '.join(verdict.split())}", fg="red", bold=True)  # in color on a terminal only
+    for line in headline_lines(metrics):
+        print(f"  {line}")
     for name, scenario in metrics["scenarios"].items():
         print_scenario(name, scenario["verification"], scenario["retrieval"])
         for other, values in metrics.get("baselines", {}).items():
             near = f"  Recall@1 {values[name]['recall@1']:.1%}" if "recall@1" in values[name] else ""
             print(f"  {'':<13} EER {format_rate(values[name]['eer'])}{near} with {other}")
-    for line in lines(metrics.get("probe")):
+    for line in describe_probes(metrics.get("probe")):
         print(f"  {line}")
     for text in list_caveats(metrics):
         if text != verdict and not any(note.startswith(text) for note in said):

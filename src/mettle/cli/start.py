@@ -104,7 +104,7 @@ def start(
 
 def _prepare(recipe: Any, from_scratch: bool) -> tuple[Any, Any, Any, Mapping[str, float] | None]:
     """The recipe with what follows from its weights, the data, the network without a head, and what it is worth."""
-    from mettle.evaluate.run.scenarios import judge, summary
+    from mettle.evaluate.run.scenarios import evaluate_scenarios, summarize_scenarios
     from mettle.model import embed
     from mettle.start import build_frozen_backbone
     from mettle.train import prepare_samples
@@ -118,7 +118,9 @@ def _prepare(recipe: Any, from_scratch: bool) -> tuple[Any, Any, Any, Mapping[st
         return recipe, samples, None, None
     network, test = build_frozen_backbone(recipe, samples), samples.part("test")
     print(f"measuring the pretrained network as it is, on {len(test):,} test images ...", flush=True)
-    found = summary(judge(embed(network, test), test, recipe.evaluate.ks), recipe.evaluate.fars)
+    found = summarize_scenarios(
+        evaluate_scenarios(embed(network, test), test, recipe.evaluate.ks), recipe.evaluate.fars
+    )
     for name, scenario in found.items():
         print_scenario(name, scenario["verification"], scenario["retrieval"])
     return recipe, samples, network, _headline(found)

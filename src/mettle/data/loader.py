@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mettle.data.dataset import Column, Samples
+from mettle.data.rank_share import RankShare
 from mettle.data.sampler import EpochBatchSampler, check_integer
 from mettle.data.transforms import Augment, BatchTransform, to_input_tensor, transform_items
 from mettle.data.tuples import Tuples
@@ -34,6 +35,7 @@ from mettle.rng import hash_bits
 Item = TypeVar("Item")
 _Read: TypeAlias = "tuple[_Request, Tensor, Tensor | None]"  # images or rows; of whole images their width over height
 UNCHANGED = Augment()
+ALONE = RankShare()
 RESIDENT_SHARE = 0.1  # of the free memory of a GPU, that items in memory may take of it
 AHEAD = 2  # finished batches that wait while one is in use
 
@@ -42,7 +44,8 @@ AHEAD = 2  # finished batches that wait while one is in use
 class Batch:
     """Inputs ready for the model. With several views, all of view 0 come first, then all of view 1.
 
-    Of pairs and triplets, all first members come first, then all second ones; targets and weights are theirs.
+    Of pairs and triplets, all first members come first, then all second ones; targets and weights are theirs. Where
+    several ranks share a batch, the inputs are those of this rank, and everything else is of the whole batch.
     """
 
     inputs: Tensor
@@ -55,6 +58,7 @@ class Batch:
     weight: Tensor | None = None  # one per pair or triplet
     epoch_step: int = 0  # which batch of its epoch this is, from 0
     ends_epoch: bool = False
+    rank_rows: tuple[np.ndarray, ...] | None = None  # of each rank, which rows its inputs are; None: all are here
 
     @property
     def next_position(self) -> tuple[int, int]:
@@ -77,6 +81,7 @@ class Loader:
     # Of one image or row, see `transforms.transform_items`, or a `BatchTransform` of all of them.
     transform: Callable[[Tensor], Any] | None = None
     prefetch: int = 2  # batches that each worker reads ahead
+    share: RankShare = ALONE  # of every batch: which inputs are read here
 
     def __post_init__(self) -> None:
         for name, least in (("workers", 0), ("views", 1), ("prefetch", 1)):
@@ -131,15 +136,21 @@ class Loader:
     def _request(
         self, step: int, epoch: int, k: int, ends_epoch: bool, rows: np.ndarray, copy: np.ndarray | None
     ) -> "_Request":
-        positions = rows if self.tuples is None else self._members[rows].T.reshape(-1)
+        batch_rows, own = rows, self.share.own(len(rows))
+        rows, copy = rows[own], None if copy is None else copy[own]
+        positions = self._find_positions(rows)
         ids = self.samples.ids[positions]
         if copy is not None:  # a copy of a sample is changed in its own way
-            own = (hash_bits(ids, copy, 23) >> np.uint64(1)).astype(np.int64)
-            ids = np.where(copy == 0, ids, own)
+            mixed = (hash_bits(ids, copy, 23) >> np.uint64(1)).astype(np.int64)
+            ids = np.where(copy == 0, ids, mixed)
         # A sample that is first in one pair and second in another is changed in two ways.
         parts = self.views if self.tuples is None else len(self.tuples.roles)
         each = len(positions) if self.tuples is None else len(rows)
-        return _Request(step, epoch, k, ends_epoch, rows, positions, ids, parts, each)
+        return _Request(step, epoch, k, ends_epoch, batch_rows, positions, ids, parts, each)
+
+    def _find_positions(self, rows: np.ndarray) -> np.ndarray:
+        """The samples of these rows of the sampler; of tuples all first members, then all second ones."""
+        return rows if self.tuples is None else self._members[rows].T.reshape(-1)
 
     def _read(self, source: "_Source", requests: "_Requests") -> Generator[_Read, None, None]:
         """What the workers, or a thread, make of the requests, in their order."""
@@ -254,6 +265,8 @@ class Loader:
         request, raw, aspect = read
         if self._item_transform is not None and raw.dtype == torch.uint8:  # channels are first already
             x = raw.to(self.device, non_blocking=True).float().div_(255)
+        elif self.augment != UNCHANGED and self.device == "cpu" and raw.dtype == torch.uint8 and raw.ndim == 4:
+            x = raw  # the augmentation takes bytes
         else:
             x = to_input_tensor(raw, self.device)
         one_for_all = not self._draws_per_item and self.tuples is None  # of an unchanged sample all views are made here
@@ -273,10 +286,12 @@ class Loader:
                 self.transform(part, request.part_ids(v), seed=self.seed, epoch=request.epoch, view=v)
                 for v, part in enumerate(views)
             ]
-        columns = np.stack([self.samples.labels[request.positions], self.samples.ids[request.positions]])
+        positions = self._find_positions(request.batch_rows)
+        columns = np.stack([self.samples.labels[positions], self.samples.ids[positions]])
         labels, ids = copy_to_device(torch.from_numpy(np.tile(columns, self.views)), self.device)
         tensors = {"inputs": views[0] if len(views) == 1 else torch.cat(views), "labels": labels, "ids": ids}
-        return _BatchTensors(request, tensors | self._tuple_targets(request.rows))
+        rank_rows = self.share.rows(len(request.batch_rows), request.parts)
+        return _BatchTensors(request, tensors | self._tuple_targets(request.batch_rows), rank_rows)
 
 
 def copy_to_device(values: Tensor, device: str) -> Tensor:
@@ -362,8 +377,8 @@ class _Request:
     epoch: int
     epoch_step: int
     ends_epoch: bool
-    rows: np.ndarray  # positions of samples, or of tuples
-    positions: np.ndarray  # of samples; of tuples all first members, then all second ones
+    batch_rows: np.ndarray  # positions of samples, or of tuples, in the batch of all ranks
+    positions: np.ndarray  # of the samples that are read here; of tuples all first members, then all second ones
     ids: np.ndarray  # that random changes are drawn for, as many
     parts: int  # views of a sample, or members of a tuple
     each: int  # samples in a part
@@ -386,6 +401,7 @@ class _BatchTensors:
 
     request: _Request
     tensors: dict[str, Tensor]  # by the fields of `Batch`
+    rank_rows: tuple[np.ndarray, ...] | None = None
     ready: Any = None  # an event of CUDA
 
     def as_batch(self, waited: float) -> Batch:
@@ -396,7 +412,8 @@ class _BatchTensors:
             for tensor in self.tensors.values():
                 tensor.record_stream(stream)  # its memory is not used again before this stream is done with it
         request = self.request
-        place = {"epoch_step": request.epoch_step, "ends_epoch": request.ends_epoch}
+        place: dict[str, Any] = {"epoch_step": request.epoch_step, "ends_epoch": request.ends_epoch}
+        place |= {"rank_rows": self.rank_rows}
         return Batch(**self.tensors, step=request.step, epoch=request.epoch, waited=waited, **place)
 
 

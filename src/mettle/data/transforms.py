@@ -22,6 +22,7 @@ from mettle.errors import InputError, RecipeError, nearest
 from mettle.rng import hash_bits, uniform_per_id
 
 CACHED = 8 * 2**20  # bytes of pictures that a processor changes at a time: what comes in between stays in its cache
+LEAST_BYTES = 64 * 64  # pixels from which a processor crops and mirrors bytes picture by picture, not floats together
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,17 @@ class Augment:
     ) -> Tensor:
         """Pictures (b, c, h, w) or rows (b, f) changed, on the device of ``x``.
 
+        Pictures may also be (b, h, w, c) uint8. A processor crops, mirrors and shifts those as bytes, which takes a
+        fraction of the time; pixels then differ by rounding, and smaller crops are antialiased.
+
         Pictures that are stretched to a canvas come with their ``aspect``, (b,) width over height, and with the
         ``size`` (h, w) that the network takes: crops then have the proportions of the picture, not of the canvas.
         """
         u = torch.from_numpy(uniform_per_id(seed, epoch, ids, 26, stream=view)).to(x.device, torch.float32)
+        if x.dtype == torch.uint8 and x.ndim == 4 and not self.moves_bytes(x):
+            x = to_input_tensor(x, str(x.device))
         if x.ndim == 4:
-            some = max(1, CACHED // max(x[0].nbytes, 1)) if x.device.type == "cpu" and len(x) else len(x)
+            some = max(1, CACHED // max(4 * x[0].numel(), 1)) if x.device.type == "cpu" and len(x) else len(x)
             if len(x) <= some or (aspect is None and self == Augment()):
                 x = self._change_pictures(x, u, aspect, size)
             else:
@@ -93,7 +99,21 @@ class Augment:
 
     def _change_pictures(self, x: Tensor, u: Tensor, aspect: Tensor | None, size: tuple[int, int] | None) -> Tensor:
         """Pictures changed, each by itself: how many there are at a time changes no pixel."""
-        return self._erase_some(self._change_colors(self._pad_and_crop(self._warp(x, u, aspect, size), u), u), u)
+        if x.dtype == torch.uint8:
+            found = self._move_bytes(x, u, aspect, size)
+        else:
+            found = self._pad_and_crop(self._warp(x, u, aspect, size), u)
+        found = self._change_colors(found, u)
+        if not self.erase:
+            return found
+        if x.device.type == "cpu":
+            return self._erase_in_place(found.clone() if found is x else found, u)
+        return self._erase_together(found, u)
+
+    def moves_bytes(self, x: Tensor) -> bool:
+        """Whether uint8 pictures (b, h, w, c) are cropped, mirrored and shifted before they become floats."""
+        is_upright = not (self.rotate or self.shift or self.shear) and self.scale == (1.0, 1.0)
+        return is_upright and x.device.type == "cpu" and x.shape[1] * x.shape[2] >= LEAST_BYTES
 
     def takes_crops(self) -> bool:
         """Whether training sees windows of the pictures."""
@@ -119,6 +139,31 @@ class Augment:
         shape = [*x.shape[:2], *(x.shape[2:] if out is None else out)]
         grid = torch.nn.functional.affine_grid(theta, shape, align_corners=False)
         return torch.nn.functional.grid_sample(x, grid, padding_mode="border", align_corners=False)
+
+    def _move_bytes(self, x: Tensor, u: Tensor, aspect: Tensor | None, out: tuple[int, int] | None) -> Tensor:
+        """`_warp` and `_pad_and_crop` of (b, h, w, c) uint8 pictures that stay upright: (b, c, h, w) float32.
+
+        Windows begin and end at whole pixels.
+        """
+        h, w = x.shape[1:3]
+        wide, high = self._crop_sides(u, aspect, out)
+        windows = [_window_pixels(u[:, 5], high, h), _window_pixels(u[:, 4], wide, w)]
+        mirrored = (u[:, 2] < self.flip).tolist()
+        far = round(self.pad * min(out or (h, w)))
+        shifts = (u[:, 24:26] * (2 * far + 1)).long().clamp(max=2 * far).sub_(far).tolist()
+        size = tuple(out or (h, w))
+        found = x.new_empty((len(x), x.shape[3], *size), dtype=torch.float32)
+        for i, (rows, columns) in enumerate(zip(*windows, strict=True)):
+            one = x[i, slice(*rows), slice(*columns)].permute(2, 0, 1)
+            if one.shape[1:] != size:
+                one = torch.nn.functional.interpolate(one[None], size, mode="bilinear", antialias=True)[0]
+            if mirrored[i]:
+                one = one.flip(2)
+            if far:
+                one = _shift_picture(one, *shifts[i])
+            found[i] = one
+            found[i].div_(255)
+        return found
 
     def _crop_sides(self, u: Tensor, aspect: Tensor | None, out: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
         """Width and height of a crop, relative to the picture; one that is too wide or too high becomes smaller."""
@@ -155,10 +200,22 @@ class Augment:
         moved = padded.permute(0, 2, 3, 1)[each[:, None, None], rows[:, :, None], columns[:, None, :]]
         return moved.permute(0, 3, 1, 2).contiguous()
 
-    def _erase_some(self, x: Tensor, u: Tensor) -> Tensor:
+    def _erase_in_place(self, x: Tensor, u: Tensor) -> Tensor:
+        """As `_erase_together`, but a processor writes nothing outside of the windows."""
+        inside_y, inside_x = self._find_windows(x, u)
+        values = torch.from_numpy(_noise_table())
+        numbers = torch.arange(x[0].numel()).view(x.shape[1:])
+        for i in (u[:, 11] < self.erase).nonzero().view(-1).tolist():
+            (top, bottom), (left, right) = (_find_run(inside[i]) for inside in (inside_y, inside_x))
+            if self.erase_fill == "black":
+                x[i, :, top:bottom, left:right] = 0
+            else:
+                start = int(u[i, 23] * len(values))
+                x[i, :, top:bottom, left:right] = values[(start + numbers[:, top:bottom, left:right]) % len(values)]
+        return x
+
+    def _erase_together(self, x: Tensor, u: Tensor) -> Tensor:
         """A window of some pictures blanked; see `_find_windows` for its size."""
-        if not self.erase:
-            return x
         inside_y, inside_x = self._find_windows(x, u)
         gone = ((u[:, 11] < self.erase)[:, None, None] & inside_y[:, :, None] & inside_x[:, None, :])[:, None]
         if self.erase_fill == "black":
@@ -232,6 +289,31 @@ class Augment:
                 spread = self.pool.to(x.device, x.dtype).std(0)
             x = x + self.noise * spread * normal.to(x.dtype).view(x.shape)
         return x
+
+
+def _window_pixels(place: Tensor, side: Tensor, length: int) -> list[tuple[int, int]]:
+    """First pixel, and the one after the last, of windows with a relative side, placed by numbers in [0, 1)."""
+    first = place * (1 - side) * length
+    begin = first.round().long().clamp(max=length - 1)
+    end = torch.maximum((first + side * length).round().long(), begin + 1)
+    return list(zip(begin.tolist(), end.clamp(max=length).tolist(), strict=True))
+
+
+def _find_run(inside: Tensor) -> tuple[int, int]:
+    """First and last + 1 of the places that are true, which follow each other."""
+    places = inside.nonzero()
+    return (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
+
+
+def _shift_picture(x: Tensor, down: int, right: int) -> Tensor:
+    """What (c, h, w) shows when the frame moves, with black where nothing was."""
+    h, w = x.shape[1:]
+    found = torch.zeros_like(x)
+    rows, columns = slice(max(down, 0), min(h + down, h)), slice(max(right, 0), min(w + right, w))
+    rows_to = slice(max(-down, 0), min(h - down, h))
+    columns_to = slice(max(-right, 0), min(w - right, w))
+    found[:, rows_to, columns_to] = x[:, rows, columns]
+    return found
 
 
 @lru_cache(maxsize=1)

@@ -24,6 +24,7 @@ from mettle.pairs import (
 )
 from mettle.pairs.random_negative import HasGenerator, Random, draw_seed, pair_hash, validate_generator
 from mettle.pairs.selection import IndicesTuple
+from mettle.pairs.similarity import widest_dtype
 from mettle.pairs.validation import Reference
 
 
@@ -113,7 +114,8 @@ class DistanceWeightedSampling(HasGenerator, SettingsModule):
 
         Log u plus Gumbel noise; -inf for what cannot be drawn.
         """
-        log_u = log_inverse_density(tile, self.cutoff, self.limit, self.dim).double()
+        log_u = log_inverse_density(tile, self.cutoff, self.limit, self.dim)
+        log_u = log_u.to(widest_dtype(log_u.device))
         log_u = log_u.masked_fill(~torch.as_tensor(near_negatives(tile, self.limit), device=log_u.device), -torch.inf)
         for k in range(count):  # one positive at a time, so that a tile stays a tile
             yield log_u - (-pair_hash(tile, seed + k).log()).log()
@@ -127,7 +129,7 @@ class DistanceWeightedSampling(HasGenerator, SettingsModule):
 
     def _draw_negatives(self, tile: Tile, row_values: RowValues, seed: int) -> dict[str, Reduction]:
         """The position of the negative that was drawn for each positive, -inf where there is none."""
-        highest, position = row_values["score"], tile.reference_index.double()
+        highest, position = row_values["score"], tile.reference_index.to(row_values["score"].dtype)
         drawn = [
             torch.where((scores == highest[..., k]) & (scores > -torch.inf), position, -torch.inf).amax(1, keepdim=True)
             for k, scores in enumerate(self._gumbel_scores(tile, highest.shape[2], seed))

@@ -242,6 +242,16 @@ class Reading:
     strength: float
     chosen_on: str
 
+    @property
+    def correct(self) -> np.ndarray:
+        """(n,) 1 or 0: which of the tested rows the linear probe gets right."""
+        return self.probe.linear.correct
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(n,) labels of the tested rows."""
+        return self.probe.linear.labels
+
 
 def reading(z: Mapping[str, np.ndarray], codes: Mapping[str, np.ndarray]) -> Reading:
     """Fit at every strength, choose by validation, and tell what the chosen one does on the test split."""

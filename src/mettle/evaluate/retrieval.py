@@ -22,7 +22,7 @@ from mettle.evaluate.scoring.cosine import Unit
 from mettle.evaluate.scoring.pair_fingerprint import Basis, of_ranking
 from mettle.evaluate.scoring.rank_parts import require_same_call
 from mettle.evaluate.scoring.relevant_ranks import FastCosine, Relevance, rank_relevant
-from mettle.pairs.distributed import ALONE, Ranks
+from mettle.pairs.distributed import ALONE, RankGroup
 from mettle.unknown_names import explain_arguments
 
 QUERIES = "queries"  # beside the metrics of these queries, their positions
@@ -212,7 +212,7 @@ def retrieval(
     double = query.double or other.double
     units = Unit.of(query.values, double)
     fast = FastCosine.of(units, units if other is query else Unit.of(other.values, double))
-    relevance, shared = Relevance.of(query, other, trials), Ranks.current() if across_ranks else ALONE
+    relevance, shared = Relevance.of(query, other, trials), RankGroup.current() if across_ranks else ALONE
     sides = [query] if other is query else [query, other]
     require_same_call(shared, "what they rank", *sides, trials=trials, k=ks, chunk=chunk)
 

@@ -9,7 +9,7 @@ from torch import distributed as dist
 from mettle.losses.base import require
 from mettle.losses.class_vectors import ClassVectors
 from mettle.pairs.class_softmax import class_reductions
-from mettle.pairs.similarity import at_least_float32
+from mettle.pairs.similarity import at_least_float32, widest_dtype
 
 MIN_SCALE = 0.1  # a scale of 0 or below would turn attraction around; only tiny, badly placed problems get there
 
@@ -64,8 +64,9 @@ class AdaCos(ClassVectors):
             at_least_float32(embeddings), self.weight, labels, self._logit_scale(), unit_features=True
         )
         target, others = _gather_over_ranks(target), _gather_over_ranks(others)
-        average = torch.logsumexp(others.double(), 0) - math.log(len(others))
-        angle = target.double().clamp(-1, 1).acos().median()
+        dtype = widest_dtype(target.device)
+        average = torch.logsumexp(others.to(dtype), 0) - math.log(len(others))
+        angle = target.to(dtype).clamp(-1, 1).acos().median()
         scale = average / angle.clamp(max=math.pi / 4).cos()
         # A broken batch gives a broken loss, not a broken state.
         self.scale.copy_(torch.where(torch.isfinite(scale), scale.clamp(min=MIN_SCALE), self.scale))

@@ -7,7 +7,7 @@ from mettle.difficulty.settings import validate_numbers
 from mettle.losses.arcface import add_angle
 from mettle.losses.base import require
 from mettle.losses.class_vectors import ClassVectors
-from mettle.pairs.similarity import at_least_float32
+from mettle.pairs.similarity import at_least_float32, widest_dtype
 
 LENGTHS = (1e-3, 100.0)  # between which lengths are taken, as published
 
@@ -75,7 +75,7 @@ class AdaFace(ClassVectors):
     @torch.no_grad()
     def adapt(self, embeddings: Tensor) -> None:
         """Move mean and deviation by the lengths of a batch; a broken one leaves them where they are."""
-        length = feature_length(embeddings).clamp(*LENGTHS).double()
+        length = feature_length(embeddings).clamp(*LENGTHS).to(widest_dtype(embeddings.device))
         spread = length.std() if len(length) > 1 else self.deviation
         for state, seen in ((self.mean, length.mean()), (self.deviation, spread)):
             moved = self.momentum * state + (1 - self.momentum) * seen

@@ -7,7 +7,7 @@ from mettle.difficulty.settings import validate_numbers
 from mettle.losses.arcface import add_angle, keep_monotone
 from mettle.losses.base import require
 from mettle.losses.class_vectors import ClassVectors
-from mettle.pairs.similarity import at_least_float32, normalize_rows
+from mettle.pairs.similarity import at_least_float32, normalize_rows, widest_dtype
 
 
 class CurricularFace(ClassVectors):
@@ -68,7 +68,7 @@ class CurricularFace(ClassVectors):
     def adapt(self, embeddings: Tensor, labels: Tensor) -> None:
         """Move t towards the mean cosine to the own class; a broken batch leaves it where it is."""
         z = normalize_rows(at_least_float32(embeddings))
-        mean = self._similarity().to_own(z, self.weight, labels).mean().double()
+        mean = self._similarity().to_own(z, self.weight, labels).mean().to(widest_dtype(z.device))
         moved = self.momentum * self.t + (1 - self.momentum) * mean
         self.t.copy_(torch.where(torch.isfinite(moved), moved, self.t))
 

@@ -46,6 +46,7 @@ from mettle.pairs.similarity import (
     prepare_sides,
     similarity,
     squared_distance,
+    widest_dtype,
 )
 from mettle.pairs.validation import Reference, validate_inputs
 
@@ -273,9 +274,10 @@ def sorted_hinge_sums(
     Returns Σ w·[near − d + margin]₊, the weight of the terms above 0, and the weight of all terms, (a, b) each;
     ``within``: over positives closer than the negative only, by no more than the margin.
     """
-    near, order = near.squeeze(1).double().sort(1)
-    weight = weight.squeeze(1).double().gather(1, order)
-    far = d.double().contiguous()
+    dtype = widest_dtype(d.device)
+    near, order = near.squeeze(1).to(dtype).sort(1)
+    weight = weight.squeeze(1).to(dtype).gather(1, order)
+    far = d.to(dtype).contiguous()
     kept, least = near.detach(), far.detach() - margin
     first = torch.searchsorted(kept, least)  # a hinge of exactly 0 has the gradient of those above
     above = torch.searchsorted(kept, least, right=True)

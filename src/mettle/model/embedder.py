@@ -234,7 +234,9 @@ class Embedder(nn.Module):
     def before_neck(self, x: Tensor) -> Tensor:
         """(b, dim) embeddings before the neck, if there is one."""
         z = self.head(self.features(x))
-        return nn.functional.normalize(z.float(), dim=1) if self.spec.unit else z
+        return (
+            nn.functional.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=1) if self.spec.unit else z
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, dim) embeddings: of the two that a neck makes, those that `embedding` names.
@@ -266,7 +268,9 @@ class GeM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, c, h, w) to (b, c)."""
-        return x.float().clamp(min=1e-6).pow(self.p).mean((2, 3)).pow(1 / self.p)
+        return (
+            x.to(torch.promote_types(x.dtype, torch.float32)).clamp(min=1e-6).pow(self.p).mean((2, 3)).pow(1 / self.p)
+        )
 
 
 class Average(nn.Module):

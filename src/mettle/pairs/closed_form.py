@@ -32,7 +32,7 @@ NEARLY_EQUAL = 0.02  # squared distance below which the seventh digit of a cosin
 
 def find_spec(loss: PairLoss, difficulty: Difficulty | None, z: Tensor) -> SoftmaxSpec | BatchHardSpec | None:
     """The spec of a loss that has a closed form here, for a batch of this size; else None."""
-    if z.is_cuda or z.dtype not in (torch.float32, torch.float64) or not 1 < z.shape[0] <= MAX_ROWS:
+    if z.device.type != "cpu" or z.dtype not in (torch.float32, torch.float64) or not 1 < z.shape[0] <= MAX_ROWS:
         return None
     spec = declared_spec(loss, difficulty)
     if isinstance(spec, BatchHardSpec):

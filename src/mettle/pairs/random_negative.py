@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mettle.errors import InputError
 from mettle.pairs.interface import Reduction, RowValues, Tile, max_over, sum_over
+from mettle.pairs.similarity import widest_dtype
 
 Random = Any
 """A ``torch.Generator``, or None for torch's own."""
@@ -60,10 +61,12 @@ def selected_negative(tile: Tile, row_values: RowValues, x: Tensor, seed: int) -
 
 
 def pair_hash(tile: Tile, seed: int) -> Tensor:
-    """(a, b) float64 numbers in [0, 1), equal only by a chance of 2⁻⁵³."""
+    """(a, b) numbers in [0, 1), equal only by a chance of 2⁻⁵³; of 2⁻²⁴ on a device without float64."""
     x = _mix_bits(tile.anchor_index * 0x9E3779B97F4A7C1 + (seed * 0x2545F4914F6CDD1) % (1 << 62))
     x = _mix_bits(x + tile.reference_index * 0x632BE59BD9B4E01)
-    return ((x >> 11) & ((1 << 53) - 1)).double() / (1 << 53)
+    dtype = widest_dtype(x.device)
+    bits = 53 if dtype == torch.float64 else 24
+    return ((x >> (64 - bits)) & ((1 << bits) - 1)).to(dtype) / (1 << bits)
 
 
 def _mix_bits(x: Tensor) -> Tensor:

@@ -20,12 +20,18 @@ ORDINARY_LENGTH = 1e-12  # rows between this length and its inverse can be squar
 CLOSE = 2.0**-5  # d² / (|a|² + |b|²) below which a float32 product has lost too many digits of d²
 EQUAL = 2.0**-44  # the same below which two rows are one: float32 rows have no finer distances
 FEW_CLOSE_PAIRS = 64  # parts of a tile of which one may be close pairs, for taking these one by one
+WITHOUT_FLOAT64 = {"mps"}  # kinds of devices
 MAX_ROUNDINGS = 16  # by which products of the same rows may differ between engines, tiles and places in a tile
 
 
 def at_least_float32(z: Tensor) -> Tensor:
     """Float32 for half precision, unchanged otherwise (float64 stays float64 throughout)."""
     return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
+
+
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """Float64 where the device has it, else float32."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 def normalize_rows(z: Tensor) -> Tensor:
@@ -170,7 +176,8 @@ class TileOperands:
         a, b = self.z.detach(), self.ref.detach()
         if isinstance(self.i, Tensor) and isinstance(self.j, Tensor):  # index_select: five times as fast as a[i] here
             return (a.index_select(0, self.i) - b.index_select(0, self.j)).square().sum(1, keepdim=True)
-        a, b = a[self.i].double(), b[self.j].double()
+        dtype = widest_dtype(a.device)
+        a, b = a[self.i].to(dtype), b[self.j].to(dtype)
         size = a.square().sum(1, keepdim=True) + b.square().sum(1)
         d = torch.addmm(size, a, b.T, alpha=-2)
         return d.masked_fill_(d < EQUAL * size, 0).to(self.z.dtype)

@@ -20,9 +20,10 @@ from mettle.data.inputs import FeatureArray
 from mettle.errors import DataError, InputError, RunError
 from mettle.evaluate.audit import Audit
 from mettle.evaluate.groups import Groups
-from mettle.evaluate.run.scenarios import Judged
+from mettle.evaluate.run.scenarios import ScenarioResults
 from mettle.report import plots
-from mettle.report.embedding_map import POINTS, embedding_map
+from mettle.report.caveats import rank_audit_caveats
+from mettle.report.embedding_map import POINTS, compute_layout, map_panes
 from mettle.report.format import (
     NONE,
     format_interval,
@@ -33,10 +34,12 @@ from mettle.report.format import (
 )
 from mettle.report.metric_tables import headline_tiles, scenario_rows
 from mettle.report.page import render_page
-from mettle.report.pair_cards import encode_thumbnail
+from mettle.report.pair_cards import LARGE, encode_thumbnail
 from mettle.report.plots import plot_det, plot_group_curves
 
 SHOWN = 12  # pairs, suspects and classes on the page; the JSON has more
+LARGE_PICTURE = 224  # pixels a side of what is looked at one by one
+WIDE_GAP = 0.01  # of EER, between the worst and the best group, that is worth collecting samples for
 PAGES = (".html", ".htm")
 FILES = (".json", ".md", ".pdf", ".txt", ".csv", ".npz", ".xml")  # what is no name of a folder
 
@@ -85,11 +88,15 @@ def describe_audit(
 ) -> dict[str, Any]:
     """Everything on the page, as text and pictures; ``numbers`` is the file that has more."""
     metrics = {"scenarios": {k: _fill_retrieval(scenario) for k, scenario in facts["scenarios"].items()}}
-    headline = list(found.ways)[-1]
+    headline, caveats = list(found.ways)[-1], rank_audit_caveats(facts["warnings"])
     return {
         "name": Path(found.table.origin).name,
         "about": _describe_data(found, facts),
-        "warnings": facts["warnings"],
+        "warnings": list(caveats),
+        "decisive": list(caveats.decisive),
+        "steps": next_steps(found, facts),
+        "images": found.table.images is not None,
+        "folder": "" if found.table.images is None else str(found.table.folder.resolve()),
         "headline": scenario_title(headline),
         "tiles": [{**t, "name": t["name"].replace("EER, all", "EER, all pairs")} for t in headline_tiles(metrics)],
         "scenarios": [{"name": scenario_title(k), "title": scenario.title} for k, scenario in found.ways.items()],
@@ -157,29 +164,94 @@ def _plot_curves(found: Audit, points: Sequence[Mapping[str, Any]]) -> dict[str,
 def _map_section(found: Audit) -> dict[str, Any] | None:
     t = found.table
     unseen = FeatureArray(np.zeros((len(t), 1), np.float32))  # a map needs labels and embeddings, no inputs
-    samples = Samples.of(unseen, t.label, domain=t.domain)
-    drawn = embedding_map(Judged(samples, t.values, ()))
-    if drawn is None:
+    samples = Samples.of(unseen, t.label, domain=t.domain, groups=dict(t.groups))
+    layout = compute_layout(ScenarioResults(samples, t.values, ()))
+    if layout is None:
         return None
-    return {**vars(drawn), "marked": [describe_row(found.table, at) for at in drawn.marked], "all": len(t)}
+    rows = [int(layout.rows[np.flatnonzero(layout.labels == label)[0]]) for label in layout.marked]
+    return {
+        "panes": map_panes({"": layout}),
+        "several": False,
+        "synthetic": 0,
+        "marked": [describe_row(t, at) for at in rows],
+        "points": len(layout.rows),
+        "identities": len(np.unique(layout.labels)),
+        "all": len(t),
+    }
+
+
+def next_steps(found: Audit, facts: Mapping[str, Any]) -> list[dict[str, str]]:
+    """What a reader should do with what was found, in the order in which it pays; each with the section it is about."""
+    steps: list[tuple[str, str]] = []
+    if found.geometry is not None and found.geometry.collapsed:
+        steps.append(
+            ("geometry", "The embeddings have collapsed: mend the training or the export first, then audit again.")
+        )
+    if found.copies.rows:
+        text = f"Leave one of each of {found.copies.vectors:,} copied vectors, or give copies one id"
+        steps.append(("", f"{text} ({found.copies.rows:,} rows): the first are under “copies” in the JSON."))
+    listed = 0 if found.label_errors is None else found.label_errors.noise.listed
+    if listed:
+        steps.append(
+            ("label-errors", f"Look at the {listed:,} samples above the cut and correct the labels that are wrong.")
+        )
+    if found.same_subject:
+        pairs = f"{len(found.same_subject):,} pair{'s' if len(found.same_subject) > 1 else ''} of labels"
+        steps.append(("same-subject", f"Decide for {pairs} whether each is one subject, and merge those that are."))
+    if any(pair["wrong"] for pair in _pair_rows(found, "impostor", pictures=False)):
+        text = "Look at the hardest negatives that the threshold accepts: a wrong label, or what the model confuses."
+        steps.append(("hardest", text))
+    for key, group in found.groups.items():
+        g = facts["groups"][key]
+        if g["worst"] and len(group.ranked()) > 1 and g["gap"] > WIDE_GAP:
+            text = (
+                f"Collect more samples of {g['worst']} ({key}): its EER is {100 * g['gap']:.2f} points above the best."
+            )
+            steps.append(("groups", text))
+    carried = [c for c in facts["thresholds"] if c["threshold"] is not None]
+    if carried:
+        last = carried[-1]
+        text = f"For FAR {format_rate(last['far'])} start from the threshold {last['threshold']:.4f}"
+        steps.append(
+            ("thresholds", f"{text}: on other identities it let in {last['ratio']:.2f} times what was wanted.")
+        )
+    else:
+        steps.append(
+            ("thresholds", "Add identities before a threshold is set: there are too few to tell whether it holds.")
+        )
+    return [{"anchor": anchor, "text": text} for anchor, text in steps]
 
 
 def _label_errors(found: Audit, facts: Mapping[str, Any]) -> dict[str, Any]:
     ranked = facts["label_errors"]["ranked"][:SHOWN]
     estimate = facts["label_errors"]["estimate"]
+    suspects = found.label_errors
     return {
         "count": facts["label_errors"]["better_elsewhere"],
         "said": "" if estimate is None else f"{estimate['said'][0].upper()}{estimate['said'][1:]}",
         "rows": [
             {
-                **describe_row(found.table, r["row"]),
+                **describe_row(found.table, r["row"], LARGE_PICTURE),
                 "suggested": r["suggested"],
                 "suspicion": f"{r['suspicion']:+.3f}",
                 "above_cut": r["above_cut"],
+                "likes": [
+                    describe_row(found.table, at)
+                    for at in nearest_of_label(found.table, r["row"], suspects.suggested[k])
+                ],
             }
-            for r in ranked
+            for k, r in enumerate(ranked)
+            if suspects is not None
         ],
     }
+
+
+def nearest_of_label(table: Embedded, row: int, label: int, count: int = 3) -> list[int]:
+    """Positions of the rows of a label that are nearest to a row by cosine, nearest first."""
+    at = np.flatnonzero(table.label.codes == label)
+    x = table.values[at].astype(np.float64)
+    score = x @ table.values[row].astype(np.float64) / np.maximum(np.linalg.norm(x, axis=1), 1e-300)
+    return at[np.argsort(-score, kind="stable")[:count]].tolist()
 
 
 def _decision_threshold(found: Audit) -> dict[str, str] | None:
@@ -193,34 +265,35 @@ def _decision_threshold(found: Audit) -> dict[str, str] | None:
     return {"value": repr(point.threshold), "threshold": f"{point.threshold:.3f}", "far": format_rate(point.far)}
 
 
-def _pair_rows(found: Audit, kind: str) -> list[dict[str, Any]]:
+def _pair_rows(found: Audit, kind: str, *, pictures: bool = True) -> list[dict[str, Any]]:
+    size = LARGE_PICTURE if pictures else 0
     decided = _decision_threshold(found)
     shown = []
     for pair in found.hardest[kind][:SHOWN]:
         accepted = None if decided is None else pair.score >= float(decided["value"])
         verdict = {None: "", True: "accepted", False: "rejected"}[accepted]
         wrong = accepted is not None and accepted == (kind == "impostor")
-        sides = [describe_row(found.table, at) for at in (pair.first, pair.second)]
+        sides = [describe_row(found.table, at, size) for at in (pair.first, pair.second)]
         shown.append({"score": f"{pair.score:.3f}", "verdict": verdict, "wrong": wrong, "sides": sides})
     return shown
 
 
-def describe_row(table: Embedded, at: int) -> dict[str, Any]:
-    """One row: what to call it, its names, its picture if there is one that can be read."""
+def describe_row(table: Embedded, at: int, largest: int = LARGE) -> dict[str, Any]:
+    """One row: what to call it, its names, its picture (``largest`` pixels a side, 0 for none) if it can be read."""
     domain = "" if table.domain is None else table.domain.names[table.domain.codes[at]]
     return {
         "name": table.called(at),
         "label": table.label.names[table.label.codes[at]],
         "domain": domain,
-        "picture": _make_thumbnail(table, at),
+        "picture": _make_thumbnail(table, at, largest) if largest else None,
     }
 
 
-def _make_thumbnail(table: Embedded, at: int) -> str | None:
+def _make_thumbnail(table: Embedded, at: int, largest: int) -> str | None:
     if table.images is None or not table.images[at] or "://" in table.images[at]:
         return None
     try:
-        return encode_thumbnail(decode_image(table.folder / str(table.images[at])))
+        return encode_thumbnail(decode_image(table.folder / str(table.images[at])), largest)
     except DataError:
         return None
 

@@ -11,7 +11,7 @@ from mettle.errors import InputError, RunError
 from mettle.evaluate.run.probes import MODEL
 from mettle.report import plots, training_plots
 from mettle.report.caveats import list_caveats
-from mettle.report.embedding_map import NARROW, plot_map
+from mettle.report.embedding_map import NARROW, map_panes
 from mettle.report.format import NONE, scenario_title
 from mettle.report.metric_tables import metric_cells, without_repeated_note
 from mettle.report.page import check_page_path, render_page
@@ -144,19 +144,18 @@ def map_section(
         return None
     locations, marked_names = shown[0]
     first = next(iter(locations.values()))
-    drawings, missing = [], []
-    for k, (name, found) in enumerate(zip(names, kept, strict=True)):
+    maps, missing = {}, []
+    for name, found in zip(names, kept, strict=True):
         if found is None or not np.array_equal(next(iter(found[0].values())).rows, first.rows):
             missing.append(name)
             continue
         for encoder, one in found[0].items():
-            title = name if encoder in ("model", MODEL) else f"{name}, {encoder}"
-            image = plot_map(one, NARROW, first.marked).image
-            drawings.append({"name": title, "color": plots.run_color(k), "image": image})
+            maps[name if encoder in ("model", MODEL) else f"{name}, {encoder}"] = one
     return {
-        "drawings": drawings,
+        "panes": map_panes(maps, NARROW, first.marked),
+        "several": True,
+        "synthetic": 0,
         "missing": missing,
-        "legend": first.legend(),
         "marked": marked_names,
         "points": len(first.rows),
         "identities": len(np.unique(first.labels)),

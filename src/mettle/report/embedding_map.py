@@ -1,6 +1,6 @@
 """A map of test embeddings: t-SNE of whole identities, coloured by domain, a few identities marked.
 
-    judged ─ located ─ Located ─┬─ drawn ─ Map, for a page
+    results ─ located ─ Located ─┬─ drawn ─ Map, for a page
                                 └─ map.json of a run, for maps of several runs side by side
 
 A marked identity has one number, near most of its samples, and thin lines from there to all of them: a number beside
@@ -17,10 +17,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from mettle.evaluate.run.scenarios import Judged
+from mettle.data.dataset import Column, Samples
+from mettle.evaluate.run.scenarios import ScenarioResults
 from mettle.report.plots import BLACK, COLORS, GREY, INK, new_figure, svg_data_url
 
 SHAPES = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"), ("X", "✖"), ("*", "★"))
+OTHERS = "others"
+VIOLET, MAGENTA = "#7a4fb5", "#c2006b"
+COLUMNS = 6  # that a reader may pick from
 POINTS = 1000  # of the map
 MARKED = 3  # identities marked on the map: so many scattered ones, so many compact ones
 NUMBER, DISC = 11, 21  # points: the type of a number, and what two of their discs keep apart
@@ -31,12 +35,42 @@ STEPS = np.array(  # points: where a number may stand, seen from the middle of i
 WIDE, NARROW = (6.4, 5.2), (5.0, 4.4)  # inches: a map by itself, one of several side by side
 
 
+@dataclass(frozen=True, eq=False)
+class Coloring:
+    """What the colours of a map stand for.
+
+    Attributes:
+        name: the column, "class" for the labels.
+        codes: (n,) colour of each point, into ``names``.
+        names: the values; the last may be "others".
+    """
+
+    name: str
+    codes: np.ndarray
+    names: tuple[str, ...]
+
+    def legend(self) -> tuple[tuple[str, str, str], ...]:
+        """(colour, shape, value) of all values."""
+        return tuple((self.color(c), self.marker(c)[1], name) for c, name in enumerate(self.names) if name)
+
+    def color(self, code: int) -> str:
+        """The colour of a code; what stands for all others is grey."""
+        return GREY if self._is_rest(code) else (*COLORS[:6], BLACK, VIOLET)[code % 8]
+
+    def marker(self, code: int) -> tuple[str, str]:
+        """The shape of a code: for matplotlib, and as a letter."""
+        return SHAPES[0 if self._is_rest(code) else code % len(SHAPES)]
+
+    def _is_rest(self, code: int) -> bool:
+        return code == len(self.names) - 1 and self.names[code].endswith(f" {OTHERS}")
+
+
 @dataclass(frozen=True)
 class MapFigure:
     """A map of embeddings and what its reader needs beside it."""
 
     image: str
-    legend: tuple[tuple[str, str, str], ...]  # (colour, shape, domain)
+    legend: tuple[tuple[str, str, str], ...]  # (colour, shape, value)
     marked: tuple[int, ...]  # for each number on the map, the test position of one of its samples
     points: int
     identities: int
@@ -49,17 +83,13 @@ class MapLayout:
     place: np.ndarray  # (n, 2)
     rows: np.ndarray  # (n,) test positions
     labels: np.ndarray  # (n,)
-    codes: np.ndarray  # (n,) of the domain, into ``names``
-    names: tuple[str, ...]
+    colorings: tuple[Coloring, ...]  # at least one; the first is what a page shows until its reader picks another
     marked: tuple[int, ...]  # labels
+    synthetic: np.ndarray | None = None  # (m, 2) places of synthetic samples
 
     def moved(self, place: np.ndarray) -> "MapLayout":
         """The same samples elsewhere, the same identities marked: the map of another encoder."""
-        return MapLayout(place, self.rows, self.labels, self.codes, self.names, self.marked)
-
-    def legend(self) -> tuple[tuple[str, str, str], ...]:
-        """(colour, shape, domain) of all domains."""
-        return tuple((_color_of(c), _marker_of(c)[1], name) for c, name in enumerate(self.names) if name)
+        return MapLayout(place, self.rows, self.labels, self.colorings, self.marked)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, places to a thousandth of the map."""
@@ -67,34 +97,75 @@ class MapLayout:
             "place": round_positions(self.place),
             "rows": self.rows.tolist(),
             "labels": self.labels.tolist(),
-            "codes": self.codes.tolist(),
-            "names": list(self.names),
+            "colorings": [{"name": c.name, "codes": c.codes.tolist(), "names": list(c.names)} for c in self.colorings],
             "marked": list(self.marked),
+            "synthetic": None if self.synthetic is None else round_positions(self.synthetic),
         }
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> "MapLayout":
         """The inverse of :meth:`as_dict`."""
-        rows, labels, codes = (np.asarray(kept[name], np.int64) for name in ("rows", "labels", "codes"))
+        rows, labels = (np.asarray(kept[name], np.int64) for name in ("rows", "labels"))
         place = np.asarray(kept["place"], float).reshape(-1, 2)
-        return cls(place, rows, labels, codes, tuple(kept["names"]), tuple(kept["marked"]))
+        colorings = tuple(
+            Coloring(str(one["name"]), np.asarray(one["codes"], np.int64), tuple(one["names"]))
+            for one in kept["colorings"]
+        )
+        made = kept["synthetic"]
+        synthetic = None if made is None else np.asarray(made, float).reshape(-1, 2)
+        return cls(place, rows, labels, colorings, tuple(kept["marked"]), synthetic)
 
 
-def embedding_map(judged: Judged, points: int = POINTS, seed: int = 0) -> MapFigure | None:
-    """t-SNE of some test identities, coloured by domain; None where there is too little to draw."""
-    found = compute_layout(judged, points, seed)
-    return None if found is None else plot_map(found)
+def compute_layout(
+    results: ScenarioResults,
+    points: int = POINTS,
+    seed: int = 0,
+    *,
+    by_class: bool = False,
+    synthetic: np.ndarray | None = None,
+) -> MapLayout | None:
+    """Where some test identities lie; None where there is too little to draw.
 
-
-def compute_layout(judged: Judged, points: int = POINTS, seed: int = 0) -> MapLayout | None:
-    """Where some test identities lie; None where there is too little to draw."""
-    chosen = sample_identities(judged.samples.labels, points, seed)
-    unit = _normalize_rows(judged.embeddings[chosen])
-    labels = judged.samples.labels[chosen]
+    Args:
+        results: of the test split.
+        points: at most so many samples.
+        seed: of the draw and of t-SNE.
+        by_class: colours stand for classes at first, not for the first column.
+        synthetic: (m, dim) embeddings that are no samples, placed on the same map.
+    """
+    chosen = sample_identities(results.samples.labels, points, seed)
+    unit = _normalize_rows(results.embeddings[chosen])
+    labels = results.samples.labels[chosen]
     if len(chosen) < 10 or not has_spread(unit):
         return None
-    codes, names = _domain_colors(judged, chosen)
-    return MapLayout(tsne(unit, seed), chosen, labels, codes, tuple(names), tuple(_marked_identities(unit, labels)))
+    marked = tuple(_marked_identities(unit, labels))
+    colorings = list_colorings(results.samples.take(chosen), marked, by_class=by_class)
+    both = unit if synthetic is None else np.concatenate([unit, _normalize_rows(synthetic)])
+    place = tsne(both, seed)
+    made = None if synthetic is None else place[len(unit) :]
+    return MapLayout(place[: len(unit)], chosen, labels, colorings, marked, made)
+
+
+def list_colorings(samples: Samples, marked: Sequence[int], *, by_class: bool = False) -> tuple[Coloring, ...]:
+    """What points can be coloured by: the domain, the class, every other column of a few values.
+
+    Classes too many for as many colours are coloured where they are marked; the rest is grey.
+    """
+    labels = samples.labels
+    values = np.unique(labels)
+    if len(values) <= len(SHAPES):
+        names = tuple(str(samples.label.names[value]) for value in values)
+        own = Coloring("class", np.searchsorted(values, labels), names)
+    else:
+        codes = np.full(len(labels), len(marked))
+        for code, label in enumerate(marked):
+            codes[labels == label] = code
+        names = tuple(str(samples.label.names[label]) for label in marked)
+        own = Coloring("class", codes, (*names, f"{len(values) - len(marked):,} {OTHERS}"))
+    columns = samples.columns()
+    found = [_fold_column(name, column) for name, column in columns.items() if len(np.unique(column.codes)) > 1]
+    order = [own, *found] if by_class or "domain" not in columns else [*found[:1], own, *found[1:]]
+    return tuple(order[:COLUMNS])
 
 
 def layout_of_same_samples(first: MapLayout, embeddings: np.ndarray, seed: int = 0) -> MapLayout | None:
@@ -103,9 +174,35 @@ def layout_of_same_samples(first: MapLayout, embeddings: np.ndarray, seed: int =
     return first.moved(tsne(unit, seed)) if has_spread(unit) else None
 
 
-def plot_map(found: MapLayout, size: tuple[float, float] = WIDE, marked: Sequence[int] | None = None) -> MapFigure:
-    """The picture of a map."""
-    place, labels, codes = found.place, found.labels, found.codes
+def map_panes(
+    maps: Mapping[str, MapLayout], size: tuple[float, float] = WIDE, marked: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """The same maps once for each column that the first of them can be coloured by.
+
+    Returns:
+        by column: its name, the figure of each map by name, and the legend.
+    """
+    first = next(iter(maps.values()))
+    return [
+        {
+            "name": coloring.name,
+            "images": {name: plot_map(one, size, marked, coloring).image for name, one in maps.items()},
+            "legend": coloring.legend(),
+        }
+        for coloring in first.colorings
+    ]
+
+
+def plot_map(
+    found: MapLayout,
+    size: tuple[float, float] = WIDE,
+    marked: Sequence[int] | None = None,
+    coloring: Coloring | None = None,
+) -> MapFigure:
+    """The picture of a map, coloured by its first column unless another is given."""
+    place, labels = found.place, found.labels
+    coloring = coloring or found.colorings[0]
+    codes = coloring.codes
     marked = found.marked if marked is None else marked
     ringed = np.isin(labels, marked)
     line = 0 if ringed.all() else 1  # rings around everything tell nothing apart
@@ -114,11 +211,13 @@ def plot_map(found: MapLayout, size: tuple[float, float] = WIDE, marked: Sequenc
         axes = figure.add_subplot()
         for label, hub in zip(marked, hubs, strict=True):
             _draw_spokes(axes, hub, place[labels == label])
-        for code in range(len(found.names)):
-            look = {"c": _color_of(code), "marker": _marker_of(code)[0]}
+        for code in range(len(coloring.names)):
+            look = {"c": coloring.color(code), "marker": coloring.marker(code)[0]}
             others, own = (place[(codes == code) & part] for part in (~ringed, ringed))
             axes.scatter(*others.T, s=16, lw=0, alpha=0.75, zorder=2, **look)
             axes.scatter(*own.T, s=30, lw=line, ec=INK, zorder=3, **look)
+        if found.synthetic is not None:
+            axes.plot(*found.synthetic.T, "x", color=MAGENTA, ms=5, mew=1.1, alpha=0.8, zorder=2.5)
         for number, (x, y) in enumerate(hubs.tolist(), 1):
             disc = {"boxstyle": "circle,pad=0.25", "fc": "white", "ec": INK, "lw": 1.2}
             where = {"ha": "center", "va": "center", "zorder": 4}
@@ -129,7 +228,7 @@ def plot_map(found: MapLayout, size: tuple[float, float] = WIDE, marked: Sequenc
             spine.set_visible(False)
         image = svg_data_url(figure)
     first = tuple(int(found.rows[np.flatnonzero(labels == label)[0]]) for label in marked)
-    return MapFigure(image, found.legend(), first, len(labels), len(np.unique(labels)))
+    return MapFigure(image, coloring.legend(), first, len(labels), len(np.unique(labels)))
 
 
 def round_positions(place: np.ndarray) -> list[list[float]]:
@@ -196,18 +295,15 @@ def _draw_spokes(axes: Axes, hub: np.ndarray, place: np.ndarray) -> None:
     axes.add_collection(LineCollection(list(lines), colors=INK, lw=0.6, alpha=alpha, zorder=1))
 
 
-def _domain_colors(judged: Judged, chosen: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """A colour code per point and the name of each code: the largest domains, then the rest."""
-    domain = judged.samples.domain
-    if domain is None:
-        return np.zeros(len(chosen), np.int64), [""]
-    values, counts = np.unique(domain.codes[chosen], return_counts=True)
+def _fold_column(name: str, column: Column) -> Coloring:
+    """A colour per value: the most frequent ones, then the rest."""
+    values, counts = np.unique(column.codes, return_counts=True)
     top = np.sort(values if len(values) <= len(SHAPES) else values[np.argsort(-counts, kind="stable")][:7])
-    codes = np.full(len(chosen), len(top))
+    codes = np.full(len(column.codes), len(top))
     for code, value in enumerate(top):
-        codes[domain.codes[chosen] == value] = code
-    rest = [] if len(top) == len(values) else [f"{len(values) - len(top)} other domains"]
-    return codes, [str(domain.names[value]) for value in top] + rest
+        codes[column.codes == value] = code
+    rest = () if len(top) == len(values) else (f"{len(values) - len(top)} {OTHERS}",)
+    return Coloring(name, codes, (*(str(column.names[value]) for value in top), *rest))
 
 
 def _marked_identities(unit: np.ndarray, labels: np.ndarray) -> list[int]:
@@ -226,11 +322,3 @@ def _normalize_rows(z: np.ndarray) -> np.ndarray:
     largest = np.abs(z).max(axis=1, keepdims=True)  # first: squares of huge or tiny numbers are none
     z = z / np.where(largest > 0, largest, 1)
     return (z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)).astype(np.float32)
-
-
-def _color_of(code: int) -> str:
-    return (*COLORS[:6], GREY, BLACK)[code % 8]
-
-
-def _marker_of(code: int) -> tuple[str, str]:
-    return SHAPES[code % len(SHAPES)]

@@ -15,7 +15,7 @@ from PIL import Image
 
 from mettle.data.dataset import Samples
 from mettle.evaluate.diagnostics.hard_pairs import HardPair
-from mettle.evaluate.run.scenarios import Judged
+from mettle.evaluate.run.scenarios import ScenarioResults
 from mettle.evaluate.scoring.cosine import Unit
 from mettle.report.format import format_rate
 
@@ -38,18 +38,18 @@ class DecisionThreshold:
 
 
 def hardest_pairs(
-    judged: Judged, kind: Kind, *, count: int = COUNT, each: int = EACH, cells: int = CELLS
+    results: ScenarioResults, kind: Kind, *, count: int = COUNT, each: int = EACH, cells: int = CELLS
 ) -> list[HardPair]:
     """The hardest pairs of the headline scenario, hardest first.
 
     Args:
-        judged: what was measured.
+        results: what was measured.
         kind: ``genuine`` for the lowest scores of one identity, ``impostor`` for the highest of two.
         count: how many pairs.
         each: how many of them may show the same two identities.
         cells: scores held at a time; it changes memory, never the result.
     """
-    scenario, z, labels = judged.headline, judged.embeddings, judged.samples.labels
+    scenario, z, labels = results.headline, results.embeddings, results.samples.labels
     probe, other = scenario.probe, scenario.probe if scenario.gallery is None else scenario.gallery
     units = Unit.of(z[probe]), Unit.of(z[other])
     capacity = min(count, each * _count_identity_pairs(labels[probe], labels[other], kind))
@@ -59,7 +59,7 @@ def hardest_pairs(
         rows = np.arange(start, min(start + step, len(probe)))
         cosine = units[0].take(rows).cosine(units[1]).astype(np.float64)
         hardness = cosine if kind == "impostor" else -cosine
-        mask = _pair_mask(judged, rows) & ((labels[probe[rows], None] == labels[other]) == (kind == "genuine"))
+        mask = _pair_mask(results, rows) & ((labels[probe[rows], None] == labels[other]) == (kind == "genuine"))
         if len(kept[1]) == capacity:  # a full list: only what beats its last entry is of interest
             mask &= hardness > kept[1][-1]
         i, j = np.nonzero(mask)
@@ -115,21 +115,21 @@ def describe_sample(samples: Samples, at: int) -> dict[str, Any]:
     return {"id": int(samples.ids[at]), "name": samples.name(at), "label": label, "domain": domain, "picture": picture}
 
 
-def encode_thumbnail(pixels: np.ndarray) -> str:
-    """A picture (h, w, c) as a data address: small ones exactly, large ones shrunk and compressed."""
+def encode_thumbnail(pixels: np.ndarray, largest: int = LARGE) -> str:
+    """A picture (h, w, c) as a data address: small ones exactly, those beyond ``largest`` shrunk and compressed."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     small = max(image.size) <= SMALL
     if not small:
-        image.thumbnail((LARGE, LARGE), Image.Resampling.LANCZOS)
+        image.thumbnail((largest, largest), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, **({"format": "PNG", "optimize": True} if small else {"format": "JPEG", "quality": 85}))
     kind = "png" if small else "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _pair_mask(judged: Judged, rows: np.ndarray) -> np.ndarray:
+def _pair_mask(results: ScenarioResults, rows: np.ndarray) -> np.ndarray:
     """Which cells of these probe rows the headline scenario compares."""
-    scenario, samples = judged.headline, judged.samples
+    scenario, samples = results.headline, results.samples
     other = scenario.probe if scenario.gallery is None else scenario.gallery
     mine = scenario.probe[rows]
     mask = samples.ids[mine, None] != samples.ids[other]

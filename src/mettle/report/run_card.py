@@ -17,7 +17,7 @@ from typing import Any
 from mettle import __version__
 from mettle.atomic_files import sha256
 from mettle.evaluate.bootstrap import TOO_FEW
-from mettle.report.caveats import describe_changed_data, list_caveats, names_only_note, training_verdict
+from mettle.report.caveats import describe_changed_data, names_only_note, rank_caveats
 from mettle.report.format import (
     GAP,
     NONE,
@@ -28,7 +28,18 @@ from mettle.report.format import (
     format_rate,
     scenario_title,
 )
-from mettle.report.metric_tables import baseline_bars, headline_tiles, scenario_rows
+from mettle.report.headline import (
+    TITLES,
+    UNITS,
+    cluster_rows,
+    gain_rows,
+    question_bars,
+    question_name,
+    question_scenario,
+    question_tiles,
+    sort_rows,
+)
+from mettle.report.metric_tables import scenario_rows
 from mettle.train.run_folder import RunFolder
 
 NAMES = {"E_d": "E_d, the model", "E_b": "E_b, the biased encoder", "model": "this model"}
@@ -43,23 +54,29 @@ def build_card(run: RunFolder, metrics: Mapping[str, Any], notes: Sequence[str] 
         metrics: what `evaluate_run` measured, or the content of ``metrics.json``.
         notes: further warnings, such as files that were left out.
     """
-    scenarios = metrics["scenarios"]
-    headline = scenario_title(list(scenarios)[-1])
+    scenarios, question = metrics["scenarios"], question_name(metrics)
+    caveats, labels = rank_caveats(metrics), metrics.get("probe", {}).get("labels", {})
+    decisive = [*caveats.decisive, *describe_changed_data(run, metrics)]
     return {
         "run": run.name,
         "title": metrics["title"],
         "about": describe_test(metrics),
-        "headline": headline,
-        "tiles": headline_tiles(metrics),
-        "bars": baseline_bars(metrics),
+        "question": {**metrics["question"], "title": TITLES[question]},
+        "headline": question_scenario(metrics),
+        "scenario": scenario_title(list(scenarios)[-1]),
+        "tiles": question_tiles(metrics),
+        "units": UNITS[question],
+        "bars": question_bars(metrics),
         "scenarios": [
             {"name": scenario_title(name), "title": scenario["title"]} for name, scenario in scenarios.items()
         ],
-        "rows": scenario_rows(metrics),
+        "rows": sort_rows(scenario_rows(metrics), question),
+        "clusters": cluster_rows(metrics),
+        "gains": gain_rows(labels),
         "thresholds": threshold_rows(metrics),
         "probe": probe_card(metrics),
-        "verdict": training_verdict(metrics),
-        "warnings": [*list_caveats(metrics), *describe_changed_data(run, metrics), *notes],
+        "warnings": [*decisive, *caveats.others, *notes],
+        "decisive": decisive,
         "recipe": run.recipe.to_toml(),
         "commands": reproduction_commands(run),
         "provenance": list_provenance(run, metrics),
@@ -157,13 +174,27 @@ def card_to_markdown(facts: Mapping[str, Any]) -> str:
     """The card as Markdown."""
     names = [scenario["name"] for scenario in facts["scenarios"]]
     lines = [f"# {_escape_text(facts['title'])}", "", _escape_text(facts["about"]), ""]
-    if facts["warnings"]:
-        lines += [*(_quote_warning(text, text == facts["verdict"]) for text in facts["warnings"]), ""]
-    lines += ["## Headline", "", f"95 % intervals over test identities; {facts['headline']}.", ""]
-    lines += _table_lines(["", "value", "interval"], [[t["name"], t["text"], t["interval"]] for t in facts["tiles"]])
+    lines += [_quote_warning(text, text in facts["decisive"]) for text in facts["warnings"]]
+    lines += [
+        "",
+        "## Headline",
+        "",
+        f"{facts['question']['title'].capitalize()}, {facts['headline']}. {facts['units']}",
+        "",
+    ]
+    named = [t["name"] + (f" ({t['detail']})" if t["detail"] else "") for t in facts["tiles"]]
+    body = [[name, t["text"], t["interval"]] for name, t in zip(named, facts["tiles"], strict=True)]
+    lines += _table_lines(["", "value", "95 % interval"], body)
+    if facts["gains"]:
+        lines += ["## What training brought", "", "Linear probe, the same test samples, paired intervals.", ""]
+        body = [[g["name"], g["first"], g["second"], g["difference"], g["interval"]] for g in facts["gains"]]
+        lines += _table_lines(["", "this model", "before training", "difference", "95 % interval"], body)
     lines += ["## All numbers", ""]
     shown = [[row["name"], *(_join_cell(cell) for cell in row["cells"])] for row in facts["rows"]]
     lines += _table_lines(["", *names], shown)
+    if facts["clusters"]:
+        lines += ["## Clusters against labels", ""]
+        lines += _table_lines(["", "value", "range"], [[c["name"], c["text"], c["range"]] for c in facts["clusters"]])
     if facts["thresholds"]:
         lines += ["## Thresholds", "", "Accept a pair when its cosine is at least the threshold.", ""]
         head = ["FAR wanted", "threshold", "measured on", *(f"{name}: FAR, TAR on test" for name in names)]

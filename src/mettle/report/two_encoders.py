@@ -10,15 +10,13 @@ import torch
 from mettle.atomic_files import write_text
 from mettle.data.dataset import Column, Samples
 from mettle.evaluate.run.probes import BIASED, MODEL
-from mettle.evaluate.run.scenarios import Judged
+from mettle.evaluate.run.scenarios import ScenarioResults
 from mettle.model import embed
 from mettle.pairs import pair_weights
 from mettle.report.embedding_map import (
-    NARROW,
     MapLayout,
     compute_layout,
     layout_of_same_samples,
-    plot_map,
     round_positions,
 )
 from mettle.report.format import GAP, format_percent
@@ -135,31 +133,37 @@ def weights_by_group(run: RunFolder, samples: Samples, lines: Sequence[Mapping[s
     return {"column": name, "names": names, "rows": rows, "lines": len(late)} if names else None
 
 
-def encoder_maps(run: RunFolder, judged: Judged) -> dict[str, MapLayout]:
-    """Where test samples lie for the model, and for its second encoder where it has one; empty: too little to draw."""
-    first = compute_layout(judged)
+def encoder_maps(
+    run: RunFolder, results: ScenarioResults, *, by_class: bool = False, synthetic: np.ndarray | None = None
+) -> dict[str, MapLayout]:
+    """Where test samples lie for the model, and for its second encoder where it has one; empty: too little to draw.
+
+    ``by_class`` and ``synthetic`` are those of `compute_layout`.
+    """
+    first = compute_layout(results, by_class=by_class, synthetic=synthetic)
     if first is None:
         return {}
     if not has_second_encoder(run):
         return {"model": first}
-    second = layout_of_same_samples(first, embed(run.biased_model(), judged.samples.take(first.rows)))
+    second = layout_of_same_samples(first, embed(run.biased_model(), results.samples.take(first.rows)))
     return {MODEL: first} | ({} if second is None else {BIASED: second})
 
 
-def plot_side_by_side(found: Mapping[str, MapLayout]) -> list[dict[str, str]]:
-    """Maps of several encoders with the same samples and marks."""
-    titles = {MODEL: f"E_d,{GAP}the model", BIASED: f"E_b,{GAP}the biased encoder"}
-    return [{"name": titles.get(name, name), "image": plot_map(one, NARROW).image} for name, one in found.items()]
+def encoder_title(name: str) -> str:
+    """What to call an encoder on a page."""
+    return {MODEL: f"E_d,{GAP}the model", BIASED: f"E_b,{GAP}the biased encoder"}.get(name, name)
 
 
-def write_maps(run: RunFolder, found: Mapping[str, MapLayout], judged: Judged, metrics: Mapping[str, Any]) -> None:
+def write_maps(
+    run: RunFolder, found: Mapping[str, MapLayout], results: ScenarioResults, metrics: Mapping[str, Any]
+) -> None:
     """Write ``map.json``: places on the maps, so that runs can be laid side by side without their data."""
     path = run.folder / "map.json"
     if not found:
         path.unlink(missing_ok=True)
         return
     first, *others = found.items()
-    marked = [judged.samples.label.names[label] for label in first[1].marked]
+    marked = [results.samples.label.names[label] for label in first[1].marked]
     content = {
         "format": FORMAT,
         "weights": metrics["weights"],

@@ -175,11 +175,13 @@ def _choose_backbone(device: str) -> tuple[str, str]:
 
 
 def resolve_device(name: str) -> str:
-    """``auto`` means CUDA where there is one; a device that this machine does not have is refused."""
+    """``auto`` means CUDA where there is one, else the CPU; a device that this machine does not have is refused."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return "cuda" if count else "cpu"
     here = ["cpu", *(["cuda"] if count else []), *(f"cuda:{k}" for k in range(count))]
+    if torch.backends.mps.is_available():
+        here.append("mps")
     if name not in here:
         seen = f"{count or 'no'} CUDA device{'s' if count > 1 else ''}"
         known = ", ".join(map(repr, here))

@@ -19,6 +19,7 @@ from mettle.data.tuples import Tuples
 from mettle.errors import DataError, InputError, RecipeError, RunError
 from mettle.losses import PairwiseLoss
 from mettle.model import Embedder, EmbeddingModel, ModuleEmbedder
+from mettle.pairs.distributed import broadcast_tensors
 from mettle.train import checkpoint, step_graph
 from mettle.train.auto_settings import resolve_device
 from mettle.train.callbacks import (
@@ -42,6 +43,7 @@ from mettle.train.methods.similarity import Similarity
 from mettle.train.methods.supervised import Supervised, start_class_vectors
 from mettle.train.methods.two_encoder import SpuriousAttribute, TwoEncoder
 from mettle.train.optim import Schedule, build_shape
+from mettle.train.ranks.session import Ranks, join_ranks
 from mettle.train.recipe import Recipe, as_recipe
 from mettle.train.run_folder import (
     RunFolder,
@@ -62,6 +64,7 @@ from mettle.train.starting_weights import (
 from mettle.train.trainer import count_steps, run_loop
 
 POOL = 4096  # training rows that corrupted features are taken from
+ALONE = Ranks()
 CALIBRATION = 2048  # training samples that inputs are centered on
 
 
@@ -125,12 +128,35 @@ def train(
         allow_import: packages that networks and losses which the recipe names by an import path may come from.
         given: objects that take the place of what the recipe describes.
     """
-    given = given or GivenObjects()
     recipe, folder = as_recipe(recipe), _as_folder(folder)
+    with join_ranks() as ranks:
+        folder = Path(ranks.broadcast(str(folder)))
+        notes: dict[str, Any] = {"on_note": on_note, "on_start": on_start} if ranks.is_first else {}
+        options: dict[str, Any] = {"resume": resume, "cache": cache, "score": score, "tensorboard": tensorboard}
+        options |= {"callbacks": [*callbacks, *([] if on_step is None else [OnStep(on_step)])]}
+        return _train(recipe, folder, ranks, given or GivenObjects(), allow_import=allow_import, **options, **notes)
+
+
+def _train(
+    recipe: Recipe,
+    folder: Path,
+    ranks: Ranks,
+    given: GivenObjects,
+    *,
+    resume: bool,
+    cache: Path | None,
+    score: Score | None,
+    callbacks: Sequence[Callback],
+    tensorboard: bool,
+    allow_import: Sequence[str],
+    on_note: Callable[[str], None] = lambda note: None,
+    on_start: Callable[[RunFolder], None] = lambda run: None,
+) -> TrainResult:
+    """What `train` does, as one of its ranks."""
     asked, told_start = recipe, ()
     chosen_start: dict[str, Any] = {}
-    callbacks = [*callbacks, *([] if on_step is None else [OnStep(on_step)])]
-    old = open_run_folder(folder) if resume and folder.exists() else None
+    _check_ranks(recipe, ranks, given)
+    old = open_run_folder(folder) if ranks.broadcast(resume and folder.exists()) else None
     if old is not None:
         recipe = take_over_starting_weights(recipe, old.state.get("start"))
         recipe = take_over_settings(recipe, old.recipe)
@@ -145,13 +171,13 @@ def train(
     fingerprint = samples.fingerprint() + ("" if tuples is None else f" {tuples.fingerprint()}")
     if old is not None and old.state["data"] != fingerprint:
         raise RunError(f"the data of {folder} have changed since it was started: train again under another --name")
-    has_begun = bool(checkpoint.list_checkpoints(folder / "checkpoints"))
-    options: dict[str, Any] = {"fetch": not has_begun, "allow_import": allow_import, "given": given}
+    has_begun = ranks.broadcast(bool(checkpoint.list_checkpoints(folder / "checkpoints")))
+    options: dict[str, Any] = {"fetch": not has_begun, "allow_import": allow_import, "given": given, "ranks": ranks}
     method, loader = build_method_and_loader(recipe, samples, tuples, **options)
     if recipe.train.epochs is not None:
         steps = count_steps(loader, recipe.train.epochs, recipe.train.accumulate)
         recipe = recipe.with_values({"train.steps": steps})
-    selection = _build_selection(recipe, folder, samples, score, on_note)
+    selection = _build_selection(recipe, folder, samples, score, on_note, ranks)
     if selection is not None and not has_begun:
         selection.validation.measure_untrained(method)
     duplicates = train_test_duplicates(samples)
@@ -172,36 +198,58 @@ def train(
         on_note(note)
     facts: dict[str, Any] = {"data": fingerprint, "paths": data_paths(recipe), **software_versions()}
     facts |= {} if loaded is None else {"start": describe_start(asked, chosen_start, loaded)}
-    run = old or create_run(folder, recipe, facts)
+    run = old or (create_run(folder, recipe, facts) if ranks.is_first else RunFolder(folder, recipe, facts))
     on_start(run)
-    TrainingIdentities.from_samples(samples).save(folder)
+    if ranks.is_first:
+        TrainingIdentities.from_samples(samples).save(folder)
     notes: tuple[str, ...] = ()
     if recipe.train.method == "jtt" and recipe.jtt.copies:
-        wrong, notes, done = _train_identification_model(recipe, run, samples, callbacks, on_note)
+        wrong, notes, done = _train_identification_model(recipe, run, samples, callbacks, on_note, ranks)
         for note in notes:
             on_note(note)
         if not done:
             return TrainResult(run, method.model, samples, False, None if old is None else 0, (*told, *notes))
         method, loader = build_method_and_loader(recipe, samples, misclassified=wrong, **options)
-    own = [*callbacks, TensorBoard(folder)] if tensorboard else callbacks
+    own = [*callbacks, TensorBoard(folder)] if tensorboard and ranks.is_first else callbacks
     cached = compute_features(method, loader, recipe.data.memory)
     told += () if cached is None else (cached.describe(),)
     if cached is not None:
         on_note(cached.describe())
     with nullcontext(loader) if cached is None else cached.use() as batches:
-        start, passed, done = _fit_in_folder(recipe, folder, method, batches, samples, own, selection, on_note)
+        start, passed, done = _fit_in_folder(recipe, folder, method, batches, samples, own, selection, on_note, ranks)
     model, loss, chosen = method.final_module(), method.final_module("loss"), None
     if done:
+        ranks.wait()  # until the best weights are written
         chosen = None if selection is None else selection.restore_best(method)
         if recipe.train.lora is not None:
             merge_lora(model)
-        _save_result(run, method, samples, chosen)
+        if ranks.is_first:
+            _save_result(run, method, samples, chosen)
+        ranks.wait()
     notes = (*passed, *told, *notes, *(() if chosen is None else (describe_selection(chosen),)))
     return TrainResult(run, model, samples, done, None if old is None else start, notes, loss, tuples, chosen)
 
 
+def _check_ranks(recipe: Recipe, ranks: Ranks, given: GivenObjects) -> None:
+    """Refuse what several ranks cannot do together."""
+    if ranks.size == 1:
+        return
+    if given.loader is not None:
+        raise InputError(
+            f"a DataLoader draws its batches for one process, and here are {ranks.size} ranks: give its data set, so "
+            "that batches are drawn for all ranks together"
+        )
+    if recipe.train.compile:
+        raise RecipeError("train.compile does not go with several ranks: leave it out")
+
+
 def _build_selection(
-    recipe: Recipe, folder: Path, samples: Samples, score: Score | None, on_note: Callable[[str], None]
+    recipe: Recipe,
+    folder: Path,
+    samples: Samples,
+    score: Score | None,
+    on_note: Callable[[str], None],
+    ranks: Ranks,
 ) -> Selection | None:
     """What validates the run, where its recipe asks for that."""
     setup = recipe.train
@@ -211,7 +259,8 @@ def _build_selection(
         key = "select" if setup.select is not None else "validate_every"
         raise RecipeError(f"train.{key} needs a score: pass score=mettle.evaluate.ValidationScore() to train")
     options: dict[str, Any] = {"select": setup.select, "every": setup.validate_every, "patience": setup.patience}
-    return build_selection(score, samples.part("val"), folder / "checkpoints", **options, on_note=on_note)
+    options |= {"on_note": on_note, "ranks": ranks}
+    return build_selection(score, samples.part("val"), folder / "checkpoints", **options)
 
 
 def _as_folder(folder: Any) -> Path:
@@ -254,7 +303,7 @@ def _describe_accumulation(recipe: Recipe) -> tuple[str, ...]:
     return (
         f"train.accumulate = {count} averages the gradients of {count} batches, and {type(loss).__name__} compares the "
         f"samples of one batch only: it sees no more negatives than before, unlike a batch {count} times as large. "
-        "Raise batch.classes or batch.size where memory allows; gradient caching is the way to a larger batch in less",
+        "Raise batch.classes or batch.size instead, with gradient caching (batch.cached = 64) where memory is short",
     )
 
 
@@ -267,23 +316,31 @@ def _fit_in_folder(
     callbacks: Sequence[Callback],
     selection: Selection | None = None,
     on_note: Callable[[str], None] = lambda note: None,
+    ranks: Ranks = ALONE,
 ) -> tuple[int, list[str], bool]:
     """The loop, from the newest checkpoint on: where it started, what was passed over, whether it reached its end."""
     setup, checkpoints = recipe.train, folder / "checkpoints"
     collapse: dict[str, Any] = {"every": setup.log_every, "warmup": setup.warmup, "loss_keys": recipe.loss_keys}
-    saving = Checkpoint(checkpoints, setup.checkpoint_every)
+    saving = Checkpoint(checkpoints, setup.checkpoint_every, writes=ranks.is_first)
     everything = [
         DivergenceGuard(checkpoints, setup.log_every),
         *(() if selection is None else selection.callbacks),
-        JsonLog(folder, setup.log_every),
+        *([JsonLog(folder, setup.log_every)] if ranks.is_first else ()),
         CollapseGuard(setup.collapse_spread, setup.collapse_gap, setup.collapse_patience, **collapse),
         *callbacks,
         StopOnSignal(),
         saving,
     ]
     start, position, passed = saving.restore(method, everything)
+    if start != ranks.broadcast(start):
+        raise RunError(
+            f"rank {ranks.rank} finds the checkpoint of step {start} in {checkpoints}, rank 0 another: put the run on "
+            "a file system that all machines share"
+        )
     if start == 0 and setup.class_vectors == "means":
         start_class_vectors(method, samples.part("train"))
+    if ranks.size > 1:
+        broadcast_tensors(x for part in method.modules.values() for x in (*part.parameters(), *part.buffers()))
     schedule = Schedule(setup.steps, setup.rate, build_shape(setup.schedule, setup.warmup))
     networks = [method.modules[name] for name in method.optimizer.optimizers] if setup.compile else []
     if networks:
@@ -303,21 +360,25 @@ def _train_identification_model(
     samples: Samples,
     callbacks: Sequence[Callback],
     on_note: Callable[[str], None],
+    ranks: Ranks,
 ) -> tuple[np.ndarray, tuple[str, ...], bool]:
     """The first classifier of "just train twice", in a folder of its own, and the training samples it gets wrong."""
     steps = max(1, round(recipe.jtt.first * recipe.train.steps))
     short = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": steps})})
     folder = run.folder / "first"
-    folder.mkdir(exist_ok=True)
-    has_begun = bool(checkpoint.list_checkpoints(folder / "checkpoints"))
-    method, loader = build_method_and_loader(short, samples, fetch=not has_begun)
+    if ranks.is_first:
+        folder.mkdir(exist_ok=True)
+    has_begun = ranks.broadcast(bool(checkpoint.list_checkpoints(folder / "checkpoints")))
+    method, loader = build_method_and_loader(short, samples, fetch=not has_begun, ranks=ranks)
     assert isinstance(method, Supervised)
     assert method.classes is not None
-    _, passed, done = _fit_in_folder(short, folder, method, loader, samples, callbacks, on_note=on_note)
+    more: dict[str, Any] = {"on_note": on_note, "ranks": ranks}
+    _, passed, done = _fit_in_folder(short, folder, method, loader, samples, callbacks, **more)
     part = samples.part("train")
     if not done:
         return np.empty(0, np.int64), tuple(passed), False
     wrong = find_misclassified(method.final_module(), method.final_module("loss"), method.classes, part)
+    wrong = np.asarray(ranks.broadcast(wrong.tolist()), np.int64)
     return wrong, (*passed, describe_error_set(len(wrong), len(part), steps)), True
 
 
@@ -346,22 +407,24 @@ def build_method_and_loader(
     fetch: bool = True,
     allow_import: Sequence[str] = (),
     given: GivenObjects | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[Method, Loader | ForeignLoader]:
     """The method and the loader of a recipe; everything random in them follows from its seed.
 
     ``misclassified`` are positions of training samples that come ``jtt.copies`` more times in an epoch. ``fetch=False``
     asks for no pretrained weights: those of a checkpoint are about to take their place. ``allow_import`` and ``given``
-    are those of `train`.
+    are those of `train`; of several ``ranks``, each has a device and a part of every batch.
     """
     given = given or GivenObjects()
     part = samples.part("train")
     if len(part) == 0:
         raise DataError(f"{recipe.data.source} has no training samples: its split column says so")
-    device = resolve_device(recipe.train.device)
+    device = ranks.choose_device(resolve_device(recipe.train.device))
     if given.loader is not None:
         loader: Loader | ForeignLoader = replace(given.loader, device=device)
     else:
         loader = build_loader(recipe, samples, device, tuples, misclassified, given)
+        loader = replace(loader, share=ranks.share)
     share = _freeze_share(recipe, loader)
     return build_method(recipe, samples, device, fetch, allow_import, given, share), loader
 
@@ -404,11 +467,13 @@ def build_method(
     loss: Any = given.loss
     if loss is None:
         loss = recipe.build_loss(len(classes), model.dim, allow_import)
-    loss = loss.to(device) if isinstance(loss, nn.Module) else loss
+    if isinstance(loss, nn.Module):
+        loss = loss.to(device, torch.float32) if device == "mps" else loss.to(device)  # which has no float64
     keys = ("optimizer", "weight_decay", "backbone_rate", "loss_rate", "clip", "ema", "ema_start")
-    keys += ("freeze", "layer_decay")
+    keys += ("freeze", "layer_decay", "sync_batchnorm")
     options: dict[str, Any] = {key: getattr(setup, key) for key in keys}
     options |= {"precision": precision, "freeze_share": freeze_share, "lora": recipe.build_lora()}
+    options |= {"cached": recipe.batch.cached}
     name = recipe.evaluate.spurious
     # For every method: a column that is not there, or says nothing, is told now and not after training.
     attribute = None if name is None else SpuriousAttribute.from_column(part, name)

@@ -114,6 +114,7 @@ class BatchConfig(Section):
     views: int = Field(1, ge=1, le=8)
     augment: str = "mild"
     workers: int = Field(0, ge=0)  # processes that decode; 0 when the images fit into memory
+    cached: int = Field(0, ge=0)  # samples of a micro-batch, in which networks run by gradient caching; 0: all at once
     queue: int = Field(0, ge=0)  # past embeddings that a batch is compared with too; 0 for none
     queue_encoder: Literal["same", "momentum"] = "same"  # whose: of the network, or of a moving average of it
     queue_momentum: float = Field(0.999, ge=0, lt=1)  # how much of that average stays in a step
@@ -152,6 +153,7 @@ class TrainConfig(Section):
     distill_temperature: float = Field(0.1, gt=0)  # of both similarities
     compile: bool = False  # what networks compute in training, by torch.compile
     cuda_graph: bool = False  # whether like steps are recorded once, and replayed in one launch
+    sync_batchnorm: bool = True  # over ranks, where several train; else each normalizes its own rows
     accumulate: int = Field(1, ge=1)  # batches in a step; their gradients are averaged
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
@@ -206,6 +208,9 @@ class EvaluateConfig(Section):
     ks: list[Annotated[int, Field(ge=1)]] = Field([1, 2, 4, 8], min_length=1)
     baselines: bool = True  # also raw inputs and the untrained network
     spurious: str | None = None  # a column that a model may fall for: background, color, device
+    question: Literal["auto", "closed-set", "retrieval", "verification"] = (
+        "auto"  # what leads, see evaluate.run.question
+    )
     probe: bool | None = None  # probes of frozen features; None: of closed sets, of two-encoder and jtt, with spurious
     probe_samples: int = Field(5000, ge=10)  # of the training split, that probes are fitted on at most
 

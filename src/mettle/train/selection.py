@@ -11,6 +11,9 @@ from typing import Any, Protocol
 from mettle.data.dataset import Samples
 from mettle.errors import DataError, InputError
 from mettle.train.callbacks import BestCheckpoint, Callback, Direction, EarlyStopping, Validation
+from mettle.train.ranks.session import Ranks
+
+ALONE = Ranks()
 
 
 class Score(Protocol):
@@ -73,6 +76,7 @@ def build_selection(
     every: int | None = None,
     patience: int | None = None,
     on_note: Callable[[str], None] = lambda note: None,
+    ranks: Ranks = ALONE,
 ) -> Selection:
     """The callbacks of a run that is validated on some samples.
 
@@ -84,6 +88,7 @@ def build_selection(
         every: steps between validations; None for every epoch.
         patience: validations without a better value that end the run; None never.
         on_note: called with a line for each value that is not finite.
+        ranks: of these the first measures and saves.
 
     Raises:
         DataError: there are no samples.
@@ -97,7 +102,8 @@ def build_selection(
     if patience is not None and select is None:
         raise InputError("patience= needs select=, the metric that has to improve")
     names = () if select is None else (select,)
-    validation = Validation(lambda model: score(model, samples, names), every, on_note=on_note)
+    measure = ranks.call_on_first(lambda model: {k: float(v) for k, v in score(model, samples, names).items()})
+    validation = Validation(measure, every, on_note=on_note)
     if select is None:
         return Selection(validation)
     if not callable(getattr(score, "direction", None)):
@@ -106,7 +112,7 @@ def build_selection(
             "mettle.evaluate.ValidationScore has"
         )
     direction = score.direction(select)
-    best = BestCheckpoint(checkpoints, select, direction)
+    best = BestCheckpoint(checkpoints, select, direction, writes=ranks.is_first)
     return Selection(validation, best, None if patience is None else EarlyStopping(select, direction, patience))
 
 

@@ -49,6 +49,8 @@ def explain_unrecordable(method: Method) -> str | None:
         return "the optimizer is not a fused one (Adam, AdamW or SGD)"
     if optimizer.scaler.is_enabled():
         return "float16 scales losses on the host: use bfloat16 or float32"
+    if method.settings.cached:
+        return "gradient caching replays random numbers, whose state is kept on the host"
     if not isinstance(method, Supervised):
         return f"{type(method).__name__} decides things on the host in every step"
     if (
@@ -86,6 +88,9 @@ class StepRecorder:
     def step(self, batches: Sequence[Batch], lrs: Mapping[str, float], fraction_done: float) -> StepResult | None:
         """One optimization step; None where it has to be made as ever."""
         if self.is_off or len(batches) != 1 or self.method.must_read(fraction_done):
+            return None
+        if batches[0].rank_rows is not None:
+            self._give_up("several ranks share a batch")
             return None
         batch, stage = batches[0], self.method.find_stage(fraction_done)
         if batch.target is not None or batch.weight is not None:

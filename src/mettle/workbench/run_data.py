@@ -16,7 +16,7 @@ from mettle.data.dataset import Column, Samples
 from mettle.errors import DataError, MettleError
 from mettle.evaluate.diagnostics.label_errors import Suspects, difficulty, label_errors
 from mettle.evaluate.groups import bands
-from mettle.evaluate.run.scenarios import Scenario, scenarios
+from mettle.evaluate.run.scenarios import Scenario, list_scenarios
 from mettle.evaluate.scoring.cosine import Unit
 from mettle.model import embed
 from mettle.report.metric_tables import metric_cells
@@ -70,7 +70,7 @@ class RunData:
     @cached_property
     def scenario(self) -> Scenario:
         """How samples are paired: the hardest scenario that the data allow, as in the metrics."""
-        return scenarios(self.samples)[-1]
+        return list_scenarios(self.samples)[-1]
 
     @cached_property
     def suspects(self) -> Suspects:

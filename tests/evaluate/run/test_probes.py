@@ -57,13 +57,15 @@ def test_every_number_is_that_of_an_own_fit():
     scores = {c: (said(c, f["train"], y["train"], f["val"]) == y["val"]).mean() for c in linear_probe.STRENGTHS}
     best = max(scores, key=scores.get)
     right = said(best, f["train"], y["train"], f["test"]) == y["test"]
-    found = probes.probes(setup(), samples, {"model": model})
+    found = probes.evaluate_probes(setup(), samples, {"model": model})
     one = found["labels"]["encoders"]["model"]
     assert (one["strength"], one["chosen_on"]) == (best, "the validation split")
     assert one["linear"]["accuracy"] == pytest.approx(right.mean())
     by_class = {name: right[y["test"] == name].mean() for name in np.unique(y["test"])}
     worst = min(by_class, key=by_class.get)
-    assert one["linear"]["worst_class"] == {"name": worst, "accuracy": pytest.approx(by_class[worst])}
+    told = one["linear"]["worst_class"]
+    assert (told["name"], told["accuracy"]) == (worst, pytest.approx(by_class[worst]))
+    assert told["interval"]["low"] <= told["accuracy"] <= told["interval"]["high"]
     place = parts["test"].groups["place"].values()
     for row in one["groups"]["place"]:
         inside = place == row["name"]
@@ -97,20 +99,20 @@ def test_strength_is_never_chosen_on_the_test_split():
 
 
 def test_without_a_validation_split_a_tenth_of_training_chooses():
-    found = probes.probes(setup(), table(val=False), {"model": network()})
+    found = probes.evaluate_probes(setup(), table(val=False), {"model": network()})
     one = found["labels"]["encoders"]["model"]
     assert one["chosen_on"] == "a tenth of the training split" and one["strength"] in linear_probe.STRENGTHS
 
 
 def test_two_encoders_are_compared_on_the_attribute():
     samples = table(classes=8)
-    found = probes.probes(setup(), samples, {"E_d": network(0), "E_b": network(1, width=1)})["attribute"]
+    found = probes.evaluate_probes(setup(), samples, {"E_d": network(0), "E_b": network(1, width=1)})["attribute"]
     d, b = (found["encoders"][name]["linear"]["accuracy"] for name in ("E_d", "E_b"))
     assert found["gap"]["value"] == pytest.approx(d - b)
     assert found["gap"]["interval"]["low"] <= d - b <= found["gap"]["interval"]["high"]
-    same = probes.probes(setup(), samples, {"E_d": network(0), "E_b": network(0)})["attribute"]
+    same = probes.evaluate_probes(setup(), samples, {"E_d": network(0), "E_b": network(0)})["attribute"]
     assert same["gap"]["value"] == 0
-    text = " | ".join(probes.lines({"labels": {"status": "ok", "encoders": {}}, "attribute": found}))
+    text = " | ".join(probes.describe_probes({"labels": {"status": "ok", "encoders": {}}, "attribute": found}))
     assert "E_d − E_b" in text and f"{100 * (d - b):+.1f} points" in text
 
 
@@ -119,17 +121,17 @@ def test_an_open_set_has_no_label_probe_but_an_attribute_can_be_read():
     unseen = samples.label.values() == "wren"
     split = np.where(unseen, 2, np.where(samples.split == 2, 0, samples.split))
     opened = Samples.of(samples.inputs, samples.label, groups=dict(samples.groups), split=split)
-    found = probes.probes(setup(), opened, {"model": network()})
+    found = probes.evaluate_probes(setup(), opened, {"model": network()})
     assert found["labels"] == {"status": "not applicable (open set): no test identity was trained on"}
     assert found["attribute"]["status"] == "ok" and found["attribute"]["left_out"] == 0
-    assert "not applicable (open set)" in probes.lines(found)[0]
+    assert "not applicable (open set)" in probes.describe_probes(found)[0]
 
 
 def test_test_samples_of_unknown_classes_and_groups_are_left_out_and_counted():
     samples = table(classes=4)
     keep = ~((samples.split < 2) & (samples.label.values() == "wren"))
     part = samples.where(keep)
-    found = probes.probes(setup(), part, {"model": network()})["labels"]
+    found = probes.evaluate_probes(setup(), part, {"model": network()})["labels"]
     wrens = int((part.part("test").label.values() == "wren").sum())
     assert found["left_out"] == wrens > 0 and found["tested_on"] == len(part.part("test")) - wrens
 
@@ -137,16 +139,16 @@ def test_test_samples_of_unknown_classes_and_groups_are_left_out_and_counted():
 def test_a_missing_column_and_a_column_of_one_group_are_refused():
     samples = table()
     with pytest.raises(DataError, match="no column 'palce'"):
-        probes.probes(setup(spurious="palce"), samples, {"model": network()})
+        probes.evaluate_probes(setup(spurious="palce"), samples, {"model": network()})
     one = samples.where((samples.split != 0) | (samples.groups["place"].values() == "land"))
     with pytest.raises(DataError, match=r"one group only in training \('land'\).*evaluate\.spurious"):
-        probes.probes(setup(), one, {"model": network()})
+        probes.evaluate_probes(setup(), one, {"model": network()})
     late = samples.where((samples.split != 2) | (samples.groups["place"].values() == "land"))
-    found = probes.probes(setup(), late, {"model": network()})
+    found = probes.evaluate_probes(setup(), late, {"model": network()})
     assert "one group only in the test split" in found["attribute"]["status"]
     assert found["labels"]["status"] == "ok"
     with pytest.raises(DataError, match="no training or no test split"):
-        probes.probes(setup(), samples.where(samples.split == 2), {"model": network()})
+        probes.evaluate_probes(setup(), samples.where(samples.split == 2), {"model": network()})
 
 
 def test_a_dead_feature_row_counts_as_wrong():
@@ -161,12 +163,12 @@ def test_a_dead_feature_row_counts_as_wrong():
 
 def test_thinning_keeps_every_class_and_its_share():
     labels = np.repeat([0, 1, 2], [9000, 900, 3])
-    kept = labels[probes.thinned(labels, 1000)]
+    kept = labels[probes.subsample_per_class(labels, 1000)]
     assert len(kept) == 1000
     assert np.bincount(kept)[2] >= 1
     assert np.bincount(kept)[0] / np.bincount(kept)[1] == pytest.approx(10, rel=0.05)
-    assert np.array_equal(probes.thinned(labels, 10**6), np.arange(len(labels)))
-    assert len(np.unique(probes.thinned(labels, 1000))) == 1000
+    assert np.array_equal(probes.subsample_per_class(labels, 10**6), np.arange(len(labels)))
+    assert len(np.unique(probes.subsample_per_class(labels, 1000))) == 1000
 
 
 def test_when_probes_are_made():
@@ -174,11 +176,11 @@ def test_when_probes_are_made():
     apart = np.where(opened.labels < 3, 0, 2)
     opened = Samples.of(opened.inputs, opened.label, split=apart)
     wcl, supcon = load("wcl"), load("supcon")
-    assert probes.wanted(wcl, opened) and probes.wanted(wcl, shut) and probes.wanted(supcon, shut)
-    assert not probes.wanted(supcon, opened)
-    assert probes.wanted(load("supcon", ["evaluate.spurious=place"]), opened)
-    assert probes.wanted(load("supcon", ["evaluate.probe=true"]), opened)
-    assert not probes.wanted(load("wcl", ["evaluate.probe=false"]), shut)
+    assert probes.wants_probes(wcl, opened) and probes.wants_probes(wcl, shut) and probes.wants_probes(supcon, shut)
+    assert not probes.wants_probes(supcon, opened)
+    assert probes.wants_probes(load("supcon", ["evaluate.spurious=place"]), opened)
+    assert probes.wants_probes(load("supcon", ["evaluate.probe=true"]), opened)
+    assert not probes.wants_probes(load("wcl", ["evaluate.probe=false"]), shut)
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +209,7 @@ def test_a_run_writes_its_probes(finished):
     assert list(kept["labels"]["encoders"]) == ["E_d", "E_b"] and kept["labels"]["status"] == "ok"
     assert kept["attribute"]["name"] == "place" and "gap" in kept["attribute"]
     assert kept == json.loads(json.dumps(found.metrics["probe"]))
-    alone = probes.probes(finished.run.recipe.evaluate, finished.samples, {"E_d": finished.run.model()})
+    alone = probes.evaluate_probes(finished.run.recipe.evaluate, finished.samples, {"E_d": finished.run.model()})
     assert kept["labels"]["encoders"]["E_d"] == json.loads(json.dumps(alone["labels"]["encoders"]["E_d"]))
 
 
@@ -217,4 +219,4 @@ def test_other_data_without_the_column_are_measured_all_the_same(finished):
     found = evaluate_run(finished.run, bare, own_data=False, write=False)
     assert "no column 'place'" in found.metrics["probe"]["labels"]["status"]
     with pytest.raises(DataError, match="no column 'place'"):
-        probes.probes(finished.run.recipe.evaluate, bare, {"model": finished.model})
+        probes.evaluate_probes(finished.run.recipe.evaluate, bare, {"model": finished.model})

@@ -7,7 +7,7 @@ from mettle.data.dataset import Samples
 from mettle.data.inputs import FeatureArray
 from mettle.errors import InputError
 from mettle.evaluate import retrieval
-from mettle.evaluate.run.scenarios import judge
+from mettle.evaluate.run.scenarios import evaluate_scenarios
 
 
 def people(seed: int, n: int = 90):
@@ -44,16 +44,16 @@ def test_candidates_are_those_of_the_domain(seed, which, k):
 def test_a_test_split_with_domains_says_what_its_names_say():
     x, y, where = people(7)
     samples = Samples.of(FeatureArray(x.astype(np.float32)), y, domain=where)
-    judged = judge(x, samples, (1, 2))
-    assert judged.retrievals["in-domain"].recall[1] == pytest.approx(by_hand(x, y, where, 1, "within").mean())
-    assert judged.retrievals["cross-domain"].recall[1] == pytest.approx(by_hand(x, y, where, 1, "across").mean())
+    results = evaluate_scenarios(x, samples, (1, 2))
+    assert results.retrievals["in-domain"].recall[1] == pytest.approx(by_hand(x, y, where, 1, "within").mean())
+    assert results.retrievals["cross-domain"].recall[1] == pytest.approx(by_hand(x, y, where, 1, "across").mean())
 
 
 def test_a_small_domain_leaves_the_k_that_it_has_candidates_for():
     x, y, where = people(3)
     where[:3], y[:3] = 9, 2  # three samples of one person, alone in their domain
     samples = Samples.of(FeatureArray(x.astype(np.float32)), y, domain=where)
-    found = judge(x, samples, (1, 2, 4, 8)).retrievals
+    found = evaluate_scenarios(x, samples, (1, 2, 4, 8)).retrievals
     assert list(found["in-domain"].recall) == [1, 2] and list(found["cross-domain"].recall) == [1, 2, 4, 8]
 
 

@@ -17,7 +17,7 @@ from mettle.evaluate.scoring.cuda_passes import Passes, candidates, slack
 from mettle.evaluate.scoring.histogram import counted
 from mettle.evaluate.scoring.pair_tiles import Design
 from mettle.evaluate.scoring.rank_parts import merge_windows, pack_windows
-from mettle.pairs.distributed import Ranks
+from mettle.pairs.distributed import RankGroup
 
 from .test_histogram import clusters, same
 
@@ -72,7 +72,7 @@ def test_the_rows_of_all_ranks_are_those_of_one_process(monkeypatch, room):
     design = Design.of(verification(x, y).source.probe, None, "all", 32)
     bins, windows = Even(-1.0, 1.0), [(-0.2, 0.3), (0.6, 0.7)]
     whole = Passes(design, "cpu")
-    parts = [Passes(design, "cpu", Ranks(rank, 3)) for rank in range(3)]
+    parts = [Passes(design, "cpu", RankGroup(rank, 3)) for rank in range(3)]
     assert np.array_equal(sum(part.count(bins) for part in parts), whole.count(bins))
     assert np.array_equal(np.sort(np.concatenate([part.genuine() for part in parts])), whole.genuine())
     merged = merge_windows(windows, [pack_windows(part.walk(windows)) for part in parts])

@@ -13,23 +13,25 @@ from mettle.data.duplicates import train_test_duplicates
 from mettle.errors import DataError, RunError
 from mettle.evaluate.retrieval import Retrieval
 from mettle.evaluate.run import probes
+from mettle.evaluate.run.question import choose_question
 from mettle.evaluate.run.scenarios import (
     PRETRAINED,
     RAW,
     UNTRAINED,
-    Judged,
-    baseline,
-    judge,
-    raw,
-    summary,
-    thresholds,
-    transfer,
+    ScenarioResults,
+    cluster_test_split,
+    embed_raw_inputs,
+    evaluate_baseline,
+    evaluate_scenarios,
+    measure_thresholds,
+    summarize_scenarios,
+    transfer_thresholds,
 )
 from mettle.evaluate.verification import Verification
 from mettle.model import EmbeddingModel, embed
 from mettle.model.embedder import find_device
 from mettle.model.embedding_shards import embed_across_ranks
-from mettle.pairs.distributed import ALONE, Ranks
+from mettle.pairs.distributed import ALONE, RankGroup
 from mettle.rng import permutation
 from mettle.train.from_recipe import build_model
 from mettle.train.run_folder import RunFolder, TrainingIdentities, set_thresholds
@@ -42,21 +44,21 @@ class Evaluation:
     """What was measured, as numbers for the file and as objects for the pictures."""
 
     metrics: dict[str, Any]
-    judged: Judged
+    results: ScenarioResults
     samples: Samples | None = None  # all splits
 
     def __repr__(self) -> str:
-        return f"Evaluation({self.judged.headline.name}: {self.verification!r}, {self.retrieval!r})"
+        return f"Evaluation({self.results.headline.name}: {self.verification!r}, {self.retrieval!r})"
 
     @property
     def verification(self) -> Verification:
         """That of the hardest scenario there is: cross-domain before in-domain."""
-        return self.judged.verifications[self.judged.headline.name]
+        return self.results.verifications[self.results.headline.name]
 
     @property
     def retrieval(self) -> Retrieval:
         """That of the hardest scenario there is."""
-        return self.judged.retrievals[self.judged.headline.name]
+        return self.results.retrievals[self.results.headline.name]
 
 
 def evaluate_run(
@@ -107,48 +109,53 @@ def evaluate_run(
     if len(test) == 0:
         raise DataError(f"{samples.source_name} has no test split: nothing to evaluate on")
     source = run.recipe.data.source if own_data else samples.source_name  # as it was typed, wherever it was found
-    ranks = Ranks.current() if across_ranks else ALONE
+    ranks = RankGroup.current() if across_ranks else ALONE
     shared = {"across_ranks": ranks.size > 1}
-    judged = judge(embed_across_ranks(model, test, ranks), test, setup.ks, fars=setup.fars, **shared)
+    z = embed_across_ranks(model, test, ranks)
+    results = evaluate_scenarios(z, test, setup.ks, fars=setup.fars, **shared)
     metrics: dict[str, Any] = {
         "format": 1,
         "run": run.name,
         "title": run.recipe.title(),
-        "data": {"source": source, "fingerprint": fingerprint, **_protocol(run, samples, same)},
+        "data": {"source": source, "fingerprint": fingerprint, **_describe_protocol(run, samples, same)},
         "weights": run.contract()["weights"],
         **({"selection": run.contract()["selection"]} if "selection" in run.contract() else {}),
-        "scenarios": summary(judged, setup.fars),
+        "scenarios": summarize_scenarios(results, setup.fars),
     }
-    if setup.baselines:
-        metrics["baselines"] = {RAW: baseline(raw(test), test, **shared)}
-        if untrained is None and own_data and run.recipe.foreign_model is None:
-            untrained = build_model(run.recipe, samples)
-        if own_data and untrained is not None:
-            if getattr(untrained, "pretrained", None) is None:
-                z = embed_across_ranks(untrained, test, ranks)
-                metrics["baselines"][UNTRAINED] = baseline(z, test, **shared)
-            else:  # its head is new: what there was before training are the features
-                z = embed_across_ranks(untrained, test, ranks, features=True)
-                metrics["baselines"][PRETRAINED] = baseline(z, test, neighbors=True, **shared)
-        if biased is not None:
-            z = embed_across_ranks(biased, test, ranks)
-            metrics["baselines"]["biased encoder (E_b)"] = baseline(z, test, **shared)
-    if probes.wanted(run.recipe, samples):
+    if setup.baselines and untrained is None and own_data and run.recipe.foreign_model is None:
+        untrained = build_model(run.recipe, samples)
+    before: dict[str, EmbeddingModel] = {}  # the network before training, by the name of that baseline
+    if setup.baselines and own_data and untrained is not None:
+        before = {UNTRAINED if getattr(untrained, "pretrained", None) is None else PRETRAINED: untrained}
+    if probes.wants_probes(run.recipe, samples):
         encoders = {"model": model} if biased is None else {probes.MODEL: model, probes.BIASED: biased}
         try:
-            metrics["probe"] = probes.probes(setup, samples, encoders)
+            metrics["probe"] = probes.evaluate_probes(setup, samples, encoders, before)
         except DataError as error:  # other data may lack what the run's own had: a training split, a column
             if own_data:
                 raise
             metrics["probe"] = {"labels": {"status": f"not measurable: {error}"}}
+    question = choose_question(run.recipe, metrics)
+    metrics["question"] = vars(question)
+    if setup.baselines:
+        near = question.name == "retrieval"
+        metrics["baselines"] = {RAW: evaluate_baseline(embed_raw_inputs(test), test, neighbors=near, **shared)}
+        for name, network in before.items():  # of a pretrained one the head is new: there were features only
+            z = embed_across_ranks(network, test, ranks, features=name == PRETRAINED)
+            metrics["baselines"][name] = evaluate_baseline(z, test, neighbors=near or name == PRETRAINED, **shared)
+        if biased is not None:
+            z = embed_across_ranks(biased, test, ranks)
+            metrics["baselines"]["biased encoder (E_b)"] = evaluate_baseline(z, test, neighbors=near, **shared)
+    if question.name == "retrieval":
+        metrics["clustering"] = cluster_test_split(results)
     if own_data:
-        found = _thresholds(model, samples, judged, setup.fars, is_selected="selection" in metrics)
-        metrics["thresholds"] = {"set": found, "on test": transfer(judged, found)}
+        found = _choose_thresholds(model, samples, results, setup.fars, is_selected="selection" in metrics)
+        metrics["thresholds"] = {"set": found, "on test": transfer_thresholds(results, found)}
         if write:
             ranks.compute_on_first(lambda: set_thresholds(run, found))
     if write:
         ranks.compute_on_first(lambda: write_text(run.folder / "metrics.json", json.dumps(metrics, indent=1)))
-    return Evaluation(metrics, judged, samples)
+    return Evaluation(metrics, results, samples)
 
 
 def split_for_thresholds(samples: Samples) -> Samples:
@@ -159,19 +166,19 @@ def split_for_thresholds(samples: Samples) -> Samples:
     return replace(samples, split=split)
 
 
-def _thresholds(
-    model: EmbeddingModel, samples: Samples, judged: Judged, fars: Sequence[float], *, is_selected: bool
+def _choose_thresholds(
+    model: EmbeddingModel, samples: Samples, results: ScenarioResults, fars: Sequence[float], *, is_selected: bool
 ) -> dict[str, Any]:
     """Operating thresholds, set on the validation identities where there are enough of them."""
     val = samples.part("val")
     people = len(np.unique(val.labels))
     if people > 1 and len(val) > people:
         also = ": they also chose the step whose weights are kept" if is_selected else ""
-        return thresholds(embed(model, val), val, fars, f"validation identities{also}")
-    return thresholds(judged.embeddings, judged.samples, fars, "test identities: optimistic")
+        return measure_thresholds(embed(model, val), val, fars, f"validation identities{also}")
+    return measure_thresholds(results.embeddings, results.samples, fars, "test identities: optimistic")
 
 
-def _protocol(run: RunFolder, samples: Samples, same: bool) -> dict[str, Any]:
+def _describe_protocol(run: RunFolder, samples: Samples, same: bool) -> dict[str, Any]:
     """Whether the test is open-set and cross-domain, and how many identities it has.
 
     Who was trained on is what the run kept; the ``same`` data as in training, split as then, tell it by themselves.
@@ -186,7 +193,7 @@ def _protocol(run: RunFolder, samples: Samples, same: bool) -> dict[str, Any]:
         "training_identities": None if seen is None else len(seen.identities),
         "shared_identities": shared,
         "by_names": not same,  # of other data only names can be compared, and equal ones may be chance
-        "protocol": _called(shared, len(names), same),
+        "protocol": _protocol_title(shared, len(names), same),
     }
     if same:
         facts["copied_samples"] = vars(train_test_duplicates(samples))
@@ -197,7 +204,7 @@ def _protocol(run: RunFolder, samples: Samples, same: bool) -> dict[str, Any]:
     return facts
 
 
-def _called(shared: int | None, tested: int, same: bool) -> str:
+def _protocol_title(shared: int | None, tested: int, same: bool) -> str:
     """What such a test is called."""
     how = "trained on" if same else "trained on, going by names"
     if shared is None:

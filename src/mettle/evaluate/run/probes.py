@@ -26,9 +26,11 @@ CELLS = 24  # (class, group) cells that are all listed; of more, the worst only
 BY_DEFAULT = ("two-encoder", "jtt")  # methods whose claim is about what probes read
 OPEN_SET = "not applicable (open set)"
 MODEL, BIASED = "E_d", "E_b"
+BLOCK = 100  # replicates in memory at a time
+OVER_SAMPLES = f"{bootstrap.METHOD.replace('subject', 'test-sample')}, training side fixed"
 
 
-def wanted(recipe: Recipe, samples: Samples) -> bool:
+def wants_probes(recipe: Recipe, samples: Samples) -> bool:
     """Whether probes belong to the evaluation: as the recipe says, else by its method and its data."""
     setup = recipe.evaluate
     if setup.probe is not None:
@@ -37,13 +39,19 @@ def wanted(recipe: Recipe, samples: Samples) -> bool:
     return recipe.train.method in BY_DEFAULT or setup.spurious is not None or len(shared) > 0
 
 
-def probes(setup: EvaluateConfig, samples: Samples, encoders: Mapping[str, EmbeddingModel]) -> dict[str, Any]:
+def evaluate_probes(
+    setup: EvaluateConfig,
+    samples: Samples,
+    encoders: Mapping[str, EmbeddingModel],
+    baselines: Mapping[str, EmbeddingModel] | None = None,
+) -> dict[str, Any]:
     """All probes of all encoders, ready for JSON.
 
     Args:
         setup: how to evaluate: ``spurious`` names the attribute; without, it is the domain where there is one.
         samples: all splits.
         encoders: by name; the first is the model, a second one is what it is compared with.
+        baselines: by name, what there was before training: only labels are read from these.
 
     Raises:
         DataError: no training samples, no such column, or one group only in a column that was asked for.
@@ -58,21 +66,25 @@ def probes(setup: EvaluateConfig, samples: Samples, encoders: Mapping[str, Embed
         column = samples.column(setup.spurious)
     elif samples.domain is not None:
         column = samples.domain
-    parts["train"] = parts["train"].take(thinned(parts["train"].labels, setup.probe_samples))
+    parts["train"] = parts["train"].take(subsample_per_class(parts["train"].labels, setup.probe_samples))
     seen = {
         name: {part: embed(model, table, features=True) for part, table in parts.items()}
         for name, model in encoders.items()
     }
     found: dict[str, Any] = {"fitted_on": len(parts["train"]), "features": "what the head sees, eval mode"}
-    found["labels"] = _labels(parts, seen, setup.spurious or "domain", column)
+    before = {
+        name: {part: embed(model, table, features=True) for part, table in parts.items()}
+        for name, model in (baselines or {}).items()
+    }
+    found["labels"] = _probe_labels(parts, seen, before, setup.spurious or "domain", column)
     if column is not None:
-        found["attribute"] = _attribute(
+        found["attribute"] = _probe_attribute(
             parts, seen, setup.spurious or "domain", column.names, setup.spurious is not None
         )
     return found
 
 
-def thinned(labels: np.ndarray, most: int) -> np.ndarray:
+def subsample_per_class(labels: np.ndarray, most: int) -> np.ndarray:
     """At most so many positions: some of every class, and as large a share of each as of the others."""
     if len(labels) <= most:
         return np.arange(len(labels))
@@ -84,8 +96,13 @@ def thinned(labels: np.ndarray, most: int) -> np.ndarray:
     return np.sort(mixed[np.lexsort((place[mixed], share))[:most]])
 
 
-def _labels(parts: Mapping[str, Samples], seen: Mapping, name: str, column: Column | None) -> dict[str, Any]:
-    """Top-1, worst class and groups of every encoder, on test samples of trained identities."""
+def _probe_labels(
+    parts: Mapping[str, Samples], seen: Mapping, before: Mapping, name: str, column: Column | None
+) -> dict[str, Any]:
+    """Top-1, worst class and groups of every encoder, on test samples of trained identities.
+
+    The classes are given, so what another test would change are its samples: those are resampled for all intervals.
+    """
     codes = {part: table.labels for part, table in parts.items()}
     known = np.isin(codes["test"], codes["train"])
     if not known.any():
@@ -93,21 +110,31 @@ def _labels(parts: Mapping[str, Samples], seen: Mapping, name: str, column: Colu
     if len(np.unique(codes["train"])) < 2:
         return {"status": "not measurable: one class only"}
     found: dict[str, Any] = {"status": "ok", "tested_on": int(known.sum()), "left_out": int((~known).sum())}
-    readings, refused = _readings(seen, codes)
+    readings, refused = _fit_all(seen, codes)
     if refused:
         return {"status": refused}
     label_names = parts["test"].label.names
     found["encoders"] = {}
     for encoder, one in readings.items():
-        told = _told(one, label_names)
-        told["groups"] = by_group(one, parts["test"])
+        told = _summarize_fit(one, label_names)
+        told["linear"]["worst_class"]["interval"] = interval_over_samples(one.correct, one.labels)
+        told["groups"] = accuracy_by_group(one, parts["test"])
         if column is not None:
-            told["worst_group"] = cells(one, parts, name)
+            told["worst_group"] = worst_class_group(one, parts, name)
         found["encoders"][encoder] = told
-    return found | _gap(readings, parts["test"])
+    model = next(iter(readings.values()))
+    group = None if column is None else class_group_codes(model, parts, name)
+    found |= _paired_gap(readings, None)
+    if before:
+        fitted, _ = _fit_all(before, codes)  # one that cannot be fitted is no baseline
+        found["baselines"] = {
+            other: {"accuracy": float(one.correct.mean()), "gain": compare_probes(model, one, group)}
+            for other, one in fitted.items()
+        }
+    return found
 
 
-def _attribute(
+def _probe_attribute(
     parts: Mapping[str, Samples], seen: Mapping, name: str, names: tuple[str, ...], asked: bool
 ) -> dict[str, Any]:
     """How well an attribute can be read, on test samples with a value that training has."""
@@ -121,7 +148,7 @@ def _attribute(
             if asked and where == "training":
                 raise DataError(f"{why}. Leave evaluate.spurious out, or name another column")
             return {"name": name, "status": f"not measurable: {why}"}
-    readings, refused = _readings(seen, codes)
+    readings, refused = _fit_all(seen, codes)
     if refused:
         return {"name": name, "status": refused}
     _, counts = np.unique(codes["test"][known], return_counts=True)
@@ -132,12 +159,12 @@ def _attribute(
         "left_out": int((~known).sum()),
         "groups": [names[code] for code in np.unique(codes["test"][known])],
         "largest_group": float(counts.max() / counts.sum()),
-        "encoders": {encoder: _told(one, names) for encoder, one in readings.items()},
-        **_gap(readings, parts["test"]),
+        "encoders": {encoder: _summarize_fit(one, names) for encoder, one in readings.items()},
+        **_paired_gap(readings, parts["test"].labels),
     }
 
 
-def _readings(seen: Mapping, codes: Mapping[str, np.ndarray]) -> tuple[dict[str, Reading], str]:
+def _fit_all(seen: Mapping, codes: Mapping[str, np.ndarray]) -> tuple[dict[str, Reading], str]:
     """What the probe of every encoder reads, or why one of them cannot be trusted: encoders are compared."""
     found = {}
     for encoder, z in seen.items():
@@ -148,24 +175,30 @@ def _readings(seen: Mapping, codes: Mapping[str, np.ndarray]) -> tuple[dict[str,
     return found, ""
 
 
-def by_group(one: Reading, test: Samples) -> dict[str, list[dict[str, Any]]]:
+def accuracy_by_group(one: Reading, test: Samples) -> dict[str, list[dict[str, Any]]]:
     """Accuracy by every column with few values."""
     found = {}
     for name, column in test.columns().items():
         codes = column.codes[one.rows]
         values = np.unique(codes)
         if 2 <= len(values) <= SLICES:
-            found[name] = [{"name": column.names[value], **_means(one, codes == value)} for value in values]
+            found[name] = [{"name": column.names[value], **_mean_accuracies(one, codes == value)} for value in values]
     return found
 
 
-def cells(one: Reading, parts: Mapping[str, Samples], name: str) -> dict[str, Any]:
+def class_group_codes(one: Reading, parts: Mapping[str, Samples], name: str) -> np.ndarray:
+    """Which (class, group) each tested sample belongs to, numbered in order."""
+    test = parts["test"]
+    pair = np.column_stack([test.labels[one.rows], test.column(name).codes[one.rows]])
+    return np.unique(pair, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def worst_class_group(one: Reading, parts: Mapping[str, Samples], name: str) -> dict[str, Any]:
     """The worst (class, group), and the mean over all of them as common as they are in training."""
     test, column = parts["test"], parts["test"].column(name)
-    pair = np.column_stack([test.labels[one.rows], column.codes[one.rows]])
-    kinds, at = np.unique(pair, axis=0, return_inverse=True)
-    at = at.reshape(-1)
-    means = np.bincount(at, weights=one.probe.linear.correct) / np.bincount(at)
+    at = class_group_codes(one, parts, name)
+    kinds = np.unique(np.column_stack([test.labels[one.rows], column.codes[one.rows]]), axis=0)
+    means = np.bincount(at, weights=one.correct) / np.bincount(at)
     sizes = np.bincount(at)
     rows = [
         {"class": test.label.names[y], "group": column.names[g], "samples": int(n), "linear": float(m)}
@@ -176,15 +209,81 @@ def cells(one: Reading, parts: Mapping[str, Samples], name: str) -> dict[str, An
     common = np.array([(train == kind).all(axis=1).sum() for kind in kinds], float)
     adjusted = float(common @ means / common.sum()) if common.sum() else None
     found = {"by": name, **rows[worst], "smallest": int(sizes.min()), "groups": len(rows), "adjusted": adjusted}
+    found["interval"] = interval_over_samples(one.correct, at)
     return found | ({"cells": rows} if len(rows) <= CELLS else {})
 
 
-def _means(one: Reading, inside: np.ndarray) -> dict[str, Any]:
+def lowest_means(correct: np.ndarray, groups: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """(b,) the mean of the worst group in every replicate, whichever group that is there.
+
+    Args:
+        correct: (n,) 1 or 0 for each sample.
+        groups: (n,) which group each sample belongs to.
+        weights: (b, n) how often each sample is in a replicate.
+    """
+    order = np.argsort(groups, kind="stable")
+    starts = np.unique(groups[order], return_index=True)[1]
+    found = np.empty(len(weights))
+    for start in range(0, len(weights), BLOCK):
+        part = weights[start : start + BLOCK].T[order].astype(np.float64)
+        counts = np.add.reduceat(part, starts)
+        right = np.add.reduceat(part * correct[order, None], starts)
+        found[start : start + BLOCK] = np.where(counts > 0, right / np.maximum(counts, 1), np.inf).min(axis=0)
+    return found
+
+
+def interval_over_samples(correct: np.ndarray, groups: np.ndarray) -> dict[str, Any] | None:
+    """The interval of the worst group's mean, test samples resampled and the worst group found anew; None: too few."""
+
+    def interval() -> bootstrap.Interval:
+        weights = bootstrap.draw(len(correct), bootstrap.REPLICATES, 0)
+        drawn = lowest_means(correct, groups, weights)
+        point = float(lowest_means(correct, groups, np.ones((1, len(correct)), np.int8))[0])
+        _, sizes = np.unique(groups, return_counts=True)
+        return bootstrap.of_rate(drawn, point, weights, 0.95, 0, OVER_SAMPLES, rate=int(sizes.min()))
+
+    return bootstrap.stated(interval)
+
+
+def compare_probes(first: Reading, second: Reading, group: np.ndarray | None = None) -> dict[str, Any]:
+    """What one encoder's probe reads more than another's, on the same test samples, with paired intervals over samples.
+
+    Returns:
+        ``top_1`` and ``worst_class``, and ``worst_group`` where groups are given; each has ``first``, ``second``,
+        ``difference`` and its ``interval``, None where there are too few samples.
+    """
+    if not np.array_equal(first.rows, second.rows):
+        raise DataError("two probes are compared on the same test samples: these were tested on others")
+    return compare_correct(first.correct, second.correct, first.labels, group)
+
+
+def compare_correct(
+    first: np.ndarray, second: np.ndarray, labels: np.ndarray, group: np.ndarray | None = None
+) -> dict[str, Any]:
+    """The same of two classifiers, given which of the same test samples each gets right: (n,) 1 or 0."""
+    slices = {"top_1": np.zeros(len(labels), np.int64), "worst_class": labels}
+    if group is not None:
+        slices["worst_group"] = group
+    found = {}
+    for name, kinds in slices.items():
+        whole = np.ones((1, len(labels)), np.int8)
+        a, b = (float(lowest_means(one, kinds, whole)[0]) for one in (first, second))
+
+        def interval(kinds: np.ndarray = kinds, difference: float = a - b) -> bootstrap.Interval:
+            weights = bootstrap.draw(len(labels), bootstrap.REPLICATES, 0)
+            drawn = lowest_means(first, kinds, weights) - lowest_means(second, kinds, weights)
+            return bootstrap.percentile(drawn, difference, weights, 0.95, 0, f"paired {OVER_SAMPLES}")
+
+        found[name] = {"first": a, "second": b, "difference": a - b, "interval": bootstrap.stated(interval)}
+    return found
+
+
+def _mean_accuracies(one: Reading, inside: np.ndarray) -> dict[str, Any]:
     linear, knn = (getattr(one.probe, kind).correct[inside] for kind in ("linear", "knn"))
     return {"samples": int(inside.sum()), "linear": float(linear.mean()), "knn": float(knn.mean())}
 
 
-def _told(one: Reading, names: tuple[str, ...]) -> dict[str, Any]:
+def _summarize_fit(one: Reading, names: tuple[str, ...]) -> dict[str, Any]:
     """The numbers of a probe, its worst class by name."""
     found = one.probe.summary()
     for kind in ("linear", "knn"):
@@ -193,25 +292,30 @@ def _told(one: Reading, names: tuple[str, ...]) -> dict[str, Any]:
     return {**found, "strength": one.strength, "chosen_on": one.chosen_on}
 
 
-def _gap(readings: Mapping[str, Reading], test: Samples) -> dict[str, Any]:
-    """How much more the linear probe reads from the first encoder than from the second, identities resampled."""
+def _paired_gap(readings: Mapping[str, Reading], subjects: np.ndarray | None) -> dict[str, Any]:
+    """How much more the linear probe reads from the first encoder than from the second.
+
+    ``subjects`` are the identities of the test split, which are resampled; None resamples test samples.
+    """
     if len(readings) < 2:
         return {}
     first, second = list(readings.values())[:2]
-    gains = first.probe.linear.correct - second.probe.linear.correct
-    who, at = np.unique(test.labels[first.rows], return_inverse=True)
+    gains = first.correct - second.correct
+    units = np.arange(len(gains)) if subjects is None else subjects[first.rows]
+    who, at = np.unique(units, return_inverse=True)
+    method = OVER_SAMPLES if subjects is None else f"{bootstrap.METHOD}, training side fixed"
     point = float(gains.mean())
 
     def interval() -> bootstrap.Interval:
         weights = bootstrap.draw(len(who), bootstrap.REPLICATES, 0)
         totals, counts = np.bincount(at.reshape(-1), weights=gains), np.bincount(at.reshape(-1))
         drawn = bootstrap.sums(weights, totals) / bootstrap.sums(weights, counts)
-        return bootstrap.percentile(drawn, point, weights, 0.95, 0, bootstrap.METHOD + ", training side fixed")
+        return bootstrap.percentile(drawn, point, weights, 0.95, 0, f"paired {method}")
 
     return {"gap": {"value": point, "interval": bootstrap.stated(interval)}}
 
 
-def lines(found: Mapping[str, Any] | None) -> list[str]:
+def describe_probes(found: Mapping[str, Any] | None) -> list[str]:
     """The probes in words, a line each, for a terminal."""
     if not found:
         return []
@@ -224,9 +328,8 @@ def lines(found: Mapping[str, Any] | None) -> list[str]:
             told.append(f"probe for {title}: {target['status']}")
             continue
         for encoder, one in target["encoders"].items():
-            text = (
-                f"probe for {title}, {encoder}: top-1 {one['linear']['accuracy']:.1%}{_ends(one['linear']['interval'])}"
-            )
+            extent = _format_interval(one["linear"]["interval"])
+            text = f"probe for {title}, {encoder}: top-1 {one['linear']['accuracy']:.1%}{extent}"
             text += f", kNN {one['knn']['accuracy']:.1%}"
             if title == "labels":
                 worst = one["linear"]["worst_class"]
@@ -240,11 +343,14 @@ def lines(found: Mapping[str, Any] | None) -> list[str]:
         if "gap" in target:
             gap = target["gap"]
             a, b = list(target["encoders"])[:2]
-            told.append(f"probe for {title}, {a} − {b}: {100 * gap['value']:+.1f} points{_ends(gap['interval'], 100)}")
+            told.append(
+                f"probe for {title}, {a} − {b}: {100 * gap['value']:+.1f} points"
+                f"{_format_interval(gap['interval'], 100)}"
+            )
     return told
 
 
-def _ends(interval: Mapping[str, Any] | None, points: int = 0) -> str:
+def _format_interval(interval: Mapping[str, Any] | None, points: int = 0) -> str:
     if not interval:
         return f" ({bootstrap.TOO_FEW})"
     low, high = interval["low"], interval["high"]

@@ -20,6 +20,8 @@ from mettle.data.dataset import Samples
 from mettle.data.transforms import to_input_tensor
 from mettle.errors import DataError, MettleError
 from mettle.evaluate import inputs, roc
+from mettle.evaluate.audit import PAIRED, affordable
+from mettle.evaluate.clustering import clustering
 from mettle.evaluate.inputs import Numbers, Wholes
 from mettle.evaluate.retrieval import Retrieval, retrieval
 from mettle.evaluate.verification import Verification, verification
@@ -49,7 +51,7 @@ class Scenario:
         given |= {"exclude_same_domain": apart, "only_same_domain": together, "across_ranks": across_ranks}
         return retrieval(**given, k=ks)
 
-    def fewest(self, samples: Samples) -> int:
+    def fewest_candidates(self, samples: Samples) -> int:
         """Candidates of the query that has fewest among those with a right one."""
         if self.gallery is not None or self.trials == "all" or samples.domain is None:
             return len(self.probe) - 1 if self.gallery is None else len(self.gallery)
@@ -75,7 +77,7 @@ class Scenario:
         return found
 
 
-def scenarios(samples: Samples) -> tuple[Scenario, ...]:
+def list_scenarios(samples: Samples) -> tuple[Scenario, ...]:
     """How the samples of a test split can be paired; the hardest way comes last."""
     query, gallery = np.flatnonzero(samples.role == 1), np.flatnonzero(samples.role == 2)
     everything = np.arange(len(samples))
@@ -93,7 +95,7 @@ def scenarios(samples: Samples) -> tuple[Scenario, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class ScenarioResults:
     """Everything measured on one set of embeddings."""
 
     samples: Samples
@@ -108,52 +110,69 @@ class Judged:
         return self.scenarios[-1]
 
 
-def judge(
+def evaluate_scenarios(
     z: np.ndarray, samples: Samples, ks: Wholes = (1, 2, 4, 8), *, fars: Numbers = (), across_ranks: bool = False
-) -> Judged:
+) -> ScenarioResults:
     """Verification and retrieval in every scenario that the samples allow.
 
     ``across_ranks``: all ranks make this call and share the pairs; ``fars`` are rates that are then looked up together.
     """
     if len(samples) == 0:
         raise DataError("the test split is empty: give the data a test split, or let data.test hold out identities")
-    ways, chosen = scenarios(samples), inputs.wholes(ks, "ks")
-    verifications = {way.name: way.verification(z, samples, across_ranks) for way in ways}
+    paired, chosen = list_scenarios(samples), inputs.wholes(ks, "ks")
+    verifications = {scenario.name: scenario.verification(z, samples, across_ranks) for scenario in paired}
     if across_ranks:
         for v in verifications.values():
             v.look_at(fars)
+    possible = {scenario.name: _possible_ks(chosen, scenario.fewest_candidates(samples)) for scenario in paired}
     retrievals = {
-        way.name: way.retrieval(z, samples, _possible(chosen, way.fewest(samples)), across_ranks) for way in ways
+        scenario.name: scenario.retrieval(z, samples, possible[scenario.name], across_ranks) for scenario in paired
     }
-    return Judged(samples, z, ways, verifications, retrievals)
+    return ScenarioResults(samples, z, paired, verifications, retrievals)
 
 
-def summary(judged: Judged, fars: Numbers) -> dict[str, Any]:
+def summarize_scenarios(results: ScenarioResults, fars: Numbers) -> dict[str, Any]:
     """All numbers of all scenarios, with intervals, ready for JSON."""
     rates = inputs.rates(fars)
     return {
-        way.name: {
-            "title": way.title,
-            "verification": judged.verifications[way.name].summary(rates),
-            "retrieval": judged.retrievals[way.name].summary(),
+        scenario.name: {
+            "title": scenario.title,
+            "verification": results.verifications[scenario.name].summary(rates),
+            "retrieval": results.retrievals[scenario.name].summary(),
         }
-        for way in judged.scenarios
+        for scenario in results.scenarios
     }
 
 
-def baseline(z: np.ndarray, samples: Samples, *, neighbors: bool = False, across_ranks: bool = False) -> dict[str, Any]:
-    """EER and AUC of other embeddings of the same samples, and Recall@1 with ``neighbors``; without intervals."""
+def cluster_test_split(results: ScenarioResults, seed: int = 0) -> dict[str, Any]:
+    """k-means of the whole test split against its labels, ready for JSON; of some identities where it would take long.
+
+    What cannot be measured is a ``status`` with the reason; otherwise that is "ok".
+    """
+    y = results.samples.labels
+    at = affordable(y, PAIRED, seed)
+    try:
+        found = clustering(results.embeddings[at], y[at], seed=seed)
+    except MettleError as error:
+        return {"status": f"not measurable: {error}"}
+    return {"status": "ok", "samples": len(at), **found.summary()}
+
+
+def evaluate_baseline(
+    z: np.ndarray, samples: Samples, *, neighbors: bool = False, across_ranks: bool = False
+) -> dict[str, Any]:
+    """EER and AUC of other embeddings of the same samples, with ``neighbors`` also Recall@1 and MAP@R; no intervals."""
     found: dict[str, Any] = {}
-    for way in scenarios(samples):
-        v = way.verification(z, samples, across_ranks)
-        found[way.name] = {"eer": v.eer, "auc": v.auc}
+    for scenario in list_scenarios(samples):
+        v = scenario.verification(z, samples, across_ranks)
+        found[scenario.name] = {"eer": v.eer, "auc": v.auc}
         if neighbors:
-            near = way.retrieval(z, samples, (1,), across_ranks)
-            found[way.name]["recall@1"] = float(near.per_query["recall@1"].mean())
+            near = scenario.retrieval(z, samples, (1,), across_ranks)
+            found[scenario.name] |= {"recall@1": near.recall[1], "map_at_r": near.map_at_r}
     return found
 
 
-def raw(samples: Samples) -> np.ndarray:
+def embed_raw_inputs(samples: Samples) -> np.ndarray:
     """The inputs themselves as embeddings, centred; pictures shrunk to at most 32 pixels a side."""
     parts = []
     for start in range(0, len(samples), 1024):
@@ -166,7 +185,7 @@ def raw(samples: Samples) -> np.ndarray:
     return z - z.mean(0)
 
 
-def thresholds(z: np.ndarray, samples: Samples, fars: Numbers, measured_on: str) -> dict[str, Any]:
+def measure_thresholds(z: np.ndarray, samples: Samples, fars: Numbers, measured_on: str) -> dict[str, Any]:
     """Operating thresholds for wanted false-accept rates, from samples kept apart for that.
 
     Each entry says how many impostor pairs it rests on and how it fares on the very pairs it was set on; an interval
@@ -191,17 +210,17 @@ def thresholds(z: np.ndarray, samples: Samples, fars: Numbers, measured_on: str)
     return found
 
 
-def transfer(judged: Judged, set_thresholds: Mapping[str, Any]) -> dict[str, Any]:
+def transfer_thresholds(results: ScenarioResults, set_thresholds: Mapping[str, Any]) -> dict[str, Any]:
     """What thresholds that were set elsewhere really do on the test split, per scenario."""
     found: dict[str, Any] = {}
-    for way in judged.scenarios:
-        v = judged.verifications[way.name]
-        found[way.name] = {}
+    for scenario in results.scenarios:
+        v = results.verifications[scenario.name]
+        found[scenario.name] = {}
         for far, entry in set_thresholds.items():
             if entry["threshold"] is None:
                 continue
             accepts, rejects = roc.counts(v.scores, entry["threshold"])
-            found[way.name][far] = {
+            found[scenario.name][far] = {
                 "threshold": entry["threshold"],
                 "far": float(accepts) / v.impostor,
                 "tar": 1 - float(rejects) / v.genuine,
@@ -209,7 +228,7 @@ def transfer(judged: Judged, set_thresholds: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def _possible(ks: Sequence[int], candidates: int) -> tuple[int, ...]:
+def _possible_ks(ks: Sequence[int], candidates: int) -> tuple[int, ...]:
     """The K that are not larger than the number of candidates."""
     return tuple(k for k in ks if k <= candidates) or (1,)
 

@@ -27,7 +27,7 @@ from mettle.evaluate.scoring.cpu_passes import Fast, Plain
 from mettle.evaluate.scoring.pair_tiles import Design
 from mettle.evaluate.scoring.rank_parts import gather_sorted, merge_windows, pack_windows, sum_counts
 from mettle.evaluate.scoring.scores import Stream, acting
-from mettle.pairs.distributed import ALONE, Ranks
+from mettle.pairs.distributed import ALONE, RankGroup
 
 Walk = Callable[[Sequence[tuple[float, float]]], list[Window]]
 
@@ -153,7 +153,7 @@ class Counted:
         return (int(low.sum()) + int(high.sum())) / (2 * n), (int(high.sum()) - int(low.sum())) / (2 * n)
 
 
-def counted(design: Design, subjects: int, *, exact: bool, device: Any = None, ranks: Ranks = ALONE) -> Counted:
+def counted(design: Design, subjects: int, *, exact: bool, device: Any = None, ranks: RankGroup = ALONE) -> Counted:
     """Pass 1.
 
     Args:
@@ -186,7 +186,7 @@ def counted(design: Design, subjects: int, *, exact: bool, device: Any = None, r
     return Counted(genuine, tally, bins, slack, exact, alone.walk, subjects, design.stream, again, joint=joint)
 
 
-def _on(device: Any, design: Design, ranks: Ranks) -> Any:
+def _on(device: Any, design: Design, ranks: RankGroup) -> Any:
     from mettle.evaluate.scoring.cuda_passes import Passes
 
     return Passes(design, device, ranks)

@@ -43,11 +43,11 @@ def distribute(
     wanted = [place for place in tensors if place in ranks.wanted]
     found = {p: x for p, x in tensors.items() if p not in wanted}
     if kind == "gather":
-        found = {place: _gather_rows(x.detach(), ranks.rows[place]) for place, x in found.items()}
+        found = {place: pad_and_gather(x.detach(), ranks.rows[place]) for place, x in found.items()}
     given = [tensors[place] for place in wanted]
     if not torch.is_grad_enabled() or not (given or shared):
         found |= {
-            p: _gather_rows(x, ranks.rows[p]) if kind == "gather" else x for p, x in zip(wanted, given, strict=True)
+            p: pad_and_gather(x, ranks.rows[p]) if kind == "gather" else x for p, x in zip(wanted, given, strict=True)
         }
         return found, list(shared)
     kinds: list[Kind] = [kind for _ in given]
@@ -65,7 +65,7 @@ class _DistributeFunction(torch.autograd.Function):
         ctx.plan = plan
         rows = [plan.ranks.rows[place] for place in plan.places]
         found = [
-            _gather_rows(x.detach(), n)
+            pad_and_gather(x.detach(), n)
             for x, n, kind in zip(tensors, rows, plan.kinds, strict=False)
             if kind == "gather"
         ]
@@ -95,7 +95,7 @@ def _sum_gradient(g: Tensor) -> Tensor:
     return wide if rows is None else wide.to_sparse(rows)
 
 
-def _gather_rows(x: Tensor, rows: list[int]) -> Tensor:
+def pad_and_gather(x: Tensor, rows: list[int]) -> Tensor:
     """The rows of all ranks in rank order; ranks may have different numbers of them."""
     most = max(rows)
     padded = x.new_zeros(most, *x.shape[1:])
@@ -107,7 +107,7 @@ def _gather_rows(x: Tensor, rows: list[int]) -> Tensor:
 
 def gather_rows(x: Tensor, ranks: RankInfo, place: str) -> Tensor:
     """The rows of all ranks, without gradient."""
-    return _gather_rows(x.detach(), ranks.rows[place])
+    return pad_and_gather(x.detach(), ranks.rows[place])
 
 
 def sum_over_ranks(validate_numbers: list[Tensor], device: torch.device) -> Tensor:

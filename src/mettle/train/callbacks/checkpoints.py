@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
 
 class Checkpoint(Callback):
-    """Saves the method, the random state and what callbacks remember: every few steps, at the end and before a stop."""
+    """Saves the method, the random state and what callbacks remember: every few steps, at the end and before a stop.
 
-    def __init__(self, folder: Path, every: int = 100):
-        self.folder, self.every = folder, every
+    Of several ranks each collects it, because the parts of a method may lie on different ones, and one ``writes``.
+    """
+
+    def __init__(self, folder: Path, every: int = 100, *, writes: bool = True):
+        self.folder, self.every, self.writes = folder, every, writes
 
     def on_step(self, state: "TrainingState") -> None:
         """Save where that is due."""
@@ -33,7 +36,8 @@ class Checkpoint(Callback):
                 "callbacks": {name: own for name, own in remembered.items() if own},
                 "position": list(state.batch.next_position),
             }
-            checkpoint.save_checkpoint(self.folder, state.step, content)
+            if self.writes:
+                checkpoint.save_checkpoint(self.folder, state.step, content)
 
     def restore(self, method: Any, callbacks: Sequence[Callback]) -> tuple[int, tuple[int, int] | None, list[str]]:
         """Put everything back as the newest good checkpoint has it.
@@ -79,15 +83,16 @@ class BestCheckpoint(BestTracker):
         folder: of the checkpoints.
         metric: its name in ``state.validation``.
         direction: whether low (``"min"``) or high (``"max"``) values are better.
+        writes: whether this process does so; of several ranks one.
     """
 
-    def __init__(self, folder: Path, metric: str, direction: Direction):
+    def __init__(self, folder: Path, metric: str, direction: Direction, *, writes: bool = True):
         super().__init__(metric, direction)
-        self.checkpoints, self.folder = folder, folder / "best"
+        self.checkpoints, self.folder, self.writes = folder, folder / "best", writes
 
     def on_start(self, state: "TrainingState") -> None:
         """Drop what steps left that are about to be made again."""
-        for place in checkpoint.list_checkpoints(self.folder):
+        for place in checkpoint.list_checkpoints(self.folder) if self.writes else ():
             if checkpoint.checkpoint_step(place) > state.step:
                 shutil.rmtree(place, ignore_errors=True)
         super().on_start(state)
@@ -96,6 +101,8 @@ class BestCheckpoint(BestTracker):
         """Save the weights, then drop those that nothing refers to any more."""
         method = state.method
         weights = {name: method.final_module(name).state_dict() for name in method.modules}
+        if not self.writes:
+            return
         checkpoint.write_checkpoint(self.folder, state.step, {"weights": weights})
         kept = checkpoint.list_checkpoints(self.folder)
         steps = [state.step, *map(checkpoint.checkpoint_step, checkpoint.list_checkpoints(self.checkpoints))]

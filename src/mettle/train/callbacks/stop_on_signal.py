@@ -4,6 +4,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
+from mettle.pairs.distributed import is_any_rank
 from mettle.train.callbacks.base import Callback
 
 if TYPE_CHECKING:
@@ -31,9 +32,10 @@ class StopOnSignal(Callback):
         """Pass the request on.
 
         It is looked at once a step, before the checkpoint: a request that came between two looks would end the run
-        without one.
+        without one. Where several ranks share a batch, all of them stop after the step in which one was asked to.
         """
-        state.stop_requested = state.stop_requested or self.asked.is_set()
+        asked = state.stop_requested or self.asked.is_set()
+        state.stop_requested = asked if state.batch.rank_rows is None else is_any_rank(asked)
 
     def on_end(self, state: "TrainingState") -> None:
         """Give the signals back."""

@@ -12,12 +12,21 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from mettle.data.loader import Batch
 from mettle.difficulty import Relative
 from mettle.errors import InputError
 from mettle.losses import takes_references
 from mettle.pairs import Queue, iterate_parts
+from mettle.pairs.distributed import (
+    AcrossRanks,
+    across_ranks,
+    average_gradients,
+    broadcast_tensors,
+    gather_batch,
+    select_own_rows,
+)
 from mettle.train.fine_tuning import (
     FrozenLayers,
     describe_frozen,
@@ -26,6 +35,7 @@ from mettle.train.fine_tuning import (
     freeze_layers,
     layer_rates,
 )
+from mettle.train.gradient_caching import cached_forward, describe_batch_norm, has_batch_norm
 from mettle.train.lora import add_lora, describe_lora, frozen_norms
 from mettle.train.methods.past_embeddings import PastEmbeddings, QueuedBatch, QueueSettings
 from mettle.train.optim import (
@@ -36,8 +46,10 @@ from mettle.train.optim import (
     WeightAverage,
     weight_decay_groups,
 )
+from mettle.train.ranks.forward import forward_on_rank
 
 NO_NECK = "the loss has a part in the space after a neck, and the model has none: set model.neck = 'batchnorm'"
+SHARED_OPTIONS = {"progress", "biased"}  # of a loss, with which ranks can share its work
 LEAVE_SPARSE = "leave sparse out; sample alone already compares with a share of the classes"
 
 
@@ -152,15 +164,47 @@ class Method(ABC):
         self.max_skipped_steps = self.optimizer.max_skipped_steps
         averaged = {name: module for name, module in self.modules.items() if any(True for _ in module.parameters())}
         self.average = WeightAverage(averaged, settings.ema) if settings.ema else None
-        self.past = None if queue is None else PastEmbeddings(self.model, queue)
+        self.past = None if queue is None else PastEmbeddings(self.model, queue, settings.cached)
         if self.past is not None:
             self.modules["past"] = self.past
         self.recorder: StepSource | None = None  # `step_graph.record_steps` puts one here
+        self._across: dict[int, AcrossRanks] = {}  # losses that several ranks compute together, by their identity
         self._has_own_queue = any(isinstance(part, Queue) for loss in everything.values() for part in loss.modules())
 
     @abstractmethod
     def compute_losses(self, batch: Batch, fraction_done: float) -> LossTerms:
         """The losses of a batch, with gradient; ``fraction_done`` is the share of training that is done."""
+
+    def run_network(self, network: Any, batch: Batch, forward: Callable[[Any], Tensor] | None = None) -> Tensor:
+        """What a network, or one of its methods, gives for a batch: in micro-batches, where gradients are cached."""
+        return self.gather_rows(lambda inputs: cached_forward(network, inputs, self.settings.cached, forward), batch)
+
+    def gather_rows(self, compute: Callable[[Any], Tensor], batch: Batch) -> Tensor:
+        """What a function makes of a batch: one row for each of its rows, whichever rank has its input."""
+        if batch.rank_rows is None:
+            return compute(batch.inputs)
+        # The second pass of gradient caching comes later, and ranks may have different numbers of micro-batches.
+        synchronize = self.settings.sync_batchnorm and not self.settings.cached
+        with forward_on_rank(batch.inputs.device, sync_batchnorm=synchronize):
+            own = compute(batch.inputs)
+        return gather_batch(own, batch.rank_rows)
+
+    def embed_keys(self, batch: Batch) -> Tensor | None:
+        """What the momentum encoder of a queue makes of a batch; None where there is none."""
+        past = self.past
+        return None if past is None or past.encoder is None else self.gather_rows(past.embed_keys, batch)
+
+    def call_loss(self, loss: Any, embeddings: Tensor, labels: Tensor, batch: Batch, **options: Any) -> Tensor:
+        """``loss(embeddings, labels, **options)`` of a whole batch; each rank does its part where the loss allows."""
+        if batch.rank_rows is None or not set(options) <= SHARED_OPTIONS:
+            return loss(embeddings, labels, **options)
+        across = self._across.setdefault(id(loss), across_ranks(loss))
+        if across.how == "replicated":
+            return loss(embeddings, labels, **options)
+        own = torch.from_numpy(batch.rank_rows[dist.get_rank()]).to(labels.device)
+        if "biased" in options:
+            options["biased"] = options["biased"][own]
+        return across(select_own_rows(embeddings, batch.rank_rows), labels[own], **options)
 
     def step(self, batches: Batch | Sequence[Batch], lr: float, fraction_done: float) -> StepResult:
         """One optimization step at this learning rate, unless something is not finite.
@@ -190,6 +234,8 @@ class Method(ABC):
             terms = self.compute_losses(batch, fraction_done)
             self.optimizer.backward(terms.losses, len(batches))
             found.append(terms)
+        if batches[0].rank_rows is not None:
+            self._join_ranks()
         last, read = found[-1], self.must_read(fraction_done)
         numbers = self.optimizer.step([terms.losses for terms in found], lrs, read=read)
         if not read:
@@ -204,6 +250,12 @@ class Method(ABC):
         # Not all of the terms: what waits to be logged would keep the graph of autograd alive.
         stats, stay = partial(_read_statistics, last.statistics, numbers), self.statistics_stay_valid
         return StepResult(numbers, last.embeddings.detach(), stats, stay)
+
+    def _join_ranks(self) -> None:
+        """After the backward passes of all ranks: the gradient of the whole batch, and one set of statistics."""
+        average_gradients(p for own in self.optimizer.parameters.values() for p in own)
+        if not self.settings.sync_batchnorm:
+            broadcast_tensors(buffer for module in self.modules.values() for buffer in module.buffers())
 
     @property
     def statistics_stay_valid(self) -> bool:
@@ -253,8 +305,10 @@ class Method(ABC):
         return self.optimizer.autocast()
 
     def describe_training(self) -> tuple[str, ...]:
-        """Lines: what is frozen, and the groups of each optimizer, where a backbone trains in its own way."""
+        """Lines: micro-batches, what is frozen, the groups of optimizers where a backbone trains in its own way."""
         settings, lines = self.settings, []
+        if settings.cached and any(has_batch_norm(self.modules[name]) for name in self.optimizer.optimizers):
+            lines.append(describe_batch_norm(settings.cached))
         for name, layers in self.adapted.items():
             assert settings.lora is not None
             lines.append(describe_lora(self.modules[name], layers, settings.lora))

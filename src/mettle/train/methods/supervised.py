@@ -1,6 +1,7 @@
 """Supervised metric learning: one embedder, one loss on its embeddings and labels."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,9 +74,12 @@ class Supervised(Method):
         """The loss of a batch."""
         neck, queued = getattr(self.model, "neck", None), None
         with self.autocast():
-            embeddings = self.model(batch.inputs) if neck is None else self.model.before_neck(batch.inputs)
+            forward = self.model if neck is None else self.model.before_neck
+            embeddings = self.run_network(self.model, batch, forward)
             if self.past is not None:
-                queued = self.past.compare(batch.inputs, embeddings, self.class_indices(batch.labels), fraction_done)
+                queued = self.past.compare(
+                    self.embed_keys(batch), embeddings, self.class_indices(batch.labels), fraction_done
+                )
         after = None if neck is None else neck(embeddings)  # also where no loss asks: its statistics are of training
         progress: dict[str, Any] = progress_option(self.loss, fraction_done)
         space = {"after": after} if takes_after(self.loss) else {}
@@ -107,12 +111,13 @@ class Supervised(Method):
         if self.distill is None or self.average is None or not self.average.has_begun:
             return None
         with self.autocast():
-            teacher = embed_with_teacher(self.average.averages["model"].module, batch.inputs)
+            network = self.average.averages["model"].module
+            teacher = self.gather_rows(partial(embed_with_teacher, network, cached=self.settings.cached), batch)
         return similarity_distillation(embeddings, teacher, self.distill.temperature)
 
     def compute_loss(self, embeddings: Tensor, batch: Batch, options: Mapping[str, Any]) -> Tensor:
         """The loss of these embeddings under these options of its call, a scalar with gradient."""
-        return self.loss(embeddings, self.class_indices(batch.labels), **options)
+        return self.call_loss(self.loss, embeddings, self.class_indices(batch.labels), batch, **options)
 
     def class_indices(self, labels: Tensor) -> Tensor:
         """Labels as the loss counts them."""

@@ -112,20 +112,23 @@ class TwoEncoder(Method):
         """Both losses of a batch of two views, each with gradient on its own network only."""
         check_views(batch)
         with self.autocast():
-            z = self.model(batch.inputs)
-            b = None if self.biased is None else self.biased(batch.inputs)
-            queued = None if self.past is None else self.past.compare(batch.inputs, z, batch.ids, fraction_done)
+            z = self.run_network(self.model, batch)
+            b = None if self.biased is None else self.run_network(self.biased, batch)
+            keys = self.embed_keys(batch)
+        queued = None if self.past is None else self.past.compare(keys, z, batch.ids, fraction_done)
         options: dict[str, Any] = progress_option(self.loss, fraction_done)
         if queued is not None:  # there is no second encoder then
             loss = self.loss(z, batch.ids, **options, **queued.options)
             return TwoEncoderTerms(loss, None, z, None, options | queued.constant_options(), queued)
         if b is None:
-            return TwoEncoderTerms(self.loss(z, batch.ids, **options), None, z, None, options)
+            loss = self.call_loss(self.loss, z, batch.ids, batch, **options)
+            return TwoEncoderTerms(loss, None, z, None, options)
         options["biased"] = b.detach()
         if self.weights != "pairs":
             options["weights"] = self.control_weights(z.detach(), batch, b.detach())
-        loss = self.loss(z, batch.ids, **options)
-        return TwoEncoderTerms(loss, self.biased_loss(b, batch.ids), z, b.detach(), options)
+        loss = self.call_loss(self.loss, z, batch.ids, batch, **options)
+        biased_loss = self.call_loss(self.biased_loss, b, batch.ids, batch)
+        return TwoEncoderTerms(loss, biased_loss, z, b.detach(), options)
 
     def control_weights(self, z: Tensor, batch: Batch, other: Tensor) -> Tensor:
         """The weights that a control asks for in place of those of the difficulty."""
@@ -217,7 +220,7 @@ def check_views(batch: Batch) -> None:
     """Two views of the same samples, all of the first before all of the second."""
     n = len(batch.ids) // 2
     may_ask = not batch.ids.is_cuda or batch.epoch_step == 0  # a GPU would stand still for the question
-    is_view = len(batch.inputs) == len(batch.ids) == 2 * n
+    is_view = len(batch.ids) == 2 * n and (batch.rank_rows is not None or len(batch.inputs) == 2 * n)
     if not is_view or (may_ask and not torch.equal(batch.ids[:n], batch.ids[n:])):
         raise InputError(
             f"two views of the same samples are needed, view by view: got {len(batch.inputs)} inputs for "
