@@ -19,7 +19,7 @@ def is_rank() -> bool:
 
 
 @contextmanager
-def join_ranks() -> Iterator[Any]:
+def join_rank_group() -> Iterator[Any]:
     """Meet the other processes of torchrun; the `RankGroup` of one process where there are none.
 
     Rank 0 prints, the others say errors only. Each takes the GPU of its number, where there are GPUs.
