@@ -28,7 +28,7 @@ from mettle.evaluate.scoring.rank_parts import split_rows
 from mettle.model import Embedder, EmbedderSpec
 from mettle.model.embedding_shards import write_embedding_shards
 from mettle.model.inference import write_embeddings
-from mettle.pairs.distributed import Ranks
+from mettle.pairs.distributed import RankGroup
 from processes import Forked
 
 N, DIM = 800, 6
@@ -77,7 +77,7 @@ def evaluate(across_ranks: bool) -> dict[str, Any]:
     x, y = clusters()
     found["interval"] = verification(x, y, mode="histogram", across_ranks=across_ranks).interval("tar@0.1").low
     cuda_passes.ROWS = 64  # of a tile, so that there are some for every rank
-    ranks = Ranks.current() if across_ranks else Ranks()
+    ranks = RankGroup.current() if across_ranks else RankGroup()
     design = Design.of(verification(x, y).source.probe, None, "all", 50)
     c = count_scores(design, 90, exact=False, device=torch.device("cpu"), ranks=ranks)
     windows = c.look_into([(0.5, 0.9), (0.99, 1.0)], together=True)
@@ -129,7 +129,7 @@ def run_rank(rank: int, size: int, folder: Path) -> None:
         "no folder": refused(lambda: write_embedding_shards(model(), samples(9), folder / "no" / "z.parquet")),
         "rows": refused(lambda: verification(other, y, mode="histogram", across_ranks=True)),
         "queries": refused(lambda: retrieval(other, y, across_ranks=True)),
-        "one rank": refused(lambda: Ranks.current().compute(fail_on_last)),
+        "one rank": refused(lambda: RankGroup.current().compute(fail_on_last)),
     }
     found["left"] = sorted(p.name for p in folder.iterdir() if "tmp" in p.name or p.name == "other.parquet")
 
@@ -143,7 +143,7 @@ def run_rank(rank: int, size: int, folder: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return {}
 
-    write(found | {"killed": refused(lambda: Ranks.current().compute(end_last))})
+    write(found | {"killed": refused(lambda: RankGroup.current().compute(end_last))})
     os._exit(0)  # there is nobody left to say goodbye to
 
 
@@ -223,7 +223,7 @@ def test_what_is_wrong_on_one_rank_is_said_on_all(ranks):
 
 def test_a_folder_that_was_changed_is_refused(tmp_path):
     def fresh(name: str) -> Path:
-        write_embedding_shards(model(), samples(5), tmp_path / name, ranks=Ranks())
+        write_embedding_shards(model(), samples(5), tmp_path / name, ranks=RankGroup())
         return tmp_path / name
 
     assert len(read_embeddings(fresh("a.parquet"))) == 5
@@ -242,49 +242,79 @@ def test_a_folder_that_was_changed_is_refused(tmp_path):
     with pytest.raises(DataError, match="a folder without _manifest.json"):
         read_embeddings(tmp_path / "d.parquet")
     with pytest.raises(InputError, match="let it end in .parquet"):
-        write_embedding_shards(model(), samples(5), tmp_path / "e.npz", ranks=Ranks())
+        write_embedding_shards(model(), samples(5), tmp_path / "e.npz", ranks=RankGroup())
 
 
 @pytest.mark.parametrize("triangle", [True, False])
 def test_ranks_have_about_as_many_pairs_each(triangle):
     n = 100_000
     for size in (1, 2, 3, 7):
-        parts = [split_rows(n, Ranks(rank, size), 512, triangle=triangle) for rank in range(size)]
+        parts = [split_rows(n, RankGroup(rank, size), 512, triangle=triangle) for rank in range(size)]
         assert [p.start for p in parts] == [0, *(p.stop for p in parts[:-1])] and parts[-1].stop == n
         pairs = [sum((n - i if triangle else 1) for i in range(n)[p]) for p in parts]
         assert max(pairs) < 1.05 * sum(pairs) / size
 
 
-def test_commands_under_torchrun(tmp_path, monkeypatch):
-    """Two processes with what torchrun tells them: embed into a folder, then audit that folder."""
+def test_mettle_embed_under_torchrun(tmp_path, monkeypatch):
+    """Two processes with what torchrun tells them embed into a folder."""
     torch.manual_seed(0)
     run = adopt(torch.nn.Linear(10, DIM), tmp_path / "run", example=torch.rand(4, 10)).folder
     y = np.arange(72) // 4
     x = np.random.default_rng(0).normal(size=(18, 10))[y] + 0.5 * np.random.default_rng(1).normal(size=(72, 10))
     np.savez(tmp_path / "rows.npz", rows=x.astype(np.float32), label=y)
 
-    def start(size: int, *words: Any) -> list[tuple[str, str]]:
-        told = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        started = []
-        for rank in range(size):
-            for name, value in (told | {"RANK": str(rank), "LOCAL_RANK": str(rank)}).items():
-                monkeypatch.setenv(name, value)
-            started.append(Forked(run_command, tuple(map(str, words))))
-        said = [one.communicate(timeout=200) for one in started]
-        assert [one.returncode for one in started] == [0] * size, said
-        return said
-
     folder = tmp_path / "z.parquet"
-    said = start(2, "embed", run, tmp_path / "rows.npz", "-o", folder)
+    said = start(monkeypatch, 2, "embed", run, tmp_path / "rows.npz", "-o", folder)
     assert said == [(f"{folder}: 72 embeddings of dimension {DIM} in 2 files\n", ""), ("", "")]
-    said = start(2, "audit", folder, "-o", tmp_path / "two")
+    assert len(read_embeddings(folder)) == 72
+
+
+@pytest.mark.slow  # an audit takes long in one process, too
+def test_an_audit_by_two_processes_is_that_of_one(tmp_path, monkeypatch):
+    folder = tmp_path / "z.parquet"
+    write_embedding_shards(model(), samples(72), folder, ranks=RankGroup())
+    said = start(monkeypatch, 2, "audit", folder, "-o", tmp_path / "two")
     assert said[0][0].startswith(f"{folder}: 72 embeddings of dimension {DIM}\n") and said[1] == ("", "")
-    start(1, "audit", folder, "-o", tmp_path / "one")
+    start(monkeypatch, 1, "audit", folder, "-o", tmp_path / "one")
     one, two = (json.loads((tmp_path / name / "audit.json").read_text()) for name in ("one", "two"))
     assert one["scenarios"]["all"]["verification"]["mode"] == "histogram"
     assert {key: value for key, value in one.items() if key != "command"} == {
         key: value for key, value in two.items() if key != "command"
     }
+
+
+def test_a_run_is_measured_by_all_ranks_and_written_by_one(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    runs = [adopt(torch.nn.Linear(10, DIM), tmp_path / name, example=torch.rand(4, 10)).folder for name in "ab"]
+    for file in runs[0].iterdir():
+        if file.is_file():
+            (runs[1] / file.name).write_bytes(file.read_bytes())
+    y = np.arange(240) // 4
+    x = np.random.default_rng(0).normal(size=(60, 10))[y] + 0.5 * np.random.default_rng(1).normal(size=(240, 10))
+    np.savez(tmp_path / "rows.npz", rows=x.astype(np.float32), label=y)
+    said = [
+        start(monkeypatch, size, "evaluate", run, "--data", tmp_path / "rows.npz")
+        for size, run in zip((1, 2), runs, strict=True)
+    ]
+    assert said[1][1] == ("", "") and said[0][0][0].replace(str(runs[0]), str(runs[1])) == said[1][0][0]
+    one, two = (json.loads((run / "metrics.json").read_text()) for run in runs)
+    assert one.pop("run") != two.pop("run") and one == two
+    assert one["scenarios"]["all"]["verification"]["mode"] == "histogram"
+    one, two = (json.loads((run / "contract.json").read_text()) for run in runs)
+    assert one["thresholds"] == two["thresholds"] != {}
+
+
+def start(monkeypatch: pytest.MonkeyPatch, size: int, *words: Any) -> list[tuple[str, str]]:
+    """A command as so many processes that torchrun has started; what each said."""
+    told = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    started = []
+    for rank in range(size):
+        for name, value in (told | {"RANK": str(rank), "LOCAL_RANK": str(rank)}).items():
+            monkeypatch.setenv(name, value)
+        started.append(Forked(run_command, tuple(map(str, words))))
+    said = [one.communicate(timeout=200) for one in started]
+    assert [one.returncode for one in started] == [0] * size, said
+    return said
 
 
 def run_command(words: tuple[str, ...]) -> None:

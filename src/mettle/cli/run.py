@@ -270,17 +270,21 @@ def evaluate(
     import json
 
     from mettle.atomic_files import write_text
+    from mettle.cli.torchrun import join_rank_group
     from mettle.evaluate.run import evaluate_run
     from mettle.train import open_run_folder
 
-    opened = open_run_folder(run)
-    place = check_output_folder(output)
-    samples = load_samples(opened, data, label=label, domain=domain, image=image)
-    # Its own, at another place; an adopted model takes any as its own.
-    own = data is None or opened.is_adopted or opened.matches_data(samples.fingerprint())
-    kept = own and _keeps(opened, output)
-    _print_measuring(samples)
-    found = evaluate_run(opened, samples, own_data=own, write=kept)
+    with join_rank_group() as ranks:
+        opened = open_run_folder(run)
+        place = check_output_folder(output)
+        samples = load_samples(opened, data, label=label, domain=domain, image=image)
+        # Its own, at another place; an adopted model takes any as its own.
+        own = data is None or opened.is_adopted or opened.matches_data(samples.fingerprint())
+        kept = own and _keeps(opened, output)
+        _print_measuring(samples)
+        found = evaluate_run(opened, samples, own_data=own, write=kept, across_ranks=ranks.size > 1)
+    if not ranks.is_first:
+        return
     _print_metrics(found.metrics)
     if kept:
         print(f"metrics: {opened.folder / 'metrics.json'}")
@@ -352,7 +356,7 @@ def embed(
     read_megabytes: ReadMegabytes = 1024,
 ) -> None:
     """Embed a data set with a trained run or a pretrained network: embeddings, ids, labels and all other columns."""
-    from mettle.cli.torchrun import join_ranks
+    from mettle.cli.torchrun import join_rank_group
     from mettle.model.inference import choose_encoder
     from mettle.start import is_backbone
     from mettle.train import open_run_folder
@@ -360,13 +364,13 @@ def embed(
     check_output_folder(output)
     choose_encoder(output, precision)  # type: ignore[arg-type]  # an ending that is not written is refused before the data are read
     if not run.is_dir() and is_backbone(str(run)):
-        with join_ranks() as ranks, read_within_limits(read_seconds, read_megabytes):
+        with join_rank_group() as ranks, read_within_limits(read_seconds, read_megabytes):
             columns = {"source": data, "label": label, "domain": domain, "image": image}
             print(_embed_with_backbone(str(run), backbone, columns, output, dim, precision, ranks))
         return
     if backbone is not None:
         raise InputError(f"--backbone says which network a file of weights is of, {run} is none: leave it out")
-    with join_ranks() as ranks, read_within_limits(read_seconds, read_megabytes):
+    with join_rank_group() as ranks, read_within_limits(read_seconds, read_megabytes):
         opened = open_run_folder(run)
         samples = load_samples(opened, data, label=label, domain=domain, image=image, labeled=False)
         weights = opened.contract()["weights"]

@@ -19,12 +19,12 @@ def is_rank() -> bool:
 
 
 @contextmanager
-def join_ranks() -> Iterator[Any]:
-    """Meet the other processes of torchrun; the `Ranks` of one process where there are none.
+def join_rank_group() -> Iterator[Any]:
+    """Meet the other processes of torchrun; the `RankGroup` of one process where there are none.
 
     Rank 0 prints, the others say errors only. Each takes the GPU of its number, where there are GPUs.
     """
-    from mettle.pairs.distributed import ALONE, Ranks
+    from mettle.pairs.distributed import ALONE, RankGroup
 
     if not is_rank():
         yield ALONE
@@ -41,8 +41,8 @@ def join_ranks() -> Iterator[Any]:
     before = signal.signal(signal.SIGTERM, _end_with_others)
     try:
         dist.init_process_group(backend, timeout=PATIENCE)
-        ranks = Ranks.current()
-        with open(os.devnull, "w") as nowhere, redirect_stdout(sys.stdout if ranks.writes else nowhere):
+        ranks = RankGroup.current()
+        with open(os.devnull, "w") as nowhere, redirect_stdout(sys.stdout if ranks.is_first else nowhere):
             yield ranks
         dist.destroy_process_group()
     finally:

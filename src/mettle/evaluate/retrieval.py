@@ -40,7 +40,7 @@ from mettle.evaluate.scoring.rank_parts import require_same_call
 from mettle.evaluate.scoring.relevant_ranks import FastCosine, Relevance, ScoreRows, rank_relevant
 from mettle.evaluate.scoring.reranking import KReciprocal, QueryExpansion
 from mettle.evaluate.scoring.similarity import SIMILARITIES, score_rows
-from mettle.pairs.distributed import ALONE, Ranks
+from mettle.pairs.distributed import ALONE, RankGroup
 from mettle.unknown_names import explain_arguments
 
 QUERIES = "queries"  # beside the metrics of these queries, their positions
@@ -282,7 +282,7 @@ def retrieval(
     if rule != "all" and (query.domains is None or other.domains is None):
         asked = "exclude_same_domain" if exclude_same_domain else "only_same_domain"
         raise InputError(f"{asked} needs domains, one per row on every side")
-    scoring, ranks = _scoring(query, other, similarity, rerank), Ranks.current() if across_ranks else ALONE
+    scoring, ranks = _scoring(query, other, similarity, rerank), RankGroup.current() if across_ranks else ALONE
     found = _rank(query, other, scoring, wholes(k, "k"), rule, chunk, related, ranks)
     return replace(found, notes=notes, basis=of_ranking(query, other, named=ids is not None, trials=rule))
 
@@ -416,7 +416,7 @@ def _rank(
     rule: str,
     chunk: int | None,
     related: Any = None,
-    ranks: Ranks = ALONE,
+    ranks: RankGroup = ALONE,
 ) -> Retrieval:
     """Every metric of every query that has a relevant candidate."""
     if chunk is not None:

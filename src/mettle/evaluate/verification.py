@@ -70,7 +70,7 @@ from mettle.evaluate.scoring.pair_tiles import WIDEST, Design
 from mettle.evaluate.scoring.rank_parts import require_same_call
 from mettle.evaluate.scoring.score_norm import Norm, normalisers
 from mettle.evaluate.scoring.scores import Listed, ScoreStore, SortedScores
-from mettle.pairs.distributed import ALONE, Ranks
+from mettle.pairs.distributed import ALONE, RankGroup
 from mettle.unknown_names import explain_arguments
 
 if TYPE_CHECKING:
@@ -509,7 +509,7 @@ def verification(
         found: ScoreStore = SortedScores.of(design.stream, design.bound(), design.dtype, subjects)
     else:
         both_kinds(*design.bound())
-        ranks = Ranks.current() if across_ranks else ALONE
+        ranks = RankGroup.current() if across_ranks else ALONE
         sides = [probe] if other is None else [probe, other]
         require_same_call(ranks, "what they compare", *sides, trials=keep, mode=mode, chunk=design.chunk)
         found = count_scores(design, subjects, exact=mode == "exact", device=_device(embeddings), ranks=ranks)

@@ -27,7 +27,7 @@ from mettle.model.inference import (
     embed,
 )
 from mettle.model.weights import hash_state_dict
-from mettle.pairs.distributed import Ranks
+from mettle.pairs.distributed import RankGroup
 
 
 def write_embedding_shards(
@@ -37,7 +37,7 @@ def write_embedding_shards(
     *,
     weights: str | None = None,
     dim: int | None = None,
-    ranks: Ranks | None = None,
+    ranks: RankGroup | None = None,
 ) -> str:
     """Embed samples into a folder of Parquet files, one for each rank; every rank makes this call.
 
@@ -53,7 +53,7 @@ def write_embedding_shards(
         InputError: There is something at ``path`` already, its name has another ending, or ranks have other rows.
         MettleError: A rank failed, on all of them.
     """
-    ranks = Ranks.current() if ranks is None else ranks
+    ranks = RankGroup.current() if ranks is None else ranks
     path, known = Path(path), weights or hash_state_dict(model)
 
     def prepare() -> dict[str, np.ndarray]:
@@ -75,13 +75,31 @@ def write_embedding_shards(
         written.extend(Shard(str(p["name"][0]), int(p["rows"][0]), str(p["sha256"][0])) for p in parts)
         ranks.compute(lambda: {} if folder is None else _write_manifest(folder, written))
 
-    if ranks.writes:
+    if ranks.is_first:
         _make_folder(path, fill, ranks)
     else:
         fill(None)
         ranks.compute(dict)  # until rank 0 has given the folder its name
     width = model.dim if dim is None else dim
     return f"{path}: {sum(s.rows for s in written)} embeddings of dimension {width} in {len(written)} files"
+
+
+def embed_across_ranks(
+    model: EmbeddingModel, samples: Samples, ranks: RankGroup, *, features: bool = False
+) -> np.ndarray:
+    """`embed` by several processes: (n, dim) on every rank, of which each has embedded a part."""
+    if ranks.size == 1:
+        return embed(model, samples, features=features)
+    own = samples.take(np.arange(len(samples))[_own_rows(len(samples), ranks)])
+    parts = ranks.compute(lambda: {"embeddings": embed(model, own, features=features)})
+    return np.concatenate([part["embeddings"] for part in parts if len(part["embeddings"])])
+
+
+def _own_rows(n: int, ranks: RankGroup) -> slice:
+    """This rank's part of n rows, in whole batches, so that each is embedded beside the same others."""
+    batches = -(-n // BATCH)
+    begin, end = (min(batches * rank // ranks.size * BATCH, n) for rank in (ranks.rank, ranks.rank + 1))
+    return slice(begin, end)
 
 
 def check_shards_path(path: Path) -> None:
@@ -97,18 +115,17 @@ def check_shards_path(path: Path) -> None:
 
 
 def _write_part(
-    model: EmbeddingModel, samples: Samples, folder: Path, weights: str, dim: int | None, ranks: Ranks
+    model: EmbeddingModel, samples: Samples, folder: Path, weights: str, dim: int | None, ranks: RankGroup
 ) -> dict[str, np.ndarray]:
     """Embed this rank's batches into its file; what the manifest says of it."""
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder} on this machine: all ranks must write into one shared folder")
-    batches = -(-len(samples) // BATCH)
-    begin, end = (min(batches * rank // ranks.size * BATCH, len(samples)) for rank in (ranks.rank, ranks.rank + 1))
-    part, name = samples.take(np.arange(begin, end)), shard_name(ranks.rank, ranks.size)
+    own = _own_rows(len(samples), ranks)
+    part, name = samples.take(np.arange(len(samples))[own]), shard_name(ranks.rank, ranks.size)
     z = embed(model, part)
     # Of all rows, then cut: which columns there are, and of what type, must not depend on the part.
     columns = describe_rows(samples, weights)
-    columns = {key: a if key in ("model", "label_names") else a[begin:end] for key, a in columns.items()}
+    columns = {key: a if key in ("model", "label_names") else a[own] for key, a in columns.items()}
     arrays = {"embeddings": z if dim is None else cut_embeddings(z, dim), **columns}
     content = choose_encoder(folder / name)(arrays)
     (folder / name).write_bytes(content)
@@ -124,7 +141,7 @@ def _write_manifest(folder: Path, written: list[Shard]) -> dict[str, np.ndarray]
     return {}
 
 
-def _make_folder(path: Path, fill: Callable[[Path], None], ranks: Ranks) -> None:
+def _make_folder(path: Path, fill: Callable[[Path], None], ranks: RankGroup) -> None:
     """Rank 0's side: what goes wrong while all ranks fill the folder all of them hear; before and after, here."""
     steps: list[str] = []
 

@@ -1,8 +1,8 @@
 """Where a pairwise loss is evaluated: validate the inputs, choose an engine, return one value per anchor."""
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -24,7 +24,13 @@ from mettle.pairs.interface import (
     temperature_of,
 )
 from mettle.pairs.kernel_spec import BatchHardSpec, NoKernel
-from mettle.pairs.kernels import collect_inputs, evaluate_fused, explain_unavailable
+from mettle.pairs.kernels import (
+    KernelInputs,
+    collect_inputs,
+    evaluate_fused,
+    evaluate_fused_rank,
+    explain_unavailable,
+)
 from mettle.pairs.loss_reduction import LossReduction, count_of_anchors, divide_total
 from mettle.pairs.problem import STATISTIC, build_problem, raise_missing_row
 from mettle.pairs.selection import PairSelection, resolve_labels
@@ -247,16 +253,10 @@ def _try_kernels(
     validate_inputs(z, labels, ref, ids, biased)
     reason = explain_unavailable(z.device) if selection is None else selection.description
     if not reason:
-        try:
-            with autocast_disabled("cuda"):
-                inputs = collect_inputs(z, labels, ref, ids, biased)
-                reference_loss = _reference_loss(loss, labels, difficulty, ref, ids, biased)
-                found = evaluate_fused(loss, difficulty, inputs, reference_loss)
-        except torch.OutOfMemoryError as error:
-            raise InputError(
-                f"the GPU has no memory left for a loss over {len(z)} embeddings of width {z.shape[1]}: free what is "
-                "held there, make the batch smaller, or give half precision"
-            ) from error
+        with autocast_disabled("cuda"), _explained_memory(z):
+            inputs = collect_inputs(z, labels, ref, ids, biased)
+            reference_loss = _reference_loss(loss, labels, difficulty, ref, ids, biased)
+            found = evaluate_fused(loss, difficulty, inputs, reference_loss)
         if not isinstance(found, NoKernel):
             return PairOutput(found.values, found.defined, found.anchor_weight, "triton", found.mean)
         reason = found.reason
@@ -266,6 +266,66 @@ def _try_kernels(
             f"not fused because {reason}: use engine='auto', which falls back to tiles"
         )
     return None
+
+
+def runs_fused(device: torch.device) -> bool:
+    """Whether the fused kernels run on a device, and torch does not want to see what is computed."""
+    return not (explain_unavailable(device) or transforms_active() or torch.compiler.is_compiling())
+
+
+@dataclass(frozen=True)
+class RankColumns:
+    """What the anchors of one rank are compared with: the embeddings of all ranks.
+
+    Attributes:
+        z: (m, d) embeddings of all ranks, without gradient.
+        labels: (m,) theirs.
+        own: where the rows of this rank are among them.
+        gather: (n, k) numbers of this rank's rows -> (m, k) of all; the backward pass of every rank calls it once.
+    """
+
+    z: Tensor
+    labels: Tensor
+    own: slice
+    gather: Callable[[Tensor], Tensor]
+
+
+def pair_loss_of_rank(
+    loss: PairLoss,
+    z: Tensor,
+    labels: Tensor,
+    columns: RankColumns,
+    *,
+    difficulty: Difficulty | None = None,
+    biased: tuple[Tensor, Tensor] | None = None,
+) -> PairOutput:
+    """`pair_loss` of one rank's anchors in the fused kernels, with the whole gradient of its embeddings.
+
+    Args:
+        loss: what each row accumulates and how it ends.
+        z: (n, d) embeddings of this rank.
+        labels: (n,) theirs.
+        columns: what they are compared with.
+        difficulty: how much each pair counts.
+        biased: a second encoder's embeddings of this rank and of all.
+    """
+    ref = columns.z, columns.labels
+    validate_inputs(z, labels, ref, None, biased)
+    with autocast_disabled("cuda"), _explained_memory(z):
+        found = evaluate_fused_rank(loss, difficulty, KernelInputs(z, labels, *ref, biased), columns)
+    return PairOutput(*found, None, "triton")
+
+
+@contextmanager
+def _explained_memory(z: Tensor) -> Iterator[None]:
+    """Say in one line that a GPU has no memory left."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"the GPU has no memory left for a loss over {len(z)} embeddings of width {z.shape[1]}: free what is "
+            "held there, make the batch smaller, or give half precision"
+        ) from error
 
 
 def autocast_disabled(device: str) -> AbstractContextManager:

@@ -12,9 +12,12 @@ if torch.cuda.is_available():
     pytest.skip("a GPU is here: tests/gpu runs the same kernels on it", allow_module_level=True)
 
 from mettle.evaluate import verification
+from mettle.evaluate.scoring.bins import Even
 from mettle.evaluate.scoring.cuda_passes import Passes, candidates, slack
 from mettle.evaluate.scoring.histogram import count_scores
 from mettle.evaluate.scoring.pair_tiles import Design
+from mettle.evaluate.scoring.rank_parts import merge_windows, pack_windows
+from mettle.pairs.distributed import RankGroup
 
 from .test_histogram import clusters, same
 
@@ -58,6 +61,24 @@ def test_fused_kernels_count_alike(monkeypatch, n, subjects, d):
     design = Design.of(a.source.probe, None, "all", 64)
     monkeypatch.setattr(Passes, "quick", property(lambda self: True))
     same(a, type(a)(count_scores(design, subjects, exact=False, device=torch.device("cpu")), "all", "histogram"))
+
+
+@pytest.mark.parametrize("room", [1 << 24, 100])  # of the lists of pairs: with too little, tiles are read instead
+def test_the_rows_of_all_ranks_are_those_of_one_process(monkeypatch, room):
+    monkeypatch.setattr(Passes, "quick", property(lambda self: True))
+    monkeypatch.setattr("mettle.evaluate.scoring.cuda_passes.ALIGNED", 16)
+    monkeypatch.setattr("mettle.evaluate.scoring.cuda_passes.candidates.__defaults__", (room,))
+    x, y = clusters(3, n=90, subjects=12, d=5)
+    design = Design.of(verification(x, y).source.probe, None, "all", 32)
+    bins, windows = Even(-1.0, 1.0), [(-0.2, 0.3), (0.6, 0.7)]
+    whole = Passes(design, "cpu")
+    parts = [Passes(design, "cpu", RankGroup(rank, 3)) for rank in range(3)]
+    assert np.array_equal(sum(part.count(bins) for part in parts), whole.count(bins))
+    assert np.array_equal(np.sort(np.concatenate([part.genuine() for part in parts])), whole.genuine())
+    merged = merge_windows(windows, [pack_windows(part.walk(windows)) for part in parts])
+    for found, wanted in zip(merged, whole.walk(windows), strict=True):
+        assert found.above == wanted.above > 0
+        assert np.array_equal(found.values, wanted.values) and np.array_equal(found.counts, wanted.counts)
 
 
 def test_windows_too_full_for_a_list_are_read_from_tiles(monkeypatch):

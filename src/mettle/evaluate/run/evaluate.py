@@ -31,6 +31,8 @@ from mettle.evaluate.run.scenarios import (
 from mettle.evaluate.verification import Verification
 from mettle.model import EmbeddingModel, embed
 from mettle.model.embedder import find_device
+from mettle.model.embedding_shards import embed_across_ranks
+from mettle.pairs.distributed import ALONE, RankGroup
 from mettle.rng import permutation
 from mettle.train.from_recipe import build_model
 from mettle.train.run_folder import RunFolder, TrainingIdentities, set_thresholds
@@ -68,6 +70,7 @@ def evaluate_run(
     own_data: bool = True,
     write: bool = True,
     untrained: EmbeddingModel | None = None,
+    across_ranks: bool = False,
 ) -> Evaluation:
     """Measure a run on the test split of ``samples``.
 
@@ -80,6 +83,8 @@ def evaluate_run(
             some of the identities of whatever it is measured on, and tested on the others.
         write: whether to write ``metrics.json`` (and the thresholds).
         untrained: the network before training, as a baseline, where no recipe can build it.
+        across_ranks: share embedding the test split and comparing it with the other ranks of `torch.distributed`: every
+            rank makes this call on the same samples and has the result; rank 0 alone writes.
 
     Raises:
         RunError: ``own_data``, but the data have changed since the run was trained.
@@ -105,7 +110,10 @@ def evaluate_run(
     if len(test) == 0:
         raise DataError(f"{samples.source_name} has no test split: nothing to evaluate on")
     source = run.recipe.data.source if own_data else samples.source_name  # as it was typed, wherever it was found
-    results = evaluate_scenarios(embed(model, test), test, setup.ks)
+    ranks = RankGroup.current() if across_ranks else ALONE
+    shared = {"across_ranks": ranks.size > 1}
+    z = embed_across_ranks(model, test, ranks)
+    results = evaluate_scenarios(z, test, setup.ks, fars=setup.fars, **shared)
     metrics: dict[str, Any] = {
         "format": 1,
         "run": run.name,
@@ -132,23 +140,23 @@ def evaluate_run(
     metrics["question"] = vars(question)
     if setup.baselines:
         near = question.name == "retrieval"
-        metrics["baselines"] = {RAW: evaluate_baseline(embed_raw_inputs(test), test, neighbors=near)}
+        metrics["baselines"] = {RAW: evaluate_baseline(embed_raw_inputs(test), test, neighbors=near, **shared)}
         for name, network in before.items():  # of a pretrained one the head is new: there were features only
-            z = embed(network, test, features=name == PRETRAINED)
-            metrics["baselines"][name] = evaluate_baseline(z, test, neighbors=near or name == PRETRAINED)
+            z = embed_across_ranks(network, test, ranks, features=name == PRETRAINED)
+            metrics["baselines"][name] = evaluate_baseline(z, test, neighbors=near or name == PRETRAINED, **shared)
         if biased is not None:
-            z = embed(biased, test)
-            metrics["baselines"]["biased encoder (E_b)"] = evaluate_baseline(z, test, neighbors=near)
+            z = embed_across_ranks(biased, test, ranks)
+            metrics["baselines"]["biased encoder (E_b)"] = evaluate_baseline(z, test, neighbors=near, **shared)
     if question.name == "retrieval":
         metrics["clustering"] = cluster_test_split(results)
     if own_data:
         found = _choose_thresholds(model, samples, results, setup.fars, is_selected="selection" in metrics)
         metrics["thresholds"] = {"set": found, "on test": transfer_thresholds(results, found)}
         if write:
-            set_thresholds(run, found)
+            ranks.compute_on_first(lambda: set_thresholds(run, found))
     if write:
-        write_text(run.folder / "metrics.json", json.dumps(metrics, indent=1))
-        save_test_split(run, results, metrics, setup.spurious or "domain")
+        ranks.compute_on_first(lambda: write_text(run.folder / "metrics.json", json.dumps(metrics, indent=1)))
+        ranks.compute_on_first(lambda: save_test_split(run, results, metrics, setup.spurious or "domain"))
     return Evaluation(metrics, results, samples)
 
 

@@ -40,15 +40,16 @@ class Scenario:
     gallery: np.ndarray | None = None
     trials: str = "all"
 
-    def verification(self, z: np.ndarray, samples: Samples) -> Verification:
+    def verification(self, z: np.ndarray, samples: Samples, across_ranks: bool = False) -> Verification:
         """Genuine against impostor pairs of this scenario."""
-        return verification(**self._arguments(z, samples), trials=self.trials)
+        return verification(**self._arguments(z, samples), trials=self.trials, across_ranks=across_ranks)
 
-    def retrieval(self, z: np.ndarray, samples: Samples, ks: Wholes) -> Retrieval:
+    def retrieval(self, z: np.ndarray, samples: Samples, ks: Wholes, across_ranks: bool = False) -> Retrieval:
         """Nearest neighbours of this scenario, among the candidates that its pairs are made with."""
         given = self._arguments(z, samples)
         apart, together = self.trials == "across", self.trials == "within"
-        return retrieval(**given, k=ks, exclude_same_domain=apart, only_same_domain=together)
+        given |= {"exclude_same_domain": apart, "only_same_domain": together, "across_ranks": across_ranks}
+        return retrieval(**given, k=ks)
 
     def fewest_candidates(self, samples: Samples) -> int:
         """Candidates of the query that has fewest among those with a right one."""
@@ -109,21 +110,25 @@ class ScenarioResults:
         return self.scenarios[-1]
 
 
-def evaluate_scenarios(z: np.ndarray, samples: Samples, ks: Wholes = (1, 2, 4, 8)) -> ScenarioResults:
-    """Verification and retrieval in every scenario that the samples allow."""
+def evaluate_scenarios(
+    z: np.ndarray, samples: Samples, ks: Wholes = (1, 2, 4, 8), *, fars: Numbers = (), across_ranks: bool = False
+) -> ScenarioResults:
+    """Verification and retrieval in every scenario that the samples allow.
+
+    ``across_ranks``: all ranks make this call and share the pairs; ``fars`` are rates that are then looked up together.
+    """
     if len(samples) == 0:
         raise DataError("the test split is empty: give the data a test split, or let data.test hold out identities")
     paired, chosen = list_scenarios(samples), inputs.wholes(ks, "ks")
-    return ScenarioResults(
-        samples,
-        z,
-        paired,
-        {scenario.name: scenario.verification(z, samples) for scenario in paired},
-        {
-            scenario.name: scenario.retrieval(z, samples, _possible_ks(chosen, scenario.fewest_candidates(samples)))
-            for scenario in paired
-        },
-    )
+    verifications = {scenario.name: scenario.verification(z, samples, across_ranks) for scenario in paired}
+    if across_ranks:
+        for v in verifications.values():
+            v.look_at(fars)
+    possible = {scenario.name: _possible_ks(chosen, scenario.fewest_candidates(samples)) for scenario in paired}
+    retrievals = {
+        scenario.name: scenario.retrieval(z, samples, possible[scenario.name], across_ranks) for scenario in paired
+    }
+    return ScenarioResults(samples, z, paired, verifications, retrievals)
 
 
 def summarize_scenarios(results: ScenarioResults, fars: Numbers) -> dict[str, Any]:
@@ -153,14 +158,16 @@ def cluster_test_split(results: ScenarioResults, seed: int = 0) -> dict[str, Any
     return {"status": "ok", "samples": len(at), **found.summary()}
 
 
-def evaluate_baseline(z: np.ndarray, samples: Samples, *, neighbors: bool = False) -> dict[str, Any]:
+def evaluate_baseline(
+    z: np.ndarray, samples: Samples, *, neighbors: bool = False, across_ranks: bool = False
+) -> dict[str, Any]:
     """EER and AUC of other embeddings of the same samples, with ``neighbors`` also Recall@1 and MAP@R; no intervals."""
     found: dict[str, Any] = {}
     for scenario in list_scenarios(samples):
-        v = scenario.verification(z, samples)
+        v = scenario.verification(z, samples, across_ranks)
         found[scenario.name] = {"eer": v.eer, "auc": v.auc}
         if neighbors:
-            near = scenario.retrieval(z, samples, (1,))
+            near = scenario.retrieval(z, samples, (1,), across_ranks)
             found[scenario.name] |= {"recall@1": near.recall[1], "map_at_r": near.map_at_r}
     return found
 

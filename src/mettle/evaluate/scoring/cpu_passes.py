@@ -13,7 +13,7 @@ import torch
 from mettle.evaluate.scoring.bins import Bins, Even, Sieve, Window
 from mettle.evaluate.scoring.pair_tiles import Design
 from mettle.evaluate.scoring.scores import Block
-from mettle.pairs.distributed import ALONE, Ranks
+from mettle.pairs.distributed import ALONE, RankGroup
 
 ABSENT = -1.5  # what a masked cell of a tile is set to where bins do not matter: below every cosine
 LEAST = -1.00005  # a little below every cosine, and above what is absent
@@ -26,7 +26,7 @@ class Plain:
 
     design: Design
     bins: Bins
-    ranks: Ranks = ALONE  # of all tiles, those of this rank
+    ranks: RankGroup = ALONE  # of all tiles, those of this rank
 
     def count(self) -> np.ndarray:
         """Pass 1."""
@@ -49,7 +49,7 @@ class Fast:
     """Both passes over products in the precision of the input, decided by exact scores in pass 2."""
 
     design: Design
-    ranks: Ranks = ALONE  # of all tiles and genuine pairs, those of this rank
+    ranks: RankGroup = ALONE  # of all tiles and genuine pairs, those of this rank
 
     @property
     def type(self) -> np.dtype:

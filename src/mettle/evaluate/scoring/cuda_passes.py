@@ -30,7 +30,7 @@ from mettle.evaluate.scoring.cosine import UnitTensor
 from mettle.evaluate.scoring.cpu_passes import ABSENT, LEAST, Fast
 from mettle.evaluate.scoring.pair_tiles import Design
 from mettle.evaluate.scoring.rank_parts import split_rows
-from mettle.pairs.distributed import ALONE, Ranks
+from mettle.pairs.distributed import ALONE, RankGroup
 from mettle.pairs.kernels import available
 
 ROWS = 4096  # of a tile
@@ -45,7 +45,7 @@ class Passes:
 
     design: Design
     device: Any
-    ranks: Ranks = ALONE  # of all rows and genuine pairs, those of this rank
+    ranks: RankGroup = ALONE  # of all rows and genuine pairs, those of this rank
 
     @property
     def quick(self) -> bool:

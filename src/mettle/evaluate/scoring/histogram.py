@@ -29,7 +29,7 @@ from mettle.evaluate.scoring.cpu_passes import Fast, Plain
 from mettle.evaluate.scoring.pair_tiles import Design
 from mettle.evaluate.scoring.rank_parts import gather_sorted, merge_windows, pack_windows, sum_counts
 from mettle.evaluate.scoring.scores import Corners, ErrorCounts, ScoreStore, Stream, acting
-from mettle.pairs.distributed import ALONE, Ranks
+from mettle.pairs.distributed import ALONE, RankGroup
 
 Walk = Callable[[Sequence[tuple[float, float]]], list[Window]]
 
@@ -262,7 +262,7 @@ def _error_counts(p: Points, k: int) -> ErrorCounts:
 
 
 def count_scores(
-    design: Design, subjects: int, *, exact: bool, device: Any = None, ranks: Ranks = ALONE
+    design: Design, subjects: int, *, exact: bool, device: Any = None, ranks: RankGroup = ALONE
 ) -> HistogramScores:
     """Pass 1.
 
@@ -296,7 +296,7 @@ def count_scores(
     return HistogramScores(genuine, tally, bins, slack, exact, alone.walk, subjects, design.stream, again, joint=joint)
 
 
-def _on(device: Any, design: Design, ranks: Ranks) -> Any:
+def _on(device: Any, design: Design, ranks: RankGroup) -> Any:
     from mettle.evaluate.scoring.cuda_passes import Passes
 
     return Passes(design, device, ranks)

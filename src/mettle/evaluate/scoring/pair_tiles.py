@@ -10,7 +10,7 @@ from mettle.evaluate.inputs import Rows, codes
 from mettle.evaluate.scoring.cosine import Unit
 from mettle.evaluate.scoring.score_norm import Norm, Side
 from mettle.evaluate.scoring.scores import Block
-from mettle.pairs.distributed import ALONE, Ranks
+from mettle.pairs.distributed import ALONE, RankGroup
 
 WIDEST = 1 << 14  # columns of one tile
 
@@ -138,7 +138,7 @@ class Design:
                 for at in range(low, high, WIDEST):
                     yield rows, slice(at, min(at + WIDEST, high)), mixed
 
-    def stream(self, with_subjects: bool, ranks: Ranks = ALONE) -> Iterator[Block]:
+    def stream(self, with_subjects: bool, ranks: RankGroup = ALONE) -> Iterator[Block]:
         """Score every kept pair, tile by tile; of several ranks each its own tiles."""
         room = np.empty(self.room())
         for rows, cols, mixed in ranks.share(self.tiles()):

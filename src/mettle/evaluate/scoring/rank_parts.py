@@ -12,10 +12,10 @@ import numpy as np
 
 from mettle.evaluate.inputs import Rows
 from mettle.evaluate.scoring.bins import Window
-from mettle.pairs.distributed import Ranks
+from mettle.pairs.distributed import RankGroup
 
 
-def split_rows(n: int, ranks: Ranks, step: int, *, triangle: bool) -> slice:
+def split_rows(n: int, ranks: RankGroup, step: int, *, triangle: bool) -> slice:
     """This rank's rows of n, in whole steps: about as many pairs for every rank, of those above the diagonal if asked.
 
     Rows before r have r·n − r²/2 of the n²/2 pairs above the diagonal: a share f of them ends at r = n·(1 − √(1 − f)).
@@ -29,7 +29,7 @@ def split_rows(n: int, ranks: Ranks, step: int, *, triangle: bool) -> slice:
     return slice(end(ranks.rank), end(ranks.rank + 1))
 
 
-def gather_sorted(score: Callable[[], np.ndarray], ranks: Ranks) -> np.ndarray:
+def gather_sorted(score: Callable[[], np.ndarray], ranks: RankGroup) -> np.ndarray:
     """The ascending scores that every rank has, as one ascending array."""
     parts = [part["scores"] for part in ranks.compute(lambda: {"scores": score()})]
     return parts[0] if ranks.size == 1 else np.sort(np.concatenate(parts))
@@ -61,7 +61,7 @@ def merge_windows(ends: Sequence[tuple[float, float]], parts: Sequence[dict[str,
     return found
 
 
-def require_same_call(ranks: Ranks, what: str, *rows: Rows, **options: object) -> None:
+def require_same_call(ranks: RankGroup, what: str, *rows: Rows, **options: object) -> None:
     """Refuse ranks that do not make the same call on the same rows."""
     if ranks.size == 1:
         return

@@ -18,7 +18,7 @@ import numpy as np
 from mettle.errors import InputError
 from mettle.evaluate.inputs import Rows, codes
 from mettle.evaluate.scoring.cosine import Unit
-from mettle.pairs.distributed import ALONE, Ranks
+from mettle.pairs.distributed import ALONE, RankGroup
 
 _TILE = 1 << 22  # scores held at a time
 _DEAR = 16  # scoring a listed pair costs about as much as so many in a tile
@@ -154,7 +154,7 @@ def rank_relevant(
     *,
     most: int = 0,
     chunk: int | None = None,
-    ranks: Ranks = ALONE,
+    ranks: RankGroup = ALONE,
 ) -> Iterator[RelevantRanks]:
     """Rank every query that has a relevant candidate.
 

@@ -8,14 +8,14 @@ from mettle.pairs.distributed.batch_rows import (
     is_any_rank,
     select_own_rows,
 )
-from mettle.pairs.distributed.exchange import ALONE, Ranks
+from mettle.pairs.distributed.exchange import ALONE, RankGroup
 from mettle.pairs.distributed.handshake import has_other_ranks
 from mettle.pairs.distributed.wrapper import AcrossRanks, across_ranks
 
 __all__ = [
     "ALONE",
     "AcrossRanks",
-    "Ranks",
+    "RankGroup",
     "across_ranks",
     "average_gradients",
     "broadcast_tensors",

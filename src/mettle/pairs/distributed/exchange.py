@@ -1,8 +1,8 @@
 """Results that go between ranks outside of a loss: NumPy arrays, and the errors of ranks that have none.
 
-    ranks = Ranks.current()                               (0, 1) without a process group
-    ranks.compute(lambda: {"counts": tally})              the arrays of every rank, in the order of the ranks
-    ranks.share(items)                                    this rank's part of some work: items rank, rank + size, ...
+    ranks = RankGroup.current()                      rank 0 of 1 without a process group
+    ranks.compute(lambda: {"counts": tally})         the arrays of every rank, in the order of the ranks
+    ranks.share(items)                               this rank's part of some work: items rank, rank + size, ...
 
 Every rank makes the same calls in the same order. An error on one rank is raised on all of them, and nobody waits for
 what will never come; where a process is gone, the others say so.
@@ -28,7 +28,7 @@ PIECE = 1 << 28  # bytes of one message
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankGroup:
     """Which process this is, of how many."""
 
     rank: int = 0
@@ -40,7 +40,7 @@ class Ranks:
         return cls(dist.get_rank(), dist.get_world_size()) if has_other_ranks() else cls()
 
     @property
-    def writes(self) -> bool:
+    def is_first(self) -> bool:
         """Whether this is the rank that prints and writes what all of them have."""
         return self.rank == 0
 
@@ -70,6 +70,16 @@ class Ranks:
                 "Nothing was completed: look at what the other process said, and start all of them again"
             ) from lost
 
+    def compute_on_first(self, work: Callable[[], Any]) -> None:
+        """Let rank 0 do what all ranks would do alike, such as writing a file; the others wait, and hear of errors."""
+
+        def run() -> Arrays:
+            if self.is_first:
+                work()
+            return {}
+
+        self.compute(run)
+
     def require_equal(self, what: str, text: str) -> None:
         """Refuse ranks that do not bring the same, which ``text`` describes."""
         found = self.compute(lambda: {"text": np.frombuffer(text.encode(), np.uint8)})
@@ -89,7 +99,7 @@ class Ranks:
         return [_decode(*both) for both in zip(heads, bodies, strict=True)]
 
 
-ALONE = Ranks()
+ALONE = RankGroup()
 """One process that shares nothing."""
 
 

@@ -20,8 +20,8 @@ PLACES = ("1", "2", "3", "4", "ref[0]", "ref[1]", "ref[2]", "ids", "biased[0]", 
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool)
 DEVICES = ("cpu", "cuda")
 WORDS = 1024  # bytes of a message that other ranks are told
-# What every rank says of a call, beside its tensors; all but the first two must be alike.
-HEAD = ("failed", "fresh", "call", "gradients", "training", "loss", "options")
+# What every rank says of a call, beside its tensors; all but the first three must be alike.
+HEAD = ("failed", "fresh", "fuses", "call", "gradients", "training", "loss", "options")
 SLOT = ("given", "dimensions", "width", "depth", "type", "device", "rows", "wants")  # the last two may differ
 PLAIN = bool | int | float | str
 """What is the same on two ranks if it reads the same."""
@@ -36,6 +36,7 @@ class RankInfo:
     rows: dict[str, list[int]]
     wanted: frozenset[str]  # tensors that need a gradient on some rank
     fresh: bool  # whether some rank's loss has not met the others yet
+    fuses: bool = False  # whether every rank can compute its anchors in the fused kernels
 
     @property
     def own(self) -> slice:
@@ -77,6 +78,7 @@ class CallSummary:
     loss: int
     options: int
     fresh: bool
+    fuses: bool
 
 
 def exchange_descriptions(
@@ -84,14 +86,14 @@ def exchange_descriptions(
 ) -> RankInfo:
     """Tell the others what this rank brings, and hear what they do; raises on all ranks where it does not fit."""
     gradients = torch.is_grad_enabled()
-    said = (error is not None, call.fresh, call.call, gradients, call.training, call.loss, call.options)
+    said = (error is not None, call.fresh, call.fuses, call.call, gradients, call.training, call.loss, call.options)
     row = [int(x) for x in said]
     for place in PLACES:
         row += _describe_tensor(tensors.get(place))
     table = _exchange_numbers(row)
     if any(line[0] for line in table):
         raise_everywhere(error)
-    for k, name in enumerate(HEAD[2:], 2):
+    for k, name in enumerate(HEAD[3:], 3):
         _require_equal([line[k] for line in table], name)
     for k, place in enumerate(PLACES):
         start = len(HEAD) + k * len(SLOT)
@@ -101,7 +103,8 @@ def exchange_descriptions(
     slots = {p: [line[len(HEAD) + PLACES.index(p) * len(SLOT) :] for line in table] for p in tensors}
     rows = {place: [slot[SLOT.index("rows")] for slot in found] for place, found in slots.items()}
     wanted = frozenset(place for place, found in slots.items() if any(slot[SLOT.index("wants")] for slot in found))
-    return RankInfo(dist.get_rank(), dist.get_world_size(), rows, wanted, any(line[1] for line in table))
+    fresh, fuses = any(line[1] for line in table), all(line[2] for line in table)
+    return RankInfo(dist.get_rank(), dist.get_world_size(), rows, wanted, fresh, fuses)
 
 
 def _describe_tensor(x: Tensor | None) -> list[int]:

@@ -11,7 +11,14 @@ from torch import distributed as dist
 
 from mettle.errors import InputError, nearest
 from mettle.pairs.declarations import is_self_contained, iterate_parts
-from mettle.pairs.dispatch import PairOutput, nan_if_not_finite, pair_loss
+from mettle.pairs.dispatch import (
+    PairOutput,
+    RankColumns,
+    nan_if_not_finite,
+    pair_loss,
+    pair_loss_of_rank,
+    runs_fused,
+)
 from mettle.pairs.distributed.collectives import distribute, fail_everywhere, gather_rows, sum_over_ranks
 from mettle.pairs.distributed.handshake import (
     PLAIN,
@@ -23,6 +30,7 @@ from mettle.pairs.distributed.handshake import (
     has_other_ranks,
     name_class,
 )
+from mettle.pairs.kernels import KernelInputs, LoweredSpec, lower_loss
 from mettle.pairs.loss_reduction import LossReduction, divide_total
 
 How = Literal["auto", "anchors", "rows", "replicated"]
@@ -122,7 +130,9 @@ class AcrossRanks(nn.Module):
             if call_tensors is None or error
             else (call_tensors.tensors, call_tensors.names, call_tensors.options)
         )
-        summary = CallSummary(CALLS.index(call), self.training, self._fingerprint(), rest, not self._synchronized)
+        fuses = error is None and call_tensors is not None and self._fuses(call_tensors)
+        fresh = not self._synchronized
+        summary = CallSummary(CALLS.index(call), self.training, self._fingerprint(), rest, fresh, fuses)
         ranks = exchange_descriptions(given, names, summary, error)
         assert call_tensors is not None
         if ranks.fresh:
@@ -152,24 +162,58 @@ class AcrossRanks(nn.Module):
         sum_over_ranks([], args[0].device)
         return found if call == "__call__" else found[ranks.own]
 
-    def _compute_anchors(self, call: str, call_tensors: CallTensors, ranks: RankInfo) -> Tensor:
-        """This rank's anchors against the rows of all ranks; a row meets itself by its number, and is left out."""
-        device = call_tensors.tensors["1"].device
-        batch = {place: call_tensors.tensors[place] for place in ("1", "2")}
-        tensors, shared = distribute(ranks, batch, "gather", self._trainable_parameters(), reduce_gradients=True)
-        z, y = tensors["1"], tensors["2"]
-        biased = call_tensors.tensors.get("biased[0]")
-        both = None if biased is None else (biased, gather_rows(biased, ranks, "biased[0]"))
-        number = torch.arange(ranks.count, device=device)
-        own, loss, options = ranks.own, self.loss, dict(call_tensors.plain)
+    def _fuses(self, call_tensors: CallTensors) -> bool:
+        """Whether this rank can compute its anchors in the fused kernels."""
+        first = call_tensors.tensors["1"]
+        if self.how != "anchors" or not runs_fused(first.device) or call_tensors.has_more_than_batch:
+            return False
+        labels, biased = call_tensors.tensors.get("2"), call_tensors.tensors.get("biased[0]")
+        if labels is None or labels.ndim != 1 or labels.shape != first.shape[:1] or first.ndim != 2:
+            return False
+        if getattr(self.loss, "reduction", "mean") == "pairs":  # the kernels do not say how many an anchor has
+            return False
+        both = None if biased is None else (biased, biased)
+        try:
+            loss, difficulty, options = self._resolve(call_tensors)
+            lowered = lower_loss(loss, difficulty, KernelInputs(first, labels, first, labels, both))
+        except InputError:  # it will be raised where all ranks hear it
+            return False
+        wanted = options.pop("engine", "auto") in ("auto", "triton") and not set(options) - {"tile"}
+        return wanted and isinstance(lowered, LoweredSpec)
+
+    def _resolve(self, call_tensors: CallTensors) -> tuple[Any, Any, dict[str, Any]]:
+        """The loss and its difficulty at this point of training, and the other options of the call."""
+        loss, options = self.loss, dict(call_tensors.plain)
         if (progress := options.pop("progress", None)) is not None:
             loss = loss.resolve_difficulty(progress, None)  # type: ignore[union-attr]
-        difficulty = getattr(loss, "difficulty", None)
+        return loss, getattr(loss, "difficulty", None), options
+
+    def _compute_anchors(self, call: str, call_tensors: CallTensors, ranks: RankInfo) -> Tensor:
+        """This rank's anchors against the rows of all ranks; a row meets itself by its number, and is left out.
+
+        In the fused kernels only a rank's own embeddings have a gradient here, which is then whole: the other ranks
+        send what it needs of their rows, see `mettle.pairs.kernels.rank_rows`. Other engines give every rank a part of
+        the gradient of all embeddings, and these parts are summed over ranks.
+        """
+        device = call_tensors.tensors["1"].device
+        batch = {place: call_tensors.tensors[place] for place in ("1", "2")}
+        kind = "local" if ranks.fuses else "gather"
+        tensors, shared = distribute(ranks, batch, kind, self._trainable_parameters(), reduce_gradients=True)
+        z, y = tensors["1"], tensors["2"]
+        all_z, all_y = (gather_rows(tensors[p], ranks, p) for p in batch) if ranks.fuses else (z, y)
+        biased = call_tensors.tensors.get("biased[0]")
+        both = None if biased is None else (biased, gather_rows(biased, ranks, "biased[0]"))
+        own = ranks.own
+        loss, difficulty, options = self._resolve(call_tensors)
 
         def output() -> PairOutput:
             observe = getattr(difficulty, "observe", None)
             if observe is not None and torch.is_grad_enabled():
-                observe(z.detach(), y)
+                observe(all_z.detach(), all_y)
+            if ranks.fuses:
+                columns = RankColumns(all_z, all_y, own, lambda rows: gather_rows(rows, ranks, "1"))
+                return pair_loss_of_rank(loss, z, y, columns, difficulty=difficulty, biased=both)  # type: ignore[arg-type]
+            number = torch.arange(ranks.count, device=device)
             return pair_loss(
                 loss,  # type: ignore[arg-type]
                 z[own],

@@ -10,6 +10,7 @@ pair_terms     every function of one pair, beside its derivative
 forward        negatives, positives and the loss of each row, the mean
 backward       negatives and positives; wide embeddings through memory
 function       all of it as one autograd function, and the order of launches
+rank_rows      one rank's anchors against the embeddings of all ranks
 mining         batch-hard
 class_softmax  margin softmax over chunks of classes
 nearest_vector its sums where a class has several vectors
@@ -29,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mettle.errors import InputError
 from mettle.pairs.kernel_spec import NoKernel
 from mettle.pairs.kernels.spec import KernelInputs, LoweredSpec, collect_inputs, lower_loss
 
@@ -40,6 +42,7 @@ __all__ = [
     "available",
     "collect_inputs",
     "evaluate_fused",
+    "evaluate_fused_rank",
     "explain_unavailable",
     "fused_mean_and_gradient",
     "lower_loss",
@@ -125,6 +128,18 @@ def evaluate_fused(
         if x is not None:
             values = values + (x.detach() - x.detach()).sum().to(values.dtype)
     return KernelResult(values, loss.is_defined(rows), loss.anchor_weight(rows), None)
+
+
+def evaluate_fused_rank(loss: Any, difficulty: Any, inputs: KernelInputs, columns: Any) -> tuple[Tensor, Tensor]:
+    """Values of one rank's anchors and where they are defined; ``columns``: `mettle.pairs.dispatch.RankColumns`."""
+    from mettle.pairs.kernels.rank_rows import evaluate_rank_rows
+
+    lowered = lower_loss(loss, difficulty, inputs)
+    if not isinstance(lowered, LoweredSpec):
+        why = lowered.reason if isinstance(lowered, NoKernel) else "it mines the hardest pairs"
+        raise InputError(f"the fused kernels cannot compute this loss over ranks, because {why}: use engine='tiled'")
+    ref = columns.z, columns.labels
+    return evaluate_rank_rows(lowered, inputs.z, inputs.labels, ref, columns.own, columns.gather, inputs.biased)
 
 
 def fused_mean_and_gradient(

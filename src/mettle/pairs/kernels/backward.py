@@ -406,7 +406,7 @@ def gradient_through_memory(
         for j in range(i if a is b else 0, b.n, columns):
             height, width = min(step, padded - i), min(columns, columns_padded - j)
             cache.launch(
-                f"score gradients {constexprs['ROW_END']} {i} {j}",
+                f"score gradients {constexprs['ROW_END']} {constexprs['COLUMN_END']} {i} {j}",
                 score_gradients_kernel,
                 (*tensors, a.positive_begin, a.positive_end, *row_states, ds, ds_lo),
                 lambda i=i, j=j, height=height, width=width: Launch(

@@ -92,7 +92,7 @@ def evaluate_spec(
             f"embeddings are on {z.device}, others on {', '.join({str(x.device) for x in others})}: use one"
         )
     biased = biased if spec.has_second_encoder else None
-    precision = precision or _default_precision(spec, z, None if ref is None else ref[0])
+    precision = precision or default_precision(spec, z, None if ref is None else ref[0])
     ref_labels = None if ref is None else flatten_tensor(ref[1])
     call = PairLossCall(spec, flatten_tensor(labels), ref_labels, biased, precision, config, self_column, sorted_rows)
     with on_device_of(z):
@@ -113,7 +113,7 @@ def mean_and_gradient(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The mean of a batch with itself, its gradient in float32 or None, and where values are defined."""
     with on_device_of(z):
-        call = PairLossCall(spec, flatten_tensor(labels), None, None, _default_precision(spec, z), None)
+        call = PairLossCall(spec, flatten_tensor(labels), None, None, default_precision(spec, z), None)
         _, mean = call.forward(z, None, with_gradient)
         if not with_gradient:
             return mean, None, call.defined
@@ -498,9 +498,7 @@ class PairLossCall:
             anchors = g_values.float()
             if g_mean is not None:
                 anchors = anchors + g_mean * stats[1]
-            g_rows = torch.nn.functional.pad(anchors[rows.order[: rows.n]], (0, rows.padded - rows.n))
-            row_state = torch.cat([row_state[:GRADIENT_LINES] * g_rows, row_state[GRADIENT_LINES:]])
-            largest = stats[2] * g_rows.abs().amax()
+            row_state, largest = self.scale_row_state(anchors)
             stats = torch.stack([stats[0], stats[1], torch.where(largest > 0, largest, 1.0)])
             factor = None
         self.sum_scale = self._sum_scale(stats)
@@ -551,6 +549,13 @@ class PairLossCall:
             )
         return dz if z_needs_grad else None, dref, d_log_temperature
 
+    def scale_row_state(self, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        """The row state for these gradients of the values, and the largest coefficient in it."""
+        rows, row_state = self.rows, self.row_state
+        g_rows = torch.nn.functional.pad(anchors[rows.order[: rows.n]], (0, rows.padded - rows.n))
+        scaled = torch.cat([row_state[:GRADIENT_LINES] * g_rows, row_state[GRADIENT_LINES:]])
+        return scaled, self.stats[2] * g_rows.abs().amax()
+
     def _gradient(
         self,
         a: Operands,
@@ -561,19 +566,24 @@ class PairLossCall:
         stats: Tensor,
         row_end: bool,
         column_end: bool,
+        column_state: Tensor | None = None,
     ) -> Tensor:
-        """Of the prepared rows of ``a``: negatives, then positives on top; which ends of a pair have a value."""
+        """Of the prepared rows of ``a``: negatives, then positives on top; which ends of a pair have a value.
+
+        ``column_state``: that of the rows of ``b``, where it is another one.
+        """
+        states = row_state, row_state if column_state is None else column_state
         if self.config.scores_in_memory:
-            g, _ = self._gradient_through_memory(a, b, a2, b2, row_state, stats, row_end, column_end)
-            return self._add_positives(g, a, b, row_state, row_end, column_end)
+            g, _ = self._gradient_through_memory(a, b, a2, b2, states, stats, row_end, column_end)
+            return self._add_positives(g, a, b, states, row_end, column_end)
         spec, plan = self.spec, self._decide_gradient(a, b, a2, row_end, column_end)
         make = torch.zeros if plan.flush_every else torch.empty
         g = make(plan.splits, a.padded, a.head_dim, device=a.normalized.device)
         operands = _pair_operands(plan.flags, a, b, a2, b2)
         self.cache.launch(
-            f"negatives backward {row_end}",
+            f"negatives backward {row_end} {column_end}",
             negatives_backward,
-            (*operands, a.positive_begin, a.positive_end, row_state, row_state, stats, g),
+            (*operands, a.positive_begin, a.positive_end, *states, stats, g),
             lambda: Launch(
                 (plan.blocks, plan.splits),
                 (a.n, b.n, a.padded, b.padded, plan.splits),
@@ -581,17 +591,17 @@ class PairLossCall:
             ),
             (*spec.negative_numbers, ZERO, spec.grad_scale_limit, spec.operand_scale),
         )
-        return self._add_positives(g, a, b, row_state, row_end, column_end)
+        return self._add_positives(g, a, b, states, row_end, column_end)
 
     def _gradients_of_both(self, row_state: Tensor, stats: Tensor) -> tuple[Tensor, Tensor]:
         """Of the prepared rows and of the prepared references, whose gradients of scores are the same in memory."""
-        rows, columns = self.rows, self.columns
+        rows, columns, states = self.rows, self.columns, (row_state, row_state)
         g, g_columns = self._gradient_through_memory(
-            rows, columns, self.rows2, self.columns2, row_state, stats, True, False, both=True
+            rows, columns, self.rows2, self.columns2, states, stats, True, False, both=True
         )
         assert g_columns is not None
-        g = self._add_positives(g, rows, columns, row_state, True, False)
-        return g, self._add_positives(g_columns, columns, rows, row_state, False, True)
+        g = self._add_positives(g, rows, columns, states, True, False)
+        return g, self._add_positives(g_columns, columns, rows, states, False, True)
 
     def _gradient_through_memory(
         self,
@@ -599,7 +609,7 @@ class PairLossCall:
         b: Operands,
         a2: Operands | None,
         b2: Operands | None,
-        row_state: Tensor,
+        states: tuple[Tensor, Tensor],
         stats: Tensor,
         row_end: bool,
         column_end: bool,
@@ -611,7 +621,7 @@ class PairLossCall:
             a,
             b,
             _pair_operands(plan.flags, a, b, a2, b2),
-            (row_state, row_state, stats),
+            (*states, stats),
             (*spec.negative_numbers, spec.grad_scale_limit),
             plan.flags.score_gradients_constexprs(**plan.ends),
             self.config.backward,
@@ -627,15 +637,15 @@ class PairLossCall:
         return stats[2] / (self.spec.grad_scale_limit * self.spec.operand_scale)
 
     def _add_positives(
-        self, g: Tensor, a: Operands, b: Operands, row_state: Tensor, row_end: bool, column_end: bool
+        self, g: Tensor, a: Operands, b: Operands, states: tuple[Tensor, Tensor], row_end: bool, column_end: bool
     ) -> Tensor:
         """The gradient of the rows of ``a``, from the parts that negatives sent, and positives."""
         spec = self.spec
         own_column = self.self_column if row_end else self.self_row
         self.cache.launch(
-            f"positives backward {row_end}",
+            f"positives backward {row_end} {column_end}",
             positives_backward,
-            (a.normalized, b.normalized, a.positive_begin, a.positive_end, own_column, row_state, row_state, g),
+            (a.normalized, b.normalized, a.positive_begin, a.positive_end, own_column, *states, g),
             lambda: Launch(
                 (cdiv(a.n, POSITIVE_BLOCK), a.head_dim // self._positives_config().block_k),
                 (a.n, a.padded, b.padded, len(g)),
@@ -654,7 +664,9 @@ class PairLossCall:
         self, a: Operands, b: Operands, a2: Operands | None, row_end: bool, column_end: bool
     ) -> "GradientPlan":
         """How the gradient is cut, for all calls that are alike."""
-        return self.cache.decide(f"gradient {row_end}", lambda: self._plan_gradient(a, b, a2, row_end, column_end))
+        return self.cache.decide(
+            f"gradient {row_end} {column_end}", lambda: self._plan_gradient(a, b, a2, row_end, column_end)
+        )
 
     def _plan_gradient(
         self, a: Operands, b: Operands, a2: Operands | None, row_end: bool, column_end: bool
@@ -757,7 +769,8 @@ def _pair_operands(
     return (*found, *tensor_descriptors(tile.use_tma, flags.second_block_k, *second))
 
 
-def _default_precision(spec: LoweredSpec, z: Tensor, ref: Tensor | None = None) -> str:
+def default_precision(spec: LoweredSpec, z: Tensor, ref: Tensor | None = None) -> str:
+    """That of the products: what the embeddings are good for, and exact in the interpreter."""
     return choose_precision(spec, z.dtype, *(() if ref is None else (ref.dtype,))) if z.is_cuda else "ieee"
 
 
