@@ -5,10 +5,10 @@
     python benchmarks/mahalanobis.py --quick                  two splits, fewer classes
 
 Features are pixels, averaged to at most 14 x 14. Of every set half of the drawn classes are learned from, the other
-half are searched, every sample among all others; five splits of the classes. Digits have ten classes only: there samples
-are split too, and all classes are known. LDA is scikit-learn's with shrinkage by Ledoit and Wolf. The last cell says
-whether `Mahalanobis()` is within one standard error of the best of Euclid, LDA and NCA: that of the difference over the
-splits.
+half are searched, every sample among all others; five splits of the classes. Digits have ten classes only: there
+samples are split too, and all classes are known. LDA is scikit-learn's with shrinkage by Ledoit and Wolf. The last
+cell says whether `Mahalanobis()` is within one standard error of the best of Euclid, LDA and NCA: that of the
+difference over the splits.
 """
 
 import argparse
