@@ -4,12 +4,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-gpu test-integrations test-weights lint types clean
+.PHONY: demo notes test test-slow test-gpu test-integrations test-weights lint types clean
 
 demo: $(READY)
 	@if [ -f runs/demo/report.html ]; then echo "the demo has run already; remove runs/demo to run it again"; \
 	else $(BIN)/mettle train da-supcon --name demo --resume; fi
 	@echo "open runs/demo/report.html in a browser"
+
+notes: $(READY)
+	$(BIN)/mettle notes
+	@echo "open notes/chapter-1.html in a browser"
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --ignore tests/gpu --ignore tests/integrations --ignore tests/pretrained $(PYTEST)
@@ -44,4 +48,4 @@ $(READY): pyproject.toml
 	@touch $(READY)
 
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs notes build dist .pytest_cache .ruff_cache .hypothesis

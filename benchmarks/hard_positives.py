@@ -1,6 +1,7 @@
 """Do hard positives matter? Difficulty-aware SupCon that acts on positives, beside controls, on held-out identities.
 
     python benchmarks/hard_positives.py                       glyphs, 6 arms x 8 runs
+    python benchmarks/hard_positives.py --arms supcon alpha4-below25 alpha16-below25    other strengths
     python benchmarks/hard_positives.py --market FOLDER       Market-1501 at 64 x 32; FOLDER holds market1501.npz
     python benchmarks/hard_positives.py --table               the tables of the runs that are there, without any run
     python benchmarks/hard_positives.py --table --json OUT    and the numbers behind them, for other programs
@@ -65,7 +66,7 @@ class ConstantMargin:
 
     def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
         """(a, b) weights."""
-        return 1 + (self.weight - 1) * tile.negative.to(tile.similarity)
+        return 1 + (self.weight - 1) * torch.as_tensor(tile.negative).to(tile.similarity)
 
 
 class ShuffledPositives(nn.Module):
@@ -149,6 +150,15 @@ ARMS = {
     ),
 }
 
+SWEEP = {(4.0, 0.1), (4.0, 0.25), (16.0, 0.1), (16.0, 0.25), (16.0, 0.5)}  # alpha, quantile of the batch's positives
+ARMS |= {
+    f"alpha{alpha:g}-below{100 * share:g}": Arm(
+        f"alpha {alpha:g} below the lowest {100 * share:g} % of positives, beta 0",
+        lambda seed, alpha=alpha, share=share: SupCon(TEMPERATURE, difficulty=follow_batch(alpha, 0.0, share)),
+    )
+    for alpha, share in sorted(SWEEP)
+}
+
 
 # Data and runs
 
@@ -222,6 +232,7 @@ def run_once(setting: Setting, samples: Samples, arm: str, k: int, steps: int) -
 def measure(model: Any, held_out: Samples) -> dict[str, float]:
     """Verification of the held-out identities in percent, pairs of different domains first."""
     z = embed(model, held_out)
+    assert held_out.domain is not None
     domains = held_out.domain.codes
     across = verification(z, held_out.labels, domains=domains, trials="across")
     every = verification(z, held_out.labels)
@@ -330,7 +341,8 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("hard_positives.jsonl"), help="a line for every finished run"
     )
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="only these")
+    usual = [arm for arm in ARMS if "-" not in arm]
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=usual, help="only these")
     parser.add_argument("--runs", type=int, help="the first so many of every arm")
     parser.add_argument("--steps", type=int, help="optimization steps of every run")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other run after so long")
@@ -345,7 +357,7 @@ def main() -> None:
         done = [tuple(line.get(key) for key in key_of("", "", 0, 0)) for line in read_lines(options.output)]
         jobs = [(arm, k) for k in range(count) for arm in options.arms]
         jobs = [job for job in jobs if tuple(key_of(setting.name, *job, steps).values()) not in done]
-        samples = (load_small_market(options.market) if options.market else load_glyphs()) if jobs else None
+        samples = load_small_market(options.market) if options.market else load_glyphs()
         for arm, k in jobs:
             if time.perf_counter() - begun > options.seconds:
                 break

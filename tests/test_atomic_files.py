@@ -16,9 +16,9 @@ def test_a_failed_write_leaves_the_old_content_and_no_leftovers(tmp_path, monkey
 
 def test_what_killed_writers_left_is_removed_leftovers_and_nothing_else(tmp_path):
     (tmp_path / "keep.txt").write_text("x")
-    (tmp_path / "a.tmp-1").write_text("x")
-    (tmp_path / "b.tmp-2").mkdir()
-    (tmp_path / "b.tmp-2" / "inside").write_text("x")
+    (tmp_path / "a.mettle-tmp-1").write_text("x")
+    (tmp_path / "b.mettle-tmp-2").mkdir()
+    (tmp_path / "b.mettle-tmp-2" / "inside").write_text("x")
     atomic_files.remove_leftovers(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["keep.txt"]
 

@@ -21,6 +21,7 @@ from tests.cli.test_ranks import no_processes
 
 REPOSITORY = Path(mettle.__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+TRANSLATED = REPOSITORY / "docs" / "notes" / "ko"  # the same blocks, see tests/notes/test_chapters.py: not run again
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -63,7 +64,7 @@ def narrow_networks(monkeypatch):
 
 # Commands of these pages use what their blocks make.
 IN_ORDER = [REPOSITORY / "docs" / name for name in ("getting-started.md", "train.md", "fine-tuning.md")]
-APART = [page for page in PAGES if page not in IN_ORDER]
+APART = [page for page in PAGES if page not in IN_ORDER and page.parent != TRANSLATED]
 
 
 @pytest.mark.parametrize("page", APART, ids=[str(page.relative_to(REPOSITORY)) for page in APART])

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import resource
 import struct
 import zipfile
 
@@ -175,3 +176,43 @@ def test_s3_an_archive_that_inflates_beyond_reason_is_refused(tmp_path):
             file.write(bytes(1 << 20))
     with pytest.raises(MettleError):
         read(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"width": 4096, "depth": 5}},
+        {"model": {"dim": 65536, "pool": "flatten"}, "input": {"shape": [3, 2048, 2048]}},
+        {"input": {"shape": [3, 1 << 20, 1 << 20]}},
+    ],
+    ids=["wide", "long embeddings", "large inputs"],
+)
+def test_a_small_contract_that_describes_a_large_model_takes_no_memory(run, change):
+    """A contract of 1 kB once took 9 GB before the weights, which do not fit, were looked at."""
+    contract = json.loads((run.folder / "contract.json").read_text())
+    contract = contract | {name: contract[name] | entries for name, entries in change.items()}
+    (run.folder / "contract.json").write_text(json.dumps(contract))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(RunError, match="describes no model of mettle: .*(it takes|more than)"):
+        open_run_folder(run.folder).model()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10  # in units of 1024 bytes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": []},
+        {"files": {"model.safetensors": 5}},
+        {"input": None},
+        {"input": {"shape": 5}},
+        {"model": [1]},
+        {"dim": "x"},
+    ],
+)
+def test_a_contract_of_another_form_is_refused(run, change):
+    contract = json.loads((run.folder / "contract.json").read_text())
+    (run.folder / "contract.json").write_text(json.dumps(contract | change))
+    with pytest.raises(RunError, match="contract.json is damaged"):
+        open_run_folder(run.folder).model()
+    with pytest.raises(RunError, match="contract.json is damaged"):
+        open_run_folder(run.folder).preprocess  # noqa: B018

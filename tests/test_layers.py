@@ -18,6 +18,7 @@ FLOW = [
     "gallery",
     "mining",
     "report",
+    "notes",
     "api",
     "tuning",
     "start",

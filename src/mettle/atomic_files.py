@@ -1,21 +1,27 @@
 """Writing files so that a crash leaves the old content or the new, never half of either.
 
 Every durable write of the package goes through these few functions: temporary name, write, flush, fsync, rename,
-fsync of the folder. A process killed at any point leaves at most one ``NAME.tmp-NUMBER`` beside what it was writing:
-the next write of the same file or folder removes it, and `remove_leftovers` whatever is left in a folder. A writer
-locks its temporary file and the kernel takes the lock back when it dies, so what another process is still writing is
-never removed. Where files cannot be locked (some network disks, systems without ``flock``), leftovers stay until
-`remove_leftovers` takes them.
+fsync of the folder. A process killed at any point leaves at most one ``NAME.mettle-tmp-NUMBER`` beside what it was
+writing: the next write of the same file or folder removes it, and `remove_leftovers` whatever is left in a folder. A
+writer locks its temporary file and the kernel takes the lock back when it dies, so what another process is still
+writing is never removed. Where files cannot be locked (some network disks, systems without ``flock``), leftovers stay
+until `remove_leftovers` takes them.
 """
 
+import errno
 import hashlib
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, BinaryIO
 
-TEMPORARY = ".tmp-"
+TEMPORARY = ".mettle-tmp-"  # a name that nobody else gives a file: what has it may be removed
+
+_LEFTOVER = re.compile(rf".+{re.escape(TEMPORARY)}\d+(-journal)?")  # SQLite writes a journal beside what it makes
 
 
 def write_bytes(path: Path, content: bytes | memoryview, mode: int | None = None) -> None:
@@ -31,6 +37,17 @@ def write_bytes(path: Path, content: bytes | memoryview, mode: int | None = None
             os.fsync(file.fileno())
         if mode is not None:
             os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def write_file(path: Path, fill: Callable[[Path], Any], mode: int) -> None:
+    """Make the file ``path`` appear complete: ``fill`` writes into a temporary one, which is then renamed."""
+    path = Path(path)
+    with _temporary_beside(path, lambda place: _create_empty(place, mode)) as temporary:
+        fill(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     sync_folder(path.parent)
 
@@ -58,8 +75,37 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what killed writers left behind in ``folder``; for a caller that has the folder to itself."""
-    for leftover in Path(folder).glob(f"*{TEMPORARY}*"):
-        _remove_leftover(leftover, unsure=True)
+    for leftover in Path(folder).iterdir():
+        if _LEFTOVER.fullmatch(leftover.name):
+            _remove_leftover(leftover, unsure=True)
+
+
+def open_unlinked(path: Path) -> BinaryIO:
+    """Open a regular file for reading; where a link or anything else has its name, that is an OSError.
+
+    For folders that may come from elsewhere, in which a link could lead anywhere.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def find_link(folder: Path, names: Iterable[str]) -> Path | None:
+    """The first of these entries of a folder that is neither a regular file nor a folder itself, such as a link."""
+    for name in names:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            mode = os.lstat(folder / name).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                return folder / name
+    return None
 
 
 def sync_folder(folder: Path) -> None:
@@ -100,7 +146,7 @@ def _claim_temporary(path: Path, make: Callable[[Path], None]) -> tuple[Path, in
     start = path.name + TEMPORARY
     with suppress(OSError):  # a folder that may be written to, but not looked into
         for name in os.listdir(path.parent):
-            if name.startswith(start) and name[len(start) :].isdecimal():
+            if name.startswith(start) and _LEFTOVER.fullmatch(name):
                 _remove_leftover(path.parent / name, unsure=False)
     turn = 0
     while True:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -149,7 +150,7 @@ class TestPictures:
             ["export", of_pictures, "--onnx"],
         ):
             text = refused(*command, output)
-            assert str(output.parent) in text and ".tmp-" not in text
+            assert str(output.parent) in text and ".mettle-tmp-" not in text
 
 
 def named(found: dict[str, np.ndarray], column: str) -> list[str]:
@@ -353,3 +354,21 @@ def test_a_check_says_in_words_what_the_splits_share(tmp_path):
     halves = [f"{row},{'train' if k % 6 < 3 else 'test'}" for k, row in enumerate(rows)]
     path.write_text("label,a,b,split\n" + "\n".join(halves) + "\n")
     assert "6 labels; train and test share none of them (open-set)" in mettle("data", "check", path)
+
+
+def test_files_that_cost_too_much_are_lines_of_the_check(tmp_path):
+    """The limits of the service hold here too, and can be set."""
+    from tests.data import corpus
+    from tests.service.hostile_uploads import large_png, slow_jpeg
+
+    for label in "ab":
+        for i in range(2):
+            file = tmp_path / label / f"{i}.png"
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(corpus.encoded(np.roll(corpus.BASE, i + 3 * (label == "b"), 0), "PNG"))
+    (tmp_path / "a" / "slow.jpg").write_bytes(slow_jpeg())
+    (tmp_path / "b" / "large.png").write_bytes(large_png())
+    said = mettle("data", "check", tmp_path, "--read-seconds", "0.5", "--read-megabytes", "64", status=1)
+    assert "slow.jpg': reading it takes more than 0.5 s" in said
+    assert re.search(r"large\.png': reading it takes more than (\d+ MB of memory|0\.5 s)", said)
+    assert "2 errors" in said

@@ -176,7 +176,8 @@ class TestPlaces:
     @pytest.mark.parametrize("command", ["evaluate {} -o", "report {} -o", "embed {} new -o", "export {} --onnx"])
     def test_a_folder_that_is_not_there_is_told_first(self, command, run):
         text = refused(*command.format(run).split(), "no/such/file.npz")
-        assert text.startswith("cannot write no/such/file.npz: there is no folder no/such") and ".tmp-" not in text
+        assert text.startswith("cannot write no/such/file.npz: there is no folder no/such")
+        assert ".mettle-tmp-" not in text
 
     def test_every_file_that_is_written_is_named(self, run, tmp_path):
         text = mettle("evaluate", run, "-o", "b1.json")

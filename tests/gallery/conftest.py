@@ -2,14 +2,10 @@
 
 import shutil
 import tempfile
-from itertools import count
 from pathlib import Path
 
-import old_gallery
 import pytest
 from storage_fixtures import FileShelf, Server, ServerShelf, memory
-
-DATABASES = count(1)
 
 
 @pytest.fixture(scope="session")
@@ -34,14 +30,6 @@ def shelf(request, folder):
     if request.param == "sqlite":
         return FileShelf(folder / "people.mettle")
     return ServerShelf(request.getfixturevalue("postgres"))
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def older(request, folder) -> str:
-    """A gallery that the version before calibrations were kept has made."""
-    if request.param == "sqlite":
-        return str(old_gallery.restored_file(folder / "old"))
-    return old_gallery.restored_server(request.getfixturevalue("postgres"), f"old{next(DATABASES)}")
 
 
 @pytest.fixture

@@ -1,48 +1,12 @@
-"""Names in composed and decomposed letters, above all where an older version kept them as they came."""
+"""Names in composed and decomposed letters."""
 
 import pytest
 from storage_fixtures import units
 
 from mettle import Gallery
-from mettle.errors import InputError, UnknownIdentity
+from mettle.errors import InputError
 
 JOSE = ("Jos\u00e9", "Jose\u0301")  # composed, and in two letters
-ZOE = ("Zo\u00eb", "Zoe\u0308")
-
-
-def test_a_deletion_of_a_decomposed_name_is_repeated_however_it_is_typed(older):
-    with Gallery.open(older) as gallery:
-        assert JOSE[1] in list(gallery.ids()), "the dump holds it in two letters, or this tests nothing"
-        first = gallery.delete(JOSE[0], request="delete jose")
-        assert not first.repeated and len(first.numbers) == 1
-        for name in JOSE * 2:
-            again = gallery.delete(name, request="delete jose")
-            assert again.repeated and (again.sequence, again.numbers) == (first.sequence, first.numbers)
-        gallery.enrol(JOSE[0], units(70, 1, 4))
-        for name in JOSE:
-            assert gallery.delete(name, request="delete jose").repeated
-        assert JOSE[0] in gallery, "who was enrolled later is another's to delete"
-        for name in ("Joseph", "person 4"):
-            with pytest.raises(InputError, match="used before"):
-                gallery.delete(name, request="delete jose")
-        assert "person 4" in gallery and gallery.check() == []
-
-
-def test_requests_of_the_older_version_itself_are_answered_as_repeated(older):
-    with Gallery.open(older) as gallery:
-        sequence = gallery.info().sequence
-        for name in ZOE:
-            again = gallery.delete(name, request="delete zoe")
-            assert again.repeated and len(again.numbers) == 1
-            late = gallery.enrol(name, units(51, 1, 4), request="enrol zoe")
-            assert late.repeated, "a late retry resurrects nobody"
-            with pytest.raises(InputError, match="used before"):
-                gallery.enrol(name, units(51, 1, 4), request="enrol zoe", replace=True)
-            with pytest.raises(UnknownIdentity):
-                gallery.delete(name, request="another")
-        assert gallery.info().sequence == sequence
-        for name in JOSE:
-            assert gallery.enrol(name, units(50, 1, 4), request="enrol jose").repeated
 
 
 def test_of_two_spellings_that_are_both_kept_the_older_goes_first(tmp_path):

@@ -368,12 +368,12 @@ def test_g6_one_writer_and_many_readers(full, tmp_path):
 def test_g5_leftovers_of_a_killed_process_are_no_obstacle(full, tmp_path):
     path = tmp_path / "people.mettle"
     full.close()
-    (path / "index.tmp-abc").mkdir()
-    (path / "contract.json.tmp-1").write_bytes(b"half")
+    (path / "index.mettle-tmp-7").mkdir()
+    (path / "contract.json.mettle-tmp-1").write_bytes(b"half")
     (path / "index" / "unknown").write_bytes(b"?") if (path / "index").is_dir() else None
     with Gallery.open(path) as again:
         assert len(again) == 20
-    assert not (path / "index.tmp-abc").exists()
+    assert not (path / "index.mettle-tmp-7").exists()
 
 
 def test_g4_a_damaged_index_is_built_again_and_said(full, tmp_path):
@@ -689,7 +689,7 @@ class TestWithModel:
         opened.close()
         shutil.rmtree(tmp_path / "people.mettle" / "model")
         shutil.copytree(other_trained.run.folder, tmp_path / "people.mettle" / "model")
-        with pytest.raises(GalleryError, match="another weights"):
+        with pytest.raises(GalleryError, match="not as it was written"):
             Gallery.open(tmp_path / "people.mettle")
 
     def test_g10_another_model_is_refused(self, opened, other_trained, tmp_path):

@@ -227,11 +227,11 @@ def test_damage_ends_with_another_status(folder):
     gallery, _ = enrolled(folder / "g", {f"p{i}": row[None] for i, row in enumerate(units(0, 5))})
     gallery.close()
     with sqlite3.connect(folder / "g" / "record.sqlite") as record:
-        record.execute("INSERT INTO removals (number, sequence) VALUES (2, 1)")
+        record.execute("INSERT INTO deleted_templates VALUES (2, 1, 0, 0)")
     record.close()
     assert "record and index: 1 problems" in mettle("gallery", "audit", folder / "g", status=1)
     with sqlite3.connect(folder / "g" / "record.sqlite") as record:
-        record.execute("UPDATE templates SET crc = crc + 1 WHERE number = 3")
+        record.execute("UPDATE templates SET checksum = checksum + 1 WHERE number = 3")
     record.close()
     assert "template 3 fails its checksum" in mettle("gallery", "audit", folder / "g", status=2)
 

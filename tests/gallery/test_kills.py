@@ -66,9 +66,9 @@ def test_g1_the_harness_would_see_a_loss(tmp_path, damage):
         shelf.sql("DELETE FROM templates")
         shelf.sql("DELETE FROM identities")
     elif damage == "calibration lost":
-        shelf.sql("DELETE FROM facts WHERE key = 'calibration'")
+        shelf.sql("DELETE FROM metadata WHERE key = 'calibration'")
     elif damage == "or torn":
-        shelf.sql("UPDATE facts SET value = replace(value, '0.7', '0.6') WHERE key = 'calibration'")
+        shelf.sql("UPDATE metadata SET value = replace(value, '0.7', '0.6') WHERE key = 'calibration'")
     elif damage == "half":
         shelf.sql("DELETE FROM templates WHERE number = 5")
     else:
@@ -76,7 +76,7 @@ def test_g1_the_harness_would_see_a_loss(tmp_path, damage):
         record.enrol("a", killed.vectors(0, 3))
         record.close()
         if damage == "back again":
-            shelf.sql("UPDATE counter SET sequence = 4")
+            shelf.sql("UPDATE revision_state SET sequence = 4")
     with pytest.raises((AssertionError, GalleryError)):
         killed.look(tmp_path, expected, None, random.Random(1))
 

@@ -63,7 +63,7 @@ def content(what: str, path: Path) -> str:
 def test_the_next_write_removes_what_killed_writers_left(folder, what):
     path = folder / "a [*] name"
     children = [begun(what, path) for _ in range(3)]  # at the same time, so each has a name of its own
-    other = folder / "another.tmp-0"
+    other = folder / "another.mettle-tmp-0"
     other.write_text("of something else")
     for child in children:
         killed(child)
@@ -78,7 +78,7 @@ def test_the_next_write_removes_what_killed_writers_left(folder, what):
 def test_a_single_leftover_is_gone_after_the_next_write(folder, what):
     path = folder / "target"
     killed(begun(what, path))
-    assert [file.name for file in folder.iterdir()] == ["target.tmp-0"]
+    assert [file.name for file in folder.iterdir()] == ["target.mettle-tmp-0"]
     write(what, path)
     assert list(folder.iterdir()) == [path] and content(what, path) == "ours"
 
@@ -99,13 +99,13 @@ def test_what_a_live_writer_holds_is_left_alone(folder, what):
         child.kill()
         child.communicate()
     assert content(what, path) == "theirs", "the last one wins"
-    assert not list(folder.glob("*.tmp-*"))
+    assert not list(folder.glob("*.mettle-tmp-*"))
 
 
 def test_sweep_takes_what_the_dead_left_whoever_named_it(folder, what):
     killed(begun(what, folder / "target"))
-    (folder / "b.tmp-x1y2z3").write_text("of an older version")
-    (folder / "c.tmp-0").symlink_to(folder / "nowhere")
+    (folder / "b.mettle-tmp-12").write_text("of an older version")
+    (folder / "c.mettle-tmp-0").symlink_to(folder / "nowhere")
     atomic_files.remove_leftovers(folder)
     assert list(folder.iterdir()) == []
 
@@ -151,7 +151,7 @@ def test_where_there_are_no_locks_writes_work_and_only_a_sweep_removes(folder, w
     monkeypatch.setitem(sys.modules, "fcntl", None)  # as on a system without it
     write(what, folder / "target")
     assert content(what, folder / "target") == "ours"
-    assert sorted(file.name for file in folder.iterdir()) == ["target", "target.tmp-0"]
+    assert sorted(file.name for file in folder.iterdir()) == ["target", "target.mettle-tmp-0"]
     atomic_files.remove_leftovers(folder)
     assert [file.name for file in folder.iterdir()] == ["target"]
 
@@ -190,11 +190,11 @@ def test_the_umask_says_who_may_read_unless_the_caller_does(folder, umask, plain
 
 def test_a_leftover_that_is_no_file_of_ours_does_not_stop_a_write(folder):
     """A pipe would block whoever opens it, a link would lead elsewhere, a folder is not a file."""
-    os.mkfifo(folder / "target.tmp-0")
+    os.mkfifo(folder / "target.mettle-tmp-0")
     outside = folder / "outside"
     outside.write_text("mine")
-    (folder / "target.tmp-1").symlink_to(outside)
-    (folder / "target.tmp-2").mkdir()
+    (folder / "target.mettle-tmp-1").symlink_to(outside)
+    (folder / "target.mettle-tmp-2").mkdir()
     atomic_files.write_text(folder / "target", "ours")
     assert (folder / "target").read_text() == "ours" and outside.read_text() == "mine"
     assert stat.S_ISREG((folder / "target").lstat().st_mode)

@@ -93,14 +93,14 @@ def test_records_of_both_kinds_are_searched(record, server):
     rows = units(1, 30)
     receipt = record.enrol_many([(f"p{i}", rows[i : i + 1]) for i in range(30)])
     record.delete("p7")
-    scores, numbers = search.find(rows[:9], 4)
+    found = search.find(rows[:9], 4)
     exact = rows[:9] @ rows.T
     exact[:, 7] = -2
     order = np.argsort(-exact, axis=1)[:, :4]
-    assert np.array_equal(numbers, np.asarray(receipt.numbers)[order])
-    np.testing.assert_allclose(scores, np.take_along_axis(exact, order, axis=1), atol=1e-6)
-    scores, numbers = search.find(rows[:1], 40)  # more than there are
-    assert (numbers[0, 29:] == -1).all() and np.isneginf(scores[0, 29:]).all() and search.check() == []
+    assert np.array_equal(found.numbers, np.asarray(receipt.numbers)[order])
+    np.testing.assert_allclose(found.scores, np.take_along_axis(exact, order, axis=1), atol=1e-6)
+    found = search.find(rows[:1], 40)  # more than there are
+    assert (found.numbers[0, 29:] == -1).all() and np.isneginf(found.scores[0, 29:]).all() and search.check() == []
     search.close()
 
 

@@ -309,12 +309,12 @@ def test_a_folder_where_a_file_should_be(tmp_path):
 
 def test_g5_leftovers_are_swept_and_strangers_left_alone(tmp_path):
     saved(tmp_path)
-    (tmp_path / "vectors-1.bin.tmp-abc").write_bytes(b"half")
+    (tmp_path / "vectors-1.bin.mettle-tmp-7").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("mine")
     old = {file.name for file in tmp_path.glob("*.bin")}
     index = saved(tmp_path, seed=3, sequence=42)
     names = {file.name for file in tmp_path.iterdir()}
-    assert "notes.txt" in names and not any(".tmp-" in name for name in names)
+    assert "notes.txt" in names and not any(".mettle-tmp-" in name for name in names)
     assert len([n for n in names if n.endswith(".bin")]) == 3
     assert not {name for name in old if name.startswith(("vectors", "engine"))} & names
     assert persistence.load_index(tmp_path, facts(index, sequence=42)).sequence == 42
@@ -341,7 +341,7 @@ for limit in (10, 5000, 6000, 44000):
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     assert persistence.load_index(tmp_path, facts(index)).sequence == 41
-    assert not list(tmp_path.glob("*.tmp-*"))
+    assert not list(tmp_path.glob("*.mettle-tmp-*"))
 
 
 def test_g1_killed_while_writing_leaves_the_former_view_or_the_new(tmp_path):

@@ -1,14 +1,11 @@
-"""A repeated request gives the first receipt, whole: what was skipped is kept, in a form that older versions take."""
+"""A repeated request gives the first receipt, whole, with what was skipped."""
 
-import json
 import sqlite3
 
 import numpy as np
 import pytest
-from old_gallery import DIGEST
 from storage_fixtures import units
 
-from mettle.errors import InputError
 from mettle.gallery import Gallery
 from mettle.gallery.storage import sql
 
@@ -44,19 +41,9 @@ def test_each_request_has_its_own_count(record):
     assert record.delete("anna", request="gone").skipped == record.delete("anna", request="gone").skipped == 0
 
 
-def test_nobody_can_ask_under_the_name_that_the_count_is_kept_by(shelf, record):
-    record.enrol("anna", units(1, 1))
-    record.enrol("anna", units(1, 1), distinct=True, request="r")
-    names = [row[0] for row in requests(shelf)]
-    (kept,) = [name for name in names if name != "r" and not name.startswith("unnamed")]
-    assert len(kept.encode()) > 512
-    with pytest.raises(InputError, match="512"):
-        record.enrol("anna", units(1, 1), distinct=True, request=kept)
-
-
 def requests(shelf) -> list[tuple]:
     """All rows of the table, read around the package."""
-    sql = "SELECT name, asked, sequence, numbers FROM {}requests ORDER BY sequence, length(name)"
+    sql = "SELECT name, request_hash, sequence, numbers FROM {}idempotency_keys ORDER BY sequence"
     if shelf.kind == "postgresql":
         return shelf.server.sql(sql.format(f"{shelf.name}."))
     connection = sqlite3.connect(shelf.path)
@@ -64,31 +51,6 @@ def requests(shelf) -> list[tuple]:
         return connection.execute(sql.format("")).fetchall()
     finally:
         connection.close()
-
-
-def test_a_version_that_knows_nothing_of_it_reads_and_writes_the_same_table(shelf, record):
-    """It takes four columns, a row by its name, and a list of numbers in it."""
-    record.enrol("anna", units(1, 2))
-    first = record.enrol("anna", units(1, 3), distinct=True, request="r")
-    rows = {name: row for name, *row in requests(shelf)}
-    asked, sequence, numbers = rows["r"]
-    assert (sequence, tuple(json.loads(numbers))) == (first.sequence, first.numbers)
-    assert all(isinstance(json.loads(row[2]), list) for row in rows.values())
-    # What that version writes: no count.
-    shelf.sql(f"INSERT INTO requests VALUES ('old', '{asked}', {sequence}, '[7, 8]')")
-    old = record.enrol("anna", units(1, 3), distinct=True, request="old")
-    assert (old.repeated, old.numbers, old.skipped) == (True, (7, 8), 0)
-
-
-def test_requests_of_an_older_gallery_are_known_and_its_format_stays(older):
-    with Gallery.open(older) as gallery:
-        assert gallery.delete("Zoe\u0308", request="delete zoe").repeated
-        name = next(gallery.ids())
-        rows = gallery._record.templates(name).vectors
-        first = gallery.enrol(name, rows, request="again")
-        assert gallery.enrol(name, rows, request="again").skipped == first.skipped == len(rows)
-        facts = gallery._record._read(lambda session: dict(session.rows("SELECT key, value FROM facts")))
-        assert facts["format"] == "1" and gallery._record.digest() == DIGEST and gallery.check() == []
 
 
 def test_what_is_forgotten_is_forgotten_whole(shelf, record, monkeypatch):

@@ -15,7 +15,7 @@ from storage_fixtures import FileShelf, units
 from test_storage import held
 
 from mettle.atomic_files import TEMPORARY
-from mettle.errors import GalleryError, GalleryUnavailable, UnknownIdentity
+from mettle.errors import GalleryError, GalleryUnavailable
 from mettle.gallery.binding import Binding
 from mettle.gallery.storage import sqlite as sqlite_module
 from mettle.gallery.storage.sqlite import SqliteRecord
@@ -95,7 +95,7 @@ def test_g2_power_loss_during_a_snapshot_leaves_the_old_one(shelf, folder):
     record.enrol("bert", units(2, 2))
     record.snapshot(folder / "new.sqlite")
     new = (folder / "new.sqlite").read_bytes()
-    temporary = target.with_name(f"snapshot.sqlite{TEMPORARY}77-1")
+    temporary = target.with_name(f"snapshot.sqlite{TEMPORARY}77")
     for length in [None, 0, 1, 4096, len(new) // 2, len(new)]:  # not begun, torn, complete but not renamed
         target.write_bytes(old)
         if length is not None:
@@ -138,7 +138,7 @@ import resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from storage_fixtures import units
-from mettle.errors import GalleryUnavailable
+from mettle.errors import GalleryUnavailable, OutcomeUnknown
 from mettle.gallery.storage.sqlite import SqliteRecord
 
 record = SqliteRecord.open(Path(sys.argv[1]))
@@ -151,7 +151,8 @@ while failed < 3:
         record.enrol(f"p{done}", units(done, 8), request=f"r{done}")
         done += 1
     except GalleryUnavailable as error:
-        assert "nothing was changed" in str(error) and "\\n" not in str(error), error
+        unsure = isinstance(error, OutcomeUnknown)  # the write of the change, and the one to settle it, failed
+        assert ("settles it" if unsure else "nothing was changed") in str(error) and "\\n" not in str(error), error
         failed += 1
         assert record.size().identities == done and record.sequence() == done, "reads go on"
         for verb in (record.compact, lambda: record.snapshot(Path(sys.argv[1]).with_name("copy.sqlite"))):
@@ -375,39 +376,6 @@ def test_g9_compact_erases_deleted_templates_from_every_file(shelf, folder):
     assert record.check() == [] and record.size().identities == len(people) - len(gone)
     record.close()
     assert found(shelf.path.parent) == []
-
-
-def test_g9_tombstones_keep_the_deleted_dead_in_a_restored_backup(shelf, folder):
-    record = shelf.create()
-    record.enrol("anna", units(1, 2))
-    record.enrol("bert", units(2, 2))
-    record.enrol("carl", units(3, 1))
-    record.delete("carl")
-    record.enrol("carl", units(4, 1))
-    backup = FileShelf(folder / "backup")
-    record.snapshot(backup.path)
-    made = record.sequence()
-    record.delete("anna")
-    record.enrol("anna", units(5, 1))
-    record.enrol("dora", units(6, 1))
-    numbers = record.enrol("bert", units(7, 1), replace=True).numbers
-    stones = record.tombstones(made)
-    lost, everything = record.sequence(), record.tombstones()
-    record.close()
-    assert [stone.sequence for stone in stones] == [made + 1, made + 4] and len(everything) == 3
-    assert not any(name in repr(everything) for name in ("anna", "bert", "carl"))
-
-    restored = backup.open()
-    receipt = restored.apply(everything)
-    assert list(restored.ids()) == ["carl"] and len(receipt.numbers) == 4, "what came after a deletion stays"
-    assert receipt.sequence > lost and restored.apply(everything).repeated
-    assert restored.sequence() == receipt.sequence and restored.check() == []
-    assert all(restored.changes(view) is None for view in range(lost + 1)), "views of the lost history are not trusted"
-    assert restored.changes(receipt.sequence) is not None
-    with pytest.raises(UnknownIdentity):
-        restored.delete("anna")
-    assert min(restored.enrol("anna", units(8, 1)).numbers) >= min(numbers), "numbers given before stay used"
-    restored.close()
 
 
 def test_a_snapshot_is_not_written_over_a_gallery(shelf, folder):

@@ -14,6 +14,7 @@ from storage_fixtures import FileShelf, ServerShelf, memory, units
 from mettle.errors import GalleryError, InputError, UnknownIdentity
 from mettle.gallery.binding import Binding
 from mettle.gallery.storage import sql
+from mettle.gallery.storage.integrity import row_checksum
 
 
 def held(record) -> dict[str, dict[int, bytes]]:
@@ -298,12 +299,11 @@ def test_check_finds_damaged_rows(shelf, record):
         record.enrol(f"p{i}", units(i, 2))
     assert record.check() == []
     damages = {
-        "UPDATE templates SET crc = crc + 1 WHERE number = 3": "template 3 fails its checksum",
+        "UPDATE templates SET checksum = checksum + 1 WHERE number = 3": "template 3 fails its checksum",
         "UPDATE templates SET identity = (SELECT id FROM identities WHERE name = 'p4') WHERE number = 1": "template 1 ",
-        "UPDATE counter SET number = 9": "never given",
-        "UPDATE counter SET sequence = 1": "never made",
-        "INSERT INTO removals VALUES (5, 1)": "removed templates are there",
-        "INSERT INTO identities (name) VALUES ('nobody')": "no template",
+        "INSERT INTO deleted_templates VALUES (5, 1, 0, 0)": "deleted template 5 fails its checksum",
+        "INSERT INTO identities VALUES (77, 'nobody', 0, 0, 1)": "identity 77 fails its checksum",
+        "UPDATE revision_state SET sequence = 1": "state of the revision fails its checksum",
     }
     found = []
     for statement, words in damages.items():
@@ -319,11 +319,12 @@ def test_check_finds_damaged_rows(shelf, record):
 
 def test_a_newer_format_is_refused(shelf, record):
     record.close()
-    shelf.sql("UPDATE facts SET value = '99' WHERE key = 'format'")
+    key = "key = 'format'"
+    shelf.sql(f"UPDATE metadata SET value = '99', checksum = {row_checksum('metadata', 'format', '99')} WHERE {key}")
     with pytest.raises(GalleryError, match="upgrade mettle"):
         shelf.open()
-    shelf.sql("UPDATE facts SET value = '1' WHERE key = 'format'")
-    shelf.sql("UPDATE facts SET value = '[]' WHERE key = 'binding'")
+    shelf.sql(f"UPDATE metadata SET value = '1', checksum = {row_checksum('metadata', 'format', '1')} WHERE {key}")
+    shelf.sql("UPDATE metadata SET value = '[]' WHERE key = 'binding'")
     with pytest.raises(GalleryError, match="damaged"):
         shelf.open(write=False)
 

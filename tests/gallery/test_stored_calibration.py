@@ -11,8 +11,6 @@ from pathlib import Path
 
 import killed
 import numpy as np
-import old_gallery
-import psycopg
 import pytest
 from proxy import Proxy
 from storage_fixtures import PATIENT, FileShelf, ServerShelf, units
@@ -241,7 +239,7 @@ def test_a_damaged_calibration_answers_nothing_and_is_healed(shelf, damage):
         gallery.calibrate(0.1)
         assert gallery.check() == []
     for heal in (lambda gallery: gallery.forget_calibration(), lambda gallery: gallery.calibrate(0.1)):
-        shelf.sql(f"UPDATE facts SET value = {damage} WHERE key = 'calibration'")
+        shelf.sql(f"UPDATE metadata SET value = {damage} WHERE key = 'calibration'")
         with Gallery.open(place) as gallery:
             for ask in (gallery.operating, lambda: gallery.identify(units(9, 1), far=0.1)):
                 with pytest.raises(GalleryError, match="calibration in the record is damaged") as told:
@@ -261,7 +259,7 @@ def test_info_shows_what_a_damaged_calibration_keeps_from_use(tmp_path):
         gallery.enrol_many((f"p{i}", rows) for i, rows in enumerate(crowd(40)))
         gallery.calibrate(0.1)
     with sqlite3.connect(tmp_path / "g" / "record.sqlite") as record:
-        record.execute("UPDATE facts SET value = '{}' WHERE key = 'calibration'")
+        record.execute("UPDATE metadata SET value = '{}' WHERE key = 'calibration'")
     record.close()
     with Gallery.open(tmp_path / "g") as gallery:
         told = gallery.info().thresholds
@@ -323,7 +321,6 @@ def test_a_move_into_an_emptied_gallery_leaves_nothing_of_its_former_calibration
             assert moved.operating(far=0.1).threshold == table["0.1"]["threshold"]
         else:
             assert moved.info().calibration is None and moved.operating(far=0.1).threshold == MADE[0.1]
-    assert dict(rows_of(where)["facts"])["format"] == ("2" if carried else "1")
 
 
 KEEPER = """
@@ -396,47 +393,6 @@ def test_a_line_cut_while_it_is_kept_or_forgotten_is_survived(postgres, folder, 
         assert killed.calibrated(record) == (None if found is None else turn)
     record.close()
     line.close()
-
-
-def rows_of(where: str) -> dict[str, list[tuple]]:
-    """All rows of all tables, around the package's back."""
-    tables = ("facts", "counter", "identities", "templates", "removals", "tombstones", "requests")
-    if where.startswith("postgresql"):
-        address, name = where.split("&gallery=")
-        with psycopg.connect(address) as connection:
-            ask = {table: f'SELECT * FROM "{name}".{table} ORDER BY 1, 2' for table in tables}
-            return {table: connection.execute(sql).fetchall() for table, sql in ask.items()}
-    connection = sqlite3.connect(Path(where) / "record.sqlite")
-    found = {table: connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in tables}
-    connection.close()
-    return found
-
-
-def test_a_gallery_of_the_version_before_can_be_calibrated_and_loses_nothing(older):
-    before = rows_of(older)
-    assert dict(before["facts"])["format"] == "1" and len(before["facts"]) == 3
-    with Gallery.open(older) as gallery:
-        assert gallery.check() == gallery.notes == [] and gallery._record.digest() == old_gallery.DIGEST
-        assert gallery.info().calibration is None and gallery.operating(far=0.1).threshold == 0.25
-    assert rows_of(older) == before, "opening, asking and checking change nothing"
-    with Gallery.open(older) as gallery:
-        table = gallery.calibrate(0.1)
-    after = rows_of(older)
-    assert dict(after["facts"])["format"] == "2", "versions that know of no calibration refuse it from now on"
-    for name, rows in before.items():
-        if name == "counter":
-            assert after[name] == [(1, 17, *rows[0][2:])]
-        elif name == "facts":
-            new = dict(after[name])
-            assert json.loads(new.pop("calibration"))["people"] == 11 and new == dict(rows) | {"format": "2"}
-        else:
-            assert after[name] == rows, name
-    with Gallery.open(older) as gallery:
-        assert gallery.operating(far=0.1).threshold == table["0.1"]["threshold"] != 0.25
-        assert gallery.check() == gallery.notes == [] and gallery._record.digest() == old_gallery.DIGEST
-        assert gallery._record.enrol("person 4", units(4, 1, 4), request="r4").repeated
-        gallery.forget_calibration()
-    assert rows_of(older)["facts"] == before["facts"], "forgotten, it is as it was: older versions read it again"
 
 
 @pytest.mark.parametrize(("far", "people"), [(0.1, 9), (0.05, 12), (0.01, 25), (0.003, 46), (0.001, 78), (1e-4, 246)])

@@ -1,6 +1,6 @@
 """Moving a gallery between kinds of record: everything or nothing, with proof."""
 
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ from test_storage import held
 
 from mettle.errors import GalleryError
 from mettle.gallery.binding import Binding
-from mettle.gallery.results import Templates
 from mettle.gallery.storage.transfer import Moved, copy_storage
 
 BOUND = Binding(16, "ab" * 32, '{"size": 64}', "mean", {"0.001": {"threshold": 0.5}})
@@ -75,7 +74,7 @@ def test_a_target_that_is_not_empty_or_not_alike_is_refused(records, shelves):
     assert people(target) == {"anna": [units(1, 1, 16)[0].tobytes()]}
     with pytest.raises(GalleryError, match="same gallery"):
         copy_storage(source, source)
-    source._binding = dataclasses.replace(BOUND, model="cd" * 32)
+    source._fixed = replace(source._fixed, binding=replace(BOUND, model="cd" * 32))
     with pytest.raises(GalleryError, match="bound to something else"):
         copy_storage(source, target)
 
@@ -96,11 +95,11 @@ class Faulty:
                 if self._fault == "misses some":
                     continue
                 if self._fault == "changes a vector":
-                    part = Templates(part.numbers, part.identities, -part.vectors)
+                    part = replace(part, vectors=-part.vectors)
                 if self._fault == "changes a name":
-                    part = Templates(part.numbers, ("nobody", *part.identities[1:]), part.vectors)
+                    part = replace(part, identities=("nobody", *part.identities[1:]))
                 if self._fault == "has a NaN":
-                    part = Templates(part.numbers, part.identities, np.full_like(part.vectors, np.nan))
+                    part = replace(part, vectors=np.full_like(part.vectors, np.nan))
             yield part
 
 
@@ -115,7 +114,7 @@ def test_a_move_that_fails_leaves_the_target_empty(records, fault):
 
 def test_a_damaged_source_is_not_moved(records, shelves):
     source, target = records
-    shelves[0].sql("UPDATE templates SET crc = crc + 1 WHERE number = 5")
+    shelves[0].sql("UPDATE templates SET checksum = checksum + 1 WHERE number = 5")
     with pytest.raises(GalleryError, match="template 5"):
         copy_storage(source, target)
     assert is_empty(target)

@@ -112,7 +112,7 @@ def test_no_folder_for_the_file_is_told_before_the_work(model, tmp_path):
     for write in (lambda path: write_embeddings(model, samples, path), lambda path: export_onnx(model, path)):
         with pytest.raises(InputError, match=r"there is no folder .*gone; make it") as caught:
             write(tmp_path / "gone" / "z.npz")
-        assert ".tmp-" not in str(caught.value)
+        assert ".mettle-tmp-" not in str(caught.value)
         with pytest.raises(InputError, match="it is a folder; name a file in it"):
             write(tmp_path)
 

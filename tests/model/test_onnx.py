@@ -177,3 +177,28 @@ def test_a_graph_that_is_not_there_or_too_large_is_not_read(tmp_path, monkeypatc
             OnnxEmbedder(graph)
     with pytest.raises(InputError, match="threads must be"):
         OnnxEmbedder(b"", threads=99)
+
+
+def test_a_graph_that_unfolds_to_gigabytes_is_refused_where_a_pool_reads():
+    from onnx import TensorProto, helper
+
+    from mettle.data.reader_pool import ReaderLimits, ReaderPool
+
+    def graph(count: int) -> bytes:
+        """x plus the sum of so many zeros."""
+        shape = helper.make_tensor("shape", TensorProto.INT64, [2], [count // 4, 4])
+        axis = helper.make_tensor("axis", TensorProto.INT64, [1], [0])
+        nodes = [
+            helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
+            helper.make_node("ReduceSum", ["zeros", "axis"], ["sum"], keepdims=1),
+            helper.make_node("Add", ["x", "sum"], ["y"]),
+        ]
+        x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", 4]) for name in "xy")
+        made = helper.make_graph(nodes, "g", [x], [y], [shape, axis])
+        opset = [helper.make_opsetid("", 17)]
+        return helper.make_model(made, opset_imports=opset, ir_version=8).SerializeToString()
+
+    with ReaderPool(1, ReaderLimits(seconds=60, megabytes=256)) as pool, pool.active():
+        assert OnnxEmbedder(graph(400)).dim == 4
+        with pytest.raises(InputError, match="fails on inputs|cannot be used"):
+            OnnxEmbedder(graph(1_000_000_000))

@@ -45,7 +45,7 @@ def test_where_things_go(made, page):
     path, _ = page
     assert path == made.run.folder / "report.html"
     assert (made.run.folder / "card.md").read_text(encoding="utf-8").startswith("# ")
-    assert not list(made.run.folder.glob("*.tmp-*"))
+    assert not list(made.run.folder.glob("*.mettle-tmp-*"))
 
 
 def test_page_needs_nothing_else(page):

@@ -40,7 +40,7 @@ def test_a_state_comes_back_exactly_whole_number_keys_included(tmp_path):
 
 
 def test_the_last_two_are_kept_and_leftovers_swept(tmp_path):
-    (tmp_path / "step-00000001.tmp-dead").mkdir(parents=True)
+    (tmp_path / "step-00000001.mettle-tmp-7").mkdir(parents=True)
     for step in (1, 2, 3, 4):
         checkpoint.save_checkpoint(tmp_path, step, state(step))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
@@ -139,13 +139,13 @@ KILLER = textwrap.dedent(
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         acknowledged = int(acks.read_text().split()[-1])
-        inside += any(folder.glob("*.tmp-*"))
+        inside += any(folder.glob("*.mettle-tmp-*"))
         step, found, passed = checkpoint.load_latest(folder)
         assert step >= acknowledged and passed == [], (step, acknowledged, passed)
         assert torch.equal(found["w"], content(step)["w"]) and int(found["n"][0]) == step
         start = step + 1
     checkpoint.save_checkpoint(folder, start, content(start))
-    assert not list(folder.glob("*.tmp-*"))
+    assert not list(folder.glob("*.mettle-tmp-*"))
     print(done, "kills", inside, "inside a write")
     """
 )

@@ -332,7 +332,7 @@ KILLED = textwrap.dedent(
 
         def save_checkpoint(folder, step, state):
             if point == f"save {step}":  # half of it is written
-                (folder / f"step-{step:08d}.tmp-0").mkdir(parents=True)
+                (folder / f"step-{step:08d}.mettle-tmp-0").mkdir(parents=True)
             kill_at(f"save {step}")
             return save(folder, step, state)
 

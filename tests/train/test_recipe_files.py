@@ -10,6 +10,7 @@ from mettle.errors import InputError, RecipeError
 from mettle.train import builtin_recipes, load, open_run_folder, train
 from mettle.train.recipe import parse_recipe
 from mettle.train.recipe_files import builtin_titles, read_recipe_file
+from mettle.train.run_folder import is_builtin_source
 
 from .conftest import tiny
 
@@ -46,12 +47,25 @@ def test_other_things_are_refused_in_one_line(source, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", builtin_recipes())
+NUMBERS_ONLY = {"wcl-cifar100", "wcl-celeba", "hdml-cars196"}  # differ in numbers from one that is tried, and are large
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in NUMBERS_ONLY else []) for n in builtin_recipes()]
+)
 def test_every_recipe_takes_its_first_steps(source, tmp_path, name):
     recipe = load(name)
     small = {"data.source": str(source), "model.width": 4, "model.depth": 2, "model.dim": 8, "train.steps": 2}
     small |= {"loss.dims": [2, 8]} if "dims" in recipe.loss else {}
     small |= {"batch.size": 12} if recipe.batch.size else {"batch.classes": 4, "batch.samples": recipe.batch.samples}
+    if not is_builtin_source(recipe.data.source):  # names of columns and a size that fit its data, not these
+        small |= {
+            "data.size": 32,
+            "data.label": None,
+            "data.groups": None,
+            "evaluate.spurious": None,
+            "train.epochs": None,
+        }
     rows: list[dict] = []
     recipe = recipe.with_values(small)
     done = train(recipe, tmp_path / "run", tensorboard=False, on_step=lambda step, row: rows.append(row))

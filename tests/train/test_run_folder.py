@@ -233,4 +233,4 @@ def test_a_file_that_cannot_grow_is_one_line(limit, source, tmp_path):
     assert done.returncode == 2, done.stdout + done.stderr
     assert len(done.stderr.strip().splitlines()) == 1 and "Traceback" not in done.stderr
     assert "could not write" in done.stderr and "File too large" in done.stderr
-    assert not list((tmp_path / "runs").glob("**/*.tmp-*"))
+    assert not list((tmp_path / "runs").glob("**/*.mettle-tmp-*"))

@@ -13,13 +13,27 @@ from typing import Annotated, Any
 import typer
 
 from mettle import __version__
-from mettle.cli import start, run, tune, data, mine, gallery, service, doctor, ranks, reproduce
+from mettle.cli import start, run, tune, data, mine, gallery, service, doctor, ranks, reproduce, notes
 from mettle.cli.options import app
 from mettle.errors import MettleError, nearest
 
 UsageError: Any = typer.BadParameter.__base__  # of the click inside typer, or of click itself: versions differ
 # Each module registers its commands.
-__all__ = ["app", "data", "doctor", "gallery", "main", "mine", "ranks", "reproduce", "run", "service", "start", "tune"]
+__all__ = [
+    "app",
+    "data",
+    "doctor",
+    "gallery",
+    "main",
+    "mine",
+    "notes",
+    "ranks",
+    "reproduce",
+    "run",
+    "service",
+    "start",
+    "tune",
+]
 
 
 def _version(wanted: bool) -> None:

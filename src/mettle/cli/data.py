@@ -1,11 +1,20 @@
 """Commands around data files: audit, data check, data import."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from mettle.cli.options import add_command_group, app, cache_folder, command_line, print_scenario
+from mettle.cli.options import (
+    ReadMegabytes,
+    ReadSeconds,
+    add_command_group,
+    app,
+    cache_folder,
+    command_line,
+    print_scenario,
+    read_within_limits,
+)
 
 data_app = add_command_group("data", "Look at data before training on them; turn public sets into tables.")
 PROTOCOLS = {
@@ -48,6 +57,8 @@ def audit(
     where: Annotated[
         list[str] | None, typer.Option(help="Keep only rows with COLUMN=VALUE, as in split=test. Repeatable.")
     ] = None,
+    read_seconds: ReadSeconds = 5.0,
+    read_megabytes: ReadMegabytes = 1024,
 ) -> None:
     """Audit embeddings of any model: one page and one JSON with everything that can be said about them."""
     from mettle.cli.torchrun import join_ranks
@@ -62,13 +73,13 @@ def audit(
     chosen = {"label": label, "domain": domain, "groups": group, "image": image, "embeddings": embeddings}
     output = output or files[0].parent / f"{files[0].name.partition('.')[0]}-audit"
     audit_page_path(output)  # a name that will not do is said before the work
-    with join_ranks() as ranks:
+    with join_ranks() as ranks, read_within_limits(read_seconds, read_megabytes):
         table = read_embeddings(*files, where=where or (), **chosen)  # type: ignore[arg-type]
         print(f"{files[0]}: {len(table)} embeddings of dimension {table.values.shape[1]}", flush=True)
         found = run_audit(table, fars=far or FARS, across_ranks=ranks.size > 1)
-    if not ranks.writes:
-        return
-    page = write_audit(found, output, command_line())
+        if not ranks.writes:
+            return
+        page = write_audit(found, output, command_line())
     for name, way in found.summary()["scenarios"].items():
         print_scenario(name, way["verification"], way["retrieval"])
     if found.label_errors is not None:
@@ -96,12 +107,16 @@ def data_check(
     near: Annotated[str, typer.Option(help="Pictures that look alike across splits: 'warning' or 'error'.")] = (
         "warning"
     ),
+    read_seconds: ReadSeconds = 5.0,
+    read_megabytes: ReadMegabytes = 1024,
 ) -> None:
     """Validate data: counts, problems with row numbers, leakage, duplicates. Exit status 1 when there are errors."""
     from mettle.data import check, read
 
-    samples = read(path, policy="trust", cache=cache_folder(), label=label, domain=domain, image=image, missing=missing)
-    found = check(samples, policy=policy, near=near)  # type: ignore[arg-type]
+    columns: dict[str, Any] = {"label": label, "domain": domain, "image": image}
+    with read_within_limits(read_seconds, read_megabytes):
+        samples = read(path, policy="trust", cache=cache_folder(), missing=missing, **columns)
+        found = check(samples, policy=policy, near=near)  # type: ignore[arg-type]
     print(f"{path}: {found.samples} samples, {len(found.labels)} labels; {PROTOCOLS[found.protocol]}")
     for title, counts in (("split", found.splits), ("domain", found.domains)):
         if counts:

@@ -444,6 +444,27 @@ def check(gallery: Where) -> None:
 
 
 @gallery_app.command()
+def scrub(
+    gallery: Where,
+    pause: Annotated[float, typer.Option(help="Seconds to wait after every few hundred people.")] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Read everything that answers rest on again, while the gallery is in use. Exit status 1 where there is damage."""
+    from mettle.gallery import Gallery
+
+    with Gallery.open(gallery, read_only=True, create=False) as opened:
+        print_notes(opened.notes if not as_json else [])
+        found = opened.scrub(pause=pause)
+    if as_json:
+        print(json.dumps(asdict(found)))
+    else:
+        for problem in found.problems:
+            print(problem)
+        print(found)
+    raise typer.Exit(1 if found.problems else 0)
+
+
+@gallery_app.command()
 def audit(
     gallery: Where,
     far: Far = None,

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,8 +26,8 @@ Domain = Annotated[str | None, typer.Option(help="Column of domains of other dat
 Image = Annotated[
     str | None, typer.Option(help="Column of picture files of other data, in a table; default: as in the recipe.")
 ]
-
-
+ReadSeconds = Annotated[float, typer.Option(help="Seconds that reading one picture or table may take.")]
+ReadMegabytes = Annotated[int, typer.Option(help="Megabytes of memory that reading one picture or table may take.")]
 AllowImport = Annotated[
     list[str] | None,
     typer.Option("--allow-import", help="A package of yours that a recipe may import from. Repeatable."),
@@ -60,6 +62,15 @@ def load_samples(
 
     columns = {"label": label, "domain": domain, "image": image}
     return load_run_samples(run, data, cache_folder(), columns=columns, **reading)
+
+
+@contextmanager
+def read_within_limits(seconds: float, megabytes: int) -> Iterator[None]:
+    """Read files in processes that can be killed: data that one wants to look at first may come from anywhere."""
+    from mettle.data.reader_pool import ReaderLimits, ReaderPool
+
+    with ReaderPool(limits=ReaderLimits(seconds, megabytes), only_costly=True) as pool, pool.active():
+        yield
 
 
 def check_output_folder(path: Path | None) -> Path | None:

@@ -15,6 +15,8 @@ from mettle.cli.options import (
     Domain,
     Image,
     Label,
+    ReadMegabytes,
+    ReadSeconds,
     RunPath,
     Set,
     allow_packages,
@@ -25,6 +27,7 @@ from mettle.cli.options import (
     is_writable,
     load_samples,
     print_scenario,
+    read_within_limits,
 )
 from mettle.errors import InputError
 
@@ -345,6 +348,8 @@ def embed(
     backbone: Annotated[
         str | None, typer.Option(help="The network that a file of weights is of, where its name does not say it.")
     ] = None,
+    read_seconds: ReadSeconds = 5.0,
+    read_megabytes: ReadMegabytes = 1024,
 ) -> None:
     """Embed a data set with a trained run or a pretrained network: embeddings, ids, labels and all other columns."""
     from mettle.cli.torchrun import join_ranks
@@ -355,13 +360,13 @@ def embed(
     check_output_folder(output)
     choose_encoder(output, precision)  # type: ignore[arg-type]  # an ending that is not written is refused before the data are read
     if not run.is_dir() and is_backbone(str(run)):
-        with join_ranks() as ranks:
+        with join_ranks() as ranks, read_within_limits(read_seconds, read_megabytes):
             columns = {"source": data, "label": label, "domain": domain, "image": image}
             print(_embed_with_backbone(str(run), backbone, columns, output, dim, precision, ranks))
         return
     if backbone is not None:
         raise InputError(f"--backbone says which network a file of weights is of, {run} is none: leave it out")
-    with join_ranks() as ranks:
+    with join_ranks() as ranks, read_within_limits(read_seconds, read_megabytes):
         opened = open_run_folder(run)
         samples = load_samples(opened, data, label=label, domain=domain, image=image, labeled=False)
         weights = opened.contract()["weights"]

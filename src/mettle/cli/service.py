@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mettle.cli.gallery import print_notes
-from mettle.cli.options import add_command_group, app, cache_folder
+from mettle.cli.options import ReadMegabytes, ReadSeconds, add_command_group, app, cache_folder
 
 keys_app = add_command_group("keys", "Keys of the HTTP service: who may ask it what.")
 audit_log_app = add_command_group(
@@ -42,6 +42,8 @@ def serve(
     threshold: Annotated[float | None, typer.Option(help="Threshold to answer at instead.")] = None,
     megapixels: Annotated[float | None, typer.Option(help="Largest picture taken; default: 64.")] = None,
     megabytes: Annotated[float | None, typer.Option(help="Largest request taken; default: 16.")] = None,
+    read_seconds: ReadSeconds = 5.0,
+    read_megabytes: ReadMegabytes = 1024,
     workbench: Annotated[bool, typer.Option(help="Serve the workbench page of the runs at /workbench.")] = True,
 ) -> None:
     """Serve a run or a gallery: match over HTTP, and look at the run in a browser."""
@@ -57,7 +59,10 @@ def serve(
     if not runs and create:
         raise InputError("--create makes a gallery of a run: give the run, or make one with `mettle gallery enrol`")
     check_address(host, port, keys=keys is not None)  # before anything is made on disk
-    limits, known = _build_limits(megapixels, megabytes), None if keys is None else Keys(keys)
+    limits, known = (
+        _build_limits(megapixels, megabytes, read_seconds, read_megabytes),
+        None if keys is None else Keys(keys),
+    )
     opened = _open_runs(runs or ())
     first = opened[0] if opened else None
     place = opened[0].folder / "gallery.mettle" if gallery is None else gallery
@@ -95,7 +100,7 @@ def _workbench_router(runs: list[Any]) -> list[Any]:
     return [routes(runs, cache=cache_folder())]
 
 
-def _build_limits(megapixels: float | None, megabytes: float | None) -> Any:
+def _build_limits(megapixels: float | None, megabytes: float | None, read_seconds: float, read_megabytes: int) -> Any:
     from mettle.errors import InputError
     from mettle.service import Limits
 
@@ -107,6 +112,8 @@ def _build_limits(megapixels: float | None, megabytes: float | None) -> Any:
         usual,
         pixels=usual.pixels if megapixels is None else max(1, int(megapixels * 1e6)),
         body=usual.body if megabytes is None else max(1, int(megabytes * (1 << 20))),
+        read_seconds=read_seconds,
+        read_megabytes=read_megabytes,
     )
 
 

@@ -47,13 +47,13 @@ def manifest_text(shards: Sequence[Shard]) -> str:
     return json.dumps(content | {"sha256": _digest(content)}, indent=1) + "\n"
 
 
-def read_shards(folder: Path) -> list[tuple[Shard, bytes]]:
-    """Every file of a folder with its content, in the order of the rows.
+def check_shards(folder: Path) -> list[Path]:
+    """The files of a folder, in the order of the rows, each compared with its checksum.
 
     Raises:
         DataError: there is no manifest, it is damaged, or a file is not the one that was written.
     """
-    return [(shard, _read_shard(folder, shard)) for shard in _read_manifest(folder)]
+    return [_check_shard(folder, shard) for shard in _read_manifest(folder)]
 
 
 def _read_manifest(folder: Path) -> list[Shard]:
@@ -80,19 +80,20 @@ def _read_manifest(folder: Path) -> list[Shard]:
     return shards
 
 
-def _read_shard(folder: Path, shard: Shard) -> bytes:
+def _check_shard(folder: Path, shard: Shard) -> Path:
     try:
-        content = (folder / shard.name).read_bytes()
+        with (folder / shard.name).open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as problem:
         reason = problem.strerror or problem
         raise DataError(
             f"cannot read {quote_name(folder / shard.name)}: {reason}; write the embeddings again"
         ) from None
-    if hashlib.sha256(content).hexdigest() != shard.sha256:
+    if found != shard.sha256:
         raise DataError(
             f"{quote_name(folder / shard.name)} is not the file that was written: write the embeddings again"
         )
-    return content
+    return folder / shard.name
 
 
 def _digest(content: dict[str, Any]) -> str:

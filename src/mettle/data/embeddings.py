@@ -13,7 +13,6 @@ Labels, domains and groups are whole numbers or text. What cannot be read is ref
 Vectors and columns of a file, as they come: ``.npz``, ``.npy``, ``.parquet`` or ``.csv``; nothing is unpickled.
 """
 
-import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,12 +26,13 @@ import numpy as np
 from mettle.data.arrays import check_matrix, check_one_label_per_id, names
 from mettle.data.column_names import DOMAINS, IDS, LABELS, PICTURES, SPLIT, find_column, find_columns
 from mettle.data.dataset import SPLIT_WORDS, SPLITS, Column
-from mettle.data.embedding_shards import read_shards
+from mettle.data.embedding_shards import check_shards
 from mettle.data.image_decoding import quote_name
+from mettle.data.parquet import read_parquet_arrays, read_parquet_schema
 from mettle.data.quantization import from_arrays
 from mettle.data.sources.npz import column_with_names, decode_text, load_arrays
 from mettle.data.sources.text_table import is_integer_text, read_delimited
-from mettle.errors import DataError, InputError, MissingExtra, nearest
+from mettle.errors import DataError, InputError, nearest
 from mettle.unknown_names import explain_arguments
 
 MOST_GROUPS = 32  # distinct values from which a column is no group unless it is named
@@ -404,70 +404,14 @@ def _array(path: Path, lazy: bool = False) -> np.ndarray:
 
 
 def _parquet(path: Path, wanted: str | None) -> Read:
-    try:
-        arrow: Any = importlib.import_module("pyarrow")
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise MissingExtra("Parquet needs pyarrow: pip install pyarrow") from None
-    try:
-        if path.is_dir():
-            parts = [parquet.read_table(arrow.BufferReader(content)) for _, content in read_shards(path)]
-            table = arrow.concat_tables(parts)
-        else:
-            table = parquet.read_table(path)
-    except DataError:
-        raise
-    except Exception as problem:  # its errors have several unrelated bases
-        raise DataError(f"cannot read {quote_name(path)}: {' '.join(str(problem).split())[:200]}") from None
-    types = arrow.types
-    lists = [n for n in table.column_names if _listed(types, table.schema.field(n).type)]
-    used = _which(table.column_names, lists, wanted, path)
-    if used[0] in lists:
-        values = _lists(table[used[0]].combine_chunks(), used[0], path)
-    else:
-        values = np.column_stack([_numeric(types, table[name], name, path) for name in used])
-    columns = {}
-    for name in table.column_names:
-        column = table[name]
-        if name in used or name in lists:
-            continue
-        if (types.is_integer(column.type) and not column.null_count) or types.is_floating(column.type):
-            columns[name] = column.to_numpy()
-        else:
-            columns[name] = np.asarray(column.cast("string").fill_null("").to_pylist())
-    return Read(values, columns, {})
-
-
-def _listed(types: Any, kind: Any) -> bool:
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-
-
-def _lists(column: Any, name: str, path: Path) -> np.ndarray:
-    """A column of lists as a matrix."""
-    if column.null_count:
-        first = next(i for i, value in enumerate(column) if not value.is_valid)
-        raise DataError(
-            f"{quote_name(path)} column {quote_name(name)}: {column.null_count} rows are empty, the first is {first}"
-        )
-    flat, n = column.flatten(), len(column)
-    width = len(flat) // max(n, 1)
-    lengths = np.asarray(column.value_lengths()) if hasattr(column, "value_lengths") else np.full(n, width)
-    odd = np.flatnonzero(lengths != lengths[0]) if n else np.empty(0, np.int64)
-    if len(odd):
-        raise DataError(
-            f"{quote_name(path)} column {quote_name(name)}: vectors must be of one length, but row 0 has {lengths[0]} "
-            f"numbers and row {odd[0]} has {lengths[odd[0]]}"
-        )
-    try:
-        return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(n, -1)
-    except (ValueError, TypeError) as problem:
-        raise DataError(f"{quote_name(path)} column {quote_name(name)} is no list of numbers: {problem}") from None
-
-
-def _numeric(types: Any, column: Any, name: str, path: Path) -> np.ndarray:
-    if not (types.is_integer(column.type) or types.is_floating(column.type)):
-        raise DataError(f"{quote_name(path)} column {quote_name(name)} must hold numbers: got {column.type}")
-    return column.to_numpy()
+    files = check_shards(path) if path.is_dir() else [path]
+    schema = read_parquet_schema(files[0])
+    used = _which(schema.names, schema.lists, wanted, path)
+    values, columns = zip(*(read_parquet_arrays(file, used) for file in files), strict=True)
+    if any(set(other) != set(columns[0]) for other in columns):
+        raise DataError(f"{quote_name(path)}: its files have different columns; write the embeddings again")
+    joined = {name: np.concatenate([other[name] for other in columns]) for name in columns[0]}
+    return Read(np.concatenate(values), joined, {})
 
 
 def _csv(path: Path, wanted: str | None) -> Read:

@@ -11,6 +11,8 @@
 | several frames or pages | the first |
 | another size than the wanted one | scaled and cropped from the centre, or padded, or stretched: see `Resize` |
 
+Where a `ReaderPool` is active, its processes decode, within their limits of time and memory; else it is done here.
+
 The plugin classes of Pillow are called directly rather than through ``Image.open``: that keeps the allow-list
 short and the pixel limit ours. Warnings of Pillow never leave this file. Silencing them changes process-wide
 state, so it is done under a lock and only for the kinds of file that can warn.
@@ -42,6 +44,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from mettle.data.reader_pool import ReaderLimitExceeded, active_pool
 from mettle.errors import DataError, InputError
 
 Channels = Literal[1, 3]
@@ -59,6 +62,10 @@ LEAST_CROP = 0.05  # of the sides: what is smaller is a mistake, and would scale
 MOST_SCALED = 16  # times the pixels of the result that a picture is scaled to before its centre is kept
 MOST_TENSOR_SCALE = 4  # reductions up to which torch stretches faster than Pillow, which first averages whole pixels
 MAX_FILE_BYTES = 512 << 20  # no picture within the pixel limit needs more
+
+CHEAP_PIXELS = 4_000_000  # up to which a PNG or JPEG takes at most some 100 MB
+CHEAP_PASSES = 40_000_000  # pixels times passes of a JPEG: less than a second
+_FRAMES = (0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)  # markers of JPEG
 
 _PLUGINS = {
     "JPEG": JpegImageFile,
@@ -81,6 +88,7 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _WARNINGS = threading.RLock()
+_EIGHT_BITS = ((np.arange(65536) * 255 + 32767) // 65535).astype(np.uint8)  # of each value of 16 bits
 
 
 class ImageTarget(NamedTuple):
@@ -144,11 +152,17 @@ def decode_to_sizes(
     called = name if name is not None else str(source) if isinstance(source, Path) else None
     try:
         data = source if isinstance(source, bytes) else read_image_bytes(source)
-        return _decode_bytes(data, targets, channels, pixels, every_pixel)
+        pool = active_pool()
+        if pool is None or (pool.only_costly and _is_cheap(data)):
+            return _decode_bytes(data, targets, channels, pixels, every_pixel)
+        pixels = pool.limits.pixels or pixels
+        arrays, aspect = pool.call(_decode_bytes, data, targets, channels, pixels, every_pixel, size=len(data))
+        return arrays, aspect
     except (DataError, OSError, MemoryError, ValueError) as problem:
         reason = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
         what = "a picture" if called is None else quote_name(called)
-        raise DataError(f"cannot decode {what}: {reason or 'not enough memory'}") from None
+        kind = ReaderLimitExceeded if isinstance(problem, ReaderLimitExceeded) else DataError
+        raise kind(f"cannot decode {what}: {reason or 'not enough memory'}") from None
 
 
 def resize_image(
@@ -355,6 +369,25 @@ def _decode_bytes(
     return [_resized_array(picture, target, turn) for target in targets], aspect
 
 
+def _is_cheap(data: bytes) -> bool:
+    """Whether decoding takes little time and memory whatever the pixels are: by the size, and the passes of a JPEG."""
+    if data.startswith(_STARTS["PNG"]):
+        return b"acTL" not in data and 0 < _product(data[16:24], ">II") <= CHEAP_PIXELS
+    if not data.startswith(_STARTS["JPEG"]):
+        return False
+    at, pixels = 2, 0
+    while at + 9 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
+        if data[at + 1] in _FRAMES:
+            pixels = max(pixels, _product(data[at + 5 : at + 9], ">HH"))
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    passes = data.count(b"\xff\xda", at)  # of the entropy-coded data: within it 255 is never followed by a marker
+    return 0 < pixels <= CHEAP_PIXELS and pixels * passes <= CHEAP_PASSES
+
+
+def _product(content: bytes, layout: str) -> int:
+    return math.prod(struct.unpack(layout, content)) if len(content) == struct.calcsize(layout) else 0
+
+
 def _recognize_format(data: bytes, pixels: int) -> tuple[str, bytes, bytes, bool]:
     """The format, the bytes to open, the EXIF block of a JPEG, and whether Pillow may warn about them."""
     kind = _detect_format(data)
@@ -484,10 +517,10 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
         raise DataError("floating-point pixels have no agreed range: save it with 8 or 16 bits")
     if not image.mode.startswith("I"):
         return image
-    values = np.asarray(image).astype(np.int64)
+    values = np.asarray(image)
     if values.min() < 0 or values.max() > 65535:
         raise DataError("32-bit pixels have no agreed range: save it with 8 or 16 bits")
-    return Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
+    return Image.fromarray(_EIGHT_BITS[values])
 
 
 def _flatten_transparency(image: Image.Image, mode: str) -> Image.Image:

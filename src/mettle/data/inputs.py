@@ -46,6 +46,7 @@ from mettle.data.image_decoding import (
     read_image_bytes,
     resize_to_array,
 )
+from mettle.data.reader_pool import activate_in_thread, active_pool
 from mettle.errors import DataError
 
 if TYPE_CHECKING:
@@ -538,7 +539,8 @@ def load_into_memory(inputs: Inputs, limit_bytes: int = MEMORY_LIMIT) -> Inputs:
 def map_ranges_in_threads(work: Callable[[range], Result], n: int, chunk: int = CHUNK) -> Iterator[Result]:
     """Results of ``work`` on consecutive ranges of 0..n, in order (decoding and hashing release the lock)."""
     ranges = [range(start, min(start + chunk, n)) for start in range(0, n, chunk)]
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
+    count = min(16, os.cpu_count() or 1)
+    with ThreadPoolExecutor(count, initializer=activate_in_thread, initargs=(active_pool(),)) as threads:
         yield from threads.map(work, ranges)
 
 

@@ -1,14 +1,16 @@
-"""From what a user holds (vectors, pictures, files) to unit vectors of the gallery's model."""
+"""Which model a gallery belongs to, and the copy of that model on disk."""
 
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mettle.atomic_files import open_unlinked, write_bytes
 from mettle.errors import GalleryError, InputError, RunError
 from mettle.gallery.scoring import check_rule
 from mettle.gallery.thresholds import as_thresholds
@@ -27,6 +29,9 @@ class Binding:
     fusion: str = "best"
     thresholds: Mapping[str, Any] = field(default_factory=dict)  # as in contract.json, by false-accept rate
     metric: str = "cosine"
+
+
+MAX_DIM = 65536
 
 
 FILES = ("run.json", "recipe.toml", "contract.json")  # what embeds a picture, beside the network itself
@@ -68,8 +73,8 @@ def offered_binding(
         return binding_of(contract_of(run), rule, given)
     if dim is None:
         return None
-    if not isinstance(dim, int | np.integer) or isinstance(dim, bool) or not 1 <= dim <= 65536:
-        raise InputError(f"dim must be a whole number between 1 and 65536, got {dim!r}")
+    if not isinstance(dim, int | np.integer) or isinstance(dim, bool) or not 1 <= dim <= MAX_DIM:
+        raise InputError(f"dim must be a whole number between 1 and {MAX_DIM}, got {dim!r}")
     return Binding(int(dim), fusion=rule, thresholds=given)
 
 
@@ -86,17 +91,39 @@ def check_same(bound: Binding, offered: Binding, where: str) -> None:
             )
 
 
-def copy_model(run: "RunFolder", folder: Path) -> None:
-    """Keep what embeds a picture beside the templates, so that the gallery opens alone."""
-    from mettle.atomic_files import write_bytes
-
+def copy_model(run: "RunFolder", folder: Path) -> dict[str, str]:
+    """Keep what embeds a picture beside the templates, so that the gallery opens alone; returns SHA-256 by file."""
     if not hasattr(run, "folder"):
-        return  # an object of somebody else: whoever opens the gallery brings it along
+        return {}  # an object of somebody else: whoever opens the gallery brings it along
     run.model()  # refuses weights that are not those of the contract
-    folder.mkdir(exist_ok=True)
     network = next(name for name in NETWORKS if name in run.contract()["files"])
-    for name in (*FILES, network):
-        write_bytes(folder / name, (run.folder / name).read_bytes())
+    return copy_files(run.folder, folder, (*FILES, network))
+
+
+def copy_files(source: Path, folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Copy files into a folder; returns the SHA-256 of what was written, by name."""
+    folder.mkdir(exist_ok=True)
+    digests = {}
+    for name in names:
+        content = (source / name).read_bytes()
+        write_bytes(folder / name, content)
+        digests[name] = hashlib.sha256(content).hexdigest()
+    return digests
+
+
+def find_damaged_files(folder: Path, digests: Mapping[str, str], names: Iterable[str]) -> list[str]:
+    """Which files of the copy of the model are not as they were written, in words."""
+    found = []
+    for name in names:
+        try:
+            with open_unlinked(folder / name) as file:
+                same = hashlib.file_digest(file, "sha256").hexdigest() == digests[name]
+        except OSError as error:
+            found.append(f"{folder / name} cannot be read ({error.strerror or error}): restore a snapshot")
+            continue
+        if not same:
+            found.append(f"{folder / name} is not as it was written: restore a snapshot, or open it with model=RUN")
+    return found
 
 
 def _short(value: Any) -> str:
@@ -115,12 +142,19 @@ def binding_to_json(binding: Binding) -> str:
 
 
 def binding_from_json(text: str) -> Binding:
-    """The binding that `to_json` wrote."""
+    """The binding that `binding_to_json` wrote; values that none can have are refused."""
     try:
         found = json.loads(text)
-        known = {field.name for field in fields(Binding)}
-        return Binding(**{key: value for key, value in found.items() if key in known})
-    except (ValueError, TypeError, AttributeError):
+        binding = Binding(**found)
+        texts = (binding.model, binding.preprocessing)
+        if type(binding.dim) is not int or not 1 <= binding.dim <= MAX_DIM or binding.metric != "cosine":
+            raise ValueError
+        if any(value is not None and not isinstance(value, str) for value in texts):
+            raise ValueError
+        check_rule(binding.fusion)
+        as_thresholds(binding.thresholds)
+        return binding
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise GalleryError(
             "the record does not say what its templates are: it is damaged, restore a snapshot"
         ) from None

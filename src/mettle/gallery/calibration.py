@@ -21,13 +21,13 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mettle.errors import GalleryError
-from mettle.gallery.scoring import Everybody, read_everybody
+from mettle.gallery.scoring import Everybody, check_rule, read_everybody
 from mettle.gallery.thresholds import as_thresholds
 
 if TYPE_CHECKING:
@@ -133,15 +133,20 @@ def calibration_to_json(found: Calibration) -> str:
 
 
 def calibration_from_json(text: str) -> Calibration:
-    """The calibration that `to_json` wrote."""
+    """The calibration that `calibration_to_json` wrote; values that none can have are refused."""
     try:
         facts = json.loads(text)
         mark = facts.pop("mark")
         if mark != _mark(facts):
             raise ValueError
-        known = {field.name for field in fields(Calibration)}
-        return Calibration(**{key: value for key, value in facts.items() if key in known})
-    except (ValueError, TypeError, KeyError, AttributeError):
+        found = Calibration(**facts)
+        counts = (found.people, found.templates, found.sequence, found.came)
+        if any(type(count) is not int or count < 0 for count in counts):
+            raise ValueError
+        check_rule(found.fusion)
+        as_thresholds(found.table)
+        return found
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise GalleryError(
             "the calibration in the record is damaged: calibrate again, or forget it (`mettle gallery calibrate "
             "--forget`) to answer by the model's thresholds"

@@ -23,6 +23,7 @@ import numpy as np
 from mettle.errors import GalleryError, InputError, UnknownIdentity
 from mettle.gallery.audit import Audited, audit
 from mettle.gallery.binding import (
+    FILES,
     Binding,
     _kept_contract,
     _open_run,
@@ -30,6 +31,7 @@ from mettle.gallery.binding import (
     binding_of,
     check_same,
     contract_of,
+    find_damaged_files,
     offered_binding,
 )
 from mettle.gallery.calibration import calibrated, summary
@@ -53,6 +55,8 @@ from mettle.gallery.storage.location import (
     shown,
 )
 from mettle.gallery.storage.postgres import PostgresRecord
+from mettle.gallery.storage.scrub import ScrubReport, scrub_storage
+from mettle.gallery.storage.sql import list_damage
 from mettle.gallery.storage.transfer import Moved, copy_storage, snapshot
 from mettle.gallery.thresholds import Operating, Thresholds, as_thresholds, check_fusion, most
 
@@ -66,8 +70,17 @@ MAX_RESULTS = 1000  # candidates of one answer, or lines of a list
 class Gallery:
     """People and their templates. Open it with :meth:`open`; every method may be called from several threads."""
 
-    def __init__(self, where: str, record: Record, embedding: Embedding, search: Search, thresholds: Thresholds):
+    def __init__(
+        self,
+        where: str,
+        record: Record,
+        embedding: Embedding,
+        search: Search,
+        thresholds: Thresholds,
+        folder: Path | None = None,
+    ):
         self.where, self._record, self._embedding, self._search = where, record, embedding, search
+        self._folder = folder
         self._thresholds, self._candidates = thresholds, Candidates(record, search)
         self.closed = False
 
@@ -107,7 +120,7 @@ class Gallery:
             GalleryLocked: another process is writing to it.
         """
         found = opened(where, model, dim, fusion, thresholds, wanted, read_only, create, milvus)
-        return cls(found.where, found.record, found.embedding, found.search, found.thresholds)
+        return cls(found.where, found.record, found.embedding, found.search, found.thresholds, found.folder)
 
     @property
     def binding(self) -> Binding:
@@ -294,8 +307,25 @@ class Gallery:
         self._search.erase()
 
     def check(self) -> list[str]:
-        """What is wrong with record or index, in words; an empty list is a sound gallery."""
-        return self._open().check() + self._search.check()
+        """What is wrong with record, index or the copy of the model, in words; an empty list is a sound gallery."""
+        record = self._open()
+        found = record.check()
+        with list_damage(found):
+            found += self._search.check()
+        if self._folder is not None:
+            found += find_damaged_files(self._folder / MODEL, record.model_files, record.model_files)
+        return found
+
+    def scrub(self, *, pause: float = 0.0) -> ScrubReport:
+        """Read everything that answers rest on again, while the gallery is in use.
+
+        A few hundred people are looked at in a transaction of their own, so that nobody waits for it; `check` looks at
+        all in one, and at the structure of the file.
+
+        Args:
+            pause: seconds to wait after each such part, so that others have the disk.
+        """
+        return scrub_storage(self._open(), self._folder, pause)
 
     def audit(self, *, far: float | None = None, threshold: float | None = None, count: int = 20) -> "Audited":
         """Look at who is enrolled: people who would be taken for each other, templates that may be under a wrong name.
@@ -354,7 +384,7 @@ class Gallery:
 
     def _identify(self, probes: np.ndarray, k: int, point: Operating) -> list[Identified]:
         self._open()
-        found, size = self._candidates.best(probes, k), self._candidates.size()
+        found, size = self._candidates.best(probes, k)
         bound = most(point, self.binding.fusion, size.identities, size.templates)
         return [identified(best, point, size, bound) for best in found]
 
@@ -374,6 +404,7 @@ class Opened:
     embedding: Embedding
     search: Search
     thresholds: Thresholds
+    folder: Path | None  # where it has one
 
 
 def opened(
@@ -408,6 +439,9 @@ def opened(
         bound, folder = record.binding, None if is_server(where) else Path(where)
         contract, load = None if run is None else contract_of(run), None
         if run is None and folder is not None and bound.model and (folder / MODEL / "run.json").is_file():
+            own_files = [name for name in FILES if name in record.model_files]
+            if wrong := find_damaged_files(folder / MODEL, record.model_files, own_files):
+                raise GalleryError(wrong[0])
             contract, load = _kept_contract(folder / MODEL), partial(_open_run, folder / MODEL)
         if contract is not None:
             check_same(bound, binding_of(contract, bound.fusion, {}), place)
@@ -426,7 +460,7 @@ def opened(
             search = Remote(record)
         else:
             search = Local(record, None if folder is None else folder / INDEX, wanted, write=not read_only)
-        return Opened(place, record, Embedding(bound.dim, run, load), search, Thresholds(record, known, own))
+        return Opened(place, record, Embedding(bound.dim, run, load), search, Thresholds(record, known, own), folder)
     except BaseException:
         record.close()
         raise

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mettle.gallery.thresholds import Operating
+
+if TYPE_CHECKING:
+    from mettle.gallery.storage.integrity import RowSum
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Templates:
     numbers: np.ndarray  # (n,) int64, rising
     identities: tuple[str, ...]
     vectors: np.ndarray  # (n, dim) float32, unit length
+    checksums: np.ndarray  # (n,) int64, of the record's rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,8 @@ class Changes:
     sequence: int  # up to here
     removed: np.ndarray  # (m,) int64
     added: Templates
+    removed_checksums: np.ndarray  # (m,) int64
+    held: "RowSum"  # what the record holds at ``sequence``: what an index that followed holds, too
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import io
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +23,10 @@ from mettle.errors import InputError, MissingExtra, NumericError
 from mettle.model.embedder import EmbeddingModel, eval_mode, find_device
 from mettle.model.inference import check_output_path
 from mettle.model.module_embedder import check_embeddings
+from mettle.model.onnx_graph import DTYPES, MAX_THREADS, first_line, open_checked_session
 
 TOLERANCE = 1e-4  # of the largest number of an embedding, or of 1 where that is larger
 MAX_BYTES = (1 << 31) - 1  # of a graph with its weights inside: protobuf has no larger messages
-MAX_THREADS = 16
-DTYPES = {"tensor(float)": "float32", "tensor(int64)": "int64"}
 
 
 class OnnxExport(NamedTuple):
@@ -187,7 +186,7 @@ class OnnxEmbedder(nn.Module):
 
     def _open(self) -> None:
         """Make the session, and learn from it what comes in and what goes out."""
-        self._session = open_session(self.content, self.threads)
+        self._session = open_checked_session(self.content, self.threads or torch.get_num_threads())
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         if len(inputs) != 1 or len(outputs) != 1:
             raise InputError(
@@ -237,7 +236,7 @@ class OnnxEmbedder(nn.Module):
         try:
             (found,) = self._session.run(None, {self._input: x})
         except Exception as problem:  # onnxruntime's errors have no base of their own
-            raise InputError(f"the graph fails on inputs of shape {x.shape}: {_first_line(problem)}") from None
+            raise InputError(f"the graph fails on inputs of shape {x.shape}: {first_line(problem)}") from None
         return np.asarray(found)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -264,99 +263,3 @@ def _read_graph(graph: bytes | str | Path) -> bytes:
     if len(graph) > MAX_BYTES:
         raise InputError(f"the graph has {len(graph)} bytes, at most {MAX_BYTES} are read")
     return graph
-
-
-def open_session(content: bytes, threads: int | None = None) -> Any:
-    """A session of onnxruntime on the CPU; refuses what is no graph or reaches out of its file."""
-    try:
-        import onnxruntime
-    except ImportError:
-        raise MissingExtra("running an ONNX graph needs onnxruntime: pip install onnxruntime") from None
-    if has_external_data(content):
-        raise InputError("the graph keeps tensors in other files: save it as one file (external_data=False)")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = min(threads or torch.get_num_threads(), MAX_THREADS)
-    options.inter_op_num_threads = 1
-    options.use_deterministic_compute = True
-    options.log_severity_level = 4  # what is wrong is said once, by the error
-    options.add_session_config_entry("session.load_model_format", "ONNX")
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads leave their cores to others
-    try:
-        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception as problem:  # onnxruntime's errors have no base of their own
-        raise InputError(f"this is no ONNX graph that onnxruntime can run: {_first_line(problem)}") from None
-
-
-def _first_line(problem: Exception) -> str:
-    return (str(problem).strip() or type(problem).__name__).splitlines()[0][:200]
-
-
-# Which fields of which message of ONNX hold messages that can hold tensors (onnx.proto3), by their numbers.
-_MESSAGES = {
-    "model": {7: "graph", 20: "training", 25: "function"},
-    "training": {1: "graph", 2: "graph"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "function": {7: "node", 11: "attribute"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
-    "sparse": {1: "tensor", 2: "tensor"},
-    "tensor": {},
-}
-_EXTERNAL = (13, 14)  # of a tensor: where its data are (external_data), and that they are elsewhere (data_location)
-
-
-def has_external_data(content: bytes) -> bool:
-    """Whether any tensor of an ONNX file is kept in another one, or in memory.
-
-    It is looked for in the encoded messages themselves, before anything reads the file, so that onnx need not be
-    installed and onnxruntime never opens what a graph from elsewhere names.
-
-    Raises:
-        InputError: this is no ONNX file.
-    """
-    todo = [("model", 0, len(content))]
-    while todo:
-        kind, start, end = todo.pop()
-        for number, value in _read_fields(content, start, end):
-            if kind == "tensor" and number in _EXTERNAL and value != 0:
-                return True
-            inner = _MESSAGES[kind].get(number)
-            if inner is not None and isinstance(value, range):
-                todo.append((inner, value.start, value.stop))
-    return False
-
-
-def _read_fields(content: bytes, start: int, end: int) -> Iterator[tuple[int, int | range | None]]:
-    """The fields of one protobuf message: their numbers, with the value of an integer or the place of a longer one."""
-    at = start
-    damaged = InputError("this is no ONNX file, or a damaged one")
-
-    def varint() -> int:
-        nonlocal at
-        found = 0
-        for shift in range(0, 70, 7):
-            if at >= end:
-                raise damaged
-            byte = content[at]
-            at += 1
-            found |= (byte & 127) << shift
-            if byte < 128:
-                return found
-        raise damaged
-
-    while at < end:
-        number, wire = divmod(varint(), 8)
-        if wire == 0:
-            yield number, varint()
-        elif wire in (1, 5):
-            at += 8 if wire == 1 else 4
-            yield number, None
-        elif wire == 2:
-            length = varint()
-            at += length
-            if at <= end:
-                yield number, range(at - length, at)
-        else:  # groups, which ONNX does not have
-            raise damaged
-        if at > end:
-            raise damaged

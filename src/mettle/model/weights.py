@@ -20,8 +20,6 @@ from mettle.errors import InputError, RunError
 if TYPE_CHECKING:
     from mettle.model.embedder import EmbeddingModel
 
-HEADER = 1 << 20  # bytes beside the tensors in their file, at most
-
 
 class SavedWeights(NamedTuple):
     """What identifies a file of weights."""
@@ -150,6 +148,6 @@ def hash_state_dict(model: "nn.Module | EmbeddingModel") -> str:
     return hashlib.sha256(encode_state_dict(model.state_dict())).hexdigest()
 
 
-def largest_file(model: nn.Module) -> int:
-    """Bytes that a file with the weights of this model has at most."""
-    return sum(t.numel() * t.element_size() for t in model.state_dict().values()) + HEADER
+def state_bytes(model: nn.Module) -> int:
+    """Bytes that the tensors of a model take, in memory and in a file."""
+    return sum(t.numel() * t.element_size() for t in model.state_dict().values())

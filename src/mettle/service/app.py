@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mettle.data.reader_pool import ReaderLimits, ReaderPool
 from mettle.errors import InputError, MissingExtra
 from mettle.service.audit_log import AuditLog
 from mettle.service.auth import Keys, Sessions
@@ -41,6 +42,7 @@ class ServiceContext:
     threshold: ConfiguredThreshold  # where answers are given
     pictures: bool  # whether the gallery's model takes pictures
     pool: WorkerPool
+    readers: ReaderPool  # the processes that decode pictures
     per_key: RateLimiter
     per_target: RateLimiter
     identify_daily: RateLimiter
@@ -70,6 +72,9 @@ def build_context(
         threshold=threshold,
         pictures=_takes_pictures(gallery),
         pool=WorkerPool(limits.workers, limits.queue, limits.work_seconds),
+        readers=ReaderPool(
+            limits.workers, ReaderLimits(limits.read_seconds, limits.read_megabytes, pixels=limits.pixels)
+        ),
         per_key=RateLimiter(limits.per_key),
         per_target=RateLimiter(limits.per_target),
         identify_daily=RateLimiter(limits.identify_daily),
@@ -143,7 +148,10 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: Any):
+        if context.pictures:
+            await asyncio.to_thread(context.readers.start)
         yield
+        context.readers.close()  # first, so that no thread waits for a picture
         await asyncio.to_thread(context.pool.close)
         if context.audit_log is not None and context.audit_log is not audit_log:
             context.audit_log.close()

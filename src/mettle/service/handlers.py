@@ -6,6 +6,7 @@ gallery said so and the audit log has it on disk.
 
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from mettle.errors import (
+    DataError,
     GalleryError,
     GalleryUnavailable,
     InputError,
@@ -27,7 +29,7 @@ from mettle.gallery.results import Candidate, Identified, Receipt, Verified, ver
 from mettle.gallery.thresholds import Operating
 from mettle.service.auth import Key
 from mettle.service.errors import ApiError
-from mettle.service.request_body import decode_upload
+from mettle.service.request_body import check_image_format, to_picture_error
 from mettle.service.schemas import CandidateAnswer, ChangeAnswer, EmbedAnswer, IdentifyAnswer, InfoAnswer, VerifyAnswer
 
 if TYPE_CHECKING:
@@ -40,13 +42,22 @@ def embed_images(context: "ServiceContext", pictures: Sequence[bytes]) -> np.nda
     if not context.pictures:
         why = "this gallery has no model for pictures: send embeddings to /v1, or serve a gallery of a run of pictures"
         raise ApiError(422, "no-model", why)
-    # One by one: a decoded picture may take 200 MB, and a request may bring many.
-    return np.concatenate([_embed_image(context, decode_upload(picture, context.limits)) for picture in pictures])
+    end = time.monotonic() + context.limits.work_seconds
+    found = []
+    for picture in pictures:
+        if time.monotonic() > end:
+            raise ApiError(503, "timeout", "the pictures take too long; send fewer at a time", retry_after=5)
+        found.append(_embed_image(context, picture))
+    return np.concatenate(found)
 
 
-def _embed_image(context: "ServiceContext", picture: np.ndarray) -> np.ndarray:
+def _embed_image(context: "ServiceContext", picture: bytes) -> np.ndarray:
+    check_image_format(picture)
     try:
-        return context.gallery.embed([picture])
+        with context.readers.active():  # it is decoded, to the size that the model takes, in another process
+            return context.gallery.embed([picture])
+    except DataError as error:
+        raise to_picture_error(error, context.limits) from None
     except (InputError, NumericError):  # the picture is sound by now: what came out of the model is not
         why = "the model finds nothing in a picture (its embedding is zero, NaN or infinite): send another"
         raise ApiError(422, "bad-image", why) from None
@@ -154,7 +165,7 @@ def info(context: "ServiceContext", key: Key) -> InfoAnswer:
         context.limits,
     )
     alone = key.tenant is None
-    names = ("body", "pixels", "parts", "templates", "k", "body_seconds", "work_seconds")
+    names = ("body", "json", "pixels", "parts", "templates", "k", "read_seconds", "body_seconds", "work_seconds")
     return InfoAnswer(
         dim=binding.dim,
         metric=binding.metric,

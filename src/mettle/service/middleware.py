@@ -171,13 +171,16 @@ class _RequestContext:
 
     async def _read_body(self) -> bytes:
         """The whole body, no longer and no slower than allowed."""
-        most = self.context.limits.body if self.method == "POST" else 1 << 16
+        limits = self.context.limits
+        has_pictures = self.headers.get("content-type", "").strip().lower().startswith("multipart/")
+        most = 1 << 16 if self.method != "POST" else limits.body if has_pictures else min(limits.json, limits.body)
         if self.headers.get("content-encoding", "identity").lower() != "identity":
             raise ApiError(415, "encoding", "send the body as it is, not compressed")
         length = self.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit():
             raise ApiError(400, "length", "the length of the body is not a number")
-        why = f"a body has at most {most} bytes: send a smaller picture, or fewer at a time"
+        fewer = "send a smaller picture, or fewer at a time" if has_pictures else "send fewer embeddings at a time"
+        why = f"a body {'with pictures' if has_pictures else 'of JSON'} has at most {most} bytes: {fewer}"
         too_large = ApiError(413, "too-large", why)
         if len(length) > 18 or int(length) > most:
             raise too_large

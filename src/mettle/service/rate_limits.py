@@ -51,12 +51,15 @@ class Rate:
 class Limits:
     """What the service takes; every number is a most."""
 
-    body: int = 16 << 20  # bytes of a request
+    body: int = 16 << 20  # bytes of a request with pictures
+    json: int = 256 << 10  # bytes of one without: it is parsed where all requests wait
     pixels: int = 64_000_000  # of a picture, by its header: as many as training takes
     parts: int = 24  # of a multipart body, pictures included
     field: int = 4096  # bytes of a part that is no picture
     templates: int = 16  # in one enrolment
     k: int = 50  # candidates
+    read_seconds: float = 5.0  # in which a picture must be decoded; all of one request have `work_seconds` together
+    read_megabytes: int = 1024  # of memory that decoding a picture may take
     body_seconds: float = 20.0  # from the first byte of a request to its last
     work_seconds: float = 20.0  # from its last byte to the answer
     workers: int = 2  # threads that decode and match

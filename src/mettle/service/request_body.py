@@ -1,19 +1,22 @@
 """Bodies of requests: JSON with embeddings, or multipart with pictures, within limits and only in memory."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from mettle.data.image_decoding import decode_image
+from mettle.data.reader_pool import ReaderLimitExceeded
 from mettle.errors import DataError
 from mettle.service.errors import ApiError
 from mettle.service.rate_limits import Limits
 
+_PICTURE_FIELDS = ("image", "images", "picture")
 M = TypeVar("M", bound=BaseModel)
 _ACCEPTED = (("JPEG", 0, b"\xff\xd8\xff"), ("PNG", 0, b"\x89PNG\r\n\x1a\n"), ("WebP", 8, b"WEBP"))
 _RECOGNIZED = (  # that people have and send
@@ -45,16 +48,39 @@ def body_kind(headers: Headers) -> str:
 
 
 def read_json(model: type[M], body: bytes) -> M:
-    """A JSON body of this shape. What came is not repeated in the refusal."""
+    """A JSON body of this shape. What came is not repeated in the refusal, and only the first mistake is looked for.
+
+    It is parsed on the event loop: the limit of its size, and that nothing is collected about all that is wrong, keep
+    this short.
+    """
     try:
-        return model.model_validate_json(body)
+        table = from_json(body)
+    except (ValueError, RecursionError):
+        raise ApiError(400, "bad-json", "the body is not JSON") from None
+    if not isinstance(table, dict):
+        raise ApiError(422, "bad-fields", f"the body is not an object; fields are {_join_names(model.model_fields)}")
+    if any(name in table for name in _PICTURE_FIELDS):
+        how = "pictures are sent as multipart/form-data, in files named image"
+        raise ApiError(422, "bad-fields", f"{how}; JSON takes embeddings, as does a gallery without a model")
+    if any(name not in model.model_fields for name in table):
+        raise ApiError(422, "bad-fields", f"a field is unknown; fields are {_join_names(model.model_fields)}")
+    return _validate(model, table)
+
+
+def read_texts(model: type[M], form: "Form") -> M:
+    """The texts of a form as this shape."""
+    return _validate(model, dict(form.texts))
+
+
+def _validate(model: type[M], table: dict[str, Any]) -> M:
+    try:
+        return model.model_validate(table)
     except ValidationError as error:
-        if any(one["loc"][:1] in (("image",), ("images",), ("picture",)) for one in error.errors()):
-            how = "pictures are sent as multipart/form-data, in files named image"
-            raise ApiError(
-                422, "bad-fields", f"{how}; JSON takes embeddings, as does a gallery without a model"
-            ) from None
-        raise _first_mismatch(model, error) from None
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    known = model.model_fields
+    place = next((str(part) for part in first["loc"][:1] if part in known), None)
+    why = "a field is unknown" if place is None else f"{place}: {first['type'].replace('_', ' ')}"
+    raise ApiError(422, "bad-fields", f"{why}; fields are {_join_names(known)}")
 
 
 async def _sort_parts(items: Iterable[tuple[str, Any]], known: set[str]) -> tuple[dict[str, str], list[bytes]]:
@@ -73,24 +99,12 @@ async def _sort_parts(items: Iterable[tuple[str, Any]], known: set[str]) -> tupl
     return found, files
 
 
-def read_texts(model: type[M], form: "Form") -> M:
-    """The texts of a form as this shape."""
-    try:
-        return model.model_validate(dict(form.texts))
-    except ValidationError as error:
-        if any(one["loc"][:1] in (("image",), ("images",), ("picture",)) for one in error.errors()):
-            how = "pictures are sent as multipart/form-data, in files named image"
-            raise ApiError(
-                422, "bad-fields", f"{how}; JSON takes embeddings, as does a gallery without a model"
-            ) from None
-        raise _first_mismatch(model, error) from None
-
-
 async def read_form(headers: Headers, body: bytes, limits: Limits, *, texts: Iterable[str], pictures: int) -> Form:
     """A multipart body of at most these texts and so many parts named ``image``."""
 
     async def stream() -> AsyncGenerator[bytes, None]:
         for start in range(0, len(body), 1 << 16):
+            await asyncio.sleep(0)  # other requests have their turn: the parser itself waits for nothing
             yield body[start : start + (1 << 16)]
 
     parser = MultiPartParser(
@@ -114,25 +128,27 @@ async def read_form(headers: Headers, body: bytes, limits: Limits, *, texts: Ite
     return Form(found, tuple(files))
 
 
-def decode_upload(picture: bytes, limits: Limits) -> np.ndarray:
-    """A picture as (height, width, 3) uint8 and nothing else of it: no EXIF, no profile, no file name."""
+def check_image_format(picture: bytes) -> None:
+    """Refuse what does not begin like one of the kinds of picture that are taken."""
     if not _match_signature(picture, _ACCEPTED):
-        taken, found = (
-            ", ".join(kind for kind, _, _ in _ACCEPTED),
-            _match_signature(picture, _RECOGNIZED) or "none of them",
-        )
+        taken = ", ".join(kind for kind, _, _ in _ACCEPTED)
+        found = _match_signature(picture, _RECOGNIZED) or "none of them"
         raise ApiError(415, "image-format", f"pictures are {taken}, and this is {found}: save it as one of them")
-    try:
-        return decode_image(picture, pixels=limits.pixels)
-    except DataError as error:
-        if "more than the limit" in str(error):
-            most = f"a picture has at most {limits.pixels} pixels, and this has more: make it smaller"
-            raise ApiError(413, "too-many-pixels", most) from None
-        # What is wrong with the client's own bytes is theirs to know; what Pillow says of it, in brackets, is not.
-        why = str(error).removeprefix("cannot decode a picture: ").partition(" (")[0]
-        raise ApiError(
-            422, "bad-image", f"a picture cannot be read: {why[:80]}; save it anew, or send another"
-        ) from None
+
+
+def to_picture_error(error: DataError, limits: Limits) -> ApiError:
+    """What a client may know about a picture that cannot be decoded."""
+    said = str(error)
+    if isinstance(error, ReaderLimitExceeded):
+        most = f"{limits.read_seconds:g} s and {limits.read_megabytes} MB"
+        why = f"decoding a picture takes more time or memory than it may ({most}): make it smaller, or save it anew"
+        return ApiError(413, "too-costly", why)
+    if "more than the limit" in said:
+        most = f"a picture has at most {limits.pixels} pixels, and this has more: make it smaller"
+        return ApiError(413, "too-many-pixels", most)
+    # What is wrong with the client's own bytes is theirs to know; what Pillow says of it, in brackets, is not.
+    why = said.removeprefix("cannot decode a picture: ").partition(" (")[0]
+    return ApiError(422, "bad-image", f"a picture cannot be read: {why[:80]}; save it anew, or send another")
 
 
 def _match_signature(content: bytes, kinds: Iterable[tuple[str, int, bytes]]) -> str:
@@ -146,16 +162,6 @@ def check_embedding(numbers: Iterable[float], dim: int) -> np.ndarray:
     if array.shape != (dim,) or not np.isfinite(array).all() or not np.abs(array).max() > 1e-30:
         raise ApiError(422, "bad-embedding", f"an embedding is {dim} numbers, not all zero")
     return (array / np.abs(array).max()).astype(np.float32)
-
-
-def _first_mismatch(model: type[BaseModel], error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    if first["type"] == "json_invalid":
-        return ApiError(400, "bad-json", "the body is not JSON")
-    known = model.model_fields
-    place = next((str(part) for part in first["loc"][:1] if part in known), None)
-    why = "a field is unknown" if place is None else f"{place}: {first['type'].replace('_', ' ')}"
-    return ApiError(422, "bad-fields", f"{why}; fields are {_join_names(known)}")
 
 
 def _join_names(names: Iterable[str]) -> str:

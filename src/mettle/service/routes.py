@@ -272,7 +272,7 @@ def _request_body(
 
 def _add_page_routes(table: RouteTable, context: ServiceContext, app: FastAPI, *, workbench: bool) -> None:
     """Health, metrics, the reference page, sign-in, and what is mounted below /workbench."""
-    health = ReadinessProbe(context.threshold)
+    health = ReadinessProbe(context)
     table.allow(MOUNTED, dict.fromkeys((*_READING, "POST"), "workbench"), cookie=True)
     unready = error_responses(421) | {
         503: {"model": schemas.HealthAnswer, "description": "The gallery does not answer."}
@@ -281,7 +281,7 @@ def _add_page_routes(table: RouteTable, context: ServiceContext, app: FastAPI, *
 
     @table.add("GET", "/health", PUBLIC, response_model=schemas.HealthAnswer, responses=unready)
     async def read_health() -> Response:
-        """Live: the process answers. Ready: the gallery does."""
+        """Live: the process answers. Ready: so do the gallery, the audit log and whatever decodes pictures."""
         ready = await health.ready()
         return JSONResponse({"live": True, "ready": ready}, status_code=200 if ready else 503)
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 FAR = "False-accept rate at the threshold, of what `per` says; null: not known."
 THRESHOLD = (
@@ -16,7 +16,8 @@ PER = (
 )
 IDENTITY = 120  # characters; with a tenant before it and four bytes each still within the record's limit
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e30, le=1e30)]
-Vector = Annotated[list[Number], Field(min_length=1, max_length=16_384)]
+# One wrong number is enough to refuse a body: the others are not looked at.
+Vector = Annotated[list[Number], Field(min_length=1, max_length=16_384), FailFast()]
 Identity = Annotated[
     str, Field(min_length=1, max_length=IDENTITY, description="Any text of one line; never a path, never run.")
 ]
@@ -49,7 +50,7 @@ class Enrolment(_In):
     """Templates of one identity."""
 
     identity: Identity
-    embeddings: Annotated[list[Vector], Field(min_length=1, max_length=1000)]
+    embeddings: Annotated[list[Vector], Field(min_length=1, max_length=1000), FailFast()]
     replace: bool = False
     request: Request = None
 
@@ -165,7 +166,7 @@ class InfoAnswer(BaseModel):
 
 
 class HealthAnswer(BaseModel):
-    """Live: the process answers. Ready: the gallery does."""
+    """Live: the process answers. Ready: so do the gallery, the audit log and whatever decodes pictures."""
 
     live: bool
     ready: bool

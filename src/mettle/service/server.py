@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 HEAD_SECONDS = 10.0  # in which the head of a request must arrive
 CONNECTIONS = 512
+STOP_SECONDS = 3.0  # in which pictures that are being decoded may end once the service is told to stop
 
 
 def serve(
@@ -28,7 +29,7 @@ def serve(
     """
     check_address(host, port, keys=app.state.mettle.keys is not None)
     server = make_server(app, host, port)
-    with _open_listener(host, port) as listener, _survive_signal(signal.SIGTERM):
+    with _open_listener(host, port) as listener, _stop_on_signal(server, signal.SIGTERM):
         if listening is not None:
             listening(format_address(host, listener.getsockname()[1]))
         server.run(sockets=[listener])
@@ -107,7 +108,15 @@ def make_server(app: "FastAPI", host: str = "127.0.0.1", port: int = 8000) -> "S
             if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
                 self.transport.close()
 
-    return uvicorn.Server(
+    class ReaderClosingServer(uvicorn.Server):
+        """Does not wait for pictures that take long to decode once it is to stop."""
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            readers = app.state.mettle.readers
+            asyncio.get_running_loop().call_later(STOP_SECONDS, readers.close)
+            await super().shutdown(sockets)
+
+    return ReaderClosingServer(
         uvicorn.Config(
             app,
             host=host,
@@ -126,12 +135,15 @@ def make_server(app: "FastAPI", host: str = "127.0.0.1", port: int = 8000) -> "S
 
 
 @contextmanager
-def _survive_signal(stop: signal.Signals) -> Iterator[None]:
-    """Come back after a signal to stop: uvicorn obeys it, then raises it anew; the caller has a gallery to close."""
+def _stop_on_signal(server: "Server", stop: signal.Signals) -> Iterator[None]:
+    """Obey a signal to stop that comes before uvicorn listens for it, and come back after one that it obeyed.
+
+    uvicorn raises such a signal anew when it has stopped, and the caller has a gallery to close.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(stop, lambda *_: None)
+    before = signal.signal(stop, lambda *_: setattr(server, "should_exit", True))
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 """Threads for the work behind a request: few of them, a short queue before them, and no waiting without end."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 from mettle.service.errors import ApiError
 
 if TYPE_CHECKING:
-    from mettle.service.handlers import ConfiguredThreshold
-
-    pass
-
+    from mettle.service.app import ServiceContext
 
 T = TypeVar("T")
+log = logging.getLogger("mettle.service")
 
 
 class WorkerPool:
@@ -30,9 +29,14 @@ class WorkerPool:
         self._most, self._seconds = workers + queue, seconds
         self.pending = 0  # touched by the event loop only
 
+    @property
+    def has_room(self) -> bool:
+        """Whether one more request would be taken."""
+        return self.pending < self._most
+
     async def run(self, work: Callable[[], T]) -> T:
         """The result of ``work``, made in a thread."""
-        if self.pending >= self._most:
+        if not self.has_room:
             raise ApiError(503, "busy", "too many requests are waiting; try again", retry_after=1)
         loop = asyncio.get_running_loop()
         future = self._threads.submit(work)
@@ -67,30 +71,51 @@ def _retrieve_exception(future: asyncio.Future) -> None:
 
 
 class ReadinessProbe:
-    """A probe of the gallery that cannot pile up, however slow the disk or the server behind it is."""
+    """A probe of all that an answer needs, which cannot pile up, however slow the disk or the server behind it is.
 
-    def __init__(self, threshold: "ConfiguredThreshold", *, patience: float = 2.0, fresh: float = 1.0):
-        self._threshold, self._patience, self._fresh = threshold, patience, fresh
-        self._probing: asyncio.Task[bool] | None = None
-        self._known: tuple[float, bool] = (-1.0, False)
+    Ready is a service whose gallery answers, whose audit log can be written, whose threads have room for a request, and
+    which has processes to decode pictures with, where it takes pictures. What is not ready is said in the log.
+    """
+
+    def __init__(self, context: "ServiceContext", *, patience: float = 2.0, fresh: float = 1.0):
+        self._context, self._patience, self._fresh = context, patience, fresh
+        self._probing: asyncio.Task[tuple[str, ...]] | None = None
+        self._known: tuple[float, tuple[str, ...]] = (-1.0, ())
 
     async def ready(self) -> bool:
-        """Whether the gallery has just answered."""
-        when, known = self._known
-        if when >= 0 and time.monotonic() - when < self._fresh:
-            return known
+        """Whether everything has just answered."""
+        when, missing = self._known
+        if when < 0 or time.monotonic() - when >= self._fresh:
+            before, missing = missing, await self._find_missing()
+            if missing != before:
+                log.warning("not ready: %s", ", ".join(missing)) if missing else log.warning("ready again")
+            self._known = (time.monotonic(), missing)
+        return not missing and self._context.pool.has_room
+
+    async def _find_missing(self) -> tuple[str, ...]:
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(asyncio.to_thread(self._probe))
         try:
-            known = await asyncio.wait_for(asyncio.shield(self._probing), self._patience)
+            return await asyncio.wait_for(asyncio.shield(self._probing), self._patience)
         except TimeoutError:
-            known = False
-        self._known = (time.monotonic(), known)
-        return known
+            return ("an answer in time",)
 
-    def _probe(self) -> bool:
-        try:
-            self._threshold.current()
-            return len(self._threshold.gallery) >= 0
-        except Exception:  # whatever it is, it is not ready
-            return False
+    def _probe(self) -> tuple[str, ...]:
+        context = self._context
+        checks: dict[str, Callable[[], bool]] = {"the gallery": self._gallery_answers}
+        if context.audit_log is not None:
+            checks["the audit log"] = context.audit_log.is_writable
+        if context.pictures:
+            checks["the processes that decode pictures"] = lambda: context.readers.is_ready
+        return tuple(name for name, check in checks.items() if not _holds(check))
+
+    def _gallery_answers(self) -> bool:
+        self._context.threshold.current()
+        return len(self._context.gallery) >= 0
+
+
+def _holds(check: Callable[[], bool]) -> bool:
+    try:
+        return check()
+    except Exception:  # whatever it is, it is not ready
+        return False

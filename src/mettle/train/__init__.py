@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mettle.train.callbacks import Callback
     from mettle.train.datamodule import load_run_samples, prepare_samples
     from mettle.train.from_recipe import TrainResult, train
+    from mettle.train.gradient_caching import GradientCaching
     from mettle.train.methods.base import LossTerms, Method, StepResult
     from mettle.train.methods.hardness_aware import HardnessAware
     from mettle.train.methods.similarity import Similarity
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Callback": "callbacks",
+    "GradientCaching": "gradient_caching",
     "HardnessAware": "methods.hardness_aware",
     "LossTerms": "methods.base",
     "Method": "methods.base",
@@ -49,6 +51,7 @@ _MODULES = {
 
 __all__ = [
     "Callback",
+    "GradientCaching",
     "HardnessAware",
     "LossTerms",
     "Method",

@@ -303,7 +303,7 @@ def _describe_accumulation(recipe: Recipe) -> tuple[str, ...]:
     return (
         f"train.accumulate = {count} averages the gradients of {count} batches, and {type(loss).__name__} compares the "
         f"samples of one batch only: it sees no more negatives than before, unlike a batch {count} times as large. "
-        "Raise batch.classes or batch.size where memory allows; gradient caching is the way to a larger batch in less",
+        "Raise batch.classes or batch.size instead, with gradient caching (batch.cached = 64) where memory is short",
     )
 
 
@@ -473,6 +473,7 @@ def build_method(
     keys += ("freeze", "layer_decay", "sync_batchnorm")
     options: dict[str, Any] = {key: getattr(setup, key) for key in keys}
     options |= {"precision": precision, "freeze_share": freeze_share, "lora": recipe.build_lora()}
+    options |= {"cached": recipe.batch.cached}
     name = recipe.evaluate.spurious
     # For every method: a column that is not there, or says nothing, is told now and not after training.
     attribute = None if name is None else SpuriousAttribute.from_column(part, name)

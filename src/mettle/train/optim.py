@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from mettle.errors import InputError, RecipeError, nearest
 from mettle.train.device_reads import StreamPoint
 from mettle.train.factory import build, constructor_arguments
+from mettle.train.gradient_caching import check_rows
 from mettle.train.lora import LoraSettings
 
 # These need the loss again and again, sparse gradients, or more than one network's worth of care.
@@ -54,6 +55,7 @@ class OptimSettings:
         lora: additions of low rank to the backbone, which trains in no other way then; None for none.
         sync_batchnorm: whether batch norms take the statistics of the rows of all ranks, where there are several; else
             each rank takes those of its own rows, and rank 0 says what is kept.
+        cached: inputs of a micro-batch, in which networks run by gradient caching; 0 for the whole batch at once.
     """
 
     optimizer: str | Mapping[str, Any] = "AdamW"
@@ -69,11 +71,14 @@ class OptimSettings:
     layer_decay: float = 1.0
     lora: LoraSettings | None = None
     sync_batchnorm: bool = True
+    cached: int = 0
 
     def __post_init__(self) -> None:
         for name in ("ema", "ema_start"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
+        if self.cached:
+            check_rows(self.cached)
         if self.lora is not None and self.freeze is not None:
             raise InputError("LoRA freezes the backbone by itself: leave freeze out")
         if not 0 < self.layer_decay <= 1:

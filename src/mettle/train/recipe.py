@@ -114,6 +114,7 @@ class BatchConfig(Section):
     views: int = Field(1, ge=1, le=8)
     augment: str = "mild"
     workers: int = Field(0, ge=0)  # processes that decode; 0 when the images fit into memory
+    cached: int = Field(0, ge=0)  # samples of a micro-batch, in which networks run by gradient caching; 0: all at once
     queue: int = Field(0, ge=0)  # past embeddings that a batch is compared with too; 0 for none
     queue_encoder: Literal["same", "momentum"] = "same"  # whose: of the network, or of a moving average of it
     queue_momentum: float = Field(0.999, ge=0, lt=1)  # how much of that average stays in a step

@@ -18,6 +18,7 @@ of the artifact.
 
 import hashlib
 import json
+import math
 import os
 import platform
 import shutil
@@ -39,15 +40,17 @@ from torch import Tensor, nn
 from mettle.atomic_files import TEMPORARY, remove_leftovers, sync_folder, write_bytes, write_folder, write_text
 from mettle.data.dataset import Column, Samples
 from mettle.data.sources.torch_dataset import PYTHON
-from mettle.errors import DataError, MettleError, RunError
+from mettle.errors import DataError, InputError, MettleError, RunError
 from mettle.model import Embedder, EmbedderSpec, EmbeddingModel, ModuleEmbedder, OnnxEmbedder, Preprocess, embed_items
 from mettle.model.onnx import encode_onnx
-from mettle.model.weights import SavedWeights, load_state_dict, read_checked, save_state_dict
+from mettle.model.weights import SavedWeights, load_state_dict, read_checked, save_state_dict, state_bytes
 from mettle.train.checkpoint import describe_write_error
 from mettle.train.factory import describe_object
 from mettle.train.recipe import SAME_CLASS, Recipe, load_stored_recipe
 
 LARGEST_JSON = 64 << 20
+LARGEST_INPUT = 1 << 24  # numbers of one input: a color image of 2364 x 2364 pixels
+_NO_MODEL = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, MemoryError, ArithmeticError, MettleError)
 PATH_KEYS = ("source", "pairs", "triplets")  # keys of [data] that may be paths
 FORMAT = 3  # of the run folder; raised when an older mettle could misread a newer folder
 MODEL, BIASED, CLASSES, TRAINED = (f"{name}.safetensors" for name in ("model", "biased", "classes", "trained"))
@@ -115,7 +118,12 @@ class RunFolder:
 
     def contract(self) -> dict[str, Any]:
         """What an embedding of this model is."""
-        return _read_json(self.folder / "contract.json", "the run has not finished training; continue it with --resume")
+        path = self.folder / "contract.json"
+        found = _read_json(path, "the run has not finished training; continue it with --resume")
+        problem = _find_contract_problem(found)
+        if problem:
+            raise RunError(f"{path} is damaged: {problem}")
+        return found
 
     def metrics(self) -> dict[str, Any]:
         """What was measured."""
@@ -186,10 +194,10 @@ class RunFolder:
         contract, path = self.contract(), self.folder / name
         try:
             shape = tuple(int(side) for side in contract["input"]["shape"])
-            model = Embedder(EmbedderSpec(**contract["model"]), shape, load_pretrained=False)
+            model = _build_described(EmbedderSpec(**contract["model"]), shape, path)
             digest = str(contract["weights"] if name == MODEL else contract["files"][name]["sha256"])
             size = int(contract["files"][name]["size"])
-        except (KeyError, TypeError, ValueError, RuntimeError, MettleError) as problem:
+        except _NO_MODEL as problem:
             where = self.folder / "contract.json"
             raise RunError(f"{where} describes no model of mettle: {_one_line(problem)}") from None
         _load_weights(model, path, digest, size)
@@ -198,6 +206,43 @@ class RunFolder:
     def training_identities(self) -> "TrainingIdentities | None":
         """Who the run was trained on; None where the folder does not say."""
         return TrainingIdentities.load(self.folder) if (self.folder / TRAINED).is_file() else None
+
+
+def _find_contract_problem(contract: Mapping[str, Any]) -> str:
+    """What is wrong with the form of a contract; empty: nothing."""
+    for name, kind in (("dim", int), ("input", dict), ("model", dict), ("weights", str), ("files", dict)):
+        if not isinstance(contract.get(name), kind):
+            return f"its entry {name!r} is missing or of another kind"
+    shape = contract["input"].get("shape")
+    if not isinstance(shape, list) or not all(isinstance(side, int) and side > 0 for side in shape):
+        return "the shape of its input is no list of whole numbers above 0"
+    for file in contract["files"].values():
+        if (
+            not isinstance(file, dict)
+            or not isinstance(file.get("sha256"), str)
+            or not isinstance(file.get("size"), int)
+        ):
+            return "a file has no hash or no size"
+    return ""
+
+
+def _build_described(spec: EmbedderSpec, shape: tuple[int, ...], path: Path) -> Embedder:
+    """The embedder that a contract describes, if the file of its weights can hold so many.
+
+    A few bytes of a contract can describe any size, so the model is first made without memory, on torch's device
+    "meta".
+    """
+    if math.prod(shape) > LARGEST_INPUT:
+        raise InputError(f"inputs of shape {shape} have more than {LARGEST_INPUT} numbers")
+    try:
+        with torch.device("meta"):
+            wanted = state_bytes(Embedder(spec, shape, load_pretrained=False))
+    except (RuntimeError, NotImplementedError):  # a network of another library that computes while it is built
+        wanted = 0
+    found = path.stat().st_size if path.is_file() else None
+    if found is not None and wanted > found:
+        raise InputError(f"it takes {wanted} bytes, and {path.name} has {found}")
+    return Embedder(spec, shape, load_pretrained=False)
 
 
 def _load_weights(model: nn.Module, path: Path, digest: str, size: int) -> None:

@@ -49,6 +49,8 @@ def explain_unrecordable(method: Method) -> str | None:
         return "the optimizer is not a fused one (Adam, AdamW or SGD)"
     if optimizer.scaler.is_enabled():
         return "float16 scales losses on the host: use bfloat16 or float32"
+    if method.settings.cached:
+        return "gradient caching replays random numbers, whose state is kept on the host"
     if not isinstance(method, Supervised):
         return f"{type(method).__name__} decides things on the host in every step"
     if (

@@ -5,18 +5,18 @@ Fields are parted by what the header is parted by most: comma, semicolon or tab;
 
 import csv
 import gzip
-import importlib
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from mettle.data.image_decoding import quote_name
-from mettle.errors import DataError, MissingExtra, nearest
+from mettle.data.parquet import read_parquet_schema, read_parquet_texts
+from mettle.errors import DataError, nearest
 
 LARGEST_FILE = 2 << 30
 LARGEST_FIELD = 1 << 20
@@ -77,7 +77,7 @@ def read_table(path: Path) -> TextTable:
 def read_table_header(path: Path) -> TextTable:
     """The columns of a file that `read_table` reads, without its rows."""
     if path.name.lower().endswith((".parquet", ".pq")):
-        names = _call_pyarrow(path, lambda parquet: parquet.read_schema(path).names)
+        names = read_parquet_schema(path).names
     else:
         names, _ = read_delimited(path)
     return TextTable(path, dict.fromkeys(names, ()), ())
@@ -167,25 +167,8 @@ def read_text_lines(path: Path) -> Iterator[str]:
             raise DataError(f"{quote_name(path)} line {number}: {reason}") from None
 
 
-def _call_pyarrow(path: Path, read: Callable[[Any], Any]) -> Any:
-    """What ``read`` finds with pyarrow.parquet, or the one line that says why not."""
-    try:
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise MissingExtra("Parquet needs pyarrow: pip install pyarrow") from None
-    try:
-        return read(parquet)
-    except Exception as problem:  # its errors have several unrelated bases
-        raise DataError(f"cannot read {quote_name(path)}: {' '.join(str(problem).split())[:200]}") from None
-
-
 def _read_parquet(path: Path) -> TextTable:
-    def texts(parquet: Any) -> tuple[dict[str, list[str]], int]:
-        table = parquet.read_table(path)
-        found = {name: table[name].cast("string").fill_null("").to_pylist() for name in table.column_names}
-        return found, table.num_rows
-
-    columns, count = _call_pyarrow(path, texts)
+    columns, count = read_parquet_texts(path)
     for name, values in columns.items():
         for row, value in enumerate(values):
             if "\0" in value or len(value) > LARGEST_FIELD:

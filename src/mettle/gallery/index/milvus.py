@@ -24,6 +24,7 @@ import numpy as np
 
 from mettle.errors import GalleryUnavailable, InputError, MissingExtra
 from mettle.gallery.index.base import asked, nothing, ranked
+from mettle.gallery.index.searchers import FoundRows
 from mettle.gallery.index.selection import Wanted, as_wanted
 from mettle.gallery.results import Templates
 from mettle.gallery.storage.base import Record
@@ -63,15 +64,16 @@ class MilvusSearch:
             self._client.close()
             raise
 
-    def find(self, probes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
-        """(p, m) exact scores and numbers, best first: candidates by Milvus, scored by the record's own vectors."""
+    def find(self, probes: np.ndarray, m: int) -> FoundRows:
+        """Candidates by Milvus, scored exactly by the record's own vectors."""
         self.follow()
+        sequence = self.sequence
         probes, m = asked(probes, m, self.record.binding.dim)
         found, who = nothing(len(probes), m)
         for start in range(0, len(probes), PROBES):
             part = slice(start, start + PROBES)
             found[part], who[part] = self._find(probes[part], m)
-        return found, who
+        return FoundRows(found, who, sequence, self.rows())
 
     def rows(self) -> int:
         """Rows of the collection, counted once per change."""
@@ -202,7 +204,7 @@ class MilvusSearch:
         for part in self._scan():
             change = self._differs(part)
             names = tuple(name for name, new in zip(part.identities, change, strict=True) if new)
-            self._upsert(Templates(part.numbers[change], names, part.vectors[change]))
+            self._upsert(Templates(part.numbers[change], names, part.vectors[change], part.checksums[change]))
         for numbers in self._numbers():
             known = self.record.names(numbers)  # asked now: what another process has enrolled meanwhile stays
             self._delete(numbers[np.asarray([name is None for name in known], bool)])

@@ -10,8 +10,10 @@ A file is read once into memory, its checksum is taken there, and only then does
 not fit is `Stale`: the gallery then builds the index again from its record. Removed templates are never written.
 """
 
+import errno
 import hashlib
 import json
+import os
 import re
 import stat
 from dataclasses import asdict, dataclass
@@ -20,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from mettle.atomic_files import remove_leftovers, write_bytes, write_text
+from mettle.atomic_files import open_unlinked, remove_leftovers, write_bytes, write_text
 from mettle.errors import GalleryError, GalleryUnavailable
 from mettle.gallery.index.approximate import KINDS, Approximate, Effort
 from mettle.gallery.index.base import Index
@@ -57,6 +59,7 @@ class ViewFacts:
     kind: str
     measured: Measured | None = None
     record: str | None = None  # which record, where records have an identity of their own
+    template_sum: int = 0  # of the checksums of its templates in the record
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +69,7 @@ class Loaded:
     index: Index
     sequence: int
     measured: Measured | None
+    template_sum: int = 0  # of the checksums of its templates in the record
 
 
 def save_index(folder: Path, index: Index, facts: ViewFacts, mode: int = PRIVATE) -> None:
@@ -78,6 +82,8 @@ def save_index(folder: Path, index: Index, facts: ViewFacts, mode: int = PRIVATE
         raise GalleryError(f"an index of type {type(index).__name__} cannot be kept on disk")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if folder.is_symlink():
+            raise OSError(errno.ELOOP, "it is a link, and none is followed in a gallery")
         remove_leftovers(folder)
         files = {name: _written(folder, name, array, mode) for name, array in _arrays(index)}
         content = {
@@ -114,7 +120,7 @@ def load_index(folder: Path, expected: ViewFacts) -> Loaded:
         files = {name: _read(folder, name, entry) for name, entry in content["files"].items()}
         index = _index(facts, content["effort"], files)
         measured = None if facts["measured"] is None else Measured.from_dict(facts["measured"])
-        return Loaded(index, int(facts["sequence"]), measured)
+        return Loaded(index, int(facts["sequence"]), measured, int(facts["template_sum"]))
     except Stale:
         raise
     except OSError as error:
@@ -168,12 +174,15 @@ def _digest(content: dict[str, Any]) -> str:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
-    if not path.is_file():
-        raise Stale(f"{folder} holds no {MANIFEST}")
-    if path.stat().st_size > LONGEST:
+    try:
+        with open_unlinked(path) as file:
+            text = file.read(LONGEST + 1)
+    except FileNotFoundError:
+        raise Stale(f"{folder} holds no {MANIFEST}") from None
+    if len(text) > LONGEST:
         raise Stale(f"{path} is too long to be one of ours")
     try:
-        content = json.loads(path.read_bytes().decode())
+        content = json.loads(text.decode())
         sha = content.pop("sha256")
     except (ValueError, AttributeError, KeyError, RecursionError) as error:
         raise Stale(f"{path} is damaged") from error
@@ -194,6 +203,8 @@ def _compare(facts: dict[str, Any], expected: ViewFacts) -> None:
         raise Stale(f"the index on disk is newer ({facts['sequence']}) than the record ({expected.sequence})")
     if facts["sequence"] == expected.sequence and facts["count"] != expected.count:
         raise Stale(f"the index on disk holds {facts['count']} templates, the record {expected.count}")
+    if facts["sequence"] == expected.sequence and facts["template_sum"] != expected.template_sum:
+        raise Stale("the index on disk holds other templates than the record")
 
 
 def _read(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
@@ -201,13 +212,14 @@ def _read(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
     if not _NAME.fullmatch(entry["name"]) or not entry["name"].startswith(name + "-"):
         raise Stale(f"{folder / MANIFEST} names a file that is not ours")
     path = folder / entry["name"]
-    if not path.is_file():
-        raise Stale(f"{path} is not there")
-    if path.stat().st_size != entry["bytes"]:
-        raise Stale(f"{path} has {path.stat().st_size} bytes instead of {entry['bytes']}")
-    raw = np.empty(entry["bytes"], np.uint8)
-    with path.open("rb") as file:
-        got = file.readinto(raw.data)
+    try:
+        with open_unlinked(path) as file:
+            if (size := os.fstat(file.fileno()).st_size) != entry["bytes"]:
+                raise Stale(f"{path} has {size} bytes instead of {entry['bytes']}")
+            raw = np.empty(size, np.uint8)
+            got = file.readinto(raw.data)  # type: ignore[attr-defined]
+    except FileNotFoundError:
+        raise Stale(f"{path} is not there") from None
     if got != len(raw) or hashlib.sha256(raw.data).hexdigest() != entry["sha256"]:
         raise Stale(f"{path} does not have its checksum")
     return raw.view(np.dtype(entry["dtype"]).newbyteorder("<")).reshape(entry["shape"])

@@ -19,13 +19,14 @@ import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from mettle.atomic_files import sync_folder
-from mettle.errors import GalleryError
+from mettle.errors import GalleryError, GalleryUnavailable
 from mettle.gallery.index.base import Index
 from mettle.gallery.index.exact import Exact
 from mettle.gallery.index.persistence import MANIFEST, PRIVATE, Stale, ViewFacts, load_index, save_index, tighten
@@ -33,28 +34,30 @@ from mettle.gallery.index.selection import Measured, Wanted, as_wanted, build_in
 from mettle.gallery.results import Changes, Size, Templates
 from mettle.gallery.scoring import fused_rows
 from mettle.gallery.storage.base import Record
+from mettle.gallery.storage.integrity import RevisionState, RowSum
 from mettle.gallery.storage.location import RECORD
 from mettle.gallery.storage.postgres import PostgresRecord
+
+
+@dataclass(frozen=True, eq=False)
+class FoundRows:
+    """What a search found, and in what."""
+
+    scores: np.ndarray  # (p, m) best first, padded by -inf
+    numbers: np.ndarray  # (p, m) of the rows, padded by -1
+    sequence: int  # the change of the record up to which the rows were known
+    rows: int  # how many there are to find
 
 
 class Search(Protocol):
     """Where the rows of people are looked for."""
 
-    def find(self, probes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
-        """(p, m) scores and row numbers, best first, padded by -inf and -1."""
-        ...
-
-    def rows(self) -> int:
-        """How many rows there are to find."""
+    def find(self, probes: np.ndarray, m: int) -> FoundRows:
+        """The m rows nearest to each probe."""
         ...
 
     def facts(self) -> dict[str, Any]:
         """What is known of it."""
-        ...
-
-    @property
-    def sequence(self) -> int:
-        """Up to which change of the record it has come."""
         ...
 
     @property
@@ -130,37 +133,31 @@ class Candidates:
 
     def __init__(self, record: Record, search: Search):
         self._record, self._search = record, search
-        self._size: tuple[int, Size] = (-1, Size(0, 0))  # as of a change of the record
 
-    def best(self, probes: np.ndarray, k: int) -> list[list[tuple[str, float]]]:
+    def best(self, probes: np.ndarray, k: int) -> tuple[list[list[tuple[str, float]]], Size]:
         """The best k people of each probe, with scores: as many rows as it takes to see k different ones."""
         m, tries = k, 0
         found: list[list[tuple[str, float]]] = [[] for _ in probes]
         pending = np.arange(len(probes))
-        while len(pending):
-            scores, numbers = self._search.find(probes[pending], m)
-            known = np.unique(numbers[numbers >= 0])
-            names = dict(zip(known.tolist(), self._record.names(known), strict=True))
-            if None in names.values() and tries < TRIES:  # changed since the search, which follows when asked again
+        while True:
+            rows = self._search.find(probes[pending], m)
+            known = np.unique(rows.numbers[rows.numbers >= 0])
+            state, owners = self._record.owners(known)
+            if None in owners and state.sequence == rows.sequence:
+                missing = known[owners.index(None)]
+                raise GalleryError(f"template {missing} is not where it was: the record is damaged, restore a snapshot")
+            if None in owners and tries < TRIES:  # changed since the search, which follows when asked again
                 tries += 1
                 continue
-            short = []
+            names, short = dict(zip(known.tolist(), owners, strict=True)), []
             for row, probe in enumerate(pending.tolist()):
-                found[probe] = distinct(numbers[row], scores[row], names)[:k]
+                found[probe] = distinct(rows.numbers[row], rows.scores[row], names)[:k]
                 if len(found[probe]) < k:
                     short.append(probe)
-            if m >= self._search.rows():
-                break
-            pending, m = np.asarray(short, np.int64), min(4 * m, max(self._search.rows(), 1))
-        return found
-
-    def size(self) -> Size:
-        """Numbers of people and templates, counted once per change."""
-        # A search has just asked how far the record has come: asking again would cost as much as the answer is worth.
-        sequence = self._search.sequence
-        if self._size[0] != sequence:
-            self._size = (sequence, self._record.size())
-        return self._size[1]
+            pending = np.asarray(short, np.int64)
+            if m >= rows.rows or not short:
+                return found, Size(state.identities, state.templates)
+            m = min(4 * m, max(rows.rows, 1))
 
 
 def distinct(numbers: np.ndarray, scores: np.ndarray, names: Mapping[int, str | None]) -> list[tuple[str, float]]:
@@ -179,6 +176,9 @@ LOOKS = 5  # at a record that others are changing
 QUICK = 20_000  # rows: up to here a gallery measures and chooses its index whenever it opens without one
 
 
+INCOMPLETE = "changes that the record tells of are damaged; the index was built again from all templates: check it"
+
+
 class Local:
     """An index in memory that follows the record.
 
@@ -193,20 +193,18 @@ class Local:
         self.measured: Measured | None = None
         self.notes: list[str] = []
         self.sequence = self.saved = -1
-        self.owner: dict[int, str] = {}  # of templates, and
-        self.row: dict[str, int] = {}  # row of a person: both for fused rules only
+        self.held = RowSum()  # templates of the record that it was built from, and the sum of their checksums
+        self.owner: dict[int, str] = {}  # of templates,
+        self.row: dict[str, int] = {}  # row of a person,
+        self.known: set[int] = set()  # and templates that were counted: all three for fused rules only
         self.index: Index = Exact(record.binding.dim)
         self._open()
 
-    def find(self, probes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+    def find(self, probes: np.ndarray, m: int) -> FoundRows:
         """By the index, once it is up to date."""
         self.follow()
         with self.lock.read():
-            return self.index.search(probes, m)
-
-    def rows(self) -> int:
-        """Rows of the index as it is."""
-        return len(self.index)
+            return FoundRows(*self.index.search(probes, m), self.sequence, len(self.index))
 
     def facts(self) -> dict[str, Any]:
         """Kind, size, and what was measured when it was built."""
@@ -222,11 +220,19 @@ class Local:
         if self.record.sequence() == self.sequence:
             return
         with self.lock.write():
-            news = self.record.changes(self.sequence)
+            try:
+                news = self.record.changes(self.sequence)
+            except GalleryUnavailable:
+                raise
+            except GalleryError:  # a change is damaged: the scan tells whether templates are
+                self._mend()
+                return
             if news is None:
                 self._anew()
-            else:
-                self._apply(news)
+                return
+            self._apply(news)
+            if self.held != news.held:  # changes are missing: likewise
+                self._mend()
 
     def reindex(self, wanted: Wanted | None = None) -> Measured | None:
         """Choose and build the index again, measured against exact search, and keep it on disk."""
@@ -261,7 +267,12 @@ class Local:
     def check(self) -> list[str]:
         """Whether the index holds exactly the rows that the record says; a writer beside us may need a second look."""
         for _ in range(LOOKS):
-            self.follow()
+            try:
+                self.follow()
+            except GalleryUnavailable:
+                raise
+            except GalleryError as problem:
+                return [f"the index cannot follow the record ({problem})"]
             with self.lock.read():
                 sequence, wanted, missing = self.sequence, 0, 0
                 for part in self.record.scan():
@@ -291,9 +302,10 @@ class Local:
             self.notes += tighten(self.folder, self._mode(self.folder))
         if self.folder is not None and self.folder.is_dir() and self.rule == "best":
             try:
-                loaded = load_index(self.folder, self._about(self.record.sequence()))
+                loaded = load_index(self.folder, self._about(self.record.state()))
                 self.index, self.measured = loaded.index, loaded.measured
                 self.sequence = self.saved = loaded.sequence
+                self.held = RowSum(len(self.index), loaded.template_sum)
                 self.follow()
                 return
             except Stale as problem:
@@ -303,12 +315,13 @@ class Local:
                     sync_folder(self.folder)
         self._anew(choose=self.record.size().templates <= QUICK)
 
-    def _about(self, sequence: int | None = None) -> ViewFacts:
+    def _about(self, state: RevisionState | None = None) -> ViewFacts:
         """What a view of this record is: as it stands, or as the record says that it should be."""
         bound = self.record.binding
         return ViewFacts(
-            sequence=self.sequence if sequence is None else sequence,
-            count=len(self.index) if sequence is None else self.record.size().templates,
+            sequence=self.sequence if state is None else state.sequence,
+            count=len(self.index) if state is None else state.templates,
+            template_sum=self.held.checksums if state is None else state.template_sum,
             dim=bound.dim,
             metric=bound.metric,
             model=bound.model,
@@ -318,20 +331,28 @@ class Local:
             record=self.record.identity,
         )
 
+    def _mend(self) -> None:
+        self._anew()
+        if INCOMPLETE not in self.notes:
+            self.notes.append(INCOMPLETE)
+
     def _anew(self, choose: bool = False) -> None:
         """Everything from the record; without ``choose`` into an exact index, which takes no time to build."""
         sequence = self.record.sequence()  # before the scan: what comes in between is taken in once more
-        numbers, vectors, people = [], [], []
+        numbers, vectors, people, held = [], [], [], RowSum()
         for part in self.record.scan():
             numbers.append(part.numbers)
             vectors.append(part.vectors)
             people.extend(part.identities)
+            held.add(int(part.checksums.sum()), len(part.numbers))
         dim = self.record.binding.dim
         at = np.concatenate(numbers) if numbers else np.empty(0, np.int64)
         table = np.concatenate(vectors) if vectors else np.empty((0, dim), np.float32)
         owner: dict[int, str] = {}
         row: dict[str, int] = {}
+        known: set[int] = set()
         if self.rule != "best":
+            known = set(at.tolist())
             owner = dict(zip(at.tolist(), people, strict=True))
             row, table = fused(self.rule, at, table, people)
             at, people = _as_ids(row.values()), list(row)
@@ -344,15 +365,29 @@ class Local:
             index.add(at, table)
         # All at once: an index that could not be built leaves the former one, and what it knows, as they were.
         self.index, self.measured, self.owner, self.row, self.sequence = index, measured, owner, row, sequence
+        self.held, self.known = held, known
 
     def _apply(self, news: Changes) -> None:
+        gone, new = self._holds(news.removed), ~self._holds(news.added.numbers)
         if self.rule == "best":
             self.index.remove(news.removed)
-            fresh = _unknown(news.added, self.index)
+            fresh = _chosen(news.added, new)
             self.index.add(fresh.numbers, fresh.vectors)
         else:
             self._fuse_again(news)
+            self.known -= set(news.removed.tolist())
+            self.known |= set(news.added.numbers.tolist())
+        self.held = RowSum(
+            self.held.rows + int(new.sum()) - int(gone.sum()),
+            self.held.checksums + int(news.added.checksums[new].sum()) - int(news.removed_checksums[gone].sum()),
+        )
         self.sequence = news.sequence
+
+    def _holds(self, numbers: np.ndarray) -> np.ndarray:
+        """Which of these templates were taken in: a scan may have seen them before the change was told."""
+        if self.rule == "best":
+            return self.index.holds(numbers)
+        return np.fromiter((n in self.known for n in numbers.tolist()), np.bool_, len(numbers))
 
     def _fuse_again(self, news: Changes) -> None:
         """The rows of everybody whose templates changed, made anew from the record."""
@@ -386,13 +421,12 @@ def _as_ids(values: Iterable[int]) -> np.ndarray:
     return np.fromiter(values, np.int64)
 
 
-def _unknown(added: Templates, index: Index) -> Templates:
-    """Additions that the index does not hold yet: a scan may have seen them before the change was told."""
-    new = ~index.holds(added.numbers)
+def _chosen(added: Templates, new: np.ndarray) -> Templates:
+    """Some of the templates."""
     if new.all():
         return added
     kept = tuple(name for name, keep in zip(added.identities, new, strict=True) if keep)
-    return Templates(added.numbers[new], kept, added.vectors[new])
+    return Templates(added.numbers[new], kept, added.vectors[new], added.checksums[new])
 
 
 class Remote:
@@ -401,11 +435,6 @@ class Remote:
     def __init__(self, record: PostgresRecord):
         self.record = record
         self.notes: list[str] = []
-
-    @property
-    def sequence(self) -> int:
-        """The server is never behind."""
-        return self.record.sequence()
 
     def reindex(self, wanted: Wanted | None = None) -> None:
         """Let the server search exactly, or by its own graph."""
@@ -427,13 +456,9 @@ class Remote:
         """There is nothing beside the record."""
         return []
 
-    def find(self, probes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+    def find(self, probes: np.ndarray, m: int) -> FoundRows:
         """By pgvector."""
-        return self.record.search(probes, m)
-
-    def rows(self) -> int:
-        """All templates."""
-        return self.record.size().templates
+        return FoundRows(*self.record.search(probes, m))
 
     def facts(self) -> dict[str, Any]:
         """Where it is."""

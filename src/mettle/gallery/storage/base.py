@@ -11,22 +11,18 @@ A record is SQL: `sqlite` (embedded) or `postgres` (a server). Both obey the sam
                     that was used for another verb or identity is refused
     calibration   = what was measured on the people enrolled; keeping or forgetting it is a change like any other
 
+    checked       = every row that an answer rests on is checked where it is read, and missing rows are found: a record
+                    that was damaged on disk refuses to answer rather than answer something else
+
 Anything faster than SQL (an index) is a view that can be thrown away and built again from here.
 
-Records as a whole: what was removed is removed from a restored backup too, and a record is filled from another.
-
-Every function works inside a transaction that its caller has opened.
-
-What every SQL record does alike: the verbs of `Record` over transactions that a database gives.
-
-`sqlite` and `postgres` say how a transaction is made (`_read`, `_write`, `_reading`); `statements` says what is done
-in it; here is which statements make a verb, so that both kinds obey the same laws by the same lines.
+`sqlite` and `postgres` say how a transaction is made (`_read`, `_write`, `_reading`); `sql` says what is done in it;
+here is which statements make a verb, so that both kinds obey the same laws by the same lines.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from dataclasses import replace as replaced
 from typing import Any, Protocol, TypeVar
 
@@ -37,26 +33,42 @@ from mettle.gallery.binding import Binding
 from mettle.gallery.calibration import Calibration, Standing, calibration_to_json
 from mettle.gallery.enrolment import select_new_rows
 from mettle.gallery.results import Changes, Receipt, Size, Templates
-from mettle.gallery.storage.integrity import Content, Tally, check_name, check_vectors, keyed_hash
+from mettle.gallery.storage.integrity import (
+    Content,
+    RevisionState,
+    RowSum,
+    Tally,
+    check_name,
+    check_vectors,
+    damaged,
+    keyed_hash,
+    template_checksum,
+)
 from mettle.gallery.storage.sql import (
-    ALONE,
     FINDINGS,
+    IDENTITY_COLUMNS,
+    OWNED_TEMPLATES,
     PAGE,
-    TEMPLATE_ROWS,
+    TEMPLATE_COLUMNS,
+    FixedMetadata,
+    IdentityRow,
+    IndexProof,
     Session,
-    Tombstone,
+    decode_owned,
     decode_templates,
     find_damage,
-    find_owner,
+    find_identity,
     find_receipt,
     insert_identities,
     insert_templates,
     read_calibration,
-    read_counter,
+    read_deleted,
     read_identities,
-    read_size,
     read_standing,
+    read_state,
     remove_templates,
+    size_of,
+    update_identities,
     write_calibration,
     write_receipt,
 )
@@ -77,6 +89,10 @@ class Record(Protocol):
 
     def sequence(self) -> int:
         """Number of the last acknowledged change; 0 for a new record."""
+        ...
+
+    def state(self) -> RevisionState:
+        """How far it has come, and what it holds."""
         ...
 
     def size(self) -> Size:
@@ -138,6 +154,10 @@ class Record(Protocol):
         """The templates with these numbers, in the order of their numbers; those that are not there are left out."""
         ...
 
+    def owners(self, numbers: np.ndarray) -> tuple[RevisionState, list[str | None]]:
+        """The same, and what the record held at that moment."""
+        ...
+
     def ids(self) -> Iterator[str]:
         """All identities, sorted."""
         ...
@@ -152,6 +172,19 @@ class Record(Protocol):
 
     def compact(self) -> None:
         """Erase what was deleted from disk: afterwards no byte of a deleted template is in any file of the record."""
+        ...
+
+    @property
+    def model_files(self) -> Mapping[str, str]:
+        """SHA-256 of the copy of the model that lies beside it."""
+        ...
+
+    def inspect(self, work: Callable[[Session], Any]) -> Any:
+        """Run a function of a transaction that reads one moment."""
+        ...
+
+    def forget_pages(self) -> None:
+        """Keep nothing of what was read before, so that what is read next is read again."""
         ...
 
     def check(self) -> list[str]:
@@ -177,48 +210,58 @@ Scan = Callable[[], Iterator[Templates]]
 Agree = Callable[[Content, Content], None]
 
 
-def bury(session: Session, salt: str, tombstones: Sequence[Tombstone]) -> Receipt:
-    """Remove what these say was removed; what came after them stays. The receipt has the numbers."""
-    sequence, number, _ = read_counter(session)
-    known = set(session.rows("SELECT sequence, person FROM tombstones"))
-    new = [stone for stone in tombstones if (stone.sequence, stone.person) not in known]
-    if not new:
-        return Receipt(sequence, (), repeated=True)
-    sequence = max(sequence, *(stone.sequence for stone in new)) + 1
-    number = max(number, *(stone.number for stone in new))
-    people = {keyed_hash(salt, name): owner for owner, name in read_identities(session)}
-    gone: list[int] = []
-    for stone in new:
-        session.rows("INSERT INTO tombstones VALUES (?, ?, ?)", stone.sequence, stone.person, stone.number)
-        if (owner := people.get(stone.person)) is not None:
-            gone += remove_templates(session, owner, sequence, None, number, before=stone.sequence)
-    session.rows(f"DELETE FROM identities AS i WHERE {ALONE}")
-    session.rows("UPDATE counter SET floor = ?", sequence)
-    return write_receipt(session, None, "", Receipt(sequence, tuple(sorted(gone))), number)
-
-
 def fill_storage(session: Session, dim: int, scan: Scan, agree: Agree, calibrated: Calibration | None) -> Receipt:
     """Put all of ``scan`` into an empty record; ``agree`` sees what came and what is here and may still refuse."""
-    sequence, number, _ = read_counter(session)
-    if read_size(session).templates:
+    state = read_state(session)
+    if state.templates:
         raise GalleryError("the target is not empty: move into a new gallery")
-    came, first, owners = Tally(dim), number, {}
+    first, number, sequence = state.next_number, state.next_number, state.sequence + 1
+    came, owners, sums, total = Tally(dim), {}, {}, RowSum()
     for part in scan():
         came.add(part.identities, part.vectors)
         rows = check_vectors(part.vectors, dim)
-        owners |= insert_identities(session, [n for n in dict.fromkeys(part.identities) if n not in owners])
-        placed = enumerate(zip(part.identities, rows, strict=True), number)
-        insert_templates(session, [(n, owners[name], name, row) for n, (name, row) in placed], sequence + 1)
+        new = [name for name in dict.fromkeys(part.identities) if name not in owners]
+        owners |= {name: state.next_identity + len(owners) + i for i, name in enumerate(new)}
+        insert_identities(session, [IdentityRow(owners[name], name, 0, 0) for name in new])
+        placed = [
+            (number + i, owners[name], row) for i, (name, row) in enumerate(zip(part.identities, rows, strict=True))
+        ]
+        checksums = [template_checksum(at, owner, sequence, row.tobytes()) for at, owner, row in placed]
+        insert_templates(session, placed, checksums, sequence)
+        for name, checksum in zip(part.identities, checksums, strict=True):
+            sums.setdefault(name, RowSum()).add(checksum)
+            total.add(checksum)
         number += len(rows)
+    people = [IdentityRow(owners[name], name, own.rows, own.checksums) for name, own in sums.items()]
+    update_identities(session, people)
+    state = replaced(
+        state,
+        next_number=number,
+        next_identity=state.next_identity + len(owners),
+        identities=len(people),
+        identity_sum=sum(person.checksum for person in people),
+        templates=total.rows,
+        template_sum=total.checksums,
+    )
     here = Tally(dim)
-    for rows in session.each(f"{TEMPLATE_ROWS} ORDER BY t.number", 8192):
-        part = decode_templates(session, rows, dim)
+    for part in scan_templates(session, state, dim, 8192):
         here.add(part.identities, part.vectors)
     agree(came.content(), here.content())
-    text = None if calibrated is None else calibration_to_json(replace(calibrated, sequence=sequence + 1))
-    write_calibration(session, text)  # none, too: one of people who were here before is not theirs
-    receipt = Receipt(sequence + 1, tuple(range(first, number)))
-    return write_receipt(session, None, "", receipt, number)
+    text = None if calibrated is None else calibration_to_json(replaced(calibrated, sequence=sequence))
+    state = write_calibration(
+        session, state, text, sequence
+    )  # none, too: one of people who were here before is not theirs
+    return write_receipt(session, None, "", Receipt(sequence, tuple(range(first, number))), state)
+
+
+def scan_templates(session: Session, state: RevisionState, dim: int, batch: int) -> Iterator[Templates]:
+    """All templates in the order of their numbers; refused at the end where any of them is missing."""
+    names, total = read_identities(session, state), RowSum()
+    for rows in session.each(f"SELECT {TEMPLATE_COLUMNS} FROM templates t ORDER BY t.number", batch):
+        part = decode_templates(session, rows, dim, names)
+        total.add(int(part.checksums.sum()), len(rows))
+        yield part
+    total.compare(state.templates, state.template_sum, "templates")
 
 
 Result = TypeVar("Result")
@@ -228,8 +271,8 @@ class Ledger(ABC):
     """A record in a database. Subclasses give transactions and say how theirs is made, opened and compacted."""
 
     kind: str
-    _binding: Binding
-    _salt: str
+    _fixed: FixedMetadata
+    _proof: IndexProof
 
     @abstractmethod
     def _read(self, work: Callable[[Session], Result]) -> Result:
@@ -254,20 +297,29 @@ class Ledger(ABC):
     @property
     def binding(self) -> Binding:
         """What its templates are."""
-        return self._binding
+        return self._fixed.binding
+
+    @property
+    def model_files(self) -> Mapping[str, str]:
+        """SHA-256 of the copy of the model that lies beside it."""
+        return self._fixed.model_files
 
     def sequence(self) -> int:
         """Number of the last acknowledged change."""
-        return self._read(lambda session: read_counter(session)[0])
+        return self.state().sequence
+
+    def state(self) -> RevisionState:
+        """How far it has come, and what it holds."""
+        return self._read(read_state)
 
     def size(self) -> Size:
         """How much is enrolled now."""
-        return self._read(read_size)
+        return size_of(self.state())
 
     @property
     def identity(self) -> str:
         """Which record this is: a name that a copy of it shares and no other record has."""
-        return keyed_hash(self._salt, "record")
+        return keyed_hash(self._fixed.salt, "record")
 
     def enrol(
         self,
@@ -296,36 +348,65 @@ class Ledger(ABC):
         distinct: bool,
         former: Sequence[str] = (),
     ) -> Receipt:
-        checked = [(check_name(identity), check_vectors(v, self._binding.dim)) for identity, v in people]
+        checked = [(check_name(identity), check_vectors(v, self.binding.dim)) for identity, v in people]
         verb, name = "replace" if replace else "enrol", self._named(request)
         asked = self._asked(verb, " ".join(who for who, _ in checked))
         alike = {asked, *(self._asked(verb, other) for other in former)}
 
         def work(session: Session) -> Receipt:
-            if known := find_receipt(session, name, alike):
+            state = read_state(session)
+            if known := find_receipt(session, name, alike, state, self._proof):
                 return known
-            sequence, first, _ = read_counter(session)
-            sequence, number, cleared, skipped = sequence + 1, first, set(), 0
+            first, sequence, skipped, cleared = state.next_number, state.sequence + 1, 0, set[str]()
             for identity, rows in checked:
-                owner, has = find_owner(session, identity), rows[:0]
-                if owner is None:
-                    owner = session.rows("INSERT INTO identities (name) VALUES (?) RETURNING id", identity)[0][0]
-                elif replace and identity not in cleared:
-                    remove_templates(session, owner, sequence, keyed_hash(self._salt, identity), number)
-                elif distinct:
-                    has = self._of(session, identity).vectors
+                owner, has = find_identity(session, identity, state, self._proof), rows[:0]
+                if owner is not None and replace and identity not in cleared:
+                    _, state = remove_templates(session, owner, sequence, state)
+                    state = replaced(state, identity_sum=state.identity_sum - owner.checksum)
+                    owner = IdentityRow(owner.id, identity, 0, 0)
+                    state = replaced(state, identity_sum=state.identity_sum + owner.checksum)
+                elif owner is not None and distinct:
+                    has = self._of(session, identity, state).vectors
                 cleared.add(identity)
                 if distinct:
                     given, rows = len(rows), select_new_rows(rows, has)
                     skipped += given - len(rows)
-                placed = [(number + i, owner, identity, row) for i, row in enumerate(rows)]
-                insert_templates(session, placed, sequence)
-                number += len(rows)
-            receipt = Receipt(sequence, tuple(range(first, number)), skipped=skipped)
-            return write_receipt(session, name, asked, receipt, number)
+                state = self._add(session, state, identity, owner, rows, sequence)
+            numbers = tuple(range(first, state.next_number))
+            return write_receipt(session, name, asked, Receipt(sequence, numbers, skipped=skipped), state)
 
         receipt = self._write(work, named=name is not None)
         return receipt if request is not None else replaced(receipt, repeated=False)
+
+    def _add(
+        self,
+        session: Session,
+        state: RevisionState,
+        identity: str,
+        owner: IdentityRow | None,
+        rows: np.ndarray,
+        sequence: int,
+    ) -> RevisionState:
+        """Add rows to an identity, which is made where there is none; returns the state with them."""
+        former = owner or IdentityRow(state.next_identity, identity, 0, 0)
+        placed = [(state.next_number + i, former.id, row) for i, row in enumerate(rows)]
+        checksums = [template_checksum(number, owner, sequence, row.tobytes()) for number, owner, row in placed]
+        now = IdentityRow(former.id, identity, former.templates + len(rows), former.template_sum + sum(checksums))
+        if owner is None:
+            insert_identities(session, [now])
+        elif len(rows):
+            update_identities(session, [now])
+        insert_templates(session, placed, checksums, sequence)
+        return replaced(
+            state,
+            next_number=state.next_number + len(rows),
+            next_identity=max(state.next_identity, now.id + 1),
+            identities=state.identities + (owner is None),
+            identity_sum=state.identity_sum + now.checksum - (0 if owner is None else owner.checksum),
+            templates=state.templates + len(rows),
+            template_sum=state.template_sum + sum(checksums),
+            added=state.added + (len(rows) if state.calibrated_since else 0),
+        )
 
     def delete(self, identity: str, *, request: str | None = None, former: Sequence[str] = ()) -> Receipt:
         """Remove an identity and all its templates; the receipt has their numbers."""
@@ -333,16 +414,17 @@ class Ledger(ABC):
         asked, name = {each: self._asked("delete", each) for each in names}, self._named(request)
 
         def work(session: Session) -> Receipt:
-            if known := find_receipt(session, name, asked.values()):
+            state = read_state(session)
+            if known := find_receipt(session, name, asked.values(), state, self._proof):
                 return known
-            owners = ((each, find_owner(session, each)) for each in names)
-            who, owner = next((found for found in owners if found[1] is not None), (identity, None))
-            if owner is None:
+            owners = (find_identity(session, each, state, self._proof) for each in names)
+            if (owner := next((found for found in owners if found is not None), None)) is None:
                 raise UnknownIdentity(f"nobody called {identity!r:.80} is enrolled: nothing was deleted")
-            sequence, number, _ = read_counter(session)
-            numbers = remove_templates(session, owner, sequence + 1, keyed_hash(self._salt, who), number)
-            session.rows("DELETE FROM identities WHERE id = ?", owner)
-            return write_receipt(session, name, asked[who], Receipt(sequence + 1, numbers), number)
+            numbers, state = remove_templates(session, owner, state.sequence + 1, state)
+            session.rows("DELETE FROM identities WHERE id = ?", owner.id)
+            left = state.identity_sum - owner.checksum
+            state = replaced(state, identities=state.identities - 1, identity_sum=left)
+            return write_receipt(session, name, asked[owner.name], Receipt(state.sequence + 1, numbers), state)
 
         receipt = self._write(work, named=name is not None)
         return receipt if request is not None else replaced(receipt, repeated=False)
@@ -350,7 +432,9 @@ class Ledger(ABC):
     def has(self, identity: str) -> bool:
         """Whether somebody is enrolled under exactly this name."""
         identity = check_name(identity)
-        return self._read(lambda session: find_owner(session, identity) is not None)
+        return self._read(
+            lambda session: find_identity(session, identity, read_state(session), self._proof) is not None
+        )
 
     def standing(self) -> Standing | None:
         """The calibration that is kept, and what has changed since."""
@@ -362,12 +446,18 @@ class Ledger(ABC):
 
         def work(session: Session) -> Receipt:
             nonlocal tried
-            sequence, number, _ = read_counter(session)
-            if read_calibration(session) == text:
-                return Receipt(sequence, (), repeated=not tried)  # or it was this call, and the line broke after it
+            state = read_state(session)
+            try:
+                same = read_calibration(session, state) == text
+            except GalleryError:  # damaged: whatever it was, this takes its place
+                same = False
+            if same:
+                return Receipt(
+                    state.sequence, (), repeated=not tried
+                )  # or it was this call, and the line broke after it
             tried = True
-            write_calibration(session, text)
-            return write_receipt(session, None, "", Receipt(sequence + 1, ()), number)
+            state = write_calibration(session, state, text, 0 if found is None else found.sequence)
+            return write_receipt(session, None, "", Receipt(state.sequence + 1, ()), state)
 
         return self._write(work, named=True)
 
@@ -376,105 +466,128 @@ class Ledger(ABC):
         identity = check_name(identity)
         return self._read(lambda session: self._of(session, identity))
 
-    def _of(self, session: Session, identity: str) -> Templates:
-        found = session.rows(f"{TEMPLATE_ROWS} WHERE i.name = ? ORDER BY t.number", identity)
-        return decode_templates(session, found, self._binding.dim)
+    def _of(self, session: Session, identity: str, state: RevisionState | None = None) -> Templates:
+        rows = session.rows(
+            f"SELECT {TEMPLATE_COLUMNS}, {IDENTITY_COLUMNS} FROM identities i "
+            "LEFT JOIN templates t ON t.identity = i.id WHERE i.name = ? ORDER BY t.number",
+            identity,
+        )
+        if not rows:
+            find_identity(session, identity, state or read_state(session), self._proof)
+            return decode_owned(session, [], self.binding.dim)
+        owner = IdentityRow.from_row(rows[0][5:])
+        if owner.name != identity:
+            raise damaged(f"the index of names leads from {identity!r:.80} to somebody else")
+        found = decode_owned(session, [row for row in rows if row[0] is not None], self.binding.dim)
+        own = RowSum(len(found.numbers), int(found.checksums.sum()))
+        own.compare(owner.templates, owner.template_sum, f"templates of identity {owner.id}")
+        return found
 
     def names(self, numbers: np.ndarray) -> list[str | None]:
         """Whose templates these are; None for those that are not there."""
+        return self.owners(numbers)[1]
+
+    def owners(self, numbers: np.ndarray) -> tuple[RevisionState, list[str | None]]:
+        """Whose templates these are, None for those that are not there, and what the record held at that moment."""
         wanted = [int(number) for number in numbers]
 
-        def work(session: Session) -> dict[int, str]:
+        def work(session: Session) -> tuple[RevisionState, dict[int, str]]:
             found: dict[int, str] = {}
             for start in range(0, len(wanted), PAGE):
                 page = wanted[start : start + PAGE]
                 marks = ", ".join("?" * len(page))
-                found |= session.rows(
-                    "SELECT t.number, i.name FROM templates t JOIN identities i ON i.id = t.identity "
-                    f"WHERE t.number IN ({marks})",
-                    *page,
-                )
-            return found
+                rows = session.rows(f"{OWNED_TEMPLATES} WHERE t.number IN ({marks})", *page)
+                part = decode_owned(session, rows, self.binding.dim)
+                found |= zip(part.numbers.tolist(), part.identities, strict=True)
+            return read_state(session), found
 
-        found = self._read(work)
-        return [found.get(number) for number in wanted]
+        state, found = self._read(work)
+        return state, [found.get(number) for number in wanted]
 
     def templates_at(self, numbers: np.ndarray) -> Templates:
         """The templates with these numbers, in the order of their numbers; those that are not there are left out."""
         wanted = sorted({int(number) for number in numbers})
 
-        def work(session: Session) -> list[tuple]:
+        def work(session: Session) -> Templates:
             found: list[tuple] = []
             for start in range(0, len(wanted), PAGE):
                 page = wanted[start : start + PAGE]
                 marks = ", ".join("?" * len(page))
-                found += session.rows(f"{TEMPLATE_ROWS} WHERE t.number IN ({marks}) ORDER BY t.number", *page)
-            return found
+                found += session.rows(f"{OWNED_TEMPLATES} WHERE t.number IN ({marks}) ORDER BY t.number", *page)
+            return decode_owned(session, found, self.binding.dim)
 
-        return self._read(lambda session: decode_templates(session, work(session), self._binding.dim))
+        return self._read(work)
 
     def ids(self) -> Iterator[str]:
         """All identities, sorted by code point; read in pages, so that nothing is held while the caller works."""
-        last = ""
+        last, total, begun = "", RowSum(), None
+        sql = f"SELECT {IDENTITY_COLUMNS} FROM identities i WHERE i.name > ? ORDER BY i.name LIMIT {PAGE}"
         while True:
-            sql = f"SELECT name FROM identities WHERE name > ? ORDER BY name LIMIT {PAGE}"
-            page = self._read(lambda session, last=last, sql=sql: session.rows(sql, last))
-            yield from (row[0] for row in page)
+            state, page = self._read(lambda session, last=last: (read_state(session), session.rows(sql, last)))
+            begun = begun or state
+            for row in page:
+                name = IdentityRow.from_row(row).name
+                if name <= last:
+                    raise damaged("the names in the index of identities are not in order")
+                total.add(row[4])
+                last = name
+                yield name
             if len(page) < PAGE:
-                return
-            last = page[-1][0]
+                break
+        if state == begun:  # otherwise people came or went meanwhile
+            total.compare(state.identities, state.identity_sum, "identities")
 
     def scan(self, *, batch: int = 65536) -> Iterator[Templates]:
-        """All templates in the order of their numbers, as of one moment."""
+        """All templates in the order of their numbers, as of one moment; refused at the end if any is missing."""
         with self._reading() as session:
-            for rows in session.each(f"{TEMPLATE_ROWS} ORDER BY t.number", batch):
-                yield decode_templates(session, rows, self._binding.dim)
+            yield from scan_templates(session, read_state(session), self.binding.dim, batch)
 
     def changes(self, after: int) -> Changes | None:
         """What happened after a sequence number; None where the record no longer remembers, or has not got so far."""
         after = int(after)
 
         def work(session: Session) -> Changes | None:
-            sequence, _, floor = read_counter(session)
-            if not floor <= after <= sequence:
+            state = read_state(session)
+            if not state.oldest_sequence <= after <= state.sequence:
                 return None
-            gone = session.rows("SELECT number FROM removals WHERE sequence > ? ORDER BY +number", after)
-            new = session.rows(f"{TEMPLATE_ROWS} WHERE t.sequence > ? ORDER BY +t.number", after)
-            removed = np.fromiter((row[0] for row in gone), np.int64, len(gone))
-            return Changes(sequence, removed, decode_templates(session, new, self._binding.dim))
+            numbers, checksums = read_deleted(session, after)
+            new = session.rows(f"{OWNED_TEMPLATES} WHERE t.sequence > ? ORDER BY +t.number", after)
+            return Changes(
+                state.sequence,
+                np.asarray(numbers, np.int64),
+                decode_owned(session, new, self.binding.dim),
+                np.asarray(checksums, np.int64),
+                RowSum(state.templates, state.template_sum),
+            )
 
         return self._read(work)
 
     def digest(self) -> str:
         """A checksum over all live templates that does not depend on numbers, order or kind of record."""
-        tally = Tally(self._binding.dim)
+        tally = Tally(self.binding.dim)
         for part in self.scan(batch=8192):
             tally.add(part.identities, part.vectors)
         return tally.content().digest
 
+    def inspect(self, work: Callable[[Session], Result]) -> Result:
+        """Run ``work`` in a transaction that reads one moment."""
+        return self._read(work)
+
+    @abstractmethod
+    def forget_pages(self) -> None:
+        """Keep nothing of what was read before, so that what is read next is read again."""
+
     def check(self) -> list[str]:
         """What is wrong with the record, in words."""
-        return self._read(lambda session: find_damage(session, self._binding.dim))[:FINDINGS]
-
-    def tombstones(self, after: int = 0) -> tuple[Tombstone, ...]:
-        """What was removed after a sequence number; keep it apart from backups, and `apply` it to a restored one."""
-        sql = "SELECT sequence, person, number FROM tombstones WHERE sequence > ? ORDER BY sequence"
-        return self._read(lambda session: tuple(Tombstone(*row) for row in session.rows(sql, int(after))))
-
-    def apply(self, tombstones: Sequence[Tombstone]) -> Receipt:
-        """Remove from a restored backup what was removed after the backup was made; the receipt has the numbers.
-
-        Views of the lost history are not taken for views of this record: `changes` answers None to them.
-        """
-        return self._write(lambda session: bury(session, self._salt, tombstones))
+        return self._read(lambda session: find_damage(session, self.binding.dim))[:FINDINGS]
 
     def load(self, scan: Scan, agree: Agree, calibrated: Calibration | None = None) -> Receipt:
         """Fill an empty record in one change; ``agree`` sees what came and what is here and may still refuse."""
-        return self._write(lambda session: fill_storage(session, self._binding.dim, scan, agree, calibrated))
+        return self._write(lambda session: fill_storage(session, self.binding.dim, scan, agree, calibrated))
 
     def _asked(self, verb: str, identity: str) -> str:
         """What is asked, as a hash."""
-        return keyed_hash(self._salt, f"{verb} {identity}")
+        return keyed_hash(self._fixed.salt, f"{verb} {identity}")
 
     def _named(self, request: str | None) -> str | None:
         """Under which name it is asked."""

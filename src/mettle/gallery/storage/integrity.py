@@ -1,14 +1,19 @@
-"""What is kept in a record, whichever database keeps it: names, vectors, their checksums and the digest of it all."""
+"""What is kept in a record, whichever database keeps it: names, vectors, their checksums and the digest of it all.
+
+Every row carries a CRC-32 of the name of its table, its key and its values, which finds every flipped bit of it, and a
+row that stands under another key. `RevisionState` sums these checksums up for each table, so that rows that are
+missing, or there twice, are found as well.
+"""
 
 import hashlib
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
 
-from mettle.errors import InputError
+from mettle.errors import GalleryError, InputError
 
 IDENTITY_BYTES = 512  # longest name of an identity, in UTF-8
 
@@ -56,9 +61,75 @@ def check_vectors(given: Any, dim: int, argument: str = "vectors") -> np.ndarray
     return array
 
 
-def row_checksum(number: int, identity: str, vector: bytes) -> int:
-    """CRC of one row; it covers whose template this is, so rows that were swapped are found too."""
-    return zlib.crc32(vector, zlib.crc32(f"{number} {identity}".encode()))
+def row_checksum(table: str, *values: str | int | None, content: bytes = b"") -> int:
+    """CRC of one row: of the table's name, the key, further values, and what is not text."""
+    return zlib.crc32(content, zlib.crc32(" ".join([table, *map(str, values)]).encode()))
+
+
+def template_checksum(number: int, identity: int, sequence: int, vector: bytes) -> int:
+    """`row_checksum` of a template; in one go, since it is taken of every template that is read."""
+    return zlib.crc32(vector, zlib.crc32(b"templates %d %d %d " % (number, identity, sequence)))
+
+
+def damaged(what: str, remedy: str = "restore a snapshot") -> GalleryError:
+    """What is raised about a row that is not as it was written."""
+    return GalleryError(f"{what}: the record is damaged, {remedy}")
+
+
+@dataclass(frozen=True)
+class RevisionState:
+    """How far a record has come, and what its tables hold: the one row by which missing rows are found."""
+
+    sequence: int = 0  # of the last change
+    next_number: int = 1  # of a template
+    next_identity: int = 1
+    oldest_sequence: int = 0  # what came before it is forgotten
+    identities: int = 0
+    identity_sum: int = 0  # of the checksums of all identities, and so on
+    templates: int = 0
+    template_sum: int = 0
+    requests: int = 0
+    request_sum: int = 0
+    metadata_sum: int = 0
+    calibrated_since: int = 0  # the first change after the calibration that is kept was measured; 0: there is none
+    added: int = 0  # templates there now that came since
+
+    @classmethod
+    def from_row(cls, row: tuple) -> "RevisionState":
+        """The state that a row holds: its fields in order, then the checksum."""
+        *values, checksum = row
+        if any(type(value) is not int for value in row) or row_checksum("revision_state", *values) != checksum:
+            raise damaged("the state of the revision fails its checksum")
+        state = cls(*values)
+        if min(values) < 0 or not 0 <= state.oldest_sequence <= state.sequence or state.next_number < 1:
+            raise damaged("the state of the revision is out of range")
+        return state
+
+    def row(self) -> tuple[int, ...]:
+        """What is written: all fields, then the checksum."""
+        values = astuple(self)
+        return *values, row_checksum("revision_state", *values)
+
+
+@dataclass
+class RowSum:
+    """Adds up how many rows there are and their checksums."""
+
+    rows: int = 0
+    checksums: int = 0
+
+    def add(self, checksum: int, rows: int = 1) -> None:
+        """Count rows whose checksums sum up to this."""
+        self.rows += rows
+        self.checksums += checksum
+
+    def compare(self, rows: int, checksums: int, what: str) -> None:
+        """Refuse other rows than the state says that there are."""
+        if (self.rows, self.checksums) != (rows, checksums):
+            wrong = (
+                f"{self.rows} {what} are there instead of {rows}" if self.rows != rows else f"other {what} are there"
+            )
+            raise damaged(wrong)
 
 
 def keyed_hash(salt: str, text: str) -> str:

@@ -1,5 +1,6 @@
 """Where a gallery is: a folder with SQLite inside, or a name on a PostgreSQL server; looked at, opened, made, shown."""
 
+import os
 import re
 from contextlib import suppress
 from os import PathLike
@@ -7,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
-from mettle.atomic_files import TEMPORARY, remove_leftovers
+from mettle.atomic_files import TEMPORARY
 from mettle.errors import GalleryError, InputError
 from mettle.gallery.binding import Binding, copy_model
 from mettle.gallery.storage.postgres import PostgresRecord
-from mettle.gallery.storage.sqlite import SqliteRecord, translate_errors
+from mettle.gallery.storage.sqlite import LOCK, SqliteRecord, refuse_links, translate_errors
 
 if TYPE_CHECKING:
     from mettle.train.run_folder import RunFolder
@@ -61,6 +62,9 @@ def exists(where: str | Path) -> bool:
         return PostgresRecord.exists(_url(where))
     folder = Path(where)
     with translate_errors(folder):
+        refuse_links(folder, [RECORD, LOCK, INDEX, MODEL])
+        for part in (folder / INDEX, folder / MODEL):
+            refuse_links(part, os.listdir(part) if part.is_dir() else ())
         if (folder / RECORD).is_file():
             return True
         if folder.exists() and not folder.is_dir():
@@ -73,17 +77,14 @@ def exists(where: str | Path) -> bool:
 
 def _ours(name: str) -> bool:
     """Whether a gallery that was killed while it was made may have left this."""
-    return name in (MODEL, INDEX, "lock") or name.startswith(RECORD) or TEMPORARY in name
+    return name in (MODEL, INDEX, LOCK) or name.startswith(RECORD) or TEMPORARY in name
 
 
 def reopened(where: str | Path, read_only: bool) -> PostgresRecord | SqliteRecord:
     """The record that is there."""
     if is_server(where):
         return PostgresRecord.open(_url(where), write=not read_only)
-    record = SqliteRecord.open(Path(where) / RECORD, write=not read_only)
-    if not read_only:
-        remove_leftovers(Path(where))
-    return record
+    return SqliteRecord.open(Path(where) / RECORD, write=not read_only)
 
 
 def made(where: str | Path, binding: Binding, run: "RunFolder | None") -> PostgresRecord | SqliteRecord:
@@ -93,9 +94,8 @@ def made(where: str | Path, binding: Binding, run: "RunFolder | None") -> Postgr
     folder = Path(where)
     with translate_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        if run is not None:
-            copy_model(run, folder / MODEL)
-    return SqliteRecord.create(folder / RECORD, binding)
+        digests = {} if run is None else copy_model(run, folder / MODEL)
+    return SqliteRecord.create(folder / RECORD, binding, digests)
 
 
 def shown(where: str) -> str:

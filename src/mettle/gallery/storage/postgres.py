@@ -24,12 +24,20 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import numpy as np
 
-from mettle.errors import GalleryError, GalleryUnavailable, InputError, MettleError, MissingExtra
+from mettle.errors import GalleryError, GalleryUnavailable, InputError, MettleError, MissingExtra, OutcomeUnknown
 from mettle.gallery.binding import Binding, binding_to_json
 from mettle.gallery.results import Receipt
 from mettle.gallery.storage.base import Ledger, Result
-from mettle.gallery.storage.integrity import FLOATS, check_vectors
-from mettle.gallery.storage.sql import POSTGRES_TABLES, Session, forget_history, read_facts, write_first_rows
+from mettle.gallery.storage.integrity import FLOATS, RevisionState, check_vectors
+from mettle.gallery.storage.sql import (
+    IndexProof,
+    Session,
+    forget_history,
+    read_fixed_metadata,
+    read_state,
+    table_statements,
+    write_first_rows,
+)
 
 GRACE = 1.0  # seconds after the server should have given up by itself
 
@@ -358,12 +366,13 @@ class PostgresRecord(Ledger):
 
     def __init__(self, server: Server, write: bool):
         self._server, self._writes = server, write
+        self._proof = IndexProof()
         try:
             if not _is_there(server):
                 raise GalleryError(
                     f"there is no gallery {server.schema!r} in this database: create it, or look at the URL"
                 )
-            self._binding, self._salt = self._read(read_facts)
+            self._fixed = self._read(read_fixed_metadata)
         except BaseException:
             server.close()
             raise
@@ -401,35 +410,39 @@ class PostgresRecord(Ledger):
         finally:
             server.close()
 
-    def search(self, probes: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k templates nearest to each probe, found by the server: cosines and numbers, padded by -inf and -1."""
-        rows = check_vectors(probes, self._binding.dim, "probes")
+    def search(self, probes: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, int, int]:
+        """The k templates nearest to each probe, found by the server: cosines and numbers, padded by -inf and -1.
+
+        With them the last change that the server knew of, and how many templates there were.
+        """
+        rows = check_vectors(probes, self.binding.dim, "probes")
         if not isinstance(k, int | np.integer) or k < 1:
             raise InputError(f"k must be a whole number above 0, got {k!r}")
         k = int(k)
 
-        def work(session: Session) -> list[list[tuple]]:
+        def work(session: Session) -> tuple[RevisionState, list[list[tuple]]]:
             if self._indexed(session):
                 session.rows("SELECT set_config('hnsw.ef_search', ?, true)", str(min(1000, max(100, 2 * k))))
                 session.rows("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
             sql = f"SELECT -(vector <#> ?) AS score, number FROM templates ORDER BY vector <#> ?, number LIMIT {k}"
             packed = [session.pack(row) for row in rows]
-            return [session.rows(sql, probe, probe) for probe in packed]
+            return read_state(session), [session.rows(sql, probe, probe) for probe in packed]
 
+        state, best = self._read(work)
         scores = np.full((len(rows), k), -np.inf, np.float32)
         numbers = np.full((len(rows), k), -1, np.int64)
-        for i, found in enumerate(self._read(work)):
+        for i, found in enumerate(best):
             if found:
                 scores[i, : len(found)], numbers[i, : len(found)] = zip(*found, strict=True)
-        return scores, numbers
+        return scores, numbers, state.sequence, state.templates
 
     def index(self, kind: str = "hnsw") -> None:
         """Let `search` go through an approximate index ("hnsw"), or through all templates ("exact")."""
         if kind not in POSTGRES_INDEXES:
             raise InputError(f"kind must be one of {', '.join(POSTGRES_INDEXES)}, got {kind!r}")
-        if kind == "hnsw" and self._binding.dim > MAX_INDEXED_DIM:
+        if kind == "hnsw" and self.binding.dim > MAX_INDEXED_DIM:
             raise InputError(
-                f"hnsw takes at most {MAX_INDEXED_DIM} numbers a template, got {self._binding.dim}: use exact"
+                f"hnsw takes at most {MAX_INDEXED_DIM} numbers a template, got {self.binding.dim}: use exact"
             )
         statements = ["DROP INDEX IF EXISTS templates_hnsw"]
         if kind == "hnsw":
@@ -442,11 +455,16 @@ class PostgresRecord(Ledger):
         The server's own log and backups keep changes for as long as the server is told to: that is its owner's part.
         """
         self._write(lambda session: (forget_history(session), Receipt(0, ()))[1], named=True)
-        kept = self._maintain(*(f"VACUUM (FULL, VERBOSE) {table}" for table in ("templates", "identities", "requests")))
+        kept = self._maintain(
+            *(f"VACUUM (FULL, VERBOSE) {table}" for table in ("templates", "identities", "idempotency_keys"))
+        )
         if any(" dead row versions cannot be removed yet" in line and " 0 dead" not in line for line in kept):
             raise GalleryUnavailable(
                 "a transaction somewhere on the server still sees deleted templates: compact again when it ends"
             )
+
+    def forget_pages(self) -> None:
+        """The server keeps its pages itself."""
 
     def bytes(self) -> int:
         """Size of its tables and indexes."""
@@ -505,7 +523,7 @@ class PostgresRecord(Ledger):
                 with self._server.connection() as connection:
                     session = self._server.session(connection)
                     session.rows("BEGIN")
-                    session.rows("SELECT 1 FROM counter FOR UPDATE")  # one writer at a time, until the commit
+                    session.rows("SELECT 1 FROM revision_state FOR UPDATE")  # one writer at a time, until the commit
                     receipt = work(session)
                     committing = True
                     session.rows("COMMIT")
@@ -536,8 +554,8 @@ class PostgresRecord(Ledger):
                 raise self._unsure() from None
             raise
 
-    def _unsure(self) -> GalleryUnavailable:
-        return GalleryUnavailable(
+    def _unsure(self) -> OutcomeUnknown:
+        return OutcomeUnknown(
             f"the server of the gallery {self._server.schema!r} went away while it committed: it has made the whole "
             "change or nothing of it; ask again under the same request name"
         )
@@ -567,7 +585,8 @@ class PostgresRecord(Ledger):
 
 
 def _is_there(server: Server) -> bool:
-    sql = "SELECT count(*) FROM pg_tables WHERE schemaname = ? AND tablename IN ('facts', 'counter', 'templates')"
+    names = "'metadata', 'revision_state', 'templates'"
+    sql = f"SELECT count(*) FROM pg_tables WHERE schemaname = ? AND tablename IN ({names})"
     try:
         with server.connection() as connection:
             return server.session(connection).rows(sql, server.schema)[0][0] == 3
@@ -608,8 +627,9 @@ def _create_tables(server: Server, binding: Binding) -> None:
             raise GalleryError(
                 f"the database has a gallery or schema {server.schema!r} already: open it, or choose another name"
             ) from None
-        for statement in POSTGRES_TABLES.format(dim=binding.dim, storage=storage).split(";"):
-            if statement.strip():
-                session.rows(statement)
-        write_first_rows(session, binding)
+        names, numbers = 'text COLLATE "C"', "int8"
+        for statement in table_statements(text=names, integer=numbers, key=numbers, vector=f"vector({binding.dim})"):
+            session.rows(statement)
+        session.rows(f"ALTER TABLE templates ALTER COLUMN vector SET STORAGE {storage}")
+        write_first_rows(session, binding, {})
         session.rows("COMMIT")

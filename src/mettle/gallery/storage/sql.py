@@ -1,97 +1,84 @@
-"""The tables of a record in both dialects; `statements` says what stands in them.
+"""The tables of a record in both dialects, and the statements that every SQL record is made of.
 
-Records are out there: whoever changes a table here must bring theirs along, and raise the format in `statements`.
+    metadata           format, binding, salt, checksums of the model's files; once it was calibrated, calibration
+    revision_state     one row, `RevisionState`: last change, next template, and what the other tables hold in all
+    identities         id, name, how many templates, and the sum of their checksums
+    templates          number, identity, sequence (when it came), vector
+    deleted_templates  number, sequence, checksum of the template: templates that were there once
+    idempotency_keys   name, request_hash (keyed hash of the question), sequence, numbers, skipped: the receipt that a
+                       retry gets
 
-The statements that every SQL record is made of, in words that SQLite and PostgreSQL both speak.
-
-    facts       format, binding, salt; once it was calibrated, calibration
-    counter     one row: sequence (last change), number (next template), floor (what came before it is forgotten)
-    identities  id, name
-    templates   number, identity, sequence (when it came), crc, vector
-    removals    number, sequence: templates that were there once
-    tombstones  sequence, person (keyed hash of the name), number: for a restored backup
-    requests    name, asked (keyed hash of the question), sequence, numbers: the receipt that a retry gets; where
-                templates were skipped, a second row under `SKIPPED` and that name, whose numbers are how many
+Every row ends with its checksum (`integrity`), which is checked where the row is read. Rows that are missing are found
+by the sums: of a person's templates in the identity, of a whole table in the state. Where a name is not found that
+would be there, had its index not been damaged, `IndexProof` compares that index with its table first.
 
 Every function works inside a transaction that its caller has opened.
 """
 
 import json
 import secrets
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from mettle.errors import GalleryError, InputError
+from mettle.errors import GalleryError, GalleryUnavailable, InputError
 from mettle.gallery.binding import Binding, binding_from_json, binding_to_json
 from mettle.gallery.calibration import Standing, calibration_from_json
 from mettle.gallery.results import Receipt, Size, Templates
-from mettle.gallery.storage.integrity import FLOATS, IDENTITY_BYTES, check_name, check_vectors, row_checksum
+from mettle.gallery.storage.integrity import (
+    FLOATS,
+    UNIT,
+    RevisionState,
+    RowSum,
+    check_name,
+    damaged,
+    row_checksum,
+    template_checksum,
+)
 
-SQLITE_TABLES = """
-CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE counter (id INTEGER PRIMARY KEY CHECK (id = 1), sequence INTEGER NOT NULL, number INTEGER NOT NULL,
-  floor INTEGER NOT NULL);
-CREATE TABLE identities (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
-CREATE TABLE templates (number INTEGER PRIMARY KEY, identity INTEGER NOT NULL REFERENCES identities (id),
-  sequence INTEGER NOT NULL, crc INTEGER NOT NULL, vector BLOB NOT NULL);
+_STATE_COLUMNS = [entry.name for entry in fields(RevisionState)]
+
+_TABLES = """
+CREATE TABLE metadata (key {text} PRIMARY KEY, value {text} NOT NULL, checksum {int} NOT NULL);
+CREATE TABLE revision_state (id {int} PRIMARY KEY CHECK (id = 1), {state}, checksum {int} NOT NULL);
+CREATE TABLE identities (id {key} PRIMARY KEY, name {text} NOT NULL UNIQUE, templates {int} NOT NULL,
+  template_sum {int} NOT NULL, checksum {int} NOT NULL);
+CREATE TABLE templates (number {key} PRIMARY KEY, identity {int} NOT NULL REFERENCES identities (id),
+  sequence {int} NOT NULL, checksum {int} NOT NULL, vector {vector} NOT NULL);
 CREATE INDEX templates_identity ON templates (identity);
 CREATE INDEX templates_sequence ON templates (sequence);
-CREATE TABLE removals (number INTEGER PRIMARY KEY, sequence INTEGER NOT NULL);
-CREATE INDEX removals_sequence ON removals (sequence);
-CREATE TABLE tombstones (sequence INTEGER NOT NULL, person TEXT NOT NULL, number INTEGER NOT NULL,
-  PRIMARY KEY (sequence, person));
-CREATE TABLE requests (name TEXT PRIMARY KEY, asked TEXT NOT NULL, sequence INTEGER NOT NULL, numbers TEXT NOT NULL);
-CREATE INDEX requests_sequence ON requests (sequence);
+CREATE TABLE deleted_templates (number {key} PRIMARY KEY, sequence {int} NOT NULL, template_checksum {int} NOT NULL,
+  checksum {int} NOT NULL);
+CREATE INDEX deleted_templates_sequence ON deleted_templates (sequence);
+CREATE TABLE idempotency_keys (name {text} PRIMARY KEY, request_hash {text} NOT NULL, sequence {int} NOT NULL,
+  numbers {text} NOT NULL, skipped {int} NOT NULL, checksum {int} NOT NULL);
+CREATE INDEX idempotency_keys_sequence ON idempotency_keys (sequence);
 """
 
 
-POSTGRES_TABLES = """
-CREATE TABLE facts (key text PRIMARY KEY, value text NOT NULL);
-CREATE TABLE counter (id int PRIMARY KEY CHECK (id = 1), sequence int8 NOT NULL, number int8 NOT NULL,
-  floor int8 NOT NULL);
-CREATE TABLE identities (id int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text COLLATE "C" NOT NULL UNIQUE);
-CREATE TABLE templates (number int8 PRIMARY KEY, identity int8 NOT NULL REFERENCES identities (id),
-  sequence int8 NOT NULL, crc int8 NOT NULL, vector vector({dim}) NOT NULL);
-ALTER TABLE templates ALTER COLUMN vector SET STORAGE {storage};
-CREATE INDEX templates_identity ON templates (identity);
-CREATE INDEX templates_sequence ON templates (sequence);
-CREATE TABLE removals (number int8 PRIMARY KEY, sequence int8 NOT NULL);
-CREATE INDEX removals_sequence ON removals (sequence);
-CREATE TABLE tombstones (sequence int8 NOT NULL, person text NOT NULL, number int8 NOT NULL,
-  PRIMARY KEY (sequence, person));
-CREATE TABLE requests (name text COLLATE "C" PRIMARY KEY, asked text NOT NULL, sequence int8 NOT NULL,
-  numbers text NOT NULL);
-CREATE INDEX requests_sequence ON requests (sequence);
-"""
+def table_statements(*, text: str, integer: str, key: str, vector: str) -> list[str]:
+    """CREATE statements in a dialect's types."""
+    state = ", ".join(f"{name} {integer} NOT NULL" for name in _STATE_COLUMNS)
+    made = _TABLES.format(text=text, int=integer, key=key, vector=vector, state=state)
+    return [" ".join(part.split()) for part in made.split(";") if part.strip()]
 
 
-FORMAT = 2  # the newest that is known
+SQLITE_TABLES = table_statements(text="TEXT", integer="INTEGER", key="INTEGER", vector="BLOB")
 
-
-PLAIN, CALIBRATED = 1, 2  # what a record says: the format that a reader must know in order not to answer wrongly
-
-
-REMEMBERED = 100_000  # changes whose removals and requests survive `compact`
-
-
+FORMAT = 1
+FIXED = ("format", "binding", "salt", "model_files")  # keys of metadata that never change
+REMEMBERED = 100_000  # changes whose deletions and requests survive `compact`
 PAGE = 500  # values in one statement: every database takes as many
-
-
 FINDINGS = 100  # lines of `check`: more would help nobody
-
-
-# Before the name of a request, in a row of its own: versions that know nothing of it read and write these tables as
-# they are. With it a name is longer than any that a caller may give, so it is nobody's request.
-SKIPPED = "skipped".ljust(IDENTITY_BYTES)
-
-
-ALONE = "NOT EXISTS (SELECT 1 FROM templates t WHERE t.identity = i.id)"
-
-
-TEMPLATE_ROWS = "SELECT t.number, i.name, t.crc, t.vector FROM templates t JOIN identities i ON i.id = t.identity"
+TEMPLATE_COLUMNS = "t.number, t.identity, t.sequence, t.checksum, t.vector"
+IDENTITY_COLUMNS = "i.id, i.name, i.templates, i.template_sum, i.checksum"
+OWNED_TEMPLATES = (
+    f"SELECT {TEMPLATE_COLUMNS}, {IDENTITY_COLUMNS} FROM templates t LEFT JOIN identities i ON i.id = t.identity"
+)
+SUMS = "count(*), CAST(coalesce(sum(checksum), 0) AS BIGINT)"
 
 
 class Session(Protocol):
@@ -119,189 +106,412 @@ class Session(Protocol):
 
 
 @dataclass(frozen=True)
-class Tombstone:
-    """Templates of a person that came before this sequence number are gone for good."""
+class IdentityRow:
+    """Somebody enrolled, and what belongs to them."""
 
-    sequence: int
-    person: str  # keyed hash of the name; the key is the record's, so a backup of it has the same
-    number: int  # the next template's number at that time
+    id: int
+    name: str
+    templates: int
+    template_sum: int
+
+    @classmethod
+    def from_row(cls, row: tuple) -> "IdentityRow":
+        """What a row of `IDENTITY_COLUMNS` says."""
+        number, name, templates, total, checksum = row
+        if not isinstance(name, str) or row_checksum("identities", number, templates, total, name) != checksum:
+            raise damaged(f"identity {number} fails its checksum")
+        return cls(number, name, templates, total)
+
+    @property
+    def checksum(self) -> int:
+        """Of the row."""
+        return row_checksum("identities", self.id, self.templates, self.template_sum, self.name)
 
 
-def write_first_rows(session: Session, binding: Binding) -> None:
+@dataclass
+class IndexProof:
+    """Which indexes by name were compared with their tables since the record was opened.
+
+    A row that is read proves itself; one that is not found proves nothing, since the way to it may be damaged. So the
+    first time that somebody is not found, all names of the index are read once.
+    """
+
+    tables: set[str] = field(default_factory=set)
+
+
+def prove_identities(session: Session, state: RevisionState, proof: IndexProof) -> None:
+    """Refuse identities that are not those that were written, or that their names do not lead to."""
+    entries = ((row[1], IdentityRow.from_row(row).checksum) for row in _all(session, IDENTITY_COLUMNS, "identities i"))
+    _prove(session, proof, "identities", entries, state.identities, state.identity_sum)
+
+
+def prove_requests(session: Session, state: RevisionState, proof: IndexProof) -> None:
+    """Refuse requests that are not those that were written, or that their names do not lead to."""
+    entries = ((row[0], check_request(row)) for row in _all(session, REQUEST_COLUMNS, "idempotency_keys"))
+    _prove(session, proof, "idempotency_keys", entries, state.requests, state.request_sum)
+
+
+def _prove(
+    session: Session, proof: IndexProof, table: str, entries: Iterator[tuple[str, int]], rows: int, checksums: int
+) -> None:
+    if table in proof.tables:
+        return
+    words, checked, named, listed, last = table.replace("_", " "), RowSum(), RowSum(), RowSum(), ""
+    for name, checksum in entries:
+        checked.add(checksum)
+        named.add(row_checksum(table, name))
+    checked.compare(rows, checksums, words)
+    for (name,) in _all(session, "name", f"{table} ORDER BY name"):
+        if not isinstance(name, str) or name <= last:
+            raise damaged(f"the names in the index of {words} are not in order")
+        listed.add(row_checksum(table, name))
+        last = name
+    listed.compare(named.rows, named.checksums, f"names in the index of {words}")
+    proof.tables.add(table)
+
+
+def _all(session: Session, columns: str, source: str) -> Iterator[tuple]:
+    for part in session.each(f"SELECT {columns} FROM {source}", 8192):
+        yield from part
+
+
+def write_first_rows(session: Session, binding: Binding, model_files: Mapping[str, str]) -> None:
     """What stands in a new record."""
-    facts = {"format": str(PLAIN), "binding": binding_to_json(binding), "salt": secrets.token_hex(32)}
-    session.many("INSERT INTO facts VALUES (?, ?)", list(facts.items()))
-    session.rows("INSERT INTO counter (id, sequence, number, floor) VALUES (1, 0, 1, 0)")
+    texts = (str(FORMAT), binding_to_json(binding), secrets.token_hex(32), json.dumps(dict(model_files)))
+    rows = [(key, value, row_checksum("metadata", key, value)) for key, value in zip(FIXED, texts, strict=True)]
+    session.many("INSERT INTO metadata VALUES (?, ?, ?)", rows)
+    state = RevisionState(metadata_sum=sum(row[2] for row in rows))
+    marks = ", ".join("?" * (1 + len(state.row())))
+    session.rows(f"INSERT INTO revision_state VALUES ({marks})", 1, *state.row())
 
 
-def read_facts(session: Session) -> tuple[Binding, str]:
-    """Binding and salt of a record; refuses one that a newer mettle wrote."""
-    facts = dict(session.rows("SELECT key, value FROM facts"))
-    written = facts.get("format", "")
-    if not written.isdecimal() or int(written) < 1 or "salt" not in facts:
+@dataclass(frozen=True)
+class FixedMetadata:
+    """What is written once, when a record is made."""
+
+    binding: Binding
+    salt: str  # key of what stands for names where they must not be kept
+    model_files: Mapping[str, str]  # SHA-256 of the copy of the model beside the record
+
+
+def read_fixed_metadata(session: Session) -> FixedMetadata:
+    """Binding, salt and the model's files; refuses a record that another mettle wrote."""
+    rows = session.rows("SELECT key, value, checksum FROM metadata")
+    entries = {row[0]: _metadata_value(row) for row in rows if row[0] in FIXED}
+    written = entries.get("format", "")
+    if not written.isdecimal() or len(entries) < len(FIXED):
         raise GalleryError("the record does not say its format: it is damaged, restore a snapshot")
-    if int(written) > FORMAT:
+    if int(written) != FORMAT:
         raise GalleryError(f"a newer mettle wrote this gallery (format {written}, known is {FORMAT}): upgrade mettle")
-    return binding_from_json(facts.get("binding", "")), facts["salt"]
+    return FixedMetadata(binding_from_json(entries["binding"]), entries["salt"], json.loads(entries["model_files"]))
 
 
-def read_calibration(session: Session) -> str | None:
-    """The calibration as it is written, None where there is none."""
-    found = session.rows("SELECT value FROM facts WHERE key = 'calibration'")
-    return found[0][0] if found else None
+def _metadata_value(row: tuple) -> str:
+    key, value, checksum = row
+    if not isinstance(value, str) or row_checksum("metadata", key, value) != checksum:
+        raise damaged(f"{key!r:.80} of the metadata fails its checksum")
+    return value
 
 
-def write_calibration(session: Session, text: str | None) -> None:
-    """Write a calibration in the place of the former; None: none. Versions that do not know of it refuse the record."""
-    session.rows("DELETE FROM facts WHERE key = 'calibration'")
+def read_calibration(session: Session, state: RevisionState) -> str | None:
+    """The calibration as it is written, None where there is none; refused where it cannot be told."""
+    rows = session.rows("SELECT key, value, checksum FROM metadata")
+    try:
+        found = {row[0]: _metadata_value(row) for row in rows}
+        RowSum(0, sum(row[2] for row in rows)).compare(0, state.metadata_sum, "entries of the metadata")
+        if ("calibration" in found) != (state.calibrated_since > 0):
+            raise damaged("the metadata are incomplete")
+    except (GalleryError, TypeError):
+        raise GalleryError(CALIBRATION_DAMAGED) from None
+    return found.get("calibration")
+
+
+CALIBRATION_DAMAGED = (
+    "the calibration in the record is damaged: calibrate again, or forget it (`mettle gallery calibrate --forget`) to "
+    "answer by the model's thresholds"
+)
+
+
+def write_calibration(session: Session, state: RevisionState, text: str | None, sequence: int) -> RevisionState:
+    """Write a calibration that was measured after change ``sequence`` in the place of the former; None: none."""
+    session.rows(f"DELETE FROM metadata WHERE key NOT IN ({', '.join('?' * len(FIXED))})", *FIXED)
+    added = 0
     if text is not None:
-        session.rows("INSERT INTO facts (key, value) VALUES ('calibration', ?)", text)
-    session.rows("UPDATE facts SET value = ? WHERE key = 'format'", str(PLAIN if text is None else CALIBRATED))
+        checksum = row_checksum("metadata", "calibration", text)
+        session.rows("INSERT INTO metadata (key, value, checksum) VALUES ('calibration', ?, ?)", text, checksum)
+        added = session.rows("SELECT count(*) FROM templates WHERE sequence > ?", sequence)[0][0]
+    total = sum(row[0] for row in session.rows("SELECT checksum FROM metadata"))
+    return replace(state, metadata_sum=total, calibrated_since=0 if text is None else sequence + 1, added=added)
 
 
 def read_standing(session: Session) -> Standing | None:
     """The calibration, and what has changed since."""
-    if (text := read_calibration(session)) is None:
+    state = read_state(session)
+    if (text := read_calibration(session, state)) is None:
         return None
-    found, now = calibration_from_json(text), read_size(session)
-    new = session.rows("SELECT count(*) FROM templates WHERE sequence > ?", found.sequence)[0][0]
-    return Standing(found, now.identities, now.templates, new)
+    return Standing(calibration_from_json(text), state.identities, state.templates, state.added)
+
+
+def read_state(session: Session) -> RevisionState:
+    """How far the record has come and what it holds."""
+    rows = session.rows(f"SELECT {', '.join(_STATE_COLUMNS)}, checksum FROM revision_state")
+    if len(rows) != 1:
+        raise damaged("the state of the revision is missing")
+    return RevisionState.from_row(rows[0])
+
+
+def write_state(session: Session, state: RevisionState) -> None:
+    """Write how far the record has come."""
+    assigned = ", ".join(f"{name} = ?" for name in [*_STATE_COLUMNS, "checksum"])
+    session.rows(f"UPDATE revision_state SET {assigned}", *state.row())
 
 
 def forget_history(session: Session) -> None:
-    """Drop requests and removals of long ago."""
-    sequence = read_counter(session)[0]
-    floor = sequence - REMEMBERED
-    if floor > 0:
-        session.rows("DELETE FROM requests WHERE sequence <= ?", floor)
-        session.rows("DELETE FROM removals WHERE sequence <= ?", floor)
-        session.rows("UPDATE counter SET floor = ? WHERE floor < ?", floor, floor)
+    """Drop requests and deletions of long ago."""
+    state = read_state(session)
+    oldest = state.sequence - REMEMBERED
+    if oldest <= 0:
+        return
+    rows, total = session.rows(f"SELECT {SUMS} FROM idempotency_keys WHERE sequence <= ?", oldest)[0]
+    session.rows("DELETE FROM idempotency_keys WHERE sequence <= ?", oldest)
+    session.rows("DELETE FROM deleted_templates WHERE sequence <= ?", oldest)
+    state = replace(state, requests=state.requests - rows, request_sum=state.request_sum - total)
+    write_state(session, replace(state, oldest_sequence=max(oldest, state.oldest_sequence)))
 
 
-def read_counter(session: Session) -> tuple[int, int, int]:
-    """Last sequence number, next number of a template, and where memory begins."""
-    return session.rows("SELECT sequence, number, floor FROM counter")[0]  # type: ignore[return-value]
-
-
-def read_size(session: Session) -> Size:
+def size_of(state: RevisionState) -> Size:
     """How much is enrolled."""
-    sql = "SELECT (SELECT count(*) FROM identities), (SELECT count(*) FROM templates)"
-    return Size(*session.rows(sql)[0])
+    return Size(state.identities, state.templates)
 
 
-def read_identities(session: Session) -> list[tuple]:
-    """All identities with their keys."""
-    return session.rows("SELECT id, name FROM identities")
+def find_identity(session: Session, name: str, state: RevisionState, proof: IndexProof) -> IdentityRow | None:
+    """Whoever is enrolled under exactly this name, None where nobody is."""
+    found = session.rows(f"SELECT {IDENTITY_COLUMNS} FROM identities i WHERE i.name = ?", name)
+    if not found:
+        prove_identities(session, state, proof)
+        return None
+    row = IdentityRow.from_row(found[0])
+    if row.name != name:
+        raise damaged(f"the index of names leads from {name!r:.80} to somebody else")
+    return row
 
 
-def find_owner(session: Session, identity: str) -> int | None:
-    """Key of an identity, None where there is none."""
-    found = session.rows("SELECT id FROM identities WHERE name = ?", identity)
-    return found[0][0] if found else None
+def insert_identities(session: Session, rows: Sequence[IdentityRow]) -> None:
+    """Add new identities."""
+    values = [(row.id, check_name(row.name), row.templates, row.template_sum, row.checksum) for row in rows]
+    session.many("INSERT INTO identities (id, name, templates, template_sum, checksum) VALUES (?, ?, ?, ?, ?)", values)
 
 
-def insert_identities(session: Session, names: Sequence[str]) -> dict[str, int]:
-    """Add many new identities; returns their keys."""
-    session.many("INSERT INTO identities (name) VALUES (?)", [(check_name(name),) for name in names])
-    keys: dict[str, int] = {}
-    for start in range(0, len(names), PAGE):
-        page = names[start : start + PAGE]
-        marks = ", ".join("?" * len(page))
-        keys |= session.rows(f"SELECT name, id FROM identities WHERE name IN ({marks})", *page)
-    return keys
+def update_identities(session: Session, rows: Sequence[IdentityRow]) -> None:
+    """Write what belongs to identities that are there."""
+    values = [(row.templates, row.template_sum, row.checksum, row.id) for row in rows]
+    session.many("UPDATE identities SET templates = ?, template_sum = ?, checksum = ? WHERE id = ?", values)
 
 
-def find_receipt(session: Session, request: str | None, asked: Collection[str]) -> Receipt | None:
+def read_identities(session: Session, state: RevisionState) -> dict[int, str]:
+    """All names by id, and none of them missing."""
+    names, total = {}, RowSum()
+    for part in session.each(f"SELECT {IDENTITY_COLUMNS} FROM identities i", 8192):
+        for row in part:
+            found = IdentityRow.from_row(row)
+            names[found.id] = found.name
+            total.add(row[4])
+    total.compare(state.identities, state.identity_sum, "identities")
+    return names
+
+
+REQUEST_COLUMNS = "name, request_hash, sequence, numbers, skipped, checksum"
+
+
+def check_request(row: tuple) -> int:
+    """The checksum of a row of `REQUEST_COLUMNS`, if that is the one it carries."""
+    *values, checksum = row
+    if row_checksum("idempotency_keys", *values) != checksum:
+        raise damaged(f"request {values[0]!r:.80} fails its checksum")
+    return checksum
+
+
+def find_receipt(
+    session: Session, request: str | None, asked: Collection[str], state: RevisionState, proof: IndexProof
+) -> Receipt | None:
     """The receipt of a request that was served before, for any of these questions: spellings of one name."""
     if request is None:
         return None
-    kept = "SELECT asked, sequence, numbers FROM requests WHERE name = ?"
-    found = session.rows(kept, request)
+    found = session.rows(f"SELECT {REQUEST_COLUMNS} FROM idempotency_keys WHERE name = ?", request)
     if not found:
+        prove_requests(session, state, proof)
         return None
-    question, sequence, numbers = found[0]
+    check_request(found[0])
+    name, question, sequence, numbers, skipped, _ = found[0]
+    if name != request:
+        raise damaged(f"the index of requests leads from {request!r:.80} to another")
     if question not in asked:
         raise InputError(f"request {request!r:.80} was used before for something else: give every request its own name")
-    told = session.rows(kept, SKIPPED + request)
-    skipped = json.loads(told[0][2])[0] if told else 0
     return Receipt(sequence, tuple(json.loads(numbers)), repeated=True, skipped=skipped)
 
 
-def write_receipt(session: Session, request: str | None, asked: str, receipt: Receipt, number: int) -> Receipt:
-    """Write down that a change was made, and for whom."""
-    session.rows("UPDATE counter SET sequence = ?, number = ?", receipt.sequence, number)
+def write_receipt(session: Session, request: str | None, asked: str, receipt: Receipt, state: RevisionState) -> Receipt:
+    """Write down that a change was made, for whom, and what the record holds now."""
+    state = replace(state, sequence=receipt.sequence)
     if request is not None:
-        kept = "INSERT INTO requests VALUES (?, ?, ?, ?)"
-        session.rows(kept, request, asked, receipt.sequence, json.dumps(receipt.numbers))
-        if receipt.skipped:
-            session.rows(kept, SKIPPED + request, asked, receipt.sequence, json.dumps([receipt.skipped]))
+        row = (request, asked, receipt.sequence, json.dumps(receipt.numbers), receipt.skipped)
+        checksum = row_checksum("idempotency_keys", *row)
+        session.rows("INSERT INTO idempotency_keys VALUES (?, ?, ?, ?, ?, ?)", *row, checksum)
+        state = replace(state, requests=state.requests + 1, request_sum=state.request_sum + checksum)
+    write_state(session, state)
     return receipt
 
 
-def insert_templates(session: Session, rows: list[tuple[int, int, str, np.ndarray]], sequence: int) -> None:
-    """Add templates: number, key and name of the identity, vector."""
+def insert_templates(
+    session: Session, rows: Sequence[tuple[int, int, np.ndarray]], checksums: Sequence[int], sequence: int
+) -> None:
+    """Add templates: number, id of the identity, vector."""
     session.many(
-        "INSERT INTO templates (number, identity, sequence, crc, vector) VALUES (?, ?, ?, ?, ?)",
+        "INSERT INTO templates (number, identity, sequence, checksum, vector) VALUES (?, ?, ?, ?, ?)",
         [
-            (number, owner, sequence, row_checksum(number, name, row.tobytes()), session.pack(row))
-            for number, owner, name, row in rows
+            (number, owner, sequence, checksum, session.pack(row))
+            for (number, owner, row), checksum in zip(rows, checksums, strict=True)
         ],
     )
 
 
 def remove_templates(
-    session: Session, owner: int, sequence: int, person: str | None, number: int, before: int | None = None
-) -> tuple[int, ...]:
-    """Take the templates of one identity away (those that came before ``before``) and remember that they were there."""
-    limit = sequence if before is None else before
-    chosen = "identity = ? AND sequence < ?"
-    gone = session.rows(f"SELECT number FROM templates WHERE {chosen} ORDER BY number", owner, limit)
-    session.many("INSERT INTO removals (number, sequence) VALUES (?, ?)", [(row[0], sequence) for row in gone])
-    session.rows(f"DELETE FROM templates WHERE {chosen}", owner, limit)
-    if person is not None:
-        session.rows("INSERT INTO tombstones VALUES (?, ?, ?)", sequence, person, number)
-    return tuple(row[0] for row in gone)
+    session: Session, owner: IdentityRow, sequence: int, state: RevisionState
+) -> tuple[tuple[int, ...], RevisionState]:
+    """Take all templates of one identity away and remember that they were there."""
+    chosen = "SELECT number, sequence, checksum FROM templates WHERE identity = ? ORDER BY number"
+    gone = session.rows(chosen, owner.id)
+    total = sum(row[2] for row in gone)
+    RowSum(len(gone), total).compare(owner.templates, owner.template_sum, f"templates of identity {owner.id}")
+    session.many(
+        "INSERT INTO deleted_templates (number, sequence, template_checksum, checksum) VALUES (?, ?, ?, ?)",
+        [
+            (number, sequence, checksum, row_checksum("deleted_templates", number, sequence, checksum))
+            for number, _, checksum in gone
+        ],
+    )
+    session.rows("DELETE FROM templates WHERE identity = ?", owner.id)
+    return tuple(row[0] for row in gone), replace(
+        state,
+        templates=state.templates - len(gone),
+        template_sum=state.template_sum - total,
+        added=state.added - sum(0 < state.calibrated_since <= row[1] for row in gone),
+    )
 
 
-def decode_templates(session: Session, rows: list[tuple], dim: int) -> Templates:
-    """Rows as arrays; a row that fails its checksum is never given out."""
-    blobs = []
-    for number, name, crc, blob in rows:
-        vector = session.unpack(blob)
-        if len(vector) != dim * FLOATS.itemsize or row_checksum(number, name, vector) != crc:
-            raise GalleryError(f"template {number} fails its checksum: the record is damaged, restore a snapshot")
+def read_deleted(session: Session, after: int) -> tuple[list[int], list[int]]:
+    """Numbers and checksums of templates that were deleted after a change."""
+    columns = "number, sequence, template_checksum, checksum"
+    gone = session.rows(f"SELECT {columns} FROM deleted_templates WHERE sequence > ? ORDER BY +number", after)
+    for *values, checksum in gone:
+        if row_checksum("deleted_templates", *values) != checksum:
+            raise damaged(f"deleted template {values[0]} fails its checksum")
+    return [row[0] for row in gone], [row[2] for row in gone]
+
+
+def decode_owned(session: Session, rows: Sequence[tuple], dim: int) -> Templates:
+    """Rows of `OWNED_TEMPLATES` as arrays; a row, or an owner, that fails its checksum is never given out."""
+    names: dict[int, str] = {}
+    for row in rows:
+        if row[1] not in names:
+            if row[5] is None:
+                raise damaged(f"template {row[0]} is nobody's")
+            owner = IdentityRow.from_row(row[5:])
+            names[owner.id] = owner.name
+    return decode_templates(session, rows, dim, names)
+
+
+def decode_templates(session: Session, rows: Sequence[tuple], dim: int, names: dict[int, str]) -> Templates:
+    """Rows that begin with `TEMPLATE_COLUMNS` as arrays; a row that fails its checksum is never given out."""
+    blobs, size, unpack = [], dim * FLOATS.itemsize, session.unpack
+    for row in rows:
+        number, identity, sequence, checksum, blob = row[:5]
+        vector = unpack(blob)
+        try:
+            sound = len(vector) == size and template_checksum(number, identity, sequence, vector) == checksum
+        except TypeError:
+            sound = False
+        if not sound:
+            raise damaged(f"template {number} fails its checksum")
+        if identity not in names:
+            raise damaged(f"template {number} is nobody's")
         blobs.append(vector)
     vectors = np.frombuffer(b"".join(blobs), FLOATS).reshape(-1, dim).astype(np.float32)
+    length = np.einsum("nd,nd->n", vectors, vectors)
+    wrong = np.flatnonzero(~(np.abs(length - 1) <= 2 * UNIT))  # written so that NaN is wrong too
+    if len(wrong):
+        raise damaged(f"template {rows[wrong[0]][0]} is not of unit length")
     numbers = np.fromiter((row[0] for row in rows), np.int64, len(rows))
-    return Templates(numbers, tuple(row[1] for row in rows), vectors)
+    checksums = np.fromiter((row[3] for row in rows), np.int64, len(rows))
+    return Templates(numbers, tuple(names[row[1]] for row in rows), vectors, checksums)
 
 
 def find_damage(session: Session, dim: int) -> list[str]:
-    """What is wrong with rows and counts, in words."""
-    found = []
-    sequence, number, _ = read_counter(session)
-    for rows in session.each(f"{TEMPLATE_ROWS} ORDER BY t.number", 8192):
-        for row in rows:
-            try:
-                check_vectors(decode_templates(session, [row], dim).vectors, dim)
-            except GalleryError as error:
-                found.append(str(error))
-            except InputError:
-                found.append(f"template {row[0]} is not of unit length")
-    try:
-        kept = read_standing(session)
-        if kept is not None and kept.calibration.sequence > sequence:
-            found.append("the calibration comes from a change that was never made: calibrate again, or forget it")
-    except GalleryError as error:
-        found.append(str(error))
-    rules = {
-        f"identities i WHERE {ALONE}": "identities have no template",
-        "templates t WHERE NOT EXISTS (SELECT 1 FROM identities i WHERE i.id = t.identity)": "templates are nobody's",
-        f"templates WHERE number >= {number} OR number < 1": "templates have a number that was never given",
-        f"templates WHERE sequence > {sequence}": "templates come from changes that were never made",
-        "removals r WHERE EXISTS (SELECT 1 FROM templates t WHERE t.number = r.number)": "removed templates are there",
-    }
-    for rule, trouble in rules.items():
-        if count := session.rows(f"SELECT count(*) FROM {rule}")[0][0]:
-            found.append(f"{count} {trouble}: restore a snapshot")
+    """What is wrong with rows and sums, in words; never raises for a damaged row."""
+    found: list[str] = []
+    state = _listed(found, lambda: read_state(session))
+    _listed(found, lambda: read_fixed_metadata(session))
+    known: dict[int, IdentityRow] = {}
+    owned: dict[int, RowSum] = {}
+    total = RowSum()
+    for row in session.rows(f"SELECT {IDENTITY_COLUMNS} FROM identities i"):
+        owner = _listed(found, lambda row=row: IdentityRow.from_row(row))
+        if owner is not None:
+            known[owner.id] = owner
+        total.add(row[4] if isinstance(row[4], int) else 0)
+    if state is not None:
+        _listed(found, lambda: total.compare(state.identities, state.identity_sum, "identities"))
+    names, total = {number: row.name for number, row in known.items()}, RowSum()
+    late = 0
+    for part in session.each(f"SELECT {TEMPLATE_COLUMNS} FROM templates t ORDER BY t.number", 8192):
+        for row in part:
+            if _listed(found, lambda row=row: decode_templates(session, [row], dim, names)) is None:
+                continue
+            owned.setdefault(row[1], RowSum()).add(row[3])
+            total.add(row[3])
+            late += state is not None and not (0 < row[0] < state.next_number and row[2] <= state.sequence)
+    if late:
+        found.append(f"{late} templates come from changes that were never made: restore a snapshot")
+    if state is not None:
+        _listed(found, lambda: total.compare(state.templates, state.template_sum, "templates"))
+    for owner in known.values():
+        here = owned.get(owner.id, RowSum())
+        what = f"templates of identity {owner.id}"
+        _listed(found, lambda h=here, o=owner, w=what: h.compare(o.templates, o.template_sum, w))
+        if not here.rows and not owner.templates:
+            found.append(f"identity {owner.id} has no template: restore a snapshot")
+    if state is not None:
+        _find_damaged_history(session, state, found)
     return found
+
+
+def _find_damaged_history(session: Session, state: RevisionState, found: list[str]) -> None:
+    """Damage of calibration, requests and deletions, and of the indexes by name."""
+    proof = IndexProof()
+    _listed(found, lambda: prove_identities(session, state, proof))
+    _listed(found, lambda: prove_requests(session, state, proof))
+    _listed(found, lambda: read_deleted(session, -1))
+    standing = _listed(found, lambda: read_standing(session))
+    if standing is not None and standing.calibration.sequence > state.sequence:
+        found.append("the calibration comes from a change that was never made: calibrate again, or forget it")
+    there = "deleted_templates d WHERE EXISTS (SELECT 1 FROM templates t WHERE t.number = d.number)"
+    if count := session.rows(f"SELECT count(*) FROM {there}")[0][0]:
+        found.append(f"{count} deleted templates are there: restore a snapshot")
+
+
+@contextmanager
+def list_damage(found: list[str]) -> Iterator[None]:
+    """Add the damage that is found in the block to a list, instead of raising it."""
+    try:
+        yield
+    except GalleryUnavailable:
+        raise
+    except GalleryError as problem:
+        if str(problem) not in found:
+            found.append(str(problem))
+
+
+def _listed(found: list[str], look: Any) -> Any:
+    """What ``look`` gives, None where it finds damage, which is listed."""
+    with list_damage(found):
+        return look()

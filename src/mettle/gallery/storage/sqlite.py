@@ -9,34 +9,40 @@ holds the `lock` beside the file), any number read; every call of a reader sees 
 """
 
 import os
-import shutil
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mettle.atomic_files import TEMPORARY, sync_folder
-from mettle.errors import GalleryError, GalleryLocked, GalleryUnavailable
+from mettle.atomic_files import find_link, open_unlinked, remove_leftovers, write_file
+from mettle.errors import GalleryError, GalleryLocked, GalleryUnavailable, OutcomeUnknown
 from mettle.gallery.binding import Binding
 from mettle.gallery.results import Receipt
 from mettle.gallery.storage.base import Ledger, Result
 from mettle.gallery.storage.sql import (
     FINDINGS,
     FORMAT,
-    PLAIN,
     SQLITE_TABLES,
+    IndexProof,
     Session,
     forget_history,
-    read_facts,
+    list_damage,
+    read_fixed_metadata,
     write_first_rows,
 )
 
 APPLICATION = 0x4D45544C  # "METL" at byte 68 of the file: tells our files from other SQLite files
+
+
+LOCK = "lock"
+
+
+PRIVATE = 0o600
 
 
 WAIT = 10.0  # seconds for other processes that read or recover
@@ -50,9 +56,12 @@ def open_connection(path: Path, mode: str, extra: str = "") -> sqlite3.Connectio
         connection.execute("PRAGMA trusted_schema = OFF")  # a file from elsewhere runs no code of its own
         connection.execute("PRAGMA cell_size_check = ON")
         connection.execute("PRAGMA foreign_keys = ON")
-        strange = connection.execute("SELECT count(*) FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchone()
-        if strange[0]:
+        kinds = [row[0] for row in connection.execute("SELECT type FROM sqlite_master")]
+        if "trigger" in kinds or "view" in kinds:
             raise GalleryError(f"{path} holds triggers or views, which no gallery has: do not trust it")
+        tables = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+        if {row[0] for row in tables} != set(SQLITE_TABLES) or len(tables) != len(SQLITE_TABLES):
+            raise GalleryError(f"{path} does not have the tables of a gallery: it is damaged, restore a snapshot")
         return connection
     except BaseException:
         connection.close()
@@ -79,37 +88,68 @@ def prepare_writer(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA secure_delete = ON")
 
 
-def build_file(path: Path, fill: Callable[[Path], Any]) -> None:
-    """Make a file appear complete: under a temporary name, to the disk, then renamed."""
-    temporary = path.with_name(f"{path.name}{TEMPORARY}{os.getpid()}-{threading.get_ident()}")
-    try:
-        # Templates are biometric data: for their owner, unless the owner says otherwise, and from the first byte on.
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        fill(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+def _names_of(path: Path) -> list[str]:
+    """What a record in this file consists of, and the lock beside it."""
+    return [path.name, *(path.name + ending for ending in ("-wal", "-shm", "-journal")), LOCK]
 
 
-def sweep_temporaries(path: Path) -> None:
-    """Remove what killed writers left beside ``path``."""
-    for leftover in path.parent.glob(f"{_escaped(path.name)}{TEMPORARY}*"):
-        with suppress(OSError):
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+def refuse_links(folder: Path, names: Iterable[str]) -> None:
+    """Refuse a folder in which one of our names is a link: it may come from elsewhere, and lead anywhere."""
+    if (link := find_link(folder, names)) is not None:
+        raise GalleryError(f"{link} is a link or no regular file, and none is followed in a gallery: remove it")
 
 
-def _escaped(name: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+class OpenFiles:
+    """The files of records that this process has open, counted.
+
+    Closing any handle of a file takes back every lock that the process has on it, also those that SQLite holds; another
+    process would then take the record for closed, and remove the log that is being written. So the first bytes of a
+    file are looked at only where it is not open already.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._counts: dict[tuple[int, int], int] = {}
+
+    def add(self, path: Path) -> tuple[int, int]:
+        """Count one more; returns what to give to `remove`."""
+        with self.lock:
+            key = self._key(path)
+            self._counts[key] = self._counts.get(key, 0) + 1
+            return key
+
+    def remove(self, key: tuple[int, int]) -> None:
+        """Count one less."""
+        with self.lock:
+            self._counts[key] -= 1
+            if not self._counts[key]:
+                del self._counts[key]
+
+    def holds(self, path: Path) -> bool:
+        """Whether it is open; a file that is not there is not."""
+        try:
+            return self._key(path) in self._counts
+        except OSError:
+            return False
+
+    def _key(self, path: Path) -> tuple[int, int]:
+        found = os.lstat(path)
+        return found.st_dev, found.st_ino
+
+
+_OPEN = OpenFiles()
 
 
 def check_header(path: Path) -> None:
     """Refuse what is not our file, by its first bytes, before SQLite touches it."""
+    with _OPEN.lock:
+        if not _OPEN.holds(path):
+            _check_header(path)
+
+
+def _check_header(path: Path) -> None:
     try:
-        with path.open("rb") as file:
+        with open_unlinked(path) as file:
             head = file.read(100)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise GalleryError(f"no gallery at {path}: create one, or look at the path") from None
@@ -145,6 +185,12 @@ _PASSING = {
 }
 
 
+def describe_error(error: sqlite3.Error) -> str:
+    """What the disk did, in our words and SQLite's."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return f"{_PASSING.get(code, 'the disk failed')} ({error})"
+
+
 @contextmanager
 def translate_errors(path: Path) -> Iterator[None]:
     """Say what the disk did in our words."""
@@ -154,7 +200,7 @@ def translate_errors(path: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _PASSING:
             raise GalleryUnavailable(
-                f"{path}: {_PASSING[code]} ({error}); nothing was changed, try again later"
+                f"{path}: {describe_error(error)}; nothing was changed, try again later"
             ) from error
         if code in _DAMAGED or isinstance(error, sqlite3.DatabaseError):
             raise GalleryError(f"{path} is damaged ({error}): restore a snapshot") from error
@@ -178,7 +224,8 @@ class Lock:
         import fcntl  # not on every system; reading a gallery needs no lock
 
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            handle = os.open(path, flags, 0o600)
         except OSError as error:
             raise GalleryUnavailable(
                 f"cannot write to the gallery in {path.parent}: {error.strerror}; free the disk or its permissions, "
@@ -254,32 +301,45 @@ class SqliteRecord(Ledger):
         self._idle: list[sqlite3.Connection] = []  # readers, one per thread that reads at the same time
         self._writer: sqlite3.Connection | None = None
         self._closed = False
+        self._proof = IndexProof()
+        self._file: tuple[int, int] | None = None
         try:
+            with translate_errors(path):
+                self._file = _OPEN.add(path)
             if lock is not None:
-                sweep_temporaries(path)
                 with translate_errors(path):
+                    remove_leftovers(path.parent)
                     self._writer = open_connection(path, "rw")
                     prepare_writer(self._writer)
-            self._binding, self._salt = self._read(read_facts)
+            self._fixed = self._read(read_fixed_metadata)
         except BaseException:
             self.close()
             raise
 
     @classmethod
-    def create(cls, path: Path, binding: Binding) -> "SqliteRecord":
-        """Make a new record and open it for writing; refuses an existing one."""
+    def create(cls, path: Path, binding: Binding, model_files: Mapping[str, str] | None = None) -> "SqliteRecord":
+        """Make a new record and open it for writing; refuses an existing one.
+
+        ``model_files``: SHA-256 of the copy of the model that lies beside it.
+        """
         path = Path(path)
         refuse_existing(path)
         with translate_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        lock = Lock.take(path.parent / "lock")
+        refuse_links(path.parent, _names_of(path))
+        lock = Lock.take(path.parent / LOCK)
         try:
             refuse_existing(path)  # somebody may have been faster
-            sweep_temporaries(path)
             with translate_errors(path):
                 for leftover in (sibling(path, "-wal"), sibling(path, "-shm")):
                     leftover.unlink(missing_ok=True)  # of a removed record: must not be played into this one
-                build_file(path, lambda temporary: _fill(temporary, binding))
+                # Templates are biometric data: from the first byte on for their owner, who may say otherwise.
+                write_file(path, lambda temporary: _fill(temporary, binding, model_files or {}), PRIVATE)
+        except GalleryUnavailable as error:
+            lock.release()
+            if path.exists():  # it has its name already: only whether a power loss takes that back is not known
+                raise OutcomeUnknown(f"{path} was made, but may be lost when the power fails: open it again") from error
+            raise
         except BaseException:
             lock.release()
             raise
@@ -289,15 +349,17 @@ class SqliteRecord(Ledger):
     def open(cls, path: Path, *, write: bool = True) -> "SqliteRecord":
         """Open a record; with ``write`` no other process can write until it is closed."""
         path = Path(path)
+        refuse_links(path.parent, _names_of(path))
         with translate_errors(path):
             check_header(path)
-        return cls(path, Lock.take(path.parent / "lock") if write else None)
+        return cls(path, Lock.take(path.parent / LOCK) if write else None)
 
     def compact(self) -> None:
         """Rewrite the file without what was deleted, and empty the log: no byte of it stays in any file."""
         with self._mutex, translate_errors(self.path):
             connection = self.for_writing()
-            _transact(connection, forget_history)
+            with suppress(_CommitFailed):  # made or not, it loses nothing, and what follows tells
+                _transact(connection, forget_history)
             connection.execute("VACUUM")
             busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
         if busy:
@@ -313,24 +375,29 @@ class SqliteRecord(Ledger):
         self._for_reading()
         with translate_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        sweep_temporaries(path)
         with translate_errors(path):
             connection = open_connection(self.path, *reading_mode(self.path))
             try:
-                build_file(path, lambda temporary: connection.execute("VACUUM INTO ?", (str(temporary.absolute()),)))
+                write_file(path, lambda place: connection.execute("VACUUM INTO ?", (str(place.absolute()),)), PRIVATE)
             finally:
                 connection.close()
 
     def check(self) -> list[str]:
         """What is wrong with the file or its rows, in words."""
-        try:
-            pragmas = self._read(lambda s: s.rows("PRAGMA integrity_check") + s.rows("PRAGMA foreign_key_check"))
-            found = [f"{self.path.name}: {row[0]}" for row in pragmas if row[0] != "ok"]
-            return (found + super().check())[:FINDINGS]
-        except GalleryUnavailable:
-            raise
-        except GalleryError as error:
-            return [str(error)]
+        found: list[str] = []
+        for pragma in ("integrity_check", "foreign_key_check"):
+            with list_damage(found):
+                rows = self._read(lambda session, pragma=pragma: session.rows(f"PRAGMA {pragma}"))
+                found += [f"{self.path.name}: {row[0]}" for row in rows if row[0] != "ok"]
+        with list_damage(found):
+            found += super().check()
+        return found[:FINDINGS]
+
+    def forget_pages(self) -> None:
+        """Close the connections that read: each keeps pages."""
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     def bytes(self) -> int:
         """Size of its files."""
@@ -346,6 +413,9 @@ class SqliteRecord(Ledger):
             for connection in [*idle, *([writer] if writer else [])]:
                 with suppress(sqlite3.Error):  # a full disk: the log stays and is read at the next opening
                     connection.close()
+            file, self._file = self._file, None
+            if file is not None:
+                _OPEN.remove(file)
             if self._lock is not None:
                 self._lock.release()
 
@@ -381,7 +451,40 @@ class SqliteRecord(Ledger):
 
     def _write(self, work: Callable[[Session], Receipt], *, named: bool = False) -> Receipt:
         with self._mutex, translate_errors(self.path):
-            return _transact(self.for_writing(), work)
+            connection, before = self.for_writing(), -1
+
+            def noted(session: Session) -> Receipt:
+                nonlocal before
+                before = session.rows("SELECT sequence FROM revision_state")[0][0]
+                return work(session)
+
+            try:
+                return _transact(connection, noted)
+            except _CommitFailed as failed:
+                # On a full disk the last page of the change, which makes it whole, was not written.
+                if getattr(failed.error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_FULL:
+                    self._settle(connection, before, failed.error)
+                raise failed.error from None
+
+    def _settle(self, connection: sqlite3.Connection, before: int, error: sqlite3.Error) -> None:
+        """Find out what became of a change whose commit failed; returns where it is sure that it was not made.
+
+        The log may hold the whole change although it was never known to be on the disk, and the next opening would
+        play it back. Another commit, of nothing, is written over it: once that is on the disk, the change is not.
+        """
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            now = connection.execute("SELECT sequence FROM revision_state").fetchone()[0]
+            connection.execute("UPDATE revision_state SET id = 1")
+            connection.execute("COMMIT")
+        except sqlite3.Error:
+            now = None
+            _roll_back(connection)
+        if now != before:
+            raise OutcomeUnknown(
+                f"{self.path}: {describe_error(error)} while the change was committed: all of it was made or nothing; "
+                "ask again, under the same request name if it had one, which settles it"
+            ) from error
 
     def for_writing(self) -> sqlite3.Connection:
         """The connection that writes; refuses where it was opened for reading."""
@@ -395,26 +498,46 @@ class SqliteRecord(Ledger):
             raise GalleryError(f"{self.path} is closed: open it again")
 
 
+class _CommitFailed(Exception):
+    """Everything was done, and then it could not be committed."""
+
+    def __init__(self, error: sqlite3.Error):
+        super().__init__(str(error))
+        self.error = error
+
+
 def _transact(connection: sqlite3.Connection, work: Callable[[Session], Result]) -> Result:
     connection.execute("BEGIN IMMEDIATE")
     try:
         result = work(SqliteSession(connection))
-        connection.execute("COMMIT")
-        return result
     except BaseException:
-        with suppress(sqlite3.Error):
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+        _roll_back(connection)
         raise
+    try:
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        _roll_back(connection)
+        raise _CommitFailed(error) from error
+    return result
 
 
-def _fill(temporary: Path, binding: Binding) -> None:
+def _roll_back(connection: sqlite3.Connection) -> None:
+    with suppress(sqlite3.Error):
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _fill(temporary: Path, binding: Binding, model_files: Mapping[str, str]) -> None:
     connection = sqlite3.connect(temporary.absolute(), isolation_level=None)  # "file:..." would be an address
     try:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        connection.execute(f"PRAGMA user_version = {PLAIN}")
-        connection.executescript(SQLITE_TABLES)
-        _transact(connection, lambda session: write_first_rows(session, binding))
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+        for statement in SQLITE_TABLES:
+            connection.execute(statement)
+        try:
+            _transact(connection, lambda session: write_first_rows(session, binding, model_files))
+        except _CommitFailed as failed:  # nobody knows this file yet
+            raise failed.error from None
     finally:
         connection.close()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mettle.atomic_files import write_folder
 from mettle.errors import GalleryError, InputError
-from mettle.gallery.binding import copy_model
+from mettle.gallery.binding import copy_files, copy_model, find_damaged_files
 from mettle.gallery.calibration import Calibration
 from mettle.gallery.storage.base import Ledger, Record
 from mettle.gallery.storage.integrity import Content
@@ -34,8 +34,8 @@ def copy_storage(source: Record, target: Ledger) -> Moved:
     """Copy all live templates into an empty record of the same binding, in one change.
 
     Counts and digests of the source, of what came and of what the target holds are compared before the target commits:
-    where they differ, or anything fails, it stays empty. Numbers, requests and tombstones are the target's own. A
-    calibration goes along, and remembers what had changed since it was measured.
+    where they differ, or anything fails, it stays empty. Numbers and requests are the target's own. A calibration
+    goes along, and remembers what had changed since it was measured.
     """
     if source is target:
         raise GalleryError("source and target are the same gallery: move into a new one")
@@ -82,7 +82,12 @@ def snapshot(record: Record, run: "RunFolder | None", folder: str | Path, where:
 
     def fill(place: Path) -> None:
         record.snapshot(place / RECORD)
-        if run is not None:
+        if record.model_files:  # its own copy: the run may have been evaluated since, and say more
+            own = record.path.parent / MODEL
+            if wrong := find_damaged_files(own, record.model_files, record.model_files):
+                raise GalleryError(wrong[0])
+            copy_files(own, place / MODEL, record.model_files)
+        elif run is not None:
             copy_model(run, place / MODEL)
 
     with translate_errors(folder):

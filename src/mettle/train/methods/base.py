@@ -35,6 +35,7 @@ from mettle.train.fine_tuning import (
     freeze_layers,
     layer_rates,
 )
+from mettle.train.gradient_caching import cached_forward, describe_batch_norm, has_batch_norm
 from mettle.train.lora import add_lora, describe_lora, frozen_norms
 from mettle.train.methods.past_embeddings import PastEmbeddings, QueuedBatch, QueueSettings
 from mettle.train.optim import (
@@ -163,7 +164,7 @@ class Method(ABC):
         self.max_skipped_steps = self.optimizer.max_skipped_steps
         averaged = {name: module for name, module in self.modules.items() if any(True for _ in module.parameters())}
         self.average = WeightAverage(averaged, settings.ema) if settings.ema else None
-        self.past = None if queue is None else PastEmbeddings(self.model, queue)
+        self.past = None if queue is None else PastEmbeddings(self.model, queue, settings.cached)
         if self.past is not None:
             self.modules["past"] = self.past
         self.recorder: StepSource | None = None  # `step_graph.record_steps` puts one here
@@ -174,18 +175,24 @@ class Method(ABC):
     def compute_losses(self, batch: Batch, fraction_done: float) -> LossTerms:
         """The losses of a batch, with gradient; ``fraction_done`` is the share of training that is done."""
 
-    def apply_network(self, network: Callable[[Any], Tensor], batch: Batch) -> Tensor:
-        """What a network makes of a batch: one row for each of its rows, whichever rank has its input."""
+    def run_network(self, network: Any, batch: Batch, forward: Callable[[Any], Tensor] | None = None) -> Tensor:
+        """What a network, or one of its methods, gives for a batch: in micro-batches, where gradients are cached."""
+        return self.gather_rows(lambda inputs: cached_forward(network, inputs, self.settings.cached, forward), batch)
+
+    def gather_rows(self, compute: Callable[[Any], Tensor], batch: Batch) -> Tensor:
+        """What a function makes of a batch: one row for each of its rows, whichever rank has its input."""
         if batch.rank_rows is None:
-            return network(batch.inputs)
-        with forward_on_rank(batch.inputs.device, sync_batchnorm=self.settings.sync_batchnorm):
-            own = network(batch.inputs)
+            return compute(batch.inputs)
+        # The second pass of gradient caching comes later, and ranks may have different numbers of micro-batches.
+        synchronize = self.settings.sync_batchnorm and not self.settings.cached
+        with forward_on_rank(batch.inputs.device, sync_batchnorm=synchronize):
+            own = compute(batch.inputs)
         return gather_batch(own, batch.rank_rows)
 
     def embed_keys(self, batch: Batch) -> Tensor | None:
         """What the momentum encoder of a queue makes of a batch; None where there is none."""
         past = self.past
-        return None if past is None or past.encoder is None else self.apply_network(past.embed_keys, batch)
+        return None if past is None or past.encoder is None else self.gather_rows(past.embed_keys, batch)
 
     def call_loss(self, loss: Any, embeddings: Tensor, labels: Tensor, batch: Batch, **options: Any) -> Tensor:
         """``loss(embeddings, labels, **options)`` of a whole batch; each rank does its part where the loss allows."""
@@ -298,8 +305,10 @@ class Method(ABC):
         return self.optimizer.autocast()
 
     def describe_training(self) -> tuple[str, ...]:
-        """Lines: what is frozen, and the groups of each optimizer, where a backbone trains in its own way."""
+        """Lines: micro-batches, what is frozen, the groups of optimizers where a backbone trains in its own way."""
         settings, lines = self.settings, []
+        if settings.cached and any(has_batch_norm(self.modules[name]) for name in self.optimizer.optimizers):
+            lines.append(describe_batch_norm(settings.cached))
         for name, layers in self.adapted.items():
             assert settings.lora is not None
             lines.append(describe_lora(self.modules[name], layers, settings.lora))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mettle.errors import InputError
+from mettle.train.gradient_caching import cached_forward
 
 NO_TEACHER = "the teacher is the moving average of the weights: set train.ema, such as 0.995"
 
@@ -64,9 +65,9 @@ def _log_rows(z: Tensor, temperature: float) -> Tensor:
     return (others / temperature).log_softmax(1)
 
 
-def embed_with_teacher(teacher: nn.Module, inputs: Tensor) -> Tensor:
-    """The embeddings of a teacher in eval mode, before a neck, if there is one."""
+def embed_with_teacher(teacher: nn.Module, inputs: Tensor, cached: int = 0) -> Tensor:
+    """The embeddings of a teacher in eval mode, before a neck, if there is one; ``cached`` inputs at a time, or all."""
     embed: Callable[[Tensor], Tensor] = getattr(teacher, "before_neck", teacher)
     teacher.eval()
     with torch.no_grad():
-        return embed(inputs)
+        return cached_forward(teacher, inputs, cached, embed)

@@ -253,7 +253,7 @@ class HardnessAware(Method):
         rows = self.tuples.tuple_rows(loss_labels)
         level, weight = self.plan.pull_level(self.average_metric), self.plan.real_weight(self.average_generator)
         with self.autocast():
-            y = self.apply_network(self.model.features, batch)
+            y = self.run_network(self.model, batch, self.model.features)
             z = to_float32(self.embedding(y))
         hard, source = self.tuples.synthesize_negatives(z, rows, level)
         stats = {"pulled": self.tuples.share_movable(z, rows)}

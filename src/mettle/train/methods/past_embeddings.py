@@ -15,6 +15,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from mettle.errors import InputError
 from mettle.pairs import Queue
+from mettle.train.gradient_caching import cached_forward
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,10 @@ class QueuedBatch:
 class PastEmbeddings(nn.Module):
     """The queue of a method, and the momentum encoder where there is one. Part of the state of the method."""
 
-    def __init__(self, model: Any, settings: QueueSettings):
+    def __init__(self, model: Any, settings: QueueSettings, cached: int = 0):
+        """``cached``: inputs that the momentum encoder sees at a time; 0 for the whole batch."""
         super().__init__()
+        self.cached = cached
         like = next(model.parameters())
         self.settings = settings
         self.queue = Queue(settings.size, model.dim).to(like.device, like.dtype)
@@ -77,7 +80,8 @@ class PastEmbeddings(nn.Module):
         """The embeddings of the momentum encoder, in the space that losses see: before a neck."""
         encoder: Any = self.encoder
         kept = [buffer.clone() for buffer in encoder.buffers()]
-        keys = encoder(inputs) if getattr(encoder, "neck", None) is None else encoder.before_neck(inputs)
+        forward = encoder if getattr(encoder, "neck", None) is None else encoder.before_neck
+        keys = cached_forward(encoder, inputs, self.cached, forward)
         for buffer, value in zip(encoder.buffers(), kept, strict=True):  # they follow those of the network, in `update`
             buffer.copy_(value)
         return keys

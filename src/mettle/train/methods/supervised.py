@@ -74,7 +74,8 @@ class Supervised(Method):
         """The loss of a batch."""
         neck, queued = getattr(self.model, "neck", None), None
         with self.autocast():
-            embeddings = self.apply_network(self.model if neck is None else self.model.before_neck, batch)
+            forward = self.model if neck is None else self.model.before_neck
+            embeddings = self.run_network(self.model, batch, forward)
             if self.past is not None:
                 queued = self.past.compare(
                     self.embed_keys(batch), embeddings, self.class_indices(batch.labels), fraction_done
@@ -111,7 +112,7 @@ class Supervised(Method):
             return None
         with self.autocast():
             network = self.average.averages["model"].module
-            teacher = self.apply_network(partial(embed_with_teacher, network), batch)
+            teacher = self.gather_rows(partial(embed_with_teacher, network, cached=self.settings.cached), batch)
         return similarity_distillation(embeddings, teacher, self.distill.temperature)
 
     def compute_loss(self, embeddings: Tensor, batch: Batch, options: Mapping[str, Any]) -> Tensor:

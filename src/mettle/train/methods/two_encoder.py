@@ -112,8 +112,8 @@ class TwoEncoder(Method):
         """Both losses of a batch of two views, each with gradient on its own network only."""
         check_views(batch)
         with self.autocast():
-            z = self.apply_network(self.model, batch)
-            b = None if self.biased is None else self.apply_network(self.biased, batch)
+            z = self.run_network(self.model, batch)
+            b = None if self.biased is None else self.run_network(self.biased, batch)
             keys = self.embed_keys(batch)
         queued = None if self.past is None else self.past.compare(keys, z, batch.ids, fraction_done)
         options: dict[str, Any] = progress_option(self.loss, fraction_done)
