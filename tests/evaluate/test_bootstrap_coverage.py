@@ -1,8 +1,8 @@
 """How often nominal 95 % intervals hold the truth, in simulated populations of subjects of unequal difficulty.
 
 `python tests/evaluate/test_bootstrap_coverage.py 500` prints the table of docs/evaluation.md (about fifteen
-minutes). A subject is a random direction with its own spread, log-normal with deviation ``unequal``; the truth
-is the mean over twelve populations of 1500 subjects.
+minutes), with names of other metrics behind the number a table of those. A subject is a random direction with its own
+spread, log-normal with deviation ``unequal``; the truth is the mean over twelve populations of 1500 subjects.
 """
 
 import sys
@@ -30,26 +30,26 @@ def population(rng, subjects, each, spread, unequal):
     return x.astype(np.float32), y
 
 
-def truth(each, spread, unequal):
+def truth(each, spread, unequal, names):
     rng = np.random.default_rng(999)
     found = []
     for _ in range(12):
         v = verification(*population(rng, 1500, each, spread, unequal))
-        found.append([v.value(name) for name in NAMES])
+        found.append([v.value(name) for name in names])
     return np.mean(found, axis=0)
 
 
-def coverage(setting, simulations, replicates=500):
+def coverage(setting, simulations, names=NAMES, replicates=500):
     """Share of simulations whose interval holds the truth, by metric."""
     subjects, each, spread, unequal = SETTINGS[setting]
-    wanted, held = truth(each, spread, unequal), np.zeros(len(NAMES))
+    wanted, held = truth(each, spread, unequal, names), np.zeros(len(names))
     for seed in range(simulations):
         rng = np.random.default_rng((7, seed))
         v = verification(*population(rng, subjects, each, spread, unequal))
-        for k, name in enumerate(NAMES):
+        for k, name in enumerate(names):
             i = v.interval(name, replicates=replicates, seed=seed)
             held[k] += i.low <= wanted[k] <= i.high
-    return dict(zip(NAMES, held / simulations, strict=True))
+    return dict(zip(names, held / simulations, strict=True))
 
 
 @pytest.mark.slow
@@ -66,7 +66,8 @@ def row(setting, found):
 
 
 if __name__ == "__main__":
-    count = int(sys.argv[1])
-    print("| simulated population | " + " | ".join(NAMES) + " |", "|---" * 5 + "|", sep="\n", flush=True)
+    count, chosen = int(sys.argv[1]), tuple(sys.argv[2:]) or NAMES
+    head = "| simulated population | " + " | ".join(chosen) + " |"
+    print(head, "|---" * (1 + len(chosen)) + "|", sep="\n", flush=True)
     for key in SETTINGS:
-        print(row(key, coverage(key, count)), flush=True)
+        print(row(key, coverage(key, count, chosen)), flush=True)
