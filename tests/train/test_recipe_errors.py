@@ -138,6 +138,7 @@ def test_the_page_about_commands_lists_what_a_run_folder_holds():
     files = [
         *("recipe.toml", "run.json", "model.safetensors", "contract.json", "trained.safetensors", "metrics.json"),
         *("pairs.json", "classes.safetensors", "biased.safetensors", "log.jsonl", "report.html", "card.md", "map.json"),
+        "test_embeddings.safetensors",
         *("checkpoints/", "first/", "tensorboard/", "workbench-*.npz"),
     ]
     assert [name for name in files if f"`{name}`" not in listed] == []

@@ -10,6 +10,7 @@ metrics.json       what was measured
 log.jsonl          what happened during training
 report.html        all of it to look at
 map.json           places on the maps, for comparisons
+test_embeddings.safetensors  embeddings of the test split, for comparisons
 checkpoints/       the last two states of the run
 
 A run has finished when its contract is there: it is written last, and names the hash and the size of all other files
