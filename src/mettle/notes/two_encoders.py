@@ -211,7 +211,7 @@ def _probe_table(models: dict, samples: Samples) -> Table:
         features = [embed(model, part, features=True) for part in (train, test)]
         found = probe((features[0], train.labels), (features[1], test.labels), strength=1.0)
         right = found.linear.correct
-        shares = (right.mean(), found.worst_class[1], right[aligned].mean(), right[~aligned].mean())
+        shares = (right.mean(), found.linear.worst_class[1], right[aligned].mean(), right[~aligned].mean())
         rows.append([name, *(f"{100 * float(x):.1f} %" for x in shares)])
     return Table(["", "top-1", "worst class", "aligned", "conflicting"], rows)
 
