@@ -385,7 +385,10 @@ def _code_label_sets(labels: Any, gallery: tuple[Any, ...] | None) -> tuple[Any,
     if not all(sets):
         raise InputError("labels must be of one kind on both sides: those of one are collections, the others are not")
     coded, related = check_label_sets(*sides)
-    return coded[0], gallery if gallery is None else (gallery[0], coded[1], *gallery[2:]), related
+    if gallery is None:
+        return coded[0], None, related
+    values, _, *others = gallery
+    return coded[0], (values, coded[1], *others), related
 
 
 def _scoring(query: Rows, other: Rows, similarity: str, rerank: Any) -> tuple[ScoreRows, FastCosine | None, str]:
