@@ -387,8 +387,9 @@ def _code_label_sets(labels: Any, gallery: tuple[Any, ...] | None) -> tuple[Any,
     coded, related = check_label_sets(*sides)
     if gallery is None:
         return coded[0], None, related
-    values, _, *others = gallery
-    return coded[0], (values, coded[1], *others), related
+    other = list(gallery)
+    other[1] = coded[1]
+    return coded[0], tuple(other), related
 
 
 def _scoring(query: Rows, other: Rows, similarity: str, rerank: Any) -> tuple[ScoreRows, FastCosine | None, str]:
