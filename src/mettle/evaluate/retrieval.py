@@ -387,7 +387,7 @@ def _code_label_sets(labels: Any, gallery: tuple[Any, ...] | None) -> tuple[Any,
     coded, related = check_label_sets(*sides)
     if gallery is None:
         return coded[0], None, related
-    other = list(gallery)
+    other: list[Any] = list(gallery)
     other[1] = coded[1]
     return coded[0], tuple(other), related
 
