@@ -284,7 +284,7 @@ def check_label_sets(*sides: Any) -> tuple[list[np.ndarray], tuple[np.ndarray, n
     return coded, (shared.indptr.astype(np.int64), shared.indices.astype(np.int64))
 
 
-def _read_label_sets(labels: Any) -> list[list[int | str]]:
+def _read_label_sets(labels: Any) -> list[list[Any]]:
     if isinstance(labels, np.ndarray | torch.Tensor):
         return [np.flatnonzero(row).tolist() for row in to_numpy(labels, "labels")]
     found = []

@@ -218,8 +218,8 @@ def probe(
     double = any(r.double for r in (a, b))
     first, second = Unit.of(a.values, double), Unit.of(b.values, double)
     linear = _linear(first, a, second, b, strength, iterations)
-    votes = [Accuracy(v, b.given_labels) for v in _knn(first, a, second, b, min(k, len(a)), temperature)]
-    return Probe(Accuracy(linear, b.given_labels), *votes, copied)
+    weighted, uniform = _knn(first, a, second, b, min(k, len(a)), temperature)
+    return Probe(*(Accuracy(v, b.given_labels) for v in (linear, weighted, uniform)), warnings=copied)
 
 
 @explain_arguments

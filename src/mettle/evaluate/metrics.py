@@ -131,7 +131,7 @@ class ItemMetric(Metric):
         resample: what an interval draws anew; nothing where items are repetitions, which have a range.
     """
 
-    per_item: Callable[[Any, Any], np.ndarray] = lambda measured, at: np.empty(0)
+    per_item: Callable[[Any, Any], Any] = lambda measured, at: np.empty(0)
     items: str = "queries"
     resample: str = ""
 

@@ -392,7 +392,11 @@ def _code_label_sets(labels: Any, gallery: tuple[Any, ...] | None) -> tuple[Any,
     if not all(sets):
         raise InputError("labels must be of one kind on both sides: those of one are collections, the others are not")
     coded, related = check_label_sets(*sides)
-    return coded[0], gallery if gallery is None else (gallery[0], coded[1], *gallery[2:]), related
+    if gallery is None:
+        return coded[0], None, related
+    other: list[Any] = list(gallery)
+    other[1] = coded[1]
+    return coded[0], tuple(other), related
 
 
 def _scoring(query: Rows, other: Rows, similarity: str, rerank: Any) -> tuple[ScoreRows, FastCosine | None, str]:

@@ -404,7 +404,7 @@ class Verification:
 
     def _describe_value(self, metric: PairMetric) -> dict[str, Any]:
         """A number with its interval; None where too many templates failed."""
-        extra: dict[str, float | None] = {} if metric.bound is None else {"bound": None}
+        extra: dict[str, Any] = {} if metric.bound is None else {"bound": None}
         extra |= {"half_gap": None} if metric.key == "eer" else {}
         try:
             value = self.value(metric.key)

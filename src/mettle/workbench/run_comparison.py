@@ -30,7 +30,7 @@ def compare_runs(first: LazyRun, second: LazyRun) -> list[dict[str, Any]]:
     for metric in metrics_of("retrieval"):
         if "tile" in metric.shown:
             wanted += [(retrieved, metric, at) for at in metric.headline or [None]]
-    rows = [_row(*results, metric, at) for results, metric, at in wanted]
+    rows = [_row(results[0], results[1], metric, at) for results, metric, at in wanted]
     told = [row for row in rows if row is not None]
     if not told:
         raise InputError("too few test identities for the interval of a difference: at least 6 are needed")

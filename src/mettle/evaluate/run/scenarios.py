@@ -123,7 +123,7 @@ def evaluate_scenarios(
     verifications = {scenario.name: scenario.verification(z, samples, across_ranks) for scenario in paired}
     if across_ranks:
         for v in verifications.values():
-            v.look_at(fars)
+            v.refine_at(fars)
     possible = {scenario.name: _possible_ks(chosen, scenario.fewest_candidates(samples)) for scenario in paired}
     retrievals = {
         scenario.name: scenario.retrieval(z, samples, possible[scenario.name], across_ranks) for scenario in paired

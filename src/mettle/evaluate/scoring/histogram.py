@@ -60,7 +60,6 @@ class HistogramScores(ScoreStore):
     subjects: int
     stream: Stream
     design: Design | None = None
-    failed: tuple[int, int] = 0, 0  # embeddings always have templates
     joint: Walk | None = None  # pass 2 by all ranks together, each of which must ask for it
     _seen: list[Window] = field(default_factory=list, repr=False)
     is_in_memory = False
@@ -69,6 +68,11 @@ class HistogramScores(ScoreStore):
     def impostors(self) -> int:
         """Number of impostor pairs."""
         return int(self.before[-1])
+
+    @property
+    def failed(self) -> tuple[int, int]:
+        """None: embeddings always have templates."""
+        return 0, 0
 
     @property
     def dtype(self) -> np.dtype:
