@@ -211,3 +211,15 @@ def test_a_scrub_runs_while_others_enrol(shelf):
             assert report.problems == () and len(seen) >= 4 and report.identities >= 600 - len(seen)
         with pytest.raises(MettleError):
             gallery.verify("p0", np.ones(8))
+
+
+@pytest.mark.parametrize("words", [b"templates (sequence)", b"sqlite_autoindex_metadata_1"])
+def test_a_schema_that_is_no_text_any_more_is_refused(tmp_path, words):
+    """SQLite's own message then repeats the damaged bytes."""
+    Gallery.open(tmp_path / "g", dim=8).close()
+    content = (tmp_path / "g" / "record.sqlite").read_bytes()
+    at = content.index(words) + len(words) - 2
+    damaged = content[:at] + bytes([content[at] | 0x80]) + content[at + 1 :]
+    (tmp_path / "g" / "record.sqlite").write_bytes(damaged)
+    with pytest.raises(GalleryError, match="damaged"):
+        Gallery.open(tmp_path / "g")

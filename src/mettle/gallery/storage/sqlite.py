@@ -205,6 +205,8 @@ def translate_errors(path: Path) -> Iterator[None]:
         if code in _DAMAGED or isinstance(error, sqlite3.DatabaseError):
             raise GalleryError(f"{path} is damaged ({error}): restore a snapshot") from error
         raise GalleryError(f"{path} cannot be used ({error}): open it again") from error
+    except UnicodeDecodeError as error:  # text of SQLite's that repeats damaged bytes of the file
+        raise GalleryError(f"{path} is damaged (it holds text that is not UTF-8): restore a snapshot") from error
     except OSError as error:
         raise GalleryUnavailable(f"{path}: {error.strerror or error}; nothing was changed, try again later") from error
 
