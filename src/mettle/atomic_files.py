@@ -16,8 +16,9 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 TEMPORARY = ".mettle-tmp-"  # a name that nobody else gives a file: what has it may be removed
 
@@ -80,7 +81,7 @@ def remove_leftovers(folder: Path) -> None:
             _remove_leftover(leftover, unsure=True)
 
 
-def open_unlinked(path: Path) -> BinaryIO:
+def open_unlinked(path: Path) -> BufferedReader:
     """Open a regular file for reading; where a link or anything else has its name, that is an OSError.
 
     For folders that may come from elsewhere, in which a link could lead anywhere.

@@ -209,7 +209,9 @@ class ShardedClasses(ClassVectors):
             error = wrong
         tensors, names = ({}, {}) if call_tensors is None else (call_tensors.tensors, call_tensors.names)
         settings = zlib.crc32(repr(self).encode())
-        ranks = exchange_descriptions(tensors, names, CallSummary(call, self.training, settings, 0, fresh=False, fuses=False), error)
+        ranks = exchange_descriptions(
+            tensors, names, CallSummary(call, self.training, settings, 0, fresh=False, fuses=False), error
+        )
         found, _ = distribute(ranks, tensors, "gather", reduce_gradients=True)
         return ranks, found["1"], found["2"]
 
