@@ -305,6 +305,7 @@ class SqliteRecord(Ledger):
         self._closed = False
         self._proof = IndexProof()
         self._file: tuple[int, int] | None = None
+        self._unsettled = False  # whether a change whose commit failed may still be in the log
         try:
             with translate_errors(path):
                 self._file = _OPEN.add(path)
@@ -461,10 +462,13 @@ class SqliteRecord(Ledger):
                 return work(session)
 
             try:
-                return _transact(connection, noted)
+                receipt = _transact(connection, noted)
+                self._unsettled = False
+                return receipt
             except _CommitFailed as failed:
                 # On a full disk the last page of the change, which makes it whole, was not written.
-                if getattr(failed.error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_FULL:
+                full = getattr(failed.error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+                if not full or self._unsettled:  # a change before this one may still be in the log
                     self._settle(connection, before, failed.error)
                 raise failed.error from None
 
@@ -482,7 +486,8 @@ class SqliteRecord(Ledger):
         except sqlite3.Error:
             now = None
             _roll_back(connection)
-        if now != before:
+        self._unsettled = now != before
+        if self._unsettled:
             raise OutcomeUnknown(
                 f"{self.path}: {describe_error(error)} while the change was committed: all of it was made or nothing; "
                 "ask again, under the same request name if it had one, which settles it"
