@@ -10,8 +10,8 @@ import sys
 
 import torch
 
+from mettle.evaluate.plots import BLUE, INK, VERMILION, new_figure
 from mettle.losses import ArcFace, CosFace, SphereFace
-from mettle.report.plots import BLUE, INK, VERMILION, new_figure
 
 SIDE = torch.linspace(0, 90, 721, dtype=torch.float64)
 FIRST, SECOND = (torch.cos(torch.deg2rad(angle)) for angle in torch.meshgrid(SIDE, SIDE, indexing="xy"))

@@ -10,8 +10,8 @@ import sys
 
 import torch
 
+from mettle.evaluate.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, new_figure
 from mettle.losses import ArcFace, CosFace, SphereFace
-from mettle.report.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, new_figure
 
 ANGLE = torch.linspace(0, 180, 3601, dtype=torch.float64)
 COSINE = torch.cos(torch.deg2rad(ANGLE))

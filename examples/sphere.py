@@ -15,8 +15,8 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn.functional import normalize
 
+from mettle.evaluate.plots import BLUE, SKY, VERMILION, new_figure
 from mettle.losses import ArcFace, Center, CosFace, Softmax, SphereFace
-from mettle.report.plots import BLUE, SKY, VERMILION, new_figure
 
 SEED, STEPS, BATCH, CLASSES = 0, 1500, 128, 10
 # Tol's "muted" colours, told apart by every kind of colour vision; the digits are written as well.

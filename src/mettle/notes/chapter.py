@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from matplotlib.figure import Figure as Drawing
 
-from mettle.report.plots import svg_data_url
+from mettle.evaluate.plots import svg_data_url
 
 Verdict = Literal["holds", "contradicted", "not yet decided", "withdrawn"]
 T = TypeVar("T")

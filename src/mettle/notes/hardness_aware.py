@@ -9,11 +9,11 @@ from matplotlib.ticker import FuncFormatter
 
 from mettle.data import Samples
 from mettle.evaluate import clustering, few_shot, retrieval
+from mettle.evaluate.plots import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILION, new_figure, run_color
 from mettle.model import embed
 from mettle.notes.chapter import BuildSettings, Chapter, Claim, Figure, Section, Table, finish_figure
 from mettle.notes.runs import ChapterRun, train_recipe, untrained_model
 from mettle.report.embedding_map import tsne
-from mettle.report.plots import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILION, new_figure, run_color
 from mettle.train.methods.tuple_layouts import pull_negatives
 
 TITLE = "Hardness-aware deep metric learning (HDML)"

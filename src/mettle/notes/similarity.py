@@ -9,6 +9,7 @@ import torch
 
 from mettle.data import glyphs
 from mettle.evaluate import verification
+from mettle.evaluate.plots import BLUE, INK, ORANGE, VERMILION, new_figure, run_color
 from mettle.losses import Contrastive
 from mettle.metric import Mahalanobis, check_axioms
 from mettle.model import embed
@@ -23,7 +24,6 @@ from mettle.notes.runs import (
     write_pictures,
 )
 from mettle.report.format import format_percent
-from mettle.report.plots import BLUE, INK, ORANGE, VERMILION, new_figure, run_color
 
 TITLE = "Similarity learning and metric learning"
 FORMS: tuple[tuple[Literal["squared", "hadsell", "linear"], str], ...] = (

@@ -10,10 +10,10 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
+from mettle.evaluate.plots import BLUE, GREY, INK, VERMILION, new_figure, run_color
 from mettle.losses import AdaCos, ArcFace, Center, CosFace, NormFace, Softmax, SphereFace, Triplet
 from mettle.notes.chapter import BuildSettings, Chapter, Claim, Figure, Section, Table, finish_figure
 from mettle.notes.runs import recall_at_1
-from mettle.report.plots import BLUE, GREY, INK, VERMILION, new_figure, run_color
 
 TITLE = "Metric learning on the sphere"
 CLASSES, SIDE = 10, 160  # digits; pixels of a side of a map of decisions

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mettle.difficulty import Threshold
+from mettle.evaluate.plots import BLUE, GREY, INK, ORANGE, new_figure, run_color
 from mettle.losses import SupCon
 from mettle.model import embed
 from mettle.notes.chapter import BuildSettings, Chapter, Claim, Figure, Section, Table, finish_figure
@@ -22,7 +23,6 @@ from mettle.notes.runs import (
 )
 from mettle.pairs import Reduction, RowValues, Tile, Traits
 from mettle.report.format import format_percent
-from mettle.report.plots import BLUE, GREY, INK, ORANGE, new_figure, run_color
 
 TITLE = "SupCon and difficulty-aware SupCon"
 MARGIN = 0.1  # of a cosine, on every negative of the control

@@ -7,12 +7,12 @@ import torch
 
 from mettle.data import Samples, glyphs
 from mettle.evaluate import probe
+from mettle.evaluate.plots import BLUE, GREY, ORANGE, new_figure, run_color
 from mettle.losses import InfoNCE, SelfTriplet
 from mettle.model import embed
 from mettle.notes.chapter import BuildSettings, Chapter, Claim, Figure, Section, Table, finish_figure
 from mettle.notes.runs import ChapterRun, train_recipe, untrained_model, write_pictures
 from mettle.report.embedding_map import tsne
-from mettle.report.plots import BLUE, GREY, ORANGE, new_figure, run_color
 from mettle.report.two_encoders import negatives_by_difficulty
 
 TITLE = "Debiased contrastive learning by difficulty (WCL)"
