@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mettle import evaluate
-from mettle.evaluate.scoring.cosine import Unit
+from mettle.evaluate.scoring.cosine import ExactUnitVectors
 
 CLOSE = 1e-5  # torchmetrics computes in float32
 SHUFFLES = 20
@@ -109,7 +109,7 @@ def market(x, y):
 def clusters_of(x, y):
     from sklearn.cluster import KMeans
 
-    unit = Unit.of(x).vectors()  # a last bit decides between centres that are equally near
+    unit = ExactUnitVectors.from_rows(x).vectors()  # a last bit decides between centres that are equally near
     return KMeans(len(np.unique(y)), n_init=1, random_state=0).fit_predict(unit)
 
 

@@ -75,7 +75,7 @@ def ask_everything(folder, dim):
         for i, name in enumerate(names):
             ask(f"verify {name}", lambda name=name, i=i: asdict(gallery.verify(name, probes[i % len(probes)])))
         ask("info", lambda: describe(gallery))
-        ask("digest", lambda: gallery._record.digest())
+        ask("digest", lambda: gallery._storage.digest())
     with Gallery.open(folder) as gallery:
         ask("repeated", lambda: gallery.enrol("person-03", units(3, 2, dim), request="request 3"))
         ask("deleted", lambda: gallery.delete("person-10", request="delete 10"))

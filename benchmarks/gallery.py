@@ -26,9 +26,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")
 
 import numpy as np
 
-from mettle.gallery.index.approximate import KINDS, Approximate
-from mettle.gallery.index.exact import Exact
-from mettle.gallery.index.selection import Wanted, build_index
+from mettle.gallery.index.approximate import KINDS, ApproximateIndex
+from mettle.gallery.index.exact import ExactIndex
+from mettle.gallery.index.selection import IndexSpec, build_index
 
 HERE = Path(__file__).parent
 K, BATCH = 10, 64
@@ -122,10 +122,10 @@ def at_size(identities, each, dim, rounds, probes=1000):
     """Naive, exact and the chosen approximate index, in turns."""
     x, labels, p, asked = people(identities, each, dim, probes)
     size, numbers = len(x), np.arange(len(x))
-    exact = Exact(dim)
+    exact = ExactIndex(dim)
     exact.add(numbers, x)
     began = time.perf_counter()
-    built = build_index(x, numbers, Wanted(kind="auto" if size >= 100_000 else "scan"), labels=labels)
+    built = build_index(x, numbers, IndexSpec(kind="auto" if size >= 100_000 else "scan"), labels=labels)
     built_s = time.perf_counter() - began
     index = built.index
     block = p[:BATCH]
@@ -173,15 +173,15 @@ def at_size(identities, each, dim, rounds, probes=1000):
 def kinds(identities, each, dim, probes=500):
     """Every kind at one size: time to build, time of a probe, recall, memory."""
     x, labels, p, asked = people(identities, each, dim, probes)
-    exact = Exact(dim)
+    exact = ExactIndex(dim)
     exact.add(np.arange(len(x)), x)
     scores, truth = exact.search(p, K)
     threshold, table = threshold_of(x, labels, p, asked), {}
     for kind in ["exact", *KINDS]:
         began = time.perf_counter()
-        base = exact if kind == "exact" else Approximate.build(kind, np.arange(len(x)), x)
+        base = exact if kind == "exact" else ApproximateIndex.build(kind, np.arange(len(x)), x)
         spent = time.perf_counter() - began
-        for index in [base] if kind == "exact" else [base.at(effort) for effort in KINDS[kind].ladder]:
+        for index in [base] if kind == "exact" else [base.with_params(effort) for effort in KINDS[kind].ladder]:
             found = judged(index, truth, scores, p, asked, labels, threshold)
             if found["recall_10"] >= 0.99:
                 break
@@ -209,7 +209,7 @@ def measure_large(size, dim=128):
     x, labels, p, _ = people(size // 2, 2, dim, 500)
     Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak so far
     began = time.perf_counter()
-    built = build_index(x, np.arange(size), Wanted(memory_mb=1000, latency_ms=1), labels=labels)
+    built = build_index(x, np.arange(size), IndexSpec(memory_mb=1000, latency_ms=1), labels=labels)
     spent, built_peak = time.perf_counter() - began, memory("VmHWM")
     scores, truth = exact_best(x, p)
     del x, labels
@@ -263,7 +263,7 @@ def through_gallery(identities, dim, probes=1000):
     folder = Path(tempfile.mkdtemp(prefix="gallery-"))
     place = folder / "people.mettle"
     try:
-        gallery = Gallery.open(place, dim=dim, wanted=Wanted(kind="auto" if identities >= 100_000 else "scan"))
+        gallery = Gallery.open(place, dim=dim, wanted=IndexSpec(kind="auto" if identities >= 100_000 else "scan"))
         began = time.perf_counter()
         gallery.enrol_many((f"person {i}", vector[None]) for i, vector in enumerate(x))
         enrolled = time.perf_counter() - began

@@ -24,7 +24,7 @@ found = audit(embeddings, labels, domains=camera)
 for name, way in found.ways.items():
     interval = way.verification.interval("eer")
     print(f"{name:<13} EER {way.verification.eer:.2%} [{interval.low:.2%}, {interval.high:.2%}]")
-for group in found.groups["domains"].ranked():
+for group in found.groups["domains"].rank_groups():
     print(f"{group.name:<13} EER {group.values['eer']:.2%}")
 print("relabeled by the example:", sorted(wrong.tolist()))
 print("most suspicious labels:  ", sorted(found.label_errors.order[:5].tolist()))

@@ -23,7 +23,7 @@ from mettle.errors import DataError, InputError, MettleError
 from mettle.evaluate import retrieval, verification
 from mettle.evaluate.scoring import cuda_passes
 from mettle.evaluate.scoring.histogram import count_scores
-from mettle.evaluate.scoring.pair_tiles import Design
+from mettle.evaluate.scoring.pair_tiles import PairTiles
 from mettle.evaluate.scoring.rank_parts import split_rows
 from mettle.model import Embedder, EmbedderSpec
 from mettle.model.embedding_shards import write_embedding_shards
@@ -78,7 +78,7 @@ def evaluate(across_ranks: bool) -> dict[str, Any]:
     found["interval"] = verification(x, y, mode="histogram", across_ranks=across_ranks).interval("tar@0.1").low
     cuda_passes.ROWS = 64  # of a tile, so that there are some for every rank
     ranks = RankGroup.current() if across_ranks else RankGroup()
-    design = Design.of(verification(x, y).source.probe, None, "all", 50)
+    design = PairTiles.from_sets(verification(x, y).source.probe, None, "all", 50)
     c = count_scores(design, 90, exact=False, device=torch.device("cpu"), ranks=ranks)
     windows = c.look_into([(0.5, 0.9), (0.99, 1.0)], together=True)
     told = [[w.values.tolist(), w.counts.tolist(), w.above] for w in windows]

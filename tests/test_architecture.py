@@ -37,16 +37,17 @@ def defined_names(file: str) -> frozenset[str]:
     found: set[str] = set()
     for path in sorted(place.glob("*.py")) if place.is_dir() else [place]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 found.add(node.name)
             if isinstance(node, ast.ClassDef):
-                found |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
+                methods = (part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef))
+                found |= {f"{node.name}.{part.name}" for part in methods}
     return frozenset(found)
 
 
 def test_there_are_walks_to_check():
     assert len(walked_names(PAGE)) > 60
-    assert PAGE.count("\n## The walk of") == 3
+    assert PAGE.count("\n## The walk of") == 4
 
 
 @pytest.mark.parametrize(("files", "name"), walked_names(PAGE), ids=lambda value: str(value))

@@ -22,7 +22,7 @@ from mettle.data import Samples
 from mettle.data.sampler import ShuffledBatchSampler
 from mettle.data.transforms import Augment
 from mettle.difficulty import Importance, Relative
-from mettle.evaluate.linear_probe import Accuracy
+from mettle.evaluate.linear_probe import ProbeAccuracy
 from mettle.losses import InfoNCE, SelfTriplet
 from mettle.model import Embedder
 from mettle.pairs import Reduction, RowValues, Tile, Traits
@@ -130,7 +130,7 @@ class ContrastiveStudy:
         return COSTS.get(method, 1.0)
 
 
-def probe_labels(z: dict[str, np.ndarray], samples: Samples) -> tuple[dict[str, float], Accuracy]:
+def probe_labels(z: dict[str, np.ndarray], samples: Samples) -> tuple[dict[str, float], ProbeAccuracy]:
     """Top-1, worst class and kNN of frozen features; and the linear probe's answers."""
     found, strength = probe_parts(z, split_samples(samples))
     linear = found.linear

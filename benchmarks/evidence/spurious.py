@@ -25,7 +25,7 @@ from mettle.data import Samples
 from mettle.data.loader import Batch, Loader
 from mettle.data.sampler import ShuffledBatchSampler
 from mettle.data.transforms import Augment
-from mettle.evaluate.linear_probe import Accuracy
+from mettle.evaluate.linear_probe import ProbeAccuracy
 from mettle.losses import NormFace
 from mettle.model import Embedder, EmbedderSpec
 from mettle.pairs import pair_weights
@@ -77,7 +77,7 @@ class Spurious(ContrastiveStudy):
             trace["weights"] = self.measure_weights(method, data.part("train"), job.seed, device)
         return {"rows": rows, **trace}
 
-    def measure_test(self, model: Embedder, data: Samples, answers: Accuracy | None = None) -> dict[str, float]:
+    def measure_test(self, model: Embedder, data: Samples, answers: ProbeAccuracy | None = None) -> dict[str, float]:
         """One row of the table; ``answers`` are those of a classifier, which then needs no probe."""
         z, parts = embed_parts(model, data), split_samples(data)
         row: dict[str, float] = {}
@@ -118,7 +118,7 @@ class Spurious(ContrastiveStudy):
         method, trace = self.train_classifier(train, wrong, job.seed, job.steps, device)
         correct = np.ones(len(test))
         correct[find_misclassified(method.model, method.loss, method.classes, test)] = 0  # type: ignore[arg-type]
-        row = self.measure_test(method.model, data, Accuracy(correct, test.labels))
+        row = self.measure_test(method.model, data, ProbeAccuracy(correct, test.labels))
         return {"rows": {job.method: row}, **found, **trace}
 
     def train_classifier(

@@ -313,7 +313,7 @@ def test_damage_is_told_and_ends_with_status_1(tmp_path, index):
     np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(4, 8)))
     mettle("gallery", "enrol", tmp_path / "g", "anna", "--dim", 8, "--embeddings", tmp_path / "rows.npy")
     with sqlite3.connect(tmp_path / "g" / "record.sqlite") as record:
-        record.execute("UPDATE templates SET crc = crc + 1 WHERE number = 2")
+        record.execute("UPDATE templates SET checksum = checksum + 1 WHERE number = 2")
     record.close()
     if not index:  # then it is built from the record, which cannot be read
         shutil.rmtree(tmp_path / "g" / "index")
@@ -328,10 +328,10 @@ def test_a_damaged_calibration_is_told_and_can_be_measured_again(tmp_path):
     mettle("gallery", "enrol", gallery, "--dim", 8, "--table", tmp_path / "z.npz")
     mettle("gallery", "calibrate", gallery, "--far", 0.1)
     with sqlite3.connect(gallery / "record.sqlite") as record:
-        record.execute("UPDATE facts SET value = replace(value, '40', '41') WHERE key = 'calibration'")
+        record.execute("UPDATE metadata SET value = replace(value, '40', '41') WHERE key = 'calibration'")
     record.close()
     said = mettle("gallery", "info", gallery)
-    assert said.startswith("note: the calibration in the record is damaged") and "40 people, 80 templates" in said
+    assert said.startswith("note: the calibration in the storage is damaged") and "40 people, 80 templates" in said
     told = json.loads(mettle("gallery", "info", gallery, "--json"))
     assert told["calibration"] is None and told["thresholds"] == {} and "damaged" in told["notes"][0]
     measured = "measured on the 40 people enrolled, with 80 templates: each tried on the others; "

@@ -11,7 +11,7 @@ from command_line import mettle
 from mettle.data.embeddings import read_embeddings
 from mettle.errors import DataError, InputError, MettleError
 from mettle.evaluate import probe
-from mettle.evaluate.audit import audit, sampled
+from mettle.evaluate.audit import audit, sample_identities
 from processes import run_mettle
 
 PEOPLE, EACH, DIM = 24, 6, 12
@@ -297,7 +297,7 @@ class TestAudit:
             assert {pair.first, pair.second} <= set(found.sample.tolist())
             cosine = x[pair.first] @ x[pair.second] / math.prod(np.linalg.norm(x[[pair.first, pair.second]], axis=1))
             assert pair.score == pytest.approx(cosine)
-        assert len(sampled(np.zeros(50, int), 20, 0)) == 20
+        assert len(sample_identities(np.zeros(50, int), 20, 0)) == 20
 
     def test_two_rows_of_one_sample_are_no_pair(self, tmp_path):
         x, y = vectors(noise=0.8)

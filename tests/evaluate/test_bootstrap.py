@@ -13,14 +13,14 @@ from scipy.stats import norm, t
 from mettle.errors import InputError
 from mettle.evaluate import NotMeasurable, from_scores, verification
 from mettle.evaluate import bootstrap as counting
-from mettle.evaluate.bootstrap import METHOD, draw, percentile, resample, tally
+from mettle.evaluate.bootstrap import METHOD, bca_interval, bootstrap_curves, bootstrap_weights, count_by_subject
 from mettle.evaluate.roc import (
-    grid,
     resampled_auc,
     resampled_eer,
     resampled_eer_rocch,
     resampled_min_dcf,
     resampled_tar,
+    threshold_grid,
 )
 from mettle.evaluate.scoring.bins import Binning
 
@@ -54,9 +54,9 @@ def test_replicates_equal_scores_repeated_by_weight(seed):
     s, t = rng.integers(0, 8, size=(2, 150))
     scores = np.round(rng.normal(size=150) + (s == t), 1)
     v = from_scores(scores, s == t, np.stack([s, t], axis=1))
-    drawn = resample(v.scores, replicates=25, seed=seed)
+    drawn = bootstrap_curves(v.scores, replicates=25, seed=seed)
     assert drawn.is_exact
-    weights = [w for w in draw(v.subjects, 25, seed)]
+    weights = [w for w in bootstrap_weights(v.subjects, 25, seed)]
     pairs = pairs_of(v)
     expected = [oracle.resampled(*pairs, w) for w in weights]
     expected = [(g, i) for g, i in expected if g and i]
@@ -74,11 +74,11 @@ def test_replicates_equal_scores_repeated_by_weight(seed):
 def test_a_grid_follows_the_exact_replicates_closely():
     x, y = clusters(0, n=300, subjects=100)
     v = verification(x, y)
-    drawn = resample(v.scores, replicates=30, seed=1)
+    drawn = bootstrap_curves(v.scores, replicates=30, seed=1)
     assert not drawn.is_exact
     genuine, impostor = (np.array(p) for p in pairs_of(v))
     exact = []
-    for w in draw(v.subjects, 30, 1):
+    for w in bootstrap_weights(v.subjects, 30, 1):
         g = np.repeat(genuine[:, 0], w[genuine[:, 1].astype(int)])
         i = np.repeat(impostor[:, 0], w[impostor[:, 1].astype(int)] * w[impostor[:, 2].astype(int)])
         one = from_scores(np.append(g, i), np.repeat([1, 0], [len(g), len(i)]))
@@ -96,7 +96,7 @@ def test_a_grid_follows_the_exact_replicates_closely():
 def test_expansion_and_products_agree_at_400_subjects():
     x, y = clusters(1, n=1600, subjects=400)
     v = verification(x, y)
-    dense, sparse = (resample(v.scores, replicates=400, seed=0, dense=d) for d in (True, False))
+    dense, sparse = (bootstrap_curves(v.scores, replicates=400, seed=0, dense=d) for d in (True, False))
     for a, b, slack in [
         (resampled_eer(dense), resampled_eer(sparse), 0.03),
         (resampled_auc(dense), resampled_auc(sparse), 0.03),
@@ -136,11 +136,11 @@ def test_an_interval_holds_its_value_and_repeats_itself(name):
 def test_ends_are_quantiles_at_corrected_tails():
     """The formula of the docstring, term by term in plain Python."""
     rng = np.random.default_rng(0)
-    weights = draw(20, 300, 1)
+    weights = bootstrap_weights(20, 300, 1)
     own = rng.exponential(size=20) * 0.02
     values = weights @ own / 20 + 0.1
     point = float(own.mean() + 0.1)
-    found = percentile(values, point, weights, 0.9, 1, "words", rate=400)
+    found = bca_interval(values, point, weights, 0.9, 1, "words", rate=400)
     scaled = [math.log(v / (1 - v)) for v in values.tolist()]
     centre, mean = math.log(point / (1 - point)), sum(scaled) / 300
     moved = [sum((weights[b, s] - 1) * (scaled[b] - mean) for b in range(300)) / 300 for s in range(20)]
@@ -151,7 +151,7 @@ def test_ends_are_quantiles_at_corrected_tails():
     z = math.sqrt(20 / 19) * t.ppf(0.05, nu)
     tails = [norm.cdf(z0 + (z0 + q) / (1 - a * (z0 + q))) for q in (z, -z)]
     assert (found.low, found.high) == pytest.approx(tuple(np.quantile(values, tails)), abs=1e-12)
-    assert percentile(values * 0 + 0.3, 0.3, weights, 0.9, 1, "words").low == pytest.approx(0.3)
+    assert bca_interval(values * 0 + 0.3, 0.3, weights, 0.9, 1, "words").low == pytest.approx(0.3)
 
 
 def test_nothing_is_resampled_before_an_interval_is_asked_for():
@@ -199,11 +199,11 @@ def test_what_cannot_be_resampled_is_refused():
 
 
 def test_weights_are_draws_with_replacement():
-    w = draw(50, 2000, seed=3)
+    w = bootstrap_weights(50, 2000, seed=3)
     assert (w.sum(axis=1) == 50).all()
     assert w.mean() == 1
     assert w.var() == pytest.approx(1 - 1 / 50, abs=0.02)
-    assert np.array_equal(w, draw(50, 2000, seed=3))
+    assert np.array_equal(w, bootstrap_weights(50, 2000, seed=3))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -214,16 +214,18 @@ def test_the_table_bins_as_bisection_does(dtype, spread):
     thresholds = np.unique(np.append(scores[:200], scores[:5] * dtype(1.0000001)))
     probes = np.concatenate([scores, thresholds, [-np.inf]]).astype(dtype)
     wanted = np.searchsorted(thresholds, probes, side="right")
-    assert np.array_equal(Binning.of(thresholds)(probes), wanted)
-    assert np.array_equal(Binning.of(thresholds[:1])(probes), np.searchsorted(thresholds[:1], probes, side="right"))
+    assert np.array_equal(Binning.from_thresholds(thresholds)(probes), wanted)
+    assert np.array_equal(
+        Binning.from_thresholds(thresholds[:1])(probes), np.searchsorted(thresholds[:1], probes, side="right")
+    )
 
 
 def test_a_grid_is_complete_or_says_that_it_is_not():
     few = from_scores([1, 2, 2], [1, 0, 0]).scores
-    assert grid(few, 2)[0].tolist() == [1, 2]
-    assert grid(few, 2)[1]
+    assert threshold_grid(few, 2)[0].tolist() == [1, 2]
+    assert threshold_grid(few, 2)[1]
     many = from_scores(np.arange(1000.0), np.arange(1000) % 2).scores
-    values, complete = grid(many, 64)
+    values, complete = threshold_grid(many, 64)
     assert not complete
     assert values[0] == 0
     assert 32 < len(values) < 130
@@ -247,16 +249,16 @@ def test_histograms_of_subjects_from_some_partners(monkeypatch, how):
         "gallery": {"gallery": (x[::2] + 0.1, y[::2])},
     }
     v = verification(x, y, mode="histogram", **among.get(how, {}))
-    thresholds = grid(v.scores, 64)[0]
-    full = tally(v.scores, thresholds, False)
+    thresholds = threshold_grid(v.scores, 64)[0]
+    full = count_by_subject(v.scores, thresholds, False)
     wide = v.interval("tar@1e-2")
     monkeypatch.setattr(counting, "MANY", 1000)
-    same = tally(v.scores, thresholds, False)
+    same = count_by_subject(v.scores, thresholds, False)
     assert np.array_equal(full[0], same[0])
     assert full[1].sum() == same[1].sum()
     assert np.abs(np.cumsum(full[1] - same[1], axis=1)).max() <= 3  # fast scores may round to either side of an edge
     monkeypatch.setattr(counting, "PARTNERS", 600)
-    some = tally(v.scores, thresholds, False)[1]
+    some = count_by_subject(v.scores, thresholds, False)[1]
     assert some.sum() == pytest.approx(full[1].sum(), rel=0.05)
     object.__setattr__(v, "_kept", {})
     drawn = v.interval("tar@1e-2")

@@ -19,7 +19,7 @@ from mettle.evaluate import (
     retrieval,
     verification,
 )
-from mettle.evaluate.bootstrap import LEAST, TOO_FEW, draw, percentile
+from mettle.evaluate.bootstrap import LEAST, TOO_FEW, bca_interval, bootstrap_weights
 
 WORDS = "no interval: too few subjects"
 
@@ -104,7 +104,7 @@ def test_groups_calibrations_and_probes_survive_without_intervals():
     rows = {row["name"]: row["interval"] for row in found.summary()["groups"]}
     assert rows["few"] is None and rows["many"]["low"] < rows["many"]["high"]
     half = verification(x[y < 5], y[y < 5])
-    carried = calibrate(verification(x[y >= 5], y[y >= 5]), 0.5).carry(half)
+    carried = calibrate(verification(x[y >= 5], y[y >= 5]), 0.5).transfer(half)
     assert (carried.fmr_interval, carried.fnmr_interval) == (None, None)
     p = probe((x, y), (x[:4] + 1, y[:4]))
     with pytest.raises(NotMeasurable, match=WORDS):
@@ -148,11 +148,11 @@ def test_what_is_no_whole_number_is_refused(argument):
 
 def test_people_who_all_do_alike_leave_the_rule_of_three():
     """One of two queries of everybody is right: no resample moves the mean, yet another person may do otherwise."""
-    weights = draw(20, 1000, 0)
-    i = percentile(np.full(1000, 0.5), 0.5, weights, 0.95, 0, "words", rate=40)
+    weights = bootstrap_weights(20, 1000, 0)
+    i = bca_interval(np.full(1000, 0.5), 0.5, weights, 0.95, 0, "words", rate=40)
     assert (i.low, i.high) == pytest.approx((0.5 - 0.5 * 3 / 20, 0.5 + 0.5 * 3 / 20))
     assert "rule of three" in i.method
-    still = percentile(np.full(1000, 0.2), 0.3, weights, 0.95, 0, "words")
+    still = bca_interval(np.full(1000, 0.2), 0.3, weights, 0.95, 0, "words")
     assert still.low <= 0.3 <= still.high
 
 

@@ -148,12 +148,12 @@ def test_a_group_with_one_genuine_pair_is_not_the_worst():
     kind, v = np.where(y < 60, "a", "b"), verification(x, y)
     g = groups(v, kind)
     assert g["b"].values["eer"] == 1
-    assert (g.worst.name, g.small, g["b"].subjects, g["a"].subjects) == ("a", ("b",), 1, 60)
+    assert (g.worst.name, g.small_groups, g["b"].subjects, g["a"].subjects) == ("a", ("b",), 1, 60)
     assert any("the 1 of its 60 subjects that have genuine pairs" in text for text in g.warnings)
     for metric in ("auc", "fnmr"):
         assert groups(v, kind, metric=metric).worst.name == "a"
     ranked = groups(v, kind, metric="fmr")  # everybody has impostor pairs
-    assert {one.name for one in ranked.ranked()} == {"a", "b"} and ranked.warnings == ()
+    assert {one.name for one in ranked.rank_groups()} == {"a", "b"} and ranked.warnings == ()
     assert groups(v, kind, minimum=1).worst.name == "b"
 
 

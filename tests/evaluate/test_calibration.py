@@ -40,7 +40,7 @@ def test_ties_at_the_edge_are_rejected():
 def test_carried_over_it_reports_what_it_really_does():
     t = calibrate(verification(*people(1)), 0.01)
     test = verification(*people(2, first=1000))
-    found = t.carry(test)
+    found = t.transfer(test)
     assert (found.fmr, found.fnmr) == test.rates(t.threshold)
     assert found.ratio == pytest.approx(found.fmr / 0.01)
     assert found.fmr_interval.low <= found.fmr <= found.fmr_interval.high
@@ -53,7 +53,7 @@ def test_carried_over_it_reports_what_it_really_does():
 def test_the_same_people_on_both_sides_are_a_leak():
     t = calibrate(verification(*people(1)), 0.01)
     with pytest.raises(DataError, match="leak: 10 subjects.*first is 30"):
-        t.carry(verification(*people(2, first=30)))
+        t.transfer(verification(*people(2, first=30)))
 
 
 def test_too_few_impostors_are_not_measurable():

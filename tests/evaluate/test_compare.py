@@ -7,7 +7,7 @@ import pytest
 
 from mettle.errors import InputError
 from mettle.evaluate import compare, from_scores, retrieval, verification
-from mettle.evaluate.bootstrap import draw
+from mettle.evaluate.bootstrap import bootstrap_weights
 
 
 def two_models(seed, subjects=60, each=4, d=16, noise=(1.0, 1.1), shared=0.9):
@@ -39,14 +39,14 @@ def test_a_model_against_itself_has_no_difference(name):
     a, _, y = two_models(1)
     c = compare(verification(a, y), verification(a, y), name)
     assert (c.difference, c.interval.low, c.interval.high) == (0, 0, 0)
-    assert not c.decided
+    assert not c.excludes_zero
 
 
 def test_a_clear_difference_is_decided_and_changes_sign_when_turned_round():
     a, b, y = two_models(2, noise=(0.6, 1.6))
     v, w = verification(a, y), verification(b, y)
     one, two = compare(v, w), compare(w, v)
-    assert one.decided
+    assert one.excludes_zero
     assert one.difference < 0
     assert (one.interval.low, one.interval.high) == pytest.approx((-two.interval.high, -two.interval.low))
 
@@ -58,7 +58,7 @@ def test_retrievals_are_paired_query_by_query():
     d = r.per_query["map_at_r"] - q.per_query["map_at_r"]
     assert c.difference == pytest.approx(d.mean())
     sums = np.bincount(r.subjects, weights=d)
-    drawn = draw(60, 1000, 0) @ sums / len(y)
+    drawn = bootstrap_weights(60, 1000, 0) @ sums / len(y)
     low, high = np.quantile(drawn, (0.025, 0.975))
     assert (c.interval.low, c.interval.high) == pytest.approx((low, high), abs=0.25 * (high - low))
 

@@ -8,14 +8,14 @@ import pytest
 from mettle.errors import InputError
 from mettle.evaluate import (
     NotMeasurable,
-    bands,
     class_size,
-    difficulty,
     from_scores,
     groups,
     identification,
     probe,
+    quantile_bins,
     retrieval,
+    sample_difficulty,
     verification,
 )
 
@@ -42,7 +42,7 @@ def test_a_group_is_what_its_rows_alone_give():
         assert g[name].subjects == len(np.unique(y[kind == name]))
     assert g.worst.name == "hard"
     assert g.gap == pytest.approx(g["hard"].values["eer"] - g["easy"].values["eer"])
-    assert [w.name for w in g.ranked("fnmr")] == ["hard", "easy"]
+    assert [w.name for w in g.rank_groups("fnmr")] == ["hard", "easy"]
     assert (g.threshold, g.far) == (tau, 1e-2)
     json.dumps(g.summary(), allow_nan=False)
 
@@ -51,7 +51,7 @@ def test_small_groups_are_listed_but_never_the_worst():
     x, y, kind = people()
     kind = np.where(y < 4, "few", kind)
     g = groups(verification(x, y), kind)
-    assert g.small == ("few", "hard")
+    assert g.small_groups == ("few", "hard")
     assert g.worst.name == "easy"
     assert "few" in g.warnings[0]
     with pytest.raises(NotMeasurable, match="no group has 500 subjects"):
@@ -123,8 +123,8 @@ def test_per_item_results_are_averaged_by_group():
 def test_slices_by_difficulty_and_class_size():
     x, y, _ = people()
     r = retrieval(x, y)
-    hard = difficulty(x, y)
-    g = groups(r, bands(hard, 4), minimum=1)
+    hard = sample_difficulty(x, y)
+    g = groups(r, quantile_bins(hard, 4), minimum=1)
     means = [g[f"{k} of 4"].values["recall@1"] for k in (1, 2, 3, 4)]
     assert means == sorted(means, reverse=True)
     assert means[0] == 1
@@ -132,7 +132,7 @@ def test_slices_by_difficulty_and_class_size():
     sizes = class_size([0, 0, 1, 1, 1, 1, 2])
     assert sizes.tolist() == ["fewer than 3"] * 2 + ["3 to 5"] * 4 + ["fewer than 3"]
     with pytest.raises(InputError, match="finite"):
-        bands([1.0, np.nan])
+        quantile_bins([1.0, np.nan])
 
 
 def test_what_cannot_be_sliced_is_refused():
@@ -158,7 +158,7 @@ def test_a_metric_is_ranked_among_the_people_that_it_rests_on_whatever_metric_wa
     for asked in wanted:
         g = groups(v, kind, metric=asked, minimum=50)
         for metric, names in wanted.items():
-            assert {one.name for one in g.ranked(metric)} == names, (asked, metric)
+            assert {one.name for one in g.rank_groups(metric)} == names, (asked, metric)
         assert g["few"].subjects == (60 if asked == "fmr" else 10)
     with pytest.raises(InputError, match="no metric named 'fmmr'; did you mean 'fmr'"):
         groups(v, kind, metric="fmmr")

@@ -119,7 +119,7 @@ def test_resampled_thresholds_equal_those_of_repeated_probes():
     shelf, probe = np.arange(0, 18, 3), np.setdiff1d(np.arange(36), np.arange(0, 18, 3))
     i = identification((x[shelf], y[shelf]), (x[probe], y[probe]))
     weights = np.random.default_rng(0).integers(0, 3, size=(20, len(i.unknown)))
-    taus = i._resampled(weights, 0.2)
+    taus = i._bootstrap_thresholds(weights, 0.2)
     for w, tau in zip(weights, taus, strict=True):
         alarms = np.repeat(i.best, w)
         assert (alarms >= tau).mean() <= 0.2

@@ -17,8 +17,8 @@ from mettle.evaluate import (
     retrieval,
     verification,
 )
-from mettle.evaluate.diagnostics.duplicates import COSINE, across, hashes, within
-from mettle.evaluate.inputs import Rows
+from mettle.evaluate.diagnostics.duplicates import COSINE, check_shared_samples, find_duplicates, hash_rows
+from mettle.evaluate.inputs import EmbeddingSet
 
 Y = np.repeat(np.arange(30), 4)
 IDS = np.arange(120) + 2**60
@@ -178,22 +178,24 @@ def test_what_was_measured_on_the_same_is_compared(case):
 def test_a_threshold_is_not_judged_on_the_people_it_was_set_on_whatever_the_scores_came_from():
     v = scored(EASY)
     with pytest.raises(DataError, match="leak: 30 subjects.*first is 0"):
-        calibrate(v, 0.01).carry(v)
+        calibrate(v, 0.01).transfer(v)
     with pytest.raises(DataError, match="leak: 30 subjects"):
-        calibrate(v, 0.01).carry(verification(Z, Y))
-    assert calibrate(v, 0.01).carry(scored(HARD, Y + 1000)).notes == ()
+        calibrate(v, 0.01).transfer(verification(Z, Y))
+    assert calibrate(v, 0.01).transfer(scored(HARD, Y + 1000)).notes == ()
 
 
 def test_people_who_are_in_no_trial_are_on_no_side():
     low, high = (np.isin(Y[PAIRS[:, :2]], half).all(axis=1) for half in (np.arange(15), np.arange(15, 30)))
-    found = calibrate(verification(Z, Y, trials=PAIRS[low]), 0.01).carry(verification(Z, Y, trials=PAIRS[high]))
+    found = calibrate(verification(Z, Y, trials=PAIRS[low]), 0.01).transfer(verification(Z, Y, trials=PAIRS[high]))
     assert found.notes == ()
 
 
 @pytest.mark.parametrize("side", ["calibration", "test"])
 def test_where_nobody_knows_the_people_a_note_says_so(side):
     known, loose = scored(EASY), from_scores(SCORES[EASY], PAIRS[EASY, 2])
-    found = calibrate(loose if side == "calibration" else known, 0.01).carry(known if side == "calibration" else loose)
+    found = calibrate(loose if side == "calibration" else known, 0.01).transfer(
+        known if side == "calibration" else loose
+    )
     (note,) = found.notes
     assert note.startswith("disjointness not checked")
     assert side in note
@@ -246,7 +248,7 @@ def test_scaled_copies_are_those_that_a_loop_finds():
     away = np.stack([((unit(x) - row) ** 2).sum(axis=1) / 2 for row in unit(z)])  # 1 − cos, without its rounding
     twins = ((away <= 1 - COSINE) & (y[:, None] == y[None])).any(axis=1)
     assert 150 < twins.sum() < 350
-    (text,) = across(Rows(x, y), Rows(z[MIXED], y[MIXED]), "one", "two")
+    (text,) = check_shared_samples(EmbeddingSet(x, y), EmbeddingSet(z[MIXED], y[MIXED]), "one", "two")
     assert f"{twins.sum()} of 900 rows of two" in text
 
 
@@ -278,8 +280,8 @@ def test_tensors_hash_as_arrays_do(dtype):
     x[3] = x[9]
     x[4, 0], x[5, 0] = 0.0, -0.0
     for double in (True, False):
-        assert (hashes(x, double) == hashes(x.numpy(), double)).all()
-    assert within(x, Y, IDS).examples == ((3, 9),)
+        assert (hash_rows(x, double) == hash_rows(x.numpy(), double)).all()
+    assert find_duplicates(x, Y, IDS).examples == ((3, 9),)
 
 
 def test_a_gallery_of_one_label_is_refused():

@@ -12,9 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mettle.errors import DataError
-from mettle.evaluate import Part, bootstrap, confusion, gate, hardest, identification, leaks, protocol
+from mettle.evaluate import (
+    SplitSide,
+    assert_no_leakage,
+    bootstrap,
+    confusion,
+    find_leakage,
+    hardest_pairs,
+    identification,
+    protocol,
+)
 from mettle.evaluate.diagnostics import leakage
-from mettle.evaluate.diagnostics.hard_pairs import Shortlist
+from mettle.evaluate.diagnostics.hard_pairs import TopPairs
 
 MB = 1 << 20
 
@@ -57,17 +66,17 @@ def test_hardest_pairs_among_many_equal_ones(seed, n, labels, count, each):
     rng = np.random.default_rng(seed)
     x, y = axes(rng, n), np.append(np.repeat([0, 1], 2), rng.integers(labels, size=n - 4))
     for kind in ("genuine", "impostor"):
-        found = [(p.first, p.second, p.score) for p in hardest(x, y, kind, count=count, each=each)]
+        found = [(p.first, p.second, p.score) for p in hardest_pairs(x, y, kind, count=count, each=each)]
         assert found == slow_hardest(x, y, kind, count, each)
 
 
 def test_hardest_pairs_of_a_collapse_take_little_memory():
     x, y = np.ones((3000, 16), np.float32), np.repeat(np.arange(1500), 2)
     found = []
-    assert peak(lambda: found.extend(hardest(x, y, "impostor"))) < 60 * MB  # all pairs at once were 330 MB
+    assert peak(lambda: found.extend(hardest_pairs(x, y, "impostor"))) < 60 * MB  # all pairs at once were 330 MB
     assert [(p.first, p.second) for p in found] == [(0, j) for j in range(2, 22)]
     y = np.repeat([0, 1], 1500)
-    found = hardest(x, y, "genuine", count=3, each=3)
+    found = hardest_pairs(x, y, "genuine", count=3, each=3)
     assert [(p.first, p.second) for p in found] == [(0, 1), (0, 2), (0, 3)]
 
 
@@ -76,10 +85,10 @@ def test_a_shortlist_holds_the_first_of_all_in_any_order(pairs, room):
     pairs = list(dict.fromkeys((min(i, j), max(i, j), h) for i, j, h in pairs))
     wanted = sorted(pairs, key=lambda p: (-p[2], p[0], p[1]))[:room]
     for given_ in (pairs, pairs[::-1]):
-        best = Shortlist(room)
+        best = TopPairs(room)
         for part in (given_[:7], given_[7:]):
             one, two, hard = np.array(part, float).reshape(-1, 3).T
-            best.offer(two.astype(int), one.astype(int), hard)
+            best.add(two.astype(int), one.astype(int), hard)
         found = zip(best.first.tolist(), best.second.tolist(), best.hardness.tolist(), strict=True)
         assert list(found) == [(i, j, float(h)) for i, j, h in wanted]
 
@@ -129,7 +138,7 @@ def test_confusion_does_not_see_how_rows_are_cut(monkeypatch):
 def test_draws_are_those_of_one_go(subjects, replicates):
     at_once = np.random.default_rng(5).integers(subjects, size=(replicates, subjects))
     counts = np.stack([np.bincount(row, minlength=subjects) for row in at_once])
-    found = bootstrap.draw(subjects, replicates, 5)
+    found = bootstrap.bootstrap_weights(subjects, replicates, 5)
     assert found.dtype == np.int8
     assert np.array_equal(found, counts)
 
@@ -148,7 +157,7 @@ class Lopsided:
 def test_a_count_that_is_too_large_for_int8(monkeypatch):
     monkeypatch.setattr(bootstrap, "_CELLS", 64 * 300)
     monkeypatch.setattr(np.random, "default_rng", lambda seed: Lopsided())
-    found = bootstrap.drawn(300, 192, 0)
+    found = bootstrap.draw_weights(300, 192, 0)
     assert (found[:64] == 1).all()
     assert (found[64:, 0] == 300).all()
     assert not found[64:, 1:].any()
@@ -156,7 +165,7 @@ def test_a_count_that_is_too_large_for_int8(monkeypatch):
 
 @given(st.integers(1, 5000), st.integers(1, 10**6))
 def test_parts_follow_each_other(count, width):
-    parts = list(bootstrap.parts(count, width))
+    parts = list(bootstrap.slice_rows(count, width))
     assert [p.start for p in parts] == [0, *(p.stop for p in parts[:-1])]
     assert parts[-1].stop == count
     assert len(parts) == 1 or min(p.stop - p.start for p in parts) >= 64
@@ -165,26 +174,26 @@ def test_parts_follow_each_other(count, width):
 @pytest.mark.parametrize(("subjects", "replicates"), [(50, 200), (5003, 333), (20_001, 129)])
 def test_products_in_parts_are_the_products(subjects, replicates):
     rng = np.random.default_rng(0)
-    weights = bootstrap.draw(subjects, replicates, 0)
+    weights = bootstrap.bootstrap_weights(subjects, replicates, 0)
     whole = weights.astype(np.int64)
     column, table, row = (
         rng.integers(99, size=subjects),
         rng.integers(9, size=(subjects, 5)),
         rng.integers(9, size=replicates),
     )
-    assert np.array_equal(bootstrap.sums(weights, column), whole @ column)  # whole numbers: exact in any order
-    assert np.array_equal(bootstrap.sums(weights, table), whole @ table)
+    assert np.array_equal(bootstrap.weighted_sums(weights, column), whole @ column)  # whole numbers: exact in any order
+    assert np.array_equal(bootstrap.weighted_sums(weights, table), whole @ table)
     assert np.array_equal(bootstrap.influence(weights, row.astype(float)), (whole - 1).T @ row)
     floats = rng.random(subjects)
-    assert np.allclose(bootstrap.sums(weights, floats), whole @ floats, rtol=1e-13)
+    assert np.allclose(bootstrap.weighted_sums(weights, floats), whole @ floats, rtol=1e-13)
 
 
 def test_an_interval_of_very_many_subjects_takes_little_memory():
     values = np.random.default_rng(0).random(1000)
 
     def interval():
-        weights = bootstrap.draw(20_000, 1000, 0)
-        bootstrap.percentile(values, 0.5, weights, 0.95, 0, "", rate=20_000)
+        weights = bootstrap.bootstrap_weights(20_000, 1000, 0)
+        bootstrap.bca_interval(values, 0.5, weights, 0.95, 0, "", rate=20_000)
 
     assert peak(interval) < 90 * MB  # 306 MB where weights are int64 and floats
 
@@ -222,7 +231,7 @@ def test_near_duplicates_are_all_counted_and_some_listed(monkeypatch):
     for n, m in ((9, 7), (30, 20), (3, 2)):
         x, y = axes(rng, n), axes(rng, m)
         wanted = [(i, j) for i in range(n) for j in range(m) if x[i] @ y[j] >= 0.98]
-        found = leaks(Part(embeddings=x), Part(embeddings=y))
+        found = find_leakage(SplitSide(embeddings=x), SplitSide(embeddings=y))
         assert [leak.what for leak in found] == wanted[:25]
         assert sum(leak.count for leak in found) == len(wanted)
         assert {leak.count for leak in found[:-1]} <= {1}
@@ -231,11 +240,11 @@ def test_near_duplicates_are_all_counted_and_some_listed(monkeypatch):
 def test_a_million_near_duplicates():
     x = np.ones((1000, 8), np.float32)
     found = []
-    assert peak(lambda: found.extend(leaks(Part(embeddings=x), Part(embeddings=x)))) < 40 * MB
+    assert peak(lambda: found.extend(find_leakage(SplitSide(embeddings=x), SplitSide(embeddings=x)))) < 40 * MB
     assert len(found) == leakage.LISTED
     assert sum(leak.count for leak in found) == 10**6
     with pytest.raises(DataError, match=r"1000000 with the same near-duplicate \(\(0, 0\), \(0, 1\), \(0, 2\), …\)"):
-        gate(Part(embeddings=x), Part(embeddings=x))
+        assert_no_leakage(SplitSide(embeddings=x), SplitSide(embeddings=x))
 
 
 # Protocols.

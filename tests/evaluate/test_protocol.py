@@ -9,12 +9,12 @@ from PIL import Image
 from mettle.errors import DataError, InputError
 from mettle.evaluate import (
     NotMeasurable,
-    Part,
-    Plan,
+    Protocol,
+    SplitSide,
+    assert_no_leakage,
     file_hashes,
-    gate,
+    find_leakage,
     identification,
-    leaks,
     picture_looks,
     protocol,
     verification,
@@ -44,7 +44,7 @@ def test_class_disjoint_keeps_people_apart_and_repeats_itself():
     v = p.run(X, Y, IDS)
     at = np.isin(IDS, p.probes)
     assert v.eer == verification(X[at], Y[at]).eer
-    carried = p.carry(X, Y, IDS, 0.05)
+    carried = p.transfer(X, Y, IDS, 0.05)
     assert carried.impostors == v.impostor
     assert 0.2 < carried.ratio < 4
 
@@ -55,10 +55,10 @@ def test_files_come_back_as_they_went(tmp_path):
         protocol.cross_domain(IDS, Y, DOMAIN, enrol="left", probe="right"),
         protocol.k_shot(IDS, Y, k=2),
         protocol.known_unknown(IDS, Y, known=0.5),
-        Plan("listed", "verification", (1, 2, 3), trials=((1, 2, 1), (1, 3, 0))),
+        Protocol("listed", "verification", (1, 2, 3), trials=((1, 2, 1), (1, 3, 0))),
     ]
     for p in made:
-        back = Plan.read(p.write(tmp_path / "protocol.json"))
+        back = Protocol.read(p.write(tmp_path / "protocol.json"))
         assert back == p
         assert back.fingerprint == p.fingerprint
 
@@ -93,19 +93,19 @@ def test_k_shot_enrols_k_of_everybody_and_open_sets_have_strangers():
 def test_listed_trials_name_ids():
     i, j = np.triu_indices(30, 1)
     trials = tuple((int(IDS[a]), int(IDS[b]), int(Y[a] == Y[b])) for a, b in zip(i, j, strict=True))
-    p = Plan("listed", "verification", tuple(IDS[:30].tolist()), trials=trials)
+    p = Protocol("listed", "verification", tuple(IDS[:30].tolist()), trials=trials)
     assert p.run(X, Y, IDS).eer == verification(X[:30], Y[:30]).eer
 
 
 def test_a_leak_fails_the_run():
     p = protocol.class_disjoint(IDS, Y)
-    stolen = Plan(p.name, p.kind, p.probes, (), (), (*p.training, p.probes[0]))
+    stolen = Protocol(p.name, p.kind, p.probes, (), (), (*p.training, p.probes[0]))
     with pytest.raises(DataError, match="leak between training and test: 1 with the same id .*same subject"):
         stolen.run(X, Y, IDS)
     person = Y[np.isin(IDS, p.probes)][0] == Y
     half = IDS[person]
     rest = tuple(i for i in p.probes if i not in half[:2])
-    divided = Plan("divided", "verification", rest, (), (), tuple(half[:2].tolist()))
+    divided = Protocol("divided", "verification", rest, (), (), tuple(half[:2].tolist()))
     with pytest.raises(DataError, match="1 with the same subject"):
         divided.run(X, Y, IDS)
     hashes = np.asarray([f"{k:064x}" for k in range(len(Y))])
@@ -114,20 +114,23 @@ def test_a_leak_fails_the_run():
     p.run(X, Y, IDS)
     with pytest.raises(DataError, match="1 with the same hash"):
         p.run(X, Y, IDS, hashes=hashes)
-    twice = Plan("twice", "identification", p.probes, p.probes[:10])
+    twice = Protocol("twice", "identification", p.probes, p.probes[:10])
     with pytest.raises(DataError, match="leak between gallery and probes: 10 with the same id"):
         twice.run(X, Y, IDS)
 
 
 def test_the_gate_names_kinds_and_first_ones():
-    a, b = Part(ids=[1, 2, 3, 4, 5], subjects=[1, 1, 2, 2, 3]), Part(ids=[5, 4, 3, 2, 9], subjects=[3, 2, 2, 1, 8])
+    a, b = (
+        SplitSide(ids=[1, 2, 3, 4, 5], subjects=[1, 1, 2, 2, 3]),
+        SplitSide(ids=[5, 4, 3, 2, 9], subjects=[3, 2, 2, 1, 8]),
+    )
     with pytest.raises(DataError, match=r"4 with the same id \(2, 3, 4, …\); 3 with the same subject \(1, 2, 3\)"):
-        gate(a, b)
-    gate(Part(subjects=[1, 2]), Part(subjects=[1, 2]), disjoint_subjects=False)
-    found = leaks(Part(embeddings=X[:5]), Part(embeddings=np.vstack([X[7], X[2] * 3])))
+        assert_no_leakage(a, b)
+    assert_no_leakage(SplitSide(subjects=[1, 2]), SplitSide(subjects=[1, 2]), disjoint_subjects=False)
+    found = find_leakage(SplitSide(embeddings=X[:5]), SplitSide(embeddings=np.vstack([X[7], X[2] * 3])))
     assert [(leak.kind, leak.what) for leak in found] == [("near-duplicate", (2, 1))]
     with pytest.raises(InputError, match="one kind"):
-        gate(Part(ids=[1]), Part(ids=["a"]))
+        assert_no_leakage(SplitSide(ids=[1]), SplitSide(ids=["a"]))
 
 
 def test_file_hashes_find_the_same_file_under_two_names(tmp_path):
@@ -135,7 +138,7 @@ def test_file_hashes_find_the_same_file_under_two_names(tmp_path):
         (tmp_path / name).write_bytes(text)
     h = file_hashes([tmp_path / n for n in "abc"])
     with pytest.raises(DataError, match="same hash"):
-        gate(Part(hashes=h[:2]), Part(hashes=h[2:]))
+        assert_no_leakage(SplitSide(hashes=h[:2]), SplitSide(hashes=h[2:]))
     with pytest.raises(DataError, match="cannot read"):
         file_hashes([tmp_path / "d"])
 
@@ -148,13 +151,13 @@ def test_pictures_that_look_alike_are_warned_about_and_fail_if_asked(tmp_path):
         Image.fromarray(picture).save(path)
     Image.fromarray(pictures[2]).resize((50, 50)).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(paths[8])
     looks = picture_looks(paths)
-    train, test = Part(ids=range(5), looks=looks[:5]), Part(ids=range(5, 9), looks=looks[5:])
-    assert [(leak.kind, leak.what) for leak in gate(train, test)] == [("look", (2, 3))]
+    train, test = SplitSide(ids=range(5), looks=looks[:5]), SplitSide(ids=range(5, 9), looks=looks[5:])
+    assert [(leak.kind, leak.what) for leak in assert_no_leakage(train, test)] == [("look", (2, 3))]
     with pytest.raises(DataError, match=r"1 with the same look \(\(2, 3\)\)"):
-        gate(train, test, looks_fail=True)
+        assert_no_leakage(train, test, fail_on_similar=True)
     for wrong in (looks[:, :9], np.full_like(looks, np.nan), looks.astype(int)):
         with pytest.raises(InputError, match="looks must be"):
-            gate(Part(looks=wrong), Part(looks=looks))
+            assert_no_leakage(SplitSide(looks=wrong), SplitSide(looks=looks))
     with pytest.raises(DataError, match="cannot decode"):
         picture_looks([tmp_path / "none.png"])
     p = protocol.class_disjoint(IDS, Y)
@@ -164,7 +167,7 @@ def test_pictures_that_look_alike_are_warned_about_and_fail_if_asked(tmp_path):
     with pytest.warns(UserWarning, match=rf"1 pictures of test look like .*id {p.probes[4]} like {p.training[7]}"):
         p.run(X, Y, IDS, looks=seen)
     with pytest.raises(DataError, match="same look"):
-        p.run(X, Y, IDS, looks=seen, looks_fail=True)
+        p.run(X, Y, IDS, looks=seen, fail_on_similar=True)
 
 
 @pytest.mark.parametrize(
@@ -188,17 +191,17 @@ def test_files_that_make_no_sense_are_refused(content, words, tmp_path):
     path = tmp_path / "p.json"
     path.write_text(content)
     with pytest.raises(DataError, match=words):
-        Plan.read(path)
+        Protocol.read(path)
 
 
 def test_a_plan_and_its_data_must_fit(tmp_path):
     with pytest.raises(DataError, match="cannot read"):
-        Plan.read(tmp_path / "nowhere.json")
+        Protocol.read(tmp_path / "nowhere.json")
     p = protocol.k_shot(IDS, Y)
     with pytest.raises(DataError, match="have no embedding"):
         p.run(X[:50], Y[:50], IDS[:50])
     with pytest.raises(InputError, match="unique"):
         p.run(X, Y, IDS * 0)
     with pytest.raises(NotMeasurable, match="calibration"):
-        p.carry(X, Y, IDS, 0.01)
+        p.transfer(X, Y, IDS, 0.01)
     assert json.loads(p.write(tmp_path / "p.json").read_text())["format"] == 1

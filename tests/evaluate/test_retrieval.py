@@ -16,9 +16,9 @@ from sklearn.metrics import average_precision_score, ndcg_score
 
 from mettle.errors import InputError
 from mettle.evaluate import retrieval, retrieval_from_scores
-from mettle.evaluate.inputs import codes
+from mettle.evaluate.inputs import joint_codes
 from mettle.evaluate.ranking_metrics import TieGroups, reciprocal_rank, trapezoid_precision
-from mettle.evaluate.scoring.cosine import Unit
+from mettle.evaluate.scoring.cosine import ExactUnitVectors
 from mettle.evaluate.scoring.relevant_ranks import FastCosine, Relevance, RelevantRanks, rank_relevant
 
 _spec = importlib.util.spec_from_file_location("oracle_metrics", Path(__file__).parents[1] / "oracles" / "metrics.py")
@@ -108,7 +108,7 @@ def test_trapezoid_and_reciprocal_rank_equal_the_mean_over_all_orders(candidates
     above = np.array([sum(s > one for s, _ in candidates) for one in relevant])
     tied = np.array([sum(s == one for s, _ in candidates) for one in relevant])
     n = np.array([len(candidates)])
-    g = TieGroups.of(RelevantRanks(np.zeros(1, int), n, np.zeros(len(relevant), int), above, tied))
+    g = TieGroups.from_ranks(RelevantRanks(np.zeros(1, int), n, np.zeros(len(relevant), int), above, tied))
     assert trapezoid_precision(g)[0] == pytest.approx(float(oracle.trapezoid_precision(candidates)), abs=1e-12)
     assert reciprocal_rank(g)[0] == pytest.approx(float(oracle.reciprocal_rank(candidates)), abs=1e-12)
 
@@ -289,13 +289,13 @@ def test_fast_scores_count_what_exact_ones_do():
         noise = (1e-6, 1e-4, 0.3)[seed % 3]
         x = (rng.normal(size=(8, 24))[rng.integers(0, 8, n)] + noise * rng.normal(size=(n, 24))).astype(np.float32)
         ids = np.arange(n)
-        relevance = Relevance(tuple(codes(y, y)), None, (ids, ids))
-        fast = FastCosine.of(*[Unit.of(x, double=False)] * 2)
-        found, plain = (list(rank_relevant(relevance, fast.score, way, chunk=700)) for way in (fast, None))
+        relevance = Relevance(tuple(joint_codes(y, y)), None, (ids, ids))
+        fast = FastCosine.from_sets(*[ExactUnitVectors.from_rows(x, double=False)] * 2)
+        found, plain = (list(rank_relevant(relevance, fast.exact_scores, way, chunk=700)) for way in (fast, None))
         for one, two in zip(found, plain, strict=True):
             assert all(np.array_equal(getattr(one, name), getattr(two, name)) for name in vars(one))
         for part in plain[:1]:
-            s = fast.score(part.queries)
+            s = fast.exact_scores(part.queries)
             for row in range(0, len(s), 97):
                 others = ids != part.queries[row]
                 own = s[row][others & (y == y[part.queries[row]])]
@@ -384,7 +384,7 @@ def test_one_label_in_every_collection_is_a_plain_label_and_kinds_do_not_mix():
 
 def test_a_matrix_of_scores_is_ranked_as_it_is():
     x, y = clusters(9)
-    unit = Unit.of(x, double=False)
+    unit = ExactUnitVectors.from_rows(x, double=False)
     scores, plain = unit.cosine(unit), retrieval(x, y)
     found = retrieval_from_scores(scores, y)
     for name, values in plain.per_query.items():

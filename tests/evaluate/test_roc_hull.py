@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from mettle.evaluate import NotMeasurable, from_scores, verification
 from mettle.evaluate.roc import _intersect_hull
-from mettle.evaluate.scoring.bins import Even
-from mettle.evaluate.scoring.cpu_passes import Fast
+from mettle.evaluate.scoring.bins import EvenBins
+from mettle.evaluate.scoring.cpu_passes import FastPasses
 from mettle.evaluate.scoring.histogram import HistogramScores, count_scores
-from mettle.evaluate.scoring.pair_tiles import Design
+from mettle.evaluate.scoring.pair_tiles import PairTiles
 
 
 def judged(genuine, impostor):
@@ -111,7 +111,7 @@ def test_bins_keep_to_their_bound_and_bins_at_genuine_scores_are_exact(dtype):
         x, y = people(seed, dtype=dtype)
         v, w = verification(x, y), verification(x, y, mode="histogram")
         assert abs(v.eer_rocch - w.eer_rocch) <= w.bounds["eer_rocch"] < 1e-3
-        design = Design.of(v.source.probe, None, "all", 64)
+        design = PairTiles.from_sets(v.source.probe, None, "all", 64)
         sharp = type(v)(count_scores(design, 60, exact=True), "all", "exact")
         assert isinstance(sharp.scores, HistogramScores)
         assert (sharp.eer_rocch, sharp.bounds["eer_rocch"]) == (v.eer_rocch, 0)
@@ -122,8 +122,8 @@ def test_the_bound_is_not_idle(bins):
     """Bins coarse enough to be wrong, with scores shifted by as much as a fast one may be off."""
     x, y = people(7)
     v = verification(x, y)
-    design = Design.of(v.source.probe, None, "all", 64)
-    exact, even = count_scores(design, 60, exact=False), Even(-1.0, 1.0, bins)
+    design = PairTiles.from_sets(v.source.probe, None, "all", 64)
+    exact, even = count_scores(design, 60, exact=False), EvenBins(-1.0, 1.0, bins)
     for slack in (0.0, 0.02):
         for off in {-slack, slack}:
             tally = np.bincount(even(v.scores.impostor + np.float32(off)), minlength=bins)
@@ -131,7 +131,7 @@ def test_the_bound_is_not_idle(bins):
             w = type(v)(rough, "all", "histogram")
             assert abs(w.eer_rocch - v.eer_rocch) <= w.bounds["eer_rocch"]
             assert w.eer_rocch != v.eer_rocch
-    assert np.array_equal(Fast(design).count(even), np.bincount(even(v.scores.impostor), minlength=bins))
+    assert np.array_equal(FastPasses(design).count_bins(even), np.bincount(even(v.scores.impostor), minlength=bins))
 
 
 def test_a_summary_names_it_apart_from_the_eer():

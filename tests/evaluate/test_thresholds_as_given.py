@@ -34,7 +34,7 @@ def test_intervals_and_thresholds_carried_over_follow():
     one, other = y < 30, y >= 30
     set_on = evaluate.calibrate(evaluate.verification(x[one], y[one]), 0.02)
     exact, rounded = (
-        set_on.carry(evaluate.verification(x[other].astype(t), y[other])) for t in (np.float64, np.float32)
+        set_on.transfer(evaluate.verification(x[other].astype(t), y[other])) for t in (np.float64, np.float32)
     )
     assert (exact.fmr, exact.fnmr) == (rounded.fmr, rounded.fnmr)
     wide, narrow = (evaluate.verification(x.astype(t), y).intervals_at(0.5 + 1e-9) for t in (np.float64, np.float32))

@@ -239,7 +239,7 @@ def test_where_equal_scores_leave_no_threshold_the_point_says_so_and_everybody_r
     x, y = np.ones((240, 3), np.float32), np.arange(240) % 40
     v = verification(x, y)  # all alike: any finite threshold accepts all strangers
     point = v.operating_point(0.01)
-    assert (point.threshold, point.usable, point.status) == (math.inf, None, "ok")
+    assert (point.threshold, point.finite_threshold, point.status) == (math.inf, None, "ok")
     assert point.verdict == "no threshold: equal scores"
     (entry,) = v.summary(0.01)["tar"]
     assert (entry["threshold"], entry["tar"], entry["verdict"]) == (None, 0, point.verdict)
@@ -250,7 +250,7 @@ def test_where_equal_scores_leave_no_threshold_the_point_says_so_and_everybody_r
     facts = {"scenarios": {"all": {"verification": v.summary((0.01, 1e-7))}}}
     assert [p["status"] for p in audit_page.operating_point_rows(facts, "all")] == [point.verdict, "not measurable"]
     usual = judged(np.linspace(0.5, 1, 50), np.linspace(0, 0.6, 2000)).operating_point(0.05)
-    assert (usual.usable, usual.verdict) == (usual.threshold, usual.status) and usual.status == "ok"
+    assert (usual.finite_threshold, usual.verdict) == (usual.threshold, usual.status) and usual.status == "ok"
 
 
 def test_E9_a_distance_passed_as_similarity_is_called_out():
@@ -307,7 +307,7 @@ def test_a_failed_template_never_matches():
 def test_thinned_curves_keep_the_ends_and_the_points_of_the_full_one():
     x, y = clusters(9, n=400, subjects=50)
     v = verification(x, y)
-    thin = v.roc.thinned(64)
+    thin = v.roc.subsample(64)
     assert 32 <= len(thin.thresholds) <= 140
     at = np.searchsorted(v.roc.thresholds, thin.thresholds)
     assert np.array_equal(v.roc.thresholds[at], thin.thresholds)
@@ -315,7 +315,7 @@ def test_thinned_curves_keep_the_ends_and_the_points_of_the_full_one():
     assert np.array_equal(v.roc.fnmr[at], thin.fnmr)
     assert (thin.fmr[0], thin.fnmr[0], thin.fmr[-1], thin.fnmr[-1]) == (1, 0, 0, 1)
     few = judged([1, 2, 2], [0, 1, 1])
-    assert np.array_equal(few.roc.thinned(64).thresholds, few.roc.thresholds)
+    assert np.array_equal(few.roc.subsample(64).thresholds, few.roc.thresholds)
 
 
 def test_histogram_counts_every_score_once():

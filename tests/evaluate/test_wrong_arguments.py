@@ -5,14 +5,14 @@ import pytest
 
 from mettle.errors import InputError
 from mettle.evaluate import (
-    Part,
-    bands,
+    SplitSide,
     class_size,
+    find_leakage,
     from_scores,
     groups,
     identification,
-    leaks,
     protocol,
+    quantile_bins,
     same_subject,
     verification,
 )
@@ -26,12 +26,12 @@ SIDES = ["a"] * 20 + ["b"] * 20
 @pytest.mark.parametrize("near", [NAN, 1.5, -1.01, INF, "x", None])
 def test_a_leak_from_no_cosine(near):
     with pytest.raises(InputError, match="near must be a cosine from -1 to 1"):
-        leaks(Part(embeddings=X), Part(embeddings=X), near=near)
+        find_leakage(SplitSide(embeddings=X), SplitSide(embeddings=X), near=near)
 
 
 def test_leaks_from_the_ends_of_the_range():
-    assert sum(leak.count for leak in leaks(Part(embeddings=X), Part(embeddings=X), near=-1)) == 1600
-    assert len(leaks(Part(embeddings=np.eye(3)), Part(embeddings=np.eye(3)), near=1)) == 3
+    assert sum(leak.count for leak in find_leakage(SplitSide(embeddings=X), SplitSide(embeddings=X), near=-1)) == 1600
+    assert len(find_leakage(SplitSide(embeddings=np.eye(3)), SplitSide(embeddings=np.eye(3)), near=1)) == 3
 
 
 @pytest.mark.parametrize("near", [NAN, INF, "x"])
@@ -43,11 +43,11 @@ def test_one_subject_twice_from_no_number(near):
 @pytest.mark.parametrize("values", [["a"], [[1.0, 2.0]], [NAN, 1.0], [INF, 1.0], [], [1.0, None], [[1], [1, 2]], 3.0])
 def test_bands_of_no_numbers(values):
     with pytest.raises(InputError, match="bands cuts a vector of finite numbers|values must be an array"):
-        bands(values)
+        quantile_bins(values)
 
 
 def test_bands_of_numbers_of_any_kind():
-    assert bands([1, 2, 3, 4], 2).tolist() == bands(np.float32([1, 2, 3, 4]), 2).tolist()
+    assert quantile_bins([1, 2, 3, 4], 2).tolist() == quantile_bins(np.float32([1, 2, 3, 4]), 2).tolist()
 
 
 def test_sizes_of_labels_in_two_dimensions():

@@ -191,8 +191,8 @@ def _cases(done, unsure):
 
 
 def _holds(gallery, people, calibrated):
-    found = {name: len(gallery._record.templates(name).numbers) for name in gallery.ids()}
-    return found == people and (gallery._record.standing() is not None) == calibrated
+    found = {name: len(gallery._storage.templates_of(name).numbers) for name in gallery.ids()}
+    return found == people and (gallery._storage.calibration_status() is not None) == calibrated
 
 
 def run_armed(place, mode, n, error, trace=-1):

@@ -18,7 +18,7 @@ from mettle.atomic_files import sha256
 from mettle.data import Pairs, read
 from mettle.data.image_decoding import decode_image, read_image_header
 from mettle.evaluate import read_embeddings
-from mettle.evaluate.protocol import Plan, read_trials
+from mettle.evaluate.protocol import Protocol, read_trials
 from mettle.model.onnx_graph import has_external_data
 from mettle.model.weights import load_any_weights, load_state_dict, read_state_dict
 from mettle.service.audit_log import AuditLog, entries_about, verify_audit_log
@@ -58,7 +58,7 @@ def build_targets(folder: Path, run: Path) -> dict[str, Target]:
         "images": Target(_read_image, list(pictures.values()), ".img"),
         "image headers": Target(_read_header, list(pictures.values()), ".img"),
         "trials": Target(read_trials, [b"0 1 1\n2 3 0\n", b"a,b,target\n1,2,1\n5,6,0\n# note\n"], ".txt"),
-        "plan": Target(Plan.read, [_plan()], ".json"),
+        "plan": Target(Protocol.read, [_plan()], ".json"),
         "safetensors": Target(load_state_dict, [_tensors()], ".safetensors", _change_header),
         "weights": Target(read_state_dict, [_tensors()], ".safetensors", _change_header),
         "weights of torch": Target(read_state_dict, [_torch_file()], ".pt", _change_member),

@@ -26,15 +26,15 @@ def folder():
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def shelf(request, folder):
-    """A place for a record of either kind."""
+    """A place for a storage of either kind."""
     if request.param == "sqlite":
         return FileShelf(folder / "people.mettle")
     return ServerShelf(request.getfixturevalue("postgres"))
 
 
 @pytest.fixture
-def record(shelf):
-    """A new record of either kind."""
+def storage(shelf):
+    """A new storage of either kind."""
     made = shelf.create()
     yield made
     made.close()

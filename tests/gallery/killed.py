@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 
 from mettle.gallery.binding import Binding
-from mettle.gallery.calibration import Calibration
-from mettle.gallery.storage.sqlite import SqliteRecord
+from mettle.gallery.calibration import GalleryCalibration
+from mettle.gallery.storage.sqlite import SqliteStorage
 
 DIM = 64
 VERBS = ("enrol", "replace", "delete", "calibrate", "compact", "snapshot", "anything")
@@ -42,11 +42,11 @@ def marks(seed: int, n: int) -> list[str]:
     return [hashlib.sha256(row.tobytes()).hexdigest()[:24] for row in vectors(seed, n)]
 
 
-def calibration(seed: int) -> Calibration:
+def calibration(seed: int) -> GalleryCalibration:
     """The calibration that a seed stands for; long, so that writing it takes several pages."""
     rates = [(i + 1) / 400 for i in range(200)]
     table = {repr(rate): {"threshold": round(0.9 - rate - seed % 97 / 1e4, 6)} for rate in rates}
-    return Calibration(table, people=seed, templates=2 * seed, sequence=0, fusion="best", model=None)
+    return GalleryCalibration(table, people=seed, templates=2 * seed, sequence=0, fusion="best", model=None)
 
 
 def child(folder: Path, seed: int, names: list[str], pipe: int) -> None:
@@ -56,7 +56,7 @@ def child(folder: Path, seed: int, names: list[str], pipe: int) -> None:
     def say(**line) -> None:
         os.write(pipe, json.dumps(line).encode() + b"\n")
 
-    record = SqliteRecord.open(folder / "record.sqlite")
+    storage = SqliteStorage.open(folder / "record.sqlite")
     here = set(names)
     for turn in range(10_000):
         verb = rng.choices(["enrol", "replace", "delete", "calibrate", "compact", "snapshot"], [8, 4, 5, 3, 1, 1])[0]
@@ -65,22 +65,22 @@ def child(folder: Path, seed: int, names: list[str], pipe: int) -> None:
             verb = "enrol"
         task = {"verb": verb, "name": name, "seed": seed * 10_000 + turn, "n": number, "request": f"{seed}-{turn}"}
         say(intent=task)
-        receipt = act(record, folder, task)
+        receipt = act(storage, folder, task)
         say(ack=[] if receipt is None else [receipt.sequence, *receipt.numbers])
         here = here - {name} if verb == "delete" else here | {name} if verb in ("enrol", "replace") else here
 
 
-def act(record: SqliteRecord, folder: Path, task: dict):
+def act(storage: SqliteStorage, folder: Path, task: dict):
     verb, name = task["verb"], task["name"]
     if verb == "compact":
-        return record.compact()
+        return storage.compact()
     if verb == "snapshot":
-        return record.snapshot(folder / "kept" / "snapshot.sqlite")
+        return storage.snapshot(folder / "kept" / "snapshot.sqlite")
     if verb == "calibrate":
-        return record.calibrate(calibration(task["seed"]))
+        return storage.keep_calibration(calibration(task["seed"]))
     if verb == "delete":
-        return record.delete(name, request=task["request"])
-    return record.enrol(name, vectors(task["seed"], task["n"]), request=task["request"], replace=verb == "replace")
+        return storage.delete(name, request=task["request"])
+    return storage.enrol(name, vectors(task["seed"], task["n"]), request=task["request"], replace=verb == "replace")
 
 
 class Expected:
@@ -121,17 +121,17 @@ def state_hash(people: dict[str, dict[int, str]], calibrated: int | None) -> str
     return hashlib.sha256("\n".join([*lines, str(calibrated)]).encode()).hexdigest()
 
 
-def held(record: SqliteRecord) -> dict[str, dict[int, str]]:
+def held(storage: SqliteStorage) -> dict[str, dict[int, str]]:
     people: dict[str, dict[int, str]] = {}
-    for part in record.scan():
+    for part in storage.scan():
         for number, name, row in zip(part.numbers.tolist(), part.identities, part.vectors, strict=True):
             people.setdefault(name, {})[number] = hashlib.sha256(row.tobytes()).hexdigest()[:24]
     return people
 
 
-def calibrated(record: SqliteRecord) -> int | None:
+def calibrated(storage: SqliteStorage) -> int | None:
     """Seed of the calibration that is kept, whole or not at all."""
-    standing = record.standing()
+    standing = storage.calibration_status()
     if standing is None:
         return None
     found = standing.calibration
@@ -185,25 +185,25 @@ def kill_once(folder: Path, expected: Expected, seed: int, target: str, delay: f
 def look(folder: Path, expected: Expected, pending: dict | None, rng: random.Random) -> bool:
     """Compare what is left with what must be there; returns whether the change under way was made."""
     (folder / "expected.json").write_text(json.dumps({"people": expected.people, "pending": pending}))
-    record = SqliteRecord.open(folder / "record.sqlite")  # the dead child's lock does not stand in the way
+    storage = SqliteStorage.open(folder / "record.sqlite")  # the dead child's lock does not stand in the way
     try:
-        assert record.check() == [], record.check()
-        made = record.sequence() == expected.sequence + 1
+        assert storage.check() == [], storage.check()
+        made = storage.sequence() == expected.sequence + 1
         if made:
             assert pending is not None and pending["verb"] not in ("compact", "snapshot"), "a change nobody asked for"
-            settle(record, folder, expected, pending, repeated=True)
-        assert record.sequence() == expected.sequence, f"sequence {record.sequence()}, expected {expected.sequence}"
-        assert held(record) == expected.people, "acknowledged templates are lost, doubled or back again"
-        assert calibrated(record) == expected.calibrated, "an acknowledged calibration is lost"
+            settle(storage, folder, expected, pending, repeated=True)
+        assert storage.sequence() == expected.sequence, f"sequence {storage.sequence()}, expected {expected.sequence}"
+        assert held(storage) == expected.people, "acknowledged templates are lost, doubled or back again"
+        assert calibrated(storage) == expected.calibrated, "an acknowledged calibration is lost"
         if pending is not None and not made and rng.random() < 0.5:
-            settle(record, folder, expected, pending, repeated=False)  # what a client would do
-            assert held(record) == expected.people
+            settle(storage, folder, expected, pending, repeated=False)  # what a client would do
+            assert held(storage) == expected.people
     finally:
-        record.close()
+        storage.close()
     kept = folder / "kept" / "snapshot.sqlite"
     assert kept.exists() or expected.snapshot_at < 0, "an acknowledged snapshot is gone"
     if kept.exists():
-        copy = SqliteRecord.open(kept, write=False)
+        copy = SqliteStorage.open(kept, write=False)
         at = copy.sequence()
         same = state_hash(held(copy), calibrated(copy)) == expected.history[at]
         assert at >= expected.snapshot_at and same, "a bad snapshot"
@@ -211,9 +211,9 @@ def look(folder: Path, expected: Expected, pending: dict | None, rng: random.Ran
     return made
 
 
-def settle(record: SqliteRecord, folder: Path, expected: Expected, pending: dict, *, repeated: bool) -> None:
+def settle(storage: SqliteStorage, folder: Path, expected: Expected, pending: dict, *, repeated: bool) -> None:
     """Ask for the pending change again, under its request name."""
-    receipt = act(record, folder, pending)
+    receipt = act(storage, folder, pending)
     if receipt is not None:
         assert receipt.repeated == repeated, "a retried request was served twice, or not at all"
     expected.apply(pending, *((receipt.sequence, list(receipt.numbers)) if receipt else (0, [])))
@@ -225,7 +225,7 @@ def run(kills: int, each: int, seed: int, seconds: float, folder: Path, delay: f
     How long to wait inside a verb is learned: a kill that came too late halves the wait for its verb, one that hit
     draws it out again. What a machine is busy with besides decides how often a kill misses, not what is covered.
     """
-    SqliteRecord.create(folder / "record.sqlite", Binding(DIM)).close()
+    SqliteStorage.create(folder / "record.sqlite", Binding(DIM)).close()
     expected, rng, started = Expected(), random.Random(seed), time.monotonic()
     facts: dict = {"kills": 0, "seed": seed, "acknowledged": 0, "under way and made": 0, "killed during": {}}
     waits, hits = dict.fromkeys(VERBS, delay), Counter()
@@ -263,10 +263,10 @@ def main() -> int:
     given = parser.parse_args()
     assert "torch" not in sys.modules
     if given.hold:
-        record = SqliteRecord.open(given.hold / "record.sqlite")
+        storage = SqliteStorage.open(given.hold / "record.sqlite")
         print(os.getpid(), flush=True)
         time.sleep(600)
-        record.close()
+        storage.close()
         return 0
     folder = Path(tempfile.mkdtemp(prefix="mettle-killed-", dir=given.folder))
     facts = run(given.kills, given.each, given.seed, given.seconds, folder, given.delay)

@@ -1,4 +1,4 @@
-"""Places for records of both kinds: a file in a folder, and a schema on a real PostgreSQL of our own."""
+"""Places for storages of both kinds: a file in a folder, and a schema on a real PostgreSQL of our own."""
 
 import fcntl
 import os
@@ -13,8 +13,8 @@ from urllib.parse import quote
 import numpy as np
 
 from mettle.gallery.binding import Binding
-from mettle.gallery.storage.postgres import PostgresRecord
-from mettle.gallery.storage.sqlite import SqliteRecord
+from mettle.gallery.storage.postgres import PostgresStorage
+from mettle.gallery.storage.sqlite import SqliteStorage
 
 NAMES = count(1)
 PATIENT = 60.0  # seconds for a statement: what a busy machine delays is no failure
@@ -83,21 +83,21 @@ class Server:
 
 
 class FileShelf:
-    """Where one record of the embedded kind is kept."""
+    """Where one storage of the embedded kind is kept."""
 
     kind = "sqlite"
 
     def __init__(self, folder: Path):
         self.path = folder / "record.sqlite"
 
-    def create(self, binding: Binding = Binding(8)) -> SqliteRecord:
-        return SqliteRecord.create(self.path, binding)
+    def create(self, binding: Binding = Binding(8)) -> SqliteStorage:
+        return SqliteStorage.create(self.path, binding)
 
-    def open(self, write: bool = True) -> SqliteRecord:
-        return SqliteRecord.open(self.path, write=write)
+    def open(self, write: bool = True) -> SqliteStorage:
+        return SqliteStorage.open(self.path, write=write)
 
     def sql(self, statement: str) -> None:
-        """Change rows behind the record's back."""
+        """Change rows behind the storage's back."""
         connection = sqlite3.connect(self.path)
         with connection:
             connection.execute(statement)
@@ -105,7 +105,7 @@ class FileShelf:
 
 
 class ServerShelf:
-    """Where one record on the server is kept."""
+    """Where one storage on the server is kept."""
 
     kind = "postgresql"
 
@@ -114,11 +114,11 @@ class ServerShelf:
         self.name = f"g{next(NAMES)}"
         self.url = server.url(self.name)
 
-    def create(self, binding: Binding = Binding(8)) -> PostgresRecord:
-        return PostgresRecord.create(self.url, binding, timeout=PATIENT)
+    def create(self, binding: Binding = Binding(8)) -> PostgresStorage:
+        return PostgresStorage.create(self.url, binding, timeout=PATIENT)
 
-    def open(self, write: bool = True) -> PostgresRecord:
-        return PostgresRecord.open(self.url, write=write, timeout=PATIENT)
+    def open(self, write: bool = True) -> PostgresStorage:
+        return PostgresStorage.open(self.url, write=write, timeout=PATIENT)
 
     def sql(self, statement: str) -> list[tuple]:
         return self.server.sql(f'SET search_path = "{self.name}", public; {statement}')

@@ -113,15 +113,15 @@ def test_a_calibration_that_is_missing_is_not_taken_for_none(tmp_path):
     with Gallery.open(tmp_path / "g", dim=8, thresholds={0.1: 0.1}) as gallery:
         gallery.enrol_many((f"p{i}", units(i, 1)) for i in range(12))
         gallery.calibrate(0.1)
-        assert gallery.operating(far=0.1).per == "person"
-    with sqlite3.connect(tmp_path / "g" / "record.sqlite") as record:
-        record.execute("DELETE FROM metadata WHERE key = 'calibration'")
-    record.close()
+        assert gallery.decision_threshold(far=0.1).per == "person"
+    with sqlite3.connect(tmp_path / "g" / "record.sqlite") as storage:
+        storage.execute("DELETE FROM metadata WHERE key = 'calibration'")
+    storage.close()
     with Gallery.open(tmp_path / "g") as gallery:
-        with pytest.raises(GalleryError, match="calibration in the record is damaged"):
-            gallery.operating(far=0.1)
+        with pytest.raises(GalleryError, match="calibration in the storage is damaged"):
+            gallery.decision_threshold(far=0.1)
         gallery.forget_calibration()
-        assert gallery.operating(far=0.1).threshold == 0.1 and gallery.check() == []
+        assert gallery.decision_threshold(far=0.1).threshold == 0.1 and gallery.check() == []
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,8 @@ def test_a_scrub_runs_while_others_enrol(shelf):
     with Gallery.open(where) as gallery:
         gallery.enrol_many((f"p{i}", units(i, 1)) for i in range(600))
         with Gallery.open(where, read_only=True) as reader:
-            record, seen = reader._record, []
-            inspect = record.inspect
+            storage, seen = reader._storage, []
+            inspect = storage.inspect
 
             def enrolled_between(work):
                 gallery.enrol(f"late {len(seen)}", units(len(seen), 2))
@@ -207,7 +207,7 @@ def test_a_scrub_runs_while_others_enrol(shelf):
                 seen.append(None)
                 return inspect(work)
 
-            record.inspect = enrolled_between
+            storage.inspect = enrolled_between
             report = reader.scrub()
             assert report.problems == () and len(seen) >= 4 and report.identities >= 600 - len(seen)
         with pytest.raises(MettleError):

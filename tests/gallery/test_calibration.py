@@ -5,9 +5,9 @@ import pytest
 
 from mettle import Gallery
 from mettle.errors import GalleryError, InputError
-from mettle.gallery.calibration import _allowed
+from mettle.gallery.calibration import _allowed_false_accepts
 from mettle.gallery.scoring import FUSION_RULES
-from mettle.gallery.thresholds import Operating, most
+from mettle.gallery.thresholds import DecisionThreshold, false_accept_bound
 
 DIM, PEOPLE = 32, 60
 
@@ -102,43 +102,49 @@ def test_calibrated_thresholds_are_those_of_all_scores_of_templates_with_other_p
         entry, pairs = table["0.2"], len(people) * (len(people) - 1) // 2
         assert entry["impostors"] == pairs and entry["templates"] == pytest.approx(sum(counts) / len(counts))
         share = np.mean(np.asarray(scores) >= entry["threshold"])
-        assert share == pytest.approx(_allowed(0.2, pairs, pairs // 5) / pairs, abs=1.01 / len(scores))
+        assert share == pytest.approx(_allowed_false_accepts(0.2, pairs, pairs // 5) / pairs, abs=1.01 / len(scores))
 
 
 def test_what_may_be_allowed_keeps_the_rate_with_ninety_five_in_a_hundred():
     rng = np.random.default_rng(0)
     for pairs, far in ((200, 0.1), (5000, 0.01), (300, 0.02)):
-        allowed = _allowed(far, pairs, int(far * pairs))
+        allowed = _allowed_false_accepts(far, pairs, int(far * pairs))
         draws = np.sort(rng.random((4000, pairs)), axis=1)[:, -1 - allowed]  # scores of strangers are uniform here
         assert np.mean(1 - draws <= far) == pytest.approx(0.95, abs=0.05) and np.mean(1 - draws <= far) > 0.94
-    assert _allowed(0.01, 100, 1) == -1, "a hundred pairs say nothing about one in a hundred"
+    assert _allowed_false_accepts(0.01, 100, 1) == -1, "a hundred pairs say nothing about one in a hundred"
 
 
 def test_more_templates_than_at_calibration_are_counted():
-    point = Operating(0.5, 0.01, "", per="person", templates=4.0)
-    assert most(point, "best", 1, 3) == pytest.approx(0.01)
-    assert most(point, "best", 1, 8) == pytest.approx(0.08)  # near-copies at calibration, independent ones later
-    assert most(point, "centroid", 10, 40) == pytest.approx(0.1)
-    assert most(point, "centroid", 10, 41) is None
-    assert most(point, "best", 10, 60) == pytest.approx(0.6)
-    assert most(Operating(0.5, None, ""), "best", 1, 1) is None
-    assert most(Operating(0.5, 0.1, ""), "best", 100, 100) == 1.0
+    point = DecisionThreshold(0.5, 0.01, "", per="person", templates=4.0)
+    assert false_accept_bound(point, "best", 1, 3) == pytest.approx(0.01)
+    assert false_accept_bound(point, "best", 1, 8) == pytest.approx(
+        0.08
+    )  # near-copies at calibration, independent ones later
+    assert false_accept_bound(point, "centroid", 10, 40) == pytest.approx(0.1)
+    assert false_accept_bound(point, "centroid", 10, 41) is None
+    assert false_accept_bound(point, "best", 10, 60) == pytest.approx(0.6)
+    assert false_accept_bound(DecisionThreshold(0.5, None, ""), "best", 1, 1) is None
+    assert false_accept_bound(DecisionThreshold(0.5, 0.1, ""), "best", 100, 100) == 1.0
 
 
 def test_what_came_since_a_calibration_counts_and_what_was_measured_stays_measured():
-    point = Operating(0.5, 0.01, "", per="person", templates=4.0, people=10, came=3)
-    assert most(point, "best", 10, 40) == pytest.approx(0.1)
-    assert most(point, "best", 10, 43) == pytest.approx(0.13), "10 people, and 3 templates alone"
-    assert most(point, "best", 12, 50) == pytest.approx(0.13), "the two who are new are among what came"
-    assert most(point, "best", 2, 9) == pytest.approx(0.09) and most(point, "best", 1, 5) == pytest.approx(0.05)
-    assert most(point, "mean", 10, 43) is None and most(point, "centroid", 10, 43) is None
+    point = DecisionThreshold(0.5, 0.01, "", per="person", templates=4.0, people=10, came=3)
+    assert false_accept_bound(point, "best", 10, 40) == pytest.approx(0.1)
+    assert false_accept_bound(point, "best", 10, 43) == pytest.approx(0.13), "10 people, and 3 templates alone"
+    assert false_accept_bound(point, "best", 12, 50) == pytest.approx(0.13), "the two who are new are among what came"
+    assert false_accept_bound(point, "best", 2, 9) == pytest.approx(0.09) and false_accept_bound(
+        point, "best", 1, 5
+    ) == pytest.approx(0.05)
+    assert false_accept_bound(point, "mean", 10, 43) is None and false_accept_bound(point, "centroid", 10, 43) is None
     rng = np.random.default_rng(0)
     for _ in range(500):
         people, came, before = (int(n) for n in rng.integers(1, 30, size=3))
         templates, mean = people + int(rng.integers(0, 100)), float(rng.uniform(1, 6))
-        unknown = Operating(0.5, 0.001, "", per="person", templates=mean)
-        known = Operating(0.5, 0.001, "", per="person", templates=mean, people=before, came=came)
-        assert most(known, "best", people, templates) <= most(unknown, "best", people, templates)
+        unknown = DecisionThreshold(0.5, 0.001, "", per="person", templates=mean)
+        known = DecisionThreshold(0.5, 0.001, "", per="person", templates=mean, people=before, came=came)
+        assert false_accept_bound(known, "best", people, templates) <= false_accept_bound(
+            unknown, "best", people, templates
+        )
 
 
 @pytest.mark.parametrize("copies", [0.02, 1.0])
@@ -156,7 +162,9 @@ def test_strangers_who_are_given_a_name_stay_within_the_bound_after_templates_ca
         for i in range(come):
             gallery.enrol(f"p{i % 7}", own[i % 7] + rng.normal(size=DIM))
         answers = gallery.identify_many(strangers)
-        old = most(Operating(before.threshold, 0.01, "", per="person", templates=4.0), "best", PEOPLE, 240 + come)
+        old = false_accept_bound(
+            DecisionThreshold(before.threshold, 0.01, "", per="person", templates=4.0), "best", PEOPLE, 240 + come
+        )
     named = np.mean([answer.match is not None for answer in answers])
     bound = answers[0].false_matches
     assert bound == pytest.approx(min(1, 0.01 * (PEOPLE + come))) and old == 1.0, "it was 0.01 for each of 240 and more"
@@ -226,7 +234,7 @@ def test_vectors_that_share_a_mean_are_not_taken_for_each_other(tmp_path):
         assert {answer.verdict for answer in gallery.identify_many(strangers[:20])} == {"not calibrated"}
         table = gallery.calibrate()
         assert table["0.001"]["impostors"] == 4950
-        point = gallery.operating()
+        point = gallery.decision_threshold()
         assert (point.far, point.per) == (0.001, "person") and 0.5 < point.threshold < 0.75
         answers = gallery.identify_many(strangers)
         claimed = [gallery.verify(f"p{i % 100}", row).match for i, row in enumerate(strangers)]

@@ -97,17 +97,17 @@ def spent(postgres) -> float:
 def test_many_templates_of_one_name_are_enrolled_in_time_that_grows_with_them(kind, folder, request):
     postgres = request.getfixturevalue("postgres") if kind == "postgresql" else None
     shelf = ServerShelf(postgres) if postgres else FileShelf(folder / "g")
-    record, rows = shelf.create(Binding(16)), units(3, 16_500, 16)
+    storage, rows = shelf.create(Binding(16)), units(3, 16_500, 16)
 
     def took(name: str, count: int) -> float:
         start = spent(postgres)
-        assert len(record.enrol(name, rows[:count], distinct=True).numbers) == count
+        assert len(storage.enrol(name, rows[:count], distinct=True).numbers) == count
         return spent(postgres) - start
 
     took("warm", 500)
     few, many = min(took(f"few {i}", 2000) for i in range(3)), min(took(f"many {i}", 16_000) for i in range(2))
     print(f"{kind}: {few:.3f} s for 2,000, {many:.3f} s for 16,000: {many / few:.1f} times as long")
     assert many / few < 32
-    again = record.enrol("few 0", rows[:2001], distinct=True)
+    again = storage.enrol("few 0", rows[:2001], distinct=True)
     assert (len(again.numbers), again.skipped) == (1, 2000)
-    record.close()
+    storage.close()

@@ -12,7 +12,7 @@ JOSE = ("Jos\u00e9", "Jose\u0301")  # composed, and in two letters
 def test_of_two_spellings_that_are_both_kept_the_older_goes_first(tmp_path):
     with Gallery.open(tmp_path / "g", dim=4) as gallery:
         for seed, name in enumerate(JOSE):
-            gallery._record.enrol(name, units(seed, 1, 4))
+            gallery._storage.enrol(name, units(seed, 1, 4))
         gallery.delete(JOSE[0], request="one")
         assert list(gallery.ids()) == [JOSE[0]]
         assert gallery.delete(JOSE[0], request="one").repeated and len(gallery) == 1

@@ -30,17 +30,17 @@ from system_faults import fail_system_calls
 from mettle.errors import GalleryUnavailable, OutcomeUnknown
 from mettle.gallery.storage import sqlite
 
-record = sqlite.SqliteRecord.open(Path(sys.argv[1]))
-record.enrol("zoe", units(3, 1))  # the log is begun: its own synchronization is not what fails
+storage = sqlite.SqliteStorage.open(Path(sys.argv[1]))
+storage.enrol("zoe", units(3, 1))  # the log is begun: its own synchronization is not what fails
 verb, dead = sys.argv[3], sys.argv[4] == "dead"
-change = (lambda: record.enrol("bert", units(2, 1), request="r")) if verb == "enrol" else (
-    lambda: record.delete("anna", request="r"))
-settle = sqlite.SqliteRecord._settle
+change = (lambda: storage.enrol("bert", units(2, 1), request="r")) if verb == "enrol" else (
+    lambda: storage.delete("anna", request="r"))
+settle = sqlite.SqliteStorage._settle
 def on_a_dead_disk(self, connection, before, error):
     fail_system_calls("pwrite64", "write")
     settle(self, connection, before, error)
 if dead:
-    sqlite.SqliteRecord._settle = on_a_dead_disk
+    sqlite.SqliteStorage._settle = on_a_dead_disk
 fail_system_calls("fsync", "fdatasync")
 told = []
 for _ in range(2):  # asked again at once, on the same disk
@@ -49,7 +49,7 @@ for _ in range(2):  # asked again at once, on the same disk
         told.append("done")
     except Exception as error:
         told.append(type(error).__name__)
-os.writev(1, [json.dumps([told, list(record.ids())]).encode()])  # a call that was not taken away
+os.writev(1, [json.dumps([told, list(storage.ids())]).encode()])  # a call that was not taken away
 os._exit(0)
 """
 
@@ -59,9 +59,9 @@ os._exit(0)
 @pytest.mark.parametrize("disk", ["passing", "dead"])
 def test_a_change_whose_synchronization_failed_is_called_unsure_and_is_settled_by_asking_again(tmp_path, verb, disk):
     shelf = FileShelf(tmp_path)
-    record = shelf.create()
-    record.enrol("anna", units(1, 1))
-    record.close()
+    storage = shelf.create()
+    storage.enrol("anna", units(1, 1))
+    storage.close()
     done = subprocess.run(
         [sys.executable, "-c", FAILING_SYNC, str(shelf.path), TESTS, verb, disk], capture_output=True, text=True
     )
@@ -69,20 +69,20 @@ def test_a_change_whose_synchronization_failed_is_called_unsure_and_is_settled_b
     told, ids = json.loads(done.stdout)
     assert set(told) == {"OutcomeUnknown"}, "neither 'nothing was changed' nor an acknowledgement"
     assert ids == ["anna", "zoe"], "until it is known to be made, nobody sees it"
-    record = shelf.open()  # after the restart
-    made = record.sequence() == 3
+    storage = shelf.open()  # after the restart
+    made = storage.sequence() == 3
     assert made == (disk == "dead"), "on a dead disk the change is in the log, or this test saw nothing"
-    again = record.enrol("bert", units(2, 1), request="r") if verb == "enrol" else record.delete("anna", request="r")
-    assert again.repeated == made and again.sequence == record.sequence() == 3
-    assert list(record.ids()) == (["anna", "bert", "zoe"] if verb == "enrol" else ["zoe"]) and record.check() == []
-    record.close()
+    again = storage.enrol("bert", units(2, 1), request="r") if verb == "enrol" else storage.delete("anna", request="r")
+    assert again.repeated == made and again.sequence == storage.sequence() == 3
+    assert list(storage.ids()) == (["anna", "bert", "zoe"] if verb == "enrol" else ["zoe"]) and storage.check() == []
+    storage.close()
 
 
 def test_a_failed_commit_that_could_be_settled_changed_nothing(folder, monkeypatch):
     """The disk fails once: the next commit is written over the change, so that no restart plays it back."""
     shelf = FileShelf(folder / "g")
-    record = shelf.create()
-    record.enrol("anna", units(1, 1))
+    storage = shelf.create()
+    storage.enrol("anna", units(1, 1))
     shutil.copytree(shelf.path.parent, folder / "before", ignore=shutil.ignore_patterns("*-shm"))
     kept = (folder / "before" / "record.sqlite-wal").read_bytes()
 
@@ -103,17 +103,17 @@ def test_a_failed_commit_that_could_be_settled_changed_nothing(folder, monkeypat
                 raise error
             return self._connection.execute(sql, *values)
 
-    record._writer = FailingOnce(record._writer)
+    storage._writer = FailingOnce(storage._writer)
     with pytest.raises(GalleryUnavailable, match="nothing was changed") as told:
-        record.enrol("bert", units(2, 1), request="r")
+        storage.enrol("bert", units(2, 1), request="r")
     assert not isinstance(told.value, OutcomeUnknown)
     shutil.copytree(shelf.path.parent, folder / "after", ignore=shutil.ignore_patterns("*-shm"))
     assert (folder / "after" / "record.sqlite-wal").read_bytes() != kept, "something was written over it"
     restarted = FileShelf(folder / "after").open()
     assert list(restarted.ids()) == ["anna"] and restarted.check() == []
     restarted.close()
-    assert not record.enrol("bert", units(2, 1), request="r").repeated
-    record.close()
+    assert not storage.enrol("bert", units(2, 1), request="r").repeated
+    storage.close()
 
 
 HOLDER = """
@@ -121,13 +121,13 @@ import sys
 sys.path[:0] = [sys.argv[2], sys.argv[2] + "/gallery"]
 from pathlib import Path
 from storage_fixtures import units
-from mettle.gallery.storage.sqlite import SqliteRecord
-record = SqliteRecord.open(Path(sys.argv[1]))
-record.enrol("anna", units(1, 1))
-SqliteRecord.open(Path(sys.argv[1]), write=False).close()
+from mettle.gallery.storage.sqlite import SqliteStorage
+storage = SqliteStorage.open(Path(sys.argv[1]))
+storage.enrol("anna", units(1, 1))
+SqliteStorage.open(Path(sys.argv[1]), write=False).close()
 print("looked", flush=True)
 sys.stdin.readline()
-record.enrol("bert", units(2, 1))
+storage.enrol("bert", units(2, 1))
 print("done", flush=True)
 sys.stdin.readline()
 """
@@ -149,6 +149,6 @@ def test_a_second_opening_in_the_writers_process_does_not_let_others_remove_its_
     finally:
         os.kill(writer.pid, signal.SIGKILL)
         writer.communicate()
-    record = shelf.open()
-    assert list(record.ids()) == ["anna", "bert"], "an acknowledged change is lost"
-    record.close()
+    storage = shelf.open()
+    assert list(storage.ids()) == ["anna", "bert"], "an acknowledged change is lost"
+    storage.close()

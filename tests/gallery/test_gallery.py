@@ -12,7 +12,7 @@ from PIL import Image
 
 from mettle import Gallery
 from mettle.errors import GalleryError, GalleryLocked, InputError, UnknownIdentity
-from mettle.gallery import Wanted
+from mettle.gallery import IndexSpec
 from mettle.gallery.scoring import FUSION_RULES
 from small_runs import Small, small_run
 
@@ -144,7 +144,7 @@ def test_deleted_means_never_found_again(full, tmp_path):
 
 
 def test_g9_compact_leaves_no_byte_of_a_deleted_template(full, tmp_path):
-    secret = full._record.templates("person 05").vectors
+    secret = full._storage.templates_of("person 05").vectors
     full.reindex()  # its files hold the template as well
     full.delete("person 05")
     full.compact()
@@ -281,7 +281,7 @@ def test_names_that_an_older_version_took_are_still_found_added_to_and_deleted(t
     rows, old = units(2), ["Jose\u0301", "two\nlines"]
     with Gallery.open(tmp_path / "old", dim=DIM) as gallery:
         for name in old:
-            gallery._record.enrol(name, rows[:1])
+            gallery._storage.enrol(name, rows[:1])
     with Gallery.open(tmp_path / "old") as gallery:
         for name in old:
             gallery.enrol(name, rows[1])
@@ -492,7 +492,7 @@ def test_a_snapshot_opens_as_a_gallery(full, tmp_path):
 
 def test_an_index_of_another_kind_finds_the_same_people(full):
     for kind in ("exact", "hnsw"):
-        measured = full.reindex(Wanted(kind=kind))
+        measured = full.reindex(IndexSpec(kind=kind))
         assert kind in str(measured)
         assert full.identify(units(20)[9]).match == "person 09"
 
@@ -503,7 +503,7 @@ def test_an_index_that_cannot_be_built_changes_nothing(full, tmp_path):
     full.enrol("new", new)
     full.delete("person 02")
     with pytest.raises(InputError, match="memory_mb"):
-        full.reindex(Wanted(memory_mb=1e-6))
+        full.reindex(IndexSpec(memory_mb=1e-6))
     for gallery in (full, None):
         if gallery is None:
             full.close()
@@ -540,7 +540,7 @@ def test_the_kind_of_index_that_was_chosen_stays(full, tmp_path):
     full.identify(units(1)[0])
     full.close()
     with Gallery.open(tmp_path / "people.mettle") as again:
-        again.reindex(Wanted(kind="scan"))
+        again.reindex(IndexSpec(kind="scan"))
     with Gallery.open(tmp_path / "people.mettle") as later:
         assert later.info().index["kind"] == "scan"
         later.compact()
@@ -579,7 +579,7 @@ def test_a_move_that_failed_can_be_tried_again(full, tmp_path, monkeypatch):
     from mettle.gallery.storage import transfer
 
     with monkeypatch.context() as patch:
-        patch.setattr(transfer, "_agree", lambda *_: (_ for _ in ()).throw(GalleryError("the source changed")))
+        patch.setattr(transfer, "_check_equal", lambda *_: (_ for _ in ()).throw(GalleryError("the source changed")))
         with pytest.raises(GalleryError, match="changed"):
             Gallery.move(tmp_path / "people.mettle", tmp_path / "target")
     assert Gallery.move(tmp_path / "people.mettle", tmp_path / "target").identities == 20
@@ -622,10 +622,10 @@ def test_places_that_cannot_be_are_one_clear_error(where):
 
 
 def test_a_servers_password_is_never_shown():
-    from mettle.gallery.storage.location import shown
+    from mettle.gallery.storage.location import redact_location
 
-    assert shown("postgresql://u:secret@h1:5432,h2:5432/db") == "postgresql://u@h1:5432,h2:5432/db"
-    hidden = shown("postgresql://u@h/db?gallery=door&password=hunter2")
+    assert redact_location("postgresql://u:secret@h1:5432,h2:5432/db") == "postgresql://u@h1:5432,h2:5432/db"
+    hidden = redact_location("postgresql://u@h/db?gallery=door&password=hunter2")
     assert hidden == "postgresql://u@h/db?gallery=door"
 
 

@@ -215,7 +215,7 @@ def test_from_the_command_line(folder):
     assert f"13 people, {sum(map(len, people.values()))} templates" in said
     assert "at threshold 0.6000 (false-accept rate 0.001 a comparison; given when the gallery was made)" in said
     assert "  +1.0000  \"o'brien\"  'p03'  same template" in said and "; the first 2:" in said
-    assert "record and index: sound" in said
+    assert "storage and index: sound" in said
     told = json.loads(mettle("gallery", "audit", folder / "g", "--json", "--threshold", 0.6))
     with Gallery.open(folder / "g", read_only=True) as gallery:
         assert told == json.loads(json.dumps(asdict(gallery.audit(threshold=0.6))))
@@ -226,13 +226,13 @@ def test_from_the_command_line(folder):
 def test_damage_ends_with_another_status(folder):
     gallery, _ = enrolled(folder / "g", {f"p{i}": row[None] for i, row in enumerate(units(0, 5))})
     gallery.close()
-    with sqlite3.connect(folder / "g" / "record.sqlite") as record:
-        record.execute("INSERT INTO deleted_templates VALUES (2, 1, 0, 0)")
-    record.close()
-    assert "record and index: 1 problems" in mettle("gallery", "audit", folder / "g", status=1)
-    with sqlite3.connect(folder / "g" / "record.sqlite") as record:
-        record.execute("UPDATE templates SET checksum = checksum + 1 WHERE number = 3")
-    record.close()
+    with sqlite3.connect(folder / "g" / "record.sqlite") as storage:
+        storage.execute("INSERT INTO deleted_templates VALUES (2, 1, 0, 0)")
+    storage.close()
+    assert "storage and index: 2 problems" in mettle("gallery", "audit", folder / "g", status=1)
+    with sqlite3.connect(folder / "g" / "record.sqlite") as storage:
+        storage.execute("UPDATE templates SET checksum = checksum + 1 WHERE number = 3")
+    storage.close()
     assert "template 3 fails its checksum" in mettle("gallery", "audit", folder / "g", status=2)
 
 

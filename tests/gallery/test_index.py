@@ -12,11 +12,16 @@ import numpy as np
 import pytest
 
 from mettle.errors import InputError
-from mettle.gallery.index.approximate import Approximate, Effort
-from mettle.gallery.index.exact import Exact
-from mettle.gallery.index.faiss_index import threads
+from mettle.gallery.index.approximate import ApproximateIndex, SearchParams
+from mettle.gallery.index.exact import ExactIndex
+from mettle.gallery.index.faiss_index import limit_threads
 
-EFFORT = {"scan": Effort(128), "compressed": Effort(128), "ivf": Effort(128, 64), "hnsw": Effort(64, 256)}
+EFFORT = {
+    "scan": SearchParams(128),
+    "compressed": SearchParams(128),
+    "ivf": SearchParams(128, 64),
+    "hnsw": SearchParams(64, 256),
+}
 KINDS = ["exact", *EFFORT]
 TOLERANCE = {"compressed": 5e-4}
 
@@ -36,10 +41,10 @@ def crowd(people=600, each=5, dim=24, seed=0, spread=0.35):
 
 def make(kind, numbers, vectors, effort=None):
     if kind == "exact":
-        index = Exact(vectors.shape[1])
+        index = ExactIndex(vectors.shape[1])
         index.add(numbers, vectors)
         return index
-    return Approximate.build(kind, numbers, vectors, effort or EFFORT[kind])
+    return ApproximateIndex.build(kind, numbers, vectors, effort or EFFORT[kind])
 
 
 def oracle(vectors, numbers, probe):
@@ -153,11 +158,11 @@ class TestLaws:
         index = make(kind, numbers, vectors)
         for probe in probes[:4]:
             near = np.asarray([n for _, n in oracle(vectors, numbers, probe)[:300]])
-            there = index.holds(near)
+            there = index.contains_ids(near)
             assert index.remove(near) == there.sum()
             assert index.remove(near) == 0
-            assert not index.holds(near).any()
-            left = index.holds(numbers)
+            assert not index.contains_ids(near).any()
+            left = index.contains_ids(numbers)
             assert len(index) == left.sum()
             found = index.search(probes, 10)
             assert_true(kind, found, vectors[left], numbers[left], probes, 10)
@@ -187,7 +192,7 @@ class TestLaws:
         assert index.search(vectors[[1000, 1001]], 1)[1][:, 0].tolist() == numbers[[899, 5]].tolist()
         assert numbers[5] not in index.search(vectors[[5]], 5)[1]
         assert index.remove(numbers[[899]]) == 1
-        assert not index.holds(numbers[[899]]).any()
+        assert not index.contains_ids(numbers[[899]]).any()
 
     def test_numbers_in_any_order(self, kind, world):
         vectors, numbers, probes = world
@@ -195,7 +200,7 @@ class TestLaws:
         index = make(kind, mixed[:1500], vectors[:1500])
         index.add(mixed[1500:], vectors[1500:])
         assert index.remove(mixed[::2]) == 1500
-        assert index.holds(mixed).tolist() == [i % 2 == 1 for i in range(3000)]
+        assert index.contains_ids(mixed).tolist() == [i % 2 == 1 for i in range(3000)]
         assert_true(kind, index.search(probes, 5), vectors[1::2], mixed[1::2], probes, 5)
 
     @pytest.mark.parametrize("seed", range(3))
@@ -217,21 +222,21 @@ class TestLaws:
                 assert index.remove(unknown) == len(gone)
                 truth = {n: r for n, r in truth.items() if n not in set(gone.tolist())}
             if step % 40 == 39:
-                index = index.packed()
+                index = index.compacted()
             assert len(index) == len(truth)
             numbers = np.asarray(list(truth), np.int64)
             vectors, probes = pool[list(truth.values())], pool[rng.integers(len(pool), size=3)]
             assert_true(kind, index.search(probes, 4), vectors, numbers, probes, 4)
-            assert index.holds(np.arange(fresh)).tolist() == [n in truth for n in range(fresh)]
+            assert index.contains_ids(np.arange(fresh)).tolist() == [n in truth for n in range(fresh)]
 
     def test_packed_keeps_nothing_of_what_was_removed(self, kind, world):
         vectors, numbers, probes = world
         index = make(kind, numbers, vectors)
         index.remove(numbers[:700])
         before = index.search(probes, 5)
-        packed = index.packed()
+        packed = index.compacted()
         assert len(packed) == 2300 and packed.rows.count == 2300 and packed.rows.dead == 0
-        assert not packed.holds(numbers[:700]).any()
+        assert not packed.contains_ids(numbers[:700]).any()
         if kind != "exact":
             assert len(packed.engine) == 2300
         after = packed.search(probes, 5)
@@ -352,23 +357,23 @@ class TestRefusals:
     def test_an_unknown_kind_is_named(self, world):
         vectors, numbers, _ = world
         with pytest.raises(InputError, match="hnsw"):
-            Approximate.build("hnws", numbers, vectors)
+            ApproximateIndex.build("hnws", numbers, vectors)
 
     def test_too_many_dimensions_for_codes(self):
         with pytest.raises(InputError, match="4096"):
-            Approximate.build("scan", np.arange(1), np.eye(1, 5000, dtype=np.float32))
+            ApproximateIndex.build("scan", np.arange(1), np.eye(1, 5000, dtype=np.float32))
 
 
 def test_threads_are_put_back_after_an_error():
     before = faiss.omp_get_max_threads()
-    with pytest.raises(ZeroDivisionError), threads(1):
+    with pytest.raises(ZeroDivisionError), limit_threads(1):
         assert 1 / (faiss.omp_get_max_threads() - 1)
     assert faiss.omp_get_max_threads() == before
 
 
 def test_other_threads_keep_their_number_of_threads():
     before = faiss.omp_get_max_threads()
-    with threads(1), ThreadPoolExecutor(1) as pool:
+    with limit_threads(1), ThreadPoolExecutor(1) as pool:
         assert pool.submit(faiss.omp_get_max_threads).result() == before
 
 
@@ -377,10 +382,10 @@ def test_a_forked_process_searches_too():
     code = """
 import os, sys
 import numpy as np
-from mettle.gallery.index.approximate import Approximate, Effort
+from mettle.gallery.index.approximate import ApproximateIndex, SearchParams
 x = np.random.default_rng(0).standard_normal((3000, 16)).astype(np.float32)
 x /= np.linalg.norm(x, axis=1, keepdims=True)
-index = Approximate.build("scan", np.arange(3000), x, Effort(64))
+index = ApproximateIndex.build("scan", np.arange(3000), x, SearchParams(64))
 mine = index.search(x[:64], 5)[1]
 child = os.fork()
 if not child:

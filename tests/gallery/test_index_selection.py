@@ -7,8 +7,15 @@ import pytest
 
 from mettle.errors import InputError
 from mettle.gallery.index.approximate import KINDS
-from mettle.gallery.index.exact import Exact
-from mettle.gallery.index.selection import Measured, Wanted, build_index, measure_index, outgrown, trial
+from mettle.gallery.index.exact import ExactIndex
+from mettle.gallery.index.selection import (
+    IndexBenchmark,
+    IndexSpec,
+    build_index,
+    has_outgrown,
+    make_trial,
+    measure_index,
+)
 
 
 def unit(x):
@@ -44,7 +51,7 @@ class Losing:
 
 
 def exact(vectors, numbers):
-    index = Exact(vectors.shape[1])
+    index = ExactIndex(vectors.shape[1])
     index.add(numbers, vectors)
     return index
 
@@ -60,17 +67,17 @@ class TestRule:
 
     def test_exact_where_it_is_quick_enough(self):
         x, _ = crowd(1500, 2)
-        assert build_index(x, np.arange(3000), Wanted(latency_ms=1e4)).index.kind == "exact"
+        assert build_index(x, np.arange(3000), IndexSpec(latency_ms=1e4)).index.kind == "exact"
 
     def test_approximate_where_exact_is_too_slow(self):
         x, y = crowd(3000, 2)
-        built = build_index(x, np.arange(6000), Wanted(latency_ms=1e-6), labels=y)
+        built = build_index(x, np.arange(6000), IndexSpec(latency_ms=1e-6), labels=y)
         assert built.index.kind in ("scan", "ivf")
         assert built.measured.recall_at[10] >= 0.99
 
     def test_compressed_where_memory_is_short(self):
         x, y = crowd(3000, 2)
-        built = build_index(x, np.arange(6000), Wanted(memory_mb=0.6), labels=y)
+        built = build_index(x, np.arange(6000), IndexSpec(memory_mb=0.6), labels=y)
         assert built.index.kind == "compressed"
         assert built.index.bytes <= 0.6e6 < exact(x, np.arange(6000)).bytes
         assert built.measured.recall_at[10] >= 0.99
@@ -78,7 +85,7 @@ class TestRule:
     def test_too_little_memory_for_any_is_said(self):
         x, _ = crowd(3000, 2)
         with pytest.raises(InputError, match=r"memory_mb=0\.1 is too little for 6,000 x 32"):
-            build_index(x, np.arange(6000), Wanted(memory_mb=0.1))
+            build_index(x, np.arange(6000), IndexSpec(memory_mb=0.1))
 
     def test_exact_where_nothing_else_finds_enough(self, monkeypatch):
         """Directions drawn at random and hardly any effort: no shortlist is good enough for a recall of 1."""
@@ -86,22 +93,22 @@ class TestRule:
         for name, how in hardly.items():
             monkeypatch.setitem(KINDS, name, how)
         x = unit(np.random.default_rng(0).standard_normal((6000, 48)))
-        built = build_index(x, np.arange(6000), Wanted(latency_ms=1e-6, recall=1.0))
+        built = build_index(x, np.arange(6000), IndexSpec(latency_ms=1e-6, recall=1.0))
         assert built.index.kind == "exact"
         assert built.measured.recall_at[10] == 1
 
     @pytest.mark.parametrize("kind", ["exact", *KINDS])
     def test_a_kind_by_name(self, kind):
         x, y = crowd(1500, 2)
-        built = build_index(x, np.arange(3000) + (1 << 50), Wanted(kind=kind), labels=y)
+        built = build_index(x, np.arange(3000) + (1 << 50), IndexSpec(kind=kind), labels=y)
         assert built.index.kind == built.measured.kind == kind
         assert built.measured.recall_at[10] >= 0.98
         assert (built.index.search(x[:50], 1)[1][:, 0] == np.arange(50) + (1 << 50)).mean() > 0.97
 
     def test_more_recall_wanted_takes_more_effort(self):
         x = unit(np.random.default_rng(0).standard_normal((20_000, 16)))
-        little = build_index(x, np.arange(20_000), Wanted(kind="scan", recall=0.5))
-        much = build_index(x, np.arange(20_000), Wanted(kind="scan", recall=1.0))
+        little = build_index(x, np.arange(20_000), IndexSpec(kind="scan", recall=0.5))
+        much = build_index(x, np.arange(20_000), IndexSpec(kind="scan", recall=1.0))
         assert little.index.effort.shortlist < much.index.effort.shortlist
         assert little.measured.recall_at[10] < much.measured.recall_at[10]
 
@@ -127,8 +134,8 @@ class TestRule:
 
     def test_outgrown(self):
         x, _ = crowd(1500, 2)
-        measured = build_index(x, np.arange(3000), Wanted(kind="exact")).measured
-        assert not outgrown(6000, measured) and outgrown(6001, measured)
+        measured = build_index(x, np.arange(3000), IndexSpec(kind="exact")).measured
+        assert not has_outgrown(6000, measured) and has_outgrown(6001, measured)
 
 
 class TestMeasured:
@@ -137,7 +144,7 @@ class TestMeasured:
         x, y = crowd(400, 2, spread=0.2)
         numbers = np.arange(800) * 7 + 3
         index = exact(x, numbers)
-        test = trial(index, y)
+        test = make_trial(index, y)
         unlucky = set(range(200))
         found = measure_index(Losing(index, numbers[np.isin(y, list(unlucky))]), test)
         probed = y[np.searchsorted(numbers, test.skip)]
@@ -156,7 +163,7 @@ class TestMeasured:
         x, _ = crowd(300, 1)
         probes = unit(x[:80] + 0.2 * np.random.default_rng(2).standard_normal((80, 32)))
         index, lost = exact(x, np.arange(300)), np.arange(0, 300, 3)
-        found = measure_index(Losing(index, lost), trial(index, probes=probes))
+        found = measure_index(Losing(index, lost), make_trial(index, probes=probes))
         hits = first = 0
         for probe in probes:
             true = np.argsort(-(x.astype(np.float64) @ probe))[:10]
@@ -168,7 +175,7 @@ class TestMeasured:
 
     def test_the_threshold_is_that_of_one_impostor_in_a_thousand(self):
         x, y = crowd(200, 4)
-        test = trial(exact(x, np.arange(800)), y)
+        test = make_trial(exact(x, np.arange(800)), y)
         impostors = (test.probes.astype(np.float64) @ x.T)[test.people.probe[:, None] != y]
         accepted = (impostors >= test.people.threshold).mean()
         assert accepted <= 1e-3
@@ -176,24 +183,24 @@ class TestMeasured:
 
     def test_a_probe_does_not_find_itself(self):
         x, y = crowd(100, 3)
-        test = trial(exact(x, np.arange(300)), y)
+        test = make_trial(exact(x, np.arange(300)), y)
         assert (test.numbers != test.skip[:, None]).all()
         assert (test.scores[:, 0] < 0.99999).all()
 
     def test_one_template_each_is_measured_with_mixed_probes(self):
         x, y = crowd(300, 1)
-        test = trial(exact(x, np.arange(300)), y)
+        test = make_trial(exact(x, np.arange(300)), y)
         assert (test.numbers[:, 0] == test.people.probe).mean() > 0.9
         assert 0.6 < np.median(test.scores[:, 0]) < 0.95
 
     def test_one_readable_line_and_json_and_back(self):
         x, y = crowd(500, 2)
-        measured = build_index(x, np.arange(1000), Wanted(kind="scan"), labels=y).measured
+        measured = build_index(x, np.arange(1000), IndexSpec(kind="scan"), labels=y).measured
         line = str(measured)
         assert "\n" not in line
         for part in ("scan index of 1,000 x 32", "recall@1 ", "recall@10 ", "TAR lost at FAR 1e-3 ", " ms a probe"):
             assert part in line
-        assert Measured.from_dict(json.loads(json.dumps(measured.as_dict()))) == measured
+        assert IndexBenchmark.from_dict(json.loads(json.dumps(measured.as_dict()))) == measured
 
 
 class TestWanted:
@@ -212,7 +219,7 @@ class TestWanted:
     )
     def test_what_makes_no_sense_is_refused(self, wrong, said):
         with pytest.raises(InputError, match=said):
-            Wanted(**wrong)
+            IndexSpec(**wrong)
 
     def test_shapes_that_do_not_fit_are_refused(self):
         x, y = crowd(10, 2)

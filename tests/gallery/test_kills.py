@@ -15,7 +15,7 @@ from storage_fixtures import FileShelf, memory, units
 
 from mettle.errors import GalleryError, GalleryLocked
 from mettle.gallery.binding import Binding
-from mettle.gallery.storage.sqlite import SqliteRecord
+from mettle.gallery.storage.sqlite import SqliteStorage
 
 SCRIPT = str(Path(killed.__file__))
 
@@ -52,14 +52,14 @@ def test_g1_a_thousand_kills_lose_nothing_acknowledged():
 
 @pytest.mark.parametrize("damage", ["lost", "back again", "half", "not asked for", "calibration lost", "or torn"])
 def test_g1_the_harness_would_see_a_loss(tmp_path, damage):
-    record = SqliteRecord.create(tmp_path / "record.sqlite", Binding(killed.DIM))
+    storage = SqliteStorage.create(tmp_path / "record.sqlite", Binding(killed.DIM))
     expected = killed.Expected()
     verbs = [("enrol", "a"), ("enrol", "b"), ("delete", "a"), ("calibrate", ""), ("snapshot", "")]
     for turn, (verb, name) in enumerate(verbs):
         task = {"verb": verb, "name": name, "seed": turn, "n": 3, "request": f"r{turn}"}
-        receipt = killed.act(record, tmp_path, task)
+        receipt = killed.act(storage, tmp_path, task)
         expected.apply(task, *((receipt.sequence, list(receipt.numbers)) if receipt else (0, [])))
-    record.close()
+    storage.close()
     assert killed.look(tmp_path, expected, None, random.Random(1)) is False
     shelf = FileShelf(tmp_path)
     if damage == "lost":
@@ -72,9 +72,9 @@ def test_g1_the_harness_would_see_a_loss(tmp_path, damage):
     elif damage == "half":
         shelf.sql("DELETE FROM templates WHERE number = 5")
     else:
-        record = shelf.open()
-        record.enrol("a", killed.vectors(0, 3))
-        record.close()
+        storage = shelf.open()
+        storage.enrol("a", killed.vectors(0, 3))
+        storage.close()
         if damage == "back again":
             shelf.sql("UPDATE revision_state SET sequence = 4")
     with pytest.raises((AssertionError, GalleryError)):
@@ -83,11 +83,11 @@ def test_g1_the_harness_would_see_a_loss(tmp_path, damage):
 
 def test_g6_a_second_writer_is_refused_and_a_dead_one_is_no_obstacle(tmp_path):
     shelf = FileShelf(tmp_path)
-    record = shelf.create()
-    record.enrol("anna", units(1, 1))
+    storage = shelf.create()
+    storage.enrol("anna", units(1, 1))
     with pytest.raises(GalleryLocked, match=f"this process .{os.getpid()}."):
         shelf.open()
-    record.close()
+    storage.close()
     holder = subprocess.Popen(
         [sys.executable, SCRIPT, "--hold", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -111,8 +111,8 @@ def test_g6_a_forked_child_does_not_keep_the_lock(tmp_path):
     """A process that forked (a loader of images, say) and died leaves no lock behind in its children."""
     FileShelf(tmp_path).create().close()
     code = (
-        "import os, sys, time\nfrom pathlib import Path\nfrom mettle.gallery.storage.sqlite import SqliteRecord\n"
-        "record = SqliteRecord.open(Path(sys.argv[1]))\npid = os.fork()\n"
+        "import os, sys, time\nfrom pathlib import Path\nfrom mettle.gallery.storage.sqlite import SqliteStorage\n"
+        "storage = SqliteStorage.open(Path(sys.argv[1]))\npid = os.fork()\n"
         "if pid == 0:\n    os.close(1)\n    time.sleep(600)\n    os._exit(0)\n"
         "print(pid, flush=True)\nos.kill(os.getpid(), 9)\n"
     )

@@ -11,7 +11,7 @@ from mettle import Gallery
 from mettle.atomic_files import TEMPORARY, open_unlinked, remove_leftovers
 from mettle.errors import GalleryError
 from mettle.gallery.binding import Binding
-from mettle.gallery.storage.sqlite import SqliteRecord
+from mettle.gallery.storage.sqlite import SqliteStorage
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_link_to_a_record_elsewhere_is_refused(place, folder):
     with pytest.raises(GalleryError, match="is a link"):
         Gallery.open(folder / "h")
     with pytest.raises(GalleryError, match="is a link"):
-        SqliteRecord.open(folder / "h" / "record.sqlite")
+        SqliteStorage.open(folder / "h" / "record.sqlite")
     assert (place / "record.sqlite").read_bytes() == before
 
 
@@ -82,7 +82,7 @@ def test_a_new_gallery_is_not_made_among_links(folder, outside, entry):
     (folder / "new" / entry).symlink_to(outside / "file")
     for make in (
         lambda: Gallery.open(folder / "new", dim=8),
-        lambda: SqliteRecord.create(folder / "new" / "record.sqlite", Binding(8)),
+        lambda: SqliteStorage.create(folder / "new" / "record.sqlite", Binding(8)),
     ):
         with pytest.raises(GalleryError, match="is a link"):
             make()

@@ -1,4 +1,4 @@
-"""Search on Milvus: whatever its collection holds, answers are those of the record. The embedded one stands for it."""
+"""Search on Milvus: whatever its collection holds, answers are those of the storage. The embedded one stands for it."""
 
 import shutil
 import sys
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from storage_fixtures import units
 
 from mettle.errors import GalleryUnavailable, InputError, MissingExtra
-from mettle.gallery import Gallery, Wanted
+from mettle.gallery import Gallery, IndexSpec
 from mettle.gallery.index import milvus
-from mettle.gallery.index.milvus import MilvusSearch, hide_password
+from mettle.gallery.index.milvus import MilvusSearcher, hide_password
 
 pytest.importorskip("pymilvus")
 pytest.importorskip("milvus_lite")
@@ -44,7 +44,7 @@ def gallery(folder, server):
 @pytest.fixture
 def full(gallery):
     gallery.enrol_many((f"p{i:02d}", row) for i, row in enumerate(units(0, 60)))
-    gallery._search.follow()
+    gallery._search.sync()
     return gallery
 
 
@@ -88,18 +88,18 @@ def test_after_any_changes_answers_are_those_of_the_record(folder, server, round
             assert gallery.check() == []
 
 
-def test_records_of_both_kinds_are_searched(record, server):
-    search = MilvusSearch(record, server)
+def test_records_of_both_kinds_are_searched(storage, server):
+    search = MilvusSearcher(storage, server)
     rows = units(1, 30)
-    receipt = record.enrol_many([(f"p{i}", rows[i : i + 1]) for i in range(30)])
-    record.delete("p7")
-    found = search.find(rows[:9], 4)
+    receipt = storage.enrol_many([(f"p{i}", rows[i : i + 1]) for i in range(30)])
+    storage.delete("p7")
+    found = search.find_templates(rows[:9], 4)
     exact = rows[:9] @ rows.T
     exact[:, 7] = -2
     order = np.argsort(-exact, axis=1)[:, :4]
     assert np.array_equal(found.numbers, np.asarray(receipt.numbers)[order])
     np.testing.assert_allclose(found.scores, np.take_along_axis(exact, order, axis=1), atol=1e-6)
-    found = search.find(rows[:1], 40)  # more than there are
+    found = search.find_templates(rows[:1], 40)  # more than there are
     assert (found.numbers[0, 29:] == -1).all() and np.isneginf(found.scores[0, 29:]).all() and search.check() == []
     search.close()
 
@@ -112,7 +112,7 @@ def test_an_empty_gallery_finds_nobody(gallery):
 def test_what_was_deleted_elsewhere_is_not_found_even_by_a_server_that_still_holds_it(full, monkeypatch):
     probe = units(0, 60)[3]
     assert full.identify(probe).match == "p03"
-    monkeypatch.setattr(MilvusSearch, "follow", lambda self: None)
+    monkeypatch.setattr(MilvusSearcher, "sync", lambda self: None)
     full.delete("p03")
     assert full._search.rows() == 60
     assert "p03" not in [c.identity for c in full.identify(probe, k=50).candidates]
@@ -120,16 +120,16 @@ def test_what_was_deleted_elsewhere_is_not_found_even_by_a_server_that_still_hol
 
 
 def test_what_the_server_says_of_a_number_is_not_believed(full):
-    """Rows of another time under numbers of the record, and under numbers that it never gave."""
+    """Rows of another time under numbers of the storage, and under numbers that it never gave."""
     probe, other = units(0, 60)[3], units(5, 2)
     search = full._search
-    numbers = full._record.templates("p04").numbers.tolist()
+    numbers = full._storage.templates_of("p04").numbers.tolist()
     search._call("upsert", data=[{"number": numbers[0], "vector": probe}, {"number": 10**6, "vector": probe}])
     found = full.identify(probe, k=3)
     assert found.match == "p03" and found.candidates[0].score == pytest.approx(1, abs=1e-6)
     right = float(units(0, 60)[4] @ probe)
     assert all(c.score == pytest.approx(right, abs=1e-6) for c in found.candidates if c.identity == "p04")
-    search._call("delete", ids=full._record.templates("p09").numbers.tolist())
+    search._call("delete", ids=full._storage.templates_of("p09").numbers.tolist())
     (said,) = full.check()
     assert "Milvus holds 60 rows, and of 60 templates 2 are missing there or differ" in said
     full.reindex()
@@ -144,8 +144,8 @@ def test_a_gallery_that_is_opened_again_takes_in_only_what_is_new(full, folder, 
         without.enrol("new", units(7, 1))
         without.delete("p01")
     written = []
-    upsert = MilvusSearch._upsert
-    monkeypatch.setattr(MilvusSearch, "_upsert", lambda self, t: (written.extend(t.identities), upsert(self, t)))
+    upsert = MilvusSearcher._upsert
+    monkeypatch.setattr(MilvusSearcher, "_upsert", lambda self, t: (written.extend(t.identities), upsert(self, t)))
     with Gallery.open(folder / "people", milvus=server) as again:
         assert again.notes == [] and again.check() == []
         assert written == ["new"] and again.identify(units(7, 1)[0]).match == "new"
@@ -154,7 +154,7 @@ def test_a_gallery_that_is_opened_again_takes_in_only_what_is_new(full, folder, 
 
 def test_a_process_that_ends_before_it_noted_how_far_it_came_does_no_harm(full, folder, server, monkeypatch):
     full.identify(units(0, 1)[0])
-    monkeypatch.setattr(MilvusSearch, "_write_revision", lambda self: None)
+    monkeypatch.setattr(MilvusSearcher, "_write_revision", lambda self: None)
     full.close()
     monkeypatch.undo()
     with Gallery.open(folder / "people", milvus=server) as again:
@@ -185,7 +185,7 @@ def test_a_restored_record_is_not_searched_by_the_rows_of_its_future(full, folde
     shutil.rmtree(folder / "people")
     shutil.copytree(folder / "backup", folder / "people")
     with Gallery.open(folder / "people", milvus=server) as restored:
-        assert len(restored.notes) == 1 and "compared with the record" in restored.notes[0]
+        assert len(restored.notes) == 1 and "compared with the storage" in restored.notes[0]
         assert restored.check() == [] and restored.identify(units(0, 60)[5]).match == "p05"
         restored.enrol("other", units(21, 1))  # by the number that "lost" had
         assert restored.identify(units(20, 1)[0]).match is None
@@ -195,11 +195,11 @@ def test_a_restored_record_is_not_searched_by_the_rows_of_its_future(full, folde
 def test_every_kind_of_index_finds_the_same_people(full):
     probes = units(0, 60)
     for kind, name in (("hnsw", "HNSW"), ("ivf", "IVF_FLAT"), ("exact", "FLAT"), ("auto", "AUTOINDEX")):
-        full.reindex(Wanted(kind=kind))
+        full.reindex(IndexSpec(kind=kind))
         assert full.info().index["kind"] == f"Milvus, {name}"
         assert [f.match for f in full.identify_many(probes[:20])] == [f"p{i:02d}" for i in range(20)]
     with pytest.raises(InputError, match="Milvus has the indexes auto, exact, ivf, hnsw"):
-        full.reindex(Wanted(kind="scan"))
+        full.reindex(IndexSpec(kind="scan"))
     assert full.check() == []
 
 

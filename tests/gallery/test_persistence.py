@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from mettle.gallery.index import persistence
-from mettle.gallery.index.approximate import Approximate, Effort
-from mettle.gallery.index.exact import Exact
-from mettle.gallery.index.persistence import Stale, ViewFacts
-from mettle.gallery.index.selection import Wanted, build_index
+from mettle.gallery.index.approximate import ApproximateIndex, SearchParams
+from mettle.gallery.index.exact import ExactIndex
+from mettle.gallery.index.persistence import IndexManifest, IndexMismatch
+from mettle.gallery.index.selection import IndexSpec, build_index
 
 KINDS = ["exact", "scan", "compressed", "ivf", "hnsw"]
 MUTATIONS = 300
@@ -35,14 +35,14 @@ def people(count=700, dim=16, seed=0):
 def make(kind, vectors, numbers=None):
     numbers = np.arange(len(vectors)) * 5 + 2 if numbers is None else numbers
     if kind == "exact":
-        index = Exact(vectors.shape[1])
+        index = ExactIndex(vectors.shape[1])
         index.add(numbers, vectors)
         return index
-    return Approximate.build(kind, numbers, vectors, Effort(64, 64))
+    return ApproximateIndex.build(kind, numbers, vectors, SearchParams(64, 64))
 
 
 def facts(index, **changed):
-    known = ViewFacts(
+    known = IndexManifest(
         sequence=41, count=len(index), dim=index.dim, metric="cosine", model="ab" * 32, fusion="best", kind=index.kind
     )
     return replace(known, **changed)
@@ -59,7 +59,7 @@ class TestKept:
     def test_what_was_kept_comes_back(self, tmp_path, kind):
         x = people()
         index = make(kind, x)
-        measured = build_index(x, np.arange(700), Wanted(kind=kind)).measured
+        measured = build_index(x, np.arange(700), IndexSpec(kind=kind)).measured
         persistence.save_index(tmp_path / "index", index, facts(index, measured=measured))
         loaded = persistence.load_index(tmp_path / "index", facts(index, measured=None))
         assert loaded.sequence == 41 and loaded.measured == measured
@@ -137,7 +137,7 @@ def damage(folder: Path, other: Path, rng: np.random.Generator, number: int) -> 
 def detected(folder, index):
     try:
         persistence.load_index(folder, facts(index))
-    except Stale:
+    except IndexMismatch:
         return True
     return False
 
@@ -163,19 +163,19 @@ def test_g4_every_mutation_is_detected(tmp_path, kind):
         ({"model": "cd" * 32}, "model"),
         ({"model": None}, "model"),
         ({"fusion": "mean"}, "fusion"),
-        ({"record": "another"}, "record"),
+        ({"storage": "another"}, "storage"),
         ({"count": 699}, "699"),
         ({"sequence": 40}, "newer"),
     ],
 )
 def test_g4_of_something_else(tmp_path, changed, said):
     index = saved(tmp_path)
-    with pytest.raises(Stale, match=said):
+    with pytest.raises(IndexMismatch, match=said):
         persistence.load_index(tmp_path, facts(index, **changed))
 
 
 def test_an_older_view_says_how_old_it_is(tmp_path):
-    """The record then tells what happened since; -1 stands for a record that is not asked."""
+    """The storage then tells what happened since; -1 stands for a storage that is not asked."""
     index = saved(tmp_path)
     assert persistence.load_index(tmp_path, facts(index, sequence=50, count=9)).sequence == 41
     assert persistence.load_index(tmp_path, facts(index, sequence=-1, count=0, kind="exact")).sequence == 41
@@ -199,7 +199,7 @@ def test_g4_an_edited_manifest_without_its_checksum(tmp_path, edit):
     content = json.loads(path.read_text())
     content["facts"] |= edit
     path.write_text(json.dumps(content))
-    with pytest.raises(Stale, match="checksum"):
+    with pytest.raises(IndexMismatch, match="checksum"):
         persistence.load_index(tmp_path, facts(index, **({"model": None} if "model" in edit else {})))
 
 
@@ -209,7 +209,7 @@ def forged(folder, change):
     content = json.loads(path.read_text())
     del content["sha256"]
     change(content)
-    path.write_text(json.dumps(content | {"sha256": persistence._digest(content)}))
+    path.write_text(json.dumps(content | {"sha256": persistence._file_digest(content)}))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def forged(folder, change):
 def test_g4_a_manifest_that_lies_gives_stale_and_nothing_else(tmp_path, change):
     index = saved(tmp_path)
     forged(tmp_path, change)
-    with pytest.raises(Stale):
+    with pytest.raises(IndexMismatch):
         persistence.load_index(tmp_path, facts(index))
 
 
@@ -250,7 +250,7 @@ def test_g4_a_manifest_that_lies_gives_stale_and_nothing_else(tmp_path, change):
 def test_g4_what_is_no_manifest(tmp_path, content):
     index = saved(tmp_path)
     (tmp_path / persistence.MANIFEST).write_bytes(content)
-    with pytest.raises(Stale):
+    with pytest.raises(IndexMismatch):
         persistence.load_index(tmp_path, facts(index))
 
 
@@ -258,9 +258,9 @@ def test_g4_a_faiss_index_of_another_size_under_the_right_checksum(tmp_path):
     """Even a manifest in order does not make Faiss's file belong to these rows."""
     index = saved(tmp_path)
     strange = faiss.serialize_index(faiss.IndexFlatIP(16))
-    entry = persistence._written(tmp_path, "engine", strange)
+    entry = persistence._write_array(tmp_path, "engine", strange)
     forged(tmp_path, lambda c: c["files"].update(engine=entry))
-    with pytest.raises(Stale, match="belong together"):
+    with pytest.raises(IndexMismatch, match="belong together"):
         persistence.load_index(tmp_path, facts(index))
 
 
@@ -278,13 +278,13 @@ def test_s1_a_pickle_in_place_of_any_file_is_never_run(tmp_path):
     for name in ("numbers", "vectors", "engine", "manifest"):
         index = saved(tmp_path / "index")
         next((tmp_path / "index").glob(f"{name}*")).write_bytes(payload)
-        with pytest.raises(Stale):
+        with pytest.raises(IndexMismatch):
             persistence.load_index(tmp_path / "index", facts(index))
-        entry = persistence._written(tmp_path / "index", "engine", np.frombuffer(payload, np.uint8))
+        entry = persistence._write_array(tmp_path / "index", "engine", np.frombuffer(payload, np.uint8))
         saved(tmp_path / "forged")
         shutil.copy(tmp_path / "index" / entry["name"], tmp_path / "forged")
         forged(tmp_path / "forged", lambda c, e=entry: c["files"].update(engine=e))
-        with pytest.raises(Stale):
+        with pytest.raises(IndexMismatch):
             persistence.load_index(tmp_path / "forged", facts(index))
     assert not canary.exists()
     pickle.loads(payload)
@@ -294,7 +294,7 @@ def test_s1_a_pickle_in_place_of_any_file_is_never_run(tmp_path):
 def test_absent(tmp_path):
     index = make("exact", people())
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(Stale, match="no manifest"):
+        with pytest.raises(IndexMismatch, match="no manifest"):
             persistence.load_index(folder, facts(index))
 
 
@@ -303,7 +303,7 @@ def test_a_folder_where_a_file_should_be(tmp_path):
     engine = next(tmp_path.glob("engine-*"))
     engine.unlink()
     engine.mkdir()
-    with pytest.raises(Stale):
+    with pytest.raises(IndexMismatch):
         persistence.load_index(tmp_path, facts(index))
 
 
@@ -378,7 +378,7 @@ def test_the_limit_of_faiss_is_put_back(tmp_path):
 
 def test_a_strange_index_cannot_be_kept(tmp_path):
     class Other:
-        def packed(self):
+        def compacted(self):
             return self
 
     with pytest.raises(persistence.GalleryError, match="Other"):

@@ -1,4 +1,4 @@
-"""The record on a real PostgreSQL: many writers, restarts, silence, wrong passwords, missing parts."""
+"""The storage on a real PostgreSQL: many writers, restarts, silence, wrong passwords, missing parts."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from test_storage import held, replayed
 from mettle.errors import GalleryError, GalleryUnavailable, InputError, MettleError, OutcomeUnknown
 from mettle.gallery.binding import Binding
 from mettle.gallery.results import Receipt
-from mettle.gallery.storage.postgres import PostgresRecord, address
+from mettle.gallery.storage.postgres import PostgresStorage, parse_address
 
 WRITER = str(Path(writer.__file__))
 BUSY = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'mettle'"
@@ -56,79 +56,79 @@ def refused(call, kind: type[MettleError], *words: str, secret: str = "hush") ->
 
 def test_the_wrong_door_is_named(postgres):
     inside = postgres.url(user="locked:hush")
-    assert PostgresRecord.exists(inside) is False, "the right password opens"
+    assert PostgresStorage.exists(inside) is False, "the right password opens"
     for user in ("locked:wrong", "locked", "nobody"):
         url = postgres.url(user=user)
-        refused(lambda url=url: PostgresRecord.open(url), GalleryError, "user and password", secret="wrong")
+        refused(lambda url=url: PostgresStorage.open(url), GalleryError, "user and password", secret="wrong")
     for secret in ("s3cr3t", "p@ss/w?rd", "x y"):
         url = postgres.url(user=f"locked:{quote(secret, safe='')}")
-        refused(lambda url=url: PostgresRecord.open(url), GalleryError, "password", secret=secret)
-    refused(lambda: PostgresRecord.open(postgres.url(database="nowhere", user="locked:hush")), GalleryError, "nowhere")
+        refused(lambda url=url: PostgresStorage.open(url), GalleryError, "password", secret=secret)
+    refused(lambda: PostgresStorage.open(postgres.url(database="nowhere", user="locked:hush")), GalleryError, "nowhere")
     for host in ("/nowhere", "127.0.0.1:1", "no-such-host.invalid"):
         url = f"postgresql://locked:hush@{host}/x" if host[0] != "/" else postgres.url(host=host, user="locked:hush")
-        refused(lambda url=url: PostgresRecord.open(url), GalleryUnavailable, "host and port")
+        refused(lambda url=url: PostgresStorage.open(url), GalleryUnavailable, "host and port")
     for url in ("mysql://hush@x", "people.mettle", "", None, 7):
-        refused(lambda url=url: PostgresRecord.open(url), InputError, "postgresql://")
+        refused(lambda url=url: PostgresStorage.open(url), InputError, "postgresql://")
     for url in ("postgresql://u:hush@[x/y", "postgresql://u:hush@h/%zz", "postgresql://u:hush@h/x?nonsense=hush"):
-        refused(lambda url=url: PostgresRecord.open(url), InputError, "URL")
+        refused(lambda url=url: PostgresStorage.open(url), InputError, "URL")
     with pytest.raises(InputError, match="timeout"):
-        PostgresRecord.open(inside, timeout=0)
+        PostgresStorage.open(inside, timeout=0)
 
 
 def test_a_missing_gallery_is_named(postgres, shelf):
-    assert not PostgresRecord.exists(shelf.url)
+    assert not PostgresStorage.exists(shelf.url)
     refused(shelf.open, GalleryError, shelf.name)
     shelf.create().close()
-    assert PostgresRecord.exists(shelf.url)
+    assert PostgresStorage.exists(shelf.url)
     postgres.sql("CREATE SCHEMA somebody")
-    assert not PostgresRecord.exists(postgres.url("somebody"))
-    refused(lambda: PostgresRecord.create(postgres.url("somebody"), Binding(8)), GalleryError, "somebody", "another")
-    record = shelf.open()
-    record.enrol("anna", units(1, 1))
+    assert not PostgresStorage.exists(postgres.url("somebody"))
+    refused(lambda: PostgresStorage.create(postgres.url("somebody"), Binding(8)), GalleryError, "somebody", "another")
+    storage = shelf.open()
+    storage.enrol("anna", units(1, 1))
     postgres.sql(f'DROP SCHEMA "{shelf.name}" CASCADE')
-    refused(lambda: record.enrol("bert", units(1, 1)), GalleryError, shelf.name)
-    refused(record.size, GalleryError, shelf.name)
-    record.close()
+    refused(lambda: storage.enrol("bert", units(1, 1)), GalleryError, shelf.name)
+    refused(storage.size, GalleryError, shelf.name)
+    storage.close()
 
 
 def test_a_missing_extension_is_named(postgres):
     postgres.sql("CREATE DATABASE bare")
     postgres.sql("ALTER DATABASE bare SET extension_control_path = '/nowhere'")
     url = postgres.url(database="bare")
-    refused(lambda: PostgresRecord.create(url, Binding(8)), GalleryError, "pgvector", "CREATE EXTENSION vector")
+    refused(lambda: PostgresStorage.create(url, Binding(8)), GalleryError, "pgvector", "CREATE EXTENSION vector")
     postgres.sql("ALTER DATABASE bare RESET extension_control_path")
     postgres.sql("CREATE ROLE guest LOGIN")
     guest = postgres.url(database="bare", user="guest")
-    refused(lambda: PostgresRecord.create(guest, Binding(8)), GalleryError, "pgvector", "may not")
+    refused(lambda: PostgresStorage.create(guest, Binding(8)), GalleryError, "pgvector", "may not")
     postgres.sql("CREATE EXTENSION vector", database="bare")
-    refused(lambda: PostgresRecord.create(guest, Binding(8)), GalleryError, "rights")
+    refused(lambda: PostgresStorage.create(guest, Binding(8)), GalleryError, "rights")
     postgres.sql("GRANT CREATE ON DATABASE bare TO guest")
-    record = PostgresRecord.create(guest, Binding(8))
-    record.enrol("anna", units(1, 1))
-    assert record.search(units(1, 1), 1)[1].tolist() == [[1]]
-    record.close()
+    storage = PostgresStorage.create(guest, Binding(8))
+    storage.enrol("anna", units(1, 1))
+    assert storage.search(units(1, 1), 1)[1].tolist() == [[1]]
+    storage.close()
 
 
 def test_the_extension_may_live_in_another_schema(postgres):
     postgres.sql("CREATE DATABASE tidy")
     postgres.sql("CREATE SCHEMA extensions", database="tidy")
     postgres.sql("CREATE EXTENSION vector SCHEMA extensions", database="tidy")
-    record = PostgresRecord.create(postgres.url(database="tidy"), Binding(8))
-    record.enrol("anna", units(1, 1))
-    assert record.search(units(1, 1), 1)[1].tolist() == [[1]] and record.check() == []
-    record.close()
+    storage = PostgresStorage.create(postgres.url(database="tidy"), Binding(8))
+    storage.enrol("anna", units(1, 1))
+    assert storage.search(units(1, 1), 1)[1].tolist() == [[1]] and storage.check() == []
+    storage.close()
 
 
 def test_a_database_of_another_encoding_is_refused(postgres):
     postgres.sql("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
-    refused(lambda: PostgresRecord.create(postgres.url(database="latin"), Binding(8)), GalleryError, "LATIN1", "UTF8")
+    refused(lambda: PostgresStorage.create(postgres.url(database="latin"), Binding(8)), GalleryError, "LATIN1", "UTF8")
 
 
 def test_a_missing_driver_is_named():
     code = (
         "import sys\nsys.modules['psycopg'] = None\nfrom mettle.errors import MissingExtra\n"
-        "from mettle.gallery.storage.postgres import PostgresRecord\n"
-        "try:\n    PostgresRecord.open('postgresql://u:hush@h/x')\n"
+        "from mettle.gallery.storage.postgres import PostgresStorage\n"
+        "try:\n    PostgresStorage.open('postgresql://u:hush@h/x')\n"
         "except MissingExtra as error:\n    assert 'psycopg[binary]' in str(error)\nelse:\n    sys.exit(1)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
@@ -136,11 +136,11 @@ def test_a_missing_driver_is_named():
 
 def test_the_url_names_the_gallery():
     base = "postgresql://u:p%40@h:5/db"
-    assert address(f"{base}?gallery=people&sslmode=disable") == (f"{base}?sslmode=disable", "people")
-    assert address(base) == (base, "mettle") and address(base, "x")[1] == "x"
+    assert parse_address(f"{base}?gallery=people&sslmode=disable") == (f"{base}?sslmode=disable", "people")
+    assert parse_address(base) == (base, "mettle") and parse_address(base, "x")[1] == "x"
     for name in ("public", "pg_x", "information_schema", "a b", 'a"b', "ä", "x" * 64, "1a"):
         with pytest.raises(InputError, match="named by"):
-            address(base, name)
+            parse_address(base, name)
 
 
 def test_galleries_of_one_database_do_not_see_each_other(postgres):
@@ -155,60 +155,60 @@ def test_galleries_of_one_database_do_not_see_each_other(postgres):
 
 @pytest.mark.parametrize(("dim", "rows"), [(1, 1), (512, 1500), (3000, 2)])
 def test_any_width_and_any_number_come_back(shelf, dim, rows):
-    record = shelf.create(Binding(dim))
-    record.enrol("anna", units(1, rows, dim))
-    assert record.templates("anna").vectors.tobytes() == units(1, rows, dim).tobytes()
-    assert record.search(units(1, rows, dim)[:1], 1)[1].tolist() == [[1]] or dim == 1
-    assert record.bytes() > 4 * dim * rows
+    storage = shelf.create(Binding(dim))
+    storage.enrol("anna", units(1, rows, dim))
+    assert storage.templates_of("anna").vectors.tobytes() == units(1, rows, dim).tobytes()
+    assert storage.search(units(1, rows, dim)[:1], 1)[1].tolist() == [[1]] or dim == 1
+    assert storage.bytes() > 4 * dim * rows
     if dim > 2000:
         with pytest.raises(InputError, match="2000"):
-            record.index("hnsw")
-    record.close()
+            storage.set_index("hnsw")
+    storage.close()
     with pytest.raises(InputError, match="16000"):
-        PostgresRecord.create(shelf.url, Binding(16001))
+        PostgresStorage.create(shelf.url, Binding(16001))
 
 
 def test_search_on_the_server_equals_a_plain_product(shelf):
-    record = shelf.create(Binding(32))
+    storage = shelf.create(Binding(32))
     templates, probes = units(1, 300, 32), units(2, 5, 32)
     templates[200:205] = templates[7]  # ties: the smaller number first
     for i in range(0, 300, 10):
-        record.enrol(f"p{i}", templates[i : i + 10])
-    record.delete("p30")
+        storage.enrol(f"p{i}", templates[i : i + 10])
+    storage.delete("p30")
     live = np.array([i for i in range(300) if not 30 <= i < 40])
     probes[0] = templates[7]
     cosines = probes.astype(np.float64) @ templates[live].astype(np.float64).T
-    scores, numbers, sequence, rows = record.search(probes, 20)
+    scores, numbers, sequence, rows = storage.search(probes, 20)
     assert (sequence, rows) == (31, 290)
     assert scores.dtype == np.float32 and numbers.dtype == np.int64 and scores.shape == numbers.shape == (5, 20)
     for row in range(5):
         order = np.lexsort((live, -np.round(cosines[row], 6)))[:20]
         np.testing.assert_allclose(scores[row], cosines[row][order], atol=1e-6)
         assert numbers[row].tolist() == (live[order] + 1).tolist()
-    scores, numbers = record.search(probes, 400)[:2]
+    scores, numbers = storage.search(probes, 400)[:2]
     assert (numbers[:, 290:] == -1).all() and (scores[:, 290:] == -np.inf).all() and (numbers[:, :290] > 0).all()
     for bad in (np.full((1, 32), np.nan, np.float32), units(1, 1, 31), np.zeros((1, 32), np.float32)):
         with pytest.raises(InputError, match="probes"):
-            record.search(bad, 3)
+            storage.search(bad, 3)
     with pytest.raises(InputError, match="k must"):
-        record.search(probes, 0)
-    exact = record.search(probes, 10)[1]
-    record.index("hnsw")
-    near = record.search(probes, 10)[1]
+        storage.search(probes, 0)
+    exact = storage.search(probes, 10)[1]
+    storage.set_index("hnsw")
+    near = storage.search(probes, 10)[1]
     assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact.tolist(), near.tolist(), strict=True)]) >= 0.9
-    record.delete("p0")
-    assert not set(range(1, 11)) & set(record.search(probes, 300)[1].ravel().tolist())
-    record.index("exact")
+    storage.delete("p0")
+    assert not set(range(1, 11)) & set(storage.search(probes, 300)[1].ravel().tolist())
+    storage.set_index("exact")
     with pytest.raises(InputError, match="exact, hnsw"):
-        record.index("ivf")
-    record.close()
+        storage.set_index("ivf")
+    storage.close()
 
 
 def test_g12_an_empty_gallery_finds_nothing(shelf):
-    record = shelf.create()
-    scores, numbers = record.search(units(1, 2), 3)[:2]
+    storage = shelf.create()
+    scores, numbers = storage.search(units(1, 2), 3)[:2]
     assert (numbers == -1).all() and (scores == -np.inf).all()
-    record.close()
+    storage.close()
 
 
 def test_g7_processes_write_at_once_and_one_is_killed(postgres, shelf):
@@ -230,34 +230,34 @@ def test_g7_processes_write_at_once_and_one_is_killed(postgres, shelf):
         lines += [json.loads(line) for line in out.splitlines()]
     done = [line["done"] for line in lines if "done" in line]
     _until(lambda: postgres.sql(BUSY) == [(0,)])  # the server may be about to make the victim's last change
-    record = shelf.open()
+    storage = shelf.open()
     history = {entry[0]: (Receipt(entry[0], tuple(entry[1])), *entry[2:]) for entry in done}
     assert len(history) == len(done), "two changes have one sequence number"
-    total = record.sequence()
+    total = storage.sequence()
     missing = sorted(set(range(1, total + 1)) - set(history))
     assert len(missing) <= 1 and set(history) <= set(range(1, total + 1)), "only the killed one's last is unspoken"
-    if missing:  # committed, but its writer died before it could say so: read it from the record itself
+    if missing:  # committed, but its writer died before it could say so: read it from the storage itself
         verb, name, seed = next(line["try"] for line in reversed(lines[: len(spoken)]) if "try" in line)
         before = replayed([history[i] for i in range(1, missing[0])])
         added = [entry[0].numbers for at, entry in history.items() if at < missing[0] and entry[1] != "delete"]
         last = max((max(numbers) for numbers in added), default=0)
         numbers = sorted(before[name]) if verb == "delete" else [last + 1, last + 2]
         history[missing[0]] = (Receipt(missing[0], tuple(numbers)), verb, name, seed)
-    assert held(record) == replayed([history[i] for i in range(1, total + 1)])
-    assert record.check() == []
-    record.close()
+    assert held(storage) == replayed([history[i] for i in range(1, total + 1)])
+    assert storage.check() == []
+    storage.close()
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_g14_a_server_restarted_during_enrolment_loses_nothing(postgres, shelf, mode):
-    record = shelf.create()
+    storage = shelf.create()
     receipts, unavailable, stop = {}, [], threading.Event()
 
     def enrol() -> None:
         turn = 0
         while not stop.is_set() or turn < 20:
             try:
-                receipts[turn] = record.enrol(f"p{turn}", units(turn, 2), request=f"r{turn}")
+                receipts[turn] = storage.enrol(f"p{turn}", units(turn, 2), request=f"r{turn}")
                 turn += 1
             except GalleryUnavailable as error:
                 unavailable.append(str(error))
@@ -273,29 +273,29 @@ def test_g14_a_server_restarted_during_enrolment_loses_nothing(postgres, shelf, 
     thread.join(200)
     assert not thread.is_alive() and len(receipts) >= 20
     assert sorted(r.sequence for r in receipts.values()) == list(range(1, len(receipts) + 1)), "doubled or lost"
-    people = held(record)
+    people = held(storage)
     assert {name: sorted(rows.values()) for name, rows in people.items()} == {
         f"p{turn}": sorted(row.tobytes() for row in units(turn, 2)) for turn in receipts
     }
     assert all("\n" not in text for text in unavailable)
-    record.close()
+    storage.close()
 
 
 def test_g14_a_stopped_server_is_unavailable_and_comes_back(postgres, shelf):
-    record = shelf.create()
-    record.enrol("anna", units(1, 1), request="r1")
+    storage = shelf.create()
+    storage.enrol("anna", units(1, 1), request="r1")
     postgres.control("-m", "fast", "stop")
     try:
-        refused(lambda: record.enrol("bert", units(2, 1), request="r2"), GalleryUnavailable)
-        refused(record.sequence, GalleryUnavailable)
-        refused(lambda: list(record.scan()), GalleryUnavailable)
+        refused(lambda: storage.enrol("bert", units(2, 1), request="r2"), GalleryUnavailable)
+        refused(storage.sequence, GalleryUnavailable)
+        refused(lambda: list(storage.scan()), GalleryUnavailable)
         refused(shelf.open, GalleryUnavailable)
     finally:
         postgres.start()
-    assert record.sequence() == 1 and list(record.ids()) == ["anna"]
-    assert not record.enrol("bert", units(2, 1), request="r2").repeated
-    assert record.enrol("anna", units(1, 1), request="r1").repeated
-    record.close()
+    assert storage.sequence() == 1 and list(storage.ids()) == ["anna"]
+    assert not storage.enrol("bert", units(2, 1), request="r2").repeated
+    assert storage.enrol("anna", units(1, 1), request="r1").repeated
+    storage.close()
 
 
 @pytest.mark.parametrize("request_name", ["mine", None])
@@ -303,32 +303,32 @@ def test_g14_a_stopped_server_is_unavailable_and_comes_back(postgres, shelf):
 def test_g14_a_line_cut_at_the_commit_neither_loses_nor_doubles(postgres, shelf, proxy, fault, request_name):
     """The worst moment: whether the commit was made is known to the server only."""
     shelf.create().close()
-    record = PostgresRecord.open(postgres.url(shelf.name, host=str(proxy.folder)), timeout=PATIENT)
-    record.enrol("anna", units(1, 1))
+    storage = PostgresStorage.open(postgres.url(shelf.name, host=str(proxy.folder)), timeout=PATIENT)
+    storage.enrol("anna", units(1, 1))
     for turn in range(3):
         proxy.fault = fault
-        receipt = record.enrol("anna", units(2 + turn, 2), request=request_name and f"{request_name}{turn}")
+        receipt = storage.enrol("anna", units(2 + turn, 2), request=request_name and f"{request_name}{turn}")
         assert proxy.happened == turn + 1, "the line was not cut: this test saw nothing"
-        assert receipt.sequence == 2 + turn and len(record.templates("anna").numbers) == 3 + 2 * turn
+        assert receipt.sequence == 2 + turn and len(storage.templates_of("anna").numbers) == 3 + 2 * turn
         assert receipt.repeated is (request_name is not None and fault == "cut after commit")
     proxy.fault = fault
-    assert record.delete("anna").sequence == 5 and record.size().identities == 0
-    record.close()
+    assert storage.delete("anna").sequence == 5 and storage.size().identities == 0
+    storage.close()
 
 
 def test_g14_a_line_cut_at_a_commit_that_cannot_be_asked_about_says_so(postgres, shelf, proxy):
     shelf.create().close()
-    record = _served(lambda: PostgresRecord.open(postgres.url(shelf.name, host=str(proxy.folder)), timeout=2))
-    _served(lambda: record.enrol("anna", units(1, 1), request="r1"))
+    storage = _served(lambda: PostgresStorage.open(postgres.url(shelf.name, host=str(proxy.folder)), timeout=2))
+    _served(lambda: storage.enrol("anna", units(1, 1), request="r1"))
     while not proxy.happened:  # a busy machine may be silent for two seconds before it comes to the commit
         proxy.fault, proxy.after = "cut after commit", "freeze"
         with pytest.raises(OutcomeUnknown) as caught:
-            record.enrol("bert", units(2, 1), request="r2")
+            storage.enrol("bert", units(2, 1), request="r2")
     refused(lambda: _raise(caught.value), OutcomeUnknown, "same request name")
     proxy.fault = proxy.after = ""
-    assert _served(lambda: record.enrol("bert", units(2, 1), request="r2")).repeated
-    assert _served(record.sequence) == 2
-    record.close()
+    assert _served(lambda: storage.enrol("bert", units(2, 1), request="r2")).repeated
+    assert _served(storage.sequence) == 2
+    storage.close()
 
 
 def _raise(error: Exception) -> None:
@@ -354,16 +354,16 @@ def _served(call, seconds: float = 120.0):
 
 def test_g14_a_silent_server_is_given_up_in_time(postgres, shelf, proxy):
     shelf.create().close()
-    record = _served(lambda: PostgresRecord.open(postgres.url(shelf.name, host=str(proxy.folder)), timeout=1))
-    _served(lambda: record.enrol("anna", units(1, 1), request="r0"))
+    storage = _served(lambda: PostgresStorage.open(postgres.url(shelf.name, host=str(proxy.folder)), timeout=1))
+    _served(lambda: storage.enrol("anna", units(1, 1), request="r0"))
     proxy.fault = "freeze"
-    for call in (lambda: record.enrol("bert", units(2, 1), request="r"), record.size):
+    for call in (lambda: storage.enrol("bert", units(2, 1), request="r"), storage.size):
         started = time.monotonic()
         refused(call, GalleryUnavailable)
         assert time.monotonic() - started < 30
     proxy.fault = ""
-    assert _served(record.size).identities == 1
-    record.close()
+    assert _served(storage.size).identities == 1
+    storage.close()
     patient = shelf.open()
     assert not patient.enrol("bert", units(2, 1), request="r").repeated
     patient.close()
@@ -371,23 +371,23 @@ def test_g14_a_silent_server_is_given_up_in_time(postgres, shelf, proxy):
 
 def test_g14_a_writer_that_hangs_does_not_hang_the_others(postgres, shelf):
     shelf.create().close()
-    record = _served(lambda: PostgresRecord.open(shelf.url, timeout=0.5))
+    storage = _served(lambda: PostgresStorage.open(shelf.url, timeout=0.5))
     with psycopg.connect(postgres.url()) as other:
         other.execute(f'SELECT 1 FROM "{shelf.name}".revision_state FOR UPDATE')
-        refused(lambda: record.enrol("anna", units(1, 1)), GalleryUnavailable, "nothing was changed")
-        assert _served(record.sequence) == 0, "readers go on"
-    assert _served(lambda: record.enrol("anna", units(1, 1), request="r")).sequence == 1
-    record.close()
+        refused(lambda: storage.enrol("anna", units(1, 1)), GalleryUnavailable, "nothing was changed")
+        assert _served(storage.sequence) == 0, "readers go on"
+    assert _served(lambda: storage.enrol("anna", units(1, 1), request="r")).sequence == 1
+    storage.close()
 
 
 def test_g3_a_server_that_only_reads_is_unavailable(postgres, shelf):
     shelf.create().close()
     postgres.sql("ALTER ROLE postgres SET default_transaction_read_only = on")
     try:
-        record = shelf.open()
-        refused(lambda: record.enrol("anna", units(1, 1)), GalleryUnavailable)
-        assert record.size().identities == 0
-        record.close()
+        storage = shelf.open()
+        refused(lambda: storage.enrol("anna", units(1, 1)), GalleryUnavailable)
+        assert storage.size().identities == 0
+        storage.close()
     finally:
         with psycopg.connect(postgres.url(), autocommit=True) as connection:
             connection.execute("SET default_transaction_read_only = off")
@@ -397,33 +397,33 @@ def test_g3_a_server_that_only_reads_is_unavailable(postgres, shelf):
 def test_commits_are_synchronous_whatever_the_role_says(postgres, shelf):
     postgres.sql("ALTER ROLE postgres SET synchronous_commit = off")
     try:
-        record = shelf.create()
-        assert record._read(lambda s: s.rows("SHOW synchronous_commit")) == [("on",)]
-        record.close()
+        storage = shelf.create()
+        assert storage._run_read(lambda s: s.execute("SHOW synchronous_commit")) == [("on",)]
+        storage.close()
     finally:
         postgres.sql("ALTER ROLE postgres RESET synchronous_commit")
 
 
 def test_connections_are_kept_and_few(postgres, shelf):
-    record = shelf.create()
+    storage = shelf.create()
     for turn in range(20):
-        record.enrol(f"p{turn}", units(turn, 1))
+        storage.enrol(f"p{turn}", units(turn, 1))
         with pytest.raises(GalleryError):
-            record.delete("nobody")
+            storage.delete("nobody")
     _until(lambda: postgres.sql(BUSY) == [(1,)])  # those of the tests before this one are leaving
     assert postgres.sql(BUSY) == [(1,)]
-    record.close()
+    storage.close()
     _until(lambda: postgres.sql(BUSY) == [(0,)])
     assert postgres.sql(BUSY) == [(0,)]
 
 
 def test_g9_compact_erases_deleted_templates_from_the_tables(postgres, shelf):
-    record = shelf.create(Binding(128))
+    storage = shelf.create(Binding(128))
     for turn in range(30):
-        record.enrol(f"person number {turn} of the gallery", units(turn, 2, 128))
-    record.index("hnsw")
+        storage.enrol(f"person number {turn} of the gallery", units(turn, 2, 128))
+    storage.set_index("hnsw")
     for turn in range(0, 30, 2):
-        record.delete(f"person number {turn} of the gallery")
+        storage.delete(f"person number {turn} of the gallery")
 
     def found() -> int:
         postgres.sql("CHECKPOINT")
@@ -439,8 +439,8 @@ def test_g9_compact_erases_deleted_templates_from_the_tables(postgres, shelf):
     with psycopg.connect(postgres.url()) as other:
         other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         other.execute("SELECT 1 FROM pg_class")
-        record.delete("person number 1 of the gallery")
-        refused(record.compact, GalleryUnavailable, "compact again")
-    record.compact()
-    assert found() == 0 and record.check() == [] and record.size().identities == 14
-    record.close()
+        storage.delete("person number 1 of the gallery")
+        refused(storage.compact, GalleryUnavailable, "compact again")
+    storage.compact()
+    assert found() == 0 and storage.check() == [] and storage.size().identities == 14
+    storage.close()

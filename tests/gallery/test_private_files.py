@@ -8,7 +8,7 @@ import pytest
 from storage_fixtures import units
 
 from mettle import atomic_files
-from mettle.gallery import Gallery, Wanted
+from mettle.gallery import Gallery, IndexSpec
 
 DIM = 16
 
@@ -42,7 +42,7 @@ def test_every_file_with_a_template_is_its_owners_alone(folder, umask, kind):
     rows = units(1, 300, DIM)
     with Gallery.open(folder / "g", dim=DIM) as gallery:
         gallery.enrol_many((f"p{i}", row) for i, row in enumerate(rows))
-        gallery.reindex(Wanted(kind=kind))
+        gallery.reindex(IndexSpec(kind=kind))
         gallery.snapshot(folder / "copy")
         in_use = holding(folder, rows)
         assert all(mode(file) == 0o600 for file in in_use), [(f.name, oct(mode(f))) for f in in_use]

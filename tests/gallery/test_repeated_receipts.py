@@ -13,15 +13,15 @@ LONGEST = "ü" * 256  # 512 bytes
 
 
 @pytest.mark.parametrize("request_name", ["r", LONGEST, "a {brace} and ' ? % quotes", "skipped"])
-def test_what_was_skipped_is_in_the_receipt_of_a_repeated_request(shelf, record, request_name):
+def test_what_was_skipped_is_in_the_receipt_of_a_repeated_request(shelf, storage, request_name):
     rows = units(1, 4)
-    record.enrol("anna", rows[:3])
-    first = record.enrol("anna", rows, distinct=True, request=request_name)
+    storage.enrol("anna", rows[:3])
+    first = storage.enrol("anna", rows, distinct=True, request=request_name)
     assert (len(first.numbers), first.skipped, first.repeated) == (1, 3, False)
-    record.enrol("anna", units(2, 2), replace=True)
-    again = record.enrol("anna", rows, distinct=True, request=request_name)
+    storage.enrol("anna", units(2, 2), replace=True)
+    again = storage.enrol("anna", rows, distinct=True, request=request_name)
     assert again.repeated and (again.sequence, again.numbers, again.skipped) == (first.sequence, first.numbers, 3)
-    record.close()
+    storage.close()
     reopened = shelf.open()
     # Also for a retry that sends other templates: it is the receipt of what was done then.
     late = reopened.enrol("anna", rows[:1], distinct=True, request=request_name)
@@ -30,15 +30,15 @@ def test_what_was_skipped_is_in_the_receipt_of_a_repeated_request(shelf, record,
     reopened.close()
 
 
-def test_each_request_has_its_own_count(record):
+def test_each_request_has_its_own_count(storage):
     rows = units(1, 4)
-    record.enrol("anna", rows)
+    storage.enrol("anna", rows)
     for count in range(4):
-        record.enrol("anna", rows[: count + 1], distinct=True, request=f"r{count}")
-    record.enrol("anna", units(5, 2), distinct=True, request="none")
-    assert [record.enrol("anna", rows, distinct=True, request=f"r{i}").skipped for i in range(4)] == [1, 2, 3, 4]
-    assert record.enrol("anna", rows, distinct=True, request="none").skipped == 0
-    assert record.delete("anna", request="gone").skipped == record.delete("anna", request="gone").skipped == 0
+        storage.enrol("anna", rows[: count + 1], distinct=True, request=f"r{count}")
+    storage.enrol("anna", units(5, 2), distinct=True, request="none")
+    assert [storage.enrol("anna", rows, distinct=True, request=f"r{i}").skipped for i in range(4)] == [1, 2, 3, 4]
+    assert storage.enrol("anna", rows, distinct=True, request="none").skipped == 0
+    assert storage.delete("anna", request="gone").skipped == storage.delete("anna", request="gone").skipped == 0
 
 
 def requests(shelf) -> list[tuple]:
@@ -53,15 +53,15 @@ def requests(shelf) -> list[tuple]:
         connection.close()
 
 
-def test_what_is_forgotten_is_forgotten_whole(shelf, record, monkeypatch):
-    record.enrol("anna", units(1, 1))
-    record.enrol("anna", units(1, 1), distinct=True, request="r")
+def test_what_is_forgotten_is_forgotten_whole(shelf, storage, monkeypatch):
+    storage.enrol("anna", units(1, 1))
+    storage.enrol("anna", units(1, 1), distinct=True, request="r")
     monkeypatch.setattr(sql, "REMEMBERED", 2)
     for seed in range(4):
-        record.enrol("ben", units(10 + seed, 1))
-    record.compact()
+        storage.enrol("ben", units(10 + seed, 1))
+    storage.compact()
     assert [row[0] for row in requests(shelf) if not row[0].startswith("unnamed")] == []
-    again = record.enrol("anna", units(1, 1), distinct=True, request="r")
+    again = storage.enrol("anna", units(1, 1), distinct=True, request="r")
     assert not again.repeated and again.skipped == 1
 
 

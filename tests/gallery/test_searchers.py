@@ -1,4 +1,4 @@
-"""A gallery with a fusion rule follows its record: the right rows, in one addition, and whole or not at all."""
+"""A gallery with a fusion rule follows its storage: the right rows, in one addition, and whole or not at all."""
 
 import tracemalloc
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from storage_fixtures import units
 
 from mettle.errors import GalleryUnavailable
-from mettle.gallery import Gallery, Wanted
+from mettle.gallery import Gallery, IndexSpec
 
 DIM = 8
 
@@ -68,7 +68,7 @@ def test_after_any_changes_the_rows_are_those_of_the_people(folder, rule, rounds
 def test_many_changed_people_are_one_addition(folder, kind):
     """Each addition looks through all numbers of the index, so one for each person took time in the square."""
     rows, new = units(1, 400, DIM), units(2, 200, DIM)
-    with Gallery.open(folder / "g", dim=DIM, fusion="mean", wanted=Wanted(kind=kind)) as gallery:
+    with Gallery.open(folder / "g", dim=DIM, fusion="mean", wanted=IndexSpec(kind=kind)) as gallery:
         gallery.enrol_many((f"p{i}", row) for i, row in enumerate(rows))
         gallery.reindex()
         gallery.enrol_many((f"p{2 * i}", row) for i, row in enumerate(new))
@@ -95,8 +95,8 @@ def test_where_the_record_cannot_be_read_the_rows_stay_and_follow_later(folder):
         people["p3"] = units(50, 1, DIM)
         gallery.enrol("p3", people["p3"], replace=True)
         del people["p1"]
-        record, told = gallery._record, []
-        read = record.templates
+        storage, told = gallery._storage, []
+        read = storage.templates_of
 
         def broken(name):  # the second one asked for: in the middle of what is taken in
             told.append(name)
@@ -104,10 +104,10 @@ def test_where_the_record_cannot_be_read_the_rows_stay_and_follow_later(folder):
                 raise GalleryUnavailable("the disk is gone for a moment")
             return read(name)
 
-        record.templates = broken
+        storage.templates_of = broken
         with pytest.raises(GalleryUnavailable):
             gallery.identify(units(1, 1, DIM)[0], threshold=0.5)
-        del record.templates
+        del storage.templates_of
         agrees(gallery, "mean", people)
 
 
@@ -117,9 +117,9 @@ def test_one_long_name_costs_no_memory_for_every_template(folder):
     for longest in ("short", "x" * 512):
         with Gallery.open(folder / longest[:10], dim=DIM) as gallery:
             gallery.enrol_many((longest if i == 0 else f"p{i % 50}", r) for i, r in enumerate(units(1, count, DIM)))
-            gallery.reindex(Wanted(kind="exact"))  # once for what is only loaded the first time
+            gallery.reindex(IndexSpec(kind="exact"))  # once for what is only loaded the first time
             tracemalloc.start()
-            gallery.reindex(Wanted(kind="exact"))
+            gallery.reindex(IndexSpec(kind="exact"))
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
     assert peaks[1] - peaks[0] < 100 * count, peaks

@@ -1,4 +1,4 @@
-"""The embedded record on bad disks, in bad files and after bad luck."""
+"""The embedded storage on bad disks, in bad files and after bad luck."""
 
 import os
 import random
@@ -18,7 +18,7 @@ from mettle.atomic_files import TEMPORARY
 from mettle.errors import GalleryError, GalleryUnavailable
 from mettle.gallery.binding import Binding
 from mettle.gallery.storage import sqlite as sqlite_module
-from mettle.gallery.storage.sqlite import SqliteRecord
+from mettle.gallery.storage.sqlite import SqliteStorage
 
 
 @pytest.fixture
@@ -34,28 +34,28 @@ def copied(shelf: FileShelf, to: Path) -> FileShelf:
 
 
 def state(shelf: FileShelf):
-    record = shelf.open()
+    storage = shelf.open()
     try:
-        assert record.check() == []
-        return record.sequence(), held(record)
+        assert storage.check() == []
+        return storage.sequence(), held(storage)
     finally:
-        record.close()
+        storage.close()
 
 
 def test_g2_power_loss_keeps_what_was_synced_and_drops_the_torn_rest(shelf, folder):
     """Every length the log can have, and torn last writes: always a state that was acknowledged, never an older one
     than the log holds whole."""
-    record = shelf.create(Binding(64))
+    storage = shelf.create(Binding(64))
     log = shelf.path.with_name("record.sqlite-wal")
     acknowledged = []  # (length of the log at the acknowledgement, sequence, content)
     for turn in range(4):
         if turn == 2:
-            record.delete("p0")
+            storage.delete("p0")
         else:
-            record.enrol(f"p{turn}", units(turn, 2, 64))
-        acknowledged.append((log.stat().st_size, record.sequence(), held(record)))
+            storage.enrol(f"p{turn}", units(turn, 2, 64))
+        acknowledged.append((log.stat().st_size, storage.sequence(), held(storage)))
     whole = copied(shelf, folder / "whole")
-    record.close()
+    storage.close()
     content, ends = log_bytes(whole), [entry[0] for entry in acknowledged]
     before, after = acknowledged[-2], acknowledged[-1]
     rng = random.Random(2)
@@ -87,50 +87,50 @@ def log_bytes(shelf: FileShelf) -> bytes:
 
 
 def test_g2_power_loss_during_a_snapshot_leaves_the_old_one(shelf, folder):
-    record = shelf.create()
-    record.enrol("anna", units(1, 2))
+    storage = shelf.create()
+    storage.enrol("anna", units(1, 2))
     target = folder / "kept" / "snapshot.sqlite"
-    record.snapshot(target)
+    storage.snapshot(target)
     old = target.read_bytes()
-    record.enrol("bert", units(2, 2))
-    record.snapshot(folder / "new.sqlite")
+    storage.enrol("bert", units(2, 2))
+    storage.snapshot(folder / "new.sqlite")
     new = (folder / "new.sqlite").read_bytes()
     temporary = target.with_name(f"snapshot.sqlite{TEMPORARY}77")
     for length in [None, 0, 1, 4096, len(new) // 2, len(new)]:  # not begun, torn, complete but not renamed
         target.write_bytes(old)
         if length is not None:
             temporary.write_bytes(new[:length])
-        copy = SqliteRecord.open(target, write=False)
+        copy = SqliteStorage.open(target, write=False)
         assert list(copy.ids()) == ["anna"] and copy.check() == []
         copy.close()
-        record.snapshot(target)
+        storage.snapshot(target)
         assert sorted(p.name for p in target.parent.iterdir()) == ["snapshot.sqlite"], "leftovers are swept"
-        copy = SqliteRecord.open(target, write=False)
-        assert list(copy.ids()) == ["anna", "bert"] and copy.digest() == record.digest()
+        copy = SqliteStorage.open(target, write=False)
+        assert list(copy.ids()) == ["anna", "bert"] and copy.digest() == storage.digest()
         copy.close()
-    record.close()
+    storage.close()
 
 
 def test_g3_a_full_disk_acknowledges_nothing_and_is_survived(shelf):
-    record = shelf.create(Binding(64))
-    record.enrol("anna", units(1, 2, 64))
-    pages = record._writer.execute("PRAGMA page_count").fetchone()[0]
-    record._writer.execute(f"PRAGMA max_page_count = {pages + 2}")
-    before, names = held(record), []
+    storage = shelf.create(Binding(64))
+    storage.enrol("anna", units(1, 2, 64))
+    pages = storage._writer.execute("PRAGMA page_count").fetchone()[0]
+    storage._writer.execute(f"PRAGMA max_page_count = {pages + 2}")
+    before, names = held(storage), []
 
     def fill() -> None:
         for turn in range(1000):
-            record.enrol(f"p{turn}", units(turn, 30, 64), request=f"r{turn}")
+            storage.enrol(f"p{turn}", units(turn, 30, 64), request=f"r{turn}")
             names.append(f"p{turn}")
 
     with pytest.raises(GalleryUnavailable, match="disk is full"):
         fill()
-    assert list(record.ids()) == sorted(["anna", *names]) and record.check() == []
-    assert held(record)["anna"] == before["anna"] and record.sequence() == 1 + len(names)
-    record._writer.execute("PRAGMA max_page_count = 1000000")
-    done = record.enrol(f"p{len(names)}", units(3, 30, 64), request=f"r{len(names)}")
+    assert list(storage.ids()) == sorted(["anna", *names]) and storage.check() == []
+    assert held(storage)["anna"] == before["anna"] and storage.sequence() == 1 + len(names)
+    storage._writer.execute("PRAGMA max_page_count = 1000000")
+    done = storage.enrol(f"p{len(names)}", units(3, 30, 64), request=f"r{len(names)}")
     assert not done.repeated and done.sequence == 2 + len(names)
-    record.close()
+    storage.close()
 
 
 BAD_DISK = """
@@ -139,33 +139,33 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from storage_fixtures import units
 from mettle.errors import GalleryUnavailable, OutcomeUnknown
-from mettle.gallery.storage.sqlite import SqliteRecord
+from mettle.gallery.storage.sqlite import SqliteStorage
 
-record = SqliteRecord.open(Path(sys.argv[1]))
+storage = SqliteStorage.open(Path(sys.argv[1]))
 done = 0
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))  # from here on the disk takes no more
 failed = 0
 while failed < 3:
     try:
-        record.enrol(f"p{done}", units(done, 8), request=f"r{done}")
+        storage.enrol(f"p{done}", units(done, 8), request=f"r{done}")
         done += 1
     except GalleryUnavailable as error:
         unsure = isinstance(error, OutcomeUnknown)  # the write of the change, and the one to settle it, failed
         assert ("settles it" if unsure else "nothing was changed") in str(error) and "\\n" not in str(error), error
         failed += 1
-        assert record.size().identities == done and record.sequence() == done, "reads go on"
-        for verb in (record.compact, lambda: record.snapshot(Path(sys.argv[1]).with_name("copy.sqlite"))):
+        assert storage.size().identities == done and storage.sequence() == done, "reads go on"
+        for verb in (storage.compact, lambda: storage.snapshot(Path(sys.argv[1]).with_name("copy.sqlite"))):
             try:
                 verb()
             except GalleryUnavailable:
                 pass
-assert done > 5 and record.check() == []
+assert done > 5 and storage.check() == []
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-assert not record.enrol(f"p{done}", units(done, 8), request=f"r{done}").repeated
-assert record.check() == []
+assert not storage.enrol(f"p{done}", units(done, 8), request=f"r{done}").repeated
+assert storage.check() == []
 print(done + 1, flush=True)
-record.close()
+storage.close()
 """
 
 
@@ -189,7 +189,7 @@ from pathlib import Path
 import sqlite3, fcntl
 from mettle.errors import GalleryError, GalleryUnavailable
 from mettle.gallery.binding import Binding
-from mettle.gallery.storage.sqlite import SqliteRecord
+from mettle.gallery.storage.sqlite import SqliteStorage
 
 if os.getuid() == 0:
     os.setgroups([])
@@ -197,16 +197,16 @@ if os.getuid() == 0:
     os.setresuid(65534, 65534, 65534)
 path = Path(sys.argv[1])
 try:
-    SqliteRecord.open(path)
+    SqliteStorage.open(path)
     raise SystemExit("opened for writing")
 except GalleryUnavailable as error:
     assert "read-only" in str(error), error
 try:
-    SqliteRecord.create(path.with_name("other") / "record.sqlite", Binding(8))
+    SqliteStorage.create(path.with_name("other") / "record.sqlite", Binding(8))
     raise SystemExit("created")
 except GalleryUnavailable as error:
     pass
-reader = SqliteRecord.open(path, write=False)
+reader = SqliteStorage.open(path, write=False)
 print(" ".join(reader.ids()), reader.check(), flush=True)
 sys.stdin.readline()
 print(" ".join(reader.ids()), flush=True)
@@ -218,10 +218,10 @@ reader.close()
 def test_g3_a_read_only_folder_is_read(writing):
     place = Path(tempfile.mkdtemp())  # one that everybody can look into
     shelf = FileShelf(place / "people.mettle")
-    record = shelf.create()
-    record.enrol("anna", units(1, 1))
+    storage = shelf.create()
+    storage.enrol("anna", units(1, 1))
     if not writing:
-        record.close()
+        storage.close()
     place.chmod(0o755)
     for path in shelf.path.parent.iterdir():
         assert path.stat().st_mode & 0o077 == 0, "templates are private"
@@ -240,22 +240,22 @@ def test_g3_a_read_only_folder_is_read(writing):
         for path in shelf.path.parent.iterdir():
             path.chmod(0o644)
         if not writing:
-            record = shelf.open()
-        record.enrol("bert", units(2, 1))
+            storage = shelf.open()
+        storage.enrol("bert", units(2, 1))
         rest, errors = child.communicate("\n", timeout=200)
         assert child.returncode == 0, errors
         assert first == "anna []\n" and rest == "anna bert\n", "a reader sees the newest, log or no log"
     finally:
         child.kill()
         child.communicate()
-        record.close()
+        storage.close()
         shutil.rmtree(place)
 
 
 def test_g5_leftovers_are_swept_or_ignored(shelf):
-    record = shelf.create()
-    record.enrol("anna", units(1, 1))
-    record.close()
+    storage = shelf.create()
+    storage.enrol("anna", units(1, 1))
+    storage.close()
     here = shelf.path.parent
     (here / f"record.sqlite{TEMPORARY}123").write_bytes(b"half a file")
     (here / f"record.sqlite{TEMPORARY}124").mkdir()
@@ -268,10 +268,10 @@ def test_g5_leftovers_are_swept_or_ignored(shelf):
 
 
 def test_g5_the_log_of_a_removed_record_is_not_played_into_a_new_one(shelf, folder):
-    record = shelf.create()
-    record.enrol("anna", units(1, 1))
+    storage = shelf.create()
+    storage.enrol("anna", units(1, 1))
     crashed = copied(shelf, folder / "crashed")
-    record.close()
+    storage.close()
     crashed.path.unlink()
     assert log_path(crashed).stat().st_size
     crashed.create().close()
@@ -283,7 +283,7 @@ def test_a_foreign_file_is_refused_and_left_alone(shelf, content):
     shelf.path.parent.mkdir()
     shelf.path.write_bytes(content)
     for write in (True, False):
-        with pytest.raises(GalleryError, match="not a record"):
+        with pytest.raises(GalleryError, match="not a storage"):
             shelf.open(write)
     with pytest.raises(GalleryError, match="already"):
         shelf.create()
@@ -296,12 +296,12 @@ def test_another_database_is_refused(shelf, folder):
     connection.execute("CREATE TABLE accounts (id)")
     connection.commit()
     connection.close()
-    with pytest.raises(GalleryError, match="not a record"):
+    with pytest.raises(GalleryError, match="not a storage"):
         shelf.open()
     with pytest.raises(GalleryError, match="no gallery"):
-        SqliteRecord.open(folder / "nothing" / "record.sqlite")
+        SqliteStorage.open(folder / "nothing" / "record.sqlite")
     with pytest.raises(GalleryError, match="no gallery"):
-        SqliteRecord.open(folder)
+        SqliteStorage.open(folder)
 
 
 def test_newer_and_armed_files_are_refused(shelf):
@@ -318,11 +318,11 @@ def test_newer_and_armed_files_are_refused(shelf):
 
 def test_g4_flipped_bits_never_give_a_wrong_template(shelf, folder):
     """200 flips anywhere in the file: refused, found by `check`, or without any effect; never another content."""
-    record = shelf.create(Binding(64))
+    storage = shelf.create(Binding(64))
     for turn in range(60):
-        record.enrol(f"p{turn}", units(turn, 4, 64))
-    expected = held(record)
-    record.close()
+        storage.enrol(f"p{turn}", units(turn, 4, 64))
+    expected = held(storage)
+    storage.close()
     original, rng = shelf.path.read_bytes(), random.Random(4)
     seen = {"refused": 0, "same": 0}
     for _ in range(200):
@@ -338,7 +338,7 @@ def test_g4_flipped_bits_never_give_a_wrong_template(shelf, folder):
             continue
         try:
             got = held(reader)
-            names = [reader.templates(name).numbers.tolist() for name in expected]
+            names = [reader.templates_of(name).numbers.tolist() for name in expected]
             assert got == expected or reader.check(), "wrong content, and nothing says so"
             assert all(numbers in ([], list(rows)) for numbers, rows in zip(names, expected.values(), strict=True))
             seen["same"] += 1
@@ -351,15 +351,15 @@ def test_g4_flipped_bits_never_give_a_wrong_template(shelf, folder):
 
 
 def test_g9_compact_erases_deleted_templates_from_every_file(shelf, folder):
-    record = shelf.create(Binding(128))
+    storage = shelf.create(Binding(128))
     order = random.Random(9).sample(range(1000, 1400), 400)  # so that pages of names are split, and leave copies behind
     people = {f"person number {turn} of this gallery": units(turn, 1, 128) for turn in order}
     for turn, (name, vectors) in enumerate(people.items()):
-        record.enrol(name, vectors, request=f"r {turn}")
+        storage.enrol(name, vectors, request=f"r {turn}")
     gone = [name for turn, name in enumerate(people) if turn % 3]
     for name in gone:
-        record.delete(name)
-    record.enrol(next(iter(people)), units(99, 1, 128), replace=True)
+        storage.delete(name)
+    storage.enrol(next(iter(people)), units(99, 1, 128), replace=True)
     old = next(iter(people))
 
     def found(folder: Path) -> list[str]:
@@ -368,59 +368,59 @@ def test_g9_compact_erases_deleted_templates_from_every_file(shelf, folder):
         return names + [n for n in [*gone, old] if any(row.tobytes()[8:40] in content for row in people[n])]
 
     assert found(shelf.path.parent), "before, the log at least holds them: otherwise this test sees nothing"
-    record.snapshot(folder / "kept" / "snapshot.sqlite")
+    storage.snapshot(folder / "kept" / "snapshot.sqlite")
     assert found(folder / "kept") == [], "a snapshot made after a deletion holds nothing of it"
     before = shelf.path.stat().st_size
-    record.compact()
+    storage.compact()
     assert found(shelf.path.parent) == [] and shelf.path.stat().st_size < 0.7 * before
-    assert record.check() == [] and record.size().identities == len(people) - len(gone)
-    record.close()
+    assert storage.check() == [] and storage.size().identities == len(people) - len(gone)
+    storage.close()
     assert found(shelf.path.parent) == []
 
 
 def test_a_snapshot_is_not_written_over_a_gallery(shelf, folder):
-    record = shelf.create()
+    storage = shelf.create()
     for target in (shelf.path, shelf.path.parent, shelf.path.parent / "." / "record.sqlite"):
         with pytest.raises(GalleryError, match="another place"):
-            record.snapshot(target)
+            storage.snapshot(target)
     other = FileShelf(folder / "other")
     busy = other.create()
     with pytest.raises(GalleryError, match="another place"):
-        record.snapshot(other.path)
+        storage.snapshot(other.path)
     busy.close()
     (folder / "file").write_text("")
     with pytest.raises(GalleryUnavailable):
-        record.snapshot(folder / "file" / "snapshot.sqlite")
-    record.close()
+        storage.snapshot(folder / "file" / "snapshot.sqlite")
+    storage.close()
 
 
 def test_compact_says_when_a_reader_keeps_it_from_erasing(shelf, monkeypatch):
     monkeypatch.setattr(sqlite_module, "WAIT", 0.2)
-    record = shelf.create()
+    storage = shelf.create()
     for turn in range(9):
-        record.enrol(f"p{turn}", units(turn, 1))
+        storage.enrol(f"p{turn}", units(turn, 1))
     reader = shelf.open(write=False)
     scan = reader.scan(batch=2)
     next(scan)
-    record.delete("p0")
+    storage.delete("p0")
     with pytest.raises(GalleryUnavailable, match="compact again"):
-        record.compact()
+        storage.compact()
     scan.close()
-    record.compact()
+    storage.compact()
     reader.close()
-    record.close()
+    storage.close()
 
 
 def test_g7_readers_read_while_the_writer_compacts_and_snapshots(shelf, folder):
-    record = shelf.create()
+    storage = shelf.create()
     for turn in range(50):
-        record.enrol(f"p{turn}", units(turn, 1))
-    digest, troubles, stop = record.digest(), [], threading.Event()
+        storage.enrol(f"p{turn}", units(turn, 1))
+    digest, troubles, stop = storage.digest(), [], threading.Event()
 
     def read() -> None:
         try:
             while not stop.is_set():
-                assert record.digest() == digest and record.size().templates == 50
+                assert storage.digest() == digest and storage.size().templates == 50
         except BaseException as error:
             troubles.append(error)
 
@@ -428,23 +428,23 @@ def test_g7_readers_read_while_the_writer_compacts_and_snapshots(shelf, folder):
     for thread in threads:
         thread.start()
     for turn in range(5):
-        record.snapshot(folder / f"{turn}.sqlite")
-        record.compact()
+        storage.snapshot(folder / f"{turn}.sqlite")
+        storage.compact()
     stop.set()
     for thread in threads:
         thread.join()
     assert troubles == []
-    record.close()
+    storage.close()
 
 
 def test_the_commit_is_synchronous(shelf):
-    record = shelf.create()
-    ask = record._writer.execute
+    storage = shelf.create()
+    ask = storage._writer.execute
     assert ask("PRAGMA journal_mode").fetchone()[0] == "wal"
     assert ask("PRAGMA synchronous").fetchone()[0] == 2
     assert ask("PRAGMA secure_delete").fetchone()[0] == 1
     assert ask("PRAGMA foreign_keys").fetchone()[0] == 1
-    record.close()
+    storage.close()
     reopened = shelf.open()
     assert reopened._writer.execute("PRAGMA synchronous").fetchone()[0] == 2
     assert reopened._writer.execute("PRAGMA secure_delete").fetchone()[0] == 1
@@ -454,9 +454,9 @@ def test_the_commit_is_synchronous(shelf):
 def test_odd_paths_are_only_paths(folder):
     for name in ("a b", "q?mode=memory", "h#x", "p%20", "[x]*", "über"):
         shelf = FileShelf(folder / name)
-        record = shelf.create()
-        record.enrol("anna", units(1, 1))
-        record.snapshot(folder / "copies" / f"{name}.sqlite")
-        record.close()
+        storage = shelf.create()
+        storage.enrol("anna", units(1, 1))
+        storage.snapshot(folder / "copies" / f"{name}.sqlite")
+        storage.close()
         assert shelf.path.is_file() and state(shelf)[0] == 1
     assert len(os.listdir(folder)) == 7

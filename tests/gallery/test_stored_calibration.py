@@ -19,8 +19,15 @@ from test_sqlite import copied, log_bytes, log_path
 from command_line import mettle, refused
 from mettle import Gallery
 from mettle.errors import GalleryError, InputError
-from mettle.gallery.calibration import Calibration, _allowed, count_pairs, lowest_rate, pairs_needed, people_needed
-from mettle.gallery.storage.postgres import PostgresRecord
+from mettle.gallery.calibration import (
+    GalleryCalibration,
+    _allowed_false_accepts,
+    count_pairs,
+    lowest_rate,
+    pairs_needed,
+    people_needed,
+)
+from mettle.gallery.storage.postgres import PostgresStorage
 
 DIM, MADE = 16, {0.1: 0.4, 1e-3: 0.7}  # thresholds that a gallery is made with, and that independent rows keep
 
@@ -87,7 +94,7 @@ def test_thresholds_go_before_each_other_in_one_order(gallery, where):
             other.verify("p3", probe, far=0.01)
     with Gallery.open(where) as again:
         assert again.verify("p3", probe, far=0.1).threshold == table["0.1"]["threshold"]
-        assert again.operating(far=0.01).threshold == table["0.01"]["threshold"]
+        assert again.decision_threshold(far=0.01).threshold == table["0.01"]["threshold"]
         again.calibrate(0.2)
         assert again.info().calibration["rates"] == [0.2], "the new one takes the place of the former"
         assert again.verify("p3", probe, far=0.1).threshold == MADE[0.1]
@@ -130,7 +137,7 @@ def test_without_the_usual_rate_the_lowest_calibrated_is_usual(tmp_path):
     with Gallery.open(tmp_path / "g", dim=DIM, thresholds={1e-3: 0.6}) as gallery:
         gallery.enrol_many((f"p{i}", rows) for i, rows in enumerate(near(rng, 60)))
         table = gallery.calibrate((0.1, 0.01))
-        usual = gallery.operating()
+        usual = gallery.decision_threshold()
         assert (usual.far, usual.per, usual.threshold) == (0.01, "person", table["0.01"]["threshold"])
     said = mettle("gallery", "info", tmp_path / "g")
     assert "false-accept rate 0.001 per comparison: contradicted by the calibration\n" in said
@@ -142,9 +149,9 @@ def test_a_rate_per_person_is_contradicted_without_counting_templates(tmp_path):
     with Gallery.open(tmp_path / "g", dim=DIM, thresholds={0.009: entry, 0.05: entry}) as gallery:
         gallery.enrol_many((f"p{i}", rows) for i, rows in enumerate(near(rng, 60)))
         gallery.calibrate(0.01)
-        assert gallery.operating(far=0.05).threshold == 0.6, "0.05 is more than was measured"
+        assert gallery.decision_threshold(far=0.05).threshold == 0.6, "0.05 is more than was measured"
         with pytest.raises(InputError, match=r"far=0.009 is contradicted"):
-            gallery.operating(far=0.009)
+            gallery.decision_threshold(far=0.009)
 
 
 def test_whoever_has_the_gallery_open_sees_it_at_once(gallery, where):
@@ -220,7 +227,7 @@ def test_many_people_with_few_templates_make_it_stale_too(tmp_path):
 def test_a_calibration_of_something_else_is_never_used(gallery, other):
     table = {"0.1": {"threshold": 0.01, "per": "person", "templates": 1.0}}
     facts = {"fusion": "best", "model": None} | other
-    gallery._record.calibrate(Calibration(table, 40, 40, gallery.info().sequence, **facts))
+    gallery._storage.keep_calibration(GalleryCalibration(table, 40, 40, gallery.info().sequence, **facts))
     answer = gallery.verify("p1", crowd(1, 9)[0], far=0.1)
     assert answer.threshold == MADE[0.1] and "calibrate again" in answer.basis and answer.per == "comparison"
     assert len(gallery.notes) == 1 and next(iter(other)) in gallery.notes[0]
@@ -241,8 +248,8 @@ def test_a_damaged_calibration_answers_nothing_and_is_healed(shelf, damage):
     for heal in (lambda gallery: gallery.forget_calibration(), lambda gallery: gallery.calibrate(0.1)):
         shelf.sql(f"UPDATE metadata SET value = {damage} WHERE key = 'calibration'")
         with Gallery.open(place) as gallery:
-            for ask in (gallery.operating, lambda: gallery.identify(units(9, 1), far=0.1)):
-                with pytest.raises(GalleryError, match="calibration in the record is damaged") as told:
+            for ask in (gallery.decision_threshold, lambda: gallery.identify(units(9, 1), far=0.1)):
+                with pytest.raises(GalleryError, match="calibration in the storage is damaged") as told:
                     ask()
                 assert "\n" not in str(told.value)
             assert gallery.verify("p1", units(1, 1), threshold=0.5).match, "a threshold by hand needs none"
@@ -258,9 +265,9 @@ def test_info_shows_what_a_damaged_calibration_keeps_from_use(tmp_path):
     with Gallery.open(tmp_path / "g", dim=DIM, thresholds=MADE) as gallery:
         gallery.enrol_many((f"p{i}", rows) for i, rows in enumerate(crowd(40)))
         gallery.calibrate(0.1)
-    with sqlite3.connect(tmp_path / "g" / "record.sqlite") as record:
-        record.execute("UPDATE metadata SET value = '{}' WHERE key = 'calibration'")
-    record.close()
+    with sqlite3.connect(tmp_path / "g" / "record.sqlite") as storage:
+        storage.execute("UPDATE metadata SET value = '{}' WHERE key = 'calibration'")
+    storage.close()
     with Gallery.open(tmp_path / "g") as gallery:
         told = gallery.info().thresholds
         assert {float(rate): entry["threshold"] for rate, entry in told.items()} == MADE
@@ -287,12 +294,12 @@ def test_a_move_takes_it_along_with_what_had_changed_since(gallery, where, folde
     gallery.delete("p0")
     told = gallery.info().calibration
     assert (told["came"], told["gone"], told["stale"]) == (3, 1, None)
-    threshold = gallery.operating(far=0.1).threshold
+    threshold = gallery.decision_threshold(far=0.1).threshold
     gallery.close()
     target = ServerShelf(postgres).url if not where.startswith("postgresql") else str(folder / "moved")
     Gallery.move(where, target)
     with Gallery.open(target) as moved:
-        assert moved.operating(far=0.1).threshold == threshold
+        assert moved.decision_threshold(far=0.1).threshold == threshold
         here = moved.info().calibration
         assert here | {"sequence": 0} == told | {"sequence": 0} and here["sequence"] == 1
         moved.enrol("one more", crowd(1, 5)[0])
@@ -318,9 +325,9 @@ def test_a_move_into_an_emptied_gallery_leaves_nothing_of_its_former_calibration
         assert moved.check() == moved.notes == []
         if carried:
             assert moved.info().calibration["people"] == 30
-            assert moved.operating(far=0.1).threshold == table["0.1"]["threshold"]
+            assert moved.decision_threshold(far=0.1).threshold == table["0.1"]["threshold"]
         else:
-            assert moved.info().calibration is None and moved.operating(far=0.1).threshold == MADE[0.1]
+            assert moved.info().calibration is None and moved.decision_threshold(far=0.1).threshold == MADE[0.1]
 
 
 KEEPER = """
@@ -328,12 +335,12 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import killed
 from pathlib import Path
-from mettle.gallery.storage.postgres import PostgresRecord
-from mettle.gallery.storage.sqlite import SqliteRecord
+from mettle.gallery.storage.postgres import PostgresStorage
+from mettle.gallery.storage.sqlite import SqliteStorage
 place = sys.argv[2]
-record = PostgresRecord.open(place) if place.startswith("postgresql") else SqliteRecord.open(Path(place))
+storage = PostgresStorage.open(place) if place.startswith("postgresql") else SqliteStorage.open(Path(place))
 for seed in range(int(sys.argv[3]), 1_000_000):
-    record.calibrate(killed.calibration(seed))
+    storage.keep_calibration(killed.calibration(seed))
     print(seed, flush=True)
 """
 
@@ -352,23 +359,26 @@ def test_a_process_killed_while_it_keeps_one_leaves_the_old_or_the_new(shelf):
         spoken += child.stdout  # not `communicate`: that forgets lines which were read ahead with the last of these
         child.communicate()
         last = int([line for line in spoken if line.strip()][-1])
-        record = shelf.open()
-        assert killed.calibrated(record) in (last, last + 1), "the last acknowledged, or the one under way"
-        assert record.check() == [] and record.calibrate(killed.calibration(last + 2)).sequence == record.sequence()
+        storage = shelf.open()
+        assert killed.calibrated(storage) in (last, last + 1), "the last acknowledged, or the one under way"
+        assert (
+            storage.check() == []
+            and storage.keep_calibration(killed.calibration(last + 2)).sequence == storage.sequence()
+        )
         last += 2
-        record.close()
+        storage.close()
 
 
 def test_power_loss_while_it_is_kept_leaves_the_old_or_the_new(folder):
     """Every length that the log can have between two calibrations."""
     shelf = FileShelf(folder / "g")
-    record = shelf.create()
-    record.enrol("anna", units(1, 1))
-    record.calibrate(killed.calibration(1))
+    storage = shelf.create()
+    storage.enrol("anna", units(1, 1))
+    storage.keep_calibration(killed.calibration(1))
     before = log_path(shelf).stat().st_size
-    record.calibrate(killed.calibration(2))
+    storage.keep_calibration(killed.calibration(2))
     whole = copied(shelf, folder / "whole")
-    record.close()
+    storage.close()
     content = log_bytes(whole)
     assert len(content) - before > 8192, "it takes several pages, or there is nothing to tear"
     for cut in [*range(before, len(content), 1511), len(content) - 1, len(content)]:
@@ -384,21 +394,24 @@ def test_power_loss_while_it_is_kept_leaves_the_old_or_the_new(folder):
 def test_a_line_cut_while_it_is_kept_or_forgotten_is_survived(postgres, folder, fault):
     shelf, line = ServerShelf(postgres), Proxy(folder, Path(postgres.socket))
     shelf.create().close()
-    record = PostgresRecord.open(postgres.url(shelf.name, host=str(line.folder)), timeout=PATIENT)
+    storage = PostgresStorage.open(postgres.url(shelf.name, host=str(line.folder)), timeout=PATIENT)
     for turn, found in enumerate((killed.calibration(1), killed.calibration(2), None), 1):
         line.fault = fault
-        receipt = record.calibrate(found)
+        receipt = storage.keep_calibration(found)
         assert line.happened == turn, "the line was not cut: this test saw nothing"
-        assert not receipt.repeated and receipt.sequence == record.sequence() == turn
-        assert killed.calibrated(record) == (None if found is None else turn)
-    record.close()
+        assert not receipt.repeated and receipt.sequence == storage.sequence() == turn
+        assert killed.calibrated(storage) == (None if found is None else turn)
+    storage.close()
     line.close()
 
 
 @pytest.mark.parametrize(("far", "people"), [(0.1, 9), (0.05, 12), (0.01, 25), (0.003, 46), (0.001, 78), (1e-4, 246)])
 def test_a_rate_is_measured_from_so_many_people_on(far, people):
     pairs = pairs_needed(far)
-    assert _allowed(far, pairs, int(far * pairs)) == 0 and _allowed(far, pairs - 1, int(far * pairs)) == -1
+    assert (
+        _allowed_false_accepts(far, pairs, int(far * pairs)) == 0
+        and _allowed_false_accepts(far, pairs - 1, int(far * pairs)) == -1
+    )
     assert lowest_rate(pairs) <= far < lowest_rate(pairs - 1)
     assert people_needed(far) == people
     assert count_pairs(people) >= pairs > count_pairs(people - 1)

@@ -3,7 +3,13 @@
 import pytest
 
 from mettle.errors import InputError
-from mettle.gallery.thresholds import TOO_FEW_MEASURED, Operating, as_thresholds, decision_threshold, most
+from mettle.gallery.thresholds import (
+    TOO_FEW_MEASURED,
+    DecisionThreshold,
+    as_thresholds,
+    decision_threshold,
+    false_accept_bound,
+)
 
 TABLE = {
     "0.01": {"threshold": 0.4, "measured_on": "validation identities"},
@@ -52,7 +58,7 @@ def test_what_was_not_measured_is_no_threshold(table, far):
     assert point.threshold is None and point.far is None and point.counts is None
     assert "`mettle gallery calibrate`" in point.basis and "threshold=" in point.basis
     assert not any(point.accepts(score) for score in (-1.0, 0.0, 1.0))
-    assert most(point, "best", 1, 1) is None
+    assert false_accept_bound(point, "best", 1, 1) is None
 
 
 def test_thresholds_come_as_numbers_or_as_a_contract_writes_them():
@@ -80,11 +86,11 @@ def test_a_threshold_that_rests_on_little_says_so():
         "impostors": 6000,
         "status": "refused as headline",
     }
-    assert decision_threshold({"0.001": entry}) == Operating(None, None, TOO_FEW_MEASURED)
+    assert decision_threshold({"0.001": entry}) == DecisionThreshold(None, None, TOO_FEW_MEASURED)
     asked = decision_threshold({"0.001": entry}, far=0.001)
     assert asked.threshold == 0.9
     assert asked.basis.startswith("validation identities; uncertain: it rests on only 6 false")
-    assert decision_threshold({"0.1": entry | {"status": "ok"}}) == Operating(
+    assert decision_threshold({"0.1": entry | {"status": "ok"}}) == DecisionThreshold(
         None, None, TOO_FEW_MEASURED
     )  # one in ten
     assert decision_threshold({"0.001": entry | {"status": "ok"}}).basis == "validation identities"

@@ -1,4 +1,4 @@
-"""Moving a gallery between kinds of record: everything or nothing, with proof."""
+"""Moving a gallery between kinds of storage: everything or nothing, with proof."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from test_storage import held
 
 from mettle.errors import GalleryError
 from mettle.gallery.binding import Binding
-from mettle.gallery.storage.transfer import Moved, copy_storage
+from mettle.gallery.storage.transfer import MoveResult, copy_storage
 
 BOUND = Binding(16, "ab" * 32, '{"size": 64}', "mean", {"0.001": {"threshold": 0.5}})
 
@@ -22,7 +22,7 @@ def shelves(request, folder, postgres):
 
 
 @pytest.fixture
-def records(shelves):
+def storages(shelves):
     source, target = shelves[0].create(BOUND), shelves[1].create(BOUND)
     for turn in range(30):
         source.enrol(f"pérson {turn}\n%s", units(turn, 1 + turn % 3, 16), request=f"r{turn}")
@@ -33,19 +33,19 @@ def records(shelves):
     target.close()
 
 
-def people(record) -> dict[str, list[bytes]]:
-    return {name: sorted(rows.values()) for name, rows in held(record).items()}
+def people(storage) -> dict[str, list[bytes]]:
+    return {name: sorted(rows.values()) for name, rows in held(storage).items()}
 
 
-def is_empty(record) -> bool:
-    size = record.size()
-    return (size.identities, size.templates, record.sequence()) == (0, 0, 0) and not held(record)
+def is_empty(storage) -> bool:
+    size = storage.size()
+    return (size.identities, size.templates, storage.sequence()) == (0, 0, 0) and not held(storage)
 
 
-def test_everything_comes_through(records, shelves):
-    source, target = records
+def test_everything_comes_through(storages, shelves):
+    source, target = storages
     moved = copy_storage(source, target)
-    assert isinstance(moved, Moved) and moved.digest == source.digest() == target.digest()
+    assert isinstance(moved, MoveResult) and moved.digest == source.digest() == target.digest()
     assert (moved.identities, moved.templates) == (source.size().identities, source.size().templates)
     assert people(source) == people(target) and target.check() == []
     assert str(moved.templates) in str(moved) and target.sequence() == 1
@@ -66,8 +66,8 @@ def test_an_empty_gallery_moves_too(shelves):
     target.close()
 
 
-def test_a_target_that_is_not_empty_or_not_alike_is_refused(records, shelves):
-    source, target = records
+def test_a_target_that_is_not_empty_or_not_alike_is_refused(storages, shelves):
+    source, target = storages
     target.enrol("anna", units(1, 1, 16))
     with pytest.raises(GalleryError, match="holds 1 templates"):
         copy_storage(source, target)
@@ -82,13 +82,13 @@ def test_a_target_that_is_not_empty_or_not_alike_is_refused(records, shelves):
 class Faulty:
     """A source that lies, or breaks, in the middle of its scan."""
 
-    def __init__(self, record, fault: str):
-        self._record, self._fault = record, fault
-        self.binding, self.size, self.digest = record.binding, record.size, record.digest
-        self.standing = record.standing
+    def __init__(self, storage, fault: str):
+        self._storage, self._fault = storage, fault
+        self.binding, self.size, self.digest = storage.binding, storage.size, storage.digest
+        self.calibration_status = storage.calibration_status
 
     def scan(self):
-        for at, part in enumerate(self._record.scan(batch=5)):
+        for at, part in enumerate(self._storage.scan(batch=5)):
             if at == 3:
                 if self._fault == "breaks":
                     raise GalleryError("the source broke")
@@ -104,16 +104,16 @@ class Faulty:
 
 
 @pytest.mark.parametrize("fault", ["breaks", "misses some", "changes a vector", "changes a name", "has a NaN"])
-def test_a_move_that_fails_leaves_the_target_empty(records, fault):
-    source, target = records
+def test_a_move_that_fails_leaves_the_target_empty(storages, fault):
+    source, target = storages
     with pytest.raises(GalleryError if fault != "has a NaN" else ValueError):
         copy_storage(Faulty(source, fault), target)
     assert is_empty(target) and target.check() == []
     assert copy_storage(source, target).digest == target.digest(), "and it can be tried again"
 
 
-def test_a_damaged_source_is_not_moved(records, shelves):
-    source, target = records
+def test_a_damaged_source_is_not_moved(storages, shelves):
+    source, target = storages
     shelves[0].sql("UPDATE templates SET checksum = checksum + 1 WHERE number = 5")
     with pytest.raises(GalleryError, match="template 5"):
         copy_storage(source, target)

@@ -7,7 +7,7 @@ import pytest
 from storage_fixtures import units
 
 from mettle.errors import InputError
-from mettle.gallery import Gallery, Wanted
+from mettle.gallery import Gallery, IndexSpec
 
 DIM = 8
 NAN = float("nan")
@@ -34,7 +34,7 @@ def refused(call, *words: str) -> None:
         ({"dim": DIM, "thresholds": {1e-3: True}}, ["cosine", "True"]),
         ({"model": 3}, ["model", "int"]),
         ({"model": ["runs/a"]}, ["model", "list"]),
-        ({"dim": DIM, "wanted": "exact"}, ["wanted", "'exact'", "Wanted(kind="]),
+        ({"dim": DIM, "wanted": "exact"}, ["wanted", "'exact'", "IndexSpec(kind="]),
         ({"dim": DIM, "wanted": 0}, ["wanted", "0"]),
         ({"dim": DIM, "wanted": {"kind": "exact"}}, ["wanted"]),
         ({"dim": "8"}, ["dim", "'8'"]),
@@ -81,12 +81,12 @@ def test_places(where, tmp_path, monkeypatch):
     ids=str,
 )
 def test_what_an_index_should_be_like(options, word):
-    refused(lambda: Wanted(**options), word)
+    refused(lambda: IndexSpec(**options), word)
 
 
 def test_numbers_of_every_kind_are_numbers():
-    assert Wanted(latency_ms=np.float32(2), recall=np.float64(0.5), memory_mb=np.int64(3)).memory_mb == 3
-    assert Wanted(recall=1, latency_ms=10**6).recall == 1
+    assert IndexSpec(latency_ms=np.float32(2), recall=np.float64(0.5), memory_mb=np.int64(3)).memory_mb == 3
+    assert IndexSpec(recall=1, latency_ms=10**6).recall == 1
 
 
 @pytest.mark.parametrize(

@@ -7,24 +7,24 @@ import sys
 from storage_fixtures import units
 
 from mettle.errors import UnknownIdentity
-from mettle.gallery.storage.postgres import PostgresRecord
+from mettle.gallery.storage.postgres import PostgresStorage
 
 
 def main(url: str, worker: int, changes: int) -> None:
-    record, rng = PostgresRecord.open(url, timeout=60), random.Random(worker)
+    storage, rng = PostgresStorage.open(url, timeout=60), random.Random(worker)
     for turn in range(changes):
         name, seed = f"p{rng.randrange(5)}", 10_000 * worker + turn
         verb = rng.choice(["enrol", "enrol", "replace", "delete"])
         print(json.dumps({"try": [verb, name, seed]}), flush=True)
         try:
             if verb == "delete":
-                done = record.delete(name)
+                done = storage.delete(name)
             else:
-                done = record.enrol(name, units(seed, 2), replace=verb == "replace")
+                done = storage.enrol(name, units(seed, 2), replace=verb == "replace")
         except UnknownIdentity:
             continue
         print(json.dumps({"done": [done.sequence, list(done.numbers), verb, name, seed]}), flush=True)
-    record.close()
+    storage.close()
 
 
 if __name__ == "__main__":

@@ -118,10 +118,11 @@ INNER = {  # behind one of those doors
     "scoring.scores.SortedScores.refine thresholds",
     "scoring.histogram.HistogramScores.refine accepts",
     "scoring.histogram.HistogramScores.refine thresholds",
-    "scoring.pair_tiles.Design.absent shape",
-    "protocol.Known.at ids",
-    "protocol.Known.side ids",
-    "protocol.Known.part ids",
+    "scoring.pair_tiles.PairTiles.excluded_mask shape",
+    "run.scenarios.evaluate_scenarios fars",
+    "protocol.SampleIndex.positions_of ids",
+    "protocol.SampleIndex.metric_arguments ids",
+    "protocol.SampleIndex.leakage_side ids",
 }
 
 

@@ -53,7 +53,7 @@ def _scores(x, y, d):
 def _carried(x, y, d):
     y, first = np.asarray(y), WHO < 5
     there, here = (evaluate.verification(x[at], y[at]) for at in (first, ~first))
-    return [evaluate.calibrate(there, 0.1).carry(here).fmr]
+    return [evaluate.calibrate(there, 0.1).transfer(here).fmr]
 
 
 MEASURES = {
@@ -79,9 +79,9 @@ MEASURES = {
     "geometry": lambda x, y, d: [evaluate.geometry(x, y, k=3).summary()],
     "label errors": lambda x, y, d: [evaluate.label_errors(x, y).order.tolist()],
     "same subject": lambda x, y, d: [[t.suspicion for t in evaluate.same_subject(x, y, near=None)]],
-    "hardest": lambda x, y, d: [evaluate.hardest(x, y, "impostor")],
+    "hardest": lambda x, y, d: [evaluate.hardest_pairs(x, y, "impostor")],
     "confusion": lambda x, y, d: [[(c.error, c.share) for c in evaluate.confusion(x, y)]],
-    "difficulty": lambda x, y, d: [evaluate.difficulty(x, y).tolist()],
+    "difficulty": lambda x, y, d: [evaluate.sample_difficulty(x, y).tolist()],
     "class size": lambda x, y, d: [evaluate.class_size(y).tolist()],
     "plan": lambda x, y, d: [protocol.class_disjoint(np.arange(60), y), protocol.known_unknown(np.arange(60), y)],
 }
@@ -115,9 +115,9 @@ def test_answers_name_people_as_they_came():
 def test_people_on_both_sides_are_found_by_their_names():
     y = KINDS["str"]
     set_on = evaluate.calibrate(evaluate.verification(X[WHO < 5], y[WHO < 5]), 0.1)
-    set_on.carry(evaluate.verification(X[WHO >= 5], y[WHO >= 5]))  # codes 0 to 4 on either side, but other people
+    set_on.transfer(evaluate.verification(X[WHO >= 5], y[WHO >= 5]))  # codes 0 to 4 on either side, but other people
     with pytest.raises(DataError, match="first is person 04"):
-        set_on.carry(evaluate.verification(X[WHO >= 4], y[WHO >= 4]))
+        set_on.transfer(evaluate.verification(X[WHO >= 4], y[WHO >= 4]))
 
 
 def test_results_on_other_people_are_not_compared():

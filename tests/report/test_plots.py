@@ -30,14 +30,14 @@ def drawn(seed: int = 0):
 
 def test_figures_are_the_same_bytes_every_time():
     v = drawn()
-    curves = {"in-domain": v.roc.thinned(64), "cross-domain": v.roc.thinned(64)}
+    curves = {"in-domain": v.roc.subsample(64), "cross-domain": v.roc.subsample(64)}
     first, second = plots.plot_roc(curves), plots.plot_roc(curves)
     assert first == second
-    assert first != plots.plot_roc(curves, baseline=drawn(1).roc.thinned(64))
+    assert first != plots.plot_roc(curves, baseline=drawn(1).roc.subsample(64))
 
 
 def test_users_style_neither_enters_nor_is_touched():
-    curves = {"all": drawn().roc.thinned(64)}
+    curves = {"all": drawn().roc.subsample(64)}
     plain = plots.plot_roc(curves)
     with matplotlib.rc_context({"text.usetex": True, "font.size": 30, "axes.facecolor": "black"}):
         assert plots.plot_roc(curves) == plain
@@ -45,7 +45,7 @@ def test_users_style_neither_enters_nor_is_touched():
 
 
 def test_operating_points_and_intervals_are_drawn():
-    curves = {"all": drawn().roc.thinned(64)}
+    curves = {"all": drawn().roc.subsample(64)}
     point = {"fmr": 0.01, "tar": 0.9, "interval": None}
     plain, dots = plots.plot_roc(curves), plots.plot_roc(curves, [point])
     whiskers = plots.plot_roc(curves, [point | {"interval": {"low": 0.8, "high": 0.95}}])
@@ -55,7 +55,7 @@ def test_operating_points_and_intervals_are_drawn():
 
 def test_perfect_scores_can_be_drawn():
     v = from_scores([0.9, 0.9, 0.1, 0.1], [1, 1, 0, 0])
-    svg(plots.plot_roc({"all": v.roc.thinned(64)}))
+    svg(plots.plot_roc({"all": v.roc.subsample(64)}))
     svg(plots.plot_histograms({"all": v.histogram(20)}, {}))
 
 

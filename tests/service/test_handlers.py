@@ -162,9 +162,9 @@ class Watched:
     def __init__(self, gallery):
         self._gallery, self.asked = gallery, 0
 
-    def operating(self, **point):
+    def decision_threshold(self, **point):
         self.asked += 1
-        return self._gallery.operating(**point)
+        return self._gallery.decision_threshold(**point)
 
     def __getattr__(self, name):
         return getattr(self._gallery, name)

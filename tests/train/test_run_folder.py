@@ -204,7 +204,7 @@ def test_an_artifact_that_cannot_be_written_leaves_nothing_of_itself(call, sourc
     recipe, real, calls = two_encoders(source), weights.write_bytes, iter(range(10))
 
     def full(path, content, mode=None):
-        if path.parent.name.startswith("artifact.tmp") and next(calls) == call:
+        if path.parent.name.startswith("artifact.mettle-tmp") and next(calls) == call:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return real(path, content, mode)
 

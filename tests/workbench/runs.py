@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from mettle.data.dataset import Column, Samples
-from mettle.evaluate.diagnostics.label_errors import difficulty
+from mettle.evaluate.diagnostics.label_errors import sample_difficulty
 from mettle.evaluate.run import evaluate_run
 from mettle.service import create_app
 from mettle.train import RunFolder, train
@@ -125,4 +125,4 @@ def drawn(mode: str, n: int = 60, labels: int = 8, seed: int = 0, run: RunFolder
     samples = Samples.of(Grey(n), y, domain=domain, groups=groups, role=role)
     columns = samples.columns()
     label = Column.of(y)
-    return RunData(run, "key", samples, z, label, columns, difficulty(z, label.codes))  # type: ignore[arg-type]
+    return RunData(run, "key", samples, z, label, columns, sample_difficulty(z, label.codes))  # type: ignore[arg-type]

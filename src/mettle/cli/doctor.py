@@ -97,6 +97,7 @@ PARTS = (
     Part("timm", "timm", "backbones of timm", "vision"),
     Part("pillow-heif", "pillow_heif", "HEIC photographs", "heic"),
     Part("pyarrow", "pyarrow.parquet", "Parquet tables", "parquet"),
+    Part("pymilvus", "pymilvus", "galleries that a Milvus server searches", "milvus"),
     Part("tensorboard", "torch.utils.tensorboard", "training curves in TensorBoard", "logging"),
     Part("triton", "triton", "fused kernels on a GPU", "kernels"),
     Part("onnx", "onnx", "mettle export --onnx", "onnx"),

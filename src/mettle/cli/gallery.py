@@ -63,9 +63,9 @@ def enrol(
     from mettle.errors import InputError
     from mettle.gallery import Gallery
     from mettle.gallery.binding import offered_binding
-    from mettle.gallery.enrolment import settled
-    from mettle.gallery.inputs import Embedding
-    from mettle.gallery.storage.location import exists
+    from mettle.gallery.enrolment import canonical_name
+    from mettle.gallery.inputs import TemplateInputs
+    from mettle.gallery.storage.location import gallery_exists
 
     if [identity, data, table].count(None) != 2:
         raise InputError("give IDENTITY and pictures, or --data, or --table: one of the three")
@@ -83,7 +83,7 @@ def enrol(
     if identity is None and (pictures or embeddings is not None):
         raise InputError("pictures and --embeddings are of one IDENTITY: not with --data or --table")
     templates = None if identity is None else _read_templates(pictures, embeddings)
-    run, new = _open_run(model), not exists(gallery)
+    run, new = _open_run(model), not gallery_exists(gallery)
     rows = None if table is None else _table_rows(table, where or ())
     if new and run is None and dim is None:
         dim = _embedding_length(templates, rows)
@@ -97,9 +97,9 @@ def enrol(
     ready: Any = None
     if new and (offered := offered_binding(run, dim, fusion, None)) is not None:
         # All of it is looked at before a new gallery is made: a mistake leaves nothing behind.
-        embedding = Embedding(offered.dim, run)
+        embedding = TemplateInputs(offered.dim, run)
         given = [(identity, templates)] if identity is not None else everybody(offered, lambda: embedding.run)
-        ready = [(settled(name, lambda _: False), embedding.vectors(theirs)) for name, theirs in given]
+        ready = [(canonical_name(name, lambda _: False), embedding.to_vectors(theirs)) for name, theirs in given]
     with Gallery.open(gallery, model=run, dim=dim, fusion=fusion) as opened:
         print_notes(before := opened.notes)
         if identity is None:
@@ -112,7 +112,11 @@ def enrol(
             )
             if _lacks_threshold(opened):
                 # Data may be those that the model was trained on, who are further apart than strangers: not by itself.
-                print(f"not calibrated: {opened.operating().basis}" if table is None else _calibrate_enrolled(opened))
+                print(
+                    f"not calibrated: {opened.decision_threshold().basis}"
+                    if table is None
+                    else _calibrate_enrolled(opened)
+                )
             print_notes([note for note in opened.notes if note not in before])  # a former calibration may be stale now
             return
         receipt = opened.enrol(identity, templates if ready is None else ready[0][1], request=request, replace=replace)
@@ -218,7 +222,7 @@ def _lacks_threshold(opened: Any) -> bool:
     from mettle.errors import GalleryError
 
     try:
-        return opened.operating().threshold is None
+        return opened.decision_threshold().threshold is None
     except GalleryError:  # there is a calibration, but it is damaged: the notes say what to do
         return False
 
@@ -226,7 +230,7 @@ def _lacks_threshold(opened: Any) -> bool:
 def _calibrate_enrolled(opened: Any) -> str:
     """Measure thresholds on whoever is enrolled, where they are enough; says on how many, or what is missing."""
     from mettle.gallery.calibration import count_pairs, lowest_rate, pairs_needed, people_needed
-    from mettle.gallery.thresholds import most
+    from mettle.gallery.thresholds import false_accept_bound
 
     people, highest = len(opened), max(RATES)
     without = "until then answers have candidates and scores, and no match"
@@ -238,7 +242,7 @@ def _calibrate_enrolled(opened: Any) -> str:
             f"{highest:g} takes {pairs_needed(highest)} ({people_needed(highest)} people); {without}: {remedy}"
         )
     table = opened.calibrate(rates)
-    point = opened.operating()
+    point = opened.decision_threshold()
     if point.threshold is None:
         return (
             f"not calibrated: among {people} people too many share a template, so that no threshold keeps them apart; "
@@ -246,7 +250,7 @@ def _calibrate_enrolled(opened: Any) -> str:
         )
     pairs = table[repr(point.far)]["impostors"]
     known = ", ".join(f"{float(rate):g}" for rate, entry in table.items() if entry["threshold"] is not None)
-    named = most(point, opened.binding.fusion, people, opened.info().templates)
+    named = false_accept_bound(point, opened.binding.fusion, people, opened.info().templates)
     return (
         f"calibrated on {people} people, {pairs} impostor pairs of people (enough for false-accept rates per person "
         f"from {lowest_rate(pairs):.2g}), for {known}; without --far answers are given at {point.far:g}, threshold "
@@ -393,7 +397,9 @@ def calibrate(
             return
         found = opened.calibrate(far or (0.1, 0.01, 0.001), keep=keep)
         measurable = any(entry["threshold"] is not None for entry in found.values())
-        point = opened.operating() if keep and measurable else None  # otherwise a damaged one may still be there
+        point = (
+            opened.decision_threshold() if keep and measurable else None
+        )  # otherwise a damaged one may still be there
     if as_json:
         print(json.dumps(found))
         return
@@ -421,12 +427,12 @@ def ids(gallery: Where) -> None:
 
 @gallery_app.command()
 def check(gallery: Where) -> None:
-    """Look for damage in record and index. Exit status 1 where there is any."""
+    """Look for damage in storage and index. Exit status 1 where there is any."""
     from mettle.errors import GalleryError, GalleryLocked, GalleryUnavailable
     from mettle.gallery import Gallery
-    from mettle.gallery.storage.location import exists
+    from mettle.gallery.storage.location import gallery_exists
 
-    there = exists(gallery)
+    there = gallery_exists(gallery)
     try:
         with Gallery.open(gallery, read_only=True, create=False) as opened:
             print_notes(opened.notes)
@@ -503,9 +509,9 @@ def index(
     memory_mb: Annotated[float | None, typer.Option(help="Most memory for the index.")] = None,
 ) -> None:
     """Choose and build the index anew; prints what it loses against exact search."""
-    from mettle.gallery import Gallery, Wanted
+    from mettle.gallery import Gallery, IndexSpec
 
-    wanted = Wanted(latency_ms=latency_ms, recall=recall, memory_mb=memory_mb, kind=kind)
+    wanted = IndexSpec(latency_ms=latency_ms, recall=recall, memory_mb=memory_mb, kind=kind)
     with Gallery.open(gallery, create=False) as opened:
         measured = opened.reindex(wanted)
     print(measured if measured is not None else "nothing to index")
@@ -516,7 +522,7 @@ def move(
     source: Where,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder, or a new place on a server.")],
 ) -> None:
-    """Copy a gallery to another kind of record, comparing counts and checksums; the source stays as it is."""
+    """Copy a gallery to another kind of storage, comparing counts and checksums; the source stays as it is."""
     from mettle.gallery import Gallery
 
     moved = Gallery.move(source, target)
@@ -561,7 +567,7 @@ def _print_audit(where: str, found: Any) -> None:
             _print_misfiled(found)
     for problem in found.problems:
         print(problem)
-    print("record and index: sound" if not found.problems else f"record and index: {len(found.problems)} problems")
+    print("storage and index: sound" if not found.problems else f"storage and index: {len(found.problems)} problems")
 
 
 def _print_confusable(found: Any) -> None:
@@ -593,11 +599,11 @@ def _list_heading(shown: Any, count: int) -> str:
 
 
 def _print_threshold(rate: str, entry: Any) -> None:
-    from mettle.gallery.thresholds import CONTRADICTED, doubt, remark
+    from mettle.gallery.thresholds import CONTRADICTED, threshold_note, weak_evidence_note
 
     value, per = entry.get("threshold"), entry.get("per", "comparison")
     if value is None:
         said = CONTRADICTED if entry.get("status") == CONTRADICTED else "not measurable"
     else:
-        said = f"threshold {value:.4f}{doubt(float(rate), entry)}{remark(entry)}"
+        said = f"threshold {value:.4f}{weak_evidence_note(float(rate), entry)}{threshold_note(entry)}"
     print(f"  false-accept rate {rate} per {per}: {said}")

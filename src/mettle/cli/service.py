@@ -79,7 +79,7 @@ def serve(
             **point,
         )
         print_notes(people.notes)
-        answering = people.operating(far=far, threshold=threshold)
+        answering = people.decision_threshold(far=far, threshold=threshold)
         if answering.threshold is None:
             print_notes([f"not calibrated, so no answer will be a match: {answering.basis}"])
         begin, page_at = f"{people.where}: {len(people)} people; ", "/workbench" if page else "/docs"

@@ -27,20 +27,27 @@ from typing import TYPE_CHECKING
 from mettle.data.embeddings import Embedded, read_embeddings
 from mettle.evaluate.audit import Audit, audit
 from mettle.evaluate.bootstrap import Interval
-from mettle.evaluate.calibration import Calibration, Carried, calibrate
+from mettle.evaluate.calibration import Calibration, TransferredThreshold, calibrate
 from mettle.evaluate.clustering import Clustering, clustering
 from mettle.evaluate.compare import Comparison, compare
 from mettle.evaluate.diagnostics.geometry import Geometry, geometry
-from mettle.evaluate.diagnostics.hard_pairs import hardest
-from mettle.evaluate.diagnostics.label_errors import confusion, difficulty, label_errors, same_subject
-from mettle.evaluate.diagnostics.leakage import Leak, Part, file_hashes, gate, leaks, picture_looks
+from mettle.evaluate.diagnostics.hard_pairs import hardest_pairs
+from mettle.evaluate.diagnostics.label_errors import confusion, label_errors, same_subject, sample_difficulty
+from mettle.evaluate.diagnostics.leakage import (
+    Leak,
+    SplitSide,
+    assert_no_leakage,
+    file_hashes,
+    find_leakage,
+    picture_looks,
+)
 from mettle.evaluate.few_shot import FewShot, few_shot
-from mettle.evaluate.groups import Group, Groups, Matrix, bands, class_size, domain_matrix, groups
+from mettle.evaluate.groups import DomainMatrix, Group, Groups, class_size, domain_matrix, groups, quantile_bins
 from mettle.evaluate.identification import Identification, identification
 from mettle.evaluate.inputs import NotMeasurable
-from mettle.evaluate.linear_probe import Accuracy, Probe, knn_accuracy, probe
+from mettle.evaluate.linear_probe import Probe, ProbeAccuracy, knn_accuracy, probe
 from mettle.evaluate.peer_names import PEERS, PLANNED
-from mettle.evaluate.protocol import Plan, read_trials
+from mettle.evaluate.protocol import Protocol, read_trials
 from mettle.evaluate.retrieval import Retrieval, reidentification, retrieval, retrieval_from_scores
 from mettle.evaluate.roc import OperatingPoint
 from mettle.evaluate.scoring.reranking import KReciprocal, QueryExpansion
@@ -49,12 +56,11 @@ from mettle.evaluate.verification import SystemRates, Verification, from_scores,
 from mettle.unknown_names import explain_missing_name
 
 __all__ = [
-    "Accuracy",
     "Audit",
     "Calibration",
-    "Carried",
     "Clustering",
     "Comparison",
+    "DomainMatrix",
     "Embedded",
     "FewShot",
     "Geometry",
@@ -64,45 +70,46 @@ __all__ = [
     "Interval",
     "KReciprocal",
     "Leak",
-    "Matrix",
     "NotMeasurable",
     "OperatingPoint",
-    "Part",
-    "Plan",
     "Probe",
+    "ProbeAccuracy",
+    "Protocol",
     "QueryExpansion",
     "Retrieval",
+    "SplitSide",
     "SystemRates",
+    "TransferredThreshold",
     "ValidationScore",
     "Verification",
+    "assert_no_leakage",
     "audit",
-    "bands",
     "calibrate",
     "class_size",
     "clustering",
     "compare",
     "confusion",
-    "difficulty",
     "domain_matrix",
     "few_shot",
     "file_hashes",
+    "find_leakage",
     "from_scores",
-    "gate",
     "geometry",
     "groups",
-    "hardest",
+    "hardest_pairs",
     "identification",
     "knn_accuracy",
     "label_errors",
-    "leaks",
     "picture_looks",
     "probe",
+    "quantile_bins",
     "read_embeddings",
     "read_trials",
     "reidentification",
     "retrieval",
     "retrieval_from_scores",
     "same_subject",
+    "sample_difficulty",
     "verification",
 ]
 

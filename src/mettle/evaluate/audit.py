@@ -29,19 +29,25 @@ from mettle.data.embeddings import Embedded
 from mettle.errors import InputError, MettleError
 from mettle.evaluate import protocol
 from mettle.evaluate.bootstrap import LEAST
-from mettle.evaluate.calibration import Carried, calibrate
+from mettle.evaluate.calibration import TransferredThreshold, calibrate
 from mettle.evaluate.clustering import Clustering, clustering
 from mettle.evaluate.diagnostics import duplicates
-from mettle.evaluate.diagnostics.duplicates import Copies
+from mettle.evaluate.diagnostics.duplicates import Duplicates
 from mettle.evaluate.diagnostics.geometry import Geometry, geometry
-from mettle.evaluate.diagnostics.hard_pairs import HardPair, hardest
-from mettle.evaluate.diagnostics.label_errors import Confused, Suspects, Twins, confusion, difficulty
+from mettle.evaluate.diagnostics.hard_pairs import HardPair, hardest_pairs
+from mettle.evaluate.diagnostics.label_errors import (
+    ConfusedLabel,
+    DuplicateIdentities,
+    LabelErrors,
+    confusion,
+    sample_difficulty,
+)
 from mettle.evaluate.diagnostics.label_errors import label_errors as find_label_errors
 from mettle.evaluate.diagnostics.label_errors import same_subject as find_same_subject
-from mettle.evaluate.groups import Groups, Matrix, bands, class_size, domain_matrix, paired
+from mettle.evaluate.groups import DomainMatrix, Groups, class_size, count_paired_subjects, domain_matrix, quantile_bins
 from mettle.evaluate.groups import groups as slice_by
 from mettle.evaluate.identification import Identification
-from mettle.evaluate.inputs import Numbers, rates, whole
+from mettle.evaluate.inputs import Numbers, check_int, check_rates
 from mettle.evaluate.linear_probe import Probe, probe
 from mettle.evaluate.retrieval import Retrieval, retrieval
 from mettle.evaluate.verification import Verification, verification
@@ -59,7 +65,7 @@ FITTED = 200_000_000  # rows x labels x dimension of a linear probe
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
+class PairingResult:
     """One way of pairing the rows: in words, and what was found."""
 
     title: str
@@ -96,22 +102,22 @@ class Audit:
 
     table: Embedded
     fars: tuple[float, ...]
-    ways: Mapping[str, Way]
-    domains: Matrix | None
+    ways: Mapping[str, PairingResult]
+    domains: DomainMatrix | None
     groups: Mapping[str, Groups]
     slices: Mapping[str, Groups]
     recalls: Mapping[str, Groups]
-    carried: tuple[Carried, ...]
+    carried: tuple[TransferredThreshold, ...]
     identification: Identification | None
     clustering: Clustering | None
     probe: Probe | None
-    label_errors: Suspects | None
-    same_subject: tuple[Twins, ...]
+    label_errors: LabelErrors | None
+    same_subject: tuple[DuplicateIdentities, ...]
     hardest: Mapping[str, tuple[HardPair, ...]]
-    confusion: tuple[Confused, ...]
+    confusion: tuple[ConfusedLabel, ...]
     geometry: Geometry | None
     sample: np.ndarray
-    copies: Copies
+    copies: Duplicates
     missing: Mapping[str, str] = field(default_factory=dict)
     limits: tuple[str, ...] = ()
 
@@ -123,7 +129,7 @@ class Audit:
         )
 
     @property
-    def headline(self) -> Way:
+    def headline(self) -> PairingResult:
         """The hardest way of pairing there is: across domains before all pairs."""
         return list(self.ways.values())[-1]
 
@@ -135,13 +141,13 @@ class Audit:
             found.append(f"{self.geometry.verdict[0].upper()}{self.geometry.verdict[1:]}.")
         v = self.ways["all"].verification
         found += [f"{text}." for text in v.warnings if text not in v.notes]  # copies are told below, by name
-        found += self._copied()
+        found += self._describe_duplicates()
         if self.table.split is not None and (self.table.split == 0).any():
             found.append(
                 "The file holds a training split: numbers on people who were trained on flatter. Audit the others "
                 "alone with --where split=test."
             )
-        people, _ = paired(v)  # who has one sample only makes impostor pairs, and no miss
+        people, _ = count_paired_subjects(v)  # who has one sample only makes impostor pairs, and no miss
         who = f"{people} identities" + ("" if people == v.subjects else f" with two samples, of {v.subjects:,} in all")
         if people < LEAST:
             found.append(
@@ -198,13 +204,13 @@ class Audit:
             "thresholds": [c.summary() for c in self.carried],
             "identification": None if self.identification is None else self.identification.summary(),
             "clustering": None if self.clustering is None else self.clustering.summary(),
-            "probe": None if self.probe is None else self._probe(self.probe),
+            "probe": None if self.probe is None else self._summarize_probe(self.probe),
             "label_errors": {
                 "better_elsewhere": None if suspects is None else suspects.count,
                 "estimate": None if suspects is None else {**vars(suspects.noise), "said": str(suspects.noise)},
                 "ranked": [
                     {
-                        **self._named(int(suspects.order[k])),
+                        **self._describe_row(int(suspects.order[k])),
                         "suggested": name[suspects.suggested[k]],
                         "suspicion": float(suspects.suspicion[k]),
                         "above_cut": k < suspects.noise.listed,
@@ -219,7 +225,8 @@ class Audit:
             ],
             "hardest": {
                 kind: [
-                    {"score": p.score, "first": self._named(p.first), "second": self._named(p.second)} for p in pairs
+                    {"score": p.score, "first": self._describe_row(p.first), "second": self._describe_row(p.second)}
+                    for p in pairs
                 ]
                 for kind, pairs in self.hardest.items()
             },
@@ -227,7 +234,7 @@ class Audit:
                 "rows": self.copies.rows,
                 "vectors": self.copies.vectors,
                 "contradictions": self.copies.contradictions,
-                "examples": [[self._named(at) for at in group] for group in self.copies.examples],
+                "examples": [[self._describe_row(at) for at in group] for group in self.copies.examples],
             },
             "confusion": [
                 {
@@ -238,15 +245,15 @@ class Audit:
                 }
                 for c in self.confusion
             ],
-            "geometry": None if self.geometry is None else self._geometry(self.geometry),
+            "geometry": None if self.geometry is None else self._summarize_geometry(self.geometry),
             "sampled": len(self.sample),
             "warnings": list(self.warnings),
             "limits": list(self.limits),
             "missing": dict(self.missing),
         }
-        return _plain(found)
+        return _as_json(found)
 
-    def _copied(self) -> list[str]:
+    def _describe_duplicates(self) -> list[str]:
         """What a reader should know of copies, the first of them by name."""
         c = self.copies
         if not c.rows:
@@ -261,7 +268,7 @@ class Audit:
             text += f" {c.contradictions:,} of these vectors carry several labels."
         return [text]
 
-    def _named(self, at: int) -> dict[str, Any]:
+    def _describe_row(self, at: int) -> dict[str, Any]:
         """A row as people know it."""
         t = self.table
         found: dict[str, Any] = {"row": at, "id": str(t.names[at]), "label": t.label.names[t.label.codes[at]]}
@@ -271,16 +278,16 @@ class Audit:
             found["image"] = str(t.images[at])
         return found
 
-    def _probe(self, p: Probe) -> dict[str, Any]:
+    def _summarize_probe(self, p: Probe) -> dict[str, Any]:
         found = p.summary()
         for name in ("linear", "knn"):
             worst = found[name]["worst_class"]
             worst["label"] = self.table.label.names[worst["label"]]
         return {**found, "samples": len(p.linear.labels), "labels": len(np.unique(p.linear.labels))}
 
-    def _geometry(self, g: Geometry) -> dict[str, Any]:
+    def _summarize_geometry(self, g: Geometry) -> dict[str, Any]:
         order = np.argsort(-g.occurrence, kind="stable")[:10]
-        hubs = [{**self._named(int(self.sample[g.rows[k]])), "times": float(g.occurrence[k])} for k in order]
+        hubs = [{**self._describe_row(int(self.sample[g.rows[k]])), "times": float(g.occurrence[k])} for k in order]
         return {**g.summary(), "collapsed": g.collapsed, "hubs": hubs}
 
 
@@ -325,20 +332,20 @@ def audit(
         >>> found.headline.verification.eer, found.missing["groups"]
         (0.0, 'the file has no column to slice by')
     """
-    chosen = _rates(fars)
-    whole(count, "count", 1)
-    whole(most, "most", 2)
-    whole(seed, "seed", 0)
-    table = _table(table, labels, {"domains": domains, "groups": groups, "ids": ids})
+    chosen = _check_rates(fars)
+    check_int(count, "count", 1)
+    check_int(most, "most", 2)
+    check_int(seed, "seed", 0)
+    table = _as_table(table, labels, {"domains": domains, "groups": groups, "ids": ids})
     x, y, ids = table.values, table.label.codes, table.ids
     domain = None if table.domain is None else table.domain.codes
-    part = Parts()
-    ways = _ways(x, y, ids, domain, chosen, part, across_ranks)
+    part = Sections()
+    ways = _measure_pairings(x, y, ids, domain, chosen, part, across_ranks)
     everything = ways["all"].verification
     entire = len(y) <= most and ways["all"].retrieval is not None
-    at = _threshold(everything, chosen)
+    at = _group_threshold(everything, chosen)
     single = np.unique(ids, return_index=True)[1]  # a protocol names every sample once
-    cut = sampled(y, most, seed)
+    cut = sample_identities(y, most, seed)
     if len(cut) < len(y):
         part.limits.append(
             f"Slices by difficulty and class size, hardest pairs, confusion and geometry rest on {len(cut):,} rows of "
@@ -350,41 +357,41 @@ def audit(
     if not attributes:
         part.missing["groups"] = "the file has no column to slice by"
     known = (everything, ways["all"].retrieval) if entire else (None, None)
-    sliced, recalled = _slices(x[cut], y[cut], ids[cut], at, part, *known)
+    sliced, recalled = _slice_groups(x[cut], y[cut], ids[cut], at, part, *known)
     return Audit(
         table,
         chosen,
         ways,
-        _domains(x, y, ids, table, part),
+        _domain_matrix(x, y, ids, table, part),
         {
             key: found
             for key, column in attributes.items()
-            if (found := part.attempt(key, lambda c=column: slice_by(everything, c.values().astype(str), **at)))
+            if (found := part.try_measure(key, lambda c=column: slice_by(everything, c.values().astype(str), **at)))
         },
         sliced,
         recalled,
-        _carried(x[single], y[single], chosen, seed, part, across_ranks),
-        part.attempt("identification", lambda: identified(x[single], y[single], seed)),
-        part.attempt("clustering", lambda: clustered(x, y, seed, part)),
-        part.attempt("probe", lambda: probed(table, seed, part)),
-        part.attempt("label errors", lambda: find_label_errors(x, y)),
-        tuple(part.attempt("same subject", lambda: find_same_subject(x, y, count)) or ()),
-        {kind: _hardest(x, y, ids, cut, kind, count, part) for kind in ("genuine", "impostor")},
-        tuple(part.attempt("confusion", lambda: confusion(x[cut], y[cut])) or ()),
-        part.attempt("geometry", lambda: geometry(x[cut], y[cut], seed=seed)),
+        _transfer_thresholds(x[single], y[single], chosen, seed, part, across_ranks),
+        part.try_measure("identification", lambda: measure_identification(x[single], y[single], seed)),
+        part.try_measure("clustering", lambda: measure_clustering(x, y, seed, part)),
+        part.try_measure("probe", lambda: fit_probes(table, seed, part)),
+        part.try_measure("label errors", lambda: find_label_errors(x, y)),
+        tuple(part.try_measure("same subject", lambda: find_same_subject(x, y, count)) or ()),
+        {kind: _find_hardest(x, y, ids, cut, kind, count, part) for kind in ("genuine", "impostor")},
+        tuple(part.try_measure("confusion", lambda: confusion(x[cut], y[cut])) or ()),
+        part.try_measure("geometry", lambda: geometry(x[cut], y[cut], seed=seed)),
         cut,
-        duplicates.within(x, y, ids),
+        duplicates.find_duplicates(x, y, ids),
         part.missing,
         tuple(part.limits),
     )
 
 
-def _rates(fars: Any) -> tuple[float, ...]:
+def _check_rates(fars: Any) -> tuple[float, ...]:
     """False-accept rates, the largest first."""
-    return tuple(sorted(set(rates(fars, below_one=True)), reverse=True))
+    return tuple(sorted(set(check_rates(fars, below_one=True)), reverse=True))
 
 
-def _table(given: Any, labels: Any, others: Mapping[str, Any]) -> Embedded:
+def _as_table(given: Any, labels: Any, others: Mapping[str, Any]) -> Embedded:
     """A table, made of arrays if those came."""
     if isinstance(given, Embedded):
         extra = [name for name, value in (("labels", labels), *others.items()) if value is not None]
@@ -399,13 +406,13 @@ def _table(given: Any, labels: Any, others: Mapping[str, Any]) -> Embedded:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Sections:
     """What could not be measured, and what was measured on some rows only, as it is found out."""
 
     missing: dict[str, str] = field(default_factory=dict)
     limits: list[str] = field(default_factory=list)
 
-    def attempt(self, name: str, make: Callable[[], Any]) -> Any:
+    def try_measure(self, name: str, make: Callable[[], Any]) -> Any:
         """The part, or None with the reason kept."""
         try:
             return make()
@@ -414,49 +421,53 @@ class Parts:
             return None
 
 
-def _ways(
+def _measure_pairings(
     x: np.ndarray,
     y: np.ndarray,
     ids: np.ndarray,
     domain: np.ndarray | None,
     fars: Sequence[float],
-    part: Parts,
+    part: Sections,
     across_ranks: bool,
-) -> dict[str, Way]:
+) -> dict[str, PairingResult]:
     rows: dict[str, Any] = {"ids": ids, "domains": domain, "across_ranks": across_ranks}
     ks = tuple(k for k in KS if k < len(y)) or (1,)
 
-    def way(name: str, title: str, trials: str) -> Way:
+    def measure_pairing(name: str, title: str, trials: str) -> PairingResult:
         v = verification(x, y, trials=trials, **rows)
         v.refine_at(fars)
         apart = trials == "across"
         near = None
         if trials != "within":  # the nearest of one's own domain is what "all" mostly finds anyway
-            near = part.attempt(f"retrieval, {name}", lambda: retrieval(x, y, k=ks, exclude_same_domain=apart, **rows))
-        return Way(title, v, near)
+            near = part.try_measure(
+                f"retrieval, {name}", lambda: retrieval(x, y, k=ks, exclude_same_domain=apart, **rows)
+            )
+        return PairingResult(title, v, near)
 
-    found = {"all": way("all", "every pair", "all")}
+    found = {"all": measure_pairing("all", "every pair", "all")}
     if domain is not None:
         for name, title, trials in (
             ("in-domain", "pairs of one domain", "within"),
             ("cross-domain", "pairs of two domains", "across"),
         ):
-            one = part.attempt(name, lambda n=name, t=title, k=trials: way(n, t, k))
+            one = part.try_measure(name, lambda n=name, t=title, k=trials: measure_pairing(n, t, k))
             if one is not None:
                 found[name] = one
     return found
 
 
-def _threshold(v: Verification, fars: Sequence[float]) -> dict[str, Any]:
+def _group_threshold(v: Verification, fars: Sequence[float]) -> dict[str, Any]:
     """The global threshold of groups: of the lowest rate that can be relied on, else where both errors are equal."""
-    usable = [p for p in (v.operating_point(far) for far in fars) if p.usable is not None]
+    usable = [p for p in (v.operating_point(far) for far in fars) if p.finite_threshold is not None]
     good = [p for p in usable if p.status == "ok" and p.far <= 1e-2] or [p for p in usable if p.status == "ok"]
     if good:
         return {"far": max(p.far for p in good)}
     return {"far": usable[0].far} if usable else {"threshold": v.eer_bracket.above[0]}
 
 
-def _domains(x: np.ndarray, y: np.ndarray, ids: np.ndarray, table: Embedded, part: Parts) -> Matrix | None:
+def _domain_matrix(
+    x: np.ndarray, y: np.ndarray, ids: np.ndarray, table: Embedded, part: Sections
+) -> DomainMatrix | None:
     if table.domain is None:
         part.missing["domains"] = "the file has no domain column with two domains"
         return None
@@ -465,85 +476,87 @@ def _domains(x: np.ndarray, y: np.ndarray, ids: np.ndarray, table: Embedded, par
     if len(values) > LISTED:
         part.limits.append(f"The matrix of domains shows the {LISTED} largest of {len(values)} domains.")
     text = table.domain.values().astype(str)[keep]
-    return part.attempt("domains", lambda: domain_matrix(x[keep], y[keep], text, ids=ids[keep]))
+    return part.try_measure("domains", lambda: domain_matrix(x[keep], y[keep], text, ids=ids[keep]))
 
 
-def _slices(
+def _slice_groups(
     x: np.ndarray,
     y: np.ndarray,
     ids: np.ndarray,
     at: Mapping[str, Any],
-    part: Parts,
+    part: Sections,
     v: Verification | None,
     near: Retrieval | None,
 ) -> tuple[dict[str, Groups], dict[str, Groups]]:
     """The sampled rows by how hard they are and by how many samples their class has."""
     if v is None or near is None:
-        v = part.attempt("slices", lambda: verification(x, y, ids=ids))
-        near = part.attempt("slices of retrieval", lambda: retrieval(x, y, k=(1,), ids=ids))
+        v = part.try_measure("slices", lambda: verification(x, y, ids=ids))
+        near = part.try_measure("slices of retrieval", lambda: retrieval(x, y, k=(1,), ids=ids))
     if v is None or near is None:
         return {}, {}
     pairs: dict[str, Groups] = {}
     recalls: dict[str, Groups] = {}
-    alone = np.isin(y, *_singles(y))
-    hard = difficulty(x, y)
+    alone = np.isin(y, *_single_samples(y))
+    hard = sample_difficulty(x, y)
     hard[alone] = hard[~alone].max() if (~alone).any() else 0  # no relative: as hard as the hardest
-    made = {"difficulty": lambda: bands(hard, 4), "class size": lambda: class_size(y)}
+    made = {"difficulty": lambda: quantile_bins(hard, 4), "class size": lambda: class_size(y)}
     for name, make in made.items():
         kind = make()
-        one = part.attempt(name, lambda k=kind: (slice_by(v, k, **at), slice_by(near, k)))
+        one = part.try_measure(name, lambda k=kind: (slice_by(v, k, **at), slice_by(near, k)))
         if one is not None:
             pairs[name], recalls[name] = one
     return pairs, recalls
 
 
-def _singles(y: np.ndarray) -> tuple[np.ndarray]:
+def _single_samples(y: np.ndarray) -> tuple[np.ndarray]:
     values, counts = np.unique(y, return_counts=True)
     return (values[counts == 1],)
 
 
-def _carried(
-    x: np.ndarray, y: np.ndarray, fars: Sequence[float], seed: int, part: Parts, across_ranks: bool
-) -> tuple[Carried, ...]:
+def _transfer_thresholds(
+    x: np.ndarray, y: np.ndarray, fars: Sequence[float], seed: int, part: Sections, across_ranks: bool
+) -> tuple[TransferredThreshold, ...]:
     """Thresholds set on half of the people and judged on the other half."""
     ids = np.arange(len(y))
-    halves = part.attempt("thresholds", lambda: protocol.class_disjoint(ids, y, test=0.5, calibration=0.5, seed=seed))
+    halves = part.try_measure(
+        "thresholds", lambda: protocol.class_disjoint(ids, y, test=0.5, calibration=0.5, seed=seed)
+    )
     if halves is None:
         return ()
     sides = [np.isin(ids, side) for side in (halves.calibration, halves.probes)]
-    pair = part.attempt(
+    pair = part.try_measure(
         "thresholds", lambda: [verification(x[side], y[side], across_ranks=across_ranks) for side in sides]
     )
     if pair is None:
         return ()
     pair[0].refine_at(fars)
-    sets = {far: part.attempt(f"threshold for FAR {far:g}", lambda f=far: calibrate(pair[0], f)) for far in fars}
+    sets = {far: part.try_measure(f"threshold for FAR {far:g}", lambda f=far: calibrate(pair[0], f)) for far in fars}
     chosen = {far: one for far, one in sets.items() if one is not None}
     levels = [one.threshold for one in chosen.values()]
     pair[1].refine_at((), levels)
-    part.attempt("intervals of thresholds", lambda: pair[1].resample_at(levels) if levels else None)
+    part.try_measure("intervals of thresholds", lambda: pair[1].resample_at(levels) if levels else None)
     carried = [
-        part.attempt(f"threshold for FAR {far:g}", lambda o=one: o.carry(pair[1])) for far, one in chosen.items()
+        part.try_measure(f"threshold for FAR {far:g}", lambda o=one: o.transfer(pair[1])) for far, one in chosen.items()
     ]
     return tuple(one for one in carried if one is not None)
 
 
-def _hardest(
-    x: np.ndarray, y: np.ndarray, ids: np.ndarray, cut: np.ndarray, kind: Any, count: int, part: Parts
+def _find_hardest(
+    x: np.ndarray, y: np.ndarray, ids: np.ndarray, cut: np.ndarray, kind: Any, count: int, part: Sections
 ) -> tuple[HardPair, ...]:
     """The hardest pairs of the sampled rows, by position in the file; two rows of one sample are no pair."""
     first = np.sort(np.unique(ids[cut], return_index=True)[1])
     at = cut[first]
-    found = part.attempt(f"hardest {kind}", lambda: hardest(x[at], y[at], kind, count=count))
+    found = part.try_measure(f"hardest {kind}", lambda: hardest_pairs(x[at], y[at], kind, count=count))
     return tuple(HardPair(int(at[p.first]), int(at[p.second]), p.score) for p in found or ())
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """Numbers that JSON knows: NumPy scalars as Python's, what is not finite as None."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _as_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [_as_json(v) for v in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -551,7 +564,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def identified(x: np.ndarray, y: np.ndarray, seed: int) -> Identification:
+def measure_identification(x: np.ndarray, y: np.ndarray, seed: int) -> Identification:
     """Half of the people enrolled with one sample each, the others strangers."""
     ids = np.arange(len(y))
     found = protocol.known_unknown(ids, y, known=0.5, k=1, seed=seed).run(x, y, ids)
@@ -559,16 +572,16 @@ def identified(x: np.ndarray, y: np.ndarray, seed: int) -> Identification:
     return found
 
 
-def clustered(x: np.ndarray, y: np.ndarray, seed: int, part: Parts) -> Clustering:
+def measure_clustering(x: np.ndarray, y: np.ndarray, seed: int, part: Sections) -> Clustering:
     """k-means, on fewer identities and from fewer seeds where rows x clusters would take minutes."""
-    at = affordable(y, PAIRED, seed)
+    at = identities_within_budget(y, PAIRED, seed)
     seeds = int(np.clip(PAIRED // (len(at) * len(np.unique(y[at]))), 1, 5))
     if len(at) < len(y):
         part.limits.append(f"Clustering rests on {len(at):,} rows of {len(np.unique(y[at])):,} identities.")
     return clustering(x[at], y[at], seeds=seeds, seed=seed)
 
 
-def probed(table: Embedded, seed: int, part: Parts) -> Probe:
+def fit_probes(table: Embedded, seed: int, part: Sections) -> Probe:
     """A linear and a kNN probe, fitted on the rows of the training split and judged on those of the test split."""
     if table.split is None or not {0, 2} <= set(np.unique(table.split).tolist()):
         raise InputError(
@@ -584,7 +597,7 @@ def probed(table: Embedded, seed: int, part: Parts) -> Probe:
             "training are judged by verification"
         )
     keep = np.isin(y, both) & (train | test)
-    at = np.flatnonzero(keep)[affordable(y[keep], FITTED // table.values.shape[1], seed)]
+    at = np.flatnonzero(keep)[identities_within_budget(y[keep], FITTED // table.values.shape[1], seed)]
     if not keep[test].all() or len(at) < keep.sum():
         rows, of = np.count_nonzero(test[at]), np.count_nonzero(test)
         part.limits.append(f"Probes are judged on {rows:,} of {of:,} test rows, of {len(np.unique(y[at])):,} labels.")
@@ -592,7 +605,7 @@ def probed(table: Embedded, seed: int, part: Parts) -> Probe:
     return probe(*((table.values[at], y[at], None, table.ids[at]) for at in (one, two)))
 
 
-def sampled(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
+def sample_identities(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
     """Positions of whole identities drawn at random, at most ``most`` of them; rows at random if two do not fit."""
     if len(labels) <= most:
         return np.arange(len(labels))
@@ -605,11 +618,11 @@ def sampled(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
     return np.flatnonzero(np.isin(labels, values[fits]))
 
 
-def affordable(y: np.ndarray, budget: int, seed: int) -> np.ndarray:
+def identities_within_budget(y: np.ndarray, budget: int, seed: int) -> np.ndarray:
     """Positions of whole identities, so few that rows x identities stay within a budget."""
     rows = len(y)
     while True:
-        at = sampled(y, rows, seed)
+        at = sample_identities(y, rows, seed)
         cost = len(at) * len(np.unique(y[at]))
         if cost <= budget or rows < 1000:
             return at

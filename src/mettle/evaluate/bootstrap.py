@@ -50,13 +50,13 @@ import torch
 from scipy.special import logit, ndtr, ndtri, stdtrit
 
 from mettle.errors import InputError
-from mettle.evaluate.inputs import NotMeasurable, whole
+from mettle.evaluate.inputs import NotMeasurable, check_int
 from mettle.evaluate.metrics import PairMetric, parse_metric
-from mettle.evaluate.roc import WeightedCurves, grid
+from mettle.evaluate.roc import WeightedCurves, threshold_grid
 from mettle.evaluate.scoring.bins import Binning
-from mettle.evaluate.scoring.cpu_passes import Fast
-from mettle.evaluate.scoring.pair_tiles import Design
-from mettle.evaluate.scoring.scores import ScoreStore, acting
+from mettle.evaluate.scoring.cpu_passes import FastPasses
+from mettle.evaluate.scoring.pair_tiles import PairTiles
+from mettle.evaluate.scoring.scores import ScoreStore, round_threshold_up
 
 REPLICATES = 1000
 LEAST = 6  # subjects of each kind that an interval needs, see above
@@ -71,7 +71,7 @@ PARTNERS = 8192
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval over resampled subjects; see :func:`percentile`.
+    """An interval over resampled subjects; see :func:`bca_interval`.
 
     Attributes:
         low: lower end.
@@ -101,7 +101,7 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
     return float(x.mean()), float(-stdtrit(len(x) - 1, (1 - level) / 2) * x.std(ddof=1) / np.sqrt(len(x)))
 
 
-def percentile(
+def bca_interval(
     values: np.ndarray,
     point: float,
     weights: np.ndarray,
@@ -152,9 +152,9 @@ def percentile(
         low, high = min(float(values.min()), point), max(float(values.max()), point)
         found = Interval(low, high, level, len(values), seed, method)
         return found if rate is None or low < high else all_alike(found, subjects, point)
-    skew, count = _shape(moved)
+    skew, count = _skew_and_dof(moved)
     if among is not None and not among.all() and moved[among].any():
-        everybody, (skew, count) = count, _shape(moved[among])
+        everybody, (skew, count) = count, _skew_and_dof(moved[among])
         count = min(count, everybody)
     z = np.sqrt(drawn / (drawn - 1)) * stdtrit(count, (1 - level) / 2)
     share = ((scaled < centre).mean() + (scaled <= centre).mean()) / 2
@@ -165,7 +165,7 @@ def percentile(
     return found if rate is None or found.low < found.high else all_alike(found, subjects, point)
 
 
-def _shape(moved: np.ndarray) -> tuple[float, float]:
+def _skew_and_dof(moved: np.ndarray) -> tuple[float, float]:
     """Skewness a and the number ν of subjects that count, from how much each of them moves the value."""
     subjects, second = len(moved), float(np.square(moved).sum())
     skew = float((moved**3).sum()) / (6 * second**1.5)
@@ -196,23 +196,23 @@ def of_rate(
     rate: int,
     among: np.ndarray | None = None,
 ) -> Interval:
-    """The interval of a rate: :func:`percentile`, and where it is perfect what no error among so many still allows."""
-    found = percentile(values, value, weights, level, seed, method, rate=rate, among=among)
+    """The interval of a rate: :func:`bca_interval`, and where it is perfect what no error still allows."""
+    found = bca_interval(values, value, weights, level, seed, method, rate=rate, among=among)
     subjects = weights.shape[1] if among is None else int(among.sum())
     return zero_errors(found, subjects, value) if value in (0, 1) else found
 
 
 def zero_errors(interval: Interval, subjects: int, perfect: float) -> Interval:
     """Widen an interval around a perfect value (0 or 1): no errors seen still allows 3 / subjects of them."""
-    return _unseen(interval, subjects, perfect, f"no errors among {subjects} subjects: rule of three")
+    return _bound_unseen_errors(interval, subjects, perfect, f"no errors among {subjects} subjects: rule of three")
 
 
 def all_alike(interval: Interval, subjects: int, value: float) -> Interval:
     """An interval where no resample moves a rate: 3 / subjects of the people may still do anything at all."""
-    return _unseen(interval, subjects, value, f"{subjects} subjects do exactly as well: rule of three")
+    return _bound_unseen_errors(interval, subjects, value, f"{subjects} subjects do exactly as well: rule of three")
 
 
-def _unseen(interval: Interval, subjects: int, value: float, method: str) -> Interval:
+def _bound_unseen_errors(interval: Interval, subjects: int, value: float, method: str) -> Interval:
     share = min(1.0, max(3.0, -float(np.log(1 - interval.level))) / subjects)
     low, high = value * (1 - share), value + share * (1 - value)
     return Interval(low, high, interval.level, interval.replicates, interval.seed, method)
@@ -228,7 +228,7 @@ def check_subjects(count: int, what: str = "subjects") -> None:
         raise NotMeasurable(f"{TOO_FEW}, {count} {what} where at least {LEAST} are needed")
 
 
-def stated(make: Callable[[], Interval]) -> dict[str, Any] | None:
+def interval_or_none(make: Callable[[], Interval]) -> dict[str, Any] | None:
     """An interval as plain numbers, ready for JSON; None where subjects are too few."""
     try:
         return dict(vars(make()))
@@ -236,17 +236,17 @@ def stated(make: Callable[[], Interval]) -> dict[str, Any] | None:
         return None
 
 
-def draw(subjects: int, replicates: int, seed: int) -> np.ndarray:
+def bootstrap_weights(subjects: int, replicates: int, seed: int) -> np.ndarray:
     """(replicates, subjects) whole numbers: how often each subject is drawn; every row sums to ``subjects``.
 
     Raises:
         InputError: replicates or a seed that are no whole numbers from 1 and from 0 up.
         NotMeasurable: fewer than ``LEAST`` subjects.
     """
-    whole(replicates, "replicates", 1)
-    whole(seed, "seed", 0)
+    check_int(replicates, "replicates", 1)
+    check_int(seed, "seed", 0)
     check_subjects(subjects)
-    return drawn(subjects, replicates, seed)
+    return draw_weights(subjects, replicates, seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,12 +339,12 @@ def interval_of_mean(
     """
     code = np.unique(subjects, return_inverse=True)[1].reshape(-1)
     totals, counts = np.bincount(code, weights=values), np.bincount(code)
-    weights = draw(len(counts), replicates, seed)
-    drawn = sums(weights, totals) / sums(weights, counts)
+    weights = bootstrap_weights(len(counts), replicates, seed)
+    drawn = weighted_sums(weights, totals) / weighted_sums(weights, counts)
     return of_rate(drawn, float(np.mean(values)), weights, level, seed, method, rate=len(values))
 
 
-def resample(
+def bootstrap_curves(
     scores: ScoreStore, *, replicates: int = REPLICATES, seed: int = 0, dense: bool | None = None
 ) -> BootstrapCurves:
     """Walk through the pairs once and weigh them for every resample of the subjects.
@@ -362,17 +362,17 @@ def resample(
     count = scores.subjects
     if count == 0:
         next(scores.stream(True))  # says what is missing
-    weights = draw(count, replicates, seed)
+    weights = bootstrap_weights(count, replicates, seed)
     dense = is_dense(scores) if dense is None else dense
     size = int(np.clip((1 << 24) // count**2, 256, 1024)) if dense else 256
-    thresholds, complete = grid(scores, size)
+    thresholds, complete = threshold_grid(scores, size)
     every = np.vstack([np.ones((1, count), weights.dtype), weights])
-    positive, negative, paired = _weighed(scores, thresholds, every, dense)
+    positive, negative, paired = _weighted_counts(scores, thresholds, every, dense)
     usable = (positive.sum(axis=1) > 0) & (negative.sum(axis=1) > 0)
     method = METHOD + ("" if dense else ", first-order impostor weights")
-    method += f", impostors among {PARTNERS} rows" if not dense and sampled(scores) is not None else ""
+    method += f", impostors among {PARTNERS} rows" if not dense and sample_pairs(scores) is not None else ""
     rows = np.flatnonzero(usable[1:])
-    drawn = some(weights, usable[1:])
+    drawn = select_replicates(weights, usable[1:])
     return BootstrapCurves(negative[usable], positive[usable], complete, method, rows, drawn, paired)
 
 
@@ -383,36 +383,36 @@ def at_thresholds(
     count = scores.subjects
     if count == 0:
         next(scores.stream(True))  # says what is missing
-    weights = draw(count, replicates, seed)
-    edges, place = np.unique(acting(np.asarray(thresholds), scores.dtype), return_inverse=True)
-    positive, negative, paired = _weighed(scores, edges, weights, is_dense(scores))
+    weights = bootstrap_weights(count, replicates, seed)
+    edges, place = np.unique(round_threshold_up(np.asarray(thresholds), scores.dtype), return_inverse=True)
+    positive, negative, paired = _weighted_counts(scores, edges, weights, is_dense(scores))
     negative = np.maximum(negative, 0)
     usable = (positive.sum(axis=1) > 0) & (negative.sum(axis=1) > 0)
     positive, negative = positive[usable], negative[usable]
     fmr = negative[:, ::-1].cumsum(axis=1)[:, ::-1] / negative.sum(axis=1, keepdims=True)
     fnmr = positive.cumsum(axis=1) / positive.sum(axis=1, keepdims=True)
-    weights = some(weights, usable)
+    weights = select_replicates(weights, usable)
     return [(fmr[:, k + 1], fnmr[:, k], weights, paired) for k in place.reshape(-1)]
 
 
-def _weighed(
+def _weighted_counts(
     scores: ScoreStore, thresholds: np.ndarray, weights: np.ndarray, dense: bool
 ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
     """Genuine and impostor scores in each bin for every row of weights, and who has pairs of either kind: enough do."""
-    genuine, impostor = tally(scores, thresholds, dense)
+    genuine, impostor = count_by_subject(scores, thresholds, dense)
     seen = np.any(impostor, axis=-1)
     if seen.ndim == 2:  # a pair stands at its two subjects, in either order
         seen = np.any(seen, axis=0) | np.any(seen, axis=1)
     paired = np.any(genuine, axis=1), seen
     for people, kind in zip(paired, ("genuine", "impostor"), strict=True):
         check_subjects(int(np.count_nonzero(people)), f"subjects with {kind} pairs")
-    return *weighed(genuine, impostor, weights), paired
+    return *weigh_counts(genuine, impostor, weights), paired
 
 
-def drawn(subjects: int, replicates: int, seed: int) -> np.ndarray:
+def draw_weights(subjects: int, replicates: int, seed: int) -> np.ndarray:
     """(replicates, subjects), int8 unless a count is larger: ``subjects`` draws with replacement in every row."""
     rng, found = np.random.default_rng(seed), np.empty((replicates, subjects), np.int8)
-    for part in parts(replicates, subjects):
+    for part in slice_rows(replicates, subjects):
         who = rng.integers(subjects, size=(part.stop - part.start, subjects))
         who += subjects * np.arange(len(who))[:, None]
         counts = np.bincount(who.ravel(), minlength=who.size).reshape(who.shape)
@@ -421,10 +421,10 @@ def drawn(subjects: int, replicates: int, seed: int) -> np.ndarray:
     return found
 
 
-def sums(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+def weighted_sums(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Σ_s w_s·v_s, or v_s a row of them, for every replicate, in float64."""
     found = np.empty((len(weights), *values.shape[1:]))
-    for part in parts(*weights.shape):
+    for part in slice_rows(*weights.shape):
         found[part] = weights[part].astype(np.float64) @ values
     return found
 
@@ -432,19 +432,19 @@ def sums(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
 def influence(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Σ_b (w_bs − 1)·v_b for every subject."""
     found = np.empty(weights.shape[1])
-    for part in parts(weights.shape[1], len(weights)):
+    for part in slice_rows(weights.shape[1], len(weights)):
         found[part] = (weights[:, part] - 1.0).T @ values
     return found
 
 
-def parts(count: int, width: int) -> Iterator[slice]:
+def slice_rows(count: int, width: int) -> Iterator[slice]:
     """Slices of ``count`` rows of this width; a rest of a few rows goes with the part before it."""
     step = max(_STEP, _CELLS // max(width, 1) // _STEP * _STEP)
     starts = [*range(0, max(count - _STEP, 1), step)]
     yield from (slice(a, b) for a, b in zip(starts, [*starts[1:], count], strict=True))
 
 
-def some(weights: np.ndarray, able: np.ndarray) -> np.ndarray:
+def select_replicates(weights: np.ndarray, able: np.ndarray) -> np.ndarray:
     """The replicates that are usable: all of them without a copy, where they are."""
     return weights if able.all() else weights[able]
 
@@ -454,13 +454,15 @@ def is_dense(scores: ScoreStore) -> bool:
     return scores.subjects <= DENSE_SUBJECTS
 
 
-def weighed(genuine: np.ndarray, impostor: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What `tally` counted in each bin, weighed by every row of weights."""
-    positive = sums(weights, genuine)  # whole numbers below 2⁵³, and a product of floats is a fast one
-    return positive, _products(weights, impostor) if impostor.ndim == 3 else _expansion(weights, impostor)
+def weigh_counts(genuine: np.ndarray, impostor: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What `count_by_subject` counted in each bin, weighed by every row of weights."""
+    positive = weighted_sums(weights, genuine)  # whole numbers below 2⁵³, and a product of floats is a fast one
+    return positive, _weighted_pair_counts(weights, impostor) if impostor.ndim == 3 else _expanded_pair_counts(
+        weights, impostor
+    )
 
 
-def tally(scores: ScoreStore, thresholds: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
+def count_by_subject(scores: ScoreStore, thresholds: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
     """Count scores by subject and bin; bin k holds the scores that thresholds 0 … k-1 accept.
 
     Returns:
@@ -468,15 +470,15 @@ def tally(scores: ScoreStore, thresholds: np.ndarray, dense: bool) -> tuple[np.n
         which a pair is counted at both of its subjects.
     """
     subjects, bins = scores.subjects, len(thresholds) + 1
-    place = Binning.of(thresholds)
-    design = None if dense else sampled(scores)
+    place = Binning.from_thresholds(thresholds)
+    design = None if dense else sample_pairs(scores)
     if design is not None:
         return _tally_of_some(design, place, subjects, bins)
     genuine = np.zeros(subjects * bins, np.int64)
     impostor = np.zeros(subjects**2 * bins, np.float32) if dense else np.zeros(subjects * bins, np.int64)
     narrow = np.int32 if subjects * bins < 1 << 31 else np.int64
     # A score that is off by 1e-5 leaves an interval what it is; where all scores are kept there may be ties to respect.
-    for block in (scores.stream if scores.design is None else Fast(scores.design).stream)(True):
+    for block in (scores.stream if scores.design is None else FastPasses(scores.design).stream)(True):
         at = block.genuine_subject.astype(np.int64) * bins + place(block.genuine)
         genuine += np.bincount(at, minlength=len(genuine))
         column = place(block.impostor)
@@ -492,49 +494,49 @@ def tally(scores: ScoreStore, thresholds: np.ndarray, dense: bool) -> tuple[np.n
     return genuine.reshape(subjects, bins), impostor.reshape(shape)
 
 
-def sampled(scores: ScoreStore) -> Design | None:
+def sample_pairs(scores: ScoreStore) -> PairTiles | None:
     """Which pairs there are, where they are so many that a sample of them is resampled."""
     return scores.design if scores.impostors > MANY else None
 
 
-def _tally_of_some(design: Design, place: Binning, subjects: int, bins: int) -> tuple[np.ndarray, np.ndarray]:
+def _tally_of_some(design: PairTiles, place: Binning, subjects: int, bins: int) -> tuple[np.ndarray, np.ndarray]:
     """Genuine counts of all pairs; impostor counts of every row against some rows of the other side, scaled up."""
     genuine = np.zeros(subjects * bins, np.int64)
-    for block in Fast(design).genuine_blocks():
+    for block in FastPasses(design).genuine_blocks():
         at = block.genuine_subject.astype(np.int64) * bins + place(block.genuine)
         genuine += np.bincount(at, minlength=len(genuine))
     impostor = np.zeros(subjects * bins)
-    for side in (0,) if design.own else (0, 1):
-        some = design.some(side, PARTNERS)
+    for side in (0,) if design.is_symmetric else (0, 1):
+        some = design.sample_side(side, PARTNERS)
         found = torch.zeros(subjects * bins, dtype=torch.int64)
-        for block in Fast(some).stream(True):
+        for block in FastPasses(some).stream(True):
             key = block.impostor_subjects[0].astype(np.int64) * bins + place(block.impostor)
             found += torch.bincount(torch.from_numpy(key).view(-1), minlength=len(found))
         impostor += found.numpy() * (len(design.rows[1 - side]) / len(some.rows[1]))
     return genuine.reshape(subjects, bins), impostor.reshape(subjects, bins)
 
 
-def _products(weights: np.ndarray, impostor: np.ndarray) -> np.ndarray:
+def _weighted_pair_counts(weights: np.ndarray, impostor: np.ndarray) -> np.ndarray:
     """Σ_st w_s w_t C_st by bin, for every row of weights: matrix products, some t and some replicates at a time.
 
     A set that is compared with itself has its pairs at (s, t) with s before t: nearly half of C is empty and left out.
     """
     out = np.zeros((len(weights), impostor.shape[2]))
     w = weights.astype(np.float32)
-    for some in _parts(impostor.shape[1], 32):
+    for some in _slice_evenly(impostor.shape[1], 32):
         last = int(np.flatnonzero(impostor[:, some].any(axis=(1, 2)))[-1:].sum()) + 1
         part_of = impostor[:last, some]
         flat = part_of.reshape(last, -1)
-        for part in _parts(len(w), 256):
+        for part in _slice_evenly(len(w), 256):
             half = (w[part, :last] @ flat).reshape(-1, *part_of.shape[1:])
             out[part] += np.matmul(w[part, None, some], half)[:, 0]
     return out
 
 
-def _expansion(weights: np.ndarray, impostor: np.ndarray) -> np.ndarray:
+def _expanded_pair_counts(weights: np.ndarray, impostor: np.ndarray) -> np.ndarray:
     """Σ_st (w_s + w_t − 1) C_st by bin: the histogram of s holds both roles, so Σ_s w_s H_s − Σ_s H_s / 2."""
-    return sums(weights, impostor) - impostor.sum(axis=0) / 2
+    return weighted_sums(weights, impostor) - impostor.sum(axis=0) / 2
 
 
-def _parts(n: int, size: int) -> Iterator[slice]:
+def _slice_evenly(n: int, size: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, n, size))

@@ -16,7 +16,7 @@ from mettle.errors import DataError, InputError
 from mettle.evaluate import roc
 from mettle.evaluate.bootstrap import Interval
 from mettle.evaluate.inputs import NotMeasurable
-from mettle.evaluate.scoring.pair_fingerprint import people
+from mettle.evaluate.scoring.pair_fingerprint import subject_labels
 from mettle.evaluate.verification import Verification
 from mettle.unknown_names import explain_arguments
 
@@ -24,7 +24,7 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Carried:
+class TransferredThreshold:
     """What a threshold that was set on other people does here.
 
     Attributes:
@@ -92,7 +92,7 @@ class Calibration:
     conservative: bool
     people: np.ndarray = field(repr=False)
 
-    def carry(self, test: Verification, *, intervals: bool = True) -> Carried:
+    def transfer(self, test: Verification, *, intervals: bool = True) -> TransferredThreshold:
         """Judge the threshold on other people.
 
         Without the subjects of both sides nobody can tell whether they are others; ``notes`` then says so.
@@ -100,7 +100,7 @@ class Calibration:
         Raises:
             DataError: a subject is on both sides.
         """
-        there = people(test)
+        there = subject_labels(test)
         shared = np.intersect1d(self.people, there)
         if len(shared):
             raise DataError(
@@ -120,9 +120,9 @@ class Calibration:
                 pair = test.intervals_at(self.threshold)
             except NotMeasurable:
                 pair = (None, None)
-        status = roc.status(float(roc.budget(self.far, test.impostor)))
+        status = roc.sample_size_status(float(roc.allowed_errors(self.far, test.impostor)))
         accepts = round(fmr * test.impostor)
-        return Carried(
+        return TransferredThreshold(
             self.far, self.threshold, fmr, fnmr, fmr / self.far, accepts, test.impostor, status, *pair, notes
         )
 
@@ -148,17 +148,17 @@ def calibrate(v: Verification, far: float, *, conservative: bool = False) -> Cal
         >>> x = rng.normal(size=(40, 16))[y] + 0.7 * rng.normal(size=(160, 16))
         >>> set_on, test = (verification(x[h], y[h]) for h in (y < 20, y >= 20))
         >>> t = calibrate(set_on, far=0.01)
-        >>> t.allowed, t.carry(test).ratio < 4
+        >>> t.allowed, t.transfer(test).ratio < 4
         (30, True)
     """
-    n, alpha = v.impostor, roc.rate(far)
-    budget = roc.budget(far, n)
+    n, alpha = v.impostor, roc.exact_rate(far)
+    budget = roc.allowed_errors(far, n)
     allowed = math.floor(budget)
     if conservative:
         while allowed >= 0 and betainc(allowed + 1, n - allowed, float(alpha)) < CONFIDENCE:
             allowed -= 1
     if budget < 1 or allowed < 0:
-        need = roc.least(far) if not conservative else math.ceil(math.log(1 - CONFIDENCE) / math.log(1 - far))
+        need = roc.min_impostors(far) if not conservative else math.ceil(math.log(1 - CONFIDENCE) / math.log(1 - far))
         raise NotMeasurable(
             f"a threshold for far={far:g} is not measurable with {n} impostor pairs: at least {need} are needed"
         )
@@ -166,6 +166,6 @@ def calibrate(v: Verification, far: float, *, conservative: bool = False) -> Cal
         raise InputError(f"far={far:g} accepts everybody: ask for a rate below 1")
     tau = v.scores.threshold_above_impostor(allowed)
     likely = tuple(float(betaincinv(allowed + 1, n - allowed, q)) for q in (0.05, 0.95))
-    status = roc.status(float(budget))
+    status = roc.sample_size_status(float(budget))
     expected = (allowed + 1) / (n + 1)
-    return Calibration(far, tau, allowed, n, status, expected, likely, conservative, people(v))  # type: ignore[arg-type]
+    return Calibration(far, tau, allowed, n, status, expected, likely, conservative, subject_labels(v))  # type: ignore[arg-type]

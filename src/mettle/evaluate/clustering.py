@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import InputError, nearest
-from mettle.evaluate.inputs import check_embeddings, whole
+from mettle.evaluate.inputs import check_embeddings, check_int
 from mettle.evaluate.metrics import ItemMetric, metrics_of, register
 from mettle.evaluate.notebook import html_table
-from mettle.evaluate.scoring.cosine import Unit
+from mettle.evaluate.scoring.cosine import ExactUnitVectors
 from mettle.unknown_names import explain_arguments
 
 
@@ -115,12 +115,12 @@ def clustering(
             f"clustering needs a label that occurs twice: all {count} labels differ, and clusters of one sample each "
             "would agree with them whatever the embeddings"
         )
-    if whole(k, "clusters", 2) > len(rows):
+    if check_int(k, "clusters", 2) > len(rows):
         raise InputError(f"clusters must lie between 2 and {len(rows)}: got {k}")
-    whole(seeds, "seeds", 1)
-    whole(seed, "seed", 0)
-    unit = Unit.of(rows.values)
-    unit = unit.vectors() if rows.double else unit.rounded()
+    check_int(seeds, "seeds", 1)
+    check_int(seed, "seed", 0)
+    unit = ExactUnitVectors.from_rows(rows.values)
+    unit = unit.vectors() if rows.is_float64 else unit.as_float32()
     chosen = tuple(range(seed, seed + seeds))
     known = metrics_of("clustering", ItemMetric)
     values: dict[str, list[float]] = {metric.key: [] for metric in known}

@@ -48,13 +48,13 @@ class Comparison:
         return html_table(f"Comparison, {self.name}", rows)
 
     @property
-    def decided(self) -> bool:
+    def excludes_zero(self) -> bool:
         """Whether the interval leaves out 0."""
         return not self.interval.low <= 0 <= self.interval.high
 
     def summary(self) -> dict[str, Any]:
         """Everything as plain numbers, ready for JSON."""
-        return {**vars(self), "interval": dict(vars(self.interval)), "decided": self.decided}
+        return {**vars(self), "interval": dict(vars(self.interval)), "decided": self.excludes_zero}
 
 
 @explain_arguments
@@ -92,7 +92,7 @@ def compare(
         >>> rng, y = np.random.default_rng(0), np.repeat(np.arange(30), 4)
         >>> x = rng.normal(size=(30, 8))[y]
         >>> a, b = (verification(x + s * rng.normal(size=x.shape), y) for s in (0.5, 1.5))
-        >>> compare(a, b, "auc").decided
+        >>> compare(a, b, "auc").excludes_zero
         True
     """
     if isinstance(first, Verification) and isinstance(second, Verification):
@@ -101,9 +101,9 @@ def compare(
                 "groups is for two retrievals: got two verifications, whose pairs lie between groups as well; compare "
                 "one group of both with evaluate.groups(v, groups)[name].verification"
             )
-        return _verifications(first, second, name or "eer", level, replicates, seed)
+        return _compare_verifications(first, second, name or "eer", level, replicates, seed)
     if isinstance(first, Retrieval) and isinstance(second, Retrieval):
-        return _retrievals(first, second, name or "recall@1", level, replicates, seed, groups)
+        return _compare_retrievals(first, second, name or "recall@1", level, replicates, seed, groups)
     if isinstance(first, Probe) and isinstance(second, Probe):
         if groups is not None:
             raise InputError("groups is for two retrievals: got two probes")
@@ -112,10 +112,10 @@ def compare(
     raise InputError(f"compare takes two verifications, two retrievals or two probes: got {kinds}")
 
 
-def _verifications(
+def _compare_verifications(
     a: Verification, b: Verification, name: str | tuple[str, float], level: float, replicates: int, seed: int
 ) -> Comparison:
-    _same(a, b)
+    _check_same_pairs(a, b)
     metric, at = parse_metric(name, "verification")
     assert isinstance(metric, PairMetric)
     if metric.replicates is None:
@@ -128,11 +128,11 @@ def _verifications(
     weights = drawn[0].weights[np.searchsorted(drawn[0].rows, both)]
     difference, method = values[0] - values[1], f"paired {drawn[0].method}"
     among = drawn[0].subjects_of(metric)
-    found = bootstrap.percentile(shifted[0] - shifted[1], difference, weights, level, seed, method, among=among)
+    found = bootstrap.bca_interval(shifted[0] - shifted[1], difference, weights, level, seed, method, among=among)
     return Comparison(_title(name), values[0], values[1], difference, found)
 
 
-def _same(a: Verification, b: Verification) -> None:
+def _check_same_pairs(a: Verification, b: Verification) -> None:
     if a.subjects == 0 or b.subjects == 0:
         raise InputError("compare resamples subjects: give from_scores() the subjects of every pair")
     of = pair_fingerprint.of_subjects if a.source is None or b.source is None else pair_fingerprint.of_pairs
@@ -144,7 +144,7 @@ def _same(a: Verification, b: Verification) -> None:
         )
 
 
-def _retrievals(
+def _compare_retrievals(
     a: Retrieval, b: Retrieval, name: str | tuple[str, float], level: float, replicates: int, seed: int, groups: Any
 ) -> Comparison:
     both_values = [r.items(name)[0] for r in (a, b)]
@@ -158,7 +158,7 @@ def _retrievals(
             "models on one protocol"
         )
     count = 1 + int(a.subjects.max())
-    weights = bootstrap.draw(count, replicates, seed)
+    weights = bootstrap.bootstrap_weights(count, replicates, seed)
     if groups is None:
         group = np.zeros(len(a.queries), np.int64)
     else:
@@ -171,7 +171,7 @@ def _retrievals(
     drawn = [resampled_worst(values, a.subjects, group, weights) for values in both_values]
     method = f"paired query-{bootstrap.METHOD}, gallery fixed" + ("" if groups is None else ", worst group")
     difference = points[0] - points[1]
-    found = bootstrap.percentile(drawn[0] - drawn[1], difference, weights, level, seed, method)
+    found = bootstrap.bca_interval(drawn[0] - drawn[1], difference, weights, level, seed, method)
     title = _title(name) if groups is None else f"worst group {_title(name)}"
     return Comparison(title, points[0], points[1], difference, found)
 
@@ -180,10 +180,10 @@ def _probes(a: Probe, b: Probe, name: str | tuple[str, float], level: float, rep
     if not np.array_equal(a.linear.labels, b.linear.labels):
         raise InputError("compare needs the same test samples in one order in both results: their labels differ")
     values = [one.items(name)[0] for one in (a, b)]
-    weights = bootstrap.draw(len(values[0]), replicates, seed)
+    weights = bootstrap.bootstrap_weights(len(values[0]), replicates, seed)
     first, second = (float(v.mean()) for v in values)
-    drawn = bootstrap.sums(weights, values[0] - values[1]) / len(values[0])
-    found = bootstrap.percentile(drawn, first - second, weights, level, seed, f"paired {a.method}")
+    drawn = bootstrap.weighted_sums(weights, values[0] - values[1]) / len(values[0])
+    found = bootstrap.bca_interval(drawn, first - second, weights, level, seed, f"paired {a.method}")
     return Comparison(_title(name), first, second, first - second, found)
 
 

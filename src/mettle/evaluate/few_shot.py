@@ -14,9 +14,9 @@ import numpy as np
 from mettle.errors import InputError
 from mettle.evaluate import bootstrap
 from mettle.evaluate.bootstrap import ResultPerItem
-from mettle.evaluate.inputs import check_embeddings, whole
+from mettle.evaluate.inputs import check_embeddings, check_int
 from mettle.evaluate.metrics import ItemMetric, parse_metric, register
-from mettle.evaluate.scoring.cosine import Unit
+from mettle.evaluate.scoring.cosine import ExactUnitVectors
 from mettle.unknown_names import explain_arguments
 
 
@@ -86,7 +86,7 @@ class FewShot(ResultPerItem):
             "metrics": {
                 "accuracy": {
                     "value": self.accuracy,
-                    "interval": bootstrap.stated(lambda: self.interval("accuracy")),
+                    "interval": bootstrap.interval_or_none(lambda: self.interval("accuracy")),
                 }
             },
             "warnings": list(self.warnings),
@@ -125,16 +125,16 @@ def few_shot(
     """
     rows = check_embeddings(embeddings, labels)
     for name, value, least in (("ways", ways, 2), ("shots", shots, 1), ("queries", queries, 1)):
-        whole(value, name, least)
-    whole(episodes, "episodes", 1)
-    whole(seed, "seed", 0)
+        check_int(value, name, least)
+    check_int(episodes, "episodes", 1)
+    check_int(seed, "seed", 0)
     names, code, counts = np.unique(rows.labels, return_inverse=True, return_counts=True)
     able = np.flatnonzero(counts >= shots + queries)
     if len(able) < ways:
         raise InputError(
             f"{ways} ways need as many labels with {shots + queries} samples (shots + queries): got {len(able)}"
         )
-    unit = Unit.of(rows.values)
+    unit = ExactUnitVectors.from_rows(rows.values)
     vectors = unit.vectors()
     members = np.split(np.argsort(code.reshape(-1), kind="stable"), np.cumsum(counts)[:-1])
     rng = np.random.default_rng(seed)
@@ -145,7 +145,7 @@ def few_shot(
         means = vectors[drawn[:, :shots]].mean(axis=1)
         if not means.any(axis=1).all():
             raise InputError("the shots of a class cancel out: opposite vectors have no mean direction; use more shots")
-        s = unit.take(drawn[:, shots:].ravel()).cosine(Unit.of(means, rows.double))
+        s = unit.take(drawn[:, shots:].ravel()).cosine(ExactUnitVectors.from_rows(means, rows.is_float64))
         best = s == s.max(axis=1, keepdims=True)
         truth = np.repeat(np.arange(ways), queries)
         credit = best[np.arange(len(s)), truth] / best.sum(axis=1)

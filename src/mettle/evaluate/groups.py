@@ -27,18 +27,18 @@ import numpy as np
 
 from mettle.data.arrays import as_names, names, to_numpy
 from mettle.errors import InputError, MettleError, UnknownArgument, nearest
-from mettle.evaluate.bootstrap import METHOD, Interval, interval_of_mean, stated, sums
+from mettle.evaluate.bootstrap import METHOD, Interval, interval_of_mean, interval_or_none, weighted_sums
 from mettle.evaluate.identification import Identification
 from mettle.evaluate.inputs import (
+    EmbeddingSet,
     NotMeasurable,
-    Rows,
     Wholes,
     check_embeddings,
+    check_int,
+    check_ints,
+    check_thresholds,
     check_trials,
-    codes,
-    thresholds,
-    whole,
-    wholes,
+    joint_codes,
 )
 from mettle.evaluate.linear_probe import Probe
 from mettle.evaluate.metrics import ItemMetric, PairMetric, find_metric, metrics_of, parse_metric
@@ -112,7 +112,7 @@ class Groups:
     result: str = "verification"
 
     def __repr__(self) -> str:
-        ranked = self.ranked()
+        ranked = self.rank_groups()
         worst = f"worst={ranked[0].name!r} {ranked[0].values[self.metric]:.4g}, " if ranked else ""
         return f"Groups({self.metric}: {worst}groups={len(self.groups)}, ranked={len(ranked)})"
 
@@ -123,11 +123,11 @@ class Groups:
         return iter(self.groups.values())
 
     @property
-    def small(self) -> tuple[str, ...]:
+    def small_groups(self) -> tuple[str, ...]:
         """Groups too small to be ranked."""
         return tuple(g.name for g in self if g.subjects < self.minimum)
 
-    def ranked(self, metric: str | None = None) -> tuple[Group, ...]:
+    def rank_groups(self, metric: str | None = None) -> tuple[Group, ...]:
         """Groups that have the number and enough subjects that it rests on, worst first."""
         metric = metric or self.metric
         known = {m for g in self for m in g.values}
@@ -146,7 +146,7 @@ class Groups:
         Raises:
             NotMeasurable: no group has enough subjects.
         """
-        found = self.ranked()
+        found = self.rank_groups()
         if not found:
             sizes = ", ".join(f"{g.name}: {g.subjects}" for g in self)
             raise NotMeasurable(
@@ -158,7 +158,7 @@ class Groups:
     @property
     def gap(self) -> float:
         """Difference between the worst and the best ranked group."""
-        found = self.ranked()
+        found = self.rank_groups()
         values = [float(g.values[self.metric]) for g in found]  # type: ignore[arg-type]
         return abs(values[0] - values[-1]) if values else 0.0
 
@@ -166,18 +166,22 @@ class Groups:
     def warnings(self) -> tuple[str, ...]:
         """What a reader should know before comparing groups."""
         found = []
-        if self.small:
-            found.append(f"groups with fewer than {self.minimum} subjects are not ranked: {', '.join(self.small)}")
+        if self.small_groups:
+            found.append(
+                f"groups with fewer than {self.minimum} subjects are not ranked: {', '.join(self.small_groups)}"
+            )
         found += [f"group {g.name}: {g.why_not}" for g in self if g.why_not]
         return tuple(found)
 
     def summary(self) -> dict[str, Any]:
         """Everything as plain numbers, ready for JSON."""
-        ranked = self.ranked()
+        ranked = self.rank_groups()
         rows = []
         for g in self:
             known = {"name": g.name, "samples": g.samples, "subjects": g.subjects, **g.values}
-            rows.append({**known, "interval": stated(lambda g=g: g.interval(self.metric)) if g.values else None})
+            rows.append(
+                {**known, "interval": interval_or_none(lambda g=g: g.interval(self.metric)) if g.values else None}
+            )
         return {
             "metric": self.metric,
             "minimum": self.minimum,
@@ -221,11 +225,11 @@ def groups(
         >>> g.worst.values["eer"], g["a"].subjects
         (0.0, 2)
     """
-    whole(minimum, "minimum", 0)
+    check_int(minimum, "minimum", 0)
     if isinstance(result, Verification):
-        return _pairs(result, attribute, gallery_attribute, metric or "eer", far, threshold, minimum)
-    values, positions, subjects, count = _items(result)
-    masks = _masks(attribute, count, "attribute")
+        return _group_pairs(result, attribute, gallery_attribute, metric or "eer", far, threshold, minimum)
+    values, positions, subjects, count = _item_values(result)
+    masks = _group_masks(attribute, count, "attribute")
     chosen = metric or next(iter(values))
     if chosen not in values:
         raise InputError(f"no metric named {chosen!r}{nearest(chosen, values)}")
@@ -242,7 +246,7 @@ def groups(
     return Groups(found, chosen, minimum, result=_result_of(result))
 
 
-def _items(
+def _item_values(
     result: Retrieval | Identification | Probe,
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, int]:
     """Values by item, which rows they belong to, what is independent in them, and how many rows there are."""
@@ -287,7 +291,7 @@ def _known() -> list[PairMetric]:
     return [m for m in metrics_of("verification", PairMetric) if m.takes in ("", "threshold")]
 
 
-def _masks(attribute: Any, n: int, name: str) -> dict[str, np.ndarray]:
+def _group_masks(attribute: Any, n: int, name: str) -> dict[str, np.ndarray]:
     if isinstance(attribute, Mapping):
         masks = {str(k): np.asarray(v) for k, v in attribute.items()}
         for key, mask in masks.items():
@@ -300,7 +304,7 @@ def _masks(attribute: Any, n: int, name: str) -> dict[str, np.ndarray]:
     return {str(v): values == v for v in np.unique(values)}
 
 
-def _pairs(
+def _group_pairs(
     v: Verification,
     attribute: Any,
     other: Any,
@@ -315,19 +319,19 @@ def _pairs(
     if metric not in names:
         raise InputError(f"no metric named {metric!r}{nearest(metric, names)}")
     probe, gallery = v.source.probe, v.source.gallery
-    masks = _masks(attribute, len(probe), "attribute")
+    masks = _group_masks(attribute, len(probe), "attribute")
     if gallery is not None and other is None:
         raise InputError("gallery_attribute is needed: the verification compared with a gallery")
-    shelf = None if gallery is None else _masks(other, len(gallery), "gallery_attribute")
-    at = v.threshold(far) if threshold is None else thresholds(threshold, "threshold")[0]
+    shelf = None if gallery is None else _group_masks(other, len(gallery), "gallery_attribute")
+    at = v.threshold(far) if threshold is None else check_thresholds(threshold, "threshold")[0]
     found = {}
     for name, mask in masks.items():
         among = None if shelf is None else shelf.get(name, np.zeros(len(gallery or ()), bool))
-        found[name] = _group(v, name, mask, among, at, metric, minimum)
+        found[name] = _measure_group(v, name, mask, among, at, metric, minimum)
     return Groups(found, metric, minimum, at, far if threshold is None else None)
 
 
-def _group(
+def _measure_group(
     v: Verification, name: str, mask: np.ndarray, among: np.ndarray | None, threshold: float, metric: str, minimum: int
 ) -> Group:
     assert v.source is not None
@@ -335,14 +339,14 @@ def _group(
     missing: dict[str, float | None] = dict.fromkeys(m.base for m in _known())
     try:
         whole = mask.all() and (among is None or among.all())  # one group of all: nothing to count again
-        own = v if whole else again(v, mask, among)
+        own = v if whole else restrict_to(v, mask, among)
         own.refine_at((), (threshold,))
         values: dict[str, float | None] = {
             m.base: own.value((m.base, threshold) if m.takes else m.key) for m in _known()
         }
     except MettleError as e:
         return Group(name, rows, people, missing, None, str(e))
-    genuine, impostor = paired(own)
+    genuine, impostor = count_paired_subjects(own)
     counts = {"genuine": genuine, "impostor": impostor, "fewer": min(genuine, impostor)}
     rests = {m.base: counts[m.rests_on] for m in _known()}
     on = next(m.rests_on for m in _known() if m.base == metric)
@@ -352,7 +356,7 @@ def _group(
     return Group(name, rows, rests[metric], values, own, why, rests, threshold=threshold)
 
 
-def paired(v: Verification) -> tuple[int, int]:
+def count_paired_subjects(v: Verification) -> tuple[int, int]:
     """How many subjects have genuine pairs, and how many have impostor pairs: counted by rows, nothing is scored."""
     assert v.source is not None
     probe, gallery = v.source.probe, v.source.gallery
@@ -361,63 +365,65 @@ def paired(v: Verification) -> tuple[int, int]:
         i, j, target = check_trials(v.source.arguments["trials"], probe, gallery)
         both = np.append(probe.labels[i[~target]], other.labels[j[~target]])
         return len(np.unique(probe.labels[i[target]])), len(np.unique(both))
-    genuine, impostor = _partners(probe, other, v.trials)
+    genuine, impostor = _count_partners(probe, other, v.trials)
     strangers = [probe.labels[impostor > 0]]
     if gallery is not None:
-        strangers.append(other.labels[_partners(other, probe, v.trials)[1] > 0])
+        strangers.append(other.labels[_count_partners(other, probe, v.trials)[1] > 0])
     return len(np.unique(probe.labels[genuine > 0])), len(np.unique(np.concatenate(strangers)))
 
 
-def _partners(rows: Rows, others: Rows, trials: str) -> tuple[np.ndarray, np.ndarray]:
+def _count_partners(rows: EmbeddingSet, others: EmbeddingSet, trials: str) -> tuple[np.ndarray, np.ndarray]:
     """With how many of the others each row makes a genuine pair, and an impostor pair; one sample makes none."""
-    label = codes(rows.labels, others.labels)
-    every, alike = np.full(len(rows), len(others)), _equal(*label)
+    label = joint_codes(rows.labels, others.labels)
+    every, alike = np.full(len(rows), len(others)), _count_equal(*label)
     same = np.zeros(len(rows), np.int64)  # pairs of one sample are pairs of one label
     sample = None
     if rows is others:
-        sample = [np.arange(len(rows))] * 2 if rows.ids is None else codes(rows.ids, rows.ids)
+        sample = [np.arange(len(rows))] * 2 if rows.ids is None else joint_codes(rows.ids, rows.ids)
     elif rows.ids is not None and others.ids is not None:
-        sample = codes(rows.ids, others.ids)
+        sample = joint_codes(rows.ids, others.ids)
     if sample is not None:
-        same = _equal(*sample)
+        same = _count_equal(*sample)
     if trials == "all":
         return alike - same, every - alike
     assert rows.domains is not None
     assert others.domains is not None
-    domain = codes(rows.domains, others.domains)
-    near, both = _equal(*domain), _equal(*_joint(label, domain))
-    self_near = same if sample is None else _equal(*_joint(sample, domain))
+    domain = joint_codes(rows.domains, others.domains)
+    near, both = _count_equal(*domain), _count_equal(*_joint_codes(label, domain))
+    self_near = same if sample is None else _count_equal(*_joint_codes(sample, domain))
     if trials == "within":
         return both - self_near, near - both
     return alike - both - (same - self_near), every - near - (alike - both)
 
 
-def _equal(one: np.ndarray, two: np.ndarray) -> np.ndarray:
+def _count_equal(one: np.ndarray, two: np.ndarray) -> np.ndarray:
     """How many of ``two`` equal each of ``one``."""
     ordered = np.sort(two)
     return np.searchsorted(ordered, one, side="right") - np.searchsorted(ordered, one, side="left")
 
 
-def _joint(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _joint_codes(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Numbers for two columns of both sides that are equal where both columns are."""
     size = 1 + max(int(side.max()) for side in b)
     return [first.astype(np.int64) * size + second for first, second in zip(a, b, strict=True)]
 
 
-def again(v: Verification, mask: np.ndarray, among: np.ndarray | None = None) -> Verification:
+def restrict_to(v: Verification, mask: np.ndarray, among: np.ndarray | None = None) -> Verification:
     """The same verification among some of its rows."""
     source = v.source
     assert source is not None
-    rows = _some(source.probe, mask)
-    gallery = None if source.gallery is None or among is None else _some(source.gallery, among)
+    rows = _take_rows(source.probe, mask)
+    gallery = None if source.gallery is None or among is None else _take_rows(source.gallery, among)
     arguments = dict(source.arguments)
     if not (arguments["trials"] is None or isinstance(arguments["trials"], str)):
-        arguments["trials"] = _trials(arguments["trials"], source.probe, source.gallery, mask, among)
+        arguments["trials"] = _restrict_trials(arguments["trials"], source.probe, source.gallery, mask, among)
     shelf = None if gallery is None else (gallery.given, gallery.given_labels, gallery.domains, gallery.ids)
     return verification(rows.given, rows.given_labels, domains=rows.domains, ids=rows.ids, gallery=shelf, **arguments)
 
 
-def _trials(trials: Any, probe: Rows, gallery: Rows | None, mask: np.ndarray, among: np.ndarray | None) -> np.ndarray:
+def _restrict_trials(
+    trials: Any, probe: EmbeddingSet, gallery: EmbeddingSet | None, mask: np.ndarray, among: np.ndarray | None
+) -> np.ndarray:
     """The listed trials between rows of a group, renumbered where they name rows."""
     t = np.asarray(trials)
     other, inside = (probe, mask) if gallery is None or among is None else (gallery, among)
@@ -428,14 +434,14 @@ def _trials(trials: Any, probe: Rows, gallery: Rows | None, mask: np.ndarray, am
     return np.stack([new[0][t[:, 0]], new[1][t[:, 1]], t[:, 2]], axis=1)
 
 
-def _some(rows: Rows, mask: np.ndarray) -> Rows:
+def _take_rows(rows: EmbeddingSet, mask: np.ndarray) -> EmbeddingSet:
     if not mask.any():
         raise NotMeasurable("the group has no samples on one side")
     return rows.take(mask)
 
 
 @explain_arguments
-def bands(values: Any, count: int = 4, what: str = "") -> np.ndarray:
+def quantile_bins(values: Any, count: int = 4, what: str = "") -> np.ndarray:
     """Cut numbers into bands of about equal size, as an attribute: ``"1 of 4"`` holds the lowest."""
     v = to_numpy(values, "values")
     if v.ndim != 1 or v.dtype.kind not in "fiub" or not len(v) or not np.isfinite(v).all():
@@ -443,7 +449,7 @@ def bands(values: Any, count: int = 4, what: str = "") -> np.ndarray:
             f"bands cuts a vector of finite numbers: got shape {v.shape}, dtype {v.dtype}, or NaN or infinity in it"
         )
     v = v.astype(np.float64)
-    whole(count, "count", 2)
+    check_int(count, "count", 2)
     edges = np.unique(np.quantile(v, np.linspace(0, 1, count + 1)[1:-1]))
     at = np.searchsorted(edges, v, side="right")
     return np.asarray([f"{what}{' ' if what else ''}{k + 1} of {len(edges) + 1}" for k in at])
@@ -458,7 +464,7 @@ def class_size(labels: Any, edges: Wholes = (3, 6, 11, 51)) -> np.ndarray:
     y = as_names(y, "labels")
     size = np.unique(y, return_inverse=True, return_counts=True)
     n = size[2][size[1].reshape(-1)]
-    cuts = wholes(edges, "edges")
+    cuts = check_ints(edges, "edges")
     words = [f"fewer than {cuts[0]}"]
     words += [f"{a} to {b - 1}" for a, b in pairwise(cuts)]
     words.append(f"{cuts[-1]} or more")
@@ -471,13 +477,13 @@ def resampled_worst(values: np.ndarray, subjects: np.ndarray, group: np.ndarray,
     for g in np.unique(group):
         inside = group == g
         totals = np.bincount(subjects[inside], weights=values[inside], minlength=weights.shape[1])
-        counts = sums(weights, np.bincount(subjects[inside], minlength=weights.shape[1]))
-        found.append(np.where(counts > 0, sums(weights, totals) / np.maximum(counts, 1), np.inf))
+        counts = weighted_sums(weights, np.bincount(subjects[inside], minlength=weights.shape[1]))
+        found.append(np.where(counts > 0, weighted_sums(weights, totals) / np.maximum(counts, 1), np.inf))
     return np.min(found, axis=0)
 
 
 @dataclass(frozen=True, eq=False)
-class Matrix:
+class DomainMatrix:
     """Verification of every enrol domain against every probe domain.
 
     Attributes:
@@ -494,7 +500,7 @@ class Matrix:
         known = {key: v.eer for key, v in self.cells.items() if v is not None}
         worst = max(known, key=lambda key: known[key], default=None)
         said = "" if worst is None else f", highest eer {known[worst]:.4g} from {worst[0]!r} to {worst[1]!r}"
-        return f"Matrix(domains={len(self.domains)}, measured={len(known)} of {len(self.cells)}{said})"
+        return f"DomainMatrix(domains={len(self.domains)}, measured={len(known)} of {len(self.cells)}{said})"
 
     def __getitem__(self, key: tuple[Any, Any]) -> Verification | None:
         return self.cells[str(key[0]), str(key[1])]
@@ -514,7 +520,7 @@ class Matrix:
 
 
 @explain_arguments
-def domain_matrix(embeddings: Any, labels: Any, domains: Any, *, ids: Any = None, **options: Any) -> Matrix:
+def domain_matrix(embeddings: Any, labels: Any, domains: Any, *, ids: Any = None, **options: Any) -> DomainMatrix:
     """Compare every domain with every domain: the diagonal within, all else across.
 
     Args:
@@ -543,18 +549,18 @@ def domain_matrix(embeddings: Any, labels: Any, domains: Any, *, ids: Any = None
         for probe in names:
             key = str(enrol), str(probe)
             try:
-                cells[key] = _cell(rows, rows.domains == enrol, rows.domains == probe, enrol == probe, options)
+                cells[key] = _measure_cell(rows, rows.domains == enrol, rows.domains == probe, enrol == probe, options)
             except UnknownArgument:  # of the options: no cell could be measured
                 raise
             except MettleError as e:
                 cells[key], why[key] = None, str(e)
-    return Matrix(tuple(str(n) for n in names), MappingProxyType(cells), MappingProxyType(why))
+    return DomainMatrix(tuple(str(n) for n in names), MappingProxyType(cells), MappingProxyType(why))
 
 
-def _cell(rows: Any, enrol: np.ndarray, probe: np.ndarray, same: bool, options: dict[str, Any]) -> Verification:
-    def side(mask: np.ndarray) -> tuple[Any, ...]:
+def _measure_cell(rows: Any, enrol: np.ndarray, probe: np.ndarray, same: bool, options: dict[str, Any]) -> Verification:
+    def side_columns(mask: np.ndarray) -> tuple[Any, ...]:
         some = rows.take(mask)
         return some.given, some.given_labels, None, some.ids
 
-    values, y, _, known = side(probe)
-    return verification(values, y, ids=known, gallery=None if same else side(enrol), **options)
+    values, y, _, known = side_columns(probe)
+    return verification(values, y, ids=known, gallery=None if same else side_columns(enrol), **options)

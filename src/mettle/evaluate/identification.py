@@ -20,11 +20,19 @@ import numpy as np
 
 from mettle.errors import InputError, nearest
 from mettle.evaluate import bootstrap, inputs, roc
-from mettle.evaluate.bootstrap import Interval, parts, some
-from mettle.evaluate.diagnostics.duplicates import across
-from mettle.evaluate.inputs import NotMeasurable, Numbers, check_apart, check_tuple, codes, share_label_codes, whole
+from mettle.evaluate.bootstrap import Interval, select_replicates, slice_rows
+from mettle.evaluate.diagnostics.duplicates import check_shared_samples
+from mettle.evaluate.inputs import (
+    NotMeasurable,
+    Numbers,
+    check_apart,
+    check_int,
+    check_tuple,
+    joint_codes,
+    share_label_codes,
+)
 from mettle.evaluate.metrics import ItemMetric, metrics_of, parse_metric, register
-from mettle.evaluate.scoring.cosine import Unit
+from mettle.evaluate.scoring.cosine import ExactUnitVectors
 from mettle.unknown_names import explain_arguments
 
 FUSIONS = ("max", "mean")
@@ -32,7 +40,7 @@ _CELLS = 1 << 22
 
 
 @dataclass(frozen=True)
-class Identified:
+class IdentificationRate:
     """TPIR at one operating point.
 
     Attributes:
@@ -92,15 +100,15 @@ class Identification:
             f"unknown={len(self.unknown)}, fusion={self.fusion!r})"
         )
 
-    def found(self, rank: int = 1) -> np.ndarray:
+    def found_within_rank(self, rank: int = 1) -> np.ndarray:
         """For each mated probe, the chance that its identity is among the ``rank`` best."""
-        if whole(rank, "rank", 1) > self.enrolled:
+        if check_int(rank, "rank", 1) > self.enrolled:
             raise InputError(f"rank must lie between 1 and the {self.enrolled} enrolled identities: got {rank}")
         return np.clip((rank - self.above) / self.tied, 0, 1)
 
     def rank(self, rank: int = 1) -> float:
         """Share of mated probes whose identity is among the ``rank`` best, whatever its score."""
-        return float(self.found(rank).mean())
+        return float(self.found_within_rank(rank).mean())
 
     @property
     def rank_1(self) -> float:
@@ -116,19 +124,19 @@ class Identification:
     def _thresholds(self) -> np.ndarray:
         return np.append(np.unique(np.append(self.own, self.best)), np.inf)
 
-    def operating_point(self, fpir: float, rank: int = 1) -> Identified:
+    def operating_point(self, fpir: float, rank: int = 1) -> IdentificationRate:
         """The smallest threshold that keeps FPIR at or below a rate, and TPIR there."""
         counts = self.enrolled, len(self.mated), len(self.unknown)
-        found = self.found(rank)
-        budget = roc.budget(fpir, len(self.unknown), "fpir")
+        found = self.found_within_rank(rank)
+        budget = roc.allowed_errors(fpir, len(self.unknown), "fpir")
         if budget < 1:
-            return Identified(fpir, None, None, None, rank, *counts, "not measurable")
+            return IdentificationRate(fpir, None, None, None, rank, *counts, "not measurable")
         alarms = len(self.best) - np.searchsorted(np.sort(self.best), self._thresholds, side="left")
         at = int(np.argmax(alarms <= math.floor(budget)))
         tau = float(self._thresholds[at])
         tpir = float((found * (self.own >= tau)).mean())
-        status = roc.status(float(budget))
-        return Identified(fpir, int(alarms[at]) / len(self.best), tpir, tau, rank, *counts, status)
+        status = roc.sample_size_status(float(budget))
+        return IdentificationRate(fpir, int(alarms[at]) / len(self.best), tpir, tau, rank, *counts, status)
 
     def tpir(self, fpir: float, rank: int = 1) -> float:
         """Share of mated probes found among the ``rank`` best at the threshold for a false-positive rate.
@@ -164,15 +172,15 @@ class Identification:
         bootstrap.check_subjects(len(np.unique(self.subjects[self.mated])), "subjects with mated probes")
         if kept is not None:
             bootstrap.check_subjects(len(np.unique(self.subjects[self.unknown])), "subjects with unknown probes")
-        weights = bootstrap.draw(count, replicates, seed)
-        walk = parts(replicates, len(self.subjects))
-        drawn = [self._drawn(weights[part], metric, at) for part in walk]
+        weights = bootstrap.bootstrap_weights(count, replicates, seed)
+        walk = slice_rows(replicates, len(self.subjects))
+        drawn = [self._count_found(weights[part], metric, at) for part in walk]
         hits, total = (np.concatenate(column) for column in zip(*drawn, strict=True))
         able = total > 0
         values = hits[able] / total[able]
         method = f"probe-{bootstrap.METHOD}, gallery fixed"
         among = np.isin(np.arange(count), self.subjects[self.mated])  # a stranger cannot be missed
-        weights, probes = some(weights, able), len(self.mated)
+        weights, probes = select_replicates(weights, able), len(self.mated)
         return bootstrap.of_rate(values, point, weights, level, seed, method, rate=probes, among=among)
 
     def names(self) -> list[str]:
@@ -186,16 +194,16 @@ class Identification:
         assert isinstance(metric, ItemMetric)
         return float(metric.per_item(self, at).mean())
 
-    def _drawn(self, weights: np.ndarray, metric: Any, at: float | None) -> tuple[np.ndarray, np.ndarray]:
+    def _count_found(self, weights: np.ndarray, metric: Any, at: float | None) -> tuple[np.ndarray, np.ndarray]:
         """How many mated probes each replicate finds, and how many it has."""
         w, u = weights[:, self.subjects[self.mated]], weights[:, self.subjects[self.unknown]]
         if metric.takes != "fpir" or at is None:
             hits = np.broadcast_to(metric.per_item(self, at), w.shape)
         else:
-            hits = self.found(1) * (self.own >= self._resampled(u, at)[:, None])
+            hits = self.found_within_rank(1) * (self.own >= self._bootstrap_thresholds(u, at)[:, None])
         return (w * hits).sum(axis=1), w.sum(axis=1)
 
-    def _resampled(self, weights: np.ndarray, fpir: float) -> np.ndarray:
+    def _bootstrap_thresholds(self, weights: np.ndarray, fpir: float) -> np.ndarray:
         """The threshold of each replicate: just above the score at which the allowed share of alarms is exceeded."""
         order = np.argsort(-self.best, kind="stable")
         scores, alarms = self.best[order], np.cumsum(weights[:, order], axis=1)
@@ -219,11 +227,11 @@ class Identification:
     def summary(self, fpirs: Numbers = (0.1, 0.01)) -> dict[str, Any]:
         """Everything as plain numbers, ready for JSON; interval None where subjects are too few."""
         points = []
-        for fpir in inputs.rates(fpirs, "fpirs", least=0):
+        for fpir in inputs.check_rates(fpirs, "fpirs", least=0):
             entry = dict(vars(self.operating_point(fpir)))
             tau = entry["threshold"]
             entry["threshold"] = tau if tau is not None and np.isfinite(tau) else None
-            entry["interval"] = bootstrap.stated(lambda rate=fpir: self.interval(f"tpir@{rate!r}"))
+            entry["interval"] = bootstrap.interval_or_none(lambda rate=fpir: self.interval(f"tpir@{rate!r}"))
             points.append(entry)
         return {
             "enrolled": self.enrolled,
@@ -231,7 +239,10 @@ class Identification:
             "unknown": len(self.unknown),
             "fusion": self.fusion,
             "metrics": {
-                name: {"value": self.value(name), "interval": bootstrap.stated(lambda n=name: self.interval(n))}
+                name: {
+                    "value": self.value(name),
+                    "interval": bootstrap.interval_or_none(lambda n=name: self.interval(n)),
+                }
                 for name in self.names()
             },
             "cmc": self.cmc.tolist(),
@@ -267,13 +278,16 @@ def identification(
     sides = check_tuple(gallery, "gallery"), check_tuple(probes, "probes")
     enrolled, probe = share_label_codes(*sides, "the gallery", "the probes")
     check_apart(enrolled, probe, "gallery", "probes")
-    notes = across(enrolled, probe, "the gallery", "the probes")
+    notes = check_shared_samples(enrolled, probe, "the gallery", "the probes")
     if chunk is not None:
-        whole(chunk, "chunk", 1)
-    double = any(r.double for r in (enrolled, probe))
+        check_int(chunk, "chunk", 1)
+    double = any(r.is_float64 for r in (enrolled, probe))
     order = np.argsort(enrolled.labels, kind="stable")
     people, starts, sizes = np.unique(enrolled.labels[order], return_index=True, return_counts=True)
-    templates, units = Unit.of(enrolled.values[order], double), Unit.of(probe.values, double)
+    templates, units = (
+        ExactUnitVectors.from_rows(enrolled.values[order], double),
+        ExactUnitVectors.from_rows(probe.values, double),
+    )
     at = np.minimum(np.searchsorted(people, probe.labels), len(people) - 1)
     known = people[at] == probe.labels
     if not known.any():
@@ -282,17 +296,17 @@ def identification(
     step = chunk or max(1, _CELLS // len(order))
     for start in range(0, len(probe), step):
         part = slice(start, min(start + step, len(probe)))
-        fused = _fuse(units.take(part).cosine(templates), starts, sizes, fusion)
+        fused = _fuse_templates(units.take(part).cosine(templates), starts, sizes, fusion)
         own = fused[np.arange(len(fused)), at[part]]
         above, tied = (fused > own[:, None]).sum(axis=1), (fused == own[:, None]).sum(axis=1)
         parts.append((own, above, tied, fused.max(axis=1)))
     own, above, tied, best = (np.concatenate(p) for p in zip(*parts, strict=True))
-    subjects = codes(probe.labels)[0]
+    subjects = joint_codes(probe.labels)[0]
     a, b = np.flatnonzero(known), np.flatnonzero(~known)
     return Identification(own[a], above[a], tied[a], best[b], a, b, subjects, len(people), fusion, notes)
 
 
-def _fuse(tile: np.ndarray, starts: np.ndarray, sizes: np.ndarray, fusion: str) -> np.ndarray:
+def _fuse_templates(tile: np.ndarray, starts: np.ndarray, sizes: np.ndarray, fusion: str) -> np.ndarray:
     """One score per identity; templates of one identity are neighbours."""
     if fusion == "max":
         return np.maximum.reduceat(tile, starts, axis=1)
@@ -306,7 +320,7 @@ RANK = register(
         "share of enrolled people's probes whose identity is among the R best, whatever its score",
         "identification",
         "probes of enrolled identities whose identity scores best",
-        per_item=lambda found, rank: found.found(int(rank)),
+        per_item=lambda found, rank: found.found_within_rank(int(rank)),
         items="mated probes",
         resample="subjects of probes",
         headline=(1,),
@@ -319,7 +333,7 @@ TPIR = register(
         "share of enrolled people's probes found best, and scoring above the threshold that at most a share FPIR of "
         "the strangers reach",
         "identification",
-        per_item=lambda found, fpir: found.found(1) * (found.own >= found.threshold(fpir)),
+        per_item=lambda found, fpir: found.found_within_rank(1) * (found.own >= found.threshold(fpir)),
         items="mated probes",
         resample="subjects of probes",
     )

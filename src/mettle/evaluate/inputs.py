@@ -31,7 +31,7 @@ class NotMeasurable(MettleError):
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class EmbeddingSet:
     """Checked embeddings with what is known about each row.
 
     Attributes:
@@ -62,7 +62,7 @@ class Rows:
         return self.given if isinstance(self.given, np.ndarray) else self.given.cpu().numpy()
 
     @property
-    def double(self) -> bool:
+    def is_float64(self) -> bool:
         """Whether the embeddings are float64."""
         return self.given.dtype in (np.float64, torch.float64)
 
@@ -71,17 +71,21 @@ class Rows:
         """Components of an embedding."""
         return self.given.shape[1]
 
-    def take(self, mask: np.ndarray) -> "Rows":
+    def take(self, mask: np.ndarray) -> "EmbeddingSet":
         """Some of the rows, wherever they are."""
 
-        def cut(a: np.ndarray | None) -> np.ndarray | None:
+        def take_column(a: np.ndarray | None) -> np.ndarray | None:
             return None if a is None else a[mask]
 
         at = mask if isinstance(self.given, np.ndarray) else torch.from_numpy(mask).to(self.given.device)
-        return Rows(self.given[at], self.labels[mask], cut(self.ids), cut(self.domains), self.names)
+        return EmbeddingSet(
+            self.given[at], self.labels[mask], take_column(self.ids), take_column(self.domains), self.names
+        )
 
 
-def check_embeddings(embeddings: Any, labels: Any, *, ids: Any = None, domains: Any = None, side: str = "") -> Rows:
+def check_embeddings(
+    embeddings: Any, labels: Any, *, ids: Any = None, domains: Any = None, side: str = ""
+) -> EmbeddingSet:
     """Check one set of embeddings and everything that goes with its rows.
 
     Args:
@@ -101,7 +105,7 @@ def check_embeddings(embeddings: Any, labels: Any, *, ids: Any = None, domains: 
     values = check_matrix(embeddings, side) if values is None else values
     n = len(values)
     coded, texts = code_labels(labels, f"{side}labels", n)
-    rows = Rows(
+    rows = EmbeddingSet(
         values,
         coded,
         None if ids is None else integers(ids, f"{side}ids", n),
@@ -157,7 +161,7 @@ def check_scores(scores: Any, target: Any, subjects: Any = None) -> tuple[np.nda
     return (s, t, None, None) if subjects is None else (s, t, *_subject_pairs(subjects, t))
 
 
-def check_gallery(gallery: tuple[Any, ...], probe: Rows) -> tuple[Rows, Rows]:
+def check_gallery(gallery: tuple[Any, ...], probe: EmbeddingSet) -> tuple[EmbeddingSet, EmbeddingSet]:
     """Check ``(embeddings, labels[, domains[, ids]])`` against the probes it will be compared with.
 
     Returns:
@@ -176,7 +180,7 @@ def check_gallery(gallery: tuple[Any, ...], probe: Rows) -> tuple[Rows, Rows]:
     return probe, rows
 
 
-def check_tuple(given: Any, name: str) -> Rows:
+def check_tuple(given: Any, name: str) -> EmbeddingSet:
     """Check ``(embeddings, labels[, domains[, ids]])``."""
     if not isinstance(given, tuple) or not 2 <= len(given) <= 4:
         raise InputError(f"{name} must be a tuple (embeddings, labels[, domains[, ids]])")
@@ -184,7 +188,9 @@ def check_tuple(given: Any, name: str) -> Rows:
     return check_embeddings(values, labels, domains=domains, ids=ids, side=f"{name} ")
 
 
-def share_label_codes(first: Rows, second: Rows, one: str, two: str) -> tuple[Rows, Rows]:
+def share_label_codes(
+    first: EmbeddingSet, second: EmbeddingSet, one: str, two: str
+) -> tuple[EmbeddingSet, EmbeddingSet]:
     """Two sides whose equal labels have equal codes; sides with integer labels stay as they are."""
     if first.names is None and second.names is None:
         return first, second
@@ -193,13 +199,13 @@ def share_label_codes(first: Rows, second: Rows, one: str, two: str) -> tuple[Ro
         raise InputError(f"labels must be of one kind on both sides: those of {text} are text, the others integers")
     every = np.unique(np.concatenate([first.names, second.names]))
 
-    def recode(rows: Rows, names: np.ndarray) -> Rows:
+    def recode_labels(rows: EmbeddingSet, names: np.ndarray) -> EmbeddingSet:
         return replace(rows, labels=np.searchsorted(every, names)[rows.labels], names=every)
 
-    return recode(first, first.names), recode(second, second.names)
+    return recode_labels(first, first.names), recode_labels(second, second.names)
 
 
-def check_apart(first: Rows, second: Rows, one: str, two: str) -> None:
+def check_apart(first: EmbeddingSet, second: EmbeddingSet, one: str, two: str) -> None:
     """Refuse two sides of different dimensions, and a sample that is on both."""
     if first.dim != second.dim:
         raise InputError(f"{two} must have the dimension of {one}, {first.dim}: got {second.dim}")
@@ -214,7 +220,7 @@ def check_apart(first: Rows, second: Rows, one: str, two: str) -> None:
         )
 
 
-def whole(value: Any, name: str, lowest: int) -> int:
+def check_int(value: Any, name: str, lowest: int) -> int:
     """A whole number from a lowest one up; True is none, nor is 2.5."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < lowest:
         raise InputError(f"{name} must be a whole number from {lowest} up: got {value!r}")
@@ -231,7 +237,7 @@ def both_kinds(genuine: int, impostor: int) -> None:
         )
 
 
-def one_label_per_id(*tables: Rows) -> None:
+def one_label_per_id(*tables: EmbeddingSet) -> None:
     """Refuse a sample id that carries two labels, in one table or across several."""
     known = [r for r in tables if r.ids is not None]
     if not known:
@@ -295,7 +301,7 @@ def _read_label_sets(labels: Any) -> list[list[Any]]:
     return found
 
 
-def codes(*columns: np.ndarray) -> list[np.ndarray]:
+def joint_codes(*columns: np.ndarray) -> list[np.ndarray]:
     """Number the distinct values of several columns together: equal values get equal codes from 0 up."""
     if len({c.dtype.kind == "U" for c in columns}) > 1:
         raise InputError("domains must be of one kind on both sides: got integers on one and text on the other")
@@ -322,11 +328,11 @@ def _subject_pairs(subjects: Any, target: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class VerificationSource:
     """What a verification was computed from, so that groups and comparisons can pair the same rows again."""
 
-    probe: Rows
-    gallery: Rows | None
+    probe: EmbeddingSet
+    gallery: EmbeddingSet | None
     arguments: Mapping[str, Any]
 
 
@@ -336,9 +342,9 @@ Numbers = Iterable[float] | float
 Wholes = Iterable[int] | int
 
 
-def rates(given: Any, name: str = "fars", least: int = 1, *, below_one: bool = False) -> tuple[float, ...]:
+def check_rates(given: Any, name: str = "fars", least: int = 1, *, below_one: bool = False) -> tuple[float, ...]:
     """Rates above 0 and at most 1, in the order given; ``below_one``: 1 has no threshold, for it accepts everybody."""
-    found = numbers(given)
+    found = as_numbers(given)
     if found is None or len(found) < least or not all(0 < x <= 1 for x in found):
         raise InputError(f"{name} must be rates between 0 and 1, such as 0.001 or (0.01, 0.001): got {given!r}")
     if below_one and 1 in found:
@@ -346,23 +352,23 @@ def rates(given: Any, name: str = "fars", least: int = 1, *, below_one: bool = F
     return tuple(float(x) for x in found)
 
 
-def wholes(given: Any, name: str) -> tuple[int, ...]:
+def check_ints(given: Any, name: str) -> tuple[int, ...]:
     """Whole numbers from 1 up, sorted, each once."""
-    found = numbers(given)
+    found = as_numbers(given)
     if not found or not all(isinstance(x, int) and x >= 1 for x in found):
         raise InputError(f"{name} must be whole numbers from 1 up, such as 4 or (1, 2, 4, 8): got {given!r}")
     return tuple(sorted({int(x) for x in found}))
 
 
-def thresholds(given: Any, name: str = "thresholds", least: int = 1) -> tuple[float, ...]:
+def check_thresholds(given: Any, name: str = "thresholds", least: int = 1) -> tuple[float, ...]:
     """Thresholds, in the order given; infinite ones accept all or none."""
-    found = numbers(given)
+    found = as_numbers(given)
     if found is None or len(found) < least or any(math.isnan(x) for x in found):
         raise InputError(f"{name} must be numbers, such as 0.4 or (0.4, 0.5): got {given!r}")
     return tuple(float(x) for x in found)
 
 
-def numbers(given: Any) -> tuple[int | float, ...] | None:
+def as_numbers(given: Any) -> tuple[int | float, ...] | None:
     """The numbers themselves, as Python's own so that they print as typed.
 
     None for text, truth values and nothing, and for whole numbers that are too large for a float.
@@ -384,7 +390,9 @@ def _is_number(x: Any) -> bool:
     return True
 
 
-def check_trials(trials: Any, probe: Rows, gallery: Rows | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def check_trials(
+    trials: Any, probe: EmbeddingSet, gallery: EmbeddingSet | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Check integers (m, 3) of (id, id, target): both exist, are two samples, labels confirm the target, none repeats.
 
     Without sample ids an id is a row number. A set that is compared with itself has (a, b) and (b, a) as one pair.
@@ -406,11 +414,11 @@ def check_trials(trials: Any, probe: Rows, gallery: Rows | None) -> tuple[np.nda
     wrong = (probe.labels[i] == other.labels[j]) != target
     if wrong.any():
         raise InputError(f"trial {np.argmax(wrong)} contradicts the labels: target must be 1 for equal labels, else 0")
-    _once(i, j, a, gallery is None, len(other))
+    _check_distinct_pairs(i, j, a, gallery is None, len(other))
     return i, j, target.astype(bool)
 
 
-def _once(i: np.ndarray, j: np.ndarray, trials: np.ndarray, own: bool, width: int) -> None:
+def _check_distinct_pairs(i: np.ndarray, j: np.ndarray, trials: np.ndarray, own: bool, width: int) -> None:
     """Refuse a pair that is listed twice: repeats would make a rate look measurable on pairs that are not there."""
     low, high = (np.minimum(i, j), np.maximum(i, j)) if own else (i, j)
     pair = low * width + high
@@ -429,7 +437,7 @@ def _once(i: np.ndarray, j: np.ndarray, trials: np.ndarray, own: bool, width: in
     )
 
 
-def _rows_of(ids: np.ndarray, rows: Rows, side: str) -> np.ndarray:
+def _rows_of(ids: np.ndarray, rows: EmbeddingSet, side: str) -> np.ndarray:
     """Where samples are, by id, or by row number where rows have no ids."""
     if rows.ids is None:
         if ids.min() < 0 or ids.max() >= len(rows):

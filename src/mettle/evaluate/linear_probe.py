@@ -26,11 +26,11 @@ import numpy as np
 from mettle.errors import InputError, NumericError
 from mettle.evaluate import bootstrap
 from mettle.evaluate.bootstrap import ResultPerItem
-from mettle.evaluate.diagnostics.duplicates import across
-from mettle.evaluate.inputs import Rows, check_apart, check_tuple, share_label_codes, whole
+from mettle.evaluate.diagnostics.duplicates import check_shared_samples
+from mettle.evaluate.inputs import EmbeddingSet, check_apart, check_int, check_tuple, share_label_codes
 from mettle.evaluate.metrics import ItemMetric, metrics_of, parse_metric, register
 from mettle.evaluate.notebook import html_table
-from mettle.evaluate.scoring.cosine import Unit
+from mettle.evaluate.scoring.cosine import ExactUnitVectors
 from mettle.rng import hash_bits
 from mettle.unknown_names import explain_arguments
 
@@ -45,7 +45,7 @@ STEP_RANGE = 1000, 10_000  # ... and it may always take so many steps, and never
 
 
 @dataclass(frozen=True, eq=False)
-class Accuracy:
+class ProbeAccuracy:
     """How often one probe is right.
 
     Attributes:
@@ -58,7 +58,7 @@ class Accuracy:
 
     def __repr__(self) -> str:
         label, worst = self.worst_class
-        return f"Accuracy({self.accuracy:.4f}, worst class {label}: {worst:.4f})"
+        return f"ProbeAccuracy({self.accuracy:.4f}, worst class {label}: {worst:.4f})"
 
     @property
     def accuracy(self) -> float:
@@ -94,9 +94,9 @@ class Probe(ResultPerItem):
         warnings: what a reader should know.
     """
 
-    linear: Accuracy
-    knn: Accuracy
-    uniform: Accuracy
+    linear: ProbeAccuracy
+    knn: ProbeAccuracy
+    uniform: ProbeAccuracy
     warnings: tuple[str, ...] = ()
 
     result = "probe"
@@ -122,10 +122,10 @@ class Probe(ResultPerItem):
         """Test samples are drawn."""
         return f"{bootstrap.METHOD.replace('subject', 'test-sample')}, training side fixed"
 
-    def accuracy(self, name: str) -> Accuracy:
+    def accuracy(self, name: str) -> ProbeAccuracy:
         """One of them, by the name of its metric."""
         parse_metric(name, self.result)
-        return Accuracy(self.items(name)[0], self.linear.labels)
+        return ProbeAccuracy(self.items(name)[0], self.linear.labels)
 
     def summary(self) -> dict[str, Any]:
         """Everything as plain numbers, ready for JSON."""
@@ -135,7 +135,7 @@ class Probe(ResultPerItem):
             label, worst = one.worst_class
             found[metric.key] = {
                 "accuracy": one.accuracy,
-                "interval": bootstrap.stated(lambda n=metric.key: self.interval(n)),
+                "interval": bootstrap.interval_or_none(lambda n=metric.key: self.interval(n)),
                 "balanced": one.balanced,
                 "worst_class": {"label": label, "accuracy": worst},
             }
@@ -211,19 +211,19 @@ def probe(
         (1.0, (0, 1.0))
     """
     a, b, copied = _check_sides(train, test)
-    whole(k, "k", 1)
-    whole(iterations, "iterations", 1)
+    check_int(k, "k", 1)
+    check_int(iterations, "iterations", 1)
     if not all(isinstance(value, Real) and 0 < value < np.inf for value in (temperature, strength)):
         raise InputError(f"temperature and strength must be finite and above 0: got {temperature!r}, {strength!r}")
-    double = any(r.double for r in (a, b))
-    first, second = Unit.of(a.values, double), Unit.of(b.values, double)
-    linear = _linear(first, a, second, b, strength, iterations)
-    weighted, uniform = _knn(first, a, second, b, min(k, len(a)), temperature)
-    return Probe(*(Accuracy(v, b.given_labels) for v in (linear, weighted, uniform)), warnings=copied)
+    double = any(r.is_float64 for r in (a, b))
+    first, second = ExactUnitVectors.from_rows(a.values, double), ExactUnitVectors.from_rows(b.values, double)
+    linear = _fit_linear(first, a, second, b, strength, iterations)
+    weighted, uniform = _predict_knn(first, a, second, b, min(k, len(a)), temperature)
+    return Probe(*(ProbeAccuracy(v, b.given_labels) for v in (linear, weighted, uniform)), warnings=copied)
 
 
 @explain_arguments
-def knn_accuracy(train: tuple[Any, ...], test: tuple[Any, ...], *, k: int = 1) -> Accuracy:
+def knn_accuracy(train: tuple[Any, ...], test: tuple[Any, ...], *, k: int = 1) -> ProbeAccuracy:
     """Share of test samples that most of their k nearest training samples name, one vote each, by cosine.
 
     Equal votes share the credit, and so do equal scores at the k-th place, whatever the order of rows.
@@ -239,17 +239,17 @@ def knn_accuracy(train: tuple[Any, ...], test: tuple[Any, ...], *, k: int = 1) -
         1.0
     """
     a, b, _ = _check_sides(train, test)
-    whole(k, "k", 1)
-    double = any(r.double for r in (a, b))
-    first, second = Unit.of(a.values, double), Unit.of(b.values, double)
-    return Accuracy(_knn(first, a, second, b, min(k, len(a)), 1.0)[1], b.given_labels)
+    check_int(k, "k", 1)
+    double = any(r.is_float64 for r in (a, b))
+    first, second = ExactUnitVectors.from_rows(a.values, double), ExactUnitVectors.from_rows(b.values, double)
+    return ProbeAccuracy(_predict_knn(first, a, second, b, min(k, len(a)), 1.0)[1], b.given_labels)
 
 
-def _check_sides(train: tuple[Any, ...], test: tuple[Any, ...]) -> tuple[Rows, Rows, tuple[str, ...]]:
+def _check_sides(train: tuple[Any, ...], test: tuple[Any, ...]) -> tuple[EmbeddingSet, EmbeddingSet, tuple[str, ...]]:
     """Both sides of a closed-set task, and what is copied from one to the other."""
     a, b = share_label_codes(check_tuple(train, "train"), check_tuple(test, "test"), "train", "test")
     check_apart(a, b, "train", "test")
-    copied = across(a, b, "train", "test")
+    copied = check_shared_samples(a, b, "train", "test")
     strangers = np.setdiff1d(b.given_labels, a.given_labels)
     if len(strangers):
         raise InputError(f"test label {strangers[0]} never occurs in train: a probe is a closed-set task")
@@ -258,7 +258,14 @@ def _check_sides(train: tuple[Any, ...], test: tuple[Any, ...]) -> tuple[Rows, R
     return a, b, copied
 
 
-def _linear(first: Unit, train: Rows, second: Unit, test: Rows, strength: float, iterations: int) -> np.ndarray:
+def _fit_linear(
+    first: ExactUnitVectors,
+    train: EmbeddingSet,
+    second: ExactUnitVectors,
+    test: EmbeddingSet,
+    strength: float,
+    iterations: int,
+) -> np.ndarray:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
@@ -293,8 +300,13 @@ def _first_gradient(x: np.ndarray, labels: np.ndarray) -> float:
     return float(max(weights, np.abs(counts - len(x) / len(names)).max())) / len(x)
 
 
-def _knn(
-    first: Unit, train: Rows, second: Unit, test: Rows, k: int, temperature: float
+def _predict_knn(
+    first: ExactUnitVectors,
+    train: EmbeddingSet,
+    second: ExactUnitVectors,
+    test: EmbeddingSet,
+    k: int,
+    temperature: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Right or wrong for each test sample, by votes that weigh e^{s/T}, and by one vote each."""
     order = np.argsort(train.labels, kind="stable")
@@ -319,7 +331,7 @@ def _knn(
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class ProbeFit:
     """What one probe found: on which test rows, with which strength, chosen on what."""
 
     probe: Probe
@@ -338,7 +350,7 @@ class Reading:
         return self.probe.linear.labels
 
 
-def reading(z: Mapping[str, np.ndarray], codes: Mapping[str, np.ndarray]) -> Reading:
+def fit_probe(z: Mapping[str, np.ndarray], codes: Mapping[str, np.ndarray]) -> ProbeFit:
     """Fit at every strength, choose by validation, and tell what the chosen one does on the test split."""
     alive = {part: np.asarray(x.any(axis=1)) for part, x in z.items()}  # a row of zeros has no direction
     at = {part: np.flatnonzero(alive[part]) for part in z}
@@ -367,7 +379,7 @@ def reading(z: Mapping[str, np.ndarray], codes: Mapping[str, np.ndarray]) -> Rea
     right: dict[float, float] = {}
     refused: dict[float, str] = {}
 
-    def attempt(strength: float) -> bool:
+    def try_strength(strength: float) -> bool:
         try:
             found = probe(train, (second, targets, None, own[len(first) :]), strength=strength, iterations=steps)
         except NumericError as problem:
@@ -378,14 +390,14 @@ def reading(z: Mapping[str, np.ndarray], codes: Mapping[str, np.ndarray]) -> Rea
         return True
 
     for strength in STRENGTHS:
-        attempt(strength)
+        try_strength(strength)
     for strength in STRONGER:
-        if refused or not (n and _rising(right, targets[:n])) or not attempt(strength):
+        if refused or not (n and _is_rising(right, targets[:n])) or not try_strength(strength):
             break
     for strength in WEAKER:
         if tried and not (n and _best_at_edge(right, min(right))):
             break
-        attempt(strength)
+        try_strength(strength)
     if not tried:
         raise NumericError(f"no linear probe converged: {refused[min(refused)]}")
     inside = sorted(right)[1:-1]
@@ -397,16 +409,16 @@ def reading(z: Mapping[str, np.ndarray], codes: Mapping[str, np.ndarray]) -> Rea
         why = f" that converged within {steps} steps" if refused and end == "greatest" else " tried"
         notes += (f"the probe was best at the {end} strength{why}, {best:g}: a {other} one may read more",)
 
-    def on_test(one: Accuracy) -> Accuracy:
+    def on_test(one: ProbeAccuracy) -> ProbeAccuracy:
         correct = np.zeros(len(test))
         correct[live] = one.correct[n:]
-        return Accuracy(correct, codes["test"][test])
+        return ProbeAccuracy(correct, codes["test"][test])
 
     found = Probe(on_test(chosen.linear), on_test(chosen.knn), on_test(chosen.uniform), notes)
-    return Reading(found, test, best, chosen_on)
+    return ProbeFit(found, test, best, chosen_on)
 
 
-def _rising(right: Mapping[float, float], targets: np.ndarray) -> bool:
+def _is_rising(right: Mapping[float, float], targets: np.ndarray) -> bool:
     """Whether a stronger probe may read more: the strongest is the best so far, or none read much beyond chance."""
     chance = np.unique(targets, return_counts=True)[1].max() / len(targets)
     return _best_at_edge(right, max(right)) or max(right.values()) < chance + 0.1 * (1 - chance)

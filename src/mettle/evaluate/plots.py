@@ -29,7 +29,7 @@ from scipy.special import ndtri
 from mettle.atomic_files import write_bytes
 from mettle.errors import InputError, nearest
 from mettle.evaluate.groups import Groups
-from mettle.evaluate.roc import Curve, Histogram
+from mettle.evaluate.roc import Histogram, OperatingCurve
 
 # Okabe and Ito's palette: eight colours that stay apart for every kind of colour vision.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = COLORS = (
@@ -131,7 +131,9 @@ class Plot:
         return path
 
 
-def plot_verification(curve: Curve, h: Histogram, points: Sequence[Mapping[str, Any]] = (), kind: str = "all") -> Plot:
+def plot_verification(
+    curve: OperatingCurve, h: Histogram, points: Sequence[Mapping[str, Any]] = (), kind: str = "all"
+) -> Plot:
     """ROC, DET and score histograms of one result; see `Verification.plot`.
 
     Args:
@@ -159,7 +161,9 @@ def plot_verification(curve: Curve, h: Histogram, points: Sequence[Mapping[str, 
 
 
 def plot_roc(
-    curves: Mapping[str, Curve], points: Sequence[Mapping[str, Any]] = (), baseline: Curve | None = None
+    curves: Mapping[str, OperatingCurve],
+    points: Sequence[Mapping[str, Any]] = (),
+    baseline: OperatingCurve | None = None,
 ) -> str:
     """The address of a picture of `draw_roc`."""
     with new_figure(5.4, 4.0) as figure:
@@ -168,7 +172,10 @@ def plot_roc(
 
 
 def draw_roc(
-    axes: Axes, curves: Mapping[str, Curve], points: Sequence[Mapping[str, Any]] = (), baseline: Curve | None = None
+    axes: Axes,
+    curves: Mapping[str, OperatingCurve],
+    points: Sequence[Mapping[str, Any]] = (),
+    baseline: OperatingCurve | None = None,
 ) -> None:
     """True-accept rate over false-accept rate, the latter on a logarithmic axis.
 
@@ -226,7 +233,7 @@ def run_color(k: int) -> str:
     return (*COLORS[:6], BLACK)[k % 7]
 
 
-def _log_axis_points(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+def _log_axis_points(curve: OperatingCurve) -> tuple[np.ndarray, np.ndarray]:
     """The part of a curve that a logarithmic axis can show."""
     seen = curve.fmr > 0
     return curve.fmr[seen], curve.tar[seen]
@@ -272,14 +279,14 @@ def percent_tick(value: float, _: int) -> str:
     return f"{100 * value:.6g} %"
 
 
-def plot_det(curves: Mapping[str, Curve]) -> str:
+def plot_det(curves: Mapping[str, OperatingCurve]) -> str:
     """The address of a picture of `draw_det`."""
     with new_figure(5.4, 4.0) as figure:
         draw_det(figure.add_subplot(), curves)
         return svg_data_url(figure)
 
 
-def draw_det(axes: Axes, curves: Mapping[str, Curve]) -> None:
+def draw_det(axes: Axes, curves: Mapping[str, OperatingCurve]) -> None:
     """Miss rate over false-accept rate on normal-deviate axes, where equal error lies on the diagonal."""
     for k, (name, curve) in enumerate(reversed(list(curves.items()))):
         look = {"color": COLORS[k], "lw": 2 if k == 0 else 1.6, "ls": DASHES[min(k, 1)]}
@@ -318,7 +325,7 @@ def plot_group_curves(found: Groups) -> tuple[str | None, dict[str, str]]:
         lowest = 0.1
         for g in able:
             assert g.verification is not None
-            curve = g.verification.roc.thinned(128)
+            curve = g.verification.roc.subsample(128)
             seen = curve.fmr > 0
             lowest = min(lowest, float(curve.fmr[seen].min(initial=0.1)))
             axes.plot(curve.fmr[seen], curve.fnmr[seen], color=colors[g.name], lw=1.8)

@@ -29,10 +29,10 @@ import numpy as np
 from mettle.atomic_files import write_text
 from mettle.data.arrays import integers, names
 from mettle.errors import DataError, InputError, nearest
-from mettle.evaluate.calibration import Carried, calibrate
-from mettle.evaluate.diagnostics.leakage import Part, gate
+from mettle.evaluate.calibration import TransferredThreshold, calibrate
+from mettle.evaluate.diagnostics.leakage import SplitSide, assert_no_leakage
 from mettle.evaluate.identification import Identification, identification
-from mettle.evaluate.inputs import NotMeasurable, whole
+from mettle.evaluate.inputs import NotMeasurable, check_int
 from mettle.evaluate.retrieval import Retrieval, retrieval
 from mettle.evaluate.verification import Verification, verification
 from mettle.unknown_names import explain_arguments
@@ -43,7 +43,7 @@ _LISTS = ("gallery", "probes", "calibration", "training")
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class SampleIndex:
     """Embeddings and what is known about them, found by id."""
 
     embeddings: Any
@@ -55,7 +55,9 @@ class Known:
     order: np.ndarray
 
     @classmethod
-    def of(cls, embeddings: Any, labels: Any, ids: Any, domains: Any, hashes: Any = None, looks: Any = None) -> "Known":
+    def from_columns(
+        cls, embeddings: Any, labels: Any, ids: Any, domains: Any, hashes: Any = None, looks: Any = None
+    ) -> "SampleIndex":
         """Check the columns; the rest are found by id.
 
         Raises:
@@ -76,7 +78,7 @@ class Known:
             order,
         )
 
-    def at(self, ids: tuple[int, ...]) -> np.ndarray:
+    def positions_of(self, ids: tuple[int, ...]) -> np.ndarray:
         """Where these samples are.
 
         Raises:
@@ -93,21 +95,21 @@ class Known:
             )
         return rows
 
-    def side(self, ids: tuple[int, ...]) -> tuple[Any, ...]:
+    def metric_arguments(self, ids: tuple[int, ...]) -> tuple[Any, ...]:
         """These samples as metrics take them: embeddings, labels, domains, ids."""
-        at = self.at(ids)
+        at = self.positions_of(ids)
         domains = None if self.domains is None else self.domains[at]
         return self.embeddings[at], self.labels[at], domains, self.ids[at]
 
-    def part(self, ids: tuple[int, ...]) -> Part:
+    def leakage_side(self, ids: tuple[int, ...]) -> SplitSide:
         """These samples as the search for leaks takes them."""
-        at = self.at(ids)
+        at = self.positions_of(ids)
         hashes, looks = (None if column is None else column[at] for column in (self.hashes, self.looks))
-        return Part(self.ids[at], self.labels[at], hashes, looks=looks)
+        return SplitSide(self.ids[at], self.labels[at], hashes, looks=looks)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Protocol:
     """Who is compared with whom, by sample id.
 
     Attributes:
@@ -152,7 +154,7 @@ class Plan:
         return Path(path)
 
     @classmethod
-    def read(cls, path: Path | str) -> "Plan":
+    def read(cls, path: Path | str) -> "Protocol":
         """Read a file.
 
         Raises:
@@ -169,10 +171,10 @@ class Plan:
         fields = {k: v for k, v in content.items() if k != "format"}
         unknown = sorted(set(fields) - set(cls.__dataclass_fields__))
         if unknown:
-            raise DataError(f"the protocol {path} has an unknown key {unknown[0]!r}{_close(unknown[0], cls)}")
+            raise DataError(f"the protocol {path} has an unknown key {unknown[0]!r}{_suggest_id(unknown[0], cls)}")
         for column in _LISTS:
-            fields[column] = tuple(_whole(v, path, column) for v in fields.get(column, ()))
-        fields["trials"] = tuple(tuple(_whole(v, path, "trials") for v in t) for t in fields.get("trials", ()))
+            fields[column] = tuple(_parse_int(v, path, column) for v in fields.get(column, ()))
+        fields["trials"] = tuple(tuple(_parse_int(v, path, "trials") for v in t) for t in fields.get("trials", ()))
         if any(len(t) != 3 for t in fields["trials"]):
             raise DataError(f"trials of the protocol {path} must be [id, id, target]")
         try:
@@ -189,7 +191,7 @@ class Plan:
         domains: Any = None,
         hashes: Any = None,
         looks: Any = None,
-        looks_fail: bool = False,
+        fail_on_similar: bool = False,
         **options: Any,
     ) -> Verification | Identification | Retrieval:
         """Check the protocol against the data and measure.
@@ -202,15 +204,18 @@ class Plan:
             hashes: (n,) hash of each sample's file, optional; the same file on both sides is then a leak.
             looks: (n, 143) look of each sample's picture, optional (see :func:`mettle.evaluate.picture_looks`);
                 pictures of both sides that look alike are then warned about.
-            looks_fail: whether such pictures are leaks.
+            fail_on_similar: whether such pictures are leaks.
             options: for the metric, such as ``k`` of retrieval or ``fusion`` of identification.
 
         Raises:
             DataError: an id that is not there, or a leak.
         """
-        table = Known.of(embeddings, labels, ids, domains, hashes, looks)
-        self._check(table, looks_fail)
-        probe, shelf = table.side(self.probes), table.side(self.gallery) if self.gallery else None
+        table = SampleIndex.from_columns(embeddings, labels, ids, domains, hashes, looks)
+        self._check_leakage(table, fail_on_similar)
+        probe, shelf = (
+            table.metric_arguments(self.probes),
+            table.metric_arguments(self.gallery) if self.gallery else None,
+        )
         if self.kind == "identification":
             assert shelf is not None
             return identification(shelf, probe, **options)
@@ -221,20 +226,20 @@ class Plan:
             options["trials"] = np.asarray(self.trials, np.int64)
         return verification(values, y, domains=d, ids=known, gallery=shelf, **options)
 
-    def carry(
+    def transfer(
         self, embeddings: Any, labels: Any, ids: Any, far: float, *, domains: Any = None, conservative: bool = False
-    ) -> Carried:
+    ) -> TransferredThreshold:
         """Set the threshold for a rate on the calibration people and judge it on the test pairs."""
         if self.kind != "verification" or not self.calibration:
             raise NotMeasurable(f"protocol {self.name!r} has no calibration people to set a threshold on")
-        table = Known.of(embeddings, labels, ids, domains)
-        values, y, d, known = table.side(self.calibration)
+        table = SampleIndex.from_columns(embeddings, labels, ids, domains)
+        values, y, d, known = table.metric_arguments(self.calibration)
         set_on = calibrate(verification(values, y, domains=d, ids=known), far, conservative=conservative)
         test = self.run(embeddings, labels, ids, domains=domains)
         assert isinstance(test, Verification)
-        return set_on.carry(test)
+        return set_on.transfer(test)
 
-    def _check(self, table: Known, looks_fail: bool) -> None:
+    def _check_leakage(self, table: SampleIndex, fail_on_similar: bool) -> None:
         test = tuple(dict.fromkeys((*self.probes, *self.gallery)))
         sides = [(name, getattr(self, name), "test", test, True) for name in ("training", "calibration")]
         if self.kind == "identification":
@@ -242,36 +247,38 @@ class Plan:
         for one, first, two, second, disjoint in sides:
             if not first:
                 continue
-            parts = table.part(first), table.part(second)
-            similar = gate(*parts, names=(one, two), disjoint_subjects=disjoint, looks_fail=looks_fail)
+            parts = table.leakage_side(first), table.leakage_side(second)
+            similar = assert_no_leakage(
+                *parts, names=(one, two), disjoint_subjects=disjoint, fail_on_similar=fail_on_similar
+            )
             if similar:
                 i, j = similar[0].what
                 warnings.warn(
                     f"{len(similar)} pictures of {two} look like one of {one}: id {parts[1].ids[j]} like "
-                    f"{parts[0].ids[i]}, say; look at them, or pass looks_fail=True",
+                    f"{parts[0].ids[i]}, say; look at them, or pass fail_on_similar=True",
                     stacklevel=3,
                 )
 
 
 def class_disjoint(
     ids: Any, labels: Any, *, test: float = 0.3, calibration: float = 0.0, seed: int = 0, name: str = "class-disjoint"
-) -> Plan:
+) -> Protocol:
     """Verification among people who were never trained on; a further share of the people for calibration."""
-    known, y = _columns(ids, labels)
+    known, y = _check_columns(ids, labels)
     people = np.random.default_rng(seed).permutation(np.unique(y))
     n_test, n_cal = round(test * len(people)), round(calibration * len(people))
     if n_test < 2 or n_test + n_cal > len(people) or (calibration and n_cal < 2):
         raise InputError(f"{len(people)} subjects are too few for shares of {test:g} and {calibration:g}")
     parts = people[:n_test], people[n_test : n_test + n_cal], people[n_test + n_cal :]
     chosen, cal, train = (tuple(known[np.isin(y, p)].tolist()) for p in parts)
-    return Plan(name, "verification", chosen, (), cal, train)
+    return Protocol(name, "verification", chosen, (), cal, train)
 
 
 def cross_domain(
     ids: Any, labels: Any, domains: Any, *, enrol: Any, probe: Any, kind: str = "verification", name: str = ""
-) -> Plan:
+) -> Protocol:
     """Samples of one domain against those of another."""
-    known, y = _columns(ids, labels)
+    known, y = _check_columns(ids, labels)
     d = names(domains, "domains", len(y))
     sides = []
     for wanted in (enrol, probe):
@@ -279,34 +286,36 @@ def cross_domain(
         if not at.any():
             raise InputError(f"no domain {wanted!r}{nearest(str(wanted), map(str, np.unique(d)))}")
         sides.append(tuple(known[at].tolist()))
-    return Plan(name or f"{enrol} to {probe}", kind, sides[1], sides[0])
+    return Protocol(name or f"{enrol} to {probe}", kind, sides[1], sides[0])
 
 
-def k_shot(ids: Any, labels: Any, *, k: int = 1, seed: int = 0, kind: str = "identification", name: str = "") -> Plan:
+def k_shot(
+    ids: Any, labels: Any, *, k: int = 1, seed: int = 0, kind: str = "identification", name: str = ""
+) -> Protocol:
     """K samples of everybody enrolled, the rest are probes; who has no sample to spare is left out."""
-    known, y = _columns(ids, labels)
-    gallery, probes = _enrol(known, y, np.unique(y), k, seed)
-    return Plan(name or f"{k}-shot", kind, probes, gallery)
+    known, y = _check_columns(ids, labels)
+    gallery, probes = _split_enrolled(known, y, np.unique(y), k, seed)
+    return Protocol(name or f"{k}-shot", kind, probes, gallery)
 
 
 def known_unknown(
     ids: Any, labels: Any, *, known: float = 0.5, k: int = 1, seed: int = 0, name: str = "open set"
-) -> Plan:
+) -> Protocol:
     """K samples of some people enrolled; their other samples, and all of the other people's, are probes."""
-    every, y = _columns(ids, labels)
+    every, y = _check_columns(ids, labels)
     people = np.random.default_rng(seed).permutation(np.unique(y))
     count = round(known * len(people))
     if not 0 < count < len(people):
         raise InputError(f"a share of {known:g} of {len(people)} people leaves nobody on one side")
-    gallery, probes = _enrol(every, y, people[:count], k, seed)
+    gallery, probes = _split_enrolled(every, y, people[:count], k, seed)
     strangers = every[np.isin(y, people[count:])].tolist()
-    return Plan(name, "identification", (*probes, *strangers), gallery)
+    return Protocol(name, "identification", (*probes, *strangers), gallery)
 
 
-def _enrol(
+def _split_enrolled(
     ids: np.ndarray, labels: np.ndarray, people: np.ndarray, k: int, seed: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    whole(k, "k", 1)
+    check_int(k, "k", 1)
     order = np.lexsort((ids, labels))
     ids, labels = ids[order], labels[order]
     people = np.sort(people)
@@ -324,18 +333,18 @@ def _enrol(
     return tuple(gallery), tuple(probes)
 
 
-def _columns(ids: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+def _check_columns(ids: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     n = len(ids)
     return integers(ids, "ids", n), names(labels, "labels", n)
 
 
-def _whole(value: Any, path: Any, column: str) -> int:
+def _parse_int(value: Any, path: Any, column: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise DataError(f"the protocol {path} must name whole numbers in {column}: got {value!r}")
     return value
 
 
-def _close(name: str, cls: type) -> str:
+def _suggest_id(name: str, cls: type) -> str:
     return nearest(name, cls.__dataclass_fields__)  # type: ignore[attr-defined]
 
 

@@ -55,7 +55,7 @@ class TieGroups:
     longest: int
 
     @classmethod
-    def of(cls, ranks: RelevantRanks) -> "TieGroups":
+    def from_ranks(cls, ranks: RelevantRanks) -> "TieGroups":
         """Relevant candidates with equal scores are of one group."""
         order = np.lexsort((ranks.above, ranks.row))
         row, above = ranks.row[order], ranks.above[order]
@@ -72,7 +72,7 @@ class TieGroups:
             group_row, above[start], tied, count, start - begin[group_row], total, first, int(ranks.candidates.max())
         )
 
-    def sum(self, values: np.ndarray) -> np.ndarray:
+    def sum_by_ranking(self, values: np.ndarray) -> np.ndarray:
         """Sums of a value per group, by ranking, in the order of places."""
         return np.bincount(self.row, values, minlength=len(self.total))
 
@@ -92,7 +92,7 @@ def hit_rate(g: TieGroups, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def precision(g: TieGroups, k: int | np.ndarray) -> np.ndarray:
     """Relevant among the K nearest / K."""
     cut = np.broadcast_to(k, g.total.shape)
-    return g.sum(g.p * (np.clip(cut[g.row] - g.a, 0, g.t) / g.t)) / cut
+    return g.sum_by_ranking(g.p * (np.clip(cut[g.row] - g.a, 0, g.t) / g.t)) / cut
 
 
 def reciprocal_rank(g: TieGroups) -> np.ndarray:
@@ -108,23 +108,23 @@ def reciprocal_rank(g: TieGroups) -> np.ndarray:
 def average_precision(g: TieGroups, cut: np.ndarray | None = None) -> np.ndarray:
     """(1/R) Σ P(i)·rel(i), over the whole ranking or up to a place."""
     places = g.t if cut is None else np.clip(cut[g.row] - g.a, 0, g.t)
-    harmonic = _harmonic(g.longest)
+    harmonic = _harmonic_numbers(g.longest)
     inverse = harmonic[g.a + places] - harmonic[g.a]  # Σ 1/(a + j)
     later = places - (g.a + 1) * inverse  # Σ (j − 1)/(a + j)
     single = np.where(places > 0, (g.h + 1) / (g.a + 1.0), 0.0)
-    several = (g.h + 1) * (g.p / g.t) * inverse + _both(g) * later
-    return g.sum(np.where(g.t == 1, single, several)) / g.total
+    several = (g.h + 1) * (g.p / g.t) * inverse + _both_relevant(g) * later
+    return g.sum_by_ranking(np.where(g.t == 1, single, several)) / g.total
 
 
 def trapezoid_precision(g: TieGroups) -> np.ndarray:
     """(1/R) Σ rel(i)·(P(i) + P(i − 1))/2, P(0) = 1: the area that the Market-1501 code computes."""
-    harmonic = _harmonic(g.longest)
+    harmonic = _harmonic_numbers(g.longest)
     # P(i − 1)·rel(i): hits before the place / (a + j − 1); at the first place of all it is rel(1).
     begin = np.maximum(g.a, 1)
     inverse = harmonic[g.a + g.t - 1] - harmonic[begin - 1]  # Σ 1/(a + j − 1), j from 1, or from 2 where a = 0
     later = np.where(g.a == 0, g.t - 1.0, g.t - g.a * inverse)  # Σ (j − 1)/(a + j − 1)
-    before = g.h * (g.p / g.t) * inverse + _both(g) * later + np.where(g.a == 0, g.p / g.t, 0.0)
-    return (average_precision(g) + g.sum(before) / g.total) / 2
+    before = g.h * (g.p / g.t) * inverse + _both_relevant(g) * later + np.where(g.a == 0, g.p / g.t, 0.0)
+    return (average_precision(g) + g.sum_by_ranking(before) / g.total) / 2
 
 
 def ndcg(g: TieGroups, k: int | None = None) -> np.ndarray:
@@ -132,7 +132,7 @@ def ndcg(g: TieGroups, k: int | None = None) -> np.ndarray:
     size = g.longest if k is None else min(k, g.longest)
     gain = np.append(0.0, np.cumsum(1 / np.log2(np.arange(2, size + 2))))
     group = gain[np.minimum(g.a + g.t, size)] - gain[np.minimum(g.a, size)]
-    return g.sum(g.p * (group / g.t)) / gain[np.minimum(g.total, size)]
+    return g.sum_by_ranking(g.p * (group / g.t)) / gain[np.minimum(g.total, size)]
 
 
 def all_metrics(g: TieGroups, ks: Sequence[int]) -> dict[str, np.ndarray]:
@@ -144,12 +144,12 @@ def all_metrics(g: TieGroups, ks: Sequence[int]) -> dict[str, np.ndarray]:
     return found
 
 
-def _both(g: TieGroups) -> np.ndarray:
+def _both_relevant(g: TieGroups) -> np.ndarray:
     """p(p−1) / (t(t−1)): two places of a group are both relevant."""
     return g.p * (g.p - 1.0) / np.maximum(g.t * (g.t - 1.0), 1)
 
 
-def _harmonic(size: int) -> np.ndarray:
+def _harmonic_numbers(size: int) -> np.ndarray:
     """H(0) … H(size)."""
     return np.append(0.0, np.cumsum(1 / np.arange(1.0, size + 1)))
 

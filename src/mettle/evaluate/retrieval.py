@@ -19,23 +19,23 @@ from mettle.data.arrays import to_numpy
 from mettle.errors import InputError, nearest
 from mettle.evaluate import bootstrap
 from mettle.evaluate.bootstrap import Interval, ResultPerItem, interval_of_mean
-from mettle.evaluate.diagnostics.duplicates import across, inside
+from mettle.evaluate.diagnostics.duplicates import check_shared_samples, warn_duplicates
 from mettle.evaluate.inputs import (
-    Rows,
+    EmbeddingSet,
     Wholes,
     check_embeddings,
     check_gallery,
+    check_int,
+    check_ints,
     check_label_sets,
     check_tuple,
     is_label_sets,
     share_label_codes,
-    whole,
-    wholes,
 )
 from mettle.evaluate.metrics import parse_metric
 from mettle.evaluate.notebook import html_table
 from mettle.evaluate.ranking_metrics import TieGroups, all_metrics, hit_rate
-from mettle.evaluate.scoring.pair_fingerprint import Basis, of_ranking
+from mettle.evaluate.scoring.pair_fingerprint import PairFingerprint, of_ranking
 from mettle.evaluate.scoring.rank_parts import require_same_call
 from mettle.evaluate.scoring.relevant_ranks import FastCosine, Relevance, ScoreRows, rank_relevant
 from mettle.evaluate.scoring.reranking import KReciprocal, QueryExpansion
@@ -79,7 +79,7 @@ class Retrieval(ResultPerItem):
     pessimistic: Mapping[int, float]
     optimistic: Mapping[int, float]
     notes: tuple[str, ...] = ()
-    basis: Basis | None = None
+    basis: PairFingerprint | None = None
     ranking: str = "cosine"
     rule: str = RULES["all"]
 
@@ -213,7 +213,7 @@ class Retrieval(ResultPerItem):
             "metrics": {
                 name: {
                     "value": float(values.mean()),
-                    "interval": bootstrap.stated(lambda n=name: self.interval(n)),
+                    "interval": bootstrap.interval_or_none(lambda n=name: self.interval(n)),
                 }
                 for name, values in self.per_query.items()
             },
@@ -275,7 +275,9 @@ def retrieval(
     if gallery is None and query.ids is None:
         query = replace(query, ids=np.arange(len(query)))
     query, other = (query, query) if gallery is None else check_gallery(gallery, query)
-    notes = inside(query) if gallery is None else across(query, other, "the queries", "the gallery")
+    notes = (
+        warn_duplicates(query) if gallery is None else check_shared_samples(query, other, "the queries", "the gallery")
+    )
     if exclude_same_domain and only_same_domain:
         raise InputError("exclude_same_domain and only_same_domain leave no candidate: give one of them")
     rule = "across" if exclude_same_domain else "within" if only_same_domain else "all"
@@ -283,7 +285,7 @@ def retrieval(
         asked = "exclude_same_domain" if exclude_same_domain else "only_same_domain"
         raise InputError(f"{asked} needs domains, one per row on every side")
     scoring, ranks = _scoring(query, other, similarity, rerank), RankGroup.current() if across_ranks else ALONE
-    found = _rank(query, other, scoring, wholes(k, "k"), rule, chunk, related, ranks)
+    found = _rank(query, other, scoring, check_ints(k, "k"), rule, chunk, related, ranks)
     return replace(found, notes=notes, basis=of_ranking(query, other, named=ids is not None, trials=rule))
 
 
@@ -326,7 +328,7 @@ def reidentification(
     first, second = share_label_codes(first, second, "the queries", "the gallery")
     if (first.ids is None) != (second.ids is None):
         raise InputError("sample ids must be given on both sides or on none")
-    found = _rank(first, second, _scoring(first, second, similarity, rerank), wholes(k, "k"), "other_views", chunk)
+    found = _rank(first, second, _scoring(first, second, similarity, rerank), check_ints(k, "k"), "other_views", chunk)
     return replace(found, basis=of_ranking(first, second, named=first.ids is not None, trials="other_views"))
 
 
@@ -355,7 +357,7 @@ def retrieval_from_scores(
     Example:
         >>> r = retrieval_from_scores([[0.9, 0.1, 0.8], [0.2, 0.7, 0.7]], [1, 2], [1, 2, 1], k=1)
         >>> r.recall[1], r.map
-        (1.0, 0.875)
+        (0.75, 0.875)
     """
     s = to_numpy(scores, "scores")
     if s.ndim != 2 or 0 in s.shape or s.dtype.kind not in "fiu":
@@ -379,7 +381,7 @@ def retrieval_from_scores(
     def score(rows: np.ndarray) -> np.ndarray:
         return s[rows].copy()
 
-    found = _rank(query, other, (score, None, "given scores"), wholes(k, "k"), "all", chunk, related)
+    found = _rank(query, other, (score, None, "given scores"), check_ints(k, "k"), "all", chunk, related)
     return replace(found, basis=of_ranking(query, other, named=ids is not None, trials="all"))
 
 
@@ -399,7 +401,9 @@ def _code_label_sets(labels: Any, gallery: tuple[Any, ...] | None) -> tuple[Any,
     return coded[0], tuple(other), related
 
 
-def _scoring(query: Rows, other: Rows, similarity: str, rerank: Any) -> tuple[ScoreRows, FastCosine | None, str]:
+def _scoring(
+    query: EmbeddingSet, other: EmbeddingSet, similarity: str, rerank: Any
+) -> tuple[ScoreRows, FastCosine | None, str]:
     """How queries are scored against the gallery: exactly, fast where that can be had, and in words."""
     if similarity not in SIMILARITIES:
         raise InputError(f"no similarity named {similarity!r}{nearest(str(similarity), SIMILARITIES)}")
@@ -413,8 +417,8 @@ def _scoring(query: Rows, other: Rows, similarity: str, rerank: Any) -> tuple[Sc
 
 
 def _rank(
-    query: Rows,
-    other: Rows,
+    query: EmbeddingSet,
+    other: EmbeddingSet,
     scoring: tuple[ScoreRows, FastCosine | None, str],
     ks: Sequence[int],
     rule: str,
@@ -424,9 +428,9 @@ def _rank(
 ) -> Retrieval:
     """Every metric of every query that has a relevant candidate."""
     if chunk is not None:
-        whole(chunk, "chunk", 1)
+        check_int(chunk, "chunk", 1)
     score, fast, ranking = scoring
-    relevance = Relevance.of(query, other, rule, related)
+    relevance = Relevance.from_sets(query, other, rule, related)
     sides = [query] if other is query else [query, other]
     require_same_call(ranks, "what they rank", *sides, rule=rule, k=ks, chunk=chunk, ranking=ranking)
 
@@ -434,7 +438,7 @@ def _rank(
         """The metrics of this rank's queries, in the order of the queries."""
         parts = []
         for found in rank_relevant(relevance, score, fast, most=max(ks), chunk=chunk, ranks=ranks):
-            ties = TieGroups.of(found)
+            ties = TieGroups.from_ranks(found)
             ends = {k: hit_rate(ties, k)[1:] for k in ks}
             bounds = {f"{end}@{k}": ends[k][at] for at, end in enumerate(ENDS) for k in ks}
             parts.append(all_metrics(ties, ks) | bounds | {QUERIES: found.queries})

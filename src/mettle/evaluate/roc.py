@@ -25,9 +25,9 @@ import numpy as np
 from scipy.special import ndtri
 
 from mettle.errors import InputError
-from mettle.evaluate.inputs import NotMeasurable, whole
+from mettle.evaluate.inputs import NotMeasurable, check_int
 from mettle.evaluate.metrics import DECIMAL_4, PERCENT_2, PairMetric, register
-from mettle.evaluate.scoring.scores import ErrorCounts, ScoreStore, acting
+from mettle.evaluate.scoring.scores import ErrorCounts, ScoreStore, round_threshold_up
 
 NO_EER = (
     "EER is not measurable: FNMR exceeds FMR at every threshold because of failed templates (−inf); "
@@ -36,7 +36,7 @@ NO_EER = (
 PRIOR = 0.01  # share of targets of the detection cost that is reported
 
 
-def status(budget: float) -> str:
+def sample_size_status(budget: float) -> str:
     """What a rate deserves that rests on so many allowed impostor errors."""
     steps = ((1, "not measurable"), (10, "refused as headline"), (30, "flagged"))
     return next((word for limit, word in steps if budget < limit), "ok")
@@ -66,7 +66,7 @@ class OperatingPoint:
     status: str
 
     @property
-    def usable(self) -> float | None:
+    def finite_threshold(self) -> float | None:
         """The threshold, where it can be used: None where none was measured, or where none but +∞ accepts so few."""
         return None if self.threshold is None or math.isinf(self.threshold) else self.threshold
 
@@ -77,7 +77,7 @@ class OperatingPoint:
 
 
 @dataclass(frozen=True)
-class Bracket:
+class EERBracket:
     """The two operating points around FMR = FNMR, each (threshold, FMR, FNMR).
 
     Attributes:
@@ -92,7 +92,7 @@ class Bracket:
 
 
 @dataclass(frozen=True)
-class Cost:
+class DetectionCost:
     """A detection cost, the threshold that attains it, and how much less it could be in histogram mode."""
 
     value: float
@@ -125,16 +125,16 @@ class WeightedCurves:
         return fmr, rejects / rejects[:, -1:]
 
 
-def counts(scores: ScoreStore, threshold: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def error_counts(scores: ScoreStore, threshold: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """False accepts #impostor ≥ τ and false rejects #genuine < τ, as int64; one threshold exactly, many as drawn."""
-    t = acting(threshold, scores.dtype)
+    t = round_threshold_up(threshold, scores.dtype)
     if t.ndim == 0:
         accepts, rejects = scores.count_errors(float(t))
         return np.asarray(accepts), np.asarray(rejects)
     return scores.impostors - scores.below(t), np.searchsorted(scores.genuine, t, side="left")
 
 
-def eer(scores: ScoreStore) -> tuple[Fraction, Bracket]:
+def eer(scores: ScoreStore) -> tuple[Fraction, EERBracket]:
     """The value where the path through the operating points (FMR, FNMR) meets FMR = FNMR, exactly.
 
     With (x₀, y₀) the last point where x ≥ y and (x₁, y₁) the next: EER = x₀ + t·(x₁ − x₀), where
@@ -150,10 +150,10 @@ def eer(scores: ScoreStore) -> tuple[Fraction, Bracket]:
     below, above = found[0].threshold, found[1].threshold
     if x0 == y0:
         point = (below, float(x0), float(y0))
-        return x0, Bracket(point, point, 0.0)
+        return x0, EERBracket(point, point, 0.0)
     t = (x0 - y0) / ((x0 - y0) - (x1 - y1))
     gap = (min(x0, y1) - max(x1, y0)) / 2
-    bracket = Bracket((below, float(x0), float(y0)), (above, float(x1), float(y1)), float(gap))
+    bracket = EERBracket((below, float(x0), float(y0)), (above, float(x1), float(y1)), float(gap))
     return x0 + t * (x1 - x0), bracket
 
 
@@ -181,12 +181,14 @@ def resampled_auc(curves: WeightedCurves, at: None = None) -> np.ndarray:
 def operating_point(scores: ScoreStore, far: float) -> OperatingPoint:
     """The smallest threshold with FMR ≤ far: no interpolation, never the nearest rate."""
     n_i, n_g = scores.impostors, len(scores.genuine)
-    errors = budget(far, n_i)
+    errors = allowed_errors(far, n_i)
     if errors < 1:
         return OperatingPoint(far, None, None, None, None, n_i, "not measurable")
     threshold = scores.threshold_for(math.floor(errors))
-    accepts, rejects = (int(c) for c in counts(scores, threshold))
-    return OperatingPoint(far, accepts / n_i, (n_g - rejects) / n_g, threshold, accepts, n_i, status(float(errors)))
+    accepts, rejects = (int(c) for c in error_counts(scores, threshold))
+    return OperatingPoint(
+        far, accepts / n_i, (n_g - rejects) / n_g, threshold, accepts, n_i, sample_size_status(float(errors))
+    )
 
 
 def _tar(scores: ScoreStore, far: float) -> float:
@@ -205,7 +207,7 @@ def not_measurable(what: str, far: float, impostors: int) -> NotMeasurable:
     """Why nothing is told at a rate."""
     return NotMeasurable(
         f"{what} at far={far:g} is not measurable with {impostors} impostor pairs: "
-        f"at least {least(far)} are needed, ten times as many for a headline"
+        f"at least {min_impostors(far)} are needed, ten times as many for a headline"
     )
 
 
@@ -223,7 +225,7 @@ def resampled_tar(curves: WeightedCurves, far: float) -> np.ndarray:
     return np.where(x0 > far, above + share * (tar - above), tar)
 
 
-def min_dcf(scores: ScoreStore, prior: float = PRIOR, miss: float = 1.0, false_accept: float = 1.0) -> Cost:
+def min_dcf(scores: ScoreStore, prior: float = PRIOR, miss: float = 1.0, false_accept: float = 1.0) -> DetectionCost:
     """The least detection cost over all thresholds.
 
     DCF(τ) = (miss·p·FNMR + false_accept·(1−p)·FMR) / min(miss·p, false_accept·(1−p)). On counts the minimum is taken
@@ -234,7 +236,7 @@ def min_dcf(scores: ScoreStore, prior: float = PRIOR, miss: float = 1.0, false_a
     return least_cost(scores, lambda fmr, fnmr: (a * fnmr + b * fmr) / min(a, b))
 
 
-def least_cost(scores: ScoreStore, cost: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Cost:
+def least_cost(scores: ScoreStore, cost: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> DetectionCost:
     """The least of a cost of (FMR, FNMR) over all thresholds; it may fall with neither of the two.
 
     Genuine scores are thresholds enough. Of a histogram, the bound is what the fewest false accepts of every bin leave
@@ -248,7 +250,7 @@ def least_cost(scores: ScoreStore, cost: Callable[[np.ndarray, np.ndarray], np.n
     if corner.blur:
         fewest = np.append(corner.accepts[1 + corner.blur :], np.zeros(1 + corner.blur, np.int64)) / n_i
         bound = float(found[at] - cost(fewest, rejects[:-1]).min())
-    return Cost(float(found[at]), float(np.append(corner.thresholds, np.inf)[at]), max(0.0, bound))
+    return DetectionCost(float(found[at]), float(np.append(corner.thresholds, np.inf)[at]), max(0.0, bound))
 
 
 def resampled_min_dcf(curves: WeightedCurves, at: None = None) -> np.ndarray:
@@ -257,28 +259,28 @@ def resampled_min_dcf(curves: WeightedCurves, at: None = None) -> np.ndarray:
     return (fnmr + (1 - PRIOR) / PRIOR * fmr).min(axis=1)
 
 
-def rate(far: float, name: str = "far") -> Fraction:
+def exact_rate(far: float, name: str = "far") -> Fraction:
     """A false-accept rate as the decimal that was typed: 0.1 of 30 pairs is 3, not 3.0000000000000002."""
     if not isinstance(far, int | float | np.floating) or not 0 < far <= 1:
         raise InputError(f"{name} must be a rate above 0 and at most 1: got {far!r}")
     return Fraction(str(float(far)))
 
 
-def budget(far: float, n: int, name: str = "far") -> Fraction:
+def allowed_errors(far: float, n: int, name: str = "far") -> Fraction:
     """Errors among ``n`` that a rate allows, far · n; a rate that came from k / n allows k of them, however rounded."""
-    errors = rate(far, name) * n
+    errors = exact_rate(far, name) * n
     whole = math.floor(errors) + 1
     return Fraction(whole) if n and whole / n <= float(far) else errors
 
 
-def least(far: float) -> int:
+def min_impostors(far: float) -> int:
     """How many impostor pairs a rate needs to be measurable."""
-    n = math.ceil(1 / rate(far))
-    return n - 1 if n > 1 and budget(far, n - 1) >= 1 else n
+    n = math.ceil(1 / exact_rate(far))
+    return n - 1 if n > 1 and allowed_errors(far, n - 1) >= 1 else n
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class OperatingCurve:
     """Operating points by ascending threshold, the last at +∞."""
 
     thresholds: np.ndarray
@@ -297,13 +299,13 @@ class Curve:
 
 
 @dataclass(frozen=True, eq=False)
-class Roc:
+class RocPoints:
     """All operating points, computed when first read; :meth:`thinned` is for drawing."""
 
     scores: ScoreStore
 
     @cached_property
-    def full(self) -> Curve:
+    def full(self) -> OperatingCurve:
         """Every distinct finite score and +∞."""
         return curve_at(self.scores, self.scores.distinct())
 
@@ -327,9 +329,9 @@ class Roc:
         """TAR at each threshold."""
         return self.full.tar
 
-    def thinned(self, k: int = 256) -> Curve:
+    def subsample(self, k: int = 256) -> OperatingCurve:
         """About k of the points, dense where error rates are small; never sorts or copies the scores."""
-        return curve_at(self.scores, grid(self.scores, k)[0])
+        return curve_at(self.scores, threshold_grid(self.scores, k)[0])
 
     def probit(self) -> tuple[np.ndarray, np.ndarray]:
         """The axes of a DET picture; see :meth:`Curve.probit`."""
@@ -345,14 +347,14 @@ class Histogram:
     impostor: np.ndarray
 
 
-def curve_at(scores: ScoreStore, thresholds: np.ndarray) -> Curve:
+def curve_at(scores: ScoreStore, thresholds: np.ndarray) -> OperatingCurve:
     """The operating points at these finite thresholds, and +∞."""
     thresholds = np.append(thresholds, np.asarray(np.inf, thresholds.dtype))
-    accepts, rejects = counts(scores, thresholds)
-    return Curve(thresholds, accepts / scores.impostors, rejects / len(scores.genuine))
+    accepts, rejects = error_counts(scores, thresholds)
+    return OperatingCurve(thresholds, accepts / scores.impostors, rejects / len(scores.genuine))
 
 
-def grid(scores: ScoreStore, k: int) -> tuple[np.ndarray, bool]:
+def threshold_grid(scores: ScoreStore, k: int) -> tuple[np.ndarray, bool]:
     """About k operating thresholds, dense where decisions are made, and whether they are all there are.
 
     A quarter each: false-accept counts in equal ratios from 1 to N_i; false-reject counts likewise; ranks
@@ -375,9 +377,9 @@ def grid(scores: ScoreStore, k: int) -> tuple[np.ndarray, bool]:
     return values[np.isfinite(values)], False
 
 
-def histogram(scores: ScoreStore, bins: int) -> Histogram:
+def score_histogram(scores: ScoreStore, bins: int) -> Histogram:
     """Equal bins over the finite scores, the last one closed; failed templates are not drawn."""
-    whole(bins, "bins", 1)
+    check_int(bins, "bins", 1)
     low, high = scores.score_range()
     edges = np.linspace(low, high if high > low else low + 1, bins + 1)
     drawn = []

@@ -19,8 +19,8 @@ import torch
 from mettle.data.dataset import Samples
 from mettle.errors import InputError, MettleError, nearest
 from mettle.evaluate.bootstrap import LEAST
-from mettle.evaluate.groups import again, groups, paired
-from mettle.evaluate.inputs import NotMeasurable, rates, wholes
+from mettle.evaluate.groups import count_paired_subjects, groups, restrict_to
+from mettle.evaluate.inputs import NotMeasurable, check_ints, check_rates
 from mettle.evaluate.metrics import Metric, metrics_of, parse_metric
 from mettle.evaluate.retrieval import Retrieval, retrieval
 from mettle.evaluate.verification import Verification, verification
@@ -40,7 +40,7 @@ class MetricName:
     column: str | None = None
 
     @classmethod
-    def parse(cls, name: str) -> "MetricName":
+    def from_name(cls, name: str) -> "MetricName":
         """Read a name.
 
         Raises:
@@ -54,11 +54,11 @@ class MetricName:
             except InputError:
                 continue
             if entry.takes == "far" and at is not None:
-                rates(at, name)
+                check_rates(at, name)
             if entry.takes == "k" and at is not None:
                 if not at.is_integer():
                     break
-                at = wholes(int(at), "k")[0]
+                at = check_ints(int(at), "k")[0]
             if entry.takes != "threshold":
                 return cls(entry, at, worst.group(2) if worst else None)
         known = [*SHORT, *(m.example for kind in ("verification", "retrieval") for m in metrics_of(kind))]
@@ -93,7 +93,7 @@ class ValidationScore:
             InputError: no metric has that name.
             NotMeasurable: the samples do not allow a metric: too few identities, samples of one, or impostor pairs.
         """
-        wanted = {name: MetricName.parse(name) for name in (*names, *CURVES)}
+        wanted = {name: MetricName.from_name(name) for name in (*names, *CURVES)}
         z = embed(model, samples)
         if not np.isfinite(z).all():
             return dict.fromkeys(names, float("nan"))
@@ -101,7 +101,7 @@ class ValidationScore:
         measured = _ValidationPairs(z, samples, find_device(model), self.minimum)
         for name, metric in wanted.items():
             try:
-                found[name] = measured.value(metric)
+                found[name] = measured.metric_value(metric)
             except MettleError as error:
                 if name in names:
                     people = len(np.unique(samples.labels))
@@ -111,7 +111,7 @@ class ValidationScore:
 
     def direction(self, name: str) -> Literal["min", "max"]:
         """Whether low or high values of a metric are better."""
-        return "min" if MetricName.parse(name).entry.lower_is_better else "max"
+        return "min" if MetricName.from_name(name).entry.lower_is_better else "max"
 
 
 class _ValidationPairs:
@@ -124,7 +124,7 @@ class _ValidationPairs:
         self._pairs: Verification | None = None
         self._neighbors: dict[int, Retrieval] = {}
 
-    def value(self, name: MetricName) -> float:
+    def metric_value(self, name: MetricName) -> float:
         if name.column is None:
             if name.is_of_pairs:
                 return self.pairs.value(name.metric)
@@ -147,8 +147,8 @@ class _ValidationPairs:
         found, why = {}, {}
         for group in np.unique(column.astype(str)):
             try:
-                own = again(self.pairs, column.astype(str) == group)
-                subjects = min(paired(own))
+                own = restrict_to(self.pairs, column.astype(str) == group)
+                subjects = min(count_paired_subjects(own))
                 if subjects < self.minimum:
                     why[group] = f"{subjects} subjects with genuine and impostor pairs, {self.minimum} are needed"
                 else:

@@ -33,43 +33,43 @@ from mettle.data.arrays import check_matrix
 from mettle.errors import InputError, nearest
 from mettle.evaluate import bootstrap, inputs
 from mettle.evaluate.bootstrap import Interval
-from mettle.evaluate.diagnostics.duplicates import across, in_cohort, inside
+from mettle.evaluate.diagnostics.duplicates import check_shared_samples, in_cohort, warn_duplicates
 from mettle.evaluate.inputs import (
+    EmbeddingSet,
     NotMeasurable,
     Numbers,
-    Rows,
-    Source,
+    VerificationSource,
+    as_numbers,
     both_kinds,
     check_embeddings,
     check_gallery,
+    check_int,
     check_scores,
     check_trials,
-    codes,
-    numbers,
-    whole,
+    joint_codes,
 )
 from mettle.evaluate.metrics import PairMetric, metrics_of, parse_metric
 from mettle.evaluate.notebook import html_table
 from mettle.evaluate.roc import (
-    Bracket,
-    Cost,
+    DetectionCost,
+    EERBracket,
     Histogram,
     OperatingPoint,
-    Roc,
-    budget,
-    counts,
+    RocPoints,
+    allowed_errors,
     eer,
-    histogram,
+    error_counts,
     min_dcf,
     not_measurable,
     operating_point,
+    score_histogram,
 )
-from mettle.evaluate.scoring.cosine import Unit
+from mettle.evaluate.scoring.cosine import ExactUnitVectors
 from mettle.evaluate.scoring.histogram import count_scores
-from mettle.evaluate.scoring.pair_tiles import WIDEST, Design
+from mettle.evaluate.scoring.pair_tiles import WIDEST, PairTiles
 from mettle.evaluate.scoring.rank_parts import require_same_call
-from mettle.evaluate.scoring.score_norm import Norm, normalisers
-from mettle.evaluate.scoring.scores import Listed, ScoreStore, SortedScores
+from mettle.evaluate.scoring.score_norm import SNorm, fit_snorm
+from mettle.evaluate.scoring.scores import ListedPairs, ScoreStore, SortedScores
 from mettle.pairs.distributed import ALONE, RankGroup
 from mettle.unknown_names import explain_arguments
 
@@ -115,7 +115,7 @@ class Verification:
     scores: ScoreStore = field(repr=False)
     trials: str = "all"
     mode: str = "exact"
-    source: Source | None = field(default=None, repr=False)
+    source: VerificationSource | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False)
     _values: dict[Any, float] = field(default_factory=dict, repr=False)
@@ -152,7 +152,7 @@ class Verification:
         return self.scores.subjects
 
     @cached_property
-    def _eer(self) -> tuple[Fraction, Bracket]:
+    def _eer(self) -> tuple[Fraction, EERBracket]:
         return eer(self.scores)
 
     @property
@@ -161,7 +161,7 @@ class Verification:
         return float(self._eer[0])
 
     @property
-    def eer_bracket(self) -> Bracket:
+    def eer_bracket(self) -> EERBracket:
         """The operating points on both sides of the EER, and half the gap they leave."""
         return self._eer[1]
 
@@ -186,12 +186,12 @@ class Verification:
         return {m.base: m.bound(self.scores, None) if m.bound and not m.takes else 0.0 for m in known}
 
     @cached_property
-    def roc(self) -> Roc:
+    def roc(self) -> RocPoints:
         """All operating points: ``thresholds``, ``fmr``, ``fnmr``, ``tar``; ``thinned(k)`` for drawing."""
-        return Roc(self.scores)
+        return RocPoints(self.scores)
 
     @property
-    def det(self) -> Roc:
+    def det(self) -> RocPoints:
         """The same points for a DET picture, FNMR against FMR; ``probit()`` gives its axes."""
         return self.roc
 
@@ -200,7 +200,7 @@ class Verification:
         """The least normalised detection cost with one target in a hundred and equal costs; 1 is a useless system."""
         return self.value("min_dcf")
 
-    def detection_cost(self, prior: float = 0.01, *, miss: float = 1.0, false_accept: float = 1.0) -> Cost:
+    def detection_cost(self, prior: float = 0.01, *, miss: float = 1.0, false_accept: float = 1.0) -> DetectionCost:
         """The least normalised detection cost over all thresholds, for a share of targets and two costs."""
         if not 0 < prior < 1 or not 0 < miss < math.inf or not 0 < false_accept < math.inf:
             raise InputError(f"prior must lie between 0 and 1, costs above 0: got {prior}, {miss}, {false_accept}")
@@ -208,13 +208,13 @@ class Verification:
 
     def rates(self, threshold: float) -> tuple[float, float]:
         """FMR and FNMR at any threshold, such as one that was set on other people."""
-        accepts, rejects = self._errors(threshold)
+        accepts, rejects = self._count_errors(threshold)
         return accepts / self.impostor, rejects / self.genuine
 
-    def _errors(self, threshold: float) -> tuple[int, int]:
+    def _count_errors(self, threshold: float) -> tuple[int, int]:
         if not isinstance(threshold, Real) or math.isnan(threshold):
             raise InputError(f"threshold must be a number: got {threshold!r}")
-        accepts, rejects = counts(self.scores, threshold)
+        accepts, rejects = error_counts(self.scores, threshold)
         return int(accepts), int(rejects)
 
     def system_rates(self, threshold: float, *, fta: float | None = None, fte: float | None = None) -> SystemRates:
@@ -229,7 +229,7 @@ class Verification:
             InputError: rates of failures that scores of −∞ count already.
             NotMeasurable: every pair of one kind has a failed template.
         """
-        errors, (genuine, impostor) = self._errors(threshold), self.scores.failed
+        errors, (genuine, impostor) = self._count_errors(threshold), self.scores.failed
         pairs, failed = (self.impostor, self.genuine), (impostor, genuine)
         return system_rates(float(threshold), errors, pairs, failed, fta, fte)
 
@@ -239,7 +239,7 @@ class Verification:
         Raises:
             NotMeasurable: fewer than 1/far impostor pairs.
         """
-        return self._measured(far, "tar")
+        return self._measurable_point(far, "tar")
 
     def threshold(self, far: float) -> float:
         """The smallest operating threshold with FMR ≤ far.
@@ -247,9 +247,9 @@ class Verification:
         Raises:
             NotMeasurable: fewer than 1/far impostor pairs.
         """
-        return self._measured(far, "threshold")
+        return self._measurable_point(far, "threshold")
 
-    def _measured(self, far: float, what: str) -> float:
+    def _measurable_point(self, far: float, what: str) -> float:
         value = getattr(self.operating_point(far), what)
         if value is None:
             raise not_measurable(what, far, self.impostor)
@@ -273,17 +273,23 @@ class Verification:
         from mettle.evaluate.plots import plot_verification  # matplotlib, for those who draw
 
         points = []
-        for far in inputs.rates(fars):
+        for far in inputs.check_rates(fars):
             point = self.operating_point(far)
-            if point.tar is not None and point.usable is not None:
-                band = bootstrap.stated(lambda far=far: self.interval(("tar", far))) if intervals else None
-                shown = {"far": far, "fmr": point.fmr, "tar": point.tar, "threshold": point.usable, "interval": band}
+            if point.tar is not None and point.finite_threshold is not None:
+                band = bootstrap.interval_or_none(lambda far=far: self.interval(("tar", far))) if intervals else None
+                shown = {
+                    "far": far,
+                    "fmr": point.fmr,
+                    "tar": point.tar,
+                    "threshold": point.finite_threshold,
+                    "interval": band,
+                }
                 points.append(shown)
-        return plot_verification(self.roc.thinned(256), self.histogram(80), points, kind)
+        return plot_verification(self.roc.subsample(256), self.histogram(80), points, kind)
 
     def histogram(self, bins: int = 100) -> Histogram:
         """Both score distributions in equal bins over the finite scores, the last bin closed."""
-        return histogram(self.scores, bins)
+        return score_histogram(self.scores, bins)
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -347,7 +353,7 @@ class Verification:
 
     def resample_at(self, thresholds: Numbers, *, replicates: int = 1000, seed: int = 0) -> None:
         """Draw what :meth:`intervals_at` needs for several thresholds, in one walk through the pairs."""
-        levels = inputs.thresholds(thresholds)
+        levels = inputs.check_thresholds(thresholds)
         drawn = bootstrap.at_thresholds(self.scores, levels, replicates=replicates, seed=seed)
         for threshold, found in zip(levels, drawn, strict=True):
             self._kept[threshold, replicates, seed] = found
@@ -360,7 +366,7 @@ class Verification:
             return self.eer
         if metric.takes == "threshold":
             assert at is not None
-            inputs.thresholds(at, "threshold")
+            inputs.check_thresholds(at, "threshold")
         key = metric.key, at
         if key not in self._values:
             self._values[key] = metric.value(self.scores, at)
@@ -370,7 +376,7 @@ class Verification:
         """The error curves of every resample of the subjects, drawn once and kept."""
         key = (replicates, seed)
         if key not in self._kept:
-            self._kept[key] = bootstrap.resample(self.scores, replicates=replicates, seed=seed)
+            self._kept[key] = bootstrap.bootstrap_curves(self.scores, replicates=replicates, seed=seed)
         return self._kept[key]
 
     def refine_at(self, fars: Numbers, thresholds: Numbers = ()) -> None:
@@ -381,13 +387,13 @@ class Verification:
         self._refine_at(fars, thresholds, together=True)
 
     def _refine_at(self, fars: Numbers, thresholds: Numbers = (), *, together: bool = False) -> None:
-        rates, levels = inputs.rates(fars, least=0), inputs.thresholds(thresholds, least=0)
-        budgets = [budget(far, self.impostor) for far in rates]
+        rates, levels = inputs.check_rates(fars, least=0), inputs.check_thresholds(thresholds, least=0)
+        budgets = [allowed_errors(far, self.impostor) for far in rates]
         self.scores.refine([math.floor(errors) for errors in budgets if errors >= 1], levels, together=together)
 
     def summary(self, fars: Numbers = (1e-1, 1e-2, 1e-3)) -> dict[str, Any]:
         """Everything as plain numbers, ready for JSON; what does not exist is None (EER, an infinite threshold)."""
-        rates = inputs.rates(fars, least=0)
+        rates = inputs.check_rates(fars, least=0)
         self._refine_at(rates)
         known = metrics_of("verification", PairMetric)
         return {
@@ -414,20 +420,20 @@ class Verification:
             extra["half_gap"] = self.eer_bracket.half_gap
         if metric.bound is not None:
             extra["bound"] = metric.bound(self.scores, None)
-        return {"value": value, "interval": self._stated(metric.key), **extra}
+        return {"value": value, "interval": self._interval_or_none(metric.key), **extra}
 
     def _describe_rate(self, metric: PairMetric, far: float) -> dict[str, Any]:
         """A number at a wanted false-accept rate, with what was attained and the status that it deserves."""
         at = self.operating_point(far)
-        entry = {**vars(at), "threshold": at.usable, "verdict": at.verdict}
+        entry = {**vars(at), "threshold": at.finite_threshold, "verdict": at.verdict}
         if at.tar is None:
             return entry | {metric.base: None, "interval": None}
         name = metric.base, far
-        return entry | {metric.base: self.value(name), "interval": self._stated(name)}
+        return entry | {metric.base: self.value(name), "interval": self._interval_or_none(name)}
 
-    def _stated(self, name: str | tuple[str, float]) -> dict[str, Any] | None:
+    def _interval_or_none(self, name: str | tuple[str, float]) -> dict[str, Any] | None:
         """An interval as plain numbers, or None where subjects are unknown or too few."""
-        return bootstrap.stated(lambda: self.interval(name)) if self.subjects else None
+        return bootstrap.interval_or_none(lambda: self.interval(name)) if self.subjects else None
 
 
 @explain_arguments
@@ -486,49 +492,51 @@ def verification(
         raise InputError(f"no mode named {mode!r}{nearest(str(mode), MODES)}")
     probe = check_embeddings(embeddings, labels, ids=ids, domains=domains)
     probe, other = (probe, None) if gallery is None else check_gallery(gallery, probe)
-    notes = inside(probe) if other is None else across(probe, other, "the embeddings", "the gallery")
+    notes = (
+        warn_duplicates(probe) if other is None else check_shared_samples(probe, other, "the embeddings", "the gallery")
+    )
     norm = None
     if cohort is not None:
         cohort = check_matrix(cohort, "cohort ")
-        norm = normalisers(probe, other, cohort, cohort_top)
+        norm = fit_snorm(probe, other, cohort, cohort_top)
         notes += in_cohort(cohort, *(side for side in (probe, other) if side is not None))
     kept = {"trials": trials, "cohort": cohort, "cohort_top": cohort_top, "mode": mode, "memory": memory}
-    source = Source(probe, other, MappingProxyType(kept))
+    source = VerificationSource(probe, other, MappingProxyType(kept))
     if not (trials is None or isinstance(trials, str)):
-        return replace(_listed(probe, other, trials, norm), source=source, notes=notes)
+        return replace(_score_listed(probe, other, trials, norm), source=source, notes=notes)
     keep = "all" if trials is None else trials
     if keep not in TRIALS:
         raise InputError(f"no trials named {keep!r}{nearest(keep, TRIALS)}")
     if keep != "all" and any(r.domains is None for r in (probe, other or probe)):
         raise InputError(f"trials={keep!r} compares domains: pass domains, one per row on every side")
-    design = Design.of(probe, other, keep, _rows(chunk, memory, len(other or probe)), norm)
+    design = PairTiles.from_sets(probe, other, keep, _tile_rows(chunk, memory, len(other or probe)), norm)
     subjects = 1 + max(int(side.max()) for side in design.subject)
-    pairs = sum(design.bound())
+    pairs = sum(design.max_pairs())
     mode = mode or ("exact" if pairs <= EXACT_PAIRS else "histogram")
     if mode == "exact" and pairs * np.dtype(design.dtype).itemsize <= memory:
-        found: ScoreStore = SortedScores.of(design.stream, design.bound(), design.dtype, subjects)
+        found: ScoreStore = SortedScores.of(design.stream, design.max_pairs(), design.dtype, subjects)
     else:
-        both_kinds(*design.bound())
+        both_kinds(*design.max_pairs())
         ranks = RankGroup.current() if across_ranks else ALONE
         sides = [probe] if other is None else [probe, other]
         require_same_call(ranks, "what they compare", *sides, trials=keep, mode=mode, chunk=design.chunk)
-        found = count_scores(design, subjects, exact=mode == "exact", device=_device(embeddings), ranks=ranks)
+        found = count_scores(design, subjects, exact=mode == "exact", device=_find_device(embeddings), ranks=ranks)
         if ranks.size > 1:
             (result := Verification(found, keep, mode, source, notes)).refine_at(LOOKED_UP)
             return result
     return Verification(found, keep, mode, source, notes)
 
 
-def _rows(chunk: int | None, memory: int, columns: int) -> int:
+def _tile_rows(chunk: int | None, memory: int, columns: int) -> int:
     """Rows of a tile: at most 512, and what a quarter of the memory holds at 32 bytes a pair."""
     if not isinstance(memory, Integral) or memory < 1 << 20:
         raise InputError(f"memory must be at least one mebibyte, in whole bytes: got {memory!r}")
     if chunk is None:
         return int(np.clip(memory // 4 // (32 * min(columns, WIDEST)), 1, 512))
-    return whole(chunk, "chunk", 1)
+    return check_int(chunk, "chunk", 1)
 
 
-def _device(embeddings: Any) -> Any:
+def _find_device(embeddings: Any) -> Any:
     """Where to score: on the accelerator that the embeddings are on."""
     on = isinstance(embeddings, torch.Tensor) and embeddings.device.type == "cuda"
     return embeddings.device if on else None
@@ -552,29 +560,29 @@ def from_scores(scores: Any, target: Any, subjects: Any = None) -> Verification:
     return _from_list(lambda part: s[part], t, s.dtype.type, both, texts)
 
 
-def _listed(probe: Rows, gallery: Rows | None, trials: Any, norm: Any) -> Verification:
+def _score_listed(probe: EmbeddingSet, gallery: EmbeddingSet | None, trials: Any, norm: Any) -> Verification:
     """Score the pairs that a list names."""
     i, j, target = check_trials(trials, probe, gallery)
     other = probe if gallery is None else gallery
-    double = probe.double or other.double
-    first = Unit.of(probe.values, double)
-    second = first if gallery is None else Unit.of(other.values, double)
+    double = probe.is_float64 or other.is_float64
+    first = ExactUnitVectors.from_rows(probe.values, double)
+    second = first if gallery is None else ExactUnitVectors.from_rows(other.values, double)
 
-    both = None if norm is None else Norm(*norm)
+    both = None if norm is None else SNorm(*norm)
 
-    def score(part: slice) -> np.ndarray:
-        s = first.take(i[part]).paired(second.take(j[part]))
-        return s if both is None else both.pairs(s, i[part], j[part])
+    def score_part(part: slice) -> np.ndarray:
+        s = first.take(i[part]).rowwise_cosine(second.take(j[part]))
+        return s if both is None else both.normalize_pairs(s, i[part], j[part])
 
     dtype = first.dtype if both is None else np.float64
-    return _from_list(score, target, dtype, (probe.labels[i], other.labels[j]), probe.names, chunk=1 << 14)
+    return _from_list(score_part, target, dtype, (probe.labels[i], other.labels[j]), probe.names, chunk=1 << 14)
 
 
 def _from_list(
     score: Any, target: np.ndarray, dtype: type, pairs: Any, texts: np.ndarray | None, chunk: int = 1 << 18
 ) -> Verification:
-    subject = None if pairs is None else codes(*pairs)
-    listed = Listed(score, target, None if subject is None else (subject[0], subject[1]), chunk)
+    subject = None if pairs is None else joint_codes(*pairs)
+    listed = ListedPairs(score, target, None if subject is None else (subject[0], subject[1]), chunk)
     genuine = int(np.count_nonzero(target))
     subjects = 0 if subject is None else 1 + max(int(side.max()) for side in subject)
     people = None
@@ -614,7 +622,7 @@ def system_rates(
             raise NotMeasurable(f"every {kind} pair has a failed template (−inf): no comparison is left to rate")
     fmr = Fraction(errors[0], pairs[0] - failed[0])
     fnmr = Fraction(errors[1] - failed[1], pairs[1] - failed[1])
-    missed, unenrolled = _share(fta, "fta"), _share(fte, "fte")
+    missed, unenrolled = _exact_share(fta, "fta"), _exact_share(fte, "fte")
     lost = [Fraction(bad, n) if any(failed) else missed for bad, n in zip(failed, pairs, strict=True)]
     far = fmr * (1 - lost[0]) * (1 - unenrolled)
     frr = unenrolled + (1 - unenrolled) * (lost[1] + fnmr * (1 - lost[1]))
@@ -622,11 +630,11 @@ def system_rates(
     return SystemRates(threshold, *found)
 
 
-def _share(value: Any, name: str) -> Fraction:
+def _exact_share(value: Any, name: str) -> Fraction:
     """A share as the exact number that came; none is 0."""
     if value is None:
         return Fraction(0)
-    found = numbers(value)
+    found = as_numbers(value)
     if found is None or len(found) != 1 or not 0 <= found[0] <= 1:
         raise InputError(f"{name} must be a share between 0 and 1, failed samples / all of them: got {value!r}")
     return Fraction(found[0])

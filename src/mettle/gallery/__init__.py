@@ -1,41 +1,41 @@
-"""Enrolled people and who is who: `Gallery`, its record, its index and its answers.
+"""Enrolled people and who is who: `Gallery`, its storage, its index and its answers.
 
-Names are loaded when they are first used, so that a record can be opened without waiting for an index library.
+Names are loaded when they are first used, so that a storage can be opened without waiting for an index library.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mettle.gallery.audit import Audited
+    from mettle.gallery.audit import GalleryAudit
     from mettle.gallery.binding import Binding
     from mettle.gallery.gallery import Gallery
-    from mettle.gallery.index.selection import Measured, Wanted
-    from mettle.gallery.results import Candidate, Identified, Info, Receipt, Verified
+    from mettle.gallery.index.selection import IndexBenchmark, IndexSpec
+    from mettle.gallery.results import Candidate, IdentifyResult, Info, Receipt, VerifyResult
 
 _HOMES = {
-    "Audited": "audit",
+    "GalleryAudit": "audit",
     "Binding": "binding",
     "Candidate": "results",
     "Gallery": "gallery",
-    "Identified": "results",
+    "IdentifyResult": "results",
     "Info": "results",
-    "Measured": "index.selection",
+    "IndexBenchmark": "index.selection",
     "Receipt": "results",
-    "Verified": "results",
-    "Wanted": "index.selection",
+    "VerifyResult": "results",
+    "IndexSpec": "index.selection",
 }
 __all__ = [
-    "Audited",
     "Binding",
     "Candidate",
     "Gallery",
-    "Identified",
+    "GalleryAudit",
+    "IdentifyResult",
+    "IndexBenchmark",
+    "IndexSpec",
     "Info",
-    "Measured",
     "Receipt",
-    "Verified",
-    "Wanted",
+    "VerifyResult",
 ]
 
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mettle.gallery.scoring import SCORE_BLOCK, Everybody, read_everybody
-from mettle.gallery.storage.base import Record
-from mettle.gallery.thresholds import Operating
+from mettle.gallery.scoring import SCORE_BLOCK, TemplateMatrix, read_everybody
+from mettle.gallery.storage.base import Storage
+from mettle.gallery.thresholds import DecisionThreshold
 
 SCORES = 1 << 34  # of templates with templates: some minutes
 
@@ -31,7 +31,7 @@ LOOKED = 1024  # strays for whom a better place is looked for
 
 
 @dataclass(frozen=True)
-class Alike:
+class ConfusablePair:
     """Two people who would be taken for each other."""
 
     first: str
@@ -41,47 +41,52 @@ class Alike:
 
 
 @dataclass(frozen=True)
-class Stray:
+class MisfiledTemplate:
     """A template that does not match the others of its person."""
 
     identity: str
-    number: int  # of the template in the record
+    number: int  # of the template in the storage
     score: float  # with the others of its person
     other: str | None  # whom it fits best instead; None where nobody else is enrolled
     other_score: float | None
 
 
 @dataclass(frozen=True)
-class Audited:
+class GalleryAudit:
     """What is enrolled, looked at from above. Lists hold the worst; the counts beside them are of all."""
 
     people: int
     templates: int
     single: int  # people with one template only
-    threshold: float | None  # at which answers are given, as in `Operating`
+    threshold: float | None  # at which answers are given, as in `DecisionThreshold`
     far: float | None
     per: str | None
     basis: str
     pairs: int  # of people that were compared: all of them, unless there are too many
     alike_count: int  # pairs of people who would be taken for each other
     same_count: int  # pairs of people who share a template
-    alike: tuple[Alike, ...]  # most alike first
+    alike: tuple[ConfusablePair, ...]  # most alike first
     stray_count: int  # templates that do not match the others of their person
-    strays: tuple[Stray, ...]  # first those that fit somebody else so much better
-    problems: tuple[str, ...] = ()  # damage of record or index; empty: they are sound
+    strays: tuple[MisfiledTemplate, ...]  # first those that fit somebody else so much better
+    problems: tuple[str, ...] = ()  # damage of storage or index; empty: they are sound
     notes: tuple[str, ...] = ()  # what is odd: a calibration that is stale, an index that had to be built again
 
 
-def audit(
-    record: Record, point: Operating, *, count: int = 20, problems: tuple[str, ...] = (), notes: tuple[str, ...] = ()
-) -> Audited:
-    """Look at all that a record holds, at an operating point; lists of at most ``count``."""
-    found, rule = read_everybody(record), record.binding.fusion
+def audit_templates(
+    storage: Storage,
+    point: DecisionThreshold,
+    *,
+    count: int = 20,
+    problems: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> GalleryAudit:
+    """Look at all that a storage holds, at an operating point; lists of at most ``count``."""
+    found, rule = read_everybody(storage), storage.binding.fusion
     if len(found.owner) * (len(found.owner) + 1) // 2 > SCORES:
-        found = found.shuffled()
-    pairs, alike_count, same_count, alike = _alike(found, rule, point.threshold, count)
-    stray_count, strays = (0, ()) if point.threshold is None else _strays(found, rule, point.threshold, count)
-    return Audited(
+        found = found.shuffle_identities()
+    pairs, alike_count, same_count, alike = _find_confusable(found, rule, point.threshold, count)
+    stray_count, strays = (0, ()) if point.threshold is None else _find_misfiled(found, rule, point.threshold, count)
+    return GalleryAudit(
         people=len(found.names),
         templates=len(found.owner),
         single=int(np.count_nonzero(found.counts == 1)),
@@ -100,12 +105,14 @@ def audit(
     )
 
 
-def _alike(found: Everybody, rule: str, threshold: float | None, count: int) -> tuple[int, int, int, tuple[Alike, ...]]:
+def _find_confusable(
+    found: TemplateMatrix, rule: str, threshold: float | None, count: int
+) -> tuple[int, int, int, tuple[ConfusablePair, ...]]:
     """Pairs that were compared, those that are alike, those that share a template, and the first of them."""
     pairs, many, same = 0, 0, 0
     bar = 1 - SAME_COSINE if threshold is None else min(threshold, 1 - SAME_COSINE)
     scores, at = np.empty(0, np.float32), np.empty((0, 2), np.int64)
-    for first, tile in _tiles(found, rule):
+    for first, tile in _identity_score_tiles(found, rule):
         height, width = tile.shape
         tile[:, :height][np.tri(height, dtype=np.bool_)] = -np.inf  # everybody with themselves, and pairs seen before
         pairs += height * width - height * (height + 1) // 2
@@ -119,12 +126,12 @@ def _alike(found: Everybody, rule: str, threshold: float | None, count: int) -> 
         scores, at = scores[best], at[best]
     names = found.names[at]
     listed = zip(names[:, 0], names[:, 1], np.minimum(scores, 1).tolist(), strict=True)
-    return pairs, many, same, tuple(Alike(a, b, score, score >= 1 - SAME_COSINE) for a, b, score in listed)
+    return pairs, many, same, tuple(ConfusablePair(a, b, score, score >= 1 - SAME_COSINE) for a, b, score in listed)
 
 
-def _tiles(found: Everybody, rule: str) -> Iterator[tuple[int, np.ndarray]]:
+def _identity_score_tiles(found: TemplateMatrix, rule: str) -> Iterator[tuple[int, np.ndarray]]:
     """(first, (p, people - first)): the highest score of a template of one with the other, for people from there on."""
-    starts, rows = found.starts, found.rows(rule)
+    starts, rows = found.starts, found.fuse_rows(rule)
     ends, size, a, spent = np.append(starts[1:], len(found.owner)), len(found.owner), 0, 0
     while a < len(starts) and spent < SCORES:
         width = size - int(starts[a])
@@ -132,15 +139,17 @@ def _tiles(found: Everybody, rule: str) -> Iterator[tuple[int, np.ndarray]]:
         b = max(a + 1, int(np.searchsorted(ends, starts[a] + step, side="right")))
         spent += int(ends[b - 1] - starts[a]) * width
         if rule == "best":
-            yield a, _met(found, a, b, step, rows[starts[a] :], starts[a:] - starts[a])
+            yield a, _best_scores(found, a, b, step, rows[starts[a] :], starts[a:] - starts[a])
         else:  # not the same both ways: a template of one with what the templates of the other became
-            there = _met(found, a, b, step, rows[a:], None)
+            there = _best_scores(found, a, b, step, rows[a:], None)
             back = np.maximum.reduceat(rows[a:b] @ found.vectors[starts[a] :].T, starts[a:] - starts[a], axis=1)
             yield a, np.maximum(there, back)
         a = b
 
 
-def _met(found: Everybody, a: int, b: int, step: int, rows: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
+def _best_scores(
+    found: TemplateMatrix, a: int, b: int, step: int, rows: np.ndarray, groups: np.ndarray | None
+) -> np.ndarray:
     """(b - a, m) best scores of templates of people a to b with m people, whose rows are grouped where there are many.
 
     Somebody with more templates than a step is met piece by piece.
@@ -162,18 +171,20 @@ def _met(found: Everybody, a: int, b: int, step: int, rows: np.ndarray, groups: 
     return best
 
 
-def _strays(found: Everybody, rule: str, threshold: float, count: int) -> tuple[int, tuple[Stray, ...]]:
+def _find_misfiled(
+    found: TemplateMatrix, rule: str, threshold: float, count: int
+) -> tuple[int, tuple[MisfiledTemplate, ...]]:
     """How many templates do not match the others of their person, and those that fit somebody else so much better."""
-    own = _own(found, rule)
+    own = _own_scores(found, rule)
     strays = np.flatnonzero((own < threshold) & (found.counts[found.owner] > 1))
     looked = strays[np.argsort(own[strays], kind="stable")[:LOOKED]]
-    who, score = _elsewhere(found, rule, looked)
+    who, score = _best_other_identity(found, rule, looked)
     order = np.argsort(own[looked] - score, kind="stable")[:count]
     listed = []
     for at, other, value in zip(looked[order], who[order].tolist(), score[order].tolist(), strict=True):
         alone = other < 0
         listed.append(
-            Stray(
+            MisfiledTemplate(
                 identity=str(found.names[found.owner[at]]),
                 number=int(found.numbers[at]),
                 score=float(own[at]),
@@ -184,7 +195,7 @@ def _strays(found: Everybody, rule: str, threshold: float, count: int) -> tuple[
     return len(strays), tuple(listed)
 
 
-def _own(found: Everybody, rule: str) -> np.ndarray:
+def _own_scores(found: TemplateMatrix, rule: str) -> np.ndarray:
     """(n,) score of each template with the others of its person; -inf where there are none."""
     best, starts = np.full(len(found.owner), -np.inf), found.starts
     ends, a = np.append(starts[1:], len(found.owner)), 0
@@ -222,13 +233,13 @@ def _fused_others(rule: str, rows: np.ndarray, owner: np.ndarray) -> np.ndarray:
     return np.where(many > 0, np.where(points, score, 0), -np.inf)
 
 
-def _elsewhere(found: Everybody, rule: str, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _best_other_identity(found: TemplateMatrix, rule: str, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Who else fits these templates best, and how well; -1 and -1 where there is nobody else."""
     who, score = np.full(len(at), -1), np.full(len(at), -1.0)
     if len(found.names) < 2 or not len(at):
         return who, score
     done = 0
-    for here, part in found.tried(at, rule):
+    for here, part in found.score_blocks(at, rule):
         part[np.arange(len(here)), found.owner[here]] = -np.inf
         there = slice(done, done := done + len(here))
         who[there], score[there] = part.argmax(1), part.max(1)

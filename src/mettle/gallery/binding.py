@@ -86,8 +86,9 @@ def check_same(bound: Binding, offered: Binding, where: str) -> None:
         mine, other = getattr(bound, name), getattr(offered, name)
         if mine != other:
             raise GalleryError(
-                f"{where} is bound to a model with another {what} ({_short(mine)}, not {_short(other)}): scores of two "
-                "models cannot be compared. Open it with its own model, or enrol everybody anew in a new gallery"
+                f"{where} is bound to a model with another {what} ({_shorten_value(mine)}, not "
+                f"{_shorten_value(other)}): scores of two models cannot be compared. Open it with its own model, or "
+                "enrol everybody anew in a new gallery"
             )
 
 
@@ -126,13 +127,13 @@ def find_damaged_files(folder: Path, digests: Mapping[str, str], names: Iterable
     return found
 
 
-def _short(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 24 else f"{text[:12]}…"
 
 
 def binding_to_json(binding: Binding) -> str:
-    """The binding as text to be kept in the record."""
+    """The binding as text to be kept in the storage."""
     if not isinstance(binding.dim, int) or binding.dim < 1:
         raise InputError(f"dim of a gallery must be a whole number above 0, got {binding.dim!r}")
     try:
@@ -156,7 +157,7 @@ def binding_from_json(text: str) -> Binding:
         return binding
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise GalleryError(
-            "the record does not say what its templates are: it is damaged, restore a snapshot"
+            "the storage does not say what its templates are: it is damaged, restore a snapshot"
         ) from None
 
 
@@ -168,7 +169,7 @@ def _kept_contract(folder: Path) -> dict[str, Any]:
         return _open_run(folder).contract()  # which says what is wrong with it
 
 
-def _run(model: "str | Path | RunFolder | None") -> "RunFolder | None":
+def _find_run(model: "str | Path | RunFolder | None") -> "RunFolder | None":
     if model is None or (hasattr(model, "contract") and hasattr(model, "embed")):
         return model  # type: ignore[return-value]
     if not isinstance(model, str | PathLike):

@@ -1,4 +1,4 @@
-"""What was measured on the people of a gallery, as its record keeps it: thresholds, and on whom they were measured.
+"""What was measured on the people of a gallery, as its storage keeps it: thresholds, and on whom they were measured.
 
 A calibration goes stale by a clear rule: once the number of people differs by more than a tenth from what it was, or
 more than a tenth as many templates have come, or gone, as it was measured on. A stale one is still used, since nothing
@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mettle.errors import GalleryError
-from mettle.gallery.scoring import Everybody, check_rule, read_everybody
+from mettle.gallery.scoring import TemplateMatrix, check_rule, read_everybody
 from mettle.gallery.thresholds import as_thresholds
 
 if TYPE_CHECKING:
-    from mettle.gallery.storage.base import Record
+    from mettle.gallery.storage.base import Storage
 
 
 CONFIDENCE = 0.95  # that the rate of strangers is not above the one that is told
@@ -41,16 +41,16 @@ SHARE = 0.1  # of people or templates that may change before it is stale
 
 
 @dataclass(frozen=True)
-class Calibration:
+class GalleryCalibration:
     """Thresholds that were measured on the people of a gallery."""
 
     table: Mapping[str, Any]  # in the form of a contract's, by false-accept rate
     people: int  # on whom it was measured,
     templates: int  # with how many templates,
-    sequence: int  # after which change of the record
+    sequence: int  # after which change of the storage
     fusion: str
     model: str | None  # sha256 of the weights
-    came: int = 0  # templates that had come since when all was copied into this record
+    came: int = 0  # templates that had come since when all was copied into this storage
 
     @property
     def rates(self) -> list[float]:
@@ -59,33 +59,36 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Standing:
+class CalibrationStatus:
     """A calibration, and what has become of the gallery since."""
 
-    calibration: Calibration
+    calibration: GalleryCalibration
     people: int  # enrolled now
     templates: int  # enrolled now
     new: int  # of these, how many are from changes after the calibration's
 
     @property
-    def came(self) -> int:
+    def templates_added(self) -> int:
         """Templates that came since it was measured."""
         return self.calibration.came + self.new
 
     @property
-    def gone(self) -> int:
+    def templates_removed(self) -> int:
         """Templates that it was measured on and that are no longer there."""
-        return max(0, self.calibration.templates + self.came - self.templates)
+        return max(0, self.calibration.templates + self.templates_added - self.templates)
 
     @property
-    def stale(self) -> str:
+    def stale_reason(self) -> str:
         """Why it should be measured again; empty where it need not be."""
         then, most = self.calibration, SHARE * self.calibration.templates
-        if max(self.came, self.gone) <= most and abs(self.people - then.people) <= SHARE * then.people:
+        if (
+            max(self.templates_added, self.templates_removed) <= most
+            and abs(self.people - then.people) <= SHARE * then.people
+        ):
             return ""
         return (
-            f"stale: measured on {then.people} people, {self.people} are enrolled now, {self.came} templates came and "
-            f"{self.gone} went since: calibrate again"
+            f"stale: measured on {then.people} people, {self.people} are enrolled now, "
+            f"{self.templates_added} templates came and {self.templates_removed} went since: calibrate again"
         )
 
 
@@ -110,7 +113,7 @@ def lowest_rate(pairs: int) -> float:
     return -math.expm1(math.log(1 - CONFIDENCE) / pairs)
 
 
-def summary(standing: Standing) -> dict[str, Any]:
+def summarize_calibration(standing: CalibrationStatus) -> dict[str, Any]:
     """A calibration at a glance: on what it was measured, for which rates, what changed since."""
     found = standing.calibration
     return {
@@ -120,26 +123,26 @@ def summary(standing: Standing) -> dict[str, Any]:
         "sequence": found.sequence,
         "fusion": found.fusion,
         "model": found.model,
-        "came": standing.came,
-        "gone": standing.gone,
-        "stale": standing.stale or None,
+        "came": standing.templates_added,
+        "gone": standing.templates_removed,
+        "stale": standing.stale_reason or None,
     }
 
 
-def calibration_to_json(found: Calibration) -> str:
-    """A calibration as text to be kept in the record, under its own checksum."""
+def calibration_to_json(found: GalleryCalibration) -> str:
+    """A calibration as text to be kept in the storage, under its own checksum."""
     facts = asdict(found) | {"table": as_thresholds(found.table)}
-    return json.dumps(facts | {"mark": _mark(facts)}, sort_keys=True, allow_nan=False)
+    return json.dumps(facts | {"mark": _checksum(facts)}, sort_keys=True, allow_nan=False)
 
 
-def calibration_from_json(text: str) -> Calibration:
+def calibration_from_json(text: str) -> GalleryCalibration:
     """The calibration that `calibration_to_json` wrote; values that none can have are refused."""
     try:
         facts = json.loads(text)
         mark = facts.pop("mark")
-        if mark != _mark(facts):
+        if mark != _checksum(facts):
             raise ValueError
-        found = Calibration(**facts)
+        found = GalleryCalibration(**facts)
         counts = (found.people, found.templates, found.sequence, found.came)
         if any(type(count) is not int or count < 0 for count in counts):
             raise ValueError
@@ -148,33 +151,33 @@ def calibration_from_json(text: str) -> Calibration:
         return found
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise GalleryError(
-            "the calibration in the record is damaged: calibrate again, or forget it (`mettle gallery calibrate "
+            "the calibration in the storage is damaged: calibrate again, or forget it (`mettle gallery calibrate "
             "--forget`) to answer by the model's thresholds"
         ) from None
 
 
-def _mark(facts: Mapping[str, Any]) -> str:
+def _checksum(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 PAIRS = 10_000_000  # scores of a probe with a person, at most: 40 MB
 
 
-def calibrated(record: "Record", fars: Sequence[float] | float, seed: int = 0) -> Calibration:
+def measure_calibration(storage: "Storage", fars: Sequence[float] | float, seed: int = 0) -> GalleryCalibration:
     """A table of thresholds in the form of a contract's, with ``per`` "person"; above `PAIRS`, from a sample."""
     from mettle.evaluate import inputs
 
-    fars = inputs.rates(fars, below_one=True)
-    sequence = record.sequence()  # before they are read: what comes in between counts as having come since
-    found = read_everybody(record)
+    fars = inputs.check_rates(fars, below_one=True)
+    sequence = storage.sequence()  # before they are read: what comes in between counts as having come since
+    found = read_everybody(storage)
     vectors, people = found.vectors, len(found.names)
     if people < 2:
         raise GalleryError(f"calibration tries people on each other, and {people} are enrolled: enrol two or more")
-    rule = record.binding.fusion
+    rule = storage.binding.fusion
     tried = np.arange(len(vectors))
     if len(tried) * (people - 1) > PAIRS:
         tried = np.sort(np.random.default_rng(seed).choice(len(tried), max(1, PAIRS // (people - 1)), replace=False))
-    scores = _scores(found, tried, rule)
+    scores = _impostor_scores(found, tried, rule)
     pairs = min(count_pairs(people), len(scores))
     about = {
         "per": "person",
@@ -183,24 +186,24 @@ def calibrated(record: "Record", fars: Sequence[float] | float, seed: int = 0) -
         "impostors": pairs,
         "measured_on": f"the {people} people enrolled, with {len(vectors)} templates: each tried on the others",
     }
-    table = {repr(float(far)): _entry(scores, float(far), pairs) | about for far in fars}
-    return Calibration(table, people, len(vectors), sequence, rule, record.binding.model)
+    table = {repr(float(far)): _threshold_entry(scores, float(far), pairs) | about for far in fars}
+    return GalleryCalibration(table, people, len(vectors), sequence, rule, storage.binding.model)
 
 
-def _entry(scores: np.ndarray, far: float, pairs: int) -> dict[str, Any]:
+def _threshold_entry(scores: np.ndarray, far: float, pairs: int) -> dict[str, Any]:
     from mettle.evaluate import roc
 
-    budget = roc.rate(far) * pairs
-    allowed = _allowed(far, pairs, math.floor(budget))
+    budget = roc.exact_rate(far) * pairs
+    allowed = _allowed_false_accepts(far, pairs, math.floor(budget))
     if allowed >= 0:
         at = len(scores) - 1 - allowed * len(scores) // pairs
         threshold = float(np.nextafter(np.partition(scores, at)[at], np.float32(np.inf)))
         if threshold <= 1:
-            return {"threshold": max(-1.0, threshold), "status": roc.status(float(budget))}
+            return {"threshold": max(-1.0, threshold), "status": roc.sample_size_status(float(budget))}
     return {"threshold": None, "status": "not measurable"}  # too few, or too many are enrolled under two names
 
 
-def _allowed(far: float, pairs: int, most: int) -> int:
+def _allowed_false_accepts(far: float, pairs: int, most: int) -> int:
     """The largest k up to ``most`` whose rate among strangers stays within ``far``; -1: not even none will do."""
     from scipy.special import betainc
 
@@ -209,7 +212,7 @@ def _allowed(far: float, pairs: int, most: int) -> int:
     return int(sure[-1]) if len(sure) else -1
 
 
-def _scores(found: Everybody, tried: np.ndarray, rule: str) -> np.ndarray:
+def _impostor_scores(found: TemplateMatrix, tried: np.ndarray, rule: str) -> np.ndarray:
     """(p·(people - 1),) fused scores of each of these templates with everybody but its own person."""
     people = np.arange(len(found.names))
-    return np.concatenate([scores[people != found.owner[at, None]] for at, scores in found.tried(tried, rule)])
+    return np.concatenate([scores[people != found.owner[at, None]] for at, scores in found.score_blocks(tried, rule)])

@@ -1,6 +1,6 @@
 """What people of a gallery may be called: one spelling, and nothing that a list or a terminal cannot show.
 
-A record keeps any name. A gallery takes new ones in Unicode's composed form (NFC), in which "José" is the same text
+A storage keeps any name. A gallery takes new ones in Unicode's composed form (NFC), in which "José" is the same text
 however it was typed, and finds those that an older version kept in another form.
 
 Templates that are the same up to rounding, such as one picture embedded in batches of two sizes.
@@ -29,7 +29,7 @@ from mettle.gallery.storage.integrity import IDENTITY_BYTES, check_name
 
 if TYPE_CHECKING:
     from mettle.data.dataset import Column, Samples
-    from mettle.gallery.storage.base import Record
+    from mettle.gallery.storage.base import Storage
     from mettle.model import EmbeddingModel
 
 
@@ -39,7 +39,7 @@ MOST_COMPARED = 10_000  # names among which the nearest to a misspelt one is loo
 _BREAKS = ("Cc", "Zl", "Zp")  # control characters, separators of lines and of paragraphs
 
 
-def spellings(identity: Any) -> tuple[str, ...]:
+def name_spellings(identity: Any) -> tuple[str, ...]:
     """The names that a text may stand for: as it came, decomposed as some systems type it, and last composed."""
     given = check_name(identity)
     composed, parts = unicodedata.normalize("NFC", given), unicodedata.normalize("NFD", given)
@@ -47,9 +47,9 @@ def spellings(identity: Any) -> tuple[str, ...]:
     return *dict.fromkeys(text for text in others if text != composed), composed
 
 
-def settled(identity: Any, known: Callable[[str], bool]) -> str:
+def canonical_name(identity: Any, known: Callable[[str], bool]) -> str:
     """The name to enrol somebody under; a name that is in use as it came stays as it is."""
-    *former, name = spellings(identity)
+    *former, name = name_spellings(identity)
     if (old := next((text for text in former if known(text)), None)) is not None:
         return old
     name = check_name(name)
@@ -89,11 +89,11 @@ def select_new_rows(rows: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 def has_twin(rows: np.ndarray, start: int) -> np.ndarray:
     """Which rows from ``start`` on are the same as one before them: (n - start,) bool."""
-    along = rows.astype(np.float64) @ _directions(rows.shape[1])
+    along = rows.astype(np.float64) @ _grid_directions(rows.shape[1])
     weights = np.random.default_rng(1).integers(1 << 62, size=along.shape[1]) | 1  # of a cell's coordinates, in its key
     cells = (np.floor(along / CELL).astype(np.int64) * weights).sum(1)  # cells of one key: some comparisons too many
     order = np.argsort(cells, kind="stable")  # within a cell in the order of the rows
-    asks, keys = _touched(along[start:], weights)
+    asks, keys = _cell_keys(along[start:], weights)
     asks += start
     first = np.searchsorted(cells[order], keys, side="left")
     last = np.searchsorted(cells[order], keys, side="right")
@@ -113,13 +113,13 @@ def has_twin(rows: np.ndarray, start: int) -> np.ndarray:
     return found[start:]
 
 
-def _directions(dim: int) -> np.ndarray:
+def _grid_directions(dim: int) -> np.ndarray:
     """(dim, k) unit columns: along any of them two rows are no further apart than they are."""
     drawn = np.random.default_rng(0).standard_normal((dim, min(dim, DIRECTIONS)))
     return drawn / np.linalg.norm(drawn, axis=0)
 
 
-def _touched(along: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _cell_keys(along: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows and the keys of cells in which a twin of theirs may lie: one cell, or several near an edge."""
     low, high = np.floor((along - REACH) / CELL).astype(np.int64), np.floor((along + REACH) / CELL).astype(np.int64)
     rows, keys = np.arange(len(along)), (low * weights).sum(1)
@@ -135,37 +135,37 @@ BATCH_IDENTITIES, BATCH_TEMPLATES = 256, 16384  # people, and about as many temp
 WANTED = "people must be pairs (identity, templates), of a dict its items()"
 
 
-def enrol_crowd(
-    record: "Record", people: Iterable[tuple[str, Any]], vectors: Callable[[Any], np.ndarray], *, replace: bool
+def enrol_many(
+    storage: "Storage", people: Iterable[tuple[str, Any]], vectors: Callable[[Any], np.ndarray], *, replace: bool
 ) -> list[Receipt]:
     """Enrol (identity, templates) of many, one receipt a change; ``vectors`` makes unit rows of templates."""
     receipts: list[Receipt] = []
     seen: set[str] = set()
     pending: dict[str, list[np.ndarray]] = {}  # whoever comes several times is looked up once
 
-    def send() -> None:
+    def send_batch() -> None:
         theirs = [(name, np.concatenate(parts)) for name, parts in pending.items()]
         new = [person for person in theirs if person[0] not in seen]
         again = [person for person in theirs if person[0] in seen]  # theirs from before is of this call: it stays
         for some, anew in ((new, replace), (again, False)):
             if some:
-                receipts.append(record.enrol_many(some, replace=anew, distinct=True))
+                receipts.append(storage.enrol_many(some, replace=anew, distinct=True))
         seen.update(pending)
         pending.clear()
 
     rows = 0
-    for identity, templates in _pairs(people):
-        name, made = settled(identity, record.has), vectors(templates)
+    for identity, templates in _as_pairs(people):
+        name, made = canonical_name(identity, storage.has_identity), vectors(templates)
         pending.setdefault(name, []).append(made)
         rows += len(made)
         if len(pending) == BATCH_IDENTITIES or rows >= BATCH_TEMPLATES:
-            send()
+            send_batch()
             rows = 0
-    send()
+    send_batch()
     return receipts
 
 
-def _pairs(people: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _as_pairs(people: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """What was given, if it is pairs."""
     try:
         given = iter(people)

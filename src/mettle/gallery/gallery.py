@@ -1,15 +1,15 @@
 """A gallery: people enrolled under one model, and answers in milliseconds.
 
-    enrol, delete ──> record (SQL, the truth) ──> search (a view that follows it) ──> identify
-    verify <───────── record
+    enrol, delete ──> storage (SQL, the truth) ──> search (a view that follows it) ──> identify
+    verify <───────── storage
 
-Verification reads the person's templates from the record and is exact always. Identification finds candidates by
+Verification reads the person's templates from the storage and is exact always. Identification finds candidates by
 the index and says how many it lost when that index was built. Scores become verdicts at a threshold that was measured
 (on the people enrolled, or with the model) or given; without one the verdict is "not calibrated".
 
-What opens a gallery: the place is looked at, its record opened or made, and what belongs to it put around it.
+What opens a gallery: the place is looked at, its storage opened or made, and what belongs to it put around it.
 
-A gallery at a glance: what its record, its index and its thresholds say of themselves.
+A gallery at a glance: what its storage, its index and its thresholds say of themselves.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,47 +21,55 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mettle.errors import GalleryError, InputError, UnknownIdentity
-from mettle.gallery.audit import Audited, audit
+from mettle.gallery.audit import GalleryAudit, audit_templates
 from mettle.gallery.binding import (
     FILES,
     Binding,
+    _find_run,
     _kept_contract,
     _open_run,
-    _run,
     binding_of,
     check_same,
     contract_of,
     find_damaged_files,
     offered_binding,
 )
-from mettle.gallery.calibration import calibrated, summary
-from mettle.gallery.enrolment import enrol_crowd, settled, spellings, suggest_name
-from mettle.gallery.index.milvus import MilvusSearch, check_address
-from mettle.gallery.index.searchers import Candidates, Local, Remote, Search
-from mettle.gallery.index.selection import Measured, Wanted, as_wanted
-from mettle.gallery.inputs import Embedding
-from mettle.gallery.results import Identified, Info, Receipt, Templates, Verified, identified, verified
+from mettle.gallery.calibration import measure_calibration, summarize_calibration
+from mettle.gallery.enrolment import canonical_name, enrol_many, name_spellings, suggest_name
+from mettle.gallery.index.milvus import MilvusSearcher, check_address
+from mettle.gallery.index.searchers import FaissSearcher, IdentitySearch, PgvectorSearcher, Searcher
+from mettle.gallery.index.selection import IndexBenchmark, IndexSpec, as_wanted
+from mettle.gallery.inputs import TemplateInputs
+from mettle.gallery.results import (
+    IdentifyResult,
+    Info,
+    Receipt,
+    Templates,
+    VerifyResult,
+    identify_result,
+    verify_result,
+)
 from mettle.gallery.scoring import fused_score
-from mettle.gallery.storage.base import Record
+from mettle.gallery.storage.base import Storage
 from mettle.gallery.storage.location import (
     INDEX,
     MODEL,
     bytes_of,
     check_place,
-    exists,
+    create_storage,
+    gallery_exists,
     is_server,
-    made,
-    reopened,
-    shown,
+    open_storage,
+    redact_location,
 )
-from mettle.gallery.storage.postgres import PostgresRecord
+from mettle.gallery.storage.postgres import PostgresStorage
 from mettle.gallery.storage.scrub import ScrubReport, scrub_storage
 from mettle.gallery.storage.sql import list_damage
-from mettle.gallery.storage.transfer import Moved, copy_storage, snapshot
-from mettle.gallery.thresholds import Operating, Thresholds, as_thresholds, check_fusion, most
+from mettle.gallery.storage.transfer import MoveResult, copy_storage, write_snapshot
+from mettle.gallery.thresholds import DecisionThreshold, ThresholdTable, as_thresholds, check_fusion, false_accept_bound
 
 if TYPE_CHECKING:
-    from mettle.gallery.audit import Audited
+    from mettle.gallery.audit import GalleryAudit
     from mettle.train.run_folder import RunFolder
 
 MAX_RESULTS = 1000  # candidates of one answer, or lines of a list
@@ -73,15 +81,15 @@ class Gallery:
     def __init__(
         self,
         where: str,
-        record: Record,
-        embedding: Embedding,
-        search: Search,
-        thresholds: Thresholds,
+        storage: Storage,
+        embedding: TemplateInputs,
+        search: Searcher,
+        thresholds: ThresholdTable,
         folder: Path | None = None,
     ):
-        self.where, self._record, self._embedding, self._search = where, record, embedding, search
+        self.where, self._storage, self._embedding, self._search = where, storage, embedding, search
         self._folder = folder
-        self._thresholds, self._candidates = thresholds, Candidates(record, search)
+        self._thresholds, self._candidates = thresholds, IdentitySearch(storage, search)
         self.closed = False
 
     @classmethod
@@ -93,7 +101,7 @@ class Gallery:
         dim: int | None = None,
         fusion: str | None = None,
         thresholds: Mapping[Any, Any] | None = None,
-        wanted: Wanted | None = None,
+        wanted: IndexSpec | None = None,
         read_only: bool = False,
         create: bool = True,
         milvus: str | None = None,
@@ -119,18 +127,18 @@ class Gallery:
             GalleryError: no gallery there, a damaged one, or one that is bound to another model.
             GalleryLocked: another process is writing to it.
         """
-        found = opened(where, model, dim, fusion, thresholds, wanted, read_only, create, milvus)
-        return cls(found.where, found.record, found.embedding, found.search, found.thresholds, found.folder)
+        found = open_parts(where, model, dim, fusion, thresholds, wanted, read_only, create, milvus)
+        return cls(found.where, found.storage, found.embedding, found.search, found.thresholds, found.folder)
 
     @property
     def binding(self) -> Binding:
         """What its templates are."""
-        return self._open().binding
+        return self._open_storage().binding
 
     @property
     def notes(self) -> list[str]:
         """What is odd: an index that was damaged and built again on opening, a calibration that is stale."""
-        self._open()
+        self._open_storage()
         return [*self._search.notes, *self._thresholds.notes()]
 
     @property
@@ -141,20 +149,20 @@ class Gallery:
         return self._embedding.run
 
     @staticmethod
-    def move(source: str | Path, target: str | Path) -> Moved:
+    def move(source: str | Path, target: str | Path) -> MoveResult:
         """Copy a gallery into a new one of either kind; counts and checksums of both are compared."""
         with Gallery.open(source, read_only=True, create=False) as old:
             bound, run = old.binding, old._embedding.run
             # One that exists must be empty and of the same binding, or `move` refuses it: a second try after a failure.
-            place = reopened(target, False) if exists(target) else made(target, bound, run)
+            place = open_storage(target, False) if gallery_exists(target) else create_storage(target, bound, run)
             try:
-                return copy_storage(old._open(), place)
+                return copy_storage(old._open_storage(), place)
             finally:
                 place.close()
 
     def snapshot(self, folder: str | Path) -> Path:
         """Write a consistent copy into a new folder, while the gallery is in use."""
-        return snapshot(self._open(), self._embedding.run, folder, self.where)
+        return write_snapshot(self._open_storage(), self._embedding.run, folder, self.where)
 
     def enrol(self, identity: str, templates: Any, *, request: str | None = None, replace: bool = False) -> Receipt:
         """Add templates of a person: pictures, or embeddings (dim,) or (n, dim). Durable when this returns.
@@ -166,13 +174,13 @@ class Gallery:
             request: a name for this request; repeating it changes nothing and returns the first receipt.
             replace: remove the person's former templates in the same change.
         """
-        record, vectors = self._open(), self._embedding.vectors(templates)
-        name, alike = settled(identity, record.has), spellings(identity)
-        return record.enrol(name, vectors, request=request, replace=replace, distinct=True, former=alike)
+        storage, vectors = self._open_storage(), self._embedding.to_vectors(templates)
+        name, alike = canonical_name(identity, storage.has_identity), name_spellings(identity)
+        return storage.enrol(name, vectors, request=request, replace=replace, distinct=True, former=alike)
 
     def enrol_many(self, people: Iterable[tuple[str, Any]], *, replace: bool = False) -> list[Receipt]:
         """Enrol (identity, templates) of many people: some hundreds at a time become one durable change."""
-        return enrol_crowd(self._open(), people, self._embedding.vectors, replace=replace)
+        return enrol_many(self._open_storage(), people, self._embedding.to_vectors, replace=replace)
 
     def delete(self, identity: str, *, request: str | None = None, suggest: bool = True) -> Receipt:
         """Remove a person: never found again once this returns, erased from disk by :meth:`compact`.
@@ -183,11 +191,11 @@ class Gallery:
             suggest: whether the error about a name that nobody has tells the nearest one; not for callers who may not
                 know who is enrolled.
         """
-        *former, name = spellings(identity)
+        *former, name = name_spellings(identity)
         try:
-            return self._open().delete(name, request=request, former=former)
+            return self._open_storage().delete(name, request=request, former=former)
         except UnknownIdentity as unknown:
-            raise UnknownIdentity(f"{unknown}{self._suggest(identity) if suggest else ''}") from None
+            raise UnknownIdentity(f"{unknown}{self._suggest_name(identity) if suggest else ''}") from None
 
     def verify(
         self,
@@ -197,7 +205,7 @@ class Gallery:
         far: float | None = None,
         threshold: float | None = None,
         suggest: bool = True,
-    ) -> Verified:
+    ) -> VerifyResult:
         """Whether the probe is this person.
 
         Where no threshold was measured and none is given, the answer has the score, and its verdict is "not
@@ -210,71 +218,71 @@ class Gallery:
             threshold: a threshold by hand instead.
             suggest: as for :meth:`delete`.
         """
-        point = self.operating(far=far, threshold=threshold)
-        vector = self._embedding.one(probe)
-        theirs = self._templates(identity)
+        point = self.decision_threshold(far=far, threshold=threshold)
+        vector = self._embedding.to_vector(probe)
+        theirs = self._find_templates(identity)
         if not len(theirs.numbers):
-            near = self._suggest(identity) if suggest else ""
+            near = self._suggest_name(identity) if suggest else ""
             raise UnknownIdentity(f"nobody called {identity!r} is enrolled in {self.where}{near}")
         score = fused_score(self.binding.fusion, vector, theirs.vectors)
         count = len(theirs.numbers)
-        return verified(identity, score, point, count, most(point, self.binding.fusion, 1, count))
+        return verify_result(identity, score, point, count, false_accept_bound(point, self.binding.fusion, 1, count))
 
     def identify(
         self, probe: Any, *, k: int = 5, far: float | None = None, threshold: float | None = None
-    ) -> Identified:
+    ) -> IdentifyResult:
         """Who the probe is: the best ``k`` people, and a match only where the best reaches the threshold.
 
         Where no threshold was measured and none is given, nobody is a match, and the verdict is "not calibrated": see
         :meth:`calibrate`.
         """
-        point = self._asked(k, far, threshold)
-        return self._identify(self._embedding.one(probe)[None], k, point)[0]
+        point = self._check_question(k, far, threshold)
+        return self._identify_all(self._embedding.to_vector(probe)[None], k, point)[0]
 
     def identify_many(
         self, probes: Any, *, k: int = 5, far: float | None = None, threshold: float | None = None
-    ) -> list[Identified]:
+    ) -> list[IdentifyResult]:
         """The same for several probes at once, faster than one by one."""
-        point = self._asked(k, far, threshold)
+        point = self._check_question(k, far, threshold)
         if isinstance(probes, Sequence) and not len(probes):
             return []
-        return self._identify(self._embedding.vectors(probes), k, point)
+        return self._identify_all(self._embedding.to_vectors(probes), k, point)
 
-    def operating(self, *, far: float | None = None, threshold: float | None = None) -> Operating:
+    def decision_threshold(self, *, far: float | None = None, threshold: float | None = None) -> DecisionThreshold:
         """The threshold that an answer is given at now, what its rate counts and where it comes from.
 
         It is None where none was measured and none is given.
         """
-        self._open()
-        return self._thresholds.point(far, threshold)
+        self._open_storage()
+        return self._thresholds.threshold_at(far, threshold)
 
     def embed(self, inputs: Any) -> np.ndarray:
         """(n, dim) embeddings of pictures by the gallery's model, of unit length."""
-        self._open()
-        return self._embedding.vectors(inputs)
+        self._open_storage()
+        return self._embedding.to_vectors(inputs)
 
     def ids(self) -> Iterator[str]:
         """Everybody enrolled, sorted."""
-        return self._open().ids()
+        return self._open_storage().ids()
 
     def __contains__(self, identity: object) -> bool:
         try:
-            return isinstance(identity, str) and len(self._templates(identity).numbers) > 0
+            return isinstance(identity, str) and len(self._find_templates(identity).numbers) > 0
         except InputError:  # what cannot be a name is nobody's
             return False
 
     def __len__(self) -> int:
-        return self._open().size().identities
+        return self._open_storage().size().identities
 
     def info(self) -> Info:
         """The gallery at a glance; of a damaged calibration, :attr:`notes` tell."""
-        return glance(self.where, self._open(), self._search, self._thresholds)
+        return summarize_gallery(self.where, self._open_storage(), self._search, self._thresholds)
 
     def calibrate(self, fars: Sequence[float] | float = (0.1, 0.01, 0.001), *, keep: bool = True) -> dict[str, Any]:
         """Thresholds whose false-accept rate is per person, for the rule and the templates of this gallery.
 
         Everybody's templates are tried on everybody else: a rate of 0.01 takes 25 people, one of 0.001 takes 78. They
-        stand for strangers, so they should be people whom the model was not trained on. The record keeps what could be
+        stand for strangers, so they should be people whom the model was not trained on. The storage keeps what could be
         measured, durably, in the place of an earlier calibration; answers at these rates go by it from then on, here
         and wherever the gallery is open. Where too much has changed since, answers and :attr:`notes` say so: calibrate
         again.
@@ -284,36 +292,36 @@ class Gallery:
             keep: False only measures: give the table to :meth:`open` as ``thresholds=``, or one of its thresholds
                 with the question.
         """
-        record = self._open()
+        storage = self._open_storage()
         if keep:
-            record.for_writing()  # before minutes are spent on it
-        found = calibrated(record, fars)
+            storage.for_writing()  # before minutes are spent on it
+        found = measure_calibration(storage, fars)
         if keep and found.rates:
-            record.calibrate(found)
+            storage.keep_calibration(found)
         return dict(found.table)
 
     def forget_calibration(self) -> bool:
         """Answer by the thresholds of the model again; whether a calibration was kept until now."""
-        return not self._open().calibrate(None).repeated
+        return not self._open_storage().keep_calibration(None).repeated
 
-    def reindex(self, wanted: Wanted | None = None) -> Measured | None:
+    def reindex(self, wanted: IndexSpec | None = None) -> IndexBenchmark | None:
         """Choose and build the index anew for the present size; returns what was measured against exact search."""
-        self._open()
+        self._open_storage()
         return self._search.reindex(wanted)
 
     def compact(self) -> None:
         """Erase what was deleted from every file of the gallery."""
-        self._open().compact()
+        self._open_storage().compact()
         self._search.erase()
 
     def check(self) -> list[str]:
-        """What is wrong with record, index or the copy of the model, in words; an empty list is a sound gallery."""
-        record = self._open()
-        found = record.check()
+        """What is wrong with storage, index or the copy of the model, in words; an empty list is a sound gallery."""
+        storage = self._open_storage()
+        found = storage.check()
         with list_damage(found):
             found += self._search.check()
         if self._folder is not None:
-            found += find_damaged_files(self._folder / MODEL, record.model_files, record.model_files)
+            found += find_damaged_files(self._folder / MODEL, storage.model_files, storage.model_files)
         return found
 
     def scrub(self, *, pause: float = 0.0) -> ScrubReport:
@@ -325,21 +333,21 @@ class Gallery:
         Args:
             pause: seconds to wait after each such part, so that others have the disk.
         """
-        return scrub_storage(self._open(), self._folder, pause)
+        return scrub_storage(self._open_storage(), self._folder, pause)
 
-    def audit(self, *, far: float | None = None, threshold: float | None = None, count: int = 20) -> "Audited":
+    def audit(self, *, far: float | None = None, threshold: float | None = None, count: int = 20) -> "GalleryAudit":
         """Look at who is enrolled: people who would be taken for each other, templates that may be under a wrong name.
 
         Everybody's templates are tried on everybody else, and on the others of their own person, at the threshold that
-        answers are given at. Whether record and index are sound is told, too.
+        answers are given at. Whether storage and index are sound is told, too.
 
         Args:
             far: the false-accept rate to look at it for.
             threshold: a threshold by hand instead.
             count: the length of each list; the counts beside them are of all.
         """
-        point, found = self._asked(count, far, threshold, "count"), self.check()
-        return audit(self._open(), point, count=count, problems=tuple(found), notes=tuple(self.notes))
+        point, found = self._check_question(count, far, threshold, "count"), self.check()
+        return audit_templates(self._open_storage(), point, count=count, problems=tuple(found), notes=tuple(self.notes))
 
     def close(self) -> None:
         """Keep the index and let go of files and locks; closing twice is allowed."""
@@ -350,7 +358,7 @@ class Gallery:
             self._search.save()
         finally:
             self._search.close()
-            self._record.close()
+            self._storage.close()
 
     def __enter__(self) -> "Gallery":
         return self
@@ -361,32 +369,34 @@ class Gallery:
     def __repr__(self) -> str:
         return f"Gallery({self.where!r}{', closed' if self.closed else ''})"
 
-    def _open(self) -> Record:
+    def _open_storage(self) -> Storage:
         if self.closed:
             raise GalleryError(f"{self.where} is closed: open it again with Gallery.open")
-        return self._record
+        return self._storage
 
-    def _templates(self, identity: str) -> Templates:
+    def _find_templates(self, identity: str) -> Templates:
         """Templates of whoever is called so; none: empty."""
-        record = self._open()
-        *former, name = spellings(identity)
-        found = (record.templates(old) for old in former)
-        return next((theirs for theirs in found if len(theirs.numbers)), None) or record.templates(name)
+        storage = self._open_storage()
+        *former, name = name_spellings(identity)
+        found = (storage.templates_of(old) for old in former)
+        return next((theirs for theirs in found if len(theirs.numbers)), None) or storage.templates_of(name)
 
-    def _suggest(self, identity: str) -> str:
+    def _suggest_name(self, identity: str) -> str:
         return suggest_name(identity, self.ids())
 
-    def _asked(self, k: int, far: float | None, threshold: float | None, called: str = "k") -> Operating:
+    def _check_question(
+        self, k: int, far: float | None, threshold: float | None, called: str = "k"
+    ) -> DecisionThreshold:
         """The operating point of an answer that lists up to k, before anything is looked at."""
         if not isinstance(k, int | np.integer) or isinstance(k, bool) or not 1 <= k <= MAX_RESULTS:
             raise InputError(f"{called} must be between 1 and {MAX_RESULTS}, got {k!r}")
-        return self.operating(far=far, threshold=threshold)
+        return self.decision_threshold(far=far, threshold=threshold)
 
-    def _identify(self, probes: np.ndarray, k: int, point: Operating) -> list[Identified]:
-        self._open()
-        found, size = self._candidates.best(probes, k)
-        bound = most(point, self.binding.fusion, size.identities, size.templates)
-        return [identified(best, point, size, bound) for best in found]
+    def _identify_all(self, probes: np.ndarray, k: int, point: DecisionThreshold) -> list[IdentifyResult]:
+        self._open_storage()
+        found, size = self._candidates.top_identities(probes, k)
+        bound = false_accept_bound(point, self.binding.fusion, size.identities, size.templates)
+        return [identify_result(best, point, size, bound) for best in found]
 
 
 WHOSE = "say whose embeddings it will hold, by model=RUN or dim=N (on the command line --model RUN or --dim N)"
@@ -396,51 +406,51 @@ MAKE = "look at the path, or make one: `mettle gallery enrol`, or Gallery.open w
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class GalleryParts:
     """The parts of a gallery that is open."""
 
     where: str  # without a password
-    record: Record
-    embedding: Embedding
-    search: Search
-    thresholds: Thresholds
+    storage: Storage
+    embedding: TemplateInputs
+    search: Searcher
+    thresholds: ThresholdTable
     folder: Path | None  # where it has one
 
 
-def opened(
+def open_parts(
     where: str | Path,
     model: "str | Path | RunFolder | None",
     dim: int | None,
     fusion: str | None,
     thresholds: Mapping[Any, Any] | None,
-    wanted: Wanted | None,
+    wanted: IndexSpec | None,
     read_only: bool,
     create: bool,
     milvus: str | None = None,
-) -> Opened:
+) -> GalleryParts:
     """Open a gallery, or make a new one; the arguments are those of `Gallery.open`."""
     check_place(where)
     if milvus is not None:
         check_address(milvus)
-    run, wanted = _run(model), as_wanted(wanted)
+    run, wanted = _find_run(model), as_wanted(wanted)
     if dim is not None and run is not None:
         raise InputError("give a model or a dim, not both: a model says how long its embeddings are")
     offered, known = offered_binding(run, dim, fusion, thresholds), as_thresholds(thresholds)
-    there, place = exists(where), shown(str(where))
+    there, place = gallery_exists(where), redact_location(str(where))
     if there:
-        record = reopened(where, read_only)
+        storage = open_storage(where, read_only)
     elif read_only or not create:
         raise GalleryError(f"there is no gallery at {place}: {MAKE}")
     elif offered is None:
         raise GalleryError(f"{place} is new: {WHOSE}")
     else:
-        record, known = made(where, offered, run), {}  # it is made with them: they are its own
+        storage, known = create_storage(where, offered, run), {}  # it is made with them: they are its own
     try:
-        bound, folder = record.binding, None if is_server(where) else Path(where)
+        bound, folder = storage.binding, None if is_server(where) else Path(where)
         contract, load = None if run is None else contract_of(run), None
         if run is None and folder is not None and bound.model and (folder / MODEL / "run.json").is_file():
-            own_files = [name for name in FILES if name in record.model_files]
-            if wrong := find_damaged_files(folder / MODEL, record.model_files, own_files):
+            own_files = [name for name in FILES if name in storage.model_files]
+            if wrong := find_damaged_files(folder / MODEL, storage.model_files, own_files):
                 raise GalleryError(wrong[0])
             contract, load = _kept_contract(folder / MODEL), partial(_open_run, folder / MODEL)
         if contract is not None:
@@ -453,23 +463,25 @@ def opened(
         check_fusion(known or own, bound.fusion)
         if not own and contract is not None:  # evaluated only after the gallery was made
             own = as_thresholds(contract.get("thresholds"))
-        search: Search
+        search: Searcher
         if milvus is not None:
-            search = MilvusSearch(record, milvus, wanted)
-        elif isinstance(record, PostgresRecord) and bound.fusion == "best" and wanted.kind == "auto":
-            search = Remote(record)
+            search = MilvusSearcher(storage, milvus, wanted)
+        elif isinstance(storage, PostgresStorage) and bound.fusion == "best" and wanted.kind == "auto":
+            search = PgvectorSearcher(storage)
         else:
-            search = Local(record, None if folder is None else folder / INDEX, wanted, write=not read_only)
-        return Opened(place, record, Embedding(bound.dim, run, load), search, Thresholds(record, known, own), folder)
+            search = FaissSearcher(storage, None if folder is None else folder / INDEX, wanted, write=not read_only)
+        return GalleryParts(
+            place, storage, TemplateInputs(bound.dim, run, load), search, ThresholdTable(storage, known, own), folder
+        )
     except BaseException:
-        record.close()
+        storage.close()
         raise
 
 
-def glance(where: str, record: Record, search: Search, thresholds: Thresholds) -> Info:
+def summarize_gallery(where: str, storage: Storage, search: Searcher, thresholds: ThresholdTable) -> Info:
     """What is there, under which model, found how, and answered at which thresholds."""
-    size, bound, server = record.size(), record.binding, is_server(where)
-    table, kept = thresholds.shown()
+    size, bound, server = storage.size(), storage.binding, is_server(where)
+    table, kept = thresholds.table_and_calibration()
     return Info(
         where=where,
         kind="postgresql" if server else "sqlite",
@@ -478,9 +490,9 @@ def glance(where: str, record: Record, search: Search, thresholds: Thresholds) -
         dim=bound.dim,
         model=bound.model,
         fusion=bound.fusion,
-        sequence=record.sequence(),
-        index=search.facts(),
+        sequence=storage.sequence(),
+        index=search.describe(),
         thresholds=table,
-        calibration=None if kept is None else summary(kept),
+        calibration=None if kept is None else summarize_calibration(kept),
         bytes=None if server else bytes_of(Path(where)),
     )

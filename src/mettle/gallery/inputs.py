@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mettle.train.run_folder import RunFolder
 
 
-class Embedding:
+class TemplateInputs:
     """Unit vectors of one gallery: checked, normalised, and made by the bound model where pictures come.
 
     The run that the gallery keeps beside its templates is opened by ``load`` when it is first asked for: vectors need
@@ -30,21 +30,21 @@ class Embedding:
             self._run = self._load_run()
         return self._run
 
-    def vectors(self, given: Any) -> np.ndarray:
+    def to_vectors(self, given: Any) -> np.ndarray:
         """(n, dim) float32 of unit length."""
         array = _as_array(given)
-        return unit(self.pictures(given) if array is None else array, self.dim)
+        return normalize_templates(self.embed_images(given) if array is None else array, self.dim)
 
-    def one(self, given: Any) -> np.ndarray:
+    def to_vector(self, given: Any) -> np.ndarray:
         """(dim,) of one probe."""
-        found = self.vectors(given)
+        found = self.to_vectors(given)
         if len(found) != 1:
             raise InputError(
                 f"one probe is wanted, got {len(found)}: ask for them one by one; identification takes several at once"
             )
         return found[0]
 
-    def pictures(self, given: Any) -> np.ndarray:
+    def embed_images(self, given: Any) -> np.ndarray:
         """(n, dim) embeddings of one picture or of a list of them, as the model gives them."""
         if self.run is None:
             raise InputError(
@@ -58,7 +58,7 @@ class Embedding:
         return np.asarray(self.run.embed(given))
 
 
-def unit(array: np.ndarray, dim: int) -> np.ndarray:
+def normalize_templates(array: np.ndarray, dim: int) -> np.ndarray:
     """Rows scaled to length 1; what has no direction is refused."""
     array = np.atleast_2d(np.asarray(array))
     if array.ndim != 2 or array.shape[1] != dim or len(array) == 0:

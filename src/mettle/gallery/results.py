@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mettle.gallery.thresholds import Operating
+from mettle.gallery.thresholds import DecisionThreshold
 
 if TYPE_CHECKING:
     from mettle.gallery.storage.integrity import RowSum
@@ -29,7 +29,7 @@ class Templates:
     numbers: np.ndarray  # (n,) int64, rising
     identities: tuple[str, ...]
     vectors: np.ndarray  # (n, dim) float32, unit length
-    checksums: np.ndarray  # (n,) int64, of the record's rows
+    checksums: np.ndarray  # (n,) int64, of the storage's rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Changes:
     removed: np.ndarray  # (m,) int64
     added: Templates
     removed_checksums: np.ndarray  # (m,) int64
-    held: "RowSum"  # what the record holds at ``sequence``: what an index that followed holds, too
+    held: "RowSum"  # what the storage holds at ``sequence``: what an index that followed holds, too
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifyResult:
     """Is the probe who it claims to be?"""
 
     identity: str
@@ -68,7 +68,7 @@ class Verified:
     @property
     def verdict(self) -> str:
         """In words."""
-        return verdict(self.identity if self.match else None, self.threshold)
+        return verdict_text(self.identity if self.match else None, self.threshold)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Identified:
+class IdentifyResult:
     """Who is the probe, if anybody enrolled?
 
     ``far`` is the rate of one comparison with a template, or where the gallery was calibrated with a person: ``per``
@@ -102,7 +102,7 @@ class Identified:
     @property
     def verdict(self) -> str:
         """In words."""
-        return verdict(self.match, self.threshold)
+        return verdict_text(self.match, self.threshold)
 
 
 @dataclass(frozen=True)
@@ -120,19 +120,23 @@ class Info:
     index: Mapping[str, Any] = field(default_factory=dict)
     thresholds: Mapping[str, Any] = field(default_factory=dict)  # that answers are given at
     bytes: int | None = None
-    calibration: Mapping[str, Any] | None = None  # kept in the record: on what it was measured, and whether it is stale
+    calibration: Mapping[str, Any] | None = (
+        None  # kept in the storage: on what it was measured, and whether it is stale
+    )
 
 
-def verdict(match: str | None, threshold: float | None) -> str:
+def verdict_text(match: str | None, threshold: float | None) -> str:
     """An answer in words: "match: " and who, "no match", or "not calibrated" where there is no threshold to say so."""
     if threshold is None:
         return "not calibrated"
     return "no match" if match is None else f"match: {match}"
 
 
-def verified(identity: str, score: float, point: Operating, templates: int, bound: float | None) -> Verified:
+def verify_result(
+    identity: str, score: float, point: DecisionThreshold, templates: int, bound: float | None
+) -> VerifyResult:
     """A score as an answer at an operating point; ``bound``: how many strangers this person accepts."""
-    return Verified(
+    return VerifyResult(
         identity=identity,
         score=score,
         threshold=point.threshold,
@@ -145,11 +149,13 @@ def verified(identity: str, score: float, point: Operating, templates: int, boun
     )
 
 
-def identified(best: list[tuple[str, float]], point: Operating, size: Size, bound: float | None) -> Identified:
+def identify_result(
+    best: list[tuple[str, float]], point: DecisionThreshold, size: Size, bound: float | None
+) -> IdentifyResult:
     """The best people as an answer at an operating point; ``bound``: how many unknown probes find somebody."""
     candidates = tuple(Candidate(name, score, point.accepts(score)) for name, score in best)
     first = candidates[0].identity if candidates and candidates[0].match else None
-    return Identified(
+    return IdentifyResult(
         match=first,
         candidates=candidates,
         threshold=point.threshold,

@@ -21,7 +21,7 @@ import numpy as np
 from mettle.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from mettle.gallery.storage.base import Record
+    from mettle.gallery.storage.base import Storage
 
 
 FUSION_RULES = ("best", "mean", "centroid")
@@ -57,12 +57,12 @@ SCORE_BLOCK = 1 << 22  # scores with single rows held at one time
 
 
 @dataclass(frozen=True, eq=False)
-class Everybody:
+class TemplateMatrix:
     """All templates, those of a person together."""
 
     names: np.ndarray  # (people,) text
     owner: np.ndarray  # (n,) whose they are, as 0, 0, 1, 2, 2
-    numbers: np.ndarray  # (n,) int64, of the record
+    numbers: np.ndarray  # (n,) int64, of the storage
     vectors: np.ndarray  # (n, dim) float32, unit length
 
     @property
@@ -75,41 +75,41 @@ class Everybody:
         """(people,) how many templates each has."""
         return np.bincount(self.owner, minlength=len(self.names))
 
-    def rows(self, rule: str) -> np.ndarray:
+    def fuse_rows(self, rule: str) -> np.ndarray:
         """What a probe is compared with under a fusion rule: all templates of `best`, otherwise one row a person."""
         if rule == "best" or not len(self.names):
             return self.vectors
         return np.concatenate([fused_rows(rule, theirs) for theirs in np.split(self.vectors, self.starts[1:])])
 
-    def tried(self, at: np.ndarray, rule: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def score_blocks(self, at: np.ndarray, rule: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Some templates, block by block, and their (p, people) scores with everybody under a fusion rule."""
-        rows, starts = self.rows(rule), self.starts
+        rows, starts = self.fuse_rows(rule), self.starts
         step = max(1, SCORE_BLOCK // len(rows))
         for start in range(0, len(at), step):
             here = at[start : start + step]
             scores = self.vectors[here] @ rows.T
             yield here, np.maximum.reduceat(scores, starts, axis=1) if rule == "best" else scores
 
-    def shuffled(self, seed: int = 0) -> "Everybody":
+    def shuffle_identities(self, seed: int = 0) -> "TemplateMatrix":
         """The same people in an order that says nothing about them."""
         order = np.random.default_rng(seed).permutation(len(self.names))
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        return _together(self.names[order], place[self.owner], self.numbers, self.vectors)
+        return _group_templates(self.names[order], place[self.owner], self.numbers, self.vectors)
 
 
-def read_everybody(record: "Record") -> Everybody:
-    """Read them from the record, in the order of their names."""
-    vectors, numbers, names = [np.empty((0, record.binding.dim), np.float32)], [np.empty(0, np.int64)], []
-    for part in record.scan():
+def read_everybody(storage: "Storage") -> TemplateMatrix:
+    """Read them from the storage, in the order of their names."""
+    vectors, numbers, names = [np.empty((0, storage.binding.dim), np.float32)], [np.empty(0, np.int64)], []
+    for part in storage.scan():
         vectors.append(part.vectors)
         numbers.append(part.numbers)
         names.extend(part.identities)
     # As objects: as text, every name would take as much room as the longest.
     known, owner = np.unique(np.asarray(names, dtype=object), return_inverse=True)
-    return _together(known, owner.astype(np.int64), np.concatenate(numbers), np.concatenate(vectors))
+    return _group_templates(known, owner.astype(np.int64), np.concatenate(numbers), np.concatenate(vectors))
 
 
-def _together(names: np.ndarray, owner: np.ndarray, numbers: np.ndarray, vectors: np.ndarray) -> Everybody:
+def _group_templates(names: np.ndarray, owner: np.ndarray, numbers: np.ndarray, vectors: np.ndarray) -> TemplateMatrix:
     order = np.argsort(owner, kind="stable")
-    return Everybody(names, owner[order], numbers[order], vectors[order])
+    return TemplateMatrix(names, owner[order], numbers[order], vectors[order])

@@ -9,10 +9,10 @@
 A contract's rate is per comparison: one probe with one template. A person has several templates and a gallery many
 people, so strangers have more chances than one; `most` bounds them. `calibrate` measures rates per person instead.
 
-Which thresholds a gallery answers by, as its record stands now.
+Which thresholds a gallery answers by, as its storage stands now.
 
     1. given when the gallery was opened: these alone
-    2. for each false-accept rate that it measured, the calibration kept in the record
+    2. for each false-accept rate that it measured, the calibration kept in the storage
     3. for the other rates, those that the gallery was made with, or the contract of its model, except where the
        calibration contradicts them: it found a stricter threshold needed for a rate that allows as much or more
 
@@ -31,8 +31,8 @@ import numpy as np
 from mettle.errors import GalleryError, GalleryUnavailable, InputError
 
 if TYPE_CHECKING:
-    from mettle.gallery.calibration import Calibration, Standing
-    from mettle.gallery.storage.base import Record
+    from mettle.gallery.calibration import CalibrationStatus, GalleryCalibration
+    from mettle.gallery.storage.base import Storage
 
 
 DEFAULT_FAR = 1e-3
@@ -58,7 +58,7 @@ CONTRADICTED = "contradicted by the calibration"  # status of a threshold that i
 
 
 @dataclass(frozen=True)
-class Operating:
+class DecisionThreshold:
     """A threshold and what is known of it."""
 
     threshold: float | None  # None: none was measured and none was given
@@ -79,7 +79,7 @@ class Operating:
         return self.threshold is not None and score >= self.threshold
 
 
-def most(point: Operating, rule: str, people: int, templates: int) -> float | None:
+def false_accept_bound(point: DecisionThreshold, rule: str, people: int, templates: int) -> float | None:
     """The largest share of strangers that at least one of these people, with so many templates in all, accepts.
 
     Whoever is accepted by `best` or `mean` has reached the threshold with one template or more, which per template
@@ -110,21 +110,21 @@ def most(point: Operating, rule: str, people: int, templates: int) -> float | No
 
 def decision_threshold(
     thresholds: Mapping[str, Any], far: float | None = None, threshold: float | None = None
-) -> Operating:
+) -> DecisionThreshold:
     """The point that an answer is given at."""
     if threshold is not None:
-        value = _number(threshold, "threshold is a cosine, between -1 and 1")
+        value = _check_number(threshold, "threshold is a cosine, between -1 and 1")
         if not -1 <= value <= 1:
             raise InputError(f"threshold is a cosine, between -1 and 1: got {threshold!r}")
-        return Operating(value, None, "threshold given with the question")
-    if far is not None and not 0 < _number(far, "far is a rate between 0 and 1") < 1:
+        return DecisionThreshold(value, None, "threshold given with the question")
+    if far is not None and not 0 < _check_number(far, "far is a rate between 0 and 1") < 1:
         raise InputError(f"far is a rate between 0 and 1: got {far!r}")
     known = {float(rate): entry for rate, entry in thresholds.items() if entry.get("threshold") is not None}
     if not known:
-        return Operating(None, None, NOT_CALIBRATED)
+        return DecisionThreshold(None, None, NOT_CALIBRATED)
     sound = [rate for rate, entry in known.items() if _is_default(rate, entry)]
     if far is None and not sound:
-        return Operating(None, None, TOO_FEW_MEASURED)
+        return DecisionThreshold(None, None, TOO_FEW_MEASURED)
     wanted = (DEFAULT_FAR if DEFAULT_FAR in sound else min(sound)) if far is None else far
     at = next((rate for rate in known if math.isclose(rate, wanted)), None)
     if at is None:
@@ -136,9 +136,13 @@ def decision_threshold(
             why = f"no threshold was measured for far={wanted:g}"
         raise InputError(f"{why}; known are {listed}: ask for one of these")
     entry = known[at]
-    basis = str(entry.get("measured_on", "given when the gallery was made")) + doubt(at, entry) + remark(entry)
+    basis = (
+        str(entry.get("measured_on", "given when the gallery was made"))
+        + weak_evidence_note(at, entry)
+        + threshold_note(entry)
+    )
     more = {"per": "person", "templates": float(entry["templates"])} if entry.get("per") == "person" else {}
-    return Operating(float(entry["threshold"]), at, basis, **more)
+    return DecisionThreshold(float(entry["threshold"]), at, basis, **more)
 
 
 def _is_default(rate: float, entry: Mapping[str, Any]) -> bool:
@@ -153,7 +157,7 @@ def _is_default(rate: float, entry: Mapping[str, Any]) -> bool:
     return entry["status"] != "refused as headline" and rate <= LAXEST_DEFAULT
 
 
-def doubt(far: float, entry: Mapping[str, Any]) -> str:
+def weak_evidence_note(far: float, entry: Mapping[str, Any]) -> str:
     """What must be said of a threshold that rests on too few comparisons; empty where nothing must."""
     status = entry.get("status")
     if status not in ("refused as headline", "flagged"):
@@ -163,7 +167,7 @@ def doubt(far: float, entry: Mapping[str, Any]) -> str:
     return f"; uncertain: it rests on {few} false accepts ({status})"
 
 
-def remark(entry: Mapping[str, Any]) -> str:
+def threshold_note(entry: Mapping[str, Any]) -> str:
     """What has become of a threshold since it was measured, to be put behind its basis; mostly empty."""
     return f"; {entry['remark']}" if entry.get("remark") else ""
 
@@ -186,9 +190,9 @@ def as_thresholds(given: Mapping[Any, Any] | None) -> dict[str, Any]:
         if not isinstance(entry, Mapping) and entry is None:
             raise InputError(f"the threshold for far {far:g} is a cosine, between -1 and 1: got None")
         value, wanted = table.get("threshold"), f"the threshold for far {far:g} is a cosine, between -1 and 1"
-        if value is not None and not -1 <= _number(value, wanted) <= 1:
+        if value is not None and not -1 <= _check_number(value, wanted) <= 1:
             raise InputError(f"{wanted}: got {value!r}")
-        if table.get("per") == "person" and not _number(table.get("templates"), "templates of a person") >= 1:
+        if table.get("per") == "person" and not _check_number(table.get("templates"), "templates of a person") >= 1:
             raise InputError(f"the threshold for far {far:g} is per person, and templates of a person are 1 or more")
         found[repr(far)] = table | ({} if value is None else {"threshold": float(value)})
     _check_order(found)
@@ -215,7 +219,7 @@ def _check_order(table: Mapping[str, Any]) -> None:
             )
 
 
-def _number(value: Any, wanted: str) -> float:
+def _check_number(value: Any, wanted: str) -> float:
     if isinstance(value, bool | np.bool_):
         raise InputError(f"{wanted}: got {value!r}")
     try:
@@ -224,35 +228,39 @@ def _number(value: Any, wanted: str) -> float:
         raise InputError(f"{wanted}: got {value!r:.80}") from None
 
 
-class Thresholds:
-    """The table of one gallery, read anew when its record has changed."""
+class ThresholdTable:
+    """The table of one gallery, read anew when its storage has changed."""
 
-    def __init__(self, record: "Record", given: Mapping[str, Any], model: Mapping[str, Any]):
-        self._record, self._given, self._model = record, given, model
-        self._seen: tuple[int, Standing | None, Mapping[str, Any]] | None = None  # as of a change of the record
+    def __init__(self, storage: "Storage", given: Mapping[str, Any], model: Mapping[str, Any]):
+        self._storage, self._given, self._model = storage, given, model
+        self._seen: tuple[int, CalibrationStatus | None, Mapping[str, Any]] | None = (
+            None  # as of a change of the storage
+        )
 
-    def point(self, far: float | None, threshold: float | None) -> Operating:
+    def threshold_at(self, far: float | None, threshold: float | None) -> DecisionThreshold:
         """The point that an answer is given at."""
         if threshold is not None or self._given:
             return decision_threshold({} if threshold is not None else self._given, far, threshold)
-        standing, table = self._now()
+        standing, table = self._current()
         found = decision_threshold(table, far)
-        if standing is None or found.far not in standing.calibration.rates or self._strange(standing):
+        if standing is None or found.far not in standing.calibration.rates or self._mismatch_reason(standing):
             return found
-        return replace(found, people=standing.calibration.people, came=standing.came)  # measured here: more is known
+        return replace(
+            found, people=standing.calibration.people, came=standing.templates_added
+        )  # measured here: more is known
 
-    def table(self) -> Mapping[str, Any]:
+    def to_table(self) -> Mapping[str, Any]:
         """Thresholds by rate, each with what must be said of it."""
-        return self._given or self._now()[1]
+        return self._given or self._current()[1]
 
-    def standing(self) -> "Standing | None":
-        """The calibration that the record keeps, used or not."""
-        return self._now()[0]
+    def calibration_status(self) -> "CalibrationStatus | None":
+        """The calibration that the storage keeps, used or not."""
+        return self._current()[0]
 
-    def shown(self) -> "tuple[Mapping[str, Any], Standing | None]":
+    def table_and_calibration(self) -> "tuple[Mapping[str, Any], CalibrationStatus | None]":
         """Table and calibration to look at: where that is damaged, which stops answers, the table without it."""
-        if not self._damage():
-            return self.table(), self.standing()
+        if not self._describe_damage():
+            return self.to_table(), self.calibration_status()
         if self._given:
             return self._given, None
         return {
@@ -262,56 +270,56 @@ class Thresholds:
 
     def notes(self) -> list[str]:
         """What is odd about the calibration, in words."""
-        if damage := self._damage():
+        if damage := self._describe_damage():
             return [damage]
-        standing = self.standing()
+        standing = self.calibration_status()
         if standing is None:
             return []
-        if other := self._strange(standing):
+        if other := self._mismatch_reason(standing):
             return [other]
-        return [f"the calibration is {standing.stale}"] if standing.stale else []
+        return [f"the calibration is {standing.stale_reason}"] if standing.stale_reason else []
 
-    def _damage(self) -> str:
+    def _describe_damage(self) -> str:
         try:
-            self._now()
+            self._current()
         except GalleryUnavailable:
             raise
         except GalleryError as damaged:
             return str(damaged)
         return ""
 
-    def _strange(self, standing: "Standing") -> str:
-        bound = self._record.binding
-        return strange(standing.calibration, bound.fusion, bound.model)
+    def _mismatch_reason(self, standing: "CalibrationStatus") -> str:
+        bound = self._storage.binding
+        return mismatch_reason(standing.calibration, bound.fusion, bound.model)
 
-    def _now(self) -> "tuple[Standing | None, Mapping[str, Any]]":
-        sequence, seen = self._record.sequence(), self._seen
+    def _current(self) -> "tuple[CalibrationStatus | None, Mapping[str, Any]]":
+        sequence, seen = self._storage.sequence(), self._seen
         if seen is None or seen[0] != sequence:
-            standing = self._record.standing()
-            seen = self._seen = (sequence, standing, self._model if standing is None else self._joined(standing))
+            standing = self._storage.calibration_status()
+            seen = self._seen = (sequence, standing, self._model if standing is None else self._join_tables(standing))
         return seen[1], seen[2]
 
-    def _joined(self, standing: "Standing") -> Mapping[str, Any]:
-        found, other = standing.calibration, self._strange(standing)
+    def _join_tables(self, standing: "CalibrationStatus") -> Mapping[str, Any]:
+        found, other = standing.calibration, self._mismatch_reason(standing)
         if other:
             return {rate: {**entry, "remark": other} for rate, entry in self._model.items()}
         rates = ", ".join(f"{rate:g}" for rate in found.rates)
         aside = f"the gallery was calibrated for {rates} per person, not for this rate"
         table: dict[str, Any] = {}
         for rate, entry in self._model.items():
-            if _contradicted(float(rate), entry, found):
+            if _is_contradicted(float(rate), entry, found):
                 table[repr(float(rate))] = {**entry, "threshold": None, "status": CONTRADICTED}
             else:
                 table[repr(float(rate))] = {**entry, "remark": aside}
         for rate, entry in found.table.items():
             if entry.get("threshold") is not None:
-                table[rate] = {**entry, "remark": standing.stale} if standing.stale else dict(entry)
+                table[rate] = {**entry, "remark": standing.stale_reason} if standing.stale_reason else dict(entry)
             else:
                 table.setdefault(rate, dict(entry))
         return table
 
 
-def _contradicted(rate: float, entry: Mapping[str, Any], found: "Calibration") -> bool:
+def _is_contradicted(rate: float, entry: Mapping[str, Any], found: "GalleryCalibration") -> bool:
     """Whether people of this gallery need a stricter threshold than this one for a rate that allows as much or more."""
     if entry.get("threshold") is None:
         return False
@@ -326,7 +334,7 @@ def _contradicted(rate: float, entry: Mapping[str, Any], found: "Calibration") -
     return False
 
 
-def strange(found: "Calibration", fusion: str, model: str | None) -> str:
+def mismatch_reason(found: "GalleryCalibration", fusion: str, model: str | None) -> str:
     """Why a calibration is not of this gallery; empty where it is."""
     if found.fusion != fusion:
         return f"the calibration kept here is for fusion={found.fusion!r} and not used: calibrate again"

@@ -102,7 +102,7 @@ class NegativeSearch:
                 "pip install 'mettle-ml[gallery]', or ask for exact search, which takes longer"
             ) from None
         self._score_rows = faiss_index.score_rows
-        self._cells = faiss_index.cells(self.unit)
+        self._cells = faiss_index.train_cells(self.unit)
         self._cells.append(self.unit)
         self._reach, self._length = CELLS[0], max(SHORTLIST[0], SHORTLIST[1] * depth) + min(int(sizes.max()), OWN)
         self._choose_effort(recall)

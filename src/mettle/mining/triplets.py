@@ -22,8 +22,8 @@ import numpy as np
 
 from mettle.data.arrays import check_matrix, names
 from mettle.errors import InputError
-from mettle.evaluate.diagnostics.duplicates import hashes
-from mettle.evaluate.inputs import Rows, code_labels, one_label_per_id
+from mettle.evaluate.diagnostics.duplicates import hash_rows
+from mettle.evaluate.inputs import EmbeddingSet, code_labels, one_label_per_id
 from mettle.mining.neighbors import Nearest, NegativeSearch, Search, SearchFacts, combine_facts, score_pairs
 from mettle.mining.positives import PositivePairs, Positives, choose_positives
 from mettle.rng import hash_bits
@@ -235,13 +235,13 @@ def mine(
     n = len(values)
     label = code_labels(labels, "labels", n)[0]
     sample = np.arange(n) if ids is None else code_labels(ids, "ids", n)[0]
-    one_label_per_id(Rows(values, label, sample))
+    one_label_per_id(EmbeddingSet(values, label, sample))
     domain = None if across is None else np.unique(names(across, "across", n), return_inverse=True)[1].reshape(-1)
     guards = guards or Guards()
     check_options(positives, negatives, skip, sampling, seed, search, recall)
     depth = _choose_depth(label, domain, negatives, skip, depth)
     other = None if second is None else _unit_rows(_check_second(second, n))
-    unit, copy = _unit_rows(values), np.unique(hashes(values), return_inverse=True)[1].reshape(-1)
+    unit, copy = _unit_rows(values), np.unique(hash_rows(values), return_inverse=True)[1].reshape(-1)
     pairs = choose_positives(unit, label, sample, domain, positives, int(seed))
     if not len(pairs.anchors):
         where = "" if domain is None else " in two of the values of across"

@@ -151,7 +151,7 @@ def _describe_data(found: Audit, facts: Mapping[str, Any]) -> str:
 
 
 def _plot_curves(found: Audit, points: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    drawn = {scenario_title(k): scenario.verification.roc.thinned(256) for k, scenario in found.ways.items()}
+    drawn = {scenario_title(k): scenario.verification.roc.subsample(256) for k, scenario in found.ways.items()}
     v = found.headline.verification
     known = {format_rate(p["far"]): p["threshold"] for p in points if p["threshold"] is not None}
     return {
@@ -203,7 +203,7 @@ def next_steps(found: Audit, facts: Mapping[str, Any]) -> list[dict[str, str]]:
         steps.append(("hardest", text))
     for key, group in found.groups.items():
         g = facts["groups"][key]
-        if g["worst"] and len(group.ranked()) > 1 and g["gap"] > WIDE_GAP:
+        if g["worst"] and len(group.rank_groups()) > 1 and g["gap"] > WIDE_GAP:
             text = (
                 f"Collect more samples of {g['worst']} ({key}): its EER is {100 * g['gap']:.2f} points above the best."
             )
@@ -249,8 +249,9 @@ def _label_errors(found: Audit, facts: Mapping[str, Any]) -> dict[str, Any]:
 def nearest_of_label(table: Embedded, row: int, label: int, count: int = 3) -> list[int]:
     """Positions of the rows of a label that are nearest to a row by cosine, nearest first."""
     at = np.flatnonzero(table.label.codes == label)
-    x = table.values[at].astype(np.float64)
-    score = x @ table.values[row].astype(np.float64) / np.maximum(np.linalg.norm(x, axis=1), 1e-300)
+    x, own = table.values[at].astype(np.float64), table.values[row].astype(np.float64)
+    x = x / np.abs(x).max(axis=1, keepdims=True)  # squares of huge and of tiny numbers stay finite
+    score = x @ (own / np.abs(own).max()) / np.linalg.norm(x, axis=1)
     return at[np.argsort(-score, kind="stable")[:count]].tolist()
 
 
@@ -258,7 +259,7 @@ def _decision_threshold(found: Audit) -> dict[str, str] | None:
     """The threshold that the hardest pairs are shown against: the lowest rate that can be relied on."""
     v = found.ways["all"].verification
     points = [v.operating_point(far) for far in found.fars]
-    good = [p for p in points if p.usable is not None and p.status != "not measurable"]
+    good = [p for p in points if p.finite_threshold is not None and p.status != "not measurable"]
     if not good:
         return None
     point = min(good, key=lambda p: p.far)
@@ -397,7 +398,7 @@ def group_table(name: str, g: Groups, facts: Mapping[str, Any]) -> dict[str, Any
         "rows": table,
         "worst": facts["worst"],
         "gap": f"{100 * facts['gap']:.2f} points",
-        "ranked": len(g.ranked()),
+        "ranked": len(g.rank_groups()),
         "minimum": facts["minimum"],
         "at": _describe_threshold(g),
         "notes": [g.why_not for g in g if g.why_not][:3],

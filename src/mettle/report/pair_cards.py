@@ -16,7 +16,7 @@ from PIL import Image
 from mettle.data.dataset import Samples
 from mettle.evaluate.diagnostics.hard_pairs import HardPair
 from mettle.evaluate.run.scenarios import ScenarioResults
-from mettle.evaluate.scoring.cosine import Unit
+from mettle.evaluate.scoring.cosine import ExactUnitVectors
 from mettle.report.format import format_rate
 
 COUNT = 12  # pairs in a list
@@ -51,7 +51,7 @@ def hardest_pairs(
     """
     scenario, z, labels = results.headline, results.embeddings, results.samples.labels
     probe, other = scenario.probe, scenario.probe if scenario.gallery is None else scenario.gallery
-    units = Unit.of(z[probe]), Unit.of(z[other])
+    units = ExactUnitVectors.from_rows(z[probe]), ExactUnitVectors.from_rows(z[other])
     capacity = min(count, each * _count_identity_pairs(labels[probe], labels[other], kind))
     step = max(1, cells // len(other))
     kept = np.empty((0, 2), np.int64), np.empty(0)

@@ -9,7 +9,7 @@ import numpy as np
 
 from mettle.atomic_files import write_text
 from mettle.evaluate import plots
-from mettle.evaluate.roc import Curve
+from mettle.evaluate.roc import OperatingCurve
 from mettle.evaluate.run import Evaluation
 from mettle.evaluate.run.scenarios import PIXELS, ScenarioResults, embed_raw_inputs
 from mettle.evaluate.run.synthetic_points import synthesize_test_negatives
@@ -62,7 +62,7 @@ def page_figures(
     lines = {format_rate(float(f)): e["threshold"] for f, e in found.items() if e["threshold"] is not None}
     return {
         "roc": plots.plot_roc(
-            {scenario_title(name): v.roc.thinned(256) for name, v in results.verifications.items()},
+            {scenario_title(name): v.roc.subsample(256) for name, v in results.verifications.items()},
             scenario["verification"]["tar"],
             _baseline_curve(results) if "baselines" in metrics else None,
         ),
@@ -140,14 +140,14 @@ def _two_encoder_sections(run: RunFolder, evaluation: Evaluation, log: Sequence[
     }
 
 
-def _baseline_curve(results: ScenarioResults) -> Curve | None:
+def _baseline_curve(results: ScenarioResults) -> OperatingCurve | None:
     """The curve of the raw inputs in the headline scenario, where it costs little."""
     scenario, inputs = results.headline, results.samples.inputs
     width = prod(min(side, PIXELS) if inputs.kind == "image" else side for side in inputs.shape)
     other = len(scenario.probe) if scenario.gallery is None else len(scenario.gallery)
     if len(scenario.probe) * other * width > CHEAP:
         return None
-    return scenario.verification(embed_raw_inputs(results.samples), results.samples).roc.thinned(256)
+    return scenario.verification(embed_raw_inputs(results.samples), results.samples).roc.subsample(256)
 
 
 def _skipped_note(results: ScenarioResults) -> list[str]:

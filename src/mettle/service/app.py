@@ -135,7 +135,7 @@ def create_app(
     limits = limits or Limits()
     if "*" in hosts:
         raise InputError("hosts must be names that this service goes by, such as match.example.org: '*' is any name")
-    gallery.operating(far=far, threshold=threshold)  # a point that it does not have is said now
+    gallery.decision_threshold(far=far, threshold=threshold)  # a point that it does not have is said now
     context = build_context(
         gallery,
         limits,

@@ -23,10 +23,10 @@ from mettle.errors import (
     OutcomeUnknown,
     UnknownIdentity,
 )
-from mettle.gallery.enrolment import spellings
+from mettle.gallery.enrolment import name_spellings
 from mettle.gallery.gallery import MAX_RESULTS
-from mettle.gallery.results import Candidate, Identified, Receipt, Verified, verdict
-from mettle.gallery.thresholds import Operating
+from mettle.gallery.results import Candidate, IdentifyResult, Receipt, VerifyResult, verdict_text
+from mettle.gallery.thresholds import DecisionThreshold
 from mettle.service.auth import Key
 from mettle.service.errors import ApiError
 from mettle.service.request_body import check_image_format, to_picture_error
@@ -81,7 +81,7 @@ def verify(context: "ServiceContext", key: Key, identity: str, probe: np.ndarray
     return VerifyAnswer(
         identity=identity,
         match=match,
-        verdict=verdict(identity if match else None, found.threshold),
+        verdict=verdict_text(identity if match else None, found.threshold),
         score=_round_score(context, found.score) if seen else None,
         threshold=found.threshold,
         far=found.far,
@@ -99,7 +99,7 @@ def identify(context: "ServiceContext", key: Key, probe: np.ndarray, k: int) -> 
     _record_verdict(context, key, "identify", best is not None, found.threshold, whom)
     return IdentifyAnswer(
         match=best,
-        verdict=verdict(best, found.threshold),
+        verdict=verdict_text(best, found.threshold),
         candidates=[
             CandidateAnswer(identity=c.identity, score=_round_score(context, c.score), match=c.match)
             for c in own
@@ -187,7 +187,7 @@ def info(context: "ServiceContext", key: Key) -> InfoAnswer:
 
 def _own_candidates(
     context: "ServiceContext", key: Key, probe: np.ndarray, k: int
-) -> tuple[Identified, list[Candidate]]:
+) -> tuple[IdentifyResult, list[Candidate]]:
     """The k best of this key's tenant: all tenants share one index, so look deeper until there are enough."""
     deep = min(MAX_RESULTS, k if key.tenant is None else max(4 * k, 64))
     while True:
@@ -211,7 +211,7 @@ def _describe_basis(key: Key, per: str | None, basis: str) -> str:
 
 def _refuse_wolves(context: "ServiceContext", full: str, vectors: np.ndarray) -> None:
     """A template that looks like many people opens many doors: it is never enrolled."""
-    most, own = context.limits.max_wolf_matches, spellings(full)
+    most, own = context.limits.max_wolf_matches, name_spellings(full)
     for found in context.threshold.call(context.gallery.identify_many, vectors, k=most + 2):
         if sum(c.match and c.identity not in own for c in found.candidates) > most:
             raise ApiError(409, "quarantined", "a template matches too many other identities and was not enrolled")
@@ -226,7 +226,7 @@ def _record_verdict(
     context: "ServiceContext", key: Key, what: str, match: bool, threshold: float | None, full: str | None
 ) -> None:
     """Into the audit log and the metrics: a verdict without a name."""
-    outcome = "match" if match else verdict(None, threshold)
+    outcome = "match" if match else verdict_text(None, threshold)
     _record(context, key, what, outcome, full)
     context.metrics.verdicts.labels(f"/v1/{what}", outcome).inc()
 
@@ -277,10 +277,10 @@ class ConfiguredThreshold:
     far: float | None = None
     threshold: float | None = None
 
-    def current(self) -> Operating:
+    def current(self) -> DecisionThreshold:
         """What it stands for at this moment."""
         try:
-            return self.gallery.operating(far=self.far, threshold=self.threshold)
+            return self.gallery.decision_threshold(far=self.far, threshold=self.threshold)
         except InputError as error:  # it was known at the start: the operator's to mend, not the client's
             log.error("the gallery has lost what this service answers at: %s", error)
             raise GalleryError(str(error)) from None
@@ -294,6 +294,6 @@ class ConfiguredThreshold:
             raise
 
 
-def no_match_result(identity: str, at: Operating) -> Verified:
+def no_match_result(identity: str, at: DecisionThreshold) -> VerifyResult:
     """The answer about a name that is nobody's."""
-    return Verified(identity, math.nan, at.threshold, at.far, False, 0, at.basis, per=at.counts)
+    return VerifyResult(identity, math.nan, at.threshold, at.far, False, 0, at.basis, per=at.counts)

@@ -14,7 +14,7 @@ PER = (
     'What `far` counts: a "comparison" of a probe with one template, or a "person" with all of theirs where the '
     "gallery is calibrated; null where `far` is."
 )
-IDENTITY = 120  # characters; with a tenant before it and four bytes each still within the record's limit
+IDENTITY = 120  # characters; with a tenant before it and four bytes each still within the storage's limit
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e30, le=1e30)]
 # One wrong number is enough to refuse a body: the others are not looked at.
 Vector = Annotated[list[Number], Field(min_length=1, max_length=16_384), FailFast()]

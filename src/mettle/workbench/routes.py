@@ -168,7 +168,7 @@ def _add_run_routes(router: APIRouter, runs_: list[LazyRun]) -> None:
 def _add_pair_routes(router: APIRouter, runs_: list[LazyRun]) -> None:
     @router.get("/api/runs/{run}/at")
     def at(run: int, threshold: Annotated[float, Query(allow_inf_nan=False)]) -> Response:
-        accepts, rejects = roc.counts(_find_run(runs_, run).verification().scores, threshold)
+        accepts, rejects = roc.error_counts(_find_run(runs_, run).verification().scores, threshold)
         return JSONResponse({"accepts": int(accepts), "rejects": int(rejects)}, headers=POLICY)
 
     @router.get("/api/runs/{run}/pairs/{kind}")

@@ -44,7 +44,7 @@ def _row(a: Any, b: Any, metric: Metric, at: float | None) -> dict[str, Any] | N
         found = compare(a, b, metric.key if at is None else (metric.base, at))
     except MettleError:
         return None
-    better = "" if not found.decided else "first" if (found.difference < 0) == lower else "second"
+    better = "" if not found.excludes_zero else "first" if (found.difference < 0) == lower else "second"
     return {
         "name": metric.title.format(format_rate(at) if metric.takes == "far" else at),
         "share": metric.format.unit == "%",

@@ -14,10 +14,10 @@ import numpy as np
 from mettle.atomic_files import write_bytes
 from mettle.data.dataset import Column, Samples
 from mettle.errors import DataError, MettleError
-from mettle.evaluate.diagnostics.label_errors import Suspects, difficulty, label_errors
-from mettle.evaluate.groups import bands
+from mettle.evaluate.diagnostics.label_errors import LabelErrors, label_errors, sample_difficulty
+from mettle.evaluate.groups import quantile_bins
 from mettle.evaluate.run.scenarios import Scenario, list_scenarios
-from mettle.evaluate.scoring.cosine import Unit
+from mettle.evaluate.scoring.cosine import ExactUnitVectors
 from mettle.model import embed
 from mettle.report.metric_tables import is_shown, metric_cells
 from mettle.train import RunFolder, prepare_samples
@@ -54,16 +54,16 @@ class RunData:
         return len(self.samples)
 
     @cached_property
-    def unit(self) -> Unit:
+    def unit(self) -> ExactUnitVectors:
         """Unit vectors whose cosines are those of the metrics, bit for bit."""
-        return Unit.of(self.embeddings)
+        return ExactUnitVectors.from_rows(self.embeddings)
 
     @cached_property
     def quartile(self) -> Column:
         """Quarters of difficulty."""
         if not np.isfinite(self.difficulty).all():
             return Column(np.zeros(len(self), np.int64), ("unknown",))
-        found = Column.of(bands(self.difficulty, QUARTILES))
+        found = Column.of(quantile_bins(self.difficulty, QUARTILES))
         return replace(found, names=QUARTILE_NAMES) if len(found.names) == QUARTILES else found
 
     @cached_property
@@ -72,7 +72,7 @@ class RunData:
         return list_scenarios(self.samples)[-1]
 
     @cached_property
-    def suspects(self) -> Suspects:
+    def suspects(self) -> LabelErrors:
         """Samples that another label would fit better, most suspicious first."""
         return label_errors(self.embeddings, self.label.codes)
 
@@ -129,7 +129,10 @@ def load_run_data(run: RunFolder, cache: Path | None = None) -> RunData:
     def make() -> dict[str, np.ndarray]:
         z = embed(run.model(), test)
         alone = len(label.names) < 2
-        return {"embeddings": z, "difficulty": np.full(len(test), np.nan) if alone else difficulty(z, label.codes)}
+        return {
+            "embeddings": z,
+            "difficulty": np.full(len(test), np.nan) if alone else sample_difficulty(z, label.codes),
+        }
 
     wanted = {"embeddings": (len(test), run.contract()["dim"]), "difficulty": (len(test),)}
     held = load_or_compute_arrays(run.folder / f"workbench-embeddings-{key}.npz", wanted, make)

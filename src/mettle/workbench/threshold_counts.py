@@ -38,7 +38,7 @@ class ThresholdCounts:
     rejects: np.ndarray
     genuine: int
     impostor: int
-    drawn: roc.Curve
+    drawn: roc.OperatingCurve
     marks: tuple[dict[str, Any], ...]
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -71,7 +71,7 @@ def count_at_thresholds(data: RunData, found: Verification) -> ThresholdCounts:
         path = data.run.folder / f"workbench-counts-{data.key}.npz"
         held = load_or_compute_arrays(path, {"accepts": thresholds.shape, "rejects": thresholds.shape}, make)
     accepts, rejects = (held[k].astype(np.int64) for k in ("accepts", "rejects"))
-    drawn = found.roc.thinned(CURVE_POINTS)
+    drawn = found.roc.subsample(CURVE_POINTS)
     return ThresholdCounts(thresholds, accepts, rejects, found.genuine, n, drawn, tuple(_named_thresholds(data, found)))
 
 
@@ -122,7 +122,7 @@ def _named_thresholds(data: RunData, found: Verification) -> list[dict[str, Any]
     marks = []
     for name, title, threshold in named:
         if math.isfinite(threshold):
-            accepts, rejects = roc.counts(found.scores, threshold)
+            accepts, rejects = roc.error_counts(found.scores, threshold)
             marks.append(
                 {"name": name, "title": title, "threshold": threshold, "accepts": int(accepts), "rejects": int(rejects)}
             )

@@ -8,7 +8,7 @@ import torch
 
 from mettle.errors import DataError
 from mettle.evaluate import audit, identification, probe, retrieval, verification
-from mettle.evaluate.diagnostics.duplicates import hashes, within
+from mettle.evaluate.diagnostics.duplicates import find_duplicates, hash_rows
 
 
 def crowd(people=12, each=5, seed=0, dtype=np.float64):
@@ -77,10 +77,10 @@ def test_hashes_are_equal_just_for_equal_rows():
     rng = np.random.default_rng(0)
     x = rng.integers(-2, 3, size=(3000, 4)).astype(float)
     x[::7] *= -0.0 + 1
-    keys = hashes(x)
+    keys = hash_rows(x)
     for a, b in rng.integers(0, 3000, size=(3000, 2)):
         assert (keys[a] == keys[b]) == bool((x[a] == x[b]).all())
-    assert hashes(np.array([[0.0, 1.0]])) == hashes(np.array([[-0.0, 1.0]]))
+    assert hash_rows(np.array([[0.0, 1.0]])) == hash_rows(np.array([[-0.0, 1.0]]))
 
 
 def test_copies_within_equal_a_count_in_plain_python():
@@ -92,7 +92,7 @@ def test_copies_within_equal_a_count_in_plain_python():
     for k in {int(i): k for k, i in reversed(list(enumerate(ids)))}.values():
         seen.setdefault(tuple(x[k]), []).append(k)
     wanted = [rows for rows in seen.values() if len(rows) > 1]
-    found = within(x, y, ids)
+    found = find_duplicates(x, y, ids)
     assert (found.rows, found.vectors) == (sum(map(len, wanted)), len(wanted))
     assert found.contradictions == sum(len({int(y[k]) for k in rows}) > 1 for rows in wanted)
     assert all((x[list(rows)] == x[rows[0]]).all() and len(rows) > 1 for rows in found.examples)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mettle.errors import InputError
-from mettle.evaluate import confusion, difficulty, hardest, label_errors, retrieval, same_subject
-from mettle.evaluate.diagnostics.label_errors import _classes, _score_planted_errors, _sums
+from mettle.evaluate import confusion, hardest_pairs, label_errors, retrieval, same_subject, sample_difficulty
+from mettle.evaluate.diagnostics.label_errors import _check_classes, _class_sums, _score_planted_errors
 
 
 def crowd(seed, subjects=60, each=8, d=32, noise=1.0):
@@ -53,9 +53,9 @@ def test_the_number_of_wrong_labels_is_estimated(noise, precise, complete):
         x, labels, wrong = planted(seed, noise)
         found = label_errors(x, labels)
         assert 40 <= found.noise.wrong <= 90 and found.noise.low <= 60 <= found.noise.high  # a factor of 1.5
-        hits = np.isin(found.listed, wrong)
+        hits = np.isin(found.suspects, wrong)
         shares.append((hits.mean(), hits.sum() / 60))
-        assert (found.suspicion[: len(found.listed)] >= found.noise.cut).all()
+        assert (found.suspicion[: len(found.suspects)] >= found.noise.cut).all()
         said.append((found.noise.precision, found.noise.recall))
     assert np.mean(shares, axis=0)[0] >= precise and np.mean(shares, axis=0)[1] >= complete
     assert np.abs(np.mean(said, axis=0) - np.mean(shares, axis=0)).max() < 0.15
@@ -64,14 +64,14 @@ def test_the_number_of_wrong_labels_is_estimated(noise, precise, complete):
 def test_hundreds_that_fit_elsewhere_by_nature_are_not_listed():
     x, labels, _ = planted(0, noise=2.0)
     found = label_errors(x, labels)
-    assert found.count > 500 and 40 <= found.noise.wrong <= 90 and len(found.listed) < 70
+    assert found.count > 500 and 40 <= found.noise.wrong <= 90 and len(found.suspects) < 70
 
 
 @pytest.mark.parametrize("wrong", [0, 60])
 def test_where_wrong_and_clean_look_alike_it_cannot_be_told(wrong):
     for seed in range(3):
         found = label_errors(*planted(seed, noise=3.0, wrong=wrong)[:2])
-        assert found.count > 700 and found.noise.wrong is None and len(found.listed) == 0
+        assert found.count > 700 and found.noise.wrong is None and len(found.suspects) == 0
         assert "cannot be told" in str(found.noise) and "cannot be told" in repr(found)
 
 
@@ -79,7 +79,7 @@ def test_where_wrong_and_clean_look_alike_it_cannot_be_told(wrong):
 def test_clean_labels_are_not_estimated_to_be_wrong(noise):
     for seed in range(3):
         found = label_errors(*planted(seed, noise, wrong=0)[:2])
-        assert found.noise.wrong == 0 and len(found.listed) == 0 and found.noise.high <= 3
+        assert found.noise.wrong == 0 and len(found.suspects) == 0 and found.noise.high <= 3
         assert str(found.noise).startswith("no label looks wrong")
 
 
@@ -94,8 +94,8 @@ def test_the_estimate_depends_on_no_order_and_no_names():
 def test_pretended_errors_are_what_relabelling_gives():
     """The suspicion of a sample under another label, against carrying that label out."""
     x, y, _ = crowd(5, subjects=5, each=4)
-    _, unit, label, people = _classes(x, y)
-    sums, size = _sums(unit, label, len(people))
+    _, unit, label, people = _check_classes(x, y)
+    sums, size = _class_sums(unit, label, len(people))
     values, weights = _score_planted_errors(unit, label, np.arange(3), sums, size)
     expected = []
     for row in range(3):
@@ -126,10 +126,10 @@ def test_hardest_pairs_equal_a_full_sort(kind):
     i, j = np.triu_indices(len(y), 1)
     keep = (y[i] == y[j]) == (kind == "genuine")
     order = np.argsort(s[i, j][keep] * (1 if kind == "genuine" else -1))[:10]
-    found = hardest(x, y, kind, count=10, each=100)
+    found = hardest_pairs(x, y, kind, count=10, each=100)
     wanted = zip(i[keep][order].tolist(), j[keep][order].tolist(), strict=True)
     assert [(p.first, p.second) for p in found] == list(wanted)
-    few = hardest(x, y, kind, count=10, each=1)
+    few = hardest_pairs(x, y, kind, count=10, each=1)
     assert len({tuple(sorted((y[p.first], y[p.second]))) for p in few}) == len(few) == 10
 
 
@@ -145,11 +145,11 @@ def test_confusion_adds_up_to_the_nearest_neighbour_error():
 
 def test_difficulty_is_above_zero_where_the_nearest_neighbour_is_a_stranger():
     x, y, _ = crowd(4, noise=1.3)
-    wrong = difficulty(x, y) > 0
+    wrong = sample_difficulty(x, y) > 0
     assert np.array_equal(retrieval(x, y, k=(1,)).recall_at[1] == 0, wrong)
 
 
-@pytest.mark.parametrize("ask", [label_errors, same_subject, confusion, difficulty])
+@pytest.mark.parametrize("ask", [label_errors, same_subject, confusion, sample_difficulty])
 def test_what_cannot_be_judged_is_refused(ask):
     with pytest.raises(InputError):
         ask(np.eye(3), [1, 1, 1])
@@ -159,4 +159,4 @@ def test_what_cannot_be_judged_is_refused(ask):
         with pytest.raises(InputError, match="two samples"):
             ask(np.eye(3), [1, 2, 3])
     with pytest.raises(InputError, match="kind"):
-        hardest(np.eye(3), [1, 1, 2], "hard")  # type: ignore[arg-type]
+        hardest_pairs(np.eye(3), [1, 1, 2], "hard")  # type: ignore[arg-type]

@@ -92,9 +92,9 @@ def test_strength_is_never_chosen_on_the_test_split():
     rng = np.random.default_rng(1)
     codes = {name: part.labels for name, part in ((n, samples.part(n)) for n in ("train", "val", "test"))}
     z = {name: seen(model, samples.part(name)) for name in codes}
-    first = linear_probe.reading(z, codes)
+    first = linear_probe.fit_probe(z, codes)
     for _ in range(5):
-        mixed = linear_probe.reading(z, codes | {"test": rng.permutation(codes["test"])})
+        mixed = linear_probe.fit_probe(z, codes | {"test": rng.permutation(codes["test"])})
         assert mixed.strength == first.strength
 
 
@@ -156,7 +156,7 @@ def test_a_dead_feature_row_counts_as_wrong():
     z = {name: np.eye(2, dtype=np.float32)[y] for name, y in codes.items()}
     z["test"][3] = 0
     z["train"][5] = 0
-    found = linear_probe.reading(z, codes)
+    found = linear_probe.fit_probe(z, codes)
     assert found.probe.linear.correct.tolist() == [1, 1, 1, 0, 1, 1, 1, 1]
     assert found.probe.knn.correct[3] == 0
 

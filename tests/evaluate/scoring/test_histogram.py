@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from mettle.errors import InputError
 from mettle.evaluate import verification
-from mettle.evaluate.scoring.bins import Even, Gaps
-from mettle.evaluate.scoring.cpu_passes import Fast
+from mettle.evaluate.scoring.bins import EvenBins, GapBins
+from mettle.evaluate.scoring.cpu_passes import FastPasses
 from mettle.evaluate.scoring.histogram import HistogramScores, count_scores
-from mettle.evaluate.scoring.pair_tiles import Design
+from mettle.evaluate.scoring.pair_tiles import PairTiles
 from mettle.evaluate.scoring.scores import SortedScores
 
 
@@ -66,7 +66,7 @@ def test_ties_and_few_scores_are_counted_alike(seed, dtype, mode):
     x = rng.choice([-1.0, 1.0], size=(n, 4)).astype(dtype)
     y = np.arange(n) % int(rng.integers(2, 4))
     a = verification(x, y)
-    design = Design.of(a.source.probe, None, "all", int(rng.integers(1, 20)))
+    design = PairTiles.from_sets(a.source.probe, None, "all", int(rng.integers(1, 20)))
     counts = count_scores(design, int(y.max()) + 1, exact=mode == "exact")
     same(a, type(a)(counts, "all", mode))
 
@@ -80,7 +80,7 @@ def test_an_accelerator_counts_alike(dtype, how):
     if how == "gallery":
         among = {"gallery": (x[50:] + 0.1, y[50:])}
     a = verification(x, y, **among)
-    design = Design.of(a.source.probe, a.source.gallery, a.trials, 64)
+    design = PairTiles.from_sets(a.source.probe, a.source.gallery, a.trials, 64)
     same(a, type(a)(count_scores(design, 40, exact=False, device=torch.device("cpu")), a.trials, "histogram"))
 
 
@@ -135,7 +135,7 @@ def test_curves_of_counts_follow_those_of_sorted_scores():
     x, y = clusters(6, n=900, subjects=90)
     a, b = verification(x, y), verification(x, y, mode="histogram")
     grid = np.linspace(-0.9, 0.9, 50)
-    for fmr in (b.roc.fmr, b.roc.thinned(64).fmr, b.roc.full.fnmr[::-1]):
+    for fmr in (b.roc.fmr, b.roc.subsample(64).fmr, b.roc.full.fnmr[::-1]):
         assert (np.diff(fmr) <= 1e-12).all()
     drawn = [np.interp(grid, v.roc.thresholds[:-1], v.roc.fmr[:-1]) for v in (a, b)]
     close = np.abs(drawn[0] - drawn[1])
@@ -149,13 +149,13 @@ def test_curves_of_counts_follow_those_of_sorted_scores():
 def test_bins_never_decrease_and_gaps_isolate_genuine_scores():
     rng = np.random.default_rng(0)
     s = np.sort(rng.uniform(-1, 1, 5000)).astype(np.float32)
-    even = Even(-1.0, 1.0)
+    even = EvenBins(-1.0, 1.0)
     at = even(s)
     assert (np.diff(at) >= 0).all()
     assert at.min() > 0
     assert at.max() < even.count - 1
     assert (np.abs(even.edges[at] - s) < 1e-4).all()
-    gaps = Gaps.of(s[::50])
+    gaps = GapBins.from_genuine(s[::50])
     place = gaps(s)
     for g in s[::50]:
         inside = gaps(np.asarray([g]))[0]
@@ -166,11 +166,11 @@ def test_the_bound_of_auc_is_not_idle():
     """Bins coarse enough to be wrong: the error shows, and stays inside the bound."""
     x, y = clusters(7, n=300, subjects=60)
     v = verification(x, y)
-    design = Design.of(v.source.probe, None, "all", 64)
+    design = PairTiles.from_sets(v.source.probe, None, "all", 64)
     found = count_scores(design, 60, exact=False)
-    coarse = Even(-1.0, 1.0, 64)
+    coarse = EvenBins(-1.0, 1.0, 64)
     rough = HistogramScores(
-        found.genuine, Fast(design).count(coarse), coarse, found.slack, False, found.walk, 60, found.stream
+        found.genuine, FastPasses(design).count_bins(coarse), coarse, found.slack, False, found.walk, 60, found.stream
     )
     value, bound = rough.auc()
     assert 1e-9 < abs(value - v.auc) <= bound

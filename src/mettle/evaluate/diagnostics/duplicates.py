@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mettle.errors import DataError
-from mettle.evaluate.inputs import Rows
+from mettle.evaluate.inputs import EmbeddingSet
 
 MOST, FEW = 0.5, 10  # of a side, and in all: so many rows on both sides are one set used twice, fewer may be chance
 LISTED = 20  # copies that are named
@@ -25,7 +25,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, eq=False)
-class Copies:
+class Duplicates:
     """Rows of one table that equal another row, sample by sample.
 
     Attributes:
@@ -41,18 +41,18 @@ class Copies:
     examples: tuple[tuple[int, ...], ...]
 
 
-def within(values: np.ndarray | torch.Tensor, labels: np.ndarray, ids: np.ndarray) -> Copies:
+def find_duplicates(values: np.ndarray | torch.Tensor, labels: np.ndarray, ids: np.ndarray) -> Duplicates:
     """Copies among the rows of one table; rows of one id are one sample and no copies."""
     first = np.sort(np.unique(ids, return_index=True)[1])
-    keys, labels = hashes(values)[first], labels[first]
+    keys, labels = hash_rows(values)[first], labels[first]
     order = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.append(True, np.diff(keys[order]) != 0))
     sizes = np.diff(np.append(starts, len(order)))
     several = zip(starts[sizes > 1], sizes[sizes > 1], strict=True)
-    groups = [g for a, n in several for g in _equal(values, first, order[a : a + n])]
+    groups = [g for a, n in several for g in _split_unequal(values, first, order[a : a + n])]
     torn = {k for k, group in enumerate(groups) if len(np.unique(labels[group])) > 1}
     shown = sorted(range(len(groups)), key=lambda k: (k not in torn, int(groups[k][0])))[:LISTED]
-    return Copies(
+    return Duplicates(
         sum(len(group) for group in groups),
         len(groups),
         len(torn),
@@ -60,10 +60,10 @@ def within(values: np.ndarray | torch.Tensor, labels: np.ndarray, ids: np.ndarra
     )
 
 
-def _equal(values: np.ndarray | torch.Tensor, first: np.ndarray, group: np.ndarray) -> list[np.ndarray]:
+def _split_unequal(values: np.ndarray | torch.Tensor, first: np.ndarray, group: np.ndarray) -> list[np.ndarray]:
     """A group of one hash, split where the rows differ after all."""
     found = []
-    rows = _here(values, first[group])
+    rows = _rows_in_memory(values, first[group])
     while len(group) > 1:
         same = (rows == rows[0]).all(axis=1)
         if np.count_nonzero(same) > 1:
@@ -72,9 +72,9 @@ def _equal(values: np.ndarray | torch.Tensor, first: np.ndarray, group: np.ndarr
     return found
 
 
-def inside(rows: Rows) -> tuple[str, ...]:
+def warn_duplicates(rows: EmbeddingSet) -> tuple[str, ...]:
     """A warning of copies in a set that is compared with itself, where there are some."""
-    c = within(rows.given, rows.labels, np.arange(len(rows)) if rows.ids is None else rows.ids)
+    c = find_duplicates(rows.given, rows.labels, np.arange(len(rows)) if rows.ids is None else rows.ids)
     if not c.rows or (c.vectors == 1 and c.rows == len(rows)):  # all alike is a collapse: ties tell
         return ()
     torn = f"; {c.contradictions:,} of these vectors carry several labels" if c.contradictions else ""
@@ -85,7 +85,7 @@ def inside(rows: Rows) -> tuple[str, ...]:
     )
 
 
-def across(one: Rows, two: Rows, first: str, second: str) -> tuple[str, ...]:
+def check_shared_samples(one: EmbeddingSet, two: EmbeddingSet, first: str, second: str) -> tuple[str, ...]:
     """Look for samples on both sides where no ids tell samples apart.
 
     Args:
@@ -102,11 +102,11 @@ def across(one: Rows, two: Rows, first: str, second: str) -> tuple[str, ...]:
     """
     if one.ids is not None and two.ids is not None:
         return ()
-    (left, right), several = _exactly(one, two)
+    (left, right), several = _find_equal_rows(one, two)
     how = "number for number"
-    if several and _telling(one, two):
-        at = _places(one), _places(two)
-        scaled = _alike(one, two, ~left, *at), _alike(two, one, ~right, *at[::-1])
+    if several and _is_telling(one, two):
+        at = _project_directions(one), _project_directions(two)
+        scaled = _find_same_direction(one, two, ~left, *at), _find_same_direction(two, one, ~right, *at[::-1])
         how = "up to their length" if any(side.any() for side in scaled) else how
         left, right = left | scaled[0], right | scaled[1]
     for side, name, other in ((left, first, second), (right, second, first)):
@@ -125,13 +125,15 @@ def across(one: Rows, two: Rows, first: str, second: str) -> tuple[str, ...]:
     )
 
 
-def in_cohort(cohort: np.ndarray, *sides: Rows) -> tuple[str, ...]:
+def in_cohort(cohort: np.ndarray, *sides: EmbeddingSet) -> tuple[str, ...]:
     """A warning of cohort members that are compared themselves, where there are some."""
-    members = Rows(cohort, np.zeros(len(cohort), np.int64))
+    members = EmbeddingSet(cohort, np.zeros(len(cohort), np.int64))
     found = np.zeros(len(cohort), bool)
     for side in sides:
-        others = Rows(side.given, np.zeros(len(side), np.int64))
-        found |= _alike(members, others, ~found, _places(members), _places(others))
+        others = EmbeddingSet(side.given, np.zeros(len(side), np.int64))
+        found |= _find_same_direction(
+            members, others, ~found, _project_directions(members), _project_directions(others)
+        )
     if not found.any():
         return ()
     return (
@@ -140,35 +142,37 @@ def in_cohort(cohort: np.ndarray, *sides: Rows) -> tuple[str, ...]:
     )
 
 
-def _exactly(one: Rows, two: Rows) -> tuple[list[np.ndarray], bool]:
+def _find_equal_rows(one: EmbeddingSet, two: EmbeddingSet) -> tuple[list[np.ndarray], bool]:
     """Rows of either side that equal a row of one label on the other; whether both sides are more than one vector."""
-    double = one.double and two.double
-    keys = [hashes(side.given, double) for side in (one, two)]
+    double = one.is_float64 and two.is_float64
+    keys = [hash_rows(side.given, double) for side in (one, two)]
     marked = [key ^ side.labels.view(np.uint64) * _ODD for key, side in zip(keys, (one, two), strict=True)]
     both, *at = np.intersect1d(marked[0], marked[1], return_indices=True)
     type_ = np.float64 if double else np.float32
-    rows = (np.asarray(_here(side.given, i), type_) for side, i in zip((one, two), at, strict=True))
+    rows = (np.asarray(_rows_in_memory(side.given, i), type_) for side, i in zip((one, two), at, strict=True))
     both = both[np.equal(*rows).all(axis=1)] if len(both) else both
     several = all((key != key[0]).any() for key in keys)  # all alike is a collapse, not a set used twice
     return [np.isin(mark, both) for mark in marked], several
 
 
-def _telling(one: Rows, two: Rows) -> bool:
+def _is_telling(one: EmbeddingSet, two: EmbeddingSet) -> bool:
     """Whether a direction says which sample it is: not where all people, or all samples of one, share theirs."""
     rng = np.random.default_rng(0)
     i, j = rng.integers(len(one), size=1000), rng.integers(len(two), size=1000)
     others = one.labels[i] != two.labels[j]
-    if others.any() and _cosines(one, i[others], two, j[others]).mean() > 0.01:
+    if others.any() and _have_one_direction(one, i[others], two, j[others]).mean() > 0.01:
         return False
     for side in (one, two):
         order = np.argsort(side.labels, kind="stable")
         pairs = np.flatnonzero(side.labels[order][1:] == side.labels[order][:-1])[:1000]
-        if len(pairs) and _cosines(side, order[pairs], side, order[pairs + 1]).mean() > 0.5:
+        if len(pairs) and _have_one_direction(side, order[pairs], side, order[pairs + 1]).mean() > 0.5:
             return False
     return True
 
 
-def _alike(one: Rows, two: Rows, wanted: np.ndarray, own: np.ndarray, others: np.ndarray) -> np.ndarray:
+def _find_same_direction(
+    one: EmbeddingSet, two: EmbeddingSet, wanted: np.ndarray, own: np.ndarray, others: np.ndarray
+) -> np.ndarray:
     """Rows of one side, of those wanted, that have the direction and the label of a row on the other, by places."""
     labels = np.unique(np.concatenate([one.labels, two.labels]), return_inverse=True)[1].reshape(-1)
     rows = np.flatnonzero(wanted)
@@ -187,53 +191,60 @@ def _alike(one: Rows, two: Rows, wanted: np.ndarray, own: np.ndarray, others: np
             k = k[np.abs(there[place[k]] - here[k]) <= _REACH]
             looked += len(k)
             k = k[(np.abs(others[place[k]] - own[k]) <= _REACH).all(axis=1)]
-            found[rows[k]] |= _cosines(one, rows[k], two, order[place[k]])
+            found[rows[k]] |= _have_one_direction(one, rows[k], two, order[place[k]])
         if not looked:
             break
     return found
 
 
-def _cosines(one: Rows, i: np.ndarray, two: Rows, j: np.ndarray) -> np.ndarray:
+def _have_one_direction(one: EmbeddingSet, i: np.ndarray, two: EmbeddingSet, j: np.ndarray) -> np.ndarray:
     """Whether these pairs of rows have one direction."""
     found = np.empty(len(i), bool)
     for start in range(0, len(i), step := max(1, _CELLS // one.dim)):
         part = slice(start, start + step)
-        a, b = _unit(_here(one.given, i[part])), _unit(_here(two.given, j[part]))
+        a, b = (
+            _normalize_rows(_rows_in_memory(one.given, i[part])),
+            _normalize_rows(_rows_in_memory(two.given, j[part])),
+        )
         found[part] = ((a - b) ** 2).sum(axis=1) <= _REACH**2  # 2 − 2 cos, which is finer near 1
     return found
 
 
-def _places(side: Rows) -> np.ndarray:
+def _project_directions(side: EmbeddingSet) -> np.ndarray:
     """(n, 4): where the direction of each row lies along four fixed random ones, between −1 and 1."""
     along = np.random.default_rng(1).normal(size=(side.dim, 4))
     along /= np.linalg.norm(along, axis=0)
     found = np.empty((len(side), 4))
     for start in range(0, len(side), step := max(1, _CELLS // side.dim)):
         part = slice(start, start + step)
-        found[part] = _unit(_here(side.given, part)) @ along
+        found[part] = _normalize_rows(_rows_in_memory(side.given, part)) @ along
     return found
 
 
-def _unit(x: np.ndarray) -> np.ndarray:
+def _normalize_rows(x: np.ndarray) -> np.ndarray:
     """Directions in float64, whatever the lengths."""
     x = x.astype(np.float64)
     x /= np.abs(x).max(axis=1, keepdims=True)
     return x / np.sqrt((x * x).sum(axis=1, keepdims=True))
 
 
-def hashes(values: np.ndarray | torch.Tensor, double: bool = True) -> np.ndarray:
+def hash_rows(values: np.ndarray | torch.Tensor, double: bool = True) -> np.ndarray:
     """(n,) uint64, equal for rows that are equal number for number, in float32 unless both sides are ``double``."""
     n, d = values.shape
     factors = np.random.default_rng(0).integers(1 << 62, size=2 * d, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     found = np.empty(n, np.uint64)
     for start in range(0, n, step := max(1, _CELLS // d)):
         part = values[start : start + step]
-        sums = _summed(part, factors, double) if isinstance(part, np.ndarray) else _summed_there(part, factors, double)
+        sums = (
+            _hash_columns(part, factors, double)
+            if isinstance(part, np.ndarray)
+            else _summed_there(part, factors, double)
+        )
         found[start : start + step] = sums
     return found
 
 
-def _summed(part: np.ndarray, factors: np.ndarray, double: bool) -> np.ndarray:
+def _hash_columns(part: np.ndarray, factors: np.ndarray, double: bool) -> np.ndarray:
     part = part if double else part.astype(np.float32, copy=False)
     bits = np.ascontiguousarray(part + part.dtype.type(0)).view(np.uint32)
     return (bits * factors[: bits.shape[1]]).sum(axis=1, dtype=np.uint64)
@@ -247,7 +258,7 @@ def _summed_there(part: torch.Tensor, factors: np.ndarray, double: bool) -> np.n
     return (bits * odd).sum(1).cpu().numpy().view(np.uint64)
 
 
-def _here(values: np.ndarray | torch.Tensor, at: slice | np.ndarray) -> np.ndarray:
+def _rows_in_memory(values: np.ndarray | torch.Tensor, at: slice | np.ndarray) -> np.ndarray:
     """Some rows, in main memory."""
     if isinstance(values, np.ndarray):
         return values[at]

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from mettle.evaluate.inputs import both_kinds, check_embeddings, whole
-from mettle.evaluate.scoring.cosine import Unit
+from mettle.evaluate.inputs import both_kinds, check_embeddings, check_int
+from mettle.evaluate.scoring.cosine import ExactUnitVectors
 from mettle.unknown_names import explain_arguments
 
 MOST = 8192  # rows that pairs are formed of; more are thinned at random, with a fixed seed
@@ -105,12 +105,12 @@ def geometry(embeddings: Any, labels: Any, *, k: int = 10, seed: int = 0) -> Geo
         'collapse: all vectors point almost the same way (strangers have a mean cosine of 1.000)'
     """
     rows = check_embeddings(embeddings, labels)
-    whole(seed, "seed", 0)
-    whole(k, "k", 1)
+    check_int(seed, "seed", 0)
+    check_int(k, "k", 1)
     keep = np.arange(len(rows))
     if len(rows) > MOST:
         keep = np.sort(np.random.default_rng(seed).choice(len(rows), MOST, replace=False))
-    unit, y = Unit.of(rows.values[keep]), rows.labels[keep]
+    unit, y = ExactUnitVectors.from_rows(rows.values[keep]), rows.labels[keep]
     n, k = len(keep), min(k, len(keep) - 1)
     sums = np.zeros(3)  # genuine cosines, impostor cosines, potentials
     pairs = np.zeros(2, np.int64)
@@ -139,13 +139,13 @@ def geometry(embeddings: Any, labels: Any, *, k: int = 10, seed: int = 0) -> Geo
     spread = occurrence.std()
     skew = float(((occurrence - occurrence.mean()) ** 3).mean() / spread**3) if spread > 1e-9 else 0.0
     d = rows.dim
-    verdict = _verdict(strangers, rank, min(d, n - 1), d)
+    verdict = _describe_space(strangers, rank, min(d, n - 1), d)
     return Geometry(
         2 - 2 * float(sums[0] / pairs[0]), uniformity, strangers, rank, d, skew, occurrence, k, keep, verdict
     )
 
 
-def _verdict(strangers: float, rank: float, possible: int, d: int) -> str:
+def _describe_space(strangers: float, rank: float, possible: int, d: int) -> str:
     if strangers > ALIKE:
         return f"collapse: all vectors point almost the same way (strangers have a mean cosine of {strangers:.3f})"
     if possible > 10 and rank < FEW * possible:

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from mettle.errors import InputError
-from mettle.evaluate.inputs import check_embeddings, whole
-from mettle.evaluate.scoring.cpu_passes import Fast
-from mettle.evaluate.scoring.pair_tiles import Design
+from mettle.evaluate.inputs import check_embeddings, check_int
+from mettle.evaluate.scoring.cpu_passes import FastPasses
+from mettle.evaluate.scoring.pair_tiles import PairTiles
 from mettle.unknown_names import explain_arguments
 
 _OFFERED = 1 << 18  # pairs of a tile that are looked at in one go
@@ -31,7 +31,7 @@ class HardPair:
 
 
 @explain_arguments
-def hardest(
+def hardest_pairs(
     embeddings: Any, labels: Any, kind: Literal["genuine", "impostor"], *, count: int = 20, each: int = 2
 ) -> list[HardPair]:
     """The hardest pairs, hardest first: genuine ones with the lowest score, impostors with the highest.
@@ -45,12 +45,12 @@ def hardest(
     """
     if kind not in ("genuine", "impostor"):
         raise InputError(f"kind must be 'genuine' or 'impostor': got {kind!r}")
-    whole(count, "count", 1)
-    whole(each, "each", 1)
+    check_int(count, "count", 1)
+    check_int(each, "each", 1)
     rows, sign = check_embeddings(embeddings, labels), 1 if kind == "impostor" else -1
-    design = Design.of(rows, None, "all", _ROWS)
+    design = PairTiles.from_sets(rows, None, "all", _ROWS)
     room = 64 * count  # enough that a cap of `each` per two labels cannot run dry, unless one class holds all
-    best = _genuine(design, room) if kind == "genuine" else _impostors(design, room)
+    best = _hardest_genuine(design, room) if kind == "genuine" else _hardest_impostors(design, room)
     seen: dict[tuple[int, int], int] = {}
     found = []
     for a, b, value in zip(best.first.tolist(), best.second.tolist(), (sign * best.hardness).tolist(), strict=True):
@@ -61,7 +61,7 @@ def hardest(
     return found[:count]
 
 
-class Shortlist:
+class TopPairs:
     """The first ``room`` pairs in that order.
 
     Attributes:
@@ -76,21 +76,21 @@ class Shortlist:
         self.hardness = np.empty(0)
 
     @property
-    def bar(self) -> float:
+    def min_hardness(self) -> float:
         """How hard a pair must be, at least, to be of interest."""
         return float(self.hardness[-1]) if len(self.hardness) == self.room else -np.inf
 
-    def offer(self, one: np.ndarray, two: np.ndarray, hardness: np.ndarray) -> None:
+    def add(self, one: np.ndarray, two: np.ndarray, hardness: np.ndarray) -> None:
         """Put these pairs where they belong, as far as they do."""
         for start in range(0, len(one), _SORTED_AT_ONCE):
             part = slice(start, start + _SORTED_AT_ONCE)
-            self._offer(np.minimum(one[part], two[part]), np.maximum(one[part], two[part]), hardness[part])
+            self._add_distinct(np.minimum(one[part], two[part]), np.maximum(one[part], two[part]), hardness[part])
 
-    def _offer(self, first: np.ndarray, second: np.ndarray, hardness: np.ndarray) -> None:
-        new = hardness >= self.bar
+    def _add_distinct(self, first: np.ndarray, second: np.ndarray, hardness: np.ndarray) -> None:
+        new = hardness >= self.min_hardness
         if len(self.hardness) == self.room:  # among those as hard as the last one only earlier ones
             i, j = self.first[-1], self.second[-1]
-            new &= (hardness > self.bar) | (first < i) | ((first == i) & (second < j))
+            new &= (hardness > self.min_hardness) | (first < i) | ((first == i) & (second < j))
         if not new.any():
             return
         first, second = np.append(self.first, first[new]), np.append(self.second, second[new])
@@ -99,30 +99,32 @@ class Shortlist:
         self.first, self.second, self.hardness = first[best], second[best], hardness[best]
 
 
-def _genuine(design: Design, room: int) -> Shortlist:
+def _hardest_genuine(design: PairTiles, room: int) -> TopPairs:
     """The genuine pairs with the lowest scores."""
-    best, order = Shortlist(room), design.order[0]
+    best, order = TopPairs(room), design.order[0]
     i, j = design.genuine_pairs()
     for at in range(0, len(i), _SCORED_AT_ONCE):
         one, two = i[at : at + _SCORED_AT_ONCE], j[at : at + _SCORED_AT_ONCE]
-        best.offer(order[one], order[two], -design.paired(one, two))
+        best.add(order[one], order[two], -design.score_pairs(one, two))
     return best
 
 
-def _impostors(design: Design, room: int) -> Shortlist:
+def _hardest_impostors(design: PairTiles, room: int) -> TopPairs:
     """The impostor pairs with the highest scores: fast scores say which to score exactly."""
-    best, order, fast = Shortlist(room), design.order[0], Fast(design)
+    best, order, fast = TopPairs(room), design.order[0], FastPasses(design)
     for rows, cols, tile in fast.tiles(-np.inf):
         width = cols.stop - cols.start
         for start in range(0, len(tile), step := max(1, _OFFERED // width)):
             part = slice(rows.start + start, min(rows.start + start + step, rows.stop))
-            at = _worth(tile[start : start + step].reshape(-1), room, best.bar, fast.slack)
+            at = _may_be_among_best(
+                tile[start : start + step].reshape(-1), room, best.min_hardness, fast.score_error_bound
+            )
             i, j = np.divmod(at, width)
-            best.offer(order[part.start + i], order[cols.start + j], fast.exactly(part, cols, at))
+            best.add(order[part.start + i], order[cols.start + j], fast.exact_scores(part, cols, at))
     return best
 
 
-def _worth(rough: np.ndarray, room: int, bar: float, slack: float) -> np.ndarray:
+def _may_be_among_best(rough: np.ndarray, room: int, bar: float, slack: float) -> np.ndarray:
     """Where fast scores, off by ``slack`` at most, leave it open that a pair is among the best ``room``."""
     if bar == -np.inf and len(rough) > room:  # nothing to measure them by but themselves
         bar = float(np.partition(rough, len(rough) - room)[-room]) - slack

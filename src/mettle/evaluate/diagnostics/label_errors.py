@@ -41,8 +41,8 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import InputError
-from mettle.evaluate.inputs import Rows, check_embeddings, codes, whole
-from mettle.evaluate.scoring.cosine import Unit
+from mettle.evaluate.inputs import EmbeddingSet, check_embeddings, check_int, joint_codes
+from mettle.evaluate.scoring.cosine import ExactUnitVectors
 from mettle.unknown_names import explain_arguments
 
 _CELLS = 1 << 20
@@ -93,7 +93,7 @@ class LabelNoise:
 
 
 @dataclass(frozen=True, eq=False)
-class Suspects:
+class LabelErrors:
     """Samples ranked by how much better another label would fit.
 
     Attributes:
@@ -109,7 +109,7 @@ class Suspects:
     noise: LabelNoise
 
     def __repr__(self) -> str:
-        return f"Suspects({str(self.noise)!r}, ranked={len(self.order)})"
+        return f"LabelErrors({str(self.noise)!r}, ranked={len(self.order)})"
 
     @property
     def count(self) -> int:
@@ -117,13 +117,13 @@ class Suspects:
         return int(np.count_nonzero(self.suspicion > 0))
 
     @property
-    def listed(self) -> np.ndarray:
+    def suspects(self) -> np.ndarray:
         """Positions above the cut, most suspicious first; none where it cannot be told which labels are wrong."""
         return self.order[: self.noise.listed]
 
 
 @dataclass(frozen=True)
-class Twins:
+class DuplicateIdentities:
     """Two labels that may be one subject."""
 
     first: int | str
@@ -132,7 +132,7 @@ class Twins:
 
 
 @dataclass(frozen=True)
-class Confused:
+class ConfusedLabel:
     """One label's nearest neighbours.
 
     Attributes:
@@ -149,7 +149,7 @@ class Confused:
 
 
 @explain_arguments
-def label_errors(embeddings: Any, labels: Any) -> Suspects:
+def label_errors(embeddings: Any, labels: Any) -> LabelErrors:
     """Rank samples by how much better another class fits, and estimate how many labels are wrong.
 
     Args:
@@ -160,11 +160,11 @@ def label_errors(embeddings: Any, labels: Any) -> Suspects:
         >>> import numpy as np
         >>> x = np.repeat(np.eye(3), 4, axis=0)
         >>> found = label_errors(x, [0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2, 2])  # the fourth belongs to 0
-        >>> int(found.order[0]), int(found.suggested[0]), found.noise.wrong, found.listed
+        >>> int(found.order[0]), int(found.suggested[0]), found.noise.wrong, found.suspects
         (3, 0, 1, array([3]))
     """
-    _, unit, label, people = _classes(embeddings, labels)
-    sums, size = _sums(unit, label, len(people))
+    _, unit, label, people = _check_classes(embeddings, labels)
+    sums, size = _class_sums(unit, label, len(people))
     able = np.flatnonzero(size[label] > 1)
     if not len(able):
         raise InputError("no label has two samples: there is nothing to compare a sample with")
@@ -183,7 +183,7 @@ def label_errors(embeddings: Any, labels: Any) -> Suspects:
     # Every so many-th of the ranking stands for all: the same rows whatever their order in the file.
     some = np.linspace(0, len(able) - 1, min(len(able), max(_FEWEST, _PRETENDED // len(people)))).astype(np.int64)
     noise = estimate_label_noise(suspicion[order], *_score_planted_errors(unit, label, able[order][some], sums, size))
-    return Suspects(able[order], suspicion[order], people[suggested[order]], noise)
+    return LabelErrors(able[order], suspicion[order], people[suggested[order]], noise)
 
 
 def _score_planted_errors(
@@ -207,7 +207,9 @@ def _score_planted_errors(
 
 
 @explain_arguments
-def same_subject(embeddings: Any, labels: Any, count: int = 20, *, near: float | None = NEAR) -> list[Twins]:
+def same_subject(
+    embeddings: Any, labels: Any, count: int = 20, *, near: float | None = NEAR
+) -> list[DuplicateIdentities]:
     """Rank pairs of labels by how much they look like one subject: false negatives, if they are.
 
     Args:
@@ -217,18 +219,18 @@ def same_subject(embeddings: Any, labels: Any, count: int = 20, *, near: float |
         near: only pairs whose mean similarity lies so far on the way from strangers to relatives: 0 is the mean of
             impostor pairs, 1 that of genuine ones. None ranks all.
     """
-    whole(count, "count", 1)
+    check_int(count, "count", 1)
     if near is not None and not (isinstance(near, Real) and isfinite(near)):
         raise InputError(f"near must be a finite number, such as 0.7, or None: got {near!r}")
-    _, unit, label, people = _classes(embeddings, labels)
-    sums, size = _sums(unit, label, len(people))
+    _, unit, label, people = _check_classes(embeddings, labels)
+    sums, size = _class_sums(unit, label, len(people))
     able = np.flatnonzero(size > 1)
     if len(able) < 2:
         raise InputError("fewer than two labels have two samples: there is nothing to compare")
     sums, size, people = sums[able], size[able], people[able]
     within = (np.square(sums).sum(axis=1) - size) / (size * (size - 1))
     least = -np.inf if near is None else _on_the_way(sums, size, near)
-    found: list[Twins] = []
+    found: list[DuplicateIdentities] = []
     for start in range(0, len(able), step := max(1, _CELLS // len(able))):
         part = slice(start, min(start + step, len(able)))
         cross = sums[part] @ sums.T / (size[part, None] * size)
@@ -237,7 +239,7 @@ def same_subject(embeddings: Any, labels: Any, count: int = 20, *, near: float |
         score[twice | (cross < least)] = -np.inf
         flat = np.argsort(-score, axis=None, kind="stable")[:count]
         pairs = zip(*np.unravel_index(flat, score.shape), strict=True)
-        found += [Twins(people[start + i].item(), people[j].item(), float(score[i, j])) for i, j in pairs]
+        found += [DuplicateIdentities(people[start + i].item(), people[j].item(), float(score[i, j])) for i, j in pairs]
         found = sorted((t for t in found if t.suspicion > -np.inf), key=lambda t: -t.suspicion)[:count]
     return found
 
@@ -251,24 +253,24 @@ def _on_the_way(sums: np.ndarray, size: np.ndarray, share: float) -> float:
 
 
 @explain_arguments
-def confusion(embeddings: Any, labels: Any) -> list[Confused]:
+def confusion(embeddings: Any, labels: Any) -> list[ConfusedLabel]:
     """For each label, how often the nearest other sample is of another label, and of which; worst first.
 
     Nearest samples with equal scores share the count.
     """
-    rows, _, label, people = _classes(embeddings, labels)
-    unit = Unit.of(rows.values)
+    rows, _, label, people = _check_classes(embeddings, labels)
+    unit = ExactUnitVectors.from_rows(rows.values)
     found = []
-    for c, times in enumerate(_neighbours(unit, label, len(people))):
+    for c, times in enumerate(_count_neighbor_labels(unit, label, len(people))):
         row = times / times.sum()
         error, row[c] = 1 - row[c], 0
         most = int(row.argmax())
         name = people[most].item() if row[most] else None
-        found.append(Confused(people[c].item(), float(error), name, float(row[most])))
+        found.append(ConfusedLabel(people[c].item(), float(error), name, float(row[most])))
     return sorted(found, key=lambda f: (-f.error, f.label))
 
 
-def _neighbours(unit: Unit, label: np.ndarray, count: int) -> Iterator[np.ndarray]:
+def _count_neighbor_labels(unit: ExactUnitVectors, label: np.ndarray, count: int) -> Iterator[np.ndarray]:
     """For each label in turn, how often the nearest other sample of its samples has each label."""
     order = np.argsort(label, kind="stable")  # so that of a label at a time, not of all, a row of counts is held
     times = np.zeros((0, count))
@@ -289,13 +291,13 @@ def _neighbours(unit: Unit, label: np.ndarray, count: int) -> Iterator[np.ndarra
 
 
 @explain_arguments
-def difficulty(embeddings: Any, labels: Any) -> np.ndarray:
+def sample_difficulty(embeddings: Any, labels: Any) -> np.ndarray:
     """How hard each sample is: cosine of its nearest stranger minus that of its nearest relative.
 
     Above 0 the nearest neighbour has another label. A sample that is alone in its class has no relative: −1 stands in.
     """
-    rows, _, label, _ = _classes(embeddings, labels)
-    unit = Unit.of(rows.values)
+    rows, _, label, _ = _check_classes(embeddings, labels)
+    unit = ExactUnitVectors.from_rows(rows.values)
     found = np.empty(len(rows))
     for start in range(0, len(rows), step := max(1, _CELLS // len(rows))):
         part = slice(start, min(start + step, len(rows)))
@@ -306,16 +308,16 @@ def difficulty(embeddings: Any, labels: Any) -> np.ndarray:
     return found
 
 
-def _classes(embeddings: Any, labels: Any) -> tuple[Rows, np.ndarray, np.ndarray, np.ndarray]:
+def _check_classes(embeddings: Any, labels: Any) -> tuple[EmbeddingSet, np.ndarray, np.ndarray, np.ndarray]:
     """Checked rows, unit vectors, label codes and the labels they stand for."""
     rows = check_embeddings(embeddings, labels)
     people = np.unique(rows.given_labels)
     if len(people) < 2:
         raise InputError("at least two labels are needed: got one")
-    return rows, Unit.of(rows.values).vectors(), codes(rows.labels)[0].astype(np.int64), people
+    return rows, ExactUnitVectors.from_rows(rows.values).vectors(), joint_codes(rows.labels)[0].astype(np.int64), people
 
 
-def _sums(unit: np.ndarray, label: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _class_sums(unit: np.ndarray, label: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     sums = np.zeros((count, unit.shape[1]))
     np.add.at(sums, label, unit)
     return sums, np.bincount(label, minlength=count)
@@ -333,13 +335,13 @@ def estimate_label_noise(observed: np.ndarray, pretended: np.ndarray, weights: n
     values = pretended[order]
     beyond = np.append(np.cumsum(weights[order][::-1])[::-1], 0.0) / weights.sum()
 
-    def share(at: np.ndarray) -> np.ndarray:
+    def share_above(at: np.ndarray) -> np.ndarray:
         """Share of pretended errors from a suspicion on."""
         return beyond[np.searchsorted(values, at, side="left")]
 
     levels = values[np.minimum(np.searchsorted(-beyond[:-1], -_SHARES, side="left"), len(values) - 1)]
     count = np.searchsorted(-observed, -levels, side="right")
-    f = share(levels)
+    f = share_above(levels)
     error = np.sqrt(np.maximum(count, 1)) / f
     at = int(np.argmin(count / f + 2 * error))
     wrong = float(count[at] / f[at])
@@ -349,7 +351,7 @@ def estimate_label_noise(observed: np.ndarray, pretended: np.ndarray, weights: n
         return LabelNoise(0, 0, high)
     above = np.arange(1, len(observed) + 1)
     # A cut below a sample is anywhere down to the next one: as low as that, where most pretended errors lie above it.
-    found = share(np.nextafter(np.append(observed[1:], 0.0), np.inf))
+    found = share_above(np.nextafter(np.append(observed[1:], 0.0), np.inf))
     hits = np.minimum(wrong * found, above)
     score = 2 * hits / (above + wrong)
     best = int(np.argmax(score))

@@ -19,7 +19,7 @@ from mettle.data.duplicates import DESCRIPTOR_SIZE, content_hash, find_near_dupl
 from mettle.data.image_decoding import decode_image
 from mettle.errors import DataError, InputError
 from mettle.evaluate.inputs import check_embeddings
-from mettle.evaluate.scoring.cosine import Unit
+from mettle.evaluate.scoring.cosine import ExactUnitVectors
 from mettle.unknown_names import explain_arguments
 
 NEAR = 0.98
@@ -44,7 +44,7 @@ class Leak:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class SplitSide:
     """One side of a split; what is None is not checked."""
 
     ids: Any = None
@@ -55,7 +55,9 @@ class Part:
 
 
 @explain_arguments
-def leaks(first: Part, second: Part, *, disjoint_subjects: bool = True, near: float = NEAR) -> tuple[Leak, ...]:
+def find_leakage(
+    first: SplitSide, second: SplitSide, *, disjoint_subjects: bool = True, near: float = NEAR
+) -> tuple[Leak, ...]:
     """Everything that is on both sides; of near-duplicates 10,000 are listed, by position, and all are counted.
 
     Args:
@@ -77,21 +79,21 @@ def leaks(first: Part, second: Part, *, disjoint_subjects: bool = True, near: fl
             raise InputError(f"{column} must be of one kind on both sides: got {one.dtype} and {two.dtype}")
         found += [Leak(kind, v.item()) for v in np.intersect1d(one, two)]
     if first.embeddings is not None and second.embeddings is not None:
-        found += _near(first.embeddings, second.embeddings, near)
+        found += _find_near_duplicates(first.embeddings, second.embeddings, near)
     if first.looks is not None and second.looks is not None:
-        one, two = (_looks(side.looks) for side in (first, second))
+        one, two = (_check_image_hashes(side.looks) for side in (first, second))
         found += [Leak("look", (pair.first, pair.second)) for pair in find_near_duplicates(one, two)]
     return tuple(found)
 
 
 @explain_arguments
-def gate(
-    first: Part,
-    second: Part,
+def assert_no_leakage(
+    first: SplitSide,
+    second: SplitSide,
     *,
     names: tuple[str, str] = ("train", "test"),
     disjoint_subjects: bool = True,
-    looks_fail: bool = False,
+    fail_on_similar: bool = False,
 ) -> tuple[Leak, ...]:
     """Fail if anything leaks between two sides.
 
@@ -100,7 +102,7 @@ def gate(
         second: the other.
         names: of the sides, for the message.
         disjoint_subjects: whether one subject on both sides is a leak.
-        looks_fail: whether pictures that look alike are leaks too.
+        fail_on_similar: whether pictures that look alike are leaks too.
 
     Returns:
         Pictures that look alike, where that is no leak.
@@ -109,11 +111,11 @@ def gate(
         DataError: names the kinds of leaks, how many, and the first few.
 
     Example:
-        >>> gate(Part(ids=[1, 2], subjects=[7, 8]), Part(ids=[3], subjects=[9]))
+        >>> assert_no_leakage(SplitSide(ids=[1, 2], subjects=[7, 8]), SplitSide(ids=[3], subjects=[9]))
         ()
     """
-    found = leaks(first, second, disjoint_subjects=disjoint_subjects)
-    grave = [leak for leak in found if looks_fail or leak.kind != "look"]
+    found = find_leakage(first, second, disjoint_subjects=disjoint_subjects)
+    grave = [leak for leak in found if fail_on_similar or leak.kind != "look"]
     if not grave:
         return found
     words = []
@@ -146,7 +148,7 @@ def picture_looks(paths: Iterable[Path | str]) -> np.ndarray:
     return np.stack(found) if found else np.empty((0, DESCRIPTOR_SIZE), np.float32)
 
 
-def _looks(given: Any) -> np.ndarray:
+def _check_image_hashes(given: Any) -> np.ndarray:
     a = to_numpy(given, "looks")
     if a.ndim != 2 or a.shape[1] != DESCRIPTOR_SIZE or a.dtype.kind != "f" or not np.isfinite(a).all():
         raise InputError(
@@ -155,10 +157,10 @@ def _looks(given: Any) -> np.ndarray:
     return a.astype(np.float32)
 
 
-def _near(a: Any, b: Any, near: float) -> list[Leak]:
+def _find_near_duplicates(a: Any, b: Any, near: float) -> list[Leak]:
     values = [to_numpy(v, "embeddings") for v in (a, b)]
     rows = [check_embeddings(v, np.arange(len(v))) for v in values]
-    units = [Unit.of(r.values, False) for r in rows]
+    units = [ExactUnitVectors.from_rows(r.values, False) for r in rows]
     listed: list[tuple[int, int]] = []
     count = 0
     for start in range(0, len(units[0]), step := max(1, min(512, _CELLS // len(units[1])))):

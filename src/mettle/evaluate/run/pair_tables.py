@@ -80,7 +80,7 @@ def tuple_metrics(score: np.ndarray, target: np.ndarray, threshold: float | None
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
     """Spearman's rank correlation; None where one side is constant."""
-    x, y = (ranks - ranks.mean() for ranks in (_rank(a), _rank(b)))
+    x, y = (ranks - ranks.mean() for ranks in (_average_ranks(a), _average_ranks(b)))
     size = np.sqrt((x * x).sum() * (y * y).sum())
     return float((x * y).sum() / size) if size > 0 else None
 
@@ -88,10 +88,10 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
 def rank_auc(score: np.ndarray, same: np.ndarray) -> float | None:
     """Chance that a "same" pair scores above a "different" one, ties counting one half; None without both kinds."""
     n, m = int(same.sum()), int((~same).sum())
-    return float((_rank(score)[same].sum() - n * (n + 1) / 2) / (n * m)) if n and m else None
+    return float((_average_ranks(score)[same].sum() - n * (n + 1) / 2) / (n * m)) if n and m else None
 
 
-def _rank(values: np.ndarray) -> np.ndarray:
+def _average_ranks(values: np.ndarray) -> np.ndarray:
     """Ranks from 1, ties sharing their mean."""
     from scipy.stats import rankdata  # most of a second, which every `mettle train` would wait for
 

@@ -16,7 +16,7 @@ import numpy as np
 from mettle.data.dataset import Column, Samples
 from mettle.errors import DataError, NumericError
 from mettle.evaluate import bootstrap
-from mettle.evaluate.linear_probe import Reading, reading
+from mettle.evaluate.linear_probe import ProbeFit, fit_probe
 from mettle.model import EmbeddingModel, embed
 from mettle.rng import hash_bits
 from mettle.train.recipe import EvaluateConfig, Recipe
@@ -135,7 +135,7 @@ def _probe_labels(
     return found
 
 
-def _mark_correct(one: Reading, count: int) -> str:
+def _mark_correct(one: ProbeFit, count: int) -> str:
     """A letter for each test sample: 1 where the linear probe is right, 0 where it is wrong, - where left out."""
     marks = np.full(count, "-")
     marks[one.rows] = np.where(one.correct > 0.5, "1", "0")
@@ -172,18 +172,18 @@ def _probe_attribute(
     }
 
 
-def _fit_all(seen: Mapping, codes: Mapping[str, np.ndarray]) -> tuple[dict[str, Reading], str]:
+def _fit_all(seen: Mapping, codes: Mapping[str, np.ndarray]) -> tuple[dict[str, ProbeFit], str]:
     """What the probe of every encoder reads, or why one of them cannot be trusted: encoders are compared."""
     found = {}
     for encoder, z in seen.items():
         try:
-            found[encoder] = reading(z, codes)
+            found[encoder] = fit_probe(z, codes)
         except NumericError as problem:
             return {}, f"not measurable: {encoder}: {problem}"
     return found, ""
 
 
-def accuracy_by_group(one: Reading, test: Samples) -> dict[str, list[dict[str, Any]]]:
+def accuracy_by_group(one: ProbeFit, test: Samples) -> dict[str, list[dict[str, Any]]]:
     """Accuracy by every column with few values."""
     found = {}
     for name, column in test.columns().items():
@@ -194,14 +194,14 @@ def accuracy_by_group(one: Reading, test: Samples) -> dict[str, list[dict[str, A
     return found
 
 
-def class_group_codes(one: Reading, parts: Mapping[str, Samples], name: str) -> np.ndarray:
+def class_group_codes(one: ProbeFit, parts: Mapping[str, Samples], name: str) -> np.ndarray:
     """Which (class, group) each tested sample belongs to, numbered in order."""
     test = parts["test"]
     pair = np.column_stack([test.labels[one.rows], test.column(name).codes[one.rows]])
     return np.unique(pair, axis=0, return_inverse=True)[1].reshape(-1)
 
 
-def worst_class_group(one: Reading, parts: Mapping[str, Samples], name: str) -> dict[str, Any]:
+def worst_class_group(one: ProbeFit, parts: Mapping[str, Samples], name: str) -> dict[str, Any]:
     """The worst (class, group), and the mean over all of them as common as they are in training."""
     test, column = parts["test"], parts["test"].column(name)
     at = class_group_codes(one, parts, name)
@@ -244,16 +244,16 @@ def interval_over_samples(correct: np.ndarray, groups: np.ndarray) -> dict[str, 
     """The interval of the worst group's mean, test samples resampled and the worst group found anew; None: too few."""
 
     def interval() -> bootstrap.Interval:
-        weights = bootstrap.draw(len(correct), bootstrap.REPLICATES, 0)
+        weights = bootstrap.bootstrap_weights(len(correct), bootstrap.REPLICATES, 0)
         drawn = lowest_means(correct, groups, weights)
         point = float(lowest_means(correct, groups, np.ones((1, len(correct)), np.int8))[0])
         _, sizes = np.unique(groups, return_counts=True)
         return bootstrap.of_rate(drawn, point, weights, 0.95, 0, OVER_SAMPLES, rate=int(sizes.min()))
 
-    return bootstrap.stated(interval)
+    return bootstrap.interval_or_none(interval)
 
 
-def compare_probes(first: Reading, second: Reading, group: np.ndarray | None = None) -> dict[str, Any]:
+def compare_probes(first: ProbeFit, second: ProbeFit, group: np.ndarray | None = None) -> dict[str, Any]:
     """What one encoder's probe reads more than another's, on the same test samples, with paired intervals over samples.
 
     Returns:
@@ -278,20 +278,20 @@ def compare_correct(
         a, b = (float(lowest_means(one, kinds, whole)[0]) for one in (first, second))
 
         def interval(kinds: np.ndarray = kinds, difference: float = a - b) -> bootstrap.Interval:
-            weights = bootstrap.draw(len(labels), bootstrap.REPLICATES, 0)
+            weights = bootstrap.bootstrap_weights(len(labels), bootstrap.REPLICATES, 0)
             drawn = lowest_means(first, kinds, weights) - lowest_means(second, kinds, weights)
-            return bootstrap.percentile(drawn, difference, weights, 0.95, 0, f"paired {OVER_SAMPLES}")
+            return bootstrap.bca_interval(drawn, difference, weights, 0.95, 0, f"paired {OVER_SAMPLES}")
 
-        found[name] = {"first": a, "second": b, "difference": a - b, "interval": bootstrap.stated(interval)}
+        found[name] = {"first": a, "second": b, "difference": a - b, "interval": bootstrap.interval_or_none(interval)}
     return found
 
 
-def _mean_accuracies(one: Reading, inside: np.ndarray) -> dict[str, Any]:
+def _mean_accuracies(one: ProbeFit, inside: np.ndarray) -> dict[str, Any]:
     linear, knn = (getattr(one.probe, kind).correct[inside] for kind in ("linear", "knn"))
     return {"samples": int(inside.sum()), "linear": float(linear.mean()), "knn": float(knn.mean())}
 
 
-def _summarize_fit(one: Reading, names: tuple[str, ...]) -> dict[str, Any]:
+def _summarize_fit(one: ProbeFit, names: tuple[str, ...]) -> dict[str, Any]:
     """The numbers of a probe, its worst class by name."""
     found = one.probe.summary()
     for kind in ("linear", "knn"):
@@ -300,7 +300,7 @@ def _summarize_fit(one: Reading, names: tuple[str, ...]) -> dict[str, Any]:
     return {**found, "strength": one.strength, "chosen_on": one.chosen_on}
 
 
-def _paired_gap(readings: Mapping[str, Reading], subjects: np.ndarray | None) -> dict[str, Any]:
+def _paired_gap(readings: Mapping[str, ProbeFit], subjects: np.ndarray | None) -> dict[str, Any]:
     """How much more the linear probe reads from the first encoder than from the second.
 
     ``subjects`` are the identities of the test split, which are resampled; None resamples test samples.
@@ -315,12 +315,12 @@ def _paired_gap(readings: Mapping[str, Reading], subjects: np.ndarray | None) ->
     point = float(gains.mean())
 
     def interval() -> bootstrap.Interval:
-        weights = bootstrap.draw(len(who), bootstrap.REPLICATES, 0)
+        weights = bootstrap.bootstrap_weights(len(who), bootstrap.REPLICATES, 0)
         totals, counts = np.bincount(at.reshape(-1), weights=gains), np.bincount(at.reshape(-1))
-        drawn = bootstrap.sums(weights, totals) / bootstrap.sums(weights, counts)
-        return bootstrap.percentile(drawn, point, weights, 0.95, 0, f"paired {method}")
+        drawn = bootstrap.weighted_sums(weights, totals) / bootstrap.weighted_sums(weights, counts)
+        return bootstrap.bca_interval(drawn, point, weights, 0.95, 0, f"paired {method}")
 
-    return {"gap": {"value": point, "interval": bootstrap.stated(interval)}}
+    return {"gap": {"value": point, "interval": bootstrap.interval_or_none(interval)}}
 
 
 def describe_probes(found: Mapping[str, Any] | None) -> list[str]:

@@ -58,7 +58,7 @@ def choose_question(recipe: Recipe, metrics: Mapping[str, Any]) -> Question:
         return Question("closed-set", "every identity of the test split was trained on")
     selected = recipe.train.select
     if selected is not None:
-        name: QuestionName = "verification" if MetricName.parse(selected).is_of_pairs else "retrieval"
+        name: QuestionName = "verification" if MetricName.from_name(selected).is_of_pairs else "retrieval"
         return Question(name, f"its weights were selected by {selected}")
     if recipe.train.method == "hardness-aware":
         return Question("retrieval", "hardness-aware metric learning is measured by retrieval")

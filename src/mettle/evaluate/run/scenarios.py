@@ -20,7 +20,7 @@ from mettle.data.dataset import Samples
 from mettle.data.transforms import to_input_tensor
 from mettle.errors import DataError, MettleError
 from mettle.evaluate import inputs, roc
-from mettle.evaluate.audit import PAIRED, affordable
+from mettle.evaluate.audit import PAIRED, identities_within_budget
 from mettle.evaluate.clustering import clustering
 from mettle.evaluate.inputs import Numbers, Wholes
 from mettle.evaluate.retrieval import Retrieval, retrieval
@@ -42,11 +42,11 @@ class Scenario:
 
     def verification(self, z: np.ndarray, samples: Samples, across_ranks: bool = False) -> Verification:
         """Genuine against impostor pairs of this scenario."""
-        return verification(**self._arguments(z, samples), trials=self.trials, across_ranks=across_ranks)
+        return verification(**self._metric_arguments(z, samples), trials=self.trials, across_ranks=across_ranks)
 
     def retrieval(self, z: np.ndarray, samples: Samples, ks: Wholes, across_ranks: bool = False) -> Retrieval:
         """Nearest neighbours of this scenario, among the candidates that its pairs are made with."""
-        given = self._arguments(z, samples)
+        given = self._metric_arguments(z, samples)
         apart, together = self.trials == "across", self.trials == "within"
         given |= {"exclude_same_domain": apart, "only_same_domain": together, "across_ranks": across_ranks}
         return retrieval(**given, k=ks)
@@ -64,16 +64,16 @@ class Scenario:
             there, right = len(people) - size[cells[:, 1]], shots[cells[:, 0]] > own
         return int(there[right].min(initial=len(people)))
 
-    def _arguments(self, z: np.ndarray, samples: Samples) -> dict[str, Any]:
+    def _metric_arguments(self, z: np.ndarray, samples: Samples) -> dict[str, Any]:
         domains = None if samples.domain is None else samples.domain.codes
 
-        def rows(at: np.ndarray) -> tuple:
+        def take_rows(at: np.ndarray) -> tuple:
             return z[at], samples.labels[at], None if domains is None else domains[at], samples.ids[at]
 
-        a, b, c, d = rows(self.probe)
+        a, b, c, d = take_rows(self.probe)
         found = {"embeddings": a, "labels": b, "domains": c, "ids": d}
         if self.gallery is not None:
-            found["gallery"] = rows(self.gallery)
+            found["gallery"] = take_rows(self.gallery)
         return found
 
 
@@ -119,7 +119,7 @@ def evaluate_scenarios(
     """
     if len(samples) == 0:
         raise DataError("the test split is empty: give the data a test split, or let data.test hold out identities")
-    paired, chosen = list_scenarios(samples), inputs.wholes(ks, "ks")
+    paired, chosen = list_scenarios(samples), inputs.check_ints(ks, "ks")
     verifications = {scenario.name: scenario.verification(z, samples, across_ranks) for scenario in paired}
     if across_ranks:
         for v in verifications.values():
@@ -133,7 +133,7 @@ def evaluate_scenarios(
 
 def summarize_scenarios(results: ScenarioResults, fars: Numbers) -> dict[str, Any]:
     """All numbers of all scenarios, with intervals, ready for JSON."""
-    rates = inputs.rates(fars)
+    rates = inputs.check_rates(fars)
     return {
         scenario.name: {
             "title": scenario.title,
@@ -150,7 +150,7 @@ def cluster_test_split(results: ScenarioResults, seed: int = 0) -> dict[str, Any
     What cannot be measured is a ``status`` with the reason; otherwise that is "ok".
     """
     y = results.samples.labels
-    at = affordable(y, PAIRED, seed)
+    at = identities_within_budget(y, PAIRED, seed)
     try:
         found = clustering(results.embeddings[at], y[at], seed=seed)
     except MettleError as error:
@@ -193,17 +193,17 @@ def measure_thresholds(z: np.ndarray, samples: Samples, fars: Numbers, measured_
     """
     v = verification(z, samples.labels, ids=samples.ids)
     found = {}
-    for far in inputs.rates(fars):
+    for far in inputs.check_rates(fars):
         point = v.operating_point(far)
-        if point.usable is None:
+        if point.finite_threshold is None:
             found[f"{far:g}"] = {"threshold": None, "status": point.verdict, "impostors": v.impostor}
             continue
         found[f"{far:g}"] = {
-            "threshold": point.usable,
+            "threshold": point.finite_threshold,
             "status": point.status,
             "fmr": point.fmr,
             "tar": point.tar,
-            "tar_interval": _interval(lambda far=far: v.interval(f"tar@{far!r}")),
+            "tar_interval": _interval_or_none(lambda far=far: v.interval(f"tar@{far!r}")),
             "impostors": v.impostor,
             "measured_on": measured_on,
         }
@@ -219,7 +219,7 @@ def transfer_thresholds(results: ScenarioResults, set_thresholds: Mapping[str, A
         for far, entry in set_thresholds.items():
             if entry["threshold"] is None:
                 continue
-            accepts, rejects = roc.counts(v.scores, entry["threshold"])
+            accepts, rejects = roc.error_counts(v.scores, entry["threshold"])
             found[scenario.name][far] = {
                 "threshold": entry["threshold"],
                 "fmr": float(accepts) / v.impostor,
@@ -233,7 +233,7 @@ def _possible_ks(ks: Sequence[int], candidates: int) -> tuple[int, ...]:
     return tuple(k for k in ks if k <= candidates) or (1,)
 
 
-def _interval(make: Callable[[], Any]) -> list[float] | None:
+def _interval_or_none(make: Callable[[], Any]) -> list[float] | None:
     try:
         found = make()
     except MettleError:  # too few subjects or impostors

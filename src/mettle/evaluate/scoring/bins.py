@@ -39,14 +39,14 @@ class Binning:
     steps: int  # most thresholds in one cell
 
     @classmethod
-    def of(cls, thresholds: np.ndarray) -> "Binning":
+    def from_thresholds(cls, thresholds: np.ndarray) -> "Binning":
         """The table of sorted, distinct thresholds."""
         padded = np.append(thresholds, np.asarray(np.inf, thresholds.dtype))
         span = float(thresholds[-1]) - float(thresholds[0])
         if not 1e-25 < span < 1e25:  # one threshold, or numbers at the edge of the type: bisect
             return cls(padded, 1.0, np.empty(0, np.int32), _CELLS)
         scale = (_CELLS - 1) / span
-        in_cell = np.bincount(_cells(thresholds, thresholds[0], scale), minlength=_CELLS)
+        in_cell = np.bincount(_find_cells(thresholds, thresholds[0], scale), minlength=_CELLS)
         table = (np.cumsum(in_cell) - in_cell).astype(np.int32)
         return cls(padded, scale, table, int(in_cell.max()))
 
@@ -54,20 +54,20 @@ class Binning:
         """How many thresholds each score reaches."""
         if self.steps > 8:
             return np.searchsorted(self.thresholds[:-1], scores, side="right")
-        at = self.table[_cells(scores, self.thresholds[0], self.scale)]
+        at = self.table[_find_cells(scores, self.thresholds[0], self.scale)]
         for _ in range(self.steps):
             at += self.thresholds[at] <= scores
         return at
 
 
-def _cells(scores: np.ndarray, start: np.floating, scale: float) -> np.ndarray:
+def _find_cells(scores: np.ndarray, start: np.floating, scale: float) -> np.ndarray:
     """Cell of each score: never decreasing in the score, which is all that the table relies on."""
     place = (scores - start) * scores.dtype.type(scale)
     return np.clip(place, 0, _CELLS - 1, out=place).astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)
-class Even:
+class EvenBins:
     """Equal bins; nice numbers such as 0, ½ and 1 lie inside bins, never at an edge where rounding would decide."""
 
     low: float
@@ -85,7 +85,7 @@ class Even:
         return (np.arange(self.count + 1) - 8.43) / self.scale + self.low
 
     @property
-    def nowhere(self) -> float:
+    def unreached_score(self) -> float:
         """A number in the first bin, which no score reaches."""
         return self.low - 8 / self.scale
 
@@ -101,26 +101,26 @@ class Even:
 
 
 @dataclass(frozen=True, eq=False)
-class Gaps:
+class GapBins:
     """One bin for each distinct genuine score and one for each gap between them."""
 
     inside: Binning
     edges: np.ndarray
 
     @classmethod
-    def of(cls, genuine: np.ndarray) -> "Gaps":
+    def from_genuine(cls, genuine: np.ndarray) -> "GapBins":
         """The bins of sorted genuine scores."""
         up = np.asarray(np.inf, genuine.dtype)
         thresholds = np.unique(np.concatenate([genuine, np.nextafter(genuine, up)]))
         edges = np.concatenate([[min(-2.0, thresholds[0] - 1)], thresholds, [max(2.0, thresholds[-1] + 1)]])
-        return cls(Binning.of(thresholds), edges)
+        return cls(Binning.from_thresholds(thresholds), edges)
 
     def __call__(self, scores: np.ndarray) -> np.ndarray:
         """The bin of each score."""
         return self.inside(scores)
 
 
-class Window(NamedTuple):
+class ScoreWindow(NamedTuple):
     """The impostors between two scores, both included: distinct scores, how many of each, and how many lie above."""
 
     low: float
@@ -129,13 +129,13 @@ class Window(NamedTuple):
     counts: np.ndarray
     above: int
 
-    def reach(self, thresholds: np.ndarray) -> np.ndarray:
+    def count_at_least(self, thresholds: np.ndarray) -> np.ndarray:
         """#impostor ≥ τ, in all, for thresholds inside the window."""
         reached = self.above + np.append(np.cumsum(self.counts[::-1])[::-1], 0)
         return reached[np.searchsorted(self.values, thresholds, side="left")]
 
 
-class Points(NamedTuple):
+class WindowPoints(NamedTuple):
     """Operating points between two scores, by ascending threshold, in whole numbers."""
 
     thresholds: np.ndarray
@@ -143,7 +143,7 @@ class Points(NamedTuple):
     rejects: np.ndarray
 
 
-class Sieve:
+class WindowCollector:
     """Collects one window, piece by piece: a tie of a billion pairs is one score and its count."""
 
     def __init__(self, low: float, high: float, dtype: np.dtype):
@@ -153,7 +153,7 @@ class Sieve:
         self._parts: list[np.ndarray] = []
         self._merged = np.empty(0, dtype), np.empty(0, np.int64)
 
-    def pour(self, scores: np.ndarray) -> None:
+    def add(self, scores: np.ndarray) -> None:
         """Exact scores near the window: those inside are kept, those above counted."""
         low, high = self._typed
         self.above += int(np.count_nonzero(scores > high))
@@ -161,14 +161,14 @@ class Sieve:
         self._parts.append(inside)
         self._pending += len(inside)
         if self._pending > _PENDING:
-            self._merge()
+            self._merge_equal()
 
-    def window(self) -> Window:
+    def window(self) -> ScoreWindow:
         """What was collected."""
-        self._merge()
-        return Window(*self.ends, *self._merged, self.above)
+        self._merge_equal()
+        return ScoreWindow(*self.ends, *self._merged, self.above)
 
-    def _merge(self) -> None:
+    def _merge_equal(self) -> None:
         """Count equal scores together."""
         if self._pending:
             scores = np.sort(np.concatenate(self._parts))

@@ -25,7 +25,7 @@ _SQUARES = 2.0**36  # squares are summed as whole numbers of this: exact up to 2
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class ExactUnitVectors:
     """Unit vectors on an integer grid; :meth:`cosine` and :meth:`paired` are exact, hence order-free.
 
     Attributes:
@@ -37,7 +37,9 @@ class Unit:
     low: np.ndarray | None
 
     @classmethod
-    def of(cls, values: np.ndarray, double: bool | None = None, order: np.ndarray | None = None) -> "Unit":
+    def from_rows(
+        cls, values: np.ndarray, double: bool | None = None, order: np.ndarray | None = None
+    ) -> "ExactUnitVectors":
         """Normalise (n, d) rows, in another order where one is given; two limbs if ``double`` (float64 rows are)."""
         double = values.dtype == np.float64 if double is None else double
         high, low = np.empty(values.shape), np.empty(values.shape) if double else None
@@ -45,7 +47,7 @@ class Unit:
             part = slice(start, start + step)
             x = values[part if order is None else order[part]].astype(np.float64)
             x /= np.maximum(x.max(axis=1), -x.min(axis=1))[:, None]  # so that squares neither overflow nor vanish
-            x /= np.sqrt(_squared(x, np.rint))[:, None]
+            x /= np.sqrt(_sum_squares(x, np.rint))[:, None]
             np.rint(np.multiply(x, HIGH, out=high[part]), out=high[part])
             high[part] /= HIGH
             if low is not None:
@@ -66,40 +68,40 @@ class Unit:
         """The unit vectors in float64."""
         return self.high if self.low is None else self.high + self.low
 
-    def rounded(self) -> np.ndarray:
+    def as_float32(self) -> np.ndarray:
         """The vectors in float32, for fast scores."""
         return self.vectors().astype(np.float32)
 
-    def take(self, at: np.ndarray | slice) -> "Unit":
+    def take(self, at: np.ndarray | slice) -> "ExactUnitVectors":
         """Some of the rows."""
-        return Unit(self.high[at], None if self.low is None else self.low[at])
+        return ExactUnitVectors(self.high[at], None if self.low is None else self.low[at])
 
-    def cosine(self, other: "Unit", room: np.ndarray | None = None) -> np.ndarray:
+    def cosine(self, other: "ExactUnitVectors", room: np.ndarray | None = None) -> np.ndarray:
         """s_ij = <u_i, v_j> as an (a, b) tile; ``room`` is a float64 buffer for the product, to be used again."""
         shape = len(self), len(other)
         out = None if room is None else room[: shape[0] * shape[1]].reshape(shape)
         if self.low is None or other.low is None:
-            return _finish(np.matmul(self.high, other.high.T, out=out))
+            return _round_scores(np.matmul(self.high, other.high.T, out=out))
         cross = np.hstack([self.high, self.low]) @ np.hstack([other.low, other.high]).T
-        return _finish(self.high @ other.high.T, cross)
+        return _round_scores(self.high @ other.high.T, cross)
 
-    def paired(self, other: "Unit") -> np.ndarray:
+    def rowwise_cosine(self, other: "ExactUnitVectors") -> np.ndarray:
         """s_i = <u_i, v_i>, one per row of two equally long sets."""
         if self.low is None or other.low is None:
-            return _finish(np.einsum("ij,ij->i", self.high, other.high))
+            return _round_scores(np.einsum("ij,ij->i", self.high, other.high))
         cross = np.einsum("ij,ij->i", self.high, other.low) + np.einsum("ij,ij->i", self.low, other.high)
-        return _finish(np.einsum("ij,ij->i", self.high, other.high), cross)
+        return _round_scores(np.einsum("ij,ij->i", self.high, other.high), cross)
 
 
 @dataclass(frozen=True, eq=False)
-class UnitTensor:
+class ExactUnitTensor:
     """The same numbers on an accelerator: every step is one that all devices round alike."""
 
     high: Tensor
     low: Tensor | None
 
     @classmethod
-    def of(cls, values: Tensor, double: bool) -> "UnitTensor":
+    def from_rows(cls, values: Tensor, double: bool) -> "ExactUnitTensor":
         """Normalise (n, d) rows; two limbs if ``double``."""
         high = torch.empty(values.shape, dtype=torch.float64, device=values.device)
         low = torch.empty_like(high) if double else None
@@ -107,7 +109,7 @@ class UnitTensor:
             part = slice(start, start + step)
             x = values[part].double()
             x = x / x.abs().amax(1, keepdim=True)
-            x = x / _squared(x, torch.round).sqrt()[:, None]
+            x = x / _sum_squares(x, torch.round).sqrt()[:, None]
             high[part] = torch.round(x * HIGH) / HIGH
             if low is not None:
                 low[part] = torch.round((x - high[part]) * LOW) / LOW
@@ -117,7 +119,7 @@ class UnitTensor:
         """The unit vectors in float64."""
         return self.high if self.low is None else self.high + self.low
 
-    def paired(self, other: "UnitTensor", i: Tensor, j: Tensor) -> Tensor:
+    def rowwise_cosine(self, other: "ExactUnitTensor", i: Tensor, j: Tensor) -> Tensor:
         """The scores of some pairs, by position on either side."""
         one, two = self.high[i], other.high[j]
         dot = (one * two).sum(1)
@@ -127,7 +129,7 @@ class UnitTensor:
         return torch.round((dot + cross) * 10.0**DECIMALS) / 10.0**DECIMALS
 
 
-def _squared(x: Any, rint: Callable[[Any], Any]) -> Any:
+def _sum_squares(x: Any, rint: Callable[[Any], Any]) -> Any:
     """Σ x² of each row, entries at most one in size, as whole numbers of two sizes: no order of summation shows."""
     square = x * x * _SQUARES
     coarse = rint(square)
@@ -135,7 +137,7 @@ def _squared(x: Any, rint: Callable[[Any], Any]) -> Any:
     return (coarse.sum(1) + fine.sum(1) / _SQUARES) / _SQUARES
 
 
-def _finish(dot: np.ndarray, cross: np.ndarray | None = None) -> np.ndarray:
+def _round_scores(dot: np.ndarray, cross: np.ndarray | None = None) -> np.ndarray:
     """Round exact products to scores: float32 from one limb, 12 decimals of float64 from two."""
     if cross is None:
         s = dot.astype(np.float32)

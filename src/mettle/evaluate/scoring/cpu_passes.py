@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mettle.evaluate.scoring.bins import Bins, Even, Sieve, Window
-from mettle.evaluate.scoring.pair_tiles import Design
-from mettle.evaluate.scoring.scores import Block
+from mettle.evaluate.scoring.bins import Bins, EvenBins, ScoreWindow, WindowCollector
+from mettle.evaluate.scoring.pair_tiles import PairTiles
+from mettle.evaluate.scoring.scores import ScoreBlock
 from mettle.pairs.distributed import ALONE, RankGroup
 
 ABSENT = -1.5  # what a masked cell of a tile is set to where bins do not matter: below every cosine
@@ -21,82 +21,82 @@ DEAR = 16  # scoring a listed pair costs about as much as so many in a tile
 
 
 @dataclass(frozen=True, eq=False)
-class Plain:
+class ExactPasses:
     """Both passes over exact scores."""
 
-    design: Design
+    design: PairTiles
     bins: Bins
     ranks: RankGroup = ALONE  # of all tiles, those of this rank
 
-    def count(self) -> np.ndarray:
+    def count_bins(self) -> np.ndarray:
         """Pass 1."""
         tally = np.zeros(len(self.bins.edges) - 1, np.int64)
         for block in self.design.stream(False, self.ranks):
             tally += np.bincount(self.bins(block.impostor), minlength=len(tally))
         return tally
 
-    def walk(self, windows: Sequence[tuple[float, float]]) -> list[Window]:
+    def refine_windows(self, windows: Sequence[tuple[float, float]]) -> list[ScoreWindow]:
         """Pass 2."""
-        sieves = [Sieve(*w, np.dtype(self.design.dtype)) for w in windows]
+        sieves = [WindowCollector(*w, np.dtype(self.design.dtype)) for w in windows]
         for block in self.design.stream(False, self.ranks):
             for sieve in sieves:
-                sieve.pour(block.impostor)
+                sieve.add(block.impostor)
         return [sieve.window() for sieve in sieves]
 
 
 @dataclass(frozen=True, eq=False)
-class Fast:
+class FastPasses:
     """Both passes over products in the precision of the input, decided by exact scores in pass 2."""
 
-    design: Design
+    design: PairTiles
     ranks: RankGroup = ALONE  # of all tiles and genuine pairs, those of this rank
 
     @property
-    def type(self) -> np.dtype:
+    def score_dtype(self) -> np.dtype:
         """Of the fast scores."""
-        return np.dtype(np.float64 if self.design.double else np.float32)
+        return np.dtype(np.float64 if self.design.is_float64 else np.float32)
 
     @property
-    def slack(self) -> float:
+    def score_error_bound(self) -> float:
         """δ: how far a fast score can be from the exact one."""
-        if self.type == np.float32:
+        if self.score_dtype == np.float32:
             return (self.design.dim + 16) * 2.0**-24
         return (self.design.dim + 16) * 2.0**-53 + 1e-12  # float64 scores have 12 decimals
 
-    def genuine(self) -> np.ndarray:
+    def genuine_scores(self) -> np.ndarray:
         """Every genuine score, exactly, ascending."""
         parts = [block.genuine for block in self.genuine_blocks()]
         return np.sort(np.concatenate(parts)) if parts else np.empty(0, self.design.dtype)
 
-    def genuine_blocks(self) -> Iterator[Block]:
+    def genuine_blocks(self) -> Iterator[ScoreBlock]:
         """Every genuine score, exactly, with its subject."""
         i, j = self.design.genuine_pairs()
         none = np.empty(0, np.int32)
         for at in self.ranks.share(range(0, len(i), step := 1 << 14)):
             first, second = i[at : at + step], j[at : at + step]
-            score = self.design.paired(first, second)
-            yield Block(score, self.design.subject[0][first], score[:0], (none, none))
+            score = self.design.score_pairs(first, second)
+            yield ScoreBlock(score, self.design.subject[0][first], score[:0], (none, none))
 
-    def stream(self, with_subjects: bool) -> Iterator[Block]:
+    def stream(self, with_subjects: bool) -> Iterator[ScoreBlock]:
         """Genuine scores, exactly, and fast scores of every impostor pair: what resampling is content with."""
         yield from self.genuine_blocks()
-        for rows, cols, mixed, tile in self._products():
-            block = self.design.block(rows, cols, tile, mixed, with_subjects)
+        for rows, cols, mixed, tile in self._product_tiles():
+            block = self.design.split_tile(rows, cols, tile, mixed, with_subjects)
             yield block._replace(genuine=block.genuine[:0], genuine_subject=block.genuine_subject[:0])
 
     def tiles(self, absent: float = ABSENT) -> Iterator[tuple[slice, slice, np.ndarray]]:
         """Fast scores, tile by tile, in one buffer that is used again; ``absent`` marks what is no impostor pair."""
-        for rows, cols, mixed, tile in self._products():
-            out = self.design.absent(rows, cols, tile.shape, mixed)
+        for rows, cols, mixed, tile in self._product_tiles():
+            out = self.design.excluded_mask(rows, cols, tile.shape, mixed)
             if out is not None:
                 tile[out] = absent
             yield rows, cols, tile
 
-    def _products(self) -> Iterator[tuple[slice, slice, bool, np.ndarray]]:
+    def _product_tiles(self) -> Iterator[tuple[slice, slice, bool, np.ndarray]]:
         design = self.design
-        first = design.probe.vectors().astype(self.type)
-        second = first if design.own else design.gallery.vectors().astype(self.type)
-        room = np.empty(design.room(), self.type)
+        first = design.probe.vectors().astype(self.score_dtype)
+        second = first if design.is_symmetric else design.gallery.vectors().astype(self.score_dtype)
+        room = np.empty(design.largest_tile(), self.score_dtype)
         for rows, cols, mixed in self.ranks.share(design.tiles()):
             shape = (rows.stop - rows.start, cols.stop - cols.start)
             yield (
@@ -106,12 +106,12 @@ class Fast:
                 np.matmul(first[rows], second[cols].T, out=room[: shape[0] * shape[1]].reshape(shape)),
             )
 
-    def count(self, bins: Even) -> np.ndarray:
+    def count_bins(self, bins: EvenBins) -> np.ndarray:
         """Pass 1."""
         tally = torch.zeros(bins.count, dtype=torch.int64)
-        scale, shift = self.type.type(bins.scale), self.type.type(bins.shift)
-        index = np.empty(self.design.room(), np.int32)
-        for _, _, tile in self.tiles(bins.nowhere):
+        scale, shift = self.score_dtype.type(bins.scale), self.score_dtype.type(bins.shift)
+        index = np.empty(self.design.largest_tile(), np.int32)
+        for _, _, tile in self.tiles(bins.unreached_score):
             flat = tile.reshape(-1)
             flat *= scale
             flat += shift
@@ -121,28 +121,30 @@ class Fast:
         found[0] = 0  # what was absent
         return found
 
-    def walk(self, windows: Sequence[tuple[float, float]]) -> list[Window]:
+    def refine_windows(self, windows: Sequence[tuple[float, float]]) -> list[ScoreWindow]:
         """Pass 2."""
-        sieves = [Sieve(*w, np.dtype(self.design.dtype)) for w in windows]
-        room, flag = np.empty(self.design.room(), self.type), np.empty(self.design.room(), bool)
+        sieves = [WindowCollector(*w, np.dtype(self.design.dtype)) for w in windows]
+        room, flag = np.empty(self.design.largest_tile(), self.score_dtype), np.empty(self.design.largest_tile(), bool)
         for rows, cols, tile in self.tiles():
             flat = tile.reshape(-1)
             away, inside = room[: len(flat)], flag[: len(flat)]
             for sieve in sieves:
                 low, high = (max(end, LEAST) for end in sieve.ends)
-                top = self.type.type(np.nextafter(self.type.type(high + self.slack), self.type.type(4)))
+                top = self.score_dtype.type(
+                    np.nextafter(self.score_dtype.type(high + self.score_error_bound), self.score_dtype.type(4))
+                )
                 sieve.above += int(np.count_nonzero(np.greater(flat, top, out=inside)))
-                np.subtract(flat, self.type.type((low + high) / 2), out=away)
+                np.subtract(flat, self.score_dtype.type((low + high) / 2), out=away)
                 np.abs(away, out=away)
-                half = (high - low) / 2 + self.slack * 1.01 + 4 * float(np.finfo(self.type).eps)
-                at = np.flatnonzero(np.less_equal(away, self.type.type(half), out=inside))
-                sieve.pour(self.exactly(rows, cols, at[flat[at] <= top]))
+                half = (high - low) / 2 + self.score_error_bound * 1.01 + 4 * float(np.finfo(self.score_dtype).eps)
+                at = np.flatnonzero(np.less_equal(away, self.score_dtype.type(half), out=inside))
+                sieve.add(self.exact_scores(rows, cols, at[flat[at] <= top]))
         return [sieve.window() for sieve in sieves]
 
-    def exactly(self, rows: slice, cols: slice, at: np.ndarray) -> np.ndarray:
+    def exact_scores(self, rows: slice, cols: slice, at: np.ndarray) -> np.ndarray:
         """The exact scores at some places of a tile."""
         width = cols.stop - cols.start
         if len(at) * DEAR > (rows.stop - rows.start) * width:
-            return self.design.score(rows, cols).reshape(-1)[at]
+            return self.design.score_tile(rows, cols).reshape(-1)[at]
         i, j = np.divmod(at, width)
-        return self.design.paired(rows.start + i, cols.start + j)
+        return self.design.score_pairs(rows.start + i, cols.start + j)

@@ -24,14 +24,14 @@ from typing import Any
 import numpy as np
 
 from mettle.evaluate.inputs import both_kinds
-from mettle.evaluate.scoring.bins import Bins, Even, Gaps, Points, Window
-from mettle.evaluate.scoring.cpu_passes import Fast, Plain
-from mettle.evaluate.scoring.pair_tiles import Design
+from mettle.evaluate.scoring.bins import Bins, EvenBins, GapBins, ScoreWindow, WindowPoints
+from mettle.evaluate.scoring.cpu_passes import ExactPasses, FastPasses
+from mettle.evaluate.scoring.pair_tiles import PairTiles
 from mettle.evaluate.scoring.rank_parts import gather_sorted, merge_windows, pack_windows, sum_counts
-from mettle.evaluate.scoring.scores import Corners, ErrorCounts, ScoreStore, Stream, acting
+from mettle.evaluate.scoring.scores import Corners, ErrorCounts, ScoreStore, Stream, round_threshold_up
 from mettle.pairs.distributed import ALONE, RankGroup
 
-Walk = Callable[[Sequence[tuple[float, float]]], list[Window]]
+Walk = Callable[[Sequence[tuple[float, float]]], list[ScoreWindow]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +59,9 @@ class HistogramScores(ScoreStore):
     walk: Walk
     subjects: int
     stream: Stream
-    design: Design | None = None
+    design: PairTiles | None = None
     joint: Walk | None = None  # pass 2 by all ranks together, each of which must ask for it
-    _seen: list[Window] = field(default_factory=list, repr=False)
+    _seen: list[ScoreWindow] = field(default_factory=list, repr=False)
     is_in_memory = False
 
     @property
@@ -92,7 +92,7 @@ class HistogramScores(ScoreStore):
 
     def below(self, thresholds: np.ndarray) -> np.ndarray:
         """About #impostor < τ: whole bins, and an equal share of the bin that τ falls into."""
-        t = acting(thresholds, self.dtype)
+        t = round_threshold_up(thresholds, self.dtype)
         finite = np.clip(t, self.bins.edges[0], self.bins.edges[-1]).astype(self.dtype)
         at = self.bins(finite)
         low, high = self.bins.edges[at], self.bins.edges[at + 1]
@@ -114,14 +114,14 @@ class HistogramScores(ScoreStore):
         """Whether a window was looked into, or one around it."""
         return any(seen.low <= low and high <= seen.high for seen in self._seen)
 
-    def window(self, low: float, high: float) -> Window:
+    def window(self, low: float, high: float) -> ScoreWindow:
         """Pass 2 for one window, kept for further questions inside it."""
         for seen in self._seen:
             if seen.low <= low and high <= seen.high:
                 return seen
         return self.look_into([(low, high)])[0]
 
-    def look_into(self, windows: Sequence[tuple[float, float]], *, together: bool = False) -> list[Window]:
+    def look_into(self, windows: Sequence[tuple[float, float]], *, together: bool = False) -> list[ScoreWindow]:
         """Pass 2 for several windows at once; ``together``: by all ranks, where pass 1 was."""
         found = (self.joint if together and self.joint else self.walk)(windows)
         self._seen.extend(found)
@@ -133,21 +133,23 @@ class HistogramScores(ScoreStore):
         ends = edges[np.clip([first, last], 0, len(edges) - 1)].astype(self.dtype)
         return float(ends[0]), float(ends[1])
 
-    def points(self, low: float, high: float) -> Points:
+    def points(self, low: float, high: float) -> WindowPoints:
         """The exact operating points inside a window."""
         w = self.window(low, high)
         ends = np.asarray([w.low, w.high], self.dtype)
         a, b = np.searchsorted(self.genuine, ends[0], side="left"), np.searchsorted(self.genuine, ends[1], side="right")
         thresholds = np.union1d(self.genuine[a:b], w.values)
-        return Points(thresholds, w.reach(thresholds), np.searchsorted(self.genuine, thresholds, side="left"))
+        return WindowPoints(
+            thresholds, w.count_at_least(thresholds), np.searchsorted(self.genuine, thresholds, side="left")
+        )
 
     def count_errors(self, threshold: float) -> tuple[int, int]:
         """False accepts and false rejects at one threshold, exactly."""
-        t = self.dtype.type(acting(threshold, self.dtype))
+        t = self.dtype.type(round_threshold_up(threshold, self.dtype))
         rejects = int(np.searchsorted(self.genuine, t, side="left"))
         if np.isposinf(t):
             return 0, rejects
-        return int(self.window(float(t), float(t)).reach(t)), rejects
+        return int(self.window(float(t), float(t)).count_at_least(t)), rejects
 
     def auc(self) -> tuple[float, float]:
         """AUC and how far it can be from the exact one."""
@@ -161,7 +163,7 @@ class HistogramScores(ScoreStore):
 
     def count_many_errors(self, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One more walk through all pairs; a score counts at every threshold that it reaches."""
-        t = acting(thresholds, self.dtype)
+        t = round_threshold_up(thresholds, self.dtype)
         reached = np.zeros(len(t) + 1, np.int64)
         for block in self.stream(False):
             reached += np.bincount(np.searchsorted(t, block.impostor, side="right"), minlength=len(t) + 1)
@@ -224,7 +226,7 @@ class HistogramScores(ScoreStore):
     def refine(self, accepts: Sequence[int], thresholds: Sequence[float], *, together: bool = False) -> None:
         """One second pass for all that is asked and was not looked into before."""
         bins = [self._crossing_bins(), *(self._budget_bins(count) for count in accepts)]
-        typed = [float(acting(t, self.dtype)) for t in thresholds if math.isfinite(t)]
+        typed = [float(round_threshold_up(t, self.dtype)) for t in thresholds if math.isfinite(t)]
         windows = [self.around(*ends) for ends in bins] + [(t, t) for t in typed]
         if new := [window for window in windows if not self.has_seen(*window)]:
             self.look_into(new, together=together)
@@ -256,17 +258,17 @@ class HistogramScores(ScoreStore):
         return (np.diff(accepts) != 0) | (np.diff(rejects) != 0)
 
 
-def _is_behind(p: Points, n_g: int, n_i: int, k: int) -> bool:
+def _is_behind(p: WindowPoints, n_g: int, n_i: int, k: int) -> bool:
     """Whether FMR < FNMR at the k-th point, in whole numbers."""
     return int(p.accepts[k]) * n_g < int(p.rejects[k]) * n_i
 
 
-def _error_counts(p: Points, k: int) -> ErrorCounts:
+def _error_counts(p: WindowPoints, k: int) -> ErrorCounts:
     return ErrorCounts(float(p.thresholds[k]), int(p.accepts[k]), int(p.rejects[k]))
 
 
 def count_scores(
-    design: Design, subjects: int, *, exact: bool, device: Any = None, ranks: RankGroup = ALONE
+    design: PairTiles, subjects: int, *, exact: bool, device: Any = None, ranks: RankGroup = ALONE
 ) -> HistogramScores:
     """Pass 1.
 
@@ -277,30 +279,36 @@ def count_scores(
         device: where to score fast; None for the CPU.
         ranks: who shares the tiles; every rank gets the counts of all.
     """
-    fast = Fast(design, ranks) if device is None else _on(device, design, ranks)
+    fast = FastPasses(design, ranks) if device is None else _passes_on(device, design, ranks)
     by_fast = not exact and design.norm is None
-    genuine = gather_sorted((fast if by_fast else Fast(design, ranks)).genuine, ranks)
+    genuine = gather_sorted((fast if by_fast else FastPasses(design, ranks)).genuine_scores, ranks)
     if by_fast:
-        bins: Bins = Even(-1.0, 1.0)
-        passes, slack = fast, fast.slack
-        parts = ranks.compute(lambda: {"counts": fast.count(bins)})
+        bins: Bins = EvenBins(-1.0, 1.0)
+        passes, slack = fast, fast.score_error_bound
+        parts = ranks.compute(lambda: {"counts": fast.count_bins(bins)})
     else:
-        bins = Gaps.of(genuine) if exact else Even(*(design.norm.span() if design.norm else (-1.0, 1.0)))
-        passes, slack = Plain(design, bins, ranks), 0.0
-        parts = ranks.compute(lambda: {"counts": passes.count()})
+        bins = (
+            GapBins.from_genuine(genuine)
+            if exact
+            else EvenBins(*(design.norm.score_range() if design.norm else (-1.0, 1.0)))
+        )
+        passes, slack = ExactPasses(design, bins, ranks), 0.0
+        parts = ranks.compute(lambda: {"counts": passes.count_bins()})
     tally = sum_counts(parts)
     both_kinds(len(genuine), int(tally.sum()))
     alone = passes if ranks.size == 1 else replace(passes, ranks=ALONE)
     again = design if by_fast else None
 
-    def walk_together(windows: Sequence[tuple[float, float]]) -> list[Window]:
-        return merge_windows(windows, ranks.compute(lambda: pack_windows(passes.walk(windows))))
+    def walk_together(windows: Sequence[tuple[float, float]]) -> list[ScoreWindow]:
+        return merge_windows(windows, ranks.compute(lambda: pack_windows(passes.refine_windows(windows))))
 
     joint = walk_together if ranks.size > 1 else None
-    return HistogramScores(genuine, tally, bins, slack, exact, alone.walk, subjects, design.stream, again, joint=joint)
+    return HistogramScores(
+        genuine, tally, bins, slack, exact, alone.refine_windows, subjects, design.stream, again, joint=joint
+    )
 
 
-def _on(device: Any, design: Design, ranks: RankGroup) -> Any:
-    from mettle.evaluate.scoring.cuda_passes import Passes
+def _passes_on(device: Any, design: PairTiles, ranks: RankGroup) -> Any:
+    from mettle.evaluate.scoring.cuda_passes import CudaPasses
 
-    return Passes(design, device, ranks)
+    return CudaPasses(design, device, ranks)

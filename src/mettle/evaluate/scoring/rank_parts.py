@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mettle.evaluate.inputs import Rows
-from mettle.evaluate.scoring.bins import Window
+from mettle.evaluate.inputs import EmbeddingSet
+from mettle.evaluate.scoring.bins import ScoreWindow
 from mettle.pairs.distributed import RankGroup
 
 
@@ -40,7 +40,7 @@ def sum_counts(parts: Sequence[dict[str, np.ndarray]]) -> np.ndarray:
     return np.stack([part["counts"] for part in parts]).sum(axis=0, dtype=np.int64)
 
 
-def pack_windows(windows: Sequence[Window]) -> dict[str, np.ndarray]:
+def pack_windows(windows: Sequence[ScoreWindow]) -> dict[str, np.ndarray]:
     """Windows as arrays, to be sent."""
     found = {"above": np.asarray([w.above for w in windows], np.int64)}
     for k, w in enumerate(windows):
@@ -48,7 +48,7 @@ def pack_windows(windows: Sequence[Window]) -> dict[str, np.ndarray]:
     return found
 
 
-def merge_windows(ends: Sequence[tuple[float, float]], parts: Sequence[dict[str, np.ndarray]]) -> list[Window]:
+def merge_windows(ends: Sequence[tuple[float, float]], parts: Sequence[dict[str, np.ndarray]]) -> list[ScoreWindow]:
     """The windows of all ranks as one: equal scores are counted together."""
     found = []
     for k, (low, high) in enumerate(ends):
@@ -57,11 +57,11 @@ def merge_windows(ends: Sequence[tuple[float, float]], parts: Sequence[dict[str,
         values, at = np.unique(scores, return_inverse=True)
         merged = np.zeros(len(values), np.int64)
         np.add.at(merged, at.reshape(-1), counts)
-        found.append(Window(low, high, values, merged, sum(int(part["above"][k]) for part in parts)))
+        found.append(ScoreWindow(low, high, values, merged, sum(int(part["above"][k]) for part in parts)))
     return found
 
 
-def require_same_call(ranks: RankGroup, what: str, *rows: Rows, **options: object) -> None:
+def require_same_call(ranks: RankGroup, what: str, *rows: EmbeddingSet, **options: object) -> None:
     """Refuse ranks that do not make the same call on the same rows."""
     if ranks.size == 1:
         return

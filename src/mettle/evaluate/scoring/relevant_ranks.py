@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mettle.errors import InputError
-from mettle.evaluate.inputs import Rows, codes
-from mettle.evaluate.scoring.cosine import Unit
+from mettle.evaluate.inputs import EmbeddingSet, joint_codes
+from mettle.evaluate.scoring.cosine import ExactUnitVectors
 from mettle.pairs.distributed import ALONE, RankGroup
 
 _TILE = 1 << 22  # scores held at a time
@@ -67,25 +67,31 @@ class Relevance:
     keep: str = "all"
 
     @classmethod
-    def of(
-        cls, query: Rows, gallery: Rows, keep: str = "all", related: tuple[np.ndarray, np.ndarray] | None = None
+    def from_sets(
+        cls,
+        query: EmbeddingSet,
+        gallery: EmbeddingSet,
+        keep: str = "all",
+        related: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> "Relevance":
         """Of checked rows; ``related`` speaks of the labels as they are in both."""
-        code = (query.labels, gallery.labels) if related is not None else tuple(codes(query.labels, gallery.labels))
+        code = (
+            (query.labels, gallery.labels) if related is not None else tuple(joint_codes(query.labels, gallery.labels))
+        )
         ids = None if query.ids is None or gallery.ids is None else (query.ids, gallery.ids)
         domain = None
         if keep != "all" and query.domains is not None and gallery.domains is not None:
-            domain = tuple(codes(query.domains, gallery.domains))
+            domain = tuple(joint_codes(query.domains, gallery.domains))
         return cls(code, related, ids, domain, keep)  # type: ignore[arg-type]
 
-    def pairs(self, rows: np.ndarray, shelf: "_Shelf") -> tuple[np.ndarray, np.ndarray]:
+    def relevant_pairs(self, rows: np.ndarray, shelf: "_GalleryByLabel") -> tuple[np.ndarray, np.ndarray]:
         """Each query and relevant candidate: places in ``rows``, ascending, and positions in the gallery."""
         place, code = np.arange(len(rows)), self.code[0][rows]
         if self.related is not None:
             starts, others = self.related
-            at, found = _expand(starts[code], starts[code + 1] - starts[code])
+            at, found = _expand_ranges(starts[code], starts[code + 1] - starts[code])
             place, code = place[at], others[found]
-        at, found = _expand(shelf.starts[code], shelf.starts[code + 1] - shelf.starts[code])
+        at, found = _expand_ranges(shelf.starts[code], shelf.starts[code + 1] - shelf.starts[code])
         place, col = place[at], shelf.order[found]
         stay = np.ones(len(col), bool)
         if self.ids is not None:
@@ -95,9 +101,11 @@ class Relevance:
             stay &= same if self.keep == "within" else ~same
         return place[stay], col[stay]
 
-    def absent(self, rows: np.ndarray, shelf: "_Shelf", own: "_Own") -> tuple[np.ndarray | None, tuple]:
+    def excluded_candidates(
+        self, rows: np.ndarray, shelf: "_GalleryByLabel", own: "_OwnSamples"
+    ) -> tuple[np.ndarray | None, tuple]:
         """What is no candidate of some queries: a mask, or None, and (place, position) of single ones."""
-        single = own.pairs(rows)
+        single = own.own_pairs(rows)
         if self.domain is None:
             return None, single
         if self.keep == "other_views":
@@ -109,14 +117,14 @@ class Relevance:
 
 
 @dataclass(frozen=True, eq=False)
-class _Shelf:
+class _GalleryByLabel:
     """The gallery by label: those of code c are order[starts[c]] … order[starts[c + 1] − 1]."""
 
     order: np.ndarray
     starts: np.ndarray
 
     @classmethod
-    def of(cls, relevance: Relevance) -> "_Shelf":
+    def from_relevance(cls, relevance: Relevance) -> "_GalleryByLabel":
         first, second = relevance.code
         size = 1 + max(int(first.max()), int(second.max()))
         if relevance.related is not None:
@@ -125,7 +133,7 @@ class _Shelf:
 
 
 @dataclass(frozen=True, eq=False)
-class _Own:
+class _OwnSamples:
     """Where the gallery holds a query's own sample id: positions order[first] … order[last − 1]."""
 
     order: np.ndarray
@@ -133,7 +141,7 @@ class _Own:
     last: np.ndarray
 
     @classmethod
-    def of(cls, relevance: Relevance) -> "_Own":
+    def from_relevance(cls, relevance: Relevance) -> "_OwnSamples":
         if relevance.ids is None:
             nothing = np.zeros(len(relevance.code[0]), np.int64)
             return cls(nothing, nothing, nothing)
@@ -142,8 +150,8 @@ class _Own:
         ids = gallery[order]
         return cls(order, np.searchsorted(ids, query), np.searchsorted(ids, query, side="right"))
 
-    def pairs(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        place, at = _expand(self.first[rows], self.last[rows] - self.first[rows])
+    def own_pairs(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        place, at = _expand_ranges(self.first[rows], self.last[rows] - self.first[rows])
         return place, self.order[at]
 
 
@@ -170,12 +178,12 @@ def rank_relevant(
         InputError: a query has fewer than ``most`` candidates.
     """
     count, size = (len(side) for side in relevance.code)
-    shelf, own = _Shelf.of(relevance), _Own.of(relevance)
+    shelf, own = _GalleryByLabel.from_relevance(relevance), _OwnSamples.from_relevance(relevance)
     step = min(chunk or max(1, _TILE // size), count)
     for start in ranks.share(range(0, count, step)):
         rows = np.arange(start, min(start + step, count))
-        place, col = relevance.pairs(rows, shelf)
-        mask, single = relevance.absent(rows, shelf, own)
+        place, col = relevance.relevant_pairs(rows, shelf)
+        mask, single = relevance.excluded_candidates(rows, shelf, own)
         left = np.unique(np.stack(single), axis=1)[0] if len(single[0]) else single[0]
         candidates = size - np.bincount(left, minlength=len(rows))
         if mask is not None:
@@ -192,7 +200,9 @@ def rank_relevant(
         if not len(judged):
             continue
 
-        def remove(tile: np.ndarray, some: np.ndarray, mask: np.ndarray | None = mask, single: tuple = single) -> None:
+        def remove_excluded(
+            tile: np.ndarray, some: np.ndarray, mask: np.ndarray | None = mask, single: tuple = single
+        ) -> None:
             """Take what is no candidate of the queries at ``some`` out of their scores."""
             if mask is not None:
                 tile[mask[some]] = -np.inf
@@ -206,17 +216,17 @@ def rank_relevant(
         above, tied = np.empty(len(place), np.int64), np.empty(len(place), np.int64)
         todo = judged
         if fast is not None and len(place) * _DEAR < len(judged) * size:
-            todo = _count_fast(fast, rows, judged, place, col, remove, above, tied)
+            todo = _count_fast(fast, rows, judged, place, col, remove_excluded, above, tied)
         chosen = np.isin(place, todo)
-        for some in _parts(todo, max(1, _TILE // size // 4) if fast is not None else len(todo)):
+        for some in _slice_values(todo, max(1, _TILE // size // 4) if fast is not None else len(todo)):
             exact = score(rows[some])
-            remove(exact, some)
+            remove_excluded(exact, some)
             mine = np.flatnonzero(chosen & (place >= some[0]) & (place <= some[-1]))
             local = np.searchsorted(some, place[mine])
             wanted = exact[local, col[mine]]
             exact.sort(axis=1)
-            first = _search(exact, local, wanted, right=False)
-            last = _search(exact, local, wanted, right=True)
+            first = _search_rows(exact, local, wanted, right=False)
+            last = _search_rows(exact, local, wanted, right=True)
             above[mine], tied[mine] = size - last, last - first
         yield RelevantRanks(rows[judged], candidates[judged], np.searchsorted(judged, place), above, tied)
 
@@ -225,35 +235,35 @@ def rank_relevant(
 class FastCosine:
     """Cosines in float32, each within ``error`` of the exact one, and exact ones pair by pair."""
 
-    query: Unit
-    gallery: Unit
+    query: ExactUnitVectors
+    gallery: ExactUnitVectors
     quick: tuple[np.ndarray, np.ndarray]
 
     @classmethod
-    def of(cls, query: Unit, gallery: Unit) -> "FastCosine":
+    def from_sets(cls, query: ExactUnitVectors, gallery: ExactUnitVectors) -> "FastCosine":
         """Both sides rounded once."""
-        first = query.rounded()
-        return cls(query, gallery, (first, first if gallery is query else gallery.rounded()))
+        first = query.as_float32()
+        return cls(query, gallery, (first, first if gallery is query else gallery.as_float32()))
 
     @property
     def error(self) -> float:
         """δ: the most that a fast score is off."""
         return (self.query.high.shape[1] + 4) * 2.0**-24
 
-    def tile(self, rows: np.ndarray) -> np.ndarray:
+    def fast_scores(self, rows: np.ndarray) -> np.ndarray:
         """(q, n) fast scores."""
         return self.quick[0][rows] @ self.quick[1].T
 
-    def score(self, rows: np.ndarray) -> np.ndarray:
+    def exact_scores(self, rows: np.ndarray) -> np.ndarray:
         """(q, n) exact scores."""
         return self.query.take(rows).cosine(self.gallery)
 
-    def pairs(self, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+    def exact_pair_scores(self, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
         """Exact scores of single pairs, in float64."""
         found, step = np.empty(len(rows)), max(1, _TILE // self.query.high.shape[1])
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
-            found[part] = self.query.take(rows[part]).paired(self.gallery.take(cols[part]))
+            found[part] = self.query.take(rows[part]).rowwise_cosine(self.gallery.take(cols[part]))
         return found
 
 
@@ -268,14 +278,14 @@ def _count_fast(
     tied: np.ndarray,
 ) -> np.ndarray:
     """Fill in both counts from fast scores; returns the queries that must be scored exactly as a whole."""
-    tile = fast.tile(rows[judged])
+    tile = fast.fast_scores(rows[judged])
     remove(tile, judged)
     local, size = np.searchsorted(judged, place), tile.shape[1]
-    exact = fast.pairs(rows[place], col)
+    exact = fast.exact_pair_scores(rows[place], col)
     low, high = exact - fast.error, exact + fast.error
     ordered = np.sort(tile, axis=1)
-    above[:] = size - _search(ordered, local, high, right=True)
-    window = size - above - _search(ordered, local, low, right=False)
+    above[:] = size - _search_rows(ordered, local, high, right=True)
+    window = size - above - _search_rows(ordered, local, low, right=False)
     tied[:] = 1
     doubtful = np.flatnonzero(window > 1)  # somebody beside the candidate itself
     if not len(doubtful):
@@ -287,14 +297,14 @@ def _count_fast(
     found = [np.flatnonzero((tile[local[p]] >= low[p]) & (tile[local[p]] <= high[p])) for p in open_]
     if found:
         counts = np.array([len(f) for f in found])
-        near = fast.pairs(np.repeat(rows[place[open_]], counts), np.concatenate(found))
+        near = fast.exact_pair_scores(np.repeat(rows[place[open_]], counts), np.concatenate(found))
         own, at = np.repeat(exact[open_], counts), np.repeat(np.arange(len(open_)), counts)
         above[open_] += np.bincount(at[near > own], minlength=len(open_))
         tied[open_] = np.bincount(at[near == own], minlength=len(open_))
     return judged[whole]
 
 
-def _search(ordered: np.ndarray, row: np.ndarray, values: np.ndarray, *, right: bool) -> np.ndarray:
+def _search_rows(ordered: np.ndarray, row: np.ndarray, values: np.ndarray, *, right: bool) -> np.ndarray:
     """``np.searchsorted`` of each value in its own row of a matrix with ascending rows."""
     low, high = np.zeros(len(row), np.int64), np.full(len(row), ordered.shape[1], np.int64)
     for _ in range(int(ordered.shape[1]).bit_length()):
@@ -305,16 +315,16 @@ def _search(ordered: np.ndarray, row: np.ndarray, values: np.ndarray, *, right: 
     return low
 
 
-def _without_ids(relevance: Relevance, rows: np.ndarray, shelf: _Shelf) -> tuple[np.ndarray, np.ndarray]:
+def _without_ids(relevance: Relevance, rows: np.ndarray, shelf: _GalleryByLabel) -> tuple[np.ndarray, np.ndarray]:
     """Each query and every row of the gallery with its label, whatever its id or domain."""
-    return Relevance(relevance.code, relevance.related).pairs(rows, shelf)
+    return Relevance(relevance.code, relevance.related).relevant_pairs(rows, shelf)
 
 
-def _expand(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _expand_ranges(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ranges written out: which range each number is of, and the number."""
     at = np.repeat(np.arange(len(counts)), counts)
     return at, np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(starts, counts)
 
 
-def _parts(values: np.ndarray, size: int) -> Iterator[np.ndarray]:
+def _slice_values(values: np.ndarray, size: int) -> Iterator[np.ndarray]:
     return (values[start : start + size] for start in range(0, len(values), max(1, size)))

@@ -15,8 +15,8 @@ from numbers import Real
 import numpy as np
 
 from mettle.errors import InputError
-from mettle.evaluate.inputs import Rows, whole
-from mettle.evaluate.scoring.cosine import Unit
+from mettle.evaluate.inputs import EmbeddingSet, check_int
+from mettle.evaluate.scoring.cosine import ExactUnitVectors
 from mettle.evaluate.scoring.relevant_ranks import FastCosine, ScoreRows
 
 MOST = 20_000  # rows of k-reciprocal re-ranking, which holds all their distances
@@ -36,14 +36,17 @@ class QueryExpansion:
     alpha: float = 3.0
 
     def __post_init__(self) -> None:
-        whole(self.top, "top", 1)
+        check_int(self.top, "top", 1)
         if not isinstance(self.alpha, Real) or not 0 <= self.alpha < np.inf:
             raise InputError(f"alpha must be a finite number from 0 up: got {self.alpha!r}")
 
-    def score_rows(self, query: Rows, gallery: Rows) -> tuple[ScoreRows, FastCosine | None]:
+    def score_rows(self, query: EmbeddingSet, gallery: EmbeddingSet) -> tuple[ScoreRows, FastCosine | None]:
         """Cosines of the moved queries."""
-        double = query.double or gallery.double
-        first, second = Unit.of(query.values, double), Unit.of(gallery.values, double)
+        double = query.is_float64 or gallery.is_float64
+        first, second = (
+            ExactUnitVectors.from_rows(query.values, double),
+            ExactUnitVectors.from_rows(gallery.values, double),
+        )
         vectors, moved = second.vectors(), first.vectors().copy()
         step = max(1, _CELLS // len(second))
         for start in range(0, len(first), step):
@@ -55,8 +58,8 @@ class QueryExpansion:
             near = (s >= edge) & np.isfinite(s)
             weights = np.where(near, np.maximum(np.where(near, s, 0), 0) ** self.alpha, 0)
             moved[part] += np.round(weights, 12) @ vectors
-        fast = FastCosine.of(Unit.of(np.round(moved, 12), double), second)
-        return fast.score, fast
+        fast = FastCosine.from_sets(ExactUnitVectors.from_rows(np.round(moved, 12), double), second)
+        return fast.exact_scores, fast
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,12 @@ class KReciprocal:
     weight: float = 0.3
 
     def __post_init__(self) -> None:
-        whole(self.k1, "k1", 1)
-        whole(self.k2, "k2", 1)
+        check_int(self.k1, "k1", 1)
+        check_int(self.k2, "k2", 1)
         if not isinstance(self.weight, Real) or not 0 <= self.weight <= 1:
             raise InputError(f"weight must lie between 0 and 1: got {self.weight!r}")
 
-    def score_rows(self, query: Rows, gallery: Rows) -> tuple[ScoreRows, FastCosine | None]:
+    def score_rows(self, query: EmbeddingSet, gallery: EmbeddingSet) -> tuple[ScoreRows, FastCosine | None]:
         """Minus the new distances, all of them at once."""
         own = gallery is query
         rows = query.values if own else np.concatenate([query.values, gallery.values])
@@ -87,7 +90,7 @@ class KReciprocal:
             raise InputError(
                 f"k-reciprocal re-ranking holds the distances of all rows: {len(rows)} are too many, at most {MOST}"
             )
-        unit = Unit.of(rows, query.double or gallery.double)
+        unit = ExactUnitVectors.from_rows(rows, query.is_float64 or gallery.is_float64)
         distance = np.maximum(2 - 2 * unit.cosine(unit).astype(np.float64), 0)
         distance /= distance.max(axis=1, keepdims=True)
         found = reciprocal_distances(distance, len(query), self.k1, self.k2, self.weight)

@@ -11,49 +11,51 @@ from typing import NamedTuple
 import numpy as np
 
 from mettle.errors import InputError
-from mettle.evaluate.inputs import Rows, whole
-from mettle.evaluate.scoring.cosine import DECIMALS, Unit
+from mettle.evaluate.inputs import EmbeddingSet, check_int
+from mettle.evaluate.scoring.cosine import DECIMALS, ExactUnitVectors
 
 
-class Side(NamedTuple):
+class CohortStatistics(NamedTuple):
     """Cohort scores of each row of one side: their mean and one over their standard deviation, as columns."""
 
     mean: np.ndarray
     scale: np.ndarray
 
-    def take(self, at: np.ndarray | slice) -> "Side":
+    def take(self, at: np.ndarray | slice) -> "CohortStatistics":
         """Some of the rows."""
-        return Side(self.mean[at], self.scale[at])
+        return CohortStatistics(self.mean[at], self.scale[at])
 
 
-class Norm(NamedTuple):
+class SNorm(NamedTuple):
     """Symmetric cohort normalisation s' = ½·((s − μ_i)/σ_i + (s − μ_j)/σ_j), element by element, in float64."""
 
-    first: Side
-    second: Side
+    first: CohortStatistics
+    second: CohortStatistics
 
-    def tile(self, s: np.ndarray, rows: slice, cols: slice) -> np.ndarray:
+    def normalize_tile(self, s: np.ndarray, rows: slice, cols: slice) -> np.ndarray:
         """A tile of scores."""
         (a, p), (b, q) = self.first.take(rows), self.second.take(cols)
-        return _normal(s, a[:, None], p[:, None], b[None], q[None])
+        return _normalize_scores(s, a[:, None], p[:, None], b[None], q[None])
 
-    def pairs(self, s: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+    def normalize_pairs(self, s: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
         """Scores of listed pairs."""
-        return _normal(s, *self.first.take(i), *self.second.take(j))
+        return _normalize_scores(s, *self.first.take(i), *self.second.take(j))
 
-    def span(self) -> tuple[float, float]:
+    def score_range(self) -> tuple[float, float]:
         """Numbers that no normalised score can leave."""
         low = [float(((-1 - side.mean) * side.scale).min()) for side in self]
         high = [float(((1 - side.mean) * side.scale).max()) for side in self]
         return sum(low) / 2, sum(high) / 2
 
 
-def _normal(s: np.ndarray, a: np.ndarray, p: np.ndarray, b: np.ndarray, q: np.ndarray) -> np.ndarray:
+def _normalize_scores(s: np.ndarray, a: np.ndarray, p: np.ndarray, b: np.ndarray, q: np.ndarray) -> np.ndarray:
     s = s.astype(np.float64)
     return np.round((s - a) * p * 0.5 + (s - b) * q * 0.5, DECIMALS)
 
 
-def normalisers(probe: Rows, gallery: Rows | None, cohort: np.ndarray, top: int | None) -> tuple[Side, Side]:
+def fit_snorm(
+    probe: EmbeddingSet, gallery: EmbeddingSet | None, cohort: np.ndarray, top: int | None
+) -> tuple[CohortStatistics, CohortStatistics]:
     """Mean and inverse deviation of the scores of every row, on both sides, with a sound matrix of others.
 
     Raises:
@@ -61,15 +63,17 @@ def normalisers(probe: Rows, gallery: Rows | None, cohort: np.ndarray, top: int 
     """
     if cohort.shape[1] != probe.dim or len(cohort) < 2:
         raise InputError(f"cohort must be at least two embeddings of dimension {probe.dim}: got {cohort.shape}")
-    if top is not None and whole(top, "cohort_top", 2) > len(cohort):
+    if top is not None and check_int(top, "cohort_top", 2) > len(cohort):
         raise InputError(f"cohort_top must lie between 2 and the {len(cohort)} members of the cohort: got {top}")
-    double = cohort.dtype == np.float64 or any(r.double for r in (probe, gallery) if r is not None)
-    other = Unit.of(cohort, double)
-    first = _side(Unit.of(probe.values, double), other, top)
-    return first, first if gallery is None else _side(Unit.of(gallery.values, double), other, top)
+    double = cohort.dtype == np.float64 or any(r.is_float64 for r in (probe, gallery) if r is not None)
+    other = ExactUnitVectors.from_rows(cohort, double)
+    first = _cohort_statistics(ExactUnitVectors.from_rows(probe.values, double), other, top)
+    return first, first if gallery is None else _cohort_statistics(
+        ExactUnitVectors.from_rows(gallery.values, double), other, top
+    )
 
 
-def _side(rows: Unit, cohort: Unit, top: int | None) -> Side:
+def _cohort_statistics(rows: ExactUnitVectors, cohort: ExactUnitVectors, top: int | None) -> CohortStatistics:
     mean, scale = np.empty(len(rows)), np.empty(len(rows))
     for start in range(0, len(rows), 512):
         part = slice(start, start + 512)
@@ -80,4 +84,4 @@ def _side(rows: Unit, cohort: Unit, top: int | None) -> Side:
             at = start + int(np.argmin(deviation))
             raise InputError(f"row {at} scores alike with the whole cohort: its scores cannot be normalised")
         scale[part] = 1 / deviation
-    return Side(mean, scale)
+    return CohortStatistics(mean, scale)

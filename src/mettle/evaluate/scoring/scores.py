@@ -21,10 +21,10 @@ from mettle.errors import InputError
 from mettle.evaluate.inputs import NotMeasurable, both_kinds
 
 if TYPE_CHECKING:
-    from mettle.evaluate.scoring.pair_tiles import Design
+    from mettle.evaluate.scoring.pair_tiles import PairTiles
 
 
-def acting(threshold: float | np.ndarray, dtype: np.dtype) -> np.ndarray:
+def round_threshold_up(threshold: float | np.ndarray, dtype: np.dtype) -> np.ndarray:
     """A threshold among scores of this type: the least of their numbers that is not below it, nor −∞.
 
     Rounded to the nearest, 0.5 + 1e-9 would be 0.5 in float32, and accept what scores less than was asked for.
@@ -36,7 +36,7 @@ def acting(threshold: float | np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.maximum(t, np.finfo(dtype).min).astype(dtype)
 
 
-class Block(NamedTuple):
+class ScoreBlock(NamedTuple):
     """Some scored pairs; subjects are empty unless asked for.
 
     With subjects, impostors may come as a tile, whose subjects are then a column and a row.
@@ -48,7 +48,7 @@ class Block(NamedTuple):
     impostor_subjects: tuple[np.ndarray, np.ndarray]
 
 
-Stream = Callable[[bool], Iterator[Block]]  # stream(with_subjects) replays all pairs from the start
+Stream = Callable[[bool], Iterator[ScoreBlock]]  # stream(with_subjects) replays all pairs from the start
 
 
 class ErrorCounts(NamedTuple):
@@ -90,7 +90,7 @@ class ScoreStore(ABC):
     genuine: np.ndarray
     subjects: int
     stream: Stream
-    design: "Design | None"
+    design: "PairTiles | None"
     is_in_memory: ClassVar[bool]
 
     @property
@@ -216,7 +216,7 @@ class SortedScores(ScoreStore):
 
     def below(self, thresholds: np.ndarray) -> np.ndarray:
         """#impostor < τ for each threshold."""
-        return np.searchsorted(self.impostor, acting(thresholds, self.dtype), side="left")
+        return np.searchsorted(self.impostor, round_threshold_up(thresholds, self.dtype), side="left")
 
     def quantiles(self, ranks: np.ndarray) -> np.ndarray:
         """The impostor scores at these ascending ranks."""
@@ -224,13 +224,13 @@ class SortedScores(ScoreStore):
 
     def count_errors(self, threshold: float) -> tuple[int, int]:
         """#impostor ≥ τ and #genuine < τ."""
-        t = acting(threshold, self.dtype)
+        t = round_threshold_up(threshold, self.dtype)
         rejects = np.searchsorted(self.genuine, t, side="left")
         return len(self.impostor) - int(np.searchsorted(self.impostor, t, side="left")), int(rejects)
 
     def count_many_errors(self, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """#impostor ≥ τ and #genuine < τ for each threshold."""
-        t = acting(thresholds, self.dtype)
+        t = round_threshold_up(thresholds, self.dtype)
         return len(self.impostor) - self.below(t), np.searchsorted(self.genuine, t, side="left")
 
     def auc(self) -> tuple[float, float]:
@@ -321,7 +321,7 @@ def _drop_repeats(ascending: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Listed:
+class ListedPairs:
     """Pairs named one by one: (m, 2) row numbers and the truth, with vectors or ready-made scores."""
 
     score: Callable[[slice], np.ndarray]
@@ -329,7 +329,7 @@ class Listed:
     subject: tuple[np.ndarray, np.ndarray] | None
     chunk: int = 1 << 18
 
-    def stream(self, with_subjects: bool) -> Iterator[Block]:
+    def stream(self, with_subjects: bool) -> Iterator[ScoreBlock]:
         """Score the list, piece by piece."""
         if with_subjects and self.subject is None:
             raise InputError("intervals resample subjects: pass subjects, the (m, 2) labels of the scored pairs")
@@ -340,4 +340,4 @@ class Listed:
                 a, b = self.subject[0][part], self.subject[1][part]
             else:
                 a = b = np.empty(len(t), np.int32)
-            yield Block(s[t], a[t], s[~t], (a[~t], b[~t]))
+            yield ScoreBlock(s[t], a[t], s[~t], (a[~t], b[~t]))

@@ -10,28 +10,31 @@
 
 import numpy as np
 
-from mettle.evaluate.inputs import Rows
-from mettle.evaluate.scoring.cosine import HIGH, LOW, Unit
+from mettle.evaluate.inputs import EmbeddingSet
+from mettle.evaluate.scoring.cosine import HIGH, LOW, ExactUnitVectors
 from mettle.evaluate.scoring.relevant_ranks import FastCosine, ScoreRows
 
 SIMILARITIES = ("cosine", "dot", "l2", "l1")
 _DISTANCES = {"l2": "sqeuclidean", "l1": "cityblock"}
 
 
-def score_rows(query: Rows, gallery: Rows, similarity: str) -> tuple[ScoreRows, FastCosine | None]:
+def score_rows(query: EmbeddingSet, gallery: EmbeddingSet, similarity: str) -> tuple[ScoreRows, FastCosine | None]:
     """Scores of some queries against the gallery, higher meaning more alike, and the fast way where there is one."""
     if similarity in _DISTANCES:
         return _negative_distances(query, gallery, _DISTANCES[similarity]), None
     if similarity == "cosine":
-        double = query.double or gallery.double
-        units = [Unit.of(rows.values, double) for rows in ((query,) if gallery is query else (query, gallery))]
+        double = query.is_float64 or gallery.is_float64
+        units = [
+            ExactUnitVectors.from_rows(rows.values, double)
+            for rows in ((query,) if gallery is query else (query, gallery))
+        ]
     else:
         units = _scaled(*(rows.values for rows in ((query,) if gallery is query else (query, gallery))))
-    fast = FastCosine.of(units[0], units[-1])
-    return fast.score, fast
+    fast = FastCosine.from_sets(units[0], units[-1])
+    return fast.exact_scores, fast
 
 
-def _scaled(*sides: np.ndarray) -> list[Unit]:
+def _scaled(*sides: np.ndarray) -> list[ExactUnitVectors]:
     """Vectors divided by the greatest length of all, on the grid of unit vectors."""
     greatest = max(float(np.abs(side).max()) for side in sides)
     sides = tuple(side.astype(np.float64) / greatest for side in sides)  # so that squares neither overflow nor vanish
@@ -40,11 +43,11 @@ def _scaled(*sides: np.ndarray) -> list[Unit]:
     for side in sides:
         x = side / length
         high = np.rint(x * HIGH) / HIGH
-        found.append(Unit(high, np.rint((x - high) * LOW) / LOW))
+        found.append(ExactUnitVectors(high, np.rint((x - high) * LOW) / LOW))
     return found
 
 
-def _negative_distances(query: Rows, gallery: Rows, name: str) -> ScoreRows:
+def _negative_distances(query: EmbeddingSet, gallery: EmbeddingSet, name: str) -> ScoreRows:
     from scipy.spatial.distance import cdist
 
     first, second = query.values.astype(np.float64), gallery.values.astype(np.float64)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mettle.errors import InputError, nearest
-from mettle.gallery.index.base import asked, nothing, ranked
-from mettle.gallery.index.exact import Rows, present, whole
-from mettle.gallery.index.faiss_index import Engine, cells, codes, graph
+from mettle.gallery.index.base import check_search, empty_result, rank_candidates
+from mettle.gallery.index.exact import VectorTable, as_template_ids, find_present_rows
+from mettle.gallery.index.faiss_index import FaissIndex, build_graph, train_cells, train_codes
 
 MAX_APPROXIMATE_DIM = 4096  # dimensions; beyond, turning vectors at random costs more than it saves
 
@@ -28,7 +28,7 @@ BASE_COUNT = 10  # candidates for which an effort is measured
 
 
 @dataclass(frozen=True)
-class Effort:
+class SearchParams:
     """How hard one search tries: length of the shortlist for up to ten candidates, and cells or nodes looked at."""
 
     shortlist: int
@@ -36,34 +36,36 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Kind:
+class IndexKind:
     """How an approximate index is made, and its efforts from the quickest to the most thorough."""
 
-    engine: Callable[[np.ndarray], Engine]
+    engine: Callable[[np.ndarray], FaissIndex]
     dtype: type
-    ladder: tuple[Effort, ...]
+    ladder: tuple[SearchParams, ...]
 
 
-_LENGTHS = tuple(Effort(m) for m in (64, 128, 256, 512, 1024, 2048))
+_LENGTHS = tuple(SearchParams(m) for m in (64, 128, 256, 512, 1024, 2048))
 
 
 KINDS = {
-    "scan": Kind(codes, np.float32, _LENGTHS),
-    "compressed": Kind(codes, np.float16, _LENGTHS),
-    "ivf": Kind(cells, np.float32, tuple(Effort(256, r) for r in (16, 32, 64, 128, 256, 512, 1024))),
-    "hnsw": Kind(graph, np.float32, tuple(Effort(32, r) for r in (64, 128, 256, 512, 1024))),
+    "scan": IndexKind(train_codes, np.float32, _LENGTHS),
+    "compressed": IndexKind(train_codes, np.float16, _LENGTHS),
+    "ivf": IndexKind(train_cells, np.float32, tuple(SearchParams(256, r) for r in (16, 32, 64, 128, 256, 512, 1024))),
+    "hnsw": IndexKind(build_graph, np.float32, tuple(SearchParams(32, r) for r in (64, 128, 256, 512, 1024))),
 }
 
 
-class Approximate:
+class ApproximateIndex:
     """A shortlist by an engine, scored exactly."""
 
-    def __init__(self, kind: str, rows: Rows, engine: Engine, effort: Effort) -> None:
+    def __init__(self, kind: str, rows: VectorTable, engine: FaissIndex, effort: SearchParams) -> None:
         self.kind, self.rows, self.engine, self.effort = kind, rows, engine, effort
         self.dim = rows.dim
 
     @classmethod
-    def build(cls, kind: str, numbers: np.ndarray, vectors: np.ndarray, effort: Effort | None = None) -> "Approximate":
+    def build(
+        cls, kind: str, numbers: np.ndarray, vectors: np.ndarray, effort: SearchParams | None = None
+    ) -> "ApproximateIndex":
         """An index of a kind over unit vectors (n, dim); without an effort, the most thorough one of its kind."""
         if kind not in KINDS:
             raise InputError(f"kind must be one of the approximate ones, got {kind!r}{nearest(kind, KINDS)}")
@@ -72,8 +74,8 @@ class Approximate:
             raise InputError(
                 f"kind {kind!r} takes at most {MAX_APPROXIMATE_DIM} dimensions, got {dim}: use kind='exact'."
             )
-        rows = Rows(dim, how.dtype)
-        rows.append(*rows.check(numbers, vectors))
+        rows = VectorTable(dim, how.dtype)
+        rows.append(*rows.check_rows(numbers, vectors))
         engine = how.engine(vectors)
         engine.append(vectors)
         return cls(kind, rows, engine, effort or how.ladder[-1])
@@ -87,58 +89,58 @@ class Approximate:
         extra = {"scan": self.dim / 4, "compressed": self.dim / 4, "ivf": self.dim / 4 + 8, "hnsw": 2 * self.dim + 272}
         return self.rows.bytes + int(extra[self.kind] * self.rows.count)
 
-    def at(self, effort: Effort) -> "Approximate":
+    def with_params(self, effort: SearchParams) -> "ApproximateIndex":
         """The same index, searched with another effort."""
-        return Approximate(self.kind, self.rows, self.engine, effort)
+        return ApproximateIndex(self.kind, self.rows, self.engine, effort)
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
         """Add unit vectors (n, dim) under new numbers (n,)."""
-        numbers, vectors = self.rows.check(numbers, vectors)
+        numbers, vectors = self.rows.check_rows(numbers, vectors)
         if len(numbers):
             self.engine.append(vectors)
             self.rows.append(numbers, vectors)
 
     def remove(self, numbers: np.ndarray) -> int:
         """Remove these numbers; how many were there. Once most rows are struck out, the index is built anew."""
-        rows = present(self.rows, numbers)
-        self.rows.bury(rows)
+        rows = find_present_rows(self.rows, numbers)
+        self.rows.mark_deleted(rows)
         if self.rows.dead > max(len(self.rows), 1024):
-            fresh = self.packed()
+            fresh = self.compacted()
             self.rows, self.engine = fresh.rows, fresh.engine
         return len(rows)
 
-    def holds(self, numbers: np.ndarray) -> np.ndarray:
+    def contains_ids(self, numbers: np.ndarray) -> np.ndarray:
         """Which of these numbers (n,) are in it: (n,) bool."""
-        return self.rows.find(whole(numbers)) >= 0
+        return self.rows.find_rows(as_template_ids(numbers)) >= 0
 
     def search(self, probes: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Scores (p, k) float32 and numbers (p, k) int64 of the best, padded by -inf and -1."""
-        probes, k = asked(probes, k, self.dim)
+        probes, k = check_search(probes, k, self.dim)
         size = len(self.rows)
         if not size or not len(probes):
-            return nothing(len(probes), k)
+            return empty_result(len(probes), k)
         wanted = min(k, size)
         length = max(self.effort.shortlist, -(-self.effort.shortlist * wanted // BASE_COUNT))
         length = -(-length * self.rows.count // size)  # some of it will have been struck out
         if length * 4 > self.rows.count:  # the shortlist would be no short one
-            return self._thorough(probes, wanted, k)
+            return self._search_thoroughly(probes, wanted, k)
         rows = self.engine.shortlist(probes, length, self.effort.reach)
-        scores = self.rows.some(probes, rows)
-        found, who = ranked(scores, self.rows.numbers[np.maximum(rows, 0)], k)
+        scores = self.rows.score_rows(probes, rows)
+        found, who = rank_candidates(scores, self.rows.numbers[np.maximum(rows, 0)], k)
         poor = np.isfinite(scores).sum(1) < max(wanted, self.effort.shortlist // 2)
         if poor.any():
-            found[poor], who[poor] = self._thorough(probes[poor], wanted, k)
+            found[poor], who[poor] = self._search_thoroughly(probes[poor], wanted, k)
         return found, who
 
-    def _thorough(self, probes: np.ndarray, wanted: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-        scores, rows = self.rows.nearest(probes, wanted)
-        return ranked(scores, self.rows.numbers[rows], k)
+    def _search_thoroughly(self, probes: np.ndarray, wanted: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+        scores, rows = self.rows.top_k(probes, wanted)
+        return rank_candidates(scores, self.rows.numbers[rows], k)
 
-    def packed(self) -> "Approximate":
+    def compacted(self) -> "ApproximateIndex":
         """The same content built anew without what was removed; itself where nothing was."""
         if not self.rows.dead:
             return self
-        how, (numbers, vectors) = KINDS[self.kind], self.rows.live()
+        how, (numbers, vectors) = KINDS[self.kind], self.rows.live_rows()
         engine = how.engine(vectors)
         engine.append(vectors)
-        return Approximate(self.kind, Rows.of(numbers, vectors), engine, self.effort)
+        return ApproximateIndex(self.kind, VectorTable.from_arrays(numbers, vectors), engine, self.effort)

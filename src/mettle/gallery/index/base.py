@@ -1,7 +1,8 @@
 """What every index of a gallery does, and the exact one.
 
-An index answers "which templates are nearest to this probe". It is a view of the record: it can be thrown away and
-built again. Templates carry the record's 64-bit numbers. The laws, which tests/gallery/test_index.py runs on all kinds:
+An index answers "which templates are nearest to this probe". It is a view of the storage: it can be thrown away and
+built again. Templates carry the 64-bit numbers of the storage. The laws, which tests/gallery/test_index.py runs on all
+kinds:
 
     scores    = exact cosines of the templates that come out, best first, equal ones by rising number
     removed   = never comes out again, from the return of `remove` on
@@ -50,16 +51,16 @@ class Index(Protocol):
         """Scores (p, k) float32 and numbers (p, k) int64 of the best, padded by -inf and -1."""
         ...
 
-    def holds(self, numbers: np.ndarray) -> np.ndarray:
+    def contains_ids(self, numbers: np.ndarray) -> np.ndarray:
         """Which of these numbers (n,) are in it: (n,) bool."""
         ...
 
-    def packed(self) -> "Index":
+    def compacted(self) -> "Index":
         """An index with the same content in which nothing is left of what was removed; itself where that is so."""
         ...
 
 
-def asked(probes: np.ndarray, k: int, dim: int) -> tuple[np.ndarray, int]:
+def check_search(probes: np.ndarray, k: int, dim: int) -> tuple[np.ndarray, int]:
     """The arguments of a search, or an error that says what is wrong with them."""
     probes = np.asarray(probes, dtype=np.float32)
     if probes.ndim != 2 or probes.shape[1] != dim:
@@ -71,15 +72,15 @@ def asked(probes: np.ndarray, k: int, dim: int) -> tuple[np.ndarray, int]:
     return np.ascontiguousarray(probes), int(k)
 
 
-def nothing(probes: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+def empty_result(probes: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     """The answer of an empty index."""
     return np.full((probes, k), -np.inf, np.float32), np.full((probes, k), -1, np.int64)
 
 
-def ranked(scores: np.ndarray, numbers: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def rank_candidates(scores: np.ndarray, numbers: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Candidates (p, m) in any order, -inf for none -> the best k, best first, equal scores by rising number."""
     order = np.lexsort((numbers, -scores), axis=-1)[:, :k]
-    out, who = nothing(len(scores), k)
+    out, who = empty_result(len(scores), k)
     width = order.shape[1]
     out[:, :width] = np.take_along_axis(scores, order, axis=1)
     who[:, :width] = np.take_along_axis(numbers, order, axis=1)

@@ -2,8 +2,9 @@
 
 What every index of a gallery does, and the exact one.
 
-An index answers "which templates are nearest to this probe". It is a view of the record: it can be thrown away and
-built again. Templates carry the record's 64-bit numbers. The laws, which tests/gallery/test_index.py runs on all kinds:
+An index answers "which templates are nearest to this probe". It is a view of the storage: it can be thrown away and
+built again. Templates carry the 64-bit numbers of the storage. The laws, which tests/gallery/test_index.py runs on all
+kinds:
 
     scores    = exact cosines of the templates that come out, best first, equal ones by rising number
     removed   = never comes out again, from the return of `remove` on
@@ -16,7 +17,7 @@ Kinds: "exact" here, "scan", "compressed", "ivf" and "hnsw" in `approximate`; `c
 import numpy as np
 
 from mettle.errors import InputError
-from mettle.gallery.index.base import asked, nothing, ranked
+from mettle.gallery.index.base import check_search, empty_result, rank_candidates
 from mettle.gallery.index.faiss_index import knn
 
 SHORT = 1 << 24  # numbers of a table, and
@@ -31,7 +32,7 @@ AT_ONCE = 1 << 24  # scores held at one time: 64 MB
 WIDEN = 1 << 14  # half-precision rows widened at one time
 
 
-class Rows:
+class VectorTable:
     """Vectors (n, dim) in float32 or float16 with their numbers, row by row; removed rows are blanked or filled."""
 
     def __init__(self, dim: int, dtype: type = np.float32) -> None:
@@ -45,7 +46,7 @@ class Rows:
         self._order: np.ndarray | None = None  # otherwise by this order, made when needed
 
     @classmethod
-    def of(cls, numbers: np.ndarray, vectors: np.ndarray) -> "Rows":
+    def from_arrays(cls, numbers: np.ndarray, vectors: np.ndarray) -> "VectorTable":
         """A table around arrays that are handed over, not copied; the dtype of the vectors stays."""
         rows = cls(vectors.shape[1])
         rows.count = len(numbers)
@@ -78,12 +79,12 @@ class Rows:
         return self._vectors.nbytes + self._numbers.nbytes + self._alive.nbytes
 
     @property
-    def _plain(self) -> bool:
+    def _is_contiguous(self) -> bool:
         return self._vectors.dtype == np.float32 and not self.dead
 
-    def check(self, numbers: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def check_rows(self, numbers: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What may be appended: new, distinct, non-negative numbers and finite vectors, unit ones or means of such."""
-        numbers, vectors = whole(numbers), np.asarray(vectors)
+        numbers, vectors = as_template_ids(numbers), np.asarray(vectors)
         if vectors.shape != (len(numbers), self.dim):
             raise InputError(
                 f"vectors must be ({len(numbers)}, {self.dim}), one per number: got shape {vectors.shape}."
@@ -93,7 +94,7 @@ class Rows:
             raise InputError("vectors must be finite and at most of unit length: divide each by its norm first.")
         if numbers.size and numbers.min() < 0:
             raise InputError(f"numbers must not be negative: got {numbers.min()}.")
-        if len(np.unique(numbers)) < len(numbers) or (self.find(numbers) >= 0).any():
+        if len(np.unique(numbers)) < len(numbers) or (self.find_rows(numbers) >= 0).any():
             raise InputError("numbers must be new and distinct: one of them is in the index already; remove it first.")
         return numbers, vectors
 
@@ -119,7 +120,7 @@ class Rows:
             new[: self.count] = old[: self.count]
             setattr(self, name, new)
 
-    def find(self, numbers: np.ndarray) -> np.ndarray:
+    def find_rows(self, numbers: np.ndarray) -> np.ndarray:
         """Row of each number, -1 where it is not (or no longer) there."""
         if not self.count:
             return np.full(len(numbers), -1, np.int64)
@@ -129,13 +130,13 @@ class Rows:
         rows = np.maximum(at, 0) if self._order is None else self._order[np.maximum(at, 0)]
         return np.where((at >= 0) & (self.numbers[rows] == numbers) & self.alive[rows], rows, -1)
 
-    def bury(self, rows: np.ndarray) -> None:
+    def mark_deleted(self, rows: np.ndarray) -> None:
         """Remove rows but keep their places: the vector is blanked, so it is gone from memory at once."""
         self._alive[rows] = False
         self._vectors[rows] = 0
         self.dead += len(rows)
 
-    def fill(self, rows: np.ndarray) -> None:
+    def swap_remove(self, rows: np.ndarray) -> None:
         """Remove rows; the last ones move into their places."""
         for row in np.sort(rows)[::-1]:
             last = self.count - 1
@@ -145,13 +146,13 @@ class Rows:
             self.count, self._rising = last, self._rising and row == last
         self._order = None
 
-    def live(self) -> tuple[np.ndarray, np.ndarray]:
+    def live_rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Numbers and vectors of the rows that are alive (copies where some are not)."""
         if not self.dead:
             return self.numbers, self.vectors
         return self.numbers[self.alive], self.vectors[self.alive]
 
-    def some(self, probes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def score_rows(self, probes: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Exact scores (p, m) of chosen rows (p, m); -inf where the row is -1 or dead."""
         scores = np.empty(rows.shape, np.float32)
         step = max(1, AT_ONCE // (max(1, rows.shape[1]) * self.dim))
@@ -162,7 +163,7 @@ class Rows:
         scores[(rows < 0) | ~self._alive[np.maximum(rows, 0)]] = -np.inf
         return scores
 
-    def all(self, probes: np.ndarray) -> np.ndarray:
+    def score_all(self, probes: np.ndarray) -> np.ndarray:
         """Exact scores (p, n) of all rows in use; -inf for dead ones."""
         if self._vectors.dtype == np.float32:
             scores = probes @ self.vectors.T
@@ -174,20 +175,20 @@ class Rows:
             scores[:, ~self.alive] = -np.inf
         return scores
 
-    def nearest(self, probes: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def top_k(self, probes: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Scores and rows (p, k) of the k best rows of all, in no order; k is at most the number of rows in use."""
-        if len(probes) <= 4 and k <= MAX_KNN and self._plain and self.vectors.size <= SHORT:
+        if len(probes) <= 4 and k <= MAX_KNN and self._is_contiguous and self.vectors.size <= SHORT:
             return knn(probes, self.vectors, k)
         scores, rows = np.empty((len(probes), k), np.float32), np.empty((len(probes), k), np.int64)
         step = max(1, AT_ONCE // max(1, self.count))
         for a in range(0, len(probes), step):
-            part = self.all(probes[a : a + step])
+            part = self.score_all(probes[a : a + step])
             best = np.argpartition(part, self.count - k, axis=1)[:, self.count - k :]
             rows[a : a + step], scores[a : a + step] = best, np.take_along_axis(part, best, axis=1)
         return scores, rows
 
 
-def whole(numbers: np.ndarray) -> np.ndarray:
+def as_template_ids(numbers: np.ndarray) -> np.ndarray:
     """Numbers as (n,) int64; anything that is not whole is refused, never rounded."""
     numbers = np.atleast_1d(np.asarray(numbers))
     if numbers.ndim != 1 or (numbers.dtype.kind not in "iu" and numbers.size):
@@ -195,14 +196,14 @@ def whole(numbers: np.ndarray) -> np.ndarray:
     return numbers.astype(np.int64)
 
 
-class Exact:
+class ExactIndex:
     """Compares a probe with every template. Nothing is missed; the time grows with the size."""
 
     kind = "exact"
 
-    def __init__(self, dim: int, rows: Rows | None = None) -> None:
+    def __init__(self, dim: int, rows: VectorTable | None = None) -> None:
         self.dim = dim
-        self.rows = Rows(dim) if rows is None else rows
+        self.rows = VectorTable(dim) if rows is None else rows
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -214,32 +215,32 @@ class Exact:
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
         """Add unit vectors (n, dim) under new numbers (n,)."""
-        self.rows.append(*self.rows.check(numbers, vectors))
+        self.rows.append(*self.rows.check_rows(numbers, vectors))
 
     def remove(self, numbers: np.ndarray) -> int:
         """Remove these numbers; how many were there."""
-        rows = present(self.rows, numbers)
-        self.rows.fill(rows)
+        rows = find_present_rows(self.rows, numbers)
+        self.rows.swap_remove(rows)
         return len(rows)
 
     def search(self, probes: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Scores (p, k) float32 and numbers (p, k) int64 of the best, padded by -inf and -1."""
-        probes, k = asked(probes, k, self.dim)
+        probes, k = check_search(probes, k, self.dim)
         if not len(self.rows):
-            return nothing(len(probes), k)
-        scores, rows = self.rows.nearest(probes, min(k, len(self.rows)))
-        return ranked(scores, self.rows.numbers[rows], k)
+            return empty_result(len(probes), k)
+        scores, rows = self.rows.top_k(probes, min(k, len(self.rows)))
+        return rank_candidates(scores, self.rows.numbers[rows], k)
 
-    def holds(self, numbers: np.ndarray) -> np.ndarray:
+    def contains_ids(self, numbers: np.ndarray) -> np.ndarray:
         """Which of these numbers (n,) are in it: (n,) bool."""
-        return self.rows.find(whole(numbers)) >= 0
+        return self.rows.find_rows(as_template_ids(numbers)) >= 0
 
-    def packed(self) -> "Exact":
+    def compacted(self) -> "ExactIndex":
         """Itself: what is removed is gone at once."""
         return self
 
 
-def present(rows: Rows, numbers: np.ndarray) -> np.ndarray:
+def find_present_rows(rows: VectorTable, numbers: np.ndarray) -> np.ndarray:
     """Rows of those numbers that are there, each once."""
-    found = rows.find(np.unique(whole(numbers)))
+    found = rows.find_rows(np.unique(as_template_ids(numbers)))
     return found[found >= 0]

@@ -1,16 +1,17 @@
 """Search on a Milvus server: for more templates than one machine holds.
 
-    record (SQL, the truth) ── changes ──> a collection of Milvus: number and vector of every template
-    probe ──> Milvus: numbers of the nearest ──> record: their vectors and names ──> exact scores
+    storage (SQL, the truth) ── changes ──> a collection of Milvus: number and vector of every template
+    probe ──> Milvus: numbers of the nearest ──> storage: their vectors and names ──> exact scores
 
 Milvus never has the last word. It proposes numbers; what they are, whose they are and how near they are is read from
-the record after the search. So what was deleted cannot be found, whoever deleted it, and a collection that is behind,
+the storage after the search. So what was deleted cannot be found, whoever deleted it, and a collection that is behind,
 ahead or of another time costs recall and nothing else. Numbers are never used twice and both kinds of changes may be
 repeated, so several processes may bring one collection up to date at the same time.
 
-The collection knows up to which change of the record it has come (`REVISION`); a number that is too old only means that
-changes are repeated. Where the record no longer remembers what changed, or is older than the collection, every template
-is compared: what is missing or differs is written, what is not in the record is deleted, and searches go on meanwhile.
+The collection knows up to which change of the storage it has come (`REVISION`); a number that is too old only means
+that changes are repeated. Where the storage no longer remembers what changed, or is older than the collection, every
+template is compared: what is missing or differs is written, what is not in the storage is deleted, and searches go on
+meanwhile.
 """
 
 import importlib
@@ -23,40 +24,40 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import numpy as np
 
 from mettle.errors import GalleryUnavailable, InputError, MissingExtra
-from mettle.gallery.index.base import asked, nothing, ranked
+from mettle.gallery.index.base import check_search, empty_result, rank_candidates
 from mettle.gallery.index.searchers import FoundRows
-from mettle.gallery.index.selection import Wanted, as_wanted
+from mettle.gallery.index.selection import IndexSpec, as_wanted
 from mettle.gallery.results import Templates
-from mettle.gallery.storage.base import Record
+from mettle.gallery.storage.base import Storage
 
-REVISION = "mettle.revision"  # property of a collection: up to which change of the record it has come
+REVISION = "mettle.revision"  # property of a collection: up to which change of the storage it has come
 RARELY = 256  # changes between two writings of it, each of which is a change of the server's catalogue
 AT_ONCE = 8 << 20  # bytes of vectors in one message: a quarter of what servers take
 NUMBERS = 4096  # numbers in one message
 PROBES = 256  # probes of one search
 MOST = 16_384  # candidates of a probe that a server gives
 PATIENCE = 10.0  # seconds for a server to answer at first
-LOOKS = 5  # at a record that others are changing
+LOOKS = 5  # at a storage that others are changing
 KINDS = {"auto": "AUTOINDEX", "exact": "FLAT", "ivf": "IVF_FLAT", "hnsw": "HNSW"}
 BUILD = {"HNSW": {"M": 32, "efConstruction": 200}, "IVF_FLAT": {"nlist": 1024}}
 
 
-class MilvusSearch:
-    """A collection of Milvus that follows a record. Every process that searches may also bring it up to date."""
+class MilvusSearcher:
+    """A collection of Milvus that follows a storage. Every process that searches may also bring it up to date."""
 
-    def __init__(self, record: Record, address: str, wanted: Wanted | None = None):
-        if record.binding.fusion != "best":
+    def __init__(self, storage: Storage, address: str, wanted: IndexSpec | None = None):
+        if storage.binding.fusion != "best":
             raise InputError(
                 f"Milvus searches templates, and this gallery compares with one row per person "
-                f"(fusion={record.binding.fusion!r}): open it without milvus=, or make one with fusion='best'"
+                f"(fusion={storage.binding.fusion!r}): open it without milvus=, or make one with fusion='best'"
             )
         check_address(address)
-        self.record, self.address = record, hide_password(address)
-        self.name = f"mettle_{record.identity}"
+        self.storage, self.address = storage, hide_password(address)
+        self.name = f"mettle_{storage.identity}"
         self.notes: list[str] = []
         self._lock = threading.Lock()
         self._client = _connect(address, self.address)
-        self._saved, self._count = -1, (-1, 0)  # rows as of a change of the record
+        self._saved, self._count = -1, (-1, 0)  # rows as of a change of the storage
         self.sequence = -1
         try:
             self._kind = self._open(as_wanted(wanted))
@@ -64,12 +65,12 @@ class MilvusSearch:
             self._client.close()
             raise
 
-    def find(self, probes: np.ndarray, m: int) -> FoundRows:
-        """Candidates by Milvus, scored exactly by the record's own vectors."""
-        self.follow()
+    def find_templates(self, probes: np.ndarray, m: int) -> FoundRows:
+        """Candidates by Milvus, scored exactly by the storage's own vectors."""
+        self.sync()
         sequence = self.sequence
-        probes, m = asked(probes, m, self.record.binding.dim)
-        found, who = nothing(len(probes), m)
+        probes, m = check_search(probes, m, self.storage.binding.dim)
+        found, who = empty_result(len(probes), m)
         for start in range(0, len(probes), PROBES):
             part = slice(start, start + PROBES)
             found[part], who[part] = self._find(probes[part], m)
@@ -81,16 +82,16 @@ class MilvusSearch:
             self._count = (self.sequence, self._count_rows())
         return self._count[1]
 
-    def facts(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Kind, size and where it is."""
         return {"kind": f"Milvus, {self._kind}", "rows": self.rows(), "server": self.address}
 
-    def follow(self) -> None:
-        """Take in what has happened to the record."""
-        if self.record.sequence() == self.sequence:
+    def sync(self) -> None:
+        """Take in what has happened to the storage."""
+        if self.storage.sequence() == self.sequence:
             return
         with self._lock:
-            news = self.record.changes(self.sequence) if self.record.sequence() >= self.sequence >= 0 else None
+            news = self.storage.changes_since(self.sequence) if self.storage.sequence() >= self.sequence >= 0 else None
             if news is None:
                 self._reconcile()
                 return
@@ -100,8 +101,8 @@ class MilvusSearch:
             if self.sequence - self._saved >= RARELY:
                 self._write_revision()
 
-    def reindex(self, wanted: Wanted | None = None) -> None:
-        """Give the collection another index, and compare every template with the record."""
+    def reindex(self, wanted: IndexSpec | None = None) -> None:
+        """Give the collection another index, and compare every template with the storage."""
         kind = _server_kind(as_wanted(wanted))
         with self._lock:
             if kind != self._kind:
@@ -130,10 +131,10 @@ class MilvusSearch:
         self._client.close()
 
     def check(self) -> list[str]:
-        """Whether the collection holds exactly the templates that the record says."""
+        """Whether the collection holds exactly the templates that the storage says."""
         found: list[str] = []
         for _ in range(LOOKS):  # a writer beside us may need a second look
-            self.follow()
+            self.sync()
             sequence, wanted, wrong = self.sequence, 0, 0
             for part in self._scan():
                 wanted += len(part.numbers)
@@ -145,14 +146,14 @@ class MilvusSearch:
                 f"Milvus holds {rows} rows, and of {wanted} templates {wrong} are missing there or differ: bring it up "
                 "to date (reindex)"
             ]
-            if self.record.sequence() == sequence:
+            if self.storage.sequence() == sequence:
                 return found
         return found
 
     def _count_rows(self) -> int:
         return int(self._call("query", filter="number >= 0", output_fields=["count(*)"])[0]["count(*)"])
 
-    def _open(self, wanted: Wanted) -> str:
+    def _open(self, wanted: IndexSpec) -> str:
         """The collection that is there, or a new one; the kind of its index."""
         if not self._call("has_collection"):
             self._make(_server_kind(wanted))
@@ -160,19 +161,19 @@ class MilvusSearch:
             self._call("load_collection")
             told = self._call("describe_collection")
             revision = str((told.get("properties") or {}).get(REVISION, ""))
-            if revision.isdecimal() and int(revision) <= self.record.sequence():
+            if revision.isdecimal() and int(revision) <= self.storage.sequence():
                 self.sequence = self._saved = int(revision)
             else:
-                self.notes.append("Milvus did not say how far its collection has come: compared with the record")
+                self.notes.append("Milvus did not say how far its collection has come: compared with the storage")
         indexes = self._call("describe_index", index_name="vector") or {}
-        self.follow()
+        self.sync()
         return str(indexes.get("index_type", "AUTOINDEX"))
 
     def _make(self, kind: str) -> None:
         types = importlib.import_module("pymilvus").DataType
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("number", types.INT64, is_primary=True)
-        schema.add_field("vector", types.FLOAT_VECTOR, dim=self.record.binding.dim)
+        schema.add_field("vector", types.FLOAT_VECTOR, dim=self.storage.binding.dim)
         self._call("create_collection", schema=schema, index_params=self._index(kind), consistency_level="Strong")
         self.sequence = self._saved = -1
 
@@ -189,30 +190,30 @@ class MilvusSearch:
         numbers = np.full((len(probes), limit), -1, np.int64)
         for row, hits in zip(numbers, told, strict=True):
             row[: len(hits)] = [int(hit["number"]) for hit in hits]
-        theirs = self.record.templates_at(np.unique(numbers[numbers >= 0]))
+        theirs = self.storage.templates_at(np.unique(numbers[numbers >= 0]))
         scores = np.full(numbers.shape, -np.inf, np.float32)
         if len(theirs.numbers):
             at = np.minimum(np.searchsorted(theirs.numbers, numbers), len(theirs.numbers) - 1)
             known = theirs.numbers[at] == numbers
             exact = np.einsum("pmd,pd->pm", theirs.vectors[at], probes)
             scores[known] = exact[known]
-        return ranked(scores, numbers, m)
+        return rank_candidates(scores, numbers, m)
 
     def _reconcile(self) -> None:
-        """Make the collection hold what the record holds, and nothing else, while others search it."""
-        sequence = self.record.sequence()  # before the scan: what comes in between is taken in once more
+        """Make the collection hold what the storage holds, and nothing else, while others search it."""
+        sequence = self.storage.sequence()  # before the scan: what comes in between is taken in once more
         for part in self._scan():
             change = self._differs(part)
             names = tuple(name for name, new in zip(part.identities, change, strict=True) if new)
             self._upsert(Templates(part.numbers[change], names, part.vectors[change], part.checksums[change]))
         for numbers in self._numbers():
-            known = self.record.names(numbers)  # asked now: what another process has enrolled meanwhile stays
+            known = self.storage.names_of(numbers)  # asked now: what another process has enrolled meanwhile stays
             self._delete(numbers[np.asarray([name is None for name in known], bool)])
         self.sequence = sequence
         self._write_revision()
 
     def _scan(self) -> Iterator[Templates]:
-        return (part for part in self.record.scan(batch=NUMBERS) if len(part.numbers))
+        return (part for part in self.storage.scan(batch=NUMBERS) if len(part.numbers))
 
     def _numbers(self) -> Iterator[np.ndarray]:
         """All numbers that the collection holds."""
@@ -245,7 +246,7 @@ class MilvusSearch:
             self._call("delete", ids=numbers[start : start + NUMBERS].tolist())
 
     def _step(self) -> int:
-        return max(1, min(NUMBERS, AT_ONCE // (4 * self.record.binding.dim)))
+        return max(1, min(NUMBERS, AT_ONCE // (4 * self.storage.binding.dim)))
 
     def _write_revision(self) -> None:
         self._call("alter_collection_properties", properties={REVISION: str(self.sequence)})
@@ -297,7 +298,7 @@ def _run(call: Callable[[], Any], shown: str) -> Any:
         ) from problem
 
 
-def _server_kind(wanted: Wanted) -> str:
+def _server_kind(wanted: IndexSpec) -> str:
     if wanted.kind not in KINDS:
         raise InputError(f"Milvus has the indexes {', '.join(KINDS)}: ask for one of these, not {wanted.kind!r}")
     return KINDS[wanted.kind]

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import InputError, nearest
-from mettle.gallery.index.approximate import KINDS, MAX_APPROXIMATE_DIM, Approximate
+from mettle.gallery.index.approximate import KINDS, MAX_APPROXIMATE_DIM, ApproximateIndex
 from mettle.gallery.index.base import Index
-from mettle.gallery.index.exact import Exact, Rows
+from mettle.gallery.index.exact import ExactIndex, VectorTable
 
 PROBES, TIMED, K = 400, 100, 10
 
@@ -39,7 +39,7 @@ FAR = 1e-3
 
 
 @dataclass(frozen=True)
-class Measured:
+class IndexBenchmark:
     """Facts about an index, found when it was built."""
 
     kind: str
@@ -70,14 +70,14 @@ class Measured:
         return vars(self) | {"recall_at": {str(k): v for k, v in self.recall_at.items()}}
 
     @classmethod
-    def from_dict(cls, facts: dict[str, Any]) -> "Measured":
+    def from_dict(cls, facts: dict[str, Any]) -> "IndexBenchmark":
         """From `as_dict`."""
         values: dict[str, Any] = facts | {"recall_at": {int(k): float(v) for k, v in facts["recall_at"].items()}}
         return cls(**values)
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class SearchTrial:
     """Probes with what exact search says of them."""
 
     probes: np.ndarray  # (p, dim)
@@ -85,18 +85,18 @@ class Trial:
     scores: np.ndarray  # (p, k) exact
     numbers: np.ndarray  # (p, k) exact
     exact_p50_ms: float
-    people: "People | None"  # whose probes and templates they are; None: not known
+    people: "TrialLabels | None"  # whose probes and templates they are; None: not known
 
-    def loss(self, scores: np.ndarray, numbers: np.ndarray) -> float | None:
+    def lost_share(self, scores: np.ndarray, numbers: np.ndarray) -> float | None:
         """Share of probes that exact search accepts as who they are and this answer does not."""
         if self.people is None or self.people.threshold is None:
             return None
-        accepted = self.people.accepted(self.scores, self.numbers)
-        return float((accepted & ~self.people.accepted(scores, numbers)).mean())
+        accepted = self.people.are_accepted(self.scores, self.numbers)
+        return float((accepted & ~self.people.are_accepted(scores, numbers)).mean())
 
 
 @dataclass(frozen=True, eq=False)
-class People:
+class TrialLabels:
     """Whose probes (p,) and whose templates (n,) they are, and what makes a match."""
 
     probe: np.ndarray
@@ -104,32 +104,34 @@ class People:
     template: np.ndarray
     threshold: float | None  # at FAR 1e-3; None where there are too few impostors to tell
 
-    def accepted(self, scores: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    def are_accepted(self, scores: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """(p,) whether a template of the right person came out with a score that reaches the threshold."""
         at = np.minimum(np.searchsorted(self.numbers, numbers), len(self.numbers) - 1)
         own = (self.template[at] == self.probe[:, None]) & (numbers >= 0)
         return (own & (scores >= self.threshold)).any(1)
 
 
-def trial(
-    exact: Exact, labels: np.ndarray | None = None, probes: np.ndarray | None = None, *, count: int = PROBES
-) -> Trial:
+def make_trial(
+    exact: ExactIndex, labels: np.ndarray | None = None, probes: np.ndarray | None = None, *, count: int = PROBES
+) -> SearchTrial:
     """Search probes exactly. Given ones are taken as they are; otherwise templates of the gallery are (`drawn`)."""
     people, skip = None, None
     if probes is None:
         labels = np.arange(len(exact)) if labels is None else labels
         draw = np.random.default_rng(0)
-        probes, rows, skip = drawn(exact.rows.numbers, exact.rows.vectors, labels, count, draw)
+        probes, rows, skip = draw_probes(exact.rows.numbers, exact.rows.vectors, labels, count, draw)
         order = np.argsort(exact.rows.numbers, kind="stable")
-        threshold = _threshold(exact.rows.vectors, labels, probes, labels[rows], draw)
-        people = People(labels[rows], exact.rows.numbers[order], labels[order], threshold)
+        threshold = _impostor_threshold(exact.rows.vectors, labels, probes, labels[rows], draw)
+        people = TrialLabels(labels[rows], exact.rows.numbers[order], labels[order], threshold)
     probes = np.asarray(probes, np.float32)
     skip = np.full(len(probes), -1, np.int64) if skip is None else skip
-    scores, numbers = without(*exact.search(probes, K + 1), skip)
-    return Trial(probes, skip, scores, numbers, float(np.median(_times(exact, probes[: TIMED // 4]))), people)
+    scores, numbers = drop_skipped(*exact.search(probes, K + 1), skip)
+    return SearchTrial(
+        probes, skip, scores, numbers, float(np.median(_time_probes(exact, probes[: TIMED // 4]))), people
+    )
 
 
-def drawn(
+def draw_probes(
     numbers: np.ndarray, vectors: np.ndarray, labels: np.ndarray, count: int, draw: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Probes, the rows they come from, and the numbers that do not count for them.
@@ -137,7 +139,7 @@ def drawn(
     Templates of people who have several, each without itself. Where there are hardly any such people, templates mixed
     with another one, so that they are still nearest to their own (cosine about 0.8).
     """
-    rows = _several(labels)
+    rows = _rows_with_siblings(labels)
     if len(rows) >= min(50, len(numbers)):
         rows = draw.choice(rows, min(count, len(rows)), replace=False)
         return vectors[rows], rows, numbers[rows]
@@ -146,22 +148,22 @@ def drawn(
     return mixed / np.maximum(np.linalg.norm(mixed, axis=1, keepdims=True), 1e-6), rows, None
 
 
-def measure_index(index: Index, trial: Trial) -> Measured:
+def measure_index(index: Index, trial: SearchTrial) -> IndexBenchmark:
     """Search the probes of a trial and compare."""
-    scores, numbers = without(*index.search(trial.probes, K + 1), trial.skip)
+    scores, numbers = drop_skipped(*index.search(trial.probes, K + 1), trial.skip)
     there = trial.numbers >= 0
     recall, share = {}, np.ones(len(numbers))
     for k in (1, K):
         hit = (trial.numbers[:, :k, None] == numbers[:, None, :k]).any(2) & there[:, :k]
         recall[k] = float(hit.sum() / max(1, there[:, :k].sum()))
         share = hit.sum(1) / np.maximum(1, there[:, :k].sum(1))
-    times = _times(index, trial.probes[:TIMED])
-    return Measured(
+    times = _time_probes(index, trial.probes[:TIMED])
+    return IndexBenchmark(
         kind=index.kind,
         size=len(index),
         dim=index.dim,
         recall_at=recall,
-        tar_loss=trial.loss(scores, numbers),
+        tar_loss=trial.lost_share(scores, numbers),
         p50_ms=round(float(np.median(times)), 4),
         p99_ms=round(float(np.quantile(times, 0.99)), 4),
         exact_p50_ms=round(trial.exact_p50_ms, 4),
@@ -171,7 +173,7 @@ def measure_index(index: Index, trial: Trial) -> Measured:
     )
 
 
-def without(scores: np.ndarray, numbers: np.ndarray, skip: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def drop_skipped(scores: np.ndarray, numbers: np.ndarray, skip: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Answers (p, k+1) less one number each -> (p, k)."""
     at = (numbers == skip[:, None]) & (numbers >= 0)
     at[~at.any(1), -1] = True  # it did not come out: the last one goes
@@ -179,7 +181,7 @@ def without(scores: np.ndarray, numbers: np.ndarray, skip: np.ndarray) -> tuple[
     return scores[~at].reshape(shape), numbers[~at].reshape(shape)
 
 
-def _times(index: Index, probes: np.ndarray) -> np.ndarray:
+def _time_probes(index: Index, probes: np.ndarray) -> np.ndarray:
     """Milliseconds of each probe alone."""
     index.search(probes[:1], K)
     times = []
@@ -190,13 +192,13 @@ def _times(index: Index, probes: np.ndarray) -> np.ndarray:
     return np.asarray(times or [0.0])
 
 
-def _several(labels: np.ndarray) -> np.ndarray:
+def _rows_with_siblings(labels: np.ndarray) -> np.ndarray:
     """Rows whose label is not alone."""
     _, inverse, count = np.unique(labels, return_inverse=True, return_counts=True)
     return np.flatnonzero(count[inverse.reshape(-1)] > 1)
 
 
-def _threshold(
+def _impostor_threshold(
     vectors: np.ndarray, labels: np.ndarray, probes: np.ndarray, label: np.ndarray, draw: np.random.Generator
 ) -> float | None:
     """The lowest score that at most one impostor in a thousand reaches; None where there are too few impostors."""
@@ -219,7 +221,7 @@ OUTGROWN = 2.0  # times its size when it was built
 
 
 @dataclass(frozen=True)
-class Wanted:
+class IndexSpec:
     """What an index should be like.
 
     Args:
@@ -246,11 +248,11 @@ class Wanted:
                 raise InputError(f"{name} must be a positive number, got {value!r:.80}: leave it out for no limit.")
 
 
-def as_wanted(given: Wanted | None) -> Wanted:
+def as_wanted(given: IndexSpec | None) -> IndexSpec:
     """What an index should be like, nothing said: the usual."""
-    if given is not None and not isinstance(given, Wanted):
-        raise InputError(f"wanted must be a Wanted, such as Wanted(kind='exact'): got {given!r:.80}")
-    return given or Wanted()
+    if given is not None and not isinstance(given, IndexSpec):
+        raise InputError(f"wanted must be an IndexSpec, such as IndexSpec(kind='exact'): got {given!r:.80}")
+    return given or IndexSpec()
 
 
 def _as_number(value: object) -> float:
@@ -262,21 +264,21 @@ def _as_number(value: object) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Built:
+class BuiltIndex:
     """An index and what was measured of it."""
 
     index: Index
-    measured: Measured
+    measured: IndexBenchmark
 
 
 def build_index(
     vectors: np.ndarray,
     numbers: np.ndarray,
-    wanted: Wanted | None = None,
+    wanted: IndexSpec | None = None,
     *,
     probes: np.ndarray | None = None,
     labels: np.ndarray | None = None,
-) -> Built:
+) -> BuiltIndex:
     """Choose, build and measure an index over unit vectors (n, dim) with their numbers (n,).
 
     Args:
@@ -295,41 +297,44 @@ def build_index(
         raise InputError(f"vectors must be (n, dim), got shape {vectors.shape}.")
     if labels is not None and (labels := np.asarray(labels)).shape != (len(vectors),):
         raise InputError(f"labels must be ({len(vectors)},), one per vector, got shape {labels.shape}.")
-    exact = _exact(vectors, numbers)
+    exact = _borrow_exact(vectors, numbers)
     if not len(exact):
-        return Built(
-            _kept(exact), Measured(exact.kind, 0, exact.dim, {1: 1.0, K: 1.0}, None, 0.0, 0.0, 0.0, exact.bytes)
+        return BuiltIndex(
+            _own_exact(exact),
+            IndexBenchmark(exact.kind, 0, exact.dim, {1: 1.0, K: 1.0}, None, 0.0, 0.0, 0.0, exact.bytes),
         )
-    test = trial(exact, labels, probes)
-    kinds = _order(wanted, len(exact), exact.dim, exact.bytes, test.exact_p50_ms)
-    tried: list[Built] = []
+    test = make_trial(exact, labels, probes)
+    kinds = _kinds_to_try(wanted, len(exact), exact.dim, exact.bytes, test.exact_p50_ms)
+    tried: list[BuiltIndex] = []
     for kind in kinds:
-        built = _built(kind, exact, test, wanted)
+        built = _build_kind(kind, exact, test, wanted)
         tried.append(built)
-        if _good(built, wanted):
+        if _is_good(built, wanted):
             return built
     return _least_bad(tried, exact, test, wanted)
 
 
-def outgrown(size: int, measured: Measured) -> bool:
+def has_outgrown(size: int, measured: IndexBenchmark) -> bool:
     """Whether an index has grown so much since it was built that another kind or effort may be due."""
     return size > max(SMALL, OUTGROWN * measured.size)
 
 
-def _exact(vectors: np.ndarray, numbers: np.ndarray) -> Exact:
+def _borrow_exact(vectors: np.ndarray, numbers: np.ndarray) -> ExactIndex:
     """An exact index that borrows the caller's vectors: good to measure with, not to keep."""
     vectors = np.asarray(vectors, np.float32)
-    return Exact(vectors.shape[1], Rows.of(*Rows(vectors.shape[1]).check(numbers, vectors)))
+    return ExactIndex(
+        vectors.shape[1], VectorTable.from_arrays(*VectorTable(vectors.shape[1]).check_rows(numbers, vectors))
+    )
 
 
-def _kept(exact: Exact) -> Exact:
+def _own_exact(exact: ExactIndex) -> ExactIndex:
     """With vectors of its own."""
-    own = Exact(exact.dim)
+    own = ExactIndex(exact.dim)
     own.add(exact.rows.numbers, exact.rows.vectors)
     return own
 
 
-def _order(wanted: Wanted, size: int, dim: int, exact_bytes: int, exact_ms: float) -> list[str]:
+def _kinds_to_try(wanted: IndexSpec, size: int, dim: int, exact_bytes: int, exact_ms: float) -> list[str]:
     """Kinds to try, the one preferred first."""
     limit = math.inf if wanted.memory_mb is None else 1e6 * wanted.memory_mb
     if wanted.kind != "auto":
@@ -340,24 +345,24 @@ def _order(wanted: Wanted, size: int, dim: int, exact_bytes: int, exact_ms: floa
     return ["scan", "ivf"] if wanted.memory_mb is None else ["compressed"]
 
 
-def _built(kind: str, exact: Exact, test: Trial, wanted: Wanted) -> Built:
+def _build_kind(kind: str, exact: ExactIndex, test: SearchTrial, wanted: IndexSpec) -> BuiltIndex:
     """An index of a kind, with the least effort that reaches the wanted recall."""
     if kind == "exact":
-        return Built(_kept(exact), measure_index(exact, test))
-    index = Approximate.build(kind, exact.rows.numbers, exact.rows.vectors)
-    best: Built | None = None
+        return BuiltIndex(_own_exact(exact), measure_index(exact, test))
+    index = ApproximateIndex.build(kind, exact.rows.numbers, exact.rows.vectors)
+    best: BuiltIndex | None = None
     for effort in KINDS[kind].ladder:
-        tuned = index.at(effort)
+        tuned = index.with_params(effort)
         found = measure_index(tuned, test)
         if best is None or found.recall_at[K] > best.measured.recall_at[K]:
-            best = Built(tuned, found)
+            best = BuiltIndex(tuned, found)
         if found.recall_low >= wanted.recall:
             break
     assert best is not None
     return best
 
 
-def _good(built: Built, wanted: Wanted) -> bool:
+def _is_good(built: BuiltIndex, wanted: IndexSpec) -> bool:
     """Whether it is what was wanted; one asked for by name always is, but must fit."""
     fits = wanted.memory_mb is None or built.measured.bytes <= 1e6 * wanted.memory_mb
     if not fits:
@@ -372,11 +377,11 @@ def _good(built: Built, wanted: Wanted) -> bool:
     )
 
 
-def _least_bad(tried: list[Built], exact: Exact, test: Trial, wanted: Wanted) -> Built:
+def _least_bad(tried: list[BuiltIndex], exact: ExactIndex, test: SearchTrial, wanted: IndexSpec) -> BuiltIndex:
     """None is all that was wanted: the quickest that finds enough, else exact search where it fits."""
     enough = [b for b in tried if b.measured.recall_at[K] >= wanted.recall]
     if enough:
         return min(enough, key=lambda b: b.measured.p50_ms)
     if wanted.memory_mb is None or exact.bytes <= 1e6 * wanted.memory_mb:
-        return Built(_kept(exact), measure_index(exact, test))
+        return BuiltIndex(_own_exact(exact), measure_index(exact, test))
     return max(tried, key=lambda b: b.measured.recall_at[K])

@@ -1,17 +1,17 @@
-"""The record of a gallery: the one place where enrolled templates are the truth.
+"""The storage of a gallery: the one place where enrolled templates are the truth.
 
-A record is SQL: `sqlite` (embedded) or `postgres` (a server). Both obey the same laws, which
+A storage is SQL: `sqlite` (embedded) or `postgres` (a server). Both obey the same laws, which
 ``tests/gallery/test_storage.py`` runs on either:
 
     acknowledged  = durable: once `enrol` or `delete` returns, no crash takes it back
     all or none   = a call that raises, or is killed, has changed nothing that a later reader sees
-    numbers       = 64-bit, given by the record, never used twice, not even after deletion
+    numbers       = 64-bit, given by the storage, never used twice, not even after deletion
     sequence      = +1 per acknowledged change; `changes(after)` tells everything that happened since
     request       = the same request name twice changes nothing the second time and gives the first receipt; a name
                     that was used for another verb or identity is refused
     calibration   = what was measured on the people enrolled; keeping or forgetting it is a change like any other
 
-    checked       = every row that an answer rests on is checked where it is read, and missing rows are found: a record
+    checked       = every row that an answer rests on is checked where it is read, and missing rows are found: a storage
                     that was damaged on disk refuses to answer rather than answer something else
 
 Anything faster than SQL (an index) is a view that can be thrown away and built again from here.
@@ -30,14 +30,14 @@ import numpy as np
 
 from mettle.errors import GalleryError, UnknownIdentity
 from mettle.gallery.binding import Binding
-from mettle.gallery.calibration import Calibration, Standing, calibration_to_json
+from mettle.gallery.calibration import CalibrationStatus, GalleryCalibration, calibration_to_json
 from mettle.gallery.enrolment import select_new_rows
 from mettle.gallery.results import Changes, Receipt, Size, Templates
 from mettle.gallery.storage.integrity import (
-    Content,
+    ContentCounter,
+    ContentDigest,
     RevisionState,
     RowSum,
-    Tally,
     check_name,
     check_vectors,
     damaged,
@@ -53,7 +53,7 @@ from mettle.gallery.storage.sql import (
     FixedMetadata,
     IdentityRow,
     IndexProof,
-    Session,
+    Transaction,
     check_identity,
     decode_owned,
     decode_templates,
@@ -76,7 +76,7 @@ from mettle.gallery.storage.sql import (
 )
 
 
-class Record(Protocol):
+class Storage(Protocol):
     """Where templates are kept. Vectors given to it are float32 and of unit length: the gallery sees to that."""
 
     @property
@@ -86,11 +86,11 @@ class Record(Protocol):
 
     @property
     def identity(self) -> str:
-        """Which record this is: a name that a copy of it shares and no other record has."""
+        """Which storage this is: a name that a copy of it shares and no other storage has."""
         ...
 
     def sequence(self) -> int:
-        """Number of the last acknowledged change; 0 for a new record."""
+        """Number of the last acknowledged change; 0 for a new storage."""
         ...
 
     def state(self) -> RevisionState:
@@ -128,15 +128,15 @@ class Record(Protocol):
         """Remove an identity, or of its ``former`` spellings one that is there; UnknownIdentity where there is none."""
         ...
 
-    def has(self, identity: str) -> bool:
+    def has_identity(self, identity: str) -> bool:
         """Whether somebody is enrolled under exactly this name."""
         ...
 
-    def standing(self) -> Standing | None:
+    def calibration_status(self) -> CalibrationStatus | None:
         """The calibration that is kept, and what has changed since; None where there is none."""
         ...
 
-    def calibrate(self, found: Calibration | None) -> Receipt:
+    def keep_calibration(self, found: GalleryCalibration | None) -> Receipt:
         """Keep a calibration instead of the former one; None: forget it."""
         ...
 
@@ -144,11 +144,11 @@ class Record(Protocol):
         """Refuse, where it was opened for reading."""
         ...
 
-    def templates(self, identity: str) -> Templates:
-        """All templates of an identity, read from the record itself; none: empty."""
+    def templates_of(self, identity: str) -> Templates:
+        """All templates of an identity, read from the storage itself; none: empty."""
         ...
 
-    def names(self, numbers: np.ndarray) -> list[str | None]:
+    def names_of(self, numbers: np.ndarray) -> list[str | None]:
         """Whose templates these are; None for those that are not (or no longer) there."""
         ...
 
@@ -157,7 +157,7 @@ class Record(Protocol):
         ...
 
     def owners(self, numbers: np.ndarray) -> tuple[RevisionState, list[str | None]]:
-        """The same, and what the record held at that moment."""
+        """The same, and what the storage held at that moment."""
         ...
 
     def ids(self) -> Iterator[str]:
@@ -168,12 +168,12 @@ class Record(Protocol):
         """All templates in the order of their numbers, as of one moment."""
         ...
 
-    def changes(self, after: int) -> Changes | None:
-        """What happened after a sequence number; None where the record no longer remembers (build anew by `scan`)."""
+    def changes_since(self, after: int) -> Changes | None:
+        """What happened after a sequence number; None where the storage no longer remembers (build anew by `scan`)."""
         ...
 
     def compact(self) -> None:
-        """Erase what was deleted from disk: afterwards no byte of a deleted template is in any file of the record."""
+        """Erase what was deleted from disk: afterwards no byte of a deleted template is in any file of the storage."""
         ...
 
     @property
@@ -181,7 +181,7 @@ class Record(Protocol):
         """SHA-256 of the copy of the model that lies beside it."""
         ...
 
-    def inspect(self, work: Callable[[Session], Any]) -> Any:
+    def inspect(self, work: Callable[[Transaction], Any]) -> Any:
         """Run a function of a transaction that reads one moment."""
         ...
 
@@ -190,13 +190,13 @@ class Record(Protocol):
         ...
 
     def check(self) -> list[str]:
-        """What is wrong with the record, in words; an empty list is a sound record."""
+        """What is wrong with the storage, in words; an empty list is a sound storage."""
         ...
 
     def digest(self) -> str:
         """A checksum over all live templates (identities, numbers of templates per identity, vectors).
 
-        It does not depend on numbers, order of enrolment, or on which kind of record holds them, so equal digests
+        It does not depend on numbers, order of enrolment, or on which kind of storage holds them, so equal digests
         mean equal content: the proof of a move.
         """
         ...
@@ -209,16 +209,18 @@ class Record(Protocol):
 Scan = Callable[[], Iterator[Templates]]
 
 
-Agree = Callable[[Content, Content], None]
+Agree = Callable[[ContentDigest, ContentDigest], None]
 
 
-def fill_storage(session: Session, dim: int, scan: Scan, agree: Agree, calibrated: Calibration | None) -> Receipt:
-    """Put all of ``scan`` into an empty record; ``agree`` sees what came and what is here and may still refuse."""
+def fill_storage(
+    session: Transaction, dim: int, scan: Scan, agree: Agree, calibrated: GalleryCalibration | None
+) -> Receipt:
+    """Put all of ``scan`` into an empty storage; ``agree`` sees what came and what is here and may still refuse."""
     state = read_state(session)
     if state.templates:
         raise GalleryError("the target is not empty: move into a new gallery")
     first, number, sequence = state.next_number, state.next_number, state.sequence + 1
-    came, owners, sums, total = Tally(dim), {}, {}, RowSum()
+    came, owners, sums, total = ContentCounter(dim), {}, {}, RowSum()
     for part in scan():
         came.add(part.identities, part.vectors)
         rows = check_vectors(part.vectors, dim)
@@ -245,7 +247,7 @@ def fill_storage(session: Session, dim: int, scan: Scan, agree: Agree, calibrate
         templates=total.rows,
         template_sum=total.checksums,
     )
-    here = Tally(dim)
+    here = ContentCounter(dim)
     for part in scan_templates(session, state, dim, 8192):
         here.add(part.identities, part.vectors)
     agree(came.content(), here.content())
@@ -256,10 +258,10 @@ def fill_storage(session: Session, dim: int, scan: Scan, agree: Agree, calibrate
     return write_receipt(session, None, "", Receipt(sequence, tuple(range(first, number))), state)
 
 
-def scan_templates(session: Session, state: RevisionState, dim: int, batch: int) -> Iterator[Templates]:
+def scan_templates(session: Transaction, state: RevisionState, dim: int, batch: int) -> Iterator[Templates]:
     """All templates in the order of their numbers; refused at the end where any of them is missing."""
     names, total = read_identities(session, state), RowSum()
-    for rows in session.each(f"SELECT {TEMPLATE_COLUMNS} FROM templates t ORDER BY t.number", batch):
+    for rows in session.stream(f"SELECT {TEMPLATE_COLUMNS} FROM templates t ORDER BY t.number", batch):
         part = decode_templates(session, rows, dim, names)
         total.add(int(part.checksums.sum()), len(rows))
         yield part
@@ -269,30 +271,30 @@ def scan_templates(session: Session, state: RevisionState, dim: int, batch: int)
 Result = TypeVar("Result")
 
 
-class Ledger(ABC):
-    """A record in a database. Subclasses give transactions and say how theirs is made, opened and compacted."""
+class SqlStorage(ABC):
+    """A storage in a database. Subclasses give transactions and say how theirs is made, opened and compacted."""
 
     kind: str
     _fixed: FixedMetadata
     _proof: IndexProof
 
     @abstractmethod
-    def _read(self, work: Callable[[Session], Result]) -> Result:
+    def _run_read(self, work: Callable[[Transaction], Result]) -> Result:
         """Run ``work`` in a transaction that reads one moment; it may be run twice."""
 
     @abstractmethod
-    def _write(self, work: Callable[[Session], Receipt], *, named: bool = False) -> Receipt:
+    def _run_write(self, work: Callable[[Transaction], Receipt], *, named: bool = False) -> Receipt:
         """Run ``work`` alone and commit it durably; ``named``: doing it again after a commit changes nothing."""
 
     @abstractmethod
-    def _reading(self) -> AbstractContextManager[Session]:
+    def _read_transaction(self) -> AbstractContextManager[Transaction]:
         """A transaction that reads one moment for as long as it is held."""
 
     @abstractmethod
     def for_writing(self) -> Any:
         """Refuse, where it was opened for reading."""
 
-    def _nameless(self) -> str | None:
+    def _default_request(self) -> str | None:
         """What a request is called that the caller did not name; None: it needs no name."""
         return None
 
@@ -312,7 +314,7 @@ class Ledger(ABC):
 
     def state(self) -> RevisionState:
         """How far it has come, and what it holds."""
-        return self._read(read_state)
+        return self._run_read(read_state)
 
     def size(self) -> Size:
         """How much is enrolled now."""
@@ -320,8 +322,8 @@ class Ledger(ABC):
 
     @property
     def identity(self) -> str:
-        """Which record this is: a name that a copy of it shares and no other record has."""
-        return keyed_hash(self._fixed.salt, "record")
+        """Which storage this is: a name that a copy of it shares and no other storage has."""
+        return keyed_hash(self._fixed.salt, "storage")
 
     def enrol(
         self,
@@ -334,15 +336,15 @@ class Ledger(ABC):
         former: Sequence[str] = (),
     ) -> Receipt:
         """Add (m, dim) templates to an identity; the receipt has their numbers."""
-        return self._enrol([(identity, vectors)], request, replace, distinct, former)
+        return self._enrol_people([(identity, vectors)], request, replace, distinct, former)
 
     def enrol_many(
         self, people: Sequence[tuple[str, np.ndarray]], *, replace: bool = False, distinct: bool = False
     ) -> Receipt:
         """The same for several identities in one change: all of them or, if it fails, none."""
-        return self._enrol(people, None, replace, distinct)
+        return self._enrol_people(people, None, replace, distinct)
 
-    def _enrol(
+    def _enrol_people(
         self,
         people: Sequence[tuple[str, np.ndarray]],
         request: str | None,
@@ -351,11 +353,11 @@ class Ledger(ABC):
         former: Sequence[str] = (),
     ) -> Receipt:
         checked = [(check_name(identity), check_vectors(v, self.binding.dim)) for identity, v in people]
-        verb, name = "replace" if replace else "enrol", self._named(request)
-        asked = self._asked(verb, " ".join(who for who, _ in checked))
-        alike = {asked, *(self._asked(verb, other) for other in former)}
+        verb, name = "replace" if replace else "enrol", self._request_key(request)
+        asked = self._request_hash(verb, " ".join(who for who, _ in checked))
+        alike = {asked, *(self._request_hash(verb, other) for other in former)}
 
-        def work(session: Session) -> Receipt:
+        def work(session: Transaction) -> Receipt:
             state = read_state(session)
             if known := find_receipt(session, name, alike, state, self._proof):
                 return known
@@ -368,7 +370,7 @@ class Ledger(ABC):
                     owner = IdentityRow(owner.id, identity, 0, 0)
                     state = replaced(state, identity_sum=state.identity_sum + owner.checksum)
                 elif owner is not None and distinct:
-                    has = self._of(session, identity, state).vectors
+                    has = self._read_templates(session, identity, state).vectors
                 cleared.add(identity)
                 if distinct:
                     given, rows = len(rows), select_new_rows(rows, has)
@@ -377,12 +379,12 @@ class Ledger(ABC):
             numbers = tuple(range(first, state.next_number))
             return write_receipt(session, name, asked, Receipt(sequence, numbers, skipped=skipped), state)
 
-        receipt = self._write(work, named=name is not None)
+        receipt = self._run_write(work, named=name is not None)
         return receipt if request is not None else replaced(receipt, repeated=False)
 
     def _add(
         self,
-        session: Session,
+        session: Transaction,
         state: RevisionState,
         identity: str,
         owner: IdentityRow | None,
@@ -413,9 +415,9 @@ class Ledger(ABC):
     def delete(self, identity: str, *, request: str | None = None, former: Sequence[str] = ()) -> Receipt:
         """Remove an identity and all its templates; the receipt has their numbers."""
         names = [*(check_name(other) for other in former), check_name(identity)]
-        asked, name = {each: self._asked("delete", each) for each in names}, self._named(request)
+        asked, name = {each: self._request_hash("delete", each) for each in names}, self._request_key(request)
 
-        def work(session: Session) -> Receipt:
+        def work(session: Transaction) -> Receipt:
             state = read_state(session)
             if known := find_receipt(session, name, asked.values(), state, self._proof):
                 return known
@@ -423,30 +425,30 @@ class Ledger(ABC):
             if (owner := next((found for found in owners if found is not None), None)) is None:
                 raise UnknownIdentity(f"nobody called {identity!r:.80} is enrolled: nothing was deleted")
             numbers, state = remove_templates(session, owner, state.sequence + 1, state)
-            session.rows("DELETE FROM identities WHERE id = ?", owner.id)
+            session.execute("DELETE FROM identities WHERE id = ?", owner.id)
             left = state.identity_sum - owner.checksum
             state = replaced(state, identities=state.identities - 1, identity_sum=left)
             return write_receipt(session, name, asked[owner.name], Receipt(state.sequence + 1, numbers), state)
 
-        receipt = self._write(work, named=name is not None)
+        receipt = self._run_write(work, named=name is not None)
         return receipt if request is not None else replaced(receipt, repeated=False)
 
-    def has(self, identity: str) -> bool:
+    def has_identity(self, identity: str) -> bool:
         """Whether somebody is enrolled under exactly this name."""
         identity = check_name(identity)
-        return self._read(
+        return self._run_read(
             lambda session: find_identity(session, identity, read_state(session), self._proof) is not None
         )
 
-    def standing(self) -> Standing | None:
+    def calibration_status(self) -> CalibrationStatus | None:
         """The calibration that is kept, and what has changed since."""
-        return self._read(read_standing)
+        return self._run_read(read_standing)
 
-    def calibrate(self, found: Calibration | None) -> Receipt:
+    def keep_calibration(self, found: GalleryCalibration | None) -> Receipt:
         """Keep a calibration instead of the former one, or none; the same one again is no change."""
         text, tried = None if found is None else calibration_to_json(found), False
 
-        def work(session: Session) -> Receipt:
+        def work(session: Transaction) -> Receipt:
             nonlocal tried
             state = read_state(session)
             try:
@@ -461,15 +463,15 @@ class Ledger(ABC):
             state = write_calibration(session, state, text, 0 if found is None else found.sequence)
             return write_receipt(session, None, "", Receipt(state.sequence + 1, ()), state)
 
-        return self._write(work, named=True)
+        return self._run_write(work, named=True)
 
-    def templates(self, identity: str) -> Templates:
+    def templates_of(self, identity: str) -> Templates:
         """All templates of an identity; none: empty."""
         identity = check_name(identity)
-        return self._read(lambda session: self._of(session, identity))
+        return self._run_read(lambda session: self._read_templates(session, identity))
 
-    def _of(self, session: Session, identity: str, state: RevisionState | None = None) -> Templates:
-        rows = session.rows(
+    def _read_templates(self, session: Transaction, identity: str, state: RevisionState | None = None) -> Templates:
+        rows = session.execute(
             f"SELECT {TEMPLATE_COLUMNS}, {IDENTITY_COLUMNS} FROM identities i "
             "LEFT JOIN templates t ON t.identity = i.id WHERE i.name = ? ORDER BY t.number",
             identity,
@@ -485,46 +487,46 @@ class Ledger(ABC):
         own.compare(owner.templates, owner.template_sum, f"templates of identity {owner.id}")
         return found
 
-    def names(self, numbers: np.ndarray) -> list[str | None]:
+    def names_of(self, numbers: np.ndarray) -> list[str | None]:
         """Whose templates these are; None for those that are not there."""
         return self.owners(numbers)[1]
 
     def owners(self, numbers: np.ndarray) -> tuple[RevisionState, list[str | None]]:
-        """Whose templates these are, None for those that are not there, and what the record held at that moment."""
+        """Whose templates these are, None for those that are not there, and what the storage held at that moment."""
         wanted = [int(number) for number in numbers]
 
-        def work(session: Session) -> tuple[RevisionState, dict[int, str]]:
+        def work(session: Transaction) -> tuple[RevisionState, dict[int, str]]:
             found: dict[int, str] = {}
             for start in range(0, len(wanted), PAGE):
                 page = wanted[start : start + PAGE]
                 marks = ", ".join("?" * len(page))
-                rows = session.rows(f"{OWNED_TEMPLATES} WHERE t.number IN ({marks})", *page)
+                rows = session.execute(f"{OWNED_TEMPLATES} WHERE t.number IN ({marks})", *page)
                 found |= name_owners(session, rows, self.binding.dim)
             return read_state(session), found
 
-        state, found = self._read(work)
+        state, found = self._run_read(work)
         return state, [found.get(number) for number in wanted]
 
     def templates_at(self, numbers: np.ndarray) -> Templates:
         """The templates with these numbers, in the order of their numbers; those that are not there are left out."""
         wanted = sorted({int(number) for number in numbers})
 
-        def work(session: Session) -> Templates:
+        def work(session: Transaction) -> Templates:
             found: list[tuple] = []
             for start in range(0, len(wanted), PAGE):
                 page = wanted[start : start + PAGE]
                 marks = ", ".join("?" * len(page))
-                found += session.rows(f"{OWNED_TEMPLATES} WHERE t.number IN ({marks}) ORDER BY t.number", *page)
+                found += session.execute(f"{OWNED_TEMPLATES} WHERE t.number IN ({marks}) ORDER BY t.number", *page)
             return decode_owned(session, found, self.binding.dim)
 
-        return self._read(work)
+        return self._run_read(work)
 
     def ids(self) -> Iterator[str]:
         """All identities, sorted by code point; read in pages, so that nothing is held while the caller works."""
         last, total, begun = "", RowSum(), None
         sql = f"SELECT {IDENTITY_COLUMNS} FROM identities i WHERE i.name > ? ORDER BY i.name LIMIT {PAGE}"
         while True:
-            state, page = self._read(lambda session, last=last: (read_state(session), session.rows(sql, last)))
+            state, page = self._run_read(lambda session, last=last: (read_state(session), session.execute(sql, last)))
             begun = begun or state
             for row in page:
                 name = check_identity(row)
@@ -540,19 +542,19 @@ class Ledger(ABC):
 
     def scan(self, *, batch: int = 65536) -> Iterator[Templates]:
         """All templates in the order of their numbers, as of one moment; refused at the end if any is missing."""
-        with self._reading() as session:
+        with self._read_transaction() as session:
             yield from scan_templates(session, read_state(session), self.binding.dim, batch)
 
-    def changes(self, after: int) -> Changes | None:
-        """What happened after a sequence number; None where the record no longer remembers, or has not got so far."""
+    def changes_since(self, after: int) -> Changes | None:
+        """What happened after a sequence number; None where the storage no longer remembers, or has not got so far."""
         after = int(after)
 
-        def work(session: Session) -> Changes | None:
+        def work(session: Transaction) -> Changes | None:
             state = read_state(session)
             if not state.oldest_sequence <= after <= state.sequence:
                 return None
             numbers, checksums = read_deleted(session, after)
-            new = session.rows(f"{OWNED_TEMPLATES} WHERE t.sequence > ? ORDER BY +t.number", after)
+            new = session.execute(f"{OWNED_TEMPLATES} WHERE t.sequence > ? ORDER BY +t.number", after)
             return Changes(
                 state.sequence,
                 np.asarray(numbers, np.int64),
@@ -561,35 +563,35 @@ class Ledger(ABC):
                 RowSum(state.templates, state.template_sum),
             )
 
-        return self._read(work)
+        return self._run_read(work)
 
     def digest(self) -> str:
-        """A checksum over all live templates that does not depend on numbers, order or kind of record."""
-        tally = Tally(self.binding.dim)
+        """A checksum over all live templates that does not depend on numbers, order or kind of storage."""
+        tally = ContentCounter(self.binding.dim)
         for part in self.scan(batch=8192):
             tally.add(part.identities, part.vectors)
         return tally.content().digest
 
-    def inspect(self, work: Callable[[Session], Result]) -> Result:
+    def inspect(self, work: Callable[[Transaction], Result]) -> Result:
         """Run ``work`` in a transaction that reads one moment."""
-        return self._read(work)
+        return self._run_read(work)
 
     @abstractmethod
     def forget_pages(self) -> None:
         """Keep nothing of what was read before, so that what is read next is read again."""
 
     def check(self) -> list[str]:
-        """What is wrong with the record, in words."""
-        return self._read(lambda session: find_damage(session, self.binding.dim))[:FINDINGS]
+        """What is wrong with the storage, in words."""
+        return self._run_read(lambda session: find_damage(session, self.binding.dim))[:FINDINGS]
 
-    def load(self, scan: Scan, agree: Agree, calibrated: Calibration | None = None) -> Receipt:
-        """Fill an empty record in one change; ``agree`` sees what came and what is here and may still refuse."""
-        return self._write(lambda session: fill_storage(session, self.binding.dim, scan, agree, calibrated))
+    def load_templates(self, scan: Scan, agree: Agree, calibrated: GalleryCalibration | None = None) -> Receipt:
+        """Fill an empty storage in one change; ``agree`` sees what came and what is here and may still refuse."""
+        return self._run_write(lambda session: fill_storage(session, self.binding.dim, scan, agree, calibrated))
 
-    def _asked(self, verb: str, identity: str) -> str:
+    def _request_hash(self, verb: str, identity: str) -> str:
         """What is asked, as a hash."""
         return keyed_hash(self._fixed.salt, f"{verb} {identity}")
 
-    def _named(self, request: str | None) -> str | None:
+    def _request_key(self, request: str | None) -> str | None:
         """Under which name it is asked."""
-        return self._nameless() if request is None else check_name(request, "request")
+        return self._default_request() if request is None else check_name(request, "request")

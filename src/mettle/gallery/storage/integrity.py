@@ -1,4 +1,4 @@
-"""What is kept in a record, whichever database keeps it: names, vectors, their checksums and the digest of it all.
+"""What is kept in a storage, whichever database keeps it: names, vectors, their checksums and the digest of it all.
 
 Every row carries a CRC-32 of the name of its table, its key and its values, which finds every flipped bit of it, and a
 row that stands under another key. `RevisionState` sums these checksums up for each table, so that rows that are
@@ -26,8 +26,8 @@ FLOATS = np.dtype("<f4")  # vectors are kept in one byte order, so files and che
 
 
 @dataclass(frozen=True)
-class Content:
-    """What a record holds, in three facts: equal facts mean equal content."""
+class ContentDigest:
+    """What a storage holds, in three facts: equal facts mean equal content."""
 
     identities: int
     templates: int
@@ -74,12 +74,12 @@ def template_checksum(number: int, identity: int, sequence: int, vector: bytes) 
 
 def damaged(what: str, remedy: str = "restore a snapshot") -> GalleryError:
     """What is raised about a row that is not as it was written."""
-    return GalleryError(f"{what}: the record is damaged, {remedy}")
+    return GalleryError(f"{what}: the storage is damaged, {remedy}")
 
 
 @dataclass(frozen=True)
 class RevisionState:
-    """How far a record has come, and what its tables hold: the one row by which missing rows are found."""
+    """How far a storage has come, and what its tables hold: the one row by which missing rows are found."""
 
     sequence: int = 0  # of the last change
     next_number: int = 1  # of a template
@@ -96,7 +96,7 @@ class RevisionState:
     added: int = 0  # templates there now that came since
 
     @classmethod
-    @lru_cache(maxsize=64)  # it is read for every question, and changes only with the record
+    @lru_cache(maxsize=64)  # it is read for every question, and changes only with the storage
     def from_row(cls, row: tuple) -> "RevisionState":
         """The state that a row holds: its fields in order, then the checksum."""
         *values, checksum = row
@@ -139,8 +139,8 @@ def keyed_hash(salt: str, text: str) -> str:
     return hashlib.blake2b(text.encode(), key=bytes.fromhex(salt), digest_size=32).hexdigest()
 
 
-class Tally:
-    """Adds up templates in any order to one `Content`.
+class ContentCounter:
+    """Adds up templates in any order to one `ContentDigest`.
 
     The sum of one SHA-256 per template is the same for any order, and a template that is there twice counts twice.
     """
@@ -160,7 +160,7 @@ class Tally:
         self._names.update(identities)
         self._count += len(rows)
 
-    def content(self) -> Content:
+    def content(self) -> ContentDigest:
         """Everything added so far."""
         facts = f"{self.dim} {len(self._names)} {self._count} {self._sum:064x}"
-        return Content(len(self._names), self._count, hashlib.sha256(facts.encode()).hexdigest())
+        return ContentDigest(len(self._names), self._count, hashlib.sha256(facts.encode()).hexdigest())

@@ -11,8 +11,8 @@ from urllib.parse import parse_qsl, urlsplit
 from mettle.atomic_files import TEMPORARY, make_folder
 from mettle.errors import GalleryError, InputError
 from mettle.gallery.binding import Binding, copy_model
-from mettle.gallery.storage.postgres import PostgresRecord
-from mettle.gallery.storage.sqlite import LOCK, SqliteRecord, refuse_links, translate_errors
+from mettle.gallery.storage.postgres import PostgresStorage
+from mettle.gallery.storage.sqlite import LOCK, SqliteStorage, refuse_links, translate_errors
 
 if TYPE_CHECKING:
     from mettle.train.run_folder import RunFolder
@@ -31,7 +31,7 @@ def is_server(where: str | Path) -> bool:
     return str(where).lower().startswith(SERVERS)
 
 
-def _url(where: str | Path) -> str:
+def _normalize_url(where: str | Path) -> str:
     """The address of a server as drivers know it: its scheme in small letters."""
     scheme, rest = str(where).split(":", 1)
     return f"{scheme.lower()}:{rest}"
@@ -55,11 +55,11 @@ def check_place(where: str | Path) -> None:
     )
 
 
-def exists(where: str | Path) -> bool:
+def gallery_exists(where: str | Path) -> bool:
     """Whether there is a gallery; something else in its place is an error."""
     check_place(where)
     if is_server(where):
-        return PostgresRecord.exists(_url(where))
+        return PostgresStorage.exists(_normalize_url(where))
     folder = Path(where)
     with translate_errors(folder):
         refuse_links(folder, [RECORD, LOCK, INDEX, MODEL])
@@ -69,36 +69,36 @@ def exists(where: str | Path) -> bool:
             return True
         if folder.exists() and not folder.is_dir():
             raise GalleryError(f"{folder} is a file, not a gallery: give a folder")
-        strangers = [file.name for file in folder.iterdir() if not _ours(file.name)] if folder.exists() else []
+        strangers = [file.name for file in folder.iterdir() if not _is_leftover(file.name)] if folder.exists() else []
     if strangers:
         raise GalleryError(f"{folder} is no gallery: it holds {strangers[0]!r} and no {RECORD}. Choose another folder")
     return False
 
 
-def _ours(name: str) -> bool:
+def _is_leftover(name: str) -> bool:
     """Whether a gallery that was killed while it was made may have left this."""
     return name in (MODEL, INDEX, LOCK) or name.startswith(RECORD) or TEMPORARY in name
 
 
-def reopened(where: str | Path, read_only: bool) -> PostgresRecord | SqliteRecord:
-    """The record that is there."""
+def open_storage(where: str | Path, read_only: bool) -> PostgresStorage | SqliteStorage:
+    """The storage that is there."""
     if is_server(where):
-        return PostgresRecord.open(_url(where), write=not read_only)
-    return SqliteRecord.open(Path(where) / RECORD, write=not read_only)
+        return PostgresStorage.open(_normalize_url(where), write=not read_only)
+    return SqliteStorage.open(Path(where) / RECORD, write=not read_only)
 
 
-def made(where: str | Path, binding: Binding, run: "RunFolder | None") -> PostgresRecord | SqliteRecord:
-    """A new record; in a folder, with what embeds pictures for it beside it."""
+def create_storage(where: str | Path, binding: Binding, run: "RunFolder | None") -> PostgresStorage | SqliteStorage:
+    """A new storage; in a folder, with what embeds pictures for it beside it."""
     if is_server(where):
-        return PostgresRecord.create(_url(where), binding)
+        return PostgresStorage.create(_normalize_url(where), binding)
     folder = Path(where)
     with translate_errors(folder):
         make_folder(folder)
         digests = {} if run is None else copy_model(run, folder / MODEL)
-    return SqliteRecord.create(folder / RECORD, binding, digests)
+    return SqliteStorage.create(folder / RECORD, binding, digests)
 
 
-def shown(where: str) -> str:
+def redact_location(where: str) -> str:
     """A place without its password."""
     if not is_server(where):
         return where

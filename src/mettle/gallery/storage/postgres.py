@@ -4,7 +4,7 @@ Connections to a PostgreSQL server: made when needed, kept when idle, cut when t
 
 Whatever goes wrong comes out as an error of ours, in one line and without the password.
 
-A gallery's record on a PostgreSQL server with pgvector: when one machine is too small, or several must write.
+A gallery's storage on a PostgreSQL server with pgvector: when one machine is too small, or several must write.
 
 One schema per gallery, any number of writers: a change holds the row of the counter until it is committed, so that
 sequence numbers follow each other without a gap in the order of the commits.
@@ -27,11 +27,11 @@ import numpy as np
 from mettle.errors import GalleryError, GalleryUnavailable, InputError, MettleError, MissingExtra, OutcomeUnknown
 from mettle.gallery.binding import Binding, binding_to_json
 from mettle.gallery.results import Receipt
-from mettle.gallery.storage.base import Ledger, Result
+from mettle.gallery.storage.base import Result, SqlStorage
 from mettle.gallery.storage.integrity import FLOATS, RevisionState, check_vectors
 from mettle.gallery.storage.sql import (
     IndexProof,
-    Session,
+    Transaction,
     forget_history,
     read_fixed_metadata,
     read_state,
@@ -42,7 +42,7 @@ from mettle.gallery.storage.sql import (
 GRACE = 1.0  # seconds after the server should have given up by itself
 
 
-class Watch:
+class Watchdog:
     """Cuts connections whose server has gone silent; its own timeouts do not help when it is frozen or unreachable."""
 
     def __init__(self) -> None:
@@ -52,12 +52,12 @@ class Watch:
         self._stopped = False
 
     @contextmanager
-    def over(self, connection: Any, limit: float) -> Iterator[None]:
+    def deadline(self, connection: Any, limit: float) -> Iterator[None]:
         """Cut ``connection`` if the block takes longer than ``limit`` and some grace."""
         with self._change:
             self._due[id(connection)] = (connection, time.monotonic() + limit + GRACE)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="mettle-watch", daemon=True)
+                self._thread = threading.Thread(target=self._watch, name="mettle-watch", daemon=True)
                 self._thread.start()
             elif len(self._due) == 1:
                 self._change.notify()
@@ -73,18 +73,18 @@ class Watch:
             self._stopped = True
             self._change.notify()
 
-    def _run(self) -> None:
+    def _watch(self) -> None:
         with self._change:
             while not self._stopped:
                 now = time.monotonic()
                 for key, (connection, due) in list(self._due.items()):
                     if now > due:
-                        _cut(connection)
+                        _shut_connection(connection)
                         del self._due[key]
                 self._change.wait(0.2 if self._due else None)
 
 
-def _cut(connection: Any) -> None:
+def _shut_connection(connection: Any) -> None:
     """Shut the line down under the waiting driver, which then reports a lost connection."""
     with suppress(OSError, ValueError, AttributeError):
         handle = os.dup(connection.fileno())
@@ -104,7 +104,7 @@ RESERVED = {"public", "information_schema"}
 UNREADABLE = "the URL of the PostgreSQL gallery cannot be read: look at its special characters and its options"
 
 
-class Lost(Exception):
+class ConnectionLost(Exception):
     """The connection broke; ``committing`` when nobody knows whether the change was made."""
 
     def __init__(self, error: MettleError, committing: bool = False):
@@ -113,13 +113,13 @@ class Lost(Exception):
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedVector:
     """A vector in the server's own byte layout."""
 
     data: bytes
 
 
-def driver() -> Any:
+def import_driver() -> Any:
     """The psycopg module."""
     try:
         import psycopg
@@ -128,7 +128,7 @@ def driver() -> Any:
     return psycopg
 
 
-def address(url: str, name: str | None = None) -> tuple[str, str]:
+def parse_address(url: str, name: str | None = None) -> tuple[str, str]:
     """A URL as the driver takes it, and the gallery's name, which ``?gallery=NAME`` may give."""
     if not isinstance(url, str) or not url.startswith(("postgresql://", "postgres://")):
         raise InputError("a PostgreSQL gallery is named by a URL like postgresql://user@host/database?gallery=people")
@@ -144,11 +144,11 @@ def address(url: str, name: str | None = None) -> tuple[str, str]:
     return urlunsplit(parts._replace(query=rest)), name
 
 
-class Server:
+class PostgresServer:
     """A database on a server, and the connections to it."""
 
     def __init__(self, url: str, schema: str, *, write: bool, timeout: float):
-        self._driver = driver()
+        self._driver = import_driver()
         self.schema, self._write, self._timeout = schema, write, float(timeout)
         if not 0 < self._timeout < float("inf"):
             raise InputError(f"timeout must be a number of seconds above 0, got {timeout!r}")
@@ -158,14 +158,14 @@ class Server:
             raise InputError(
                 "the URL of the PostgreSQL gallery cannot be read: look at its special characters"
             ) from None
-        self._watch = Watch()
+        self._watch = Watchdog()
         self._mutex = threading.Lock()
         self._idle: list[Any] = []
         self._closed = False
 
     @contextmanager
     def connection(self) -> Iterator[Any]:
-        """A connection for one transaction; a broken one is not kept. Raises `Lost` where it broke."""
+        """A connection for one transaction; a broken one is not kept. Raises `ConnectionLost` where it broke."""
         with self._mutex:
             if self._closed:
                 raise GalleryError(f"the gallery {self.schema!r} is closed: open it again")
@@ -175,18 +175,18 @@ class Server:
             yield connection
         except self._driver.Error as error:
             broken = self._give_back(connection)
-            told = self.told(error)
-            raise (Lost(told) if broken and isinstance(told, GalleryUnavailable) else told) from None
+            told = self.translate_error(error)
+            raise (ConnectionLost(told) if broken and isinstance(told, GalleryUnavailable) else told) from None
         except BaseException:
             self._give_back(connection)
             raise
         self._give_back(connection)
 
-    def session(self, connection: Any, limit: float | None = None) -> "ServerSession":
+    def session(self, connection: Any, limit: float | None = None) -> "PostgresTransaction":
         """Statements on a connection, each of which may take ``limit`` seconds."""
-        return ServerSession(connection, self._watch, self._timeout if limit is None else limit)
+        return PostgresTransaction(connection, self._watch, self._timeout if limit is None else limit)
 
-    def forget(self) -> None:
+    def drop_idle_connections(self) -> None:
         """Drop idle connections: after a restart none of them is good."""
         with self._mutex:
             idle, self._idle = self._idle, []
@@ -197,13 +197,13 @@ class Server:
         """Close all connections; may be called twice."""
         with self._mutex:
             self._closed = True
-        self.forget()
+        self.drop_idle_connections()
         self._watch.stop()
 
-    def told(self, error: Exception) -> MettleError:
+    def translate_error(self, error: Exception) -> MettleError:
         """An error of the driver in our words."""
         state = getattr(error, "sqlstate", None) or ""
-        text = self._clean(str(error))
+        text = self._redact_text(str(error))
         where = f"the gallery {self.schema!r}"
         if state.startswith(("08", "53", "57", "58")) or state in ("", "55P03", "25006", "40001", "40P01"):
             return GalleryUnavailable(
@@ -223,14 +223,14 @@ class Server:
         try:
             connection = self._driver.connect(**settings, autocommit=True)
         except self._driver.Error as error:
-            raise self._refused(str(error)) from None
+            raise self._connection_refused(str(error)) from None
         except UnicodeError:
             raise InputError("the URL of the PostgreSQL gallery holds characters that no server takes") from None
         try:
             self._prepare(connection)
         except self._driver.Error as error:
             self._discard(connection)
-            raise self.told(error) from None
+            raise self.translate_error(error) from None
         except BaseException:
             self._discard(connection)
             raise
@@ -239,42 +239,43 @@ class Server:
     def _prepare(self, connection: Any) -> None:
         session = self.session(connection)
         milliseconds = str(max(1, round(1000 * self._timeout)))
-        found = session.rows(
+        found = session.execute(
             "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace "
             "WHERE e.extname = 'vector'"
         )
         path = ", ".join(f'"{name}"' for name in [self.schema, found[0][0] if found else "public"])
-        session.rows(
+        session.execute(
             "SELECT set_config('search_path', ?, false), set_config('statement_timeout', ?, false), "
             "set_config('lock_timeout', ?, false), set_config('client_encoding', 'UTF8', false)",
             *(path, milliseconds, milliseconds),
         )
-        session.rows(  # an owner's stronger setting stays
+        session.execute(  # an owner's stronger setting stays
             "SELECT set_config('synchronous_commit', 'on', false) "
             "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
         )
         if not self._write:
-            session.rows("SET default_transaction_read_only = on")
+            session.execute("SET default_transaction_read_only = on")
         if found:
-            oid = session.rows("SELECT oid::int8 FROM pg_type WHERE oid = to_regtype('vector')")[0][0]
+            oid = session.execute("SELECT oid::int8 FROM pg_type WHERE oid = to_regtype('vector')")[0][0]
             kind = {"oid": oid, "format": self._driver.pq.Format.BINARY, "dump": lambda _, packed: packed.data}
-            connection.adapters.register_dumper(Packed, type("PackedDumper", (self._driver.adapt.Dumper,), kind))
+            connection.adapters.register_dumper(PackedVector, type("PackedDumper", (self._driver.adapt.Dumper,), kind))
 
-    def _refused(self, text: str) -> MettleError:
+    def _connection_refused(self, text: str) -> MettleError:
         """Why there is no connection."""
         user, database = self._conninfo.get("user", "you"), self._conninfo.get("dbname", "")
         if "password" in text or "authentication" in text or "pg_hba" in text or ("role" in text and "exist" in text):
             return GalleryError(
                 f"the PostgreSQL server does not let {user!r} in: look at user and password in the URL "
-                f"({self._clean(text)})"
+                f"({self._redact_text(text)})"
             )
         if "database" in text and "does not exist" in text:
             return GalleryError(f"the PostgreSQL server has no database {database!r}: create it, or look at the URL")
         return GalleryUnavailable(
-            f"no PostgreSQL server answers there: start it, or look at host and port in the URL ({self._clean(text)})"
+            f"no PostgreSQL server answers there: start it, or look at host and port in the URL "
+            f"({self._redact_text(text)})"
         )
 
-    def _clean(self, text: str) -> str:
+    def _redact_text(self, text: str) -> str:
         """One line, without secrets."""
         line = " ".join(text.split())
         for key, secret in self._conninfo.items():
@@ -287,7 +288,7 @@ class Server:
         broken = bool(connection.closed)
         with suppress(self._driver.Error):
             if not broken and connection.info.transaction_status != self._driver.pq.TransactionStatus.IDLE:
-                self.session(connection).rows("ROLLBACK")
+                self.session(connection).execute("ROLLBACK")
         with self._mutex:
             if not self._closed and not connection.closed:
                 self._idle.append(connection)
@@ -300,47 +301,47 @@ class Server:
             connection.close()
 
 
-class ServerSession:
+class PostgresTransaction:
     """One transaction on one connection."""
 
-    def __init__(self, connection: Any, watch: Watch, limit: float):
+    def __init__(self, connection: Any, watch: Watchdog, limit: float):
         self._connection, self._watch, self._limit = connection, watch, limit
 
-    def rows(self, sql: str, *values: Any) -> list[tuple]:
+    def execute(self, sql: str, *values: Any) -> list[tuple]:
         """Run a statement and return what it gives."""
-        with self._watch.over(self._connection, self._limit):
-            cursor = self._connection.execute(_marks(sql), values or None, binary=True)
+        with self._watch.deadline(self._connection, self._limit):
+            cursor = self._connection.execute(_replace_markers(sql), values or None, binary=True)
             return cursor.fetchall() if cursor.description else []
 
-    def many(self, sql: str, values: Sequence[tuple]) -> None:
+    def executemany(self, sql: str, values: Sequence[tuple]) -> None:
         """Run a statement once for each tuple of values."""
         with self._connection.cursor() as cursor:
             for start in range(0, len(values), 1000):
-                with self._watch.over(self._connection, self._limit):
-                    cursor.executemany(_marks(sql), values[start : start + 1000])
+                with self._watch.deadline(self._connection, self._limit):
+                    cursor.executemany(_replace_markers(sql), values[start : start + 1000])
 
-    def each(self, sql: str, batch: int) -> Iterator[list[tuple]]:
+    def stream(self, sql: str, batch: int) -> Iterator[list[tuple]]:
         """What a query gives, a part at a time."""
         with self._connection.cursor("mettle_each", binary=True) as cursor:
-            with self._watch.over(self._connection, self._limit):
+            with self._watch.deadline(self._connection, self._limit):
                 cursor.execute(sql)
             while True:
-                with self._watch.over(self._connection, self._limit):
+                with self._watch.deadline(self._connection, self._limit):
                     rows = cursor.fetchmany(batch)
                 if not rows:
                     return
                 yield rows
 
-    def pack(self, row: np.ndarray) -> Packed:
+    def encode_vector(self, row: np.ndarray) -> PackedVector:
         """A vector as pgvector sends it: count, zero, big-endian numbers."""
-        return Packed(len(row).to_bytes(2, "big") + b"\0\0" + row.astype(">f4").tobytes())
+        return PackedVector(len(row).to_bytes(2, "big") + b"\0\0" + row.astype(">f4").tobytes())
 
-    def unpack(self, blob: bytes) -> bytes:
+    def decode_vector(self, blob: bytes) -> bytes:
         """A vector as pgvector sends it, as little-endian bytes."""
         return np.frombuffer(blob, ">f4", offset=4).astype(FLOATS).tobytes()
 
 
-def _marks(sql: str) -> str:
+def _replace_markers(sql: str) -> str:
     return sql.replace("%", "%%").replace("?", "%s") if "?" in sql else sql
 
 
@@ -359,12 +360,12 @@ LACKING = (
 )
 
 
-class PostgresRecord(Ledger):
+class PostgresStorage(SqlStorage):
     """Templates on a server; made by `create` and opened by `open`. ``?gallery=NAME`` in the URL names the gallery."""
 
     kind = "postgresql"
 
-    def __init__(self, server: Server, write: bool):
+    def __init__(self, server: PostgresServer, write: bool):
         self._server, self._writes = server, write
         self._proof = IndexProof()
         try:
@@ -372,39 +373,39 @@ class PostgresRecord(Ledger):
                 raise GalleryError(
                     f"there is no gallery {server.schema!r} in this database: create it, or look at the URL"
                 )
-            self._fixed = self._read(read_fixed_metadata)
+            self._fixed = self._run_read(read_fixed_metadata)
         except BaseException:
             server.close()
             raise
 
     @classmethod
-    def create(cls, url: str, binding: Binding, *, name: str | None = None, timeout: float = 5.0) -> "PostgresRecord":
-        """Make a new record and open it for writing; refuses an existing one."""
-        url, name = address(url, name)
+    def create(cls, url: str, binding: Binding, *, name: str | None = None, timeout: float = 5.0) -> "PostgresStorage":
+        """Make a new storage and open it for writing; refuses an existing one."""
+        url, name = parse_address(url, name)
         binding_to_json(binding)
         if binding.dim > MAX_DIM:
             raise InputError(f"dim of a gallery on PostgreSQL must be at most {MAX_DIM}, got {binding.dim}")
-        server = Server(url, name, write=True, timeout=timeout)
+        server = PostgresServer(url, name, write=True, timeout=timeout)
         try:
-            _extend(server)
+            _check_extensions(server)
             _create_tables(server, binding)
-        except Lost as lost:
+        except ConnectionLost as lost:
             raise lost.error from None
         finally:
             server.close()
         return cls.open(url, name=name, timeout=timeout)
 
     @classmethod
-    def open(cls, url: str, *, name: str | None = None, write: bool = True, timeout: float = 5.0) -> "PostgresRecord":
-        """Open a record; no statement may take longer than ``timeout`` seconds."""
-        url, name = address(url, name)
-        return cls(Server(url, name, write=write, timeout=timeout), write)
+    def open(cls, url: str, *, name: str | None = None, write: bool = True, timeout: float = 5.0) -> "PostgresStorage":
+        """Open a storage; no statement may take longer than ``timeout`` seconds."""
+        url, name = parse_address(url, name)
+        return cls(PostgresServer(url, name, write=write, timeout=timeout), write)
 
     @classmethod
     def exists(cls, url: str, *, name: str | None = None, timeout: float = 5.0) -> bool:
         """Whether there is a gallery of that name."""
-        url, name = address(url, name)
-        server = Server(url, name, write=False, timeout=timeout)
+        url, name = parse_address(url, name)
+        server = PostgresServer(url, name, write=False, timeout=timeout)
         try:
             return _is_there(server)
         finally:
@@ -420,15 +421,15 @@ class PostgresRecord(Ledger):
             raise InputError(f"k must be a whole number above 0, got {k!r}")
         k = int(k)
 
-        def work(session: Session) -> tuple[RevisionState, list[list[tuple]]]:
-            if self._indexed(session):
-                session.rows("SELECT set_config('hnsw.ef_search', ?, true)", str(min(1000, max(100, 2 * k))))
-                session.rows("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
+        def work(session: Transaction) -> tuple[RevisionState, list[list[tuple]]]:
+            if self._has_index(session):
+                session.execute("SELECT set_config('hnsw.ef_search', ?, true)", str(min(1000, max(100, 2 * k))))
+                session.execute("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
             sql = f"SELECT -(vector <#> ?) AS score, number FROM templates ORDER BY vector <#> ?, number LIMIT {k}"
-            packed = [session.pack(row) for row in rows]
-            return read_state(session), [session.rows(sql, probe, probe) for probe in packed]
+            packed = [session.encode_vector(row) for row in rows]
+            return read_state(session), [session.execute(sql, probe, probe) for probe in packed]
 
-        state, best = self._read(work)
+        state, best = self._run_read(work)
         scores = np.full((len(rows), k), -np.inf, np.float32)
         numbers = np.full((len(rows), k), -1, np.int64)
         for i, found in enumerate(best):
@@ -436,7 +437,7 @@ class PostgresRecord(Ledger):
                 scores[i, : len(found)], numbers[i, : len(found)] = zip(*found, strict=True)
         return scores, numbers, state.sequence, state.templates
 
-    def index(self, kind: str = "hnsw") -> None:
+    def set_index(self, kind: str = "hnsw") -> None:
         """Let `search` go through an approximate index ("hnsw"), or through all templates ("exact")."""
         if kind not in POSTGRES_INDEXES:
             raise InputError(f"kind must be one of {', '.join(POSTGRES_INDEXES)}, got {kind!r}")
@@ -447,15 +448,15 @@ class PostgresRecord(Ledger):
         statements = ["DROP INDEX IF EXISTS templates_hnsw"]
         if kind == "hnsw":
             statements.append("CREATE INDEX templates_hnsw ON templates USING hnsw (vector vector_ip_ops)")
-        self._maintain(*statements)
+        self._run_maintenance(*statements)
 
     def compact(self) -> None:
         """Rewrite the tables without what was deleted.
 
         The server's own log and backups keep changes for as long as the server is told to: that is its owner's part.
         """
-        self._write(lambda session: (forget_history(session), Receipt(0, ()))[1], named=True)
-        kept = self._maintain(
+        self._run_write(lambda session: (forget_history(session), Receipt(0, ()))[1], named=True)
+        kept = self._run_maintenance(
             *(f"VACUUM (FULL, VERBOSE) {table}" for table in ("templates", "identities", "idempotency_keys"))
         )
         if any(" dead row versions cannot be removed yet" in line and " 0 dead" not in line for line in kept):
@@ -472,7 +473,7 @@ class PostgresRecord(Ledger):
             "SELECT sum(pg_total_relation_size(c.oid))::int8 FROM pg_class c JOIN pg_namespace n "
             "ON n.oid = c.relnamespace WHERE c.relkind = 'r' AND n.nspname = ?"
         )
-        return self._read(lambda session: int(session.rows(sql, self._server.schema)[0][0]))
+        return self._run_read(lambda session: int(session.execute(sql, self._server.schema)[0][0]))
 
     def for_writing(self) -> None:
         """Refuse, where it was opened for reading."""
@@ -483,38 +484,38 @@ class PostgresRecord(Ledger):
         """Close the connections; may be called twice."""
         self._server.close()
 
-    def _nameless(self) -> str:
+    def _default_request(self) -> str:
         # A name for every change: after a lost connection it tells whether the change was made.
         return f"unnamed {secrets.token_hex(16)}"
 
-    def _indexed(self, session: Session) -> bool:
+    def _has_index(self, session: Transaction) -> bool:
         sql = "SELECT 1 FROM pg_indexes WHERE schemaname = ? AND indexname = 'templates_hnsw'"
-        return bool(session.rows(sql, self._server.schema))
+        return bool(session.execute(sql, self._server.schema))
 
-    def _read(self, work: Callable[[Session], Result]) -> Result:
+    def _run_read(self, work: Callable[[Transaction], Result]) -> Result:
         def attempt() -> Result:
             with self._transaction() as session:
                 return work(session)
 
-        return self._twice(attempt, named=True)
+        return self._retry_once(attempt, named=True)
 
     @contextmanager
-    def _reading(self) -> Iterator[ServerSession]:
+    def _read_transaction(self) -> Iterator[PostgresTransaction]:
         try:
             with self._transaction() as session:
                 yield session
-        except Lost as lost:
+        except ConnectionLost as lost:
             raise lost.error from None
 
     @contextmanager
-    def _transaction(self) -> Iterator[ServerSession]:
+    def _transaction(self) -> Iterator[PostgresTransaction]:
         with self._server.connection() as connection:
             session = self._server.session(connection)
-            session.rows("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             yield session
-            session.rows("COMMIT")
+            session.execute("COMMIT")
 
-    def _write(self, work: Callable[[Session], Receipt], *, named: bool = False) -> Receipt:
+    def _run_write(self, work: Callable[[Transaction], Receipt], *, named: bool = False) -> Receipt:
         self.for_writing()
 
         def attempt() -> Receipt:
@@ -522,45 +523,45 @@ class PostgresRecord(Ledger):
             try:
                 with self._server.connection() as connection:
                     session = self._server.session(connection)
-                    session.rows("BEGIN")
-                    session.rows("SELECT 1 FROM revision_state FOR UPDATE")  # one writer at a time, until the commit
+                    session.execute("BEGIN")
+                    session.execute("SELECT 1 FROM revision_state FOR UPDATE")  # one writer at a time, until the commit
                     receipt = work(session)
                     committing = True
-                    session.rows("COMMIT")
+                    session.execute("COMMIT")
                     return receipt
-            except Lost as lost:
-                raise Lost(lost.error, committing) from None
+            except ConnectionLost as lost:
+                raise ConnectionLost(lost.error, committing) from None
 
-        return self._twice(attempt, named=named)
+        return self._retry_once(attempt, named=named)
 
-    def _twice(self, attempt: Callable[[], Result], *, named: bool) -> Result:
+    def _retry_once(self, attempt: Callable[[], Result], *, named: bool) -> Result:
         """Try again once where the connection was lost: after a restart of the server all old ones are dead."""
         unsure = False
         try:
             return attempt()
-        except Lost as lost:
+        except ConnectionLost as lost:
             unsure = lost.committing
             if unsure and not named:
-                raise self._unsure() from None
-            self._server.forget()
+                raise self._outcome_unknown() from None
+            self._server.drop_idle_connections()
         try:
             return attempt()
-        except Lost as lost:
+        except ConnectionLost as lost:
             if unsure or lost.committing:
-                raise self._unsure() from None
+                raise self._outcome_unknown() from None
             raise lost.error from None
         except GalleryUnavailable:
             if unsure:
-                raise self._unsure() from None
+                raise self._outcome_unknown() from None
             raise
 
-    def _unsure(self) -> OutcomeUnknown:
+    def _outcome_unknown(self) -> OutcomeUnknown:
         return OutcomeUnknown(
             f"the server of the gallery {self._server.schema!r} went away while it committed: it has made the whole "
             "change or nothing of it; ask again under the same request name"
         )
 
-    def _maintain(self, *statements: str) -> list[str]:
+    def _run_maintenance(self, *statements: str) -> list[str]:
         """Run statements outside transactions, with all the time they need; returns what the server remarked."""
         self.for_writing()
         remarks: list[str] = []
@@ -573,63 +574,63 @@ class PostgresRecord(Ledger):
                     remarks.append(" ".join(f"{remark.message_primary} {remark.message_detail}".split()))
 
                 connection.add_notice_handler(heard)
-                session.rows("SET statement_timeout = 0")
+                session.execute("SET statement_timeout = 0")
                 try:
                     for statement in statements:
-                        session.rows(statement)
+                        session.execute(statement)
                 finally:
                     connection.close()  # its settings are not for others
 
-        self._twice(attempt, named=True)
+        self._retry_once(attempt, named=True)
         return remarks
 
 
-def _is_there(server: Server) -> bool:
+def _is_there(server: PostgresServer) -> bool:
     names = "'metadata', 'revision_state', 'templates'"
     sql = f"SELECT count(*) FROM pg_tables WHERE schemaname = ? AND tablename IN ({names})"
     try:
         with server.connection() as connection:
-            return server.session(connection).rows(sql, server.schema)[0][0] == 3
-    except Lost as lost:
+            return server.session(connection).execute(sql, server.schema)[0][0] == 3
+    except ConnectionLost as lost:
         raise lost.error from None
 
 
-def _extend(server: Server) -> None:
+def _check_extensions(server: PostgresServer) -> None:
     """See that the database has pgvector and speaks UTF-8."""
     from psycopg import errors
 
     with server.connection() as connection:
         session = server.session(connection)
-        encoding = session.rows("SELECT current_setting('server_encoding')")[0][0]
+        encoding = session.execute("SELECT current_setting('server_encoding')")[0][0]
         if encoding != "UTF8":
             raise GalleryError(f"the database is encoded as {encoding}, names need UTF8: create another database")
-        if session.rows("SELECT 1 FROM pg_extension WHERE extname = 'vector'"):
+        if session.execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'"):
             return
         try:
-            session.rows("CREATE EXTENSION IF NOT EXISTS vector")
+            session.execute("CREATE EXTENSION IF NOT EXISTS vector")
         except errors.InsufficientPrivilege:
             raise GalleryError(LACKING.format(why="and this user may not add it")) from None
         except (errors.FeatureNotSupported, errors.UndefinedFile, errors.UndefinedObject):
             raise GalleryError(LACKING.format(why="no such extension")) from None
-    server.forget()  # connections made before know nothing of vectors
+    server.drop_idle_connections()  # connections made before know nothing of vectors
 
 
-def _create_tables(server: Server, binding: Binding) -> None:
+def _create_tables(server: PostgresServer, binding: Binding) -> None:
     from psycopg import errors
 
     storage = "PLAIN" if binding.dim <= INLINE else "EXTERNAL"  # a vector outside its row is slow to scan
     with server.connection() as connection:
         session = server.session(connection)
-        session.rows("BEGIN")
+        session.execute("BEGIN")
         try:
-            session.rows(f'CREATE SCHEMA "{server.schema}"')
+            session.execute(f'CREATE SCHEMA "{server.schema}"')
         except (errors.DuplicateSchema, errors.UniqueViolation):
             raise GalleryError(
                 f"the database has a gallery or schema {server.schema!r} already: open it, or choose another name"
             ) from None
         names, numbers = 'text COLLATE "C"', "int8"
         for statement in table_statements(text=names, integer=numbers, key=numbers, vector=f"vector({binding.dim})"):
-            session.rows(statement)
-        session.rows(f"ALTER TABLE templates ALTER COLUMN vector SET STORAGE {storage}")
+            session.execute(statement)
+        session.execute(f"ALTER TABLE templates ALTER COLUMN vector SET STORAGE {storage}")
         write_first_rows(session, binding, {})
-        session.rows("COMMIT")
+        session.execute("COMMIT")

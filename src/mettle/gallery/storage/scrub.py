@@ -18,7 +18,7 @@ from mettle.gallery.storage.sql import (
     SUMS,
     TEMPLATE_COLUMNS,
     IdentityRow,
-    Session,
+    Transaction,
     decode_templates,
     list_damage,
     read_fixed_metadata,
@@ -27,7 +27,7 @@ from mettle.gallery.storage.sql import (
 )
 
 if TYPE_CHECKING:
-    from mettle.gallery.storage.base import Record
+    from mettle.gallery.storage.base import Storage
 
 PART = 256  # people looked at in one transaction
 MODEL = "model"
@@ -51,36 +51,38 @@ class ScrubReport:
         )
 
 
-def scrub_storage(record: "Record", folder: Path | None, pause: float = 0.0) -> ScrubReport:
-    """Read all rows of a record, and the copy of the model in its folder, again."""
+def scrub_storage(storage: "Storage", folder: Path | None, pause: float = 0.0) -> ScrubReport:
+    """Read all rows of a storage, and the copy of the model in its folder, again."""
     began, found, people, templates, last = time.monotonic(), list[str](), 0, 0, 0
-    record.forget_pages()
+    storage.forget_pages()
     while True:
         part: tuple[int, int, int] | None = None
         with list_damage(found):
-            part = record.inspect(lambda session, last=last: _read_part(session, record.binding.dim, last, found))
+            part = storage.inspect(lambda session, last=last: _read_part(session, storage.binding.dim, last, found))
         if part is None:  # the part itself cannot be read: the sums below, and `check`, say what else there is
             break
         last, people, templates = part[0], people + part[1], templates + part[2]
         if part[1] < PART:
             break
         time.sleep(pause)
-    record.inspect(lambda session: _compare_sums(session, found))
-    files = record.model_files if folder is not None else {}
+    storage.inspect(lambda session: _compare_sums(session, found))
+    files = storage.model_files if folder is not None else {}
     if folder is not None:
         found += find_damaged_files(folder / MODEL, files, files)
     return ScrubReport(people, templates, len(files), time.monotonic() - began, tuple(found[:FINDINGS]))
 
 
-def _read_part(session: Session, dim: int, after: int, found: list[str]) -> tuple[int, int, int]:
+def _read_part(session: Transaction, dim: int, after: int, found: list[str]) -> tuple[int, int, int]:
     """Look at the people that follow an id: the last id, how many they are, and how many templates they have."""
-    rows = session.rows(f"SELECT {IDENTITY_COLUMNS} FROM identities i WHERE i.id > ? ORDER BY i.id LIMIT {PART}", after)
+    rows = session.execute(
+        f"SELECT {IDENTITY_COLUMNS} FROM identities i WHERE i.id > ? ORDER BY i.id LIMIT {PART}", after
+    )
     count = 0
     for row in rows:
         with list_damage(found):
             owner = IdentityRow.from_row(row)
             sql = f"SELECT {TEMPLATE_COLUMNS} FROM templates t WHERE t.identity = ? ORDER BY t.number"
-            theirs = session.rows(sql, owner.id)
+            theirs = session.execute(sql, owner.id)
             part = decode_templates(session, theirs, dim, {owner.id: owner.name})
             own = RowSum(len(theirs), int(part.checksums.sum()))
             own.compare(owner.templates, owner.template_sum, f"templates of identity {owner.id}")
@@ -88,7 +90,7 @@ def _read_part(session: Session, dim: int, after: int, found: list[str]) -> tupl
     return rows[-1][0] if rows else after, len(rows), count
 
 
-def _compare_sums(session: Session, found: list[str]) -> None:
+def _compare_sums(session: Transaction, found: list[str]) -> None:
     """Whether the tables hold as many rows as they should, and metadata that can be read."""
     with list_damage(found):
         read_fixed_metadata(session)
@@ -101,4 +103,4 @@ def _compare_sums(session: Session, found: list[str]) -> None:
             ("idempotency_keys", state.requests, state.request_sum),
         ):
             with list_damage(found):
-                RowSum(*session.rows(f"SELECT {SUMS} FROM {table}")[0]).compare(rows, total, table.replace("_", " "))
+                RowSum(*session.execute(f"SELECT {SUMS} FROM {table}")[0]).compare(rows, total, table.replace("_", " "))

@@ -1,4 +1,4 @@
-"""The tables of a record in both dialects, and the statements that every SQL record is made of.
+"""The tables of a storage in both dialects, and the statements that every SQL storage is made of.
 
     metadata           format, binding, salt, checksums of the model's files; once it was calibrated, calibration
     revision_state     one row, `RevisionState`: last change, next template, and what the other tables hold in all
@@ -27,7 +27,7 @@ import numpy as np
 
 from mettle.errors import GalleryError, GalleryUnavailable, InputError
 from mettle.gallery.binding import Binding, binding_from_json, binding_to_json
-from mettle.gallery.calibration import Standing, calibration_from_json
+from mettle.gallery.calibration import CalibrationStatus, calibration_from_json
 from mettle.gallery.results import Receipt, Size, Templates
 from mettle.gallery.storage.integrity import (
     FLOATS,
@@ -82,26 +82,26 @@ OWNED_TEMPLATES = (
 SUMS = "count(*), CAST(coalesce(sum(checksum), 0) AS BIGINT)"
 
 
-class Session(Protocol):
+class Transaction(Protocol):
     """One transaction of a database. Values stand as ``?``."""
 
-    def rows(self, sql: str, *values: Any) -> list[tuple]:
+    def execute(self, sql: str, *values: Any) -> list[tuple]:
         """Run a statement and return what it gives."""
         ...
 
-    def many(self, sql: str, values: Sequence[tuple]) -> None:
+    def executemany(self, sql: str, values: Sequence[tuple]) -> None:
         """Run a statement once for each tuple of values."""
         ...
 
-    def each(self, sql: str, batch: int) -> Iterator[list[tuple]]:
+    def stream(self, sql: str, batch: int) -> Iterator[list[tuple]]:
         """What a query gives, a part at a time."""
         ...
 
-    def pack(self, row: np.ndarray) -> Any:
+    def encode_vector(self, row: np.ndarray) -> Any:
         """A vector as this database takes it."""
         ...
 
-    def unpack(self, blob: bytes) -> bytes:
+    def decode_vector(self, blob: bytes) -> bytes:
         """A vector as this database gives it, as little-endian float32 bytes."""
         ...
 
@@ -138,7 +138,7 @@ def check_identity(row: Sequence[Any]) -> str:
 
 @dataclass
 class IndexProof:
-    """Which indexes by name were compared with their tables since the record was opened.
+    """Which indexes by name were compared with their tables since the storage was opened.
 
     A row that is read proves itself; one that is not found proves nothing, since the way to it may be damaged. So the
     first time that somebody is not found, all names of the index are read once.
@@ -147,20 +147,20 @@ class IndexProof:
     tables: set[str] = field(default_factory=set)
 
 
-def prove_identities(session: Session, state: RevisionState, proof: IndexProof) -> None:
+def prove_identities(session: Transaction, state: RevisionState, proof: IndexProof) -> None:
     """Refuse identities that are not those that were written, or that their names do not lead to."""
     entries = ((row[1], IdentityRow.from_row(row).checksum) for row in _all(session, IDENTITY_COLUMNS, "identities i"))
     _prove(session, proof, "identities", entries, state.identities, state.identity_sum)
 
 
-def prove_requests(session: Session, state: RevisionState, proof: IndexProof) -> None:
+def prove_requests(session: Transaction, state: RevisionState, proof: IndexProof) -> None:
     """Refuse requests that are not those that were written, or that their names do not lead to."""
     entries = ((row[0], check_request(row)) for row in _all(session, REQUEST_COLUMNS, "idempotency_keys"))
     _prove(session, proof, "idempotency_keys", entries, state.requests, state.request_sum)
 
 
 def _prove(
-    session: Session, proof: IndexProof, table: str, entries: Iterator[tuple[str, int]], rows: int, checksums: int
+    session: Transaction, proof: IndexProof, table: str, entries: Iterator[tuple[str, int]], rows: int, checksums: int
 ) -> None:
     if table in proof.tables:
         return
@@ -178,37 +178,37 @@ def _prove(
     proof.tables.add(table)
 
 
-def _all(session: Session, columns: str, source: str) -> Iterator[tuple]:
-    for part in session.each(f"SELECT {columns} FROM {source}", 8192):
+def _all(session: Transaction, columns: str, source: str) -> Iterator[tuple]:
+    for part in session.stream(f"SELECT {columns} FROM {source}", 8192):
         yield from part
 
 
-def write_first_rows(session: Session, binding: Binding, model_files: Mapping[str, str]) -> None:
-    """What stands in a new record."""
+def write_first_rows(session: Transaction, binding: Binding, model_files: Mapping[str, str]) -> None:
+    """What stands in a new storage."""
     texts = (str(FORMAT), binding_to_json(binding), secrets.token_hex(32), json.dumps(dict(model_files)))
     rows = [(key, value, row_checksum("metadata", key, value)) for key, value in zip(FIXED, texts, strict=True)]
-    session.many("INSERT INTO metadata VALUES (?, ?, ?)", rows)
+    session.executemany("INSERT INTO metadata VALUES (?, ?, ?)", rows)
     state = RevisionState(metadata_sum=sum(row[2] for row in rows))
     marks = ", ".join("?" * (1 + len(state.row())))
-    session.rows(f"INSERT INTO revision_state VALUES ({marks})", 1, *state.row())
+    session.execute(f"INSERT INTO revision_state VALUES ({marks})", 1, *state.row())
 
 
 @dataclass(frozen=True)
 class FixedMetadata:
-    """What is written once, when a record is made."""
+    """What is written once, when a storage is made."""
 
     binding: Binding
     salt: str  # key of what stands for names where they must not be kept
-    model_files: Mapping[str, str]  # SHA-256 of the copy of the model beside the record
+    model_files: Mapping[str, str]  # SHA-256 of the copy of the model beside the storage
 
 
-def read_fixed_metadata(session: Session) -> FixedMetadata:
-    """Binding, salt and the model's files; refuses a record that another mettle wrote."""
-    rows = session.rows("SELECT key, value, checksum FROM metadata")
+def read_fixed_metadata(session: Transaction) -> FixedMetadata:
+    """Binding, salt and the model's files; refuses a storage that another mettle wrote."""
+    rows = session.execute("SELECT key, value, checksum FROM metadata")
     entries = {row[0]: _metadata_value(row) for row in rows if row[0] in FIXED}
     written = entries.get("format", "")
     if not written.isdecimal() or len(entries) < len(FIXED):
-        raise GalleryError("the record does not say its format: it is damaged, restore a snapshot")
+        raise GalleryError("the storage does not say its format: it is damaged, restore a snapshot")
     if int(written) != FORMAT:
         raise GalleryError(f"a newer mettle wrote this gallery (format {written}, known is {FORMAT}): upgrade mettle")
     return FixedMetadata(binding_from_json(entries["binding"]), entries["salt"], json.loads(entries["model_files"]))
@@ -221,9 +221,9 @@ def _metadata_value(row: tuple) -> str:
     return value
 
 
-def read_calibration(session: Session, state: RevisionState) -> str | None:
+def read_calibration(session: Transaction, state: RevisionState) -> str | None:
     """The calibration as it is written, None where there is none; refused where it cannot be told."""
-    rows = session.rows("SELECT key, value, checksum FROM metadata")
+    rows = session.execute("SELECT key, value, checksum FROM metadata")
     try:
         found = {row[0]: _metadata_value(row) for row in rows}
         RowSum(0, sum(row[2] for row in rows)).compare(0, state.metadata_sum, "entries of the metadata")
@@ -235,54 +235,54 @@ def read_calibration(session: Session, state: RevisionState) -> str | None:
 
 
 CALIBRATION_DAMAGED = (
-    "the calibration in the record is damaged: calibrate again, or forget it (`mettle gallery calibrate --forget`) to "
+    "the calibration in the storage is damaged: calibrate again, or forget it (`mettle gallery calibrate --forget`) to "
     "answer by the model's thresholds"
 )
 
 
-def write_calibration(session: Session, state: RevisionState, text: str | None, sequence: int) -> RevisionState:
+def write_calibration(session: Transaction, state: RevisionState, text: str | None, sequence: int) -> RevisionState:
     """Write a calibration that was measured after change ``sequence`` in the place of the former; None: none."""
-    session.rows(f"DELETE FROM metadata WHERE key NOT IN ({', '.join('?' * len(FIXED))})", *FIXED)
+    session.execute(f"DELETE FROM metadata WHERE key NOT IN ({', '.join('?' * len(FIXED))})", *FIXED)
     added = 0
     if text is not None:
         checksum = row_checksum("metadata", "calibration", text)
-        session.rows("INSERT INTO metadata (key, value, checksum) VALUES ('calibration', ?, ?)", text, checksum)
-        added = session.rows("SELECT count(*) FROM templates WHERE sequence > ?", sequence)[0][0]
-    total = sum(row[0] for row in session.rows("SELECT checksum FROM metadata"))
+        session.execute("INSERT INTO metadata (key, value, checksum) VALUES ('calibration', ?, ?)", text, checksum)
+        added = session.execute("SELECT count(*) FROM templates WHERE sequence > ?", sequence)[0][0]
+    total = sum(row[0] for row in session.execute("SELECT checksum FROM metadata"))
     return replace(state, metadata_sum=total, calibrated_since=0 if text is None else sequence + 1, added=added)
 
 
-def read_standing(session: Session) -> Standing | None:
+def read_standing(session: Transaction) -> CalibrationStatus | None:
     """The calibration, and what has changed since."""
     state = read_state(session)
     if (text := read_calibration(session, state)) is None:
         return None
-    return Standing(calibration_from_json(text), state.identities, state.templates, state.added)
+    return CalibrationStatus(calibration_from_json(text), state.identities, state.templates, state.added)
 
 
-def read_state(session: Session) -> RevisionState:
-    """How far the record has come and what it holds."""
-    rows = session.rows(f"SELECT {', '.join(_STATE_COLUMNS)}, checksum FROM revision_state")
+def read_state(session: Transaction) -> RevisionState:
+    """How far the storage has come and what it holds."""
+    rows = session.execute(f"SELECT {', '.join(_STATE_COLUMNS)}, checksum FROM revision_state")
     if len(rows) != 1:
         raise damaged("the state of the revision is missing")
     return RevisionState.from_row(rows[0])
 
 
-def write_state(session: Session, state: RevisionState) -> None:
-    """Write how far the record has come."""
+def write_state(session: Transaction, state: RevisionState) -> None:
+    """Write how far the storage has come."""
     assigned = ", ".join(f"{name} = ?" for name in [*_STATE_COLUMNS, "checksum"])
-    session.rows(f"UPDATE revision_state SET {assigned}", *state.row())
+    session.execute(f"UPDATE revision_state SET {assigned}", *state.row())
 
 
-def forget_history(session: Session) -> None:
+def forget_history(session: Transaction) -> None:
     """Drop requests and deletions of long ago."""
     state = read_state(session)
     oldest = state.sequence - REMEMBERED
     if oldest <= 0:
         return
-    rows, total = session.rows(f"SELECT {SUMS} FROM idempotency_keys WHERE sequence <= ?", oldest)[0]
-    session.rows("DELETE FROM idempotency_keys WHERE sequence <= ?", oldest)
-    session.rows("DELETE FROM deleted_templates WHERE sequence <= ?", oldest)
+    rows, total = session.execute(f"SELECT {SUMS} FROM idempotency_keys WHERE sequence <= ?", oldest)[0]
+    session.execute("DELETE FROM idempotency_keys WHERE sequence <= ?", oldest)
+    session.execute("DELETE FROM deleted_templates WHERE sequence <= ?", oldest)
     state = replace(state, requests=state.requests - rows, request_sum=state.request_sum - total)
     write_state(session, replace(state, oldest_sequence=max(oldest, state.oldest_sequence)))
 
@@ -292,9 +292,9 @@ def size_of(state: RevisionState) -> Size:
     return Size(state.identities, state.templates)
 
 
-def find_identity(session: Session, name: str, state: RevisionState, proof: IndexProof) -> IdentityRow | None:
+def find_identity(session: Transaction, name: str, state: RevisionState, proof: IndexProof) -> IdentityRow | None:
     """Whoever is enrolled under exactly this name, None where nobody is."""
-    found = session.rows(f"SELECT {IDENTITY_COLUMNS} FROM identities i WHERE i.name = ?", name)
+    found = session.execute(f"SELECT {IDENTITY_COLUMNS} FROM identities i WHERE i.name = ?", name)
     if not found:
         prove_identities(session, state, proof)
         return None
@@ -304,22 +304,24 @@ def find_identity(session: Session, name: str, state: RevisionState, proof: Inde
     return row
 
 
-def insert_identities(session: Session, rows: Sequence[IdentityRow]) -> None:
+def insert_identities(session: Transaction, rows: Sequence[IdentityRow]) -> None:
     """Add new identities."""
     values = [(row.id, check_name(row.name), row.templates, row.template_sum, row.checksum) for row in rows]
-    session.many("INSERT INTO identities (id, name, templates, template_sum, checksum) VALUES (?, ?, ?, ?, ?)", values)
+    session.executemany(
+        "INSERT INTO identities (id, name, templates, template_sum, checksum) VALUES (?, ?, ?, ?, ?)", values
+    )
 
 
-def update_identities(session: Session, rows: Sequence[IdentityRow]) -> None:
+def update_identities(session: Transaction, rows: Sequence[IdentityRow]) -> None:
     """Write what belongs to identities that are there."""
     values = [(row.templates, row.template_sum, row.checksum, row.id) for row in rows]
-    session.many("UPDATE identities SET templates = ?, template_sum = ?, checksum = ? WHERE id = ?", values)
+    session.executemany("UPDATE identities SET templates = ?, template_sum = ?, checksum = ? WHERE id = ?", values)
 
 
-def read_identities(session: Session, state: RevisionState) -> dict[int, str]:
+def read_identities(session: Transaction, state: RevisionState) -> dict[int, str]:
     """All names by id, and none of them missing."""
     names, total = {}, RowSum()
-    for part in session.each(f"SELECT {IDENTITY_COLUMNS} FROM identities i", 8192):
+    for part in session.stream(f"SELECT {IDENTITY_COLUMNS} FROM identities i", 8192):
         for row in part:
             names[row[0]] = check_identity(row)
             total.add(row[4])
@@ -339,12 +341,12 @@ def check_request(row: tuple) -> int:
 
 
 def find_receipt(
-    session: Session, request: str | None, asked: Collection[str], state: RevisionState, proof: IndexProof
+    session: Transaction, request: str | None, asked: Collection[str], state: RevisionState, proof: IndexProof
 ) -> Receipt | None:
     """The receipt of a request that was served before, for any of these questions: spellings of one name."""
     if request is None:
         return None
-    found = session.rows(f"SELECT {REQUEST_COLUMNS} FROM idempotency_keys WHERE name = ?", request)
+    found = session.execute(f"SELECT {REQUEST_COLUMNS} FROM idempotency_keys WHERE name = ?", request)
     if not found:
         prove_requests(session, state, proof)
         return None
@@ -357,47 +359,49 @@ def find_receipt(
     return Receipt(sequence, tuple(json.loads(numbers)), repeated=True, skipped=skipped)
 
 
-def write_receipt(session: Session, request: str | None, asked: str, receipt: Receipt, state: RevisionState) -> Receipt:
-    """Write down that a change was made, for whom, and what the record holds now."""
+def write_receipt(
+    session: Transaction, request: str | None, asked: str, receipt: Receipt, state: RevisionState
+) -> Receipt:
+    """Write down that a change was made, for whom, and what the storage holds now."""
     state = replace(state, sequence=receipt.sequence)
     if request is not None:
         row = (request, asked, receipt.sequence, json.dumps(receipt.numbers), receipt.skipped)
         checksum = row_checksum("idempotency_keys", *row)
-        session.rows("INSERT INTO idempotency_keys VALUES (?, ?, ?, ?, ?, ?)", *row, checksum)
+        session.execute("INSERT INTO idempotency_keys VALUES (?, ?, ?, ?, ?, ?)", *row, checksum)
         state = replace(state, requests=state.requests + 1, request_sum=state.request_sum + checksum)
     write_state(session, state)
     return receipt
 
 
 def insert_templates(
-    session: Session, rows: Sequence[tuple[int, int, np.ndarray]], checksums: Sequence[int], sequence: int
+    session: Transaction, rows: Sequence[tuple[int, int, np.ndarray]], checksums: Sequence[int], sequence: int
 ) -> None:
     """Add templates: number, id of the identity, vector."""
-    session.many(
+    session.executemany(
         "INSERT INTO templates (number, identity, sequence, checksum, vector) VALUES (?, ?, ?, ?, ?)",
         [
-            (number, owner, sequence, checksum, session.pack(row))
+            (number, owner, sequence, checksum, session.encode_vector(row))
             for (number, owner, row), checksum in zip(rows, checksums, strict=True)
         ],
     )
 
 
 def remove_templates(
-    session: Session, owner: IdentityRow, sequence: int, state: RevisionState
+    session: Transaction, owner: IdentityRow, sequence: int, state: RevisionState
 ) -> tuple[tuple[int, ...], RevisionState]:
     """Take all templates of one identity away and remember that they were there."""
     chosen = "SELECT number, sequence, checksum FROM templates WHERE identity = ? ORDER BY number"
-    gone = session.rows(chosen, owner.id)
+    gone = session.execute(chosen, owner.id)
     total = sum(row[2] for row in gone)
     RowSum(len(gone), total).compare(owner.templates, owner.template_sum, f"templates of identity {owner.id}")
-    session.many(
+    session.executemany(
         "INSERT INTO deleted_templates (number, sequence, template_checksum, checksum) VALUES (?, ?, ?, ?)",
         [
             (number, sequence, checksum, row_checksum("deleted_templates", number, sequence, checksum))
             for number, _, checksum in gone
         ],
     )
-    session.rows("DELETE FROM templates WHERE identity = ?", owner.id)
+    session.execute("DELETE FROM templates WHERE identity = ?", owner.id)
     return tuple(row[0] for row in gone), replace(
         state,
         templates=state.templates - len(gone),
@@ -406,21 +410,21 @@ def remove_templates(
     )
 
 
-def read_deleted(session: Session, after: int) -> tuple[list[int], list[int]]:
+def read_deleted(session: Transaction, after: int) -> tuple[list[int], list[int]]:
     """Numbers and checksums of templates that were deleted after a change."""
     columns = "number, sequence, template_checksum, checksum"
-    gone = session.rows(f"SELECT {columns} FROM deleted_templates WHERE sequence > ? ORDER BY +number", after)
+    gone = session.execute(f"SELECT {columns} FROM deleted_templates WHERE sequence > ? ORDER BY +number", after)
     for *values, checksum in gone:
         if row_checksum("deleted_templates", *values) != checksum:
             raise damaged(f"deleted template {values[0]} fails its checksum")
     return [row[0] for row in gone], [row[2] for row in gone]
 
 
-def name_owners(session: Session, rows: Sequence[tuple], dim: int) -> dict[int, str]:
+def name_owners(session: Transaction, rows: Sequence[tuple], dim: int) -> dict[int, str]:
     """Whose templates rows of `OWNED_TEMPLATES` are, by number, if both the template and the owner are as written."""
     found, size = {}, dim * FLOATS.itemsize
     for number, identity, sequence, checksum, blob, *owner in rows:
-        vector = session.unpack(blob)
+        vector = session.decode_vector(blob)
         if owner[0] is None:
             raise damaged(f"template {number} is nobody's")
         try:
@@ -433,7 +437,7 @@ def name_owners(session: Session, rows: Sequence[tuple], dim: int) -> dict[int, 
     return found
 
 
-def decode_owned(session: Session, rows: Sequence[tuple], dim: int) -> Templates:
+def decode_owned(session: Transaction, rows: Sequence[tuple], dim: int) -> Templates:
     """Rows of `OWNED_TEMPLATES` as arrays; a row, or an owner, that fails its checksum is never given out."""
     names: dict[int, str] = {}
     for row in rows:
@@ -444,9 +448,9 @@ def decode_owned(session: Session, rows: Sequence[tuple], dim: int) -> Templates
     return decode_templates(session, [row[:5] for row in rows], dim, names)
 
 
-def decode_templates(session: Session, rows: Sequence[tuple], dim: int, names: Mapping[int, str]) -> Templates:
+def decode_templates(session: Transaction, rows: Sequence[tuple], dim: int, names: Mapping[int, str]) -> Templates:
     """Rows of `TEMPLATE_COLUMNS` as arrays; a row that fails its checksum is never given out."""
-    blobs, whose, size, unpack, crc32 = [], [], dim * FLOATS.itemsize, session.unpack, zlib.crc32
+    blobs, whose, size, unpack, crc32 = [], [], dim * FLOATS.itemsize, session.decode_vector, zlib.crc32
     for number, identity, sequence, checksum, blob in rows:
         vector = unpack(blob)
         try:  # `template_checksum`, in place: this is done for every template of a gallery
@@ -469,7 +473,7 @@ def decode_templates(session: Session, rows: Sequence[tuple], dim: int, names: M
     return Templates(numbers, tuple(whose), vectors, checksums)
 
 
-def find_damage(session: Session, dim: int) -> list[str]:
+def find_damage(session: Transaction, dim: int) -> list[str]:
     """What is wrong with rows and sums, in words; never raises for a damaged row."""
     found: list[str] = []
     state = _listed(found, lambda: read_state(session))
@@ -477,7 +481,7 @@ def find_damage(session: Session, dim: int) -> list[str]:
     known: dict[int, IdentityRow] = {}
     owned: dict[int, RowSum] = {}
     total = RowSum()
-    for row in session.rows(f"SELECT {IDENTITY_COLUMNS} FROM identities i"):
+    for row in session.execute(f"SELECT {IDENTITY_COLUMNS} FROM identities i"):
         owner = _listed(found, lambda row=row: IdentityRow.from_row(row))
         if owner is not None:
             known[owner.id] = owner
@@ -486,7 +490,7 @@ def find_damage(session: Session, dim: int) -> list[str]:
         _listed(found, lambda: total.compare(state.identities, state.identity_sum, "identities"))
     names, total = {number: row.name for number, row in known.items()}, RowSum()
     late = 0
-    for part in session.each(f"SELECT {TEMPLATE_COLUMNS} FROM templates t ORDER BY t.number", 8192):
+    for part in session.stream(f"SELECT {TEMPLATE_COLUMNS} FROM templates t ORDER BY t.number", 8192):
         for row in part:
             if _listed(found, lambda row=row: decode_templates(session, [row], dim, names)) is None:
                 continue
@@ -508,7 +512,7 @@ def find_damage(session: Session, dim: int) -> list[str]:
     return found
 
 
-def _find_damaged_history(session: Session, state: RevisionState, found: list[str]) -> None:
+def _find_damaged_history(session: Transaction, state: RevisionState, found: list[str]) -> None:
     """Damage of calibration, requests and deletions, and of the indexes by name."""
     proof = IndexProof()
     _listed(found, lambda: prove_identities(session, state, proof))
@@ -518,7 +522,7 @@ def _find_damaged_history(session: Session, state: RevisionState, found: list[st
     if standing is not None and standing.calibration.sequence > state.sequence:
         found.append("the calibration comes from a change that was never made: calibrate again, or forget it")
     there = "deleted_templates d WHERE EXISTS (SELECT 1 FROM templates t WHERE t.number = d.number)"
-    if count := session.rows(f"SELECT count(*) FROM {there}")[0][0]:
+    if count := session.execute(f"SELECT count(*) FROM {there}")[0][0]:
         found.append(f"{count} deleted templates are there: restore a snapshot")
 
 

@@ -1,8 +1,8 @@
-"""The file of an embedded record: looked at before it is opened, made under another name, its troubles in our words.
+"""The file of an embedded storage: looked at before it is opened, made under another name, its troubles in our words.
 
 One writer at a time: a lock that the kernel takes back when its holder dies, however it dies.
 
-A gallery's record in one SQLite file: the truth on one machine.
+A gallery's storage in one SQLite file: the truth on one machine.
 
 Write-ahead log, ``synchronous=FULL``: a change is on disk when `enrol` or `delete` returns. One process writes (it
 holds the `lock` beside the file), any number read; every call of a reader sees the newest acknowledged change.
@@ -23,13 +23,13 @@ from mettle.atomic_files import find_link, make_folder, open_unlinked, remove_le
 from mettle.errors import GalleryError, GalleryLocked, GalleryUnavailable, OutcomeUnknown
 from mettle.gallery.binding import Binding
 from mettle.gallery.results import Receipt
-from mettle.gallery.storage.base import Ledger, Result
+from mettle.gallery.storage.base import Result, SqlStorage
 from mettle.gallery.storage.sql import (
     FINDINGS,
     FORMAT,
     SQLITE_TABLES,
     IndexProof,
-    Session,
+    Transaction,
     forget_history,
     list_damage,
     read_fixed_metadata,
@@ -72,7 +72,7 @@ def reading_mode(path: Path) -> tuple[str, str]:
     """How a reader opens the file: in a folder that nobody can write to there is no log to look at."""
     if os.access(path.parent, os.W_OK) and os.access(path, os.W_OK):
         return "rw", ""
-    log = sibling(path, "-wal")
+    log = sibling_file(path, "-wal")
     return "ro", "" if log.exists() and log.stat().st_size else "&immutable=1"
 
 
@@ -89,7 +89,7 @@ def prepare_writer(connection: sqlite3.Connection) -> None:
 
 
 def _names_of(path: Path) -> list[str]:
-    """What a record in this file consists of, and the lock beside it."""
+    """What a storage in this file consists of, and the lock beside it."""
     return [path.name, *(path.name + ending for ending in ("-wal", "-shm", "-journal")), LOCK]
 
 
@@ -100,10 +100,10 @@ def refuse_links(folder: Path, names: Iterable[str]) -> None:
 
 
 class OpenFiles:
-    """The files of records that this process has open, counted.
+    """The files of storages that this process has open, counted.
 
     Closing any handle of a file takes back every lock that the process has on it, also those that SQLite holds; another
-    process would then take the record for closed, and remove the log that is being written. So the first bytes of a
+    process would then take the storage for closed, and remove the log that is being written. So the first bytes of a
     file are looked at only where it is not open already.
     """
 
@@ -154,7 +154,7 @@ def _check_header(path: Path) -> None:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise GalleryError(f"no gallery at {path}: create one, or look at the path") from None
     if len(head) < 100 or head[:16] != b"SQLite format 3\0" or int.from_bytes(head[68:72]) != APPLICATION:
-        raise GalleryError(f"{path} is not a record of a gallery: it is damaged or something else; restore a snapshot")
+        raise GalleryError(f"{path} is not a storage of a gallery: it is damaged or something else; restore a snapshot")
     if (written := int.from_bytes(head[60:64])) > FORMAT:
         raise GalleryError(f"a newer mettle wrote {path} (format {written}, known is {FORMAT}): upgrade mettle")
 
@@ -165,7 +165,7 @@ def refuse_existing(path: Path) -> None:
         raise GalleryError(f"{path} is there already: open it, or choose another place")
 
 
-def sibling(path: Path, ending: str) -> Path:
+def sibling_file(path: Path, ending: str) -> Path:
     """The log or the shared memory of a file."""
     return path.with_name(path.name + ending)
 
@@ -211,7 +211,7 @@ def translate_errors(path: Path) -> Iterator[None]:
         raise GalleryUnavailable(f"{path}: {error.strerror or error}; nothing was changed, try again later") from error
 
 
-class Lock:
+class FolderLock:
     """The write lock of a gallery's folder. The file stays; what counts is who holds a `flock` on it."""
 
     def __init__(self, handle: int):
@@ -221,7 +221,7 @@ class Lock:
         os.register_at_fork(after_in_child=lambda: (lock := this()) and lock.release())
 
     @classmethod
-    def take(cls, path: Path) -> "Lock":
+    def acquire(cls, path: Path) -> "FolderLock":
         """Take the lock at once, or raise GalleryLocked that names the holder."""
         import fcntl  # not on every system; reading a gallery needs no lock
 
@@ -262,41 +262,41 @@ class Lock:
 PAGE_BYTES = 8192  # three templates of 512 numbers
 
 
-class SqliteSession:
+class SqliteTransaction:
     """One transaction on one connection."""
 
     def __init__(self, connection: sqlite3.Connection):
         self._connection = connection
 
-    def rows(self, sql: str, *values: Any) -> list[tuple]:
+    def execute(self, sql: str, *values: Any) -> list[tuple]:
         """Run a statement and return what it gives."""
         return self._connection.execute(sql, values).fetchall()
 
-    def many(self, sql: str, values: Sequence[tuple]) -> None:
+    def executemany(self, sql: str, values: Sequence[tuple]) -> None:
         """Run a statement once for each tuple of values."""
         self._connection.executemany(sql, values)
 
-    def each(self, sql: str, batch: int) -> Iterator[list[tuple]]:
+    def stream(self, sql: str, batch: int) -> Iterator[list[tuple]]:
         """What a query gives, a part at a time."""
         cursor = self._connection.execute(sql)
         while rows := cursor.fetchmany(batch):
             yield rows
 
-    def pack(self, row: np.ndarray) -> bytes:
+    def encode_vector(self, row: np.ndarray) -> bytes:
         """A vector as this database takes it."""
         return row.tobytes()
 
-    def unpack(self, blob: bytes) -> bytes:
+    def decode_vector(self, blob: bytes) -> bytes:
         """A vector as this database gives it."""
         return blob if isinstance(blob, bytes) else b""
 
 
-class SqliteRecord(Ledger):
+class SqliteStorage(SqlStorage):
     """Templates in a file; made by `create` and opened by `open`."""
 
     kind = "sqlite"
 
-    def __init__(self, path: Path, lock: Lock | None):
+    def __init__(self, path: Path, lock: FolderLock | None):
         self.path = path
         self._lock = lock
         self._mutex = threading.Lock()  # one change at a time
@@ -314,14 +314,14 @@ class SqliteRecord(Ledger):
                     remove_leftovers(path.parent)
                     self._writer = open_connection(path, "rw")
                     prepare_writer(self._writer)
-            self._fixed = self._read(read_fixed_metadata)
+            self._fixed = self._run_read(read_fixed_metadata)
         except BaseException:
             self.close()
             raise
 
     @classmethod
-    def create(cls, path: Path, binding: Binding, model_files: Mapping[str, str] | None = None) -> "SqliteRecord":
-        """Make a new record and open it for writing; refuses an existing one.
+    def create(cls, path: Path, binding: Binding, model_files: Mapping[str, str] | None = None) -> "SqliteStorage":
+        """Make a new storage and open it for writing; refuses an existing one.
 
         ``model_files``: SHA-256 of the copy of the model that lies beside it.
         """
@@ -330,14 +330,14 @@ class SqliteRecord(Ledger):
         with translate_errors(path):
             make_folder(path.parent)
         refuse_links(path.parent, _names_of(path))
-        lock = Lock.take(path.parent / LOCK)
+        lock = FolderLock.acquire(path.parent / LOCK)
         try:
             refuse_existing(path)  # somebody may have been faster
             with translate_errors(path):
-                for leftover in (sibling(path, "-wal"), sibling(path, "-shm")):
-                    leftover.unlink(missing_ok=True)  # of a removed record: must not be played into this one
+                for leftover in (sibling_file(path, "-wal"), sibling_file(path, "-shm")):
+                    leftover.unlink(missing_ok=True)  # of a removed storage: must not be played into this one
                 # Templates are biometric data: from the first byte on for their owner, who may say otherwise.
-                write_file(path, lambda temporary: _fill(temporary, binding, model_files or {}), PRIVATE)
+                write_file(path, lambda temporary: _create_tables(temporary, binding, model_files or {}), PRIVATE)
         except GalleryUnavailable as error:
             lock.release()
             if path.exists():  # it has its name already: only whether a power loss takes that back is not known
@@ -349,20 +349,20 @@ class SqliteRecord(Ledger):
         return cls(path, lock)
 
     @classmethod
-    def open(cls, path: Path, *, write: bool = True) -> "SqliteRecord":
-        """Open a record; with ``write`` no other process can write until it is closed."""
+    def open(cls, path: Path, *, write: bool = True) -> "SqliteStorage":
+        """Open a storage; with ``write`` no other process can write until it is closed."""
         path = Path(path)
         refuse_links(path.parent, _names_of(path))
         with translate_errors(path):
             check_header(path)
-        return cls(path, Lock.take(path.parent / LOCK) if write else None)
+        return cls(path, FolderLock.acquire(path.parent / LOCK) if write else None)
 
     def compact(self) -> None:
         """Rewrite the file without what was deleted, and empty the log: no byte of it stays in any file."""
         with self._mutex, translate_errors(self.path):
             connection = self.for_writing()
             with suppress(_CommitFailed):  # made or not, it loses nothing, and what follows tells
-                _transact(connection, forget_history)
+                _run_transaction(connection, forget_history)
             connection.execute("VACUUM")
             busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
         if busy:
@@ -373,7 +373,7 @@ class SqliteRecord(Ledger):
     def snapshot(self, path: Path) -> None:
         """Write a copy as of now to ``path``: complete or not there at all. It holds nothing that was deleted."""
         path = Path(path)
-        if path.is_dir() or sibling(path, "-wal").exists() or (path.exists() and path.samefile(self.path)):
+        if path.is_dir() or sibling_file(path, "-wal").exists() or (path.exists() and path.samefile(self.path)):
             raise GalleryError(f"{path} is a folder or a gallery in use: write the snapshot to another place")
         self._for_reading()
         with translate_errors(path):
@@ -390,7 +390,7 @@ class SqliteRecord(Ledger):
         found: list[str] = []
         for pragma in ("integrity_check", "foreign_key_check"):
             with list_damage(found):
-                rows = self._read(lambda session, pragma=pragma: session.rows(f"PRAGMA {pragma}"))
+                rows = self._run_read(lambda session, pragma=pragma: session.execute(f"PRAGMA {pragma}"))
                 found += [f"{self.path.name}: {row[0]}" for row in rows if row[0] != "ok"]
         with list_damage(found):
             found += super().check()
@@ -404,7 +404,7 @@ class SqliteRecord(Ledger):
 
     def bytes(self) -> int:
         """Size of its files."""
-        files = [self.path, sibling(self.path, "-wal"), sibling(self.path, "-shm")]
+        files = [self.path, sibling_file(self.path, "-wal"), sibling_file(self.path, "-shm")]
         return sum(part.stat().st_size for part in files if part.exists())
 
     def close(self) -> None:
@@ -422,18 +422,18 @@ class SqliteRecord(Ledger):
             if self._lock is not None:
                 self._lock.release()
 
-    def _read(self, work: Callable[[Session], Result]) -> Result:
-        with self._reading() as session:
+    def _run_read(self, work: Callable[[Transaction], Result]) -> Result:
+        with self._read_transaction() as session:
             return work(session)
 
     @contextmanager
-    def _reading(self) -> Iterator[SqliteSession]:
+    def _read_transaction(self) -> Iterator[SqliteTransaction]:
         self._for_reading()
         with translate_errors(self.path):
-            connection, keep = self._borrow()
+            connection, keep = self._borrow_connection()
             try:
                 connection.execute("BEGIN")
-                yield SqliteSession(connection)
+                yield SqliteTransaction(connection)
                 connection.execute("ROLLBACK")
             except BaseException:
                 connection.close()
@@ -443,7 +443,7 @@ class SqliteRecord(Ledger):
             else:
                 self._idle.append(connection)
 
-    def _borrow(self) -> tuple[sqlite3.Connection, bool]:
+    def _borrow_connection(self) -> tuple[sqlite3.Connection, bool]:
         """A connection to read by, and whether it may be used again: an immutable one misses what others write."""
         with suppress(IndexError):
             return self._idle.pop(), True
@@ -452,17 +452,17 @@ class SqliteRecord(Ledger):
         connection.execute("PRAGMA query_only = ON")
         return connection, not extra
 
-    def _write(self, work: Callable[[Session], Receipt], *, named: bool = False) -> Receipt:
+    def _run_write(self, work: Callable[[Transaction], Receipt], *, named: bool = False) -> Receipt:
         with self._mutex, translate_errors(self.path):
             connection, before = self.for_writing(), -1
 
-            def noted(session: Session) -> Receipt:
+            def noted(session: Transaction) -> Receipt:
                 nonlocal before
-                before = session.rows("SELECT sequence FROM revision_state")[0][0]
+                before = session.execute("SELECT sequence FROM revision_state")[0][0]
                 return work(session)
 
             try:
-                receipt = _transact(connection, noted)
+                receipt = _run_transaction(connection, noted)
                 self._unsettled = False
                 return receipt
             except _CommitFailed as failed:
@@ -513,10 +513,10 @@ class _CommitFailed(Exception):
         self.error = error
 
 
-def _transact(connection: sqlite3.Connection, work: Callable[[Session], Result]) -> Result:
+def _run_transaction(connection: sqlite3.Connection, work: Callable[[Transaction], Result]) -> Result:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        result = work(SqliteSession(connection))
+        result = work(SqliteTransaction(connection))
     except BaseException:
         _roll_back(connection)
         raise
@@ -534,20 +534,20 @@ def _roll_back(connection: sqlite3.Connection) -> None:
             connection.execute("ROLLBACK")
 
 
-def _fill(temporary: Path, binding: Binding, model_files: Mapping[str, str]) -> None:
+def _create_tables(temporary: Path, binding: Binding, model_files: Mapping[str, str]) -> None:
     connection = sqlite3.connect(temporary.absolute(), isolation_level=None)  # "file:..." would be an address
     try:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.execute(f"PRAGMA user_version = {FORMAT}")
 
-        def make_tables(session: Session) -> None:
+        def make_tables(session: Transaction) -> None:
             for statement in SQLITE_TABLES:
-                session.rows(statement)
+                session.execute(statement)
             write_first_rows(session, binding, model_files)
 
         try:
-            _transact(connection, make_tables)
+            _run_transaction(connection, make_tables)
         except _CommitFailed as failed:  # nobody knows this file yet
             raise failed.error from None
     finally:
