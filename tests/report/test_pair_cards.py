@@ -79,8 +79,8 @@ def test_decision_takes_the_threshold_that_was_set(made):
 def test_verdicts(made):
     s = made.evaluation.results.samples
     one = [pair_cards.HardPair(0, 9, 0.5)]
-    at = pair_cards.DecisionThreshold(0.5, "")
-    above = pair_cards.DecisionThreshold(0.51, "")
+    at = pair_cards.PairThreshold(0.5, "")
+    above = pair_cards.PairThreshold(0.51, "")
     told = {
         (kind, d): pair_cards.pair_rows(one, s, d, kind)[0]
         for kind in ("genuine", "impostor")

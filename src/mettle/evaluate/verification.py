@@ -69,7 +69,7 @@ from mettle.evaluate.scoring.histogram import count_scores
 from mettle.evaluate.scoring.pair_tiles import WIDEST, PairTiles
 from mettle.evaluate.scoring.rank_parts import require_same_call
 from mettle.evaluate.scoring.score_norm import SNorm, fit_snorm
-from mettle.evaluate.scoring.scores import ListedPairs, ScoreStore, SortedScores
+from mettle.evaluate.scoring.scores import ScoreStore, SortedScores, TrialList
 from mettle.pairs.distributed import ALONE, RankGroup
 from mettle.unknown_names import explain_arguments
 
@@ -582,7 +582,7 @@ def _from_list(
     score: Any, target: np.ndarray, dtype: type, pairs: Any, texts: np.ndarray | None, chunk: int = 1 << 18
 ) -> Verification:
     subject = None if pairs is None else joint_codes(*pairs)
-    listed = ListedPairs(score, target, None if subject is None else (subject[0], subject[1]), chunk)
+    listed = TrialList(score, target, None if subject is None else (subject[0], subject[1]), chunk)
     genuine = int(np.count_nonzero(target))
     subjects = 0 if subject is None else 1 + max(int(side.max()) for side in subject)
     people = None

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mettle.notes.book import TITLES, build_chapter
-    from mettle.notes.chapter import Chapter, Claim
+    from mettle.notes.chapter import Chapter, NoteClaim
 
-__all__ = ["TITLES", "Chapter", "Claim", "build_chapter"]
+__all__ = ["TITLES", "Chapter", "NoteClaim", "build_chapter"]
 _HOMES = {"TITLES": "book", "Chapter": "chapter", "Claim": "chapter", "build_chapter": "book"}
 
 

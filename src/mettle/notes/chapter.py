@@ -36,7 +36,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Claim:
+class NoteClaim:
     """What a note or its paper says, what the records say of it, and where they say it."""
 
     says: str
@@ -46,7 +46,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Section:
+class ChapterSection:
     """One heading of a chapter."""
 
     title: str
@@ -54,7 +54,7 @@ class Section:
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
     negatives: Sequence[Any] = ()  # cards of anchors with their easiest and hardest negatives
-    claims: Sequence[Claim] = ()
+    claims: Sequence[NoteClaim] = ()
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Chapter:
     number: int
     title: str
     about: str
-    sections: Sequence[Section]
+    sections: Sequence[ChapterSection]
 
     @property
     def figures(self) -> list[Figure]:

@@ -11,7 +11,7 @@ from mettle.data import Samples
 from mettle.evaluate import clustering, few_shot, retrieval
 from mettle.evaluate.plots import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILION, new_figure, run_color
 from mettle.model import embed
-from mettle.notes.chapter import BuildSettings, Chapter, Claim, Figure, Section, Table, finish_figure
+from mettle.notes.chapter import BuildSettings, Chapter, ChapterSection, Figure, NoteClaim, Table, finish_figure
 from mettle.notes.runs import ChapterRun, train_recipe, untrained_model
 from mettle.report.embedding_map import tsne
 from mettle.train.methods.tuple_layouts import pull_negatives
@@ -21,52 +21,54 @@ CHARACTERS = 60  # test identities that are measured
 EPISODES, WAYS, SHOTS = 200, 5, (1, 5)
 
 CLAIMS = (
-    Claim(
+    NoteClaim(
         "HDML is better than the triplet loss that it is put around",
         "withdrawn",
         "R@1 -3.28 ± 1.21 on CUB-200: three seeds of 700 steps, the learning rate at an edge of its grid.",
         "docs/results/birds.md",
     ),
-    Claim(
+    NoteClaim(
         "HDML is better than the hardest triplets",
         "withdrawn",
         "The control had not learned: its R@1 of 2.41 is below that of an untrained network, 3.46.",
         "docs/results/birds.md",
     ),
-    Claim(
+    NoteClaim(
         "HDML is better than the N-pair loss that it is put around",
         "withdrawn",
         "HDML (N-pair) had not learned: its R@1 of 4.05 is below that of plain pixels, 5.65.",
         "docs/results/birds.md",
     ),
-    Claim(
+    NoteClaim(
         "The gain is larger on CUB-200 and Cars196 than on Stanford Online Products",
         "not yet decided",
         "No run on Cars196 or on the products, both of which mettle data import reads.",
     ),
-    Claim(
+    NoteClaim(
         "Without the softmax loss the gain is gone, without the reconstruction part of it stays",
         "not yet decided",
         "No study measured it; on the page of the chapter: one seed of each.",
     ),
-    Claim(
+    NoteClaim(
         "alpha about 90 is best",
         "not yet decided",
         "No study measured it; on the page of the chapter: one seed of each value.",
     ),
-    Claim(
+    NoteClaim(
         "Negatives get harder as training goes on",
         "not yet decided",
         "λ falls in the chapter's run; in one study it fell for triplets and rose for N-pairs.",
         "docs/results/birds.md",
     ),
-    Claim("Synthetic points keep their label", "not yet decided", "The log has the softmax head's accuracy on them."),
-    Claim(
+    NoteClaim(
+        "Synthetic points keep their label", "not yet decided", "The log has the softmax head's accuracy on them."
+    ),
+    NoteClaim(
         "It generalises better to classes with few or no samples",
         "not yet decided",
         "Every test is on unseen classes; on the page of the chapter: five-way episodes with one and five samples.",
     ),
-    Claim(
+    NoteClaim(
         "It costs more to train",
         "not yet decided",
         "The benchmark measures it on your machine; no result is kept.",
@@ -108,35 +110,37 @@ def build(settings: BuildSettings) -> Chapter:
         "Note 004. Negatives that are pulled towards their anchors in the embedding space, as far as training bears, "
         "and a generator that keeps their label.",
         (
-            Section(
+            ChapterSection(
                 "Architecture",
                 "One embedding layer for real and for synthetic features; arrows are forward passes.",
                 figures=[_plot_architecture()],
             ),
-            Section(
+            ChapterSection(
                 "λ, weights and losses over time",
                 "As the metric loss falls, λ falls and negatives come nearer; as the generator improves, synthetic "
                 "tuples count more.",
                 figures=[_plot_levels(runs), _plot_losses(runs["HDML (triplet)"])],
             ),
-            Section(
+            ChapterSection(
                 "Synthetic points on the map",
                 "t-SNE of unseen characters, with negatives pulled to half of their way (λ = 0.5) and sent through "
                 "generator and embedding layer.",
                 figures=[_plot_synthetic(main, part)],
             ),
-            Section(
+            ChapterSection(
                 "NMI and Recall@K, controls and ablations",
                 f"{CHARACTERS} characters that were never trained on. One seed each, which decides nothing.",
                 tables=[_metric_table(embedded, part)],
             ),
-            Section(
+            ChapterSection(
                 "Few samples of a class",
                 f"{EPISODES} episodes of {WAYS} unseen characters: share of queries whose nearest class mean is "
                 "right. Intervals resample characters.",
                 tables=[_episode_table(embedded, part)],
             ),
-            Section("What the note says, and what is known", "Verdicts are those of the records.", claims=CLAIMS),
+            ChapterSection(
+                "What the note says, and what is known", "Verdicts are those of the records.", claims=CLAIMS
+            ),
         ),
     )
 

@@ -13,7 +13,7 @@ from mettle.evaluate.plots import BLUE, INK, ORANGE, VERMILION, new_figure, run_
 from mettle.losses import Contrastive
 from mettle.metric import Mahalanobis, check_axioms
 from mettle.model import embed
-from mettle.notes.chapter import BuildSettings, Chapter, Claim, Figure, Section, Table, finish_figure
+from mettle.notes.chapter import BuildSettings, Chapter, ChapterSection, Figure, NoteClaim, Table, finish_figure
 from mettle.notes.runs import (
     ChapterRun,
     raw_inputs,
@@ -44,34 +44,34 @@ LOSSES = {
 }
 
 CLAIMS = (
-    Claim(
+    NoteClaim(
         "Ranking needs no similarity of any pair to be known, and learns better than the other two",
         "not yet decided",
         "That it needs none is so by construction; which of the three is better was never measured over seeds.",
     ),
-    Claim(
+    NoteClaim(
         "A learned metric beats Euclidean distance on raw features",
         "withdrawn",
         "One estimator at its defaults, without whitening, LDA, NCA and a deep network as controls.",
         "mettle reproduce metric",
     ),
-    Claim(
+    NoteClaim(
         "In many dimensions a network is needed to find the manifold on which distances mean something",
         "not yet decided",
         "On the page of the chapter: raw pictures beside networks. No study compares them with learned linear metrics.",
     ),
-    Claim(
+    NoteClaim(
         "f(x, y) = (x - y)' M (x - y) is a metric",
         "contradicted",
         "It breaks the triangle inequality. Its square root is one where M has full rank.",
         "mettle.metric.check_axioms",
     ),
-    Claim(
+    NoteClaim(
         "A positive margin keeps positives from falling into one point",
         "not yet decided",
         "No study measured it; on the page of the chapter: one seed with and without.",
     ),
-    Claim(
+    NoteClaim(
         "The push of margin² - d² fades for strangers that nearly coincide",
         "holds",
         "By its gradient, which is 2 d; that of (margin - d)² does not fade.",
@@ -96,24 +96,26 @@ def build(settings: BuildSettings) -> Chapter:
         "Note 002. Grades, same or different, which of two is closer: three ways to say what is alike. What makes a "
         "distance a metric, which ones are learned, and the contrastive loss with its margins.",
         (
-            Section(
+            ChapterSection(
                 "Three kinds of similarity learning, two networks, one loss",
                 f"The same network and as many steps on pairs or triplets of {CHARACTERS} characters, measured on "
                 "characters that were never trained on. One seed, which decides nothing.",
                 tables=[_run_table(runs)],
             ),
-            Section(
+            ChapterSection(
                 "Is it a metric?",
                 "The four axioms, checked on 60 points in three dimensions; a counterexample where one fails.",
                 tables=[_axiom_table()],
                 figures=[_plot_unit_circles()],
             ),
-            Section(
+            ChapterSection(
                 "The contrastive loss",
                 "Its two hinges for each of its forms, and what a positive margin leaves of the spread inside classes.",
                 figures=[_plot_hinges(), _plot_spread(runs)],
             ),
-            Section("What the note says, and what is known", "Verdicts are those of the records.", claims=CLAIMS),
+            ChapterSection(
+                "What the note says, and what is known", "Verdicts are those of the records.", claims=CLAIMS
+            ),
         ),
     )
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mettle.evaluate.plots import BLUE, GREY, INK, VERMILION, new_figure, run_color
 from mettle.losses import AdaCos, ArcFace, Center, CosFace, NormFace, Softmax, SphereFace, Triplet
-from mettle.notes.chapter import BuildSettings, Chapter, Claim, Figure, Section, Table, finish_figure
+from mettle.notes.chapter import BuildSettings, Chapter, ChapterSection, Figure, NoteClaim, Table, finish_figure
 from mettle.notes.runs import recall_at_1
 
 TITLE = "Metric learning on the sphere"
@@ -40,39 +40,41 @@ CLOUDS: dict[str, Callable[[], nn.Module]] = {
 RECIPES = ("softmax", "center", "normface", "sphereface", "cosface", "arcface", "adacos")
 
 CLAIMS = (
-    Claim(
+    NoteClaim(
         "The larger the weight λ of center loss, the tighter the classes",
         "holds",
         "For the spread inside the training classes of a small network, over the seeds of the command; nothing is said "
         "of unseen classes.",
         "mettle reproduce center",
     ),
-    Claim(
+    NoteClaim(
         "Center loss tells unseen classes apart better than softmax alone", "not yet decided", "No study measured it."
     ),
-    Claim(
+    NoteClaim(
         "Center loss is sensitive to where its centres start",
         "not yet decided",
         "No study measured it; on the page of the chapter: three starts of one small network.",
     ),
-    Claim(
+    NoteClaim(
         "SphereFace needs its margin annealed",
         "holds",
         "With the whole margin from the first step a small network hardly trains.",
         "mettle reproduce annealing",
     ),
-    Claim("ArcFace is at least as good as CosFace, SphereFace and softmax", "not yet decided", "No study measured it."),
-    Claim(
+    NoteClaim(
+        "ArcFace is at least as good as CosFace, SphereFace and softmax", "not yet decided", "No study measured it."
+    ),
+    NoteClaim(
         "With many labelled data ArcFace is best, with few the triplet loss",
         "not yet decided",
         "No study measured it; on the page of the chapter: digits with 5, 20 and 100 samples of a class.",
     ),
-    Claim(
+    NoteClaim(
         "s and m matter much, and AdaCos finds s by itself",
         "not yet decided",
         "No study measured it; on the page of the chapter: a grid of one small network beside AdaCos.",
     ),
-    Claim(
+    NoteClaim(
         "ArcFace accepts more than SupCon-like losses at a false-accept rate of 0.1 %",
         "withdrawn",
         "Its candidate was chosen by one metric and judged by another, at the edge of its grid.",
@@ -105,35 +107,37 @@ def build(settings: BuildSettings) -> Chapter:
         "Note 003. From softmax over center loss to the margins of SphereFace, CosFace and ArcFace, on handwritten "
         f"digits. The tables train on {KNOWN} digits and measure Recall@1 on the {CLASSES - KNOWN} others.",
         (
-            Section(
+            ChapterSection(
                 "Clouds in two dimensions",
                 "Test digits under five losses, and the region where each loss decides for a digit. The same network, "
                 "start and batches. About shapes, not about the best loss.",
                 figures=[_plot_clouds(digits, steps)],
             ),
-            Section(
+            ChapterSection(
                 "ψ and the margins",
                 "ψ continues cos(μθ) so that it falls all the way; beside it the target logits of the margins, and "
                 "where two classes part under each.",
                 figures=[_plot_psi(), _plot_boundaries()],
             ),
-            Section(
+            ChapterSection(
                 "Center loss: its weight and its start",
                 "The spread inside classes, as a share of all spread, on training and on unseen digits.",
                 tables=[_center_table(digits, seeds, few)],
             ),
-            Section(
+            ChapterSection(
                 "Scale and margin, and AdaCos",
                 "Recall@1 on digits that were never trained on: mean and lowest to highest over the seeds.",
                 tables=[_grid_table(digits, seeds, few)],
                 figures=[_plot_adacos(digits, few)],
             ),
-            Section(
+            ChapterSection(
                 "Much data and little",
                 "Recall@1 on digits that were never trained on, by the number of training samples of a class.",
                 tables=[_size_table(digits, seeds, few)],
             ),
-            Section("What the note says, and what is known", "Verdicts are those of the records.", claims=CLAIMS),
+            ChapterSection(
+                "What the note says, and what is known", "Verdicts are those of the records.", claims=CLAIMS
+            ),
         ),
     )
 

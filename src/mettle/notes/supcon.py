@@ -11,7 +11,7 @@ from mettle.difficulty import Threshold
 from mettle.evaluate.plots import BLUE, GREY, INK, ORANGE, new_figure, run_color
 from mettle.losses import SupCon
 from mettle.model import embed
-from mettle.notes.chapter import BuildSettings, Chapter, Claim, Figure, Section, Table, finish_figure
+from mettle.notes.chapter import BuildSettings, Chapter, ChapterSection, Figure, NoteClaim, Table, finish_figure
 from mettle.notes.runs import (
     ChapterRun,
     raw_inputs,
@@ -30,25 +30,25 @@ TEMPERATURE = 0.05  # of the recipes
 FORMS: tuple[tuple[Literal["hinge", "literal"], str, str], ...] = (("hinge", BLUE, "-"), ("literal", ORANGE, "--"))
 
 CLAIMS = (
-    Claim(
+    NoteClaim(
         "Difficulty-aware SupCon has a lower EER than SupCon, and a higher AUC",
         "withdrawn",
         "On Market-1501 0.09 points of EER over five seeds, but 0.00 [-0.13, +0.13] over resampled people.",
         "docs/results/market.md",
     ),
-    Claim(
+    NoteClaim(
         "Difficulty-aware SupCon accepts more genuine pairs at a false-accept rate of 0.1 %",
         "holds",
         "+3.27 ± 0.53 points on Market-1501. A constant margin on every negative gains as much (+3.64 ± 0.66).",
         "docs/results/market.md",
     ),
-    Claim(
+    NoteClaim(
         "It is the difficulty that helps, more than a constant margin would",
         "not yet decided",
         "-0.37 ± 0.56 points of true-accept rate at 0.1 %: the interval holds 0.",
         "docs/results/market.md",
     ),
-    Claim(
+    NoteClaim(
         "Hard positives that weigh more make the representation better",
         "not yet decided",
         "On held-out characters of the glyphs alpha = 4 below the median positive changes the EER by "
@@ -56,24 +56,24 @@ CLAIMS = (
         "alpha = 16 below their lowest quarter by +0.21 [+0.09, +0.32], for the worse. Four runs.",
         "python benchmarks/hard_positives.py",
     ),
-    Claim(
+    NoteClaim(
         "As printed, the negative weights act",
         "contradicted",
         "They cannot: the indicator is 0 for every negative. The program of the note's author is another loss.",
         "mettle reproduce literal",
     ),
-    Claim(
+    NoteClaim(
         "Classes become tighter and lie further apart",
         "not yet decided",
         "No study measured it; on the page of the chapter: one seed.",
     ),
-    Claim(
+    NoteClaim(
         "EER 7.56 % and AUC 0.982 on smartphones",
         "not yet decided",
         "The data and the split are not public; palms in data that mettle reads were not taken with smartphones.",
         "mettle data import tongji",
     ),
-    Claim(
+    NoteClaim(
         "Search with Faiss is at least three times as fast",
         "contradicted",
         "Among 10,000 people, on one thread: 1.6 [1.4, 1.8] times as fast as the fastest exact way in NumPy. A loop in "
@@ -119,31 +119,33 @@ def build(settings: BuildSettings) -> Chapter:
         "Note 000. Supervised contrastive learning, weights that grow with how hard a pair is, and recognition of "
         "identities and domains that training never saw.",
         (
-            Section(
+            ChapterSection(
                 "Weights by difficulty",
                 "What the two weights of the note are at every cosine, and the readings of them that mettle has.",
                 figures=[_plot_weights()],
             ),
-            Section(
+            ChapterSection(
                 "Open set, other domain",
                 "Characters that training never saw, probed in a typeface that it never saw. Intervals resample "
                 "characters; one seed each, which decides nothing between the arms.",
                 tables=[_comparison_table(runs, embedded)],
                 figures=[_plot_scores(runs, embedded)],
             ),
-            Section(
+            ChapterSection(
                 "Classes tighter and wider",
                 "For every test character the mean cosine of its pictures to their own direction, and the cosine of "
                 "that direction to the nearest one of another character.",
                 figures=[_plot_tightness(runs, embedded)],
                 tables=[_tightness_table(runs, embedded)],
             ),
-            Section(
+            ChapterSection(
                 "How much the difficulty acts",
                 "Mean weights of all positives and negatives of a batch, over training.",
                 figures=[_plot_mean_weights(runs)],
             ),
-            Section("What the note says, and what is known", "Verdicts are those of the records.", claims=CLAIMS),
+            ChapterSection(
+                "What the note says, and what is known", "Verdicts are those of the records.", claims=CLAIMS
+            ),
         ),
     )
 

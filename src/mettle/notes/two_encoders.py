@@ -10,7 +10,7 @@ from mettle.evaluate import probe
 from mettle.evaluate.plots import BLUE, GREY, ORANGE, new_figure, run_color
 from mettle.losses import InfoNCE, SelfTriplet
 from mettle.model import embed
-from mettle.notes.chapter import BuildSettings, Chapter, Claim, Figure, Section, Table, finish_figure
+from mettle.notes.chapter import BuildSettings, Chapter, ChapterSection, Figure, NoteClaim, Table, finish_figure
 from mettle.notes.runs import ChapterRun, train_recipe, untrained_model, write_pictures
 from mettle.report.embedding_map import tsne
 from mettle.report.two_encoders import negatives_by_difficulty
@@ -20,61 +20,63 @@ CHARACTERS, SHOWN = 40, 10  # classes, and those that the maps show
 CLASS_COLORS = "tab10"
 
 CLAIMS = (
-    Claim(
+    NoteClaim(
         "WCL is more accurate than SimCLR, DCL and HCL on CIFAR-10, on average and for the worst class",
         "not yet decided",
         "Two seeds; five are needed. Against HCL -1.70 ± 5.34 points, against DCL -0.13 ± 3.81.",
         "docs/results/cifar.md",
     ),
-    Claim(
+    NoteClaim(
         "WCL is more accurate than with the same mean weight on every negative",
         "not yet decided",
         "+0.70 ± 1.52 points over two seeds on CIFAR-10.",
         "docs/results/cifar.md",
     ),
-    Claim(
+    NoteClaim(
         "A classifier on E_b has a larger gap between the average and the worst class",
         "withdrawn",
         "Two seeds, one method beside it, no untrained network, and the rate of E_b was not tuned.",
         "docs/results/cifar.md",
     ),
-    Claim(
+    NoteClaim(
         "E_b learns next to nothing of the worst class where there are a hundred",
         "withdrawn",
         "The worst class of DCL and of WCL is 0 as well, so the measure says nothing.",
         "docs/results/tiny.md",
     ),
-    Claim(
+    NoteClaim(
         "WCL raises the accuracy of the worst group on data with a spurious attribute",
         "withdrawn",
         "On coloured digits the worst group of every arm was below that of an untrained network.",
         "docs/results/coloured.md",
     ),
-    Claim(
+    NoteClaim(
         "Negatives that share the background of their anchor get a higher w",
         "not yet decided",
         "Coloured digits showed the opposite (1.44 for the same, 1.72 for another colour) over two seeds of one "
         "reading of w.",
         "docs/results/coloured.md",
     ),
-    Claim(
+    NoteClaim(
         "The spurious attribute is read more easily from E_b than from E_d",
         "withdrawn",
         "It was read at the ceiling from nearly every encoder.",
         "docs/results/coloured.md",
     ),
-    Claim(
+    NoteClaim(
         "JTT is worse than contrastive learning with many classes",
         "not yet decided",
         "JTT is in the chapter's table; no study compares it over seeds with tuned stages.",
     ),
-    Claim(
+    NoteClaim(
         "On tables WCL is more accurate, and its gap between groups smaller",
         "withdrawn",
         "The prior that all rows were given switches most anchors of DCL off.",
         "docs/results/tables.md",
     ),
-    Claim("WCL depends less on its hyperparameters than HCL does on beta", "not yet decided", "No study varied both."),
+    NoteClaim(
+        "WCL depends less on its hyperparameters than HCL does on beta", "not yet decided", "No study varied both."
+    ),
 )
 
 
@@ -102,23 +104,23 @@ def build(settings: BuildSettings) -> Chapter:
         f"on purpose. {CHARACTERS} characters; in training nearly every one is set in a typeface of its own, in the "
         "test every typeface is as common: the typeface is to these characters what the background is to waterbirds.",
         (
-            Section(
+            ChapterSection(
                 "Two encoders and their two losses",
                 "How hard a negative is pushed at each cosine: E_b pushes all alike, E_d the similar ones.",
                 figures=[_plot_push()],
             ),
-            Section(
+            ChapterSection(
                 "What can be read from frozen features",
                 "A linear probe on frozen features. Aligned: test pictures in the typeface of their character in "
                 "training; conflicting: all others. One seed, which decides nothing.",
                 tables=[_probe_table(models, wcl.samples)],
             ),
-            Section(
+            ChapterSection(
                 "t-SNE of the test split, by class",
                 f"The same {SHOWN} characters for every encoder; a colour is a character.",
                 figures=[_plot_maps({k: v for k, v in models.items() if k in MAPS}, wcl.samples)],
             ),
-            Section(
+            ChapterSection(
                 "The five easiest and the five hardest negatives by w",
                 "High w: hard for E_d and easy for E_b."
                 + (
@@ -128,8 +130,12 @@ def build(settings: BuildSettings) -> Chapter:
                 ),
                 negatives=() if weighed is None else weighed["anchors"],
             ),
-            Section("w while it trains", "Its mean, and its spread over the negatives.", figures=[_plot_weights(runs)]),
-            Section("What the note says, and what is known", "Verdicts are those of the records.", claims=CLAIMS),
+            ChapterSection(
+                "w while it trains", "Its mean, and its spread over the negatives.", figures=[_plot_weights(runs)]
+            ),
+            ChapterSection(
+                "What the note says, and what is known", "Verdicts are those of the records.", claims=CLAIMS
+            ),
         ),
     )
 

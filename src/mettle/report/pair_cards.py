@@ -30,7 +30,7 @@ Kind = Literal["genuine", "impostor"]
 
 
 @dataclass(frozen=True)
-class DecisionThreshold:
+class PairThreshold:
     """The threshold that pairs are shown against."""
 
     threshold: float
@@ -69,7 +69,7 @@ def hardest_pairs(
     return [HardPair(int(a), int(b), float(sign * h)) for (a, b), h in zip(*kept, strict=True)]
 
 
-def choose_threshold(metrics: Mapping[str, Any], far: float = FAR) -> DecisionThreshold | None:
+def choose_threshold(metrics: Mapping[str, Any], far: float = FAR) -> PairThreshold | None:
     """The threshold for a false-accept rate: as it was set for use, otherwise as measured on the test pairs.
 
     A rate that could not be measured is replaced by the next larger one.
@@ -88,11 +88,11 @@ def choose_threshold(metrics: Mapping[str, Any], far: float = FAR) -> DecisionTh
     if not usable:
         return None
     found, threshold, where = usable[0]
-    return DecisionThreshold(threshold, f"FAR {format_rate(found)}, set on {where.partition(':')[0]}")
+    return PairThreshold(threshold, f"FAR {format_rate(found)}, set on {where.partition(':')[0]}")
 
 
 def pair_rows(
-    pairs: list[HardPair], samples: Samples, decided: DecisionThreshold | None, kind: Kind
+    pairs: list[HardPair], samples: Samples, decided: PairThreshold | None, kind: Kind
 ) -> list[dict[str, Any]]:
     """Pairs as the page shows them: names, domains, pictures, and what the threshold makes of them."""
     found = []

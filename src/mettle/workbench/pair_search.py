@@ -29,7 +29,7 @@ class PairQuery:
 
 
 @dataclass(frozen=True)
-class PairList:
+class FoundPairs:
     """Pairs in order, and the share of all pairs that was looked at."""
 
     pairs: tuple[HardPair, ...]
@@ -66,7 +66,7 @@ def query_false_rejects(threshold: float) -> PairQuery:
     return PairQuery("genuine", lowest=False, high=float(np.float32(threshold)))
 
 
-def find_pairs(data: RunData, wanted: PairQuery, passes: np.ndarray, count: int, each: int | None = None) -> PairList:
+def find_pairs(data: RunData, wanted: PairQuery, passes: np.ndarray, count: int, each: int | None = None) -> FoundPairs:
     """The first ``count`` pairs of the headline scenario, exactly, with at most ``each`` for the same two labels."""
     blocks, looked = _thin_blocks(_blocks(data, passes))
     room = count if each is None else 64 * count
@@ -88,7 +88,7 @@ def find_pairs(data: RunData, wanted: PairQuery, passes: np.ndarray, count: int,
             new = zip(value.tolist(), part[i].tolist(), cols[j].tolist(), strict=True)
             best = sorted([*best, *new], key=lambda t: (-t[0], t[1], t[2]))[:room]
     capped = _cap_per_label_pair(best, data.label.codes, count if each is None else each)[:count]
-    return PairList(tuple(HardPair(a, b, sign * value) for value, a, b in capped), looked)
+    return FoundPairs(tuple(HardPair(a, b, sign * value) for value, a, b in capped), looked)
 
 
 def find_label_suspects(data: RunData, passes: np.ndarray, count: int) -> tuple[list[LabelSuspect], int]:

@@ -321,7 +321,7 @@ def _drop_repeats(ascending: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class ListedPairs:
+class TrialList:
     """Pairs named one by one: (m, 2) row numbers and the truth, with vectors or ready-made scores."""
 
     score: Callable[[slice], np.ndarray]
