@@ -152,6 +152,7 @@ def fail_alone(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     try:
         with session.join_ranks() as ranks:
+            ranks.wait()  # both have met: a rank that ends before has never been one of the job
             if rank == 1:
                 raise MettleError("the file x.png cannot be read")
             ranks.wait()
