@@ -38,7 +38,8 @@ from mettle.difficulty import AdaptiveThreshold, FixedWeights
 from mettle.evaluate import verification
 from mettle.losses import SupCon
 from mettle.model import embed
-from mettle.pairs import Reduction, RowValues, Tile, Traits
+from mettle.notes.supcon import ConstantMargin
+from mettle.pairs import Tile
 from mettle.train import Schedule, load, run_loop
 from mettle.train.callbacks import Callback
 from mettle.train.from_recipe import GivenObjects, build_method_and_loader
@@ -50,23 +51,6 @@ MARGIN = 0.1  # of a cosine, on every negative
 
 
 # Arms
-
-
-@dataclass(frozen=True)
-class ConstantMargin:
-    """Every negative weighs e^(margin / temperature) in the denominator: as if its cosine were higher by the margin."""
-
-    weight: float
-    detach = True
-    traits = Traits(symmetric=True, trusted=True, self_contained=True, positive_weights="numerator")
-
-    def row_statistics(self, tile: Tile) -> dict[str, Reduction]:
-        """No row statistics are needed."""
-        return {}
-
-    def weights(self, tile: Tile, row_values: RowValues) -> Tensor:
-        """(a, b) weights."""
-        return 1 + (self.weight - 1) * torch.as_tensor(tile.negative).to(tile.similarity)
 
 
 class ShuffledPositives(nn.Module):

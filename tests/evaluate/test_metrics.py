@@ -23,7 +23,7 @@ from mettle.evaluate.metrics import (
     markdown_table,
     parse_metric,
     register,
-    registered,
+    register_temporarily,
 )
 from mettle.evaluate.roc import least_cost
 from mettle.report.comparison_page import scenario_table
@@ -217,7 +217,7 @@ FIRST_PLACE = ItemMetric(
 
 def test_one_entry_is_all_that_a_new_metric_needs():
     x, y = people(1.0)
-    with registered(HTER), registered(FIRST_PLACE):
+    with register_temporarily(HTER), register_temporarily(FIRST_PLACE):
         v, r = evaluate.verification(x, y), evaluate.retrieval(x, y, k=(1, 2))
         thresholds = np.unique(v.scores.genuine)
         assert v.value("min_hter") == min(sum(v.rates(tau)) / 2 for tau in thresholds)

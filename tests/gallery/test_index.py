@@ -222,7 +222,7 @@ class TestLaws:
                 assert index.remove(unknown) == len(gone)
                 truth = {n: r for n, r in truth.items() if n not in set(gone.tolist())}
             if step % 40 == 39:
-                index = index.compacted()
+                index = index.compact()
             assert len(index) == len(truth)
             numbers = np.asarray(list(truth), np.int64)
             vectors, probes = pool[list(truth.values())], pool[rng.integers(len(pool), size=3)]
@@ -234,7 +234,7 @@ class TestLaws:
         index = make(kind, numbers, vectors)
         index.remove(numbers[:700])
         before = index.search(probes, 5)
-        packed = index.compacted()
+        packed = index.compact()
         assert len(packed) == 2300 and packed.rows.count == 2300 and packed.rows.dead == 0
         assert not packed.contains_ids(numbers[:700]).any()
         if kind != "exact":

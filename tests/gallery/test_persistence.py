@@ -378,7 +378,7 @@ def test_the_limit_of_faiss_is_put_back(tmp_path):
 
 def test_a_strange_index_cannot_be_kept(tmp_path):
     class Other:
-        def compacted(self):
+        def compact(self):
             return self
 
     with pytest.raises(persistence.GalleryError, match="Other"):

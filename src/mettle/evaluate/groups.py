@@ -81,7 +81,7 @@ class Group:
         """The interval of the group's own number, over the subjects in it."""
         sampling = {"level": level, "replicates": replicates, "seed": seed}
         if self.verification is not None:
-            at_threshold = {m.base for m in _known() if m.takes}
+            at_threshold = {m.base for m in _list_pair_metrics() if m.takes}
             name = (metric, self.threshold) if metric in at_threshold else metric
             return self.verification.interval(name, **sampling)  # type: ignore[arg-type]
         if metric not in self.items or not len(self.items[metric]):
@@ -279,14 +279,14 @@ def _result_of(result: Any) -> str:
 
 def _is_lower_better(metric: str, result: str) -> bool:
     """Of a metric by the name that groups have for it, where FMR and FNMR are those at the global threshold."""
-    found = next((m for m in _known() if m.base == metric), None) if result == "verification" else None
+    found = next((m for m in _list_pair_metrics() if m.base == metric), None) if result == "verification" else None
     if found is not None:
         return found.lower_is_better
     other = find_metric(result, metric)
     return other is not None and other[0].lower_is_better
 
 
-def _known() -> list[PairMetric]:
+def _list_pair_metrics() -> list[PairMetric]:
     """The metrics of pairs that a group is told by: all that need no rate, and error rates at the global threshold."""
     return [m for m in metrics_of("verification", PairMetric) if m.takes in ("", "threshold")]
 
@@ -315,7 +315,7 @@ def _group_pairs(
 ) -> Groups:
     if v.source is None:
         raise InputError("groups needs the embeddings: slice a result of verification(), not of from_scores()")
-    names = [m.base for m in _known()]
+    names = [m.base for m in _list_pair_metrics()]
     if metric not in names:
         raise InputError(f"no metric named {metric!r}{nearest(metric, names)}")
     probe, gallery = v.source.probe, v.source.gallery
@@ -336,20 +336,20 @@ def _measure_group(
 ) -> Group:
     assert v.source is not None
     people, rows = len(np.unique(v.source.probe.labels[mask])), int(mask.sum())
-    missing: dict[str, float | None] = dict.fromkeys(m.base for m in _known())
+    missing: dict[str, float | None] = dict.fromkeys(m.base for m in _list_pair_metrics())
     try:
         whole = mask.all() and (among is None or among.all())  # one group of all: nothing to count again
         own = v if whole else restrict_to(v, mask, among)
         own.refine_at((), (threshold,))
         values: dict[str, float | None] = {
-            m.base: own.value((m.base, threshold) if m.takes else m.key) for m in _known()
+            m.base: own.value((m.base, threshold) if m.takes else m.key) for m in _list_pair_metrics()
         }
     except MettleError as e:
         return Group(name, rows, people, missing, None, str(e))
     genuine, impostor = count_paired_subjects(own)
     counts = {"genuine": genuine, "impostor": impostor, "fewer": min(genuine, impostor)}
-    rests = {m.base: counts[m.rests_on] for m in _known()}
-    on = next(m.rests_on for m in _known() if m.base == metric)
+    rests = {m.base: counts[m.rests_on] for m in _list_pair_metrics()}
+    on = next(m.rests_on for m in _list_pair_metrics() if m.base == metric)
     kind = "impostor" if on == "impostor" or rests[metric] < genuine else "genuine"
     few = f"{metric} rests on the {rests[metric]} of its {people} subjects that have {kind} pairs"
     why = few if rests[metric] < minimum <= people else ""

@@ -166,7 +166,7 @@ def register(metric: M) -> M:
 
 
 @contextmanager
-def registered(metric: Metric) -> Iterator[None]:
+def register_temporarily(metric: Metric) -> Iterator[None]:
     """A metric of somebody else's is known for as long as the block lasts; results keep what they measured."""
     register(metric)
     try:

@@ -174,7 +174,7 @@ class Retrieval(ResultPerItem):
 
     def value(self, name: str | tuple[str, float], average: str = "micro") -> float:
         """A mean by name: over queries ("micro"), or over the means of classes ("macro")."""
-        return float(self._averaged(name, average)[0].mean())
+        return float(self._average_items(name, average)[0].mean())
 
     def interval(
         self,
@@ -192,10 +192,10 @@ class Retrieval(ResultPerItem):
         Raises:
             NotMeasurable: fewer than six query subjects.
         """
-        values, subjects = self._averaged(name, average)
+        values, subjects = self._average_items(name, average)
         return interval_of_mean(values, subjects, self.method, level, replicates=replicates, seed=seed)
 
-    def _averaged(self, name: str | tuple[str, float], average: str) -> tuple[np.ndarray, np.ndarray]:
+    def _average_items(self, name: str | tuple[str, float], average: str) -> tuple[np.ndarray, np.ndarray]:
         """What the mean is over, and whose it is."""
         if average not in AVERAGES:
             raise InputError(f"no average named {average!r}{nearest(average, AVERAGES)}")

@@ -200,7 +200,7 @@ class _Passes:
                 own = [cut[k].detach().requires_grad_() for k in by_row]
                 for k, x in zip(by_row, own, strict=True):
                     cut[k] = x
-                with state.replayed(), torch.enable_grad():
+                with state.replay(), torch.enable_grad():
                     z = self._embed(cut, span)
                 apart = torch.maximum(apart, _relative_distance(z.detach(), embeddings[span]))
                 found = torch.autograd.grad(z, [*own, *shared], gradient[span], allow_unused=True)
@@ -261,7 +261,7 @@ class _RandomState:
             torch.cuda.set_rng_state(state, self.device)
 
     @contextmanager
-    def replayed(self) -> Iterator[None]:
+    def replay(self) -> Iterator[None]:
         """Inside, the same numbers are drawn; afterwards they go on as if nothing had been drawn."""
         now = self.capture(self.device)
         self._set()

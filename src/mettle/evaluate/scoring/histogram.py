@@ -211,7 +211,7 @@ class HistogramScores(ScoreStore):
 
     def distinct(self) -> np.ndarray:
         """Where each bin that is not empty begins."""
-        return np.unique(self.bins.edges[:-1][self._filled()].astype(self.dtype))
+        return np.unique(self.bins.edges[:-1][self._filled_bins()].astype(self.dtype))
 
     def lowest(self, count: int) -> tuple[np.ndarray, bool]:
         """The lowest score, or where its bin begins."""
@@ -242,7 +242,7 @@ class HistogramScores(ScoreStore):
 
     def _surrounding(self, at: int) -> tuple[int, int]:
         """From the last bin before that holds any score to the next one behind, and one more on either side."""
-        filled = np.flatnonzero(self._filled())
+        filled = np.flatnonzero(self._filled_bins())
         before, behind = filled[filled < at], filled[filled > at]
         first = int(before[-1]) if len(before) else 0
         last = int(behind[0]) + 1 if len(behind) else len(self.counts)
@@ -252,7 +252,7 @@ class HistogramScores(ScoreStore):
         """Three times as many bins."""
         return max(0, 2 * first - last), min(len(self.counts), 2 * last - first)
 
-    def _filled(self) -> np.ndarray:
+    def _filled_bins(self) -> np.ndarray:
         """Which bins hold a score of either kind."""
         accepts, rejects = self.lower
         return (np.diff(accepts) != 0) | (np.diff(rejects) != 0)

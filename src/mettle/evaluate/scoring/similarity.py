@@ -29,12 +29,12 @@ def score_rows(query: EmbeddingSet, gallery: EmbeddingSet, similarity: str) -> t
             for rows in ((query,) if gallery is query else (query, gallery))
         ]
     else:
-        units = _scaled(*(rows.values for rows in ((query,) if gallery is query else (query, gallery))))
+        units = _scale_sides(*(rows.values for rows in ((query,) if gallery is query else (query, gallery))))
     fast = FastCosine.from_sets(units[0], units[-1])
     return fast.exact_scores, fast
 
 
-def _scaled(*sides: np.ndarray) -> list[ExactUnitVectors]:
+def _scale_sides(*sides: np.ndarray) -> list[ExactUnitVectors]:
     """Vectors divided by the greatest length of all, on the grid of unit vectors."""
     greatest = max(float(np.abs(side).max()) for side in sides)
     sides = tuple(side.astype(np.float64) / greatest for side in sides)  # so that squares neither overflow nor vanish

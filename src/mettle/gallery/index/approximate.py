@@ -105,7 +105,7 @@ class ApproximateIndex:
         rows = find_present_rows(self.rows, numbers)
         self.rows.mark_deleted(rows)
         if self.rows.dead > max(len(self.rows), 1024):
-            fresh = self.compacted()
+            fresh = self.compact()
             self.rows, self.engine = fresh.rows, fresh.engine
         return len(rows)
 
@@ -136,7 +136,7 @@ class ApproximateIndex:
         scores, rows = self.rows.top_k(probes, wanted)
         return rank_candidates(scores, self.rows.numbers[rows], k)
 
-    def compacted(self) -> "ApproximateIndex":
+    def compact(self) -> "ApproximateIndex":
         """The same content built anew without what was removed; itself where nothing was."""
         if not self.rows.dead:
             return self

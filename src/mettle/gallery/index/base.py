@@ -55,7 +55,7 @@ class Index(Protocol):
         """Which of these numbers (n,) are in it: (n,) bool."""
         ...
 
-    def compacted(self) -> "Index":
+    def compact(self) -> "Index":
         """An index with the same content in which nothing is left of what was removed; itself where that is so."""
         ...
 

@@ -235,7 +235,7 @@ class ExactIndex:
         """Which of these numbers (n,) are in it: (n,) bool."""
         return self.rows.find_rows(as_template_ids(numbers)) >= 0
 
-    def compacted(self) -> "ExactIndex":
+    def compact(self) -> "ExactIndex":
         """Itself: what is removed is gone at once."""
         return self
 

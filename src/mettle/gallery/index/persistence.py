@@ -78,7 +78,7 @@ def save_index(folder: Path, index: Index, facts: IndexManifest, mode: int = PRI
 
     ``mode``: who may read its files.
     """
-    folder, index = Path(folder), index.compacted()
+    folder, index = Path(folder), index.compact()
     if not isinstance(index, ExactIndex | ApproximateIndex):
         raise GalleryError(f"an index of type {type(index).__name__} cannot be kept on disk")
     try:

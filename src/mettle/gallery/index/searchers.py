@@ -383,7 +383,7 @@ class FaissSearcher:
         gone, new = self._holds(news.removed), ~self._holds(news.added.numbers)
         if self.rule == "best":
             self.index.remove(news.removed)
-            fresh = _chosen(news.added, new)
+            fresh = _take_templates(news.added, new)
             self.index.add(fresh.numbers, fresh.vectors)
         else:
             self._fuse_again(news)
@@ -435,7 +435,7 @@ def _as_ids(values: Iterable[int]) -> np.ndarray:
     return np.fromiter(values, np.int64)
 
 
-def _chosen(added: Templates, new: np.ndarray) -> Templates:
+def _take_templates(added: Templates, new: np.ndarray) -> Templates:
     """Some of the templates."""
     if new.all():
         return added

@@ -40,7 +40,7 @@ from mettle.gallery.storage.integrity import (
     RowSum,
     check_name,
     check_vectors,
-    damaged,
+    damage_error,
     keyed_hash,
     template_checksum,
 )
@@ -481,7 +481,7 @@ class SqlStorage(ABC):
             return decode_owned(session, [], self.binding.dim)
         owner = IdentityRow.from_row(rows[0][5:])
         if owner.name != identity:
-            raise damaged(f"the index of names leads from {identity!r:.80} to somebody else")
+            raise damage_error(f"the index of names leads from {identity!r:.80} to somebody else")
         found = decode_owned(session, [row for row in rows if row[0] is not None], self.binding.dim)
         own = RowSum(len(found.numbers), int(found.checksums.sum()))
         own.compare(owner.templates, owner.template_sum, f"templates of identity {owner.id}")
@@ -531,7 +531,7 @@ class SqlStorage(ABC):
             for row in page:
                 name = check_identity(row)
                 if name <= last:
-                    raise damaged("the names in the index of identities are not in order")
+                    raise damage_error("the names in the index of identities are not in order")
                 total.add(row[4])
                 last = name
                 yield name

@@ -72,7 +72,7 @@ def template_checksum(number: int, identity: int, sequence: int, vector: bytes) 
     return zlib.crc32(vector, zlib.crc32(b"templates %d %d %d " % (number, identity, sequence)))
 
 
-def damaged(what: str, remedy: str = "restore a snapshot") -> GalleryError:
+def damage_error(what: str, remedy: str = "restore a snapshot") -> GalleryError:
     """What is raised about a row that is not as it was written."""
     return GalleryError(f"{what}: the storage is damaged, {remedy}")
 
@@ -101,10 +101,10 @@ class RevisionState:
         """The state that a row holds: its fields in order, then the checksum."""
         *values, checksum = row
         if any(type(value) is not int for value in row) or row_checksum("revision_state", *values) != checksum:
-            raise damaged("the state of the revision fails its checksum")
+            raise damage_error("the state of the revision fails its checksum")
         state = cls(*values)
         if min(values) < 0 or not 0 <= state.oldest_sequence <= state.sequence or state.next_number < 1:
-            raise damaged("the state of the revision is out of range")
+            raise damage_error("the state of the revision is out of range")
         return state
 
     def row(self) -> tuple[int, ...]:
@@ -131,7 +131,7 @@ class RowSum:
             wrong = (
                 f"{self.rows} {what} are there instead of {rows}" if self.rows != rows else f"other {what} are there"
             )
-            raise damaged(wrong)
+            raise damage_error(wrong)
 
 
 def keyed_hash(salt: str, text: str) -> str:

@@ -35,7 +35,7 @@ from mettle.gallery.storage.integrity import (
     RevisionState,
     RowSum,
     check_name,
-    damaged,
+    damage_error,
     row_checksum,
     template_checksum,
 )
@@ -132,7 +132,7 @@ def check_identity(row: Sequence[Any]) -> str:
     number, name, templates, total, checksum = row
     text = f"identities {number} {templates} {total} {name}"
     if type(name) is not str or zlib.crc32(text.encode(errors="surrogatepass")) != checksum:
-        raise damaged(f"identity {number} fails its checksum")
+        raise damage_error(f"identity {number} fails its checksum")
     return name
 
 
@@ -171,7 +171,7 @@ def _prove(
     checked.compare(rows, checksums, words)
     for (name,) in _all(session, "name", f"{table} ORDER BY name"):
         if not isinstance(name, str) or name <= last:
-            raise damaged(f"the names in the index of {words} are not in order")
+            raise damage_error(f"the names in the index of {words} are not in order")
         listed.add(row_checksum(table, name))
         last = name
     listed.compare(named.rows, named.checksums, f"names in the index of {words}")
@@ -217,7 +217,7 @@ def read_fixed_metadata(session: Transaction) -> FixedMetadata:
 def _metadata_value(row: tuple) -> str:
     key, value, checksum = row
     if not isinstance(value, str) or row_checksum("metadata", key, value) != checksum:
-        raise damaged(f"{key!r:.80} of the metadata fails its checksum")
+        raise damage_error(f"{key!r:.80} of the metadata fails its checksum")
     return value
 
 
@@ -228,7 +228,7 @@ def read_calibration(session: Transaction, state: RevisionState) -> str | None:
         found = {row[0]: _metadata_value(row) for row in rows}
         RowSum(0, sum(row[2] for row in rows)).compare(0, state.metadata_sum, "entries of the metadata")
         if ("calibration" in found) != (state.calibrated_since > 0):
-            raise damaged("the metadata are incomplete")
+            raise damage_error("the metadata are incomplete")
     except (GalleryError, TypeError):
         raise GalleryError(CALIBRATION_DAMAGED) from None
     return found.get("calibration")
@@ -264,7 +264,7 @@ def read_state(session: Transaction) -> RevisionState:
     """How far the storage has come and what it holds."""
     rows = session.execute(f"SELECT {', '.join(_STATE_COLUMNS)}, checksum FROM revision_state")
     if len(rows) != 1:
-        raise damaged("the state of the revision is missing")
+        raise damage_error("the state of the revision is missing")
     return RevisionState.from_row(rows[0])
 
 
@@ -300,7 +300,7 @@ def find_identity(session: Transaction, name: str, state: RevisionState, proof: 
         return None
     row = IdentityRow.from_row(found[0])
     if row.name != name:
-        raise damaged(f"the index of names leads from {name!r:.80} to somebody else")
+        raise damage_error(f"the index of names leads from {name!r:.80} to somebody else")
     return row
 
 
@@ -336,7 +336,7 @@ def check_request(row: tuple) -> int:
     """The checksum of a row of `REQUEST_COLUMNS`, if that is the one it carries."""
     *values, checksum = row
     if row_checksum("idempotency_keys", *values) != checksum:
-        raise damaged(f"request {values[0]!r:.80} fails its checksum")
+        raise damage_error(f"request {values[0]!r:.80} fails its checksum")
     return checksum
 
 
@@ -353,7 +353,7 @@ def find_receipt(
     check_request(found[0])
     name, question, sequence, numbers, skipped, _ = found[0]
     if name != request:
-        raise damaged(f"the index of requests leads from {request!r:.80} to another")
+        raise damage_error(f"the index of requests leads from {request!r:.80} to another")
     if question not in asked:
         raise InputError(f"request {request!r:.80} was used before for something else: give every request its own name")
     return Receipt(sequence, tuple(json.loads(numbers)), repeated=True, skipped=skipped)
@@ -416,7 +416,7 @@ def read_deleted(session: Transaction, after: int) -> tuple[list[int], list[int]
     gone = session.execute(f"SELECT {columns} FROM deleted_templates WHERE sequence > ? ORDER BY +number", after)
     for *values, checksum in gone:
         if row_checksum("deleted_templates", *values) != checksum:
-            raise damaged(f"deleted template {values[0]} fails its checksum")
+            raise damage_error(f"deleted template {values[0]} fails its checksum")
     return [row[0] for row in gone], [row[2] for row in gone]
 
 
@@ -426,13 +426,13 @@ def name_owners(session: Transaction, rows: Sequence[tuple], dim: int) -> dict[i
     for number, identity, sequence, checksum, blob, *owner in rows:
         vector = session.decode_vector(blob)
         if owner[0] is None:
-            raise damaged(f"template {number} is nobody's")
+            raise damage_error(f"template {number} is nobody's")
         try:
             sound = len(vector) == size and template_checksum(number, identity, sequence, vector) == checksum
         except TypeError:
             sound = False
         if not sound:
-            raise damaged(f"template {number} fails its checksum")
+            raise damage_error(f"template {number} fails its checksum")
         found[number] = check_identity(owner)
     return found
 
@@ -443,7 +443,7 @@ def decode_owned(session: Transaction, rows: Sequence[tuple], dim: int) -> Templ
     for row in rows:
         if row[1] not in names:
             if row[5] is None:
-                raise damaged(f"template {row[0]} is nobody's")
+                raise damage_error(f"template {row[0]} is nobody's")
             names[row[5]] = check_identity(row[5:])
     return decode_templates(session, [row[:5] for row in rows], dim, names)
 
@@ -458,16 +458,16 @@ def decode_templates(session: Transaction, rows: Sequence[tuple], dim: int, name
         except TypeError:
             sound = False
         if not sound or len(vector) != size:
-            raise damaged(f"template {number} fails its checksum")
+            raise damage_error(f"template {number} fails its checksum")
         if (name := names.get(identity)) is None:
-            raise damaged(f"template {number} is nobody's")
+            raise damage_error(f"template {number} is nobody's")
         blobs.append(vector)
         whose.append(name)
     vectors = np.frombuffer(b"".join(blobs), FLOATS).reshape(-1, dim).astype(np.float32)
     length = np.einsum("nd,nd->n", vectors, vectors)
     wrong = np.flatnonzero(~(np.abs(length - 1) <= 2 * UNIT))  # written so that NaN is wrong too
     if len(wrong):
-        raise damaged(f"template {rows[wrong[0]][0]} is not of unit length")
+        raise damage_error(f"template {rows[wrong[0]][0]} is not of unit length")
     numbers = np.fromiter((row[0] for row in rows), np.int64, len(rows))
     checksums = np.fromiter((row[3] for row in rows), np.int64, len(rows))
     return Templates(numbers, tuple(whose), vectors, checksums)

@@ -361,7 +361,7 @@ class SqliteStorage(SqlStorage):
         """Rewrite the file without what was deleted, and empty the log: no byte of it stays in any file."""
         with self._mutex, translate_errors(self.path):
             connection = self.for_writing()
-            with suppress(_CommitFailed):  # made or not, it loses nothing, and what follows tells
+            with suppress(_CommitError):  # made or not, it loses nothing, and what follows tells
                 _run_transaction(connection, forget_history)
             connection.execute("VACUUM")
             busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
@@ -456,16 +456,16 @@ class SqliteStorage(SqlStorage):
         with self._mutex, translate_errors(self.path):
             connection, before = self.for_writing(), -1
 
-            def noted(session: Transaction) -> Receipt:
+            def note_sequence(session: Transaction) -> Receipt:
                 nonlocal before
                 before = session.execute("SELECT sequence FROM revision_state")[0][0]
                 return work(session)
 
             try:
-                receipt = _run_transaction(connection, noted)
+                receipt = _run_transaction(connection, note_sequence)
                 self._unsettled = False
                 return receipt
-            except _CommitFailed as failed:
+            except _CommitError as failed:
                 # On a full disk the last page of the change, which makes it whole, was not written.
                 full = getattr(failed.error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
                 if not full or self._unsettled:  # a change before this one may still be in the log
@@ -505,7 +505,7 @@ class SqliteStorage(SqlStorage):
             raise GalleryError(f"{self.path} is closed: open it again")
 
 
-class _CommitFailed(Exception):
+class _CommitError(Exception):
     """Everything was done, and then it could not be committed."""
 
     def __init__(self, error: sqlite3.Error):
@@ -524,7 +524,7 @@ def _run_transaction(connection: sqlite3.Connection, work: Callable[[Transaction
         connection.execute("COMMIT")
     except sqlite3.Error as error:
         _roll_back(connection)
-        raise _CommitFailed(error) from error
+        raise _CommitError(error) from error
     return result
 
 
@@ -548,7 +548,7 @@ def _create_tables(temporary: Path, binding: Binding, model_files: Mapping[str, 
 
         try:
             _run_transaction(connection, make_tables)
-        except _CommitFailed as failed:  # nobody knows this file yet
+        except _CommitError as failed:  # nobody knows this file yet
             raise failed.error from None
     finally:
         connection.close()
