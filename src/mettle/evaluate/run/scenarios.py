@@ -19,8 +19,9 @@ import torch
 from mettle.data.dataset import Samples
 from mettle.data.transforms import to_input_tensor
 from mettle.errors import DataError, MettleError
-from mettle.evaluate import inputs, roc
+from mettle.evaluate import inputs
 from mettle.evaluate.audit import PAIRED, identities_within_budget
+from mettle.evaluate.calibration import apply_threshold
 from mettle.evaluate.clustering import clustering
 from mettle.evaluate.inputs import Numbers, Wholes
 from mettle.evaluate.retrieval import Retrieval, retrieval
@@ -219,12 +220,8 @@ def transfer_thresholds(results: ScenarioResults, set_thresholds: Mapping[str, A
         for far, entry in set_thresholds.items():
             if entry["threshold"] is None:
                 continue
-            accepts, rejects = roc.error_counts(v.scores, entry["threshold"])
-            found[scenario.name][far] = {
-                "threshold": entry["threshold"],
-                "fmr": float(accepts) / v.impostor,
-                "tar": 1 - float(rejects) / v.genuine,
-            }
+            there = apply_threshold(entry["threshold"], float(far), v, intervals=False)
+            found[scenario.name][far] = {"threshold": there.threshold, "fmr": there.fmr, "tar": there.tar}
     return found
 
 
