@@ -61,7 +61,8 @@ def write_audit(found: Audit, output: Path | str, command: Sequence[str] = ()) -
         page.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"cannot make the folder {page.parent}: {problem.strerror}; choose another --output") from None
-    facts, numbers = found.summary(), page.with_suffix(".json")
+    facts = {**found.summary(), "warnings": list(rank_audit_caveats(found))}
+    numbers = page.with_suffix(".json")
     text = render_page("audit.html.j2", **describe_audit(found, facts, command, numbers.name))
     write_text(numbers, json.dumps(facts, indent=1, allow_nan=False, ensure_ascii=False))
     write_text(page, text)
@@ -88,7 +89,7 @@ def describe_audit(
 ) -> dict[str, Any]:
     """Everything on the page, as text and pictures; ``numbers`` is the file that has more."""
     metrics = {"scenarios": {k: _fill_retrieval(scenario) for k, scenario in facts["scenarios"].items()}}
-    headline, caveats = list(found.ways)[-1], rank_audit_caveats(facts["warnings"])
+    headline, caveats = list(found.ways)[-1], rank_audit_caveats(found)
     return {
         "name": Path(found.table.origin).name,
         "about": _describe_data(found, facts),

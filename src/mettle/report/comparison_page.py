@@ -188,7 +188,7 @@ def describe_difference(names: Sequence[str], measured: Sequence[Mapping[str, An
     ]
     first = next((tile for found in tiles for tile in found), {"name": "number of the question", "better": "high"})
     if len(known) < 2:
-        what = f"an interval of the {first['name']}"
+        what = f"an interval of the {first['name']} (there are too few subjects for one)"
         return f"Fewer than two runs have {what}, so nothing can be said about their difference."
     known.sort(key=lambda entry: entry[0], reverse=first["better"] == "high")
     _, best, own = known[0]
