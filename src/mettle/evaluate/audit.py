@@ -49,6 +49,7 @@ from mettle.evaluate.groups import groups as slice_by
 from mettle.evaluate.identification import Identification
 from mettle.evaluate.inputs import Numbers, check_int, check_rates
 from mettle.evaluate.linear_probe import Probe, probe
+from mettle.evaluate.notebook import html_table
 from mettle.evaluate.retrieval import Retrieval, retrieval
 from mettle.evaluate.verification import Verification, verification
 from mettle.unknown_names import explain_arguments
@@ -127,6 +128,28 @@ class Audit:
             f"Audit(eer={v.eer:.4g}, auc={v.auc:.6g}, trials={v.trials!r}, samples={len(self.table)}, "
             f"identities={len(np.unique(self.table.label.codes))}, missing={sorted(self.missing)})"
         )
+
+    def _repr_html_(self) -> str:
+        ways = list(self.ways.values())
+        pairs, near = [way.verification for way in ways], [way.retrieval for way in ways]
+        rows: list[tuple[object, ...]] = [("EER", *(v.eer for v in pairs)), ("AUC", *(v.auc for v in pairs))]
+        for far in self.fars:
+            points = [v.operating_point(far) for v in pairs]
+            rows.append((f"TAR at FAR {far:g}", *(p.tar if p.status == "ok" else p.status for p in points)))
+        rows.append(("Recall@1", *(None if r is None else r.recall[1] for r in near)))
+        rows.append(("MAP@R", *(None if r is None else r.map_at_r for r in near)))
+        rows += [("genuine pairs", *(v.genuine for v in pairs)), ("impostor pairs", *(v.impostor for v in pairs))]
+        known = [
+            ("NMI", None if self.clustering is None else self.clustering.nmi),
+            ("rank 1", None if self.identification is None else self.identification.rank_1),
+            ("labels that may be wrong", None if self.label_errors is None else self.label_errors.noise.listed),
+            ("rows that are copies", self.copies.rows),
+        ]
+        rest = [(name, value, *[""] * (len(ways) - 1)) for name, value in known]
+        notes = [*self.ways["all"].verification.warnings, *self.limits]
+        notes += [f"not measured: {name}: {why}" for name, why in self.missing.items()]
+        who = f"{len(self.table):,} samples of {len(np.unique(self.table.label.codes)):,} identities"
+        return html_table(f"Audit of {self.table.origin}, {who}", [*rows, *rest], notes, [way.title for way in ways])
 
     @property
     def headline(self) -> PairingResult:
