@@ -23,6 +23,7 @@ from mettle.evaluate.audit import Audit
 from mettle.evaluate.groups import Groups
 from mettle.evaluate.plots import plot_det, plot_group_curves
 from mettle.evaluate.run.scenarios import ScenarioResults
+from mettle.evaluate.scoring.cosine import normalize_rows
 from mettle.report.caveats import rank_audit_caveats
 from mettle.report.embedding_map import POINTS, compute_layout, map_panes
 from mettle.report.format import (
@@ -250,9 +251,7 @@ def _label_errors(found: Audit, facts: Mapping[str, Any]) -> dict[str, Any]:
 def nearest_of_label(table: Embedded, row: int, label: int, count: int = 3) -> list[int]:
     """Positions of the rows of a label that are nearest to a row by cosine, nearest first."""
     at = np.flatnonzero(table.label.codes == label)
-    x, own = table.values[at].astype(np.float64), table.values[row].astype(np.float64)
-    x = x / np.abs(x).max(axis=1, keepdims=True)  # squares of huge and of tiny numbers stay finite
-    score = x @ (own / np.abs(own).max()) / np.linalg.norm(x, axis=1)
+    score = normalize_rows(table.values[at]) @ normalize_rows(table.values[[row]])[0]
     return at[np.argsort(-score, kind="stable")[:count]].tolist()
 
 
