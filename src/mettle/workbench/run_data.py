@@ -112,7 +112,11 @@ class RunData:
         if found.get("weights") != self.run.contract()["weights"] or self.scenario.name not in found["scenarios"]:
             return []
         listed = sort_rows(metric_cells(found["scenarios"][self.scenario.name]), self.question())
-        return [{key: n[key] for key in ("name", "text", "interval", "meaning")} for n in listed if is_shown(n, "tile")]
+        return [
+            {key: n[key] for key in ("name", "text", "interval", "meaning")} | {"has_interval": n["low"] is not None}
+            for n in listed
+            if is_shown(n, "tile")
+        ]
 
     def _warnings(self) -> list[str]:
         found = []
