@@ -10,8 +10,7 @@ import numpy as np
 from PIL import Image
 
 from mettle.data.dataset import Samples
-from mettle.evaluate.diagnostics.hard_pairs import HardPair, PairKind, PairQuery, search_pairs
-from mettle.evaluate.inputs import check_embeddings
+from mettle.evaluate.diagnostics.hard_pairs import HardPair, PairKind, PairQuery
 from mettle.evaluate.run.scenarios import ScenarioResults
 from mettle.report.format import format_rate
 
@@ -38,11 +37,8 @@ def hardest_pairs(results: ScenarioResults, kind: PairKind, *, count: int = COUN
         count: how many pairs.
         each: how many of them may show the same two identities.
     """
-    scenario, samples = results.headline, results.samples
-    domains = None if samples.domain is None else samples.domain.codes
-    rows = check_embeddings(results.embeddings, samples.labels, ids=samples.ids, domains=domains)
-    blocks = [(scenario.probe, scenario.gallery)]
-    return search_pairs(rows, blocks, PairQuery.hardest(kind), trials=scenario.trials, count=count, each=each)
+    z, samples, query = results.embeddings, results.samples, PairQuery.hardest(kind)
+    return results.headline.search_pairs(z, samples, query, count=count, each=each)
 
 
 def choose_threshold(metrics: Mapping[str, Any], far: float = FAR) -> PairThreshold | None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mettle.evaluate.diagnostics.hard_pairs import Block, HardPair, PairQuery, search_pairs
-from mettle.evaluate.inputs import check_embeddings
+from mettle.evaluate.diagnostics.hard_pairs import Block, HardPair, PairQuery
 from mettle.workbench.run_data import RunData
 
 MOST_PAIRS = 1 << 26  # pairs looked at; of more, an even share of the rows
@@ -45,11 +44,8 @@ def query_false_rejects(threshold: float) -> PairQuery:
 
 def find_pairs(data: RunData, query: PairQuery, passes: np.ndarray, count: int, each: int | None = None) -> FoundPairs:
     """The first ``count`` pairs of the headline scenario, exactly, with at most ``each`` for the same two labels."""
-    samples = data.samples
-    domains = None if samples.domain is None else samples.domain.codes
-    rows = check_embeddings(data.embeddings, data.label.codes, ids=samples.ids, domains=domains)
     blocks, looked = _thin_blocks(_passing_blocks(data, passes))
-    found = search_pairs(rows, blocks, query, trials=data.scenario.trials, count=count, each=each)
+    found = data.scenario.search_pairs(data.embeddings, data.samples, query, count=count, each=each, blocks=blocks)
     return FoundPairs(tuple(found), looked)
 
 

@@ -5,7 +5,7 @@ most so many of the same two labels. It is exact, and however many pairs are equ
 list that it keeps holds the first of all that were looked at, whatever order they came in.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -211,14 +211,18 @@ def _rank_in_group(group: np.ndarray) -> np.ndarray:
 Sides = tuple[np.ndarray, np.ndarray]  # the position of every row and of every column of a design
 
 
+def _positions(design: PairTiles, sides: Sides, i: np.ndarray, j: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The two positions of pairs of a design, the smaller one first where a set is compared with itself."""
+    one, two = sides[0][i], sides[1][j]
+    return (np.minimum(one, two), np.maximum(one, two)) if design.is_symmetric else (one, two)
+
+
 def _offer_scored(
-    best: TopPairs, design: PairTiles, query: PairQuery, first: np.ndarray, second: np.ndarray, score: np.ndarray
+    best: TopPairs, query: PairQuery, positions: tuple[np.ndarray, np.ndarray], score: np.ndarray
 ) -> None:
     """Offer pairs whose exact scores are known, as far as the query is about them."""
-    if design.is_symmetric:
-        first, second = np.minimum(first, second), np.maximum(first, second)
     asked = (score >= query.low) & (score < query.high)
-    best.add(first[asked], second[asked], query.sign * score[asked].astype(np.float64))
+    best.add(positions[0][asked], positions[1][asked], query.sign * score[asked].astype(np.float64))
 
 
 def _offer_genuine(best: TopPairs, design: PairTiles, sides: Sides, query: PairQuery) -> None:
@@ -226,39 +230,32 @@ def _offer_genuine(best: TopPairs, design: PairTiles, sides: Sides, query: PairQ
     i, j = design.genuine_pairs()
     for at in range(0, len(i), _SCORED_AT_ONCE):
         one, two = i[at : at + _SCORED_AT_ONCE], j[at : at + _SCORED_AT_ONCE]
-        _offer_scored(best, design, query, sides[0][one], sides[1][two], design.score_pairs(one, two))
+        _offer_scored(best, query, _positions(design, sides, one, two), design.score_pairs(one, two))
 
 
 def _offer_impostors(best: TopPairs, design: PairTiles, sides: Sides, query: PairQuery) -> None:
     """Offer every impostor pair that could enter: fast scores say which to score exactly."""
-    fast, slack = FastPasses(design), FastPasses(design).score_error_bound
-    low, high = query.low - slack, query.high + slack
+    fast = FastPasses(design)
     for rows, cols, tile in fast.tiles(-query.sign * np.inf):
-        width = cols.stop - cols.start
-        for start in range(0, len(tile), step := max(1, _OFFERED // width)):
+        for start in range(0, len(tile), step := max(1, _OFFERED // (cols.stop - cols.start))):
             part = slice(rows.start + start, min(rows.start + start + step, rows.stop))
-            rough = tile[start : start + step].reshape(-1)
-
-            def offer(at: np.ndarray, part: slice = part, cols: slice = cols, width: int = width) -> None:
-                i, j = np.divmod(at, width)
-                one, two = sides[0][part.start + i], sides[1][cols.start + j]
-                _offer_scored(best, design, query, one, two, fast.exact_scores(part, cols, at))
-
-            asked = (rough >= max(low, -2)) & (rough <= min(high, 2))  # and no pair that is left out
-            _offer_hardest_first(best, np.flatnonzero(asked), query.sign * rough, slack, offer)
+            _offer_part(best, fast, sides, query, part, cols, tile[start : start + step].reshape(-1))
 
 
-def _offer_hardest_first(
-    best: TopPairs, at: np.ndarray, rough: np.ndarray, slack: float, offer: Callable[[np.ndarray], None]
+def _offer_part(
+    best: TopPairs, fast: FastPasses, sides: Sides, query: PairQuery, rows: slice, cols: slice, rough: np.ndarray
 ) -> None:
-    """Offer the pairs at some places, those of the greatest hardness first: soon the others need not be scored.
-
-    ``rough`` is off by ``slack`` at most.
-    """
-    size = 64 * best.room
-    while len(at := at[rough[at] >= best.min_hardness - slack]):
+    """Offer part of a tile, the pairs of the greatest fast scores first: soon the others need not be scored."""
+    slack, size = 2 * fast.score_error_bound, 64 * best.room  # twice: comparisons are in the precision of fast scores
+    hardness = query.sign * rough
+    asked = (rough >= max(query.low - slack, -2)) & (rough <= min(query.high + slack, 2))  # ±∞: left out
+    at = np.flatnonzero(asked)
+    while len(at := at[hardness[at] >= best.min_hardness - slack]):
         some = np.ones(len(at), bool)
         if len(at) > size and best.min_hardness == -np.inf:  # nothing to measure them by but themselves
-            some = rough[at] >= np.partition(rough[at], len(at) - size)[-size]
-        offer(at[some])
-        at, size = at[~some], 8 * size
+            some = hardness[at] >= np.partition(hardness[at], len(at) - size)[-size]
+        chosen, at, size = at[some], at[~some], 8 * size
+        i, j = np.divmod(chosen, cols.stop - cols.start)
+        first, second = _positions(fast.design, sides, rows.start + i, cols.start + j)
+        may = best.may_enter(first, second, hardness[chosen].astype(np.float64) + slack)
+        _offer_scored(best, query, (first[may], second[may]), fast.exact_scores(rows, cols, chosen[may]))
