@@ -508,12 +508,18 @@ def _tally_of_some(design: PairTiles, place: Binning, subjects: int, bins: int) 
     impostor = np.zeros(subjects * bins)
     for side in (0,) if design.is_symmetric else (0, 1):
         some = design.sample_side(side, PARTNERS)
-        found = torch.zeros(subjects * bins, dtype=torch.int64)
-        for block in FastPasses(some).stream(True):
-            key = block.impostor_subjects[0].astype(np.int64) * bins + place(block.impostor)
-            found += torch.bincount(torch.from_numpy(key).view(-1), minlength=len(found))
-        impostor += found.numpy() * (len(design.rows[1 - side]) / len(some.rows[1]))
+        found = sum(FastPasses(some).map_parts(lambda part: _tally_impostors(part, place, subjects * bins)))
+        impostor += found * (len(design.rows[1 - side]) / len(some.rows[1]))
     return genuine.reshape(subjects, bins), impostor.reshape(subjects, bins)
+
+
+def _tally_impostors(part: FastPasses, place: Binning, size: int) -> np.ndarray:
+    """Impostor scores by the subject of their row and by bin, of some tiles."""
+    bins, found = len(place.thresholds), torch.zeros(size, dtype=torch.int64)
+    for block in part.impostor_blocks(True):
+        key = block.impostor_subjects[0].astype(np.int64) * bins + place(block.impostor)
+        found += torch.bincount(torch.from_numpy(key).view(-1), minlength=size)
+    return found.numpy()
 
 
 def _weighted_pair_counts(weights: np.ndarray, impostor: np.ndarray) -> np.ndarray:
