@@ -16,7 +16,7 @@ from mettle.evaluate.scoring.bins import EvenBins
 from mettle.evaluate.scoring.cpu_passes import FastPasses
 from mettle.evaluate.scoring.histogram import HistogramScores
 from mettle.evaluate.scoring.scores import SortedScores
-from mettle.evaluate.scoring.tile_threads import count_threads, map_in_threads
+from mettle.evaluate.scoring.tile_threads import count_threads, keep_to_one_core, map_in_threads
 from mettle.pairs.distributed import RankGroup
 
 
@@ -90,15 +90,41 @@ def test_threads_rank_as_one_does(use_threads, rule):
     assert all(np.array_equal(values, several.per_query[name]) for name, values in one.per_query.items())
 
 
-def test_threads_resample_as_one_does(use_threads, monkeypatch):
-    monkeypatch.setattr(bootstrap, "MANY", 1)
+@pytest.mark.parametrize("among", ["all rows", "some rows", "sorted scores"])
+def test_threads_resample_as_one_does(use_threads, monkeypatch, among):
+    monkeypatch.setattr(bootstrap, "MANY", 1 if among == "some rows" else 1 << 27)
     monkeypatch.setattr(bootstrap, "DENSE_SUBJECTS", 1)
     x, y = tied_rows(np.random.default_rng(0), 300, 40)
     found = []
     for threads in (1, 3):
         use_threads(threads)
-        found.append(verification(x, y, mode="histogram", chunk=19).interval("eer"))
+        mode = "exact" if among == "sorted scores" else "histogram"
+        v = verification(x, y, mode=mode, chunk=19, domains=np.arange(300) % 3, trials="across")
+        found.append((v.interval("eer"), v.intervals_at(0.25)))
     assert found[0] == found[1]
+
+
+def test_each_subject_has_the_scores_of_its_pairs(use_threads):
+    """Counts by subject and bin against plain loops; a pair stands at both of its subjects."""
+    rng = np.random.default_rng(1)
+    x, y = tied_rows(rng, 90, 12)
+    x[::2] = rng.normal(size=(45, 3))  # so far from the thresholds that fast scores are on the right side of them
+    use_threads(3)
+    levels = np.asarray([-0.5, 0.1, 0.7], np.float32)
+    genuine, impostor = np.zeros((2, 12, 4), np.int64)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    for i in range(90):
+        for j in range(i + 1, 90):
+            at = np.searchsorted(levels, unit[i] @ unit[j], side="right")
+            if y[i] == y[j]:
+                genuine[y[i], at] += 1
+            else:
+                impostor[y[i], at] += 1
+                impostor[y[j], at] += 1
+    for mode in ("exact", "histogram"):
+        found = bootstrap.count_by_subject(verification(x, y, mode=mode, chunk=7).scores, levels, False)
+        assert np.array_equal(found[0], genuine)
+        assert np.array_equal(found[1], impostor)
 
 
 def test_an_error_in_a_thread_is_that_of_the_first_query(use_threads):
@@ -130,6 +156,15 @@ def test_results_come_in_order_and_the_threads_of_others_stay():
     assert next(abandoned) == 0
     del abandoned
     assert (products(), torch.get_num_threads()) == (before, threads)
+
+
+def test_a_walk_on_one_core_gives_the_others_back(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    before = threadpool_info()
+    for scores, kept in ((tile_threads.LEAST, False), (2 * tile_threads.LEAST, True)):
+        with keep_to_one_core(scores), keep_to_one_core(scores):
+            assert {found["num_threads"] for found in threadpool_info()} == {1} or not kept
+        assert threadpool_info() == before
 
 
 def test_few_scores_and_one_core_are_no_work_for_threads(monkeypatch):

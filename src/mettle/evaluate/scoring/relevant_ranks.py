@@ -18,6 +18,7 @@ import numpy as np
 from mettle.errors import InputError
 from mettle.evaluate.inputs import EmbeddingSet, joint_codes
 from mettle.evaluate.scoring.cosine import ExactUnitVectors
+from mettle.evaluate.scoring.scores import round_threshold_up
 from mettle.evaluate.scoring.tile_threads import count_threads, map_in_threads
 from mettle.pairs.distributed import ALONE, RankGroup
 
@@ -313,7 +314,11 @@ def _count_fast(
     inside = np.bincount(local[doubtful], window[doubtful], minlength=len(judged))
     whole = (windows > _WINDOWS) | (inside * _DEAR > size)
     open_ = doubtful[~whole[local[doubtful]]]
-    found = [np.flatnonzero((tile[local[p]] >= low[p]) & (tile[local[p]] <= high[p])) for p in open_]
+    first, last = (
+        round_threshold_up(low, tile.dtype),
+        -round_threshold_up(-high, tile.dtype),
+    )  # one type is compared fast
+    found = [np.flatnonzero((tile[local[p]] >= first[p]) & (tile[local[p]] <= last[p])) for p in open_]
     if found:
         counts = np.array([len(f) for f in found])
         near = fast.exact_pair_scores(np.repeat(rows[place[open_]], counts), np.concatenate(found))

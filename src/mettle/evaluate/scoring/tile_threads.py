@@ -6,6 +6,7 @@ step after it, which has others, wants the same cores: two cores then took as lo
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -53,6 +54,17 @@ def map_in_threads(work: Callable[[Item], Result], items: Iterable[Item], count:
         return
     with _PRODUCTS, ThreadPoolExecutor(count, "mettle-tiles", _stay_on_one_core) as threads:
         yield from threads.map(work, items)
+
+
+@contextmanager
+def keep_to_one_core(scores: int) -> Iterator[None]:
+    """Every step on one core, in a walk through so many scores that no threads share; few are not worth the change."""
+    if count_threads(scores) == 1:
+        yield
+        return
+    torch.get_num_threads()
+    with _PRODUCTS, threadpool_limits(1, user_api="openmp"):
+        yield
 
 
 def _stay_on_one_core() -> None:
