@@ -51,6 +51,7 @@ from mettle.evaluate.inputs import Numbers, check_int, check_rates
 from mettle.evaluate.linear_probe import Probe, probe
 from mettle.evaluate.notebook import html_table
 from mettle.evaluate.retrieval import Retrieval, retrieval
+from mettle.evaluate.scoring.tile_threads import keep_to_one_core
 from mettle.evaluate.verification import Verification, verification
 from mettle.unknown_names import explain_arguments
 
@@ -549,7 +550,9 @@ def measure_clustering(x: np.ndarray, y: np.ndarray, seed: int, part: Sections) 
     seeds = int(np.clip(PAIRED // (len(at) * len(np.unique(y[at]))), 1, 5))
     if len(at) < len(y):
         part.limits.append(f"Clustering rests on {len(at):,} rows of {len(np.unique(y[at])):,} identities.")
-    return clustering(x[at], y[at], seeds=seeds, seed=seed)
+    # Threads of k-means wait for each other at full power after every small step; on one core nothing waits.
+    with keep_to_one_core(len(at) * len(np.unique(y[at]))):
+        return clustering(x[at], y[at], seeds=seeds, seed=seed)
 
 
 def fit_probes(table: Embedded, seed: int, part: Sections) -> Probe:
