@@ -21,7 +21,7 @@ here is which statements make a verb, so that both kinds obey the same laws by t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace as replaced
 from typing import Any, Protocol, TypeVar
@@ -42,7 +42,6 @@ from mettle.gallery.storage.integrity import (
     check_vectors,
     damage_error,
     keyed_hash,
-    template_checksum,
 )
 from mettle.gallery.storage.sql import (
     FINDINGS,
@@ -50,11 +49,15 @@ from mettle.gallery.storage.sql import (
     OWNED_TEMPLATES,
     PAGE,
     TEMPLATE_COLUMNS,
+    TEMPLATES_OF,
+    AddedRows,
     FixedMetadata,
     IdentityRow,
     IndexProof,
     Transaction,
-    check_identity,
+    check_identities,
+    check_order,
+    checksums_of_rows,
     decode_owned,
     decode_templates,
     find_damage,
@@ -156,7 +159,7 @@ class Storage(Protocol):
         """The templates with these numbers, in the order of their numbers; those that are not there are left out."""
         ...
 
-    def owners(self, numbers: np.ndarray) -> tuple[RevisionState, list[str | None]]:
+    def owners(self, numbers: Iterable[int]) -> tuple[RevisionState, list[str | None]]:
         """The same, and what the storage held at that moment."""
         ...
 
@@ -230,7 +233,7 @@ def fill_storage(
         placed = [
             (number + i, owners[name], row) for i, (name, row) in enumerate(zip(part.identities, rows, strict=True))
         ]
-        checksums = [template_checksum(at, owner, sequence, row.tobytes()) for at, owner, row in placed]
+        checksums = checksums_of_rows(placed, sequence)
         insert_templates(session, placed, checksums, sequence)
         for name, checksum in zip(part.identities, checksums, strict=True):
             sums.setdefault(name, RowSum()).add(checksum)
@@ -283,6 +286,10 @@ class SqlStorage(ABC):
         """Run ``work`` in a transaction that reads one moment; it may be run twice."""
 
     @abstractmethod
+    def _run_statement(self, work: Callable[[Transaction], Result]) -> Result:
+        """Run ``work``, whose one statement reads one moment without a transaction around it; it may be run twice."""
+
+    @abstractmethod
     def _run_write(self, work: Callable[[Transaction], Receipt], *, named: bool = False) -> Receipt:
         """Run ``work`` alone and commit it durably; ``named``: doing it again after a commit changes nothing."""
 
@@ -314,7 +321,7 @@ class SqlStorage(ABC):
 
     def state(self) -> RevisionState:
         """How far it has come, and what it holds."""
-        return self._run_read(read_state)
+        return self._run_statement(read_state)
 
     def size(self) -> Size:
         """How much is enrolled now."""
@@ -361,56 +368,28 @@ class SqlStorage(ABC):
             state = read_state(session)
             if known := find_receipt(session, name, alike, state, self._proof):
                 return known
-            first, sequence, skipped, cleared = state.next_number, state.sequence + 1, 0, set[str]()
+            first, skipped, seen = state.next_number, 0, set[str]()
+            added = AddedRows(state, state.sequence + 1)
             for identity, rows in checked:
-                owner, has = find_identity(session, identity, state, self._proof), rows[:0]
-                if owner is not None and replace and identity not in cleared:
-                    _, state = remove_templates(session, owner, sequence, state)
-                    state = replaced(state, identity_sum=state.identity_sum - owner.checksum)
-                    owner = IdentityRow(owner.id, identity, 0, 0)
-                    state = replaced(state, identity_sum=state.identity_sum + owner.checksum)
+                if identity in seen:  # who is looked up must be there
+                    added.write(session)
+                owner, has = find_identity(session, identity, added.state, self._proof), rows[:0]
+                emptied = owner is not None and replace and identity not in seen
+                if owner is not None and emptied:
+                    _, added.state = remove_templates(session, owner, added.sequence, added.state)
                 elif owner is not None and distinct:
-                    has = self._read_templates(session, identity, state).vectors
-                cleared.add(identity)
+                    has = self._read_templates(session, identity, added.state).vectors
+                seen.add(identity)
                 if distinct:
                     given, rows = len(rows), select_new_rows(rows, has)
                     skipped += given - len(rows)
-                state = self._add(session, state, identity, owner, rows, sequence)
+                added.add(identity, owner, rows, emptied=emptied)
+            state = added.write(session)
             numbers = tuple(range(first, state.next_number))
-            return write_receipt(session, name, asked, Receipt(sequence, numbers, skipped=skipped), state)
+            return write_receipt(session, name, asked, Receipt(added.sequence, numbers, skipped=skipped), state)
 
         receipt = self._run_write(work, named=name is not None)
         return receipt if request is not None else replaced(receipt, repeated=False)
-
-    def _add(
-        self,
-        session: Transaction,
-        state: RevisionState,
-        identity: str,
-        owner: IdentityRow | None,
-        rows: np.ndarray,
-        sequence: int,
-    ) -> RevisionState:
-        """Add rows to an identity, which is made where there is none; returns the state with them."""
-        former = owner or IdentityRow(state.next_identity, identity, 0, 0)
-        placed = [(state.next_number + i, former.id, row) for i, row in enumerate(rows)]
-        checksums = [template_checksum(number, owner, sequence, row.tobytes()) for number, owner, row in placed]
-        now = IdentityRow(former.id, identity, former.templates + len(rows), former.template_sum + sum(checksums))
-        if owner is None:
-            insert_identities(session, [now])
-        elif len(rows):
-            update_identities(session, [now])
-        insert_templates(session, placed, checksums, sequence)
-        return replaced(
-            state,
-            next_number=state.next_number + len(rows),
-            next_identity=max(state.next_identity, now.id + 1),
-            identities=state.identities + (owner is None),
-            identity_sum=state.identity_sum + now.checksum - (0 if owner is None else owner.checksum),
-            templates=state.templates + len(rows),
-            template_sum=state.template_sum + sum(checksums),
-            added=state.added + (len(rows) if state.calibrated_since else 0),
-        )
 
     def delete(self, identity: str, *, request: str | None = None, former: Sequence[str] = ()) -> Receipt:
         """Remove an identity and all its templates; the receipt has their numbers."""
@@ -468,30 +447,34 @@ class SqlStorage(ABC):
     def templates_of(self, identity: str) -> Templates:
         """All templates of an identity; none: empty."""
         identity = check_name(identity)
-        return self._run_read(lambda session: self._read_templates(session, identity))
+        found = self._run_statement(lambda session: self._find_templates(session, identity))
+        return found or self._run_read(lambda session: self._read_templates(session, identity))
 
     def _read_templates(self, session: Transaction, identity: str, state: RevisionState | None = None) -> Templates:
-        rows = session.execute(
-            f"SELECT {TEMPLATE_COLUMNS}, {IDENTITY_COLUMNS} FROM identities i "
-            "LEFT JOIN templates t ON t.identity = i.id WHERE i.name = ? ORDER BY t.number",
-            identity,
-        )
+        """All templates of an identity; none, where nobody is called so."""
+        if found := self._find_templates(session, identity):
+            return found
+        find_identity(session, identity, state or read_state(session), self._proof)
+        return decode_owned(session, [], self.binding.dim)
+
+    def _find_templates(self, session: Transaction, identity: str) -> Templates | None:
+        rows = session.execute(TEMPLATES_OF, identity)
         if not rows:
-            find_identity(session, identity, state or read_state(session), self._proof)
-            return decode_owned(session, [], self.binding.dim)
+            return None
         owner = IdentityRow.from_row(rows[0][5:])
         if owner.name != identity:
             raise damage_error(f"the index of names leads from {identity!r:.80} to somebody else")
-        found = decode_owned(session, [row for row in rows if row[0] is not None], self.binding.dim)
-        own = RowSum(len(found.numbers), int(found.checksums.sum()))
-        own.compare(owner.templates, owner.template_sum, f"templates of identity {owner.id}")
+        own = [row[:5] for row in rows if row[0] is not None]
+        found = decode_templates(session, own, self.binding.dim, {owner.id: owner.name})
+        total = RowSum(len(own), sum(row[3] for row in own))
+        total.compare(owner.templates, owner.template_sum, f"templates of identity {owner.id}")
         return found
 
     def names_of(self, numbers: np.ndarray) -> list[str | None]:
         """Whose templates these are; None for those that are not there."""
         return self.owners(numbers)[1]
 
-    def owners(self, numbers: np.ndarray) -> tuple[RevisionState, list[str | None]]:
+    def owners(self, numbers: Iterable[int]) -> tuple[RevisionState, list[str | None]]:
         """Whose templates these are, None for those that are not there, and what the storage held at that moment."""
         wanted = [int(number) for number in numbers]
 
@@ -528,13 +511,11 @@ class SqlStorage(ABC):
         while True:
             state, page = self._run_read(lambda session, last=last: (read_state(session), session.execute(sql, last)))
             begun = begun or state
-            for row in page:
-                name = check_identity(row)
-                if name <= last:
-                    raise damage_error("the names in the index of identities are not in order")
-                total.add(row[4])
-                last = name
-                yield name
+            names = check_identities(page)
+            check_order(names, last, "identities")
+            total.add(sum(row[4] for row in page), len(page))
+            yield from names
+            last = names[-1] if names else last
             if len(page) < PAGE:
                 break
         if state == begun:  # otherwise people came or went meanwhile

@@ -336,9 +336,14 @@ class PostgresTransaction:
         """A vector as pgvector sends it: count, zero, big-endian numbers."""
         return PackedVector(len(row).to_bytes(2, "big") + b"\0\0" + row.astype(">f4").tobytes())
 
-    def decode_vector(self, blob: bytes) -> bytes:
-        """A vector as pgvector sends it, as little-endian bytes."""
-        return np.frombuffer(blob, ">f4", offset=4).astype(FLOATS).tobytes()
+    def decode_vectors(self, blobs: Sequence[bytes], dim: int) -> Sequence[bytes]:
+        """Vectors as pgvector sends them, as little-endian bytes."""
+        size = dim * FLOATS.itemsize
+        if any(len(blob) != 4 + size for blob in blobs):
+            return [b""] * len(blobs)
+        sent = np.frombuffer(b"".join(blobs), np.uint8).reshape(-1, 4 + size)[:, 4:]
+        kept = np.ascontiguousarray(sent).view(">f4").astype(FLOATS).tobytes()
+        return [kept[at : at + size] for at in range(0, len(kept), size)]
 
 
 def _replace_markers(sql: str) -> str:
@@ -496,6 +501,13 @@ class PostgresStorage(SqlStorage):
         def attempt() -> Result:
             with self._transaction() as session:
                 return work(session)
+
+        return self._retry_once(attempt, named=True)
+
+    def _run_statement(self, work: Callable[[Transaction], Result]) -> Result:
+        def attempt() -> Result:
+            with self._server.connection() as connection:
+                return work(self._server.session(connection))
 
         return self._retry_once(attempt, named=True)
 
