@@ -174,10 +174,10 @@ def distinct_identities(
 ) -> list[tuple[str, float]]:
     """People in the order of their best row; rows of people deleted meanwhile have no name and are left out."""
     best: dict[str, float] = {}
-    for number, score in zip(numbers.tolist(), scores.tolist(), strict=True):
-        name = names.get(number) if number >= 0 else None
+    for number, score in zip(numbers.tolist(), scores.clip(-1, 1).tolist(), strict=True):
+        name = names.get(number)  # -1 is nobody's
         if name is not None and name not in best:
-            best[name] = min(1.0, max(-1.0, score))
+            best[name] = score
     return list(best.items())
 
 

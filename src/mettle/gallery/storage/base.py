@@ -23,6 +23,7 @@ here is which statements make a verb, so that both kinds obey the same laws by t
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from typing import Any, Protocol, TypeVar
 
@@ -48,6 +49,7 @@ from mettle.gallery.storage.sql import (
     IDENTITY_COLUMNS,
     OWNED_TEMPLATES,
     PAGE,
+    STATE_MARK,
     TEMPLATE_COLUMNS,
     TEMPLATES_OF,
     AddedRows,
@@ -261,9 +263,14 @@ def fill_storage(
     return write_receipt(session, None, "", Receipt(sequence, tuple(range(first, number))), state)
 
 
-def scan_templates(session: Transaction, state: RevisionState, dim: int, batch: int) -> Iterator[Templates]:
-    """All templates in the order of their numbers; refused at the end where any of them is missing."""
-    names, total = read_identities(session, state), RowSum()
+def scan_templates(
+    session: Transaction, state: RevisionState, dim: int, batch: int, names: Mapping[int, str] | None = None
+) -> Iterator[Templates]:
+    """All templates in the order of their numbers; refused at the end where any of them is missing.
+
+    ``names`` of all identities by id, where they were checked at this state before.
+    """
+    names, total = read_identities(session, state) if names is None else names, RowSum()
     for rows in session.stream(f"SELECT {TEMPLATE_COLUMNS} FROM templates t ORDER BY t.number", batch):
         part = decode_templates(session, rows, dim, names)
         total.add(int(part.checksums.sum()), len(rows))
@@ -274,12 +281,30 @@ def scan_templates(session: Transaction, state: RevisionState, dim: int, batch: 
 Result = TypeVar("Result")
 
 
+KEPT_NAMES = 100_000  # names of all identities, or of owners of templates, that are kept between questions
+
+
+@dataclass
+class CheckedNames:
+    """Names that were read and checked at one state of the storage.
+
+    They are used again until the state is another one: what was not changed since is what was checked. What is damaged
+    on the disk meanwhile is found by whatever reads it: a change, the next opening, `check`, a scrub.
+    """
+
+    state: RevisionState
+    mark: tuple[int, int]  # sequence and checksum of the state's row
+    owners: dict[int, str] = field(default_factory=dict)  # of templates that were asked for
+    names: dict[int, str] | None = None  # of all identities by id
+
+
 class SqlStorage(ABC):
     """A storage in a database. Subclasses give transactions and say how theirs is made, opened and compacted."""
 
     kind: str
     _fixed: FixedMetadata
     _proof: IndexProof
+    _checked: CheckedNames | None = None
 
     @abstractmethod
     def _run_read(self, work: Callable[[Transaction], Result]) -> Result:
@@ -321,7 +346,15 @@ class SqlStorage(ABC):
 
     def state(self) -> RevisionState:
         """How far it has come, and what it holds."""
-        return self._run_statement(read_state)
+        return self._run_statement(self._read_checked).state
+
+    def _read_checked(self, session: Transaction) -> CheckedNames:
+        """The state, and the names that were checked at it."""
+        known, mark = self._checked, session.execute(STATE_MARK)
+        if known is None or mark != [known.mark]:
+            state = read_state(session)
+            known = self._checked = CheckedNames(state, (state.sequence, state.row()[-1]))
+        return known
 
     def size(self) -> Size:
         """How much is enrolled now."""
@@ -478,17 +511,21 @@ class SqlStorage(ABC):
         """Whose templates these are, None for those that are not there, and what the storage held at that moment."""
         wanted = [int(number) for number in numbers]
 
-        def work(session: Transaction) -> tuple[RevisionState, dict[int, str]]:
+        def work(session: Transaction) -> tuple[RevisionState, list[str | None]]:
+            known = self._read_checked(session)
+            unread = [number for number in wanted if number not in known.owners]
             found: dict[int, str] = {}
-            for start in range(0, len(wanted), PAGE):
-                page = wanted[start : start + PAGE]
+            for start in range(0, len(unread), PAGE):
+                page = unread[start : start + PAGE]
                 marks = ", ".join("?" * len(page))
                 rows = session.execute(f"{OWNED_TEMPLATES} WHERE t.number IN ({marks})", *page)
                 found |= name_owners(session, rows, self.binding.dim)
-            return read_state(session), found
+            names = [known.owners.get(number) or found.get(number) for number in wanted]
+            if len(known.owners) + len(found) <= KEPT_NAMES:
+                known.owners.update(found)
+            return known.state, names
 
-        state, found = self._run_read(work)
-        return state, [found.get(number) for number in wanted]
+        return self._run_read(work)
 
     def templates_at(self, numbers: np.ndarray) -> Templates:
         """The templates with these numbers, in the order of their numbers; those that are not there are left out."""
@@ -506,25 +543,37 @@ class SqlStorage(ABC):
 
     def ids(self) -> Iterator[str]:
         """All identities, sorted by code point; read in pages, so that nothing is held while the caller works."""
-        last, total, begun = "", RowSum(), None
+        known = self._run_statement(self._read_checked)
+        if known.names is not None:
+            yield from sorted(known.names.values())
+            return
+        last, total, names = "", RowSum(), dict[int, str]()
         sql = f"SELECT {IDENTITY_COLUMNS} FROM identities i WHERE i.name > ? ORDER BY i.name LIMIT {PAGE}"
         while True:
-            state, page = self._run_read(lambda session, last=last: (read_state(session), session.execute(sql, last)))
-            begun = begun or state
-            names = check_identities(page)
-            check_order(names, last, "identities")
+            now, page = self._run_read(
+                lambda session, last=last: (self._read_checked(session), session.execute(sql, last))
+            )
+            found = check_identities(page)
+            check_order(found, last, "identities")
             total.add(sum(row[4] for row in page), len(page))
-            yield from names
-            last = names[-1] if names else last
+            if known.state.identities <= KEPT_NAMES:
+                names.update(zip((row[0] for row in page), found, strict=True))
+            yield from found
+            last = found[-1] if found else last
             if len(page) < PAGE:
                 break
-        if state == begun:  # otherwise people came or went meanwhile
-            total.compare(state.identities, state.identity_sum, "identities")
+        if now.state == known.state:  # otherwise people came or went meanwhile
+            total.compare(now.state.identities, now.state.identity_sum, "identities")
+            now.names = names if len(names) == now.state.identities else None
 
     def scan(self, *, batch: int = 65536) -> Iterator[Templates]:
         """All templates in the order of their numbers, as of one moment; refused at the end if any is missing."""
         with self._read_transaction() as session:
-            yield from scan_templates(session, read_state(session), self.binding.dim, batch)
+            known = self._read_checked(session)
+            names = known.names or read_identities(session, known.state)
+            if len(names) <= KEPT_NAMES:
+                known.names = names
+            yield from scan_templates(session, known.state, self.binding.dim, batch, names)
 
     def changes_since(self, after: int) -> Changes | None:
         """What happened after a sequence number; None where the storage no longer remembers, or has not got so far."""
@@ -557,12 +606,13 @@ class SqlStorage(ABC):
         """Run ``work`` in a transaction that reads one moment."""
         return self._run_read(work)
 
-    @abstractmethod
     def forget_pages(self) -> None:
         """Keep nothing of what was read before, so that what is read next is read again."""
+        self._checked = None
 
     def check(self) -> list[str]:
         """What is wrong with the storage, in words."""
+        self._checked = None
         return self._run_read(lambda session: find_damage(session, self.binding.dim))[:FINDINGS]
 
     def load_templates(self, scan: Scan, agree: Agree, calibrated: GalleryCalibration | None = None) -> Receipt:

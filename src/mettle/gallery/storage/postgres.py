@@ -469,9 +469,6 @@ class PostgresStorage(SqlStorage):
                 "a transaction somewhere on the server still sees deleted templates: compact again when it ends"
             )
 
-    def forget_pages(self) -> None:
-        """The server keeps its pages itself."""
-
     def bytes(self) -> int:
         """Size of its tables and indexes."""
         sql = (

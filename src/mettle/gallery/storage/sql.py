@@ -19,12 +19,13 @@ import json
 import secrets
 import struct
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import repeat
 from operator import lt
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -82,13 +83,15 @@ FINDINGS = 100  # lines of `check`: more would help nobody
 TEMPLATE_COLUMNS = "t.number, t.identity, t.sequence, t.checksum, t.vector"
 IDENTITY_COLUMNS = "i.id, i.name, i.templates, i.template_sum, i.checksum"
 OWNED_TEMPLATES = (
-    f"SELECT {TEMPLATE_COLUMNS}, {IDENTITY_COLUMNS} FROM templates t LEFT JOIN identities i ON i.id = t.identity"
+    f"SELECT {TEMPLATE_COLUMNS}, i.name, i.templates, i.template_sum, i.checksum "
+    "FROM templates t LEFT JOIN identities i ON i.id = t.identity"
 )
 TEMPLATES_OF = (
     f"SELECT {TEMPLATE_COLUMNS}, {IDENTITY_COLUMNS} FROM identities i "
     "LEFT JOIN templates t ON t.identity = i.id WHERE i.name = ? ORDER BY t.number"
 )
 STATE = f"SELECT {', '.join(_STATE_COLUMNS)}, checksum FROM revision_state"
+STATE_MARK = "SELECT sequence, checksum FROM revision_state"  # tells whether the state is the one read last
 SUMS = "count(*), CAST(coalesce(sum(checksum), 0) AS BIGINT)"
 
 
@@ -139,19 +142,31 @@ class IdentityRow:
 
 def check_identities(rows: Sequence[Sequence[Any]]) -> Sequence[str]:
     """The names in rows of `IDENTITY_COLUMNS`, if all of them are as they were written."""
-    if not rows:
-        return ()
-    ids, names, templates, sums, checksums = zip(*rows, strict=True)
+    return _check_identity_columns(*zip(*rows, strict=True)) if rows else ()
+
+
+def _check_identity_columns(
+    ids: Sequence[int],
+    names: Sequence[str],
+    templates: Sequence[int],
+    template_sums: Sequence[int],
+    checksums: Sequence[int],
+) -> Sequence[str]:
     try:
-        sound = identity_checksums(ids, templates, sums, names) == list(checksums)
+        sound = identity_checksums(ids, templates, template_sums, names) == list(checksums)
     except (struct.error, TypeError, UnicodeError):
         sound = False
-    if not sound and len(rows) > 1:
-        for row in rows:
-            check_identities([row])
+    if not sound and len(ids) > 1:
+        check_each(_check_identity_columns, ids, names, templates, template_sums, checksums)
     if not sound:
         raise damage_error(f"identity {ids[0]} fails its checksum")
     return names
+
+
+def check_each(check: Callable[..., object], *columns: Sequence[Any]) -> None:
+    """Check row by row what failed as a whole, so that the error is of the first row that is damaged."""
+    for row in zip(*columns, strict=True):
+        check(*((value,) for value in row))
 
 
 @dataclass
@@ -288,11 +303,7 @@ def read_standing(session: Transaction) -> CalibrationStatus | None:
 
 def read_state(session: Transaction) -> RevisionState:
     """How far the storage has come and what it holds."""
-    return parse_state(session.execute(STATE))
-
-
-def parse_state(rows: Sequence[tuple]) -> RevisionState:
-    """What the statement `STATE` gives."""
+    rows = session.execute(STATE)
     if len(rows) != 1:
         raise damage_error("the state of the revision is missing")
     return RevisionState.from_row(rows[0])
@@ -506,58 +517,64 @@ def name_owners(session: Transaction, rows: Sequence[tuple], dim: int) -> dict[i
     if not rows:
         return {}
     columns = list(zip(*rows, strict=True))
-    _check_templates(session, columns[:5], dim)
+    _check_templates(session, dim, *columns[:5])
     return dict(zip(columns[0], _check_owners(columns), strict=True))
 
 
 def decode_owned(session: Transaction, rows: Sequence[tuple], dim: int) -> Templates:
     """Rows of `OWNED_TEMPLATES` as arrays; a row, or an owner, that fails its checksum is never given out."""
-    columns = list(zip(*rows, strict=True)) or [()] * 10
-    names = dict(zip(columns[5], _check_owners(columns), strict=True))
-    return _decode_columns(session, columns[:5], dim, names)
+    columns = list(zip(*rows, strict=True)) or [()] * 9
+    return _decode_columns(session, dim, columns[:5], _check_owners(columns))
 
 
 def decode_templates(session: Transaction, rows: Sequence[tuple], dim: int, names: Mapping[int, str]) -> Templates:
     """Rows of `TEMPLATE_COLUMNS` as arrays; a row that fails its checksum is never given out."""
-    return _decode_columns(session, list(zip(*rows, strict=True)) or [()] * 5, dim, names)
+    columns = list(zip(*rows, strict=True)) or [()] * 5
+    return _decode_columns(session, dim, columns, tuple(map(names.get, columns[1])))
 
 
 def _check_owners(columns: Sequence[tuple]) -> Sequence[str]:
     """The names in columns of `OWNED_TEMPLATES`."""
-    for number, identity, owner in zip(columns[0], columns[1], columns[5], strict=True):
-        if identity != owner or owner is None:
-            raise damage_error(f"template {number} is nobody's")
-    return check_identities(list(zip(*columns[5:], strict=True)))
+    numbers, identities, names = columns[0], columns[1], columns[5]
+    if None in names:
+        raise damage_error(f"template {numbers[names.index(None)]} is nobody's")
+    return _check_identity_columns(identities, *columns[5:])
 
 
-def _check_templates(session: Transaction, columns: Sequence[tuple], dim: int) -> Sequence[bytes]:
+def _check_templates(
+    session: Transaction,
+    dim: int,
+    numbers: Sequence[int],
+    identities: Sequence[int],
+    sequences: Sequence[int],
+    checksums: Sequence[int],
+    blobs: Sequence[Any],
+) -> Sequence[bytes]:
     """The vectors in columns of `TEMPLATE_COLUMNS`, if all rows are as they were written."""
-    numbers, identities, sequences, checksums, blobs = columns
     vectors = session.decode_vectors(blobs, dim)
     try:
-        computed = template_checksums(numbers, identities, sequences, vectors)
-        sound = computed == list(checksums) and {*map(len, vectors)} <= {dim * FLOATS.itemsize}
+        sound = template_checksums(numbers, identities, sequences, vectors) == list(checksums)
+        sound = sound and {*map(len, vectors)} <= {dim * FLOATS.itemsize}
     except (struct.error, TypeError):
         sound = False
     if not sound and len(numbers) > 1:
-        for row in zip(*columns, strict=True):
-            _check_templates(session, [(value,) for value in row], dim)
+        check_each(partial(_check_templates, session, dim), numbers, identities, sequences, checksums, blobs)
     if not sound:
         raise damage_error(f"template {numbers[0]} fails its checksum")
     return vectors
 
 
-def _decode_columns(session: Transaction, columns: Sequence[tuple], dim: int, names: Mapping[int, str]) -> Templates:
-    numbers, identities, _, checksums, _ = columns
-    vectors = np.frombuffer(bytearray().join(_check_templates(session, columns, dim)), FLOATS).reshape(-1, dim)
-    whose = tuple(map(names.get, identities))
-    if None in whose:
-        raise damage_error(f"template {numbers[whose.index(None)]} is nobody's")
-    length = np.einsum("nd,nd->n", vectors, vectors)
-    if not (np.abs(length - 1) <= 2 * UNIT).all():  # written so that NaN is wrong too
-        wrong = np.flatnonzero(~(np.abs(length - 1) <= 2 * UNIT))[0]
-        raise damage_error(f"template {numbers[wrong]} is not of unit length")
-    as_ints = np.asarray([numbers, checksums], np.int64)
+def _decode_columns(session: Transaction, dim: int, columns: Sequence[tuple], names: Sequence[str | None]) -> Templates:
+    """Columns of `TEMPLATE_COLUMNS`, and whose they are, as arrays."""
+    vectors = np.frombuffer(bytearray().join(_check_templates(session, dim, *columns)), FLOATS).reshape(-1, dim)
+    numbers, _, _, checksums, _ = columns
+    if None in names:
+        raise damage_error(f"template {numbers[names.index(None)]} is nobody's")
+    off = np.abs(np.einsum("nd,nd->n", vectors, vectors) - 1)
+    if not off.max(initial=0) <= 2 * UNIT:  # written so that NaN is wrong too
+        raise damage_error(f"template {numbers[np.flatnonzero(~(off <= 2 * UNIT))[0]]} is not of unit length")
+    as_ints = np.array([numbers, checksums], np.int64)
+    whose = cast(tuple[str, ...], tuple(names))
     return Templates(as_ints[0], whose, vectors.astype(np.float32, copy=False), as_ints[1])
 
 
@@ -567,37 +584,48 @@ def find_damage(session: Transaction, dim: int) -> list[str]:
     state = _listed(found, lambda: read_state(session))
     _listed(found, lambda: read_fixed_metadata(session))
     known: dict[int, IdentityRow] = {}
-    owned: dict[int, RowSum] = {}
     total = RowSum()
-    for row in session.execute(f"SELECT {IDENTITY_COLUMNS} FROM identities i"):
-        owner = _listed(found, lambda row=row: IdentityRow.from_row(row))
-        if owner is not None:
-            known[owner.id] = owner
-        total.add(row[4] if isinstance(row[4], int) else 0)
+    for part in session.stream(f"SELECT {IDENTITY_COLUMNS} FROM identities i", BATCH):
+        rows = _sound_rows(found, part, check_identities)
+        known |= {row[0]: IdentityRow(*row[:4]) for row in rows}
+        total.add(sum(row[4] for row in part if isinstance(row[4], int)), len(part))
     if state is not None:
         _listed(found, lambda: total.compare(state.identities, state.identity_sum, "identities"))
     names, total = {number: row.name for number, row in known.items()}, RowSum()
-    late = 0
+    late, counts, sums = 0, dict.fromkeys(known, 0), dict.fromkeys(known, 0)
     for part in session.stream(f"SELECT {TEMPLATE_COLUMNS} FROM templates t ORDER BY t.number", BATCH):
-        for row in part:
-            if _listed(found, lambda row=row: decode_templates(session, [row], dim, names)) is None:
-                continue
-            owned.setdefault(row[1], RowSum()).add(row[3])
-            total.add(row[3])
-            late += state is not None and not (0 < row[0] < state.next_number and row[2] <= state.sequence)
+        for number, owner, sequence, checksum, _ in _sound_rows(
+            found, part, lambda rows: decode_templates(session, rows, dim, names)
+        ):
+            counts[owner] += 1
+            sums[owner] += checksum
+            late += state is not None and not (0 < number < state.next_number and sequence <= state.sequence)
+    total.add(sum(sums.values()), sum(counts.values()))
     if late:
         found.append(f"{late} templates come from changes that were never made: restore a snapshot")
     if state is not None:
         _listed(found, lambda: total.compare(state.templates, state.template_sum, "templates"))
     for owner in known.values():
-        here = owned.get(owner.id, RowSum())
-        what = f"templates of identity {owner.id}"
-        _listed(found, lambda h=here, o=owner, w=what: h.compare(o.templates, o.template_sum, w))
+        here = RowSum(counts[owner.id], sums[owner.id])
+        if here != RowSum(owner.templates, owner.template_sum):
+            with list_damage(found):
+                here.compare(owner.templates, owner.template_sum, f"templates of identity {owner.id}")
         if not here.rows and not owner.templates:
             found.append(f"identity {owner.id} has no template: restore a snapshot")
     if state is not None:
         _find_damaged_history(session, state, found)
     return found
+
+
+def _sound_rows(found: list[str], rows: Sequence[tuple], check: Callable[[Sequence[tuple]], object]) -> Sequence[tuple]:
+    """The rows that pass a check, tried as a whole first; what is wrong with the others is listed."""
+    try:
+        check(rows)
+        return rows
+    except GalleryUnavailable:
+        raise
+    except GalleryError:
+        return [row for row in rows if _listed(found, lambda row=row: check([row])) is not None]
 
 
 def _find_damaged_history(session: Transaction, state: RevisionState, found: list[str]) -> None:

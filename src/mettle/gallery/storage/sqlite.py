@@ -407,7 +407,8 @@ class SqliteStorage(SqlStorage):
         return found[:FINDINGS]
 
     def forget_pages(self) -> None:
-        """Close the connections that read: each keeps pages."""
+        """Close the connections that read, each of which keeps pages, and forget the names that were checked."""
+        super().forget_pages()
         with suppress(IndexError):
             while True:
                 self._idle.pop().close()
